@@ -1,0 +1,291 @@
+"""A limiter: one bucket and one breaker that decide together for one resource.
+
+It decides and remembers its last refusal; it does not know other limiters, rule sets or who asks.
+Costs are whole permits, zero or more; that they are is the caller's contract, since checking each one
+would cost more than deciding it.
+
+One call decides a batch. ``acquire`` admits the prefix that single calls at the same time would have
+admitted one after another. For requests that several limiters must agree on, it comes apart::
+
+    admissions = [limiter.check(now_ns, costs) for limiter in limiters]      # no effect
+    admitted = min(admission.admitted for admission in admissions)
+    for limiter, admission in zip(limiters, admissions):
+        limiter.commit(now_ns, costs[:admitted])                             # spends
+        if admission.admitted == admitted < len(costs):
+            limiter.refuse(now_ns)                                           # opens the breaker
+
+and ``acquire`` is exactly these three for a single limiter.
+"""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Final, NamedTuple
+
+from limiter.breaker import closes_at_ns, is_open
+from limiter.bucket import NS_PER_S, UPERMITS_PER_PERMIT, Bucket, free_at_ns
+from limiter.resource import Resource
+from limiter.rules import Rule
+
+_NS_PER_US: Final = 1_000
+_REFUSE_ALL_WAIT_US: Final = 1_000_000
+
+
+class Admission(NamedTuple):
+    """What a limiter says to a batch.
+
+    Attributes:
+        admitted: how many requests from the front are admitted.
+        wait_us: 0 if all are; else microseconds, rounded up, until a request would be admitted again.
+    """
+
+    admitted: int
+    wait_us: int
+
+
+_ALL_ADMITTED: Final = tuple(Admission(count, 0) for count in range(257))
+"""The usual answers, made once: making one takes as long as the decision."""
+
+
+class LimiterState(NamedTuple):
+    """What an operator sees of a limiter at one moment.
+
+    Attributes:
+        resource: what is limited.
+        rule: the name of the rule in force.
+        rate_per_s: its rate, in permits per second.
+        stored_permits: permits in store; negative is a debt.
+        open: whether the breaker refuses everything at this moment.
+        wait_us: what a request would have to wait at this moment, in microseconds; 0 if it would be admitted.
+        last_refused_ns: when a request was last refused; None if none was.
+        last_wait_us: the wait that was stated then, in microseconds.
+    """
+
+    resource: Resource
+    rule: str
+    rate_per_s: float
+    stored_permits: float
+    open: bool
+    wait_us: int
+    last_refused_ns: int | None
+    last_wait_us: int
+
+
+class Limiter(Bucket):
+    """The live limit of one resource: a bucket and, in front of it, a breaker. Starts full, or empty if told so.
+
+    It is a bucket rather than having one because a hundred thousand of these may live: one object each
+    takes half the memory of two or three, and half the collector's time.
+
+    Args:
+        resource: what is limited.
+        rule: the rule in force; one that limits.
+        now_ns: the time from which permits accrue.
+        empty: start without stored permits.
+
+    Attributes:
+        resource: what is limited.
+        rule: the rule in force.
+        open_next_free_ns: the breaker's state, see there.
+        last_refused_ns: when a request was last refused; None if none was.
+        last_wait_us: the wait that was stated then, in microseconds.
+
+    Raises:
+        ValueError: the rule does not limit; unlimited never has a bucket.
+    """
+
+    __slots__ = ("last_refused_ns", "last_wait_us", "open_next_free_ns", "resource", "rule")
+
+    def __init__(self, resource: Resource, rule: Rule, now_ns: int, *, empty: bool = False) -> None:
+        _require_limit(rule)
+        super().__init__(rule.rate_upermits_per_s, rule.capacity_upermits, now_ns, empty=empty)
+        self.resource = resource
+        self.rule = rule
+        self.open_next_free_ns: int | None = None
+        self.last_refused_ns: int | None = None
+        self.last_wait_us = 0
+
+    def acquire(self, now_ns: int, costs: Sequence[int]) -> Admission:
+        """Admit the longest prefix of ``costs`` and spend it; what is refused spends nothing."""
+        if not costs:
+            return _ALL_ADMITTED[0]
+        if self.open_next_free_ns is not None and self._stays_open(now_ns):
+            return Admission(0, self.refuse(now_ns))
+        # The usual case without a loop: if all but the last leave something stored, all are admitted.
+        stored = self.refill(now_ns)
+        left = stored - sum(costs) * UPERMITS_PER_PERMIT
+        if stored > 0 and left + costs[-1] * UPERMITS_PER_PERMIT > 0:
+            self.stored_upermits = left
+            count = len(costs)
+            return _ALL_ADMITTED[count] if count < len(_ALL_ADMITTED) else Admission(count, 0)
+        admission = self.check(now_ns, costs)
+        if admission.admitted:
+            self.commit(now_ns, costs[: admission.admitted])
+        if admission.admitted < len(costs):
+            self.refuse(now_ns)
+        return admission
+
+    def check(self, now_ns: int, costs: Sequence[int]) -> Admission:
+        """Say what ``acquire`` would, without any effect."""
+        if not costs:
+            return Admission(0, 0)
+        next_free_ns = self.open_next_free_ns
+        if next_free_ns is not None and is_open(next_free_ns, self.rule.break_ns, now_ns):
+            return Admission(0, self._wait_us(now_ns, next_free_ns))
+        stored, at_ns = self.settled(now_ns)
+        # A request is admitted if those before it cost less than what is stored: at most this many permits.
+        room = (stored - 1) // UPERMITS_PER_PERMIT
+        spent = list(accumulate(costs, initial=0))
+        admitted = bisect_right(spent, room, 0, len(costs))
+        if admitted == len(costs):
+            return Admission(admitted, 0)
+        if not self.rate_upermits_per_s:
+            return Admission(0, self._refuse_all_wait_us())
+        left = stored - spent[admitted] * UPERMITS_PER_PERMIT
+        return Admission(admitted, self._wait_us(now_ns, free_at_ns(left, at_ns, self.rate_upermits_per_s)))
+
+    def commit(self, now_ns: int, costs: Sequence[int]) -> None:
+        """Spend what ``check`` has admitted at the same ``now_ns``, or a prefix of it."""
+        self.charge(now_ns, sum(costs))
+
+    def refuse(self, now_ns: int) -> int:
+        """Do what a refusal does: open the breaker and remember the refusal; spend nothing.
+
+        Returns:
+            Microseconds, rounded up, until a request would be admitted again.
+        """
+        if not self.rate_upermits_per_s:
+            wait_us = self._refuse_all_wait_us()
+        else:
+            next_free_ns = self.open_next_free_ns
+            if next_free_ns is None or not self._stays_open(now_ns):
+                self.refill(now_ns)
+                next_free_ns = self.next_free_ns()
+                if self.rule.break_ns:
+                    self.open_next_free_ns = next_free_ns
+            wait_us = self._wait_us(now_ns, next_free_ns)
+        self.last_refused_ns = now_ns
+        self.last_wait_us = wait_us
+        return wait_us
+
+    def charge(self, now_ns: int, permits: int) -> None:
+        """Debit ``permits`` after the fact, into debt if need be. Never opens the breaker.
+
+        If it is open, a deeper debt keeps it open for longer.
+
+        Raises:
+            ValueError: ``permits`` is negative.
+        """
+        if permits < 0:
+            raise ValueError(f"cannot spend {permits} permits: a cost is zero or more")
+        if permits:
+            self.refill(now_ns)
+            self.spend(permits)
+            self._follow_debt(now_ns)
+
+    def take_up_to(self, now_ns: int, permits: int) -> int:
+        """Spend up to ``permits`` whole permits that are stored, without debt. Never opens the breaker.
+
+        A bucket whose capacity is below one permit never has a whole one to give.
+
+        Returns:
+            How many were taken; 0 while the breaker is open.
+
+        Raises:
+            ValueError: ``permits`` is negative.
+        """
+        if permits < 0:
+            raise ValueError(f"cannot take {permits} permits: ask for zero or more")
+        if self._stays_open(now_ns):
+            return 0
+        taken = max(0, min(permits, self.refill(now_ns) // UPERMITS_PER_PERMIT))
+        self.spend(taken)
+        return taken
+
+    def reconfigure(self, now_ns: int, rule: Rule) -> None:
+        """Put another rule in force from ``now_ns`` on; stored permits and debt carry over.
+
+        A lowered rate scales stored permits down, a raised one adds none, one raised from 0 starts empty,
+        and a debt stays what it is.
+
+        Raises:
+            ValueError: the rule does not limit.
+        """
+        _require_limit(rule)
+        self._stays_open(now_ns)
+        self.set_rate(now_ns, rule.rate_upermits_per_s, rule.capacity_upermits)
+        self.rule = rule
+        if rule.break_ns and rule.rate_upermits_per_s:
+            self._follow_debt(now_ns)
+        else:
+            self.open_next_free_ns = None
+
+    def restart(self, now_ns: int, rule: Rule) -> None:
+        """Put a rule in force on a resource that had no limit until ``now_ns``: closed, empty or still in debt.
+
+        Raises:
+            ValueError: the rule does not limit.
+        """
+        self.drain(now_ns)
+        self.open_next_free_ns = None
+        self.reconfigure(now_ns, rule)
+
+    def inherit(self, other: Bucket, now_ns: int) -> None:
+        """Store no more, and owe no less, than another bucket of the same rule does at ``now_ns``."""
+        if other.refill(now_ns) < self.refill(now_ns):
+            self.stored_upermits = other.stored_upermits
+            self.at_ns = max(self.at_ns, other.at_ns)
+
+    def is_idle(self, now_ns: int) -> bool:
+        """Say whether the limiter is full and closed at ``now_ns``: indistinguishable from a new one."""
+        idle_at_ns = self.idle_at_ns()
+        return idle_at_ns is not None and idle_at_ns <= now_ns
+
+    def idle_at_ns(self) -> int | None:
+        """Return from when on the limiter is idle if nothing asks it; None for never (a debt at rate 0)."""
+        full_at_ns = self.full_at_ns()
+        if full_at_ns is None or self.open_next_free_ns is None:
+            return full_at_ns
+        return max(full_at_ns, closes_at_ns(self.open_next_free_ns, self.rule.break_ns))
+
+    def state(self, now_ns: int) -> LimiterState:
+        """Return what an operator sees at ``now_ns``; changes nothing."""
+        stored, _ = self.settled(now_ns)
+        return LimiterState(
+            resource=self.resource,
+            rule=self.rule.name,
+            rate_per_s=self.rate_upermits_per_s / UPERMITS_PER_PERMIT,
+            stored_permits=stored / UPERMITS_PER_PERMIT,
+            open=is_open(self.open_next_free_ns, self.rule.break_ns, now_ns),
+            wait_us=self.check(now_ns, (1,)).wait_us,
+            last_refused_ns=self.last_refused_ns,
+            last_wait_us=self.last_wait_us,
+        )
+
+    def _stays_open(self, now_ns: int) -> bool:
+        """Close the breaker if it is time to; say whether it is still open."""
+        if is_open(self.open_next_free_ns, self.rule.break_ns, now_ns):
+            return True
+        self.open_next_free_ns = None
+        return False
+
+    def _follow_debt(self, now_ns: int) -> None:
+        """Let an open breaker follow a debt that has changed otherwise than by time."""
+        if self.open_next_free_ns is not None and self._stays_open(now_ns) and self.stored_upermits <= 0:
+            self.open_next_free_ns = self.next_free_ns()
+
+    def _wait_us(self, now_ns: int, next_free_ns: int) -> int:
+        # With nothing owed nothing is stored yet either: the first micro-permit takes a moment, too.
+        stored_from_ns = next_free_ns - (-NS_PER_S // self.rate_upermits_per_s)
+        ready_ns = max(stored_from_ns, closes_at_ns(next_free_ns, self.rule.break_ns))
+        # Never 0, which would mean admitted: a caller may refuse what this limiter alone would not have.
+        return max(1, -((now_ns - ready_ns) // _NS_PER_US))
+
+    def _refuse_all_wait_us(self) -> int:
+        """Return the wait stated at rate 0, where no honest one exists: the break, or one second."""
+        return -(-self.rule.break_ns // _NS_PER_US) or _REFUSE_ALL_WAIT_US
+
+
+def _require_limit(rule: Rule) -> None:
+    if not rule.limits:
+        raise ValueError(f"rule {rule.name} does not limit: an unlimited resource has no limiter")

@@ -1,0 +1,299 @@
+"""The registry: from a resource to its live limiter, in bounded memory.
+
+Names come from clients, so anybody can make up a million of them. The registry holds at most ``max_live``
+limiters and evicts only those that are *idle*: full and closed at the time of the question, so that nobody
+could tell them from new ones and eviction forgives no one. Resources with a rule of their own are an
+operator's choice: they are not evicted and stand outside the bound. While nothing can be evicted, the new names
+that a rule matches share one *overflow* limiter of that rule; for most names that is the kind's default. A
+name that gets a limiter after all takes along what is missing in the shared one, unless a swap has
+put it under another rule meanwhile: then it may get one more burst.
+
+A new rule set holds at once for everybody, but limiters are brought up to date only when they are next
+looked at. The last few swaps are remembered with their times, so that a limiter which missed some goes through
+them one by one and ends as if it had been there. A resource without a limiter is treated as one that
+was idle all along: it is full, unless a swap less than a burst ago says otherwise. Beyond the remembered
+swaps a limiter keeps its debt and loses its stored permits, which errs to the strict side, and no longer than
+until a burst after the oldest swap remembered.
+
+It reads no clock, is not made for several threads, and does not limit how long names are: protocols do.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from limiter.limiter import Limiter, LimiterState
+from limiter.resource import Resource
+from limiter.rules import Rule, RuleSet
+from limiter.wheel import Wheel
+
+DEFAULT_MAX_LIVE: Final = 100_000
+OVERFLOW_NAME: Final = "_overflow"
+"""The resource name under which overflow limiters appear."""
+
+_LONG_AGO_NS: Final = -(2**63)
+_REMEMBERED_SWAPS: Final = 16
+_MAX_UNLIMITED: Final = 16_384
+_MAX_LOOKS: Final = 1_024
+"""Limiters looked at for one eviction at most: a bound on what one unlucky request can cost, about 1 ms."""
+
+
+class _Swap(NamedTuple):
+    """A rule set, and when it came into force; epochs count swaps."""
+
+    epoch: int
+    at_ns: int
+    rule_set: RuleSet
+
+
+class _LiveLimiter(Limiter):
+    """A limiter with the registry's bookkeeping."""
+
+    __slots__ = ("asked_ns", "epoch", "filed")
+
+    def __init__(self, resource: Resource, rule: Rule, now_ns: int, *, epoch: int, empty: bool = False) -> None:
+        super().__init__(resource, rule, now_ns, empty=empty)
+        # The swap up to which this limiter is up to date.
+        self.epoch = epoch
+        # When it was last handed out: whoever got it may be about to spend, so it is not evicted at that time.
+        self.asked_ns = now_ns
+        # Whether the wheel holds it; it does at most once.
+        self.filed = False
+
+
+class Registry:
+    """All live limiters.
+
+    Args:
+        rule_set: the rules in force from the start.
+        max_live: how many limiters may live besides those that have a rule of their own.
+
+    Raises:
+        ValueError: ``max_live`` is less than 1.
+
+    Attributes:
+        max_live: the bound.
+        evicted_total: limiters evicted to make room.
+        overflowed_total: lookups answered with an overflow limiter.
+    """
+
+    def __init__(self, rule_set: RuleSet, max_live: int = DEFAULT_MAX_LIVE) -> None:
+        if max_live < 1:
+            raise ValueError(f"max_live is {max_live}; allowed: 1 or more")
+        self.max_live = max_live
+        self.evicted_total = 0
+        self.overflowed_total = 0
+        self._live: dict[Resource, _LiveLimiter] = {}
+        self._unpinned = 0
+        self._wheel: Wheel[_LiveLimiter] = Wheel()
+        self._overflow: dict[str, Limiter] = {}
+        self._unlimited: set[Resource] = set()
+        self._rule_set = rule_set
+        self._epoch = 0
+        self._swaps: deque[_Swap] = deque(maxlen=_REMEMBERED_SWAPS)
+        # Nothing is older than the first rule set, so its time is never asked for.
+        self._swaps.append(_Swap(0, 0, rule_set))
+        # Were the clock to run backwards, nobody may be given the same stretch of time twice: new limiters and
+        # new rules count from the latest time ever seen.
+        self._latest_ns = _LONG_AGO_NS
+
+    @property
+    def rule_set(self) -> RuleSet:
+        """The rules in force."""
+        return self._rule_set
+
+    @property
+    def live(self) -> int:
+        """How many limiters live, those with a rule of their own included, overflow limiters not."""
+        return len(self._live)
+
+    @property
+    def pinned(self) -> int:
+        """How many of the live ones have a rule of their own and stand outside the bound."""
+        return len(self._live) - self._unpinned
+
+    def get(self, resource: Resource, now_ns: int) -> Limiter | None:
+        """Return the limiter that decides for a resource, or None if nothing limits it.
+
+        It is good for decisions at this ``now_ns``, however many others are asked for meanwhile. Keep no
+        reference beyond that: an evicted limiter decides for nobody.
+        """
+        if now_ns > self._latest_ns:  # noqa: PLR1730 - max() is a call more on the hottest path
+            self._latest_ns = now_ns
+        limiter = self._live.get(resource)
+        if limiter is not None and limiter.epoch == self._epoch:
+            limiter.asked_ns = now_ns
+            return limiter
+        if not self._rule_set.enabled or resource in self._unlimited:
+            return None
+        if limiter is not None:
+            if self._catch_up(limiter):
+                limiter.asked_ns = now_ns
+                return limiter
+        else:
+            rule = self._rule_set.limit(resource)
+            if rule is not None:
+                return self._create(resource, rule, now_ns)
+        if len(self._unlimited) >= _MAX_UNLIMITED:
+            self._unlimited.clear()
+        self._unlimited.add(resource)
+        return None
+
+    def swap(self, rule_set: RuleSet, now_ns: int) -> None:
+        """Put another rule set in force from ``now_ns`` on.
+
+        Constant work, but for the names whose exact rules come or go and the overflow limiters in use.
+        """
+        old = self._rule_set
+        at_ns = self._latest_ns = max(self._latest_ns, now_ns)
+        for resource in old.exact_resources - rule_set.exact_resources:
+            limiter = self._live.get(resource)
+            if limiter is not None:
+                self._unpinned += 1
+                if not limiter.filed:
+                    self._file(limiter, at_ns)
+        for resource in rule_set.exact_resources - old.exact_resources:
+            if resource in self._live:
+                self._unpinned -= 1
+        self._swap_overflow(rule_set, at_ns)
+        # Limiters are filed by the time at which they are idle under the rule they had.
+        self._wheel.recall()
+        self._unlimited.clear()
+        self._epoch += 1
+        self._swaps.append(_Swap(self._epoch, at_ns, rule_set))
+        self._rule_set = rule_set
+
+    def state(self, resource: Resource, now_ns: int) -> LimiterState | None:
+        """Return the state of a resource's own limiter, or None if it has none; creates none."""
+        limiter = self._live.get(resource)
+        return None if limiter is None else self._state(limiter, now_ns)
+
+    def states(self, now_ns: int) -> Iterator[LimiterState]:
+        """Yield the states of all live limiters, then of the overflow limiters.
+
+        Safe while the registry changes between two steps: what is evicted meanwhile or no longer limited is
+        left out, what is new is not in it. Only references are copied at the start; each state is built when
+        its turn comes.
+        """
+        live, overflow = list(self._live.values()), list(self._overflow.values())
+        for limiter in live:
+            if self._live.get(limiter.resource) is limiter:
+                state = self._state(limiter, now_ns)
+                if state is not None:
+                    yield state
+        for shared in overflow:
+            if self._overflow.get(shared.rule.name) is shared:
+                yield shared.state(now_ns)
+
+    def _state(self, limiter: _LiveLimiter, now_ns: int) -> LimiterState | None:
+        if limiter.epoch == self._epoch or self._catch_up(limiter):
+            return limiter.state(now_ns)
+        return None
+
+    def _create(self, resource: Resource, rule: Rule, now_ns: int) -> Limiter:
+        pinned = resource in self._rule_set.exact_resources
+        if not pinned and not self._make_room(now_ns):
+            self.overflowed_total += 1
+            return self._overflow_limiter(resource.kind, rule)
+        limiter = self._as_if_always_there(resource, rule)
+        limiter.asked_ns = now_ns
+        self._live[resource] = limiter
+        if not pinned:
+            # The name may have been served by the overflow limiter: what that one lacks, this one may have spent.
+            overflow = self._overflow.get(rule.name)
+            if overflow is not None:
+                limiter.inherit(overflow, self._latest_ns)
+            self._unpinned += 1
+            self._file(limiter, limiter.idle_at_ns())
+        return limiter
+
+    def _as_if_always_there(self, resource: Resource, rule: Rule) -> _LiveLimiter:
+        """Return what a limiter that nobody has asked since the first rule set would be now."""
+        now_ns = self._latest_ns
+        if self._no_swap_within_burst(rule):
+            return _LiveLimiter(resource, rule, now_ns, epoch=self._epoch)
+        first = self._swaps[0]
+        first_rule = first.rule_set.limit(resource)
+        start_ns = first.at_ns if first.epoch else self._swaps[1].at_ns
+        # Empty if nothing limited it at first, and if the swaps before the first are forgotten.
+        empty = first_rule is None or first.epoch > 0
+        limiter = _LiveLimiter(resource, first_rule or rule, start_ns, epoch=first.epoch, empty=empty)
+        self._catch_up(limiter, was_limited=first_rule is not None)
+        limiter.refill(now_ns)
+        return limiter
+
+    def _catch_up(self, limiter: _LiveLimiter, *, was_limited: bool = True) -> bool:
+        """Lead a limiter through the swaps it has missed; say whether its resource is limited now.
+
+        One whose resource is not limited now stays as it is, to go through the swaps when it is again.
+        """
+        if self._rule_set.limit(limiter.resource) is None:
+            return False
+        forgotten = limiter.epoch + 1 < self._swaps[0].epoch
+        restart = forgotten or not was_limited
+        for swap in self._swaps:
+            if swap.epoch <= limiter.epoch:
+                continue
+            rule = swap.rule_set.limit(limiter.resource)
+            if rule is None:
+                restart = True
+            elif restart:
+                limiter.restart(swap.at_ns, rule)
+                restart = False
+            elif rule is not limiter.rule:
+                limiter.reconfigure(swap.at_ns, rule)
+        limiter.epoch = self._epoch
+        return True
+
+    def _make_room(self, now_ns: int) -> bool:
+        """Evict until another limiter fits within the bound; say whether it does."""
+        looks = 0
+        while self._unpinned >= self.max_live and looks < _MAX_LOOKS:
+            limiter = self._wheel.pop_due(now_ns)
+            if limiter is None:
+                return False
+            looks += 1
+            limiter.filed = False
+            if limiter.resource in self._rule_set.exact_resources:
+                continue
+            limited = limiter.epoch == self._epoch or self._catch_up(limiter)
+            if limited:
+                worth_a_look_ns = now_ns + 1 if limiter.asked_ns == now_ns else limiter.idle_at_ns()
+                if worth_a_look_ns is None or worth_a_look_ns > now_ns:
+                    self._file(limiter, worth_a_look_ns)
+                    continue
+            del self._live[limiter.resource]
+            self._unpinned -= 1
+            self.evicted_total += 1
+        return self._unpinned < self.max_live
+
+    def _file(self, limiter: _LiveLimiter, at_ns: int | None) -> None:
+        limiter.filed = True
+        self._wheel.file(limiter, at_ns)
+
+    def _overflow_limiter(self, kind: str, rule: Rule) -> Limiter:
+        limiter = self._overflow.get(rule.name)
+        if limiter is None:
+            # Strict if a swap is recent: it need not have changed this rule.
+            full = self._no_swap_within_burst(rule)
+            start_ns = self._latest_ns if full else self._swaps[-1].at_ns
+            limiter = Limiter(Resource(kind, OVERFLOW_NAME), rule, start_ns, empty=not full)
+            self._overflow[rule.name] = limiter
+        limiter.refill(self._latest_ns)
+        return limiter
+
+    def _swap_overflow(self, rule_set: RuleSet, at_ns: int) -> None:
+        """Lead the overflow limiters over to another rule set; they are few, and gone if their rule is."""
+        if not self._overflow:
+            return
+        rules = {rule.name: rule for rule in rule_set.rules if rule.limits} if rule_set.enabled else {}
+        for name, limiter in list(self._overflow.items()):
+            if name in rules:
+                limiter.reconfigure(at_ns, rules[name])
+            else:
+                del self._overflow[name]
+
+    def _no_swap_within_burst(self, rule: Rule) -> bool:
+        """Say whether the last swap is so long ago that who owes nothing is full, whatever the rules were."""
+        last = self._swaps[-1]
+        return not last.epoch or self._latest_ns - last.at_ns >= rule.burst_ns
