@@ -1,0 +1,1 @@
+"""What a byte touches: listeners, connections, protocols, the handler pipeline and its executor."""

@@ -1,0 +1,355 @@
+"""One proxied connection: drives a sans-IO session between two sockets.
+
+One task per direction, each read, decide, write, read: while a write waits nothing is read, so TCP carries
+the back pressure. A third task exists only for sessions that tick. What is written to one peer goes through
+that peer's one writer, whoever queued it.
+
+A connection that Sluice itself ends is parted from in order: what is queued is written, both peers are sent
+the end of the stream, and what they still send is read and dropped for a moment. Closing with unread bytes
+would make the kernel send a reset, and a reset can destroy answers that the client has not read yet.
+"""
+
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+import trio
+
+from proxy.batch import Batch, ConnectionInfo, Side
+from proxy.buffers import BufferPool
+from proxy.pipeline import Pipeline
+from proxy.protocols.base import Buffer, Close, Session
+from proxy.sockets import Wire
+from proxy.tally import Tally
+
+_log = structlog.get_logger(__name__)
+
+#: A client whose unwritten answers have grown to this is not read until they are gone.
+OUTBOX_BYTES: Final = 1024 * 1024
+#: How long one direction may stay silent after the other has ended.
+HALF_CLOSED_S: Final = 60.0
+#: How long parting may take.
+PARTING_S: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """What all connections of a data path share."""
+
+    pipeline: Pipeline
+    tally: Tally
+    buffers: BufferPool
+    now_ns: Callable[[], int]
+    bytes_read: dict[Side, int]
+
+
+class _PeerError(Exception):
+    """A socket of one peer failed."""
+
+    def __init__(self, side: Side, error: OSError) -> None:
+        super().__init__(f"{side.value}: {error.strerror or error}")
+        self.side = side
+
+
+class _Writer:
+    """The one writer of one peer: whoever writes takes all that waits, and the others wait for it.
+
+    Attributes:
+        busy: something is taken and not yet with the kernel.
+        ended: the end of the stream was sent. What the session queues for this peer later is dropped.
+    """
+
+    def __init__(self, connection: "Connection", side: Side) -> None:
+        self._connection = connection
+        self._side = side
+        self._idle = trio.lowlevel.ParkingLot()
+        self.busy = False
+        self.ended = False
+
+    async def flush(self) -> None:
+        """Write all that the session has for this peer; returns when it is with the kernel."""
+        while self.busy:
+            await self._idle.park()
+        rest = self._send_now()
+        if rest:
+            self.busy = True
+            await self._send(rest)
+
+    def flush_soon(self) -> None:
+        """Write what the kernel takes at once, and leave the rest to a task of its own."""
+        if not self.busy:
+            rest = self._send_now()
+            if rest:
+                self.busy = True
+                self._connection.start_soon(self._send, rest)
+
+    async def end(self) -> None:
+        """Write all that the session has for this peer, then the end of the stream."""
+        await self.flush()
+        if not self.ended:
+            self.ended = True
+            try:
+                self._connection.wires[self._side].end()
+            except OSError as error:
+                raise _PeerError(self._side, error) from None
+
+    def _take(self) -> Sequence[Buffer]:
+        buffers = self._connection.session.take(self._side)
+        return () if self.ended else buffers
+
+    def _send_now(self) -> Sequence[Buffer]:
+        buffers = self._take()
+        return self._try(buffers) if buffers else ()
+
+    def _try(self, buffers: Sequence[Buffer]) -> Sequence[Buffer]:
+        try:
+            return self._connection.wires[self._side].send_now(buffers)
+        except OSError as error:
+            raise _PeerError(self._side, error) from None
+
+    async def _send(self, rest: Sequence[Buffer]) -> None:
+        wire = self._connection.wires[self._side]
+        try:
+            while rest:
+                await wire.writable()
+                # When the connection was ended meanwhile, the buffers it read into may already be another's.
+                await trio.lowlevel.checkpoint_if_cancelled()
+                rest = self._try(rest) or self._take()
+        finally:
+            self.busy = False
+            self._idle.unpark_all()
+            self._connection.progressed()
+
+
+class Connection:
+    """Two sockets and the session between them.
+
+    Args:
+        info: whose connection it is.
+        client: the accepted socket.
+        broker: the connected socket.
+        services: shared by all connections.
+        open_session: makes the session; it is given the connection's waker.
+    """
+
+    def __init__(
+        self,
+        info: ConnectionInfo,
+        client: Wire,
+        broker: Wire,
+        services: Services,
+        open_session: Callable[[Callable[[], None]], Session],
+    ) -> None:
+        self.info = info
+        self.wires = {Side.CLIENT: client, Side.BROKER: broker}
+        self.opened_ns = services.now_ns()
+        self.bytes_read = dict.fromkeys(Side, 0)
+        self.session = open_session(self._wake_up)
+        self._services = services
+        self._writers = {side: _Writer(self, side) for side in Side}
+        self._scope = trio.CancelScope()
+        self._nursery: trio.Nursery | None = None
+        self._progress = trio.lowlevel.ParkingLot()
+        self._woken = trio.Event()
+        self._ended: Side | None = None
+        self._deciding = 0
+        self._draining = False
+        self._parting: tuple[str, str] | None = None
+
+    async def run(self) -> tuple[str, str]:
+        """Relay until both directions have ended, or something ends the connection.
+
+        Returns:
+            Why it ended: one word for the metric, and a sentence for the log.
+        """
+        with self._scope:
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                if self.session.ticks:
+                    nursery.start_soon(self._guard, self._tick)
+                async with trio.open_nursery() as pumps:
+                    for side in Side:
+                        pumps.start_soon(self._guard, self._pump, side)
+                    if self._draining:
+                        self._check_drained()
+                ended = (self._ended or Side.CLIENT).value
+                self._parting = self._parting or (f"{ended}_closed", f"the {ended} closed first")
+                nursery.cancel_scope.cancel()
+        if self._parting is not None:
+            return self._parting
+        ended = (self._ended or Side.CLIENT).value
+        return "half_closed", f"silent for {HALF_CLOSED_S:.0f} s after the end of the {ended}'s stream"
+
+    def finish(self, reason: str, detail: str) -> None:
+        """End the connection at once, whatever is under way; the first reason given is the one that counts."""
+        if self._parting is None:
+            self._parting = (reason, detail)
+        self._scope.cancel()
+
+    def drain(self) -> None:
+        """Read no further requests, and part once every request in flight has its answer."""
+        self._draining = True
+        with self._guarded():
+            self._check_drained()
+
+    def start_soon(self, task: Callable[[Sequence[Buffer]], Awaitable[None]], rest: Sequence[Buffer]) -> None:
+        """Run the remainder of a write beside the pumps."""
+        assert self._nursery is not None  # noqa: S101 - writers exist only while the connection runs
+        self._nursery.start_soon(self._guard, task, rest)
+
+    def progressed(self) -> None:
+        """Look again at what had to wait for a write or for the session."""
+        self._progress.unpark_all()
+        if self._draining:
+            self._check_drained()
+
+    def _wake_up(self) -> None:
+        self._woken.set()
+
+    async def _guard(self, task: Callable[..., Awaitable[None]], *args: object) -> None:
+        with self._guarded():
+            await task(*args)
+
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """Let no error of one connection reach another."""
+        try:
+            yield
+        except _PeerError as error:
+            # Who is parted from may be gone already; the other peer is still written what waits for it.
+            if self._parting is None:
+                self.finish(f"{error.side.value}_error", str(error))
+        except trio.ClosedResourceError:
+            self.finish("closed", "closed while in use")
+        except Exception as error:  # noqa: BLE001 - a fault of ours ends this connection, and no other
+            _log.exception("connection failed", peer=self.info.peer, listener=self.info.listener)
+            self.finish("internal_error", repr(error))
+
+    async def _pump(self, side: Side) -> None:
+        """Carry one direction until its end."""
+        wire, buffers = self.wires[side], self._services.buffers
+        forward = self._writers[side.other]
+        bytes_read = self._services.bytes_read
+        while True:
+            await wire.readable()
+            while self._must_wait(side):
+                await self._progress.park()
+            buffer = buffers.borrow()
+            try:
+                try:
+                    count = wire.receive_into(buffer)
+                except OSError as error:
+                    raise _PeerError(side, error) from None
+                if count is None:
+                    continue
+                if count == 0:
+                    break
+                self.bytes_read[side] += count
+                bytes_read[side] += count
+                if self._parting is not None:
+                    continue
+                if self._ended is not None:
+                    self._scope.deadline = trio.current_time() + HALF_CLOSED_S
+                try:
+                    await self._relay(side, buffer[:count])
+                except Close as close:
+                    await self._part(close.reason, close.detail)
+                    continue
+                # Before the other peer's, which may have to wait: refusals need not wait for a slow broker.
+                self._writers[side].flush_soon()
+                await forward.flush()
+            finally:
+                buffers.give_back(buffer)
+            self.progressed()
+        await self._pass_end_on(side)
+
+    async def _relay(self, side: Side, chunk: memoryview) -> None:
+        """Give one chunk to the session, and what it holds to the pipeline."""
+        services, session = self._services, self.session
+        batch = session.receive(side, chunk, services.now_ns())
+        if batch is not None:
+            await self._decide(batch)
+        if side is Side.BROKER and services.pipeline.wants_responses:
+            responses = session.take_responses()
+            if responses:
+                services.pipeline.observe(self.info, responses)
+
+    async def _decide(self, batch: Batch) -> None:
+        """Have the handlers decide one batch, count it, and tell the session."""
+        services = self._services
+        self._deciding += 1
+        try:
+            await services.pipeline.decide(batch)
+        finally:
+            self._deciding -= 1
+        now_ns = services.now_ns()
+        services.tally.count(batch, now_ns)
+        self.session.decided(batch, now_ns)
+
+    async def _pass_end_on(self, side: Side) -> None:
+        """Carry one peer's end of stream to the other; the other direction goes on for as long as it is used."""
+        if self._ended is None:
+            self._ended = side
+            if self._parting is None:
+                self._scope.deadline = trio.current_time() + HALF_CLOSED_S
+        if self._parting is None:
+            self.session.end(side, self._services.now_ns())
+            await self._writers[side.other].end()
+
+    def _must_wait(self, side: Side) -> bool:
+        """Whether this peer may not be read now."""
+        if self._parting is not None:
+            return False
+        session = self.session
+        if session.paused(side):
+            return True
+        if side is Side.CLIENT:
+            if self._draining and session.between_frames(side):
+                return True
+            return session.backlog_bytes(side) > OUTBOX_BYTES
+        return False
+
+    async def _tick(self) -> None:
+        """Call the session when its timer is due or someone woke it."""
+        services, session = self._services, self.session
+        while True:
+            due_ns = session.next_tick_ns()
+            with trio.CancelScope() as timer:
+                if due_ns is not None:
+                    timer.deadline = trio.current_time() + max(0, due_ns - services.now_ns()) / 1e9
+                await self._woken.wait()
+            self._woken = trio.Event()
+            if self._parting is not None:
+                return
+            try:
+                batch = session.tick(services.now_ns())
+                if batch is not None:
+                    await self._decide(batch)
+            except Close as close:
+                await self._part(close.reason, close.detail)
+                return
+            for writer in self._writers.values():
+                writer.flush_soon()
+            self.progressed()
+
+    def _check_drained(self) -> None:
+        if (
+            self._parting is None
+            and self._nursery is not None
+            and not self._deciding
+            and self.session.in_flight() == 0
+            and all(self.session.between_frames(side) and not self._writers[side].busy for side in Side)
+        ):
+            self._parting = ("drained", "no request was in flight")
+            self._nursery.start_soon(self._guard, self._part, *self._parting)
+
+    async def _part(self, reason: str, detail: str) -> None:
+        """End the connection in order, as the module's docstring says; the pumps drop what they read from here on."""
+        self._parting = self._parting or (reason, detail)
+        self._scope.deadline = trio.current_time() + PARTING_S
+        self._progress.unpark_all()
+        async with trio.open_nursery() as nursery:
+            for writer in self._writers.values():
+                nursery.start_soon(self._guard, writer.end)

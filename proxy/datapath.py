@@ -1,0 +1,239 @@
+"""One data path: listeners, pipeline and live limiters of one process, behind ``control.DataPath``."""
+
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import trio
+
+from limiter.limiter import LimiterState
+from limiter.registry import DEFAULT_MAX_LIVE, Registry
+from limiter.resource import Resource
+from limiter.rules import RuleSet
+from proxy import sockets
+from proxy.batch import Side
+from proxy.buffers import BufferPool
+from proxy.connection import Services
+from proxy.control import (
+    BrokerReach,
+    ConnectionState,
+    DataPath,
+    Direction,
+    Event,
+    Explanation,
+    LaneDepth,
+    ListenerState,
+    Snapshot,
+)
+from proxy.pipeline import HandlerConfig, HandlerServices, Pipeline
+from proxy.protocols.base import WireCounters
+from proxy.server import ListenerConfig, Server
+from proxy.sockets import format_address
+from proxy.tally import Tally
+
+#: Live limiters reported between two turns of the event loop: well under a millisecond of work.
+_LIMITERS_A_STEP: Final = 100
+#: Events kept for a subscriber that does not keep up.
+_EVENTS_KEPT: Final = 1000
+_PROBE_TIMEOUT_S: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class DataPathConfig:
+    """Everything a data path is built from.
+
+    Attributes:
+        listeners: what to bind, and the broker behind each; names are unique.
+        handlers: the pipeline, first to decide first.
+        rule_set: in force from the start.
+        max_connections: clients beyond it are closed as soon as they are accepted.
+        max_live_limiters: resources with a live limiter of their own, exact-name rules not counted.
+        max_resource_labels: resources told apart in the counts, exact-name rules not counted.
+        buffer_budget_bytes: read buffers, all connections together.
+    """
+
+    listeners: tuple[ListenerConfig, ...]
+    handlers: tuple[HandlerConfig, ...]
+    rule_set: RuleSet
+    max_connections: int = 10_000
+    max_live_limiters: int = DEFAULT_MAX_LIVE
+    max_resource_labels: int = 1000
+    buffer_budget_bytes: int = 64 * 1024 * 1024
+
+
+class LocalDataPath(DataPath):
+    """The data path of this process.
+
+    Args:
+        config: what to build.
+        now_ns: the monotonic clock, in nanoseconds.
+
+    Raises:
+        PipelineError: the handlers do not make a pipeline.
+    """
+
+    def __init__(self, config: DataPathConfig, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
+        self._now_ns = now_ns
+        self._registry = Registry(config.rule_set, config.max_live_limiters)
+        self._pipeline = Pipeline(config.handlers, HandlerServices(self._registry, now_ns))
+        self._tally = Tally(config.max_resource_labels)
+        self._tally.pin(config.rule_set.exact_resources)
+        self._wire_counters = WireCounters()
+        self._bytes_read = dict.fromkeys(Side, 0)
+        buffers = BufferPool(config.buffer_budget_bytes)
+        services = Services(self._pipeline, self._tally, buffers, now_ns, self._bytes_read)
+        self.server = Server(config.listeners, services, self._wire_counters, config.max_connections, self._connection)
+        self._subscribers: dict[trio.MemorySendChannel[Event], trio.MemoryReceiveChannel[Event]] = {}
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Bind, then serve until cancelled; started once all listeners are bound.
+
+        Raises:
+            ListenError: an address can't be had.
+        """
+        await self.server.bind()
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._pipeline.run)
+                nursery.start_soon(self.server.run)
+                task_status.started()
+        finally:
+            self.server.close()
+
+    async def apply(self, rule_set: RuleSet) -> None:
+        """Put a rule set in force; the very next batch is decided by it."""
+        current = self._registry.rule_set
+        if rule_set.version <= current.version:
+            raise ValueError(f"rule set version {rule_set.version} is not above {current.version}, which is in force")
+        self._tally.pin(rule_set.exact_resources)
+        self._registry.swap(rule_set, self._now_ns())
+        self._emit("rules", {"version": rule_set.version, "limiting": int(rule_set.enabled)})
+
+    async def snapshot(self) -> Snapshot:
+        """Return the counters of this moment."""
+        rule_set, server = self._registry.rule_set, self.server
+        return Snapshot(
+            rule_set_version=rule_set.version,
+            limiting=rule_set.enabled,
+            draining=server.draining,
+            resources=self._tally.snapshot(),
+            bypassed=self._pipeline.bypassed(),
+            listeners=tuple(self._listener(config) for config in server.listeners),
+            connections_total=server.counters.accepted,
+            closed_total=dict(server.counters.closed),
+            frames_total={_direction(side): count for side, count in self._wire_counters.frames.items()},
+            bytes_total={_direction(side): count for side, count in self._bytes_read.items()},
+            undecodable_total=dict(self._wire_counters.undecodable),
+            lanes={
+                name: LaneDepth(
+                    queued=sum(lane.depth for lane in lanes),
+                    capacity=sum(lane.capacity for lane in lanes),
+                    late_lanes=sum(lane.late for lane in lanes),
+                )
+                for name, lanes in self._pipeline.lanes().items()
+            },
+            live_limiters=self._registry.live,
+            evicted_total=self._registry.evicted_total,
+            overflowed_total=self._registry.overflowed_total,
+        )
+
+    def _listener(self, config: ListenerConfig) -> ListenerState:
+        return ListenerState(
+            config.name,
+            format_address(self.server.bound(config.name)),
+            format_address(config.broker),
+            self.server.open_connections(config.name),
+        )
+
+    async def limiters(self) -> AsyncIterator[LimiterState]:
+        """Go through the live limiters, giving the data path its turn every hundred."""
+        for index, state in enumerate(self._registry.states(self._now_ns()), 1):
+            yield state
+            if index % _LIMITERS_A_STEP == 0:
+                await trio.lowlevel.checkpoint()
+
+    async def connections(self) -> tuple[ConnectionState, ...]:
+        """Return the open connections."""
+        return tuple(
+            ConnectionState(
+                id=connection.info.id,
+                listener=connection.info.listener,
+                peer=connection.info.peer,
+                opened_ns=connection.opened_ns,
+                bytes_total={_direction(side): count for side, count in connection.bytes_read.items()},
+                in_flight=connection.session.in_flight(),
+            )
+            for connection in self.server.connections.values()
+        )
+
+    async def close_connection(self, connection_id: int, reason: str) -> bool:
+        """Close one connection."""
+        connection = self.server.connections.get(connection_id)
+        if connection is None:
+            return False
+        connection.finish("closed_by_operator", reason)
+        return True
+
+    async def explain(self, resource: Resource) -> Explanation:
+        """Return the rule that holds for a resource, and its live state."""
+        rule_set = self._registry.rule_set
+        state = self._registry.state(resource, self._now_ns())
+        return Explanation(resource, rule_set.match(resource), rule_set.enabled, state)
+
+    async def probe_brokers(self) -> tuple[BrokerReach, ...]:
+        """Try to connect to each listener's broker, all at once."""
+        reach: dict[str, BrokerReach] = {}
+
+        async def probe(config: ListenerConfig) -> None:
+            error: str | None = None
+            try:
+                with trio.fail_after(_PROBE_TIMEOUT_S):
+                    (await sockets.connect(*config.broker)).close()
+            except OSError as failed:
+                error = failed.strerror or str(failed)
+            except trio.TooSlowError:
+                error = f"no answer within {_PROBE_TIMEOUT_S:g} s"
+            reach[config.name] = BrokerReach(config.name, format_address(config.broker), error)
+
+        async with trio.open_nursery() as nursery:
+            for config in self.server.listeners:
+                nursery.start_soon(probe, config)
+        return tuple(reach[config.name] for config in self.server.listeners)
+
+    @asynccontextmanager
+    async def events(self) -> AsyncIterator[AsyncIterator[Event]]:
+        """Subscribe; the oldest events are lost to a subscriber that does not keep up."""
+        send, receive = trio.open_memory_channel[Event](_EVENTS_KEPT)
+        self._subscribers[send] = receive
+        try:
+            async with send, receive:
+                yield receive
+        finally:
+            del self._subscribers[send]
+
+    async def drain(self, grace_s: float) -> None:
+        """Stop accepting, let what is in flight finish, close."""
+        self._emit("drain", {"connections": len(self.server.connections)})
+        await self.server.drain(grace_s)
+
+    def _connection(self, kind: Literal["opened", "closed"], detail: dict[str, str | int]) -> None:
+        if self._subscribers:
+            self._emit(kind, detail)
+
+    def _emit(self, kind: Literal["rules", "opened", "closed", "drain"], detail: dict[str, str | int]) -> None:
+        event = Event(kind, self._now_ns(), detail)
+        for send, receive in self._subscribers.items():
+            # A subscriber may have closed its end early.
+            with suppress(trio.BrokenResourceError):
+                try:
+                    send.send_nowait(event)
+                except trio.WouldBlock:
+                    # Losing an event is better than waiting for a reader; what counts is in the snapshot.
+                    receive.receive_nowait()
+                    send.send_nowait(event)
+
+
+def _direction(side: Side) -> Direction:
+    return "client" if side is Side.CLIENT else "broker"

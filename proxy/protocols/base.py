@@ -1,0 +1,166 @@
+"""What a protocol is to the rest of the proxy: a Session for each connection, and no I/O.
+
+A session is a pure function of what it is told, in the manner of h11: bytes, ends of stream, verdicts and
+the time go in; batches to decide and bytes to write come out. It owns no socket, no task and no clock.
+
+The driver (``proxy.connection``) keeps these promises:
+
+1. Calls never overlap, and all come from one thread. Between two calls about one side there may be calls
+   about the other.
+2. After ``receive`` returned a batch of one side, that side's next ``receive`` comes after ``decided`` for
+   that batch. The other side goes on meanwhile.
+3. The chunk given to ``receive`` stays valid and unchanged until everything that ``take`` handed out of it for
+   the *other* side has been written. What a session keeps for longer, or sends back, it must copy.
+4. After every call the driver takes and writes what waits for either side, in the order it was queued; all
+   bytes for one peer go through one writer.
+5. While ``paused(side)`` is true that side is not read, so TCP carries the back pressure to that peer.
+
+How an AMQP session sits in the same interface is written in ``proxy.pipeline``.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from limiter.rules import Rule
+from proxy.batch import Batch, ConnectionInfo, Response, Side
+
+Buffer = bytes | memoryview
+
+
+class Close(Exception):  # noqa: N818 - an order to the driver, not a failure of ours
+    """The session's connection must end: what it already queued is written, then both sides are closed.
+
+    Attributes:
+        reason: one word for the metric, e.g. ``bad_frame``.
+        detail: a sentence for the log that says what was seen.
+    """
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(f"{reason}: {detail}")
+        self.reason = reason
+        self.detail = detail
+
+
+@dataclass(slots=True)
+class WireCounters:
+    """What sessions count about the wire, shared by all connections of one data path; plain integers.
+
+    Attributes:
+        frames: whole frames seen, by the peer they came from.
+        undecodable: headers that only the lenient parser could read, or that none could, by which of the two.
+    """
+
+    frames: dict[Side, int] = field(default_factory=lambda: dict.fromkeys(Side, 0))
+    undecodable: dict[str, int] = field(default_factory=dict)
+
+
+class Session(ABC):
+    """One connection's protocol state.
+
+    Every method that takes ``now_ns`` means monotonic nanoseconds. ``receive``, ``tick`` and ``decided``
+    may raise Close.
+    """
+
+    #: Set by sessions that use ``tick``; the driver then starts a task for it.
+    ticks: bool = False
+
+    @abstractmethod
+    def receive(self, side: Side, chunk: memoryview, now_ns: int) -> Batch | None:
+        """Take what came from one peer; it is never empty.
+
+        Returns:
+            The requests to be decided, or None when there are none and the chunk's bytes are already queued.
+            A batch can come from either side: deliveries and credit travel from the broker.
+        """
+
+    @abstractmethod
+    def decided(self, batch: Batch, now_ns: int) -> None:
+        """Queue what the verdicts of ``batch`` make of its bytes, for either side."""
+
+    def take_responses(self) -> Sequence[Response]:
+        """Hand out, once, the broker's answers seen since the last call; only asked if a handler wants them."""
+        return ()
+
+    @abstractmethod
+    def end(self, side: Side, now_ns: int) -> None:
+        """Take the end of one peer's stream; what was held back of an unfinished frame is queued."""
+
+    @abstractmethod
+    def take(self, side: Side) -> Sequence[Buffer]:
+        """Hand out, once, all that may be written to that peer now, as few large slices as possible."""
+
+    @abstractmethod
+    def backlog_bytes(self, side: Side) -> int:
+        """Return how many bytes of the session's own wait for that peer and may not be written yet."""
+
+    def paused(self, side: Side) -> bool:
+        """Return whether that peer should not be read; asked again after every call."""
+        del side
+        return False
+
+    @abstractmethod
+    def in_flight(self) -> int:
+        """Return how many forwarded requests are without an answer, long polls left aside; for a drain."""
+
+    @abstractmethod
+    def between_frames(self, side: Side) -> bool:
+        """Return whether that peer's stream stands at a frame boundary, so that it may end here."""
+
+    def next_tick_ns(self) -> int | None:
+        """Return when ``tick`` wants to be called next, or None while only a wake-up should call it.
+
+        Asked at the start and after each ``tick``: a session that sets a timer elsewhere calls its waker.
+        """
+        return None
+
+    def tick(self, now_ns: int) -> Batch | None:
+        """Do what is due: a timer has passed, or someone called the session's waker.
+
+        This is how a session hears from outside its connection: another connection, a broker-wide hub, a
+        ticket that was resolved.
+        """
+        del now_ns
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class SessionContext:
+    """What the driver gives a new session.
+
+    Attributes:
+        connection: whose session it is.
+        counters: where frames are counted.
+        wake: asks the driver to call ``tick`` soon; callable from any task of the data path.
+        wants_responses: some handler asked to see the broker's answers.
+        options: the protocol's own typed configuration.
+    """
+
+    connection: ConnectionInfo
+    counters: WireCounters
+    wake: Callable[[], None]
+    wants_responses: bool
+    options: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Protocol:
+    """A protocol as the entry-point group ``sluice.protocols`` names it.
+
+    Attributes:
+        name: the word after ``--protocol``.
+        kinds: the kinds of resources it makes; a rule for another kind is an error.
+        default_rules: built-in rules, weaker than any rule of the operator's with the same name; they
+            carry the protocol's exemptions.
+        default_rates_per_s: the limit of each kind when the operator gives none.
+        open_session: makes the session of a new connection.
+        options: a pydantic model or dataclass; the listener's ``options`` table is read into it.
+    """
+
+    name: str
+    kinds: tuple[str, ...]
+    default_rules: tuple[Rule, ...]
+    default_rates_per_s: Mapping[str, float]
+    open_session: Callable[[SessionContext], Session]
+    options: type[Any]

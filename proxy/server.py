@@ -1,0 +1,230 @@
+"""Listeners: accept clients, connect each to its broker, and part from all of them in order.
+
+A listener belongs to a data path; connections belong to a listener. What a connection does is in
+``connection``, every socket call in ``sockets``.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+import structlog
+import trio
+
+from proxy import sockets
+from proxy.batch import ConnectionInfo
+from proxy.connection import Connection, Services
+from proxy.protocols.base import Protocol, Session, SessionContext, WireCounters
+from proxy.sockets import Address, ListeningSocket, Wire, format_address
+
+_log = structlog.get_logger(__name__)
+
+_BACKLOG: Final = 4096
+#: How long to wait before accepting again when the process or the machine has no room for another socket.
+_NO_ROOM_PAUSE_S: Final = 0.1
+#: Accepted without giving other tasks a turn, at the most.
+_ACCEPTS_A_TURN: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class ListenerConfig:
+    """One address that clients connect to, and the broker behind it.
+
+    Attributes:
+        name: unique among the listeners; in logs and metrics.
+        protocol: what is spoken there.
+        options: an instance of ``protocol.options``.
+        listen: host and port to bind; port 0 takes a free one.
+        broker: host and port of the broker.
+        scope: listeners of one scope share what is limited per listener; empty means the listener's own name.
+        connect_timeout_s: how long the broker may take to accept.
+    """
+
+    name: str
+    protocol: Protocol
+    options: Any
+    listen: Address
+    broker: Address
+    scope: str = ""
+    connect_timeout_s: float = 5.0
+
+
+@dataclass(slots=True)
+class ServerCounters:
+    """What happened to connections; plain integers.
+
+    Attributes:
+        accepted: connections accepted since the start.
+        closed: connections ended, by reason.
+    """
+
+    accepted: int
+    closed: Counter[str]
+
+
+class Server:
+    """All listeners of one data path and their connections.
+
+    Args:
+        listeners: what to bind.
+        services: shared by all connections.
+        wire_counters: shared by all sessions.
+        max_connections: clients beyond it are closed as soon as they are accepted.
+        on_event: told of every connection opened and closed.
+    """
+
+    def __init__(
+        self,
+        listeners: tuple[ListenerConfig, ...],
+        services: Services,
+        wire_counters: WireCounters,
+        max_connections: int,
+        on_event: Callable[[Literal["opened", "closed"], dict[str, str | int]], None],
+    ) -> None:
+        self.listeners = listeners
+        self.counters = ServerCounters(0, Counter())
+        self.connections: dict[int, Connection] = {}
+        self.draining = False
+        self._services = services
+        self._wire_counters = wire_counters
+        self._max_connections = max_connections
+        self._on_event = on_event
+        self._bound: dict[str, list[ListeningSocket]] = {}
+        self._addresses: dict[str, Address] = {}
+        self._open: Counter[str] = Counter()
+        self._accepting = trio.CancelScope()
+        self._nothing_open = trio.Event()
+        self._next_id = 0
+
+    def bound(self, name: str) -> Address:
+        """Return the address that a listener is bound to; port 0 was replaced by the one it got."""
+        return self._addresses[name]
+
+    def open_connections(self, name: str) -> int:
+        """Return how many connections of a listener are open."""
+        return self._open[name]
+
+    async def bind(self) -> None:
+        """Bind all listeners, or none.
+
+        Raises:
+            ListenError: one of the addresses can't be had.
+        """
+        for config in self.listeners:
+            try:
+                self._bound[config.name] = await sockets.listen(*config.listen, _BACKLOG)
+            except OSError as error:
+                self.close()
+                raise ListenError(config, error) from None
+            self._addresses[config.name] = self._bound[config.name][0].address
+
+    def close(self) -> None:
+        """Stop listening."""
+        for bound in self._bound.values():
+            for listening in bound:
+                listening.close()
+        self._bound.clear()
+
+    async def run(self) -> None:
+        """Serve until cancelled; ``bind`` comes first."""
+        async with trio.open_nursery() as nursery:
+            with self._accepting:
+                async with trio.open_nursery() as accepting:
+                    for config in self.listeners:
+                        for listening in self._bound[config.name]:
+                            accepting.start_soon(self._accept, config, listening, nursery)
+            await trio.sleep_forever()
+
+    async def drain(self, grace_s: float) -> None:
+        """Stop accepting, let what is in flight finish, and end what is left after ``grace_s`` seconds."""
+        self.draining = True
+        self._accepting.cancel()
+        self.close()
+        for connection in list(self.connections.values()):
+            connection.drain()
+        with trio.move_on_after(grace_s):
+            while self.connections:
+                self._nothing_open = trio.Event()
+                await self._nothing_open.wait()
+        for connection in list(self.connections.values()):
+            connection.finish("grace_over", f"still open {grace_s:g} s after the drain began")
+
+    async def _accept(self, config: ListenerConfig, listening: ListeningSocket, nursery: trio.Nursery) -> None:
+        complained_s = float("-inf")
+        while True:
+            for _ in range(_ACCEPTS_A_TURN):
+                try:
+                    client, peer = await listening.accept()
+                except OSError as error:
+                    if self.draining:
+                        # Woken for a client in the very turn in which the socket was closed.
+                        return
+                    now_s = trio.current_time()
+                    if now_s - complained_s >= 1:
+                        complained_s = now_s
+                        _log.error("cannot accept", listener=config.name, error=error.strerror)
+                    await trio.sleep(_NO_ROOM_PAUSE_S)
+                    continue
+                self.counters.accepted += 1
+                if sum(self._open.values()) >= self._max_connections:
+                    self.counters.closed["too_many_connections"] += 1
+                    client.close()
+                    continue
+                self._open[config.name] += 1
+                nursery.start_soon(self._serve, config, client, peer)
+            await trio.lowlevel.checkpoint()
+
+    async def _serve(self, config: ListenerConfig, client: Wire, peer: Address) -> None:
+        """Serve one client from accept to close; nothing it does ends another connection."""
+        self._next_id += 1
+        info = ConnectionInfo(self._next_id, config.name, config.scope or config.name, format_address(peer), peer[0])
+        try:
+            reason, detail = await self._relay(config, info, client)
+        except Exception as error:  # noqa: BLE001 - a fault of ours or of a plug-in's ends this connection, and no other
+            _log.exception("connection failed", peer=info.peer, listener=info.listener)
+            reason, detail = "internal_error", repr(error)
+        finally:
+            client.close()
+            self._open[config.name] -= 1
+            if not self.connections:
+                self._nothing_open.set()
+        self.counters.closed[reason] += 1
+        self._on_event("closed", {"id": info.id, "peer": info.peer, "reason": reason})
+        log = _log.debug if reason.endswith("_closed") or reason == "drained" else _log.info
+        log("connection closed", listener=info.listener, peer=info.peer, reason=reason, detail=detail)
+
+    async def _relay(self, config: ListenerConfig, info: ConnectionInfo, client: Wire) -> tuple[str, str]:
+        try:
+            with trio.fail_after(config.connect_timeout_s):
+                broker = await sockets.connect(*config.broker)
+        except OSError as error:
+            return "broker_unreachable", f"broker {format_address(config.broker)}: {error.strerror or error}"
+        except trio.TooSlowError:
+            waited = f"no answer within {config.connect_timeout_s:g} s"
+            return "broker_unreachable", f"broker {format_address(config.broker)}: {waited}"
+
+        def open_session(wake: Callable[[], None]) -> Session:
+            wants_responses = self._services.pipeline.wants_responses
+            context = SessionContext(info, self._wire_counters, wake, wants_responses, config.options)
+            return config.protocol.open_session(context)
+
+        try:
+            connection = self.connections[info.id] = Connection(info, client, broker, self._services, open_session)
+            self._on_event("opened", {"id": info.id, "peer": info.peer, "listener": info.listener})
+            if self.draining:
+                return "drained", "accepted just before the drain began"
+            return await connection.run()
+        finally:
+            self.connections.pop(info.id, None)
+            broker.close()
+
+
+class ListenError(Exception):
+    """A listener's address can't be had; the message says which and why."""
+
+    def __init__(self, config: ListenerConfig, error: OSError) -> None:
+        where = format_address(config.listen)
+        super().__init__(f"listener {config.name!r} cannot listen on {where}: {error.strerror or error}")
+        self.config = config
+        self.error = error

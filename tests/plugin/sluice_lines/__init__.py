@@ -1,0 +1,1 @@
+"""A Sluice plug-in package: the protocol ``lines`` and the handler ``deny_names``."""

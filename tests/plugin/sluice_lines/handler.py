@@ -1,0 +1,42 @@
+"""A handler that refuses requests for the resources it is told to deny; it fails closed."""
+
+from typing import ClassVar
+
+from pydantic import BaseModel, ConfigDict
+
+from proxy.batch import Batch, Refuse, Verdicts
+from proxy.pipeline import Fails, Handler, HandlerPlugin, HandlerServices
+
+
+class DenyNamesOptions(BaseModel):
+    """What the ``options`` of the handler's table may hold."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    names: list[str]
+
+
+class DenyNames(Handler):
+    """Refuses every request for one of ``names``."""
+
+    fails: ClassVar[Fails] = "closed"
+
+    def __init__(self, options: DenyNamesOptions) -> None:
+        self._names = frozenset(options.names)
+
+    def on_requests(self, batch: Batch, now_ns: int) -> Verdicts:
+        del now_ns
+        return {
+            index: Refuse(resource, "deny_names", 0)
+            for index, request in enumerate(batch.requests)
+            for resource in request.resources
+            if resource.name in self._names
+        }
+
+
+def _build(options: DenyNamesOptions, services: HandlerServices) -> Handler:
+    del services
+    return DenyNames(options)
+
+
+PLUGIN = HandlerPlugin("deny_names", DenyNamesOptions, _build)

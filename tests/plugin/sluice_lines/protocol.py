@@ -1,0 +1,123 @@
+"""A toy protocol: a request is a line ``TOPIC TEXT``, an answer is any line of the broker.
+
+It uses every part of the session interface once: refusals (``BUSY TOPIC WAIT``), timers (a line that begins
+with ``later`` goes on when ``later_ms`` have passed), wake-ups and pausing (while one waits, the client is
+not read), batches from the broker's side (a broker's line ``push TOPIC TEXT`` is a request too) and closing
+(an unfinished line longer than ``longest_bytes``; the lines before it are still decided).
+"""
+
+from collections.abc import Sequence
+
+from pydantic import BaseModel, ConfigDict
+
+from limiter.resource import Resource
+from limiter.rules import Rule
+from proxy.batch import Batch, Refuse, Request, Response, Side
+from proxy.protocols.base import Buffer, Close, Protocol, Session, SessionContext
+
+KIND = "line_topic"
+
+
+class LinesOptions(BaseModel):
+    """What the ``options`` of the listener's table may hold."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    later_ms: int = 50
+    longest_bytes: int = 1000
+
+
+class LinesSession(Session):
+    """One connection's lines."""
+
+    ticks = True
+
+    def __init__(self, context: SessionContext) -> None:
+        self._context = context
+        self._options: LinesOptions = context.options
+        self._partial = dict.fromkeys(Side, b"")
+        self._out: dict[Side, list[Buffer]] = {side: [] for side in Side}
+        self._later: list[tuple[int, bytes]] = []
+        self._unanswered = 0
+        self._responses: list[Response] = []
+
+    def receive(self, side: Side, chunk: memoryview, now_ns: int) -> Batch | None:
+        *lines, self._partial[side] = (self._partial[side] + bytes(chunk)).split(b"\n")
+        self._context.counters.frames[side] += len(lines)
+        requests: list[Request] = []
+        for line in lines:
+            word = line.split(b" ")
+            if side is Side.CLIENT and word[0] == b"later":
+                self._later.append((now_ns + self._options.later_ms * 1_000_000, line))
+                self._context.wake()
+            elif side is Side.CLIENT or word[0] == b"push":
+                topic = word[0 if side is Side.CLIENT else 1].decode(errors="replace")
+                requests.append(Request((Resource(KIND, topic),), 1, len(line) + 1, "", False, None, line))
+            else:
+                self._unanswered -= 1
+                self._responses.append(Response(None, (), 0, len(line) + 1))
+                self._out[Side.CLIENT].append(line + b"\n")
+        if requests:
+            return Batch(self._context.connection, side, requests)
+        self._close_if_too_long(side)
+        return None
+
+    def decided(self, batch: Batch, now_ns: int) -> None:
+        del now_ns
+        for index, request in enumerate(batch.requests):
+            line = request.handle
+            assert isinstance(line, bytes)
+            verdict = batch.verdicts.get(index)
+            if isinstance(verdict, Refuse):
+                self._out[Side.CLIENT].append(f"BUSY {verdict.resource.name} {verdict.wait_us}\n".encode())
+            else:
+                self._unanswered += batch.side is Side.CLIENT
+                self._out[batch.side.other].append(line + b"\n")
+        self._close_if_too_long(batch.side)
+
+    def _close_if_too_long(self, side: Side) -> None:
+        if len(self._partial[side]) > self._options.longest_bytes:
+            raise Close("long_line", f"a line of more than {self._options.longest_bytes} bytes")
+
+    def take_responses(self) -> Sequence[Response]:
+        responses, self._responses = self._responses, []
+        return responses
+
+    def end(self, side: Side, now_ns: int) -> None:
+        del now_ns
+        self._out[side.other].append(self._partial[side])
+
+    def take(self, side: Side) -> Sequence[Buffer]:
+        out, self._out[side] = self._out[side], []
+        return out
+
+    def backlog_bytes(self, side: Side) -> int:
+        return sum(map(len, self._out[side]))
+
+    def paused(self, side: Side) -> bool:
+        return side is Side.CLIENT and bool(self._later)
+
+    def in_flight(self) -> int:
+        return max(0, self._unanswered) + len(self._later)
+
+    def between_frames(self, side: Side) -> bool:
+        return not self._partial[side]
+
+    def next_tick_ns(self) -> int | None:
+        return self._later[0][0] if self._later else None
+
+    def tick(self, now_ns: int) -> Batch | None:
+        while self._later and self._later[0][0] <= now_ns:
+            self._unanswered += 1
+            self._out[Side.BROKER].append(self._later.pop(0)[1] + b"\n")
+        return None
+
+
+PROTOCOL = Protocol(
+    name="lines",
+    kinds=(KIND,),
+    default_rules=(Rule(KIND, "free", None, source="built-in"),),
+    default_rates_per_s={KIND: 1000},
+    open_session=LinesSession,
+    options=LinesOptions,
+)

@@ -1,0 +1,340 @@
+"""What the tests of the data path's driver share: batches, a manual clock, and a data path between real sockets.
+
+Time is the mock clock's, and only ``jump`` moves it; the sockets are real, on loopback. A test therefore waits for
+bytes, for an end of stream, or with ``until`` for something that happens without either.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from importlib.metadata import entry_points
+from typing import Any
+
+import pytest
+import structlog
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from limiter.resource import Resource
+from limiter.rules import Rule, RuleSet, parse_limit
+from proxy.batch import Batch, Charge, ConnectionInfo, Request, Side
+from proxy.connection import Connection
+from proxy.control import Snapshot
+from proxy.datapath import DataPathConfig, LocalDataPath
+from proxy.handlers.rate_limit import PLUGIN as RATE_LIMIT
+from proxy.handlers.rate_limit import RateLimitOptions
+from proxy.pipeline import HandlerConfig
+from proxy.protocols.base import Protocol
+from proxy.server import ListenerConfig
+
+HOST = "127.0.0.1"
+KIND = "line_topic"
+PATIENCE = 20_000
+"""Turns of the loop that ``until`` waits for something that ought to happen at once."""
+
+
+async def until(predicate: Callable[[], object]) -> None:
+    """Give the other tasks their turns until something holds; time stands still meanwhile."""
+    for _ in range(PATIENCE):
+        if predicate():
+            return
+        await wait_all_tasks_blocked()
+    pytest.fail(f"did not come about within {PATIENCE} turns")
+
+
+async def settle() -> None:
+    """Give the other tasks their turns until none has anything to do."""
+    for _ in range(5):
+        await wait_all_tasks_blocked()
+
+
+class Peer:
+    """One end of a TCP connection in a test's hand."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        self.sock = sock
+        self._read = bytearray()
+
+    def send_now(self, data: bytes) -> int:
+        """Send what the kernel takes at once; returns how many bytes."""
+        try:
+            return self.sock.send(data)
+        except BlockingIOError:
+            return 0
+
+    async def send(self, data: bytes) -> None:
+        rest = memoryview(data)
+        while rest:
+            sent = self.send_now(rest)
+            if not sent:
+                await trio.lowlevel.wait_writable(self.sock)
+            rest = rest[sent:]
+
+    async def send_until_stalled(self, data: bytes) -> int:
+        """Send ``data`` over and over until nobody takes any more; returns how many bytes were taken."""
+        total = 0
+        for _ in range(1000):
+            sent = -1
+            while sent:
+                offset = total % len(data)
+                total += (sent := self.send_now(data[offset:]))
+            before = total
+            await settle()
+            total += self.send_now(data[total % len(data) :])
+            if total == before:
+                return total
+        pytest.fail(f"still not stalled after {total} bytes")
+
+    async def _receive_some(self) -> bytes:
+        while True:
+            try:
+                return self.sock.recv(1 << 20)
+            except BlockingIOError:
+                await trio.lowlevel.wait_readable(self.sock)
+
+    async def receive(self, size: int) -> bytes:
+        while len(self._read) < size:
+            chunk = await self._receive_some()
+            assert chunk, f"the stream ended after {bytes(self._read)!r}"
+            self._read += chunk
+        data = bytes(self._read[:size])
+        del self._read[:size]
+        return data
+
+    async def receive_line(self) -> bytes:
+        while b"\n" not in self._read:
+            chunk = await self._receive_some()
+            assert chunk, f"the stream ended after {bytes(self._read)!r}"
+            self._read += chunk
+        return await self.receive(self._read.index(b"\n") + 1)
+
+    async def receive_to_end(self) -> bytes:
+        """Read to the end of the stream; a reset instead of an end is a ConnectionResetError."""
+        while chunk := await self._receive_some():
+            self._read += chunk
+        data = bytes(self._read)
+        self._read.clear()
+        return data
+
+    def pending(self) -> bytes:
+        """Return what has arrived, without waiting."""
+        with suppress(BlockingIOError):
+            while chunk := self.sock.recv(1 << 20):
+                self._read += chunk
+        return bytes(self._read)
+
+    def end(self) -> None:
+        self.sock.shutdown(socket.SHUT_WR)
+
+    def reset(self) -> None:
+        self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.sock.close()
+
+
+class ScriptedBroker:
+    """A listening socket; what its connections do is the test's business."""
+
+    def __init__(self, peers: list[Peer]) -> None:
+        self._peers = peers
+        self._listening = self._listen(0)
+        self.address: tuple[str, int] = self._listening.getsockname()
+
+    def _listen(self, port: int) -> socket.socket:
+        sock = socket.socket()
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((HOST, port))
+        sock.listen(128)
+        sock.setblocking(False)
+        return sock
+
+    async def accept(self) -> Peer:
+        while True:
+            try:
+                sock, _ = self._listening.accept()
+            except BlockingIOError:
+                await trio.lowlevel.wait_readable(self._listening)
+            else:
+                self._peers.append(Peer(sock))
+                return self._peers[-1]
+
+    def stop(self) -> None:
+        self._listening.close()
+
+    def restart(self) -> None:
+        self._listening = self._listen(self.address[1])
+
+
+@dataclass
+class Rig:
+    """A data path between clients and a scripted broker."""
+
+    path: LocalDataPath
+    broker: ScriptedBroker
+    peers: list[Peer]
+    listener: str = "main"
+    _ids: set[int] = field(default_factory=set)
+
+    @property
+    def address(self) -> tuple[str, int]:
+        return self.path.server.bound(self.listener)
+
+    @property
+    def closed(self) -> Mapping[str, int]:
+        return self.path.server.counters.closed
+
+    @property
+    def connections(self) -> list[Connection]:
+        return list(self.path.server.connections.values())
+
+    async def client(self, *, receive_buffer: int = 0) -> Peer:
+        """Connect a client."""
+        sock = socket.socket(socket.AF_INET6 if ":" in self.address[0] else socket.AF_INET)
+        if receive_buffer:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+        peer = Peer(sock)
+        self.peers.append(peer)
+        with suppress(BlockingIOError):
+            sock.connect(self.address)
+        await trio.lowlevel.wait_writable(sock)
+        return peer
+
+    async def connect(self, *, receive_buffer: int = 0) -> tuple[Peer, Peer]:
+        """Connect a client; returns it and the broker's end of its connection."""
+        client = await self.client(receive_buffer=receive_buffer)
+        return client, await self.broker.accept()
+
+    async def until_closed(self, reason: str, count: int = 1) -> None:
+        """Wait until so many connections have ended for that reason, and none for another."""
+        await until(lambda: sum(self.closed.values()) >= count)
+        assert self.closed == {reason: count}
+
+    async def snapshot(self) -> Snapshot:
+        return await self.path.snapshot()
+
+    async def requests(self, name: str) -> dict[str, int]:
+        """Return what became of a topic's requests so far, by verdict, without the zeros."""
+        counts = (await self.path.snapshot()).resources.get((KIND, name))
+        return {verdict: count for verdict, count in counts.requests.items() if count} if counts else {}
+
+
+StartRig = Callable[..., Awaitable[Rig]]
+MakeBatch = Callable[..., Batch]
+
+
+@pytest.fixture
+def lines() -> Protocol:
+    """The protocol of the external plug-in package, as an installation finds it."""
+    for entry in entry_points(group="sluice.protocols", name="lines"):
+        protocol: Protocol = entry.load()
+        return protocol
+    pytest.fail("the plug-in package of the tests is missing: .venv/bin/pip install -e tests/plugin")
+
+
+@pytest.fixture
+def now_ns(mock_clock: MockClock) -> Callable[[], int]:
+    """The data path's clock; callable from any thread, as a real one is."""
+    return lambda: round(mock_clock.current_time() * 1e9)
+
+
+@pytest.fixture
+def peers() -> Iterator[list[Peer]]:
+    opened: list[Peer] = []
+    yield opened
+    for peer in opened:
+        peer.sock.close()
+
+
+@pytest.fixture
+def broker(peers: list[Peer]) -> Iterator[ScriptedBroker]:
+    scripted = ScriptedBroker(peers)
+    yield scripted
+    scripted.stop()
+
+
+@pytest.fixture
+def log() -> Iterator[list[Any]]:
+    with structlog.testing.capture_logs() as entries:
+        yield entries
+
+
+@pytest.fixture
+async def start_rig(
+    nursery: trio.Nursery, lines: Protocol, broker: ScriptedBroker, peers: list[Peer], now_ns: Callable[[], int]
+) -> AsyncIterator[StartRig]:
+    """Start data paths: by default one listener, speaking lines, with the rate limiter.
+
+    Topic ``a`` admits two requests a second, ``zero`` none, ``free`` everything.
+    """
+    scope = trio.CancelScope()
+
+    async def start(
+        *limits: str,
+        protocol: Protocol = lines,
+        options: Any = None,
+        handlers: Sequence[HandlerConfig] = (HandlerConfig(RATE_LIMIT, RateLimitOptions()),),
+        listeners: tuple[ListenerConfig, ...] = (),
+        rules: Sequence[Rule] = (),
+        listen: str = HOST,
+        **config: Any,
+    ) -> Rig:
+        if not listeners:
+            given = options or protocol.options()
+            listeners = (ListenerConfig("main", protocol, given, (listen, 0), broker.address),)
+        texts = limits or (f"{KIND}:a=2/s", f"{KIND}:zero=0/s", f"{KIND}:free=unlimited")
+        rule_set = RuleSet((*map(parse_limit, texts), *rules))
+        path = LocalDataPath(DataPathConfig(listeners, tuple(handlers), rule_set, **config), now_ns)
+
+        async def run(task_status: trio.TaskStatus[None]) -> None:
+            with scope:
+                await path.run(task_status=task_status)
+
+        await nursery.start(run)
+        return Rig(path, broker, peers, listeners[0].name)
+
+    yield start
+    scope.cancel()
+
+
+@pytest.fixture
+async def rig(start_rig: StartRig) -> Rig:
+    """A data path as ``start_rig`` makes it by default."""
+    return await start_rig()
+
+
+@pytest.fixture
+def connection() -> ConnectionInfo:
+    return ConnectionInfo(1, "main", "main", "192.0.2.1:40000", "192.0.2.1")
+
+
+@pytest.fixture
+def batch_of() -> MakeBatch:
+    """Make batches: ``batch_of("a", ("b", "c"))`` has two requests, the second with two resources."""
+
+    def make(
+        *names: str | tuple[str, ...],
+        costs: Sequence[int] = (),
+        connection_id: int = 1,
+        side: Side = Side.CLIENT,
+        charges: Sequence[tuple[str, int]] = (),
+    ) -> Batch:
+        info = ConnectionInfo(connection_id, "main", "main", f"192.0.2.1:{40000 + connection_id}", "192.0.2.1")
+        requests = [
+            Request(
+                resources=tuple(Resource(KIND, name) for name in ((group,) if isinstance(group, str) else group)),
+                messages=cost,
+                size_bytes=100,
+                producer_group="",
+                oneway=False,
+                order_key=None,
+                handle=None,
+            )
+            for group, cost in zip(names, costs or [1] * len(names), strict=True)
+        ]
+        return Batch(info, side, requests, [Charge((Resource(KIND, name),), cost) for name, cost in charges])
+
+    return make

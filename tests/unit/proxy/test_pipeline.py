@@ -1,0 +1,341 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from limiter.registry import Registry
+from limiter.resource import Resource
+from limiter.rules import RuleSet
+from proxy.batch import NO_VERDICTS, Batch, ConnectionInfo, Refuse, Response, Verdicts
+from proxy.executor import LaneStats
+from proxy.pipeline import Handler, HandlerConfig, HandlerPlugin, HandlerServices, Pipeline, PipelineError
+
+if TYPE_CHECKING:
+    from tests.unit.proxy.conftest import MakeBatch
+
+A = Resource("line_topic", "a")
+ANSWER = Response(None, (), 0, 10)
+Decide = Callable[[Batch, int], Any]
+
+
+def refuse(rule: str) -> Refuse:
+    return Refuse(A, rule, 1)
+
+
+class Scripted(Handler):
+    """Decides as it is told."""
+
+    def __init__(self, decide: Decide) -> None:
+        self.decide = decide
+
+    def on_requests(self, batch: Batch, now_ns: int) -> Any:
+        return self.decide(batch, now_ns)
+
+
+class Closed(Scripted):
+    fails = "closed"
+
+
+class Async(Scripted):
+    async def on_requests(self, batch: Batch, now_ns: int) -> Any:
+        await trio.lowlevel.checkpoint()
+        return self.decide(batch, now_ns)
+
+
+@dataclass
+class Observer(Handler):
+    sees_responses = True
+    fault: Exception | None = None
+    seen: list[Response] = field(default_factory=list)
+
+    def on_requests(self, batch: Batch, now_ns: int) -> Verdicts:
+        return NO_VERDICTS
+
+    def on_responses(self, connection: ConnectionInfo, responses: Sequence[Response]) -> None:
+        if self.fault is not None:
+            raise self.fault
+        self.seen.extend(responses)
+
+
+def config(name: str, handler: Handler, **options: Any) -> HandlerConfig:
+    return HandlerConfig(HandlerPlugin(name, dict, lambda given, services: handler), {}, **options)
+
+
+@pytest.fixture
+def services(now_ns: Callable[[], int]) -> HandlerServices:
+    return HandlerServices(Registry(RuleSet()), now_ns)
+
+
+Start = Callable[..., Pipeline]
+
+
+@pytest.fixture
+async def start(nursery: trio.Nursery, services: HandlerServices, log: list[Any]) -> Start:
+    def run(*configs: HandlerConfig) -> Pipeline:
+        pipeline = Pipeline(configs, services)
+        nursery.start_soon(pipeline.run)
+        return pipeline
+
+    return run
+
+
+@pytest.fixture(params=["task", "thread", "inline"])
+def lane(request: pytest.FixtureRequest) -> str:
+    lane: str = request.param
+    return lane
+
+
+class TestBuilding:
+    def test_handlers_are_built_from_their_options_and_services(self, services: HandlerServices) -> None:
+        built: list[tuple[Any, HandlerServices]] = []
+
+        def build(options: Any, lent: HandlerServices) -> Handler:
+            built.append((options, lent))
+            return Scripted(lambda batch, now_ns: NO_VERDICTS)
+
+        Pipeline([HandlerConfig(HandlerPlugin("x", dict, build), {"key": 1})], services)
+        assert built == [({"key": 1}, services)]
+
+    def test_two_of_one_name_are_refused(self, services: HandlerServices) -> None:
+        handler = Scripted(lambda batch, now_ns: NO_VERDICTS)
+        with pytest.raises(PipelineError, match="handler 'x' stands in the pipeline twice; remove one"):
+            Pipeline([config("x", handler), config("y", handler), config("x", handler)], services)
+
+    @pytest.mark.parametrize("lane", ["thread", "inline"])
+    def test_async_handler_is_refused_where_it_cannot_run(self, services: HandlerServices, lane: Any) -> None:
+        handler = Async(lambda batch, now_ns: NO_VERDICTS)
+        with pytest.raises(PipelineError, match=f"handler 'x' is async and cannot run on lane '{lane}'; use lane 'task"):
+            Pipeline([config("x", handler, lane=lane)], services)
+
+    @pytest.mark.parametrize(
+        ("what", "value"), [("lanes", 0), ("capacity", 0), ("deadline_ms", 0), ("deadline_ms", float("nan"))]
+    )
+    def test_lane_without_room_or_time_is_refused(self, services: HandlerServices, what: str, value: float) -> None:
+        handler = Scripted(lambda batch, now_ns: NO_VERDICTS)
+        with pytest.raises(PipelineError, match=f"handler 'x' has {what} {value}; it must be above 0"):
+            Pipeline([config("x", handler, **{what: value})], services)
+
+    async def test_configured_lane_wins_over_the_handlers_own(self, services: HandlerServices) -> None:
+        class Inline(Scripted):
+            lane = "inline"
+
+        handler = Inline(lambda batch, now_ns: NO_VERDICTS)
+        pipeline = Pipeline([config("own", handler), config("task", handler, lane="task", lanes=2)], services)
+        assert pipeline.lanes() == {"own": (), "task": (LaneStats(0, 10_000, late=False),) * 2}
+
+
+class TestDeciding:
+    async def test_empty_pipeline_lets_all_pass(self, start: Start, batch_of: MakeBatch) -> None:
+        batch = batch_of("a")
+        await start().decide(batch)
+        assert batch.verdicts == {}
+
+    async def test_verdicts_reach_the_batch_from_every_lane(
+        self, start: Start, batch_of: MakeBatch, lane: str
+    ) -> None:
+        batch = batch_of("a", "a")
+        await start(config("x", Scripted(lambda batch, now_ns: {1: refuse("x")}), lane=lane)).decide(batch)
+        assert batch.verdicts == {1: refuse("x")}
+        assert batch.bypassed == {}
+
+    async def test_async_handler_is_awaited(self, start: Start, batch_of: MakeBatch) -> None:
+        batch = batch_of("a")
+        await start(config("x", Async(lambda batch, now_ns: {0: refuse("x")}))).decide(batch)
+        assert batch.verdicts == {0: refuse("x")}
+
+    async def test_inline_handler_is_told_the_time(
+        self, start: Start, batch_of: MakeBatch, mock_clock: MockClock
+    ) -> None:
+        times: list[int] = []
+
+        def decide(batch: Batch, now_ns: int) -> Verdicts:
+            times.append(now_ns)
+            return NO_VERDICTS
+
+        mock_clock.jump(2)
+        await start(config("x", Scripted(decide), lane="inline")).decide(batch_of("a"))
+        assert times == [2_000_000_000]
+
+    async def test_handlers_decide_in_order_and_see_earlier_verdicts(self, start: Start, batch_of: MakeBatch) -> None:
+        seen: list[tuple[str, list[int]]] = []
+
+        def deciding(name: str, index: int) -> Handler:
+            def decide(batch: Batch, now_ns: int) -> Verdicts:
+                seen.append((name, sorted(batch.verdicts)))
+                return {index: refuse(name)}
+
+            return Scripted(decide)
+
+        lanes = {"first": "task", "second": "inline", "third": "thread"}
+        batch = batch_of("a", "a", "a")
+        pipeline = start(
+            *(config(name, deciding(name, number), lane=lane) for number, (name, lane) in enumerate(lanes.items()))
+        )
+        await pipeline.decide(batch)
+        assert seen == [("first", []), ("second", [0]), ("third", [0, 1])]
+
+    async def test_first_verdict_stays(self, start: Start, batch_of: MakeBatch) -> None:
+        batch = batch_of("a")
+        await start(
+            config("first", Scripted(lambda batch, now_ns: {0: refuse("first")})),
+            config("second", Scripted(lambda batch, now_ns: {0: refuse("second")})),
+        ).decide(batch)
+        assert batch.verdicts == {0: refuse("first")}
+
+
+class Odd(Mapping[int, Any]):
+    """A mapping that fails only when it is looked into."""
+
+    def __getitem__(self, key: int) -> Any:
+        raise ValueError(key)
+
+    def __iter__(self) -> Any:
+        return iter([0])
+
+    def __len__(self) -> int:
+        return 1
+
+
+def _raise(batch: Batch, now_ns: int) -> Verdicts:
+    raise RuntimeError("broken")
+
+
+FAULTS: dict[str, Decide] = {
+    "raises": _raise,
+    "none": lambda batch, now_ns: None,
+    "list": lambda batch, now_ns: [refuse("x")],
+    "wrong index": lambda batch, now_ns: {0: refuse("x"), 5: refuse("x")},
+    "no verdict": lambda batch, now_ns: {0: "refuse"},
+    "odd mapping": lambda batch, now_ns: Odd(),
+    "awaitable": lambda batch, now_ns: Async(FAULTS["none"]).on_requests(batch, now_ns),
+}
+
+
+class TestBypass:
+    @pytest.mark.parametrize("fault", [name for name in FAULTS if name != "awaitable"])
+    async def test_faulty_handler_is_skipped_and_the_others_still_decide(
+        self, start: Start, batch_of: MakeBatch, lane: str, fault: str
+    ) -> None:
+        batch = batch_of("a", "a")
+        pipeline = start(
+            config("faulty", Scripted(FAULTS[fault]), lane=lane),
+            config("healthy", Scripted(lambda batch, now_ns: {1: refuse("healthy")})),
+        )
+        await pipeline.decide(batch)
+        assert batch.verdicts == {1: refuse("healthy")}
+        assert batch.bypassed == {"faulty": "error"}
+        assert pipeline.bypassed() == {("faulty", "error"): 2}
+
+    @pytest.mark.parametrize("lane", ["thread", "inline"])
+    async def test_answer_that_would_have_to_be_awaited_is_a_fault_where_nobody_can(
+        self, start: Start, batch_of: MakeBatch, lane: str
+    ) -> None:
+        batch = batch_of("a")
+        await start(config("faulty", Scripted(FAULTS["awaitable"]), lane=lane)).decide(batch)
+        assert batch.bypassed == {"faulty": "error"}
+
+    @pytest.mark.parametrize("fault", ["raises", "none", "wrong index"])
+    async def test_handler_that_fails_closed_refuses_what_has_no_verdict(
+        self, start: Start, batch_of: MakeBatch, lane: str, fault: str
+    ) -> None:
+        batch = batch_of("a", "a")
+        await start(
+            config("first", Scripted(lambda batch, now_ns: {0: refuse("first")})),
+            config("faulty", Closed(FAULTS[fault]), lane=lane),
+        ).decide(batch)
+        assert batch.verdicts == {0: refuse("first"), 1: Refuse(Resource("handler", "faulty"), "faulty", 0)}
+
+    async def test_late_handler_is_counted_by_requests(
+        self, start: Start, batch_of: MakeBatch, nursery: trio.Nursery, mock_clock: MockClock
+    ) -> None:
+        class Stuck(Scripted):
+            async def on_requests(self, batch: Batch, now_ns: int) -> Any:
+                await trio.sleep_forever()
+
+        pipeline = start(config("stuck", Stuck(FAULTS["none"]), deadline_ms=50))
+        first = batch_of("a", "a", "a")
+        nursery.start_soon(pipeline.decide, first)
+        await wait_all_tasks_blocked()
+        mock_clock.jump(0.049)
+        await wait_all_tasks_blocked()
+        assert first.bypassed == {}
+        mock_clock.jump(0.001)
+        await wait_all_tasks_blocked()
+        assert first.bypassed == {"stuck": "late"}
+        await pipeline.decide(batch_of("a"))
+        assert pipeline.bypassed() == {("stuck", "late"): 4}
+        assert pipeline.lanes()["stuck"][0].late
+
+    async def test_full_handler_that_fails_closed_refuses(
+        self, start: Start, batch_of: MakeBatch, nursery: trio.Nursery
+    ) -> None:
+        class Stuck(Closed):
+            async def on_requests(self, batch: Batch, now_ns: int) -> Any:
+                await trio.sleep_forever()
+
+        pipeline = start(config("stuck", Stuck(FAULTS["none"]), capacity=1))
+        for _ in range(2):
+            nursery.start_soon(pipeline.decide, batch_of("a"))
+            await wait_all_tasks_blocked()
+        batch = batch_of("a")
+        await pipeline.decide(batch)
+        assert batch.bypassed == {"stuck": "full"}
+        assert batch.verdicts == {0: Refuse(Resource("handler", "stuck"), "stuck", 0)}
+        assert pipeline.bypassed() == {("stuck", "full"): 1}
+
+    async def test_is_logged_once_a_second_with_its_reason(
+        self, start: Start, batch_of: MakeBatch, mock_clock: MockClock, log: list[Any]
+    ) -> None:
+        pipeline = start(config("faulty", Scripted(_raise)))
+        for _ in range(100):
+            await pipeline.decide(batch_of("a", "a"))
+        assert log == [
+            {
+                "event": "handler bypassed",
+                "log_level": "warning",
+                "handler": "faulty",
+                "reason": "error",
+                "requests_total": 2,
+                "fails": "open",
+                "error": "RuntimeError('broken')",
+            }
+        ]
+        mock_clock.jump(1)
+        await pipeline.decide(batch_of("a"))
+        assert [entry["requests_total"] for entry in log] == [2, 201]
+
+
+class TestResponses:
+    async def test_are_wanted_only_if_a_handler_asks(self, start: Start) -> None:
+        deaf = config("deaf", Scripted(lambda batch, now_ns: NO_VERDICTS))
+        assert not start(deaf).wants_responses
+        assert start(deaf, config("observer", Observer())).wants_responses
+
+    async def test_reach_every_handler_that_asks(self, start: Start, connection: ConnectionInfo) -> None:
+        first, second = Observer(), Observer()
+        start(config("first", first), config("second", second)).observe(connection, [ANSWER])
+        assert first.seen == second.seen == [ANSWER]
+
+    async def test_handler_that_fails_on_them_costs_nobody_an_answer(
+        self, start: Start, connection: ConnectionInfo, mock_clock: MockClock, log: list[Any]
+    ) -> None:
+        healthy = Observer()
+        pipeline = start(config("faulty", Observer(RuntimeError("broken"))), config("healthy", healthy))
+        for _ in range(50):
+            pipeline.observe(connection, [ANSWER, ANSWER])
+        assert len(healthy.seen) == 100
+        assert pipeline.bypassed() == {("faulty", "error"): 100}
+        mock_clock.jump(1)
+        pipeline.observe(connection, [ANSWER])
+        assert [entry["event"] for entry in log] == ["handler failed on responses"] * 2
+
+    async def test_are_ignored_by_a_handler_that_does_not_override(self, connection: ConnectionInfo) -> None:
+        class Asking(Scripted):
+            sees_responses = True
+
+        Asking(lambda batch, now_ns: NO_VERDICTS).on_responses(connection, [ANSWER])

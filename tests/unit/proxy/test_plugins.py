@@ -1,0 +1,110 @@
+"""The external plug-in package of the tests, used the way an installation uses any."""
+
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint, entry_points
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pydantic import TypeAdapter, ValidationError
+
+from limiter.resource import Resource
+from proxy.handlers.rate_limit import PLUGIN as RATE_LIMIT
+from proxy.handlers.rate_limit import RateLimitOptions
+from proxy.pipeline import HandlerConfig, HandlerPlugin
+from proxy.protocols.base import Protocol
+
+if TYPE_CHECKING:
+    from tests.unit.proxy.conftest import StartRig
+
+
+def entry_point(group: str, name: str) -> EntryPoint:
+    for entry in entry_points(group=group, name=name):
+        return entry
+    pytest.fail("the plug-in package of the tests is missing: .venv/bin/pip install -e tests/plugin")
+
+
+@pytest.fixture
+def deny_names() -> HandlerPlugin:
+    plugin: HandlerPlugin = entry_point("sluice.handlers", "deny_names").load()
+    return plugin
+
+
+@pytest.mark.parametrize(
+    ("group", "name", "kind", "distribution"),
+    [
+        ("sluice.protocols", "rocketmq", Protocol, "sluice-proxy"),
+        ("sluice.protocols", "lines", Protocol, "sluice-lines"),
+        ("sluice.handlers", "rate_limit", HandlerPlugin, "sluice-proxy"),
+        ("sluice.handlers", "deny_names", HandlerPlugin, "sluice-lines"),
+    ],
+)
+def test_entry_point_leads_to_a_plug_in_of_that_name(
+    group: str, name: str, kind: type[Any], distribution: str
+) -> None:
+    entry = entry_point(group, name)
+    assert entry.dist is not None
+    assert entry.dist.name == distribution
+    plugin = entry.load()
+    assert isinstance(plugin, kind)
+    assert plugin.name == name
+
+
+class TestOptions:
+    def test_are_read_into_the_types_that_the_plug_ins_declare(
+        self, lines: Protocol, deny_names: HandlerPlugin
+    ) -> None:
+        options = TypeAdapter(lines.options).validate_python({"later_ms": 5})
+        assert options == lines.options(later_ms=5, longest_bytes=1000)
+        assert TypeAdapter(deny_names.options).validate_python({"names": ["x"]}).names == ["x"]
+        assert TypeAdapter(RATE_LIMIT.options).validate_python({}) == RateLimitOptions()
+
+    @pytest.mark.parametrize(
+        ("given", "place"),
+        [({"later_ms": "soon"}, "later_ms"), ({"latter_ms": 5}, "latter_ms"), ({"longest_bytes": None}, "longest")],
+    )
+    def test_of_a_protocol_are_validated(self, lines: Protocol, given: dict[str, object], place: str) -> None:
+        with pytest.raises(ValidationError, match=place):
+            TypeAdapter(lines.options).validate_python(given)
+
+    @pytest.mark.parametrize("given", [{}, {"names": "x"}, {"names": [1]}, {"names": [], "more": 1}])
+    def test_of_a_handler_are_validated(self, deny_names: HandlerPlugin, given: dict[str, object]) -> None:
+        with pytest.raises(ValidationError, match=r"names|more"):
+            TypeAdapter(deny_names.options).validate_python(given)
+
+
+async def test_external_handler_and_rate_limiter_decide_together(
+    start_rig: StartRig, deny_names: HandlerPlugin
+) -> None:
+    """The external one stands first, so that what it refuses is not charged."""
+    handlers = [
+        HandlerConfig(deny_names, deny_names.options(names=["secret"])),
+        HandlerConfig(RATE_LIMIT, RateLimitOptions()),
+    ]
+    rig = await start_rig("line_topic:secret=1/s", "line_topic:a=1/s", handlers=handlers)
+    client, broker = await rig.connect()
+    await client.send(b"secret 1\na 1\nsecret 2\na 2\nb 1\n")
+    assert await broker.receive(8) == b"a 1\nb 1\n"
+    assert [await client.receive_line() for _ in range(2)] == [b"BUSY secret 0\n"] * 2
+    assert (await client.receive_line()).startswith(b"BUSY a ")
+    limiter = (await rig.path.explain(Resource("line_topic", "secret"))).limiter
+    assert limiter is not None
+    assert limiter.stored_permits == 1
+
+
+async def test_options_reach_the_session(start_rig: StartRig, lines: Protocol) -> None:
+    rig = await start_rig(options=lines.options(longest_bytes=5))
+    client, broker = await rig.connect()
+    await client.send(b"free 1\nmuch too long")
+    assert await broker.receive_to_end() == b"free 1\n"
+    assert await client.receive_to_end() == b""
+    await rig.until_closed("long_line")
+
+
+async def test_built_in_rules_of_a_protocol_are_data_that_a_rule_set_takes(
+    start_rig: StartRig, lines: Protocol
+) -> None:
+    rig = await start_rig("line_topic:*=1/s", rules=lines.default_rules)
+    client, broker = await rig.connect()
+    await client.send(b"free 1\nfree 2\nother 1\nother 2\n")
+    assert await broker.receive(22) == b"free 1\nfree 2\nother 1\n"
