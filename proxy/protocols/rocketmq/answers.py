@@ -1,0 +1,136 @@
+"""Broker to client: hops from frame to frame, finds the gaps between them, and notes what was answered.
+
+All bytes pass as they came, and none is held back. Headers of answers are only searched for the number of the
+request they answer: a drain must know what is still in flight.
+"""
+
+from collections.abc import Sequence
+from struct import Struct
+from typing import Final
+
+from proxy.batch import Response
+from proxy.protocols.base import Buffer, Close
+from proxy.protocols.rocketmq import codes
+from proxy.protocols.rocketmq.header import read_answer
+from proxy.protocols.rocketmq.owed import Owed
+
+#: An answer's header above this is not gathered when it comes in pieces; its request stays owed.
+MAX_HEADER_BYTES: Final = 64 * 1024
+
+_prefix_at = Struct(">iI").unpack_from
+
+
+class AnswerStream:
+    """The broker's stream of one connection.
+
+    Args:
+        owed: the requests that answers are matched with.
+        wants_responses: gather a Response for every answer.
+
+    Attributes:
+        frames: whole headers seen so far.
+        responses: gathered since they were last taken.
+        close: set when the last chunk ended in something that is no frame; what came before it was queued.
+    """
+
+    def __init__(self, owed: Owed, *, wants_responses: bool) -> None:
+        self.frames = 0
+        self.responses: list[Response] = []
+        self.close: Close | None = None
+        self._owed = owed
+        self._wants_responses = wants_responses
+        #: A copy of the start of a frame whose header has not come completely; its bytes have been passed on.
+        self._head = bytearray()
+        #: What is still to come of a frame whose header is known.
+        self._left = 0
+
+    def between_frames(self) -> bool:
+        """Return whether the stream stands in a gap."""
+        return not self._head and not self._left
+
+    def feed(self, chunk: memoryview, waiting: Sequence[bytes], out: list[Buffer]) -> bool:
+        """Queue one chunk, and ``waiting`` in its first gap.
+
+        Returns:
+            Whether there was a gap.
+        """
+        end = len(chunk)
+        gap: int | None = None
+        position = 0
+        try:
+            position = self._continue_head(chunk) if self._head else self._step(0, self._left, end)
+            if self.between_frames():
+                gap = position
+                while end - position >= codes.PREFIX_BYTES:
+                    length, word = _prefix_at(chunk, position)
+                    header_bytes = word & 0xFFFFFF
+                    if header_bytes > length - 4:
+                        raise _bad_frame(length, header_bytes)
+                    header_at = position + codes.PREFIX_BYTES
+                    body_at = header_at + header_bytes
+                    if body_at <= end:
+                        self._note(chunk[header_at:body_at], 4 + length)
+                    elif header_bytes <= MAX_HEADER_BYTES:
+                        break
+                    self.frames += 1
+                    position += 4 + length
+                if position < end:
+                    self._head += chunk[position:]
+                else:
+                    self._left = position - end
+        except Close as close:
+            self.close = close
+            self._head.clear()
+            end = position
+        passed = 0
+        if waiting and gap is not None:
+            if gap > 0:
+                out.append(chunk[:gap])
+                passed = gap
+            out.extend(waiting)
+        if passed < end:
+            out.append(chunk[passed:end])
+        return gap is not None
+
+    def _step(self, position: int, left: int, end: int) -> int:
+        """Go over what the chunk holds of a frame's ``left`` bytes; returns where."""
+        step = min(left, end - position)
+        self._left = left - step
+        return position + step
+
+    def _continue_head(self, chunk: memoryview) -> int:
+        """Complete the header that earlier chunks began, and step on; returns where the frame ends in this chunk."""
+        head, end = self._head, len(chunk)
+        position = min(max(0, codes.PREFIX_BYTES - len(head)), end)
+        head += chunk[:position]
+        if len(head) < codes.PREFIX_BYTES:
+            return end
+        length, word = _prefix_at(head)
+        header_bytes = word & 0xFFFFFF
+        if header_bytes > length - 4:
+            raise _bad_frame(length, header_bytes)
+        gathered = header_bytes <= MAX_HEADER_BYTES
+        wanted = codes.PREFIX_BYTES + (header_bytes if gathered else 0)
+        step = min(wanted - len(head), end - position)
+        head += chunk[position : position + step]
+        position += step
+        if len(head) < wanted:
+            return end
+        self.frames += 1
+        if gathered:
+            self._note(memoryview(bytes(head))[codes.PREFIX_BYTES :], 4 + length)
+        head.clear()
+        return self._step(position, 4 + length - wanted, end)
+
+    def _note(self, header: memoryview, frame_bytes: int) -> None:
+        """Match an answer with its request."""
+        answer = read_answer(header)
+        if answer is not None and answer.flag & codes.FLAG_RESPONSE:
+            request = self._owed.settle(answer.opaque)
+            if self._wants_responses:
+                code, resources = request or (None, ())
+                self.responses.append(Response(code, resources, answer.code, frame_bytes))
+
+
+def _bad_frame(length: int, header_bytes: int) -> Close:
+    return Close("bad_answer", f"the broker sent a header of {header_bytes} bytes in a frame of length {length}")

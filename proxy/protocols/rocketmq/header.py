@@ -1,0 +1,161 @@
+"""The fast reading of a request's header: only what deciding needs, as the broker would read it.
+
+``classify`` never raises and never guesses. The strict readings in this module answer only where the broker
+is sure to read the same; everything else goes to ``lenient``, and what that cannot read either comes back as
+``UNPARSABLE``, which has a limiter of its own. Whole commands are decoded in ``command``, not here.
+
+A binary header that cannot be limitable is told by its code, which stands in a fixed place. For JSON there is no
+such look that costs less than the reading: ``code`` may stand anywhere, twice, and be spelled with escapes, so
+the shortest one that nobody can dodge searches for the three keys of a resource and for a backslash. That takes
+1.4 µs for a pull request of 370 bytes; reading it takes 1.0 µs, and reading a send of 400 bytes 1.5 µs.
+"""
+
+import struct
+from typing import Annotated, Final
+
+import msgspec
+
+from proxy.protocols.rocketmq import lenient
+from proxy.protocols.rocketmq.binary_header import read_answer_binary, read_binary
+from proxy.protocols.rocketmq.codes import (
+    FLAG_RESPONSE,
+    HEADER_BINARY,
+    HEADER_JSON,
+    KIND_RETRY_GROUP,
+    KIND_TOPIC,
+    LIMITABLE,
+    MAX_NAME_CHARS,
+    RETRY_PREFIX,
+    SEND_BACK_FIELDS,
+    SEND_V1_FIELDS,
+    SEND_V2_FIELDS,
+)
+from proxy.protocols.rocketmq.reading import LENIENT, STRICT, UNPARSABLE, UNPARSED, Header
+
+__all__ = ["LENIENT", "STRICT", "UNPARSABLE", "UNPARSED", "Answer", "Header", "classify", "read_answer"]
+
+_I32 = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
+
+
+class _ExtFields(msgspec.Struct, gc=False):
+    """The few of ``extFields`` that matter; all others are skipped, as the broker keeps but never asks for them."""
+
+    a: str | None = None
+    b: str | None = None
+    m: str | bool | None = None
+    topic: str | None = None
+    producerGroup: str | None = None  # noqa: N815 - the wire's name
+    batch: str | bool | None = None
+    group: str | None = None
+
+
+class _JsonHeader(msgspec.Struct, gc=False, forbid_unknown_fields=True):
+    """The JSON header's own keys; an unknown one is for the lenient reading."""
+
+    code: _I32
+    opaque: _I32
+    flag: _I32 = 0
+    extFields: _ExtFields | None = None  # noqa: N815 - the wire's name
+    version: _I32 = 0
+    language: str = ""
+    remark: str | None = None
+    serializeTypeCurrentRPC: str | None = None  # noqa: N815 - the wire's name
+
+
+_decode_json = msgspec.json.Decoder(_JsonHeader).decode
+
+_fields_of = LIMITABLE.get
+_V2: Final = SEND_V2_FIELDS
+_V1: Final = SEND_V1_FIELDS
+_BACK: Final = SEND_BACK_FIELDS
+_DOLLAR: Final = ord("$")
+
+
+def classify(header: bytes | memoryview, header_type: int) -> Header:
+    """Read the header of a frame that came from a client.
+
+    Args:
+        header: exactly the frame's header bytes.
+        header_type: the high byte of the frame's second word, 0 to 255.
+
+    Returns:
+        What the broker reads in it, or UNPARSABLE. A broker closes the connection on a ``header_type`` other
+        than 0 and 1; such a header is UNPARSABLE here.
+    """
+    if type(header) is not bytes:
+        header = bytes(header)
+    if header_type != HEADER_JSON:
+        return read_binary(header) if header_type == HEADER_BINARY else UNPARSABLE
+    try:
+        raw = _decode_json(header)
+        if not header.isascii():
+            header.decode()  # our decoder skips strings unread; the broker ends them elsewhere if they are not UTF-8
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        return lenient.read_json(header)
+    if _DOLLAR in header and b'"$ref"' in header:
+        return lenient.read_json(header)  # a reference: the broker may overwrite what was just read
+    code = raw.code
+    fields = _fields_of(code)
+    if fields is None or raw.flag & FLAG_RESPONSE:
+        return Header("", "", code, raw.opaque, raw.flag, "", False, raw.version, raw.language)
+    ext = raw.extFields
+    if ext is None:
+        return lenient.read_json(header)
+    batch: str | bool | None
+    if fields is _V2:
+        name, group, batch = ext.b, ext.a, ext.m
+    elif fields is _V1:
+        name, group, batch = ext.topic, ext.producerGroup, ext.batch
+    else:
+        name, group, batch = ext.group, None, None
+    if name is None or len(name) > MAX_NAME_CHARS or (group is not None and len(group) > MAX_NAME_CHARS):
+        return lenient.read_json(header)
+    # What follows is ``reading.charge``, written out because the call alone is a tenth of the time.
+    kind = KIND_TOPIC
+    if fields is _BACK:
+        kind = KIND_RETRY_GROUP
+    elif "%" in name and name.startswith(RETRY_PREFIX):
+        kind = KIND_RETRY_GROUP
+        name = name[len(RETRY_PREFIX) :]
+    is_batch = batch != "false" and batch is not None and (batch is True or str(batch).lower() == "true")
+    return Header(kind, name, code, raw.opaque, raw.flag, group or "", is_batch, raw.version, raw.language)
+
+
+# --- Answers --------------------------------------------------------------------------------------
+
+
+class Answer(msgspec.Struct, gc=False):
+    """What matching a broker's answer with its request needs; the frame may also be the broker's own request.
+
+    Attributes:
+        code: response code of an answer, request code of a request.
+        opaque: number of the request; the broker's own requests have numbers of their own.
+        flag: bits FLAG_RESPONSE and FLAG_ONEWAY.
+    """
+
+    code: int
+    opaque: int
+    flag: int = 0
+
+    @property
+    def is_response(self) -> bool:
+        """Whether it answers a request of the client."""
+        return bool(self.flag & FLAG_RESPONSE)
+
+
+_decode_answer = msgspec.json.Decoder(Answer).decode
+_OPENING_BRACE: Final = ord("{")
+
+
+def read_answer(header: bytes | memoryview) -> Answer | None:
+    """Read the header of a frame that came from the broker, or return None if it has none of ours.
+
+    The broker writes JSON whatever the client speaks; a binary header's code would have to be above 31 000 to
+    be taken for one. It is not asked to be strict: a broker plays no games with its own clients.
+    """
+    try:
+        if header[0] == _OPENING_BRACE:
+            return _decode_answer(header)
+        return Answer(*read_answer_binary(header))
+    except (msgspec.DecodeError, ValueError, RecursionError, IndexError, struct.error):
+        return None

@@ -1,0 +1,57 @@
+"""What the broker owes a client: the requests that were forwarded and have no answer yet.
+
+A drain must know what is in flight, and an answer is told apart by the request that it belongs to. Nothing
+here reads bytes.
+"""
+
+from typing import Final
+
+from limiter.resource import Resource
+from proxy.protocols.rocketmq.codes import RequestCode
+
+Owing = tuple[int, tuple[Resource, ...]]
+"""A request's code, and its resources if it was limitable."""
+
+#: Requests that the broker may hold open for long on purpose; a drain does not wait for them.
+LONG_POLLS: Final = frozenset(
+    {
+        RequestCode.PULL_MESSAGE.value,
+        RequestCode.LITE_PULL_MESSAGE.value,
+        RequestCode.POP_MESSAGE.value,
+        RequestCode.POP_LITE_MESSAGE.value,
+        RequestCode.NOTIFICATION.value,
+    }
+)
+#: Requests remembered per connection, long polls counted apart; some 200 bytes each. Of a client with more in
+#: flight a drain does not wait for the others.
+MAX_OWED: Final = 16_384
+
+
+class Owed:
+    """The requests of one connection that expect an answer, by opaque. Of two with the same one the later counts.
+
+    A request is noted when it is read, before its verdict: until then it is in flight as well.
+
+    Attributes:
+        requests: all but long polls. Whoever adds to it directly keeps it within MAX_OWED.
+    """
+
+    __slots__ = ("_polls", "requests")
+
+    def __init__(self) -> None:
+        self.requests: dict[int, Owing] = {}
+        self._polls: dict[int, Owing] = {}
+
+    def __len__(self) -> int:
+        """Return how many there are, long polls left aside."""
+        return len(self.requests)
+
+    def add(self, opaque: int, code: int, resources: tuple[Resource, ...]) -> None:
+        """Note a request that expects an answer."""
+        where = self._polls if code in LONG_POLLS else self.requests
+        if len(where) < MAX_OWED or opaque in where:
+            where[opaque] = (code, resources)
+
+    def settle(self, opaque: int) -> Owing | None:
+        """Take out a request that was answered or refused; None if it is not known."""
+        return self.requests.pop(opaque, None) or self._polls.pop(opaque, None)

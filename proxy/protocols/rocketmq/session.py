@@ -1,0 +1,153 @@
+"""One RocketMQ connection, sans-IO: the two streams, and the busy answers that go from one to the other."""
+
+from collections.abc import Sequence
+
+from proxy.batch import Batch, Refuse, Response, Side
+from proxy.protocols.base import Buffer, Close, Session, SessionContext
+from proxy.protocols.rocketmq import codes
+from proxy.protocols.rocketmq.answers import AnswerStream
+from proxy.protocols.rocketmq.header import UNPARSED
+from proxy.protocols.rocketmq.options import RocketMQOptions
+from proxy.protocols.rocketmq.owed import Owed
+from proxy.protocols.rocketmq.replies import busy_answer
+from proxy.protocols.rocketmq.requests import Frame, RequestStream
+
+_TLS_HANDSHAKE = 0x16
+#: First bytes of PROXY protocol version 1 and 2.
+_PROXY_PROTOCOL = b"P\r"
+
+
+class RocketMQSession(Session):
+    """The session of one client's connection.
+
+    Args:
+        context: from the driver; its options are a RocketMQOptions.
+    """
+
+    def __init__(self, context: SessionContext) -> None:
+        options: RocketMQOptions = context.options
+        self._connection = context.connection
+        self._counters = context.counters
+        self._tls = options.tls
+        self._owed = Owed()
+        self._requests = RequestStream(context.counters, self._owed, options.max_frame_bytes)
+        self._answers = AnswerStream(self._owed, wants_responses=context.wants_responses)
+        self._out: dict[Side, list[Buffer]] = {Side.CLIENT: [], Side.BROKER: []}
+        #: Busy answers that wait for a gap between the broker's frames.
+        self._waiting: list[bytes] = []
+        #: Bytes of busy answers that nobody has taken yet, waiting or queued.
+        self._own_bytes = 0
+        self._begun = False
+        self._unread = False
+        self._broker_ended = False
+
+    def receive(self, side: Side, chunk: memoryview, now_ns: int) -> Batch | None:
+        """Take one chunk, as the base class says."""
+        del now_ns
+        if not self._begun and side is Side.CLIENT:
+            self._begun = True
+            self._sniff(chunk[0])
+        if self._unread:
+            self._out[side.other].append(chunk)
+            return None
+        if side is Side.BROKER:
+            self._receive_answers(chunk)
+            return None
+        stream, before = self._requests, self._requests.frames
+        requests, charges = stream.feed(chunk)
+        self._counters.frames[side] += stream.frames - before
+        if requests or charges:
+            return Batch(self._connection, side, requests, charges)
+        self._pass_on(None)
+        return None
+
+    def _sniff(self, first: int) -> None:
+        """Tell by its first byte what the client speaks; every legal frame begins with a zero."""
+        if first == _TLS_HANDSHAKE:
+            if self._tls == "refuse":
+                raise Close(
+                    "tls",
+                    "the client began a TLS handshake, which this listener does not decode; turn TLS off in the "
+                    'client, or give the listener the option tls = "pass" to relay it unlimited',
+                )
+            self._unread = True
+        elif first in _PROXY_PROTOCOL:
+            raise Close("proxy_protocol", "the client began with a PROXY protocol header, which is not accepted here")
+
+    def _receive_answers(self, chunk: memoryview) -> None:
+        stream, before = self._answers, self._answers.frames
+        if stream.feed(chunk, self._waiting, self._out[Side.CLIENT]):
+            self._waiting = []
+        self._counters.frames[Side.BROKER] += stream.frames - before
+        if stream.close is not None:
+            self._broker_ended = True
+            raise stream.close
+
+    def decided(self, batch: Batch, now_ns: int) -> None:
+        """Queue what passes for the broker and what is refused for the client."""
+        del now_ns
+        self._pass_on(batch)
+
+    def _pass_on(self, batch: Batch | None) -> None:
+        stream = self._requests
+        refused = stream.pass_on(batch, self._out[Side.BROKER])
+        if refused:
+            self._say_busy(refused)
+        if stream.close is not None:
+            raise stream.close
+        for frame, refuse in refused:
+            if frame.header.reading == UNPARSED:
+                raise Close(
+                    "unparsable", f"requests with headers that cannot be read are over the limit of rule {refuse.rule}"
+                )
+
+    def _say_busy(self, refused: Sequence[tuple[Frame, Refuse]]) -> None:
+        """Queue the answers to refused requests, at once if the broker's stream stands in a gap."""
+        if self._broker_ended:
+            return  # nothing can follow the end of the stream
+        busy = [
+            busy_answer(refuse.resource, refuse.wait_us, frame.header.opaque)
+            for frame, refuse in refused
+            if not frame.header.flag & codes.FLAG_ONEWAY and frame.header.reading != UNPARSED
+        ]
+        self._own_bytes += sum(map(len, busy))
+        (self._out[Side.CLIENT] if self._answers.between_frames() else self._waiting).extend(busy)
+
+    def take_responses(self) -> Sequence[Response]:
+        """Hand out the answers gathered since the last call."""
+        responses, self._answers.responses = self._answers.responses, []
+        return responses
+
+    def end(self, side: Side, now_ns: int) -> None:
+        """Queue what was held back of an unfinished header."""
+        del now_ns
+        if side is Side.CLIENT:
+            self._requests.end(self._out[Side.BROKER])
+        else:
+            # No gap will come any more.
+            self._broker_ended = True
+            self._own_bytes -= sum(map(len, self._waiting))
+            self._waiting.clear()
+
+    def take(self, side: Side) -> Sequence[Buffer]:
+        """Hand out what may be written now."""
+        out = self._out[side]
+        if out:
+            self._out[side] = []
+            if side is Side.CLIENT:
+                self._own_bytes = sum(map(len, self._waiting))
+        return out
+
+    def backlog_bytes(self, side: Side) -> int:
+        """Return the bytes of busy answers that were not taken yet."""
+        return self._own_bytes if side is Side.CLIENT else 0
+
+    def in_flight(self) -> int:
+        """Return the forwarded requests without an answer, long polls left aside."""
+        return len(self._owed)
+
+    def between_frames(self, side: Side) -> bool:
+        """Return whether that peer's stream may end here; one that is relayed unread never may."""
+        if self._unread:
+            return False
+        return (self._requests if side is Side.CLIENT else self._answers).between_frames()

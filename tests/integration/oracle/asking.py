@@ -1,0 +1,159 @@
+"""Asks the broker's own code what it reads in a frame, and compares that with what the codec says.
+
+The rule: where the broker reads a limitable request, the codec names the same resource or says that it cannot
+read the header, which has a limit of its own; and where the strict reading answers, it agrees in everything.
+Where the broker closes the connection the codec may say what it likes, but it must not raise.
+"""
+
+import json
+import struct
+import subprocess
+import threading
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from harness.paths import program
+
+from proxy.protocols.rocketmq.codes import MAX_NAME_CHARS
+from proxy.protocols.rocketmq.header import STRICT, UNPARSED, Header, classify
+
+_HERE = Path(__file__).parent
+_FLUSH = struct.pack(">i", -1)
+_KEY_OF_CODE = {10: "topic", 324: "topic", 310: "topic", 320: "topic", 325: "topic", 36: "group"}
+
+#: What the oracle says about one frame; see Oracle.java. Without a ``code`` the broker closed the connection.
+Reading = dict[str, Any]
+
+
+def frame(header: bytes, header_type: int = 0, body: bytes = b"") -> bytes:
+    """Return a frame whose lengths are right, whatever its header is."""
+    return struct.pack(">iI", 4 + len(header) + len(body), header_type << 24 | len(header)) + header + body
+
+
+class Oracle:
+    """A Java program with the broker's classes; a context manager.
+
+    Args:
+        classpath: where the broker's jars are.
+        home: a folder for what those classes like to write.
+    """
+
+    def __init__(self, classpath: str, home: Path) -> None:
+        self._errors = (home / "oracle.log").open("wb")
+        self._process = subprocess.Popen(
+            [
+                program("java"),
+                "-Xmx512m",
+                "-XX:+UseSerialGC",
+                f"-Duser.home={home}",
+                "-cp",
+                f"{_HERE}:{classpath}",
+                str(_HERE / "Oracle.java"),
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.communicate()
+        self._errors.close()
+
+    def read(self, frames: Sequence[bytes]) -> list[Reading]:
+        """Return what the broker reads in each frame, every one on a connection of its own."""
+        questions, answers = self._process.stdin, self._process.stdout
+        assert questions is not None
+        assert answers is not None
+
+        def ask() -> None:
+            for one in frames:
+                questions.write(struct.pack(">i", len(one)) + one)
+            questions.write(_FLUSH)
+            questions.flush()
+
+        # From another thread, because both pipes are smaller than what goes through them.
+        writer = threading.Thread(target=ask)
+        writer.start()
+        lines = [answers.readline() for _ in frames]
+        writer.join()
+        assert all(lines), f"the oracle ended: see {self._errors.name}"
+        return [json.loads(line) for line in lines]
+
+
+@dataclass
+class Comparison:
+    """What came out of comparing many headers.
+
+    Attributes:
+        counts: how many of each outcome, by a short phrase.
+        wrong: one line for each disagreement; the tests want it empty.
+        unparsed: limitable requests that the broker reads and the codec does not.
+    """
+
+    counts: Counter[str] = field(default_factory=Counter)
+    wrong: list[str] = field(default_factory=list)
+    unparsed: list[bytes] = field(default_factory=list)
+
+
+def compare(oracle: Oracle, headers: Iterable[tuple[bytes, int]]) -> Comparison:
+    """Compare the two readings of headers, given with their types."""
+    comparison = Comparison()
+    asked = list(headers)
+    for (header, header_type), reading in zip(asked, oracle.read([frame(*one) for one in asked]), strict=True):
+        answer = classify(header, header_type)
+        _judge(comparison, header, answer, reading)
+    return comparison
+
+
+def resource_of(reading: Reading) -> tuple[str, str] | None:
+    """Return kind and name of the resource that the broker's reading stands for; None if it is not limitable.
+
+    A send without a topic, or with fields in which the broker finds no numbers, is refused by the broker itself.
+    """
+    if "code" not in reading or reading["response"] or "refused" in reading:
+        return None
+    key = _KEY_OF_CODE.get(reading["code"])
+    name = reading[key] if key is not None else None
+    if name is None:
+        return None
+    if key == "group":
+        return ("retry_group", name)
+    return ("retry_group", name[7:]) if name.startswith("%RETRY%") else ("topic", name)
+
+
+def _judge(comparison: Comparison, header: bytes, answer: Header, reading: Reading) -> None:
+    expected = resource_of(reading)
+    if "code" not in reading:
+        comparison.counts["closed by the broker"] += 1
+        return
+    if answer.reading == UNPARSED:
+        comparison.counts["unparsed, limitable" if expected else "unparsed, other"] += 1
+        if expected:
+            comparison.unparsed.append(header)
+        return
+    strict = answer.reading == STRICT
+    comparison.counts[f"{'strict' if strict else 'lenient'}, {'limitable' if expected else 'other'}"] += 1
+    pairs: dict[str, tuple[object, object]] = {
+        "code": (answer.code, reading["code"]),
+        "flag": (answer.flag, reading["flag"]),
+        "version": (answer.version, reading["version"]),
+    }
+    if strict or answer.opaque:  # a header without a number gets one from the broker
+        pairs["opaque"] = (answer.opaque, reading["opaque"])
+    if expected:
+        pairs["resource"] = ((answer.kind, answer.name), expected)
+        if "batch" in reading:
+            pairs["batch"] = (answer.is_batch, reading["batch"])
+            if strict:
+                pairs["producer group"] = (answer.producer_group, (reading["producer_group"] or "")[:MAX_NAME_CHARS])
+    elif strict and "refused" not in reading:
+        pairs["kind"] = (answer.kind, "")
+    wrong = {what: pair for what, pair in pairs.items() if pair[0] != pair[1]}
+    if wrong:
+        comparison.wrong.append(f"{header!r}: {wrong}")

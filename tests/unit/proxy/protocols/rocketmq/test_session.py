@@ -1,0 +1,361 @@
+"""One connection: both streams, the busy answers between them, and what a drain asks."""
+
+import json
+
+import pytest
+from playbook.frames import (
+    ONEWAY,
+    answer,
+    broker_request,
+    frame,
+    heartbeat,
+    json_frame,
+    pull,
+    read_header,
+    send,
+    send_back,
+    unparsable,
+)
+from playbook.playbook import (
+    WAIT_US,
+    Anything,
+    Broker,
+    Client,
+    Closed,
+    Decided,
+    End,
+    Playbook,
+    ToBroker,
+    ToClient,
+    Undecided,
+    busy,
+    open_session,
+    refuse,
+)
+
+from limiter.resource import Resource
+from proxy.batch import Response, Side
+from proxy.protocols.base import Close
+from proxy.protocols.rocketmq.owed import MAX_OWED
+
+A, B = send("a", 1), send("b", 2)
+
+
+# --- Busy answers ---------------------------------------------------------------------------------
+
+
+def test_busy_answer_says_what_clients_look_for() -> None:
+    session = open_session()
+    batch = session.receive(Side.CLIENT, memoryview(send("a", 4711, binary=True)), 0)
+    assert batch is not None
+    refuse("a")(batch)
+    session.decided(batch, 0)
+    (whole,) = session.take(Side.CLIENT)
+    header = read_header(bytes(whole))
+    assert header["code"] == 2
+    assert header["opaque"] == 4711
+    assert header["flag"] == 1
+    assert header["remark"] == f"[RateLimit] for a need wait:{WAIT_US}microsecs"
+
+
+def test_busy_answer_goes_out_at_once_while_the_broker_is_silent() -> None:
+    assert Playbook(refuse("a")) >> Client(A) << ToClient(busy("a", 1))
+
+
+def test_busy_answer_follows_the_frame_that_the_broker_has_begun() -> None:
+    theirs = answer(9)
+    for offset in range(1, len(theirs)):
+        play = Playbook(refuse("a")) >> Broker(theirs[:offset]) << ToClient(theirs[:offset])
+        play = play >> Client(A)
+        assert play.session.backlog_bytes(Side.CLIENT) == len(busy("a", 1))
+        play = play >> Broker(theirs[offset:]) << ToClient(theirs[offset:], busy("a", 1))
+        assert play
+        assert play.session.backlog_bytes(Side.CLIENT) == 0
+
+
+def test_busy_answers_go_into_the_first_gap_in_order() -> None:
+    one, two = answer(8), answer(9)
+    play = Playbook(refuse("a")) >> Broker(one[:10]) << ToClient(one[:10])
+    play = play >> Client(send("a", 1)) >> Client(send("a", 2) + send("a", 3))
+    assert play >> Broker(one[10:] + two) << ToClient(one[10:], busy("a", 1), busy("a", 2), busy("a", 3), two)
+
+
+def test_busy_answer_waits_for_the_end_of_a_big_answer() -> None:
+    big = answer(9, body=bytes(100_000))
+    play = Playbook(refuse("a")) >> Broker(big[:40_000]) << ToClient(big[:40_000])
+    play = play >> Client(A)
+    play = play >> Broker(big[40_000:90_000]) << ToClient(big[40_000:90_000])
+    assert play >> Broker(big[90_000:]) << ToClient(big[90_000:], busy("a", 1))
+
+
+def test_busy_answers_that_nobody_has_taken_are_backlog() -> None:
+    session = open_session()
+    batch = session.receive(Side.CLIENT, memoryview(A + A), 0)
+    assert batch is not None
+    refuse("a")(batch)
+    session.decided(batch, 0)
+    assert session.backlog_bytes(Side.CLIENT) == 2 * len(busy("a", 1))
+    assert session.backlog_bytes(Side.BROKER) == 0
+    session.take(Side.CLIENT)
+    assert session.backlog_bytes(Side.CLIENT) == 0
+
+
+def test_broker_speaks_while_a_batch_is_being_decided() -> None:
+    theirs = answer(9)
+    play = Playbook(refuse("a")) >> Undecided(A + B) >> Broker(theirs[:20]) << ToClient(theirs[:20])
+    play = play >> Decided() << ToBroker(B)
+    assert play >> Broker(theirs[20:]) << ToClient(theirs[20:], busy("a", 1))
+
+
+def test_nothing_is_said_behind_the_end_of_the_brokers_stream() -> None:
+    play = Playbook(refuse("a")) >> End(Side.BROKER)
+    play = play >> Client(A + B) << ToBroker(B)
+    assert play
+    assert play.session.backlog_bytes(Side.CLIENT) == 0
+
+
+def test_answers_that_still_wait_at_the_end_of_the_brokers_stream_are_dropped() -> None:
+    theirs = answer(9)
+    play = Playbook(refuse("a")) >> Broker(theirs[:20]) << ToClient(theirs[:20])
+    play = play >> Client(A)
+    assert play >> End(Side.BROKER)
+    assert play.session.backlog_bytes(Side.CLIENT) == 0
+
+
+def test_client_that_ended_its_stream_still_gets_its_answers() -> None:
+    play = Playbook() >> Client(A) << ToBroker(A)
+    play = play >> End(Side.CLIENT)
+    assert play >> Broker(answer(1)) << ToClient(answer(1))
+    assert play.session.in_flight() == 0
+
+
+# --- The broker's own requests --------------------------------------------------------------------
+
+
+def test_broker_requests_pass_and_are_owed_by_nobody() -> None:
+    asked = broker_request(7)
+    play = Playbook(refuse("a")) >> Broker(asked) << ToClient(asked)
+    assert play
+    assert not play.requests
+    assert play.session.in_flight() == 0
+
+
+def test_clients_responses_to_broker_requests_are_never_limited_or_owed() -> None:
+    for code in (40, 309, 10, 310, 36):
+        response = json_frame(code, {"topic": "a", "b": "a", "group": "a"}, opaque=7, flag=1)
+        play = Playbook(refuse("a", "_unparsable")) >> Client(response) << ToBroker(response)
+        assert play
+        assert not play.requests
+        assert play.session.in_flight() == 0
+
+
+def test_broker_request_with_a_requests_number_does_not_settle_it() -> None:
+    play = Playbook() >> Client(A) << ToBroker(A)
+    play = play >> Broker(broker_request(1)) << ToClient(broker_request(1))
+    assert play.session.in_flight() == 1
+
+
+# --- The first byte -------------------------------------------------------------------------------
+
+HELLO = b"\x16\x03\x01\x02\x00" + bytes(range(200))
+
+
+def test_tls_handshake_is_refused_with_a_reason() -> None:
+    assert Playbook() >> Client(HELLO) << Closed("tls")
+
+
+def test_reason_for_refusing_tls_says_what_to_do() -> None:
+    with pytest.raises(Close, match='tls = "pass"'):
+        open_session().receive(Side.CLIENT, memoryview(HELLO), 0)
+
+
+def test_single_byte_is_enough_to_tell_tls() -> None:
+    assert Playbook() >> Client(HELLO[:1]) << Closed("tls")
+
+
+def test_tls_is_relayed_unread_where_the_listener_says_so() -> None:
+    play = Playbook(refuse("a"), tls="pass") >> Client(HELLO) << ToBroker(HELLO)
+    play = play >> Broker(b"\x16server hello") << ToClient(b"\x16server hello")
+    assert play >> Client(A + b"\0\0\0\0garbage") << ToBroker(A + b"\0\0\0\0garbage")
+    assert not play.requests
+    assert not play.session.between_frames(Side.CLIENT)
+    assert not play.session.between_frames(Side.BROKER)
+    assert play >> End(Side.CLIENT)
+
+
+def test_plain_clients_are_read_although_tls_may_pass() -> None:
+    assert Playbook(refuse("a"), tls="pass") >> Client(A) << ToClient(busy("a", 1))
+
+
+def test_only_the_first_byte_of_a_connection_is_sniffed() -> None:
+    whole = send("a", body=b"\x16P\r")
+    play = Playbook() >> Client(whole[:-3]) << ToBroker(whole[:-3])
+    for byte in (b"\x16", b"P", b"\r"):
+        play = play >> Client(byte) << ToBroker(byte)
+    assert play
+
+
+@pytest.mark.parametrize("hello", [b"PROXY TCP4 192.0.2.1 192.0.2.2 1 2\r\n", b"\r\n\r\n\0\r\nQUIT\n"])
+def test_proxy_protocol_header_is_not_accepted(hello: bytes) -> None:
+    assert Playbook() >> Client(hello) << Closed("proxy_protocol")
+    assert Playbook() >> Client(hello[:1]) << Closed("proxy_protocol")
+
+
+def test_http_is_no_frame() -> None:
+    assert Playbook() >> Client(b"GET / HTTP/1.1\r\n\r\n") << Closed("bad_frame")
+
+
+# --- What is in flight ----------------------------------------------------------------------------
+
+
+def test_request_is_in_flight_until_it_is_answered() -> None:
+    play = Playbook() >> Client(A + heartbeat(5)) << ToBroker(A + heartbeat(5))
+    assert play.session.in_flight() == 2
+    play = play >> Broker(answer(5)) << ToClient(answer(5))
+    assert play.session.in_flight() == 1
+    play = play >> Broker(answer(1)) << ToClient(answer(1))
+    assert play.session.in_flight() == 0
+
+
+def test_long_polls_are_not_in_flight() -> None:
+    play = Playbook() >> Client(pull(3)) << ToBroker(pull(3))
+    assert play.session.in_flight() == 0
+    assert play >> Broker(answer(3)) << ToClient(answer(3))
+
+
+def test_oneway_requests_are_not_in_flight() -> None:
+    oneway = send("a", flag=ONEWAY) + json_frame(15, flag=ONEWAY)
+    play = Playbook() >> Client(oneway) << ToBroker(oneway)
+    assert play.session.in_flight() == 0
+
+
+def test_refused_requests_are_not_in_flight() -> None:
+    play = Playbook(refuse("a")) >> Client(A + B) << ToBroker(B) << ToClient(busy("a", 1))
+    assert play.session.in_flight() == 1
+
+
+def test_refused_oneway_request_settles_nobody_elses() -> None:
+    other = heartbeat(1)
+    play = Playbook(refuse("a")) >> Client(other + send("a", 1, flag=ONEWAY)) << ToBroker(other)
+    assert play.session.in_flight() == 1
+
+
+def test_repeated_numbers_and_answers_do_not_confuse_the_count() -> None:
+    play = Playbook() >> Client(A + A) << ToBroker(A + A)
+    assert play.session.in_flight() == 1
+    play = play >> Broker(answer(1) + answer(1)) << ToClient(answer(1) + answer(1))
+    assert play.session.in_flight() == 0
+
+
+def test_request_is_in_flight_while_it_is_being_decided() -> None:
+    play = Playbook(refuse("a")) >> Undecided(A)
+    assert play.session.in_flight() == 1
+    play = play >> Decided() << ToClient(busy("a", 1))
+    assert play.session.in_flight() == 0
+
+
+def test_what_is_remembered_as_in_flight_is_bounded() -> None:
+    play = Playbook()
+    step = 1000
+    for first in range(0, MAX_OWED + 2 * step, step):
+        chunk = b"".join(send("a", first + number, body=b"") for number in range(step))
+        play = play >> Client(chunk) << ToBroker(chunk)
+    assert play.session.in_flight() == MAX_OWED
+
+
+def test_request_of_a_frame_that_is_still_coming_is_in_flight() -> None:
+    play = Playbook() >> Client(A[:-3]) << ToBroker(A[:-3])
+    assert play.session.in_flight() == 1
+
+
+# --- Frame boundaries -----------------------------------------------------------------------------
+
+
+def test_new_connection_stands_between_frames() -> None:
+    session = open_session()
+    assert session.between_frames(Side.CLIENT)
+    assert session.between_frames(Side.BROKER)
+
+
+def test_either_stream_stands_between_frames_only_at_their_ends() -> None:
+    for offset in range(1, len(A) + 1):
+        play = Playbook() >> Client(A[:offset]) << Anything()
+        assert play.session.between_frames(Side.CLIENT) == (offset == len(A))
+    theirs = answer(1, body=b"xyz")
+    for offset in range(1, len(theirs) + 1):
+        play = Playbook() >> Broker(theirs[:offset]) << ToClient(theirs[:offset])
+        assert play.session.between_frames(Side.BROKER) == (offset == len(theirs))
+
+
+def test_stream_does_not_end_while_a_oneway_request_is_being_decided() -> None:
+    oneway = send("a", flag=ONEWAY)
+    play = Playbook() >> Undecided(oneway)
+    assert play.session.in_flight() == 0
+    assert not play.session.between_frames(Side.CLIENT)
+    play = play >> Decided() << ToBroker(oneway)
+    assert play.session.between_frames(Side.CLIENT)
+
+
+# --- Counting and observing -----------------------------------------------------------------------
+
+
+def test_frames_are_counted_by_the_peer_they_came_from() -> None:
+    play = Playbook(refuse("a")) >> Client(A + B + unparsable()) << ToBroker(B + unparsable()) << ToClient(busy("a"))
+    play = play >> Broker(answer(2) + broker_request() + answer(3)[:9])
+    assert play << ToClient(answer(2) + broker_request() + answer(3)[:9])
+    assert play.counters.frames == {Side.CLIENT: 3, Side.BROKER: 2}
+    assert play.counters.undecodable == {"none": 1}
+
+
+def test_handlers_see_the_answers_once_if_they_ask() -> None:
+    both = A + heartbeat(5)
+    play = Playbook(wants_responses=True) >> Client(both) << ToBroker(both)
+    theirs = answer(5) + answer(1, 14, body=b"body")
+    play = play >> Broker(theirs) << ToClient(theirs)
+    assert play.session.take_responses() == [
+        Response(34, (), 0, len(answer(5))),
+        Response(310, (Resource("topic", "a"),), 14, len(answer(1, 14, body=b"body"))),
+    ]
+    assert not play.session.take_responses()
+
+
+def test_our_own_answers_are_not_shown_as_the_brokers() -> None:
+    play = Playbook(refuse("g"), wants_responses=True) >> Client(send_back("g", 3))
+    assert play << ToClient(busy("g", 3, kind="retry_group"))
+    assert not play.session.take_responses()
+
+
+# --- Broken connections ---------------------------------------------------------------------------
+
+
+def test_broker_that_sends_no_frames_ends_the_connection_after_what_was_good() -> None:
+    theirs = answer(1)
+    assert Playbook() >> Broker(theirs + b"\0\0\0\0\0\0\0\0") << ToClient(theirs) << Closed("bad_answer")
+
+
+def test_nothing_is_said_into_a_broken_answer() -> None:
+    play = Playbook(refuse("a")) >> Undecided(A) >> Broker(b"\0\0\0\0") << ToClient(b"\0\0\0\0")
+    play = play >> Broker(b"\0\0\0\0") << Closed("bad_answer")
+    assert play >> Decided()
+
+
+def test_verdicts_of_a_chunk_that_ends_badly_still_hold() -> None:
+    play = Playbook(refuse("a")) >> Undecided(B + A + b"\0\0\0\1\0\0\0\0")
+    assert play >> Decided() << ToBroker(B) << ToClient(busy("a", 1)) << Closed("bad_frame")
+
+
+def test_details_name_what_was_seen() -> None:
+    with pytest.raises(Close, match="a frame of length 3, where 4 to 16777212 are allowed"):
+        open_session().receive(Side.CLIENT, memoryview(b"\0\0\0\3\0\0\0\0"), 0)
+    with pytest.raises(Close, match="a header of 9 bytes in a frame of length 12"):
+        open_session().receive(Side.CLIENT, memoryview(b"\0\0\0\x0c\0\0\0\x09"), 0)
+    with pytest.raises(Close, match="a header of type 7, where 0 and 1 are known"):
+        open_session().receive(Side.CLIENT, memoryview(b"\0\0\0\x0c\7\0\0\x08"), 0)
+    with pytest.raises(Close, match="the broker sent a header of 9 bytes in a frame of length 12"):
+        open_session().receive(Side.BROKER, memoryview(b"\0\0\0\x0c\0\0\0\x09"), 0)
+
+
+def test_batch_field_that_no_client_writes_is_read_as_the_broker_would() -> None:
+    odd = frame(json.dumps({"code": 310, "opaque": 1, "flag": 0, "extFields": {"b": "a", "m": "TRUE"}}).encode())
+    play = Playbook() >> Client(odd) << ToBroker(odd)
+    assert [request.messages for request in play.requests] == [1]
