@@ -1,0 +1,42 @@
+"""The embedded broker for clients in processes of their own."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from proxy.loopback import Loopback, LoopbackConfig, serve_broker
+
+
+class Embedded:
+    """A running embedded broker and the clients that are to work against it.
+
+    Attributes:
+        loopback: the broker.
+        namesrv: ``host:port`` of its name server.
+    """
+
+    def __init__(self, loopback: Loopback) -> None:
+        self.loopback = loopback
+        self.namesrv = loopback.name_server_address
+
+    async def run(self, run_client: Callable[..., Any], *arguments: object, **options: object) -> Any:
+        """Run a client program on a thread, so that the broker goes on meanwhile, and return its report."""
+        return await trio.to_thread.run_sync(partial(run_client, *arguments, **options))
+
+
+@pytest.fixture
+async def embedded(nursery: trio.Nursery) -> Iterator[Embedded]:
+    """An embedded broker on free ports whose every delay level is one second."""
+    config = LoopbackConfig(broker_port=0, name_server_port=0, delay_levels_s=(1,) * 18)
+    yield Embedded(await nursery.start(serve_broker, config))
+    nursery.cancel_scope.cancel()
+
+
+@pytest.fixture
+def programs() -> Path:
+    """Where the client programs of these tests lie."""
+    return Path(__file__).parent / "clients"
