@@ -1,0 +1,51 @@
+"""What an operator is told when something cannot be done: always lines of plain text, never a traceback.
+
+Each line says where (file and line, variable, flag or address), what was found there and what to do.
+"""
+
+import errno
+from collections.abc import Sequence
+
+
+class OperatorError(Exception):
+    """One or more things an operator must change.
+
+    Attributes:
+        lines: one for each thing.
+        exit_code: what the process ends with.
+    """
+
+    exit_code = 1
+
+    def __init__(self, lines: str | Sequence[str]) -> None:
+        self.lines: tuple[str, ...] = (lines,) if isinstance(lines, str) else tuple(lines)
+        super().__init__("\n".join(self.lines))
+
+
+class SettingsError(OperatorError):
+    """The command line, the environment or the configuration file is wrong."""
+
+    exit_code = 2
+
+
+class StartError(OperatorError):
+    """The settings are right, but the machine does not let Sluice run with them."""
+
+
+def listen_error(what: str, address: str, error: OSError) -> StartError:
+    """Say why an address could not be listened on, and what to do.
+
+    Args:
+        what: who wanted it, e.g. ``listener "main"``.
+        address: the ``host:port`` that was tried.
+        error: what the system answered.
+    """
+    why = {
+        errno.EADDRINUSE: "something else listens there already; stop it or choose another address",
+        errno.EADDRNOTAVAIL: "this machine has no such address; choose one that `ip address` shows",
+        errno.EACCES: "not permitted; choose a port above 1023 or grant CAP_NET_BIND_SERVICE",
+        errno.EPERM: "not permitted; choose a port above 1023 or grant CAP_NET_BIND_SERVICE",
+    }.get(error.errno or 0)
+    if why is None:
+        why = f"{error.strerror or error}; choose an address of this machine"
+    return StartError(f"{what}: cannot listen on {address}: {why}")

@@ -1,0 +1,176 @@
+"""How a fault in the settings is put in words: one line that names the place, the key, the value, what is allowed.
+
+It knows where values came from (``Origins``) and how to translate pydantic's errors; it reads nothing itself.
+"""
+
+import difflib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from admin.toml_lines import Path as Place
+from admin.toml_lines import line_of
+
+#: How alike two names must be, from 0 to 1, for one to be taken for the other mistyped.
+_CLOSE = 0.7
+
+
+@dataclass(frozen=True, slots=True)
+class Origins:
+    """Where each value came from.
+
+    Attributes:
+        file: the path of the file as the operator gave it, or None.
+        lines: the file's lines by place.
+        named: the variable or flag that gave the value of a place.
+    """
+
+    file: str | None
+    lines: Mapping[Place, int]
+    named: Mapping[Place, str]
+
+    def of(self, place: Place) -> str:
+        """Name where a table came from: a flag, a variable, ``file:line``, or ``built-in``."""
+        for length in range(len(place), 0, -1):
+            if (name := self.named.get(place[:length])) is not None:
+                return name
+        line = line_of(place, self.lines)
+        if self.file is None or line is None:
+            return "built-in"
+        return f"{self.file}:{line}"
+
+    def problem(self, place: Place, what: str, value: object = None) -> str:
+        """Make the line for one fault: where, which key, which value, what is allowed."""
+        shown = "" if value is None else f" = {show(value)}"
+        for length in range(len(place), 0, -1):
+            if (name := self.named.get(place[:length])) is not None:
+                return f"{given(name, value)}: {what}"
+        line = line_of(place, self.lines)
+        where = "" if self.file is None else f"{self.file}: " if line is None else f"{self.file}:{line}: "
+        return f"{where}{spell(place)}{shown}: {what}"
+
+
+def describe(error: ValidationError, origins: Origins, *, model: type[Any], prefix: Place = ()) -> list[str]:
+    """Turn pydantic's errors into lines for an operator.
+
+    Args:
+        error: what pydantic raised.
+        origins: where the values came from.
+        model: what it was validated against, for the names of the keys that are allowed.
+        prefix: the place of what was validated in the configuration.
+    """
+    return [
+        origins.problem((*prefix, *detail["loc"]), *_words(detail, model)) for detail in error.errors(include_url=False)
+    ]
+
+
+def unknown_key(key: str, allowed: Iterable[str], *, prefix: str = "") -> str:
+    """Say that a key or name does not exist, and which one may have been meant.
+
+    Args:
+        key: what was found.
+        allowed: what could have stood there.
+        prefix: what all of them begin with; it makes none of them more alike.
+    """
+    names = sorted(allowed)
+    bare = [name.removeprefix(prefix) for name in names]
+    close = difflib.get_close_matches(key.removeprefix(prefix), bare, n=1, cutoff=_CLOSE)
+    if close:
+        return f'unknown; did you mean "{prefix}{close[0]}"?'
+    return f"unknown; allowed here: {', '.join(names)}" if names else "unknown; nothing can be set here"
+
+
+def spell(place: Place) -> str:
+    """Write a place as one string, ``listeners[0].options.x``."""
+    text = ""
+    for part in place:
+        if isinstance(part, int):
+            text += f"[{part}]"
+        else:
+            text += f".{part}" if text else part
+    return text
+
+
+def given(name: str, value: object = None) -> str:
+    """Write a flag or a variable with its value as it stands on a command line."""
+    if value is None:
+        return name
+    shown = show(value)
+    plain = shown.strip('"')
+    if "\\" not in plain and not any(character.isspace() for character in plain):
+        # Quotes only where a shell would need them.
+        shown = plain
+    return f"{name} {shown}" if name.startswith("--") else f"{name}={shown}"
+
+
+def show(value: object) -> str:
+    """Write a value as it would stand in TOML, cut to a length that fits a line."""
+    try:
+        text = json.dumps(value, ensure_ascii=False, default=str)
+    except ValueError:
+        text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _words(detail: ErrorDetails, model: type[Any]) -> tuple[str, object]:
+    """Say what is allowed where pydantic found something else, and the value if it is worth showing."""
+    context = detail.get("ctx", {})
+    value = detail["input"]
+    match detail["type"]:
+        case "missing":
+            return "missing; it must be given", None
+        case "extra_forbidden" | "unexpected_keyword_argument":
+            return f"{unknown_key(str(detail['loc'][-1]), _keys(model, detail['loc'][:-1]))}", None
+        case "value_error":
+            return str(context["error"]), value
+        case "bool_type" | "bool_parsing":
+            return "must be true or false", value
+        case "int_type" | "int_parsing" | "int_from_float":
+            return "must be a whole number", value
+        case "float_type" | "float_parsing" | "finite_number":
+            return "must be a number", value
+        case "string_type":
+            return "must be text in quotes", value
+        case "string_too_short":
+            return "must not be empty", value
+        case "string_too_long":
+            return f"must be at most {context['max_length']} characters", value
+        case "literal_error" | "enum":
+            return f"must be {str(context['expected']).replace(chr(39), chr(34))}", value
+        case "greater_than_equal":
+            return f"must be at least {context['ge']:g}", value
+        case "greater_than":
+            return f"must be more than {context['gt']:g}", value
+        case "less_than_equal":
+            return f"must be at most {context['le']:g}", value
+        case "less_than":
+            return f"must be less than {context['lt']:g}", value
+        case "list_type":
+            return "must be an array; write each element as a table in double brackets", value
+        case "model_type" | "dict_type" | "dataclass_type" | "model_attributes_type":
+            return "must be a table", value
+        case _:
+            message = detail["msg"]
+            return message[:1].lower() + message[1:], value
+
+
+def _keys(model: Any, loc: Sequence[str | int]) -> Iterable[str]:
+    """Return the keys that the table at ``loc`` of a model can have."""
+    for part in loc:
+        if isinstance(part, str):
+            fields = getattr(model, "model_fields", None)
+            if fields is None or part not in fields:
+                # The key of a free-form table: its values' model follows.
+                continue
+            model = _table_type(fields[part].annotation)
+    return getattr(model, "model_fields", None) or getattr(model, "__dataclass_fields__", {})
+
+
+def _table_type(annotation: Any) -> Any:
+    """Return the table type inside ``list[T]`` or ``dict[str, T]``, or the type itself."""
+    inner = get_args(annotation)
+    return inner[-1] if inner else annotation

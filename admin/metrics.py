@@ -1,0 +1,189 @@
+"""Prometheus metrics, made from a Snapshot at scrape time; the data path itself keeps only plain integers.
+
+Every metric is defined here and nowhere else: name, labels, meaning. The number of resource labels is bounded by
+the data path (``bounds.max_resource_labels``); what is beyond it arrives under the resource ``_other``.
+"""
+
+import platform
+from collections.abc import Iterable, Iterator
+from importlib.metadata import version
+
+import trio
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.process_collector import ProcessCollector
+from prometheus_client.registry import Collector
+
+from proxy.control import DataPath, Snapshot
+
+DISTRIBUTION = "sluice-proxy"
+
+
+def sluice_version() -> str:
+    """Return the version of the installed distribution."""
+    return version(DISTRIBUTION)
+
+
+class SnapshotCollector(Collector):
+    """The metrics of one snapshot."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._snapshot = snapshot
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield every metric family."""
+        snapshot = self._snapshot
+        yield from _resources(snapshot)
+        yield from _connections(snapshot)
+        yield from _wire(snapshot)
+        yield from _executor(snapshot)
+        yield from _limiters(snapshot)
+        yield InfoMetricFamily(
+            "sluice_build", "What is running.", {"version": sluice_version(), "python": platform.python_version()}
+        )
+
+
+def _counter(
+    name: str, help_text: str, labels: tuple[str, ...], samples: Iterable[tuple[tuple[str, ...], int]]
+) -> Metric:
+    family = CounterMetricFamily(name, help_text, labels=labels)
+    for values, count in samples:
+        family.add_metric(values, count)
+    return family
+
+
+def _gauge(
+    name: str, help_text: str, labels: tuple[str, ...], samples: Iterable[tuple[tuple[str, ...], int]]
+) -> Metric:
+    family = GaugeMetricFamily(name, help_text, labels=labels)
+    for values, count in samples:
+        family.add_metric(values, count)
+    return family
+
+
+def _resources(snapshot: Snapshot) -> Iterator[Metric]:
+    labels = ("kind", "resource", "verdict")
+    yield _counter(
+        "sluice_requests",
+        "Limitable requests by what became of them; bypass counts what passed because a handler was skipped.",
+        labels,
+        (
+            ((kind, name, verdict), count)
+            for (kind, name), counts in snapshot.resources.items()
+            for verdict, count in counts.requests.items()
+        ),
+    )
+    yield _counter(
+        "sluice_messages",
+        "As sluice_requests_total, in messages: a batch counts as what it holds.",
+        labels,
+        (
+            ((kind, name, verdict), count)
+            for (kind, name), counts in snapshot.resources.items()
+            for verdict, count in counts.messages.items()
+        ),
+    )
+    yield _counter(
+        "sluice_bypassed",
+        "Requests that went on without a handler's verdict: its lanes were full, late, or it failed.",
+        ("handler", "reason"),
+        snapshot.bypassed.items(),
+    )
+
+
+def _connections(snapshot: Snapshot) -> Iterator[Metric]:
+    yield _gauge(
+        "sluice_connections",
+        "Client connections open now.",
+        ("listener",),
+        (((listener.name,), listener.connections) for listener in snapshot.listeners),
+    )
+    yield _counter("sluice_connections_opened", "Client connections accepted.", (), [((), snapshot.connections_total)])
+    yield _counter(
+        "sluice_connections_closed",
+        "Client connections that ended, by reason.",
+        ("reason",),
+        (((reason,), count) for reason, count in snapshot.closed_total.items()),
+    )
+
+
+def _wire(snapshot: Snapshot) -> Iterator[Metric]:
+    yield _counter(
+        "sluice_frames",
+        "Whole frames of the protocol, by the peer they came from.",
+        ("direction",),
+        (((direction,), count) for direction, count in snapshot.frames_total.items()),
+    )
+    yield _counter(
+        "sluice_bytes",
+        "Bytes read, by the peer they came from.",
+        ("direction",),
+        (((direction,), count) for direction, count in snapshot.bytes_total.items()),
+    )
+    yield _counter(
+        "sluice_undecodable",
+        "Headers that the strict parser refused, by the parser that read them after all (none: no parser did).",
+        ("parser",),
+        (((parser,), count) for parser, count in snapshot.undecodable_total.items()),
+    )
+
+
+def _executor(snapshot: Snapshot) -> Iterator[Metric]:
+    yield _gauge(
+        "sluice_executor_depth",
+        "Batches waiting on a handler's lanes.",
+        ("handler",),
+        (((handler,), depth.queued) for handler, depth in snapshot.lanes.items()),
+    )
+    yield _gauge(
+        "sluice_executor_capacity",
+        "Batches that may wait on a handler's lanes before they bypass it.",
+        ("handler",),
+        (((handler,), depth.capacity) for handler, depth in snapshot.lanes.items()),
+    )
+    yield _gauge(
+        "sluice_executor_late_lanes",
+        "Lanes of a handler that are bypassed until a probe returns in time.",
+        ("handler",),
+        (((handler,), depth.late_lanes) for handler, depth in snapshot.lanes.items()),
+    )
+
+
+def _limiters(snapshot: Snapshot) -> Iterator[Metric]:
+    yield _gauge("sluice_live_limiters", "Limiters in memory now.", (), [((), snapshot.live_limiters)])
+    yield _counter(
+        "sluice_limiters_evicted", "Idle limiters given up for new names.", (), [((), snapshot.evicted_total)]
+    )
+    yield _counter(
+        "sluice_limiters_overflowed",
+        "Decisions made by a rule's shared limiter because there was no room for one more.",
+        (),
+        [((), snapshot.overflowed_total)],
+    )
+    yield _gauge("sluice_rule_set_version", "Version of the rule set in force.", (), [((), snapshot.rule_set_version)])
+    yield _gauge(
+        "sluice_limiting", "1 while limiting is on, 0 while everything passes.", (), [((), int(snapshot.limiting))]
+    )
+    yield _gauge("sluice_draining", "1 while no new connections are accepted.", (), [((), int(snapshot.draining))])
+
+
+async def scrape(data_path: DataPath, accept: str) -> tuple[bytes, str]:
+    """Take a snapshot and write it down.
+
+    Writing takes a thread: with a thousand resources it computes for tens of milliseconds, which the data path
+    must not wait for.
+
+    Args:
+        data_path: whose counters.
+        accept: the request's Accept header; chooses between OpenMetrics and Prometheus' text format.
+
+    Returns:
+        The body and its content type.
+    """
+    snapshot = await data_path.snapshot()
+    encode, content_type = choose_encoder(accept)
+    registry = CollectorRegistry()
+    registry.register(SnapshotCollector(snapshot))
+    ProcessCollector(registry=registry)
+    return await trio.to_thread.run_sync(encode, registry), content_type

@@ -1,0 +1,233 @@
+"""Where settings come from: a TOML file, the environment, and flags, each winning over the one before.
+
+Reads and merges them, remembers the place of every value, and turns each fault into one line that names the
+place, the key, the value and what is allowed. What the keys mean is ``admin.settings``.
+
+The environment
+===============
+``SLUICE_LISTEN``, ``SLUICE_BROKER`` and ``SLUICE_LIMIT`` take what the flags of these names take, several
+separated by white space; ``SLUICE_PROTOCOL`` and ``SLUICE_CONFIG`` take one. Every other key is named after its
+place in the file: ``bounds.max_connections`` is ``SLUICE_BOUNDS_MAX_CONNECTIONS``; ``admin.listen`` alone is
+``SLUICE_ADMIN``, like its flag. Other variables that begin with ``SLUICE_`` are errors, apart from those that
+Kubernetes makes of a service called ``sluice``.
+"""
+
+import re
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from admin.errors import SettingsError
+from admin.faults import Origins, describe, given, show, unknown_key
+from admin.settings import DEFAULT_PROTOCOL, Settings
+from admin.toml_lines import Path as Place
+from admin.toml_lines import find_lines
+
+ENV_PREFIX = "SLUICE_"
+ENV_LISTEN, ENV_BROKER, ENV_LIMIT = "SLUICE_LISTEN", "SLUICE_BROKER", "SLUICE_LIMIT"
+ENV_PROTOCOL, ENV_CONFIG = "SLUICE_PROTOCOL", "SLUICE_CONFIG"
+
+_KUBERNETES = re.compile(
+    r"SLUICE_([A-Z0-9_]+_)?(SERVICE_HOST|SERVICE_PORT(_[A-Z0-9_]+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Flags:
+    """What the command line gave; None and empty mean that it did not.
+
+    Attributes:
+        listen: addresses, each with the broker at the same index.
+        broker: see ``listen``.
+        protocol: of all these pairs.
+        limits: as written, ``KIND:NAME=RATE/s``.
+        values: other keys by their place, with the flag's name: ``{("log", "level"): ("--log-level", "debug")}``.
+    """
+
+    listen: Sequence[str] = ()
+    broker: Sequence[str] = ()
+    protocol: str | None = None
+    limits: Sequence[str] = ()
+    values: Mapping[Place, tuple[str, object]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class LimitText:
+    """A limit written ``KIND:NAME=RATE/s``, and where it was written."""
+
+    text: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """Validated settings, with the limits that were not in the file and the place of everything.
+
+    Attributes:
+        settings: file, environment and flags merged.
+        env_limits: limits of the environment, stronger than the file's.
+        flag_limits: limits of the command line, stronger than the environment's.
+        origins: where each value came from.
+    """
+
+    settings: Settings
+    env_limits: tuple[LimitText, ...]
+    flag_limits: tuple[LimitText, ...]
+    origins: Origins
+
+
+def load(file: str | None, environ: Mapping[str, str], flags: Flags) -> Configuration:
+    """Read, merge and validate the configuration.
+
+    Args:
+        file: path of the TOML file; None looks at SLUICE_CONFIG.
+        environ: the environment.
+        flags: the command line.
+
+    Raises:
+        SettingsError: with a line for each fault.
+    """
+    file = file or environ.get(ENV_CONFIG) or None
+    data: dict[str, Any] = {}
+    lines: Mapping[Place, int] = {}
+    if file is not None:
+        data, lines = _read(file)
+    named: dict[Place, str] = {}
+    problems = _merge_environment(data, named, environ)
+    for place, (flag, value) in flags.values.items():
+        _put(data, place, value)
+        named[place] = flag
+    problems += _merge_listeners(data, named, environ, flags)
+    origins = Origins(file, lines, named)
+    try:
+        settings = Settings.model_validate(data)
+    except ValidationError as error:
+        problems += describe(error, origins, model=Settings)
+        raise SettingsError(problems) from None
+    if problems:
+        raise SettingsError(problems)
+    env_limits = tuple(LimitText(text, ENV_LIMIT) for text in environ.get(ENV_LIMIT, "").split())
+    flag_limits = tuple(LimitText(text, "--limit") for text in flags.limits)
+    return Configuration(settings, env_limits, flag_limits, origins)
+
+
+def environment_names() -> dict[str, Place]:
+    """Return the variables of single keys, by name, with the key's place."""
+    return dict(_environment_names(Settings, ()))
+
+
+def _environment_names(model: type[BaseModel], parent: Place) -> Iterable[tuple[str, Place]]:
+    for key, info in model.model_fields.items():
+        place = (*parent, key)
+        annotation = info.annotation
+        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+            yield from _environment_names(annotation, place)
+        elif not str(annotation).startswith(("list", "dict")):
+            extra = info.json_schema_extra
+            name = extra.get("env") if isinstance(extra, dict) else None
+            yield str(name or ENV_PREFIX + "_".join(map(str, place)).upper()), place
+
+
+def _read(file: str) -> tuple[dict[str, Any], Mapping[Place, int]]:
+    try:
+        text = Path(file).read_text(encoding="utf-8")
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise SettingsError(f"{file}: cannot be read: {reason}; name a TOML file") from None
+    except UnicodeDecodeError as error:
+        raise SettingsError(f"{file}: not UTF-8 text: byte {error.start} cannot be read; save it as UTF-8") from None
+    try:
+        return tomllib.loads(text), find_lines(text)
+    except tomllib.TOMLDecodeError as error:
+        raise SettingsError(_not_toml(file, text, str(error))) from None
+
+
+def _not_toml(file: str, text: str, message: str) -> str:
+    """Say where a text stops being TOML; tomllib puts the place at the end of its message."""
+    reason, _, where = message.partition(" (at ")
+    if match := re.match(r"line (\d+), column (\d+)", where):
+        line, column = int(match[1]), int(match[2])
+    else:
+        # "at end of document"
+        line, column = max(1, len(text.splitlines())), 0
+    at = f" (column {column})" if column else " (end of the file)"
+    source = text.splitlines()[line - 1].strip() if text else ""
+    return f"{file}:{line}: not TOML: {reason[:1].lower()}{reason[1:]}{at}: {show(source)}"
+
+
+def _merge_environment(data: dict[str, Any], named: dict[Place, str], environ: Mapping[str, str]) -> list[str]:
+    problems = []
+    keys = environment_names()
+    others = {ENV_LISTEN, ENV_BROKER, ENV_LIMIT, ENV_PROTOCOL, ENV_CONFIG}
+    for name, text in sorted(environ.items()):
+        if not name.startswith(ENV_PREFIX) or name in others or _KUBERNETES.fullmatch(name):
+            continue
+        if name not in keys:
+            what = unknown_key(name, {*keys, *others}, prefix=ENV_PREFIX)
+            problems.append(f"environment variable {name}: {what}")
+        else:
+            _put(data, keys[name], _scalar(text))
+            named[keys[name]] = name
+    return problems
+
+
+def _scalar(text: str) -> object:
+    """Read a variable as TOML reads a number or a boolean; everything else is text."""
+    try:
+        value = tomllib.loads(f"value = {text.strip()}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+    return value if isinstance(value, bool | int | float) else text
+
+
+def _put(data: dict[str, Any], place: Place, value: object) -> None:
+    """Set one value in nested tables; a table that is none is left for the validation to refuse."""
+    table: Any = data
+    for key in place[:-1]:
+        table = table.setdefault(key, {})
+        if not isinstance(table, dict):
+            return
+    table[place[-1]] = value
+
+
+def _merge_listeners(
+    data: dict[str, Any], named: dict[Place, str], environ: Mapping[str, str], flags: Flags
+) -> list[str]:
+    """Pairs of listen and broker addresses stand in for all the file's listeners."""
+    listen, listen_name = _pair_half(flags.listen, "--listen", environ, ENV_LISTEN)
+    broker, broker_name = _pair_half(flags.broker, "--broker", environ, ENV_BROKER)
+    protocol, protocol_name = flags.protocol, "--protocol"
+    if protocol is None and environ.get(ENV_PROTOCOL):
+        protocol, protocol_name = environ[ENV_PROTOCOL], ENV_PROTOCOL
+    if not listen and not broker:
+        if protocol is not None:
+            return [f"{given(protocol_name, protocol)}: goes with --listen and --broker; give these too"]
+        return []
+    if len(listen) != len(broker):
+        counts = f"{listen_name} is given {_times(listen)}, {broker_name} {_times(broker)}"
+        return [f"{counts}: give them in pairs, each address to listen on with that of its broker"]
+    data["listeners"] = [
+        {"listen": here, "broker": there, "protocol": protocol or DEFAULT_PROTOCOL}
+        for here, there in zip(listen, broker, strict=True)
+    ]
+    for index in range(len(listen)):
+        named["listeners", index] = listen_name
+        named["listeners", index, "listen"] = listen_name
+        named["listeners", index, "broker"] = broker_name
+        if protocol is not None:
+            named["listeners", index, "protocol"] = protocol_name
+    return []
+
+
+def _pair_half(values: Sequence[str], flag: str, environ: Mapping[str, str], name: str) -> tuple[Sequence[str], str]:
+    if values or not environ.get(name):
+        return values, flag
+    return environ[name].split(), name
+
+
+def _times(values: Sequence[str]) -> str:
+    return ("not at all", "once", "twice")[len(values)] if len(values) < 3 else f"{len(values)} times"

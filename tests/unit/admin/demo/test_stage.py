@@ -1,0 +1,87 @@
+import re
+import signal
+import socket
+from typing import Any
+
+import pytest
+import structlog
+import trio
+
+from admin import logs
+from admin.demo import stage, view
+from admin.settings import Endpoint
+
+
+@pytest.fixture(autouse=True)
+def _own_ports(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Never the usual ports, and no logging left behind."""
+    monkeypatch.setattr(stage, "_LISTEN", Endpoint("127.0.0.1", 0))
+    monkeypatch.setattr(stage, "_NAME_SERVER", Endpoint("127.0.0.1", 0))
+    monkeypatch.setattr(stage, "DEFAULT_ADMIN", "127.0.0.1:0")
+    monkeypatch.setattr(logs, "configure", lambda _: None)
+    yield
+    structlog.reset_defaults()
+
+
+def rows(text: str) -> dict[str, list[int]]:
+    """Read the summary's figures: limit, sent, passed, refused, other, stored."""
+    return {
+        topic: [int(figure.replace(",", "")) for figure in figures.split()[:6]]
+        for topic, figures in re.findall(r"^ (\w+) +([\d,. ]+)$", text, re.MULTILINE)
+    }
+
+
+async def test_a_short_run_ends_with_an_account_that_is_in_order(capsys: pytest.CaptureFixture[str]) -> None:
+    exit_code = await stage.perform(seconds=1.5)
+    text = capsys.readouterr().out
+    assert exit_code == 0, text
+    assert text.count("✓ ") == 5
+    figures = rows(text)
+    assert set(figures) == {load.topic for load in stage.LOADS}
+    for load in stage.LOADS:
+        _, sent, passed, refused, other, stored = figures[load.topic]
+        assert sent == passed + refused
+        assert (other, stored) == (0, passed)
+        assert (refused > 0) == load.runaway
+    assert "/metrics" in text
+
+
+async def test_ctrl_c_ends_it_with_the_account(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first_line = trio.Event()
+
+    def line(*args: Any) -> str:
+        first_line.set()
+        return view_line(*args)
+
+    view_line = view.line
+    monkeypatch.setattr(view, "line", line)
+    exit_codes: list[int] = []
+
+    async def perform() -> None:
+        exit_codes.append(await stage.perform(seconds=None))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(perform)
+        await first_line.wait()
+        signal.raise_signal(signal.SIGINT)
+    text = capsys.readouterr().out
+    assert exit_codes == [0], text
+    assert "quiet topics lost nothing" in text
+    assert "sent/passed/refused per second: runaway " in text
+
+
+def test_a_taken_port_is_replaced_by_a_free_one() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        found = stage._free_port(Endpoint("127.0.0.1", port))
+    assert found not in {0, port}
+    assert stage._free_port(Endpoint("127.0.0.1", found)) == found
+
+
+def test_one_topic_runs_away_tenfold_and_the_others_stay_under_the_limit() -> None:
+    rates = {load.topic: load.rate_per_s for load in stage.LOADS if not load.runaway}
+    (runaway,) = [load.rate_per_s for load in stage.LOADS if load.runaway]
+    assert runaway == 10 * stage.LIMIT_PER_S
+    assert all(rate < stage.LIMIT_PER_S for rate in rates.values())

@@ -1,0 +1,56 @@
+import io
+
+import pytest
+from rich.console import Console, RenderableType
+
+from admin.demo import view
+from admin.demo.ledger import Check, Counts, Ledger
+from admin.demo.stage import LOADS
+
+
+def screen(renderable: RenderableType, columns: int = 80) -> list[str]:
+    console = Console(file=io.StringIO(), width=columns, color_system=None)
+    with console.capture() as capture:
+        console.print(renderable)
+    return capture.get().splitlines()
+
+
+@pytest.fixture
+def ledger() -> Ledger:
+    made = Ledger(LOADS)
+    made.mark(0.0)
+    for load in LOADS:
+        passed = 120_200 if load.runaway else 90_000
+        made.counts[load.topic] = Counts(
+            1_200_000 if load.runaway else passed, passed, 1_079_800 if load.runaway else 0
+        )
+    made.mark(600.0)
+    return made
+
+
+def test_ten_minutes_of_figures_fits_80_columns(ledger: Ledger) -> None:
+    stored = {topic: counts.passed for topic, counts in ledger.counts.items()}
+    for lines in (
+        screen(view.heading("127.0.0.1:10911", "127.0.0.1:45623", "127.0.0.1:9876", "http://127.0.0.1:9870/", 200)),
+        screen(view.live(ledger, 600, None)),
+        screen(view.summary(ledger, stored, 200, 600, [Check(holds=True, text="all well")])),
+    ):
+        text = "\n".join(lines)
+        assert "…" not in text
+        assert max(len(line.rstrip()) for line in lines) <= 80
+
+
+def test_one_refusal_among_many_shows(ledger: Ledger) -> None:
+    assert "■□□□□□" in "\n".join(screen(view.live(ledger, 600, None)))
+    assert str(view._bar(1_000_000, 1)) == "■■■■■□"
+    assert str(view._bar(0, 5)) == "□□□□□□"
+    assert str(view._bar(0, 0)) == ""
+
+
+def test_a_check_that_fails_is_marked(ledger: Ledger) -> None:
+    lines = screen(view.summary(ledger, {}, 200, 1, [Check(holds=False, text="lost"), Check(holds=True, text="kept")]))
+    assert lines[-2:] == ["✗ lost", "✓ kept"]
+
+
+def test_a_line_for_pipes_has_every_topic(ledger: Ledger) -> None:
+    assert all(f"{load.topic} " in view.line(ledger, 1.0) for load in LOADS)

@@ -1,0 +1,198 @@
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from admin.cli import main
+from admin.metrics import sluice_version
+
+Write = Callable[[str], str]
+SLUICE = Path(sys.executable).with_name("sluice")
+PAIR = ["--listen", "127.0.0.1:0", "--broker", "127.0.0.1:1"]
+
+
+@pytest.fixture(autouse=True)
+def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("SLUICE_")]:
+        monkeypatch.delenv(name)
+
+
+def complaint(capsys: pytest.CaptureFixture[str], *tokens: str, exit_code: int = 2) -> str:
+    """Run a command that cannot succeed; return its one line without the program's name."""
+    assert main(tokens) == exit_code
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    (line,) = captured.err.splitlines()
+    assert line.startswith("sluice: ")
+    return line.removeprefix("sluice: ")
+
+
+@pytest.mark.parametrize(
+    ("command", "line"),
+    [
+        ("rnu", 'unknown command "rnu"; did you mean "run"? Available commands: run, check, demo; see sluice --help'),
+        ("run --listn x", "unknown option: --listn; did you mean --listen? see sluice run --help"),
+        ("run --listen", "--listen: nothing given; see sluice run --help"),
+        ("run x", 'unexpected argument "x"; see sluice run --help'),
+        ("run --grace-s x", 'invalid value for --grace-s: unable to convert "x" into float; see sluice run --help'),
+        ("run --grace-s -1", "--grace-s -1.0: must be at least 0"),
+        ("check", "FILE: nothing given; see sluice check --help"),
+        ("check /nowhere.toml", "/nowhere.toml: cannot be read: no such file or directory; name a TOML file"),
+        ("run --config /nowhere.toml", "/nowhere.toml: cannot be read: no such file or directory; name a TOML file"),
+        ("run", "nothing to listen on: give --listen and --broker, or [[listeners]] in a --config file"),
+        ("demo --seconds 0", "--seconds 0: must be more than 0"),
+        ("demo --seconds nan", "--seconds nan: must be more than 0"),
+    ],
+)
+def test_a_wrong_command_line_is_one_line_and_exit_code_2(
+    capsys: pytest.CaptureFixture[str], command: str, line: str
+) -> None:
+    assert complaint(capsys, *command.split()) == line
+
+
+def test_a_wrong_choice_names_what_is_allowed(capsys: pytest.CaptureFixture[str]) -> None:
+    line = complaint(capsys, "run", "--log-format", "xml")
+    assert line == 'invalid value "xml" for --log-format; choose from: "auto", "human", "json"; see sluice run --help'
+
+
+def test_a_bad_limit_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    line = complaint(capsys, "run", *PAIR, "--limit", "topic:orders=fast")
+    assert line.startswith("--limit 'topic:orders=fast': rate 'fast'; allowed: KIND:NAME-or-glob=RATE/s")
+
+
+def test_a_broken_file_names_file_line_key_value_and_what_is_allowed(
+    capsys: pytest.CaptureFixture[str], write: Write
+) -> None:
+    file = write("[bounds]\nmax_connections = 'many'\n")
+    expected = 'sluice.toml:2: bounds.max_connections = "many": must be a whole number'
+    assert complaint(capsys, "run", *PAIR, "--config", file) == expected
+    assert complaint(capsys, "check", file) == expected
+
+
+def test_an_occupied_port_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        listening = ["run", "--listen", address, "--broker", "127.0.0.1:1", "--admin", "off", "--log-level", "error"]
+        reason = f"cannot listen on {address}: something else listens there already; stop it or choose another address"
+        assert complaint(capsys, *listening, exit_code=1) == f"listener: {reason}"
+        assert complaint(capsys, "run", *PAIR, "--admin", address, exit_code=1) == f"admin: {reason}"
+
+
+def test_an_address_of_another_machine_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    line = complaint(
+        capsys, "run", "--listen", "192.0.2.1:10911", "--broker", "127.0.0.1:1", "--admin", "off", exit_code=1
+    )
+    assert line.startswith("listener: cannot listen on 192.0.2.1:10911: this machine has no such address; ")
+
+
+def test_what_nobody_thought_of_is_still_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise ExceptionGroup("all", [ZeroDivisionError("so it\nhappened")])
+
+    monkeypatch.setattr("admin.cli.load", fail)
+    line = complaint(capsys, "run", *PAIR, exit_code=1)
+    assert line.startswith("internal error: ZeroDivisionError")
+    assert "so it happened" in line
+
+
+def test_every_fault_has_its_own_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", *PAIR, "--limit", "a", "--limit", "b"]) == 2
+    assert [line.split("'")[1] for line in capsys.readouterr().err.splitlines()] == ["a", "b"]
+
+
+def test_the_version_is_the_distributions(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"sluice {sluice_version()}\n"
+
+
+@pytest.mark.parametrize("command", ["run", "check", "demo"])
+def test_every_command_explains_itself(capsys: pytest.CaptureFixture[str], command: str) -> None:
+    assert main([command, "--help"]) == 0
+    assert f"Usage: sluice {command}" in capsys.readouterr().out
+    assert main([]) == 0
+    assert command in capsys.readouterr().out
+
+
+def test_the_help_of_run_names_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["run", "--help"])
+    text = capsys.readouterr().out
+    for flag in ("listen", "broker", "protocol", "limit", "config", "admin", "log-level", "log-format", "grace-s"):
+        assert f"--{flag} " in text
+    assert "--empty" not in text
+    assert "--no-" not in text
+
+
+def test_check_prints_what_would_be_in_force_in_match_order(
+    capsys: pytest.CaptureFixture[str], write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write(
+        '[[listeners]]\nlisten = "127.0.0.2:10911"\nbroker = "127.0.0.1:10911"\nname = "main"\n'
+        '[[limits]]\nkind = "topic"\nname = "o*"\nrate = 5\nbreak_s = 0.5\n'
+        '[[limits]]\nkind = "topic"\nname = "orders"\nrate = "unlimited"\n'
+        '[[limits]]\nkind = "topic"\nname = "old"\nrate = 0\nenabled = false\n'
+    )
+    monkeypatch.setenv("SLUICE_LIMIT", "retry_group:*=7/s")
+    assert main(["check", file]) == 0
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    listener = next(line for line in lines if line.startswith("127.0.0.2"))
+    assert listener.startswith("127.0.0.2:10911 127.0.0.1:10911 rocketmq main default tls = refuse")
+    assert listener.endswith("sluice.toml:1")
+    assert [line for line in lines if line.startswith(("topic:", "retry_group:"))] == [
+        "topic:orders unlimited this name sluice.toml:10",
+        "topic:old off (0/s) this name sluice.toml:14",
+        "topic:*_REPLY_TOPIC unlimited each such name built-in",
+        "topic:RMQ_SYS_* unlimited each such name built-in",
+        "topic:o* 5/s 1 s 0.5 s each such name, with a limit of its own sluice.toml:5",
+        "retry_group:* 7/s 1 s 1 s every other retry group SLUICE_LIMIT",
+        "topic:* unlimited every other topic default",
+    ]
+
+
+def test_check_takes_the_sample_configuration(capsys: pytest.CaptureFixture[str]) -> None:
+    sample = Path(__file__).parents[3] / "deploy" / "sluice.toml"
+    assert main(["check", str(sample)]) == 0
+    assert "topic:orders" in capsys.readouterr().out
+
+
+def test_check_says_what_a_file_without_listeners_lacks(capsys: pytest.CaptureFixture[str], write: Write) -> None:
+    assert main(["check", write("limiting = false\n")]) == 0
+    text = capsys.readouterr().out
+    assert "will need --listen and --broker" in text
+    assert "warning: limiting = false: everything passes" in text
+
+
+def test_off_a_terminal_no_line_is_wrapped_or_padded(capsys: pytest.CaptureFixture[str], write: Write) -> None:
+    name = "x" * 150
+    assert main(["check", write(f'[[limits]]\nkind = "topic"\nname = "{name}"\nrate = 1\n')]) == 0
+    text = capsys.readouterr().out
+    assert f"topic:{name} " in text
+    assert all(line == line.rstrip() for line in text.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("command", "exit_code"),
+    [("--version", 0), ("run --nonsense", 2), ("check /nowhere.toml", 2), ("run --listen 192.0.2.1:1 --broker a:1", 1)],
+)
+def test_the_console_script_ends_with_the_exit_code_and_no_traceback(command: str, exit_code: int) -> None:
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("SLUICE_")}
+    done = subprocess.run([SLUICE, *command.split()], capture_output=True, text=True, check=False, env=environ)
+    assert done.returncode == exit_code
+    assert "Traceback" not in done.stderr
+    if exit_code:
+        assert done.stderr.startswith("sluice: ")
+        assert done.stderr.count("\n") == 1
+
+
+def test_a_reader_that_goes_away_is_no_error(write: Write) -> None:
+    file = write("")
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run([SLUICE, "check", file], stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, "")

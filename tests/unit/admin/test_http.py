@@ -1,0 +1,126 @@
+import json
+import signal
+import socket
+from typing import Any
+
+import pytest
+import structlog
+import trio
+
+from admin import http
+from admin.errors import StartError
+from admin.health import Health
+from admin.settings import Endpoint
+from proxy.control import BrokerReach
+
+
+class Served:
+    """An admin address that is really bound."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.endpoint = endpoint
+
+    async def ask(self, path: str, method: str = "GET", **headers: str) -> tuple[int, dict[str, str], bytes]:
+        async with await trio.open_tcp_stream(*self.endpoint) as stream:
+            fields = {"host": "x", "connection": "close", **headers}
+            head = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
+            await stream.send_all(f"{method} {path} HTTP/1.1\r\n{head}\r\n".encode())
+            answer = b"".join([chunk async for chunk in stream])
+        top, _, body = answer.partition(b"\r\n\r\n")
+        status, *lines = top.decode().split("\r\n")
+        return int(status.split()[1]), dict(line.lower().split(": ", 1) for line in lines), body
+
+
+@pytest.fixture
+async def served(data_path: Any, nursery: trio.Nursery) -> Served:
+    sock = http.bind(Endpoint("127.0.0.1", 0))
+    endpoint = http.bound_endpoint(sock)
+    await nursery.start(http.run, http.application(data_path, Health(data_path)), sock)
+    return Served(endpoint)
+
+
+async def test_metrics_are_served(served: Served) -> None:
+    status, headers, body = await served.ask("/metrics")
+    assert status == 200
+    assert headers["content-type"].startswith("text/plain; version=0.0.4")
+    assert b'sluice_requests_total{kind="topic",resource="orders",verdict="refuse"} 3.0' in body
+
+
+async def test_metrics_are_served_as_openmetrics_to_who_asks(served: Served) -> None:
+    _, headers, body = await served.ask("/metrics", accept="application/openmetrics-text; version=1.0.0")
+    assert headers["content-type"].startswith("application/openmetrics-text")
+    assert body.endswith(b"# EOF\n")
+
+
+async def test_being_alive_is_answering(served: Served) -> None:
+    status, _, body = await served.ask("/healthz")
+    assert (status, json.loads(body)) == (200, {"alive": True})
+
+
+async def test_readiness_is_the_status_and_the_body(served: Served, data_path: Any) -> None:
+    status, _, body = await served.ask("/readyz")
+    assert (status, json.loads(body)["ready"]) == (200, True)
+
+
+async def test_an_unready_sidecar_answers_503_and_says_which_part_it_is(served: Served, data_path: Any) -> None:
+    data_path.reaches = (BrokerReach("main", "127.0.0.1:10911", "Connection refused"),)
+    status, _, body = await served.ask("/readyz")
+    assert status == 503
+    assert json.loads(body)["brokers"]["main"]["error"] == "Connection refused"
+
+
+async def test_the_root_says_what_there_is(served: Served) -> None:
+    status, _, body = await served.ask("/")
+    assert status == 200
+    assert all(path in body for path in (b"/metrics", b"/healthz", b"/readyz"))
+
+
+@pytest.mark.parametrize(("method", "path", "expected"), [("GET", "/nowhere", 404), ("POST", "/metrics", 405)])
+async def test_what_is_not_there_is_refused(served: Served, method: str, path: str, expected: int) -> None:
+    status, _, _ = await served.ask(path, method)
+    assert status == expected
+
+
+async def test_the_server_does_not_name_its_software(served: Served) -> None:
+    _, headers, _ = await served.ask("/healthz")
+    assert "server" not in headers
+
+
+async def test_a_failing_answer_is_logged_and_harms_nothing(
+    served: Served, data_path: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    snapshot, data_path.snapshot_now = data_path.snapshot_now, None
+    with structlog.testing.capture_logs() as logged:
+        status, _, body = await served.ask("/metrics")
+    assert (status, body) == (500, b"internal error; the log has the reason\n")
+    assert [(entry["event"], entry["path"]) for entry in logged] == [("admin request failed", "/metrics")]
+    data_path.snapshot_now = snapshot
+    assert (await served.ask("/metrics"))[0] == 200
+    assert "Traceback" not in capfd.readouterr().err
+
+
+async def test_signals_are_left_alone(data_path: Any, nursery: trio.Nursery) -> None:
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    sock = http.bind(Endpoint("127.0.0.1", 0))
+    served = Served(http.bound_endpoint(sock))
+    await nursery.start(http.run, http.application(data_path, Health(data_path)), sock)
+    await served.ask("/healthz")
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
+
+
+def test_a_taken_address_is_named_with_what_to_do() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        endpoint = Endpoint(*taken.getsockname())
+        with pytest.raises(StartError) as caught:
+            http.bind(endpoint)
+    assert caught.value.lines == (
+        f"admin: cannot listen on {endpoint}: something else listens there already; stop it or choose another address",
+    )
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "no.such.host.invalid"])
+def test_an_address_that_is_not_ours_is_named(host: str) -> None:
+    with pytest.raises(StartError) as caught:
+        http.bind(Endpoint(host, 9870))
+    (line,) = caught.value.lines
+    assert line.startswith(f"admin: cannot listen on {host}:9870: ")

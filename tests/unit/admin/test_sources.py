@@ -1,0 +1,221 @@
+from collections.abc import Callable, Mapping
+
+import pytest
+
+from admin.errors import SettingsError
+from admin.settings import OFF, Endpoint
+from admin.sources import Flags, LimitText, environment_names, load
+
+Write = Callable[[str], str]
+
+
+def lines(file: str | None = None, environ: Mapping[str, str] | None = None, flags: Flags | None = None) -> list[str]:
+    with pytest.raises(SettingsError) as caught:
+        load(file, environ or {}, flags or Flags())
+    assert caught.value.exit_code == 2
+    return list(caught.value.lines)
+
+
+def test_without_any_source_the_defaults_hold() -> None:
+    settings = load(None, {}, Flags()).settings
+    assert settings.limiting
+    assert settings.admin.listen == Endpoint("127.0.0.1", 9870)
+    assert [handler.name for handler in settings.handlers] == ["rate_limit"]
+
+
+def test_flags_win_over_the_environment_and_that_over_the_file(write: Write) -> None:
+    file = write('grace_s = 1\n[log]\nlevel = "debug"\nformat = "json"\n[bounds]\nmax_connections = 5\n')
+    environ = {"SLUICE_GRACE_S": "2", "SLUICE_LOG_LEVEL": "warning"}
+    settings = load(file, environ, Flags(values={("grace_s",): ("--grace-s", 3.0)})).settings
+    assert settings.grace_s == 3
+    assert settings.log.level == "warning"
+    assert settings.log.format == "json"
+    assert settings.bounds.max_connections == 5
+
+
+def test_the_environment_can_name_the_file(write: Write) -> None:
+    assert load(None, {"SLUICE_CONFIG": write("grace_s = 4")}, Flags()).settings.grace_s == 4
+
+
+def test_pairs_of_flags_stand_in_for_the_files_listeners(write: Write) -> None:
+    file = write('[[listeners]]\nlisten = "a:1"\nbroker = "b:1"\n')
+    given = Flags(listen=["c:2", "c:3"], broker=["d:2", "d:3"], protocol="other")
+    listeners = load(file, {}, given).settings.listeners
+    assert [(str(each.listen), str(each.broker), each.protocol) for each in listeners] == [
+        ("c:2", "d:2", "other"),
+        ("c:3", "d:3", "other"),
+    ]
+
+
+def test_pairs_come_from_the_environment_too() -> None:
+    environ = {"SLUICE_LISTEN": "a:1 a:2", "SLUICE_BROKER": "b:1\nb:2", "SLUICE_PROTOCOL": "x"}
+    listeners = load(None, environ, Flags()).settings.listeners
+    assert [(str(each.listen), str(each.broker), each.protocol) for each in listeners] == [
+        ("a:1", "b:1", "x"),
+        ("a:2", "b:2", "x"),
+    ]
+
+
+def test_a_flag_can_complete_a_pair_of_the_environment() -> None:
+    listeners = load(None, {"SLUICE_BROKER": "b:1"}, Flags(listen=["a:1"])).settings.listeners
+    assert [(str(each.listen), str(each.broker)) for each in listeners] == [("a:1", "b:1")]
+
+
+def test_limits_of_environment_and_flags_are_kept_apart() -> None:
+    configuration = load(None, {"SLUICE_LIMIT": "topic:a=1/s topic:b=2/s"}, Flags(limits=["topic:c=3/s"]))
+    assert configuration.env_limits == (
+        LimitText("topic:a=1/s", "SLUICE_LIMIT"),
+        LimitText("topic:b=2/s", "SLUICE_LIMIT"),
+    )
+    assert configuration.flag_limits == (LimitText("topic:c=3/s", "--limit"),)
+
+
+def test_every_single_key_has_a_variable() -> None:
+    assert environment_names() == {
+        "SLUICE_LIMITING": ("limiting",),
+        "SLUICE_GRACE_S": ("grace_s",),
+        "SLUICE_ADMIN": ("admin", "listen"),
+        "SLUICE_LOG_LEVEL": ("log", "level"),
+        "SLUICE_LOG_FORMAT": ("log", "format"),
+        "SLUICE_BOUNDS_MAX_CONNECTIONS": ("bounds", "max_connections"),
+        "SLUICE_BOUNDS_MAX_LIVE_LIMITERS": ("bounds", "max_live_limiters"),
+        "SLUICE_BOUNDS_MAX_RESOURCE_LABELS": ("bounds", "max_resource_labels"),
+        "SLUICE_BOUNDS_BUFFER_BUDGET_BYTES": ("bounds", "buffer_budget_bytes"),
+    }
+
+
+def test_variables_are_read_as_their_keys_type() -> None:
+    environ = {"SLUICE_LIMITING": "false", "SLUICE_BOUNDS_MAX_CONNECTIONS": " 7 ", "SLUICE_ADMIN": "off"}
+    settings = load(None, environ, Flags()).settings
+    assert settings.limiting is False
+    assert settings.bounds.max_connections == 7
+    assert settings.admin.listen == OFF
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "SLUICE_SERVICE_HOST",
+        "SLUICE_SERVICE_PORT",
+        "SLUICE_SERVICE_PORT_METRICS",
+        "SLUICE_PORT",
+        "SLUICE_PORT_9870_TCP",
+        "SLUICE_PORT_9870_TCP_ADDR",
+        "SLUICE_ADMIN_SERVICE_HOST",
+        "SLUICE_ADMIN_PORT",
+        "SLUICE_ADMIN_PORT_9870_TCP_PROTO",
+    ],
+)
+def test_variables_that_kubernetes_makes_of_a_service_are_left_alone(name: str) -> None:
+    load(None, {name: "tcp://10.0.0.1:9870"}, Flags())
+
+
+ENDPOINT = 'must be "host:port", for example "127.0.0.1:10911" or "[::1]:10911"'
+ARRAY = "must be an array; write each element as a table in double brackets"
+RATE = 'must be a number of at least 0 (messages per second, 0 refuses all) or "unlimited"'
+LEVEL = 'must be "debug", "info", "warning" or "error"'
+LISTENER = '[[listeners]]\nlisten = "{}"\nbroker = "{}"'
+LIMIT = '[[limits]]\nkind = "topic"\nname = "a"\n'
+HANDLER = '[[handlers]]\nname = "x"\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("[bounds]\nmax_connections = -1", "2: bounds.max_connections = -1: must be at least 1"),
+        ("[bounds]\nmax_connections = 1.5", "2: bounds.max_connections = 1.5: must be a whole number"),
+        ('[bounds]\nmax_connections = "9"', '2: bounds.max_connections = "9": must be a whole number'),
+        ("[bounds]\nmax_connections = true", "2: bounds.max_connections = true: must be a whole number"),
+        ("\nlimiting = 1", "2: limiting = 1: must be true or false"),
+        ("grace_s = inf", "1: grace_s = Infinity: must be a number"),
+        ("grace_s = -0.5", "1: grace_s = -0.5: must be at least 0"),
+        ("[[handlers]]\nname = 5", "2: handlers[0].name = 5: must be text in quotes"),
+        ('[[handlers]]\nname = ""', '2: handlers[0].name = "": must not be empty'),
+        (HANDLER + "lanes = 999", "3: handlers[0].lanes = 999: must be at most 256"),
+        (HANDLER + "deadline_ms = 0", "3: handlers[0].deadline_ms = 0: must be more than 0"),
+        ('[log]\nlevel = "loud"', f'2: log.level = "loud": {LEVEL}'),
+        ("log = { level = 3 }", f"1: log.level = 3: {LEVEL}"),
+        ("log = 3", "1: log = 3: must be a table"),
+        ("listeners = 3", f"1: listeners = 3: {ARRAY}"),
+        ('[listeners]\nlisten = "a:1"', f'1: listeners = {{"listen": "a:1"}}: {ARRAY}'),
+        ("[[listeners]]\n\nlisten = 'a:1'", "1: listeners[0].broker: missing; it must be given"),
+        (
+            LISTENER.format("a:1", "b:0"),
+            '3: listeners[0].broker = "b:0": must name the broker\'s port, from 1 to 65535',
+        ),
+        (LISTENER.format("a", "b:1"), f'2: listeners[0].listen = "a": {ENDPOINT}'),
+        ("[admin]\nlisten = 'x'", f'2: admin.listen = "x": {ENDPOINT}; or "off"'),
+        (LIMIT + "rate = -1", f"4: limits[0].rate = -1: {RATE}"),
+        (LIMIT + "rte = 1\nrate = 1", '4: limits[0].rte: unknown; did you mean "rate"?'),
+        ("[defaults.topic]\nrate = 1\nbrake_s = 1", '3: defaults.topic.brake_s: unknown; did you mean "break_s"?'),
+        ("[bonds]\nx = 1", '1: bonds: unknown; did you mean "bounds"?'),
+        ("[log]\nzzz = 1", "2: log.zzz: unknown; allowed here: format, level"),
+        ("[[log]\nx", "1: not TOML: expected ']]' at the end of an array declaration (column 6): \"[[log]\""),
+        ("a = 1\na = 2", '2: not TOML: cannot overwrite a value (end of the file): "a = 2"'),
+        ("a = [", '1: not TOML: invalid value (end of the file): "a = ["'),
+    ],
+)
+def test_a_fault_in_the_file_names_line_key_value_and_what_is_allowed(write: Write, text: str, line: str) -> None:
+    assert lines(write(text)) == [f"sluice.toml:{line}"]
+
+
+def test_every_fault_has_a_line_of_its_own(write: Write) -> None:
+    file = write("limiting = 3\n[bounds]\nmax_connections = 0\n[log]\nx = 1\n")
+    assert lines(file, {"SLUICE_LOGLEVEL": "info"}) == [
+        'environment variable SLUICE_LOGLEVEL: unknown; did you mean "SLUICE_LOG_LEVEL"?',
+        "sluice.toml:1: limiting = 3: must be true or false",
+        "sluice.toml:5: log.x: unknown; allowed here: format, level",
+        "sluice.toml:3: bounds.max_connections = 0: must be at least 1",
+    ]
+
+
+def test_a_fault_of_the_environment_names_the_variable(write: Write) -> None:
+    file = write("[bounds]\nmax_connections = 5\n")
+    assert lines(file, {"SLUICE_BOUNDS_MAX_CONNECTIONS": "many"}) == [
+        "SLUICE_BOUNDS_MAX_CONNECTIONS=many: must be a whole number"
+    ]
+    assert lines(None, {"SLUICE_LOG_LEVL": "info"}) == [
+        'environment variable SLUICE_LOG_LEVL: unknown; did you mean "SLUICE_LOG_LEVEL"?'
+    ]
+
+
+def test_a_fault_of_a_flag_names_the_flag() -> None:
+    assert lines(flags=Flags(listen=["x"], broker=["b:1"])) == [
+        '--listen x: must be "host:port", for example "127.0.0.1:10911" or "[::1]:10911"'
+    ]
+    assert lines(flags=Flags(values={("grace_s",): ("--grace-s", -1.0)})) == ["--grace-s -1.0: must be at least 0"]
+
+
+def test_addresses_that_are_no_pairs_are_refused() -> None:
+    pairs = "give them in pairs, each address to listen on with that of its broker"
+    given = Flags(listen=["a:1", "a:2"], broker=["b:1"])
+    assert lines(flags=given) == [f"--listen is given twice, --broker once: {pairs}"]
+    assert lines(None, {"SLUICE_BROKER": "a:1 a:2 a:3"}) == [
+        f"--listen is given not at all, SLUICE_BROKER 3 times: {pairs}"
+    ]
+
+
+def test_a_protocol_without_addresses_is_refused() -> None:
+    assert lines(flags=Flags(protocol="x")) == ["--protocol x: goes with --listen and --broker; give these too"]
+
+
+def test_a_file_that_cannot_be_read_is_named(write: Write) -> None:
+    write("")
+    assert lines("nowhere.toml") == ["nowhere.toml: cannot be read: no such file or directory; name a TOML file"]
+    assert lines(".") == [".: cannot be read: is a directory; name a TOML file"]
+
+
+def test_a_file_that_is_not_utf_8_is_named(write: Write) -> None:
+    file = write("")
+    with open(file, "wb") as binary:  # noqa: PTH123 - the fixture's relative name
+        binary.write(b"a = '\xff'")
+    assert lines(file) == ["sluice.toml: not UTF-8 text: byte 5 cannot be read; save it as UTF-8"]
+
+
+def test_a_value_stays_on_one_line() -> None:
+    assert lines(None, {"SLUICE_LOG_LEVEL": "a\nb"}) == [f'SLUICE_LOG_LEVEL="a\\nb": {LEVEL}']
+
+
+def test_a_long_value_is_cut() -> None:
+    (line,) = lines(None, {"SLUICE_LOG_LEVEL": "x" * 500})
+    assert len(line) < 200
