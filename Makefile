@@ -1,0 +1,102 @@
+# Everything a developer or CI runs. `make` alone lists the targets.
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+SHELL := /bin/sh
+
+VENV := .venv
+BIN := $(VENV)/bin
+PARTS := .parts
+VENV_STAMP := $(VENV)/.stamp
+PARTS_STAMPS := $(PARTS)/rocketmq/.stamp $(PARTS)/node/.stamp $(PARTS)/python/.stamp
+
+# The first Python that is new enough and can make virtual environments; PYTHON=… chooses another.
+FIND_PYTHON = for candidate in $(PYTHON) python3.11 python3.12 python3.13 python3; do \
+	  if "$$candidate" -c 'import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; \
+	  then found="$$candidate"; break; fi; done; \
+	if [ -z "$$found" ]; then echo "no Python 3.11 or newer with venv here: apt-get install python3-venv" >&2; exit 1; fi
+
+TESTED := proxy limiter admin tests
+
+.PHONY: help setup packages parts demo test lint types fast unit fuzz integration coverage bench constraints format clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: packages $(VENV_STAMP) ## check the system's packages and make .venv
+
+packages:
+	@PYTHON="$(PYTHON)" sh tests/integration/packages.sh
+
+$(VENV_STAMP): pyproject.toml constraints.txt
+	@set -e; found=; $(FIND_PYTHON); [ -x $(BIN)/python ] || "$$found" -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+parts: setup $(PARTS_STAMPS) ## fetch the real broker and clients of the integration tests
+
+$(PARTS)/rocketmq/.stamp: tests/integration/rocketmq/pom.xml
+	rm -rf $(@D) && mkdir -p $(@D)
+	mvn -q -B -f $< dependency:copy-dependencies -DoutputDirectory="$(CURDIR)/$(@D)/lib"
+	@touch $@
+
+$(PARTS)/node/.stamp: tests/integration/clients/package.json
+	rm -rf $(@D) && mkdir -p $(@D) && cp $< $(@D)
+	cd $(@D) && npm install --silent --no-audit --no-fund --no-package-lock
+	@touch $@
+
+$(PARTS)/python/.stamp: tests/integration/clients/requirements.txt
+	rm -rf $(@D)
+	$(BIN)/python -m venv $(@D)
+	$(@D)/bin/pip install --quiet --disable-pip-version-check -r $<
+	@touch $@
+
+demo: $(VENV_STAMP) ## one runaway and several quiet topics, live, until Ctrl-C or SECONDS=20
+	$(BIN)/sluice demo $(if $(SECONDS),--seconds $(SECONDS))
+
+test: lint types fast integration coverage ## everything: lint, types, fast tests, integration tests
+
+lint: $(VENV_STAMP) ## ruff, formatting, the import contracts
+	$(BIN)/ruff check $(TESTED)
+	$(BIN)/ruff format --check $(TESTED)
+	$(BIN)/lint-imports
+
+types: $(VENV_STAMP) ## mypy --strict over the packages and the test harness
+	$(BIN)/mypy --strict
+	$(BIN)/mypy --strict tests/integration/harness
+
+fast: $(VENV_STAMP) ## unit and fuzz tests with coverage
+	$(BIN)/python -m pytest tests/unit tests/fuzz --cov
+
+unit: $(VENV_STAMP) ## unit tests alone
+	$(BIN)/python -m pytest tests/unit
+
+fuzz: $(VENV_STAMP) ## fuzz tests alone
+	$(BIN)/python -m pytest tests/fuzz
+
+integration: parts ## real clients and a real broker through sluice
+	$(BIN)/python -m pytest tests/integration
+
+# The sluice processes of the integration tests leave coverage files of their own.
+coverage:
+	$(BIN)/coverage combine --append --quiet
+	$(BIN)/coverage report
+
+bench: parts ## throughput and latency against a plain relay
+	$(BIN)/python tests/bench/run.py
+
+format: $(VENV_STAMP) ## apply the formatter and ruff's safe fixes
+	$(BIN)/ruff format $(TESTED)
+	$(BIN)/ruff check --fix $(TESTED)
+
+# A fresh environment without pins gives the newest versions that pyproject.toml's ranges allow.
+constraints: ## refresh constraints.txt
+	@set -e; found=; $(FIND_PYTHON); rm -rf $(PARTS)/fresh; "$$found" -m venv $(PARTS)/fresh
+	$(PARTS)/fresh/bin/pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@{ sed -n '/^#/p' constraints.txt; \
+	   $(PARTS)/fresh/bin/pip freeze --exclude-editable | LC_ALL=C sort -f; } > constraints.txt.new
+	@mv constraints.txt.new constraints.txt && rm -rf $(PARTS)/fresh
+
+clean: ## remove what was made: environments, parts, caches
+	rm -rf $(VENV) $(PARTS) build dist htmlcov .coverage .coverage.* .hypothesis .import_linter_cache
+	rm -rf .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,46 @@
+//! Load generator and sink of the Sluice benchmark.
+//!
+//! `load sink` plays the broker; `load flood` measures throughput and `load rtt` round trips through whatever
+//! stands between the two. Each prints one JSON object; `run.py` starts and pins them. Linux only.
+
+mod args;
+mod counters;
+mod cpu;
+mod flood;
+mod frames;
+mod histogram;
+mod poller;
+mod rtt;
+mod scanner;
+mod sink;
+
+use std::process::ExitCode;
+
+use args::Args;
+
+const USAGE: &str = "\
+usage: load sink  --listen ADDR --control ADDR [--swallow] [--seconds N]
+       load flood --target ADDR --control ADDR [--connections N] [FRAMES] [--warmup S] [--seconds S] [--pid PID]
+       load rtt   --target ADDR (--rate PER_SECOND [--connections N] | --one-at-a-time) [FRAMES] [--warmup S] [--seconds S]
+FRAMES: [--size BYTES] [--header json|binary] [--topics N]";
+
+fn main() -> ExitCode {
+    let mut words = std::env::args().skip(1);
+    let mode = words.next().unwrap_or_default();
+    let run = match mode.as_str() {
+        "sink" => sink::run,
+        "flood" => flood::run,
+        "rtt" => rtt::run,
+        _ => {
+            eprintln!("{USAGE}");
+            return ExitCode::from(2);
+        }
+    };
+    match Args::parse(words).and_then(run) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(reason) => {
+            eprintln!("load {mode}: {reason}");
+            ExitCode::FAILURE
+        }
+    }
+}

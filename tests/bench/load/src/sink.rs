@@ -1,0 +1,298 @@
+//! The broker's part: accepts connections, counts frames and bytes, and answers each request or swallows it.
+//!
+//! Swallowing has the kernel throw the bytes away unread: the first frame of a connection says how long all of its
+//! frames are, and frames are bytes divided by that. So a sink that shares its core with the generator stays well ahead
+//! of the relay between them.
+
+use std::collections::HashMap;
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+
+use rustix::net::{RecvFlags, recv, sockopt};
+
+use crate::args::Args;
+use crate::counters::Counters;
+use crate::frames::push_answer;
+use crate::poller::{Interest, Poller, Ready};
+use crate::scanner::Scanner;
+
+const READ_BYTES: usize = 256 << 10;
+/// Left to itself the kernel queues megabytes for a connection, which then are no longer in any cache.
+const RECEIVE_BUFFER_BYTES: usize = 256 << 10;
+/// A connection with more unsent answers than this is not read until they are gone.
+const MAX_UNSENT_BYTES: usize = 1 << 20;
+const DATA_LISTENER: usize = 0;
+const CONTROL_LISTENER: usize = 1;
+const FIRST_CONNECTION: usize = 2;
+
+enum Work {
+    Answer { scanner: Scanner, unsent: Vec<u8> },
+    Swallow(EvenFrames),
+}
+
+struct Connection {
+    stream: TcpStream,
+    work: Work,
+    interest: Interest,
+}
+
+/// A stream of frames that are all as long as the first.
+#[derive(Default)]
+struct EvenFrames {
+    bytes: u64,
+    /// Known once the first four bytes are there.
+    frame_len: Option<u64>,
+    length_word: Vec<u8>,
+}
+
+struct Sink {
+    poller: Poller,
+    started: Instant,
+    swallow: bool,
+    counters: Counters,
+    data: HashMap<usize, Connection>,
+    control: HashMap<usize, TcpStream>,
+    next_token: usize,
+}
+
+pub fn run(mut args: Args) -> Result<(), String> {
+    let listen: SocketAddr = args.required("listen")?;
+    let control: SocketAddr = args.required("control")?;
+    let seconds = args.seconds("seconds", 3600.0)?;
+    let swallow = args.flag("swallow");
+    args.finish()?;
+    serve(listen, control, swallow, seconds).map_err(|error| error.to_string())
+}
+
+fn serve(listen: SocketAddr, control: SocketAddr, swallow: bool, time: Duration) -> io::Result<()> {
+    let data_listener = listener(listen)?;
+    sockopt::set_socket_recv_buffer_size(&data_listener, RECEIVE_BUFFER_BYTES)?;
+    let control_listener = listener(control)?;
+    let mut sink = Sink {
+        poller: Poller::new()?,
+        started: Instant::now(),
+        swallow,
+        counters: Counters::default(),
+        data: HashMap::new(),
+        control: HashMap::new(),
+        next_token: FIRST_CONNECTION,
+    };
+    sink.poller.add(&data_listener, DATA_LISTENER, Interest::Read)?;
+    sink.poller.add(&control_listener, CONTROL_LISTENER, Interest::Read)?;
+    let mut buffer = vec![0; READ_BYTES];
+    let mut ready = Vec::new();
+    while sink.started.elapsed() < time {
+        sink.poller.wait(&mut ready, Duration::from_secs(1))?;
+        for &event in &ready {
+            match event.token {
+                DATA_LISTENER => sink.accept(&data_listener, true)?,
+                CONTROL_LISTENER => sink.accept(&control_listener, false)?,
+                token if sink.control.contains_key(&token) => sink.tell(token),
+                _ => sink.serve(event, &mut buffer)?,
+            }
+        }
+    }
+    Ok(())
+}
+
+fn listener(address: SocketAddr) -> io::Result<TcpListener> {
+    let listener =
+        TcpListener::bind(address).map_err(|error| io::Error::new(error.kind(), format!("{address}: {error}")))?;
+    listener.set_nonblocking(true)?;
+    Ok(listener)
+}
+
+impl Sink {
+    fn accept(&mut self, listener: &TcpListener, is_data: bool) -> io::Result<()> {
+        loop {
+            let stream = match listener.accept() {
+                Ok((stream, _)) => stream,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
+                Err(error) => return Err(error),
+            };
+            stream.set_nonblocking(true)?;
+            stream.set_nodelay(true)?;
+            let token = self.next_token;
+            self.next_token += 1;
+            self.poller.add(&stream, token, Interest::Read)?;
+            if is_data {
+                self.counters.connections += 1;
+                let work = if self.swallow {
+                    Work::Swallow(EvenFrames::default())
+                } else {
+                    Work::Answer {
+                        scanner: Scanner::default(),
+                        unsent: Vec::new(),
+                    }
+                };
+                let interest = Interest::Read;
+                self.data.insert(token, Connection { stream, work, interest });
+            } else {
+                self.control.insert(token, stream);
+            }
+        }
+    }
+
+    /// Answer one question of the side channel with the counters as they stand.
+    fn tell(&mut self, token: usize) {
+        let stream = self.control.get_mut(&token).expect("the caller looked it up");
+        self.counters.at_ns = u64::try_from(self.started.elapsed().as_nanos()).expect("584 years");
+        let mut question = [0];
+        let told = match stream.read(&mut question) {
+            Ok(1) => stream.write_all(self.counters.to_line().as_bytes()).is_ok(),
+            Err(error) => error.kind() == ErrorKind::WouldBlock,
+            Ok(_) => false,
+        };
+        if !told {
+            self.control.remove(&token);
+        }
+    }
+
+    fn serve(&mut self, event: Ready, buffer: &mut [u8]) -> io::Result<()> {
+        let Some(connection) = self.data.get_mut(&event.token) else {
+            return Ok(());
+        };
+        let served = if event.readable {
+            connection.read(buffer, &mut self.counters)
+        } else {
+            connection.flush()
+        };
+        match served {
+            Ok(()) => {}
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+            Err(_) => {
+                self.counters.broken += u64::from(!connection.at_boundary());
+                self.counters.connections -= 1;
+                self.data.remove(&event.token);
+                return Ok(());
+            }
+        }
+        let interest = connection.wants();
+        if interest != connection.interest {
+            connection.interest = interest;
+            self.poller.modify(&connection.stream, event.token, interest)?;
+        }
+        Ok(())
+    }
+}
+
+impl Connection {
+    /// Read one chunk, count it and answer it; any error but `WouldBlock` means that the connection is over.
+    fn read(&mut self, buffer: &mut [u8], counters: &mut Counters) -> io::Result<()> {
+        match &mut self.work {
+            Work::Swallow(frames) => {
+                let read = match frames.length_word_left() {
+                    0 => recv(&self.stream, buffer, RecvFlags::TRUNC)?.1,
+                    left => {
+                        let read = self.stream.read(&mut buffer[..left])?;
+                        frames.begin(&buffer[..read])?;
+                        read
+                    }
+                };
+                counters.bytes += some(read)? as u64;
+                counters.frames += frames.count(read as u64);
+                Ok(())
+            }
+            Work::Answer { scanner, unsent } => {
+                let read = some(self.stream.read(buffer)?)?;
+                counters.bytes += read as u64;
+                scanner
+                    .scan(&buffer[..read], |head| {
+                        counters.frames += 1;
+                        if let Some(opaque) = head.opaque_to_answer() {
+                            push_answer(unsent, opaque);
+                            counters.answered += 1;
+                        }
+                    })
+                    .map_err(io::Error::other)?;
+                self.flush()
+            }
+        }
+    }
+
+    /// Send what can be sent of the answers.
+    fn flush(&mut self) -> io::Result<()> {
+        if let Work::Answer { unsent, .. } = &mut self.work
+            && !unsent.is_empty()
+        {
+            let written = self.stream.write(unsent)?;
+            unsent.drain(..written);
+        }
+        Ok(())
+    }
+
+    fn wants(&self) -> Interest {
+        match &self.work {
+            Work::Answer { unsent, .. } if unsent.len() >= MAX_UNSENT_BYTES => Interest::Write,
+            Work::Answer { unsent, .. } if !unsent.is_empty() => Interest::Both,
+            _ => Interest::Read,
+        }
+    }
+
+    fn at_boundary(&self) -> bool {
+        match &self.work {
+            Work::Answer { scanner, .. } => scanner.at_boundary(),
+            Work::Swallow(frames) => frames.bytes == 0 || frames.frame_len.is_some_and(|len| frames.bytes % len == 0),
+        }
+    }
+}
+
+/// A read of nothing is the end of the stream.
+fn some(read: usize) -> io::Result<usize> {
+    if read == 0 {
+        return Err(ErrorKind::UnexpectedEof.into());
+    }
+    Ok(read)
+}
+
+impl EvenFrames {
+    /// How many bytes of the first length word are still to come.
+    fn length_word_left(&self) -> usize {
+        4 - self.length_word.len()
+    }
+
+    /// Take bytes of the first length word.
+    fn begin(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.length_word.extend(bytes);
+        if let Ok(word) = self.length_word.as_slice().try_into() {
+            let length = u32::from_be_bytes(word);
+            if length < 4 || length >> 24 != 0 {
+                return Err(io::Error::other("broken framing"));
+            }
+            self.frame_len = Some(4 + u64::from(length));
+        }
+        Ok(())
+    }
+
+    /// Count bytes; says how many frames they completed.
+    fn count(&mut self, bytes: u64) -> u64 {
+        let frames = |bytes: u64| self.frame_len.map_or(0, |len| bytes / len);
+        let completed = frames(self.bytes + bytes) - frames(self.bytes);
+        self.bytes += bytes;
+        completed
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn even_frames_are_counted_when_complete() {
+        let mut frames = EvenFrames::default();
+        frames.begin(&[0, 0]).unwrap();
+        assert_eq!((frames.count(2), frames.length_word_left()), (0, 2));
+        frames.begin(&[0, 96]).unwrap();
+        assert_eq!((frames.count(2), frames.length_word_left()), (0, 0));
+        assert_eq!(frames.count(95), 0);
+        assert_eq!(frames.count(1), 1);
+        assert_eq!(frames.count(250), 2);
+    }
+
+    #[test]
+    fn impossible_lengths_are_broken() {
+        assert!(EvenFrames::default().begin(&[0, 0, 0, 3]).is_err());
+        assert!(EvenFrames::default().begin(&[0x16, 3, 1, 0]).is_err());
+    }
+}

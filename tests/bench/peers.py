@@ -1,0 +1,263 @@
+"""What is measured, and its life as a process: build, start pinned, wait until it listens, end by pid."""
+
+import contextlib
+import http.client
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+BENCH = Path(__file__).resolve().parent
+LOAD_CRATE = BENCH / "load"
+LOAD = LOAD_CRATE / "target" / "release" / "load"
+NGINX_STREAM = Path("/usr/lib/nginx/modules/ngx_stream_module.so")
+
+PROXY_CORE = 0
+LOAD_CORE = 1
+BYPASSED = "sluice_bypassed_total"
+
+START_DEADLINE_S = 20.0
+STOP_DEADLINE_S = 15.0
+
+
+class BenchError(Exception):
+    """The bench cannot go on; the message says why and what to do."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where one peer runs: its ports on the loopback, its broker's port and its scratch folder."""
+
+    listen: int
+    admin: int
+    broker: int
+    scratch: Path
+
+
+@dataclass(frozen=True)
+class Peer:
+    """One thing to put between the load and the sink.
+
+    Attributes:
+        command: makes the command line for a place; None for the direct way, which has no process.
+        needs: files or programs without which it cannot run.
+        install: how to get them.
+        limited: its verdicts come from Sluice, so its bypass counter is watched.
+    """
+
+    name: str
+    command: Callable[[Place], list[str]] | None
+    needs: tuple[str, ...] = ()
+    install: str = ""
+    limited: bool = False
+
+    def check(self) -> None:
+        """Raise BenchError if something it needs is missing."""
+        for need in self.needs:
+            if shutil.which(need) is None and not Path(need).exists():
+                raise BenchError(
+                    f"{self.name} needs {need}: install it with `{self.install}`, or run --without {self.name}"
+                )
+
+
+@dataclass(frozen=True)
+class Running:
+    """A started peer."""
+
+    peer: Peer
+    target: int
+    pid: int | None
+    admin: int
+    log: Path | None = None
+
+    def bypassed(self) -> Counter[str]:
+        """Count the requests that have gone past Sluice's limiter since it started, by reason; none for other peers."""
+        if not self.peer.limited:
+            return Counter()
+        page = metrics_page(self.admin)
+        if BYPASSED not in page:
+            raise BenchError(f"{self.peer.name} shows no {BYPASSED}, so nobody knows whether it limited anything")
+        samples = (line.rsplit(" ", 1) for line in page.splitlines() if line.startswith(BYPASSED))
+        return Counter({name.removeprefix(BYPASSED): round(float(count)) for name, count in samples})
+
+
+def haproxy(place: Place) -> list[str]:
+    """Plain TCP relay, one thread, no logs, everything else as HAProxy comes."""
+    config = place.scratch / "haproxy.cfg"
+    config.write_text(
+        f"""global
+    nbthread 1
+defaults
+    mode tcp
+    timeout connect 10s
+    timeout client 1h
+    timeout server 1h
+listen relay
+    bind 127.0.0.1:{place.listen}
+    server sink 127.0.0.1:{place.broker}
+"""
+    )
+    return ["haproxy", "-db", "-f", str(config)]
+
+
+def nginx(place: Place) -> list[str]:
+    """Plain TCP relay by the stream module, one process, no access log."""
+    config = place.scratch / "nginx.conf"
+    config.write_text(
+        f"""load_module {NGINX_STREAM};
+daemon off;
+master_process off;
+worker_processes 1;
+pid {place.scratch}/nginx.pid;
+error_log stderr warn;
+events {{ worker_connections 4096; }}
+stream {{
+    server {{
+        listen 127.0.0.1:{place.listen};
+        proxy_pass 127.0.0.1:{place.broker};
+        proxy_timeout 1h;
+    }}
+}}
+"""
+    )
+    return ["nginx", "-e", "stderr", "-p", str(place.scratch), "-c", str(config)]
+
+
+def trio_relay(place: Place) -> list[str]:
+    """Return the command of the relay beside this file."""
+    return [sys.executable, str(BENCH / "relay.py"), f"127.0.0.1:{place.listen}", f"127.0.0.1:{place.broker}"]
+
+
+def sluice(*limits: str) -> Callable[[Place], list[str]]:
+    """Sluice as an operator starts it, with these limits."""
+
+    def command(place: Place) -> list[str]:
+        flags = ["--listen", f"127.0.0.1:{place.listen}", "--broker", f"127.0.0.1:{place.broker}"]
+        flags += ["--admin", f"127.0.0.1:{place.admin}"]
+        for limit in limits:
+            flags += ["--limit", limit]
+        return [str(sluice_program()), "run", "--protocol", "rocketmq", *flags]
+
+    return command
+
+
+def sluice_program() -> Path:
+    """Return the console script of the environment that runs the bench."""
+    return Path(sys.executable).parent / "sluice"
+
+
+def sluice_peer(name: str, *limits: str) -> Peer:
+    """Return Sluice under a name of its own."""
+    install = f"{sys.executable} -m pip install -e ."
+    return Peer(name, sluice(*limits), (str(sluice_program()),), install, limited=True)
+
+
+DIRECT = Peer("direct", None)
+HAPROXY = Peer("haproxy", haproxy, ("haproxy",), "apt-get install haproxy")
+NGINX = Peer("nginx", nginx, ("nginx", str(NGINX_STREAM)), "apt-get install nginx libnginx-mod-stream")
+TRIO_RELAY = Peer("trio-relay", trio_relay)
+SLUICE_UNLIMITED = sluice_peer("sluice-unlimited", "topic:*=unlimited")
+SLUICE_ONE_TOPIC = sluice_peer("sluice-one-topic", "topic:bench000000=1000000000/s", "topic:*=unlimited")
+SLUICE_REFUSED = sluice_peer("sluice-refused", "topic:*=0/s")
+
+PEERS = (DIRECT, HAPROXY, NGINX, TRIO_RELAY, SLUICE_UNLIMITED, SLUICE_ONE_TOPIC, SLUICE_REFUSED)
+
+
+def build_load() -> None:
+    """Build the load generator."""
+    if shutil.which("cargo") is None:
+        raise BenchError("the load generator needs cargo: install Rust 1.88 or newer, e.g. from https://rustup.rs")
+    build = subprocess.run(["cargo", "build", "--release", "--quiet"], cwd=LOAD_CRATE, check=False)
+    if build.returncode:
+        raise BenchError("the load generator does not build; cargo says why above")
+
+
+def pinned(core: int, command: list[str]) -> list[str]:
+    """Run on one core, and end with the bench even if the bench is killed."""
+    # The shell sees whether the bench was killed before setpriv could ask for the signal.
+    alive = ["sh", "-c", '[ "$PPID" = "$0" ] && exec "$@"', str(os.getpid())]
+    return ["setpriv", "--pdeathsig", "TERM", *alive, "taskset", "-c", str(core), *command]
+
+
+@contextlib.contextmanager
+def process(name: str, command: list[str], core: int, port: int, log: Path) -> Iterator[int]:
+    """Start a process, wait until its port is open, yield its pid, and end it."""
+    if listens(port):
+        raise BenchError(f"port {port} on 127.0.0.1 is taken: choose others with --base-port")
+    with log.open("wb") as output:
+        child = subprocess.Popen(
+            pinned(core, command),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            # Ctrl-C reaches the bench alone, which then ends its children in order.
+            start_new_session=True,
+        )
+    try:
+        deadline = time.monotonic() + START_DEADLINE_S
+        while not listens(port):
+            if child.poll() is not None or time.monotonic() > deadline:
+                state = "is not listening" if child.poll() is None else f"ended with status {child.returncode}"
+                raise BenchError(f"{name} {state}{last_words(log)}")
+            time.sleep(0.05)
+        yield child.pid
+        if child.poll() is not None:
+            raise BenchError(f"{name} ended by itself with status {child.returncode}{last_words(log)}")
+    finally:
+        child.terminate()
+        try:
+            child.wait(STOP_DEADLINE_S)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+
+
+def last_words(log: Path | None) -> str:
+    """Return the end of a process's output, ready to be added to an error."""
+    said = log.read_text(errors="replace")[-2000:].strip() if log else ""
+    return f"; it said:\n{said}" if said else ""
+
+
+def listens(port: int) -> bool:
+    """Say whether something accepts connections on the port."""
+    with socket.socket() as probe:
+        probe.settimeout(1)
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+@contextlib.contextmanager
+def sink(listen: int, control: int, *, swallow: bool, scratch: Path) -> Iterator[None]:
+    """Run the broker's part."""
+    command = [str(LOAD), "sink", "--listen", f"127.0.0.1:{listen}", "--control", f"127.0.0.1:{control}"]
+    if swallow:
+        command.append("--swallow")
+    with process("the sink", command, LOAD_CORE, control, scratch / "sink.log"):
+        yield
+
+
+@contextlib.contextmanager
+def started(peer: Peer, place: Place) -> Iterator[Running]:
+    """Run one peer; the direct way is the broker's own port."""
+    if peer.command is None:
+        yield Running(peer, place.broker, None, place.admin)
+        return
+    place.scratch.mkdir(parents=True, exist_ok=True)
+    log = place.scratch / "log"
+    with process(peer.name, peer.command(place), PROXY_CORE, place.listen, log) as pid:
+        yield Running(peer, place.listen, pid, place.admin, log)
+
+
+def metrics_page(port: int) -> str:
+    """Read the metrics of a running Sluice."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    try:
+        connection.request("GET", "/metrics")
+        return connection.getresponse().read().decode()
+    finally:
+        connection.close()

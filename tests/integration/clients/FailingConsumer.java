@@ -1,0 +1,73 @@
+import com.alibaba.fastjson2.JSON;
+import java.util.LinkedHashMap;
+import java.util.Map;
+import java.util.concurrent.ConcurrentHashMap;
+import java.util.concurrent.CountDownLatch;
+import java.util.concurrent.TimeUnit;
+import java.util.concurrent.atomic.AtomicInteger;
+import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
+import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
+import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
+import org.apache.rocketmq.common.MixAll;
+import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
+import org.apache.rocketmq.common.message.MessageExt;
+
+/**
+ * Consumes a topic from its start and sends each message back as often as asked before it takes it.
+ *
+ * <p>Arguments: name server, consumer group, topic, messages to take, failures of each message, seconds at most.
+ * Prints one line of JSON: messages taken, deliveries in all, redeliveries that came through the broker's retry
+ * topic, and those that the client made itself because it could not send the message back.
+ */
+public final class FailingConsumer {
+    /** Send-backs come again after one second, the first delay level. */
+    private static final int SHORTEST_DELAY_LEVEL = 1;
+
+    private FailingConsumer() {}
+
+    public static void main(String[] args) throws Exception {
+        // The retry topic of a new group is found, and its queues are taken, at the pace of these two.
+        System.setProperty("rocketmq.client.rebalance.waitInterval", "1000");
+        DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(args[1]);
+        consumer.setPollNameServerInterval(1000);
+        consumer.setNamesrvAddr(args[0]);
+        consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
+        consumer.subscribe(args[2], "*");
+        int failures = Integer.parseInt(args[4]);
+        CountDownLatch toTake = new CountDownLatch(Integer.parseInt(args[3]));
+        Map<String, AtomicInteger> deliveries = new ConcurrentHashMap<>();
+        AtomicInteger all = new AtomicInteger();
+        AtomicInteger throughBroker = new AtomicInteger();
+        AtomicInteger byClient = new AtomicInteger();
+        AtomicInteger taken = new AtomicInteger();
+        consumer.registerMessageListener((MessageListenerConcurrently) (messages, context) -> {
+            MessageExt message = messages.get(0);
+            all.incrementAndGet();
+            if (message.getReconsumeTimes() > 0) {
+                // Not by the message's own properties: a send-back that failed has left its mark on them.
+                String queue = context.getMessageQueue().getTopic();
+                (queue.startsWith(MixAll.RETRY_GROUP_TOPIC_PREFIX) ? throughBroker : byClient).incrementAndGet();
+            }
+            int count = deliveries.computeIfAbsent(message.getKeys(), key -> new AtomicInteger()).incrementAndGet();
+            if (count <= failures) {
+                context.setDelayLevelWhenNextConsume(SHORTEST_DELAY_LEVEL);
+                return ConsumeConcurrentlyStatus.RECONSUME_LATER;
+            }
+            if (count == failures + 1) {
+                taken.incrementAndGet();
+                toTake.countDown();
+            }
+            return ConsumeConcurrentlyStatus.CONSUME_SUCCESS;
+        });
+        consumer.start();
+        toTake.await(Long.parseLong(args[5]), TimeUnit.SECONDS);
+        consumer.shutdown();
+        Map<String, Object> report = new LinkedHashMap<>();
+        report.put("taken", taken.get());
+        report.put("deliveries", all.get());
+        report.put("through_broker", throughBroker.get());
+        report.put("by_client", byClient.get());
+        System.out.println(JSON.toJSONString(report));
+        System.exit(0);
+    }
+}

@@ -1,0 +1,123 @@
+import com.alibaba.fastjson2.JSON;
+import java.nio.charset.StandardCharsets;
+import java.util.ArrayList;
+import java.util.LinkedHashMap;
+import java.util.List;
+import java.util.Map;
+import org.apache.rocketmq.client.exception.MQBrokerException;
+import org.apache.rocketmq.client.exception.MQClientException;
+import org.apache.rocketmq.client.producer.DefaultMQProducer;
+import org.apache.rocketmq.client.producer.SendResult;
+import org.apache.rocketmq.client.producer.SendStatus;
+import org.apache.rocketmq.common.message.Message;
+import org.apache.rocketmq.remoting.exception.RemotingException;
+
+/**
+ * Sends to several topics at once, over one producer and so over one connection, as fast as the answers come.
+ *
+ * <p>Arguments: name server, producer group, seconds, warm-up messages, topic… The warm-up goes to the last topic
+ * and is counted there; the seconds begin after it, because a cold virtual machine is not flat out. Prints one line
+ * of JSON: for each topic what was stored, what was refused with SYSTEM_BUSY (after the client's own attempts) with
+ * the first remark, and what else went wrong with the first message of it.
+ */
+public final class FlatOutProducer {
+    private static final int SYSTEM_BUSY = 2;
+    /** A send that timed out on a busy machine may have been stored: then nobody could say what was lost. */
+    private static final int SEND_TIMEOUT_MILLIS = 30_000;
+    private static final byte[] BODY = "x".repeat(128).getBytes(StandardCharsets.US_ASCII);
+
+    private FlatOutProducer() {}
+
+    public static void main(String[] args) throws Exception {
+        long runNanos = Long.parseLong(args[2]) * 1_000_000_000L;
+        int warmUp = Integer.parseInt(args[3]);
+        List<Sender> senders = new ArrayList<>();
+        Map<String, Sender> report = new LinkedHashMap<>();
+        DefaultMQProducer producer = new DefaultMQProducer(args[1]);
+        producer.setNamesrvAddr(args[0]);
+        producer.setSendMsgTimeout(SEND_TIMEOUT_MILLIS);
+        for (int i = 4; i < args.length; i++) {
+            Sender sender = new Sender(producer, args[i]);
+            senders.add(sender);
+            report.put(args[i], sender);
+        }
+        producer.start();
+        Sender last = senders.get(senders.size() - 1);
+        for (int i = 0; i < warmUp; i++) {
+            last.send();
+        }
+        List<Thread> threads = new ArrayList<>();
+        long start = System.nanoTime();
+        for (Sender sender : senders) {
+            Thread thread = new Thread(() -> {
+                while (System.nanoTime() - start < runNanos) {
+                    sender.send();
+                }
+            });
+            thread.start();
+            threads.add(thread);
+        }
+        for (Thread thread : threads) {
+            thread.join();
+        }
+        producer.shutdown();
+        System.out.println(JSON.toJSONString(report));
+        System.exit(0);
+    }
+
+    /** One topic's sends and what became of them; its fields are the report. */
+    public static final class Sender {
+        public int stored;
+        public int refused;
+        public int failed;
+        public Integer code;
+        public String remark;
+        public String failure;
+        private final DefaultMQProducer producer;
+        private final String topic;
+
+        Sender(DefaultMQProducer producer, String topic) {
+            this.producer = producer;
+            this.topic = topic;
+        }
+
+        void send() {
+            try {
+                SendResult result = producer.send(new Message(topic, BODY));
+                if (result.getSendStatus() == SendStatus.SEND_OK) {
+                    stored++;
+                } else {
+                    fail(result.getSendStatus().name());
+                }
+            } catch (MQClientException | MQBrokerException | RemotingException | InterruptedException error) {
+                MQBrokerException answer = answerIn(error);
+                if (answer == null || answer.getResponseCode() != SYSTEM_BUSY) {
+                    fail(error.toString());
+                } else {
+                    refused++;
+                    if (remark == null) {
+                        code = answer.getResponseCode();
+                        remark = answer.getErrorMessage();
+                    }
+                }
+            }
+        }
+
+        private void fail(String what) {
+            failed++;
+            if (failure == null) {
+                failure = what;
+            }
+        }
+
+        /** What the broker answered: the client wraps it once it has used up its attempts. */
+        private static MQBrokerException answerIn(Throwable error) {
+            for (Throwable cause = error; cause != null; cause = cause.getCause()) {
+                if (cause instanceof MQBrokerException) {
+                    return (MQBrokerException) cause;
+                }
+            }
+            return null;
+        }
+    }
+}

@@ -1,0 +1,73 @@
+"""Sends to several topics in turn with the C++ client that PyPI's rocketmq bundles, as fast as the answers come.
+
+In turn and not on a thread each: this client's threads trip over its own lock, and now and then report a missing
+route without having sent anything, whatever they are connected to.
+
+Arguments: name server, producer group, seconds, warm-up messages, topic… The warm-up goes to the last topic and is
+counted there; the seconds begin after it. Prints one line of JSON: for each topic what was stored and what failed
+with the first message of it. This client hides the code of a refusal behind an error of its own.
+"""
+
+import json
+import sys
+import time
+
+from rocketmq.client import Message, Producer, SendStatus
+from rocketmq.exceptions import RocketMQException
+
+_BODY = b"x" * 128
+# A send that timed out on a busy machine may have been stored: then nobody could say what was lost.
+_SEND_TIMEOUT_MS = 30_000
+
+
+class Sender:
+    """One topic's sends and what became of them."""
+
+    def __init__(self, producer: Producer, topic: str) -> None:
+        self._producer = producer
+        self._topic = topic
+        self._stored = 0
+        self._failed = 0
+        self._failure: str | None = None
+
+    def send(self) -> None:
+        """Send one message and count it."""
+        message = Message(self._topic)
+        message.set_body(_BODY)
+        try:
+            status = self._producer.send_sync(message).status
+        except RocketMQException as error:
+            self._fail(str(error))
+        else:
+            if status == SendStatus.OK:
+                self._stored += 1
+            else:
+                self._fail(str(status))
+
+    def report(self) -> dict[str, object]:
+        """Return the counts."""
+        return {"stored": self._stored, "failed": self._failed, "failure": self._failure}
+
+    def _fail(self, what: str) -> None:
+        self._failed += 1
+        self._failure = self._failure or what
+
+
+def main(namesrv: str, group: str, seconds: str, warm_up: str, *topics: str) -> None:
+    """Send until the time is over and print the report."""
+    producer = Producer(group, timeout=_SEND_TIMEOUT_MS)
+    producer.set_namesrv_addr(namesrv)
+    producer.start()
+    senders = {topic: Sender(producer, topic) for topic in topics}
+    for _ in range(int(warm_up)):
+        senders[topics[-1]].send()
+    end = time.monotonic() + float(seconds)
+    while time.monotonic() < end:
+        for sender in senders.values():
+            sender.send()
+    producer.shutdown()
+    print(json.dumps({topic: sender.report() for topic, sender in senders.items()}), flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

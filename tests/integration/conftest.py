@@ -1,0 +1,103 @@
+"""What the integration tests share: one real broker, one sidecar in front of it, and ways to make more of both."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from itertools import count
+from pathlib import Path
+
+import pytest
+from harness.paths import rocketmq_classpath
+from harness.ports import free_port
+from harness.rocketmq import RocketMQ, StartRocketMQ
+from harness.sidecar import Route, Sluice, StartSluice
+
+# The address that the broker advertises and the sidecar listens on; all of 127/8 is the loopback device on Linux.
+_SIDECAR_HOST = "127.0.0.2"
+
+
+@pytest.fixture(scope="session")
+def java_classpath() -> str:
+    """The class path with RocketMQ's client and tools, and Guava."""
+    return rocketmq_classpath()
+
+
+@pytest.fixture(scope="session")
+def start_rocketmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartRocketMQ]:
+    """Starts a name server with a broker on ports of their own; all are stopped after the session.
+
+    By default the broker advertises an address where nothing listens until a sidecar does; with
+    ``advertised_host="127.0.0.1"`` clients reach it without one.
+    """
+    with ExitStack() as running:
+
+        def start(*, advertised_host: str = _SIDECAR_HOST) -> RocketMQ:
+            home = tmp_path_factory.mktemp("rocketmq") / "home"
+            return running.enter_context(RocketMQ(home, advertised_host=advertised_host))
+
+        yield start
+
+
+@pytest.fixture(scope="session")
+def rocketmq(start_rocketmq: StartRocketMQ) -> RocketMQ:
+    """The broker that most tests share; give topics and groups names of their own."""
+    return start_rocketmq()
+
+
+@pytest.fixture(scope="session")
+def start_sluice(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartSluice]:
+    """Starts sidecars; those still running are stopped after the session.
+
+    ``start(rocketmq, limits=…)`` is a sidecar where clients look for that broker, VIP channel included;
+    ``start(routes=…)`` is one with listeners of one's own.
+    """
+    with ExitStack() as running:
+
+        def start(rocketmq: RocketMQ | None = None, *, routes: tuple[Route, ...] = (), **how: object) -> Sluice:
+            if rocketmq is not None:
+                routes += tuple(
+                    Route(f"{rocketmq.advertised_host}:{port}", f"{rocketmq.host}:{port}")
+                    for port in (rocketmq.port, rocketmq.vip_port)
+                )
+            return running.enter_context(Sluice(tmp_path_factory.mktemp("sluice"), routes, **how))
+
+        yield start
+
+
+@pytest.fixture(scope="session")
+def sluice(start_sluice: StartSluice, rocketmq: RocketMQ) -> Sluice:
+    """The sidecar in front of the shared broker: topics named ``limited-…`` and all retry groups have limits."""
+    limits = ["topic:limited-*=50/s", "topic:*=unlimited", "retry_group:*=5/s"]
+    return start_sluice(rocketmq, limits=limits)
+
+
+@pytest.fixture(scope="session")
+def _numbers() -> Iterator[int]:
+    return count(1)
+
+
+@pytest.fixture
+def create_topic(rocketmq: RocketMQ, _numbers: Iterator[int]) -> Callable[[str], str]:
+    """Makes a topic on the shared broker, whose name begins as given and is nobody else's, and returns its name."""
+
+    def create(prefix: str) -> str:
+        return rocketmq.create_topic(f"{prefix}-{next(_numbers)}")
+
+    return create
+
+
+@pytest.fixture
+def client_home(tmp_path: Path) -> Path:
+    """A directory for a client's logs."""
+    return tmp_path / "client"
+
+
+@pytest.fixture
+def listen() -> str:
+    """``host:port`` that is free for a listener."""
+    return f"127.0.0.1:{free_port('127.0.0.1')}"
+
+
+@pytest.fixture
+def unreachable() -> str:
+    """``host:port`` where nothing listens."""
+    return f"127.0.0.1:{free_port('127.0.0.1')}"

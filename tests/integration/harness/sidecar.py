@@ -1,0 +1,175 @@
+"""`sluice run` as a real process, under coverage, watched through its admin address."""
+
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple, Self
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from harness.paths import ROOT, VENV_BIN, program, required
+from harness.ports import free_port
+from harness.process import ManagedProcess
+
+_HOST = "127.0.0.1"
+_START_TIMEOUT_S = 60.0
+_STOP_TIMEOUT_S = 60.0
+_POLL_S = 0.05
+
+
+class Route(NamedTuple):
+    """One ``--listen``/``--broker`` pair, both ``host:port``."""
+
+    listen: str
+    broker: str
+
+
+class Metrics(dict[tuple[str, frozenset[tuple[str, str]]], float]):
+    """One scrape: the value of each sample by its name and its labels."""
+
+    def total(self, name: str, **labels: str) -> float:
+        """Return the sum of the samples with that name that carry at least these labels; 0 when there are none."""
+        wanted = labels.items()
+        return sum(value for (sample, have), value in self.items() if sample == name and wanted <= have)
+
+
+def sluice_command(*arguments: str, covered: bool = True) -> list[str]:
+    """Return the command line that runs `sluice`, with coverage unless its speed or memory is the question.
+
+    Raises:
+        MissingPartError: it is not installed.
+    """
+    script = required(VENV_BIN / "sluice", "make setup")
+    if not covered:
+        return [str(script), *arguments]
+    return [
+        *(sys.executable, "-m", "coverage", "run", f"--rcfile={ROOT / 'pyproject.toml'}"),
+        *(f"--data-file={ROOT / '.coverage'}", str(script)),
+        *arguments,
+    ]
+
+
+def run_sluice(*arguments: str, cwd: Path, timeout_s: float = 60.0) -> subprocess.CompletedProcess[str]:
+    """Run `sluice` to its end and return its exit status and output.
+
+    Raises:
+        subprocess.TimeoutExpired: it still ran after ``timeout_s`` seconds, and was killed.
+    """
+    return subprocess.run(
+        [program("setpriv"), "--pdeathsig", "KILL", "--", *sluice_command(*arguments)],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+        cwd=cwd,
+    )
+
+
+class Sluice:
+    """A running sidecar.
+
+    Args:
+        directory: where its log lies.
+        routes: its listeners and the brokers behind them.
+        limits: values of ``--limit``.
+        arguments: further arguments.
+        ready: wait until ``/readyz`` says yes; otherwise only until ``/healthz`` does.
+        covered: measure its coverage, which makes it several times slower.
+
+    Attributes:
+        process: the process.
+        routes: as given.
+        admin: ``host:port`` of its admin address.
+
+    Raises:
+        ProcessFailedError: it ended, or it did not become ready.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        routes: Sequence[Route],
+        *,
+        limits: Sequence[str] = (),
+        arguments: Sequence[str] = (),
+        ready: bool = True,
+        covered: bool = True,
+    ) -> None:
+        self.routes = tuple(routes)
+        self.admin = f"{_HOST}:{free_port(_HOST)}"
+        command = sluice_command("run", "--protocol", "rocketmq", "--admin", self.admin, covered=covered)
+        for route in self.routes:
+            command += ["--listen", route.listen, "--broker", route.broker]
+        for limit in limits:
+            command += ["--limit", limit]
+        self.process = ManagedProcess("sluice", [*command, *arguments], log=directory / "sluice.log", cwd=directory)
+        try:
+            self._wait_for("/readyz" if ready else "/healthz")
+        except BaseException:
+            self.process.stop()
+            raise
+
+    def get(self, path: str) -> tuple[int, str]:
+        """Return status and body of a page of the admin address.
+
+        Raises:
+            OSError: nothing answers there.
+        """
+        try:
+            with urllib.request.urlopen(f"http://{self.admin}{path}", timeout=10) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read().decode()
+
+    def metrics(self) -> Metrics:
+        """Return what ``/metrics`` says now."""
+        status, text = self.get("/metrics")
+        if status != 200:
+            raise self.process.failure(f"/metrics answered {status}: {text}")
+        return Metrics(
+            {
+                (sample.name, frozenset(sample.labels.items())): sample.value
+                for family in text_string_to_metric_families(text)
+                for sample in family.samples
+            }
+        )
+
+    def stop(self) -> int:
+        """End it with SIGTERM, wait for that, and return its exit status."""
+        return self.process.stop(timeout_s=_STOP_TIMEOUT_S)
+
+    def __enter__(self) -> Self:
+        """Return itself; leaving the block stops it."""
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        """Stop it."""
+        self.stop()
+
+    def _wait_for(self, path: str) -> None:
+        deadline = time.monotonic() + _START_TIMEOUT_S
+        last = "nothing"
+        while self.process.running and time.monotonic() < deadline:
+            try:
+                status, body = self.get(path)
+            except OSError as error:
+                last = str(error)
+            else:
+                if status == 200:
+                    return
+                last = f"{status} {body}"
+            time.sleep(_POLL_S)
+        # Waited for here so that the log in the message is whole.
+        if not self.process.running:
+            self.process.wait(timeout_s=_STOP_TIMEOUT_S)
+        raise self.process.failure(f"{path} did not say yes; the last answer was {last}")
+
+
+StartSluice = Callable[..., Sluice]
+"""The fixture ``start_sluice``: takes the broker to stand in front of, or Sluice's keyword arguments."""

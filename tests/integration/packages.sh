@@ -1,0 +1,39 @@
+#!/bin/sh
+# Checks the programs of the system that setup and the integration tests need, and installs the Debian package of
+# each that is missing when run as root. Anything already on PATH counts, wherever it came from.
+set -eu
+
+missing=""
+need() { missing="$missing $1"; }
+
+# At least the given major version of what prints its version as "v17.0.1", "javac 17.0.1" or "17".
+newer_than() { [ "$(printf '%s\n' "$2" | sed 's/^[^0-9]*\([0-9]*\).*/\1/')" -ge "$1" ] 2>/dev/null; }
+
+usable_python() { "$1" -c 'import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; }
+
+found_python=""
+for candidate in ${PYTHON:-} python3.11 python3.12 python3.13 python3; do
+    if usable_python "$candidate"; then found_python=$candidate; break; fi
+done
+
+[ -n "$found_python" ] || need python3-venv
+# The compiler, not only the virtual machine: the Java clients are started from their source files.
+newer_than 17 "$(javac -version 2>&1)" || need default-jdk-headless
+command -v mvn >/dev/null || need maven
+newer_than 18 "$(node --version 2>/dev/null)" || need nodejs
+command -v npm >/dev/null || need npm
+command -v haproxy >/dev/null || command -v /usr/sbin/haproxy >/dev/null || need haproxy
+
+[ -n "$missing" ] || exit 0
+
+if [ "$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null; then
+    echo "missing or too old here:$missing" >&2
+    echo "install with: sudo apt-get update && sudo apt-get install -y --no-install-recommends$missing" >&2
+    exit 1
+fi
+
+echo "installing:$missing"
+apt-get update -qq
+# Unquoted on purpose: one word for each package.
+# shellcheck disable=SC2086
+DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $missing

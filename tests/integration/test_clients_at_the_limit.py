@@ -1,0 +1,92 @@
+"""Unchanged clients of each language send flat out through the sidecar to a real broker."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness.clients import cpp, java, node, run_client
+from harness.rocketmq import RocketMQ
+from harness.sidecar import Sluice
+
+pytestmark = pytest.mark.integration
+
+_SENDING_S = 10
+# Messages to the unlimited topic before the seconds begin: neither client nor broker is fast from the first one.
+_WARM_UP = 500
+# 50 permits a second for ten seconds, from a bucket that starts full and at most one burst from the edges.
+_STORED_AT_THE_LIMIT = range(475, 561)
+
+
+def _java_json(*arguments: str, home: Path) -> list[str]:
+    return java("FlatOutProducer.java", *arguments, home=home)
+
+
+def _java_binary(*arguments: str, home: Path) -> list[str]:
+    return java("FlatOutProducer.java", *arguments, home=home, options=["-Drocketmq.serialize.type=ROCKETMQ"])
+
+
+def _cpp(*arguments: str, home: Path) -> list[str]:
+    del home
+    return cpp("flat_out_producer.py", *arguments)
+
+
+def _node(*arguments: str, home: Path) -> list[str]:
+    del home
+    return node("flat_out_producer.js", *arguments)
+
+
+@pytest.fixture(params=[_java_json, _java_binary, _cpp, _node], ids=["java-json", "java-binary", "cpp", "node"])
+def client(request: pytest.FixtureRequest) -> Callable[..., list[str]]:
+    return request.param
+
+
+def _names_the_code(counts: dict[str, Any]) -> bool:
+    """Whether the client tells refusals from other errors.
+
+    The C++ client does not: it reads a refusal as a missing route, and now and then it reports a missing route of
+    its own without having sent anything.
+    """
+    return "refused" in counts
+
+
+def _refusals(counts: dict[str, Any], topic: str) -> int:
+    """How often the client was told that it is over the limit, after a look at the words it was told."""
+    if not _names_the_code(counts):
+        assert "No route info" in counts["failure"]
+        return counts["failed"]
+    assert counts["failed"] == 0, counts
+    assert counts["code"] == 2
+    assert re.search(rf"\[RateLimit\] for {topic} need wait:\d+microsecs", counts["remark"])
+    return counts["refused"]
+
+
+def test_limited_topic_holds_its_limit_and_the_other_topic_loses_nothing(
+    client: Callable[..., list[str]],
+    rocketmq: RocketMQ,
+    sluice: Sluice,
+    create_topic: Callable[[str], str],
+    client_home: Path,
+) -> None:
+    limited, unlimited = create_topic("limited"), create_topic("unlimited")
+    arguments = (rocketmq.namesrv, f"producer-of-{limited}", str(_SENDING_S), str(_WARM_UP), limited, unlimited)
+
+    report = run_client(client(*arguments, home=client_home), home=client_home, seconds=_SENDING_S)
+
+    metrics = sluice.metrics()
+
+    def decided(topic: str, verdict: str) -> float:
+        return metrics.total("sluice_requests_total", kind="topic", resource=topic, verdict=verdict)
+
+    stored = rocketmq.stored_messages(limited)
+    assert stored in _STORED_AT_THE_LIMIT, report
+    assert stored == report[limited]["stored"] == decided(limited, "pass"), report
+    assert _refusals(report[limited], limited) > 0
+    assert decided(limited, "refuse") > 0
+    # Everything that reached the sidecar was stored, and the client was told so.
+    assert rocketmq.stored_messages(unlimited) == report[unlimited]["stored"] == decided(unlimited, "pass") > 0, report
+    assert decided(unlimited, "refuse") == 0
+    assert metrics.total("sluice_bypassed_total") == 0
+    if _names_the_code(report[unlimited]):
+        assert report[unlimited]["failed"] == report[unlimited]["refused"] == 0, report

@@ -1,0 +1,52 @@
+"""What a listener does with what is no plain RocketMQ connection, or has no broker behind it."""
+
+import socket
+
+import pytest
+from harness.rocketmq import RocketMQ
+from harness.sidecar import Route, Sluice, StartSluice
+
+pytestmark = pytest.mark.integration
+
+# The start of a TLS record: handshake, TLS 1.0 record version, 512 bytes.
+_CLIENT_HELLO_START = b"\x16\x03\x01\x02\x00\x01"
+
+
+def _connect(address: str) -> socket.socket:
+    host, _, port = address.rpartition(":")
+    return socket.create_connection((host, int(port)), timeout=30)
+
+
+def _read_to_end(connection: socket.socket) -> bytes:
+    """Everything until the other side closes, orderly or not."""
+    received = b""
+    try:
+        while part := connection.recv(4096):
+            received += part
+    except ConnectionResetError:
+        pass
+    return received
+
+
+def test_tls_connection_is_closed_and_counted(rocketmq: RocketMQ, sluice: Sluice) -> None:
+    before = sluice.metrics().total("sluice_connections_closed_total", reason="tls")
+
+    with _connect(sluice.routes[0].listen) as client:
+        client.sendall(_CLIENT_HELLO_START)
+        received = _read_to_end(client)
+
+    assert received == b""
+    assert sluice.metrics().total("sluice_connections_closed_total", reason="tls") == before + 1
+
+
+def test_client_of_an_unreachable_broker_is_closed_at_once(
+    start_sluice: StartSluice, listen: str, unreachable: str
+) -> None:
+    route = Route(listen, unreachable)
+    with start_sluice(routes=(route,), ready=False) as sluice:
+        with _connect(route.listen) as client:
+            received = _read_to_end(client)
+        connections = sluice.metrics().total("sluice_connections")
+
+    assert received == b""
+    assert connections == 0

@@ -1,0 +1,1 @@
+"""What session tests are written with: frames, recorded connections, and a playbook."""

@@ -1,0 +1,145 @@
+"""RocketMQ frames for tests, built byte by byte.
+
+Deliberately not the proxy's own codec: what tests it must not share its faults.
+"""
+
+import json
+import struct
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+from typing import Final
+
+ONEWAY: Final = 2
+RESPONSE: Final = 1
+
+LANGUAGE_JAVA: Final = 0
+VERSION: Final = 513
+
+
+def frame(header: bytes, body: bytes = b"", *, header_type: int = 0) -> bytes:
+    """Return the frame of a header as it is."""
+    return struct.pack(">II", 4 + len(header) + len(body), header_type << 24 | len(header)) + header + body
+
+
+def json_frame(
+    code: int,
+    fields: Mapping[str, object] | None = None,
+    *,
+    opaque: int = 1,
+    flag: int = 0,
+    body: bytes = b"",
+    remark: str | None = None,
+) -> bytes:
+    """Return a command with a JSON header."""
+    header: dict[str, object] = {
+        "code": code,
+        "language": "JAVA",
+        "version": VERSION,
+        "opaque": opaque,
+        "flag": flag,
+        "serializeTypeCurrentRPC": "JSON",
+    }
+    if fields is not None:
+        header["extFields"] = fields
+    if remark is not None:
+        header["remark"] = remark
+    return frame(json.dumps(header, separators=(",", ":")).encode(), body)
+
+
+def binary_frame(
+    code: int, fields: Mapping[str, str] | None = None, *, opaque: int = 1, flag: int = 0, body: bytes = b""
+) -> bytes:
+    """Return a command with a binary header."""
+    ext = b"".join(
+        struct.pack(">h", len(key)) + key.encode() + struct.pack(">i", len(value.encode())) + value.encode()
+        for key, value in (fields or {}).items()
+    )
+    fixed = struct.pack(">hBhiiii", code, LANGUAGE_JAVA, VERSION, opaque, flag, 0, len(ext))
+    return frame(fixed + ext, body, header_type=1)
+
+
+def send(
+    topic: str,
+    opaque: int = 1,
+    *,
+    body: bytes = b"hello",
+    code: int = 310,
+    flag: int = 0,
+    group: str = "producers",
+    batch: bool = False,
+    binary: bool = False,
+    filler: int = 0,
+) -> bytes:
+    """Return a send as the Java client writes it; ``filler`` makes its header longer by so many bytes."""
+    fields = {"a": group, "b": topic, "i": "x" * filler, "m": "true" if batch else "false"}
+    return (binary_frame if binary else json_frame)(code, fields, opaque=opaque, flag=flag, body=body)
+
+
+def send_batch(topic: str, messages: int, opaque: int = 1, *, message: bytes = b"hello", flag: int = 0) -> bytes:
+    """Return a send of several messages."""
+    body = batch_body(messages, message)
+    return send(topic, opaque, code=320, batch=True, body=body, flag=flag)
+
+
+def batch_body(messages: int, message: bytes = b"hello") -> bytes:
+    """Return the body of a batch of equal messages without properties."""
+    return (struct.pack(">iiiii", 22 + len(message), 0, 0, 0, len(message)) + message + b"\0\0") * messages
+
+
+def send_back(group: str, opaque: int = 1, *, flag: int = 0) -> bytes:
+    """Return a consumer's send-back (36)."""
+    return json_frame(36, {"group": group, "offset": "12", "delayLevel": "0"}, opaque=opaque, flag=flag)
+
+
+def pull(opaque: int = 1) -> bytes:
+    """Return a pull request, which the broker may hold open."""
+    return json_frame(11, {"consumerGroup": "g", "topic": "orders", "queueId": "0"}, opaque=opaque)
+
+
+def heartbeat(opaque: int = 1) -> bytes:
+    """Return a request that is never limited and is answered at once."""
+    return json_frame(34, opaque=opaque, body=b"{}")
+
+
+def unparsable(opaque: int = 1, *, body: bytes = b"") -> bytes:
+    """Return a frame whose header nobody can read."""
+    return frame(b"this is no header, %d" % opaque, body)
+
+
+def answer(opaque: int = 1, code: int = 0, *, body: bytes = b"", filler: int = 0) -> bytes:
+    """Return a broker's answer; ``filler`` makes its header longer by so many bytes."""
+    return json_frame(code, {"msgId": "7F00000200002A9F" + "0" * filler}, opaque=opaque, flag=RESPONSE, body=body)
+
+
+def broker_request(opaque: int = 1, code: int = 40) -> bytes:
+    """Return one of the broker's own requests to a client."""
+    return json_frame(code, {"consumerGroup": "g"}, opaque=opaque, flag=ONEWAY)
+
+
+def cut(stream: bytes, *offsets: int) -> Iterator[bytes]:
+    """Yield the pieces of a stream that is cut at these offsets; those outside it are ignored."""
+    edges = sorted({0, len(stream), *(offset for offset in offsets if 0 < offset < len(stream))})
+    for start, stop in pairwise(edges):
+        yield stream[start:stop]
+
+
+def split(stream: bytes) -> Iterator[bytes]:
+    """Yield the frames of a stream that holds only whole ones."""
+    at = 0
+    while at < len(stream):
+        (length,) = struct.unpack_from(">i", stream, at)
+        stop = at + 4 + length
+        if length < 4 or stop > len(stream):
+            raise ValueError(f"no whole frame at offset {at}")
+        yield stream[at:stop]
+        at = stop
+
+
+def read_header(whole: bytes) -> dict[str, object]:
+    """Return the JSON header of one frame."""
+    (word,) = struct.unpack_from(">I", whole, 4)
+    if word >> 24:
+        raise ValueError("not a JSON header")
+    header = json.loads(whole[8 : 8 + word])
+    assert isinstance(header, dict)
+    return header

@@ -1,0 +1,235 @@
+"""A playbook for sessions: an event goes in, the expected outputs are written behind it.
+
+    assert Playbook(refuse("a")) >> Client(send("a") + send("b")) << ToBroker(send("b")) << ToClient(busy("a"))
+
+``>>`` plays an event as the driver would: the batch is decided, both sides are taken, and the buffer of the
+chunk is overwritten, as the driver's next read would. Before that everything the last event gave must have been
+expected with ``<<``.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Self
+
+from limiter.resource import Resource
+from proxy.batch import Batch, Charge, ConnectionInfo, Refuse, Request, Side
+from proxy.protocols.base import Buffer, Close, Session, SessionContext, WireCounters
+from proxy.protocols.rocketmq import PROTOCOL
+from proxy.protocols.rocketmq.options import RocketMQOptions
+from proxy.protocols.rocketmq.replies import busy_answer
+
+WAIT_US = 123_456
+
+Decide = Callable[[Batch], None]
+
+
+@dataclass(frozen=True)
+class Client:
+    """The client sent a chunk, which was decided at once."""
+
+    data: bytes
+
+
+@dataclass(frozen=True)
+class Broker:
+    """The broker sent a chunk."""
+
+    data: bytes
+
+
+@dataclass(frozen=True)
+class Undecided:
+    """The client sent a chunk; its batch waits for ``Decided``."""
+
+    data: bytes
+
+
+@dataclass(frozen=True)
+class Decided:
+    """The handlers decided the batch that waited."""
+
+
+@dataclass(frozen=True)
+class End:
+    """One peer ended its stream."""
+
+    side: Side
+
+
+@dataclass(frozen=True)
+class ToBroker:
+    """Expects these slices for the broker, in this order."""
+
+    slices: tuple[bytes, ...]
+
+    def __init__(self, *slices: bytes) -> None:
+        object.__setattr__(self, "slices", slices)
+
+
+@dataclass(frozen=True)
+class ToClient:
+    """Expects these slices for the client, in this order."""
+
+    slices: tuple[bytes, ...]
+
+    def __init__(self, *slices: bytes) -> None:
+        object.__setattr__(self, "slices", slices)
+
+
+@dataclass(frozen=True)
+class Closed:
+    """Expects that the session ended the connection."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Anything:
+    """Expects nothing in particular."""
+
+
+Event = Client | Broker | Undecided | Decided | End
+Expected = ToBroker | ToClient | Closed | Anything
+
+
+def pass_all(batch: Batch) -> None:
+    """Refuse nothing."""
+    del batch
+
+
+def refuse(*names: str) -> Decide:
+    """Refuse every request that is charged to one of these names."""
+
+    def decide(batch: Batch) -> None:
+        for index, request in enumerate(batch.requests):
+            for resource in request.resources:
+                if resource.name in names:
+                    batch.verdicts[index] = Refuse(resource, "some rule", WAIT_US)
+
+    return decide
+
+
+def refuse_indexes(indexes: Iterable[int]) -> Decide:
+    """Refuse the requests with these numbers, counted over the whole connection."""
+    wanted, seen = frozenset(indexes), 0
+
+    def decide(batch: Batch) -> None:
+        nonlocal seen
+        for index, request in enumerate(batch.requests):
+            if seen + index in wanted:
+                batch.verdicts[index] = Refuse(request.resources[0], "some rule", WAIT_US)
+        seen += len(batch.requests)
+
+    return decide
+
+
+def busy(name: str, opaque: int = 1, *, kind: str = "topic") -> bytes:
+    """Return the answer to a request that ``refuse`` refused."""
+    return busy_answer(Resource(kind, name), WAIT_US, opaque)
+
+
+def open_session(counters: WireCounters | None = None, *, wants_responses: bool = False, **options: Any) -> Session:
+    """Return the session of a new RocketMQ connection."""
+    connection = ConnectionInfo(1, "main", "main", "192.0.2.1:40000", "192.0.2.1")
+    context = SessionContext(
+        connection, counters or WireCounters(), lambda: None, wants_responses, RocketMQOptions(**options)
+    )
+    return PROTOCOL.open_session(context)
+
+
+class Playbook:
+    """One RocketMQ session under test.
+
+    Args:
+        decide: sets the verdicts of every batch.
+        wants_responses: whether some handler asks for responses.
+        options: of the listener.
+
+    Attributes:
+        session: the session.
+        counters: what it counts into.
+        requests: all limitable requests so far.
+        charges: all later charges so far.
+        last_slices: the very objects that the last event gave, by the peer they are for.
+    """
+
+    def __init__(self, decide: Decide = pass_all, *, wants_responses: bool = False, **options: Any) -> None:
+        self.counters = WireCounters()
+        self.session = open_session(self.counters, wants_responses=wants_responses, **options)
+        self.requests: list[Request] = []
+        self.charges: list[Charge] = []
+        self.last_slices: dict[Side, list[Buffer]] = {}
+        self._decide = decide
+        self._closed: str | None = None
+        self._unexpected: dict[Side, list[bytes]] = {side: [] for side in Side}
+        self._chunk = bytearray()
+        self._waiting: tuple[Batch, bytearray] | None = None
+
+    def __rshift__(self, event: Event) -> Self:
+        """Play an event."""
+        left = [f"{side.value}: {slices}" for side, slices in self._unexpected.items() if slices]
+        assert not left, f"nobody expected what went to the {' and to the '.join(left)}"
+        assert self._closed is None, f"closed for {self._closed}, which nobody expected"
+        try:
+            self._play(event)
+        except Close as close:
+            self._closed = close.reason
+        finally:
+            self._take()
+        if not isinstance(event, Undecided):
+            self._overwrite(event)
+        return self
+
+    def __lshift__(self, expected: Expected) -> Self:
+        """Compare with what the last event gave."""
+        if isinstance(expected, Closed):
+            assert self._closed == expected.reason
+            self._closed = None
+        elif isinstance(expected, Anything):
+            self._closed = None
+            self._unexpected = {side: [] for side in Side}
+        else:
+            side = Side.BROKER if isinstance(expected, ToBroker) else Side.CLIENT
+            given, self._unexpected[side] = self._unexpected[side], []
+            assert given == list(expected.slices)
+        return self
+
+    def __bool__(self) -> bool:
+        """Return True when all that was given had been expected, so that a playbook can be asserted."""
+        return self._closed is None and not any(self._unexpected.values())
+
+    def _play(self, event: Event) -> None:
+        if isinstance(event, End):
+            self.session.end(event.side, 0)
+        elif isinstance(event, Decided):
+            assert self._waiting is not None
+            batch = self._waiting[0]
+            self._decide(batch)
+            self.session.decided(batch, 0)
+        else:
+            self._chunk = bytearray(event.data)
+            side = Side.BROKER if isinstance(event, Broker) else Side.CLIENT
+            batch_or_none = self.session.receive(side, memoryview(self._chunk), 0)
+            if batch_or_none is not None:
+                self.requests += batch_or_none.requests
+                self.charges += batch_or_none.charges
+                if isinstance(event, Undecided):
+                    self._waiting = (batch_or_none, self._chunk)
+                else:
+                    self._decide(batch_or_none)
+                    self.session.decided(batch_or_none, 0)
+
+    def _take(self) -> None:
+        for side in Side:
+            taken = list(self.session.take(side))
+            self.last_slices[side] = taken
+            self._unexpected[side] += map(bytes, taken)
+
+    def _overwrite(self, event: Event) -> None:
+        """Do to the chunk what the driver's next read does."""
+        chunk = self._chunk if isinstance(event, Client | Broker) else None
+        if isinstance(event, Decided) and self._waiting is not None:
+            chunk = self._waiting[1]
+            self._waiting = None
+        if chunk is not None:
+            chunk[:] = b"\xee" * len(chunk)

@@ -1,0 +1,276 @@
+"""A session under random conditions, held against a model that sees the whole stream at once.
+
+The model knows frames and verdicts and nothing of chunks, so that whatever it says must hold for any chunking
+and any interleaving of the two directions. After every step the trial also checks what must always be true: our
+own answers only in gaps, and nothing held back beyond the stated bounds.
+"""
+
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import NamedTuple
+
+from limiter.resource import Resource
+from playbook.playbook import open_session
+from proxy.batch import Batch, Refuse, Request, Side
+from proxy.protocols.base import Close, WireCounters
+from proxy.protocols.rocketmq import answers, requests
+from proxy.protocols.rocketmq.codes import FLAG_ONEWAY, FLAG_RESPONSE, MAX_FRAME_BYTES
+from proxy.protocols.rocketmq.header import UNPARSABLE, UNPARSED, Header, classify
+from proxy.protocols.rocketmq.owed import MAX_OWED
+from proxy.protocols.rocketmq.session import RocketMQSession
+
+Refuses = Callable[[int], bool]
+"""Whether the request with this number on the connection is refused."""
+
+#: The longest busy answer: 255 characters of a name, each six in JSON, and the rest.
+_LONGEST_BUSY_BYTES = 255 * 6 + 300
+_POISON = 0xEE
+
+
+class Seen(NamedTuple):
+    """One frame of the client's stream, as far as it has come.
+
+    Attributes:
+        start: offset of its first byte.
+        stop: offset of its end, which may not have come.
+        header: None while it has not come completely.
+    """
+
+    start: int
+    stop: int
+    header: Header | None
+
+    @property
+    def limitable(self) -> bool:
+        """Whether handlers are asked about it."""
+        return self.header is not None and (bool(self.header.kind) or self.header.reading == UNPARSED)
+
+
+def read_stream(data: bytes) -> tuple[list[Seen], bool]:
+    """Return the frames of a client's stream, and whether it ends in something that is no frame."""
+    seen: list[Seen] = []
+    at = 0
+    while len(data) - at >= 8:
+        length, header_type, high, low = struct.unpack_from(">iBBH", data, at)
+        header_bytes = high << 16 | low
+        if not 4 <= length <= MAX_FRAME_BYTES - 4 or header_bytes > length - 4 or header_type > 1:
+            return seen, True
+        header: Header | None = None
+        if header_bytes > requests.MAX_HEADER_BYTES:
+            header = UNPARSABLE
+        elif at + 8 + header_bytes <= len(data):
+            header = classify(data[at + 8 : at + 8 + header_bytes], header_type)
+        seen.append(Seen(at, at + 4 + length, header))
+        at += 4 + length
+    if at < len(data) and len(data) - at < 8:
+        seen.append(Seen(at, len(data), None))
+    return seen, False
+
+
+def gaps(data: bytes) -> set[int]:
+    """Return the offsets between the frames of the broker's stream."""
+    found, at = {0}, 0
+    while len(data) - at >= 8:
+        length, word = struct.unpack_from(">iI", data, at)
+        if (word & 0xFFFFFF) > length - 4:
+            break
+        at += 4 + length
+        found.add(at)
+    return found
+
+
+def random_pieces(data: bytes, random: Random, longest: int) -> Iterator[bytes]:
+    """Yield a stream in pieces of random lengths."""
+    at = 0
+    while at < len(data):
+        step = random.randint(1, longest)
+        yield data[at : at + step]
+        at += step
+
+
+@dataclass
+class Trial:
+    """One connection.
+
+    Attributes:
+        refuses: the verdicts.
+        sent: what either peer has sent so far.
+        received: what either peer was given so far.
+        own: opaques of the busy answers that the client was given.
+        all_requests: everything that handlers were asked about.
+        charged: messages charged later, by resources.
+        closed: the reason for which the session ended the connection.
+    """
+
+    refuses: Refuses
+    wants_responses: bool = False
+    sent: dict[Side, bytearray] = field(default_factory=lambda: {side: bytearray() for side in Side})
+    received: dict[Side, bytearray] = field(default_factory=lambda: {side: bytearray() for side in Side})
+    own: list[bytes] = field(default_factory=list)
+    all_requests: list[Request] = field(default_factory=list)
+    charged: dict[tuple[Resource, ...], int] = field(default_factory=dict)
+    closed: str | None = None
+
+    def __post_init__(self) -> None:
+        self.counters = WireCounters()
+        session = open_session(self.counters, wants_responses=self.wants_responses)
+        assert isinstance(session, RocketMQSession)
+        self.session = session
+        self._undecided: tuple[Batch, memoryview] | None = None
+        self._theirs = 0
+        self._own_at: set[int] = set()
+
+    # --- Playing ----------------------------------------------------------------------------------
+
+    def play(self, to_broker: bytes, to_client: bytes, random: Random, longest: int) -> None:
+        """Play both directions at once in pieces of random lengths, up to their ends or a Close."""
+        left = {
+            Side.CLIENT: random_pieces(to_broker, random, longest),
+            Side.BROKER: random_pieces(to_client, random, longest),
+        }
+        while left and self.closed is None:
+            side = random.choice(list(left))
+            if side is Side.CLIENT and self._undecided is not None:
+                self.decide()
+                continue
+            piece = next(left[side], None)
+            if piece is None:
+                del left[side]
+            else:
+                self.feed(side, piece)
+            if self._undecided is not None and random.random() < 0.7:
+                self.decide()
+        if self._undecided is not None:
+            self.decide()
+
+    def feed(self, side: Side, piece: bytes) -> None:
+        """Let one peer send a piece; a batch of it waits for ``decide``."""
+        self.sent[side] += piece
+        chunk = memoryview(bytearray(piece))
+        try:
+            batch = self.session.receive(side, chunk, 0)
+        except Close as close:
+            self._close(close)
+            batch = None
+        self._take()
+        if batch is not None:
+            self._undecided = (batch, chunk)
+        else:
+            chunk[:] = bytes([_POISON]) * len(chunk)
+
+    def decide(self) -> None:
+        """Give the verdicts on the batch that waits."""
+        assert self._undecided is not None
+        (batch, chunk), self._undecided = self._undecided, None
+        for index, request in enumerate(batch.requests):
+            if self.refuses(len(self.all_requests) + index):
+                batch.verdicts[index] = Refuse(request.resources[0], "some rule", 123_456)
+        self.all_requests += batch.requests
+        for charge in batch.charges:
+            self.charged[charge.resources] = self.charged.get(charge.resources, 0) + charge.messages
+        try:
+            self.session.decided(batch, 0)
+        except Close as close:
+            self._close(close)
+        self._take()
+        chunk[:] = bytes([_POISON]) * len(chunk)
+
+    def end(self) -> None:
+        """Let both peers end their streams, the client first."""
+        if self.closed is None:
+            for side in Side:
+                self.session.end(side, 0)
+                self._take()
+
+    def _close(self, close: Close) -> None:
+        assert close.reason in {"bad_frame", "bad_answer", "unparsable", "tls", "proxy_protocol"}
+        assert close.detail
+        self.closed = self.closed or close.reason
+
+    def _take(self) -> None:
+        for part in self.session.take(Side.BROKER):
+            self.received[Side.BROKER] += part
+        for part in self.session.take(Side.CLIENT):
+            if isinstance(part, memoryview):
+                self._theirs += len(part)
+            else:
+                self.own.append(part)
+                self._own_at.add(self._theirs)
+            self.received[Side.CLIENT] += part
+        self._check_bounds()
+
+    # --- Checking ---------------------------------------------------------------------------------
+
+    def _check_bounds(self) -> None:
+        session = self.session
+        assert len(session._requests._head) <= 8 + requests.MAX_HEADER_BYTES
+        assert len(session._answers._head) <= 8 + answers.MAX_HEADER_BYTES
+        assert session.in_flight() <= MAX_OWED
+        if session._waiting:
+            waiting = sum(map(len, session._waiting))
+            assert session.backlog_bytes(Side.CLIENT) == waiting
+            assert waiting <= _LONGEST_BUSY_BYTES * len(self.all_requests)
+
+    def check(self, *, ended: bool) -> None:
+        """Hold what was given to both peers against the model."""
+        data = bytes(self.sent[Side.CLIENT])
+        seen, broken = read_stream(data)
+        if not data or data[0] in b"\x16P\r":
+            assert not self.received[Side.BROKER]
+            return
+        if self.closed in {None, "bad_answer"}:
+            assert not broken or self.closed
+        elif self.closed == "bad_frame":
+            assert broken
+        limitable = [frame for frame in seen if frame.limitable]
+        assert len(limitable) == len(self.all_requests)
+        refused = {frame.start for number, frame in enumerate(limitable) if self.refuses(number)}
+        passed = [
+            data[frame.start : frame.stop]
+            for frame in seen
+            if frame.start not in refused and (frame.header is not None or (ended and self.closed is None))
+        ]
+        assert b"".join(passed) == self.received[Side.BROKER], "what passed is not what was sent without the refused"
+        assert self.counters.frames[Side.CLIENT] == sum(frame.header is not None for frame in seen)
+        self._check_requests(limitable)
+        self._check_answers([frame for frame in limitable if frame.start in refused])
+
+    def _check_requests(self, limitable: Sequence[Seen]) -> None:
+        """Hold what handlers were told against the headers."""
+        for frame, request in zip(limitable, self.all_requests, strict=True):
+            header = frame.header
+            assert header is not None
+            if header.reading == UNPARSED:
+                assert request.resources == requests.UNPARSABLE_RESOURCES
+            else:
+                assert request.resources == (Resource(header.kind, header.name),)
+                assert request.oneway == bool(header.flag & FLAG_ONEWAY)
+                assert request.producer_group == header.producer_group
+                assert not header.flag & FLAG_RESPONSE
+            assert request.size_bytes == frame.stop - frame.start
+            assert request.messages >= 1
+
+    def _check_answers(self, refused: Sequence[Seen]) -> None:
+        """Every refused request that expects an answer has one, in order; the client has all of the broker's bytes."""
+        expected = [
+            frame.header.opaque
+            for frame in refused
+            if frame.header is not None and frame.header.reading != UNPARSED and not frame.header.flag & FLAG_ONEWAY
+        ]
+        given = [_opaque(whole) for whole in self.own]
+        assert given == expected[: len(given)]
+        theirs = bytes(self.sent[Side.BROKER])
+        theirs_gaps = gaps(theirs)
+        assert self._own_at <= theirs_gaps, "an answer of our own inside one of the broker's frames"
+        if self.closed is None:
+            if len(theirs) in theirs_gaps:
+                assert given == expected
+            assert self._theirs == len(theirs)
+        if not self.own:
+            assert theirs.startswith(self.received[Side.CLIENT])
+
+
+def _opaque(busy_answer: bytes) -> int:
+    return int(busy_answer.rpartition(b'"opaque":')[2].rstrip(b"}"))
