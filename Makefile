@@ -25,11 +25,12 @@ help: ## list the targets
 setup: packages $(VENV_STAMP) ## check the system's packages and make .venv
 
 packages:
-	@PYTHON="$(PYTHON)" sh tests/integration/packages.sh
+	@PYTHON="$(PYTHON)" sh tests/integration/packages.sh python integration
 
-$(VENV_STAMP): pyproject.toml constraints.txt
+$(VENV_STAMP): pyproject.toml constraints.txt tests/plugin/pyproject.toml
+	@PYTHON="$(PYTHON)" sh tests/integration/packages.sh python
 	@set -e; found=; $(FIND_PYTHON); [ -x $(BIN)/python ] || "$$found" -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]' -e tests/plugin
 	@touch $@
 
 parts: setup $(PARTS_STAMPS) ## fetch the real broker and clients of the integration tests
@@ -81,7 +82,9 @@ coverage:
 	$(BIN)/coverage combine --append --quiet
 	$(BIN)/coverage report
 
-bench: parts ## throughput and latency against a plain relay
+bench: $(VENV_STAMP) ## throughput and latency against a plain relay
+	@sh tests/integration/packages.sh bench
+	$(BIN)/python -m pytest --quiet tests/bench
 	$(BIN)/python tests/bench/run.py
 
 format: $(VENV_STAMP) ## apply the formatter and ruff's safe fixes

@@ -89,6 +89,7 @@ class Registry:
         self._overflow: dict[str, Limiter] = {}
         self._unlimited: set[Resource] = set()
         self._rule_set = rule_set
+        self._exact = rule_set.exact_resources
         self._epoch = 0
         self._swaps: deque[_Swap] = deque(maxlen=_REMEMBERED_SWAPS)
         # Nothing is older than the first rule set, so its time is never asked for.
@@ -144,15 +145,15 @@ class Registry:
 
         Constant work, but for the names whose exact rules come or go and the overflow limiters in use.
         """
-        old = self._rule_set
+        old, new = self._exact, rule_set.exact_resources
         at_ns = self._latest_ns = max(self._latest_ns, now_ns)
-        for resource in old.exact_resources - rule_set.exact_resources:
+        for resource in old - new:
             limiter = self._live.get(resource)
             if limiter is not None:
                 self._unpinned += 1
                 if not limiter.filed:
                     self._file(limiter, at_ns)
-        for resource in rule_set.exact_resources - old.exact_resources:
+        for resource in new - old:
             if resource in self._live:
                 self._unpinned -= 1
         self._swap_overflow(rule_set, at_ns)
@@ -162,6 +163,7 @@ class Registry:
         self._epoch += 1
         self._swaps.append(_Swap(self._epoch, at_ns, rule_set))
         self._rule_set = rule_set
+        self._exact = rule_set.exact_resources
 
     def state(self, resource: Resource, now_ns: int) -> LimiterState | None:
         """Return the state of a resource's own limiter, or None if it has none; creates none."""
@@ -191,7 +193,7 @@ class Registry:
         return None
 
     def _create(self, resource: Resource, rule: Rule, now_ns: int) -> Limiter:
-        pinned = resource in self._rule_set.exact_resources
+        pinned = resource in self._exact
         if not pinned and not self._make_room(now_ns):
             self.overflowed_total += 1
             return self._overflow_limiter(resource.kind, rule)
@@ -254,7 +256,7 @@ class Registry:
                 return False
             looks += 1
             limiter.filed = False
-            if limiter.resource in self._rule_set.exact_resources:
+            if limiter.resource in self._exact:
                 continue
             limited = limiter.epoch == self._epoch or self._catch_up(limiter)
             if limited:

@@ -157,5 +157,5 @@ def number(fields: Mapping[str, str], name: str, default: int | None = None) -> 
 
 
 def truth(fields: Mapping[str, str], name: str) -> bool:
-    """Return a yes or no: ``true`` from most clients, ``1`` from C++."""
-    return fields.get(name, "").lower() in {"true", "1"}
+    """Return a yes or no as Java reads it: only ``true`` is yes, so that the ``1`` of C++ is no."""
+    return fields.get(name, "").lower() == "true"

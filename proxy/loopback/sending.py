@@ -86,9 +86,9 @@ class Sending:
         Raises:
             Refused: the topic does not exist and is not made, or the message is not legal.
         """
-        names = _V1 if request.code in _V1_CODES else _V2
         fields = request.fields
-        topic = self._topic(fields.get(names.topic) or text(fields, "topic"), number(fields, names.default_queues, 4))
+        names = _V1 if request.code in _V1_CODES or _V2.topic not in fields else _V2
+        topic = self._topic(text(fields, names.topic), number(fields, names.default_queues, 4))
         queue_id = number(fields, names.queue_id, -1)
         if queue_id >= topic.queue_count:
             raise Refused(ResponseCode.SYSTEM_ERROR, f"request queueId[{queue_id}] is illegal, topic {topic.name}")

@@ -16,13 +16,33 @@ for candidate in ${PYTHON:-} python3.11 python3.12 python3.13 python3; do
     if usable_python "$candidate"; then found_python=$candidate; break; fi
 done
 
-[ -n "$found_python" ] || need python3-venv
-# The compiler, not only the virtual machine: the Java clients are started from their source files.
-newer_than 17 "$(javac -version 2>&1)" || need default-jdk-headless
-command -v mvn >/dev/null || need maven
-newer_than 18 "$(node --version 2>/dev/null)" || need nodejs
-command -v npm >/dev/null || need npm
-command -v haproxy >/dev/null || command -v /usr/sbin/haproxy >/dev/null || need haproxy
+# What the targets named on the command line need.
+for target in "$@"; do
+    case $target in
+    python)
+        [ -n "$found_python" ] || need python3-venv
+        ;;
+    integration)
+        # The compiler, not only the virtual machine: the Java clients are started from their source files.
+        newer_than 17 "$(javac -version 2>&1)" || need default-jdk-headless
+        command -v mvn >/dev/null || need maven
+        newer_than 18 "$(node --version 2>/dev/null)" || need nodejs
+        command -v npm >/dev/null || need npm
+        ;;
+    bench)
+        command -v haproxy >/dev/null || [ -x /usr/sbin/haproxy ] || need haproxy
+        [ -e /usr/lib/nginx/modules/ngx_stream_module.so ] || need "nginx libnginx-mod-stream"
+        if ! newer_than 1 "$(cargo --version 2>/dev/null)"; then
+            echo "the bench's load generator needs Rust 1.88 or newer, which Debian 12 does not have: see rustup.rs" >&2
+            exit 1
+        fi
+        ;;
+    *)
+        echo "packages.sh: unknown target $target; one of python, integration, bench" >&2
+        exit 2
+        ;;
+    esac
+done
 
 [ -n "$missing" ] || exit 0
 

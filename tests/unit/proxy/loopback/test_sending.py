@@ -47,6 +47,7 @@ def _properties(record: Any) -> dict[str, str]:
         (RequestCode.SEND_MESSAGE_V2, V2),
         (RequestCode.SEND_REPLY_MESSAGE_V2, V2),
         (RequestCode.SEND_BATCH_MESSAGE, V2),
+        (RequestCode.SEND_MESSAGE_V2, V1),
     ],
 )
 @pytest.mark.parametrize("header_type", [0, HEADER_BINARY])
@@ -86,7 +87,7 @@ def test_oneway_send_is_stored_and_never_answered(client: Any, bench: Any, onewa
     [
         (RequestCode.SEND_BATCH_MESSAGE, V2, {"m": "true"}),
         (RequestCode.SEND_MESSAGE_V2, V2, {"m": "true"}),
-        (RequestCode.SEND_MESSAGE, V1, {"batch": "1"}),
+        (RequestCode.SEND_MESSAGE, V1, {"batch": "True"}),
     ],
 )
 def test_batch_is_stored_as_its_messages(
@@ -103,6 +104,12 @@ def test_batch_is_stored_as_its_messages(
     assert [record.message.flag for record in records] == [0, 1, 2, 3]
     assert _properties(records[1]) == {"TAGS": "t1"}
     assert len(client.consume(queue_id=1, subscription="t1")) == 2
+
+
+def test_batch_mark_of_the_cpp_client_is_none_to_a_broker(client: Any) -> None:
+    body = encode_batch([BatchMessage(b"0"), BatchMessage(b"1")])
+    client.call(RequestCode.SEND_MESSAGE, {**V1, "batch": "1"}, body)
+    assert [record.message.body for record in client.consume(queue_id=1)] == [body]
 
 
 @pytest.mark.parametrize("body", [b"", b"short", encode_batch([BatchMessage(b"x")])[:-1]])
@@ -136,7 +143,7 @@ def test_topic_is_not_made_when_that_is_turned_off(make_bench: Any) -> None:
     [
         ({"b": "TBW102"}, ResponseCode.NO_PERMISSION, "template"),
         ({"b": "a b"}, ResponseCode.SYSTEM_ERROR, "name is 1 to 127"),
-        ({"b": ""}, ResponseCode.SYSTEM_ERROR, "<topic> is missing"),
+        ({"b": ""}, ResponseCode.SYSTEM_ERROR, "name is 1 to 127"),
         ({"e": "x"}, ResponseCode.SYSTEM_ERROR, "<e> is no number"),
         ({"g": 1 << 63}, ResponseCode.SYSTEM_ERROR, "<g> is no number"),
         ({"f": 1 << 31}, ResponseCode.SYSTEM_ERROR, "<f> is no number of 32 bits"),
