@@ -25,6 +25,6 @@ def raise_descriptor_limit(max_connections: int) -> str | None:
         return None
     room = max(0, allowed - _OTHER_DESCRIPTORS) // 2
     return (
-        f"bounds.max_connections {max_connections}: the system allows {hard} open files, enough for {room} connections; "
+        f"bounds.max_connections {max_connections}: the system allows {hard} open files, room for {room} connections; "
         "raise its limit (LimitNOFILE, ulimit -n) or lower the bound"
     )

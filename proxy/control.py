@@ -79,7 +79,7 @@ class Snapshot(msgspec.Struct, frozen=True):
         lanes: by handler.
         live_limiters: limiters held in memory now.
         evicted_total: idle limiters given up for new names.
-        overflowed_total: decisions made by an overflow limiter, which all names of a rule share once the bound is reached.
+        overflowed_total: decisions made by the overflow limiter that all new names of a rule share past the bound.
     """
 
     rule_set_version: int
