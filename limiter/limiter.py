@@ -119,10 +119,8 @@ class Limiter(Bucket):
             count = len(costs)
             return _ALL_ADMITTED[count] if count < len(_ALL_ADMITTED) else Admission(count, 0)
         admission = self.check(now_ns, costs)
-        if admission.admitted:
-            self.commit(now_ns, costs[: admission.admitted])
-        if admission.admitted < len(costs):
-            self.refuse(now_ns)
+        self.commit(now_ns, costs[: admission.admitted])
+        self.refuse(now_ns)
         return admission
 
     def check(self, now_ns: int, costs: Sequence[int]) -> Admission:

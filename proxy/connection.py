@@ -239,7 +239,7 @@ class Connection:
             buffer = buffers.borrow()
             try:
                 try:
-                    count = wire.receive_into(buffer)
+                    count = wire.receive_into(self._room(side, buffer))
                 except OSError as error:
                     raise _PeerError(side, error) from None
                 if count is None:
@@ -264,6 +264,12 @@ class Connection:
                 buffers.give_back(buffer)
             self.progressed()
         await self._pass_end_on(side)
+
+    def _room(self, side: Side, buffer: memoryview) -> memoryview:
+        """Return as much of the buffer as may be filled: a drain takes no more than the client's frame in hand."""
+        if self._draining and side is Side.CLIENT and self._parting is None:
+            return buffer[: self.session.missing_bytes(side)]
+        return buffer
 
     async def _relay(self, side: Side, chunk: memoryview) -> None:
         """Give one chunk to the session, and what it holds to the pipeline."""

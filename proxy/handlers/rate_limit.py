@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from limiter.limiter import Limiter
+from limiter.limiter import Admission, Limiter
 from limiter.registry import Registry
+from limiter.resource import Resource
 from proxy.batch import NO_VERDICTS, Batch, Group, Refuse, Verdict, Verdicts
 from proxy.pipeline import Fails, Handler, HandlerPlugin, HandlerServices
 
@@ -31,15 +32,49 @@ class RateLimit(Handler):
         get = self._registry.get
         verdicts: dict[int, Verdict] = {}
         for resources, group in batch.by_resources().items():
-            live = [limiter for resource in resources if (limiter := get(resource, now_ns)) is not None]
-            if live:
-                undecided = _undecided(group, batch) if batch.verdicts else group
-                _decide(live, undecided, now_ns, verdicts)
+            undecided = _undecided(group, batch) if batch.verdicts else group
+            if len(resources) == 1:
+                limiter = get(resources[0], now_ns)
+                if limiter is not None:
+                    admission = limiter.acquire(now_ns, undecided.costs)
+                    if admission.admitted < len(undecided.costs):
+                        _refuse(resources[0], limiter, admission, undecided, verdicts)
+            else:
+                self._decide_together(resources, undecided, now_ns, verdicts)
         for charge in batch.charges:
             for resource in charge.resources:
-                if (limiter := get(resource, now_ns)) is not None:
+                limiter = get(resource, now_ns)
+                if limiter is not None:
                     limiter.charge(now_ns, charge.messages)
         return verdicts or NO_VERDICTS
+
+    def _decide_together(
+        self, resources: Sequence[Resource], group: Group, now_ns: int, verdicts: dict[int, Verdict]
+    ) -> None:
+        """Admit the longest prefix that every limiter admits; what follows is refused by the one that stopped it.
+
+        All are checked before any is charged, so a refusal spends nothing anywhere. A prefix is exact: a limiter
+        that has refused refuses the rest of the same instant too.
+        """
+        # Two names may share one overflow limiter, which then is charged for both.
+        shares: dict[Limiter, list[Resource]] = {}
+        for resource in resources:
+            limiter = self._registry.get(resource, now_ns)
+            if limiter is not None:
+                shares.setdefault(limiter, []).append(resource)
+        if not shares or not group.costs:
+            return
+        costs = {limiter: [cost * len(shared) for cost in group.costs] for limiter, shared in shares.items()}
+        admissions = {limiter: limiter.check(now_ns, costs[limiter]) for limiter in shares}
+        stopped_by = min(shares, key=lambda limiter: admissions[limiter].admitted)
+        admission = admissions[stopped_by]
+        refused = admission.admitted < len(group.costs)
+        for limiter in shares:
+            limiter.commit(now_ns, costs[limiter][: admission.admitted])
+            if refused and admissions[limiter].admitted == admission.admitted:
+                limiter.refuse(now_ns)
+        if refused:
+            _refuse(shares[stopped_by][0], stopped_by, admission, group, verdicts)
 
 
 def _undecided(group: Group, batch: Batch) -> Group:
@@ -48,28 +83,13 @@ def _undecided(group: Group, batch: Batch) -> Group:
     return Group([index for index, _ in pairs], [cost for _, cost in pairs])
 
 
-def _decide(live: Sequence[Limiter], group: Group, now_ns: int, verdicts: dict[int, Verdict]) -> None:
-    """Admit the longest prefix that every limiter admits; what follows is refused by the one that stopped it.
-
-    All are checked before any is charged, so a refusal spends nothing anywhere. A prefix is exact: a limiter
-    that has refused refuses the rest of the same instant too.
-    """
-    costs = group.costs
-    stopped_by = live[0]
-    if len(live) == 1:
-        admission = stopped_by.acquire(now_ns, costs)
-    else:
-        admissions = [limiter.check(now_ns, costs) for limiter in live]
-        least = min(range(len(live)), key=lambda index: admissions[index].admitted)
-        stopped_by, admission = live[least], admissions[least]
-        for limiter, own in zip(live, admissions, strict=True):
-            limiter.commit(now_ns, costs[: admission.admitted])
-            if own.admitted == admission.admitted < len(costs):
-                limiter.refuse(now_ns)
-    if admission.admitted < len(costs):
-        refuse = Refuse(stopped_by.resource, stopped_by.rule.name, admission.wait_us)
-        for index in group.indexes[admission.admitted :]:
-            verdicts[index] = refuse
+def _refuse(
+    resource: Resource, limiter: Limiter, admission: Admission, group: Group, verdicts: dict[int, Verdict]
+) -> None:
+    """Refuse what follows the admitted prefix, in the name of the request's own resource: a limiter may be shared."""
+    refuse = Refuse(resource, limiter.rule.name, admission.wait_us)
+    for index in group.indexes[admission.admitted :]:
+        verdicts[index] = refuse
 
 
 def _build(_: RateLimitOptions, services: HandlerServices) -> Handler:

@@ -108,6 +108,15 @@ class Session(ABC):
     def between_frames(self, side: Side) -> bool:
         """Return whether that peer's stream stands at a frame boundary, so that it may end here."""
 
+    def missing_bytes(self, side: Side) -> int:
+        """Return how many bytes may be read without reading beyond the frame in hand; at least 1.
+
+        A drain reads no more than that of a client, so that it takes no further requests. Without anything
+        better to say, byte by byte is always right.
+        """
+        del side
+        return 1
+
     def next_tick_ns(self) -> int | None:
         """Return when ``tick`` wants to be called next, or None while only a wake-up should call it.
 

@@ -89,6 +89,16 @@ class RequestStream:
         """Return whether nothing is in hand: no part of a frame, and no chunk that waits for its verdicts."""
         return not self._head and not self._body_left and not self._chunk
 
+    def missing_bytes(self) -> int:
+        """Return how many bytes are certain to belong to the frame in hand, or to the next one's prefix."""
+        if self._body_left:
+            return self._body_left
+        head = self._head
+        if len(head) < _PREFIX_BYTES:
+            return _PREFIX_BYTES - len(head)
+        word: int = _prefix_at(head)[1]
+        return _PREFIX_BYTES + (word & _HEADER_LENGTH) - len(head)
+
     def feed(self, chunk: memoryview) -> tuple[list[Request], list[Charge]]:
         """Read the frames of one chunk; ``pass_on`` must follow before the next chunk.
 

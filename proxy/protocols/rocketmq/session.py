@@ -12,6 +12,7 @@ from proxy.protocols.rocketmq.owed import Owed
 from proxy.protocols.rocketmq.replies import busy_answer
 from proxy.protocols.rocketmq.requests import Frame, RequestStream
 
+_NO_BOUND = 1 << 30
 _TLS_HANDSHAKE = 0x16
 #: First bytes of PROXY protocol version 1 and 2.
 _PROXY_PROTOCOL = b"P\r"
@@ -151,3 +152,9 @@ class RocketMQSession(Session):
         if self._unread:
             return False
         return (self._requests if side is Side.CLIENT else self._answers).between_frames()
+
+    def missing_bytes(self, side: Side) -> int:
+        """Return what is missing of the client's frame in hand; the broker's and unread streams have no such bound."""
+        if self._unread or side is Side.BROKER:
+            return _NO_BOUND
+        return self._requests.missing_bytes()

@@ -233,6 +233,12 @@ def test_sets_count_as_no_literal_unless_they_are_an_escape() -> None:
     assert rules.match(topic("**b")).name == "topic:[*][*]*"
 
 
+def test_rules_can_be_listed_as_they_are_tried() -> None:
+    rules = RuleSet(limits("topic:*=1/s", "topic:a*=2/s", "topic:*ab*=3/s", "topic:z=4/s"))
+
+    assert [rule.pattern for rule in rules.in_match_order] == ["z", "*ab*", "a*", "*"]
+
+
 def test_matching_knows_upper_from_lower_case_and_one_kind_from_another() -> None:
     rules = RuleSet(limits("topic:Orders=1/s", "topic:P*=1/s"))
 

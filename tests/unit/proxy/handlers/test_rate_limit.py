@@ -214,3 +214,22 @@ def test_overlapping_resources_never_admit_more_than_their_limits(
     largest = 4
     for resource, rate in rates.items():
         assert admitted[resource] <= rate * (now_ns / NS_PER_S) + rate + largest
+
+
+def test_a_refusal_by_a_shared_overflow_limiter_names_the_requests_own_resource(batch_of: MakeBatch) -> None:
+    registry = Registry(RuleSet((rule("*", 1),)), max_live=1)
+    limiting = Limiting(registry, PLUGIN.build(RateLimitOptions(), HandlerServices(registry, lambda: 0)))
+    verdicts = limiting.decide(batch_of("a", "a", "b", "b"))
+    refused = [verdict.resource.name for verdict in verdicts.values() if isinstance(verdict, Refuse)]
+    assert refused == ["a", "b"]
+
+
+def test_names_that_share_an_overflow_limiter_are_each_charged_to_it(batch_of: MakeBatch) -> None:
+    registry = Registry(RuleSet((rule("*", 4),)), max_live=1)
+    limiting = Limiting(registry, PLUGIN.build(RateLimitOptions(), HandlerServices(registry, lambda: 0)))
+    limiting.decide(batch_of("a"))
+    both = (Resource(KIND, "x"), Resource(KIND, "y"))
+    batch = batch_of("x", "x", "x")
+    for request in batch.requests:
+        request.resources = both
+    assert limiting.decide(batch).keys() == {2}

@@ -397,7 +397,7 @@ def test_overlong_header_passes_as_unparsable_without_being_gathered() -> None:
 
 
 def test_overlong_header_is_unparsable_however_it_comes() -> None:
-    whole = send("a", filler=MAX_HEADER_BYTES)
+    whole = send("a", body=b"", filler=MAX_HEADER_BYTES + 1 - (len(send("a", body=b"")) - 8))
     for offset in (0, 4, 8, 9, 1000, MAX_HEADER_BYTES):
         play = Playbook()
         for piece in cut(whole, offset):
@@ -425,7 +425,7 @@ BROKEN = {
     "length zero": b"\0\0\0\0" + b"\0\0\0\0",
     "negative length": b"\xff\xff\xff\xff" + b"\0\0\0\0",
     "most negative length": b"\x80\0\0\0" + b"\0\0\0\0",
-    "one byte too long": MAX_FRAME_BYTES.to_bytes(4) + b"\0\0\0\0",
+    "one byte too long": (MAX_FRAME_BYTES - 3).to_bytes(4) + b"\0\0\0\0",
     "header beyond the frame": b"\0\0\0\x0c" + b"\0\0\0\x09",
     "header type 2": b"\0\0\0\x0c" + b"\2\0\0\x08",
     "header type 255": b"\0\0\0\x0c" + b"\xff\0\0\x08",
@@ -444,6 +444,11 @@ def test_broken_framing_closes_after_delivering_what_came_before(broken: bytes) 
 def test_broken_framing_in_pieces_closes_too(broken: bytes, at: int) -> None:
     play = Playbook() >> Client(A + broken[:at]) << ToBroker(A)
     assert play >> Client(broken[at:]) << Closed("bad_frame")
+
+
+def test_nothing_is_left_of_broken_framing() -> None:
+    play = Playbook() >> Client(b"\0\0\0") >> Client(b"\0\0\0\0\0") << Closed("bad_frame")
+    assert play >> End(Side.CLIENT)
 
 
 def test_broken_framing_behind_nothing_limitable_closes() -> None:

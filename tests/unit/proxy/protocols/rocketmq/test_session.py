@@ -85,6 +85,7 @@ def test_busy_answer_waits_for_the_end_of_a_big_answer() -> None:
     play = Playbook(refuse("a")) >> Broker(big[:40_000]) << ToClient(big[:40_000])
     play = play >> Client(A)
     play = play >> Broker(big[40_000:90_000]) << ToClient(big[40_000:90_000])
+    assert play.session.backlog_bytes(Side.CLIENT) == len(busy("a", 1))
     assert play >> Broker(big[90_000:]) << ToClient(big[90_000:], busy("a", 1))
 
 
@@ -285,6 +286,19 @@ def test_either_stream_stands_between_frames_only_at_their_ends() -> None:
     for offset in range(1, len(theirs) + 1):
         play = Playbook() >> Broker(theirs[:offset]) << ToClient(theirs[:offset])
         assert play.session.between_frames(Side.BROKER) == (offset == len(theirs))
+
+
+def test_reading_only_what_is_missing_stops_at_the_end_of_every_frame() -> None:
+    stream = A + send("b")
+    for offset in range(1, len(A)):
+        play = Playbook() >> Client(stream[:offset]) << Anything()
+        at = offset
+        while at < len(A):
+            missing = play.session.missing_bytes(Side.CLIENT)
+            assert 1 <= missing <= len(A) - at
+            play = play >> Client(stream[at : at + missing]) << Anything()
+            at += missing
+        assert play.session.between_frames(Side.CLIENT)
 
 
 def test_stream_does_not_end_while_a_oneway_request_is_being_decided() -> None:
