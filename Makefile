@@ -64,6 +64,9 @@ lint: $(VENV_STAMP) ## ruff, formatting, the import contracts
 types: $(VENV_STAMP) ## mypy --strict over the packages and the test harness
 	$(BIN)/mypy --strict
 	$(BIN)/mypy --strict tests/integration/harness
+	$(BIN)/mypy --strict tests/support/playbook
+	$(BIN)/mypy --strict tests/plugin/sluice_lines
+	$(BIN)/mypy --strict tests/bench
 
 fast: $(VENV_STAMP) ## unit and fuzz tests with coverage
 	$(BIN)/python -m pytest tests/unit tests/fuzz --cov
@@ -71,7 +74,7 @@ fast: $(VENV_STAMP) ## unit and fuzz tests with coverage
 unit: $(VENV_STAMP) ## unit tests alone
 	$(BIN)/python -m pytest tests/unit
 
-fuzz: $(VENV_STAMP) ## fuzz tests alone
+fuzz: $(VENV_STAMP) ## fuzz tests alone; SLUICE_FUZZ_FACTOR=20 makes 20 times the cases
 	$(BIN)/python -m pytest tests/fuzz
 
 integration: parts ## real clients and a real broker through sluice
