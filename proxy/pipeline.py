@@ -72,6 +72,7 @@ the hub through ``wake``) while heartbeats queued by ``tick`` keep both ends ali
 """
 
 import inspect
+import traceback
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
@@ -85,6 +86,7 @@ from limiter.registry import Registry
 from limiter.resource import Resource
 from proxy.batch import Batch, ConnectionInfo, Refuse, Response, Verdicts
 from proxy.executor import Bypass, Executor, LaneStats, checked
+from proxy.log_rate import LogRate
 
 LaneKind = Literal["task", "thread", "inline"]
 Fails = Literal["open", "closed"]
@@ -172,7 +174,6 @@ class _Link:
     handler: Handler
     executor: Executor | None
     bypassed: Counter[str] = field(default_factory=Counter)
-    logged_s: float = float("-inf")
 
 
 class Pipeline:
@@ -189,6 +190,7 @@ class Pipeline:
 
     def __init__(self, configs: Sequence[HandlerConfig], services: HandlerServices) -> None:
         self._now_ns = services.now_ns
+        self._log_rate = LogRate()
         self._links: list[_Link] = []
         for config in configs:
             name = config.plugin.name
@@ -240,14 +242,16 @@ class Pipeline:
             resource = Resource("handler", link.name)
             for index in range(requests):
                 batch.verdicts.setdefault(index, Refuse(resource, link.name, 0))
-        if _may_log(link):
+        not_logged = self._log_rate.take((link.name, bypass.reason), trio.current_time())
+        if not_logged is not None:
             _log.warning(
                 "handler bypassed",
                 handler=link.name,
                 reason=bypass.reason,
                 requests_total=link.bypassed[bypass.reason],
                 fails=link.handler.fails,
-                error=repr(bypass.error) if bypass.error else None,
+                error=_describe(bypass.error),
+                not_logged=not_logged,
             )
 
     def observe(self, connection: ConnectionInfo, responses: Sequence[Response]) -> None:
@@ -257,8 +261,14 @@ class Pipeline:
                 link.handler.on_responses(connection, responses)
             except Exception as error:  # noqa: BLE001 - an observer costs nobody an answer
                 link.bypassed["error"] += len(responses)
-                if _may_log(link):
-                    _log.warning("handler failed on responses", handler=link.name, error=repr(error))
+                not_logged = self._log_rate.take((link.name, "responses"), trio.current_time())
+                if not_logged is not None:
+                    _log.warning(
+                        "handler failed on responses",
+                        handler=link.name,
+                        error=_describe(error),
+                        not_logged=not_logged,
+                    )
 
     def bypassed(self) -> dict[tuple[str, str], int]:
         """Return the requests that bypassed so far, and the answers a handler failed on, by (handler, reason)."""
@@ -272,13 +282,13 @@ class Pipeline:
         }
 
 
-def _may_log(link: _Link) -> bool:
-    """Say whether a fault of this handler may be logged: once a second, however many batches it concerns."""
-    now_s = trio.current_time()
-    if now_s - link.logged_s < 1:
-        return False
-    link.logged_s = now_s
-    return True
+def _describe(error: Exception | None) -> str | None:
+    """Name an error and the line that raised it, for people who write handlers."""
+    if error is None:
+        return None
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+    return f"{error!r}{where}"
 
 
 def _executor(name: str, handler: Handler, config: HandlerConfig, now_ns: Callable[[], int]) -> Executor | None:

@@ -15,6 +15,7 @@ import trio
 from proxy import sockets
 from proxy.batch import ConnectionInfo
 from proxy.connection import Connection, Services
+from proxy.log_rate import LogRate
 from proxy.protocols.base import Protocol, Session, SessionContext, WireCounters
 from proxy.sockets import Address, ListeningSocket, Wire, format_address
 
@@ -94,8 +95,11 @@ class Server:
         self._addresses: dict[str, Address] = {}
         self._open: Counter[str] = Counter()
         self._accepting = trio.CancelScope()
-        self._nothing_open = trio.Event()
+        self._nothing_open = trio.lowlevel.ParkingLot()
         self._next_id = 0
+        self._log_rate = LogRate()
+        #: Listeners whose broker did not accept the last connection.
+        self._broker_down: set[str] = set()
 
     def bound(self, name: str) -> Address:
         """Return the address that a listener is bound to; port 0 was replaced by the one it got."""
@@ -145,13 +149,11 @@ class Server:
             connection.drain()
         with trio.move_on_after(grace_s):
             while self.connections:
-                self._nothing_open = trio.Event()
-                await self._nothing_open.wait()
+                await self._nothing_open.park()
         for connection in list(self.connections.values()):
             connection.finish("grace_over", f"still open {grace_s:g} s after the drain began")
 
     async def _accept(self, config: ListenerConfig, listening: ListeningSocket, nursery: trio.Nursery) -> None:
-        complained_s = float("-inf")
         while True:
             for _ in range(_ACCEPTS_A_TURN):
                 try:
@@ -160,10 +162,9 @@ class Server:
                     if self.draining:
                         # Woken for a client in the very turn in which the socket was closed.
                         return
-                    now_s = trio.current_time()
-                    if now_s - complained_s >= 1:
-                        complained_s = now_s
-                        _log.error("cannot accept", listener=config.name, error=error.strerror)
+                    not_logged = self._log_rate.take((config.name, error.errno), trio.current_time())
+                    if not_logged is not None:
+                        _log.error("cannot accept", listener=config.name, error=error.strerror, not_logged=not_logged)
                     await trio.sleep(_NO_ROOM_PAUSE_S)
                     continue
                 self.counters.accepted += 1
@@ -188,21 +189,35 @@ class Server:
             client.close()
             self._open[config.name] -= 1
             if not self.connections:
-                self._nothing_open.set()
+                self._nothing_open.unpark_all()
         self.counters.closed[reason] += 1
         self._on_event("closed", {"id": info.id, "peer": info.peer, "reason": reason})
-        log = _log.debug if reason.endswith("_closed") or reason == "drained" else _log.info
-        log("connection closed", listener=info.listener, peer=info.peer, reason=reason, detail=detail)
+        # An unreachable broker has had a line of its own.
+        if reason.endswith("_closed") or reason in {"drained", "broker_unreachable"}:
+            _log.debug("connection closed", listener=info.listener, peer=info.peer, reason=reason, detail=detail)
+            return
+        not_logged = self._log_rate.take((info.listener, reason), trio.current_time())
+        if not_logged is not None:
+            _log.info(
+                "connection closed",
+                listener=info.listener,
+                peer=info.peer,
+                reason=reason,
+                detail=detail,
+                not_logged=not_logged,
+            )
 
     async def _relay(self, config: ListenerConfig, info: ConnectionInfo, client: Wire) -> tuple[str, str]:
         try:
             with trio.fail_after(config.connect_timeout_s):
                 broker = await sockets.connect(*config.broker)
         except OSError as error:
-            return "broker_unreachable", f"broker {format_address(config.broker)}: {error.strerror or error}"
+            return self._unreachable(config, error.strerror or str(error))
         except trio.TooSlowError:
-            waited = f"no answer within {config.connect_timeout_s:g} s"
-            return "broker_unreachable", f"broker {format_address(config.broker)}: {waited}"
+            return self._unreachable(config, f"no answer within {config.connect_timeout_s:g} s")
+        if config.name in self._broker_down:
+            self._broker_down.discard(config.name)
+            _log.info("broker is back", listener=config.name, broker=format_address(config.broker))
 
         def open_session(wake: Callable[[], None]) -> Session:
             wants_responses = self._services.pipeline.wants_responses
@@ -218,6 +233,14 @@ class Server:
         finally:
             self.connections.pop(info.id, None)
             broker.close()
+
+    def _unreachable(self, config: ListenerConfig, error: str) -> tuple[str, str]:
+        """Say once that a broker has gone, and return why its client is closed."""
+        broker = format_address(config.broker)
+        if config.name not in self._broker_down:
+            self._broker_down.add(config.name)
+            _log.warning("broker unreachable", listener=config.name, broker=broker, error=error)
+        return "broker_unreachable", f"broker {broker}: {error}"
 
 
 class ListenError(Exception):

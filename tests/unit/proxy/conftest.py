@@ -10,7 +10,7 @@ import socket
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -30,6 +30,7 @@ from proxy.handlers.rate_limit import RateLimitOptions
 from proxy.pipeline import HandlerConfig
 from proxy.protocols.base import Protocol
 from proxy.server import ListenerConfig
+from proxy.sockets import format_address
 
 HOST = "127.0.0.1"
 KIND = "line_topic"
@@ -176,8 +177,8 @@ class Rig:
     path: LocalDataPath
     broker: ScriptedBroker
     peers: list[Peer]
+    scope: trio.CancelScope
     listener: str = "main"
-    _ids: set[int] = field(default_factory=set)
 
     @property
     def address(self) -> tuple[str, int]:
@@ -204,14 +205,27 @@ class Rig:
         return peer
 
     async def connect(self, *, receive_buffer: int = 0) -> tuple[Peer, Peer]:
-        """Connect a client; returns it and the broker's end of its connection."""
+        """Connect a client; returns it and the broker's end of its connection once there is a session between."""
         client = await self.client(receive_buffer=receive_buffer)
-        return client, await self.broker.accept()
+        broker = await self.broker.accept()
+        name = format_address(client.sock.getsockname())
+        await until(lambda: any(connection.info.peer == name for connection in self.connections))
+        return client, broker
 
     async def until_closed(self, reason: str, count: int = 1) -> None:
         """Wait until so many connections have ended for that reason, and none for another."""
         await until(lambda: sum(self.closed.values()) >= count)
         assert self.closed == {reason: count}
+
+    async def passes(self, client: Peer, broker: Peer, request: bytes) -> bool:
+        """Send one request, and say whether it reached the broker or was refused."""
+        await client.send(request + b"\n")
+        await until(lambda: client.pending() or broker.pending())
+        if broker.pending():
+            assert await broker.receive_line() == request + b"\n"
+            return True
+        assert (await client.receive_line()).startswith(b"BUSY " + request.split()[0])
+        return False
 
     async def snapshot(self) -> Snapshot:
         return await self.path.snapshot()
@@ -270,7 +284,7 @@ async def start_rig(
 
     Topic ``a`` admits two requests a second, ``zero`` none, ``free`` everything.
     """
-    scope = trio.CancelScope()
+    scopes: list[trio.CancelScope] = []
 
     async def start(
         *limits: str,
@@ -293,11 +307,13 @@ async def start_rig(
             with scope:
                 await path.run(task_status=task_status)
 
+        scopes.append(scope := trio.CancelScope())
         await nursery.start(run)
-        return Rig(path, broker, peers, listeners[0].name)
+        return Rig(path, broker, peers, scope, listeners[0].name)
 
     yield start
-    scope.cancel()
+    for scope in scopes:
+        scope.cancel()
 
 
 @pytest.fixture

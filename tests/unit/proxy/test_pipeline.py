@@ -294,6 +294,8 @@ class TestBypass:
         pipeline = start(config("faulty", Scripted(_raise)))
         for _ in range(100):
             await pipeline.decide(batch_of("a", "a"))
+        error = log[0].pop("error")
+        assert error.startswith(f"RuntimeError('broken') at {__file__}:")
         assert log == [
             {
                 "event": "handler bypassed",
@@ -302,12 +304,12 @@ class TestBypass:
                 "reason": "error",
                 "requests_total": 2,
                 "fails": "open",
-                "error": "RuntimeError('broken')",
+                "not_logged": 0,
             }
         ]
         mock_clock.jump(1)
         await pipeline.decide(batch_of("a"))
-        assert [entry["requests_total"] for entry in log] == [2, 201]
+        assert [(entry["requests_total"], entry["not_logged"]) for entry in log] == [(2, 0), (201, 99)]
 
 
 class TestResponses:

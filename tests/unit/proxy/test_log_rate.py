@@ -1,0 +1,20 @@
+from proxy.log_rate import LogRate
+
+
+def test_first_line_is_written() -> None:
+    assert LogRate().take("a", 0.0) == 0
+
+
+def test_lines_within_a_second_are_counted_in_the_next_one() -> None:
+    rate = LogRate()
+    rate.take("a", 10.0)
+    assert [rate.take("a", 10.0 + tenths / 10) for tenths in range(1, 10)] == [None] * 9
+    assert rate.take("a", 11.0) == 9
+    assert rate.take("a", 12.5) == 0
+
+
+def test_each_key_has_a_line_of_its_own() -> None:
+    rate = LogRate()
+    rate.take(("main", "reset"), 0.0)
+    assert rate.take(("vip", "reset"), 0.0) == 0
+    assert rate.take(("main", "reset"), 0.5) is None

@@ -1,0 +1,555 @@
+from __future__ import annotations
+
+import errno
+import socket
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from limiter.rules import RuleSet
+from proxy import sockets
+from proxy.batch import NO_VERDICTS, Batch, Side, Verdicts
+from proxy.datapath import DataPathConfig, LocalDataPath
+from proxy.pipeline import Handler, HandlerConfig, HandlerPlugin
+from proxy.protocols.base import Protocol, Session, SessionContext
+from proxy.server import ListenerConfig, ListenError
+from proxy.sockets import Address, ListeningSocket, Wire
+
+if TYPE_CHECKING:
+    from tests.unit.proxy.conftest import Peer, Rig, ScriptedBroker, StartRig
+
+HOST = "127.0.0.1"
+
+
+class Done:
+    """A call under way, and whether it has returned."""
+
+    def __init__(self, nursery: trio.Nursery, call: Callable[..., Any], *args: Any) -> None:
+        self._event = trio.Event()
+        nursery.start_soon(self._run, call, args)
+
+    async def _run(self, call: Callable[..., Any], args: Any) -> None:
+        await call(*args)
+        self._event.set()
+
+    def __bool__(self) -> bool:
+        return self._event.is_set()
+
+    async def wait(self) -> None:
+        await self._event.wait()
+
+
+class GatedConnect:
+    """Connecting to the broker waits at a gate, and then goes the usual way."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.open = trio.Event()
+        self.waiting = 0
+        self._real = sockets.connect
+        monkeypatch.setattr(sockets, "connect", self._connect)
+
+    async def _connect(self, host: str, port: int) -> Wire:
+        self.waiting += 1
+        await self.open.wait()
+        return await self._real(host, port)
+
+
+@pytest.fixture
+async def gated_connect(monkeypatch: pytest.MonkeyPatch) -> GatedConnect:
+    return GatedConnect(monkeypatch)
+
+
+class TestListening:
+    async def test_taken_address_names_the_listener_and_gives_all_back(
+        self, rig: Rig, lines: Protocol, broker: ScriptedBroker
+    ) -> None:
+        with socket.create_server((HOST, 0)) as probe:
+            free = probe.getsockname()
+        free_one = ListenerConfig("free", lines, lines.options(), free, broker.address)
+        taken = ListenerConfig("taken", lines, lines.options(), rig.address, broker.address)
+        path = LocalDataPath(DataPathConfig((free_one, taken), (), RuleSet()))
+        port = rig.address[1]
+        with pytest.raises(ListenError, match=rf"^listener 'taken' cannot listen on {HOST}:{port}: .* in use$") as caught:
+            await path.run()
+        assert caught.value.config is taken
+        assert isinstance(caught.value.error, OSError)
+        socket.create_server(free).close()
+
+    async def test_ipv6_is_served(self, start_rig: StartRig) -> None:
+        """The loopback of IPv6 must be up on the machine that runs this: sysctl net.ipv6.conf.lo.disable_ipv6=0."""
+        rig = await start_rig(listen="::1")
+        client = await rig.client()
+        await rig.broker.accept()
+        await client.send(b"zero 1\n")
+        assert await client.receive_line() == b"BUSY zero 1000000\n"
+        (connection,) = rig.connections
+        assert connection.info.peer == f"[::1]:{client.sock.getsockname()[1]}"
+        assert connection.info.address == "::1"
+
+    async def test_listeners_lead_to_their_own_brokers_and_name_their_scope(
+        self, start_rig: StartRig, lines: Protocol, broker: ScriptedBroker, peers: list[Peer]
+    ) -> None:
+        other = type(broker)(peers)
+        rig = await start_rig(
+            listeners=(
+                ListenerConfig("main", lines, lines.options(), (HOST, 0), broker.address),
+                ListenerConfig("vip", lines, lines.options(), (HOST, 0), other.address, scope="main"),
+            )
+        )
+        await rig.connect()
+        rig.listener, rig.broker = "vip", other
+        await rig.connect()
+        infos = [connection.info for connection in rig.connections]
+        assert [(info.id, info.listener, info.scope) for info in infos] == [(1, "main", "main"), (2, "vip", "main")]
+        assert [rig.path.server.open_connections(name) for name in ("main", "vip")] == [1, 1]
+        other.stop()
+
+    async def test_many_clients_at_once_are_all_served(self, rig: Rig) -> None:
+        clients = [socket.create_connection(rig.address) for _ in range(100)]
+        for number, client in enumerate(clients):
+            client.sendall(b"free %d\n" % number)
+        received = {await (await rig.broker.accept()).receive_line() for _ in clients}
+        assert received == {b"free %d\n" % number for number in range(100)}
+        for client in clients:
+            client.close()
+
+
+class TestAccepting:
+    async def test_lack_of_room_pauses_and_recovers(
+        self, rig: Rig, monkeypatch: pytest.MonkeyPatch, mock_clock: MockClock, log: list[Any]
+    ) -> None:
+        faults = [OSError(errno.EMFILE, "Too many open files")] * 3
+        real = ListeningSocket.accept
+
+        async def accept(self: ListeningSocket) -> tuple[Wire, Address]:
+            accepted = await real(self)
+            if faults:
+                accepted[0].close()
+                raise faults.pop()
+            return accepted
+
+        # The accept that is already waiting is the real one: let it go by.
+        await rig.connect()
+        monkeypatch.setattr(ListeningSocket, "accept", accept)
+        await rig.connect()
+        for left in (2, 1, 0):
+            await rig.client()
+            await wait_all_tasks_blocked()
+            assert len(faults) == left
+            assert len(rig.connections) == 2
+            mock_clock.jump(0.1)
+        await rig.connect()
+        assert [(entry["event"], entry["error"]) for entry in log] == [("cannot accept", "Too many open files")]
+
+    async def test_clients_beyond_the_maximum_are_closed_and_counted(self, start_rig: StartRig) -> None:
+        rig = await start_rig(max_connections=2)
+        first, first_broker = await rig.connect()
+        await rig.connect()
+        assert await (await rig.client()).receive_to_end() == b""
+        assert await (await rig.client()).receive_to_end() == b""
+        assert rig.closed == {"too_many_connections": 2}
+        assert rig.path.server.counters.accepted == 4
+        # A place that becomes free is given away again.
+        first.end()
+        await first_broker.receive_to_end()
+        first_broker.end()
+        await first.receive_to_end()
+        await wait_all_tasks_blocked()
+        await rig.connect()
+        assert len(rig.connections) == 2
+
+    async def test_clients_whose_broker_is_still_being_connected_count_too(
+        self, start_rig: StartRig, gated_connect: GatedConnect
+    ) -> None:
+        rig = await start_rig(max_connections=1)
+        await rig.client()
+        await wait_all_tasks_blocked()
+        assert gated_connect.waiting == 1
+        assert await (await rig.client()).receive_to_end() == b""
+        assert rig.closed == {"too_many_connections": 1}
+
+    async def test_accepted_is_open_plus_closed(self, rig: Rig) -> None:
+        pairs = [await rig.connect() for _ in range(6)]
+        for client, _ in pairs[:4]:
+            client.reset()
+        await rig.until_closed("client_error", 4)
+        server = rig.path.server
+        assert server.counters.accepted == 6
+        assert server.open_connections("main") == len(rig.connections) == 2
+
+
+class TestUnreachableBroker:
+    async def test_client_is_closed_at_once_and_served_when_the_broker_is_back(
+        self, rig: Rig, log: list[Any]
+    ) -> None:
+        rig.broker.stop()
+        assert await (await rig.client()).receive_to_end() == b""
+        await rig.until_closed("broker_unreachable")
+        host, port = rig.broker.address
+        assert await (await rig.client()).receive_to_end() == b""
+        await rig.until_closed("broker_unreachable", 2)
+        rig.broker.restart()
+        client, broker = await rig.connect()
+        await client.send(b"free 1\n")
+        assert await broker.receive_line() == b"free 1\n"
+        about = {"listener": "main", "broker": f"{host}:{port}"}
+        assert [entry for entry in log if entry["log_level"] != "debug"] == [
+            {"event": "broker unreachable", "log_level": "warning", "error": "Connection refused", **about},
+            {"event": "broker is back", "log_level": "info", **about},
+        ]
+
+    async def test_that_does_not_answer_is_given_up_after_the_timeout(
+        self, start_rig: StartRig, lines: Protocol, gated_connect: GatedConnect, mock_clock: MockClock, log: list[Any]
+    ) -> None:
+        config = ListenerConfig("main", lines, lines.options(), (HOST, 0), ("192.0.2.1", 10911), connect_timeout_s=3)
+        rig = await start_rig(listeners=(config,))
+        client = await rig.client()
+        await wait_all_tasks_blocked()
+        mock_clock.jump(2.99)
+        await wait_all_tasks_blocked()
+        assert rig.path.server.open_connections("main") == 1
+        mock_clock.jump(0.01)
+        assert await client.receive_to_end() == b""
+        await rig.until_closed("broker_unreachable")
+        assert (log[0]["broker"], log[0]["error"]) == ("192.0.2.1:10911", "no answer within 3 s")
+
+    async def test_name_that_cannot_be_resolved_is_unreachable(
+        self, start_rig: StartRig, lines: Protocol, log: list[Any]
+    ) -> None:
+        config = ListenerConfig("main", lines, lines.options(), (HOST, 0), ("a..b", 10911))
+        rig = await start_rig(listeners=(config,))
+        assert await (await rig.client()).receive_to_end() == b""
+        await rig.until_closed("broker_unreachable")
+        assert (log[0]["broker"], log[0]["error"]) == ("a..b:10911", "'a..b' is not a host name")
+
+
+class TestFaults:
+    async def test_session_that_cannot_be_opened_ends_only_its_connection(
+        self, start_rig: StartRig, lines: Protocol, log: list[Any]
+    ) -> None:
+        fail = False
+
+        def open_session(context: SessionContext) -> Session:
+            if fail:
+                raise RuntimeError("no session")
+            return lines.open_session(context)
+
+        rig = await start_rig(protocol=replace(lines, open_session=open_session))
+        healthy, healthy_broker = await rig.connect()
+        fail = True
+        assert await (await rig.client()).receive_to_end() == b""
+        await rig.until_closed("internal_error")
+        assert [entry["event"] for entry in log] == ["connection failed", "connection closed"]
+        await healthy.send(b"free 1\n")
+        assert await healthy_broker.receive_line() == b"free 1\n"
+        assert rig.path.server.open_connections("main") == 1
+
+    async def test_session_that_fails_when_asked_for_a_drain_ends_only_its_connection(
+        self, start_rig: StartRig, lines: Protocol, nursery: trio.Nursery, log: list[Any]
+    ) -> None:
+        sessions: list[Session] = []
+
+        def open_session(context: SessionContext) -> Session:
+            sessions.append(lines.open_session(context))
+            return sessions[-1]
+
+        rig = await start_rig(protocol=replace(lines, open_session=open_session))
+        faulty, _ = await rig.connect()
+        client, broker = await rig.connect()
+        await client.send(b"free 1\n")
+        await broker.receive_line()
+
+        def fail() -> int:
+            raise RuntimeError("no idea")
+
+        sessions[0].in_flight = fail  # type: ignore[method-assign]  # that is the fault
+        draining = Done(nursery, rig.path.drain, 5)
+        assert await faulty.receive_to_end() == b""
+        await wait_all_tasks_blocked()
+        assert not draining
+        await broker.send(b"answer\n")
+        assert await client.receive_to_end() == b"answer\n"
+        client.end()
+        broker.end()
+        await draining.wait()
+        assert rig.closed == {"internal_error": 1, "drained": 1}
+
+
+def handler(decide: Callable[[Batch, int], Any], deadline_ms: float) -> HandlerConfig:
+    class Scripted(Handler):
+        async def on_requests(self, batch: Batch, now_ns: int) -> Any:
+            return await decide(batch, now_ns)
+
+    plugin = HandlerPlugin("scripted", dict, lambda options, services: Scripted())
+    return HandlerConfig(plugin, {}, deadline_ms=deadline_ms)
+
+
+class TestDrain:
+    async def test_stops_accepting(self, rig: Rig) -> None:
+        await rig.path.drain(5)
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(rig.address)
+        assert (await rig.snapshot()).draining
+
+    async def test_without_connections_is_over_at_once(self, rig: Rig, mock_clock: MockClock) -> None:
+        await rig.path.drain(5)
+        assert mock_clock.current_time() == 0
+
+    async def test_quiet_connection_is_closed_at_once(self, rig: Rig, nursery: trio.Nursery) -> None:
+        client, broker = await rig.connect()
+        draining = Done(nursery, rig.path.drain, 5)
+        assert await client.receive_to_end() == b""
+        assert await broker.receive_to_end() == b""
+        client.end()
+        broker.end()
+        await draining.wait()
+        assert rig.closed == {"drained": 1}
+
+    async def test_request_in_flight_gets_its_answer_first(self, rig: Rig, nursery: trio.Nursery) -> None:
+        client, broker = await rig.connect()
+        await client.send(b"free 1\nfree 2\n")
+        await broker.receive(14)
+        draining = Done(nursery, rig.path.drain, 5)
+        await wait_all_tasks_blocked()
+        await broker.send(b"answer 1\n")
+        assert await client.receive_line() == b"answer 1\n"
+        await wait_all_tasks_blocked()
+        assert not draining
+        await broker.send(b"answer 2\n")
+        assert await client.receive_to_end() == b"answer 2\n"
+        client.end()
+        broker.end()
+        await draining.wait()
+        assert rig.closed == {"drained": 1}
+
+    async def test_no_further_request_is_read(self, rig: Rig, nursery: trio.Nursery) -> None:
+        client, broker = await rig.connect()
+        await client.send(b"free 1\n")
+        await broker.receive_line()
+        draining = Done(nursery, rig.path.drain, 5)
+        await wait_all_tasks_blocked()
+        await client.send(b"free 2\n")
+        await wait_all_tasks_blocked()
+        assert broker.pending() == b""
+        await broker.send(b"answer 1\n")
+        # And the client is not reset although its request was not read.
+        assert await client.receive_to_end() == b"answer 1\n"
+        assert await broker.receive_to_end() == b""
+        client.end()
+        broker.end()
+        await draining.wait()
+
+    async def test_request_half_sent_is_let_through(self, rig: Rig, nursery: trio.Nursery) -> None:
+        client, broker = await rig.connect()
+        await client.send(b"free ")
+        await wait_all_tasks_blocked()
+        draining = Done(nursery, rig.path.drain, 5)
+        await wait_all_tasks_blocked()
+        assert rig.connections
+        await client.send(b"1\n")
+        assert await broker.receive_line() == b"free 1\n"
+        await broker.send(b"answer\n")
+        assert await client.receive_to_end() == b"answer\n"
+        client.end()
+        broker.end()
+        await draining.wait()
+
+    async def test_request_half_sent_takes_no_further_one_with_it(self, rig: Rig, nursery: trio.Nursery) -> None:
+        client, broker = await rig.connect()
+        await client.send(b"free ")
+        await wait_all_tasks_blocked()
+        draining = Done(nursery, rig.path.drain, 5)
+        await wait_all_tasks_blocked()
+        await client.send(b"1\nfree 2\n")
+        assert await broker.receive_line() == b"free 1\n"
+        await wait_all_tasks_blocked()
+        assert broker.pending() == b""
+        await broker.send(b"answer\n")
+        assert await client.receive_to_end() == b"answer\n"
+        client.end()
+        broker.end()
+        await draining.wait()
+
+    async def test_answer_half_sent_is_let_through(self, rig: Rig, nursery: trio.Nursery) -> None:
+        client, broker = await rig.connect()
+        await client.send(b"free 1\n")
+        await broker.receive_line()
+        await broker.send(b"answer 1\nhalf")
+        assert await client.receive_line() == b"answer 1\n"
+        draining = Done(nursery, rig.path.drain, 5)
+        await wait_all_tasks_blocked()
+        assert not draining
+        await broker.send(b" of it\n")
+        assert await client.receive_to_end() == b"half of it\n"
+        client.end()
+        broker.end()
+        await draining.wait()
+
+    async def test_request_that_is_being_decided_is_not_lost(self, start_rig: StartRig, nursery: trio.Nursery) -> None:
+        entered, release = trio.Event(), trio.Event()
+
+        async def decide(batch: Batch, now_ns: int) -> Verdicts:
+            entered.set()
+            await release.wait()
+            return NO_VERDICTS
+
+        rig = await start_rig(handlers=[handler(decide, deadline_ms=60_000)])
+        client, broker = await rig.connect()
+        await client.send(b"free 1\n")
+        await entered.wait()
+        draining = Done(nursery, rig.path.drain, 5)
+        await wait_all_tasks_blocked()
+        release.set()
+        assert await broker.receive_line() == b"free 1\n"
+        await broker.send(b"answer\n")
+        assert await client.receive_to_end() == b"answer\n"
+        client.end()
+        broker.end()
+        await draining.wait()
+        assert rig.closed == {"drained": 1}
+
+    async def test_answer_that_is_being_written_is_not_cut(self, rig: Rig, nursery: trio.Nursery) -> None:
+        client, broker = await rig.connect()
+        await client.send(b"free 1\n")
+        await broker.receive_line()
+        answer = b"x" * 900 + b"\n"
+        sent = await broker.send_until_stalled(answer)
+        draining = Done(nursery, rig.path.drain, 5)
+        nursery.start_soon(broker.send, answer[sent % len(answer) :])
+        total = (sent // len(answer) + 1) * len(answer)
+        assert len(await client.receive(total)) == total
+        assert await client.receive_to_end() == b""
+        client.end()
+        broker.end()
+        await draining.wait()
+        assert rig.closed == {"drained": 1}
+
+    async def test_what_is_left_after_the_grace_period_is_cut(
+        self, rig: Rig, nursery: trio.Nursery, mock_clock: MockClock
+    ) -> None:
+        client, broker = await rig.connect()
+        await client.send(b"free 1\n")
+        await broker.receive_line()
+        draining = Done(nursery, rig.path.drain, 5)
+        await wait_all_tasks_blocked()
+        mock_clock.jump(4.9)
+        await wait_all_tasks_blocked()
+        assert not draining
+        mock_clock.jump(0.1)
+        await draining.wait()
+        assert await client.receive_to_end() == b""
+        await rig.until_closed("grace_over")
+
+    async def test_client_whose_broker_is_still_being_connected_is_closed(
+        self, rig: Rig, gated_connect: GatedConnect
+    ) -> None:
+        client = await rig.client()
+        await wait_all_tasks_blocked()
+        assert gated_connect.waiting == 1
+        await rig.path.drain(5)
+        gated_connect.open.set()
+        assert await client.receive_to_end() == b""
+        await rig.until_closed("drained")
+        assert rig.path.server.open_connections("main") == 0
+
+    async def test_in_the_turn_of_a_new_client_complains_about_nothing(self, rig: Rig, log: list[Any]) -> None:
+        """The accepting task may have been woken for the client already when the socket is closed."""
+        await wait_all_tasks_blocked()
+        client = socket.create_connection(rig.address)
+        # Without this turn the loop would not know of the client yet.
+        for _ in range(2):
+            await trio.lowlevel.checkpoint()
+        await rig.path.drain(5)
+        await wait_all_tasks_blocked()
+        assert [entry for entry in log if entry["log_level"] == "error"] == []
+        client.close()
+
+    async def test_twice_ends_with_the_shorter_grace(
+        self, rig: Rig, nursery: trio.Nursery, mock_clock: MockClock
+    ) -> None:
+        client, broker = await rig.connect()
+        await client.send(b"free 1\n")
+        await broker.receive_line()
+        first = Done(nursery, rig.path.drain, 50)
+        await wait_all_tasks_blocked()
+        second = Done(nursery, rig.path.drain, 5)
+        await wait_all_tasks_blocked()
+        mock_clock.jump(5)
+        await second.wait()
+        await first.wait()
+        assert rig.closed == {"grace_over": 1}
+
+
+class TestFairness:
+    """Counted in turns, not in time: whose bytes are read, in which order."""
+
+    @pytest.fixture
+    def order(self) -> list[int]:
+        """The connections whose client's bytes were read, one after another."""
+        return []
+
+    @pytest.fixture
+    def recording(self, lines: Protocol, order: list[int]) -> Iterator[Protocol]:
+        def open_session(context: SessionContext) -> Session:
+            session = lines.open_session(context)
+            receive = session.receive
+
+            def record(side: Side, chunk: memoryview, now_ns: int) -> Batch | None:
+                if side is Side.CLIENT:
+                    order.append(context.connection.id)
+                return receive(side, chunk, now_ns)
+
+            session.receive = record  # type: ignore[method-assign]  # to look on
+            return session
+
+        yield replace(lines, open_session=open_session)
+
+    async def test_flooding_connections_starve_no_other(
+        self, start_rig: StartRig, recording: Protocol, order: list[int], nursery: trio.Nursery
+    ) -> None:
+        rig = await start_rig(protocol=recording)
+        flooding = [await rig.connect() for _ in range(4)]
+        quiet, quiet_broker = await rig.connect()
+        await wait_all_tasks_blocked()
+        for client, broker in flooding:
+            # More than the proxy will ever read of it here; the broker takes it all.
+            nursery.start_soon(flood, client)
+            nursery.start_soon(swallow, broker)
+        quiet_id = rig.connections[-1].info.id
+        waits: list[int] = []
+        for number in range(30):
+            begun = len(order)
+            await quiet.send(b"free %d\n" % number)
+            assert await quiet_broker.receive_line() == b"free %d\n" % number
+            waits.append(order.index(quiet_id, begun) - begun)
+        assert len(order) > 100
+        # Each of the four gets a few turns at the most before the quiet one has its own.
+        assert max(waits) <= 4 * 4
+
+    async def test_flooding_connections_share_evenly(
+        self, start_rig: StartRig, recording: Protocol, order: list[int], nursery: trio.Nursery
+    ) -> None:
+        rig = await start_rig(protocol=recording)
+        for client, broker in [await rig.connect() for _ in range(4)]:
+            nursery.start_soon(flood, client)
+            nursery.start_soon(swallow, broker)
+        while len(order) < 160:
+            await trio.lowlevel.checkpoint()
+        turns = [order.count(connection.info.id) for connection in rig.connections]
+        assert max(turns) < 2 * min(turns)
+
+
+async def flood(client: Peer) -> None:
+    while True:
+        await client.send((b"free " + b"x" * 500 + b"\n") * 1000)
+        await trio.lowlevel.checkpoint()
+
+
+async def swallow(broker: Peer) -> None:
+    while True:
+        await broker._receive_some()
+        await trio.lowlevel.checkpoint()
