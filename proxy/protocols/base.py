@@ -21,12 +21,16 @@ How an AMQP session sits in the same interface is written in ``proxy.pipeline``.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
+from limiter.resource import Resource
 from limiter.rules import Rule
 from proxy.batch import Batch, ConnectionInfo, Response, Side
 
 Buffer = bytes | memoryview
+
+#: Where a session says how many bytes may be read: as many as the driver likes.
+NO_BOUND: Final = 1 << 30
 
 
 class Close(Exception):  # noqa: N818 - an order to the driver, not a failure of ours
@@ -117,6 +121,15 @@ class Session(ABC):
         del side
         return 1
 
+    def most_bytes(self, side: Side) -> int:
+        """Return how many bytes to read of that peer next at most; at least 1, asked before each read.
+
+        ``receive`` takes its time in one go. A session that meets input that is dear to read asks for small
+        reads here, so that other connections get their turn in between.
+        """
+        del side
+        return NO_BOUND
+
     def next_tick_ns(self) -> int | None:
         """Return when ``tick`` wants to be called next, or None while only a wake-up should call it.
 
@@ -165,6 +178,8 @@ class Protocol:
         default_rates_per_s: the limit of each kind when the operator gives none.
         open_session: makes the session of a new connection.
         options: a pydantic model or dataclass; the listener's ``options`` table is read into it.
+        stand_ins: what requests are charged to whose own resource cannot be read. Unless an operator's rule names
+            it, a stand-in gets the strictest limit in force, so that being unreadable is no way around any.
     """
 
     name: str
@@ -173,3 +188,4 @@ class Protocol:
     default_rates_per_s: Mapping[str, float]
     open_session: Callable[[SessionContext], Session]
     options: type[Any]
+    stand_ins: tuple[Resource, ...] = ()

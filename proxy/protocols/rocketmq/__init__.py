@@ -4,6 +4,7 @@ from limiter.rules import Rule
 from proxy.protocols.base import Protocol
 from proxy.protocols.rocketmq import codes
 from proxy.protocols.rocketmq.options import RocketMQOptions
+from proxy.protocols.rocketmq.requests import UNPARSABLE_RESOURCES
 from proxy.protocols.rocketmq.session import RocketMQSession
 
 _NEVER_LIMITED = ("*_REPLY_TOPIC", "RMQ_SYS_*")
@@ -15,5 +16,6 @@ PROTOCOL = Protocol(
     default_rates_per_s={codes.KIND_TOPIC: 2000, codes.KIND_RETRY_GROUP: 100},
     open_session=RocketMQSession,
     options=RocketMQOptions,
+    stand_ins=UNPARSABLE_RESOURCES,
 )
 """The entry point ``rocketmq``."""

@@ -48,16 +48,31 @@ class BatchCounter:
     message, the smallest there is, which is never too few. A message that is longer than what follows of the
     body counts as one; the broker refuses such a body altogether.
 
+    Args:
+        doubtful_bytes: the body's length if nobody knows whether it is a batch, else 0. A doubtful body counts as
+            one message if its first 20 bytes show that the broker could take it apart in neither way.
+
     Attributes:
         count: messages begun so far; one counts as soon as its first 20 bytes have come. It never falls.
         malformed: some lengths did not add up.
     """
 
-    __slots__ = ("_body_bytes", "_in_head", "_part", "_properties_bytes", "_skip", "_spare", "count", "malformed")
+    __slots__ = (
+        "_body_bytes",
+        "_doubtful_bytes",
+        "_in_head",
+        "_part",
+        "_properties_bytes",
+        "_skip",
+        "_spare",
+        "count",
+        "malformed",
+    )
 
-    def __init__(self) -> None:
+    def __init__(self, *, doubtful_bytes: int = 0) -> None:
         self.count = 0
         self.malformed = False
+        self._doubtful_bytes = doubtful_bytes
         #: Whether a message's first 20 bytes come next, or the length of its properties.
         self._in_head = True
         #: The beginning of whichever comes next, when a piece ended in it.
@@ -122,7 +137,12 @@ class BatchCounter:
             self._skip = self._body_bytes = body_bytes
             self._properties_bytes = total_bytes - MIN_MESSAGE_BYTES - body_bytes
             if body_bytes < 0 or not 0 <= self._properties_bytes <= MAX_PROPERTIES_BYTES:
-                self._give_up(_HEAD_BYTES)
+                room = self._doubtful_bytes
+                fits = 0 <= body_bytes <= room - MIN_MESSAGE_BYTES or MIN_MESSAGE_BYTES <= total_bytes <= room
+                if room and self.count == 1 and not fits:
+                    self._skip = room  # no batch: all that follows belongs to this one message
+                else:
+                    self._give_up(_HEAD_BYTES)
         else:
             (properties_bytes,) = _i16_at(data, at)
             self._in_head = True

@@ -10,7 +10,7 @@ it is no way around one, and no second JSON library has to be imitated down to i
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 from proxy.protocols.rocketmq.codes import (
@@ -22,209 +22,13 @@ from proxy.protocols.rocketmq.codes import (
     SEND_V1_FIELDS,
     SEND_V2_FIELDS,
 )
+from proxy.protocols.rocketmq.json_scanner import NESTED, OPEN, Nested, Number, Parser, String, UnsureError, Value
 from proxy.protocols.rocketmq.reading import LENIENT, REPLACEMENT, UNPARSABLE, Header, charge
 
 #: Longer headers are not read here: this is Python, token by token, on the data path.
 MAX_JSON_BYTES: Final = 65_536
-#: More tokens than this, four to a field, are not read here for the same reason.
-MAX_TOKENS: Final = 1024
-_MAX_DEPTH: Final = 16
-_MAX_NAME_BYTES: Final = 128
 
-
-class _UnsureError(Exception):
-    """The broker refuses it too, or may read it differently."""
-
-
-class _Number(bytes):
-    """A number as it is spelled."""
-
-    __slots__ = ()
-
-
-class _Word(bytes):
-    """A name without quotes, or true, false or null."""
-
-    __slots__ = ()
-
-
-class _String(bytes):
-    """What stands between a string's quotes."""
-
-    __slots__ = ()
-
-    def text(self) -> str:
-        """Return the string itself; bytes that are not UTF-8 are replaced."""
-        text = self.decode(errors="replace")
-        return _ESCAPE.sub(_unescape, text) if "\\" in text else text
-
-
-class _Nested:
-    """An array or an object that was skipped."""
-
-    __slots__ = ()
-
-
-_NESTED: Final = _Nested()
-
-_Token = _String | _Number | _Word | int
-_Value = _String | _Number | bool | _Nested | None
-_Fields = Mapping[str, _Value]
-
-# --- Tokens ---------------------------------------------------------------------------------------
-
-# The broker's strings end where these do, whether they are UTF-8 or not: a lead byte takes its share of bytes
-# along, a quote among them. A continuation byte without a lead byte is an error there.
-_STRING: Final = (
-    rb"%(quote)b((?:[^%(quote)b\\\x80-\xff]"
-    rb"|\\(?:[\"'\\/bfnrt]|u[0-9A-Fa-f]{4}|x[0-9A-Fa-f]{2})"
-    rb"|[\xc0-\xdf].|[\xe0-\xef]..|[\xf0-\xf7]...)*+)%(quote)b"
-)
-_TOKEN: Final = re.compile(
-    rb"[ \t\n\r\f\b]*+(?:%b|%b|%b|%b|%b)"
-    % (
-        _STRING % {b"quote": b'"'},
-        _STRING % {b"quote": b"'"},
-        rb"([+-]?(?:[0-9]++(?:\.[0-9]*+)?|\.[0-9]++))",
-        rb"([A-Za-z_][A-Za-z0-9_]*+)",
-        rb"([{}\[\]:,])",
-    ),
-    re.DOTALL,
-)
-#: By the number of the group that matched.
-_TYPES: Final = (_Word, _String, _String, _Number, _Word)
-_MARK: Final = len(_TYPES)
-_OPEN, _CLOSE, _OPEN_ARRAY, _CLOSE_ARRAY, _COLON, _COMMA = b"{}[]:,"
-_END: Final = re.compile(rb"[ \t\n\r\f\b\0]*+\Z")
-_LITERALS: Final[Mapping[bytes, bool | None]] = {b"true": True, b"false": False, b"null": None}
-
-_ESCAPE: Final = re.compile(r"\\(?:u([0-9A-Fa-f]{4})|x([0-9A-Fa-f]{2})|(.))", re.DOTALL)
-_ESCAPES: Final = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
-
-
-def _unescape(match: re.Match[str]) -> str:
-    unicode, latin, single = match.groups()
-    if single is not None:
-        return _ESCAPES.get(single, single)
-    return chr(int(unicode or latin, 16))
-
-
-def _split(data: bytes) -> list[_Token]:
-    """Return the tokens of a header; braces, brackets, colons and commas are numbers."""
-    tokens: list[_Token] = []
-    end = 0
-    for match in _TOKEN.finditer(data):
-        if match.start() != end:
-            raise _UnsureError
-        end = match.end()
-        kind = match.lastindex or 0
-        text = match[kind]
-        tokens.append(text[0] if kind == _MARK else _TYPES[kind](text))
-        if len(tokens) > MAX_TOKENS:
-            raise _UnsureError
-    if _END.match(data, end) is None:
-        raise _UnsureError
-    return tokens
-
-
-class _Parser:
-    """Takes the tokens of one header one after another.
-
-    Attributes:
-        is_utf8: all of the header is.
-    """
-
-    __slots__ = ("_at", "_tokens", "is_utf8")
-
-    def __init__(self, data: bytes) -> None:
-        self._tokens = _split(data)
-        self._at = 0
-        try:
-            data.decode()
-        except UnicodeDecodeError:
-            self.is_utf8 = False
-        else:
-            self.is_utf8 = True
-
-    def next(self) -> _Token:
-        """Return the next token, which stays."""
-        if self._at >= len(self._tokens):
-            raise _UnsureError
-        return self._tokens[self._at]
-
-    def skip(self, mark: int) -> bool:
-        """Step over ``mark`` if it comes next."""
-        if self.next() != mark:
-            return False
-        self._at += 1
-        return True
-
-    def expect(self, mark: int) -> None:
-        """Step over ``mark``, which must come next."""
-        if not self.skip(mark):
-            raise _UnsureError
-
-    def end(self) -> None:
-        """Make sure that nothing is left."""
-        if self._at < len(self._tokens):
-            raise _UnsureError
-
-    def members(self) -> Iterator[str]:
-        """Read an object; after each name the caller reads the value. One trailing comma is allowed."""
-        self.expect(_OPEN)
-        while not self.skip(_CLOSE):
-            yield self._name()
-            if self.next() != _CLOSE:
-                self.expect(_COMMA)  # the broker goes on without a comma here and there
-
-    def _name(self) -> str:
-        r"""Read a member's name and the colon behind it.
-
-        A name with a NUL in it is left alone: the broker packs short names into a number and forgets their
-        length, so that it takes ``"code\u0000"`` for ``"code"``.
-        """
-        token = self.next()
-        self._at += 1
-        if isinstance(token, _String) and len(token) <= _MAX_NAME_BYTES:
-            name = token.text()
-        elif isinstance(token, _Word):
-            name = token.decode()  # 5.5.0 refuses bare names, brokers with an older JSON library read them
-        else:
-            raise _UnsureError
-        if "\0" in name:
-            raise _UnsureError
-        self.expect(_COLON)
-        return name
-
-    def value(self, depth: int = 0) -> _Value:
-        """Read a value; an array or object is only checked and skipped."""
-        token = self.next()
-        if token in (_OPEN, _OPEN_ARRAY):
-            self._skip_nested(depth + 1)
-            return _NESTED
-        self._at += 1
-        if isinstance(token, _Word) and token in _LITERALS:
-            return _LITERALS[token]
-        if isinstance(token, _String | _Number):
-            return token
-        raise _UnsureError
-
-    def _skip_nested(self, depth: int) -> None:
-        if depth > _MAX_DEPTH or not self.is_utf8:
-            raise _UnsureError
-        closing = _CLOSE if self.skip(_OPEN) else _CLOSE_ARRAY
-        if closing == _CLOSE_ARRAY:
-            self.expect(_OPEN_ARRAY)
-        if self.skip(closing):
-            return
-        while True:
-            if closing == _CLOSE:
-                self._name()
-            self.value(depth)
-            if self.skip(closing):
-                return
-            self.expect(_COMMA)
-
+_Fields = Mapping[str, Value]
 
 # --- Names of the header's own keys ---------------------------------------------------------------
 
@@ -270,13 +74,14 @@ def _check_unknown(name: str) -> None:
     """Raise unless every broker is sure to ignore a key of this name.
 
     The current one goes by a hash whose collisions are easily made; older ones also took ``Code``, ``co_de``
-    and the like for ``code``.
+    and the like for ``code``. The hash goes over UTF-16, so a name with characters of two units is left alone,
+    and so is one in which something was replaced.
     """
-    if len(name) > _MAX_UNKNOWN_CHARS or not name.isprintable():
-        raise _UnsureError
+    if len(name) > _MAX_UNKNOWN_CHARS or not name.isprintable() or max(name, default="") >= REPLACEMENT:
+        raise UnsureError
     folded = name.lower().replace("_", "").replace("-", "")
     if folded in _FOLDED_KEYS or not _KEY_HASHES.isdisjoint(_hashes(name)):
-        raise _UnsureError
+        raise UnsureError
 
 
 # --- The header -----------------------------------------------------------------------------------
@@ -290,14 +95,14 @@ def read_json(header: bytes) -> Header:
     if len(header) > MAX_JSON_BYTES or _REFERENCE.search(header):
         return UNPARSABLE
     try:
-        return _interpret(_Parser(header))
-    except _UnsureError:
+        return _interpret(Parser(header))
+    except UnsureError:
         return UNPARSABLE
 
 
-def _interpret(parser: _Parser) -> Header:
-    top: dict[str, _Value] = {}
-    ext: dict[str, _Value] = {}
+def _interpret(parser: Parser) -> Header:
+    top: dict[str, Value] = {}
+    ext: dict[str, Value] = {}
     for name in parser.members():
         if name == "extFields":
             ext = _read_ext_fields(parser)
@@ -307,7 +112,7 @@ def _interpret(parser: _Parser) -> Header:
             _check_unknown(name)
             parser.value()
         else:
-            raise _UnsureError  # the broker ends a string that it skips elsewhere than one that it reads
+            raise UnsureError  # the broker ends a string that it skips elsewhere than one that it reads
     parser.end()
     # A request without a number gets one from the broker; no client could match the answer anyway.
     header = Header("", "", _integer(top.get("code")), _integer(top.get("opaque")), _integer(top.get("flag")))
@@ -317,11 +122,11 @@ def _interpret(parser: _Parser) -> Header:
     return _charge(header, ext)
 
 
-def _read_ext_fields(parser: _Parser) -> dict[str, _Value]:
-    if parser.next() == _OPEN:
+def _read_ext_fields(parser: Parser) -> dict[str, Value]:
+    if parser.next() == OPEN:
         return {name: parser.value() for name in parser.members()}
     if parser.value() not in (None, b""):
-        raise _UnsureError
+        raise UnsureError
     return {}
 
 
@@ -330,31 +135,31 @@ _INTEGER: Final = re.compile(r"([+-]?[0-9]{1,12})(?:\.[0-9]{0,5})?", re.ASCII)
 _WORDS: Final = {"": 0, "null": 0, "false": 0, "true": 1}
 
 
-def _integer(value: _Value) -> int:
+def _integer(value: Value) -> int:
     """Return what the broker makes of a value where an i32 belongs; fractions lose their fraction."""
     if value is None:
         return 0
     if isinstance(value, bool):
         return int(value)
-    if isinstance(value, _Nested):
-        raise _UnsureError
-    spelled = value.text() if isinstance(value, _String) else value.decode()
+    if isinstance(value, Nested):
+        raise UnsureError
+    spelled = value.text() if isinstance(value, String) else value.decode()
     if spelled in _WORDS:
         return _WORDS[spelled]
     match = _INTEGER.fullmatch(spelled)
     if match is None:
-        raise _UnsureError
+        raise UnsureError
     integer = int(match[1])
     if not -(2**31) <= integer < 2**31:
-        raise _UnsureError
+        raise UnsureError
     return integer
 
 
-def _language(value: _Value) -> str:
-    if isinstance(value, _String):
+def _language(value: Value) -> str:
+    if isinstance(value, String):
         name = value.text()
         return name if name.upper() in LANGUAGE_CODES else ""
-    if isinstance(value, _Number) and value.isdigit() and int(value) < len(LANGUAGES):
+    if isinstance(value, Number) and value.isdigit() and int(value) < len(LANGUAGES):
         return LANGUAGES[int(value)]
     return ""
 
@@ -364,19 +169,19 @@ _MAX_SPELLED_BYTES: Final = 6 * MAX_NAME_CHARS
 _PLAIN_INTEGER: Final = re.compile(rb"-?(?:0|[1-9][0-9]*+)")
 
 
-def _text(value: _Value) -> str | None:
+def _text(value: Value) -> str | None:
     """Return the string that the broker makes of a value in ``extFields``."""
     if value is None:
         return None
-    if isinstance(value, _String):
+    if isinstance(value, String):
         if len(value) > _MAX_SPELLED_BYTES:
-            raise _UnsureError
+            raise UnsureError
         return value.text()
     if isinstance(value, bool):
         return "true" if value else "false"
-    if isinstance(value, _Number) and _PLAIN_INTEGER.fullmatch(value):
+    if isinstance(value, Number) and _PLAIN_INTEGER.fullmatch(value):
         return value.decode()
-    raise _UnsureError
+    raise UnsureError
 
 
 def _charge(header: Header, ext: _Fields) -> Header:
@@ -390,15 +195,15 @@ def _charge(header: Header, ext: _Fields) -> Header:
     if value is None:
         return header
     if len(value) > MAX_NAME_CHARS or REPLACEMENT in value:
-        raise _UnsureError
+        raise UnsureError
     group = ext.get(fields.producer_group) if fields.producer_group else None
     batch = ext.get(fields.batch) if fields.batch else None
-    if batch is _NESTED:
-        raise _UnsureError  # the broker takes ["true"] for "true"
+    if batch is NESTED:
+        raise UnsureError  # the broker takes ["true"] for "true"
     return charge(
         header,
         fields,
         value,
-        group.text() if isinstance(group, _String) else None,
-        "true" if batch is True else batch.text() if isinstance(batch, _String) else None,
+        group.text() if isinstance(group, String) else None,
+        "true" if batch is True else batch.text() if isinstance(batch, String) else None,
     )

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from proxy.batch import Batch, Refuse, Response, Side
-from proxy.protocols.base import Buffer, Close, Session, SessionContext
+from proxy.protocols.base import NO_BOUND, Buffer, Close, Session, SessionContext
 from proxy.protocols.rocketmq import codes
 from proxy.protocols.rocketmq.answers import AnswerStream
 from proxy.protocols.rocketmq.header import UNPARSED
@@ -12,7 +12,6 @@ from proxy.protocols.rocketmq.owed import Owed
 from proxy.protocols.rocketmq.replies import busy_answer
 from proxy.protocols.rocketmq.requests import Frame, RequestStream
 
-_NO_BOUND = 1 << 30
 _TLS_HANDSHAKE = 0x16
 #: First bytes of PROXY protocol version 1 and 2.
 _PROXY_PROTOCOL = b"P\r"
@@ -156,5 +155,11 @@ class RocketMQSession(Session):
     def missing_bytes(self, side: Side) -> int:
         """Return what is missing of the client's frame in hand; the broker's and unread streams have no such bound."""
         if self._unread or side is Side.BROKER:
-            return _NO_BOUND
+            return NO_BOUND
         return self._requests.missing_bytes()
+
+    def most_bytes(self, side: Side) -> int:
+        """Ask for small reads of a client whose headers take the slow readings; see ``RequestStream.most_bytes``."""
+        if self._unread or side is Side.BROKER:
+            return NO_BOUND
+        return self._requests.most_bytes()

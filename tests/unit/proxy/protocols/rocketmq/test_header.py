@@ -1,8 +1,10 @@
 """The strict reading of JSON headers; the truth of the rules is tested against a real broker's decoder elsewhere."""
 
+import struct
+
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from proxy.protocols.rocketmq.header import LENIENT, STRICT, UNPARSABLE, Header, classify, read_answer
@@ -121,6 +123,53 @@ def test_any_bytes_are_read_without_an_error(header: bytes, header_type: int) ->
 @given(st.binary(max_size=200))
 def test_any_answer_is_read_without_an_error(header: bytes) -> None:
     read_answer(header)
+
+
+# What goes wrong in names: halves of characters, escaped, raw and as UTF-8, and bytes that are none.
+_PIECES = [
+    rb"\ud800",
+    rb"\ud83d",
+    rb"\ude00",
+    rb"\udfff",
+    b"\xed\xa0\x80",
+    "\U0001f600".encode(),
+    b"\xc3",
+    b"x",
+]
+_spelled = st.lists(st.sampled_from(_PIECES) | st.text(alphabet="%RETY_a", max_size=8).map(str.encode), max_size=5).map(
+    b"".join
+)
+
+
+def _binary_fields(name: bytes, group: bytes) -> bytes:
+    ext = b"".join(
+        struct.pack(">h", len(key)) + key + struct.pack(">i", len(value)) + value
+        for key, value in ((b"a", group), (b"b", name), (b"group", name), (b"topic", name), (b"producerGroup", group))
+    )
+    return struct.pack(">ii", 0, len(ext)) + ext
+
+
+_JSON_FIELDS = b'"a":"%(group)b","b":"%(name)b","group":"%(name)b","topic":"%(name)b","producerGroup":"%(group)b"'
+
+
+@given(_spelled, _spelled, st.sampled_from([10, 36, 310]), st.sampled_from(["strict", "lenient", "binary", "java"]))
+@example(b"\xf0\x9f\x98\x80", b"x", 310, "strict")
+@example(rb"\ud83d\ude00", rb"\ud800", 310, "lenient")
+@example(b"x", b"\xed\xa0\x80", 310, "java")
+def test_every_name_can_be_written_as_utf8(name: bytes, group: bytes, code: int, reading: str) -> None:
+    if reading == "java":
+        ext = b"\0\1a%b%b\0\1b%b%b" % (struct.pack(">i", len(group)), group, struct.pack(">i", len(name)), name)
+        header = struct.pack(">hBhiiii", code, 0, 513, 1, 0, 0, len(ext)) + ext
+        answer = classify(header, 1)
+    elif reading == "binary":
+        answer = classify(struct.pack(">hBhii", code, 0, 513, 1, 0) + _binary_fields(name, group), 1)
+    else:
+        quoted = b'"%d"' if reading == "lenient" else b"%d"
+        fields = _JSON_FIELDS % {b"name": name, b"group": group}
+        answer = classify(b'{"code":%b,"opaque":1,"extFields":{%b}}' % (quoted % code, fields), 0)
+    answer.name.encode()
+    answer.producer_group.encode()
+    answer.language.encode()
 
 
 def test_a_deeply_nested_header_is_read_without_an_error() -> None:

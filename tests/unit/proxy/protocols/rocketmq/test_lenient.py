@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.protocols.rocketmq.lenient import MAX_JSON_BYTES, MAX_TOKENS, read_json
+from proxy.protocols.rocketmq.json_scanner import MAX_TOKENS
+from proxy.protocols.rocketmq.lenient import MAX_JSON_BYTES, read_json
 from proxy.protocols.rocketmq.reading import LENIENT, UNPARSABLE, Header
 
 _SEND = Header("topic", "orders", 310, 7, 0, "pg", False, 513, "JAVA", LENIENT)
@@ -60,6 +61,11 @@ def test_what_a_client_may_write_is_the_same_send(header: str) -> None:
         '{"code":310,"extFields":{"b":"' + "x" * 256 + '"}}',
         '{"code":310,"extFields":{"b":"' + r"\u0078" * 256 + '"}}',
         '{"code":310,"' + "x" * 33 + '":1}',
+        r'{"code":310,"extFields":{"b":"x\ud800y"}}',
+        r'{"code":310,"extFields":{"b":"\ude00\ud83d"}}',
+        r'{"code":310,"\ud800":1}',
+        r'{"code":310,"\ud83d\ude00":1}',
+        '{"code":310,"\U0001f600":1}',
         '{"code":310,"' + "x" * 129 + '":1}',
         '{"code":310,"A\u009b-\u00c4\u00fe\u00ebXa":{"b":"orders"}}',
         '{"code":310,"x":' + "[" * 17 + "]" * 17 + "}",
@@ -75,6 +81,15 @@ def test_what_only_plays_games_is_unparsable(header: str) -> None:
 )
 def test_a_topic_need_not_be_a_string(value: str, name: str) -> None:
     assert read_json(f'{{"code":310,"extFields":{{"b":{value}}}}}'.encode()).name == name
+
+
+def test_the_two_halves_of_a_character_are_joined() -> None:
+    answer = read_json(rb"""{"code":"310","extFields":{"a":"\ud83d\ude00","b":"\uD83D\uDE00"}}""")
+    assert (answer.name, answer.producer_group) == ("\U0001f600", "\U0001f600")
+
+
+def test_half_a_character_in_a_producer_group_is_replaced() -> None:
+    assert read_json(rb"""{"code":"310","extFields":{"a":"x\ud800y","b":"z"}}""").producer_group == "x\ufffdy"
 
 
 @pytest.mark.parametrize(("code", "field"), [(310, '"x":1'), (310, '"b":null'), (10, '"b":"orders"'), (36, '"a":"x"')])

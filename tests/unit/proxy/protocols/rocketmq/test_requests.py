@@ -33,10 +33,16 @@ from playbook.playbook import (
 
 from limiter.resource import Resource
 from proxy.batch import Side
-from proxy.protocols.base import WireCounters
-from proxy.protocols.rocketmq.batch_body import BatchCounter
+from proxy.protocols.base import NO_BOUND, WireCounters
+from proxy.protocols.rocketmq.batch_body import MIN_MESSAGE_BYTES, BatchCounter
 from proxy.protocols.rocketmq.codes import MAX_FRAME_BYTES
-from proxy.protocols.rocketmq.requests import MAX_HEADER_BYTES, MAX_NAMES, UNPARSABLE_RESOURCES
+from proxy.protocols.rocketmq.requests import (
+    MAX_HEADER_BYTES,
+    MAX_NAMES,
+    TRIAL_FRAMES,
+    TRIAL_READ_BYTES,
+    UNPARSABLE_RESOURCES,
+)
 
 A, B, C = send("a", 1), send("b", 2), send("c", 3)
 
@@ -411,6 +417,93 @@ def test_longest_header_that_is_gathered_is_read() -> None:
     play = Playbook() >> Client(whole[:200_000])
     assert play >> Client(whole[200_000:]) << ToBroker(whole)
     assert topics(play) == ["a"]
+
+
+def test_batch_behind_an_unparsable_header_is_charged_by_its_messages() -> None:
+    body = batch_body(40)
+    wrong_total, wrong_body_length = b"\xff" + body[1:], body[:16] + b"\xff" + body[17:]
+    for whole in map(frame, [b"no header"] * 3, (body, wrong_total, wrong_body_length)):
+        play = Playbook() >> Client(whole) << ToBroker(whole)
+        assert play.requests[0].messages >= 40
+
+
+def test_batch_behind_an_unparsable_header_is_charged_by_its_messages_however_it_comes() -> None:
+    whole = unparsable(body=batch_body(40))
+    for offset in range(1, len(whole)):
+        session = open_session()
+        charged = 0
+        for piece in cut(whole, offset):
+            batch = session.receive(Side.CLIENT, memoryview(piece), 0)
+            if batch is not None:
+                charged += sum(request.messages for request in batch.requests)
+                charged += sum(charge.messages for charge in batch.charges)
+                session.decided(batch, 0)
+        assert charged == 40
+
+
+def test_message_behind_an_unparsable_header_is_one_message() -> None:
+    for body in (b"", b"x", b"some text, and more of it" * 100, b"\xff" * 1000):
+        whole = unparsable(body=body)
+        play = Playbook() >> Client(whole) << ToBroker(whole)
+        assert [request.messages for request in play.requests] == [1]
+
+
+def test_body_behind_an_overlong_header_is_charged_as_the_most_it_can_hold() -> None:
+    whole = send("a", filler=MAX_HEADER_BYTES, body=bytes(40 * MIN_MESSAGE_BYTES))
+    for offset in (0, 4, 8, 9, 1000, MAX_HEADER_BYTES):
+        play = Playbook()
+        for piece in cut(whole, offset):
+            play = play >> Client(piece) << Anything()
+        assert sum(request.messages for request in play.requests) == 40
+
+
+# --- How much is read at once ---------------------------------------------------------------------
+
+LENIENT = frame(b'{"code":"34","opaque":1}')
+
+
+def frames_of_the_next_read(play: Playbook, stream: bytes) -> tuple[int, bytes]:
+    """Play as much of a stream as the driver may read at once; returns the number of frames in it, and the rest."""
+    size = min(256 * 1024, play.session.most_bytes(Side.CLIENT))
+    before = play.counters.frames[Side.CLIENT]
+    play >> Client(stream[:size]) << Anything()
+    return play.counters.frames[Side.CLIENT] - before, stream[size:]
+
+
+@pytest.mark.parametrize("whole", [LENIENT, unparsable(), frame(b"")], ids=["lenient", "unparsable", "empty"])
+def test_few_headers_that_are_not_strict_are_read_at_once(whole: bytes) -> None:
+    play, stream = Playbook(), whole * 1000
+    while len(stream) > TRIAL_READ_BYTES:
+        count, stream = frames_of_the_next_read(play, stream)
+        assert 1 <= count <= TRIAL_READ_BYTES // len(whole) + 2
+
+
+def test_reads_become_large_once_enough_headers_were_strict() -> None:
+    play = Playbook() >> Client(A * (TRIAL_FRAMES - 1)) << Anything()
+    assert play.session.most_bytes(Side.CLIENT) < NO_BOUND
+    play = play >> Client(A) << Anything()
+    assert play.session.most_bytes(Side.CLIENT) == NO_BOUND
+
+
+def test_every_header_that_is_not_strict_asks_for_as_many_strict_ones() -> None:
+    play = Playbook() >> Client(A * TRIAL_FRAMES + LENIENT * 3) << Anything()
+    play = play >> Client(A * (3 * TRIAL_FRAMES - 1)) << Anything()
+    assert play.session.most_bytes(Side.CLIENT) < NO_BOUND
+    play = play >> Client(A) << Anything()
+    assert play.session.most_bytes(Side.CLIENT) == NO_BOUND
+
+
+def test_body_is_read_at_once_even_on_trial() -> None:
+    whole = send("a", body=bytes(100_000))
+    play = Playbook() >> Client(whole[:1000]) << Anything()
+    assert play.session.most_bytes(Side.CLIENT) == len(whole) - 1000 + TRIAL_READ_BYTES
+
+
+def test_broker_and_unread_streams_are_read_without_a_bound() -> None:
+    play = Playbook() >> Client(unparsable()) << Anything()
+    assert play.session.most_bytes(Side.BROKER) == NO_BOUND
+    play = Playbook(tls="pass") >> Client(b"\x16\3\1") << Anything()
+    assert play.session.most_bytes(Side.CLIENT) == NO_BOUND
 
 
 def test_overlong_header_over_the_limit_ends_the_connection() -> None:
