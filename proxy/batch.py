@@ -185,17 +185,33 @@ class Batch:
         return groups
 
     def add_verdicts(self, verdicts: Verdicts) -> None:
-        """Merge what one handler decided, all of it or nothing; a request keeps the first verdict it got.
+        """Merge what one handler decided; a request keeps the first verdict it got.
+
+        Nothing is merged of an answer that is wrong in part.
 
         Raises:
             IndexError: a verdict names a request that is not in the batch.
-            TypeError: what stands for a verdict is none.
+            TypeError: a value is no verdict, or a verdict's attributes are not of their types.
         """
         count = len(self.requests)
+        checked: object = verdicts
         for index, verdict in verdicts.items():
             if not 0 <= index < count:
                 raise IndexError(f"verdict for request {index} of a batch of {count}")
-            if not isinstance(verdict, Verdict):
-                raise TypeError(f"not a verdict for request {index}: {verdict!r}")
+            # One verdict often stands for a whole run of requests.
+            if verdict is not checked:
+                _check_verdict(verdict, index)
+                checked = verdict
         for index, verdict in verdicts.items():
             self.verdicts.setdefault(index, verdict)
+
+
+def _check_verdict(verdict: object, index: int) -> None:
+    """Refuse what a session could not make an answer of: it must be the handler's fault, not the connection's."""
+    if not isinstance(verdict, Verdict):
+        raise TypeError(f"{verdict!r} is not a verdict for request {index}")
+    if isinstance(verdict, Refuse):
+        given: tuple[object, object, object] = (verdict.resource, verdict.rule, verdict.wait_us)
+        for value, wanted in zip(given, (Resource, str, int), strict=True):
+            if not isinstance(value, wanted):
+                raise TypeError(f"{verdict!r} holds {value!r} where a {wanted.__name__} belongs")

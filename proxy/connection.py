@@ -172,8 +172,6 @@ class Connection:
                 async with trio.open_nursery() as pumps:
                     for side in Side:
                         pumps.start_soon(self._guard, self._pump, side)
-                    if self._draining:
-                        self._check_drained()
                 ended = (self._ended or Side.CLIENT).value
                 self._parting = self._parting or (f"{ended}_closed", f"the {ended} closed first")
                 nursery.cancel_scope.cancel()
@@ -267,9 +265,12 @@ class Connection:
 
     def _room(self, side: Side, buffer: memoryview) -> memoryview:
         """Return as much of the buffer as may be filled: a drain takes no more than the client's frame in hand."""
-        if self._draining and side is Side.CLIENT and self._parting is None:
-            return buffer[: self.session.missing_bytes(side)]
-        return buffer
+        if self._parting is not None:
+            return buffer
+        most = self.session.most_bytes(side)
+        if self._draining and side is Side.CLIENT:
+            most = min(most, self.session.missing_bytes(side))
+        return buffer[:most]
 
     async def _relay(self, side: Side, chunk: memoryview) -> None:
         """Give one chunk to the session, and what it holds to the pipeline."""

@@ -45,7 +45,7 @@ class Bypass:
     """
 
     reason: BypassReason
-    error: Exception | None = None
+    error: BaseException | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +194,9 @@ class Lane:
             try:
                 decided = self._decide(ticket.batch, self._now_ns())
                 ticket.outcome = checked(await decided if isinstance(decided, Awaitable) else decided)
-            except Exception as error:  # noqa: BLE001 - whatever a handler raises costs nobody a message
+            except (trio.Cancelled, KeyboardInterrupt, GeneratorExit):
+                raise
+            except BaseException as error:  # noqa: BLE001 - not even sys.exit costs anybody a message
                 ticket.outcome = Bypass("error", error)
             self._finish(ticket)
 
@@ -208,7 +210,7 @@ class Lane:
                 loop.run_sync_soon(self._watch_probe, ticket)
             try:
                 ticket.outcome = checked(self._decide(ticket.batch, self._now_ns()))
-            except Exception as error:  # noqa: BLE001 - whatever a handler raises costs nobody a message
+            except BaseException as error:  # noqa: BLE001 - as above; a thread is neither cancelled nor interrupted
                 ticket.outcome = Bypass("error", error)
             self._laid_down.append(ticket)
             if not self._loop_told:

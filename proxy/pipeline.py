@@ -100,11 +100,13 @@ class Handler(ABC):
     Attributes:
         fails: what a bypass means: ``open`` lets the requests pass, ``closed`` refuses them.
         sees_responses: ask for ``on_responses``; costs the decoding of every answer of the broker.
+        thread_safe: False keeps it off thread lanes, because it shares state with the event loop.
         lane: where it runs unless the configuration says otherwise.
     """
 
     fails: ClassVar[Fails] = "open"
     sees_responses: ClassVar[bool] = False
+    thread_safe: ClassVar[bool] = True
     lane: ClassVar[LaneKind] = "task"
 
     @abstractmethod
@@ -231,7 +233,9 @@ class Pipeline:
     def _decide_inline(self, link: _Link, batch: Batch) -> Verdicts | Bypass:
         try:
             return checked(link.handler.on_requests(batch, self._now_ns()))
-        except Exception as error:  # noqa: BLE001 - whatever a handler raises costs nobody a message
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001 - not even sys.exit costs anybody a message
             return Bypass("error", error)
 
     def _bypass(self, link: _Link, batch: Batch, bypass: Bypass) -> None:
@@ -259,7 +263,9 @@ class Pipeline:
         for link in self._observers:
             try:
                 link.handler.on_responses(connection, responses)
-            except Exception as error:  # noqa: BLE001 - an observer costs nobody an answer
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # noqa: BLE001 - an observer costs nobody an answer
                 link.bypassed["error"] += len(responses)
                 not_logged = self._log_rate.take((link.name, "responses"), trio.current_time())
                 if not_logged is not None:
@@ -282,7 +288,7 @@ class Pipeline:
         }
 
 
-def _describe(error: Exception | None) -> str | None:
+def _describe(error: BaseException | None) -> str | None:
     """Name an error and the line that raised it, for people who write handlers."""
     if error is None:
         return None
@@ -295,6 +301,8 @@ def _executor(name: str, handler: Handler, config: HandlerConfig, now_ns: Callab
     lane = config.lane or handler.lane
     if lane != "task" and inspect.iscoroutinefunction(handler.on_requests):
         raise PipelineError(f"handler {name!r} is async and cannot run on lane {lane!r}; use lane 'task'")
+    if lane == "thread" and not handler.thread_safe:
+        raise PipelineError(f"handler {name!r} is not thread-safe and cannot run on lane 'thread'; use lane 'task'")
     if lane == "inline":
         return None
     for what, value in (("lanes", config.lanes), ("capacity", config.capacity), ("deadline_ms", config.deadline_ms)):

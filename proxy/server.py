@@ -4,6 +4,7 @@ A listener belongs to a data path; connections belong to a listener. What a conn
 ``connection``, every socket call in ``sockets``.
 """
 
+import errno
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ _log = structlog.get_logger(__name__)
 _BACKLOG: Final = 4096
 #: How long to wait before accepting again when the process or the machine has no room for another socket.
 _NO_ROOM_PAUSE_S: Final = 0.1
+#: What the system says when the process or the machine has no room for another socket.
+_NO_ROOM: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 #: Accepted without giving other tasks a turn, at the most.
 _ACCEPTS_A_TURN: Final = 16
 
@@ -212,6 +215,9 @@ class Server:
             with trio.fail_after(config.connect_timeout_s):
                 broker = await sockets.connect(*config.broker)
         except OSError as error:
+            if error.errno in _NO_ROOM:
+                # Ours, not the broker's: it must not be looked for there.
+                return "no_descriptors", f"no socket left for the broker connection: {error.strerror}"
             return self._unreachable(config, error.strerror or str(error))
         except trio.TooSlowError:
             return self._unreachable(config, f"no answer within {config.connect_timeout_s:g} s")

@@ -23,6 +23,8 @@ class RateLimit(Handler):
     """Refuses what is over the limit of any of its resources; fails open."""
 
     fails: ClassVar[Fails] = "open"
+    #: The registry is swapped, read and explained from the event loop.
+    thread_safe: ClassVar[bool] = False
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry

@@ -11,7 +11,10 @@ import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import entry_points
+from inspect import iscoroutinefunction
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -38,6 +41,19 @@ PATIENCE = 20_000
 """Turns of the loop that ``until`` waits for something that ought to happen at once."""
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let a test that uses ``mock_clock`` through a fixture run on that clock, as one that asks for it itself does."""
+    here = Path(__file__).parent
+    for item in items:
+        if isinstance(item, pytest.Function) and iscoroutinefunction(item.obj) and item.path.is_relative_to(here):
+            item.add_marker(pytest.mark.trio(run=partial(_run_on_mock_clock, item)))
+
+
+def _run_on_mock_clock(item: pytest.Function, test: Any, *, clock: Any, instruments: Any) -> Any:
+    mock_clock: Any = item.funcargs.get("mock_clock")
+    return trio.run(test, clock=clock or mock_clock, instruments=instruments)
+
+
 async def until(predicate: Callable[[], object]) -> None:
     """Give the other tasks their turns until something holds; time stands still meanwhile."""
     for _ in range(PATIENCE):
@@ -61,7 +77,7 @@ class Peer:
         self.sock = sock
         self._read = bytearray()
 
-    def send_now(self, data: bytes) -> int:
+    def send_now(self, data: bytes | memoryview) -> int:
         """Send what the kernel takes at once; returns how many bytes."""
         try:
             return self.sock.send(data)
@@ -296,6 +312,7 @@ async def start_rig(
         listen: str = HOST,
         **config: Any,
     ) -> Rig:
+        assert now_ns() == round(trio.current_time() * 1e9), "the test does not run on the mock clock"
         if not listeners:
             given = options or protocol.options()
             listeners = (ListenerConfig("main", protocol, given, (listen, 0), broker.address),)

@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from limiter.resource import Resource
-from proxy.batch import NO_VERDICTS, Batch, Group, Refuse, Side
+from proxy.batch import NO_VERDICTS, Batch, Group, Refuse, Side, Verdict
 
 if TYPE_CHECKING:
     from tests.unit.proxy.conftest import MakeBatch
@@ -85,6 +85,14 @@ class TestVerdicts:
         batch.add_verdicts(NO_VERDICTS)
         assert batch.verdicts == {}
 
+    def test_further_kinds_of_verdicts_are_taken(self, batch_of: MakeBatch) -> None:
+        class Hold(Verdict, frozen=True):
+            """Not one of today's."""
+
+        batch = batch_of("a")
+        batch.add_verdicts({0: Hold()})
+        assert batch.verdicts == {0: Hold()}
+
     @pytest.mark.parametrize("index", [-1, 2, 10**9])
     def test_verdict_for_no_request_is_refused(self, batch_of: MakeBatch, index: int) -> None:
         with pytest.raises(IndexError, match=f"verdict for request {index} of a batch of 2"):
@@ -94,6 +102,13 @@ class TestVerdicts:
     def test_what_is_no_verdict_is_refused(self, batch_of: MakeBatch, nonsense: Any) -> None:
         with pytest.raises(TypeError, match="not a verdict for request 0"):
             batch_of("a").add_verdicts({0: nonsense})
+
+    @pytest.mark.parametrize(("resource", "rule", "wait_us"), [("a", "r", 0), (A, None, 0), (A, "r", None)])
+    def test_refusal_that_no_answer_can_be_made_of_is_refused(
+        self, batch_of: MakeBatch, resource: Any, rule: Any, wait_us: Any
+    ) -> None:
+        with pytest.raises(TypeError, match="belongs"):
+            batch_of("a").add_verdicts({0: Refuse(resource, rule, wait_us)})
 
     def test_of_a_faulty_answer_nothing_is_taken(self, batch_of: MakeBatch) -> None:
         batch = batch_of("a", "a")

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -14,9 +15,10 @@ from proxy.buffers import CHUNK_BYTES
 from proxy.connection import HALF_CLOSED_S, OUTBOX_BYTES, PARTING_S
 from proxy.pipeline import Handler, HandlerConfig, HandlerPlugin
 from proxy.protocols.base import Buffer, Close, Protocol, Session, SessionContext
+from proxy.sockets import Wire
 
 if TYPE_CHECKING:
-    from tests.unit.proxy.conftest import Peer, Rig, StartRig
+    from tests.unit.proxy.conftest import Rig, StartRig
 
 FREE_KIB = b"free " + b"x" * 1018 + b"\n"
 """A request of 1 KiB that nothing limits."""
@@ -79,6 +81,46 @@ def speaking(lines: Protocol, session: Callable[[SessionContext], Session]) -> P
 
 
 class TestRelay:
+    async def test_reads_no_more_at_once_than_the_session_asks_for(self, start_rig: StartRig, lines: Protocol) -> None:
+        sizes: dict[Side, list[int]] = {side: [] for side in Side}
+
+        class Modest(PlainSession):
+            def most_bytes(self, side: Side) -> int:
+                return 1 + len(sizes[side]) if side is Side.CLIENT else super().most_bytes(side)
+
+            def receive(self, side: Side, chunk: memoryview, now_ns: int) -> Batch | None:
+                sizes[side].append(len(chunk))
+                return super().receive(side, chunk, now_ns)
+
+        client, broker = await (await start_rig(protocol=speaking(lines, Modest))).connect()
+        await client.send(b"0123456789")
+        assert await broker.receive(10) == b"0123456789"
+        assert sizes[Side.CLIENT] == [1, 2, 3, 4]
+        await broker.send(b"0123456789")
+        assert await client.receive(10) == b"0123456789"
+        assert sizes[Side.BROKER] == [10]
+
+    async def test_other_connections_get_their_turn_between_small_reads(
+        self, start_rig: StartRig, lines: Protocol
+    ) -> None:
+        order: list[int] = []
+
+        class Modest(PlainSession):
+            def most_bytes(self, side: Side) -> int:
+                return 1
+
+            def receive(self, side: Side, chunk: memoryview, now_ns: int) -> Batch | None:
+                order.append(self.context.connection.id)
+                return super().receive(side, chunk, now_ns)
+
+        rig = await start_rig(protocol=speaking(lines, Modest))
+        pairs = [await rig.connect() for _ in range(2)]
+        for client, _ in pairs:
+            client.send_now(bytes(100))
+        for _, broker in pairs:
+            await broker.receive(100)
+        assert all(len(set(order[turn : turn + 20])) == 2 for turn in range(0, 180, 20))
+
     async def test_carries_both_directions(self, rig: Rig) -> None:
         client, broker = await rig.connect()
         await client.send(b"free 1\n")
@@ -133,9 +175,12 @@ class TestRelay:
         seen: list[Response] = []
         rig = await start_rig(handlers=[handler(lambda batch, now_ns: NO_VERDICTS, sees=seen)])
         client, broker = await rig.connect()
-        await broker.send(b"one\n")
-        await broker.send(b"three\n")
-        assert await client.receive(10) == b"one\nthree\n"
+        await broker.send(b"one\nthr")
+        assert await client.receive_line() == b"one\n"
+        await broker.send(b"e")
+        await wait_all_tasks_blocked()
+        await broker.send(b"e\n")
+        assert await client.receive_line() == b"three\n"
         await wait_all_tasks_blocked()
         assert [response.size_bytes for response in seen] == [4, 6]
 
@@ -151,14 +196,12 @@ class TestBusyAnswers:
         assert broker.pending() == b""
 
     async def test_do_not_wait_for_a_broker_that_does_not_read(self, rig: Rig) -> None:
-        client, broker = await rig.connect()
+        client, _ = await rig.connect()
         await client.send_until_stalled(b"zero 1\n" + FREE_KIB * 10)
         refused = (await rig.requests("zero"))["refuse"]
         assert client.pending() == b"BUSY zero 1000000\n" * refused
 
-    async def test_are_bounded_while_the_client_does_not_read(
-        self, start_rig: StartRig, nursery: trio.Nursery
-    ) -> None:
+    async def test_are_bounded_while_the_client_does_not_read(self, start_rig: StartRig, nursery: trio.Nursery) -> None:
         name = "n" * 500
         rig = await start_rig(f"line_topic:{name}=0/s")
         client, broker = await rig.connect(receive_buffer=4096)
@@ -321,6 +364,32 @@ class TestEndOfStream:
 
 
 class TestBrokenPeers:
+    async def test_peer_that_cannot_be_sent_the_end_ends_the_connection(
+        self, rig: Rig, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fail(self: Wire) -> None:
+            raise OSError(errno.EPIPE, "Broken pipe")
+
+        client, _ = await rig.connect()
+        monkeypatch.setattr(Wire, "end", fail)
+        client.end()
+        assert await client.receive_to_end() == b""
+        await rig.until_closed("broker_error")
+
+    async def test_wake_up_without_anything_to_read_does_no_harm(
+        self, rig: Rig, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        real, spurious = Wire.receive_into, [None, None]
+
+        def receive_into(self: Wire, buffer: memoryview) -> int | None:
+            return spurious.pop() if spurious else real(self, buffer)
+
+        client, broker = await rig.connect()
+        monkeypatch.setattr(Wire, "receive_into", receive_into)
+        await client.send(b"free 1\n")
+        assert await broker.receive_line() == b"free 1\n"
+        assert spurious == []
+
     async def test_reset_of_the_client_ends_the_connection(self, rig: Rig, log: list[Any]) -> None:
         client, broker = await rig.connect()
         await client.send(b"free 1\n")
@@ -381,6 +450,15 @@ class TestClosing:
         mock_clock.jump(PARTING_S)
         await rig.until_closed("long_line")
         assert broker.pending() == b""
+
+    async def test_raised_after_one_peer_has_ended_is_the_same(self, rig: Rig) -> None:
+        client, broker = await rig.connect()
+        broker.end()
+        assert await client.receive_to_end() == b""
+        await client.send(b"free 1\n" + b"x" * 2000)
+        assert await broker.receive_to_end() == b"free 1\n"
+        client.end()
+        await rig.until_closed("long_line")
 
     async def test_raised_on_bytes_of_the_broker_is_the_same(self, rig: Rig) -> None:
         client, broker = await rig.connect()
@@ -479,7 +557,7 @@ class TestTicks:
                 return None
 
         rig = await start_rig(protocol=speaking(lines, Hub))
-        client, broker = await rig.connect()
+        client, _ = await rig.connect()
         (connection,) = rig.connections
         assert isinstance(connection.session, Hub)
         connection.session.context.wake()
@@ -494,13 +572,28 @@ class TestTicks:
                 self.out[Side.BROKER].append(b"refused" if batch.verdicts else b"passed!")
 
         rig = await start_rig("line_topic:own=1/s", protocol=speaking(lines, Asking))
-        client, broker = await rig.connect()
+        _, broker = await rig.connect()
         (connection,) = rig.connections
         assert isinstance(connection.session, Asking)
         for expected in (b"passed!", b"refused"):
             connection.session.context.wake()
             assert await broker.receive(7) == expected
         assert await rig.requests("own") == {"pass": 1, "refuse": 1}
+
+    async def test_session_that_has_nothing_to_do_at_a_tick_or_to_show_may_leave_it_at_that(
+        self, start_rig: StartRig, lines: Protocol
+    ) -> None:
+        seen: list[Response] = []
+        handlers = [handler(lambda batch, now_ns: NO_VERDICTS, sees=seen)]
+        rig = await start_rig(protocol=speaking(lines, Waiting), handlers=handlers)
+        client, broker = await rig.connect()
+        (connection,) = rig.connections
+        assert isinstance(connection.session, Waiting)
+        connection.session.context.wake()
+        await wait_all_tasks_blocked()
+        await broker.send(b"goes on")
+        assert await client.receive(7) == b"goes on"
+        assert seen == []
 
     async def test_close_raised_by_a_tick_parts_in_order(self, start_rig: StartRig, lines: Protocol) -> None:
         class Ending(Waiting):
@@ -600,7 +693,7 @@ class TestFaultsOfASession:
         assert await healthy_broker.receive(10) == b"still here"
 
     async def test_socket_closed_under_a_reader_ends_its_connection(self, rig: Rig) -> None:
-        client, broker = await rig.connect()
+        client, _ = await rig.connect()
         (connection,) = rig.connections
         await wait_all_tasks_blocked()
         connection.wires[Side.BROKER].close()

@@ -127,9 +127,7 @@ class TestConnections:
         first, first_broker = await rig.connect()
         second, second_broker = await rig.connect()
         (doomed,) = [
-            state.id
-            for state in await rig.path.connections()
-            if state.peer == format_address(first.sock.getsockname())
+            state.id for state in await rig.path.connections() if state.peer == format_address(first.sock.getsockname())
         ]
         assert await rig.path.close_connection(doomed, "misbehaves")
         assert await first.receive_to_end() == b""
@@ -143,7 +141,7 @@ class TestConnections:
 
 class TestExplain:
     async def test_names_the_rule_and_the_live_state(self, rig: Rig) -> None:
-        client, broker = await rig.connect()
+        client, _ = await rig.connect()
         explanation = await rig.path.explain(resource("a"))
         assert explanation.rule.name == "line_topic:a"
         assert explanation.limiting

@@ -28,9 +28,9 @@ StartExecutor = Callable[..., Awaitable[Executor]]
 async def start(nursery: trio.Nursery, now_ns: Callable[[], int]) -> StartExecutor:
     """Start executors: one lane with room for ten unless told otherwise, a deadline of 20 ms."""
 
-    async def run(decide: Any, *, lanes: int = 1, capacity: int = 10, threaded: bool = False) -> Executor:
+    async def run(decide: Any, *, lanes: int = 1, capacity: int = 10, lane: str = "task") -> Executor:
         executor = Executor(
-            decide, lanes=lanes, capacity=capacity, deadline_s=DEADLINE_S, threaded=threaded, now_ns=now_ns
+            decide, lanes=lanes, capacity=capacity, deadline_s=DEADLINE_S, threaded=lane == "thread", now_ns=now_ns
         )
         nursery.start_soon(executor.run)
         await wait_all_tasks_blocked()
@@ -132,13 +132,13 @@ class TestHealthyLane:
             threads.append(threading.current_thread())
             return NO_VERDICTS
 
-        executor = await start(decide, threaded=True)
+        executor = await start(decide, lane="thread")
         assert await executor.submit(batch_of("a")) == NO_VERDICTS
         assert threads != [threading.current_thread()]
 
-    @pytest.mark.parametrize("threaded", [False, True])
+    @pytest.mark.parametrize("lane", ["task", "thread"])
     async def test_handler_is_told_the_time_of_its_turn(
-        self, start: StartExecutor, batch_of: MakeBatch, mock_clock: MockClock, threaded: bool
+        self, start: StartExecutor, batch_of: MakeBatch, mock_clock: MockClock, lane: str
     ) -> None:
         times: list[int] = []
 
@@ -146,14 +146,14 @@ class TestHealthyLane:
             times.append(now_ns)
             return NO_VERDICTS
 
-        executor = await start(decide, threaded=threaded)
+        executor = await start(decide, lane=lane)
         mock_clock.jump(1.5)
         await executor.submit(batch_of("a"))
         assert times == [1_500_000_000]
 
-    @pytest.mark.parametrize("threaded", [False, True])
+    @pytest.mark.parametrize("lane", ["task", "thread"])
     async def test_batches_of_a_connection_keep_their_order(
-        self, start: StartExecutor, batch_of: MakeBatch, threaded: bool
+        self, start: StartExecutor, batch_of: MakeBatch, lane: str
     ) -> None:
         seen: list[int] = []
 
@@ -161,7 +161,7 @@ class TestHealthyLane:
             seen.append(batch.requests[0].messages)
             return NO_VERDICTS
 
-        executor = await start(decide, lanes=3, capacity=100, threaded=threaded)
+        executor = await start(decide, lanes=3, capacity=100, lane=lane)
         for number in range(30):
             await executor.submit(batch_of("a", costs=[number], connection_id=5))
         assert seen == list(range(30))
@@ -194,7 +194,7 @@ class TestBlockedLane:
 
     @pytest.fixture
     async def executor(self, start: StartExecutor, gate: Gate, kind: str) -> Executor:
-        return await start(getattr(gate, kind), threaded=kind == "computing")
+        return await start(getattr(gate, kind), lane={"awaiting": "task", "computing": "thread"}[kind])
 
     async def test_first_batch_bypasses_at_the_deadline_and_not_before(
         self, executor: Executor, batch_of: MakeBatch, nursery: trio.Nursery, mock_clock: MockClock, gate: Gate
@@ -302,6 +302,20 @@ class TestBlockedLane:
         await wait_all_tasks_blocked()
         assert not late_lanes(executor)
 
+    async def test_cancelled_connection_behind_a_late_one_stays_cancelled(
+        self, executor: Executor, batch_of: MakeBatch, nursery: trio.Nursery, mock_clock: MockClock, gate: Gate
+    ) -> None:
+        first = Submission(nursery, executor, batch_of("a"))
+        await until_begun(gate)
+        gone = Submission(nursery, executor, batch_of("a"))
+        await wait_all_tasks_blocked()
+        gone.scope.cancel()
+        await gone.done.wait()
+        jump_to(mock_clock, DEADLINE_S)
+        await first.done.wait()
+        assert first.outcome == LATE
+        assert gone.outcome is None
+
     async def test_full_queue_bypasses_at_once(
         self, executor: Executor, batch_of: MakeBatch, nursery: trio.Nursery, gate: Gate
     ) -> None:
@@ -399,10 +413,10 @@ class TestSlowLane:
         assert [lane.stats().late for lane in executor.lanes] == [True, False]
 
 
-@pytest.mark.parametrize("threaded", [False, True])
+@pytest.mark.parametrize("lane", ["task", "thread"])
 class TestRaisingHandler:
     async def test_is_bypassed_and_the_next_batch_decided(
-        self, start: StartExecutor, batch_of: MakeBatch, threaded: bool
+        self, start: StartExecutor, batch_of: MakeBatch, lane: str
     ) -> None:
         fault = RuntimeError("broken")
 
@@ -411,20 +425,20 @@ class TestRaisingHandler:
                 raise fault
             return REFUSED
 
-        executor = await start(decide, threaded=threaded)
+        executor = await start(decide, lane=lane)
         assert await executor.submit(batch_of("a", connection_id=1)) == Bypass("error", fault)
         assert await executor.submit(batch_of("a", connection_id=2)) == REFUSED
         assert not late_lanes(executor)
 
     async def test_others_in_the_queue_get_their_verdicts(
-        self, start: StartExecutor, batch_of: MakeBatch, nursery: trio.Nursery, threaded: bool
+        self, start: StartExecutor, batch_of: MakeBatch, nursery: trio.Nursery, lane: str
     ) -> None:
         def decide(batch: Batch, now_ns: int) -> Verdicts:
             if batch.connection.id % 2:
                 raise KeyError(batch.connection.id)
             return REFUSED
 
-        executor = await start(decide, threaded=threaded)
+        executor = await start(decide, lane=lane)
         submissions = [Submission(nursery, executor, batch_of("a", connection_id=number)) for number in range(8)]
         for number, submission in enumerate(submissions):
             await submission.done.wait()
@@ -436,9 +450,9 @@ class TestRaisingHandler:
 
     @pytest.mark.parametrize("nonsense", [None, [0], True, "refuse"])
     async def test_answer_that_is_no_mapping_counts_as_an_error_at_once(
-        self, start: StartExecutor, batch_of: MakeBatch, threaded: bool, nonsense: object
+        self, start: StartExecutor, batch_of: MakeBatch, lane: str, nonsense: object
     ) -> None:
-        executor = await start(lambda batch, now_ns: nonsense, threaded=threaded)
+        executor = await start(lambda batch, now_ns: nonsense, lane=lane)
         outcome = await executor.submit(batch_of("a"))
         assert isinstance(outcome, Bypass)
         assert outcome.reason == "error"
@@ -460,7 +474,7 @@ async def test_async_handler_that_raises_is_bypassed(start: StartExecutor, batch
 async def test_awaitable_on_a_thread_lane_is_an_error(
     start: StartExecutor, batch_of: MakeBatch, gate: Gate, recwarn: pytest.WarningsRecorder
 ) -> None:
-    executor = await start(lambda batch, now_ns: gate.awaiting(batch, now_ns), threaded=True)
+    executor = await start(gate.awaiting, lane="thread")
     outcome = await executor.submit(batch_of("a"))
     assert isinstance(outcome, Bypass)
     assert isinstance(outcome.error, TypeError)

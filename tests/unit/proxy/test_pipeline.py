@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -109,8 +110,17 @@ class TestBuilding:
     @pytest.mark.parametrize("lane", ["thread", "inline"])
     def test_async_handler_is_refused_where_it_cannot_run(self, services: HandlerServices, lane: Any) -> None:
         handler = Async(lambda batch, now_ns: NO_VERDICTS)
-        with pytest.raises(PipelineError, match=f"handler 'x' is async and cannot run on lane '{lane}'; use lane 'task"):
+        with pytest.raises(
+            PipelineError, match=f"handler 'x' is async and cannot run on lane '{lane}'; use lane 'task"
+        ):
             Pipeline([config("x", handler, lane=lane)], services)
+
+    def test_handler_that_is_not_thread_safe_is_refused_on_a_thread_lane(self, services: HandlerServices) -> None:
+        class Shared(Scripted):
+            thread_safe = False
+
+        with pytest.raises(PipelineError, match="'shared' is not thread-safe and cannot run on lane 'thread'"):
+            Pipeline([config("shared", Shared(_raise), lane="thread")], services)
 
     @pytest.mark.parametrize(
         ("what", "value"), [("lanes", 0), ("capacity", 0), ("deadline_ms", 0), ("deadline_ms", float("nan"))]
@@ -135,9 +145,7 @@ class TestDeciding:
         await start().decide(batch)
         assert batch.verdicts == {}
 
-    async def test_verdicts_reach_the_batch_from_every_lane(
-        self, start: Start, batch_of: MakeBatch, lane: str
-    ) -> None:
+    async def test_verdicts_reach_the_batch_from_every_lane(self, start: Start, batch_of: MakeBatch, lane: str) -> None:
         batch = batch_of("a", "a")
         await start(config("x", Scripted(lambda batch, now_ns: {1: refuse("x")}), lane=lane)).decide(batch)
         assert batch.verdicts == {1: refuse("x")}
@@ -207,6 +215,8 @@ def _raise(batch: Batch, now_ns: int) -> Verdicts:
 
 FAULTS: dict[str, Decide] = {
     "raises": _raise,
+    "exits": lambda batch, now_ns: sys.exit("broken"),
+    "no resource": lambda batch, now_ns: {0: Refuse("a", "rule", 0)},  # type: ignore[arg-type]  # the fault
     "none": lambda batch, now_ns: None,
     "list": lambda batch, now_ns: [refuse("x")],
     "wrong index": lambda batch, now_ns: {0: refuse("x"), 5: refuse("x")},
@@ -287,6 +297,22 @@ class TestBypass:
         assert batch.bypassed == {"stuck": "full"}
         assert batch.verdicts == {0: Refuse(Resource("handler", "stuck"), "stuck", 0)}
         assert pipeline.bypassed() == {("stuck", "full"): 1}
+
+    async def test_interrupt_from_the_keyboard_is_no_fault_of_a_handler(
+        self, start: Start, batch_of: MakeBatch, connection: ConnectionInfo
+    ) -> None:
+        class Interrupted(Observer):
+            def on_requests(self, batch: Batch, now_ns: int) -> Verdicts:
+                raise KeyboardInterrupt
+
+            def on_responses(self, connection: ConnectionInfo, responses: Sequence[Response]) -> None:
+                raise KeyboardInterrupt
+
+        pipeline = start(config("x", Interrupted(), lane="inline"))
+        with pytest.raises(KeyboardInterrupt):
+            await pipeline.decide(batch_of("a"))
+        with pytest.raises(KeyboardInterrupt):
+            pipeline.observe(connection, [ANSWER])
 
     async def test_is_logged_once_a_second_with_its_reason(
         self, start: Start, batch_of: MakeBatch, mock_clock: MockClock, log: list[Any]

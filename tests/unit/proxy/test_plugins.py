@@ -39,9 +39,7 @@ def deny_names() -> HandlerPlugin:
         ("sluice.handlers", "deny_names", HandlerPlugin, "sluice-lines"),
     ],
 )
-def test_entry_point_leads_to_a_plug_in_of_that_name(
-    group: str, name: str, kind: type[Any], distribution: str
-) -> None:
+def test_entry_point_leads_to_a_plug_in_of_that_name(group: str, name: str, kind: type[Any], distribution: str) -> None:
     entry = entry_point(group, name)
     assert entry.dist is not None
     assert entry.dist.name == distribution
@@ -98,6 +96,8 @@ async def test_options_reach_the_session(start_rig: StartRig, lines: Protocol) -
     await client.send(b"free 1\nmuch too long")
     assert await broker.receive_to_end() == b"free 1\n"
     assert await client.receive_to_end() == b""
+    client.end()
+    broker.end()
     await rig.until_closed("long_line")
 
 

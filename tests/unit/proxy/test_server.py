@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import errno
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -73,7 +73,9 @@ class TestListening:
         taken = ListenerConfig("taken", lines, lines.options(), rig.address, broker.address)
         path = LocalDataPath(DataPathConfig((free_one, taken), (), RuleSet()))
         port = rig.address[1]
-        with pytest.raises(ListenError, match=rf"^listener 'taken' cannot listen on {HOST}:{port}: .* in use$") as caught:
+        with pytest.raises(
+            ListenError, match=rf"^listener 'taken' cannot listen on {HOST}:{port}: .* in use$"
+        ) as caught:
             await path.run()
         assert caught.value.config is taken
         assert isinstance(caught.value.error, OSError)
@@ -183,9 +185,7 @@ class TestAccepting:
 
 
 class TestUnreachableBroker:
-    async def test_client_is_closed_at_once_and_served_when_the_broker_is_back(
-        self, rig: Rig, log: list[Any]
-    ) -> None:
+    async def test_client_is_closed_at_once_and_served_when_the_broker_is_back(self, rig: Rig, log: list[Any]) -> None:
         rig.broker.stop()
         assert await (await rig.client()).receive_to_end() == b""
         await rig.until_closed("broker_unreachable")
@@ -225,6 +225,17 @@ class TestUnreachableBroker:
         assert await (await rig.client()).receive_to_end() == b""
         await rig.until_closed("broker_unreachable")
         assert (log[0]["broker"], log[0]["error"]) == ("a..b:10911", "'a..b' is not a host name")
+
+    async def test_lack_of_sockets_of_our_own_is_not_the_brokers_fault(
+        self, rig: Rig, monkeypatch: pytest.MonkeyPatch, log: list[Any]
+    ) -> None:
+        async def connect(host: str, port: int) -> Wire:
+            raise OSError(errno.EMFILE, "Too many open files")
+
+        monkeypatch.setattr(sockets, "connect", connect)
+        assert await (await rig.client()).receive_to_end() == b""
+        await rig.until_closed("no_descriptors")
+        assert [(entry["event"], entry["reason"]) for entry in log] == [("connection closed", "no_descriptors")]
 
 
 class TestFaults:
@@ -456,17 +467,26 @@ class TestDrain:
         await rig.until_closed("drained")
         assert rig.path.server.open_connections("main") == 0
 
-    async def test_in_the_turn_of_a_new_client_complains_about_nothing(self, rig: Rig, log: list[Any]) -> None:
+    async def test_in_the_turn_of_a_new_client_complains_about_nothing(
+        self, start_rig: StartRig, log: list[Any]
+    ) -> None:
         """The accepting task may have been woken for the client already when the socket is closed."""
-        await wait_all_tasks_blocked()
-        client = socket.create_connection(rig.address)
-        # Without this turn the loop would not know of the client yet.
-        for _ in range(2):
-            await trio.lowlevel.checkpoint()
-        await rig.path.drain(5)
-        await wait_all_tasks_blocked()
+        near, far = socket.socketpair()
+        far.setblocking(False)
+        for _ in range(12):
+            rig = await start_rig()
+            await wait_all_tasks_blocked()
+            # The loop learns of both at once; which task goes first is left to chance.
+            client = socket.create_connection(rig.address)
+            near.send(b"x")
+            await trio.lowlevel.wait_readable(far)
+            await rig.path.drain(5)
+            far.recv(1)
+            await wait_all_tasks_blocked()
+            client.close()
         assert [entry for entry in log if entry["log_level"] == "error"] == []
-        client.close()
+        near.close()
+        far.close()
 
     async def test_twice_ends_with_the_shorter_grace(
         self, rig: Rig, nursery: trio.Nursery, mock_clock: MockClock
@@ -493,7 +513,7 @@ class TestFairness:
         return []
 
     @pytest.fixture
-    def recording(self, lines: Protocol, order: list[int]) -> Iterator[Protocol]:
+    def recording(self, lines: Protocol, order: list[int]) -> Protocol:
         def open_session(context: SessionContext) -> Session:
             session = lines.open_session(context)
             receive = session.receive
@@ -506,7 +526,7 @@ class TestFairness:
             session.receive = record  # type: ignore[method-assign]  # to look on
             return session
 
-        yield replace(lines, open_session=open_session)
+        return replace(lines, open_session=open_session)
 
     async def test_flooding_connections_starve_no_other(
         self, start_rig: StartRig, recording: Protocol, order: list[int], nursery: trio.Nursery
@@ -543,13 +563,91 @@ class TestFairness:
         assert max(turns) < 2 * min(turns)
 
 
-async def flood(client: Peer) -> None:
+class TestSaturation:
+    """64 connections that never rest, in a loop where every read costs more time than a batch may wait."""
+
+    CONNECTIONS = 64
+
+    @pytest.fixture
+    def slow(self, lines: Protocol, mock_clock: MockClock) -> Protocol:
+        def open_session(context: SessionContext) -> Session:
+            session = lines.open_session(context)
+            receive = session.receive
+
+            def take_long(side: Side, chunk: memoryview, now_ns: int) -> Batch | None:
+                mock_clock.jump(0.025)
+                return receive(side, chunk, now_ns)
+
+            session.receive = take_long  # type: ignore[method-assign]  # to be slow
+            return session
+
+        return replace(lines, open_session=open_session)
+
+    async def saturate(self, rig: Rig, nursery: trio.Nursery) -> None:
+        for client, broker in [await rig.connect() for _ in range(self.CONNECTIONS)]:
+            nursery.start_soon(flood, client, b"a x\nfree x\n" * 20)
+            nursery.start_soon(swallow, broker)
+            nursery.start_soon(swallow, client)
+
+    async def until_read(self, rig: Rig, requests: int) -> None:
+        frames = rig.path._wire_counters.frames
+        goal = frames[Side.CLIENT] + requests
+        while frames[Side.CLIENT] < goal:
+            await trio.lowlevel.checkpoint()
+
+    async def test_bypasses_no_healthy_limiter(
+        self, start_rig: StartRig, slow: Protocol, nursery: trio.Nursery, mock_clock: MockClock
+    ) -> None:
+        rig = await start_rig("line_topic:a=100/s", protocol=slow)
+        await self.saturate(rig, nursery)
+        await self.until_read(rig, 50_000)
+        counted = await rig.requests("a")
+        assert (await rig.snapshot()).bypassed == {}
+        assert counted["refuse"] > 1000
+        assert 100 <= counted["pass"] <= 100 * (mock_clock.current_time() + 1)
+
+    async def test_does_not_keep_a_limiter_bypassed_that_works_again(
+        self, start_rig: StartRig, slow: Protocol, nursery: trio.Nursery, mock_clock: MockClock
+    ) -> None:
+        gate = trio.Event()
+
+        async def decide(batch: Batch, now_ns: int) -> Verdicts:
+            if not gate.is_set():
+                await gate.wait()
+            return NO_VERDICTS
+
+        async def pass_time() -> None:
+            """Go on when all connections wait for the handler and none is read."""
+            while True:
+                mock_clock.jump(0.001)
+                await trio.lowlevel.checkpoint()
+
+        rig = await start_rig(protocol=slow, handlers=[handler(decide, deadline_ms=20)])
+        await self.saturate(rig, nursery)
+        nursery.start_soon(pass_time)
+        await self.until_read(rig, 20_000)
+        assert rig.path._pipeline.lanes()["scripted"][0].late
+        gate.set()
+        turns = 0
+        while rig.path._pipeline.lanes()["scripted"][0].late:
+            turns += 1
+            await trio.lowlevel.checkpoint()
+        assert turns < 20
+        bypassed = (await rig.snapshot()).bypassed["scripted", "late"]
+        await self.until_read(rig, 20_000)
+        assert (await rig.snapshot()).bypassed == {("scripted", "late"): bypassed}
+
+
+FREE = (b"free " + b"x" * 500 + b"\n") * 1000
+
+
+async def flood(client: Peer, requests: bytes = FREE) -> None:
     while True:
-        await client.send((b"free " + b"x" * 500 + b"\n") * 1000)
+        await client.send(requests)
         await trio.lowlevel.checkpoint()
 
 
-async def swallow(broker: Peer) -> None:
+async def swallow(peer: Peer) -> None:
     while True:
-        await broker._receive_some()
+        await peer._receive_some()
         await trio.lowlevel.checkpoint()

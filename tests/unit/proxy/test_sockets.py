@@ -120,7 +120,7 @@ class TestWire:
         assert stops > 1
 
     async def test_full_socket_takes_nothing_and_loses_nothing(self, pair: tuple[Wire, socket.socket]) -> None:
-        wire, far = pair
+        wire, _ = pair
         while not wire.send_now([b"x" * 4096]):
             pass
         rest = [b"one", b"two"]
@@ -164,6 +164,12 @@ class TestWire:
     def test_end_is_nothing_to_a_peer_that_is_gone(self) -> None:
         with socket.socket() as unconnected:
             Wire(unconnected).end()
+
+    def test_end_that_fails_otherwise_is_told(self, pair: tuple[Wire, socket.socket]) -> None:
+        wire, _ = pair
+        wire._sock.close()
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            wire.end()
 
     async def test_close_wakes_who_waits(self, pair: tuple[Wire, socket.socket], nursery: trio.Nursery) -> None:
         wire, _ = pair
@@ -331,8 +337,9 @@ class TestAccept:
         monkeypatch.setattr(Wire, "__init__", fail_once)
         accepted, peer = await listening.accept()
         assert peer == clients[1].getsockname()
-        for closing in (accepted, *clients):
-            closing.close()
+        accepted.close()
+        for client in clients:
+            client.close()
 
     @pytest.fixture
     def failing_accept(self, listening: ListeningSocket) -> Callable[..., None]:

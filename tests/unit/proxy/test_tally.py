@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from limiter.resource import Resource
 from proxy.batch import Batch, Refuse
+from proxy.control import RequestVerdict
 from proxy.tally import _SILENT_NS, OTHER, Tally
 
 if TYPE_CHECKING:
@@ -28,12 +29,12 @@ def refused(batch: Batch, *indexes: int) -> Batch:
     return batch
 
 
-def requests(tally: Tally, name: str) -> dict[str, int]:
-    return dict(tally.snapshot()[KIND, name].requests)
+def requests(tally: Tally, name: str) -> dict[RequestVerdict, int]:
+    return tally.snapshot()[KIND, name].requests
 
 
-def messages(tally: Tally, name: str) -> dict[str, int]:
-    return dict(tally.snapshot()[KIND, name].messages)
+def messages(tally: Tally, name: str) -> dict[RequestVerdict, int]:
+    return tally.snapshot()[KIND, name].messages
 
 
 class TestVerdicts:
@@ -169,7 +170,7 @@ def test_no_sum_ever_falls_and_none_is_lost(
     tally = Tally(cap)
     tally.pin([resource(name) for name in pinned])
     expected: Counter[str] = Counter()
-    other: dict[str, int] = {}
+    other: dict[RequestVerdict, int] = {}
     now_ns = 0
     for names, verdict, pause_ns in steps:
         now_ns += pause_ns

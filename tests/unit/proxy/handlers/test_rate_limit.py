@@ -114,6 +114,11 @@ class TestSeveralResources:
         limiting = Limiting.by(rule("a", 1), rule("free", None))
         assert limiting.decide(batch_of(("free", "a"), ("a", "free"), ("free",))).keys() == {1}
 
+    def test_all_of_them_unlimited_is_unlimited(self, batch_of: MakeBatch) -> None:
+        limiting = Limiting.by(rule("free", None))
+        assert limiting.decide(batch_of(("free", "other"))) is NO_VERDICTS
+        assert limiting.registry.live == 0
+
     def test_both_that_stop_at_the_same_request_open(self, batch_of: MakeBatch) -> None:
         limiting = Limiting.by(rule("a", 3), rule("b", 3))
         assert limiting.decide(batch_of(*[("a", "b")] * 4)).keys() == {3}
