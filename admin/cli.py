@@ -7,10 +7,12 @@ Whatever goes wrong is said in single lines on stderr that begin with ``sluice:`
 run here, 2 wrong command line or configuration, 128 + N ended by signal N.
 """
 
+import errno
 import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Annotated, Literal
 
@@ -50,8 +52,11 @@ _Limits = partial(Parameter, negative="", metavar="LIMIT")
     help_epilogue=(
         "A limit is KIND:NAME=RATE/s, =0/s (refuse all) or =unlimited; NAME may be a pattern with * ? []. The exact "
         "name wins over the pattern with most literal characters, that over KIND:*. Without any limit given: "
-        "topic:*=2000/s and retry_group:*=100/s; with limits given, what none of them matches is unlimited.\n\n"
-        "Flags win over the environment (SLUICE_LISTEN, SLUICE_LIMIT, SLUICE_LOG_LEVEL …), that over the file."
+        "topic:*=2000/s and retry_group:*=100/s; with limits given, what none of them matches is unlimited. RATE is in "
+        "messages per second. A name with =, a comma or white space can only be written in the file.\n\n"
+        "Flags win over the environment, that over the file. SLUICE_LISTEN, SLUICE_BROKER and SLUICE_LIMIT take "
+        "several values, separated by blanks, limits also by commas. Other variables are called after the key's place "
+        "in the file: log.level is SLUICE_LOG_LEVEL."
     )
 )
 def run(
@@ -87,7 +92,7 @@ def run(
     plan = compose(configuration)
     if not plan.listeners:
         raise SettingsError("nothing to listen on: give --listen and --broker, or [[listeners]] in a --config file")
-    logs.configure(plan.settings.log)
+    logs.start(plan.settings.log)
     exit_code: int = trio.run(sidecar.run_until_signal, plan)
     return exit_code
 
@@ -98,7 +103,9 @@ def check(file: Annotated[str, Parameter(help="TOML file to validate")], /) -> i
 
     The environment counts, as it would for `sluice run --config FILE`.
     """
-    show(report(compose(load(file, os.environ, Flags()))))
+    plan = compose(load(file, os.environ, Flags()))
+    show(report(plan))
+    _complain([f"warning: {warning}" for warning in plan.warnings()], 0)
     return 0
 
 
@@ -130,26 +137,45 @@ def main(tokens: Sequence[str] | None = None) -> int:
     """
     try:
         result = app(sys.argv[1:] if tokens is None else tokens, result_action="return_value")
+        # Here a failure to write can still be put in words; at the interpreter's end it could not.
+        sys.stdout.flush()
     except CycloptsError as error:
         return _complain([_usage(error)], 2)
-    except BrokenPipeError:
-        # Whoever read our output has had enough. Python must not try to flush into the pipe again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     except KeyboardInterrupt:
         return 130
     except Exception as error:  # noqa: BLE001 - whatever it was, an operator gets a line and no traceback
-        operator_errors = list(_operator_errors(error))
-        if operator_errors:
-            lines = [line for operator_error in operator_errors for line in operator_error.lines]
-            return _complain(lines, operator_errors[0].exit_code)
-        return _complain([f"internal error: {_describe(error)}; please report it"], 1)
+        return _failed(error)
     return result if isinstance(result, int) else 0
 
 
+def _failed(error: Exception) -> int:
+    """Tell the operator about an error, in lines, and return the exit code."""
+    leaves = list(_leaves(error))
+    operator_errors = [leaf for leaf in leaves if isinstance(leaf, OperatorError)]
+    if operator_errors:
+        lines = [line for operator_error in operator_errors for line in operator_error.lines]
+        return _complain(lines, operator_errors[0].exit_code)
+    for leaf in leaves:
+        if isinstance(leaf, BrokenPipeError):
+            # Whoever read our output has had enough.
+            _discard_output()
+            return 0
+        if isinstance(leaf, OSError) and leaf.errno == errno.ENOSPC:
+            _discard_output()
+            return _complain(["cannot write the output: no space left on the device"], 1)
+    return _complain([f"internal error: {_describe(error)}; please report it"], 1)
+
+
+def _discard_output() -> None:
+    """Let Python not try again, at its end, to write what could not be written."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def _complain(lines: Sequence[str], exit_code: int) -> int:
-    for line in lines:
-        print(f"sluice: {line}", file=sys.stderr)  # noqa: T201 - the command line speaks to people here
+    # Without anyone to read it, a complaint is lost, and the exit code must do.
+    with suppress(OSError):
+        for line in lines:
+            print(f"sluice: {line}", file=sys.stderr)  # noqa: T201 - the command line speaks to people here
     return exit_code
 
 
@@ -168,13 +194,13 @@ def _usage(error: CycloptsError) -> str:
     return f"{message}{'' if message.endswith('?') else ';'} see {command} --help"
 
 
-def _operator_errors(error: BaseException) -> Iterator[OperatorError]:
-    """Find what is meant for the operator in the groups that nurseries wrap around it."""
-    if isinstance(error, OperatorError):
-        yield error
-    elif isinstance(error, BaseExceptionGroup):
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    """Take apart the groups that nurseries wrap around errors."""
+    if isinstance(error, BaseExceptionGroup):
         for inner in error.exceptions:
-            yield from _operator_errors(inner)
+            yield from _leaves(inner)
+    else:
+        yield error
 
 
 def _describe(error: BaseException) -> str:

@@ -8,10 +8,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from admin import plugins
+from admin.addresses import WILDCARDS, collides, reaches
 from admin.errors import SettingsError
 from admin.faults import Origins, unknown_key
-from admin.settings import DEFAULT_PROTOCOL, UNLIMITED, Limit, ListenerSettings, Settings
+from admin.settings import DEFAULT_PROTOCOL, OFF, UNLIMITED, Endpoint, Limit, ListenerSettings, Settings
 from admin.sources import Configuration, LimitText
+from admin.toml_lines import Path as Place
 from limiter.rules import DEFAULT_PATTERN, Rule, RuleError, RuleSet, layer_rules, parse_limit
 from proxy.datapath import DataPathConfig
 from proxy.pipeline import HandlerConfig
@@ -89,12 +91,14 @@ class Plan:
     def warnings(self) -> list[str]:
         """Say what is allowed but probably not meant."""
         found = []
+        if not self.listeners:
+            found.append("no listener: `sluice run` will need --listen and --broker besides")
         if not self.settings.limiting:
             found.append("limiting = false: everything passes")
         if all(handler.plugin.name != RATE_LIMIT for handler in self.handlers):
             found.append(f'handlers: no "{RATE_LIMIT}" among them: nothing is limited')
         admin = self.settings.admin.listen
-        if admin != "off" and admin.host in {"0.0.0.0", "::", "*"}:
+        if admin != OFF and admin.host in WILDCARDS:
             found.append(f"admin {admin}: open to every network of this machine, without a password")
         return found
 
@@ -109,6 +113,7 @@ def compose(configuration: Configuration) -> Plan:
     origins = configuration.origins
     settings = configuration.settings
     listeners = _listeners(settings, origins, problems)
+    _check_addresses(settings, origins, problems)
     handlers, handler_sources = _handlers(settings, origins, problems)
     protocols = {listener.protocol.name: listener.protocol for listener in listeners}
     if not settings.listeners:
@@ -141,6 +146,32 @@ def _listeners(settings: Settings, origins: Origins, problems: list[str]) -> tup
         else:
             planned.append(PlannedListener(listener, protocol, options, origins.of(place)))
     return tuple(planned)
+
+
+def _check_addresses(settings: Settings, origins: Origins, problems: list[str]) -> None:
+    """Refuse a broker that is Sluice itself, and addresses that cannot both be listened on."""
+    for index, listener in enumerate(settings.listeners):
+        for other, target in enumerate(settings.listeners):
+            if reaches(listener.broker, target.listen):
+                there = origins.name(("listeners", other, "listen"), str(target.listen))
+                what = f"is where Sluice itself listens ({there}), so it would connect to itself without end"
+                problems.append(
+                    origins.problem(
+                        ("listeners", index, "broker"), f"{what}; name the broker's own address", str(listener.broker)
+                    )
+                )
+                break
+    bound: list[tuple[Place, Endpoint]] = [
+        (("listeners", index, "listen"), each.listen) for index, each in enumerate(settings.listeners)
+    ]
+    if settings.admin.listen != OFF:
+        bound.append((("admin", "listen"), settings.admin.listen))
+    for index, (place, address) in enumerate(bound):
+        for earlier, taken in bound[:index]:
+            if collides(address, taken):
+                what = f"is taken by {origins.name(earlier, str(taken))}; choose another address"
+                problems.append(origins.problem(place, what, str(address)))
+                break
 
 
 def _handlers(
@@ -194,9 +225,23 @@ def _rule_set(configuration: Configuration, protocols: Sequence[Protocol], kinds
         ]
     try:
         rules = layer_rules(*built_in, *given)
+        rules += tuple(_stand_in_rules(protocols, rules))
         return RuleSet(rules=rules, enabled=configuration.settings.limiting)
     except RuleError as error:
         raise SettingsError(str(error)) from None
+
+
+def _stand_in_rules(protocols: Sequence[Protocol], rules: Sequence[Rule]) -> Iterable[Rule]:
+    """Limit what cannot be read as strictly as the strictest limit: whose it would have been, nobody knows.
+
+    Limits of 0 are left aside: one refused topic is no reason to cut off every client with an odd header.
+    """
+    named = {(rule.kind, rule.exact_name) for rule in rules}
+    rates = [rule.rate_per_s for rule in rules if rule.limits and rule.rate_per_s is not None]
+    for stand_in in (resource for protocol in protocols for resource in protocol.stand_ins):
+        if rates and (stand_in.kind, stand_in.name) not in named:
+            rate_per_s = min((rate for rate in rates if rate > 0), default=1)
+            yield Rule(stand_in.kind, stand_in.name, rate_per_s, source=BUILT_IN)
 
 
 def _file_rules(settings: Settings, kinds: Sequence[str], origins: Origins, problems: list[str]) -> Iterable[Rule]:

@@ -5,6 +5,7 @@ It knows where values came from (``Origins``) and how to translate pydantic's er
 
 import difflib
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
@@ -42,6 +43,14 @@ class Origins:
         if self.file is None or line is None:
             return "built-in"
         return f"{self.file}:{line}"
+
+    def name(self, place: Place, value: object) -> str:
+        """Write one value with its place, for a message about another one."""
+        if (name := self.named.get(place)) is not None:
+            return given(name, value)
+        line = line_of(place, self.lines)
+        where = "" if self.file is None or line is None else f" ({self.file}:{line})"
+        return f"{spell(place)} = {show(value)}{where}"
 
     def problem(self, place: Place, what: str, value: object = None) -> str:
         """Make the line for one fault: where, which key, which value, what is allowed."""
@@ -109,6 +118,8 @@ def given(name: str, value: object = None) -> str:
 
 def show(value: object) -> str:
     """Write a value as it would stand in TOML, cut to a length that fits a line."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
     try:
         text = json.dumps(value, ensure_ascii=False, default=str)
     except ValueError:
@@ -131,8 +142,10 @@ def _words(detail: ErrorDetails, model: type[Any]) -> tuple[str, object]:
             return "must be true or false", value
         case "int_type" | "int_parsing" | "int_from_float":
             return "must be a whole number", value
-        case "float_type" | "float_parsing" | "finite_number":
+        case "float_type" | "float_parsing":
             return "must be a number", value
+        case "finite_number":
+            return "must be a number that is neither infinite nor nan", value
         case "string_type":
             return "must be text in quotes", value
         case "string_too_short":
@@ -142,13 +155,13 @@ def _words(detail: ErrorDetails, model: type[Any]) -> tuple[str, object]:
         case "literal_error" | "enum":
             return f"must be {str(context['expected']).replace(chr(39), chr(34))}", value
         case "greater_than_equal":
-            return f"must be at least {context['ge']:g}", value
+            return f"must be at least {_number(context['ge'])}", value
         case "greater_than":
-            return f"must be more than {context['gt']:g}", value
+            return f"must be more than {_number(context['gt'])}", value
         case "less_than_equal":
-            return f"must be at most {context['le']:g}", value
+            return f"must be at most {_number(context['le'])}", value
         case "less_than":
-            return f"must be less than {context['lt']:g}", value
+            return f"must be less than {_number(context['lt'])}", value
         case "list_type":
             return "must be an array; write each element as a table in double brackets", value
         case "model_type" | "dict_type" | "dataclass_type" | "model_attributes_type":
@@ -156,6 +169,11 @@ def _words(detail: ErrorDetails, model: type[Any]) -> tuple[str, object]:
         case _:
             message = detail["msg"]
             return message[:1].lower() + message[1:], value
+
+
+def _number(bound: float) -> str:
+    """Write a bound in full, whole numbers without a decimal point."""
+    return str(int(bound)) if bound == int(bound) else str(bound)
 
 
 def _keys(model: Any, loc: Sequence[str | int]) -> Iterable[str]:

@@ -3,19 +3,39 @@
 Nothing on the data path logs per message or per refusal; what is counted there is read from the metrics.
 """
 
+import atexit
 import logging
 import sys
-from typing import TextIO
+from typing import Final, TextIO, cast
 
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
+from admin.log_writer import LogWriter
 from admin.settings import LogSettings
 
+#: How long the end of the process waits for its last lines to be read.
+_LAST_LINES_S: Final = 1.0
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 
-def configure(settings: LogSettings, stream: TextIO | None = None) -> None:
+_writers: list[LogWriter] = []
+
+
+def start(settings: LogSettings) -> None:
+    """Log to stderr for as long as the process lives, through a writer that its reader cannot hold up."""
+    writer = LogWriter(sys.stderr)
+    _writers.append(writer)
+    atexit.register(writer.drain, _LAST_LINES_S)
+    configure(settings, writer)
+
+
+def dropped_lines() -> int:
+    """Return how many lines were lost because nobody read them or nothing took them."""
+    return sum(writer.dropped_lines for writer in _writers)
+
+
+def configure(settings: LogSettings, stream: TextIO | LogWriter | None = None) -> None:
     """Set up structlog, and send what libraries log through it too.
 
     Args:
@@ -23,6 +43,8 @@ def configure(settings: LogSettings, stream: TextIO | None = None) -> None:
         stream: where to; stderr if not given.
     """
     stream = stream or sys.stderr
+    # A LogWriter is as much of a text stream as loggers use.
+    text = cast("TextIO", stream)
     human = settings.format == "human" or (settings.format == "auto" and stream.isatty())
     level = _LEVELS[settings.level]
     shared: list[Processor] = [
@@ -39,10 +61,10 @@ def configure(settings: LogSettings, stream: TextIO | None = None) -> None:
     structlog.configure(
         processors=[*shared, *renderer],
         wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=structlog.WriteLoggerFactory(file=stream),
+        logger_factory=structlog.WriteLoggerFactory(file=text),
         cache_logger_on_first_use=False,
     )
-    _configure_libraries(shared, renderer, stream, max(level, logging.WARNING))
+    _configure_libraries(shared, renderer, text, max(level, logging.WARNING))
 
 
 def _lead(_: WrappedLogger, __: str, event: EventDict) -> EventDict:

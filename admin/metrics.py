@@ -15,6 +15,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
+from admin.logs import dropped_lines
 from proxy.control import DataPath, Snapshot
 
 DISTRIBUTION = "sluice-proxy"
@@ -39,9 +40,20 @@ class SnapshotCollector(Collector):
         yield from _wire(snapshot)
         yield from _executor(snapshot)
         yield from _limiters(snapshot)
+        yield _counter(
+            "sluice_log_lines_dropped",
+            "Log lines lost because their reader was too slow or gone.",
+            (),
+            [((), dropped_lines())],
+        )
         yield InfoMetricFamily(
             "sluice_build", "What is running.", {"version": sluice_version(), "python": platform.python_version()}
         )
+
+
+def _printable(label: str) -> str:
+    """Return a label that UTF-8 can hold: names come from clients, and one bad name must not cost the whole scrape."""
+    return label.encode(errors="replace").decode()
 
 
 def _counter(
@@ -49,7 +61,7 @@ def _counter(
 ) -> Metric:
     family = CounterMetricFamily(name, help_text, labels=labels)
     for values, count in samples:
-        family.add_metric(values, count)
+        family.add_metric([_printable(value) for value in values], count)
     return family
 
 

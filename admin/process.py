@@ -1,19 +1,32 @@
 """What the sidecar asks of its own process: enough file descriptors."""
 
 import resource
+from typing import NamedTuple
 
 #: Listeners, the event loop, logs, the admin address and a reserve.
 _OTHER_DESCRIPTORS = 256
 
 
-def raise_descriptor_limit(max_connections: int) -> str | None:
+class OpenFilesLimited(NamedTuple):
+    """The system allows fewer open files than the connections need.
+
+    Attributes:
+        open_files: how many it allows.
+        room_for_connections: how many clients these are enough for.
+    """
+
+    open_files: int
+    room_for_connections: int
+
+
+def raise_descriptor_limit(max_connections: int) -> OpenFilesLimited | None:
     """Allow as many open files as the connections need: one for the client and one for the broker of each.
 
     Args:
         max_connections: clients that may be connected at once.
 
     Returns:
-        A warning when the system does not allow that many, otherwise None.
+        What there is room for when the system does not allow that many, otherwise None.
     """
     needed = 2 * max_connections + _OTHER_DESCRIPTORS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -23,8 +36,4 @@ def raise_descriptor_limit(max_connections: int) -> str | None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
     if allowed >= needed:
         return None
-    room = max(0, allowed - _OTHER_DESCRIPTORS) // 2
-    return (
-        f"bounds.max_connections {max_connections}: the system allows {hard} open files, room for {room} connections; "
-        "raise its limit (LimitNOFILE, ulimit -n) or lower the bound"
-    )
+    return OpenFilesLimited(allowed, max(0, allowed - _OTHER_DESCRIPTORS) // 2)

@@ -30,14 +30,12 @@ def show(renderable: RenderableType, stream: TextIO | None = None) -> None:
 
 
 def report(plan: Plan) -> RenderableType:
-    """Lay out a plan: listeners, handlers, rules in the order they are tried, defaults, warnings."""
-    warnings = [Text(f"warning: {warning}", style="yellow") for warning in plan.warnings()]
+    """Lay out a plan: listeners, handlers, rules in the order they are tried, defaults."""
     return Group(
         *_section("Listeners", _listeners(plan) if plan.listeners else _no_listeners()),
         *_section("Handlers, in the order in which they decide", _handlers(plan)),
         *_section("Rules, in the order in which they are tried", _rules(plan)),
         *_section("Everything else", _rest(plan)),
-        *warnings,
     )
 
 
@@ -53,7 +51,7 @@ def _table(*columns: str) -> Table:
 
 
 def _no_listeners() -> Text:
-    return Text("none: `sluice run` will need --listen and --broker besides this file")
+    return Text("none")
 
 
 def _listeners(plan: Plan) -> Table:

@@ -155,7 +155,7 @@ class AdminSettings(_Table):
     listen: AdminAddress = Field(
         parse_endpoint(DEFAULT_ADMIN),
         description='where /metrics, /healthz and /readyz are served; "off" serves none',
-        json_schema_extra={"env": "SLUICE_ADMIN"},
+        json_schema_extra={"env": "SLUICE_ADMIN"},  # besides SLUICE_ADMIN_LISTEN, as the flag is --admin
     )
 
 

@@ -13,7 +13,7 @@ import structlog
 import trio
 
 from admin import http
-from admin.composition import Plan
+from admin.composition import BUILT_IN, Plan
 from admin.errors import SettingsError, listen_error
 from admin.health import Health
 from admin.metrics import sluice_version
@@ -28,6 +28,11 @@ from proxy.sockets import format_address
 _log = structlog.get_logger(__name__)
 
 STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+
+#: So many limits are written out at the start; a longer list is read with ``sluice check``.
+_LIMITS_SHOWN: Final = 20
+#: Room for fewer connections than this is worth a warning.
+_ROOMY_CONNECTIONS: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +136,12 @@ async def _stop_on_signal(
 
 async def _drain(data_path: DataPath, grace_s: float, waiting: trio.CancelScope) -> None:
     await data_path.drain(grace_s)
-    snapshot = await data_path.snapshot()
-    _log.info("drained", connections_left=sum(listener.connections for listener in snapshot.listeners))
+    left = await data_path.connections()
+    if left:
+        in_flight = sum(connection.in_flight for connection in left)
+        _log.warning("grace is over", grace_s=grace_s, connections_cut=len(left), requests_without_answer=in_flight)
+    else:
+        _log.info("drained")
     waiting.cancel()
 
 
@@ -145,12 +154,34 @@ def _announce(plan: Plan, running: Running) -> None:
             broker=str(listener.settings.broker),
             protocol=listener.protocol.name,
         )
-    rules = plan.rule_set.rules
-    _log.info("limits in force", rules=len(rules), defaults=", ".join(str(rule) for rule in plan.defaults()))
+    defaults = ", ".join(str(rule) for rule in plan.defaults())
+    _log.info("limits in force", limits=_given_limits(plan), defaults=defaults)
     _log.info("sluice is up", version=sluice_version(), admin=running.admin_url or OFF)
-    descriptors = raise_descriptor_limit(plan.settings.bounds.max_connections)
-    for warning in [*plan.warnings(), *([descriptors] if descriptors else [])]:
+    for warning in plan.warnings():
         _log.warning(warning)
+    _raise_descriptor_limit(plan.settings.bounds.max_connections)
+
+
+def _given_limits(plan: Plan) -> list[str]:
+    """Return the operator's own limits, in the order in which they are tried."""
+    given = [rule for rule in plan.rule_set.in_match_order if rule.source != BUILT_IN]
+    shown = [str(rule) if rule.enabled else f"{rule} (off)" for rule in given[:_LIMITS_SHOWN]]
+    if more := len(given) - len(shown):
+        shown.append(f"and {more} more")
+    return shown
+
+
+def _raise_descriptor_limit(max_connections: int) -> None:
+    limited = raise_descriptor_limit(max_connections)
+    if limited is None:
+        return
+    report = _log.warning if limited.room_for_connections < _ROOMY_CONNECTIONS else _log.info
+    report(
+        "open files limited",
+        open_files=limited.open_files,
+        room_for_connections=limited.room_for_connections,
+        max_connections=max_connections,
+    )
 
 
 async def _warn_unreachable(health: Health) -> None:

@@ -6,10 +6,10 @@ place, the key, the value and what is allowed. What the keys mean is ``admin.set
 The environment
 ===============
 ``SLUICE_LISTEN``, ``SLUICE_BROKER`` and ``SLUICE_LIMIT`` take what the flags of these names take, several
-separated by white space; ``SLUICE_PROTOCOL`` and ``SLUICE_CONFIG`` take one. Every other key is named after its
-place in the file: ``bounds.max_connections`` is ``SLUICE_BOUNDS_MAX_CONNECTIONS``; ``admin.listen`` alone is
-``SLUICE_ADMIN``, like its flag. Other variables that begin with ``SLUICE_`` are errors, apart from those that
-Kubernetes makes of a service called ``sluice``.
+separated by white space, limits by commas too; ``SLUICE_PROTOCOL`` and ``SLUICE_CONFIG`` take one. Every other
+key is named after its place in the file: ``bounds.max_connections`` is ``SLUICE_BOUNDS_MAX_CONNECTIONS``;
+``admin.listen`` is also ``SLUICE_ADMIN``, like its flag. Other variables that begin with ``SLUICE_`` are errors,
+apart from those that Kubernetes makes of a service called ``sluice``.
 """
 
 import re
@@ -31,6 +31,7 @@ ENV_PREFIX = "SLUICE_"
 ENV_LISTEN, ENV_BROKER, ENV_LIMIT = "SLUICE_LISTEN", "SLUICE_BROKER", "SLUICE_LIMIT"
 ENV_PROTOCOL, ENV_CONFIG = "SLUICE_PROTOCOL", "SLUICE_CONFIG"
 
+_LIMIT_SEPARATOR = re.compile(r"[\s,]+")
 _KUBERNETES = re.compile(
     r"SLUICE_([A-Z0-9_]+_)?(SERVICE_HOST|SERVICE_PORT(_[A-Z0-9_]+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)"
 )
@@ -110,7 +111,9 @@ def load(file: str | None, environ: Mapping[str, str], flags: Flags) -> Configur
         raise SettingsError(problems) from None
     if problems:
         raise SettingsError(problems)
-    env_limits = tuple(LimitText(text, ENV_LIMIT) for text in environ.get(ENV_LIMIT, "").split())
+    env_limits = tuple(
+        LimitText(text, ENV_LIMIT) for text in _LIMIT_SEPARATOR.split(environ.get(ENV_LIMIT, "")) if text
+    )
     flag_limits = tuple(LimitText(text, "--limit") for text in flags.limits)
     return Configuration(settings, env_limits, flag_limits, origins)
 
@@ -128,8 +131,9 @@ def _environment_names(model: type[BaseModel], parent: Place) -> Iterable[tuple[
             yield from _environment_names(annotation, place)
         elif not str(annotation).startswith(("list", "dict")):
             extra = info.json_schema_extra
-            name = extra.get("env") if isinstance(extra, dict) else None
-            yield str(name or ENV_PREFIX + "_".join(map(str, place)).upper()), place
+            if isinstance(extra, dict) and (name := extra.get("env")) is not None:
+                yield str(name), place
+            yield ENV_PREFIX + "_".join(map(str, place)).upper(), place
 
 
 def _read(file: str) -> tuple[dict[str, Any], Mapping[Place, int]]:
@@ -169,6 +173,8 @@ def _merge_environment(data: dict[str, Any], named: dict[Place, str], environ: M
         if name not in keys:
             what = unknown_key(name, {*keys, *others}, prefix=ENV_PREFIX)
             problems.append(f"environment variable {name}: {what}")
+        elif (other := named.get(keys[name])) is not None:
+            problems.append(f"environment variable {name}: sets the same as {other}; give one of them")
         else:
             _put(data, keys[name], _scalar(text))
             named[keys[name]] = name

@@ -34,11 +34,11 @@ def find_lines(text: str) -> Mapping[Path, int]:
             array = _resolve(_split(match[1]), arrays)
             arrays[array] = arrays.get(array, -1) + 1
             table = (*array, arrays[array])
-            lines.setdefault(array, number)
+            _note(array, number, lines)
             lines[table] = number
         elif match := _TABLE.match(line):
             table = _resolve(_split(match[1]), arrays, whole=True)
-            lines.setdefault(table, number)
+            _note(table, number, lines)
         elif match := _ASSIGNMENT.match(line):
             path = table
             for key in _split(match[1]):
@@ -54,6 +54,12 @@ def line_of(path: Path, lines: Mapping[Path, int]) -> int | None:
         if (line := lines.get(path[:length])) is not None:
             return line
     return None
+
+
+def _note(path: Path, number: int, lines: dict[Path, int]) -> None:
+    """Give a table its line, and its parents too where this is the first that is heard of them."""
+    for length in range(1, len(path) + 1):
+        lines.setdefault(path[:length], number)
 
 
 def _split(dotted: str) -> list[str]:

@@ -29,10 +29,14 @@ MAX_TIME_S: Final = 3600
 """The longest burst or break, in seconds."""
 
 _KIND = re.compile(r"[a-z][a-z0-9_]*")
-_RATE = re.compile(r"([0-9]+(?:\.[0-9]+)?)/s")
-_RATES_ALLOWED: Final = f"0 to {MAX_RATE_PER_S} permits per second, or unlimited"
+_NUMBER = r"[0-9]+(?:\.[0-9]+)?"
+_RATE = re.compile(rf"({_NUMBER})/s")
+_BARE_NUMBER = re.compile(_NUMBER)
+_OTHER_UNIT = re.compile(rf"{_NUMBER}/[a-z]+", re.IGNORECASE)
+_NEGATIVE = re.compile(rf"-{_NUMBER}(/s)?")
+_RATES_ALLOWED: Final = f"0 to {MAX_RATE_PER_S} messages per second, or unlimited"
 _LIMIT_ALLOWED: Final = (
-    "KIND:NAME-or-glob=RATE/s, =0/s or =unlimited, with a number of permits per second, e.g. topic:orders=500/s"
+    "KIND:NAME-or-glob=RATE/s, =0/s or =unlimited, with a number of messages per second, e.g. topic:orders=500/s"
 )
 
 
@@ -120,7 +124,7 @@ class Rule:
         self._derive("literals", literals)
 
     def __str__(self) -> str:
-        """Return the text form that ``parse_limit`` reads, without burst and break."""
+        """Return the text form, without burst and break; ``parse_limit`` reads it unless the name forbids that."""
         return f"{self.name}={self.rate_text}"
 
     @property
@@ -159,7 +163,8 @@ class Rule:
 def parse_limit(text: str, *, source: str = "flag") -> Rule:
     """Read ``KIND:NAME-or-glob=RATE/s``, ``=0/s`` or ``=unlimited``, with the usual burst and break.
 
-    The name reaches from the first ``:`` to the last ``=``, so it may hold both.
+    The name may hold ``:``, but neither ``=`` nor what separates limits in a list, ``,`` and white space: with
+    them, two limits in a row would be read as one with a strange name.
 
     Raises:
         RuleError: the text is not of that form; the error shows it and the form.
@@ -168,16 +173,35 @@ def parse_limit(text: str, *, source: str = "flag") -> Rule:
     kind, colon, pattern = target.partition(":")
     if not (equals and colon and kind and pattern):
         raise RuleError(f"limit {text!r} is not of the form KIND:NAME=RATE/s", _LIMIT_ALLOWED)
+    if any(character in "=," or character.isspace() for character in target):
+        raise RuleError(
+            f"limit {text!r}: a name with =, a comma or white space can only be written in the file; this one is"
+            f" {pattern!r}",
+            _LIMIT_ALLOWED,
+        )
     if rate == "unlimited":
         rate_per_s = None
     elif number := _RATE.fullmatch(rate):
         rate_per_s = float(number[1])
     else:
-        raise RuleError(f"limit {text!r}: rate {rate!r}", _LIMIT_ALLOWED)
+        raise RuleError(f"limit {text!r}: {_why_no_rate(rate)}", _LIMIT_ALLOWED)
     try:
         return Rule(kind, pattern, rate_per_s, source=source)
     except RuleError as error:
         raise RuleError(f"limit {text!r}: {error.what}", error.allowed) from None
+
+
+def _why_no_rate(text: str) -> str:
+    """Say what is wrong with the part behind the ``=``."""
+    if _BARE_NUMBER.fullmatch(text):
+        return f"the rate needs its unit: {text}/s"
+    if _OTHER_UNIT.fullmatch(text):
+        return f"rate {text!r} is not per second, the only unit"
+    if _NEGATIVE.fullmatch(text):
+        return f"rate {text!r} is negative; 0/s refuses everything"
+    if text.lower() == "unlimited":
+        return f"rate {text!r} is written in lower case: unlimited"
+    return f"rate {text!r}"
 
 
 def layer_rules(*sources: Iterable[Rule]) -> tuple[Rule, ...]:

@@ -119,10 +119,11 @@ def check(ledger: Ledger, stored: Mapping[str, int], limit_per_s: float, elapsed
             # The bound of the limiter: the rate's integral and one burst; the last message may go into debt.
             most = int(limit_per_s * elapsed_s + limit_per_s) + 1
             kept, sent = stored.get(load.topic, 0), ledger.counts[load.topic].sent
+            bound = f"{limit_per_s:g}/s for {elapsed_s:.1f} s and one burst of {limit_per_s:g}"
             checks.append(
                 Check(
                     kept <= most and (sent <= most or ledger.counts[load.topic].refused > 0),
-                    f"{load.topic} was held to its limit: {kept:,} stored, {most:,} allowed in {elapsed_s:.1f} s",
+                    f"{load.topic} was held to its limit: {kept:,} stored, {most:,} allowed ({bound}, plus one)",
                 )
             )
     passed = sum(counts.passed for counts in ledger.counts.values())

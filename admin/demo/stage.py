@@ -4,6 +4,7 @@ import signal
 import socket
 from collections.abc import AsyncIterator
 from contextlib import nullcontext
+from dataclasses import dataclass, field
 from typing import Final
 
 import trio
@@ -52,8 +53,9 @@ async def perform(*, seconds: float | None) -> int:
     with trio.open_signal_receiver(*sidecar.STOP_SIGNALS) as signals:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_abort_on_second, signals, stopping := trio.Event(), nursery.cancel_scope)
-            loopback = await _start_broker(nursery)
-            running, listen = await _start_sidecar(nursery, loopback)
+            ports = _Ports()
+            loopback = await _start_broker(nursery, ports)
+            running, listen = await _start_sidecar(nursery, loopback, ports)
             show(
                 view.heading(
                     str(listen),
@@ -61,6 +63,7 @@ async def perform(*, seconds: float | None) -> int:
                     loopback.name_server_address,
                     running.admin_url or "",
                     LIMIT_PER_S,
+                    notes=ports.notes,
                 )
             )
             ledger = Ledger(LOADS)
@@ -84,8 +87,8 @@ async def _abort_on_second(signals: AsyncIterator[int], stopping: trio.Event, ev
     everything.cancel()
 
 
-async def _start_broker(nursery: trio.Nursery) -> Loopback:
-    config = LoopbackConfig(broker_port=0, name_server_port=_free_port(_NAME_SERVER))
+async def _start_broker(nursery: trio.Nursery, ports: "_Ports") -> Loopback:
+    config = LoopbackConfig(broker_port=0, name_server_port=ports.take(_NAME_SERVER, "the name server"))
     try:
         loopback: Loopback = await nursery.start(serve_broker, config)
     except OSError as error:
@@ -93,10 +96,13 @@ async def _start_broker(nursery: trio.Nursery) -> Loopback:
     return loopback
 
 
-async def _start_sidecar(nursery: trio.Nursery, loopback: Loopback) -> tuple[sidecar.Running, Endpoint]:
+async def _start_sidecar(
+    nursery: trio.Nursery, loopback: Loopback, ports: "_Ports"
+) -> tuple[sidecar.Running, Endpoint]:
     """Start a sidecar as ``sluice run`` would, on free ports if the usual ones are taken."""
-    listen = Endpoint(_LISTEN.host, _free_port(_LISTEN))
+    listen = Endpoint(_LISTEN.host, ports.take(_LISTEN, "sluice"))
     admin = parse_endpoint(DEFAULT_ADMIN)
+    admin = Endpoint(admin.host, ports.take(admin, "the admin address"))
     plan = compose(
         load(
             None,
@@ -106,7 +112,7 @@ async def _start_sidecar(nursery: trio.Nursery, loopback: Loopback) -> tuple[sid
                 broker=[loopback.broker_address],
                 limits=[f"topic:*={LIMIT_PER_S:g}/s"],
                 values={
-                    ("admin", "listen"): ("--admin", str(Endpoint(admin.host, _free_port(admin)))),
+                    ("admin", "listen"): ("--admin", str(admin)),
                     # Routine lines would tear the table apart.
                     ("log", "level"): ("--log-level", "error"),
                 },
@@ -156,6 +162,24 @@ async def _send(
         nursery.cancel_scope.deadline = trio.current_time() + _LAST_ANSWERS_S
     lost = [f"{topic}: {producer.lost}" for topic, producer in producers.items() if producer.lost]
     return elapsed_s, lost
+
+
+@dataclass(slots=True)
+class _Ports:
+    """Ports to listen on.
+
+    Attributes:
+        notes: for the heading, one for each port that was not to be had.
+    """
+
+    notes: list[str] = field(default_factory=list)
+
+    def take(self, wanted: Endpoint, what: str) -> int:
+        """Return the wanted port, or a free one, with a note, if something listens there."""
+        port = _free_port(wanted)
+        if wanted.port not in {0, port}:
+            self.notes.append(f"port {wanted.port} is taken, so {what} has {port}")
+        return port
 
 
 def _free_port(wanted: Endpoint) -> int:

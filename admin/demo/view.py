@@ -3,55 +3,67 @@
 from collections.abc import Mapping, Sequence
 
 from rich import box
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from admin.demo.ledger import Check, Ledger, TopicLoad
+from admin.demo.ledger import WINDOW_S, Check, Ledger, TopicLoad
 
 _BAR_CELLS = 6
 #: Close enough that ten minutes' figures fit into 80 columns.
 _PADDING = (0, 1, 0, 0)
+#: Wider than any table here.
+_UNBOUNDED_COLUMNS = 1000
 
 
-def heading(listen: str, broker: str, name_server: str, admin_url: str, limit_per_s: float) -> RenderableType:
-    """Say what runs where."""
+def heading(
+    listen: str, broker: str, name_server: str, admin_url: str, limit_per_s: float, *, notes: Sequence[str] = ()
+) -> RenderableType:
+    """Say what runs where; notes are about what differs from the usual."""
     grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(no_wrap=True)
+    grid.add_column(overflow="fold")
     grid.add_row("way", Text.assemble("clients → ", (f"sluice {listen}", "bold"), f" → embedded broker {broker}"))
-    grid.add_row("limit", f"{limit_per_s:g} messages/s for each topic; what is over it gets a busy answer")
+    grid.add_row(
+        "limit", f"{limit_per_s:g} messages per second for each topic, and one burst of {limit_per_s:g} at first"
+    )
+    grid.add_row("", "what is over it gets a busy answer")
+    grid.add_row("rates", f"shown as the mean of the last {WINDOW_S:g} s, so a burst shows for as long")
     grid.add_row("join in", f"any RocketMQ client, on a topic of its own; name server {name_server}")
     grid.add_row("admin", f"{admin_url}metrics, {admin_url}readyz")
+    for note in notes:
+        grid.add_row("note", note)
     return Group(Text("sluice demo", style="bold"), grid, Text())
 
 
 def live(ledger: Ledger, elapsed_s: float, seconds: float | None) -> RenderableType:
-    """Show rates and totals of this moment."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=_PADDING)
-    table.add_column("topic", no_wrap=True)
-    for column in ("sent/s", "passed/s", "refused/s"):
-        table.add_column(column, justify="right", no_wrap=True)
-    table.add_column(no_wrap=True)
-    for column in ("sent", "passed", "refused"):
-        table.add_column(column, justify="right", no_wrap=True)
+    """Show rates and totals of this moment; a narrow terminal gets the rates alone."""
+    rows = []
     for load in ledger.loads:
         counts = ledger.counts[load.topic]
         sent, passed, refused = ledger.rates(load.topic)
-        table.add_row(
-            _topic(load),
-            f"{sent:,.0f}",
-            f"{passed:,.0f}",
-            _refused(f"{refused:,.0f}"),
-            _bar(passed, refused),
-            f"{counts.sent:,}",
-            f"{counts.passed:,}",
-            _refused(f"{counts.refused:,}"),
+        rows.append(
+            (
+                _topic(load),
+                f"{sent:,.0f}",
+                f"{passed:,.0f}",
+                _refused(f"{refused:,.0f}"),
+                _bar(passed, refused),
+                f"{counts.sent:,}",
+                f"{counts.passed:,}",
+                _refused(f"{counts.refused:,}"),
+            )
         )
+    columns = ("sent/s", "passed/s", "refused/s", "", "sent", "passed", "refused")
+    table = _FirstThatFits(*(_table(columns[: count - 1], [row[:count] for row in rows]) for count in (8, 5, 4)))
     left = "Ctrl-C ends it" if seconds is None else f"{max(0.0, seconds - elapsed_s):.0f} s to go"
-    return Group(table, Text(f"{elapsed_s:.0f} s · ■ passed □ refused · {left}", style="dim"))
+    window = f"/s: mean of the last {WINDOW_S:g} s"
+    return Group(table, Text(f"{elapsed_s:.0f} s · {window} · ■ passed □ refused · {left}", style="dim"))
 
 
 def line(ledger: Ledger, elapsed_s: float) -> str:
-    """Return one second's rates on one line, for logs and pipes."""
+    """Return the rates of this moment on one line, for logs and pipes."""
     parts = []
     for load in ledger.loads:
         sent, passed, refused = ledger.rates(load.topic)
@@ -64,29 +76,55 @@ def summary(
 ) -> RenderableType:
     """Show what clients saw beside what the broker stored, and the checks on them.
 
-    ``other`` is what got a strange answer or none.
+    ``other`` is what got a strange answer or none. A narrow terminal does not get what can be worked out.
     """
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=_PADDING)
-    table.add_column("topic", no_wrap=True)
-    for column in ("limit/s", "sent", "passed", "refused", "other", "stored", "stored/s"):
-        table.add_column(column, justify="right", no_wrap=True)
+    rows = []
     for load in ledger.loads:
         counts = ledger.counts[load.topic]
         kept = stored.get(load.topic, 0)
-        table.add_row(
-            _topic(load),
-            f"{limit_per_s:g}",
-            f"{counts.sent:,}",
-            f"{counts.passed:,}",
-            _refused(f"{counts.refused:,}"),
-            f"{counts.failed + counts.unanswered:,}",
-            f"{kept:,}",
-            f"{kept / elapsed_s:,.1f}" if elapsed_s else "",
+        rows.append(
+            (
+                _topic(load),
+                f"{limit_per_s:g}",
+                f"{counts.sent:,}",
+                f"{counts.passed:,}",
+                _refused(f"{counts.refused:,}"),
+                f"{counts.failed + counts.unanswered:,}",
+                f"{kept:,}",
+                f"{kept / elapsed_s:,.1f}" if elapsed_s else "",
+            )
         )
+    columns = ("limit/s", "sent", "passed", "refused", "other", "stored", "stored/s")
+    table = _FirstThatFits(_table(columns, rows), _table(columns[1:-1], [(row[0], *row[2:-1]) for row in rows]))
     results = [
         Text.assemble(("✓ ", "bold green") if check.holds else ("✗ ", "bold red"), check.text) for check in checks
     ]
     return Group(Text(f"\nafter {elapsed_s:.1f} s", style="bold"), table, *results)
+
+
+class _FirstThatFits:
+    """The first of several tables that the terminal has room for, or the last: a figure cut short is a wrong one."""
+
+    def __init__(self, *tables: Table) -> None:
+        self._tables = tables
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        unbounded = options.update(max_width=_UNBOUNDED_COLUMNS)
+        fitting = (
+            table for table in self._tables if Measurement.get(console, unbounded, table).maximum <= options.max_width
+        )
+        yield next(fitting, self._tables[-1])
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str | Text]]) -> Table:
+    """Lay out rows that begin with a topic; the column without a heading has the bars."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=_PADDING)
+    table.add_column("topic", overflow="fold")
+    for column in columns:
+        table.add_column(column, justify="right" if column else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    return table
 
 
 def _topic(load: TopicLoad) -> Text:

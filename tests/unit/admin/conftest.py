@@ -1,5 +1,4 @@
 """A data path made by hand, and settings files: what the admin floor's tests stand on."""
-# ruff: noqa: ARG002 - the fake takes what the interface gives it
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager

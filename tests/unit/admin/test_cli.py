@@ -12,6 +12,7 @@ from admin.metrics import sluice_version
 
 Write = Callable[[str], str]
 SLUICE = Path(sys.executable).with_name("sluice")
+LISTENER = '[[listeners]]\nlisten = "127.0.0.1:1"\nbroker = "127.0.0.1:2"\n'
 PAIR = ["--listen", "127.0.0.1:0", "--broker", "127.0.0.1:1"]
 
 
@@ -146,6 +147,7 @@ def test_check_prints_what_would_be_in_force_in_match_order(
     assert [line for line in lines if line.startswith(("topic:", "retry_group:"))] == [
         "topic:orders unlimited this name sluice.toml:10",
         "topic:old off (0/s) this name sluice.toml:14",
+        "topic:_unparsable 5/s 1 s 1 s this name built-in",
         "topic:*_REPLY_TOPIC unlimited each such name built-in",
         "topic:RMQ_SYS_* unlimited each such name built-in",
         "topic:o* 5/s 1 s 0.5 s each such name, with a limit of its own sluice.toml:5",
@@ -162,9 +164,12 @@ def test_check_takes_the_sample_configuration(capsys: pytest.CaptureFixture[str]
 
 def test_check_says_what_a_file_without_listeners_lacks(capsys: pytest.CaptureFixture[str], write: Write) -> None:
     assert main(["check", write("limiting = false\n")]) == 0
-    text = capsys.readouterr().out
-    assert "will need --listen and --broker" in text
-    assert "warning: limiting = false: everything passes" in text
+    captured = capsys.readouterr()
+    assert "warning" not in captured.out
+    assert captured.err.splitlines() == [
+        "sluice: warning: no listener: `sluice run` will need --listen and --broker besides",
+        "sluice: warning: limiting = false: everything passes",
+    ]
 
 
 def test_off_a_terminal_no_line_is_wrapped_or_padded(capsys: pytest.CaptureFixture[str], write: Write) -> None:
@@ -190,9 +195,41 @@ def test_the_console_script_ends_with_the_exit_code_and_no_traceback(command: st
 
 
 def test_a_reader_that_goes_away_is_no_error(write: Write) -> None:
-    file = write("")
+    file = write(LISTENER)
     reader, writer = os.pipe()
     os.close(reader)
     done = subprocess.run([SLUICE, "check", file], stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
     os.close(writer)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_reader_that_goes_away_from_a_task_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    discarded = []
+
+    def fail(*_: object) -> None:
+        raise ExceptionGroup("all", [ExceptionGroup("inner", [BrokenPipeError()])])
+
+    monkeypatch.setattr("admin.cli.load", fail)
+    monkeypatch.setattr("admin.cli._discard_output", lambda: discarded.append(True))
+    assert main(["check", "x"]) == 0
+    assert discarded
+
+
+@pytest.mark.parametrize("command", [["--version"], ["run", "--help"], ["check", "sluice.toml"]])
+def test_a_full_device_is_one_line(write: Write, command: list[str]) -> None:
+    write(LISTENER)
+    with open("/dev/full", "w") as full:  # noqa: PTH123 - a device, not a file of the test's
+        done = subprocess.run([SLUICE, *command], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (
+        1,
+        "sluice: cannot write the output: no space left on the device\n",
+    )
+
+
+def test_complaints_that_nobody_reads_are_no_error(write: Write) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run([SLUICE, "check", write("x = 1")], stderr=writer, stdout=subprocess.PIPE, check=False)
+    os.close(writer)
+    assert done.returncode
+    assert done.stdout == b""

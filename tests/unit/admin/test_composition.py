@@ -12,7 +12,7 @@ Write = Callable[[str], str]
 PAIR = Flags(listen=["127.0.0.1:1"], broker=["127.0.0.1:2"])
 
 
-FORM = "KIND:NAME-or-glob=RATE/s, =0/s or =unlimited, with a number of permits per second, e.g. topic:orders=500/s"
+FORM = "KIND:NAME-or-glob=RATE/s, =0/s or =unlimited, with a number of messages per second, e.g. topic:orders=500/s"
 
 
 def plan(text: str | None = None, flags: Flags = PAIR, write: Write | None = None, **environ: str) -> Plan:
@@ -49,6 +49,25 @@ def test_with_one_limit_given_what_it_does_not_match_is_unlimited() -> None:
     assert rate(planned, "retry_group", "billing") == (None, "default")
 
 
+def test_what_cannot_be_read_gets_the_strictest_limit_in_force() -> None:
+    assert rate(plan(), "topic", "_unparsable") == (100, "built-in")
+    named = plan(flags=limits("topic:orders=10/s", "topic:payments=50/s"))
+    assert rate(named, "topic", "_unparsable") == (10, "built-in")
+    groups = plan(flags=limits("retry_group:*=5/s"))
+    assert rate(groups, "topic", "_unparsable") == (5, "built-in")
+
+
+def test_a_topic_that_is_refused_altogether_does_not_cut_off_what_cannot_be_read() -> None:
+    assert rate(plan(flags=limits("topic:old=0/s", "topic:a=7/s")), "topic", "_unparsable") == (7, "built-in")
+    assert rate(plan(flags=limits("topic:old=0/s")), "topic", "_unparsable") == (1, "built-in")
+
+
+def test_what_cannot_be_read_is_limited_by_a_rule_that_names_it_and_unlimited_where_nothing_is_limited() -> None:
+    named = plan(flags=limits("topic:a=7/s", "topic:_unparsable=3/s"))
+    assert rate(named, "topic", "_unparsable") == (3, "--limit")
+    assert rate(plan(flags=limits("topic:*=unlimited")), "topic", "_unparsable")[0] is None
+
+
 def test_a_flags_rule_wins_over_the_environments_and_that_over_the_files(write: Write) -> None:
     text = "".join(f'[[limits]]\nkind = "topic"\nname = "{name}"\nrate = 1\n' for name in "abc")
     planned = plan(text, limits("topic:c=3/s"), write, SLUICE_LIMIT="topic:b=2/s topic:c=2/s")
@@ -83,7 +102,7 @@ def test_the_global_switch_reaches_the_rule_set() -> None:
 @pytest.mark.parametrize(
     ("limit", "line"),
     [
-        ("topic:orders=500", f"--limit 'topic:orders=500': rate '500'; allowed: {FORM}"),
+        ("topic:orders=500", f"--limit 'topic:orders=500': the rate needs its unit: 500/s; allowed: {FORM}"),
         ("tpoic:orders=5/s", "--limit 'tpoic:orders=5/s': kind 'tpoic' is unknown; did you mean \"topic\"?"),
         ("queue:x=5/s", "--limit 'queue:x=5/s': kind 'queue' is unknown; allowed here: retry_group, topic"),
     ],
@@ -140,6 +159,13 @@ def test_a_wrong_option_of_a_protocol_names_its_line(write: Write) -> None:
     ]
 
 
+def test_a_bound_that_no_frame_could_keep_is_refused(write: Write) -> None:
+    text = '[[listeners]]\nlisten = "a:1"\nbroker = "b:1"\n[listeners.options]\nmax_frame_bytes = 0\n'
+    assert lines(text, Flags(), write) == [
+        "sluice.toml:5: listeners[0].options.max_frame_bytes = 0: must be at least 8"
+    ]
+
+
 def test_an_unknown_protocol_names_where_it_was_given() -> None:
     given = Flags(listen=PAIR.listen, broker=PAIR.broker, protocol="rocketmp")
     assert lines(flags=given) == ['--protocol rocketmp: protocol unknown; did you mean "rocketmq"?']
@@ -175,6 +201,67 @@ def test_a_handler_that_stands_twice_or_is_unknown_is_refused(write: Write) -> N
 def test_a_pipeline_without_the_rate_limiter_is_warned_about(write: Write) -> None:
     assert plan("handlers = []\n", write=write).warnings() == [
         'handlers: no "rate_limit" among them: nothing is limited'
+    ]
+
+
+def test_a_plan_without_listeners_is_warned_about() -> None:
+    (warning,) = plan(flags=Flags()).warnings()
+    assert warning.startswith("no listener: ")
+
+
+def pairs(*each: tuple[str, str]) -> Flags:
+    return Flags(listen=[listen for listen, _ in each], broker=[broker for _, broker in each])
+
+
+@pytest.mark.parametrize(
+    ("listen", "broker"),
+    [
+        ("127.0.0.1:7", "127.0.0.1:7"),
+        ("0.0.0.0:7", "127.0.0.1:7"),
+        ("*:7", "localhost:7"),
+        ("[::]:7", "[::1]:7"),
+        ("localhost:7", "127.0.0.1:7"),
+    ],
+)
+def test_a_listener_that_is_its_own_broker_is_refused(listen: str, broker: str) -> None:
+    (line,) = lines(flags=pairs((listen, broker)))
+    assert line == (
+        f"--broker {broker}: is where Sluice itself listens (--listen {listen}), so it would connect to itself"
+        " without end; name the broker's own address"
+    )
+
+
+def test_listeners_that_are_each_others_brokers_are_refused() -> None:
+    found = lines(flags=pairs(("127.0.0.1:7", "127.0.0.1:8"), ("127.0.0.1:8", "127.0.0.1:7")))
+    assert [line.split(",")[0] for line in found] == [
+        "--broker 127.0.0.1:8: is where Sluice itself listens (--listen 127.0.0.1:8)",
+        "--broker 127.0.0.1:7: is where Sluice itself listens (--listen 127.0.0.1:7)",
+    ]
+
+
+def test_a_broker_that_is_a_listener_of_the_file_names_both_lines(write: Write) -> None:
+    (line,) = lines('[[listeners]]\nlisten = "127.0.0.1:7"\nbroker = "127.0.0.1:7"\n', Flags(), write)
+    assert line.startswith(
+        'sluice.toml:3: listeners[0].broker = "127.0.0.1:7": is where Sluice itself listens'
+        ' (listeners[0].listen = "127.0.0.1:7" (sluice.toml:2)), '
+    )
+
+
+def test_two_listeners_of_one_address_are_refused(write: Write) -> None:
+    text = "".join(
+        f'[[listeners]]\nname = "{name}"\nlisten = "{host}:7"\nbroker = "b:1"\n'
+        for name, host in (("x", "0.0.0.0"), ("y", "127.0.0.1"))
+    )
+    (line,) = lines(text, Flags(), write)
+    assert line == (
+        'sluice.toml:7: listeners[1].listen = "127.0.0.1:7": is taken by listeners[0].listen = "0.0.0.0:7"'
+        " (sluice.toml:3); choose another address"
+    )
+
+
+def test_an_admin_address_that_is_a_listeners_is_refused() -> None:
+    assert lines(flags=pairs(("127.0.0.1:7", "b:7")), SLUICE_ADMIN="localhost:7") == [
+        "SLUICE_ADMIN=localhost:7: is taken by --listen 127.0.0.1:7; choose another address"
     ]
 
 

@@ -63,6 +63,7 @@ async def test_every_counter_of_the_snapshot_is_there(data_path: Any, accept: st
         ("sluice_rule_set_version", ()): 7,
         ("sluice_limiting", ()): 1,
         ("sluice_draining", ()): 0,
+        ("sluice_log_lines_dropped_total", ()): 0,
     }
 
 

@@ -14,6 +14,7 @@ import trio
 from admin import sidecar
 from admin.composition import compose
 from admin.errors import SettingsError
+from admin.process import OpenFilesLimited
 from admin.sources import Flags, load
 from limiter.resource import Resource
 from proxy.pipeline import PipelineError
@@ -58,6 +59,31 @@ async def test_a_pipeline_that_cannot_be_is_an_error_of_the_settings(
     monkeypatch.setattr(sidecar, "LocalDataPath", refuse)
     with pytest.raises(SettingsError, match="handlers: handler 'x' is async"):
         await sidecar.run(compose(load(None, {}, flags())))
+
+
+def test_the_start_log_lists_the_operators_limits_and_no_built_in_ones() -> None:
+    plan = compose(load(None, {}, flags()))
+    assert sidecar._given_limits(plan) == ["topic:orders=5/s"]
+    assert sidecar._given_limits(compose(load(None, {}, Flags()))) == []
+    many = Flags(limits=[f"topic:t{number}=1/s" for number in range(23)])
+    shown = sidecar._given_limits(compose(load(None, {}, many)))
+    assert (len(shown), shown[0], shown[-1]) == (21, "topic:t0=1/s", "and 3 more")
+
+
+@pytest.mark.parametrize(("room", "level"), [(999, "warning"), (1000, "info")])
+def test_few_open_files_are_one_short_event(monkeypatch: pytest.MonkeyPatch, room: int, level: str) -> None:
+    monkeypatch.setattr(sidecar, "raise_descriptor_limit", lambda _: OpenFilesLimited(3000, room))
+    with structlog.testing.capture_logs() as logged:
+        sidecar._raise_descriptor_limit(10_000)
+    assert logged == [
+        {
+            "event": "open files limited",
+            "log_level": level,
+            "open_files": 3000,
+            "room_for_connections": room,
+            "max_connections": 10_000,
+        }
+    ]
 
 
 @pytest.mark.parametrize("number", sidecar.STOP_SIGNALS)

@@ -70,11 +70,31 @@ def test_limits_of_environment_and_flags_are_kept_apart() -> None:
     assert configuration.flag_limits == (LimitText("topic:c=3/s", "--limit"),)
 
 
+@pytest.mark.parametrize(
+    "text", ["topic:a=1/s,topic:b=2/s", " topic:a=1/s ,\n topic:b=2/s, ", "topic:a=1/s\ttopic:b=2/s"]
+)
+def test_limits_of_the_environment_are_separated_by_blanks_or_commas(text: str) -> None:
+    configuration = load(None, {"SLUICE_LIMIT": text}, Flags())
+    assert [limit.text for limit in configuration.env_limits] == ["topic:a=1/s", "topic:b=2/s"]
+
+
+@pytest.mark.parametrize("name", ["SLUICE_ADMIN", "SLUICE_ADMIN_LISTEN"])
+def test_the_admin_address_has_two_variables(name: str) -> None:
+    assert load(None, {name: "127.0.0.1:7"}, Flags()).settings.admin.listen == Endpoint("127.0.0.1", 7)
+
+
+def test_two_variables_of_one_key_are_refused() -> None:
+    assert lines(None, {"SLUICE_ADMIN": "off", "SLUICE_ADMIN_LISTEN": "127.0.0.1:7"}) == [
+        "environment variable SLUICE_ADMIN_LISTEN: sets the same as SLUICE_ADMIN; give one of them"
+    ]
+
+
 def test_every_single_key_has_a_variable() -> None:
     assert environment_names() == {
         "SLUICE_LIMITING": ("limiting",),
         "SLUICE_GRACE_S": ("grace_s",),
         "SLUICE_ADMIN": ("admin", "listen"),
+        "SLUICE_ADMIN_LISTEN": ("admin", "listen"),
         "SLUICE_LOG_LEVEL": ("log", "level"),
         "SLUICE_LOG_FORMAT": ("log", "format"),
         "SLUICE_BOUNDS_MAX_CONNECTIONS": ("bounds", "max_connections"),
@@ -126,8 +146,13 @@ HANDLER = '[[handlers]]\nname = "x"\n'
         ("[bounds]\nmax_connections = 1.5", "2: bounds.max_connections = 1.5: must be a whole number"),
         ('[bounds]\nmax_connections = "9"', '2: bounds.max_connections = "9": must be a whole number'),
         ("[bounds]\nmax_connections = true", "2: bounds.max_connections = true: must be a whole number"),
+        (
+            "[bounds]\nbuffer_budget_bytes = 1",
+            "2: bounds.buffer_budget_bytes = 1: must be at least 1048576",
+        ),
+        ("\n[default.topic]\nrate = 1", '2: default: unknown; did you mean "defaults"?'),
         ("\nlimiting = 1", "2: limiting = 1: must be true or false"),
-        ("grace_s = inf", "1: grace_s = Infinity: must be a number"),
+        ("grace_s = inf", "1: grace_s = inf: must be a number that is neither infinite nor nan"),
         ("grace_s = -0.5", "1: grace_s = -0.5: must be at least 0"),
         ("[[handlers]]\nname = 5", "2: handlers[0].name = 5: must be text in quotes"),
         ('[[handlers]]\nname = ""', '2: handlers[0].name = "": must not be empty'),

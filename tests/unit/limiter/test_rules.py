@@ -120,7 +120,7 @@ def test_any_pattern_either_is_refused_or_matches_as_fnmatch_does(pattern: str, 
         ("topic:*=2000/s", "topic", "*", 2000),
         ("retry_group:%RETRY%x=0/s", "retry_group", "%RETRY%x", 0),
         ("topic:orders=unlimited", "topic", "orders", None),
-        ("address:queue://a=b:c=1/s", "address", "queue://a=b:c", 1),
+        ("address:queue://a:b=1/s", "address", "queue://a:b", 1),
     ],
 )
 def test_reads_a_limit(text: str, kind: str, pattern: str, rate_per_s: float | None) -> None:
@@ -161,6 +161,37 @@ def test_limit_of_another_form_is_refused_with_the_text_and_the_form(text: str) 
     assert repr(text) in str(error.value)
     assert "KIND:NAME-or-glob=RATE/s" in error.value.allowed
     assert "per second" in error.value.allowed
+
+
+@pytest.mark.parametrize(
+    ("rate", "reason"),
+    [
+        ("500", "the rate needs its unit: 500/s"),
+        ("0.5", "the rate needs its unit: 0.5/s"),
+        ("500/m", "rate '500/m' is not per second, the only unit"),
+        ("500/min", "rate '500/min' is not per second, the only unit"),
+        ("500/S", "rate '500/S' is not per second, the only unit"),
+        ("-5/s", "rate '-5/s' is negative; 0/s refuses everything"),
+        ("Unlimited", "rate 'Unlimited' is written in lower case: unlimited"),
+        ("fast", "rate 'fast'"),
+    ],
+)
+def test_rate_of_another_form_is_refused_with_its_own_reason(rate: str, reason: str) -> None:
+    with pytest.raises(RuleError) as error:
+        parse_limit(f"topic:orders={rate}")
+
+    assert error.value.what == f"limit 'topic:orders={rate}': {reason}"
+
+
+@pytest.mark.parametrize("name", ["a=3/s,topic:b", "a=b", "a,b", "a b", " a", "a\tb", "a\u2003b"])
+def test_name_that_could_be_several_limits_is_refused_in_the_text_form_alone(name: str) -> None:
+    with pytest.raises(RuleError) as error:
+        parse_limit(f"topic:{name}=4/s")
+
+    assert "can only be written in the file" in error.value.what
+    assert repr(name) in error.value.what
+    if name.isprintable():
+        assert Rule("topic", name, 4).exact_name == name
 
 
 @pytest.mark.parametrize(

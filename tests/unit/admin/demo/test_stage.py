@@ -80,6 +80,15 @@ def test_a_taken_port_is_replaced_by_a_free_one() -> None:
     assert stage._free_port(Endpoint("127.0.0.1", found)) == found
 
 
+def test_a_port_that_was_taken_is_told() -> None:
+    ports = stage._Ports()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        found = ports.take(Endpoint("127.0.0.1", port), "sluice")
+    ports.take(Endpoint("127.0.0.1", 0), "the name server")
+    assert ports.notes == [f"port {port} is taken, so sluice has {found}"]
+
+
 def test_one_topic_runs_away_tenfold_and_the_others_stay_under_the_limit() -> None:
     rates = {load.topic: load.rate_per_s for load in stage.LOADS if not load.runaway}
     (runaway,) = [load.rate_per_s for load in stage.LOADS if load.runaway]

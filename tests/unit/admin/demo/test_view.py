@@ -40,6 +40,30 @@ def test_ten_minutes_of_figures_fits_80_columns(ledger: Ledger) -> None:
         assert max(len(line.rstrip()) for line in lines) <= 80
 
 
+@pytest.mark.parametrize("columns", [40, 60, 79])
+def test_a_narrow_terminal_gets_fewer_figures_but_whole_ones(ledger: Ledger, columns: int) -> None:
+    live = screen(view.live(ledger, 600, None), columns)
+    (runaway,) = [line.split() for line in live if line.strip().startswith("runaway")]
+    assert runaway[1:4] == ["2,000", "200", "1,800"]
+    stored = {topic: counts.passed for topic, counts in ledger.counts.items()}
+    account = screen(view.summary(ledger, stored, 200, 600, []), max(columns, 60))
+    (runaway,) = [line.split() for line in account if line.strip().startswith("runaway")]
+    assert {"1,200,000", "120,200", "1,079,800"} <= set(runaway)
+    heading = screen(
+        view.heading("127.0.0.1:10911", "127.0.0.1:45623", "127.0.0.1:9876", "http://127.0.0.1:9870/", 200), columns
+    )
+    for lines in (live, account, heading):
+        assert "…" not in "\n".join(lines)
+
+
+def test_what_is_shown_is_labelled(ledger: Ledger) -> None:
+    assert "mean of the last 5 s" in "\n".join(screen(view.live(ledger, 600, None)))
+    text = "\n".join(screen(view.heading("a:1", "b:1", "c:1", "http://d/", 200, notes=["port 1 is taken"])))
+    assert "mean of the last 5 s" in text
+    assert "one burst of 200" in text
+    assert "port 1 is taken" in text
+
+
 def test_one_refusal_among_many_shows(ledger: Ledger) -> None:
     assert "■□□□□□" in "\n".join(screen(view.live(ledger, 600, None)))
     assert str(view._bar(1_000_000, 1)) == "■■■■■□"
