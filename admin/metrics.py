@@ -20,6 +20,9 @@ from proxy.control import DataPath, Snapshot
 
 DISTRIBUTION = "sluice-proxy"
 
+_Sample = tuple[tuple[str, ...], int]
+"""The values of a family's labels, and its value there."""
+
 
 def sluice_version() -> str:
     """Return the version of the installed distribution."""
@@ -56,21 +59,17 @@ def _printable(label: str) -> str:
     return label.encode(errors="replace").decode()
 
 
-def _counter(
-    name: str, help_text: str, labels: tuple[str, ...], samples: Iterable[tuple[tuple[str, ...], int]]
-) -> Metric:
-    family = CounterMetricFamily(name, help_text, labels=labels)
+def _counter(name: str, help_text: str, labels: tuple[str, ...], samples: Iterable[_Sample]) -> Metric:
+    return _filled(CounterMetricFamily(name, help_text, labels=labels), samples)
+
+
+def _gauge(name: str, help_text: str, labels: tuple[str, ...], samples: Iterable[_Sample]) -> Metric:
+    return _filled(GaugeMetricFamily(name, help_text, labels=labels), samples)
+
+
+def _filled(family: CounterMetricFamily | GaugeMetricFamily, samples: Iterable[_Sample]) -> Metric:
     for values, count in samples:
         family.add_metric([_printable(value) for value in values], count)
-    return family
-
-
-def _gauge(
-    name: str, help_text: str, labels: tuple[str, ...], samples: Iterable[tuple[tuple[str, ...], int]]
-) -> Metric:
-    family = GaugeMetricFamily(name, help_text, labels=labels)
-    for values, count in samples:
-        family.add_metric(values, count)
     return family
 
 
