@@ -144,7 +144,8 @@ class Limiter(Bucket):
 
     def commit(self, now_ns: int, costs: Sequence[int]) -> None:
         """Spend what ``check`` has admitted at the same ``now_ns``, or a prefix of it."""
-        self.charge(now_ns, sum(costs))
+        if costs:
+            self.charge(now_ns, sum(costs))
 
     def refuse(self, now_ns: int) -> int:
         """Do what a refusal does: open the breaker and remember the refusal; spend nothing.
@@ -176,10 +177,10 @@ class Limiter(Bucket):
         """
         if permits < 0:
             raise ValueError(f"cannot spend {permits} permits: a cost is zero or more")
-        if permits:
-            self.refill(now_ns)
-            self.spend(permits)
-            self._follow_debt(now_ns)
+        # Even of nothing: what is decided together with other limiters ends as it does alone, to the nanosecond.
+        self.refill(now_ns)
+        self.spend(permits)
+        self._follow_debt(now_ns)
 
     def take_up_to(self, now_ns: int, permits: int) -> int:
         """Spend up to ``permits`` whole permits that are stored, without debt. Never opens the breaker.

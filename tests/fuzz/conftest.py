@@ -3,11 +3,8 @@
 import os
 
 import pytest
-from hypothesis import settings
 
 _FACTOR = max(1, int(os.environ.get("SLUICE_FUZZ_FACTOR", "1")))
-
-settings.register_profile("fuzz", max_examples=100 * _FACTOR, deadline=None)
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,7 @@ what was not refused, and speaks to the client only between two of the broker's 
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from playbook import frames
 from playbook.captures import CAPTURES, Capture, distinct_frames
@@ -195,7 +195,6 @@ STREAMS = st.lists(st.one_of(JSON_FRAMES, BINARY_FRAMES, ODD_FRAMES), max_size=8
 ANSWERS = st.lists(st.one_of(JSON_FRAMES, ODD_FRAMES), max_size=4).map(b"".join)
 
 
-@settings(settings.get_profile("fuzz"))
 @given(to_broker=STREAMS, to_client=ANSWERS, seed=st.integers(0, 999), share=st.floats(0, 1))
 def test_made_up_connections(to_broker: bytes, to_client: bytes, seed: int, share: float) -> None:
     random = Random(seed)
@@ -206,7 +205,6 @@ def test_made_up_connections(to_broker: bytes, to_client: bytes, seed: int, shar
     assert trial.closed in {None, "unparsable"}
 
 
-@settings(settings.get_profile("fuzz"))
 @given(to_broker=st.one_of(st.binary(max_size=200), st.tuples(STREAMS, st.binary(max_size=60)).map(b"".join)))
 def test_arbitrary_bytes(to_broker: bytes) -> None:
     trial = Trial(refuses_share(0.3, 7))

@@ -2,7 +2,7 @@ import math
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from limiter.bucket import NS_PER_S, UPERMITS_PER_PERMIT
@@ -177,6 +177,7 @@ def test_batch_is_its_single_calls(rate_per_s: float, break_s: float, calls: lis
 
 @settings(max_examples=120)
 @given(rate_per_s=RATES, break_s=BREAKS, calls=CALLS)
+@example(rate_per_s=100_000, break_s=0, calls=[(1, [0]), (-1, [])])  # costs nothing, then the clock runs backwards
 def test_acquire_is_check_then_commit_then_refuse(
     rate_per_s: float, break_s: float, calls: list[tuple[int, list[int]]]
 ) -> None:
