@@ -5,7 +5,7 @@ each other, and what can only be checked with all of that at hand is checked. No
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from admin import plugins
 from admin.addresses import WILDCARDS, collides, reaches
@@ -14,7 +14,11 @@ from admin.faults import Origins, unknown_key
 from admin.settings import DEFAULT_PROTOCOL, OFF, UNLIMITED, Endpoint, Limit, ListenerSettings, Settings
 from admin.sources import Configuration, LimitText
 from admin.toml_lines import Path as Place
-from limiter.rules import DEFAULT_PATTERN, Rule, RuleError, RuleSet, layer_rules, parse_limit
+from limiter.errors import RuleError
+from limiter.limit_text import parse_limit
+from limiter.patterns import DEFAULT_PATTERN
+from limiter.rule import Rule
+from limiter.rules import RuleSet, layer_rules
 from proxy.datapath import DataPathConfig
 from proxy.pipeline import HandlerConfig
 from proxy.protocols.base import Protocol
@@ -122,7 +126,7 @@ def compose(configuration: Configuration) -> Plan:
     if problems:
         raise SettingsError(problems)
     # In the order of the protocols' own lists, each once.
-    kinds = tuple(dict.fromkeys(kind for protocol in protocols.values() for kind in protocol.kinds))
+    kinds = tuple(dict.fromkeys(kind.name for protocol in protocols.values() for kind in protocol.kinds))
     rule_set = _rule_set(configuration, tuple(protocols.values()), kinds)
     return Plan(settings, listeners, handlers, handler_sources, kinds, rule_set)
 
@@ -218,8 +222,9 @@ def _rule_set(configuration: Configuration, protocols: Sequence[Protocol], kinds
         # The protocols' own rates are for who says nothing at all: an operator who names one topic limits that one.
         built_in += [
             tuple(
-                Rule(kind, DEFAULT_PATTERN, rate, source=BUILT_IN)
-                for kind, rate in protocol.default_rates_per_s.items()
+                Rule(kind.name, DEFAULT_PATTERN, kind.rate_per_s, action=kind.action, source=BUILT_IN)
+                for kind in protocol.kinds
+                if kind.rate_per_s is not None
             )
             for protocol in protocols
         ]
@@ -271,7 +276,7 @@ def _rule(kind: str, pattern: str, limit: Limit, source: str, *, enabled: bool) 
         rate_per_s=None if limit.rate == UNLIMITED else limit.rate,
         burst_s=limit.burst_s,
         break_s=limit.break_s,
-        enabled=enabled,
+        action="reject" if enabled else "off",
         allow_under_limit=limit.allow_under_limit,
         source=source,
     )
@@ -280,7 +285,7 @@ def _rule(kind: str, pattern: str, limit: Limit, source: str, *, enabled: bool) 
 def _written_rules(limits: Iterable[LimitText], kinds: Sequence[str], problems: list[str]) -> Iterable[Rule]:
     for limit in limits:
         try:
-            rule = parse_limit(limit.text, source=limit.source)
+            rule = replace(parse_limit(limit.text), source=limit.source)
         except RuleError as error:
             problems.append(f"{limit.source} {str(error).removeprefix('limit ')}")
             continue

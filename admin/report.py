@@ -10,7 +10,8 @@ from rich.text import Text
 
 from admin.composition import Plan
 from admin.settings import OFF
-from limiter.rules import DEFAULT_PATTERN, Rule
+from limiter.patterns import DEFAULT_PATTERN
+from limiter.rule import Rule
 
 #: Off a terminal nothing is wrapped or cut: the output is read by scripts and by diff.
 _WIDE_COLUMNS: Final = 1000
@@ -89,8 +90,8 @@ def _rules(plan: Plan) -> Table:
     table = _table("rule", "limit", "burst", "break", "matches", "from")
     rules = plan.rule_set.in_match_order
     for rule in rules:
-        limit = rule.rate_text if rule.enabled else f"off ({rule.rate_text})"
-        times = (f"{rule.burst_s:g} s", f"{rule.break_s:g} s") if rule.limits else ("", "")
+        limit = rule.rate_text if rule.action != "off" else f"off ({rule.rate_text})"
+        times = (f"{rule.burst_s:g} s", f"{rule.break_in_force_s:g} s") if rule.limits else ("", "")
         table.add_row(rule.name, limit, *times, _matches(rule), rule.source)
     for rule in plan.defaults():
         if rule not in rules:

@@ -165,7 +165,7 @@ def _announce(plan: Plan, running: Running) -> None:
 def _given_limits(plan: Plan) -> list[str]:
     """Return the operator's own limits, in the order in which they are tried."""
     given = [rule for rule in plan.rule_set.in_match_order if rule.source != BUILT_IN]
-    shown = [str(rule) if rule.enabled else f"{rule} (off)" for rule in given[:_LIMITS_SHOWN]]
+    shown = [str(rule) if rule.action != "off" else f"{rule} (off)" for rule in given[:_LIMITS_SHOWN]]
     if more := len(given) - len(shown):
         shown.append(f"and {more} more")
     return shown

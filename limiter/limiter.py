@@ -25,7 +25,7 @@ from typing import Final, NamedTuple
 from limiter.breaker import closes_at_ns, is_open
 from limiter.bucket import NS_PER_S, UPERMITS_PER_PERMIT, Bucket, free_at_ns
 from limiter.resource import Resource
-from limiter.rules import Rule
+from limiter.rule import Rule
 
 _NS_PER_US: Final = 1_000
 _REFUSE_ALL_WAIT_US: Final = 1_000_000
@@ -286,5 +286,5 @@ class Limiter(Bucket):
 
 
 def _require_limit(rule: Rule) -> None:
-    if not rule.limits:
+    if rule.part("messages") is None:
         raise ValueError(f"rule {rule.name} does not limit: an unlimited resource has no limiter")

@@ -24,7 +24,8 @@ from typing import Final, NamedTuple
 
 from limiter.limiter import Limiter, LimiterState
 from limiter.resource import Resource
-from limiter.rules import Rule, RuleSet
+from limiter.rule import Dimension, Rule
+from limiter.rules import RuleSet
 from limiter.wheel import Wheel
 
 DEFAULT_MAX_LIVE: Final = 100_000
@@ -67,6 +68,7 @@ class Registry:
     Args:
         rule_set: the rules in force from the start.
         max_live: how many limiters may live besides those that have a rule of their own.
+        dimension: which limit of the rules is kept here; a registry knows one.
 
     Raises:
         ValueError: ``max_live`` is less than 1.
@@ -77,10 +79,11 @@ class Registry:
         overflowed_total: lookups answered with an overflow limiter.
     """
 
-    def __init__(self, rule_set: RuleSet, max_live: int = DEFAULT_MAX_LIVE) -> None:
+    def __init__(self, rule_set: RuleSet, max_live: int = DEFAULT_MAX_LIVE, dimension: Dimension = "messages") -> None:
         if max_live < 1:
             raise ValueError(f"max_live is {max_live}; allowed: 1 or more")
         self.max_live = max_live
+        self.dimension: Dimension = dimension
         self.evicted_total = 0
         self.overflowed_total = 0
         self._live: dict[Resource, _LiveLimiter] = {}
@@ -132,7 +135,7 @@ class Registry:
                 limiter.asked_ns = now_ns
                 return limiter
         else:
-            rule = self._rule_set.limit(resource)
+            rule = self._rule_set.limit(resource, self.dimension)
             if rule is not None:
                 return self._create(resource, rule, now_ns)
         if len(self._unlimited) >= _MAX_UNLIMITED:
@@ -215,7 +218,7 @@ class Registry:
         if self._no_swap_within_burst(rule):
             return _LiveLimiter(resource, rule, now_ns, epoch=self._epoch)
         first = self._swaps[0]
-        first_rule = first.rule_set.limit(resource)
+        first_rule = first.rule_set.limit(resource, self.dimension)
         start_ns = first.at_ns if first.epoch else self._swaps[1].at_ns
         # Empty if nothing limited it at first, and if the swaps before the first are forgotten.
         empty = first_rule is None or first.epoch > 0
@@ -229,14 +232,14 @@ class Registry:
 
         One whose resource is not limited now stays as it is, to go through the swaps when it is again.
         """
-        if self._rule_set.limit(limiter.resource) is None:
+        if self._rule_set.limit(limiter.resource, self.dimension) is None:
             return False
         forgotten = limiter.epoch + 1 < self._swaps[0].epoch
         restart = forgotten or not was_limited
         for swap in self._swaps:
             if swap.epoch <= limiter.epoch:
                 continue
-            rule = swap.rule_set.limit(limiter.resource)
+            rule = swap.rule_set.limit(limiter.resource, self.dimension)
             if rule is None:
                 restart = True
             elif restart:
@@ -288,7 +291,8 @@ class Registry:
         """Lead the overflow limiters over to another rule set; they are few, and gone if their rule is."""
         if not self._overflow:
             return
-        rules = {rule.name: rule for rule in rule_set.rules if rule.limits} if rule_set.enabled else {}
+        in_force = reversed(rule_set.in_force) if rule_set.enabled else ()
+        rules = {rule.name: part for rule in in_force if (part := rule.part(self.dimension)) is not None}
         for name, limiter in list(self._overflow.items()):
             if name in rules:
                 limiter.reconfigure(at_ns, rules[name])

@@ -1,10 +1,20 @@
 """Resources: the things that have a limit of their own.
 
 A resource is named by its kind and its name. Kinds are plain strings, because protocols bring their
-own: RocketMQ has ``topic`` and ``retry_group``; AMQP will bring ``queue``, ``exchange`` and ``address``.
+own: RocketMQ has ``topic``, ``retry_group`` and ``subscription``; AMQP will bring ``queue``, ``exchange`` and
+``address``. The kinds of *scopes* are the same for every protocol: who asks is limited, whatever is asked for.
 """
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
+
+CLIENT: Final = "client"
+PRODUCER_GROUP: Final = "producer_group"
+LISTENER: Final = "listener"
+SCOPES: Final = (CLIENT, PRODUCER_GROUP, LISTENER)
+"""The kinds of scopes: a client's address, the group it sends for, and all that comes through a listener's scope."""
+
+TOTAL: Final = "total"
+"""The kind of what a shared rule limits: all that it matches together. The name is that of the rule, without this."""
 
 
 class Resource(NamedTuple):

@@ -1,10 +1,10 @@
-"""The protocol-neutral words between protocols and handlers: Request, Response, Batch, Verdict.
+"""The protocol-neutral words between protocols and handlers: Request, Response, Charge, Batch, Verdict, Ticket.
 
 A protocol's session makes batches out of bytes and turns verdicts back into bytes; a handler sees only
 what is defined here. Nothing in this module knows a protocol, does I/O or reads a clock.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import Final
 
@@ -36,7 +36,8 @@ class ConnectionInfo(msgspec.Struct, frozen=True):
         listener: name of the listener that accepted it.
         scope: what the listener's limits are shared under; a VIP port names its main port's scope.
         peer: the client's ``address:port``, as in every log line about it.
-        address: the client's IP address alone.
+        address: the client's IP address alone; an IPv4 one that came over IPv6 in its IPv4 spelling.
+        exempt: the listener's configuration says that this client is not to be limited.
     """
 
     id: int
@@ -44,6 +45,7 @@ class ConnectionInfo(msgspec.Struct, frozen=True):
     scope: str
     peer: str
     address: str
+    exempt: bool = False
 
 
 class Request(msgspec.Struct, gc=False):
@@ -51,12 +53,14 @@ class Request(msgspec.Struct, gc=False):
 
     Attributes:
         resources: everything it is charged to; all must admit. One for RocketMQ, several for AMQP's CC and BCC.
-        messages: its cost in messages (a batch counts as what it holds), at least 1.
+        messages: its cost in messages (a batch counts as what it holds), at least 1; 0 if it consumes.
         size_bytes: bytes on the wire, the frame's own framing included.
         producer_group: the group that sends it, or empty where the protocol has none.
         oneway: the client expects no answer, so that a refusal is silent.
         order_key: requests of one connection with equal keys never overtake each other; None is independent.
         handle: belongs to the session, opaque to handlers. A verdict on it also covers bytes still to come.
+        consumes: it asks for messages. What it costs is known from the answer, and comes as a Charge; only its
+            own resources limit it, not the scopes of those who produce.
     """
 
     resources: tuple[Resource, ...]
@@ -66,6 +70,7 @@ class Request(msgspec.Struct, gc=False):
     oneway: bool
     order_key: str | int | None
     handle: object
+    consumes: bool = False
 
 
 class Response(msgspec.Struct, gc=False):
@@ -85,21 +90,105 @@ class Response(msgspec.Struct, gc=False):
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """What a handler decided about one request; a request without a verdict passes."""
+    """What a handler decided about one request; a request without a verdict passes.
+
+    A request keeps the first Refuse it gets. Hold gives way to a Refuse, Shadow to both.
+    """
 
 
 class Refuse(Verdict, frozen=True):
     """The request does not reach the broker; the session says so in the protocol's own words.
 
     Attributes:
-        resource: the resource whose limit refused it.
+        resource: the resource, scope or total whose limit refused it.
         rule: name of the rule that refused it, for the log, the metric and the answer's remark.
         wait_us: microseconds until the same request could be admitted, as far as is known.
+        busy_code: the protocol's number to refuse it with; None leaves that to the protocol.
     """
 
     resource: Resource
     rule: str
     wait_us: int
+    busy_code: int | None = None
+
+
+class Shadow(Verdict, frozen=True):
+    """The request passes, and is counted: a rule would refuse it if it were in earnest.
+
+    Attributes:
+        resource: the resource, scope or total whose limit would have refused it.
+        rule: name of that rule.
+    """
+
+    resource: Resource
+    rule: str
+
+
+class Ticket:
+    """The claim of one held request: it is resolved once, to pass or to be refused, unless it is dropped before.
+
+    The handler that made it resolves it; the driver attaches itself and tells the session. Both on the event
+    loop.
+
+    Args:
+        on_dropped: told if nobody waits for the request any more: its client left, or another handler refused it.
+
+    Attributes:
+        resolved: it has been.
+        refuse: how, once it has; None is pass.
+        dropped: nobody waits any more; it will not be resolved.
+    """
+
+    __slots__ = ("_on_dropped", "_on_resolved", "dropped", "refuse", "resolved")
+
+    def __init__(self, on_dropped: Callable[[], None]) -> None:
+        self.resolved = False
+        self.dropped = False
+        self.refuse: Refuse | None = None
+        self._on_dropped: Callable[[], None] | None = on_dropped
+        self._on_resolved: Callable[[Ticket], None] | None = None
+
+    def attach(self, on_resolved: "Callable[[Ticket], None]") -> None:
+        """Have a function called when the ticket is resolved, at once if it is already."""
+        if self.resolved:
+            on_resolved(self)
+        elif not self.dropped:
+            self._on_resolved = on_resolved
+
+    def resolve(self, refuse: Refuse | None) -> None:
+        """Say what becomes of the request; without effect once it was resolved or dropped."""
+        if self.resolved or self.dropped:
+            return
+        self.resolved = True
+        self.refuse = refuse
+        self._on_dropped = None
+        on_resolved, self._on_resolved = self._on_resolved, None
+        if on_resolved is not None:
+            on_resolved(self)
+
+    def drop(self) -> None:
+        """Give the request up; without effect once it was resolved or dropped."""
+        if self.resolved or self.dropped:
+            return
+        self.dropped = True
+        self._on_resolved = None
+        on_dropped, self._on_dropped = self._on_dropped, None
+        if on_dropped is not None:
+            on_dropped()
+
+
+class Hold(Verdict, frozen=True):
+    """The request waits in the session, in its own copy, until its ticket is resolved.
+
+    Attributes:
+        resource: the resource, scope or total whose limit it waits for.
+        rule: name of that rule.
+        ticket: resolved by the handler.
+    """
+
+    resource: Resource
+    rule: str
+    ticket: Ticket
 
 
 Verdicts = Mapping[int, Verdict]
@@ -109,27 +198,39 @@ NO_VERDICTS: Final[Verdicts] = {}
 
 
 class Charge(msgspec.Struct, gc=False):
-    """A cost that became known only after its bytes had gone on; it can no longer be refused.
+    """A cost that became known only after its request had been decided; it can no longer be refused.
 
     Attributes:
         resources: everything it is charged to.
         messages: the cost in messages beyond what its request was decided by.
+        size_bytes: the cost in bytes beyond that.
+        producer_group: as in the request.
+        consumes: it is an answer to a request that consumes; one that brought nothing is a charge of 0.
     """
 
     resources: tuple[Resource, ...]
     messages: int
+    size_bytes: int = 0
+    producer_group: str = ""
+    consumes: bool = False
 
 
 class Group(msgspec.Struct, gc=False):
-    """The requests of a batch that are charged to the same resources.
+    """The requests of a batch that are decided alike: the same resources, asked for by the same group.
 
     Attributes:
+        resources: everything they are charged to.
+        producer_group: the group that sends them.
+        consumes: they ask for messages.
         indexes: of the requests in the batch, ascending.
-        costs: of these requests, in messages.
+        messages: their costs, in messages.
     """
 
+    resources: tuple[Resource, ...]
+    producer_group: str
+    consumes: bool
     indexes: list[int]
-    costs: list[int]
+    messages: list[int]
 
 
 class Batch:
@@ -140,7 +241,7 @@ class Batch:
         side: the peer they came from.
         requests: in the order of the wire.
         charges: costs to be debited without a decision. Requests and charges are not both empty.
-        verdicts: what the pipeline decided so far. Only the pipeline adds to it, first verdict wins.
+        verdicts: what the pipeline decided so far. Only the pipeline adds to it.
         bypassed: names of the handlers that were skipped, with the reason.
     """
 
@@ -155,37 +256,56 @@ class Batch:
         self.charges = charges
         self.verdicts: dict[int, Verdict] = {}
         self.bypassed: dict[str, str] = {}
-        self._groups: dict[tuple[Resource, ...], Group] | None = None
+        self._groups: Sequence[Group] | None = None
 
-    def by_resources(self) -> Mapping[tuple[Resource, ...], Group]:
-        """Return the requests for each distinct set of resources, in order of first appearance.
+    def groups(self) -> Sequence[Group]:
+        """Return the requests in groups that are decided alike, in order of first appearance.
 
         Computed once: handlers and counters share it, so their cost grows with the distinct resources
-        of a chunk and not with its messages.
+        of a chunk and not with its messages. Where some request has an ``order_key`` each is a group of its own:
+        whether it must wait depends on what became of those before it.
         """
         groups = self._groups
         if groups is None:
             # Shown only when complete: a handler on a thread may ask at the same time as the loop.
-            groups = {}
-            run: tuple[Resource, ...] | None = None
-            indexes: list[int] = []
-            costs: list[int] = []
-            for index, request in enumerate(self.requests):
-                resources = request.resources
-                # Sessions intern the tuple, so that a run of one topic costs an identity test a message.
-                if resources is not run:
-                    run = resources
-                    group = groups.get(resources)
-                    if group is None:
-                        group = groups[resources] = Group([], [])
-                    indexes, costs = group.indexes, group.costs
-                indexes.append(index)
-                costs.append(request.messages)
-            self._groups = groups
+            groups = self._groups = self._one_by_one() if self._ordered() else self._grouped()
         return groups
 
+    def _ordered(self) -> bool:
+        return any(request.order_key is not None for request in self.requests)
+
+    def _one_by_one(self) -> list[Group]:
+        return [
+            Group(request.resources, request.producer_group, request.consumes, [index], [request.messages])
+            for index, request in enumerate(self.requests)
+        ]
+
+    def _grouped(self) -> list[Group]:
+        groups: dict[tuple[tuple[Resource, ...], str], Group] = {}
+        run: tuple[Resource, ...] | None = None
+        producer_group = ""
+        indexes: list[int] = []
+        messages: list[int] = []
+        for index, request in enumerate(self.requests):
+            # Sessions intern the tuple, so that a run of one topic costs an identity test a message.
+            if request.resources is not run or request.producer_group != producer_group:
+                run, producer_group = request.resources, request.producer_group
+                group = groups.get((run, producer_group))
+                if group is None:
+                    group = Group(run, producer_group, request.consumes, [], [])
+                    groups[run, producer_group] = group
+                indexes, messages = group.indexes, group.messages
+            indexes.append(index)
+            messages.append(request.messages)
+        return list(groups.values())
+
+    def size_bytes(self, indexes: Sequence[int]) -> list[int]:
+        """Return the costs of some requests in bytes: 0 for one that consumes, which is charged by its answer."""
+        requests = self.requests
+        return [0 if requests[index].consumes else requests[index].size_bytes for index in indexes]
+
     def add_verdicts(self, verdicts: Verdicts) -> None:
-        """Merge what one handler decided; a request keeps the first verdict it got.
+        """Merge what one handler decided, as Verdict says; a ticket that gives way is dropped.
 
         Nothing is merged of an answer that is wrong in part.
 
@@ -203,15 +323,46 @@ class Batch:
                 _check_verdict(verdict, index)
                 checked = verdict
         for index, verdict in verdicts.items():
-            self.verdicts.setdefault(index, verdict)
+            self._merge(index, verdict)
+
+    def refuse_all(self, refuse: Refuse) -> None:
+        """Refuse what nobody has refused yet."""
+        for index in range(len(self.requests)):
+            self._merge(index, refuse)
+
+    def _merge(self, index: int, verdict: Verdict) -> None:
+        present = self.verdicts.get(index)
+        if present is None:
+            self.verdicts[index] = verdict
+            return
+        gives_way = verdict
+        if _weight(verdict) > _weight(present):
+            self.verdicts[index] = verdict
+            gives_way = present
+        if isinstance(gives_way, Hold):
+            gives_way.ticket.drop()
+
+
+def _weight(verdict: Verdict) -> int:
+    """Return which of two verdicts a request keeps: the greater, or of equals the first."""
+    return 0 if isinstance(verdict, Shadow) else 1 if isinstance(verdict, Hold) else 2
 
 
 def _check_verdict(verdict: object, index: int) -> None:
     """Refuse what a session could not make an answer of: it must be the handler's fault, not the connection's."""
     if not isinstance(verdict, Verdict):
         raise TypeError(f"{verdict!r} is not a verdict for request {index}")
-    if isinstance(verdict, Refuse):
-        given: tuple[object, object, object] = (verdict.resource, verdict.rule, verdict.wait_us)
-        for value, wanted in zip(given, (Resource, str, int), strict=True):
-            if not isinstance(value, wanted):
-                raise TypeError(f"{verdict!r} holds {value!r} where a {wanted.__name__} belongs")
+    given: tuple[object, ...] = ()
+    wanted: tuple[type, ...] = ()
+    match verdict:
+        case Refuse():
+            given, wanted = (verdict.resource, verdict.rule, verdict.wait_us), (Resource, str, int)
+        case Hold():
+            given, wanted = (verdict.resource, verdict.rule, verdict.ticket), (Resource, str, Ticket)
+        case Shadow():
+            given, wanted = (verdict.resource, verdict.rule), (Resource, str)
+    for value, kind in zip(given, wanted, strict=True):
+        if not isinstance(value, kind):
+            raise TypeError(f"{verdict!r} holds {value!r} where a {kind.__name__} belongs")
+    if isinstance(verdict, Refuse) and not isinstance(verdict.busy_code, int | None):
+        raise TypeError(f"{verdict!r} holds {verdict.busy_code!r} where a number belongs")

@@ -43,6 +43,7 @@ class Services:
     buffers: BufferPool
     now_ns: Callable[[], int]
     bytes_read: dict[Side, int]
+    limits_kind: Callable[[str], bool]
 
 
 class _PeerError(Exception):

@@ -13,7 +13,8 @@ import msgspec
 
 from limiter.limiter import LimiterState
 from limiter.resource import Resource
-from limiter.rules import Rule, RuleSet
+from limiter.rule import Rule
+from limiter.rules import RuleSet
 
 RequestVerdict = Literal["pass", "refuse", "bypass"]
 Direction = Literal["client", "broker"]

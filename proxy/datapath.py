@@ -9,7 +9,8 @@ from typing import Final, Literal
 import trio
 
 from limiter.limiter import LimiterState
-from limiter.registry import DEFAULT_MAX_LIVE, Registry
+from limiter.limits import Limits
+from limiter.registry import DEFAULT_MAX_LIVE
 from limiter.resource import Resource
 from limiter.rules import RuleSet
 from proxy import sockets
@@ -76,14 +77,14 @@ class LocalDataPath(DataPath):
 
     def __init__(self, config: DataPathConfig, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
         self._now_ns = now_ns
-        self._registry = Registry(config.rule_set, config.max_live_limiters)
-        self._pipeline = Pipeline(config.handlers, HandlerServices(self._registry, now_ns))
+        self._limits = Limits(config.rule_set, config.max_live_limiters)
+        self._pipeline = Pipeline(config.handlers, HandlerServices(self._limits, now_ns))
         self._tally = Tally(config.max_resource_labels)
         self._tally.pin(config.rule_set.exact_resources)
         self._wire_counters = WireCounters()
         self._bytes_read = dict.fromkeys(Side, 0)
         buffers = BufferPool(config.buffer_budget_bytes)
-        services = Services(self._pipeline, self._tally, buffers, now_ns, self._bytes_read)
+        services = Services(self._pipeline, self._tally, buffers, now_ns, self._bytes_read, self._limits_kind)
         self.server = Server(config.listeners, services, self._wire_counters, config.max_connections, self._connection)
         self._subscribers: dict[trio.MemorySendChannel[Event], trio.MemoryReceiveChannel[Event]] = {}
 
@@ -104,16 +105,16 @@ class LocalDataPath(DataPath):
 
     async def apply(self, rule_set: RuleSet) -> None:
         """Put a rule set in force; the very next batch is decided by it."""
-        current = self._registry.rule_set
+        current = self._limits.rule_set
         if rule_set.version <= current.version:
             raise ValueError(f"rule set version {rule_set.version} is not above {current.version}, which is in force")
         self._tally.pin(rule_set.exact_resources)
-        self._registry.swap(rule_set, self._now_ns())
+        self._limits.swap(rule_set, self._now_ns())
         self._emit("rules", {"version": rule_set.version, "limiting": int(rule_set.enabled)})
 
     async def snapshot(self) -> Snapshot:
         """Return the counters of this moment."""
-        rule_set, server = self._registry.rule_set, self.server
+        rule_set, server = self._limits.rule_set, self.server
         return Snapshot(
             rule_set_version=rule_set.version,
             limiting=rule_set.enabled,
@@ -134,9 +135,9 @@ class LocalDataPath(DataPath):
                 )
                 for name, lanes in self._pipeline.lanes().items()
             },
-            live_limiters=self._registry.live,
-            evicted_total=self._registry.evicted_total,
-            overflowed_total=self._registry.overflowed_total,
+            live_limiters=self._limits.live,
+            evicted_total=self._limits.evicted_total,
+            overflowed_total=self._limits.overflowed_total,
         )
 
     def _listener(self, config: ListenerConfig) -> ListenerState:
@@ -149,7 +150,7 @@ class LocalDataPath(DataPath):
 
     async def limiters(self) -> AsyncIterator[LimiterState]:
         """Go through the live limiters, giving the data path its turn every hundred."""
-        for index, state in enumerate(self._registry.states(self._now_ns()), 1):
+        for index, state in enumerate(self._limits.states(self._now_ns()), 1):
             yield state
             if index % _LIMITERS_A_STEP == 0:
                 await trio.lowlevel.checkpoint()
@@ -178,8 +179,8 @@ class LocalDataPath(DataPath):
 
     async def explain(self, resource: Resource) -> Explanation:
         """Return the rule that holds for a resource, and its live state."""
-        rule_set = self._registry.rule_set
-        state = self._registry.state(resource, self._now_ns())
+        rule_set = self._limits.rule_set
+        state = self._limits.state(resource, self._now_ns())
         return Explanation(resource, rule_set.match(resource), rule_set.enabled, state)
 
     async def probe_brokers(self) -> tuple[BrokerReach, ...]:
@@ -217,6 +218,9 @@ class LocalDataPath(DataPath):
         """Stop accepting, let what is in flight finish, close."""
         self._emit("drain", {"connections": len(self.server.connections)})
         await self.server.drain(grace_s)
+
+    def _limits_kind(self, kind: str) -> bool:
+        return self._limits.rule_set.limits_kind(kind)
 
     def _connection(self, kind: Literal["opened", "closed"], detail: dict[str, str | int]) -> None:
         if self._subscribers:

@@ -24,17 +24,25 @@ inline    called directly in the connection's task, sync, for what takes microse
 *How often, in what order.* Once per batch, in the order of the configuration. A batch holds the requests of
 one read from one connection; batches of one connection arrive one after another in the order of the wire.
 Batches of different connections interleave. A handler sees the verdicts of the handlers before it in
-``batch.verdicts``, and a request keeps the first verdict it got, so charge only requests without one.
+``batch.verdicts``. A request keeps the first Refuse it gets, so charge only requests without one; a Hold gives
+way to a Refuse, and a Shadow, which only counts, to both.
 
 *What may be kept.* Batches, requests and responses hold no buffers and may be kept; they must not be changed.
 
 *What it answers.* A mapping of request index to Verdict; what is not named passes. ``NO_VERDICTS`` is "all
-pass". A handler that holds two views of one request returns the verdict of the stricter.
+pass". A handler that holds two views of one request returns the verdict of the stricter. A held request
+(Hold) waits with its ticket, which the handler resolves later, on the event loop: it passes or is refused then, without
+asking the handlers behind once more. So whoever holds stands last.
+
+*Its own task.* ``run`` is started with the pipeline, for what is due at some time rather than at some batch; an
+exception there is counted under reason ``error`` and logged, and ``run`` is started again a second later. ``drain``
+says that the data path is about to end.
 
 *What an exception means.* The batch bypasses that handler only: the others still decide. It is counted under
 reason ``error``, and logged at most once a second. The same holds for a queue that is full (``full``) and for
 a verdict that is not there after the deadline (``late``). ``fails`` says what a bypass means: an ``open``
-handler's requests pass, a ``closed`` handler's are refused. Late verdicts are thrown away.
+handler's requests pass, a ``closed`` handler's are refused. Late verdicts are thrown away; a ticket among them is
+resolved for nobody.
 
 *Responses.* With ``sees_responses`` a handler gets the broker's answers by ``on_responses``, inline, after
 their bytes were queued: it observes and can change nothing.
@@ -58,9 +66,9 @@ client through the same ``take(Side.CLIENT)``; the broker's acks go through the 
 *Batches from either side.* Deliveries to be limited come as a batch out of ``receive(Side.BROKER)`` and
 ``decided`` queues them for the client or keeps them. ``Batch.side`` says which.
 
-*Holding.* A further Verdict, Hold, carries a ticket. The session copies the held frames to the store that
-owns them, and the ticket, when resolved, calls ``SessionContext.wake``; the driver answers with ``tick``, in
-which the session queues the bytes. What must not overtake a held request is known by ``order_key``.
+*Holding.* A Hold carries a ticket. The session copies the held frames to the store that owns them; when the
+ticket is resolved the driver calls ``resolved``, in which the session queues the bytes or the refusal. What must
+not overtake a held request is known by ``order_key``.
 
 *Credit* (1.0). ``flow`` from the broker raises an absolute limit per link; the session asks by a batch of
 side BROKER whose request costs the credit that could be granted, and a further Verdict, Grant, carries the
@@ -77,12 +85,12 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Final, Literal
 
 import structlog
 import trio
 
-from limiter.registry import Registry
+from limiter.limits import Limits
 from limiter.resource import Resource
 from proxy.batch import Batch, ConnectionInfo, Refuse, Response, Verdicts
 from proxy.executor import Bypass, Executor, LaneStats, checked
@@ -90,6 +98,8 @@ from proxy.log_rate import LogRate
 
 LaneKind = Literal["task", "thread", "inline"]
 Fails = Literal["open", "closed"]
+
+_RESTART_PAUSE_S: Final = 1.0
 
 _log = structlog.get_logger(__name__)
 
@@ -113,6 +123,12 @@ class Handler(ABC):
     def on_requests(self, batch: Batch, now_ns: int) -> Verdicts | Awaitable[Verdicts]:
         """Decide the requests of one batch; ``now_ns`` is the monotonic time at which its turn came."""
 
+    async def run(self) -> None:  # noqa: B027 - optional
+        """Do what is due by itself, on the event loop, until cancelled; returning at once is fine."""
+
+    def drain(self, ends_ns: int) -> None:  # noqa: B027 - optional
+        """Prepare for the end: what is held must be resolved by ``ends_ns``, when its client will be gone."""
+
     def on_responses(self, connection: ConnectionInfo, responses: Sequence[Response]) -> None:  # noqa: B027 - optional
         """Look at the broker's answers to one connection."""
 
@@ -122,11 +138,11 @@ class HandlerServices:
     """What the data path lends a handler.
 
     Attributes:
-        registry: the live limiters; not thread-safe, so a handler that uses it runs on one lane.
+        limits: the limits in force and their live state; not thread-safe, for use on the event loop.
         now_ns: the data path's monotonic clock, in nanoseconds; callable from any thread.
     """
 
-    registry: Registry
+    limits: Limits
     now_ns: Callable[[], int]
 
 
@@ -213,6 +229,30 @@ class Pipeline:
             for link in self._links:
                 if link.executor is not None:
                     nursery.start_soon(link.executor.run, name=f"lanes of {link.name}")
+                nursery.start_soon(self._run_handler, link, name=f"task of {link.name}")
+
+    async def _run_handler(self, link: _Link) -> None:
+        """Run a handler's own task, again and again if it fails."""
+        while True:
+            try:
+                await link.handler.run()
+            except (trio.Cancelled, KeyboardInterrupt, GeneratorExit):
+                raise
+            except BaseException as error:  # noqa: BLE001 - not even sys.exit costs anybody a message
+                link.bypassed["error"] += 1
+                _log.exception("handler's task failed", handler=link.name, error=_describe(error))
+                await trio.sleep(_RESTART_PAUSE_S)
+            else:
+                return
+
+    def drain(self, ends_ns: int) -> None:
+        """Tell the handlers that the data path ends at the latest at ``ends_ns``."""
+        for link in self._links:
+            try:
+                link.handler.drain(ends_ns)
+            except Exception as error:  # noqa: BLE001 - a fault of a handler does not stop a drain
+                link.bypassed["error"] += 1
+                _log.warning("handler failed to drain", handler=link.name, error=_describe(error))
 
     async def decide(self, batch: Batch) -> None:
         """Send one batch through all handlers; afterwards ``batch.verdicts`` is complete."""
@@ -239,13 +279,10 @@ class Pipeline:
             return Bypass("error", error)
 
     def _bypass(self, link: _Link, batch: Batch, bypass: Bypass) -> None:
-        requests = len(batch.requests)
-        link.bypassed[bypass.reason] += requests
+        link.bypassed[bypass.reason] += len(batch.requests) + len(batch.charges)
         batch.bypassed[link.name] = bypass.reason
         if link.handler.fails == "closed":
-            resource = Resource("handler", link.name)
-            for index in range(requests):
-                batch.verdicts.setdefault(index, Refuse(resource, link.name, 0))
+            batch.refuse_all(Refuse(Resource("handler", link.name), link.name, 0))
         not_logged = self._log_rate.take((link.name, bypass.reason), trio.current_time())
         if not_logged is not None:
             _log.warning(
@@ -277,7 +314,7 @@ class Pipeline:
                     )
 
     def bypassed(self) -> dict[tuple[str, str], int]:
-        """Return the requests that bypassed so far, and the answers a handler failed on, by (handler, reason)."""
+        """Return by (handler, reason) what bypassed so far: requests and charges, and what a handler failed on."""
         return {(link.name, reason): count for link in self._links for reason, count in link.bypassed.items()}
 
     def lanes(self) -> dict[str, tuple[LaneStats, ...]]:

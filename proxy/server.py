@@ -226,8 +226,15 @@ class Server:
             _log.info("broker is back", listener=config.name, broker=format_address(config.broker))
 
         def open_session(wake: Callable[[], None]) -> Session:
-            wants_responses = self._services.pipeline.wants_responses
-            context = SessionContext(info, self._wire_counters, wake, wants_responses, config.options)
+            services = self._services
+            context = SessionContext(
+                connection=info,
+                counters=self._wire_counters,
+                wake=wake,
+                wants_responses=services.pipeline.wants_responses,
+                limits_kind=services.limits_kind,
+                options=config.options,
+            )
             return config.protocol.open_session(context)
 
         try:

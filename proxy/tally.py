@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator
 from typing import Final
 
 from limiter.resource import Resource
-from proxy.batch import Batch
+from proxy.batch import Batch, Refuse
 from proxy.control import ResourceCounts
 
 #: The name under which everything beyond the cap is counted, for each kind.
@@ -71,16 +71,16 @@ class Tally:
     def count(self, batch: Batch, now_ns: int) -> None:
         """Count a batch whose verdicts are complete. Handlers that were bypassed make ``bypass`` of ``pass``."""
         verdicts = batch.verdicts
-        for resources, group in batch.by_resources().items():
+        for group in batch.groups():
             requests = len(group.indexes)
-            messages = sum(group.costs)
+            messages = sum(group.messages)
             refused = refused_messages = 0
             if verdicts:
-                for index, cost in zip(group.indexes, group.costs, strict=True):
-                    if index in verdicts:
+                for index, cost in zip(group.indexes, group.messages, strict=True):
+                    if isinstance(verdicts.get(index), Refuse):
                         refused += 1
                         refused_messages += cost
-            for resource in resources:
+            for resource in group.resources:
                 counts = self._find(resource, now_ns)
                 counts.requests_refuse += refused
                 counts.messages_refuse += refused_messages

@@ -19,13 +19,13 @@ How an AMQP session sits in the same interface is written in ``proxy.pipeline``.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from limiter.resource import Resource
-from limiter.rules import Rule
-from proxy.batch import Batch, ConnectionInfo, Response, Side
+from limiter.rule import DEFAULT_MAX_DELAY_S, Action, Rule
+from proxy.batch import Batch, ConnectionInfo, Refuse, Request, Response, Side
 
 Buffer = bytes | memoryview
 
@@ -81,7 +81,19 @@ class Session(ABC):
 
     @abstractmethod
     def decided(self, batch: Batch, now_ns: int) -> None:
-        """Queue what the verdicts of ``batch`` make of its bytes, for either side."""
+        """Queue what the verdicts of ``batch`` make of its bytes, for either side.
+
+        What is held goes to neither: it is copied, and what is still to come of it is added to the copy. What
+        comes behind it goes on without it.
+        """
+
+    @abstractmethod
+    def resolved(self, request: Request, refuse: Refuse | None, now_ns: int) -> None:
+        """Queue what becomes of a request that was held: its bytes for the broker, or the refusal.
+
+        It comes after ``decided`` for the request's batch and before the end of its side's stream, once or, when the
+        request was dropped, never. It may raise Close.
+        """
 
     def take_responses(self) -> Sequence[Response]:
         """Hand out, once, the broker's answers seen since the last call; only asked if a handler wants them."""
@@ -89,7 +101,10 @@ class Session(ABC):
 
     @abstractmethod
     def end(self, side: Side, now_ns: int) -> None:
-        """Take the end of one peer's stream; what was held back of an unfinished frame is queued."""
+        """Take the end of one peer's stream; what was held back of an unfinished frame is queued.
+
+        With the client's stream its held requests end as well: their tickets have been dropped.
+        """
 
     @abstractmethod
     def take(self, side: Side) -> Sequence[Buffer]:
@@ -106,7 +121,7 @@ class Session(ABC):
 
     @abstractmethod
     def in_flight(self) -> int:
-        """Return how many forwarded requests are without an answer, long polls left aside; for a drain."""
+        """Return how many requests are held, or forwarded and without an answer, long polls left aside; for a drain."""
 
     @abstractmethod
     def between_frames(self, side: Side) -> bool:
@@ -156,6 +171,8 @@ class SessionContext:
         counters: where frames are counted.
         wake: asks the driver to call ``tick`` soon; callable from any task of the data path.
         wants_responses: some handler asked to see the broker's answers.
+        limits_kind: says whether any rule in force limits resources of a kind; the answer changes with the rules. A
+            session need not make requests of what nobody limits.
         options: the protocol's own typed configuration.
     """
 
@@ -163,7 +180,32 @@ class SessionContext:
     counters: WireCounters
     wake: Callable[[], None]
     wants_responses: bool
+    limits_kind: Callable[[str], bool]
     options: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of resources that a protocol makes, and what holds for it unless an operator says otherwise.
+
+    Attributes:
+        name: the word in rules, metrics and the API.
+        meaning: what such a resource is and how its name is written, for people to read.
+        rate_per_s: the limit of each when the operator gives none at all; None is unlimited.
+        action: what a rule does that does not say it.
+        max_delay_s: with action ``delay``, how long a rule holds that does not say it, in seconds.
+    """
+
+    name: str
+    meaning: str
+    rate_per_s: float | None = None
+    action: Action = "reject"
+    max_delay_s: float = DEFAULT_MAX_DELAY_S
+
+
+def no_problem(rule: Rule) -> None:
+    """Find nothing wrong with a rule: the check of a protocol that takes any."""
+    del rule
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,17 +217,17 @@ class Protocol:
         kinds: the kinds of resources it makes; a rule for another kind is an error.
         default_rules: built-in rules, weaker than any rule of the operator's with the same name; they
             carry the protocol's exemptions.
-        default_rates_per_s: the limit of each kind when the operator gives none.
         open_session: makes the session of a new connection.
         options: a pydantic model or dataclass; the listener's ``options`` table is read into it.
         stand_ins: what requests are charged to whose own resource cannot be read. Unless an operator's rule names
             it, a stand-in gets the strictest limit in force, so that being unreadable is no way around any.
+        check_rule: raises RuleError for a rule that the protocol cannot follow, or that can never match.
     """
 
     name: str
-    kinds: tuple[str, ...]
+    kinds: tuple[Kind, ...]
     default_rules: tuple[Rule, ...]
-    default_rates_per_s: Mapping[str, float]
     open_session: Callable[[SessionContext], Session]
     options: type[Any]
     stand_ins: tuple[Resource, ...] = ()
+    check_rule: Callable[[Rule], None] = no_problem

@@ -16,9 +16,9 @@ from statistics import median
 
 from report import aligned
 
+from limiter.limit_text import parse_limit
 from limiter.limiter import Limiter
 from limiter.resource import Resource
-from limiter.rules import parse_limit
 
 # As many 536-byte frames as one read of 256 KiB holds.
 FRAMES_OF_A_READ = 489

@@ -11,7 +11,8 @@ from playbook import frames
 from playbook.captures import CAPTURES, Capture
 from playbook.trial import random_pieces
 
-from limiter.rules import RuleSet, parse_limit
+from limiter.limit_text import parse_limit
+from limiter.rules import RuleSet
 from proxy.datapath import DataPathConfig, LocalDataPath
 from proxy.handlers.rate_limit import PLUGIN, RateLimitOptions
 from proxy.pipeline import HandlerConfig

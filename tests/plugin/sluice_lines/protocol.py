@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from pydantic import BaseModel, ConfigDict
 
 from limiter.resource import Resource
-from limiter.rules import Rule
+from limiter.rule import Rule
 from proxy.batch import Batch, Refuse, Request, Response, Side
-from proxy.protocols.base import Buffer, Close, Protocol, Session, SessionContext
+from proxy.protocols.base import Buffer, Close, Kind, Protocol, Session, SessionContext
 
 KIND = "line_topic"
 
@@ -115,9 +115,8 @@ class LinesSession(Session):
 
 PROTOCOL = Protocol(
     name="lines",
-    kinds=(KIND,),
+    kinds=(Kind(KIND, "the first word of a line", rate_per_s=1000),),
     default_rules=(Rule(KIND, "free", None, source="built-in"),),
-    default_rates_per_s={KIND: 1000},
     open_session=LinesSession,
     options=LinesOptions,
 )

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from limiter.bucket import NS_PER_S, UPERMITS_PER_PERMIT
 from limiter.limiter import Admission, Limiter
 from limiter.resource import Resource
-from limiter.rules import Rule
+from limiter.rule import Rule
 
 ORDERS = Resource("topic", "orders")
 US_PER_S = 1_000_000

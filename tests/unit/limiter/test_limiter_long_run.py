@@ -12,7 +12,7 @@ import pytest
 from limiter.bucket import NS_PER_S, UPERMITS_PER_PERMIT
 from limiter.limiter import Limiter
 from limiter.resource import Resource
-from limiter.rules import Rule
+from limiter.rule import Rule
 
 RATES_PER_S = [1, 7, 100, 2_000, 100_000]
 OVERLOADS = [1.1, 2, 10, 1000]

@@ -6,10 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from limiter.bucket import NS_PER_S, UPERMITS_PER_PERMIT
+from limiter.limit_text import parse_limit
 from limiter.limiter import Limiter
 from limiter.registry import OVERFLOW_NAME, Registry
 from limiter.resource import Resource
-from limiter.rules import Rule, RuleSet, parse_limit
+from limiter.rule import Rule
+from limiter.rules import RuleSet
 
 MS = NS_PER_S // 1000
 

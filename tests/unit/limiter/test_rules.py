@@ -5,8 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from limiter.errors import RuleError
+from limiter.limit_text import parse_limit
 from limiter.resource import Resource
-from limiter.rules import MAX_RATE_PER_S, Rule, RuleError, RuleSet, layer_rules, parse_limit
+from limiter.rule import MAX_RATE_PER_S, Rule
+from limiter.rules import RuleSet, layer_rules
 
 
 def topic(name: str) -> Resource:

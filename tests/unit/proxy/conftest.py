@@ -22,8 +22,10 @@ import structlog
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from limiter.limit_text import parse_limit
 from limiter.resource import Resource
-from limiter.rules import Rule, RuleSet, parse_limit
+from limiter.rule import Rule
+from limiter.rules import RuleSet
 from proxy.batch import Batch, Charge, ConnectionInfo, Request, Side
 from proxy.connection import Connection
 from proxy.control import Snapshot

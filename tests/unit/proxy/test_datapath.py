@@ -7,8 +7,10 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from limiter.limit_text import parse_limit
 from limiter.resource import Resource
-from limiter.rules import Rule, RuleSet, parse_limit
+from limiter.rule import Rule
+from limiter.rules import RuleSet
 from proxy import sockets
 from proxy.control import BrokerReach, DataPath, Event, LaneDepth, ListenerState
 from proxy.datapath import _EVENTS_KEPT, DataPathConfig, LocalDataPath

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from limiter.limiter import LimiterState
 from limiter.registry import Registry
 from limiter.resource import Resource
-from limiter.rules import Rule, RuleSet
+from limiter.rule import Rule
+from limiter.rules import RuleSet
 from proxy.batch import NO_VERDICTS, Batch, Refuse, Verdicts
 from proxy.handlers.rate_limit import PLUGIN, RateLimitOptions
 from proxy.pipeline import HandlerServices

@@ -1,0 +1,167 @@
+"""Patterns: which names a rule stands for, and how a name finds its most specific rule.
+
+There are two languages. Names of things are matched by globs: ``*`` any run of characters, ``?`` any one,
+``[abc]`` ``[a-z]`` ``[!x]`` one of a set. These characters never stand for themselves: what really is called
+``a*b`` is written ``a[*]b``, since a set of one character is that character, and a pattern of such characters
+alone is an exact name. Client addresses are matched by networks: ``10.0.0.0/8``, ``2001:db8::/32``, or a
+single address.
+
+In both ``*`` is everything, the kind's default. The most specific wins: the exact name, then the pattern with
+most literal characters or the longest network prefix, then the default.
+
+Nothing here knows limits.
+"""
+
+import fnmatch
+import re
+from collections.abc import Callable, Iterable, Iterator
+from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
+from typing import Final, Generic, NamedTuple, TypeVar
+
+from limiter.errors import RuleError
+
+DEFAULT_PATTERN: Final = "*"
+
+T = TypeVar("T")
+_Network = IPv4Network | IPv6Network
+
+
+class Pattern(NamedTuple):
+    """A pattern as read.
+
+    Attributes:
+        text: as written; of a network its one canonical spelling.
+        exact_name: the one name it stands for, or None if it may stand for several.
+        literals: how specific it is: characters that stand for themselves, or bits of the network's prefix.
+        network: set if it is one.
+    """
+
+    text: str
+    exact_name: str | None
+    literals: int
+    network: _Network | None = None
+
+
+def read_glob(text: str) -> Pattern:
+    """Read a glob.
+
+    Raises:
+        RuleError: it is empty, has control characters, or a ``[`` that is never closed.
+    """
+    if not text or not text.isprintable():
+        raise RuleError(f"rule pattern {text!r}", "a name or a glob of at least one character, all printable")
+    literals: list[str] = []
+    is_glob = False
+    at = 0
+    while at < len(text):
+        character = text[at]
+        at += 1
+        if character in "*?":
+            is_glob = True
+        elif character == "[":
+            # As fnmatch reads it: a ] right after the opening or the ! belongs to the set.
+            first = at + 1 if text[at : at + 1] == "!" else at
+            end = text.find("]", first + 1)
+            if end < 0:
+                raise RuleError(f"rule pattern {text!r}: [ is never closed", "[abc], or [[] for the character [")
+            if end - at == 1:
+                literals.append(text[at])
+            else:
+                is_glob = True
+            at = end + 1
+        else:
+            literals.append(character)
+    return Pattern(text, None if is_glob else "".join(literals), len(literals))
+
+
+def read_network(text: str) -> Pattern:
+    """Read a network of client addresses, a single address, or ``*``.
+
+    Raises:
+        RuleError: it is none of these, or has bits set beyond its prefix.
+    """
+    if text == DEFAULT_PATTERN:
+        return Pattern(text, None, 0)
+    try:
+        network = ip_network(text, strict=False)
+    except ValueError:
+        raise RuleError(
+            f"client {text!r} is no address and no network", "10.1.2.3, 10.0.0.0/8, 2001:db8::/32, or * for each"
+        ) from None
+    if "/" in text and ip_address(text.partition("/")[0]) != network.network_address:
+        raise RuleError(f"client {text!r} has address bits set beyond its prefix", str(network))
+    if network.prefixlen == network.max_prefixlen:
+        address = str(network.network_address)
+        return Pattern(address, address, network.prefixlen + 1, network)
+    return Pattern(str(network), None, network.prefixlen + 1, network)
+
+
+class Matcher(Generic[T]):
+    """Finds the most specific of several patterns that match a name.
+
+    Of patterns that are equally specific the one given first wins.
+
+    Args:
+        patterns: each with what it stands for.
+    """
+
+    def __init__(self, patterns: Iterable[tuple[Pattern, T]]) -> None:
+        self.exact: dict[str, T] = {}
+        self.default: T | None = None
+        globs: list[tuple[Pattern, T]] = []
+        #: By IP version and prefix length, longest first; the networks as integers.
+        self._networks: dict[int, list[tuple[int, dict[int, T]]]] = {4: [], 6: []}
+        networks: dict[tuple[int, int], dict[int, T]] = {}
+        for pattern, value in patterns:
+            if pattern.exact_name is not None:
+                self.exact.setdefault(pattern.exact_name, value)
+            elif pattern.text == DEFAULT_PATTERN:
+                self.default = value if self.default is None else self.default
+            elif pattern.network is not None:
+                net = pattern.network
+                shift = net.max_prefixlen - net.prefixlen
+                networks.setdefault((net.version, shift), {}).setdefault(int(net.network_address) >> shift, value)
+            else:
+                globs.append((pattern, value))
+        for (version, shift), values in sorted(networks.items()):
+            self._networks[version].append((shift, values))
+        # The sort is stable: among equally literal patterns the order they were written in decides.
+        self._globs: tuple[tuple[Callable[[str], object], T], ...] = tuple(
+            (re.compile(fnmatch.translate(pattern.text)).match, value)
+            for pattern, value in sorted(globs, key=lambda each: -each[0].literals)
+        )
+
+    def match(self, name: str) -> T | None:
+        """Return what the most specific pattern stands for that matches, or None."""
+        found = self.exact.get(name)
+        if found is not None:
+            return found
+        for matches, value in self._globs:
+            if matches(name):
+                return value
+        if self._networks[4] or self._networks[6]:
+            found = self._in_network(name)
+        return found if found is not None else self.default
+
+    def _in_network(self, name: str) -> T | None:
+        try:
+            address = ip_address(name)
+        except ValueError:
+            return None  # not every listener's clients have an address
+        number = int(address)
+        for shift, values in self._networks[address.version]:
+            found = values.get(number >> shift)
+            if found is not None:
+                return found
+        return None
+
+    def in_order(self) -> Iterator[T]:
+        """Yield everything as ``match`` tries it; for people to read."""
+        yield from self.exact.values()
+        for _, value in self._globs:
+            yield value
+        for by_prefix in self._networks.values():
+            for _, values in by_prefix:
+                yield from values.values()
+        if self.default is not None:
+            yield self.default
