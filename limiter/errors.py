@@ -7,9 +7,11 @@ class RuleError(ValueError):
     Attributes:
         what: what is wrong, with the offending value.
         allowed: what would be right.
+        attribute: which attribute of the rule it is about, for whoever knows where that was written; or None.
     """
 
-    def __init__(self, what: str, allowed: str) -> None:
+    def __init__(self, what: str, allowed: str, attribute: str | None = None) -> None:
         super().__init__(f"{what}; allowed: {allowed}")
         self.what = what
         self.allowed = allowed
+        self.attribute = attribute

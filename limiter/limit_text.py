@@ -52,7 +52,7 @@ def parse_limit(text: str, make: Callable[[str, str, float | None], Rule] = Rule
     try:
         return make(kind, pattern, rate_per_s)
     except RuleError as error:
-        raise RuleError(f"limit {text!r}: {error.what}", error.allowed) from None
+        raise RuleError(f"limit {text!r}: {error.what}", error.allowed, error.attribute) from None
 
 
 def _why_no_rate(text: str) -> str:

@@ -49,7 +49,7 @@ def read_glob(text: str) -> Pattern:
         RuleError: it is empty, has control characters, or a ``[`` that is never closed.
     """
     if not text or not text.isprintable():
-        raise RuleError(f"rule pattern {text!r}", "a name or a glob of at least one character, all printable")
+        raise RuleError(f"rule pattern {text!r}", "a name or a glob of printable characters", "pattern")
     literals: list[str] = []
     is_glob = False
     at = 0
@@ -63,7 +63,7 @@ def read_glob(text: str) -> Pattern:
             first = at + 1 if text[at : at + 1] == "!" else at
             end = text.find("]", first + 1)
             if end < 0:
-                raise RuleError(f"rule pattern {text!r}: [ is never closed", "[abc], or [[] for the character [")
+                raise RuleError(f"rule pattern {text!r}: [ is never closed", "[abc], or [[] for [ itself", "pattern")
             if end - at == 1:
                 literals.append(text[at])
             else:
@@ -86,10 +86,12 @@ def read_network(text: str) -> Pattern:
         network = ip_network(text, strict=False)
     except ValueError:
         raise RuleError(
-            f"client {text!r} is no address and no network", "10.1.2.3, 10.0.0.0/8, 2001:db8::/32, or * for each"
+            f"client {text!r} is no address and no network",
+            "10.1.2.3, 10.0.0.0/8, 2001:db8::/32, or * for each",
+            "pattern",
         ) from None
     if "/" in text and ip_address(text.partition("/")[0]) != network.network_address:
-        raise RuleError(f"client {text!r} has address bits set beyond its prefix", str(network))
+        raise RuleError(f"client {text!r} has address bits set beyond its prefix", str(network), "pattern")
     if network.prefixlen == network.max_prefixlen:
         address = str(network.network_address)
         return Pattern(address, address, network.prefixlen + 1, network)
@@ -108,9 +110,7 @@ class Matcher(Generic[T]):
     def __init__(self, patterns: Iterable[tuple[Pattern, T]]) -> None:
         self.exact: dict[str, T] = {}
         self.default: T | None = None
-        globs: list[tuple[Pattern, T]] = []
-        #: By IP version and prefix length, longest first; the networks as integers.
-        self._networks: dict[int, list[tuple[int, dict[int, T]]]] = {4: [], 6: []}
+        globs: dict[Pattern, T] = {}
         networks: dict[tuple[int, int], dict[int, T]] = {}
         for pattern, value in patterns:
             if pattern.exact_name is not None:
@@ -122,13 +122,15 @@ class Matcher(Generic[T]):
                 shift = net.max_prefixlen - net.prefixlen
                 networks.setdefault((net.version, shift), {}).setdefault(int(net.network_address) >> shift, value)
             else:
-                globs.append((pattern, value))
-        for (version, shift), values in sorted(networks.items()):
-            self._networks[version].append((shift, values))
+                globs.setdefault(pattern, value)
         # The sort is stable: among equally literal patterns the order they were written in decides.
         self._globs: tuple[tuple[Callable[[str], object], T], ...] = tuple(
             (re.compile(fnmatch.translate(pattern.text)).match, value)
-            for pattern, value in sorted(globs, key=lambda each: -each[0].literals)
+            for pattern, value in sorted(globs.items(), key=lambda each: -each[0].literals)
+        )
+        #: IP version, bits behind the prefix, and what stands for which prefix; the longest prefix first.
+        self._networks: tuple[tuple[int, int, dict[int, T]], ...] = tuple(
+            (version, shift, values) for (version, shift), values in sorted(networks.items())
         )
 
     def match(self, name: str) -> T | None:
@@ -139,7 +141,7 @@ class Matcher(Generic[T]):
         for matches, value in self._globs:
             if matches(name):
                 return value
-        if self._networks[4] or self._networks[6]:
+        if self._networks:
             found = self._in_network(name)
         return found if found is not None else self.default
 
@@ -149,9 +151,8 @@ class Matcher(Generic[T]):
         except ValueError:
             return None  # not every listener's clients have an address
         number = int(address)
-        for shift, values in self._networks[address.version]:
-            found = values.get(number >> shift)
-            if found is not None:
+        for version, shift, values in self._networks:
+            if version == address.version and (found := values.get(number >> shift)) is not None:
                 return found
         return None
 
@@ -160,8 +161,7 @@ class Matcher(Generic[T]):
         yield from self.exact.values()
         for _, value in self._globs:
             yield value
-        for by_prefix in self._networks.values():
-            for _, values in by_prefix:
-                yield from values.values()
+        for _, _, values in self._networks:
+            yield from values.values()
         if self.default is not None:
             yield self.default

@@ -7,12 +7,12 @@ force; which rule wins is ``rules``', the live state is the registry's.
 
 import re
 from dataclasses import dataclass, field, replace
-from typing import Final, Literal, get_args
+from typing import Final, Literal, NamedTuple, get_args
 
 from limiter.bucket import NS_PER_S, UPERMITS_PER_PERMIT
 from limiter.errors import RuleError
 from limiter.patterns import Pattern, read_glob, read_network
-from limiter.resource import CLIENT, PRODUCER_GROUP, SCOPES, TOTAL
+from limiter.resource import CLIENT, SCOPES, TOTAL
 from limiter.schedule import Hours
 
 Action = Literal["reject", "shadow", "delay", "off"]
@@ -39,6 +39,24 @@ _RATES_ALLOWED: Final = f"0 to {MAX_RATE_PER_S} messages per second, or unlimite
 _BYTES_ALLOWED: Final = f"0 to {MAX_RATE_PER_S} bytes per second"
 
 
+class RuleKey(NamedTuple):
+    """What two rules of one source must not share.
+
+    Attributes:
+        kind: the rule's kind.
+        pattern: the one name it stands for, or else the pattern as written.
+        exact: which of the two.
+        shared: whether it limits all that match together.
+        hours: when it holds.
+    """
+
+    kind: str
+    pattern: str
+    exact: bool
+    shared: bool
+    hours: Hours | None
+
+
 @dataclass(frozen=True, slots=True)
 class Rule:
     """The limit of what matches: each name of its own, or all names together.
@@ -49,8 +67,9 @@ class Rule:
         rate_per_s: permits per second, in steps of a millionth; 0 refuses everything, None is unlimited.
         burst_s: how many seconds' worth of permits can be stored.
         break_s: how long the breaker stays open after permits are available again, in seconds; 0 turns it off.
-            None is 1 s where a breaker does no harm, else 0: a scope or a total that tripped would refuse every
-            quiet resource, and neither holding nor warming up works against an open breaker.
+            None is 1 s where a breaker does no harm, or the burst if that is shorter. Elsewhere it is 0: a scope or
+            a total that tripped would refuse every quiet resource, and neither holding nor warming up works against
+            an open breaker.
         count: what a permit is.
         bytes_per_s: a second limit, in bytes per second; None is unlimited.
         bytes_burst_s: how many seconds' worth of bytes can be stored.
@@ -108,7 +127,7 @@ class Rule:
 
     def __post_init__(self) -> None:
         if not _KIND.fullmatch(self.kind) or self.kind == TOTAL:
-            raise RuleError(f"rule kind {self.kind!r}", "lower-case letters, digits and _, e.g. topic; not total")
+            raise RuleError(f"rule kind {self.kind!r}", "lower-case letters, digits and _; not total", "kind")
         self._derive("matches", read_network(self.pattern) if self.kind == CLIENT else read_glob(self.pattern))
         self._derive("name", f"{TOTAL}:{self.target}" if self.shared else self.target)
         rate = 0 if self.rate_per_s is None else self._scaled("rate_per_s", MAX_RATE_PER_S, UPERMITS_PER_PERMIT)
@@ -118,6 +137,7 @@ class Rule:
             raise RuleError(
                 f"rule {self.name}: rate_per_s {self.rate_per_s} with burst_s {self.burst_s} stores nothing",
                 "a rate and a burst that store at least a millionth of a permit, or a rate of 0",
+                "rate_per_s",
             )
         self._derive("rate_upermits_per_s", rate)
         self._derive("capacity_upermits", capacity)
@@ -130,7 +150,7 @@ class Rule:
 
     def __str__(self) -> str:
         """Return the text form, less what only the file can say; ``parse_limit`` reads it unless the name forbids."""
-        return f"{self.name}={self.rate_text}"
+        return f"{self.name}={self.limit_text}"
 
     @property
     def target(self) -> str:
@@ -140,10 +160,22 @@ class Rule:
     @property
     def rate_text(self) -> str:
         """The rate as people write it: ``500/s``, ``0.5/s`` or ``unlimited``."""
-        if self.rate_per_s is None:
-            return "unlimited"
+        return "unlimited" if self.rate_per_s is None else f"{self._rate_number}/s"
+
+    @property
+    def limit_text(self) -> str:
+        """All that is admitted, as people read it: ``500/s``, ``500 requests/s + 1048576 bytes/s``, ``unlimited``."""
+        texts = []
+        if self.rate_per_s is not None:
+            texts.append(self._rate_number + ("/s" if self.count == "messages" else " requests/s"))
+        if self.bytes_rule is not None:
+            texts.append(f"{self.bytes_rule._rate_number} bytes/s")  # noqa: SLF001 - a rule of its own kind
+        return " + ".join(texts) or "unlimited"
+
+    @property
+    def _rate_number(self) -> str:
         whole, millionths = divmod(self.rate_upermits_per_s, UPERMITS_PER_PERMIT)
-        return f"{whole}.{millionths:06}".rstrip("0").rstrip(".") + "/s"
+        return f"{whole}.{millionths:06}".rstrip("0").rstrip(".")
 
     @property
     def exact_name(self) -> str | None:
@@ -161,10 +193,10 @@ class Rule:
         return self.break_ns / NS_PER_S
 
     @property
-    def key(self) -> tuple[str, str, bool, bool, Hours | None]:
-        """What two rules of one source must not share."""
+    def key(self) -> RuleKey:
+        """What tells the rule from the others of its source."""
         exact = self.exact_name is not None
-        return self.kind, self.exact_name or self.matches.text, exact, self.shared, self.hours
+        return RuleKey(self.kind, self.exact_name or self.matches.text, exact, self.shared, self.hours)
 
     def part(self, dimension: Dimension) -> "Rule | None":
         """Return the rule that limits one dimension, or None if that is not limited."""
@@ -176,19 +208,20 @@ class Rule:
 
     def _checked_break_ns(self) -> int:
         """Return the break that holds, in nanoseconds."""
-        if self.shared or self.kind in SCOPES or self.action == "delay" or self.warm_up_s:
-            if self.break_s and (self.action == "delay" or self.warm_up_s):
-                why = 'action "delay"' if self.action == "delay" else "warm_up_s"
-                raise RuleError(f"rule {self.name}: break_s {self.break_s} with {why}, which has no breaker", "0")
-            default_s = 0.0
-        else:
-            default_s = DEFAULT_BREAK_S
-        break_ns = round(default_s * NS_PER_S) if self.break_s is None else self._seconds("break_s")
-        if break_ns > self.burst_ns and not self.allow_under_limit:
+        no_breaker = 'action "delay"' if self.action == "delay" else "warm_up_s" if self.warm_up_s else None
+        if self.break_s is None:
+            harmful = no_breaker is not None or self.shared or self.kind in SCOPES
+            return 0 if harmful else min(round(DEFAULT_BREAK_S * NS_PER_S), self.burst_ns)
+        break_ns = self._seconds("break_s")
+        if break_ns and no_breaker is not None:
+            what = f"rule {self.name}: break_s {self.break_s} with {no_breaker}, which has no breaker"
+            raise RuleError(what, "0", "break_s")
+        if break_ns > self.burst_ns and self.rate_per_s is not None and not self.allow_under_limit:
             raise RuleError(
                 f"rule {self.name}: break_s {break_ns / NS_PER_S:g} is longer than burst_s {self.burst_s},"
                 " which admits less than the limit",
                 f"0 to {self.burst_s}, or allow_under_limit",
+                "break_s",
             )
         return break_ns
 
@@ -197,18 +230,21 @@ class Rule:
         words: tuple[tuple[str, object, tuple[str, ...]], ...] = (
             ("action", self.action, get_args(Action)),
             ("count", self.count, get_args(Count)),
-            ("fair_by", self.fair_by, (*get_args(FairBy), "")),
+            ("fair_by", self.fair_by, get_args(FairBy)),
         )
         for attribute, value, allowed in words:
-            if value is not None and value not in allowed:
-                raise RuleError(f"rule {self.name}: {attribute} {value!r}", ", ".join(filter(None, allowed)))
+            if value not in allowed and not (attribute == "fair_by" and value is None):
+                raise RuleError(f"rule {self.name}: {attribute} {value!r}", ", ".join(allowed), attribute)
         if self.shared and self.exact_name is not None:
-            raise RuleError(f"rule {self.name}: shared, but it matches one name only", "a pattern")
-        if self.fair_by is not None and (self.kind in (CLIENT, PRODUCER_GROUP) or self.warm_up_s):
-            what = "warm_up_s" if self.warm_up_s else f"kind {self.kind}, which has one asker"
-            raise RuleError(f"rule {self.name}: fair_by with {what}", "one of them")
+            raise RuleError(f"rule {self.name}: shared, but it matches one name only", "a pattern", "shared")
+        if self.fair_by is not None and self.warm_up_s:
+            raise RuleError(f"rule {self.name}: fair_by with warm_up_s", "one of them", "fair_by")
+        if self.fair_by == self.kind and not self.shared:
+            what = f"rule {self.name}: fair_by {self.fair_by!r} where there is only one {self.kind} to each limit"
+            raise RuleError(what, "shared = true with it, or no fair_by", "fair_by")
         if not 1 <= self.max_fair_keys <= MAX_FAIR_KEYS:
-            raise RuleError(f"rule {self.name}: max_fair_keys {self.max_fair_keys}", f"1 to {MAX_FAIR_KEYS}")
+            what = f"rule {self.name}: max_fair_keys {self.max_fair_keys}"
+            raise RuleError(what, f"1 to {MAX_FAIR_KEYS}", "max_fair_keys")
 
     def _of_bytes(self) -> "Rule | None":
         if self.bytes_per_s is None:
@@ -218,8 +254,9 @@ class Rule:
                 self, rate_per_s=self.bytes_per_s, burst_s=self.bytes_burst_s, bytes_per_s=None, count="messages"
             )
         except RuleError as error:
-            what = error.what.replace("rate_per_s", "bytes_per_s").replace("burst_s", "bytes_burst_s")
-            raise RuleError(what, error.allowed.replace(_RATES_ALLOWED, _BYTES_ALLOWED)) from None
+            allowed = error.allowed.replace(_RATES_ALLOWED, _BYTES_ALLOWED).replace("of a permit", "of a byte")
+            attribute = error.attribute and _in_bytes(error.attribute)
+            raise RuleError(_in_bytes(error.what), allowed, attribute) from None
 
     def _seconds(self, attribute: str) -> int:
         return self._scaled(attribute, MAX_TIME_S, NS_PER_S)
@@ -231,7 +268,12 @@ class Rule:
         # The comparison is false for NaN, too.
         if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= most:
             return round(value * scale)
-        raise RuleError(f"rule {self.kind}:{self.pattern}: {attribute} {value!r}", allowed)
+        raise RuleError(f"rule {self.kind}:{self.pattern}: {attribute} {value!r}", allowed, attribute)
 
     def _derive(self, attribute: str, value: object) -> None:
         object.__setattr__(self, attribute, value)
+
+
+def _in_bytes(text: str) -> str:
+    """Name the attributes from which a rule of bytes was made, in place of those that it has."""
+    return text.replace("rate_per_s", "bytes_per_s").replace("burst_s", "bytes_burst_s")

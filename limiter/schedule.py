@@ -1,13 +1,16 @@
-"""Schedules: the hours at which a rule holds, in the local time of some place.
+"""Schedules: the hours at which a rule holds, by the clocks of some place.
+
+A rule holds while the clocks there show a time within its hours. So when clocks are put forward, hours that they
+skip do not come; when they are put back, hours that they show twice come twice.
 
 Everything here is a function of the moment it is asked about; what tells the time and wakes up when a rule
-begins or ends to hold is the data path.
+begins or ceases to hold is the data path.
 """
 
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, time, timedelta
+from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from typing import Final
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
@@ -15,10 +18,11 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from limiter.errors import RuleError
 
 DAYS: Final = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
-_BETWEEN = re.compile(r"([0-2][0-9]):([0-5][0-9])-([0-2][0-9]):([0-5][0-9])")
+EVERY_DAY: Final = frozenset(range(len(DAYS)))
+_BETWEEN: Final = re.compile(r"([0-9]{2}):([0-9]{2})-([0-9]{2}):([0-9]{2})")
 _DAY_MINUTES: Final = 24 * 60
-#: The longest that one state can last: all but one day of a week, and what a change of the clocks adds.
-_LOOK_AHEAD_DAYS: Final = 9
+#: The longest that one state can last: the one hour of the week is among those that the clocks skip.
+_LOOK_AHEAD: Final = timedelta(days=15)
 
 
 @dataclass(frozen=True)
@@ -41,7 +45,7 @@ class Hours:
     def __str__(self) -> str:
         """Return it as people read it: ``09:00-18:00 mon,tue Europe/Berlin``."""
         between = f"{_clock(self.from_minute)}-{_clock(self.to_minute)}"
-        days = "" if len(self.days) == len(DAYS) else " " + ",".join(DAYS[day] for day in sorted(self.days))
+        days = "" if self.days == EVERY_DAY else " " + ",".join(DAYS[day] for day in sorted(self.days))
         return f"{between}{days} {self.time_zone}"
 
     @cached_property
@@ -50,32 +54,52 @@ class Hours:
 
     def holds(self, at: datetime) -> bool:
         """Say whether a moment lies within one of the stretches; ``at`` knows its time zone."""
-        today = at.astimezone(self._zone).date()
-        return any(begins <= at < ends for begins, ends in self._stretches(today, 1))
+        local = at.astimezone(self._zone)
+        minute, today = local.hour * 60 + local.minute, local.weekday()
+        if self.from_minute < self.to_minute:
+            return today in self.days and self.from_minute <= minute < self.to_minute
+        yesterday = (today - 1) % len(DAYS)
+        return (today in self.days and minute >= self.from_minute) or (
+            yesterday in self.days and minute < self.to_minute
+        )
 
     def next_change(self, after: datetime) -> datetime | None:
         """Return the first moment after ``after`` at which ``holds`` changes, in UTC; None if it never does."""
-        now = self.holds(after)
-        today = after.astimezone(self._zone).date()
-        edges = sorted({edge for stretch in self._stretches(today, _LOOK_AHEAD_DAYS) for edge in stretch})
-        for moment in edges:
-            if moment > after and self.holds(moment) != now:
-                return moment.astimezone(UTC)
+        holds_now = self.holds(after)
+        moment = after.astimezone(UTC)
+        last = moment + _LOOK_AHEAD
+        while moment < last:
+            moment = self._next_edge(moment)
+            if self.holds(moment) != holds_now:
+                return moment
         return None
 
-    def _stretches(self, first: date, days: int) -> Iterable[tuple[datetime, datetime]]:
-        """Yield the stretches that begin from the day before ``first`` on."""
-        for offset in range(-1, days):
-            day = first + timedelta(days=offset)
-            if day.weekday() in self.days:
-                over_night = self.to_minute <= self.from_minute
-                yield self._moment(day, self.from_minute), self._moment(day, self.to_minute + over_night * _DAY_MINUTES)
+    def _next_edge(self, moment: datetime) -> datetime:
+        """Return when the clocks next show the begin or end of a stretch, or before that are put forward or back."""
+        local = moment.astimezone(self._zone).replace(tzinfo=None)
+        midnight = local.replace(hour=0, minute=0, second=0, microsecond=0)
+        shown = min(
+            midnight + timedelta(days=days, minutes=minute % _DAY_MINUTES)
+            for days in (0, 1)
+            for minute in (self.from_minute, self.to_minute)
+            if midnight + timedelta(days=days, minutes=minute % _DAY_MINUTES) > local
+        )
+        edge = moment + (shown - local)
+        offset = self._offset(moment)
+        if self._offset(edge) == offset:
+            return edge
+        # The clocks are put forward or back on the way, at a full second: halve until it is found.
+        before = moment.replace(microsecond=0)
+        while edge - before > timedelta(seconds=1):
+            middle = before + timedelta(seconds=(edge - before) // timedelta(seconds=2))
+            if self._offset(middle) == offset:
+                before = middle
+            else:
+                edge = middle
+        return edge
 
-    def _moment(self, day: date, minute: int) -> datetime:
-        """Return the moment at which the clocks there show a time; one that they skip is where they skip it."""
-        days, minute = divmod(minute, _DAY_MINUTES)
-        local = datetime.combine(day + timedelta(days=days), time(*divmod(minute, 60)), self._zone)
-        return local.astimezone(UTC)
+    def _offset(self, moment: datetime) -> timedelta | None:
+        return moment.astimezone(self._zone).utcoffset()
 
 
 def read_hours(between: str | None, days: Iterable[str], time_zone: str) -> Hours:
@@ -89,28 +113,35 @@ def read_hours(between: str | None, days: Iterable[str], time_zone: str) -> Hour
     Raises:
         RuleError: one of them cannot be read.
     """
-    from_minute, to_minute = 0, _DAY_MINUTES
-    if between is not None:
-        found = _BETWEEN.fullmatch(between)
-        if found is None:
-            raise RuleError(f"between {between!r}", "HH:MM-HH:MM, for example 09:00-18:00")
-        from_hour, from_min, to_hour, to_min = map(int, found.groups())
-        from_minute, to_minute = from_hour * 60 + from_min, to_hour * 60 + to_min
-        if from_minute >= _DAY_MINUTES or not 0 < (to_minute or _DAY_MINUTES) <= _DAY_MINUTES:
-            raise RuleError(f"between {between!r}", "times of the day from 00:00 to 24:00")
-        to_minute = to_minute or _DAY_MINUTES
-        if from_minute == to_minute:
-            raise RuleError(f"between {between!r} is no time at all", "two different times; leave it out for always")
-    wanted = []
+    from_minute, to_minute = (0, _DAY_MINUTES) if between is None else _read_between(between)
+    wanted = set()
     for day in days:
         if day not in DAYS:
-            raise RuleError(f"day {day!r}", ", ".join(DAYS))
-        wanted.append(DAYS.index(day))
+            raise RuleError(f"days {day!r}", ", ".join(DAYS), "days")
+        wanted.add(DAYS.index(day))
     try:
         ZoneInfo(time_zone)
     except (ZoneInfoNotFoundError, ValueError, OSError):
-        raise RuleError(f"time_zone {time_zone!r}", 'a name like "Europe/Berlin", or "UTC"') from None
-    return Hours(from_minute, to_minute, frozenset(wanted) or frozenset(range(len(DAYS))), time_zone)
+        # A folder of the database is an OSError, a path out of it a ValueError.
+        raise RuleError(f"time_zone {time_zone!r}", 'a name like "Europe/Berlin", or "UTC"', "time_zone") from None
+    return Hours(from_minute, to_minute, frozenset(wanted) or EVERY_DAY, time_zone)
+
+
+def _read_between(text: str) -> tuple[int, int]:
+    """Return the minutes of the day from which and to which."""
+    found = _BETWEEN.fullmatch(text)
+    if found is None:
+        raise RuleError(f"between {text!r}", "HH:MM-HH:MM, for example 09:00-18:00", "between")
+    from_hour, from_minute, to_hour, to_minute = map(int, found.groups())
+    begin, end = from_hour * 60 + from_minute, to_hour * 60 + to_minute
+    if begin >= _DAY_MINUTES or end > _DAY_MINUTES or max(from_minute, to_minute) > 59:
+        raise RuleError(f"between {text!r}", "times of the day from 00:00 to 24:00", "between")
+    # Until midnight, whichever way it is written.
+    end = end or _DAY_MINUTES
+    if begin == end:
+        what = f"between {text!r} is no time at all"
+        raise RuleError(what, "two different times; leave it out for always", "between")
+    return begin, end
 
 
 def _clock(minute: int) -> str:

@@ -1,5 +1,4 @@
-import fnmatch
-from typing import Any
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from hypothesis import given
@@ -8,8 +7,13 @@ from hypothesis import strategies as st
 from limiter.errors import RuleError
 from limiter.limit_text import parse_limit
 from limiter.resource import Resource
-from limiter.rule import MAX_RATE_PER_S, Rule
+from limiter.rule import Rule
 from limiter.rules import RuleSet, layer_rules
+from limiter.schedule import read_hours
+
+DAY = read_hours("09:00-18:00", (), "UTC")
+NOON = read_hours("12:00-13:00", (), "UTC")
+NIGHT = read_hours("22:00-06:00", (), "UTC")
 
 
 def topic(name: str) -> Resource:
@@ -17,218 +21,14 @@ def topic(name: str) -> Resource:
 
 
 def limits(*texts: str, source: str = "flag") -> tuple[Rule, ...]:
-    return tuple(parse_limit(text, source=source) for text in texts)
+    return tuple(
+        parse_limit(text, lambda kind, pattern, rate_per_s: Rule(kind, pattern, rate_per_s, source=source))
+        for text in texts
+    )
 
 
-# --- one rule
-
-
-def test_rule_has_a_name_for_logs_and_integers_for_the_bucket() -> None:
-    rule = Rule("topic", "orders", 500.5, burst_s=2, break_s=0.25)
-
-    assert rule.name == "topic:orders"
-    assert rule.rate_upermits_per_s == 500_500_000
-    assert rule.capacity_upermits == 1_001_000_000
-    assert (rule.burst_ns, rule.break_ns) == (2_000_000_000, 250_000_000)
-
-
-def test_largest_numbers_fit_64_bits() -> None:
-    assert Rule("topic", "orders", MAX_RATE_PER_S, burst_s=3600).capacity_upermits < 2**63
-
-
-@pytest.mark.parametrize(
-    ("rate_per_s", "enabled", "does"), [(1.0, True, True), (0, True, True), (None, True, False), (1.0, False, False)]
-)
-def test_rule_limits_if_it_is_on_and_not_unlimited(*, rate_per_s: float | None, enabled: bool, does: bool) -> None:
-    assert Rule("topic", "orders", rate_per_s, enabled=enabled).limits is does
-
-
-@pytest.mark.parametrize("rate", [float("nan"), float("inf"), -1, -0.001, 1e9 + 1, True, "5"])
-def test_rate_that_is_no_number_of_permits_is_refused(rate: Any) -> None:
-    with pytest.raises(RuleError, match="topic:orders: rate_per_s") as error:
-        Rule("topic", "orders", rate)
-
-    assert "unlimited" in error.value.allowed
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1, 3601, None, False])
-@pytest.mark.parametrize("field", ["burst_s", "break_s"])
-def test_time_out_of_range_is_refused(field: str, value: Any) -> None:
-    with pytest.raises(RuleError, match=f"topic:orders: {field} .*; allowed: 0 to 3600 seconds"):
-        Rule("topic", "orders", 1, allow_under_limit=True, **{field: value})
-
-
-def test_break_longer_than_the_burst_is_refused_unless_allowed() -> None:
-    with pytest.raises(RuleError, match=r"break_s 2 is longer than burst_s 1.0.*allow_under_limit"):
-        Rule("topic", "orders", 100, break_s=2)
-
-    assert Rule("topic", "orders", 100, break_s=2, allow_under_limit=True).break_ns == 2_000_000_000
-
-
-@pytest.mark.parametrize(("rate_per_s", "burst_s"), [(1e-7, 1.0), (0.001, 0.0001), (100, 0)])
-def test_rate_that_could_never_store_anything_is_refused(rate_per_s: float, burst_s: float) -> None:
-    with pytest.raises(RuleError, match="stores nothing"):
-        Rule("topic", "orders", rate_per_s, burst_s=burst_s, break_s=0)
-
-
-@pytest.mark.parametrize("kind", ["", "Topic", "a b", "topic:", "1st"])
-def test_kind_that_is_no_word_is_refused(kind: str) -> None:
-    with pytest.raises(RuleError, match="rule kind"):
-        Rule(kind, "orders", 1)
-
-
-@pytest.mark.parametrize("pattern", ["", "a\nb", "a[b", "[", "[]", "[!]", "a*[x"])
-def test_pattern_that_cannot_be_is_refused(pattern: str) -> None:
-    with pytest.raises(RuleError, match="rule pattern"):
-        Rule("topic", pattern, 1)
-
-
-@pytest.mark.parametrize(
-    ("pattern", "exact_name"),
-    [
-        ("orders", "orders"),
-        ("%RETRY%x", "%RETRY%x"),
-        ("a[*]b", "a*b"),
-        ("[[]x]", "[x]"),
-        ("[]]", "]"),
-        ("a*", None),
-        ("a?", None),
-        ("a[bc]", None),
-        ("a[!b]", None),
-    ],
-)
-def test_pattern_is_an_exact_name_if_it_can_match_only_one(pattern: str, exact_name: str | None) -> None:
-    assert Rule("topic", pattern, 1).exact_name == exact_name
-
-
-@given(st.text(alphabet="ab*?[]!-^&~|.\\", min_size=1, max_size=8), st.text(alphabet="ab*[]!-^.\\", max_size=5))
-def test_any_pattern_either_is_refused_or_matches_as_fnmatch_does(pattern: str, name: str) -> None:
-    try:
-        rule = Rule("topic", pattern, 1)
-    except RuleError:
-        return
-
-    assert (RuleSet((rule,)).limit(topic(name)) is rule) == fnmatch.fnmatchcase(name, pattern)
-
-
-# --- the text form
-
-
-@pytest.mark.parametrize(
-    ("text", "kind", "pattern", "rate_per_s"),
-    [
-        ("topic:orders=500/s", "topic", "orders", 500),
-        ("topic:orders=0.5/s", "topic", "orders", 0.5),
-        ("topic:orders=500.5/s", "topic", "orders", 500.5),
-        ("topic:*=2000/s", "topic", "*", 2000),
-        ("retry_group:%RETRY%x=0/s", "retry_group", "%RETRY%x", 0),
-        ("topic:orders=unlimited", "topic", "orders", None),
-        ("address:queue://a:b=1/s", "address", "queue://a:b", 1),
-    ],
-)
-def test_reads_a_limit(text: str, kind: str, pattern: str, rate_per_s: float | None) -> None:
-    rule = parse_limit(text)
-
-    assert rule == Rule(kind, pattern, rate_per_s, source="flag")
-    assert str(rule) == text
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "topic",
-        "topic:orders",
-        "orders=5/s",
-        ":orders=5/s",
-        "topic:=5/s",
-        "topic:orders=",
-        "topic:orders=5",
-        "topic:orders=5/m",
-        "topic:orders=5/h",
-        "topic:orders=5 /s",
-        "topic:orders=-5/s",
-        "topic:orders=+5/s",
-        "topic:orders=nan/s",
-        "topic:orders=inf/s",
-        "topic:orders=1e3/s",
-        "topic:orders=.5/s",
-        "topic:orders=\u0665/s",
-        "topic:orders=Unlimited",
-    ],
-)
-def test_limit_of_another_form_is_refused_with_the_text_and_the_form(text: str) -> None:
-    with pytest.raises(RuleError) as error:
-        parse_limit(text)
-
-    assert repr(text) in str(error.value)
-    assert "KIND:NAME-or-glob=RATE/s" in error.value.allowed
-    assert "per second" in error.value.allowed
-
-
-@pytest.mark.parametrize(
-    ("rate", "reason"),
-    [
-        ("500", "the rate needs its unit: 500/s"),
-        ("0.5", "the rate needs its unit: 0.5/s"),
-        ("500/m", "rate '500/m' is not per second, the only unit"),
-        ("500/min", "rate '500/min' is not per second, the only unit"),
-        ("500/S", "rate '500/S' is not per second, the only unit"),
-        ("-5/s", "rate '-5/s' is negative; 0/s refuses everything"),
-        ("Unlimited", "rate 'Unlimited' is written in lower case: unlimited"),
-        ("fast", "rate 'fast'"),
-    ],
-)
-def test_rate_of_another_form_is_refused_with_its_own_reason(rate: str, reason: str) -> None:
-    with pytest.raises(RuleError) as error:
-        parse_limit(f"topic:orders={rate}")
-
-    assert error.value.what == f"limit 'topic:orders={rate}': {reason}"
-
-
-@pytest.mark.parametrize("name", ["a=3/s,topic:b", "a=b", "a,b", "a b", " a", "a\tb", "a\u2003b"])
-def test_name_that_could_be_several_limits_is_refused_in_the_text_form_alone(name: str) -> None:
-    with pytest.raises(RuleError) as error:
-        parse_limit(f"topic:{name}=4/s")
-
-    assert "can only be written in the file" in error.value.what
-    assert repr(name) in error.value.what
-    if name.isprintable():
-        assert Rule("topic", name, 4).exact_name == name
-
-
-@pytest.mark.parametrize(
-    ("text", "what"),
-    [
-        ("topic:orders=1000000001/s", "rate_per_s 1000000001.0"),
-        ("topic:orders=0.0000001/s", "stores nothing"),
-        ("Topic:orders=1/s", "rule kind 'Topic'"),
-        ("topic:a[b=1/s", "never closed"),
-    ],
-)
-def test_limit_with_a_value_that_cannot_be_is_refused_with_the_text_too(text: str, what: str) -> None:
-    with pytest.raises(RuleError) as error:
-        parse_limit(text)
-
-    assert repr(text) in error.value.what
-    assert what in error.value.what
-
-
-@given(st.text(max_size=30))
-def test_no_text_raises_anything_else(text: str) -> None:
-    for candidate in (text, f"topic:{text}", f"topic:x={text}", f"topic:{text}=5/s"):
-        try:
-            parse_limit(candidate)
-        except RuleError:
-            continue
-
-
-@given(st.one_of(st.none(), st.just(0), st.floats(0.000001, 1e9)))
-def test_text_form_is_read_back_as_the_same_rate(rate_per_s: float | None) -> None:
-    rule = Rule("topic", "orders", rate_per_s)
-    again = parse_limit(str(rule))
-
-    assert (again.limits, again.rate_upermits_per_s) == (rule.limits, rule.rate_upermits_per_s)
+def at(clock: str) -> datetime:
+    return datetime.fromisoformat(f"2026-06-01 {clock}").replace(tzinfo=UTC)
 
 
 # --- which rule wins
@@ -239,38 +39,15 @@ def test_text_form_is_read_back_as_the_same_rate(rate_per_s: float | None) -> No
     [
         ("orders", "topic:orders"),
         ("orders-eu-1", "topic:orders-eu-*"),
-        ("orders-us-1", "topic:orders-*"),
-        ("payments-1", "topic:payments-?"),
-        ("payments-12", "topic:*"),
-        ("", "topic:*"),
+        ("orders-1", "topic:orders-*"),
+        ("x", "topic:*"),
     ],
 )
 def test_exact_name_wins_over_pattern_over_default(name: str, expected: str) -> None:
-    rules = limits(
-        "topic:*=1/s", "topic:orders-*=2/s", "topic:orders-eu-*=3/s", "topic:orders=4/s", "topic:payments-?=5/s"
-    )
+    rules = RuleSet(limits("topic:*=1/s", "topic:orders-*=2/s", "topic:orders-eu-*=3/s", "topic:orders=4/s"))
 
-    assert RuleSet(rules).match(topic(name)).name == expected
-
-
-def test_of_equally_literal_patterns_the_first_wins() -> None:
-    forward = RuleSet(limits("topic:a*=1/s", "topic:*a=2/s"))
-    backward = RuleSet(limits("topic:*a=2/s", "topic:a*=1/s"))
-
-    assert forward.match(topic("aba")).name == "topic:a*"
-    assert backward.match(topic("aba")).name == "topic:*a"
-
-
-def test_sets_count_as_no_literal_unless_they_are_an_escape() -> None:
-    rules = RuleSet(limits("topic:[abc]b*=1/s", "topic:[*][*]*=2/s"))
-
-    assert rules.match(topic("**b")).name == "topic:[*][*]*"
-
-
-def test_rules_can_be_listed_as_they_are_tried() -> None:
-    rules = RuleSet(limits("topic:*=1/s", "topic:a*=2/s", "topic:*ab*=3/s", "topic:z=4/s"))
-
-    assert [rule.pattern for rule in rules.in_match_order] == ["z", "*ab*", "a*", "*"]
+    # Asked twice: found, and remembered.
+    assert [rules.match(topic(name)).name for _ in range(2)] == [expected] * 2
 
 
 def test_matching_knows_upper_from_lower_case_and_one_kind_from_another() -> None:
@@ -281,15 +58,25 @@ def test_matching_knows_upper_from_lower_case_and_one_kind_from_another() -> Non
     assert rules.limit(Resource("retry_group", "Orders")) is None
 
 
+def test_clients_are_matched_by_network_and_all_else_by_glob() -> None:
+    rules = RuleSet(limits("client:10.0.0.0/8=1/s", "client:10.1.0.0/16=2/s", "listener:10.*=3/s"))
+
+    assert rules.match(Resource("client", "10.1.2.3")).rate_per_s == 2
+    assert rules.match(Resource("client", "10.2.2.3")).rate_per_s == 1
+    assert rules.limit(Resource("client", "::ffff:10.1.2.3")) is None
+    assert rules.match(Resource("listener", "10.x")).rate_per_s == 3
+
+
 def test_kind_without_a_default_is_unlimited() -> None:
     rules = RuleSet(limits("topic:orders=1/s"))
 
     assert str(rules.match(Resource("queue", "x"))) == "queue:*=unlimited"
+    assert str(rules.default("topic")) == "topic:*=unlimited"
     assert rules.limit(topic("other")) is None
 
 
 def test_unlimited_and_switched_off_rules_hide_what_is_less_specific() -> None:
-    off = Rule("topic", "off-*", 5, enabled=False)
+    off = Rule("topic", "off-*", 5, action="off")
     rules = RuleSet((*limits("topic:*=1/s", "topic:RMQ_SYS_*=unlimited"), off))
 
     assert rules.limit(topic("RMQ_SYS_TRACE")) is None
@@ -299,19 +86,211 @@ def test_unlimited_and_switched_off_rules_hide_what_is_less_specific() -> None:
 
 
 def test_global_switch_turns_every_limit_off() -> None:
-    rules = RuleSet(limits("topic:orders=0/s"), enabled=False)
+    rules = RuleSet(limits("topic:orders=0/s", "client:*=1/s"), enabled=False)
 
     assert rules.limit(topic("orders")) is None
     assert rules.match(topic("orders")).rate_per_s == 0
+    assert not rules.limits_kind("topic")
+    assert rules.scopes == frozenset()
 
 
-def test_many_wildcards_do_not_make_a_made_up_name_expensive() -> None:
-    rules = RuleSet(limits("topic:" + "a*" * 30 + "b=1/s"))
+def test_each_dimension_has_its_own_limit() -> None:
+    both = Rule("topic", "both", 5, bytes_per_s=1000)
+    rules = RuleSet((both, *limits("topic:*=1/s")))
 
-    assert rules.limit(topic("a" * 4000)) is None
+    assert rules.limit(topic("both")) is both
+    assert rules.limit(topic("both"), "bytes") is both.bytes_rule
+    assert rules.limit(topic("other"), "bytes") is None
+
+
+def test_kinds_and_scopes_that_are_limited_are_known() -> None:
+    rules = RuleSet(
+        (
+            *limits("topic:a=1/s", "client:*=unlimited"),
+            Rule("listener", "*", 5, action="off"),
+            Rule("producer_group", "*", 5, shared=True),
+            Rule("subscription", "*", None, bytes_per_s=5),
+        )
+    )
+
+    kinds = ("topic", "client", "listener", "producer_group", "subscription", "queue")
+    assert [kind for kind in kinds if rules.limits_kind(kind)] == ["topic", "producer_group", "subscription"]
+    assert rules.scopes == {"producer_group"}
+
+
+# --- totals
+
+
+def test_total_and_a_limit_for_each_hold_beside_each_other() -> None:
+    each, total = Rule("topic", "a*", 5), Rule("topic", "a*", 50, shared=True)
+    rules = RuleSet((total, each))
+
+    for _ in range(2):
+        assert rules.match(topic("a1")) is each
+        assert rules.match_total(topic("a1")) is total
+        assert rules.match_total(topic("b1")) is None
+        assert rules.match_total(Resource("queue", "a1")) is None
+
+
+def test_total_does_not_limit_each_name() -> None:
+    rules = RuleSet((Rule("topic", "*", 50, shared=True),))
+
+    assert rules.limit(topic("a")) is None
+    assert rules.default("topic").rate_per_s is None
+
+
+def test_of_several_totals_the_most_specific_holds() -> None:
+    rules = RuleSet(tuple(Rule("client", text, 5, shared=True) for text in ("*", "10.0.0.0/8", "10.1.0.0/16")))
+
+    def total(address: str) -> str:
+        found = rules.match_total(Resource("client", address))
+        assert found is not None
+        return found.target
+
+    assert [total(address) for address in ("10.1.0.1", "10.2.0.1", "::1")] == [
+        "client:10.1.0.0/16",
+        "client:10.0.0.0/8",
+        "client:*",
+    ]
+
+
+def test_total_is_found_by_its_own_resource() -> None:
+    total = Rule("client", "10.0.0.0/255.0.0.0", 5, shared=True, bytes_per_s=7)
+    rules = RuleSet((total,))
+    resource = Resource("total", "client:10.0.0.0/8")
+
+    assert rules.match(resource) is total
+    assert rules.limit(resource, "bytes") is total.bytes_rule
+    assert resource in rules.exact_resources
+    assert rules.limit(Resource("total", "client:11.0.0.0/8")) is None
+
+
+# --- matches that are remembered
+
+
+@given(st.lists(st.text(alphabet="ab", max_size=3), max_size=40))
+def test_what_is_remembered_is_what_would_be_found(names: list[str]) -> None:
+    rules = (*limits("topic:ab=1/s", "topic:a*=2/s", "topic:*b=3/s"), Rule("topic", "b*", 4, shared=True))
+    asked = RuleSet(rules)
+
+    for name in names:
+        fresh = RuleSet(rules)
+        assert str(asked.match(topic(name))) == str(fresh.match(topic(name)))
+        assert asked.match_total(topic(name)) is fresh.match_total(topic(name))
+
+
+def test_memory_is_bounded_whatever_names_clients_make_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("limiter.rules._MAX_REMEMBERED", 10)
+    rules = RuleSet((*limits("topic:orders=1/s", "topic:*=2/s"), Rule("topic", "*", 4, shared=True)))
+
+    for number in range(100):
+        assert rules.match(topic(f"made-up-{number}")).rate_per_s == 2
+        assert rules.match_total(topic(f"made-up-{number}")) is not None
+        assert len(rules._matched) <= 10
+        assert len(rules._matched_totals) <= 10
+    assert rules.match(topic("orders")).rate_per_s == 1
+    assert rules.match(Resource("total", "topic:*")).rate_per_s == 4
+
+
+# --- rules with hours
+
+
+def test_rule_with_hours_is_not_there_while_it_does_not_hold() -> None:
+    by_day, always = Rule("topic", "orders", 1, hours=DAY), Rule("topic", "*", 2)
+    rules = RuleSet((by_day, always))
+
+    assert rules.match(topic("orders")) is always
+    assert rules.at(at("12:00")).match(topic("orders")) is by_day
+    assert rules.at(at("18:00")).match(topic("orders")) is always
+    assert rules.at(at("12:00")).in_force == (by_day, always)
+    assert rules.at(at("20:00")).in_force == (always,)
+
+
+@pytest.mark.parametrize("pattern", ["orders", "o*", "*"])
+@pytest.mark.parametrize("shared", [False, True])
+def test_while_it_holds_it_wins_over_one_of_the_same_pattern_without(*, pattern: str, shared: bool) -> None:
+    if shared and pattern == "orders":
+        pattern = "ord*"
+    always = Rule("topic", pattern, 1, shared=shared)
+    by_day = Rule("topic", pattern, 2, shared=shared, hours=DAY)
+    by_night = Rule("topic", pattern, 3, shared=shared, hours=NIGHT)
+    rules = RuleSet((always, by_day, by_night))
+
+    def holds(clock: str) -> Rule | None:
+        now = rules.at(at(clock))
+        if not shared:
+            return now.match(topic("orders"))
+        total = now.match_total(topic("orders"))
+        assert total is now.match(Resource("total", f"topic:{pattern}"))
+        return total
+
+    assert [holds(clock) for clock in ("12:00", "20:00", "23:00")] == [by_day, always, by_night]
+
+
+def test_of_two_for_one_pattern_that_hold_at_once_the_first_wins() -> None:
+    by_day, at_noon = Rule("topic", "*", 1, hours=DAY), Rule("topic", "*", 2, hours=NOON)
+
+    assert RuleSet((by_day, at_noon)).at(at("12:30")).match(topic("a")) is by_day
+    assert RuleSet((at_noon, by_day)).at(at("12:30")).match(topic("a")) is at_noon
+
+
+def test_more_specific_rule_without_hours_wins_over_a_less_specific_one_with() -> None:
+    rules = RuleSet((Rule("topic", "*", 1, hours=DAY), Rule("topic", "a*", 2))).at(at("12:00"))
+
+    assert rules.match(topic("a")).rate_per_s == 2
+
+
+def test_moment_leaves_the_version_alone_and_stays_when_rules_are_replaced() -> None:
+    rules = RuleSet((Rule("topic", "*", 1, hours=DAY),), version=7).at(at("12:00"))
+    replaced = rules.replace(rules=(Rule("topic", "*", 2, hours=DAY),))
+
+    assert rules.version == 7
+    assert (replaced.version, replaced.match(topic("a")).rate_per_s) == (8, 2)
+
+
+def test_rule_set_without_hours_is_the_same_at_any_moment() -> None:
+    rules = RuleSet(limits("topic:*=1/s"))
+
+    assert rules.at(at("12:00")) is rules
+    assert rules.next_change(at("12:00")) is None
+
+
+def test_next_change_is_the_first_of_any_rule() -> None:
+    rules = RuleSet(tuple(Rule("topic", "*", 1, hours=hours) for hours in (DAY, NOON, NIGHT)))
+
+    changes = [at("00:00")]
+    for _ in range(6):
+        found = rules.next_change(changes[-1])
+        assert found is not None
+        changes.append(found)
+    assert [f"{change:%H:%M}" for change in changes[1:]] == ["06:00", "09:00", "12:00", "13:00", "18:00", "22:00"]
+
+
+@given(st.integers(0, 24 * 60 - 1))
+def test_between_two_changes_the_same_rules_hold(minute: int) -> None:
+    rules = RuleSet(tuple(Rule("topic", "*", 1, hours=hours) for hours in (DAY, NOON, NIGHT)))
+    now = at("00:00") + timedelta(minutes=minute)
+    change = rules.next_change(now)
+
+    assert change is not None
+    assert rules.at(change - timedelta(microseconds=1)).in_force == rules.at(now).in_force
+    assert rules.at(change).in_force != rules.at(now).in_force
 
 
 # --- sets of rules
+
+
+def test_rules_can_be_listed_as_they_are_tried() -> None:
+    total, by_day = Rule("topic", "a*", 9, shared=True), Rule("topic", "z", 8, hours=DAY)
+    rules = RuleSet((total, *limits("topic:*=1/s", "topic:a*=2/s", "topic:*ab*=3/s", "topic:z=4/s"), by_day))
+    names = ["topic:z", "topic:*ab*", "topic:a*", "topic:*", "total:topic:a*", "topic:z"]
+
+    assert [rule.name for rule in rules.in_match_order] == names
+    assert rules.untried == (by_day,)
+    by_day_now = rules.at(at("12:00")).in_match_order
+    assert [rule.name for rule in by_day_now] == names
+    assert by_day_now[0] is by_day
+    assert [rule.limit_text for rule in rules.at(at("12:00")).untried] == ["4/s"]
 
 
 def test_two_rules_of_one_kind_and_pattern_are_refused_by_name() -> None:
@@ -322,9 +301,15 @@ def test_two_rules_of_one_kind_and_pattern_are_refused_by_name() -> None:
     assert "topic:a=2/s (flag)" in error.value.what
 
 
-def test_escaped_name_is_the_same_name() -> None:
+@pytest.mark.parametrize(("one", "other"), [("topic:ab", "topic:a[b]"), ("client:10.0.0.1", "client:10.0.0.1/32")])
+def test_two_spellings_of_one_name_are_one_name(one: str, other: str) -> None:
     with pytest.raises(RuleError, match="two rules"):
-        RuleSet(limits("topic:ab=1/s", "topic:a[b]=2/s"))
+        RuleSet(limits(f"{one}=1/s", f"{other}=2/s"))
+
+
+def test_two_rules_of_one_pattern_and_the_same_hours_are_refused() -> None:
+    with pytest.raises(RuleError, match="one rule for each kind, pattern and schedule"):
+        RuleSet((Rule("topic", "a", 1, hours=DAY), Rule("topic", "a", 2, hours=read_hours("09:00-18:00", (), "UTC"))))
 
 
 def test_pattern_that_spells_an_escaped_name_is_another_rule() -> None:
@@ -335,6 +320,7 @@ def test_pattern_that_spells_an_escaped_name_is_another_rule() -> None:
 
 def test_replace_makes_the_next_version_and_leaves_the_old_one() -> None:
     first = RuleSet(limits("topic:a=1/s"))
+    first.match(topic("a"))
     second = first.replace(rules=limits("topic:a=2/s"))
     third = second.replace(enabled=False)
 
@@ -346,6 +332,9 @@ def test_replace_makes_the_next_version_and_leaves_the_old_one() -> None:
 def test_rule_set_cannot_be_changed() -> None:
     with pytest.raises(AttributeError):
         RuleSet().enabled = False  # type: ignore[misc]  # that it is read-only is what is tested
+
+
+# --- layers of sources
 
 
 def test_later_layer_overrides_and_goes_first() -> None:
@@ -362,6 +351,26 @@ def test_later_layer_overrides_and_goes_first() -> None:
         "topic:*a=2/s file:x",
         "retry_group:*=100/s built-in",
     ]
+
+
+def test_stronger_rule_without_hours_replaces_weaker_ones_with() -> None:
+    by_day, by_night = Rule("topic", "a", 1, hours=DAY), Rule("topic", "a", 2, hours=NIGHT)
+    flag = Rule("topic", "a", 3)
+    total = Rule("topic", "a*", 4, shared=True, hours=DAY)
+
+    assert layer_rules((by_day, by_night, total), (flag,)) == (flag, total)
+
+
+def test_stronger_rule_with_hours_leaves_the_weaker_one_for_other_times() -> None:
+    always, by_day, stronger = Rule("topic", "a", 1), Rule("topic", "a", 2, hours=DAY), Rule("topic", "a", 3, hours=DAY)
+
+    assert layer_rules((always, by_day), (stronger,)) == (stronger, always)
+
+
+def test_within_a_layer_a_rule_without_hours_leaves_those_with() -> None:
+    always, by_day = Rule("topic", "a", 1), Rule("topic", "a", 2, hours=DAY)
+
+    assert layer_rules((always, by_day)) == (always, by_day)
 
 
 def test_layer_with_two_rules_of_one_kind_and_pattern_is_refused() -> None:
