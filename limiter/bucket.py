@@ -70,6 +70,10 @@ class Bucket:
         """Take ``permits`` off the balance, which may become a debt. The caller has refilled."""
         self.stored_upermits -= permits * UPERMITS_PER_PERMIT
 
+    def whole_permits(self) -> int:
+        """Return how many permits can be spent without leaving a debt. The caller has refilled."""
+        return max(0, self.stored_upermits // UPERMITS_PER_PERMIT)
+
     def next_free_ns(self) -> int:
         """Return when the debt, as last refilled, is paid: Guava's ``nextFreeTicket``. The rate must not be 0."""
         return free_at_ns(self.stored_upermits, self.at_ns, self.rate_upermits_per_s)

@@ -20,7 +20,7 @@ and ``acquire`` is exactly these three for a single limiter.
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from limiter.breaker import closes_at_ns, is_open
 from limiter.bucket import NS_PER_S, UPERMITS_PER_PERMIT, Bucket, free_at_ns
@@ -43,8 +43,54 @@ class Admission(NamedTuple):
     wait_us: int
 
 
+class Gate(Protocol):
+    """What decides: a limiter, or one asker's share of it.
+
+    Costs and permits are whole numbers, zero or more. At one ``now_ns``, ``check`` and then ``commit`` of what was
+    admitted and ``refuse`` if something was not, do exactly what single requests one after another would.
+    """
+
+    @property
+    def rule(self) -> Rule:
+        """The rule in force."""
+
+    def check(self, now_ns: int, costs: Sequence[int]) -> Admission:
+        """Say how many requests from the front would be admitted, without any effect."""
+
+    def commit(self, now_ns: int, costs: Sequence[int]) -> None:
+        """Spend what ``check`` has admitted at the same ``now_ns``, or a prefix of it."""
+
+    def refuse(self, now_ns: int) -> int:
+        """Do what a refusal does, and return the microseconds until a request would be admitted again."""
+
+    def charge(self, now_ns: int, permits: int) -> None:
+        """Debit ``permits`` after the fact, into debt if need be."""
+
+    def wait_us_behind(self, now_ns: int, permits: int) -> int:
+        """Return the microseconds until a request is admitted if ``permits`` are spent before it, breaker aside.
+
+        0 is at once. At rate 0 it is the wait that is stated where no honest one exists, whatever is spent.
+        """
+
+
 _ALL_ADMITTED: Final = tuple(Admission(count, 0) for count in range(257))
 """The usual answers, made once: making one takes as long as the decision."""
+
+
+class ShareState(NamedTuple):
+    """What an operator sees of one asker's share of a limiter at one moment.
+
+    Attributes:
+        key: who asks.
+        stored_permits: permits kept for that asker alone; negative is a debt.
+        open: whether the share's breaker refuses everything at this moment.
+        wait_us: what a request would have to wait at this moment, in microseconds; 0 if it would be admitted.
+    """
+
+    key: str
+    stored_permits: float
+    open: bool
+    wait_us: int
 
 
 class LimiterState(NamedTuple):
@@ -59,6 +105,7 @@ class LimiterState(NamedTuple):
         wait_us: what a request would have to wait at this moment, in microseconds; 0 if it would be admitted.
         last_refused_ns: when a request was last refused; None if none was.
         last_wait_us: the wait that was stated then, in microseconds.
+        shares: the askers that are told apart; none if no difference is made between them.
     """
 
     resource: Resource
@@ -69,13 +116,14 @@ class LimiterState(NamedTuple):
     wait_us: int
     last_refused_ns: int | None
     last_wait_us: int
+    shares: tuple[ShareState, ...] = ()
 
 
 class Limiter(Bucket):
     """The live limit of one resource: a bucket and, in front of it, a breaker. Starts full, or empty if told so.
 
-    It is a bucket rather than having one because a hundred thousand of these may live: one object each
-    takes half the memory of two or three, and half the collector's time.
+    It is a bucket rather than having one, and holds the registry's bookkeeping, because a hundred thousand of these
+    may live: one object each takes half the memory of two or three, and half the collector's time.
 
     Args:
         resource: what is limited.
@@ -89,12 +137,24 @@ class Limiter(Bucket):
         open_next_free_ns: the breaker's state, see there.
         last_refused_ns: when a request was last refused; None if none was.
         last_wait_us: the wait that was stated then, in microseconds.
+        epoch: the registry's: the swap of rules up to which the limiter is up to date.
+        asked_ns: the registry's: when it was last handed out.
+        filed: the registry's: whether its wheel holds the resource.
 
     Raises:
         ValueError: the rule does not limit; unlimited never has a bucket.
     """
 
-    __slots__ = ("last_refused_ns", "last_wait_us", "open_next_free_ns", "resource", "rule")
+    __slots__ = (
+        "asked_ns",
+        "epoch",
+        "filed",
+        "last_refused_ns",
+        "last_wait_us",
+        "open_next_free_ns",
+        "resource",
+        "rule",
+    )
 
     def __init__(self, resource: Resource, rule: Rule, now_ns: int, *, empty: bool = False) -> None:
         _require_limit(rule)
@@ -104,6 +164,9 @@ class Limiter(Bucket):
         self.open_next_free_ns: int | None = None
         self.last_refused_ns: int | None = None
         self.last_wait_us = 0
+        self.epoch = 0
+        self.asked_ns = now_ns
+        self.filed = False
 
     def acquire(self, now_ns: int, costs: Sequence[int]) -> Admission:
         """Admit the longest prefix of ``costs`` and spend it; what is refused spends nothing."""
@@ -133,12 +196,14 @@ class Limiter(Bucket):
         stored, at_ns = self.settled(now_ns)
         # A request is admitted if those before it cost less than what is stored: at most this many permits.
         room = (stored - 1) // UPERMITS_PER_PERMIT
-        spent = list(accumulate(costs, initial=0))
-        admitted = bisect_right(spent, room, 0, len(costs))
-        if admitted == len(costs):
-            return Admission(admitted, 0)
+        count = len(costs)
+        # The usual case without a loop, as in acquire.
+        if room >= 0 and sum(costs) - costs[-1] <= room:
+            return _ALL_ADMITTED[count] if count < len(_ALL_ADMITTED) else Admission(count, 0)
         if not self.rate_upermits_per_s:
-            return Admission(0, self._refuse_all_wait_us())
+            return Admission(0, self.refuse_all_wait_us())
+        spent = list(accumulate(costs, initial=0))
+        admitted = bisect_right(spent, room, 0, count)
         left = stored - spent[admitted] * UPERMITS_PER_PERMIT
         return Admission(admitted, self._wait_us(now_ns, free_at_ns(left, at_ns, self.rate_upermits_per_s)))
 
@@ -154,7 +219,7 @@ class Limiter(Bucket):
             Microseconds, rounded up, until a request would be admitted again.
         """
         if not self.rate_upermits_per_s:
-            wait_us = self._refuse_all_wait_us()
+            wait_us = self.refuse_all_wait_us()
         else:
             next_free_ns = self.open_next_free_ns
             if next_free_ns is None or not self._stays_open(now_ns):
@@ -182,6 +247,30 @@ class Limiter(Bucket):
         self.spend(permits)
         self._follow_debt(now_ns)
 
+    def wait_us_behind(self, now_ns: int, permits: int) -> int:
+        """Return how long a request would have to wait if others that cost ``permits`` were admitted before it.
+
+        As if there were no breaker, and they spent as soon as they may.
+
+        Returns:
+            Microseconds, rounded up; 0 if it would be admitted at once, and the refuse-all wait at rate 0.
+        """
+        if not self.rate_upermits_per_s:
+            return self.refuse_all_wait_us()
+        stored, at_ns = self.settled(now_ns)
+        left = stored - self.price_upermits(now_ns, permits)
+        if left > 0:
+            return 0
+        return until_us(now_ns, self._stored_from_ns(free_at_ns(left, at_ns, self.rate_upermits_per_s)))
+
+    def price_upermits(self, now_ns: int, permits: int) -> int:  # noqa: ARG002 - for limiters whose prices change
+        """Return what ``permits`` take off the balance at ``now_ns``."""
+        return permits * UPERMITS_PER_PERMIT
+
+    def share(self, key: str, now_ns: int) -> Gate:  # noqa: ARG002 - for limiters that tell askers apart
+        """Return what decides for one asker: the limiter itself, which makes no difference between them."""
+        return self
+
     def take_up_to(self, now_ns: int, permits: int) -> int:
         """Spend up to ``permits`` whole permits that are stored, without debt. Never opens the breaker.
 
@@ -197,7 +286,8 @@ class Limiter(Bucket):
             raise ValueError(f"cannot take {permits} permits: ask for zero or more")
         if self._stays_open(now_ns):
             return 0
-        taken = max(0, min(permits, self.refill(now_ns) // UPERMITS_PER_PERMIT))
+        self.refill(now_ns)
+        taken = min(permits, self.whole_permits())
         self.spend(taken)
         return taken
 
@@ -274,15 +364,24 @@ class Limiter(Bucket):
             self.open_next_free_ns = self.next_free_ns()
 
     def _wait_us(self, now_ns: int, next_free_ns: int) -> int:
-        # With nothing owed nothing is stored yet either: the first micro-permit takes a moment, too.
-        stored_from_ns = next_free_ns - (-NS_PER_S // self.rate_upermits_per_s)
-        ready_ns = max(stored_from_ns, closes_at_ns(next_free_ns, self.rule.break_ns))
-        # Never 0, which would mean admitted: a caller may refuse what this limiter alone would not have.
-        return max(1, -((now_ns - ready_ns) // _NS_PER_US))
+        closes_ns = closes_at_ns(next_free_ns, self.rule.break_ns)
+        return until_us(now_ns, max(self._stored_from_ns(next_free_ns), closes_ns))
 
-    def _refuse_all_wait_us(self) -> int:
+    def _stored_from_ns(self, next_free_ns: int) -> int:
+        # With nothing owed nothing is stored yet either: the first micro-permit takes a moment, too.
+        return next_free_ns - (-NS_PER_S // self.rate_upermits_per_s)
+
+    def refuse_all_wait_us(self) -> int:
         """Return the wait stated at rate 0, where no honest one exists: the break, or one second."""
         return -(-self.rule.break_ns // _NS_PER_US) or _REFUSE_ALL_WAIT_US
+
+
+def until_us(now_ns: int, ready_ns: int) -> int:
+    """Return the microseconds until ``ready_ns``, rounded up.
+
+    Never 0, which would mean admitted: a caller may refuse what a limiter alone would not have.
+    """
+    return max(1, -((now_ns - ready_ns) // _NS_PER_US))
 
 
 def _require_limit(rule: Rule) -> None:

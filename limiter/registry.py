@@ -1,19 +1,20 @@
 """The registry: from a resource to its live limiter, in bounded memory.
 
 Names come from clients, so anybody can make up a million of them. The registry holds at most ``max_live``
-limiters and evicts only those that are *idle*: full and closed at the time of the question, so that nobody
-could tell them from new ones and eviction forgives no one. Resources with a rule of their own are an
-operator's choice: they are not evicted and stand outside the bound. While nothing can be evicted, the new names
+limiters and evicts only those that are *idle*: full and closed at the time of the question (and cold, if they warm
+up, and without active keys, if they keep shares), so that nobody could tell them from new ones and eviction forgives
+no one. Resources with a rule of their own, totals among them, are an operator's choice: they are not evicted and
+stand outside the bound. While nothing can be evicted, the new names
 that a rule matches share one *overflow* limiter of that rule; for most names that is the kind's default. A
 name that gets a limiter after all takes along what is missing in the shared one, unless a swap has
 put it under another rule meanwhile: then it may get one more burst.
 
 A new rule set holds at once for everybody, but limiters are brought up to date only when they are next
-looked at. The last few swaps are remembered with their times, so that a limiter which missed some goes through
-them one by one and ends as if it had been there. A resource without a limiter is treated as one that
-was idle all along: it is full, unless a swap less than a burst ago says otherwise. Beyond the remembered
-swaps a limiter keeps its debt and loses its stored permits, which errs to the strict side, and no longer than
-until a burst after the oldest swap remembered.
+looked at; where the new rule needs another kind of limiter, one takes its place then. The last few swaps are
+remembered with their times, so that a limiter which missed some goes through them one by one and ends as if it
+had been there. A resource without a limiter is treated as one that was idle all along: it is full, unless a swap
+less than a burst ago says otherwise. Beyond the remembered swaps a limiter keeps its debt and loses its stored
+permits, which errs to the strict side, and no longer than until a burst after the oldest swap remembered.
 
 It reads no clock, is not made for several threads, and does not limit how long names are: protocols do.
 """
@@ -22,6 +23,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
+from limiter.kinds import new_limiter, put_in_force
 from limiter.limiter import Limiter, LimiterState
 from limiter.resource import Resource
 from limiter.rule import Dimension, Rule
@@ -45,21 +47,6 @@ class _Swap(NamedTuple):
     epoch: int
     at_ns: int
     rule_set: RuleSet
-
-
-class _LiveLimiter(Limiter):
-    """A limiter with the registry's bookkeeping."""
-
-    __slots__ = ("asked_ns", "epoch", "filed")
-
-    def __init__(self, resource: Resource, rule: Rule, now_ns: int, *, epoch: int, empty: bool = False) -> None:
-        super().__init__(resource, rule, now_ns, empty=empty)
-        # The swap up to which this limiter is up to date.
-        self.epoch = epoch
-        # When it was last handed out: whoever got it may be about to spend, so it is not evicted at that time.
-        self.asked_ns = now_ns
-        # Whether the wheel holds it; it does at most once.
-        self.filed = False
 
 
 class Registry:
@@ -86,9 +73,10 @@ class Registry:
         self.dimension: Dimension = dimension
         self.evicted_total = 0
         self.overflowed_total = 0
-        self._live: dict[Resource, _LiveLimiter] = {}
+        self._live: dict[Resource, Limiter] = {}
         self._unpinned = 0
-        self._wheel: Wheel[_LiveLimiter] = Wheel()
+        # Of resources: the limiter that lives under one may be replaced.
+        self._wheel: Wheel[Resource] = Wheel()
         self._overflow: dict[str, Limiter] = {}
         self._unlimited: set[Resource] = set()
         self._rule_set = rule_set
@@ -131,7 +119,8 @@ class Registry:
         if not self._rule_set.enabled or resource in self._unlimited:
             return None
         if limiter is not None:
-            if self._catch_up(limiter):
+            limiter = self._up_to_date(resource)
+            if limiter is not None:
                 limiter.asked_ns = now_ns
                 return limiter
         else:
@@ -170,30 +159,25 @@ class Registry:
 
     def state(self, resource: Resource, now_ns: int) -> LimiterState | None:
         """Return the state of a resource's own limiter, or None if it has none; creates none."""
-        limiter = self._live.get(resource)
-        return None if limiter is None else self._state(limiter, now_ns)
+        limiter = self._up_to_date(resource)
+        return None if limiter is None else limiter.state(now_ns)
 
     def states(self, now_ns: int) -> Iterator[LimiterState]:
         """Yield the states of all live limiters, then of the overflow limiters.
 
         Safe while the registry changes between two steps: what is evicted meanwhile or no longer limited is
-        left out, what is new is not in it. Only references are copied at the start; each state is built when
-        its turn comes.
+        left out, and so is what is new. Only references are copied at the start; each state is built when its turn
+        comes.
         """
-        live, overflow = list(self._live.values()), list(self._overflow.values())
-        for limiter in live:
-            if self._live.get(limiter.resource) is limiter:
-                state = self._state(limiter, now_ns)
-                if state is not None:
-                    yield state
-        for shared in overflow:
-            if self._overflow.get(shared.rule.name) is shared:
+        live, overflow = list(self._live), list(self._overflow)
+        for resource in live:
+            state = self.state(resource, now_ns)
+            if state is not None:
+                yield state
+        for name in overflow:
+            shared = self._overflow.get(name)
+            if shared is not None:
                 yield shared.state(now_ns)
-
-    def _state(self, limiter: _LiveLimiter, now_ns: int) -> LimiterState | None:
-        if limiter.epoch == self._epoch or self._catch_up(limiter):
-            return limiter.state(now_ns)
-        return None
 
     def _create(self, resource: Resource, rule: Rule, now_ns: int) -> Limiter:
         pinned = resource in self._exact
@@ -212,69 +196,79 @@ class Registry:
             self._file(limiter, limiter.idle_at_ns())
         return limiter
 
-    def _as_if_always_there(self, resource: Resource, rule: Rule) -> _LiveLimiter:
+    def _as_if_always_there(self, resource: Resource, rule: Rule) -> Limiter:
         """Return what a limiter that nobody has asked since the first rule set would be now."""
         now_ns = self._latest_ns
         if self._no_swap_within_burst(rule):
-            return _LiveLimiter(resource, rule, now_ns, epoch=self._epoch)
-        first = self._swaps[0]
-        first_rule = first.rule_set.limit(resource, self.dimension)
-        start_ns = first.at_ns if first.epoch else self._swaps[1].at_ns
-        # Empty if nothing limited it at first, and if the swaps before the first are forgotten.
-        empty = first_rule is None or first.epoch > 0
-        limiter = _LiveLimiter(resource, first_rule or rule, start_ns, epoch=first.epoch, empty=empty)
-        self._catch_up(limiter, was_limited=first_rule is not None)
-        limiter.refill(now_ns)
+            limiter = new_limiter(resource, rule, now_ns)
+        else:
+            first = self._swaps[0]
+            first_rule = first.rule_set.limit(resource, self.dimension)
+            start_ns = first.at_ns if first.epoch else self._swaps[1].at_ns
+            # Empty if nothing limited it at first, and if the swaps before the first are forgotten.
+            empty = first_rule is None or first.epoch > 0
+            limiter = new_limiter(resource, first_rule or rule, start_ns, empty=empty)
+            limiter.epoch = first.epoch
+            limiter = self._replayed(limiter, was_limited=first_rule is not None)
+            limiter.refill(now_ns)
+        limiter.epoch = self._epoch
         return limiter
 
-    def _catch_up(self, limiter: _LiveLimiter, *, was_limited: bool = True) -> bool:
-        """Lead a limiter through the swaps it has missed; say whether its resource is limited now.
+    def _up_to_date(self, resource: Resource) -> Limiter | None:
+        """Return the resource's limiter, led through the swaps it has missed; None without one, or without a limit.
 
-        One whose resource is not limited now stays as it is, to go through the swaps when it is again.
+        A limiter whose resource is not limited now stays as it is, to go through the swaps when it is again.
         """
-        if self._rule_set.limit(limiter.resource, self.dimension) is None:
-            return False
-        forgotten = limiter.epoch + 1 < self._swaps[0].epoch
+        limiter = self._live.get(resource)
+        if limiter is None or limiter.epoch == self._epoch:
+            return limiter
+        if self._rule_set.limit(resource, self.dimension) is None:
+            return None
+        limiter = self._live[resource] = self._replayed(limiter)
+        limiter.epoch = self._epoch
+        return limiter
+
+    def _replayed(self, limiter: Limiter, *, was_limited: bool = True) -> Limiter:
+        """Return what decides after the swaps that a limiter has missed; another one where a rule needs that."""
+        epoch = limiter.epoch
+        forgotten = epoch + 1 < self._swaps[0].epoch
         restart = forgotten or not was_limited
         for swap in self._swaps:
-            if swap.epoch <= limiter.epoch:
+            if swap.epoch <= epoch:
                 continue
             rule = swap.rule_set.limit(limiter.resource, self.dimension)
             if rule is None:
                 restart = True
-            elif restart:
-                limiter.restart(swap.at_ns, rule)
+            elif restart or rule is not limiter.rule:
+                limiter = put_in_force(limiter, swap.at_ns, rule, restart=restart)
                 restart = False
-            elif rule is not limiter.rule:
-                limiter.reconfigure(swap.at_ns, rule)
-        limiter.epoch = self._epoch
-        return True
+        return limiter
 
     def _make_room(self, now_ns: int) -> bool:
         """Evict until another limiter fits within the bound; say whether it does."""
         looks = 0
         while self._unpinned >= self.max_live and looks < _MAX_LOOKS:
-            limiter = self._wheel.pop_due(now_ns)
-            if limiter is None:
+            resource = self._wheel.pop_due(now_ns)
+            if resource is None:
                 return False
             looks += 1
-            limiter.filed = False
-            if limiter.resource in self._exact:
+            self._live[resource].filed = False
+            if resource in self._exact:
                 continue
-            limited = limiter.epoch == self._epoch or self._catch_up(limiter)
-            if limited:
+            limiter = self._up_to_date(resource)
+            if limiter is not None:
                 worth_a_look_ns = now_ns + 1 if limiter.asked_ns == now_ns else limiter.idle_at_ns()
                 if worth_a_look_ns is None or worth_a_look_ns > now_ns:
                     self._file(limiter, worth_a_look_ns)
                     continue
-            del self._live[limiter.resource]
+            del self._live[resource]
             self._unpinned -= 1
             self.evicted_total += 1
         return self._unpinned < self.max_live
 
-    def _file(self, limiter: _LiveLimiter, at_ns: int | None) -> None:
+    def _file(self, limiter: Limiter, at_ns: int | None) -> None:
         limiter.filed = True
-        self._wheel.file(limiter, at_ns)
+        self._wheel.file(limiter.resource, at_ns)
 
     def _overflow_limiter(self, kind: str, rule: Rule) -> Limiter:
         limiter = self._overflow.get(rule.name)
@@ -282,7 +276,7 @@ class Registry:
             # Strict if a swap is recent: it need not have changed this rule.
             full = self._no_swap_within_burst(rule)
             start_ns = self._latest_ns if full else self._swaps[-1].at_ns
-            limiter = Limiter(Resource(kind, OVERFLOW_NAME), rule, start_ns, empty=not full)
+            limiter = new_limiter(Resource(kind, OVERFLOW_NAME), rule, start_ns, empty=not full)
             self._overflow[rule.name] = limiter
         limiter.refill(self._latest_ns)
         return limiter
@@ -295,7 +289,7 @@ class Registry:
         rules = {rule.name: part for rule in in_force if (part := rule.part(self.dimension)) is not None}
         for name, limiter in list(self._overflow.items()):
             if name in rules:
-                limiter.reconfigure(at_ns, rules[name])
+                self._overflow[name] = put_in_force(limiter, at_ns, rules[name])
             else:
                 del self._overflow[name]
 

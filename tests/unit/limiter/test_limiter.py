@@ -6,7 +6,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from limiter.bucket import NS_PER_S, UPERMITS_PER_PERMIT
-from limiter.limiter import Admission, Limiter
+from limiter.limiter import Admission, Gate, Limiter
 from limiter.resource import Resource
 from limiter.rule import Rule
 
@@ -278,6 +278,59 @@ def test_the_bound_is_reached() -> None:
     assert math.ceil(2.5) + 40 - 1 == 1 + 1 + 40
 
 
+# --- waiting behind others
+
+
+def test_wait_behind_others_is_until_they_are_paid_for_whatever_the_breaker_says() -> None:
+    it = limiter(100)
+    assert it.wait_us_behind(0, 99) == 0
+    assert it.wait_us_behind(0, 100) == 1
+    assert it.wait_us_behind(0, 150) == US_PER_S // 2 + 1
+
+    it.acquire(0, [1] * 101)
+    assert it.state(0).open
+    assert it.wait_us_behind(NS_PER_S // 2, 0) == 0
+    assert it.wait_us_behind(NS_PER_S // 2, 60) == US_PER_S // 10 + 1
+
+
+def test_at_rate_0_waiting_behind_others_is_as_hopeless_as_in_front() -> None:
+    it = limiter(0, break_s=0.25)
+
+    assert it.wait_us_behind(0, 0) == it.wait_us_behind(0, 10) == 250_000
+
+
+@given(
+    rate_per_s=st.sampled_from([0.7, 1, 7, 333.3, 100_000]),
+    spent=st.integers(0, 300),
+    gap_ns=st.integers(0, NS_PER_S),
+    ahead=st.lists(st.integers(0, 20), max_size=5),
+)
+def test_who_waits_behind_others_is_admitted_when_it_was_told(
+    rate_per_s: float, spent: int, gap_ns: int, ahead: list[int]
+) -> None:
+    it = limiter(rate_per_s, break_s=0)
+    it.acquire(0, [spent])
+    now_ns = gap_ns
+    told_ns = now_ns + it.wait_us_behind(now_ns, sum(ahead)) * 1000
+    for cost in ahead:
+        now_ns += it.wait_us_behind(now_ns, 0) * 1000
+        assert it.acquire(now_ns, [cost]).admitted == 1
+    now_ns += it.wait_us_behind(now_ns, 0) * 1000
+
+    assert it.check(now_ns, [1]).admitted == 1
+    assert now_ns <= told_ns + 1000 * (1 + len(ahead))
+    # Costs of nothing are let through as early as the rest.
+    slack_ns = (2 + len(ahead)) * (1000 + 2 * NS_PER_S // it.rate_upermits_per_s)
+    assert now_ns >= told_ns - slack_ns
+
+
+def test_limiter_is_the_share_of_everybody() -> None:
+    it = limiter(1)
+    gate: Gate = it.share("a", 0)
+
+    assert gate is it
+
+
 # --- charge and take_up_to
 
 
@@ -522,6 +575,7 @@ def test_state_shows_what_operators_ask_for_and_changes_nothing() -> None:
         "wait_us": 750_000,
         "last_refused_ns": 5,
         "last_wait_us": US_PER_S,
+        "shares": (),
     }
     assert everything(it) == before
 

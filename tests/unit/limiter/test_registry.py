@@ -1,17 +1,21 @@
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from limiter.bucket import NS_PER_S, UPERMITS_PER_PERMIT
+from limiter.fair import FairLimiter
 from limiter.limit_text import parse_limit
 from limiter.limiter import Limiter
 from limiter.registry import OVERFLOW_NAME, Registry
 from limiter.resource import Resource
 from limiter.rule import Rule
 from limiter.rules import RuleSet
+from limiter.schedule import read_hours
+from limiter.warm_up import WarmUpLimiter
 
 MS = NS_PER_S // 1000
 
@@ -50,7 +54,7 @@ def test_each_resource_has_its_own_limiter_and_keeps_it() -> None:
 
 
 def test_what_nothing_limits_has_no_limiter_and_takes_no_room() -> None:
-    off = Rule("topic", "off", 1, enabled=False)
+    off = Rule("topic", "off", 1, action="off")
     registry = Registry(RuleSet((parse_limit("topic:free-*=unlimited"), off)), max_live=1)
 
     for name in ("free-1", "off", "anything"):
@@ -418,16 +422,168 @@ def test_state_shows_the_rule_in_force_without_waiting_for_a_request() -> None:
     assert registry.live == 1
 
 
+# --- bytes, totals, and the kinds of limiters
+
+
+def test_each_dimension_has_its_own_registry() -> None:
+    both = Rule("topic", "*", 100, bytes_per_s=1000, bytes_burst_s=2)
+    only_bytes = Rule("topic", "logs", None, bytes_per_s=50)
+    rules = RuleSet((both, only_bytes))
+    messages, sizes = Registry(rules), Registry(rules, dimension="bytes")
+
+    assert admitted(messages, "a", 0, 5000) == 100
+    assert admitted(sizes, "a", 0, 5000) == 2000
+    assert messages.get(topic("logs"), 0) is None
+    assert admitted(sizes, "logs", 0, 5000) == 50
+    assert (messages.live, sizes.live) == (1, 2)
+
+
+def test_bytes_limit_that_comes_or_goes_concerns_the_bytes_only() -> None:
+    plain = Rule("topic", "*", 100)
+    registry = Registry(RuleSet((plain,)), dimension="bytes")
+    assert registry.get(topic("a"), 0) is None
+    registry.swap(RuleSet((Rule("topic", "*", 100, bytes_per_s=1000),)), 0)
+    # As whenever there was no limit: it starts empty.
+    assert admitted(registry, "a", 100 * MS, 5000) == 100
+
+    registry.swap(RuleSet((plain,)), 100 * MS)
+    assert registry.get(topic("a"), 100 * MS) is None
+
+
+def test_totals_are_pinned() -> None:
+    rules = RuleSet((parse_limit("topic:*=100/s"), Rule("topic", "*", 30, shared=True)))
+    registry = Registry(rules, max_live=1)
+    total = Resource("total", "topic:*")
+    limiter = registry.get(total, 0)
+    assert limiter is not None
+    for number in range(5):
+        admitted(registry, f"made-up-{number}", number * 2 * NS_PER_S, 1)
+
+    assert registry.get(total, 10 * NS_PER_S) is limiter
+    assert (registry.live, registry.pinned, registry.evicted_total) == (2, 1, 4)
+
+
+def test_total_whose_rule_goes_limits_nothing_and_makes_room() -> None:
+    plain = parse_limit("topic:*=100/s")
+    registry = Registry(RuleSet((plain, Rule("topic", "*", 30, shared=True))), max_live=1)
+    assert registry.get(Resource("total", "topic:*"), 0) is not None
+    registry.swap(RuleSet((plain,)), 0)
+
+    assert registry.get(Resource("total", "topic:*"), 0) is None
+    assert list(registry.states(0)) == []
+    admitted(registry, "a", NS_PER_S, 1)
+    assert (registry.live, registry.pinned, registry.overflowed_total) == (1, 0, 0)
+
+
+def kinds_of_rule(rate_per_s: float = 100, pattern: str = "*") -> dict[type[Limiter], Rule]:
+    return {
+        Limiter: Rule("topic", pattern, rate_per_s, break_s=0),
+        FairLimiter: Rule("topic", pattern, rate_per_s, break_s=0, fair_by="client"),
+        WarmUpLimiter: Rule("topic", pattern, rate_per_s, warm_up_s=10),
+    }
+
+
+@pytest.mark.parametrize("kind", kinds_of_rule())
+def test_rule_gets_the_kind_of_limiter_that_it_needs(kind: type[Limiter]) -> None:
+    registry = Registry(RuleSet((kinds_of_rule()[kind],)), max_live=1)
+
+    assert type(live(registry, "a", 0)) is kind
+    live(registry, "a", 0).charge(0, 200)
+    overflow = live(registry, "b", 0)
+    assert (type(overflow), overflow.resource.name) == (kind, OVERFLOW_NAME)
+
+
+@pytest.mark.parametrize("new", kinds_of_rule(), ids=lambda kind: f"to {kind.__name__}")
+@pytest.mark.parametrize("old", kinds_of_rule(), ids=lambda kind: kind.__name__)
+def test_swap_replaces_the_limiter_by_the_kind_that_the_new_rule_needs(old: type[Limiter], new: type[Limiter]) -> None:
+    registry = Registry(RuleSet((kinds_of_rule()[old],)), max_live=1)
+    live(registry, "a", 0).charge(0, 300)
+    owed = live(registry, "a", 0).stored_upermits
+    admitted(registry, "b", 0, 50)
+    overflow = live(registry, "b", 0).stored_upermits
+    registry.swap(RuleSet((kinds_of_rule()[new],)), 0)
+
+    assert type(live(registry, "a", 0)) is new
+    assert live(registry, "a", 0).stored_upermits == owed < 0
+    assert live(registry, "a", 0) is live(registry, "a", 0)
+    assert type(live(registry, "b", 0)) is new
+    assert live(registry, "b", 0).stored_upermits <= overflow
+    states = list(registry.states(0))
+    assert [state.resource.name for state in states] == ["a", OVERFLOW_NAME]
+
+
+def test_replaced_limiter_is_filed_once_and_evicted_when_idle() -> None:
+    registry = Registry(RuleSet((kinds_of_rule()[Limiter],)), max_live=1)
+    live(registry, "a", 0)
+    for number in range(50):
+        for rule in kinds_of_rule().values():
+            registry.swap(RuleSet((rule,)), number)
+            live(registry, "a", number)
+    registry.swap(RuleSet((kinds_of_rule()[Limiter],)), 50)
+    live(registry, "b", 2 * NS_PER_S)
+    live(registry, "c", 4 * NS_PER_S)
+
+    assert (registry.live, registry.evicted_total) == (1, 2)
+
+
+def test_fair_limiter_is_not_evicted_while_its_keys_are_active_or_owe() -> None:
+    registry = Registry(RuleSet((kinds_of_rule()[FairLimiter],)), max_live=1)
+    live(registry, "a", 0).share("k", 0)
+    live(registry, "b", 9 * NS_PER_S)
+    assert registry.evicted_total == 0
+    live(registry, "b", 11 * NS_PER_S)
+    assert registry.evicted_total == 1
+
+    live(registry, "b", 11 * NS_PER_S).share("k", 11 * NS_PER_S).charge(11 * NS_PER_S, 3000)
+    live(registry, "c", 30 * NS_PER_S)
+    assert registry.evicted_total == 1
+    live(registry, "c", 60 * NS_PER_S)
+    assert registry.evicted_total == 2
+
+
+def test_warm_limiter_is_not_evicted_before_it_is_cold() -> None:
+    registry = Registry(RuleSet((kinds_of_rule()[WarmUpLimiter],)), max_live=1)
+    live(registry, "a", 0).charge(0, 500)  # owes 9 s, then fills for 1 s and cools for 5 s
+    live(registry, "b", 14 * NS_PER_S)
+    assert registry.evicted_total == 0
+
+    live(registry, "b", 16 * NS_PER_S)
+    assert registry.evicted_total == 1
+
+
+def test_rule_with_hours_holds_from_swap_to_swap() -> None:
+    night = Rule("topic", "*", 10, hours=read_hours("22:00-06:00", (), "UTC"), fair_by="client", break_s=0)
+    rules = RuleSet((Rule("topic", "*", 100, break_s=0), night))
+    at_noon, at_midnight = (rules.at(datetime(2026, 3, 2, hour, tzinfo=UTC)) for hour in (12, 0))
+    registry = Registry(at_noon)
+    assert admitted(registry, "a", 0, 60) == 60
+    registry.swap(at_midnight, 0)
+    assert isinstance(live(registry, "a", 0), FairLimiter)
+    assert live(registry, "a", 0).stored_upermits == 4 * UPERMITS_PER_PERMIT
+
+    registry.swap(at_noon, NS_PER_S)
+    assert live(registry, "a", NS_PER_S).rule.rate_per_s == 100
+    assert live(registry, "a", NS_PER_S).stored_upermits == 10 * UPERMITS_PER_PERMIT
+    # Nobody asked for this one at night, and it ends the same.
+    assert admitted(registry, "b", NS_PER_S, 200) == 10
+
+
 # --- properties
 
 NAMES = ["a1", "a2", "b1", "b2", "own"]
 TEXT_RATES = st.sampled_from(["0/s", "1/s", "7/s", "100/s", "2.5/s", "unlimited"])
 RULE_SETS = st.builds(
-    lambda default, glob, own, enabled: rule_set(
-        f"topic:*={default}", f"topic:a*={glob}", f"topic:own={own}", enabled=enabled
+    lambda default, glob, kind, own, enabled: RuleSet(
+        (
+            parse_limit(f"topic:*={default}"),
+            replace(parse_limit(f"topic:a*={glob}"), **kind),
+            parse_limit(f"topic:own={own}"),
+        ),
+        enabled=enabled,
     ),
     TEXT_RATES,
     TEXT_RATES,
+    st.sampled_from([{}, {"fair_by": "client"}, {"warm_up_s": 3}]),
     TEXT_RATES,
     st.integers(0, 9).map(bool),
 )

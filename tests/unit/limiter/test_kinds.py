@@ -1,0 +1,130 @@
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from limiter.bucket import NS_PER_S, UPERMITS_PER_PERMIT
+from limiter.fair import OTHER_KEY, FairLimiter
+from limiter.kinds import new_limiter, put_in_force
+from limiter.limiter import Limiter
+from limiter.resource import Resource
+from limiter.rule import Rule
+from limiter.warm_up import WarmUpLimiter
+
+ORDERS = Resource("topic", "orders")
+PLAIN = Rule("topic", "orders", 90, break_s=0)
+FAIR = replace(PLAIN, fair_by="client")
+WARM = replace(PLAIN, warm_up_s=10)
+KINDS: dict[str, tuple[Rule, type[Limiter]]] = {
+    "plain": (PLAIN, Limiter),
+    "fair": (FAIR, FairLimiter),
+    "warm-up": (WARM, WarmUpLimiter),
+}
+
+
+def another(rule: Rule, **changes: Any) -> Rule:
+    return replace(rule, **changes)
+
+
+def most_at_once(limiter: Limiter, now_ns: int) -> int:
+    return limiter.share("a", now_ns).check(now_ns, [1] * 1000).admitted
+
+
+@pytest.mark.parametrize(("rule", "kind"), KINDS.values(), ids=KINDS)
+def test_rule_gets_the_kind_that_it_needs(rule: Rule, kind: type[Limiter]) -> None:
+    assert type(new_limiter(ORDERS, rule, 0)) is kind
+    assert new_limiter(ORDERS, rule, 0, empty=True).stored_upermits == 0
+
+
+@pytest.mark.parametrize(("rule", "kind"), KINDS.values(), ids=KINDS)
+def test_other_figures_of_the_same_kind_leave_the_limiter_where_it_is(rule: Rule, kind: type[Limiter]) -> None:
+    limiter = new_limiter(ORDERS, rule, 0)
+    faster = another(rule, rate_per_s=900)
+
+    assert type(limiter) is kind
+    assert put_in_force(limiter, 0, faster) is limiter
+    assert limiter.rule is faster
+    assert limiter.stored_upermits == 90 * UPERMITS_PER_PERMIT
+
+
+@pytest.mark.parametrize(("new", "kind"), KINDS.values(), ids=[f"to {name}" for name in KINDS])
+@pytest.mark.parametrize("old", [rule for rule, _ in KINDS.values()], ids=KINDS)
+def test_successor_stores_no_more_and_owes_no_less(old: Rule, new: Rule, kind: type[Limiter]) -> None:
+    for spent in (0, 20, 500):
+        before = new_limiter(ORDERS, old, 0)
+        before.share("a", 0).charge(0, spent)
+        balance, could = before.stored_upermits, most_at_once(before, 0)
+        after = put_in_force(before, 0, another(new, rate_per_s=900))
+
+        assert type(after) is kind
+        assert after.stored_upermits <= max(balance, 0)
+        assert after.stored_upermits <= balance or balance > 0
+        assert (after.stored_upermits < 0) == (balance < 0)
+        # A key that a fair limiter does not know yet gets its first request on credit.
+        assert most_at_once(after, 0) <= could + (kind is FairLimiter)
+
+
+@pytest.mark.parametrize("new", [rule for rule, _ in KINDS.values()], ids=[f"to {name}" for name in KINDS])
+@pytest.mark.parametrize("old", [rule for rule, _ in KINDS.values()], ids=KINDS)
+def test_restarted_successor_stores_nothing_but_keeps_a_debt(old: Rule, new: Rule) -> None:
+    for spent in (0, 500):
+        before = new_limiter(ORDERS, old, 0)
+        before.charge(0, spent)
+        balance = before.settled(NS_PER_S)[0] if not spent else before.stored_upermits
+        after = put_in_force(before, NS_PER_S, new, restart=True)
+
+        assert after.stored_upermits <= min(balance, 0)
+        assert after.at_ns == NS_PER_S
+
+
+@pytest.mark.parametrize(("other", "most"), [(WARM, 90), (FAIR, 90 + 150)], ids=["warm-up", "fair"])
+def test_to_and_fro_mints_nothing(other: Rule, most: int) -> None:
+    """A key that is new to a fair limiter gets one on credit each time, which is owed for."""
+    limiter = new_limiter(ORDERS, PLAIN, 0)
+    admitted = 0
+    for at in range(300):
+        share = limiter.share("a", 0)
+        costs = [1] * share.check(0, [1, 1]).admitted
+        share.commit(0, costs)
+        admitted += len(costs)
+        limiter = put_in_force(limiter, 0, (other, PLAIN)[at % 2])
+
+    assert admitted <= most
+    assert limiter.stored_upermits <= (90 - admitted) * UPERMITS_PER_PERMIT
+
+
+def test_what_a_cold_limiter_stored_counts_as_the_permits_it_would_have_bought() -> None:
+    cold = new_limiter(ORDERS, another(WARM, warm_up_s=3600), 0)
+    could = most_at_once(cold, 0)
+    after = put_in_force(cold, 0, PLAIN)
+
+    assert could == pytest.approx(30, abs=1)
+    assert most_at_once(after, 0) <= could
+    assert after.stored_upermits >= (could - 1) * UPERMITS_PER_PERMIT
+
+
+def test_warming_up_begins_cold() -> None:
+    after = put_in_force(new_limiter(ORDERS, PLAIN, 0), 0, WARM)
+
+    assert isinstance(after, WarmUpLimiter)
+    assert after.cold_upermits == after.coldest_upermits
+    assert after.stored_upermits == after.capacity_upermits
+
+
+def test_debt_that_no_key_made_is_paid_by_the_share_of_others() -> None:
+    plain = new_limiter(ORDERS, PLAIN, 0)
+    plain.charge(0, 590)
+    after = put_in_force(plain, 0, FAIR)
+
+    assert [(state.key, state.stored_permits) for state in after.state(0).shares] == [(OTHER_KEY, -500.0)]
+
+
+def test_last_refusal_and_the_registrys_bookkeeping_go_along() -> None:
+    plain = new_limiter(ORDERS, another(PLAIN, break_s=1), 0)
+    plain.acquire(5, [1] * 100)
+    plain.epoch, plain.asked_ns, plain.filed = 3, 4, True
+    after = put_in_force(plain, 6, FAIR)
+
+    assert (after.last_refused_ns, after.last_wait_us) == (5, 1_000_000)
+    assert (after.epoch, after.asked_ns, after.filed) == (3, 4, True)
+    assert not after.state(6).open
