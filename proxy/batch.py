@@ -197,6 +197,13 @@ Verdicts = Mapping[int, Verdict]
 NO_VERDICTS: Final[Verdicts] = {}
 
 
+def drop_tickets(verdicts: Verdicts) -> None:
+    """Drop the tickets among verdicts that come to nothing."""
+    for verdict in verdicts.values():
+        if isinstance(verdict, Hold):
+            verdict.ticket.drop()
+
+
 class Charge(msgspec.Struct, gc=False):
     """A cost that became known only after its request had been decided; it can no longer be refused.
 
@@ -281,19 +288,24 @@ class Batch:
         ]
 
     def _grouped(self) -> list[Group]:
-        groups: dict[tuple[tuple[Resource, ...], str], Group] = {}
+        groups: dict[tuple[tuple[Resource, ...], str, bool], Group] = {}
         run: tuple[Resource, ...] | None = None
         producer_group = ""
+        consumes = False
         indexes: list[int] = []
         messages: list[int] = []
         for index, request in enumerate(self.requests):
             # Sessions intern the tuple, so that a run of one topic costs an identity test a message.
-            if request.resources is not run or request.producer_group != producer_group:
-                run, producer_group = request.resources, request.producer_group
-                group = groups.get((run, producer_group))
+            if (
+                request.resources is not run
+                or request.producer_group != producer_group
+                or request.consumes is not consumes
+            ):
+                run, producer_group, consumes = request.resources, request.producer_group, request.consumes
+                group = groups.get((run, producer_group, consumes))
                 if group is None:
-                    group = Group(run, producer_group, request.consumes, [], [])
-                    groups[run, producer_group] = group
+                    group = Group(run, producer_group, consumes, [], [])
+                    groups[run, producer_group, consumes] = group
                 indexes, messages = group.indexes, group.messages
             indexes.append(index)
             messages.append(request.messages)

@@ -22,12 +22,13 @@ late. Without this, flooding connections would switch the limiter off by their o
 import inspect
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
 import trio
 
-from proxy.batch import Batch, Verdicts
+from proxy.batch import Batch, Verdicts, drop_tickets
 
 Decide = Callable[[Batch, int], Verdicts | Awaitable[Verdicts]]
 """What a lane runs for each batch, with the monotonic time in nanoseconds."""
@@ -233,6 +234,9 @@ class Lane:
         if ticket is self._probe:
             self._probe = None
             self.late = ticket.overdue
+        if ticket.task is None and not isinstance(ticket.outcome, Bypass | None):
+            with suppress(Exception):  # a mapping of the handler's own may raise anything
+                drop_tickets(ticket.outcome)  # nobody waits for these verdicts any more
         ticket.wake()
 
     def _finish_laid_down(self) -> None:

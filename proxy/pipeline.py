@@ -41,8 +41,8 @@ says that the data path is about to end.
 *What an exception means.* The batch bypasses that handler only: the others still decide. It is counted under
 reason ``error``, and logged at most once a second. The same holds for a queue that is full (``full``) and for
 a verdict that is not there after the deadline (``late``). ``fails`` says what a bypass means: an ``open``
-handler's requests pass, a ``closed`` handler's are refused. Late verdicts are thrown away; a ticket among them is
-resolved for nobody.
+handler's requests pass, a ``closed`` handler's are refused. Late verdicts are thrown away, and the tickets among
+them dropped.
 
 *Responses.* With ``sees_responses`` a handler gets the broker's answers by ``on_responses``, inline, after
 their bytes were queued: it observes and can change nothing.
@@ -84,6 +84,7 @@ import traceback
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, Literal
 
@@ -92,7 +93,7 @@ import trio
 
 from limiter.limits import Limits
 from limiter.resource import Resource
-from proxy.batch import Batch, ConnectionInfo, Refuse, Response, Verdicts
+from proxy.batch import Batch, ConnectionInfo, Refuse, Response, Verdicts, drop_tickets
 from proxy.executor import Bypass, Executor, LaneStats, checked
 from proxy.log_rate import LogRate
 
@@ -256,19 +257,29 @@ class Pipeline:
 
     async def decide(self, batch: Batch) -> None:
         """Send one batch through all handlers; afterwards ``batch.verdicts`` is complete."""
-        for link in self._links:
-            if link.executor is not None:
-                outcome = await link.executor.submit(batch)
-            else:
-                outcome = self._decide_inline(link, batch)
-            if not isinstance(outcome, Bypass):
-                try:
-                    batch.add_verdicts(outcome)
-                except Exception as error:  # noqa: BLE001 - a mapping of the handler's own may raise anything
-                    outcome = Bypass("error", error)
+        try:
+            for link in self._links:
+                if link.executor is not None:
+                    outcome = await link.executor.submit(batch)
                 else:
-                    continue
-            self._bypass(link, batch, outcome)
+                    outcome = self._decide_inline(link, batch)
+                self._take(link, batch, outcome)
+        except BaseException:
+            # The connection has ended meanwhile: nobody is left who would wait for what is held.
+            drop_tickets(batch.verdicts)
+            raise
+
+    def _take(self, link: _Link, batch: Batch, outcome: Verdicts | Bypass) -> None:
+        if not isinstance(outcome, Bypass):
+            try:
+                batch.add_verdicts(outcome)
+            except Exception as error:  # noqa: BLE001 - a mapping of the handler's own may raise anything
+                with suppress(Exception):
+                    drop_tickets(outcome)
+                outcome = Bypass("error", error)
+            else:
+                return
+        self._bypass(link, batch, outcome)
 
     def _decide_inline(self, link: _Link, batch: Batch) -> Verdicts | Bypass:
         try:

@@ -1,64 +1,227 @@
 """The rate limiter as a handler: asks the limits, once per group of requests that are decided alike.
 
-It knows neither protocols nor time; the decision itself is ``limiter``'s.
+What only delay rules stop waits in the limits' waiting room with a ticket; one task wakes up when something there is
+due. It knows no protocol; the decision itself is ``limiter``'s.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from limiter.limits import Asker, Limits, Stop
-from proxy.batch import NO_VERDICTS, Batch, Refuse, Verdict, Verdicts
+import structlog
+import trio
+from annotated_types import Ge
+
+from limiter.holding import Bounds
+from limiter.limits import Asker, Decision, Held, Limits, Stop
+from proxy.batch import (
+    NO_VERDICTS,
+    Batch,
+    Group,
+    Hold,
+    Refuse,
+    Request,
+    Shadow,
+    Ticket,
+    Verdict,
+    Verdicts,
+    drop_tickets,
+)
+from proxy.log_rate import LogRate
 from proxy.pipeline import Fails, Handler, HandlerPlugin, HandlerServices
+
+_DEFAULTS = Bounds()
+
+_log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class RateLimitOptions:
-    """The rate limiter has no options of its own: rules come from the limits."""
+    """How much may be held for rules with action ``delay``; what is over a bound is refused at once.
+
+    Rules and limits are no options of the handler.
+
+    Attributes:
+        max_held: requests held at most, of all connections together.
+        max_held_bytes: bytes of held requests at most, of all connections together.
+        max_held_per_connection: requests held at most of one connection.
+        max_held_bytes_per_connection: bytes of held requests at most of one connection.
+    """
+
+    max_held: Annotated[int, Ge(0)] = _DEFAULTS.requests
+    max_held_bytes: Annotated[int, Ge(0)] = _DEFAULTS.size_bytes
+    max_held_per_connection: Annotated[int, Ge(0)] = _DEFAULTS.requests_per_connection
+    max_held_bytes_per_connection: Annotated[int, Ge(0)] = _DEFAULTS.size_bytes_per_connection
+
+
+class _HeldRequest(Held):
+    """A request in the waiting room, with the ticket that says so to its connection."""
+
+    __slots__ = ("handler", "ticket")
+
+    def __init__(self, handler: "RateLimit", connection: int, request: Request, asker: Asker) -> None:
+        super().__init__(
+            request.resources,
+            asker,
+            request.messages,
+            request.size_bytes,
+            connection=connection,
+            order_key=request.order_key,
+        )
+        self.handler = handler
+        self.ticket = Ticket(self.dropped)
+
+    @property
+    def verdict(self) -> Hold:
+        return Hold(self.resource, self.rule.name, self.ticket)
+
+    def dropped(self) -> None:
+        self.handler.holding.drop(self)
+
+    def resolved(self, stop: Stop | None) -> None:
+        self.ticket.resolve(None if stop is None else self.handler.refuse(stop, self.asker.client))
 
 
 class RateLimit(Handler):
-    """Refuses what is over any limit that applies to it; fails open."""
+    """Refuses or holds what is over any limit that applies to it; fails open.
+
+    Args:
+        options: how much may be held.
+        services: the limits, and the clock.
+
+    Attributes:
+        holding: where held requests wait.
+    """
 
     fails: ClassVar[Fails] = "open"
-    #: The limits are swapped, read and explained from the event loop.
+    #: The limits are swapped, read and explained from the event loop, and tickets resolved there.
     thread_safe: ClassVar[bool] = False
 
-    def __init__(self, limits: Limits) -> None:
-        self._limits = limits
+    def __init__(self, options: RateLimitOptions, services: HandlerServices) -> None:
+        self._limits: Limits = services.limits
+        self._now_ns = services.now_ns
+        self._log_rate = LogRate()
+        self._woken = trio.Event()
+        self.holding = services.limits.holding
+        self.holding.bounds = Bounds(
+            options.max_held,
+            options.max_held_bytes,
+            options.max_held_per_connection,
+            options.max_held_bytes_per_connection,
+        )
+        self.holding.earlier = self._wake_up
 
     def on_requests(self, batch: Batch, now_ns: int) -> Verdicts:
         """Decide each group of requests in one go."""
-        connection = batch.connection
-        if connection.exempt:
+        if batch.connection.exempt:
             return NO_VERDICTS
         verdicts: dict[int, Verdict] = {}
-        for group in batch.groups():
-            indexes, messages = group.indexes, group.messages
-            if batch.verdicts:
-                left = [at for at, index in enumerate(indexes) if not isinstance(batch.verdicts.get(index), Refuse)]
-                indexes, messages = [indexes[at] for at in left], [messages[at] for at in left]
-            asker = None if group.consumes else Asker(connection.address, group.producer_group, connection.scope)
-
-            def size_bytes(indexes: list[int] = indexes) -> list[int]:
-                return batch.size_bytes(indexes)
-
-            decision = self._limits.decide(now_ns, group.resources, asker, messages, size_bytes)
-            if decision.stop is not None:
-                refuse = _refuse(decision.stop)
-                for index in indexes[decision.admitted :]:
-                    verdicts[index] = refuse
+        try:
+            for group in batch.groups():
+                self._decide(batch, group, now_ns, verdicts)
+        except BaseException:
+            drop_tickets(verdicts)
+            raise
+        connection = batch.connection
         for charge in batch.charges:
-            asker = None if charge.consumes else Asker(connection.address, charge.producer_group, connection.scope)
+            asker = Asker(connection.address, charge.producer_group, connection.scope, charge.consumes)
             self._limits.charge(now_ns, charge.resources, asker, charge.messages, charge.size_bytes)
         return verdicts or NO_VERDICTS
 
+    def _decide(self, batch: Batch, group: Group, now_ns: int, verdicts: dict[int, Verdict]) -> None:
+        connection, indexes, messages = batch.connection, group.indexes, group.messages
+        if batch.verdicts:
+            # What an earlier handler refused must not be charged.
+            left = [at for at, index in enumerate(indexes) if not isinstance(batch.verdicts.get(index), Refuse)]
+            indexes, messages = [indexes[at] for at in left], [messages[at] for at in left]
+            if not indexes:
+                return
+        asker = Asker(connection.address, group.producer_group, connection.scope, group.consumes)
+        # Where requests have an order, each is a group of its own.
+        leader = self.holding.last_before(connection.id, batch.requests[indexes[0]].order_key)
+        if leader is not None:
+            held = _HeldRequest(self, connection.id, batch.requests[indexes[0]], asker)
+            stop = self._limits.follow(now_ns, held, leader)
+            verdicts[indexes[0]] = held.verdict if stop is None else self.refuse(stop, asker.client)
+            return
+        decision = self._limits.decide(now_ns, group.resources, asker, messages, lambda: batch.size_bytes(indexes))
+        if decision.stop is not None:
+            stopped = indexes[decision.admitted :]
+            if decision.delays:
+                self._hold(batch, stopped, asker, decision, now_ns=now_ns, verdicts=verdicts)
+            else:
+                refuse = self.refuse(decision.stop, asker.client, len(stopped))
+                for index in stopped:
+                    verdicts[index] = refuse
+        for shade in decision.shades:
+            shadow = Shadow(shade.resource, shade.rule)
+            for index in indexes[shade.first : decision.admitted]:
+                verdicts.setdefault(index, shadow)
 
-def _refuse(stop: Stop) -> Refuse:
-    return Refuse(stop.resource, stop.rule.name, stop.wait_us, stop.rule.busy_code)
+    def _hold(
+        self,
+        batch: Batch,
+        stopped: list[int],
+        asker: Asker,
+        decision: Decision,
+        *,
+        now_ns: int,
+        verdicts: dict[int, Verdict],
+    ) -> None:
+        """Hold requests until one is refused; then those behind it are, too."""
+        for at, index in enumerate(stopped):
+            held = _HeldRequest(self, batch.connection.id, batch.requests[index], asker)
+            behind = len(stopped) - at - 1
+            stop = self._limits.hold(now_ns, decision, held, behind)
+            if stop is None:
+                verdicts[index] = held.verdict
+                continue
+            refuse = self.refuse(stop, asker.client, 1 + behind)
+            for refused in stopped[at:]:
+                verdicts[refused] = refuse
+            return
+
+    def refuse(self, stop: Stop, client: str, times: int = 1) -> Refuse:
+        """Make a refusal of a stop, and say so in the log at most once a second."""
+        name = stop.rule.name
+        not_logged = self._log_rate.take("over the limit", self._now_ns() / 1e9, times)
+        if not_logged is not None:
+            _log.warning(
+                "over the limit",
+                rule=name,
+                resource=str(stop.resource),
+                client=client,
+                wait_us=stop.wait_us,
+                not_logged=not_logged,
+            )
+        return Refuse(stop.resource, name, stop.wait_us, stop.rule.busy_code)
+
+    async def run(self) -> None:
+        """Release what is held when its time has come."""
+        while True:
+            self._woken = trio.Event()
+            due_ns = self.holding.next_due_ns()
+            if due_ns is None:
+                await self._woken.wait()
+                continue
+            wait_ns = due_ns - self._now_ns()
+            if wait_ns > 0:
+                with trio.move_on_after(wait_ns / 1e9):
+                    await self._woken.wait()
+            else:
+                # One turn of many: the others on the loop have theirs in between.
+                await trio.lowlevel.checkpoint()
+                self.holding.release(self._now_ns())
+
+    def drain(self, ends_ns: int) -> None:
+        """Let nothing be held for longer than until ``ends_ns``."""
+        self.holding.drain(ends_ns)
+
+    def _wake_up(self) -> None:
+        self._woken.set()
 
 
-def _build(_: RateLimitOptions, services: HandlerServices) -> Handler:
-    return RateLimit(services.limits)
+def _build(options: RateLimitOptions, services: HandlerServices) -> Handler:
+    return RateLimit(options, services)
 
 
 PLUGIN = HandlerPlugin("rate_limit", RateLimitOptions, _build)

@@ -1,6 +1,8 @@
-"""Limiter decisions per second in one thread: single calls, batches as the data path makes them, and refusals.
+"""Limiter decisions per second in one thread: one limiter alone, then all rules that apply together.
 
-Every call reads the clock, as a caller would. Nothing but the limiter is measured: no registry, no protocol.
+Every call reads the clock, as a caller would. No protocol, no handler: the first table asks one limiter, the second
+all of the limits by name, with 1, 3 and 6 rules that apply, against one limiter in the same run; the third finds the
+rule of one of a thousand topics among few rules and among very many.
 """
 
 import argparse
@@ -8,9 +10,9 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import repeat
+from itertools import cycle, repeat
 from pathlib import Path
 from statistics import median
 
@@ -18,68 +20,166 @@ from report import aligned
 
 from limiter.limit_text import parse_limit
 from limiter.limiter import Limiter
+from limiter.limits import Asker, Limits
 from limiter.resource import Resource
+from limiter.rule import Rule
+from limiter.rules import RuleSet
 
 # As many 536-byte frames as one read of 256 KiB holds.
 FRAMES_OF_A_READ = 489
 CALLS_BETWEEN_LOOKS = 1000
+PLENTY = 1_000_000_000
+TOPIC = Resource("topic", "bench")
+ASKER = Asker("10.1.2.3", "bench", "main")
+
+Ask = Callable[[], object]
+"""Makes one decision about a whole batch."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One way to ask: a limit and how many decisions a call takes."""
+    """One way to ask.
+
+    Attributes:
+        name: what is asked.
+        batch: how many requests a call decides.
+        make: sets it up.
+    """
 
     name: str
-    limit: str
     batch: int
+    make: Callable[[], Ask]
 
 
-CASES = (
-    Case("single, admitted", "topic:bench=1000000000/s", 1),
-    Case("batches of 16, admitted", "topic:bench=1000000000/s", 16),
-    Case(f"batches of {FRAMES_OF_A_READ}, admitted", "topic:bench=1000000000/s", FRAMES_OF_A_READ),
-    Case("single, refused, breaker open", "topic:bench=1/s", 1),
-    Case("single, refused, rate 0", "topic:bench=0/s", 1),
+def of_one_limiter(limit: str, batch: int) -> Ask:
+    """Ask a limiter itself."""
+    clock, costs = time.monotonic_ns, (1,) * batch
+    acquire = Limiter(TOPIC, parse_limit(limit), clock()).acquire
+    return lambda: acquire(clock(), costs)
+
+
+def of_all_limits(rules: tuple[Rule, ...], batch: int) -> Ask:
+    """Ask all limits of one topic."""
+    clock, costs, resources = time.monotonic_ns, (1,) * batch, (TOPIC,)
+    decide = Limits(RuleSet(rules)).decide
+    return lambda: decide(clock(), resources, ASKER, costs, list)
+
+
+def of_many_topics(rules: tuple[Rule, ...]) -> Ask:
+    """Ask the limits of a thousand topics in turn."""
+    clock = time.monotonic_ns
+    decide = Limits(RuleSet(rules)).decide
+    topics: Iterator[tuple[Resource]] = cycle([(Resource("topic", f"bench-{number}"),) for number in range(1000)])
+    return lambda: decide(clock(), next(topics), ASKER, (1,), list)
+
+
+def stacked(count: int) -> tuple[Rule, ...]:
+    """Return so many rules that all apply to the topic and its asker."""
+    rules = (
+        Rule("topic", "*", PLENTY),
+        Rule("client", "10.0.0.0/8", PLENTY),
+        Rule("producer_group", "*", PLENTY),
+        Rule("listener", "main", PLENTY),
+        Rule("topic", "*", PLENTY, shared=True),
+        Rule("client", "10.1.0.0/16", PLENTY, shared=True),
+    )
+    return rules[:count]
+
+
+def large(exact: int, patterns: int) -> tuple[Rule, ...]:
+    """Return a rule set of exact names and patterns of which few match, and a default."""
+    names = tuple(Rule("topic", f"bench-{number * 7}", PLENTY) for number in range(exact))
+    globs = tuple(Rule("topic", f"other-{number}-*", PLENTY) for number in range(patterns))
+    return (*names, *globs, Rule("topic", "*", PLENTY))
+
+
+ALONE = tuple(
+    Case(name, batch, lambda limit=limit, batch=batch: of_one_limiter(limit, batch))  # type: ignore[misc]  # defaults
+    for name, limit, batch in (
+        ("single, admitted", "topic:bench=1000000000/s", 1),
+        ("batches of 16, admitted", "topic:bench=1000000000/s", 16),
+        (f"batches of {FRAMES_OF_A_READ}, admitted", "topic:bench=1000000000/s", FRAMES_OF_A_READ),
+        ("single, refused, breaker open", "topic:bench=1/s", 1),
+        ("single, refused, rate 0", "topic:bench=0/s", 1),
+    )
+)
+TOGETHER = tuple(
+    case
+    for batch, words in ((1, "single"), (64, "groups of 64"))
+    for case in (
+        Case(f"{words}, one limiter", batch, lambda batch=batch: of_one_limiter(f"topic:bench={PLENTY}/s", batch)),  # type: ignore[misc]  # defaults
+        *(
+            Case(
+                f"{words}, {count} rule{'s' * (count > 1)}",
+                batch,
+                lambda count=count, batch=batch: of_all_limits(stacked(count), batch),  # type: ignore[misc]  # defaults
+            )
+            for count in (1, 3, 6)
+        ),
+    )
+)
+LOOKUPS = (
+    Case("10 rules", 1, lambda: of_many_topics(large(5, 4))),
+    Case("10 000 exact names and 200 patterns", 1, lambda: of_many_topics(large(10_000, 200))),
 )
 
 
-def decisions_per_s(case: Case, seconds: float, clock: Callable[[], int] = time.monotonic_ns) -> float:
-    """Ask one limiter for ``seconds`` and return its decisions per second."""
-    limiter = Limiter(Resource("topic", "bench"), parse_limit(case.limit), clock())
-    costs = (1,) * case.batch
-    acquire = limiter.acquire
+def ns_per_call(ask: Ask, seconds: float) -> float:
+    """Ask for ``seconds`` and return the nanoseconds of processor time that one call took."""
     calls = 0
-    start_ns = now_ns = clock()
+    # Not the time of day: what else runs on the machine takes that, and not this.
+    start_ns = now_ns = time.thread_time_ns()
     until_ns = start_ns + round(seconds * 1e9)
     while now_ns < until_ns:
         for _ in repeat(None, CALLS_BETWEEN_LOOKS):
-            acquire(clock(), costs)
+            ask()
         calls += CALLS_BETWEEN_LOOKS
-        now_ns = clock()
-    return calls * case.batch * 1e9 / (now_ns - start_ns)
+        now_ns = time.thread_time_ns()
+    return (now_ns - start_ns) / calls
+
+
+def table(title: str, cases: tuple[Case, ...], rounds: dict[str, list[float]], base: Callable[[Case], str]) -> str:
+    """Print medians, and how they compare with another case of the same run."""
+    lines = [[title, "decisions/s", "ns a decision", "ns a call", "spread", "calls compared"]]
+    for case in cases:
+        calls_ns = rounds[case.name]
+        middle_ns = median(calls_ns)
+        times = middle_ns / median(rounds[base(case)])
+        lines.append(
+            [
+                case.name,
+                f"{case.batch * 1e9 / middle_ns:,.0f}",
+                f"{middle_ns / case.batch:,.1f}",
+                f"{middle_ns:,.0f}",
+                f"{(max(calls_ns) - min(calls_ns)) / middle_ns:.0%}",
+                "1" if base(case) == case.name else f"{times:.2f}",
+            ]
+        )
+    return aligned(lines)
 
 
 def main() -> int:
     """Measure every case in turn, round by round, and print medians."""
     parser = argparse.ArgumentParser(prog="decisions.py", description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=0.5, help="length of one measurement")
+    parser.add_argument("--seconds", type=float, default=0.3, help="length of one measurement")
     parser.add_argument("--json", type=Path, metavar="FILE", help="keep every measurement here")
     given = parser.parse_args()
     if given.rounds < 1 or given.seconds <= 0:
         parser.error("--rounds and --seconds must be above 0")
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-    rounds: dict[str, list[float]] = {case.name: [] for case in CASES}
+    cases = (*ALONE, *TOGETHER, *LOOKUPS)
+    asks = {case.name: case.make() for case in cases}
+    rounds: dict[str, list[float]] = {case.name: [] for case in cases}
     for _ in range(given.rounds):
-        for case in CASES:
-            rounds[case.name].append(decisions_per_s(case, given.seconds))
-    lines = [["limiter", "decisions/s", "ns each", "spread"]]
-    for name, rates in rounds.items():
-        middle = median(rates)
-        lines.append([name, f"{middle:,.0f}", f"{1e9 / middle:,.1f}", f"{(max(rates) - min(rates)) / middle:.0%}"])
-    print(f"limiter decisions, one thread (median of {given.rounds})\n{aligned(lines)}")
+        for case in cases:
+            rounds[case.name].append(ns_per_call(asks[case.name], given.seconds))
+    print(f"limiter decisions, one thread (median of {given.rounds})")
+    print(table("one limiter", ALONE, rounds, lambda _: ALONE[0].name), end="\n\n")
+    print(table("all limits", TOGETHER, rounds, lambda case: f"{case.name.split(', ')[0]}, one limiter"), end="\n\n")
+    print(table("the rule of one of 1000 topics", LOOKUPS, rounds, lambda _: LOOKUPS[0].name))
     if given.json:
-        given.json.write_text(json.dumps({"decisions_per_s": rounds}, indent=1) + "\n")
+        given.json.write_text(json.dumps({"ns_per_call": rounds}, indent=1) + "\n")
     return 0
 
 

@@ -18,3 +18,11 @@ def test_each_key_has_a_line_of_its_own() -> None:
     rate.take(("main", "reset"), 0.0)
     assert rate.take(("vip", "reset"), 0.0) == 0
     assert rate.take(("main", "reset"), 0.5) is None
+
+
+def test_one_line_may_stand_for_many() -> None:
+    rate = LogRate()
+    assert rate.take("a", 0.0, 5) == 0
+    assert rate.take("a", 0.5, 3) is None
+    assert rate.take("a", 1.0) == 7
+    assert rate.take("a", 2.0) == 0

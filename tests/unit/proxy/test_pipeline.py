@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -9,10 +9,10 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from limiter.registry import Registry
+from limiter.limits import Limits
 from limiter.resource import Resource
 from limiter.rules import RuleSet
-from proxy.batch import NO_VERDICTS, Batch, ConnectionInfo, Refuse, Response, Verdicts
+from proxy.batch import NO_VERDICTS, Batch, ConnectionInfo, Hold, Refuse, Response, Ticket, Verdicts
 from proxy.executor import LaneStats
 from proxy.pipeline import Handler, HandlerConfig, HandlerPlugin, HandlerServices, Pipeline, PipelineError
 
@@ -69,7 +69,7 @@ def config(name: str, handler: Handler, **options: Any) -> HandlerConfig:
 
 @pytest.fixture
 def services(now_ns: Callable[[], int]) -> HandlerServices:
-    return HandlerServices(Registry(RuleSet()), now_ns)
+    return HandlerServices(Limits(RuleSet()), now_ns)
 
 
 Start = Callable[..., Pipeline]
@@ -298,6 +298,13 @@ class TestBypass:
         assert batch.verdicts == {0: Refuse(Resource("handler", "stuck"), "stuck", 0)}
         assert pipeline.bypassed() == {("stuck", "full"): 1}
 
+    async def test_charges_that_bypass_are_counted_as_well(self, start: Start, batch_of: MakeBatch) -> None:
+        pipeline = start(config("faulty", Scripted(_raise)))
+        batch = batch_of("a", charges=[("a", 5), ("b", 7)])
+        await pipeline.decide(batch)
+        assert batch.bypassed == {"faulty": "error"}
+        assert pipeline.bypassed() == {("faulty", "error"): 3}
+
     async def test_interrupt_from_the_keyboard_is_no_fault_of_a_handler(
         self, start: Start, batch_of: MakeBatch, connection: ConnectionInfo
     ) -> None:
@@ -367,3 +374,180 @@ class TestResponses:
             sees_responses = True
 
         Asking(lambda batch, now_ns: NO_VERDICTS).on_responses(connection, [ANSWER])
+
+
+class Running(Scripted):
+    """Has a task of its own."""
+
+    def __init__(self, run: Callable[[], Awaitable[None]]) -> None:
+        super().__init__(lambda batch, now_ns: NO_VERDICTS)
+        self._run = run
+
+    async def run(self) -> None:
+        await self._run()
+
+
+class TestTask:
+    async def test_runs_with_the_pipeline_whatever_the_lane(self, start: Start, lane: str) -> None:
+        started = trio.Event()
+
+        async def run() -> None:
+            started.set()
+            await trio.sleep_forever()
+
+        start(config("x", Running(run), lane=lane))
+        await started.wait()
+
+    async def test_that_ends_is_not_started_again(self, start: Start, mock_clock: MockClock) -> None:
+        starts: list[float] = []
+
+        async def run() -> None:
+            starts.append(trio.current_time())
+
+        start(config("x", Running(run)))
+        await wait_all_tasks_blocked()
+        mock_clock.jump(10)
+        await wait_all_tasks_blocked()
+        assert starts == [0]
+
+    async def test_that_fails_is_counted_logged_and_started_again_a_second_later(
+        self, start: Start, batch_of: MakeBatch, mock_clock: MockClock, log: list[Any]
+    ) -> None:
+        starts: list[float] = []
+
+        async def run() -> None:
+            starts.append(trio.current_time())
+            await trio.lowlevel.checkpoint()
+            if len(starts) < 3:
+                sys.exit("broken")
+
+        pipeline = start(config("x", Running(run)))
+        for step_s in (0, 0.5, 0.5, 1):
+            mock_clock.jump(step_s)
+            await wait_all_tasks_blocked()
+        assert starts == [0, 1, 2]
+        assert pipeline.bypassed() == {("x", "error"): 2}
+        assert [entry["event"] for entry in log] == ["handler's task failed"] * 2
+        assert log[0]["handler"] == "x"
+        batch = batch_of("a")
+        await pipeline.decide(batch)
+        assert batch.bypassed == {}
+
+
+class TestDrain:
+    async def test_reaches_every_handler_even_if_one_fails(self, start: Start, log: list[Any]) -> None:
+        class Draining(Scripted):
+            ends_ns: int | None = None
+
+            def drain(self, ends_ns: int) -> None:
+                self.ends_ns = ends_ns
+
+        class Broken(Scripted):
+            def drain(self, ends_ns: int) -> None:
+                raise RuntimeError("broken")
+
+        first, last = Draining(FAULTS["none"]), Draining(FAULTS["none"])
+        pipeline = start(config("first", first), config("broken", Broken(FAULTS["none"])), config("last", last))
+        pipeline.drain(5)
+        assert first.ends_ns == last.ends_ns == 5
+        assert pipeline.bypassed() == {("broken", "error"): 1}
+        assert log[0]["event"] == "handler failed to drain"
+
+    async def test_means_nothing_to_a_handler_without(self, start: Start) -> None:
+        start(config("x", Scripted(FAULTS["none"]))).drain(5)
+
+
+class TestTickets:
+    """A ticket whose verdict comes to nothing is dropped, so that nobody is waited for."""
+
+    @staticmethod
+    def holding(dropped: list[bool]) -> Callable[[Batch, int], Verdicts]:
+        return lambda batch, now_ns: {0: Hold(A, "slow", Ticket(lambda: dropped.append(True)))}
+
+    async def test_stays_while_its_batch_goes_on(self, start: Start, batch_of: MakeBatch, lane: str) -> None:
+        dropped: list[bool] = []
+        batch = batch_of("a")
+        await start(config("x", Scripted(self.holding(dropped)), lane=lane)).decide(batch)
+        assert isinstance(batch.verdicts[0], Hold)
+        assert dropped == []
+
+    async def test_of_a_faulty_answer_is_dropped(self, start: Start, batch_of: MakeBatch, lane: str) -> None:
+        dropped: list[bool] = []
+        hold = self.holding(dropped)
+        faulty = Scripted(lambda batch, now_ns: {**hold(batch, now_ns), 7: refuse("x")})
+        batch = batch_of("a")
+        await start(config("x", faulty, lane=lane)).decide(batch)
+        assert batch.bypassed == {"x": "error"}
+        assert dropped == [True]
+
+    async def test_of_a_late_answer_is_dropped(
+        self, start: Start, batch_of: MakeBatch, nursery: trio.Nursery, mock_clock: MockClock
+    ) -> None:
+        dropped: list[bool] = []
+        go_on = trio.Event()
+        hold = self.holding(dropped)
+
+        class Slow(Scripted):
+            async def on_requests(self, batch: Batch, now_ns: int) -> Any:
+                await go_on.wait()
+                return hold(batch, now_ns)
+
+        batch = batch_of("a")
+        pipeline = start(config("slow", Slow(hold), deadline_ms=50))
+        nursery.start_soon(pipeline.decide, batch)
+        await wait_all_tasks_blocked()
+        mock_clock.jump(0.1)
+        await wait_all_tasks_blocked()
+        assert batch.bypassed == {"slow": "late"}
+        go_on.set()
+        await wait_all_tasks_blocked()
+        assert dropped == [True]
+
+    async def test_of_the_probe_that_learns_whether_a_lane_is_still_late_is_dropped(
+        self, start: Start, batch_of: MakeBatch, nursery: trio.Nursery, mock_clock: MockClock
+    ) -> None:
+        dropped: list[bool] = []
+        hold = self.holding(dropped)
+        stuck = [trio.Event()]
+
+        class Slow(Scripted):
+            async def on_requests(self, batch: Batch, now_ns: int) -> Any:
+                if stuck:
+                    await stuck.pop().wait()
+                return hold(batch, now_ns)
+
+        pipeline = start(config("slow", Slow(hold), deadline_ms=50))
+        first = stuck[0]
+        nursery.start_soon(pipeline.decide, batch_of("a"))
+        await wait_all_tasks_blocked()
+        mock_clock.jump(0.1)
+        await wait_all_tasks_blocked()
+        probed = batch_of("a")
+        await pipeline.decide(probed)
+        assert probed.bypassed == {"slow": "late"}
+        first.set()
+        await wait_all_tasks_blocked()
+        assert not pipeline.lanes()["slow"][0].late
+        assert dropped == [True, True]
+
+    async def test_of_a_connection_that_ends_in_a_later_handler_is_dropped(
+        self, start: Start, batch_of: MakeBatch, nursery: trio.Nursery
+    ) -> None:
+        dropped: list[bool] = []
+
+        class Stuck(Scripted):
+            async def on_requests(self, batch: Batch, now_ns: int) -> Any:
+                await trio.sleep_forever()
+
+        pipeline = start(
+            config("x", Scripted(self.holding(dropped))), config("stuck", Stuck(FAULTS["none"]), deadline_ms=1e6)
+        )
+        with trio.CancelScope() as scope:
+            nursery.start_soon(_cancel_when_blocked, scope)
+            await pipeline.decide(batch_of("a"))
+        assert dropped == [True]
+
+
+async def _cancel_when_blocked(scope: trio.CancelScope) -> None:
+    await wait_all_tasks_blocked()
+    scope.cancel()

@@ -1,18 +1,36 @@
 from __future__ import annotations
 
-from dataclasses import dataclass
+import gc
+import tracemalloc
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import trio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pydantic import TypeAdapter, ValidationError
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from limiter.limiter import LimiterState
-from limiter.registry import Registry
+from limiter.limits import Asker, Limits
 from limiter.resource import Resource
 from limiter.rule import Rule
 from limiter.rules import RuleSet
-from proxy.batch import NO_VERDICTS, Batch, Refuse, Verdicts
+from proxy.batch import (
+    NO_VERDICTS,
+    Batch,
+    Charge,
+    ConnectionInfo,
+    Hold,
+    Refuse,
+    Request,
+    Shadow,
+    Side,
+    Ticket,
+    Verdicts,
+)
 from proxy.handlers.rate_limit import PLUGIN, RateLimitOptions
 from proxy.pipeline import HandlerServices
 
@@ -25,15 +43,15 @@ NS_PER_S = 1_000_000_000
 
 @dataclass
 class Limiting:
-    """The handler with its registry, so that tests can look at both."""
+    """The handler with its limits, so that tests can look at both."""
 
-    registry: Registry
+    limits: Limits
     handler: Any
 
     @classmethod
-    def by(cls, *rules: Rule) -> Limiting:
-        registry = Registry(RuleSet(rules))
-        return cls(registry, PLUGIN.build(RateLimitOptions(), HandlerServices(registry, lambda: 0)))
+    def by(cls, *rules: Rule, options: RateLimitOptions | None = None, max_live: int = 1000) -> Limiting:
+        limits = Limits(RuleSet(rules), max_live)
+        return cls(limits, PLUGIN.build(options or RateLimitOptions(), HandlerServices(limits, lambda: 0)))
 
     def decide(self, batch: Batch, now_ns: int = 0) -> Verdicts:
         verdicts: Verdicts = self.handler.on_requests(batch, now_ns)
@@ -41,7 +59,7 @@ class Limiting:
         return verdicts
 
     def state(self, name: str, now_ns: int = 0) -> LimiterState:
-        state = self.registry.state(Resource(KIND, name), now_ns)
+        state = self.limits.state(Resource(KIND, name), now_ns)
         assert state is not None
         return state
 
@@ -72,7 +90,7 @@ def test_nothing_refused_is_no_verdicts(batch_of: MakeBatch) -> None:
 def test_unlimited_resource_has_no_limiter(batch_of: MakeBatch) -> None:
     limiting = Limiting.by(rule("a", None))
     assert limiting.decide(batch_of("a", "other")) is NO_VERDICTS
-    assert limiting.registry.live == 0
+    assert limiting.limits.live == 0
 
 
 def test_each_resource_has_its_own_limit(batch_of: MakeBatch) -> None:
@@ -118,7 +136,7 @@ class TestSeveralResources:
     def test_all_of_them_unlimited_is_unlimited(self, batch_of: MakeBatch) -> None:
         limiting = Limiting.by(rule("free", None))
         assert limiting.decide(batch_of(("free", "other"))) is NO_VERDICTS
-        assert limiting.registry.live == 0
+        assert limiting.limits.live == 0
 
     def test_both_that_stop_at_the_same_request_open(self, batch_of: MakeBatch) -> None:
         limiting = Limiting.by(rule("a", 3), rule("b", 3))
@@ -146,7 +164,7 @@ class TestEarlierHandlers:
         batch = batch_of("a")
         batch.add_verdicts({0: Refuse(Resource(KIND, "a"), "other", 0)})
         limiting.decide(batch)
-        assert limiting.stored("a") == 2
+        assert limiting.limits.live == 0
 
 
 class TestCharges:
@@ -195,7 +213,7 @@ def test_batch_is_decided_as_its_single_requests_are(
             for verdict in singly.decide(batch_of(name, costs=[cost]), now_ns).values():
                 expected[index] = verdict
         assert together.decide(batch_of(*names, costs=costs), now_ns) == expected
-        assert list(together.registry.states(now_ns)) == list(singly.registry.states(now_ns))
+        assert list(together.limits.states(now_ns)) == list(singly.limits.states(now_ns))
 
 
 @given(steps=STEPS, overlap=st.permutations([("a",), ("a", "b"), ("b",)]))
@@ -223,19 +241,294 @@ def test_overlapping_resources_never_admit_more_than_their_limits(
 
 
 def test_a_refusal_by_a_shared_overflow_limiter_names_the_requests_own_resource(batch_of: MakeBatch) -> None:
-    registry = Registry(RuleSet((rule("*", 1),)), max_live=1)
-    limiting = Limiting(registry, PLUGIN.build(RateLimitOptions(), HandlerServices(registry, lambda: 0)))
-    verdicts = limiting.decide(batch_of("a", "a", "b", "b"))
+    verdicts = Limiting.by(rule("*", 1), max_live=1).decide(batch_of("a", "a", "b", "b"))
     refused = [verdict.resource.name for verdict in verdicts.values() if isinstance(verdict, Refuse)]
     assert refused == ["a", "b"]
 
 
 def test_names_that_share_an_overflow_limiter_are_each_charged_to_it(batch_of: MakeBatch) -> None:
-    registry = Registry(RuleSet((rule("*", 4),)), max_live=1)
-    limiting = Limiting(registry, PLUGIN.build(RateLimitOptions(), HandlerServices(registry, lambda: 0)))
+    limiting = Limiting.by(rule("*", 4), max_live=1)
     limiting.decide(batch_of("a"))
-    both = (Resource(KIND, "x"), Resource(KIND, "y"))
-    batch = batch_of("x", "x", "x")
-    for request in batch.requests:
-        request.resources = both
-    assert limiting.decide(batch).keys() == {2}
+    assert limiting.decide(batch_of(*[("x", "y")] * 3)).keys() == {2}
+
+
+def request(name: str = "a", **more: Any) -> Request:
+    resources = (Resource(more.pop("kind", KIND), name),)
+    fields: dict[str, Any] = {"messages": 1, "size_bytes": 100, "producer_group": "g", "oneway": False}
+    return Request(resources, **{**fields, "order_key": None, "handle": None, **more})
+
+
+def batch_by(*requests: Request, charges: tuple[Charge, ...] = (), exempt: bool = False, number: int = 1) -> Batch:
+    info = ConnectionInfo(number, "main", "scope", f"10.1.2.3:{4000 + number}", "10.1.2.3", exempt)
+    return Batch(info, Side.CLIENT, requests, charges)
+
+
+class TestScopes:
+    @pytest.mark.parametrize(("kind", "name"), [("client", "10.1.2.3"), ("producer_group", "g"), ("listener", "scope")])
+    def test_are_taken_from_the_connection_and_the_request(self, kind: str, name: str) -> None:
+        limiting = Limiting.by(Rule(kind, name, 1, busy_code=215))
+        verdicts = limiting.decide(batch_by(request("a"), request("b"), request("c", producer_group="h")))
+        refuse = verdicts[1]
+        assert isinstance(refuse, Refuse)
+        assert (refuse.resource, refuse.rule, refuse.busy_code) == (Resource(kind, name), f"{kind}:{name}", 215)
+        assert (2 in verdicts) is (kind != "producer_group")
+
+    def test_do_not_limit_what_consumes(self) -> None:
+        limiting = Limiting.by(Rule("client", "*", 0))
+        charge = Charge((Resource(KIND, "a"),), 5, consumes=True)
+        assert limiting.decide(batch_by(request(consumes=True, messages=0), charges=(charge,))) is NO_VERDICTS
+        assert limiting.limits.live == 0
+
+    def test_exempt_connections_are_neither_limited_nor_charged(self) -> None:
+        limiting = Limiting.by(Rule("client", "*", 0), rule("*", 5))
+        charge = Charge((Resource(KIND, "a"),), 5)
+        assert limiting.decide(batch_by(request(), charges=(charge,), exempt=True)) is NO_VERDICTS
+        assert limiting.limits.live == 0
+
+
+class TestBytes:
+    def test_are_those_of_the_frames(self) -> None:
+        limiting = Limiting.by(Rule(KIND, "*", None, bytes_per_s=1000))
+        assert limiting.decide(batch_by(*(request(size_bytes=size) for size in (600, 500, 1)))).keys() == {2}
+
+    def test_of_an_answer_are_charged(self) -> None:
+        limiting = Limiting.by(Rule(KIND, "*", None, bytes_per_s=1000))
+        charge = Charge((Resource(KIND, "a"),), 3, size_bytes=1500)
+        limiting.decide(batch_by(charges=(charge,)))
+        assert limiting.decide(batch_by(request())).keys() == {0}
+
+
+class TestShadow:
+    def test_is_the_verdict_of_what_would_be_refused(self) -> None:
+        limiting = Limiting.by(Rule(KIND, "a", 2, action="shadow"))
+        verdicts = limiting.decide(batch_by(request(), request("free"), request(), request()))
+        assert verdicts == {3: Shadow(Resource(KIND, "a"), "line_topic:a")}
+
+    def test_first_rule_in_order_is_named(self) -> None:
+        limiting = Limiting.by(Rule("client", "*", 0, action="shadow"), Rule(KIND, "a", 1, action="shadow"))
+        verdicts = limiting.decide(batch_by(request(), request()))
+        assert {index: shadow.rule for index, shadow in verdicts.items() if isinstance(shadow, Shadow)} == {
+            0: "client:*",
+            1: "line_topic:a",
+        }
+
+
+def delay(rate_per_s: float, name: str = "*", max_delay_s: float = 2) -> Rule:
+    return Rule(KIND, name, rate_per_s, action="delay", max_delay_s=max_delay_s)
+
+
+def tickets_of(verdicts: Verdicts) -> list[Ticket]:
+    return [verdict.ticket for verdict in verdicts.values() if isinstance(verdict, Hold)]
+
+
+class TestHolding:
+    def test_what_may_wait_gets_a_ticket_and_the_rest_is_refused(self) -> None:
+        limiting = Limiting.by(delay(1))
+        verdicts = limiting.decide(batch_by(*(request() for _ in range(6))))
+        assert [type(verdicts[index]) for index in sorted(verdicts)] == [Hold, Hold, Refuse, Refuse, Refuse]
+        hold = verdicts[1]
+        assert isinstance(hold, Hold)
+        assert (hold.resource, hold.rule) == (Resource(KIND, "a"), "line_topic:*")
+        assert verdicts[3] is verdicts[5]
+        assert limiting.limits.held == (2, 200)
+
+    def test_what_passes_behind_a_held_request_passes(self) -> None:
+        verdicts = Limiting.by(delay(1, "slow")).decide(batch_by(request("slow"), request("slow"), request("free")))
+        assert verdicts.keys() == {1}
+
+    def test_requests_with_an_order_key_stay_in_order(self) -> None:
+        limiting = Limiting.by(delay(1, "slow"))
+        first = batch_by(request("slow"), request("slow", order_key=1), request("free", order_key=1), request("free"))
+        assert [type(verdict) for verdict in limiting.decide(first).values()] == [Hold, Hold]
+        again = limiting.decide(batch_by(request("free", order_key=1)))
+        assert isinstance(again[0], Hold)
+        assert limiting.decide(batch_by(request("free", order_key=1), number=2)) is NO_VERDICTS
+
+    def test_bounds_are_the_options(self) -> None:
+        limiting = Limiting.by(delay(100), options=RateLimitOptions(max_held=3))
+        verdicts = limiting.decide(batch_by(*(request() for _ in range(110))))
+        assert [type(verdicts[index]) for index in sorted(verdicts)] == [Hold] * 3 + [Refuse] * 7
+        assert limiting.limits.refused_by_bound == {"max_held": 7}
+
+    def test_follower_over_a_bound_is_refused(self) -> None:
+        limiting = Limiting.by(delay(1, "slow"), options=RateLimitOptions(max_held_per_connection=1))
+        verdicts = limiting.decide(
+            batch_by(request("slow"), request("slow", order_key=1), request("free", order_key=1))
+        )
+        assert [type(verdict) for verdict in verdicts.values()] == [Hold, Refuse]
+
+    def test_dropped_ticket_leaves_nothing_held(self) -> None:
+        limiting = Limiting.by(delay(1))
+        for ticket in tickets_of(limiting.decide(batch_by(*(request() for _ in range(3))))):
+            ticket.drop()
+        assert limiting.limits.held == (0, 0)
+
+    def test_failure_half_way_drops_the_tickets(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        limiting = Limiting.by(delay(1), delay(1, "b"))
+        real = limiting.limits.decide
+
+        def failing(now_ns: int, resources: tuple[Resource, ...], *rest: Any) -> Any:
+            if resources[0].name == "b":
+                raise RuntimeError("broken")
+            return real(now_ns, resources, *rest)
+
+        monkeypatch.setattr(limiting.limits, "decide", failing)
+        with pytest.raises(RuntimeError, match="broken"):
+            limiting.decide(batch_by(request(), request(), request("b")))
+        assert limiting.limits.held == (0, 0)
+
+
+@pytest.mark.parametrize("name", list(RateLimitOptions.__dataclass_fields__))
+def test_options_are_not_negative(name: str) -> None:
+    with pytest.raises(ValidationError, match="greater than or equal to 0"):
+        TypeAdapter(RateLimitOptions).validate_python({name: -1})
+    TypeAdapter(RateLimitOptions).validate_python({name: 0})
+
+
+@dataclass
+class Timed:
+    """The handler with its task, on the mock clock."""
+
+    limiting: Limiting
+    now_ns: Callable[[], int]
+    clock: MockClock
+    resolved: list[tuple[float, int, str | None]] = field(default_factory=list)
+
+    def ask(self, *requests: Request) -> Verdicts:
+        batch = batch_by(*requests)
+        verdicts = self.limiting.decide(batch, self.now_ns())
+        for index, verdict in verdicts.items():
+            if isinstance(verdict, Hold):
+                verdict.ticket.attach(lambda ticket, index=index: self.note(index, ticket))  # type: ignore[misc]  # a default
+        return verdicts
+
+    def note(self, index: int, ticket: Ticket) -> None:
+        self.resolved.append((round(trio.current_time(), 3), index, ticket.refuse and ticket.refuse.rule))
+
+    async def jump(self, seconds: float) -> None:
+        self.clock.jump(seconds)
+        await wait_all_tasks_blocked()
+
+
+StartTimed = Callable[..., Timed]
+
+
+@pytest.fixture
+async def start(nursery: trio.Nursery, now_ns: Callable[[], int], mock_clock: MockClock) -> StartTimed:
+    def run(*rules: Rule) -> Timed:
+        limits = Limits(RuleSet(rules))
+        handler = PLUGIN.build(RateLimitOptions(), HandlerServices(limits, now_ns))
+        nursery.start_soon(handler.run)
+        return Timed(Limiting(limits, handler), now_ns, mock_clock)
+
+    return run
+
+
+class TestTask:
+    async def test_releases_each_when_its_time_has_come(self, start: StartTimed) -> None:
+        timed = start(delay(10))
+        timed.ask(*(request() for _ in range(13)))
+        await timed.jump(0.001)
+        assert [index for _, index, _ in timed.resolved] == [10]
+        await timed.jump(0.098)
+        assert len(timed.resolved) == 1
+        await timed.jump(0.002)
+        await timed.jump(0.1)
+        assert timed.resolved == [(0.001, 10, None), (0.101, 11, None), (0.201, 12, None)]
+
+    async def test_sleeps_until_something_is_due(self, start: StartTimed, monkeypatch: pytest.MonkeyPatch) -> None:
+        timed = start(delay(10))
+        asked: list[int] = []
+        real = timed.limiting.handler.holding.release
+        monkeypatch.setattr(
+            timed.limiting.handler.holding, "release", lambda now_ns: (asked.append(now_ns), real(now_ns))
+        )
+        await timed.jump(100)
+        assert asked == []
+        timed.ask(*(request() for _ in range(12)))
+        await timed.jump(0.05)
+        await timed.jump(10)
+        assert len(asked) == 2
+
+    async def test_wakes_up_for_what_is_due_earlier_than_what_it_sleeps_for(self, start: StartTimed) -> None:
+        timed = start(delay(1, "slow", 60), delay(10, "fast"))
+        timed.ask(request("slow", messages=51), request("slow"))
+        await timed.jump(1)
+        timed.ask(*(request("fast") for _ in range(11)))
+        await timed.jump(0.1)
+        assert timed.resolved == [(1.1, 10, None)]
+        await timed.jump(60)
+        assert timed.resolved[1:] == [(61.1, 1, None)]
+
+    async def test_change_of_the_rules_releases_at_once(self, start: StartTimed) -> None:
+        timed = start(delay(1, "a", 3600))
+        timed.ask(*(request() for _ in range(1000)))
+        await timed.jump(0.5)
+        timed.limiting.limits.swap(timed.limiting.limits.rule_set.replace(rules=()), timed.now_ns())
+        await wait_all_tasks_blocked()
+        assert [index for at_s, index, _ in timed.resolved if at_s == 0.5] == list(range(1, 1000))
+
+    async def test_refuses_at_the_deadline(self, start: StartTimed) -> None:
+        timed = start(delay(10))
+        timed.ask(request(messages=10), request())
+        timed.limiting.limits.charge(0, (Resource(KIND, "a"),), Asker("10.1.2.3", "", "scope"), 1000, 0)
+        await timed.jump(1.999)
+        assert timed.resolved == []
+        await timed.jump(0.001)
+        assert timed.resolved == [(2, 1, "line_topic:*")]
+
+    async def test_drain_refuses_what_is_left_shortly_before_the_end(self, start: StartTimed) -> None:
+        timed = start(delay(1, "a", 60))
+        timed.ask(request(messages=11), request())
+        await timed.jump(1)
+        timed.limiting.handler.drain(timed.now_ns() + 2 * NS_PER_S)
+        await timed.jump(1.7)
+        assert timed.resolved == []
+        await timed.jump(0.1)
+        assert timed.resolved == [(2.8, 1, "line_topic:a")]
+        assert timed.limiting.limits.held == (0, 0)
+
+
+class TestLog:
+    def test_says_once_a_second_who_is_over_which_limit(self, log: list[Any]) -> None:
+        limits = Limits(RuleSet((Rule(KIND, "a", 0), Rule("client", "*", 3))))
+        now = [0]
+        handler = PLUGIN.build(RateLimitOptions(), HandlerServices(limits, lambda: now[0]))
+        for now[0] in (5 * NS_PER_S, 5 * NS_PER_S + 1, 6 * NS_PER_S - 1, 6 * NS_PER_S):
+            handler.on_requests(batch_by(*(request() for _ in range(10))), now[0])
+        handler.on_requests(batch_by(*(request("b") for _ in range(10))), now[0])
+        now[0] = 7 * NS_PER_S
+        handler.on_requests(batch_by(*(request("b") for _ in range(10))), now[0])
+        assert [(line["event"], line["rule"], line["resource"], line["not_logged"]) for line in log] == [
+            ("over the limit", "line_topic:a", "line_topic:a", 0),
+            ("over the limit", "line_topic:a", "line_topic:a", 29),
+            ("over the limit", "client:*", "client:10.1.2.3", 16),
+        ]
+        assert {line["client"] for line in log} == {"10.1.2.3"}
+        assert log[0]["wait_us"] == 1_000_000
+
+    def test_says_nothing_of_what_is_held_or_shaded(self, log: list[Any]) -> None:
+        limiting = Limiting.by(delay(1), Rule("client", "*", 0, action="shadow"))
+        limiting.decide(batch_by(*(request() for _ in range(3))))
+        assert log == []
+
+
+def test_ten_thousand_held_cost_less_than_a_kibibyte_each_with_their_tickets(batch_of: MakeBatch) -> None:
+    """Besides the copies of their bytes, which the sessions own."""
+    limiting = Limiting.by(delay(1000, "a", 60), options=RateLimitOptions(max_held_per_connection=1000))
+    limiting.decide(batch_by(*(request() for _ in range(1000)), number=99))
+    batches = [batch_by(*(request() for _ in range(1000)), number=number) for number in range(10)]
+    for batch in batches:
+        batch.groups()
+    gc.collect()
+    tracemalloc.start()
+    try:
+        tickets = [tickets_of(limiting.decide(batch)) for batch in batches]
+        used_bytes = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert limiting.limits.held == (10_000, 1_000_000)
+    assert used_bytes / 10_000 < 1024
+    for ticket in tickets[3]:
+        ticket.drop()
+    assert limiting.limits.held.requests == 9_000

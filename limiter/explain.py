@@ -1,0 +1,124 @@
+"""Which rules apply to a request, in which order, and why; with the live state of each.
+
+For people to read, so it may take its time: nothing of it is on the way of a request, and it creates no limiter.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from limiter.holding import Holding
+from limiter.limiter import LimiterState
+from limiter.patterns import DEFAULT_PATTERN, Matcher
+from limiter.plans import Asker, scopes
+from limiter.registry import Registry
+from limiter.resource import TOTAL, Resource
+from limiter.rule import Dimension, Rule
+from limiter.rules import RuleSet
+from limiter.usage import Board, Usage
+
+_SWITCHED_OFF: Final = "limiting is switched off"
+
+
+class Applied(NamedTuple):
+    """One rule that matches a request, in one dimension.
+
+    Attributes:
+        resource: the resource, scope or total that it limits.
+        rule: the rule as it was written; its ``part(dimension)`` is the limit.
+        dimension: what it limits; ``messages`` where it limits nothing.
+        limits: it limits now.
+        why: why it applies, or why it limits nothing.
+        state: its live limiter, as it would answer the asker; None while no request has needed one.
+        held: requests that wait for it.
+        usage: how much of it was used; None if nothing was asked in the last minute.
+    """
+
+    resource: Resource
+    rule: Rule
+    dimension: Dimension
+    limits: bool
+    why: str
+    state: LimiterState | None
+    held: int
+    usage: Usage | None
+
+
+def explain(
+    now_ns: int,
+    rule_set: RuleSet,
+    registries: Mapping[Dimension, Registry],
+    board: Board,
+    holding: Holding,
+    *,
+    resources: Sequence[Resource],
+    asker: Asker,
+) -> tuple[Applied, ...]:
+    """Return every rule that matches, in the order in which they are asked."""
+
+    def applied(resource: Resource, rule: Rule, why: str) -> Iterator[Applied]:
+        idle = _why_idle(rule_set, rule)
+        dimensions = [dimension for dimension in registries if rule.part(dimension) is not None]
+        if idle is not None:
+            yield Applied(resource, rule, "messages", False, f"{why}; {idle}", None, 0, None)
+            return
+        for dimension in dimensions:
+            part, meter = rule.part(dimension), board.shown(dimension, resource)
+            yield Applied(
+                resource=resource,
+                rule=rule,
+                dimension=dimension,
+                limits=True,
+                why=why,
+                state=registries[dimension].state(resource, now_ns),
+                held=holding.waiting_for(resource, dimension),
+                usage=meter.usage(now_ns, part) if meter is not None and part is not None else None,
+            )
+
+    def everything() -> Iterator[Applied]:
+        asked_for = () if asker.consumes else scopes(asker)
+        for resource in (*resources, *asked_for):
+            for rule in _not_now(rule_set, resource):
+                name = Resource(TOTAL, rule.target) if rule.shared else resource
+                yield Applied(name, rule, "messages", False, f"{_why(rule)}; not now: {rule.hours}", None, 0, None)
+            rule = rule_set.match(resource)
+            if any(rule is other for other in rule_set.in_force):
+                yield from applied(resource, rule, _why(rule))
+            elif resource in resources:
+                yield Applied(resource, rule, "messages", False, "no rule matches; unlimited", None, 0, None)
+            total = rule_set.match_total(resource)
+            if total is not None:
+                yield from applied(Resource(TOTAL, total.target), total, _why(total))
+
+    return tuple(everything())
+
+
+def _not_now(rule_set: RuleSet, resource: Resource) -> Iterator[Rule]:
+    """Yield the rules that would match a resource at other hours."""
+    for rule in rule_set.rules:
+        if rule.hours is None or rule.kind != resource.kind or any(rule is other for other in rule_set.in_force):
+            continue
+        if Matcher([(rule.matches, rule)]).match(resource.name) is not None:
+            yield rule
+
+
+def _why(rule: Rule) -> str:
+    """Say how a rule came to match."""
+    pattern = rule.matches
+    if pattern.text == DEFAULT_PATTERN:
+        why = f"the default of every {rule.kind}"
+    elif pattern.exact_name is not None:
+        why = "exact name"
+    elif pattern.network is not None:
+        why = f"network {pattern.text}"
+    else:
+        why = f"pattern with {pattern.literals} literal characters"
+    return f"total of all together: {why}" if rule.shared else why
+
+
+def _why_idle(rule_set: RuleSet, rule: Rule) -> str | None:
+    """Say why a rule that matches limits nothing; None if it limits."""
+    if not rule_set.enabled:
+        return _SWITCHED_OFF
+    if rule.action == "off":
+        return "action off"
+    return None if rule.limits else "unlimited"
