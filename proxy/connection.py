@@ -4,6 +4,10 @@ One task per direction, each read, decide, write, read: while a write waits noth
 the back pressure. A third task exists only for sessions that tick. What is written to one peer goes through
 that peer's one writer, whoever queued it.
 
+A request that is held belongs to its ticket: when that is resolved, the session is told and what it queues is
+written, whatever else the connection does. When its peer's stream has ended, or the connection ends, the
+ticket is dropped.
+
 A connection that Sluice itself ends is parted from in order: what is queued is written, both peers are sent
 the end of the stream, and what they still send is read and dropped for a moment. Closing with unread bytes
 would make the kernel send a reset, and a reset can destroy answers that the client has not read yet.
@@ -12,17 +16,19 @@ would make the kernel send a reset, and a reset can destroy answers that the cli
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import structlog
 import trio
 
-from proxy.batch import Batch, ConnectionInfo, Side
+from proxy.batch import Batch, ConnectionInfo, Request, Side, Ticket, drop_tickets
 from proxy.buffers import BufferPool
 from proxy.pipeline import Pipeline
 from proxy.protocols.base import Buffer, Close, Session
 from proxy.sockets import Wire
 from proxy.tally import Tally
+from proxy.tickets import Tickets
 
 _log = structlog.get_logger(__name__)
 
@@ -156,6 +162,7 @@ class Connection:
         self._woken = trio.Event()
         self._ended: Side | None = None
         self._deciding = 0
+        self._tickets = Tickets(services.tally, services.now_ns)
         self._draining = False
         self._parting: tuple[str, str] | None = None
 
@@ -165,27 +172,34 @@ class Connection:
         Returns:
             Why it ended: one word for the metric, and a sentence for the log.
         """
-        with self._scope:
-            async with trio.open_nursery() as nursery:
-                self._nursery = nursery
-                if self.session.ticks:
-                    nursery.start_soon(self._guard, self._tick)
-                async with trio.open_nursery() as pumps:
-                    for side in Side:
-                        pumps.start_soon(self._guard, self._pump, side)
-                ended = (self._ended or Side.CLIENT).value
-                self._parting = self._parting or (f"{ended}_closed", f"the {ended} closed first")
-                nursery.cancel_scope.cancel()
+        try:
+            with self._scope:
+                await self._relay_both()
+        finally:
+            self._tickets.drop()
         if self._parting is not None:
             return self._parting
         ended = (self._ended or Side.CLIENT).value
         return "half_closed", f"silent for {HALF_CLOSED_S:.0f} s after the end of the {ended}'s stream"
+
+    async def _relay_both(self) -> None:
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            if self.session.ticks:
+                nursery.start_soon(self._guard, self._tick)
+            async with trio.open_nursery() as pumps:
+                for side in Side:
+                    pumps.start_soon(self._guard, self._pump, side)
+            ended = (self._ended or Side.CLIENT).value
+            self._parting = self._parting or (f"{ended}_closed", f"the {ended} closed first")
+            nursery.cancel_scope.cancel()
 
     def finish(self, reason: str, detail: str) -> None:
         """End the connection at once, whatever is under way; the first reason given is the one that counts."""
         if self._parting is None:
             self._parting = (reason, detail)
         self._scope.cancel()
+        self._tickets.drop()
 
     def drain(self) -> None:
         """Read no further requests, and part once every request in flight has its answer."""
@@ -193,10 +207,10 @@ class Connection:
         with self._guarded():
             self._check_drained()
 
-    def start_soon(self, task: Callable[[Sequence[Buffer]], Awaitable[None]], rest: Sequence[Buffer]) -> None:
-        """Run the remainder of a write beside the pumps."""
-        assert self._nursery is not None  # noqa: S101 - writers exist only while the connection runs
-        self._nursery.start_soon(self._guard, task, rest)
+    def start_soon(self, task: Callable[..., Awaitable[None]], *args: object) -> None:
+        """Run something beside the pumps: the remainder of a write, or what is called for from outside."""
+        assert self._nursery is not None  # noqa: S101 - there is nothing to do before the connection runs
+        self._nursery.start_soon(self._guard, task, *args)
 
     def progressed(self) -> None:
         """Look again at what had to wait for a write or for the session."""
@@ -278,6 +292,9 @@ class Connection:
         services, session = self._services, self.session
         batch = session.receive(side, chunk, services.now_ns())
         if batch is not None:
+            if not batch.requests:
+                # It only charges: what the session queued need not wait for that.
+                self._writers[side.other].flush_soon()
             await self._decide(batch)
         if side is Side.BROKER and services.pipeline.wants_responses:
             responses = session.take_responses()
@@ -290,11 +307,41 @@ class Connection:
         self._deciding += 1
         try:
             await services.pipeline.decide(batch)
+        except BaseException:
+            drop_tickets(batch.verdicts)
+            raise
         finally:
             self._deciding -= 1
         now_ns = services.now_ns()
         services.tally.count(batch, now_ns)
+        tickets = self._tickets.take(batch) if batch.verdicts else {}
+        if tickets and (self._parting is not None or self._scope.cancel_called):
+            self._tickets.drop()
         self.session.decided(batch, now_ns)
+        for ticket, request in tickets.items():
+            ticket.attach(partial(self._on_resolved, batch.side, request))
+
+    def _on_resolved(self, side: Side, request: Request, ticket: Ticket) -> None:
+        """Tell the session what becomes of a request that was held; called by whoever resolved its ticket."""
+        if self._scope.cancel_called:
+            # What was read into may be another's buffer by now, so nothing is written any more.
+            self._tickets.drop()
+        if not self._tickets.claim(side, ticket):
+            return
+        services = self._services
+        now_ns = services.now_ns()
+        with self._guarded():
+            services.tally.resolved(request, ticket.refuse, now_ns)
+            try:
+                batch = self.session.resolved(request, ticket.refuse, now_ns)
+            except Close as close:
+                self._part_soon(close.reason, close.detail)
+                return
+            if batch is not None:
+                self.start_soon(self._decide, batch)
+            for writer in self._writers.values():
+                writer.flush_soon()
+            self.progressed()
 
     async def _pass_end_on(self, side: Side) -> None:
         """Carry one peer's end of stream to the other; the other direction goes on for as long as it is used."""
@@ -303,6 +350,7 @@ class Connection:
             if self._parting is None:
                 self._scope.deadline = trio.current_time() + HALF_CLOSED_S
         if self._parting is None:
+            self._tickets.drop(side)
             self.session.end(side, self._services.now_ns())
             await self._writers[side.other].end()
 
@@ -350,13 +398,20 @@ class Connection:
             and self.session.in_flight() == 0
             and all(self.session.between_frames(side) and not self._writers[side].busy for side in Side)
         ):
-            self._parting = ("drained", "no request was in flight")
-            self._nursery.start_soon(self._guard, self._part, *self._parting)
+            self._part_soon("drained", "no request was in flight")
+
+    def _part_soon(self, reason: str, detail: str) -> None:
+        """Part in a task of its own; from here on nothing else is begun."""
+        if self._parting is None:
+            self._parting = (reason, detail)
+            self._tickets.drop()
+            self.start_soon(self._part, reason, detail)
 
     async def _part(self, reason: str, detail: str) -> None:
         """End the connection in order, as the module's docstring says; the pumps drop what they read from here on."""
         self._parting = self._parting or (reason, detail)
         self._scope.deadline = trio.current_time() + PARTING_S
+        self._tickets.drop()
         self._progress.unpark_all()
         async with trio.open_nursery() as nursery:
             for writer in self._writers.values():

@@ -4,14 +4,18 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from heapq import nlargest
 from typing import Final, Literal
 
+import structlog
 import trio
 
 from limiter.limiter import LimiterState
 from limiter.limits import Limits
 from limiter.registry import DEFAULT_MAX_LIVE
-from limiter.resource import Resource
+from limiter.resource import SCOPES, TOTAL
+from limiter.rule import Dimension
 from limiter.rules import RuleSet
 from proxy import sockets
 from proxy.batch import Side
@@ -26,19 +30,35 @@ from proxy.control import (
     Explanation,
     LaneDepth,
     ListenerState,
+    Question,
     Snapshot,
+    Usage,
 )
+from proxy.explanation import explain
 from proxy.pipeline import HandlerConfig, HandlerServices, Pipeline
 from proxy.protocols.base import WireCounters
 from proxy.server import ListenerConfig, Server
 from proxy.sockets import format_address
 from proxy.tally import Tally
 
+_log = structlog.get_logger(__name__)
+
 #: Live limiters reported between two turns of the event loop: well under a millisecond of work.
 _LIMITERS_A_STEP: Final = 100
 #: Events kept for a subscriber that does not keep up.
 _EVENTS_KEPT: Final = 1000
 _PROBE_TIMEOUT_S: Final = 1.0
+#: The wall clock may jump, so rules with hours are looked at this often even if none is due to change.
+_LOOK_AT_HOURS_S: Final = 30.0
+#: When a change is due the wall clock may be a little behind.
+_SHORTEST_WAIT_S: Final = 0.05
+#: Handlers resolve what they hold this long before a drain ends, so that the answers still go out.
+_DRAIN_MARGIN_S: Final = 0.5
+_NS_PER_S: Final = 1_000_000_000
+
+
+def _utc_now() -> datetime:
+    return datetime.now(UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,17 +90,29 @@ class LocalDataPath(DataPath):
     Args:
         config: what to build.
         now_ns: the monotonic clock, in nanoseconds.
+        wall_clock: tells the time of day, for rules with hours; what it returns knows its time zone.
 
     Raises:
         PipelineError: the handlers do not make a pipeline.
     """
 
-    def __init__(self, config: DataPathConfig, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
+    def __init__(
+        self,
+        config: DataPathConfig,
+        now_ns: Callable[[], int] = time.monotonic_ns,
+        wall_clock: Callable[[], datetime] = _utc_now,
+    ) -> None:
         self._now_ns = now_ns
-        self._limits = Limits(config.rule_set, config.max_live_limiters)
+        self._wall_clock = wall_clock
+        # As configured; what is in force is made of it for each moment.
+        self._rule_set = config.rule_set
+        self._rules_changed = trio.Event()
+        in_force = config.rule_set.at(wall_clock())
+        self._limits = Limits(in_force, config.max_live_limiters)
         self._pipeline = Pipeline(config.handlers, HandlerServices(self._limits, now_ns))
         self._tally = Tally(config.max_resource_labels)
-        self._tally.pin(config.rule_set.exact_resources)
+        self._max_resource_labels = config.max_resource_labels
+        self._tell_apart(in_force)
         self._wire_counters = WireCounters()
         self._bytes_read = dict.fromkeys(Side, 0)
         buffers = BufferPool(config.buffer_budget_bytes)
@@ -98,6 +130,7 @@ class LocalDataPath(DataPath):
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._pipeline.run)
+                nursery.start_soon(self._follow_the_clock)
                 nursery.start_soon(self.server.run)
                 task_status.started()
         finally:
@@ -105,21 +138,65 @@ class LocalDataPath(DataPath):
 
     async def apply(self, rule_set: RuleSet) -> None:
         """Put a rule set in force; the very next batch is decided by it."""
-        current = self._limits.rule_set
-        if rule_set.version <= current.version:
-            raise ValueError(f"rule set version {rule_set.version} is not above {current.version}, which is in force")
-        self._tally.pin(rule_set.exact_resources)
-        self._limits.swap(rule_set, self._now_ns())
+        version = self._rule_set.version
+        if rule_set.version <= version:
+            raise ValueError(f"rule set version {rule_set.version} is not above {version}, which is in force")
+        self._rule_set = rule_set
+        self._put_in_force(self._wall_clock())
+        self._rules_changed.set()
         self._emit("rules", {"version": rule_set.version, "limiting": int(rule_set.enabled)})
+
+    async def _follow_the_clock(self) -> None:
+        """Switch rules with hours on and off when it is time."""
+        while True:
+            self._switch_by_the_clock()
+            self._rules_changed = trio.Event()
+            now = self._wall_clock()
+            wait_s = _LOOK_AT_HOURS_S if any(rule.hours is not None for rule in self._rule_set.rules) else float("inf")
+            change = self._rule_set.next_change(now)
+            if change is not None:
+                wait_s = min(wait_s, max((change - now).total_seconds(), _SHORTEST_WAIT_S))
+            with trio.move_on_after(wait_s):
+                await self._rules_changed.wait()
+
+    def _switch_by_the_clock(self) -> None:
+        now = self._wall_clock()
+        with_hours = [rule for rule in self._rule_set.rules if rule.hours is not None]
+        held = {id(rule) for rule in self._limits.rule_set.in_force}
+        holds = {id(rule) for rule in with_hours if rule.hours is not None and rule.hours.holds(now)}
+        began = [f"{rule} ({rule.hours})" for rule in with_hours if id(rule) in holds - held]
+        ceased = [f"{rule} ({rule.hours})" for rule in with_hours if id(rule) in held - holds]
+        if not began and not ceased:
+            return
+        self._put_in_force(now)
+        _log.info("rules switched by the clock", began=began, ceased=ceased)
+        detail = {"began": ", ".join(began), "ceased": ", ".join(ceased)}
+        version = {"version": self._rule_set.version, "limiting": int(self._rule_set.enabled)}
+        self._emit("rules", version | {word: rules for word, rules in detail.items() if rules})
+
+    def _put_in_force(self, moment: datetime) -> None:
+        in_force = self._rule_set.at(moment)
+        self._tell_apart(in_force)
+        self._limits.swap(in_force, self._now_ns())
+
+    def _tell_apart(self, rule_set: RuleSet) -> None:
+        """Count resources that have a rule of their own apart from all others; scopes and totals are not counted."""
+        self._tally.pin([each for each in rule_set.exact_resources if each.kind not in (*SCOPES, TOTAL)])
 
     async def snapshot(self) -> Snapshot:
         """Return the counters of this moment."""
+        usage = await self._usage()
         rule_set, server = self._limits.rule_set, self.server
         return Snapshot(
             rule_set_version=rule_set.version,
             limiting=rule_set.enabled,
             draining=server.draining,
             resources=self._tally.snapshot(),
+            rules=self._tally.rules(),
+            held_requests=self._tally.held_requests,
+            held_bytes=self._tally.held_bytes,
+            hold_refused=dict(self._limits.refused_by_bound),
+            usage=usage,
             bypassed=self._pipeline.bypassed(),
             listeners=tuple(self._listener(config) for config in server.listeners),
             connections_total=server.counters.accepted,
@@ -139,6 +216,17 @@ class LocalDataPath(DataPath):
             evicted_total=self._limits.evicted_total,
             overflowed_total=self._limits.overflowed_total,
         )
+
+    async def _usage(self) -> dict[tuple[str, str, Dimension], Usage]:
+        """Return how much of the limits is used, as Snapshot says, giving the data path its turn every hundred."""
+        own: list[tuple[tuple[str, str, Dimension], Usage]] = []
+        others: list[tuple[tuple[str, str, Dimension], Usage]] = []
+        exact = self._limits.rule_set.exact_resources
+        for index, (resource, dimension, used) in enumerate(self._limits.usages(self._now_ns()), 1):
+            (own if resource in exact else others).append(((*resource, dimension), Usage(*used)))
+            if index % _LIMITERS_A_STEP == 0:
+                await trio.lowlevel.checkpoint()
+        return dict(own + nlargest(self._max_resource_labels, others, key=lambda each: each[1].last_60s))
 
     def _listener(self, config: ListenerConfig) -> ListenerState:
         return ListenerState(
@@ -177,11 +265,10 @@ class LocalDataPath(DataPath):
         connection.finish("closed_by_operator", reason)
         return True
 
-    async def explain(self, resource: Resource) -> Explanation:
-        """Return the rule that holds for a resource, and its live state."""
-        rule_set = self._limits.rule_set
-        state = self._limits.state(resource, self._now_ns())
-        return Explanation(resource, rule_set.match(resource), rule_set.enabled, state)
+    async def explain(self, question: Question) -> Explanation:
+        """Return what would limit a request."""
+        kinds = [kind for config in self.server.listeners for kind in config.protocol.kinds]
+        return explain(question, self._limits, self.server.listeners, kinds, self._now_ns())
 
     async def probe_brokers(self) -> tuple[BrokerReach, ...]:
         """Try to connect to each listener's broker, all at once."""
@@ -217,6 +304,8 @@ class LocalDataPath(DataPath):
     async def drain(self, grace_s: float) -> None:
         """Stop accepting, let what is in flight finish, close."""
         self._emit("drain", {"connections": len(self.server.connections)})
+        hold_s = max(grace_s - _DRAIN_MARGIN_S, grace_s / 2)
+        self._pipeline.drain(self._now_ns() + round(hold_s * _NS_PER_S))
         await self.server.drain(grace_s)
 
     def _limits_kind(self, kind: str) -> bool:

@@ -15,6 +15,7 @@ import trio
 
 from proxy import sockets
 from proxy.batch import ConnectionInfo
+from proxy.clients import ClientCounts, ConnectionRate, Network, client_address, in_networks
 from proxy.connection import Connection, Services
 from proxy.log_rate import LogRate
 from proxy.protocols.base import Protocol, Session, SessionContext, WireCounters
@@ -43,6 +44,10 @@ class ListenerConfig:
         broker: host and port of the broker.
         scope: listeners of one scope share what is limited per listener; empty means the listener's own name.
         connect_timeout_s: how long the broker may take to accept.
+        exempt: networks whose clients are not limited, neither in what they send nor in how they connect.
+        max_connections_per_client: connections that one client may have to the listeners of the scope; a client
+            that has so many is closed at once. None is any number.
+        new_connections_per_s: connections taken each second; what comes faster is closed at once. None is any number.
     """
 
     name: str
@@ -52,6 +57,14 @@ class ListenerConfig:
     broker: Address
     scope: str = ""
     connect_timeout_s: float = 5.0
+    exempt: tuple[Network, ...] = ()
+    max_connections_per_client: int | None = None
+    new_connections_per_s: float | None = None
+
+    @property
+    def scope_name(self) -> str:
+        """What its limits are shared under."""
+        return self.scope or self.name
 
 
 @dataclass(slots=True)
@@ -97,6 +110,12 @@ class Server:
         self._bound: dict[str, list[ListeningSocket]] = {}
         self._addresses: dict[str, Address] = {}
         self._open: Counter[str] = Counter()
+        self._clients = ClientCounts()
+        self._connection_rates = {
+            config.name: ConnectionRate(config.new_connections_per_s, services.now_ns())
+            for config in listeners
+            if config.new_connections_per_s is not None
+        }
         self._accepting = trio.CancelScope()
         self._nothing_open = trio.lowlevel.ParkingLot()
         self._next_id = 0
@@ -139,7 +158,8 @@ class Server:
             with self._accepting:
                 async with trio.open_nursery() as accepting:
                     for config in self.listeners:
-                        for listening in self._bound[config.name]:
+                        # Nothing is bound any more if the drain came before the first turn of this task.
+                        for listening in self._bound.get(config.name, ()):
                             accepting.start_soon(self._accept, config, listening, nursery)
             await trio.sleep_forever()
 
@@ -170,19 +190,50 @@ class Server:
                         _log.error("cannot accept", listener=config.name, error=error.strerror, not_logged=not_logged)
                     await trio.sleep(_NO_ROOM_PAUSE_S)
                     continue
-                self.counters.accepted += 1
-                if sum(self._open.values()) >= self._max_connections:
-                    self.counters.closed["too_many_connections"] += 1
-                    client.close()
-                    continue
-                self._open[config.name] += 1
-                nursery.start_soon(self._serve, config, client, peer)
+                self._enter(config, client, peer, nursery)
             await trio.lowlevel.checkpoint()
 
-    async def _serve(self, config: ListenerConfig, client: Wire, peer: Address) -> None:
-        """Serve one client from accept to close; nothing it does ends another connection."""
+    def _enter(self, config: ListenerConfig, client: Wire, peer: Address, nursery: trio.Nursery) -> None:
+        """Serve a client that has just been accepted, or close it at once."""
+        self.counters.accepted += 1
+        address = client_address(peer[0])
         self._next_id += 1
-        info = ConnectionInfo(self._next_id, config.name, config.scope or config.name, format_address(peer), peer[0])
+        info = ConnectionInfo(
+            self._next_id,
+            config.name,
+            config.scope_name,
+            format_address((address, peer[1])),
+            address,
+            in_networks(address, config.exempt),
+        )
+        turned_away = self._turned_away(config, info)
+        if turned_away is not None:
+            client.close()
+            self.counters.closed[turned_away[0]] += 1
+            self._log_closed(info, *turned_away)
+            return
+        self._open[config.name] += 1
+        if not info.exempt:
+            self._clients.add(info.scope, info.address)
+        nursery.start_soon(self._serve, config, info, client)
+
+    def _turned_away(self, config: ListenerConfig, info: ConnectionInfo) -> tuple[str, str] | None:
+        """Return why a client is not served, if it is not: the reason and its detail."""
+        if sum(self._open.values()) >= self._max_connections:
+            return "too_many_connections", f"{self._max_connections} are open"
+        if info.exempt:
+            return None
+        most = config.max_connections_per_client
+        if most is not None and self._clients.of(info.scope, info.address) >= most:
+            return "too_many_connections_of_client", f"{info.address} has {most} open"
+        rate = self._connection_rates.get(config.name)
+        # Last, so that whoever is turned away for something else takes nothing of the rate.
+        if rate is not None and not rate.take(self._services.now_ns()):
+            return "connection_rate", f"more than {config.new_connections_per_s:g} new connections per second"
+        return None
+
+    async def _serve(self, config: ListenerConfig, info: ConnectionInfo, client: Wire) -> None:
+        """Serve one client from accept to close; nothing it does ends another connection."""
         try:
             reason, detail = await self._relay(config, info, client)
         except Exception as error:  # noqa: BLE001 - a fault of ours or of a plug-in's ends this connection, and no other
@@ -191,10 +242,15 @@ class Server:
         finally:
             client.close()
             self._open[config.name] -= 1
+            if not info.exempt:
+                self._clients.remove(info.scope, info.address)
             if not self.connections:
                 self._nothing_open.unpark_all()
         self.counters.closed[reason] += 1
         self._on_event("closed", {"id": info.id, "peer": info.peer, "reason": reason})
+        self._log_closed(info, reason, detail)
+
+    def _log_closed(self, info: ConnectionInfo, reason: str, detail: str) -> None:
         # An unreachable broker has had a line of its own.
         if reason.endswith("_closed") or reason in {"drained", "broker_unreachable"}:
             _log.debug("connection closed", listener=info.listener, peer=info.peer, reason=reason, detail=detail)

@@ -63,8 +63,8 @@ class WireCounters:
 class Session(ABC):
     """One connection's protocol state.
 
-    Every method that takes ``now_ns`` means monotonic nanoseconds. ``receive``, ``tick`` and ``decided``
-    may raise Close.
+    Every method that takes ``now_ns`` means monotonic nanoseconds. ``receive``, ``tick``, ``decided`` and
+    ``resolved`` may raise Close.
     """
 
     #: Set by sessions that use ``tick``; the driver then starts a task for it.
@@ -88,11 +88,15 @@ class Session(ABC):
         """
 
     @abstractmethod
-    def resolved(self, request: Request, refuse: Refuse | None, now_ns: int) -> None:
+    def resolved(self, request: Request, refuse: Refuse | None, now_ns: int) -> Batch | None:
         """Queue what becomes of a request that was held: its bytes for the broker, or the refusal.
 
         It comes after ``decided`` for the request's batch and before the end of its side's stream, once or, when the
         request was dropped, never. It may raise Close.
+
+        Returns:
+            A batch of charges alone, if it became known meanwhile that the request costs more than it was decided
+            by and it goes on.
         """
 
     def take_responses(self) -> Sequence[Response]:
@@ -194,6 +198,7 @@ class Kind:
         rate_per_s: the limit of each when the operator gives none at all; None is unlimited.
         action: what a rule does that does not say it.
         max_delay_s: with action ``delay``, how long a rule holds that does not say it, in seconds.
+        consumes: its requests ask for messages, so that the scopes of those who send do not limit them.
     """
 
     name: str
@@ -201,6 +206,7 @@ class Kind:
     rate_per_s: float | None = None
     action: Action = "reject"
     max_delay_s: float = DEFAULT_MAX_DELAY_S
+    consumes: bool = False
 
 
 def no_problem(rule: Rule) -> None:

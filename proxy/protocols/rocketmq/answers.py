@@ -1,23 +1,44 @@
 """Broker to client: hops from frame to frame, finds the gaps between them, and notes what was answered.
 
 All bytes pass as they came, and none is held back. Headers of answers are only searched for the number of the
-request they answer: a drain must know what is still in flight.
+request they answer: a drain must know what is still in flight. In the bodies of answers to requests that consume,
+the messages are counted as they pass.
 """
 
 from collections.abc import Sequence
 from struct import Struct
 from typing import Final
 
-from proxy.batch import Response
+import msgspec
+
+from limiter.resource import Resource
+from proxy.batch import Charge, Response
 from proxy.protocols.base import Buffer, Close
 from proxy.protocols.rocketmq import codes
-from proxy.protocols.rocketmq.header import read_answer
+from proxy.protocols.rocketmq.header import Answer, read_answer
 from proxy.protocols.rocketmq.owed import Owed
+from proxy.protocols.rocketmq.record_counter import RecordCounter
 
 #: An answer's header above this is not gathered when it comes in pieces; its request stays owed.
 MAX_HEADER_BYTES: Final = 64 * 1024
 
+_CONSUMING: Final = frozenset(codes.CONSUMING)
+_SUCCESS: Final = codes.ResponseCode.SUCCESS.value
 _prefix_at = Struct(">iI").unpack_from
+
+
+class _Bringing(msgspec.Struct, gc=False):
+    """An answer that brings messages, and whose body is still coming.
+
+    Attributes:
+        counter: is shown the body.
+        resources: what they are charged to.
+        frame_bytes: length of the answer.
+    """
+
+    counter: RecordCounter
+    resources: tuple[Resource, ...]
+    frame_bytes: int
 
 
 class AnswerStream:
@@ -30,12 +51,14 @@ class AnswerStream:
     Attributes:
         frames: whole headers seen so far.
         responses: gathered since they were last taken.
+        charges: for the answers to requests that consume, whole ones, since they were last taken.
         close: set when the last chunk ended in something that is no frame; what came before it was queued.
     """
 
     def __init__(self, owed: Owed, *, wants_responses: bool) -> None:
         self.frames = 0
         self.responses: list[Response] = []
+        self.charges: list[Charge] = []
         self.close: Close | None = None
         self._owed = owed
         self._wants_responses = wants_responses
@@ -43,6 +66,7 @@ class AnswerStream:
         self._head = bytearray()
         #: What is still to come of a frame whose header is known.
         self._left = 0
+        self._bringing: _Bringing | None = None
 
     def between_frames(self) -> bool:
         """Return whether the stream stands in a gap."""
@@ -58,7 +82,7 @@ class AnswerStream:
         gap: int | None = None
         position = 0
         try:
-            position = self._continue_head(chunk) if self._head else self._step(0, self._left, end)
+            position = self._continue_head(chunk) if self._head else self._step(chunk, 0, self._left)
             if self.between_frames():
                 gap = position
                 while end - position >= codes.PREFIX_BYTES:
@@ -68,12 +92,15 @@ class AnswerStream:
                         raise _bad_frame(length, header_bytes)
                     header_at = position + codes.PREFIX_BYTES
                     body_at = header_at + header_bytes
+                    position += 4 + length
                     if body_at <= end:
                         self._note(chunk[header_at:body_at], 4 + length)
+                        if self._bringing is not None:
+                            self._bring(chunk[body_at:position], left=position > end)
                     elif header_bytes <= MAX_HEADER_BYTES:
+                        position -= 4 + length
                         break
                     self.frames += 1
-                    position += 4 + length
                 if position < end:
                     self._head += chunk[position:]
                 else:
@@ -92,11 +119,25 @@ class AnswerStream:
             out.append(chunk[passed:end])
         return gap is not None
 
-    def _step(self, position: int, left: int, end: int) -> int:
+    def _step(self, chunk: memoryview, position: int, left: int) -> int:
         """Go over what the chunk holds of a frame's ``left`` bytes; returns where."""
-        step = min(left, end - position)
+        step = min(left, len(chunk) - position)
         self._left = left - step
+        if self._bringing is not None:
+            self._bring(chunk[position : position + step], left=self._left > 0)
         return position + step
+
+    def _bring(self, piece: memoryview, *, left: bool) -> None:
+        """Count the messages in a piece of an answer's body, and charge them if nothing is left to come."""
+        bringing = self._bringing
+        if bringing is None:
+            return
+        counter = bringing.counter
+        counter.feed(piece)
+        if not left:
+            self._bringing = None
+            size_bytes = bringing.frame_bytes if counter.count else 0
+            self.charges.append(Charge(bringing.resources, counter.count, size_bytes, consumes=True))
 
     def _continue_head(self, chunk: memoryview) -> int:
         """Complete the header that earlier chunks began, and step on; returns where the frame ends in this chunk."""
@@ -120,16 +161,28 @@ class AnswerStream:
         if gathered:
             self._note(memoryview(bytes(head))[codes.PREFIX_BYTES :], 4 + length)
         head.clear()
-        return self._step(position, 4 + length - wanted, end)
+        return self._step(chunk, position, 4 + length - wanted)
 
     def _note(self, header: memoryview, frame_bytes: int) -> None:
         """Match an answer with its request."""
         answer = read_answer(header)
         if answer is not None and answer.flag & codes.FLAG_RESPONSE:
-            request = self._owed.settle(answer.opaque)
+            # Not by ``settle``: nearly all answers are to sends, and the call is a tenth of the time.
+            request = self._owed.requests.pop(answer.opaque, None)
+            if request is None:
+                request = self._owed.settle_poll(answer.opaque)
+                if request is not None and request[0] in _CONSUMING and request[1]:
+                    self._expect(answer, request[1], frame_bytes)
             if self._wants_responses:
                 code, resources = request or (None, ())
                 self.responses.append(Response(code, resources, answer.code, frame_bytes))
+
+    def _expect(self, answer: Answer, resources: tuple[Resource, ...], frame_bytes: int) -> None:
+        """Count what an answer to a request that consumes brings; all but a success bring nothing."""
+        if answer.code == _SUCCESS:
+            self._bringing = _Bringing(RecordCounter(), resources, frame_bytes)
+        else:
+            self.charges.append(Charge(resources, 0, consumes=True))
 
 
 def _bad_frame(length: int, header_bytes: int) -> Close:

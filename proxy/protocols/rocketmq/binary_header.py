@@ -15,10 +15,13 @@ from proxy.protocols.rocketmq.codes import (
     KIND_TOPIC,
     LANGUAGES,
     LIMITABLE,
+    LIMITABLE_OR_CONSUMING,
     MAX_NAME_CHARS,
     RETRY_PREFIX,
     SEND_V1_FIELDS,
     SEND_V2_FIELDS,
+    SUBSCRIPTION_FIELDS,
+    KeyFields,
 )
 from proxy.protocols.rocketmq.reading import LENIENT, REPLACEMENT, UNPARSABLE, Header, charge
 
@@ -34,24 +37,29 @@ class _UnreadableError(Exception):
     """The broker cannot read it either, or it is more than we want to read."""
 
 
-def read_binary(header: bytes) -> Header:
-    """Return what the broker reads, or UNPARSABLE where it fails."""
-    return _read_java_send(header) or _read_any(header)
+def read_binary(header: bytes, *, subscriptions: bool = False) -> Header:
+    """Return what the broker reads, or UNPARSABLE where it fails.
+
+    Args:
+        header: exactly the frame's header bytes.
+        subscriptions: whether requests that consume are limitable.
+    """
+    return _read_java_send(header) or _read_any(header, LIMITABLE_OR_CONSUMING if subscriptions else LIMITABLE)
 
 
-def _read_any(header: bytes) -> Header:
+def _read_any(header: bytes, limitable: Mapping[int, KeyFields]) -> Header:
     """Read field by field; of fields with the same name the last wins.
 
     The broker may read past the header's end into the body, but then it misses those bytes at the body's end
     and fails; so the header's end is the end here.
     """
     try:
-        return _walk(header)
+        return _walk(header, limitable)
     except (_UnreadableError, struct.error):
         return UNPARSABLE
 
 
-def _walk(header: bytes) -> Header:
+def _walk(header: bytes, limitable: Mapping[int, KeyFields]) -> Header:
     size = len(header)
     code, language_code, version, opaque, flag, remark_bytes = _fixed_at(header)
     if remark_bytes < 0:
@@ -61,7 +69,7 @@ def _walk(header: bytes) -> Header:
     at += 4
     language = LANGUAGES[language_code] if language_code < len(LANGUAGES) else ""
     answer = Header("", "", code, opaque, flag, "", False, version, language)
-    fields = None if flag & FLAG_RESPONSE else LIMITABLE.get(code)
+    fields = None if flag & FLAG_RESPONSE else limitable.get(code)
     if fields is None:
         return answer
     ext: dict[bytes, bytes] = {}
@@ -90,7 +98,10 @@ def _walk(header: bytes) -> Header:
         return answer
     if len(name) > MAX_NAME_CHARS or REPLACEMENT in name:
         raise _UnreadableError
-    charge(answer, fields, name, _text(ext, fields.producer_group), _text(ext, fields.batch))
+    group = _text(ext, fields.producer_group)
+    if fields is SUBSCRIPTION_FIELDS and group is not None and (len(group) > MAX_NAME_CHARS or REPLACEMENT in group):
+        raise _UnreadableError
+    charge(answer, fields, name, group, _text(ext, fields.batch))
     if answer.is_batch and at != size:
         raise _UnreadableError  # whatever its messages are, they are not what the frame's body holds
     return answer

@@ -113,8 +113,12 @@ LANGUAGE_CODES: Final = {name: code for code, name in enumerate(LANGUAGES)}
 
 KIND_TOPIC: Final = "topic"
 KIND_RETRY_GROUP: Final = "retry_group"
+KIND_SUBSCRIPTION: Final = "subscription"
 
 RETRY_PREFIX: Final = "%RETRY%"
+#: Stands between group and topic in the name of a subscription. Names may hold it themselves: people read it at
+#: the first one, rules are matched with the whole.
+SUBSCRIPTION_MARK: Final = "@"
 #: The longest name that a broker takes: a retry topic's. Longer ones are read as UNPARSABLE, so that what is
 #: kept by name stays small.
 MAX_NAME_CHARS: Final = 255
@@ -137,6 +141,8 @@ class KeyFields(NamedTuple):
 SEND_V1_FIELDS: Final = KeyFields("topic", "producerGroup", "batch")
 SEND_V2_FIELDS: Final = KeyFields("b", "a", "m")
 SEND_BACK_FIELDS: Final = KeyFields("group", None, None)
+#: The group stands where a send has its producer group; it is part of the name here.
+SUBSCRIPTION_FIELDS: Final = KeyFields("topic", "consumerGroup", None)
 
 #: The limitable requests. The broker takes "batch" from the field, not from code 320.
 LIMITABLE: Final[Mapping[int, KeyFields]] = {
@@ -147,3 +153,16 @@ LIMITABLE: Final[Mapping[int, KeyFields]] = {
     RequestCode.SEND_REPLY_MESSAGE_V2.value: SEND_V2_FIELDS,
     RequestCode.CONSUMER_SEND_MSG_BACK.value: SEND_BACK_FIELDS,
 }
+
+#: The requests that ask for messages; limitable only where subscriptions are limited, and then by what they bring.
+CONSUMING: Final[Mapping[int, KeyFields]] = {
+    RequestCode.PULL_MESSAGE.value: SUBSCRIPTION_FIELDS,
+    RequestCode.LITE_PULL_MESSAGE.value: SUBSCRIPTION_FIELDS,
+    RequestCode.POP_MESSAGE.value: SUBSCRIPTION_FIELDS,
+}
+LIMITABLE_OR_CONSUMING: Final[Mapping[int, KeyFields]] = {**LIMITABLE, **CONSUMING}
+
+# --- Refusing ------------------------------------------------------------------------------------
+
+#: What a refusal may be numbered. Clients read others as failures that they act upon, or even as success.
+BUSY_CODES: Final = frozenset({ResponseCode.SYSTEM_BUSY.value, ResponseCode.FLOW_CONTROL.value})

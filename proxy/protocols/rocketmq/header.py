@@ -18,10 +18,12 @@ import msgspec
 from proxy.protocols.rocketmq import lenient
 from proxy.protocols.rocketmq.binary_header import read_answer_binary, read_binary
 from proxy.protocols.rocketmq.codes import (
+    CONSUMING,
     FLAG_RESPONSE,
     HEADER_BINARY,
     HEADER_JSON,
     KIND_RETRY_GROUP,
+    KIND_SUBSCRIPTION,
     KIND_TOPIC,
     LIMITABLE,
     MAX_NAME_CHARS,
@@ -30,7 +32,7 @@ from proxy.protocols.rocketmq.codes import (
     SEND_V1_FIELDS,
     SEND_V2_FIELDS,
 )
-from proxy.protocols.rocketmq.reading import LENIENT, STRICT, UNPARSABLE, UNPARSED, Header
+from proxy.protocols.rocketmq.reading import LENIENT, STRICT, UNPARSABLE, UNPARSED, Header, subscription_name
 
 __all__ = ["LENIENT", "STRICT", "UNPARSABLE", "UNPARSED", "Answer", "Header", "classify", "read_answer"]
 
@@ -62,7 +64,22 @@ class _JsonHeader(msgspec.Struct, gc=False, forbid_unknown_fields=True):
     serializeTypeCurrentRPC: str | None = None  # noqa: N815 - the wire's name
 
 
+class _Subscription(msgspec.Struct, gc=False):
+    """The two of ``extFields`` that name a subscription."""
+
+    topic: str | None = None
+    consumerGroup: str | None = None  # noqa: N815 - the wire's name
+
+
+class _ConsumingHeader(msgspec.Struct, gc=False):
+    """All that is still to be read of a request that consumes."""
+
+    extFields: _Subscription | None = None  # noqa: N815 - the wire's name
+
+
 _decode_json = msgspec.json.Decoder(_JsonHeader).decode
+#: Only for requests that consume, and while these are limited: they cost a second decoding, and no others any more.
+_decode_consuming = msgspec.json.Decoder(_ConsumingHeader).decode
 
 _fields_of = LIMITABLE.get
 _V2: Final = SEND_V2_FIELDS
@@ -71,12 +88,13 @@ _BACK: Final = SEND_BACK_FIELDS
 _DOLLAR: Final = ord("$")
 
 
-def classify(header: bytes | memoryview, header_type: int) -> Header:
+def classify(header: bytes | memoryview, header_type: int, subscriptions: bool = False) -> Header:  # noqa: FBT001, FBT002 - once a frame
     """Read the header of a frame that came from a client.
 
     Args:
         header: exactly the frame's header bytes.
         header_type: the high byte of the frame's second word, 0 to 255.
+        subscriptions: whether requests that consume are limitable.
 
     Returns:
         What the broker reads in it, or UNPARSABLE. A broker closes the connection on a ``header_type`` other
@@ -85,18 +103,21 @@ def classify(header: bytes | memoryview, header_type: int) -> Header:
     if type(header) is not bytes:
         header = bytes(header)
     if header_type != HEADER_JSON:
-        return read_binary(header) if header_type == HEADER_BINARY else UNPARSABLE
+        return read_binary(header, subscriptions=subscriptions) if header_type == HEADER_BINARY else UNPARSABLE
     try:
         raw = _decode_json(header)
         if not header.isascii():
             header.decode()  # our decoder skips strings unread; the broker ends them elsewhere if they are not UTF-8
     except (msgspec.DecodeError, ValueError, RecursionError):
-        return lenient.read_json(header)
+        return lenient.read_json(header, subscriptions=subscriptions)
     if _DOLLAR in header and b'"$ref"' in header:
-        return lenient.read_json(header)  # a reference: the broker may overwrite what was just read
+        # A reference: the broker may overwrite what was just read.
+        return lenient.read_json(header, subscriptions=subscriptions)
     code = raw.code
     fields = _fields_of(code)
     if fields is None or raw.flag & FLAG_RESPONSE:
+        if subscriptions and code in CONSUMING and not raw.flag & FLAG_RESPONSE:
+            return _read_consuming(header, raw)
         return Header("", "", code, raw.opaque, raw.flag, "", False, raw.version, raw.language)
     ext = raw.extFields
     if ext is None:
@@ -119,6 +140,24 @@ def classify(header: bytes | memoryview, header_type: int) -> Header:
         name = name[len(RETRY_PREFIX) :]
     is_batch = batch != "false" and batch is not None and (batch is True or str(batch).lower() == "true")
     return Header(kind, name, code, raw.opaque, raw.flag, group or "", is_batch, raw.version, raw.language)
+
+
+def _read_consuming(header: bytes, raw: _JsonHeader) -> Header:
+    """Read the subscription of a request that consumes."""
+    try:
+        ext = _decode_consuming(header).extFields
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        ext = None
+    if (
+        ext is None
+        or ext.topic is None
+        or ext.consumerGroup is None
+        or len(ext.topic) > MAX_NAME_CHARS
+        or len(ext.consumerGroup) > MAX_NAME_CHARS
+    ):
+        return lenient.read_json(header, subscriptions=True)
+    name = subscription_name(ext.consumerGroup, ext.topic)
+    return Header(KIND_SUBSCRIPTION, name, raw.code, raw.opaque, raw.flag, "", False, raw.version, raw.language)
 
 
 # --- Answers --------------------------------------------------------------------------------------

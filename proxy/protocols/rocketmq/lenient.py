@@ -18,9 +18,12 @@ from proxy.protocols.rocketmq.codes import (
     LANGUAGE_CODES,
     LANGUAGES,
     LIMITABLE,
+    LIMITABLE_OR_CONSUMING,
     MAX_NAME_CHARS,
     SEND_V1_FIELDS,
     SEND_V2_FIELDS,
+    SUBSCRIPTION_FIELDS,
+    KeyFields,
 )
 from proxy.protocols.rocketmq.json_scanner import NESTED, OPEN, Nested, Number, Parser, String, UnsureError, Value
 from proxy.protocols.rocketmq.reading import LENIENT, REPLACEMENT, UNPARSABLE, Header, charge
@@ -89,18 +92,23 @@ def _check_unknown(name: str) -> None:
 _REFERENCE: Final = re.compile(rb"[\"']\$ref[\"']")
 
 
-def read_json(header: bytes) -> Header:
-    """Read a JSON header as the broker does, or return UNPARSABLE."""
+def read_json(header: bytes, *, subscriptions: bool = False) -> Header:
+    """Read a JSON header as the broker does, or return UNPARSABLE.
+
+    Args:
+        header: exactly the frame's header bytes.
+        subscriptions: whether requests that consume are limitable.
+    """
     # A reference lets the broker put one part of the header in another's place when all is read.
     if len(header) > MAX_JSON_BYTES or _REFERENCE.search(header):
         return UNPARSABLE
     try:
-        return _interpret(Parser(header))
+        return _interpret(Parser(header), LIMITABLE_OR_CONSUMING if subscriptions else LIMITABLE)
     except UnsureError:
         return UNPARSABLE
 
 
-def _interpret(parser: Parser) -> Header:
+def _interpret(parser: Parser, limitable: Mapping[int, KeyFields]) -> Header:
     top: dict[str, Value] = {}
     ext: dict[str, Value] = {}
     for name in parser.members():
@@ -119,7 +127,7 @@ def _interpret(parser: Parser) -> Header:
     header.version = _integer(top.get("version"))
     header.language = _language(top["language"]) if "language" in top else LANGUAGES[0]
     header.reading = LENIENT
-    return _charge(header, ext)
+    return _charge(header, ext, limitable)
 
 
 def _read_ext_fields(parser: Parser) -> dict[str, Value]:
@@ -184,9 +192,9 @@ def _text(value: Value) -> str | None:
     raise UnsureError
 
 
-def _charge(header: Header, ext: _Fields) -> Header:
+def _charge(header: Header, ext: _Fields, limitable: Mapping[int, KeyFields]) -> Header:
     """Fill in the resource, if the header has one."""
-    fields = None if header.flag & FLAG_RESPONSE else LIMITABLE.get(header.code)
+    fields = None if header.flag & FLAG_RESPONSE else limitable.get(header.code)
     if fields is None:
         return header
     value = _text(ext.get(fields.resource))
@@ -196,6 +204,8 @@ def _charge(header: Header, ext: _Fields) -> Header:
         return header
     if len(value) > MAX_NAME_CHARS or REPLACEMENT in value:
         raise UnsureError
+    if fields is SUBSCRIPTION_FIELDS:
+        return _subscribe(header, fields, value, _text(ext.get(fields.producer_group or "")))
     group = ext.get(fields.producer_group) if fields.producer_group else None
     batch = ext.get(fields.batch) if fields.batch else None
     if batch is NESTED:
@@ -207,3 +217,10 @@ def _charge(header: Header, ext: _Fields) -> Header:
         group.text() if isinstance(group, String) else None,
         "true" if batch is True else batch.text() if isinstance(batch, String) else None,
     )
+
+
+def _subscribe(header: Header, fields: KeyFields, topic: str, group: str | None) -> Header:
+    """Fill in the subscription, of which the group is a part."""
+    if group is not None and (len(group) > MAX_NAME_CHARS or REPLACEMENT in group):
+        raise UnsureError
+    return charge(header, fields, topic, group, None)

@@ -30,10 +30,11 @@ MAX_OWED: Final = 16_384
 class Owed:
     """The requests of one connection that expect an answer, by opaque. Of two with the same one the later counts.
 
-    A request is noted when it is read, before its verdict: until then it is in flight as well.
+    A request is noted when it is read, before its verdict: until then it is in flight as well. One that is held is
+    taken out, and noted again when it goes on.
 
     Attributes:
-        requests: all but long polls. Whoever adds to it directly keeps it within MAX_OWED.
+        requests: all but long polls. Whoever adds to it directly keeps it within MAX_OWED; taking out is free.
     """
 
     __slots__ = ("_polls", "requests")
@@ -54,4 +55,8 @@ class Owed:
 
     def settle(self, opaque: int) -> Owing | None:
         """Take out a request that was answered or refused; None if it is not known."""
-        return self.requests.pop(opaque, None) or self._polls.pop(opaque, None)
+        return self.requests.pop(opaque, None) or self.settle_poll(opaque)
+
+    def settle_poll(self, opaque: int) -> Owing | None:
+        """Take out a long poll; None if it is not known."""
+        return self._polls.pop(opaque, None)

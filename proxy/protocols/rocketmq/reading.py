@@ -9,10 +9,13 @@ import msgspec
 
 from proxy.protocols.rocketmq.codes import (
     KIND_RETRY_GROUP,
+    KIND_SUBSCRIPTION,
     KIND_TOPIC,
     MAX_NAME_CHARS,
     RETRY_PREFIX,
     SEND_BACK_FIELDS,
+    SUBSCRIPTION_FIELDS,
+    SUBSCRIPTION_MARK,
     KeyFields,
 )
 
@@ -30,8 +33,8 @@ class Header(msgspec.Struct, gc=False):
     """What deciding about a frame needs of its header.
 
     Attributes:
-        kind: ``topic`` or ``retry_group`` for a limitable request, else empty: a response, another request,
-            or a send in which the broker finds no topic and which it therefore refuses itself.
+        kind: ``topic``, ``retry_group`` or ``subscription`` for a limitable request, else empty: a response, another
+            request, or one in which the broker misses a topic or group and which it therefore refuses itself.
         name: bare name of the resource (no ``%RETRY%``), meaningful only where ``kind`` is not empty.
         code: request code, or response code where ``flag`` has FLAG_RESPONSE.
         opaque: the requester's number of the request; i32.
@@ -59,6 +62,11 @@ UNPARSABLE: Final = Header("", "", 0, 0, 0, reading=UNPARSED)
 """The answer for a header that nobody here can read. Shared: do not write to it."""
 
 
+def subscription_name(consumer_group: str, topic: str) -> str:
+    """Return the name of what a consumer group takes from a topic."""
+    return f"{consumer_group}{SUBSCRIPTION_MARK}{topic}"
+
+
 def charge(header: Header, fields: KeyFields, value: str, producer_group: str | None, batch: str | None) -> Header:
     """Fill in what a limitable request is charged to, from the values of its key fields; returns ``header``.
 
@@ -66,6 +74,10 @@ def charge(header: Header, fields: KeyFields, value: str, producer_group: str | 
     to the one when the other is refused. A batch is what Java's parseBoolean calls true: C++ writes ``"1"``
     where it means a batch, and the broker stores it as a single message.
     """
+    if fields is SUBSCRIPTION_FIELDS:
+        if producer_group is not None:
+            header.kind, header.name = KIND_SUBSCRIPTION, subscription_name(producer_group, value)
+        return header
     if fields is SEND_BACK_FIELDS:
         header.kind, header.name = KIND_RETRY_GROUP, value
     elif value.startswith(RETRY_PREFIX):

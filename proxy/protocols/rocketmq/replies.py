@@ -9,9 +9,13 @@ from functools import lru_cache
 from typing import Final
 
 from limiter.resource import Resource
+from proxy.batch import Refuse
 from proxy.protocols.rocketmq.codes import (
+    BUSY_CODES,
     FLAG_RESPONSE,
     KIND_RETRY_GROUP,
+    KIND_SUBSCRIPTION,
+    KIND_TOPIC,
     MAX_NAME_CHARS,
     RETRY_PREFIX,
     ResponseCode,
@@ -19,41 +23,69 @@ from proxy.protocols.rocketmq.codes import (
 
 #: The protocol version in our answers, that of RocketMQ 5.5.0.
 VERSION: Final = 513
-_START: Final = (
-    f'{{"code":{ResponseCode.SYSTEM_BUSY.value},"language":"JAVA","version":{VERSION},"flag":{FLAG_RESPONSE}'
-)
 _prefix = struct.Struct(">ii").pack
+_START: Final = {
+    code: f'{{"code":{code},"language":"JAVA","version":{VERSION},"flag":{FLAG_RESPONSE},"remark":'
+    for code in sorted(BUSY_CODES)
+}
 
 
-def busy_remark(resource: Resource, wait_us: int) -> str:
+def busy_remark(refuse: Refuse) -> str:
     """Return the remark of a busy answer; clients look for ``RateLimit`` in it.
 
-    Args:
-        resource: whose limit refused the request; a retry group is spelled as its topic.
-        wait_us: microseconds until the same request could be admitted.
+    It names what is over its limit, the wait in microseconds, and the rule.
     """
-    return f"{_remark_start(resource)}{wait_us}microsecs"
+    return f"{_before_wait(refuse.resource)}{refuse.wait_us}{_after_wait(refuse.rule)}"
 
 
-def _remark_start(resource: Resource) -> str:
-    name = resource.name[:MAX_NAME_CHARS]
-    return f"[RateLimit] for {RETRY_PREFIX if resource.kind == KIND_RETRY_GROUP else ''}{name} need wait:"
+def _before_wait(resource: Resource) -> str:
+    return f"[RateLimit] for {_spell(resource)} need wait:"
+
+
+def _after_wait(rule: str) -> str:
+    return f"microsecs, rule {rule[:MAX_NAME_CHARS]}"
+
+
+def _spell(resource: Resource) -> str:
+    """Spell what is limited: what is sent to by its name as clients know it, all else with its kind."""
+    kind, name = resource
+    name = name[:MAX_NAME_CHARS]
+    if kind == KIND_RETRY_GROUP:
+        return RETRY_PREFIX + name
+    return name if kind in {KIND_TOPIC, KIND_SUBSCRIPTION} else f"{kind.replace('_', ' ')} {name}"
 
 
 @lru_cache(maxsize=1024)
-def _header_start(resource: Resource) -> str:
+def _header_start(resource: Resource, code: int) -> str:
     """Return the JSON up to the wait: all that is the same for every answer about one resource."""
-    return f'{_START},"remark":{json.dumps(_remark_start(resource))[:-1]}'
+    return _START[code] + json.dumps(_before_wait(resource))[:-1]
 
 
-def busy_answer(resource: Resource, wait_us: int, opaque: int) -> bytes:
+@lru_cache(maxsize=1024)
+def _header_middle(rule: str) -> str:
+    """Return the JSON between the wait and the number: the same for every refusal by one rule."""
+    return f'{json.dumps(_after_wait(rule))[1:]},"opaque":'
+
+
+def busy_answer(refuse: Refuse, opaque: int, kind: str) -> bytes:
     """Return the whole frame of a busy answer; its header is always JSON, which every client reads.
 
+    Its code is the rule's if that is one that clients take for busy; else FLOW_CONTROL for what consumes, upon
+    which clients ask again soon, and SYSTEM_BUSY for all else.
+
     Args:
-        resource: whose limit refused the request.
-        wait_us: microseconds until the same request could be admitted.
+        refuse: by what it was refused.
         opaque: number of the refused request.
+        kind: of the request's own resource.
     """
-    header = f'{_header_start(resource)}{wait_us}microsecs","opaque":{opaque}}}'.encode()
+    code = refuse.busy_code
+    if code not in BUSY_CODES:
+        code = _FLOW_CONTROL if kind == KIND_SUBSCRIPTION else _SYSTEM_BUSY
+    start, middle = _header_start(refuse.resource, code), _header_middle(refuse.rule)
+    header = f"{start}{refuse.wait_us}{middle}{opaque}}}".encode()
     size = len(header)
     return _prefix(size + 4, size) + header
+
+
+_FLOW_CONTROL: Final = ResponseCode.FLOW_CONTROL.value
+_SYSTEM_BUSY: Final = ResponseCode.SYSTEM_BUSY.value

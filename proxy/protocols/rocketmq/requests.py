@@ -1,22 +1,24 @@
 """Client to broker: cuts chunks into frames, and chunks with refusals into what remains.
 
 Every frame's header is read. A request is decided when its header is complete; of a body that is still to
-come, the verdict covers the rest: it streams through or is swallowed, and is never gathered. Only a header
-that has not come completely is held back, as a copy: at most MAX_HEADER_BYTES (256 KiB) and the 8 bytes before
-it per connection.
+come, the verdict covers the rest: it streams through, is swallowed, or is added to the copy of a request that is
+held (``held``). Besides those only a header that has not come completely is held back, as a copy: at most
+MAX_HEADER_BYTES (256 KiB) and the 8 bytes before it per connection.
 """
 
+from collections.abc import Callable
 from struct import Struct
 from typing import Final
 
 import msgspec
 
 from limiter.resource import Resource
-from proxy.batch import Batch, Charge, Refuse, Request
+from proxy.batch import Batch, Charge, Hold, Refuse, Request
 from proxy.protocols.base import NO_BOUND, Buffer, Close, WireCounters
 from proxy.protocols.rocketmq import codes
 from proxy.protocols.rocketmq.batch_body import MIN_MESSAGE_BYTES, BatchCounter
 from proxy.protocols.rocketmq.header import STRICT, UNPARSABLE, UNPARSED, Header, classify
+from proxy.protocols.rocketmq.held import HeldFrame, Holding
 from proxy.protocols.rocketmq.owed import MAX_OWED, Owed
 
 #: A header above this is not gathered: it passes as unparsable. Nearly all of a header are the message's
@@ -40,12 +42,15 @@ A client's own topic of this name shares the limit: who can send to it could as 
 _prefix_at = Struct(">iI").unpack_from
 _PREFIX_BYTES: Final = codes.PREFIX_BYTES
 _ONEWAY: Final = codes.FLAG_ONEWAY
+_SUBSCRIPTION: Final = codes.KIND_SUBSCRIPTION
 _HEADER_LENGTH: Final = 0xFFFFFF
 _HIGHEST_WORD: Final = codes.HEADER_BINARY << 24 | _HEADER_LENGTH
 
 
 class Frame(msgspec.Struct, gc=False):
     """The handle of a request: where its bytes are in the chunk, and what its answer needs.
+
+    A request that is held gets another, a HeldFrame.
 
     Attributes:
         start: offset in the chunk of what of the frame came with it.
@@ -58,6 +63,18 @@ class Frame(msgspec.Struct, gc=False):
     header: Header
 
 
+class _Counting(msgspec.Struct, gc=False):
+    """A batch whose body is still coming.
+
+    Attributes:
+        counter: is shown the body.
+        request: what it is charged to.
+    """
+
+    counter: BatchCounter
+    request: Request
+
+
 class RequestStream:
     """The client's stream of one connection.
 
@@ -65,35 +82,44 @@ class RequestStream:
         counters: where undecodable headers are counted.
         owed: where requests that expect an answer are noted.
         max_frame_bytes: the longest frame allowed, its length word included.
+        limits_kind: says whether resources of a kind are limited at all.
 
     Attributes:
         frames: whole headers seen so far.
         close: set when the last chunk ended in something that is no frame; what came before it still goes on.
+        held: the requests that are held.
     """
 
-    def __init__(self, counters: WireCounters, owed: Owed, max_frame_bytes: int) -> None:
+    def __init__(
+        self, counters: WireCounters, owed: Owed, max_frame_bytes: int, limits_kind: Callable[[str], bool]
+    ) -> None:
         self.frames = 0
         self.close: Close | None = None
+        self.held = Holding()
+        self._limits_kind = limits_kind
         self._counters = counters
         self._owed = owed
         self._max_length = max_frame_bytes - 4
         self._resources: dict[str, dict[str, tuple[Resource, ...]]] = {
             codes.KIND_TOPIC: {},
             codes.KIND_RETRY_GROUP: {},
+            codes.KIND_SUBSCRIPTION: {},
         }
         #: The start of a frame whose header has not come completely.
         self._head = bytearray()
-        #: What is still to come of a frame whose verdict is known, and whether to swallow it.
+        #: What is still to come of a frame whose verdict is known, and whether to swallow it. Of a frame that is
+        #: neither swallowed nor held, the beginning has gone on.
         self._body_left = 0
         self._swallow = False
+        #: What has gone on ends inside a frame, so that nothing else may follow before that frame's end.
+        self._open = False
         #: Strict headers still to come until reads may be large.
         self._trial = TRIAL_FRAMES
-        #: The batch whose body is still coming: its counter, its resources, and what was charged already.
-        self._counting: tuple[BatchCounter, tuple[Resource, ...], int] | None = None
+        self._counting: _Counting | None = None
         # About the chunk in hand: what goes on of it lies in [from, to), after the lead, which is the
-        # completed header that earlier chunks began.
+        # completed header that earlier chunks began. The frame that was open ends at _open_until.
         self._chunk = memoryview(b"")
-        self._from = self._to = 0
+        self._from = self._to = self._open_until = 0
         self._lead = b""
         self._led: Frame | None = None
 
@@ -126,11 +152,13 @@ class RequestStream:
         requests: list[Request] = []
         charges: list[Charge] = []
         size, max_length = len(chunk), self._max_length
+        subscriptions = self._limits_kind(_SUBSCRIPTION)
         position = self._continue_body(chunk, charges) if self._body_left else 0
-        self._from = position if self._swallow else 0
+        self._from = 0 if self._open else position
+        self._open_until = position
         try:
             if self._head:
-                position = self._continue_head(chunk, requests)
+                position = self._continue_head(chunk, requests, subscriptions)
             while size - position >= _PREFIX_BYTES:
                 length, word = _prefix_at(chunk, position)
                 header_bytes = word & _HEADER_LENGTH
@@ -141,7 +169,7 @@ class RequestStream:
                 if header_bytes > MAX_HEADER_BYTES:
                     header = UNPARSABLE
                 elif body_at <= size:
-                    header = classify(chunk[header_at:body_at].tobytes(), word >> 24)
+                    header = classify(chunk[header_at:body_at].tobytes(), word >> 24, subscriptions)
                 else:
                     break
                 stop = position + 4 + length
@@ -160,16 +188,31 @@ class RequestStream:
         """Step over what this chunk holds of an earlier frame's body; returns where it ends."""
         end = min(self._body_left, len(chunk))
         self._body_left -= end
+        held = self.held.coming
+        if held is not None:
+            self.held.gather(held, chunk[:end])
         if self._counting is not None:
-            counter, resources, charged = self._counting
-            counter.feed(chunk[:end])
-            if not self._body_left:
-                self._counting = None
-                if counter.count > charged:
-                    charges.append(Charge(resources, counter.count - charged))
+            self._counting.counter.feed(chunk[:end])
+        if not self._body_left:
+            self.held.coming = None
+            late = self._count_late()
+            if late is not None and held is not None:
+                held.late = late
+            elif late is not None:
+                charges.append(late)
         return end
 
-    def _continue_head(self, chunk: memoryview, requests: list[Request]) -> int:
+    def _count_late(self) -> Charge | None:
+        """Return what a batch costs beyond what it was decided by, now that its body has come."""
+        counting, self._counting = self._counting, None
+        if counting is None:
+            return None
+        request, count = counting.request, counting.counter.count
+        if count <= request.messages:
+            return None
+        return Charge(request.resources, count - request.messages, producer_group=request.producer_group)
+
+    def _continue_head(self, chunk: memoryview, requests: list[Request], subscriptions: bool) -> int:  # noqa: FBT001 - once a frame
         """Complete the header that earlier chunks began, if this one does.
 
         Returns:
@@ -194,7 +237,7 @@ class RequestStream:
         self._lead = bytes(head)
         head.clear()
         position += step
-        header = classify(self._lead[_PREFIX_BYTES:], word >> 24) if gathered else UNPARSABLE
+        header = classify(self._lead[_PREFIX_BYTES:], word >> 24, subscriptions) if gathered else UNPARSABLE
         frame = self._led = Frame(position, position + 4 + length - wanted, header)
         self._from = position
         body_at = position if gathered else position + header_bytes
@@ -222,6 +265,11 @@ class RequestStream:
         kind = header.kind
         if kind:
             resources = self._resources[kind].get(header.name) or self._remember(kind, header.name)
+            if kind == _SUBSCRIPTION:
+                if not oneway:
+                    self._owed.add(header.opaque, header.code, resources)
+                requests.append(Request(resources, 0, frame_bytes, "", oneway, None, frame, consumes=True))
+                return
             if not oneway:
                 owed = self._owed.requests
                 if len(owed) < MAX_OWED:
@@ -232,17 +280,17 @@ class RequestStream:
             if not header.flag & (codes.FLAG_RESPONSE | _ONEWAY):
                 self._owed.add(header.opaque, header.code, ())
             return
-        messages = 1
+        request = Request(resources, 1, frame_bytes, header.producer_group, oneway, None, frame)
+        requests.append(request)
         unparsed = header.reading == UNPARSED
         if unparsed and body_at > len(self._chunk):
-            messages = max(1, (frame.stop - body_at) // MIN_MESSAGE_BYTES)
+            request.messages = max(1, (frame.stop - body_at) // MIN_MESSAGE_BYTES)
         elif unparsed or header.is_batch:
             counter = BatchCounter(doubtful_bytes=frame.stop - body_at if unparsed else 0)
             counter.feed(self._chunk[body_at : frame.stop])
-            messages = max(1, counter.count)
+            request.messages = max(1, counter.count)
             if left > 0:
-                self._counting = (counter, resources, messages)
-        requests.append(Request(resources, messages, frame_bytes, header.producer_group, oneway, None, frame))
+                self._counting = _Counting(counter, request)
 
     def _count_undecodable(self, header: Header) -> None:
         read_by = "none" if header.reading == UNPARSED else "lenient"
@@ -257,42 +305,92 @@ class RequestStream:
         resources = known[name] = (Resource(kind, name),)
         return resources
 
-    def pass_on(self, batch: Batch | None, out: list[Buffer]) -> list[tuple[Frame, Refuse]]:
+    def pass_on(self, batch: Batch | None, out: list[Buffer]) -> list[tuple[Header, Refuse]]:
         """Queue what the verdicts leave of the chunk, in the largest possible slices.
 
         Returns:
-            The refused frames, in the order of the wire.
+            The headers of the refused frames, in the order of the wire.
         """
-        refused: list[tuple[Frame, Refuse]] = []
-        if batch is not None and batch.verdicts:
-            for index, verdict in sorted(batch.verdicts.items()):
-                frame = batch.requests[index].handle
-                if isinstance(verdict, Refuse) and isinstance(frame, Frame):
-                    refused.append((frame, verdict))
-        if self._lead and not (refused and refused[0][0] is self._led):
-            out.append(self._lead)
         chunk, position = self._chunk, self._from
-        for frame, _ in refused:
+        if self.held.waiting and not (self._body_left and self._open_until == len(chunk)):
+            out.append(chunk[position : self._open_until])
+            position = self._open_until
+            self.held.release_waiting(out)
+        stopped = _stopped(batch) if batch is not None and batch.verdicts else ()
+        if self._lead and not (stopped and stopped[0][1] is self._led):
+            out.append(self._lead)
+        refused: list[tuple[Header, Refuse]] = []
+        held: HeldFrame | None = None
+        for request, frame, refuse in stopped:
             if frame.start > position:
                 out.append(chunk[position : frame.start])
             position = frame.stop
-            header = frame.header
-            if header.reading != UNPARSED and not header.flag & _ONEWAY:
-                self._owed.settle(header.opaque)
-        if position > len(chunk):
-            self._swallow = True
-            self._counting = None
-        elif self._to > position:
-            out.append(chunk[position : self._to])
+            self._settle(frame.header)
+            if refuse is not None:
+                refused.append((frame.header, refuse))
+                held = None
+            else:
+                lead = self._lead if frame is self._led else b""
+                held = request.handle = self.held.hold(frame.header, lead, chunk[frame.start : frame.stop])
+        if position <= len(chunk):
+            if self._to > position:
+                out.append(chunk[position : self._to])
+        elif held is not None:
+            self.held.coming = held
+        else:
+            self._swallow_rest()
+        self._open = self._body_left > 0 and not self._swallow and self.held.coming is None
         self._chunk = memoryview(b"")
         self._lead, self._led = b"", None
         return refused
 
+    def release(self, request: Request, held: HeldFrame, out: list[Buffer]) -> Charge | None:
+        """Let a held request go on: behind all that has gone on, but never inside a frame.
+
+        Returns:
+            What it turned out to cost beyond what it was decided by.
+        """
+        header = held.header
+        if header.reading != UNPARSED and not header.flag & _ONEWAY:
+            self._owed.add(header.opaque, header.code, request.resources)
+        if held is self.held.coming:
+            self._open = True  # by what is queued here; the rest of the body streams through
+            self.held.release(held, out)
+        else:
+            self.held.release(held, None if self._open else out)
+        return held.late
+
+    def give_up(self, held: HeldFrame) -> None:
+        """Forget a held request that was refused, and what is still to come of it."""
+        if held is self.held.coming:
+            self._swallow_rest()
+        self.held.drop(held)
+
+    def _swallow_rest(self) -> None:
+        self._swallow = True
+        self._counting = None
+
+    def _settle(self, header: Header) -> None:
+        """Take a request that does not go on, or not yet, out of what the broker owes."""
+        if header.reading != UNPARSED and not header.flag & _ONEWAY:
+            self._owed.settle(header.opaque)
+
     def end(self, out: list[Buffer]) -> None:
-        """Queue what was held back of an unfinished header, at the end of the stream."""
+        """Queue what was held back of an unfinished header, at the end of the stream; what is held is dropped."""
+        self.held.end()
         if self._head:
             out.append(bytes(self._head))
             self._head.clear()
+
+
+def _stopped(batch: Batch) -> list[tuple[Request, Frame, Refuse | None]]:
+    """Return the requests that do not go on with their chunk, in the order of the wire, and the refusals."""
+    stopped: list[tuple[Request, Frame, Refuse | None]] = []
+    for index, verdict in sorted(batch.verdicts.items()):
+        request = batch.requests[index]
+        if isinstance(request.handle, Frame) and isinstance(verdict, Refuse | Hold):
+            stopped.append((request, request.handle, verdict if isinstance(verdict, Refuse) else None))
+    return stopped
 
 
 def _bad_frame(length: int, word: int, max_length: int) -> Close:

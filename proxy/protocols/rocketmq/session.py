@@ -2,15 +2,16 @@
 
 from collections.abc import Sequence
 
-from proxy.batch import Batch, Refuse, Response, Side
+from proxy.batch import Batch, Refuse, Request, Response, Side
 from proxy.protocols.base import NO_BOUND, Buffer, Close, Session, SessionContext
 from proxy.protocols.rocketmq import codes
 from proxy.protocols.rocketmq.answers import AnswerStream
-from proxy.protocols.rocketmq.header import UNPARSED
+from proxy.protocols.rocketmq.header import UNPARSED, Header
+from proxy.protocols.rocketmq.held import HeldFrame
 from proxy.protocols.rocketmq.options import RocketMQOptions
 from proxy.protocols.rocketmq.owed import Owed
 from proxy.protocols.rocketmq.replies import busy_answer
-from proxy.protocols.rocketmq.requests import Frame, RequestStream
+from proxy.protocols.rocketmq.requests import RequestStream
 
 _TLS_HANDSHAKE = 0x16
 #: First bytes of PROXY protocol version 1 and 2.
@@ -30,7 +31,7 @@ class RocketMQSession(Session):
         self._counters = context.counters
         self._tls = options.tls
         self._owed = Owed()
-        self._requests = RequestStream(context.counters, self._owed, options.max_frame_bytes)
+        self._requests = RequestStream(context.counters, self._owed, options.max_frame_bytes, context.limits_kind)
         self._answers = AnswerStream(self._owed, wants_responses=context.wants_responses)
         self._out: dict[Side, list[Buffer]] = {Side.CLIENT: [], Side.BROKER: []}
         #: Busy answers that wait for a gap between the broker's frames.
@@ -51,8 +52,7 @@ class RocketMQSession(Session):
             self._out[side.other].append(chunk)
             return None
         if side is Side.BROKER:
-            self._receive_answers(chunk)
-            return None
+            return self._receive_answers(chunk)
         stream, before = self._requests, self._requests.frames
         requests, charges = stream.feed(chunk)
         self._counters.frames[side] += stream.frames - before
@@ -74,7 +74,7 @@ class RocketMQSession(Session):
         elif first in _PROXY_PROTOCOL:
             raise Close("proxy_protocol", "the client began with a PROXY protocol header, which is not accepted here")
 
-    def _receive_answers(self, chunk: memoryview) -> None:
+    def _receive_answers(self, chunk: memoryview) -> Batch | None:
         stream, before = self._answers, self._answers.frames
         if stream.feed(chunk, self._waiting, self._out[Side.CLIENT]):
             self._waiting = []
@@ -82,33 +82,57 @@ class RocketMQSession(Session):
         if stream.close is not None:
             self._broker_ended = True
             raise stream.close
+        if stream.charges:
+            charges, stream.charges = stream.charges, []
+            return Batch(self._connection, Side.BROKER, (), charges)
+        return None
 
     def decided(self, batch: Batch, now_ns: int) -> None:
-        """Queue what passes for the broker and what is refused for the client."""
+        """Queue what passes for the broker and what is refused for the client, and copy what is held."""
         del now_ns
-        self._pass_on(batch)
+        # A batch of the broker's side only charges; the answers that it stands for have gone on.
+        if batch.side is Side.CLIENT:
+            self._pass_on(batch)
+
+    def resolved(self, request: Request, refuse: Refuse | None, now_ns: int) -> Batch | None:
+        """Queue the copy of a held request for the broker, or its busy answer."""
+        del now_ns
+        held = request.handle
+        if not isinstance(held, HeldFrame):
+            return None
+        if refuse is None:
+            late = self._requests.release(request, held, self._out[Side.BROKER])
+            return None if late is None else Batch(self._connection, Side.CLIENT, (), (late,))
+        self._requests.give_up(held)
+        self._refuse([(held.header, refuse)])
+        return None
 
     def _pass_on(self, batch: Batch | None) -> None:
         stream = self._requests
         refused = stream.pass_on(batch, self._out[Side.BROKER])
-        if refused:
-            self._say_busy(refused)
         if stream.close is not None:
+            self._say_busy(refused)
             raise stream.close
-        for frame, refuse in refused:
-            if frame.header.reading == UNPARSED:
+        if refused:
+            self._refuse(refused)
+
+    def _refuse(self, refused: Sequence[tuple[Header, Refuse]]) -> None:
+        """Answer what was refused; one that nobody can answer ends the connection."""
+        self._say_busy(refused)
+        for header, refuse in refused:
+            if header.reading == UNPARSED:
                 raise Close(
                     "unparsable", f"requests with headers that cannot be read are over the limit of rule {refuse.rule}"
                 )
 
-    def _say_busy(self, refused: Sequence[tuple[Frame, Refuse]]) -> None:
+    def _say_busy(self, refused: Sequence[tuple[Header, Refuse]]) -> None:
         """Queue the answers to refused requests, at once if the broker's stream stands in a gap."""
         if self._broker_ended:
             return  # nothing can follow the end of the stream
         busy = [
-            busy_answer(refuse.resource, refuse.wait_us, frame.header.opaque)
-            for frame, refuse in refused
-            if not frame.header.flag & codes.FLAG_ONEWAY and frame.header.reading != UNPARSED
+            busy_answer(refuse, header.opaque, header.kind)
+            for header, refuse in refused
+            if not header.flag & codes.FLAG_ONEWAY and header.reading != UNPARSED
         ]
         self._own_bytes += sum(map(len, busy))
         (self._out[Side.CLIENT] if self._answers.between_frames() else self._waiting).extend(busy)
@@ -139,12 +163,12 @@ class RocketMQSession(Session):
         return out
 
     def backlog_bytes(self, side: Side) -> int:
-        """Return the bytes of busy answers that were not taken yet."""
-        return self._own_bytes if side is Side.CLIENT else 0
+        """Return the bytes of busy answers that were not taken yet, or of released copies that wait for a boundary."""
+        return self._own_bytes if side is Side.CLIENT else self._requests.held.waiting_bytes
 
     def in_flight(self) -> int:
-        """Return the forwarded requests without an answer, long polls left aside."""
-        return len(self._owed)
+        """Return the held requests, and the forwarded ones without an answer, long polls left aside."""
+        return len(self._owed) + self._requests.held.count
 
     def between_frames(self, side: Side) -> bool:
         """Return whether that peer's stream may end here; one that is relayed unread never may."""

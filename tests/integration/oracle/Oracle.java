@@ -2,7 +2,8 @@
 //
 // Input: (i32 length, length bytes)*, each the bytes of one frame as a client would send it, its own length
 // word included. Every input goes through the broker's own NettyDecoder in a channel of its own, and what comes
-// out through the very methods that its processors use to find a send's topic and a send-back's group.
+// out through the very methods that its processors use to find a send's topic, a send-back's group, and the group
+// and topic of a pull or a pop.
 //
 // Run with: java -cp "lib/*" Oracle.java
 
@@ -26,6 +27,8 @@ import org.apache.rocketmq.remoting.protocol.RemotingCommand;
 import org.apache.rocketmq.remoting.protocol.RemotingCommandType;
 import org.apache.rocketmq.remoting.protocol.RequestCode;
 import org.apache.rocketmq.remoting.protocol.header.ConsumerSendMsgBackRequestHeader;
+import org.apache.rocketmq.remoting.protocol.header.PopMessageRequestHeader;
+import org.apache.rocketmq.remoting.protocol.header.PullMessageRequestHeader;
 import org.apache.rocketmq.remoting.protocol.header.SendMessageRequestHeader;
 
 public class Oracle {
@@ -120,6 +123,19 @@ public class Oracle {
             case RequestCode.CONSUMER_SEND_MSG_BACK:
                 field(line, "group", ((ConsumerSendMsgBackRequestHeader) command.decodeCommandCustomHeader(
                     ConsumerSendMsgBackRequestHeader.class)).getGroup());
+                return;
+            case RequestCode.PULL_MESSAGE:
+            case RequestCode.LITE_PULL_MESSAGE:
+                PullMessageRequestHeader pull =
+                    (PullMessageRequestHeader) command.decodeCommandCustomHeader(PullMessageRequestHeader.class);
+                field(line, "consumer_group", pull.getConsumerGroup());
+                field(line, "topic", pull.getTopic());
+                return;
+            case RequestCode.POP_MESSAGE:
+                PopMessageRequestHeader pop =
+                    (PopMessageRequestHeader) command.decodeCommandCustomHeader(PopMessageRequestHeader.class, true);
+                field(line, "consumer_group", pop.getConsumerGroup());
+                field(line, "topic", pop.getTopic());
                 return;
             default:
                 return;

@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from harness.paths import program
 
-from proxy.protocols.rocketmq.codes import MAX_NAME_CHARS
+from proxy.protocols.rocketmq.codes import CONSUMING, MAX_NAME_CHARS
 from proxy.protocols.rocketmq.header import STRICT, UNPARSED, Header, classify
 
 _HERE = Path(__file__).parent
@@ -101,23 +101,26 @@ class Comparison:
     unparsed: list[bytes] = field(default_factory=list)
 
 
-def compare(oracle: Oracle, headers: Iterable[tuple[bytes, int]]) -> Comparison:
-    """Compare the two readings of headers, given with their types."""
+def compare(oracle: Oracle, headers: Iterable[tuple[bytes, int]], *, subscriptions: bool = False) -> Comparison:
+    """Compare the two readings of headers, given with their types; ``subscriptions`` are limited or not."""
     comparison = Comparison()
     asked = list(headers)
     for (header, header_type), reading in zip(asked, oracle.read([frame(*one) for one in asked]), strict=True):
-        answer = classify(header, header_type)
-        _judge(comparison, header, answer, reading)
+        answer = classify(header, header_type, subscriptions)
+        _judge(comparison, header, answer, reading, resource_of(reading, subscriptions=subscriptions))
     return comparison
 
 
-def resource_of(reading: Reading) -> tuple[str, str] | None:
+def resource_of(reading: Reading, *, subscriptions: bool = False) -> tuple[str, str] | None:
     """Return kind and name of the resource that the broker's reading stands for; None if it is not limitable.
 
     A send without a topic, or with fields in which the broker finds no numbers, is refused by the broker itself.
     """
     if "code" not in reading or reading["response"] or "refused" in reading:
         return None
+    if subscriptions and reading["code"] in CONSUMING:
+        group, topic = reading["consumer_group"], reading["topic"]
+        return None if group is None or topic is None else ("subscription", f"{group}@{topic}")
     key = _KEY_OF_CODE.get(reading["code"])
     name = reading[key] if key is not None else None
     if name is None:
@@ -127,8 +130,9 @@ def resource_of(reading: Reading) -> tuple[str, str] | None:
     return ("retry_group", name[7:]) if name.startswith("%RETRY%") else ("topic", name)
 
 
-def _judge(comparison: Comparison, header: bytes, answer: Header, reading: Reading) -> None:
-    expected = resource_of(reading)
+def _judge(
+    comparison: Comparison, header: bytes, answer: Header, reading: Reading, expected: tuple[str, str] | None
+) -> None:
     if "code" not in reading:
         comparison.counts["closed by the broker"] += 1
         return

@@ -8,7 +8,13 @@ from collections.abc import Sequence
 from random import Random
 
 _CODES = (310, 310, 310, 10, 320, 324, 325, 36, 11, 34)
+_CONSUMING_CODES = (11, 11, 361, 200_050)
 _KEYS = ("a", "b", "m", "topic", "producerGroup", "batch", "group")
+#: What the broker insists on in a pull or a pop, besides group and topic.
+_NUMBERS_OF_A_PULL = (
+    *("queueId", "queueOffset", "maxMsgNums", "sysFlag", "commitOffset", "suspendTimeoutMillis", "subVersion"),
+    *("invisibleTime", "pollTime", "bornTime", "initMode"),
+)
 _OTHER_KEYS = (*_KEYS, "c", "i", "n", "properties", "d", "z", "$ref", "@type", "longerthaneight", "B", "zz\u00e9")
 _OTHER_MEMBERS = (
     "code",
@@ -56,11 +62,13 @@ class Tricks:
     Args:
         random: decides everything.
         level: how often tricks are played; at 0 hardly any header has one.
+        consuming: make requests that consume instead of sends.
     """
 
-    def __init__(self, random: Random, level: float) -> None:
+    def __init__(self, random: Random, level: float, *, consuming: bool = False) -> None:
         self._random = random
         self._level = level
+        self._consuming = consuming
 
     def header(self) -> bytes:
         """Return one header."""
@@ -127,7 +135,7 @@ class Tricks:
         random = self._random
         odd = self._plays(0.15)
         if name == "code":
-            code = random.choice(_CODES)
+            code = random.choice(_CONSUMING_CODES if self._consuming else _CODES)
             return self._number(code) if odd else str(code)
         if name in {"opaque", "version"}:
             return self._number(random.randrange(1, 600)) if odd else str(random.randrange(1, 9))
@@ -155,11 +163,16 @@ class Tricks:
     def _ext_fields(self) -> str:
         random = self._random
         keys = ["a", "b", "m"] if random.random() < 0.5 else random.sample(_KEYS, random.randrange(1, 7))
+        if self._consuming:
+            keys = ["consumerGroup", "topic", *random.choices(("consumerGroup", "topic"), k=random.random() < 0.2)]
         if self._plays(0.7):
             keys += random.choices(_OTHER_KEYS, k=random.randrange(4))
         if random.random() < 0.3:
             random.shuffle(keys)
-        return self._object([self._member(key, self._field_value(key)) for key in keys])
+        members = [self._member(key, self._field_value(key)) for key in keys]
+        if self._consuming:
+            members += [f'"{key}":"1"' for key in _NUMBERS_OF_A_PULL]
+        return self._object(members)
 
     def _field_value(self, key: str) -> str:
         usual: tuple[str, ...] = (
@@ -211,7 +224,7 @@ _BINARY_VALUES = (
 )
 
 
-def binary(random: Random) -> bytes:
+def binary(random: Random, *, consuming: bool = False) -> bytes:
     """Return one binary header, now and then with a length or a key that is not as it should be."""
 
     def string(text: bytes, length_format: str) -> bytes:
@@ -220,8 +233,9 @@ def binary(random: Random) -> bytes:
             length = random.choice((-1, 0, length - 1, length + 1, length + 7, 300, 2**15 - 1, -(2**15)))
         return struct.pack(length_format, length) + text
 
-    code = random.choice(_CODES)
-    keys = [*_BINARY_KEYS.get(code, ("a", "b")), *random.choices((*_KEYS, "", "i", "n", "z"), k=random.randrange(6))]
+    code = random.choice((11, 361) if consuming else _CODES)
+    usual = ("consumerGroup", "topic") if consuming else _BINARY_KEYS.get(code, ("a", "b"))
+    keys = [*usual, *random.choices((*_KEYS, "", "i", "n", "z"), k=random.randrange(6))]
     if random.random() < 0.3:
         random.shuffle(keys)
     ext = b""
@@ -229,6 +243,8 @@ def binary(random: Random) -> bytes:
         odd = random.random() < 0.03
         ext += string(random.choice((b"\xc1\xa2", b"\0b", b"b\0")) if odd else key.encode(), ">h")
         ext += string(random.choice(_BINARY_VALUES), ">i")
+    for key in _NUMBERS_OF_A_PULL if consuming else ():
+        ext += struct.pack(">h", len(key)) + key.encode() + struct.pack(">i", 1) + b"1"
     ext_bytes = len(ext)
     if random.random() < 0.12:
         shorter = random.randrange(ext_bytes + 1)

@@ -1,18 +1,20 @@
 """A toy protocol: a request is a line ``TOPIC TEXT``, an answer is any line of the broker.
 
-It uses every part of the session interface once: refusals (``BUSY TOPIC WAIT``), timers (a line that begins
+It uses every part of the session interface once: refusals (``BUSY TOPIC WAIT``), holding (a held line stays in
+its request and goes on when it is resolved, behind lines that came later), timers (a line that begins
 with ``later`` goes on when ``later_ms`` have passed), wake-ups and pausing (while one waits, the client is
 not read), batches from the broker's side (a broker's line ``push TOPIC TEXT`` is a request too) and closing
 (an unfinished line longer than ``longest_bytes``; the lines before it are still decided).
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
 from limiter.resource import Resource
 from limiter.rule import Rule
-from proxy.batch import Batch, Refuse, Request, Response, Side
+from proxy.batch import Batch, Hold, Refuse, Request, Response, Side
 from proxy.protocols.base import Buffer, Close, Kind, Protocol, Session, SessionContext
 
 KIND = "line_topic"
@@ -27,6 +29,13 @@ class LinesOptions(BaseModel):
     longest_bytes: int = 1000
 
 
+class _Line(NamedTuple):
+    """The handle of a request: all that is needed of it once it is decided, however late that is."""
+
+    side: Side
+    text: bytes
+
+
 class LinesSession(Session):
     """One connection's lines."""
 
@@ -39,6 +48,7 @@ class LinesSession(Session):
         self._out: dict[Side, list[Buffer]] = {side: [] for side in Side}
         self._later: list[tuple[int, bytes]] = []
         self._unanswered = 0
+        self._held = dict.fromkeys(Side, 0)
         self._responses: list[Response] = []
 
     def receive(self, side: Side, chunk: memoryview, now_ns: int) -> Batch | None:
@@ -52,7 +62,7 @@ class LinesSession(Session):
                 self._context.wake()
             elif side is Side.CLIENT or word[0] == b"push":
                 topic = word[0 if side is Side.CLIENT else 1].decode(errors="replace")
-                requests.append(Request((Resource(KIND, topic),), 1, len(line) + 1, "", False, None, line))
+                requests.append(Request((Resource(KIND, topic),), 1, len(line) + 1, "", False, None, _Line(side, line)))
             else:
                 self._unanswered -= 1
                 self._responses.append(Response(None, (), 0, len(line) + 1))
@@ -65,15 +75,29 @@ class LinesSession(Session):
     def decided(self, batch: Batch, now_ns: int) -> None:
         del now_ns
         for index, request in enumerate(batch.requests):
-            line = request.handle
-            assert isinstance(line, bytes)
             verdict = batch.verdicts.get(index)
-            if isinstance(verdict, Refuse):
-                self._out[Side.CLIENT].append(f"BUSY {verdict.resource.name} {verdict.wait_us}\n".encode())
+            if isinstance(verdict, Hold):
+                # The handle is a copy already, so there is nothing to save from the chunk.
+                self._held[batch.side] += 1
             else:
-                self._unanswered += batch.side is Side.CLIENT
-                self._out[batch.side.other].append(line + b"\n")
+                self._go_on(request, verdict if isinstance(verdict, Refuse) else None)
         self._close_if_too_long(batch.side)
+
+    def resolved(self, request: Request, refuse: Refuse | None, now_ns: int) -> None:
+        del now_ns
+        line = request.handle
+        assert isinstance(line, _Line)
+        self._held[line.side] -= 1
+        self._go_on(request, refuse)
+
+    def _go_on(self, request: Request, refuse: Refuse | None) -> None:
+        line = request.handle
+        assert isinstance(line, _Line)
+        if refuse is not None:
+            self._out[Side.CLIENT].append(f"BUSY {refuse.resource.name} {refuse.wait_us}\n".encode())
+        else:
+            self._unanswered += line.side is Side.CLIENT
+            self._out[line.side.other].append(line.text + b"\n")
 
     def _close_if_too_long(self, side: Side) -> None:
         if len(self._partial[side]) > self._options.longest_bytes:
@@ -85,6 +109,7 @@ class LinesSession(Session):
 
     def end(self, side: Side, now_ns: int) -> None:
         del now_ns
+        self._held[side] = 0
         self._out[side.other].append(self._partial[side])
 
     def take(self, side: Side) -> Sequence[Buffer]:
@@ -98,7 +123,7 @@ class LinesSession(Session):
         return side is Side.CLIENT and bool(self._later)
 
     def in_flight(self) -> int:
-        return max(0, self._unanswered) + len(self._later)
+        return max(0, self._unanswered) + len(self._later) + self._held[Side.CLIENT]
 
     def between_frames(self, side: Side) -> bool:
         return not self._partial[side]

@@ -91,9 +91,17 @@ def send_back(group: str, opaque: int = 1, *, flag: int = 0) -> bytes:
     return json_frame(36, {"group": group, "offset": "12", "delayLevel": "0"}, opaque=opaque, flag=flag)
 
 
-def pull(opaque: int = 1) -> bytes:
+def pull(
+    opaque: int = 1, *, code: int = 11, group: str = "g", topic: str = "orders", flag: int = 0, binary: bool = False
+) -> bytes:
     """Return a pull request, which the broker may hold open."""
-    return json_frame(11, {"consumerGroup": "g", "topic": "orders", "queueId": "0"}, opaque=opaque)
+    fields = {"consumerGroup": group, "topic": topic, "queueId": "0"}
+    return (binary_frame if binary else json_frame)(code, fields, opaque=opaque, flag=flag)
+
+
+def records(*sizes: int) -> bytes:
+    """Return the body of an answer that brings records of these lengths, at least 91 each as a broker's are."""
+    return b"".join(struct.pack(">i", size) + b"r" * (size - 4) for size in sizes)
 
 
 def heartbeat(opaque: int = 1) -> bytes:

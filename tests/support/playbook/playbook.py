@@ -7,12 +7,12 @@ chunk is overwritten, as the driver's next read would. Before that everything th
 expected with ``<<``.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
 from limiter.resource import Resource
-from proxy.batch import Batch, Charge, ConnectionInfo, Refuse, Request, Side
+from proxy.batch import Batch, Charge, ConnectionInfo, Hold, Refuse, Request, Side, Ticket
 from proxy.protocols.base import Buffer, Close, Session, SessionContext, WireCounters
 from proxy.protocols.rocketmq import PROTOCOL
 from proxy.protocols.rocketmq.options import RocketMQOptions
@@ -57,6 +57,21 @@ class End:
 
 
 @dataclass(frozen=True)
+class Release:
+    """A held request goes on: the one with this number among all that were held, from 0."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class GiveUp:
+    """A held request is refused: the one with this number among all that were held, from 0."""
+
+    number: int
+    rule: str = "some rule"
+
+
+@dataclass(frozen=True)
 class ToBroker:
     """Expects these slices for the broker, in this order."""
 
@@ -88,7 +103,7 @@ class Anything:
     """Expects nothing in particular."""
 
 
-Event = Client | Broker | Undecided | Decided | End
+Event = Client | Broker | Undecided | Decided | End | Release | GiveUp
 Expected = ToBroker | ToClient | Closed | Anything
 
 
@@ -109,6 +124,20 @@ def refuse(*names: str) -> Decide:
     return decide
 
 
+def hold(*names: str, refusing: Sequence[str] = ()) -> Decide:
+    """Hold every request that is charged to one of these names, and refuse those in ``refusing``."""
+    refuse_some = refuse(*refusing)
+
+    def decide(batch: Batch) -> None:
+        refuse_some(batch)
+        for index, request in enumerate(batch.requests):
+            for resource in request.resources:
+                if resource.name in names:
+                    batch.verdicts[index] = Hold(resource, "some rule", Ticket(lambda: None))
+
+    return decide
+
+
 def refuse_indexes(indexes: Iterable[int]) -> Decide:
     """Refuse the requests with these numbers, counted over the whole connection."""
     wanted, seen = frozenset(indexes), 0
@@ -125,14 +154,25 @@ def refuse_indexes(indexes: Iterable[int]) -> Decide:
 
 def busy(name: str, opaque: int = 1, *, kind: str = "topic") -> bytes:
     """Return the answer to a request that ``refuse`` refused."""
-    return busy_answer(Resource(kind, name), WAIT_US, opaque)
+    return busy_answer(Refuse(Resource(kind, name), "some rule", WAIT_US), opaque, kind)
 
 
-def open_session(counters: WireCounters | None = None, *, wants_responses: bool = False, **options: Any) -> Session:
-    """Return the session of a new RocketMQ connection."""
+def open_session(
+    counters: WireCounters | None = None,
+    *,
+    wants_responses: bool = False,
+    limited: Collection[str] = (),
+    **options: Any,
+) -> Session:
+    """Return the session of a new RocketMQ connection; ``limited`` are kinds that a rule limits besides sends."""
     connection = ConnectionInfo(1, "main", "main", "192.0.2.1:40000", "192.0.2.1")
     context = SessionContext(
-        connection, counters or WireCounters(), lambda: None, wants_responses, RocketMQOptions(**options)
+        connection,
+        counters or WireCounters(),
+        lambda: None,
+        wants_responses,
+        limited.__contains__,
+        RocketMQOptions(**options),
     )
     return PROTOCOL.open_session(context)
 
@@ -143,12 +183,13 @@ class Playbook:
     Args:
         decide: sets the verdicts of every batch.
         wants_responses: whether some handler asks for responses.
-        options: of the listener.
+        options: of the listener, and the kinds that are ``limited``.
 
     Attributes:
         session: the session.
         counters: what it counts into.
         requests: all limitable requests so far.
+        held: those of them that were held, resolved or not.
         charges: all later charges so far.
         last_slices: the very objects that the last event gave, by the peer they are for.
     """
@@ -157,6 +198,7 @@ class Playbook:
         self.counters = WireCounters()
         self.session = open_session(self.counters, wants_responses=wants_responses, **options)
         self.requests: list[Request] = []
+        self.held: list[Request] = []
         self.charges: list[Charge] = []
         self.last_slices: dict[Side, list[Buffer]] = {}
         self._decide = decide
@@ -203,9 +245,14 @@ class Playbook:
             self.session.end(event.side, 0)
         elif isinstance(event, Decided):
             assert self._waiting is not None
-            batch = self._waiting[0]
-            self._decide(batch)
-            self.session.decided(batch, 0)
+            self._decided(self._waiting[0])
+        elif isinstance(event, Release | GiveUp):
+            request = self.held[event.number]
+            refusal = Refuse(request.resources[0], event.rule, WAIT_US) if isinstance(event, GiveUp) else None
+            late = self.session.resolved(request, refusal, 0)
+            if late is not None:
+                assert not late.requests
+                self.charges += late.charges
         else:
             self._chunk = bytearray(event.data)
             side = Side.BROKER if isinstance(event, Broker) else Side.CLIENT
@@ -216,8 +263,13 @@ class Playbook:
                 if isinstance(event, Undecided):
                     self._waiting = (batch_or_none, self._chunk)
                 else:
-                    self._decide(batch_or_none)
-                    self.session.decided(batch_or_none, 0)
+                    self._decided(batch_or_none)
+
+    def _decided(self, batch: Batch) -> None:
+        self._decide(batch)
+        self.session.decided(batch, 0)
+        verdicts = sorted(batch.verdicts.items())
+        self.held += [batch.requests[index] for index, verdict in verdicts if isinstance(verdict, Hold)]
 
     def _take(self) -> None:
         for side in Side:

@@ -24,8 +24,8 @@ from proxy.protocols.rocketmq.session import RocketMQSession
 Refuses = Callable[[int], bool]
 """Whether the request with this number on the connection is refused."""
 
-#: The longest busy answer: 255 characters of a name, each six in JSON, and the rest.
-_LONGEST_BUSY_BYTES = 255 * 6 + 300
+#: The longest busy answer: 255 characters of a name and of a rule's, each six in JSON, and the rest.
+_LONGEST_BUSY_BYTES = 2 * 255 * 6 + 300
 _POISON = 0xEE
 
 

@@ -11,6 +11,7 @@ import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import entry_points
 from inspect import iscoroutinefunction
@@ -210,11 +211,13 @@ class Rig:
     def connections(self) -> list[Connection]:
         return list(self.path.server.connections.values())
 
-    async def client(self, *, receive_buffer: int = 0) -> Peer:
-        """Connect a client."""
+    async def client(self, *, receive_buffer: int = 0, source: str = "") -> Peer:
+        """Connect a client, from a certain address of this machine if need be."""
         sock = socket.socket(socket.AF_INET6 if ":" in self.address[0] else socket.AF_INET)
         if receive_buffer:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+        if source:
+            sock.bind((source, 0))
         peer = Peer(sock)
         self.peers.append(peer)
         with suppress(BlockingIOError):
@@ -222,9 +225,9 @@ class Rig:
         await trio.lowlevel.wait_writable(sock)
         return peer
 
-    async def connect(self, *, receive_buffer: int = 0) -> tuple[Peer, Peer]:
+    async def connect(self, *, receive_buffer: int = 0, source: str = "") -> tuple[Peer, Peer]:
         """Connect a client; returns it and the broker's end of its connection once there is a session between."""
-        client = await self.client(receive_buffer=receive_buffer)
+        client = await self.client(receive_buffer=receive_buffer, source=source)
         broker = await self.broker.accept()
         name = format_address(client.sock.getsockname())
         await until(lambda: any(connection.info.peer == name for connection in self.connections))
@@ -312,6 +315,7 @@ async def start_rig(
         listeners: tuple[ListenerConfig, ...] = (),
         rules: Sequence[Rule] = (),
         listen: str = HOST,
+        wall_clock: Callable[[], datetime] = lambda: datetime.now(UTC),
         **config: Any,
     ) -> Rig:
         assert now_ns() == round(trio.current_time() * 1e9), "the test does not run on the mock clock"
@@ -320,7 +324,7 @@ async def start_rig(
             listeners = (ListenerConfig("main", protocol, given, (listen, 0), broker.address),)
         texts = limits or (f"{KIND}:a=2/s", f"{KIND}:zero=0/s", f"{KIND}:free=unlimited")
         rule_set = RuleSet((*map(parse_limit, texts), *rules))
-        path = LocalDataPath(DataPathConfig(listeners, tuple(handlers), rule_set, **config), now_ns)
+        path = LocalDataPath(DataPathConfig(listeners, tuple(handlers), rule_set, **config), now_ns, wall_clock)
 
         async def run(task_status: trio.TaskStatus[None]) -> None:
             with scope:

@@ -10,7 +10,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from limiter.resource import Resource
-from proxy.batch import NO_VERDICTS, Batch, ConnectionInfo, Request, Response, Side, Verdicts
+from proxy.batch import NO_VERDICTS, Batch, ConnectionInfo, Refuse, Request, Response, Side, Verdicts
 from proxy.buffers import CHUNK_BYTES
 from proxy.connection import HALF_CLOSED_S, OUTBOX_BYTES, PARTING_S
 from proxy.pipeline import Handler, HandlerConfig, HandlerPlugin
@@ -54,6 +54,9 @@ class PlainSession(Session):
 
     def decided(self, batch: Batch, now_ns: int) -> None:
         pass
+
+    def resolved(self, request: Request, refuse: Refuse | None, now_ns: int) -> Batch | None:
+        return None
 
     def end(self, side: Side, now_ns: int) -> None:
         pass
@@ -436,8 +439,8 @@ class TestClosing:
         client.end()
         broker.end()
         await rig.until_closed("long_line")
-        assert log[0]["reason"] == "long_line"
-        assert log[0]["detail"] == "a line of more than 1000 bytes"
+        closed = [(entry["reason"], entry["detail"]) for entry in log if entry["event"] == "connection closed"]
+        assert closed == [("long_line", "a line of more than 1000 bytes")]
 
     async def test_client_that_goes_on_sending_is_not_reset(self, rig: Rig, mock_clock: MockClock) -> None:
         client, broker = await rig.connect()

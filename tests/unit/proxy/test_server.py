@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import errno
 import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from ipaddress import ip_network
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -184,6 +185,186 @@ class TestAccepting:
         assert server.open_connections("main") == len(rig.connections) == 2
 
 
+StartLimited = Callable[..., Awaitable["Rig"]]
+ANOTHER = "127.0.0.9"
+"""Another client: on Linux all of 127.0.0.0/8 is this machine."""
+
+
+@pytest.fixture
+def start_limited(start_rig: StartRig, lines: Protocol, broker: ScriptedBroker) -> StartLimited:
+    """Start a data path with listeners of one scope whose clients are limited in how they connect."""
+
+    async def start(*names: str, **limits: Any) -> Rig:
+        return await start_rig(
+            listeners=tuple(
+                ListenerConfig(name, lines, lines.options(), (HOST, 0), broker.address, scope="one", **limits)
+                for name in names or ("main",)
+            )
+        )
+
+    return start
+
+
+async def leave(client: Peer, broker: Peer) -> None:
+    """End a connection from both sides."""
+    client.end()
+    await broker.receive_to_end()
+    broker.end()
+    await client.receive_to_end()
+    await wait_all_tasks_blocked()
+
+
+class TestConnectionsOfAClient:
+    async def test_beyond_its_maximum_are_closed_and_counted(self, start_limited: StartLimited) -> None:
+        rig = await start_limited(max_connections_per_client=2)
+        first = await rig.connect()
+        await rig.connect()
+        assert await (await rig.client()).receive_to_end() == b""
+        assert rig.closed == {"too_many_connections_of_client": 1}
+        assert len(rig.connections) == 2
+        # A place that becomes free is given away again.
+        await leave(*first)
+        await rig.connect()
+
+    async def test_cost_other_clients_nothing(self, start_limited: StartLimited) -> None:
+        rig = await start_limited(max_connections_per_client=1)
+        await rig.connect()
+        await rig.connect(source=ANOTHER)
+        assert await (await rig.client(source=ANOTHER)).receive_to_end() == b""
+        assert {connection.info.address for connection in rig.connections} == {HOST, ANOTHER}
+
+    async def test_count_together_on_the_listeners_of_a_scope(self, start_limited: StartLimited) -> None:
+        rig = await start_limited("main", "vip", max_connections_per_client=1)
+        await rig.connect()
+        rig.listener = "vip"
+        assert await (await rig.client()).receive_to_end() == b""
+
+    async def test_count_while_their_broker_is_still_being_connected(
+        self, start_limited: StartLimited, gated_connect: GatedConnect
+    ) -> None:
+        rig = await start_limited(max_connections_per_client=1)
+        await rig.client()
+        await wait_all_tasks_blocked()
+        assert gated_connect.waiting == 1
+        assert await (await rig.client()).receive_to_end() == b""
+
+    async def test_are_logged_once_a_second(
+        self, start_limited: StartLimited, mock_clock: MockClock, log: list[Any]
+    ) -> None:
+        rig = await start_limited(max_connections_per_client=0)
+        for _ in range(3):
+            await (await rig.client()).receive_to_end()
+        mock_clock.jump(1)
+        await (await rig.client()).receive_to_end()
+        assert [(entry["reason"], entry["detail"], entry["not_logged"]) for entry in log] == [
+            ("too_many_connections_of_client", f"{HOST} has 0 open", 0),
+            ("too_many_connections_of_client", f"{HOST} has 0 open", 2),
+        ]
+
+    async def test_that_fail_leave_no_count_behind(
+        self, start_limited: StartLimited, lines: Protocol, start_rig: StartRig
+    ) -> None:
+        rig = await start_limited(max_connections_per_client=1)
+        rig.broker.stop()
+        await (await rig.client()).receive_to_end()
+        await rig.until_closed("broker_unreachable")
+        assert len(rig.path.server._clients) == 0
+
+        def open_session(context: SessionContext) -> Session:
+            raise RuntimeError("no session")
+
+        rig.broker.restart()
+        rig = await start_rig(protocol=replace(lines, open_session=open_session))
+        await (await rig.client()).receive_to_end()
+        await rig.until_closed("internal_error")
+        assert len(rig.path.server._clients) == 0
+
+    async def test_that_are_cancelled_leave_no_count_behind(
+        self, start_limited: StartLimited, gated_connect: GatedConnect
+    ) -> None:
+        rig = await start_limited()
+        await rig.client()
+        await wait_all_tasks_blocked()
+        assert len(rig.path.server._clients) == 1
+        rig.scope.cancel()
+        await wait_all_tasks_blocked()
+        assert len(rig.path.server._clients) == 0
+
+
+class TestConnectionRate:
+    async def test_what_comes_faster_is_closed_and_counted(
+        self, start_limited: StartLimited, mock_clock: MockClock, log: list[Any]
+    ) -> None:
+        rig = await start_limited(new_connections_per_s=2)
+        await rig.connect()
+        await rig.connect(source=ANOTHER)
+        assert await (await rig.client()).receive_to_end() == b""
+        assert rig.closed == {"connection_rate": 1}
+        assert (log[0]["reason"], log[0]["detail"]) == ("connection_rate", "more than 2 new connections per second")
+        mock_clock.jump(0.5)
+        await rig.connect()
+        assert await (await rig.client()).receive_to_end() == b""
+
+    async def test_each_listener_has_its_own(self, start_limited: StartLimited) -> None:
+        rig = await start_limited("main", "vip", new_connections_per_s=1)
+        await rig.connect()
+        rig.listener = "vip"
+        await rig.connect()
+
+    async def test_whoever_is_turned_away_for_something_else_takes_nothing_of_it(
+        self, start_limited: StartLimited
+    ) -> None:
+        rig = await start_limited(new_connections_per_s=2, max_connections_per_client=1)
+        await rig.connect()
+        assert await (await rig.client()).receive_to_end() == b""
+        await rig.connect(source=ANOTHER)
+        assert rig.closed == {"too_many_connections_of_client": 1}
+
+
+class TestExempt:
+    async def test_clients_pass_both_and_are_known_as_such(self, start_limited: StartLimited) -> None:
+        exempt = (ip_network(f"{ANOTHER}/32"),)
+        rig = await start_limited(exempt=exempt, max_connections_per_client=0, new_connections_per_s=0)
+        for _ in range(3):
+            await rig.connect(source=ANOTHER)
+        assert all(connection.info.exempt for connection in rig.connections)
+        assert await (await rig.client()).receive_to_end() == b""
+        assert len(rig.path.server._clients) == 0
+
+    async def test_clients_are_not_limited_in_what_they_send(self, start_limited: StartLimited) -> None:
+        rig = await start_limited(exempt=(ip_network(f"{ANOTHER}/32"),))
+        client, broker = await rig.connect(source=ANOTHER)
+        assert await rig.passes(client, broker, b"zero 1")
+        client, broker = await rig.connect()
+        assert not await rig.passes(client, broker, b"zero 1")
+        assert not rig.connections[1].info.exempt
+        assert await rig.requests("zero") == {"exempt": 1, "refuse": 1}
+
+    async def test_clients_count_for_the_maximum_of_all(self, start_rig: StartRig, lines: Protocol) -> None:
+        broker = ("127.0.0.1", 1)
+        config = ListenerConfig("main", lines, lines.options(), (HOST, 0), broker, exempt=(ip_network("127.0.0.0/8"),))
+        rig = await start_rig(listeners=(config,), max_connections=0)
+        assert await (await rig.client()).receive_to_end() == b""
+        assert rig.closed == {"too_many_connections": 1}
+
+    async def test_ipv4_client_that_came_over_ipv6_is_known_by_its_ipv4_address(
+        self, start_limited: StartLimited, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        real = ListeningSocket.accept
+
+        async def accept(self: ListeningSocket) -> tuple[Wire, Address]:
+            wire, (host, port) = await real(self)
+            return wire, (f"::ffff:{host}", port)
+
+        monkeypatch.setattr(ListeningSocket, "accept", accept)
+        rig = await start_limited(exempt=(ip_network("127.0.0.0/8"),))
+        client, _ = await rig.connect()
+        (connection,) = rig.connections
+        assert connection.info.address == HOST
+        assert connection.info.peer == f"{HOST}:{client.sock.getsockname()[1]}"
+        assert connection.info.exempt
+
+
 class TestUnreachableBroker:
     async def test_client_is_closed_at_once_and_served_when_the_broker_is_back(self, rig: Rig, log: list[Any]) -> None:
         rig.broker.stop()
@@ -305,6 +486,18 @@ class TestDrain:
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(rig.address)
         assert (await rig.snapshot()).draining
+
+    async def test_may_come_before_anybody_was_accepted_at_all(
+        self, lines: Protocol, broker: ScriptedBroker, nursery: trio.Nursery
+    ) -> None:
+        config = ListenerConfig("main", lines, lines.options(), (HOST, 0), broker.address)
+        path = LocalDataPath(DataPathConfig((config,), (), RuleSet()))
+        await path.server.bind()
+        await path.drain(5)
+        nursery.start_soon(path.server.run)
+        await wait_all_tasks_blocked()
+        assert (await path.snapshot()).draining
+        nursery.cancel_scope.cancel()
 
     async def test_without_connections_is_over_at_once(self, rig: Rig, mock_clock: MockClock) -> None:
         await rig.path.drain(5)

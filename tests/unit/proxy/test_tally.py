@@ -1,13 +1,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, get_args
 
+import msgspec
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from limiter.resource import Resource
-from proxy.batch import Batch, Refuse
+from proxy.batch import Batch, ConnectionInfo, Hold, Refuse, Shadow, Ticket
 from proxy.control import RequestVerdict
 from proxy.tally import _SILENT_NS, OTHER, Tally
 
@@ -29,49 +31,154 @@ def refused(batch: Batch, *indexes: int) -> Batch:
     return batch
 
 
-def requests(tally: Tally, name: str) -> dict[RequestVerdict, int]:
-    return tally.snapshot()[KIND, name].requests
+def held(batch: Batch, *indexes: int) -> Batch:
+    batch.add_verdicts({index: Hold(resource("x"), "rule", Ticket(lambda: None)) for index in indexes})
+    return batch
 
 
-def messages(tally: Tally, name: str) -> dict[RequestVerdict, int]:
-    return tally.snapshot()[KIND, name].messages
+def nonzero(counts: Mapping[str, int]) -> dict[str, int]:
+    return {word: count for word, count in counts.items() if count}
+
+
+def requests(tally: Tally, name: str) -> dict[str, int]:
+    """What became of a resource's requests, without the zeros."""
+    return nonzero(tally.snapshot()[KIND, name].requests)
+
+
+def messages(tally: Tally, name: str) -> dict[str, int]:
+    return nonzero(tally.snapshot()[KIND, name].messages)
 
 
 class TestVerdicts:
     def test_requests_and_messages_are_counted_by_verdict(self, batch_of: MakeBatch) -> None:
         tally = Tally(10)
         tally.count(refused(batch_of("a", "b", "a", "a", costs=[1, 2, 3, 4]), 2, 3), 0)
-        assert requests(tally, "a") == {"pass": 1, "refuse": 2, "bypass": 0}
-        assert messages(tally, "a") == {"pass": 1, "refuse": 7, "bypass": 0}
-        assert requests(tally, "b") == {"pass": 1, "refuse": 0, "bypass": 0}
-        assert messages(tally, "b") == {"pass": 2, "refuse": 0, "bypass": 0}
+        assert requests(tally, "a") == {"pass": 1, "refuse": 2}
+        assert messages(tally, "a") == {"pass": 1, "refuse": 7}
+        assert requests(tally, "b") == {"pass": 1}
+        assert messages(tally, "b") == {"pass": 2}
+
+    def test_every_verdict_is_shown_before_the_first_of_its_kind(self, batch_of: MakeBatch) -> None:
+        tally = Tally(10)
+        tally.count(batch_of("a"), 0)
+        counts = tally.snapshot()[KIND, "a"]
+        assert set(counts.requests) == set(counts.messages) == set(get_args(RequestVerdict))
 
     def test_bypassed_handler_makes_bypass_of_pass(self, batch_of: MakeBatch) -> None:
         tally = Tally(10)
         batch = refused(batch_of("a", "a", costs=[5, 6]), 0)
         batch.bypassed["rate_limit"] = "late"
         tally.count(batch, 0)
-        assert requests(tally, "a") == {"pass": 0, "refuse": 1, "bypass": 1}
-        assert messages(tally, "a") == {"pass": 0, "refuse": 5, "bypass": 6}
+        assert requests(tally, "a") == {"refuse": 1, "bypass": 1}
+        assert messages(tally, "a") == {"refuse": 5, "bypass": 6}
+
+    def test_shadow_counts_instead_of_pass(self, batch_of: MakeBatch) -> None:
+        tally = Tally(10)
+        batch = batch_of("a", "a", costs=[5, 6])
+        batch.add_verdicts({1: Shadow(resource("a"), "rule")})
+        tally.count(batch, 0)
+        assert requests(tally, "a") == {"pass": 1, "shadow": 1}
+        assert messages(tally, "a") == {"pass": 5, "shadow": 6}
+
+    def test_what_an_exempt_client_sends_counts_as_exempt_unless_refused(self, batch_of: MakeBatch) -> None:
+        tally = Tally(10)
+        plain = batch_of("a", "a", costs=[5, 6], charges=[("a", 3)])
+        info = ConnectionInfo(1, "main", "main", "192.0.2.1:1", "192.0.2.1", exempt=True)
+        batch = refused(Batch(info, plain.side, plain.requests, plain.charges), 0)
+        batch.bypassed["rate_limit"] = "late"
+        tally.count(batch, 0)
+        assert requests(tally, "a") == {"refuse": 1, "exempt": 1}
+        assert messages(tally, "a") == {"refuse": 5, "exempt": 9}
 
     def test_request_with_several_resources_counts_for_each(self, batch_of: MakeBatch) -> None:
         tally = Tally(10)
         tally.count(refused(batch_of(("a", "b"), ("a", "b"), "b", costs=[1, 2, 4]), 1), 0)
-        assert messages(tally, "a") == {"pass": 1, "refuse": 2, "bypass": 0}
-        assert messages(tally, "b") == {"pass": 5, "refuse": 2, "bypass": 0}
+        assert messages(tally, "a") == {"pass": 1, "refuse": 2}
+        assert messages(tally, "b") == {"pass": 5, "refuse": 2}
 
     def test_charge_counts_messages_but_no_request(self, batch_of: MakeBatch) -> None:
         tally = Tally(10)
         tally.count(batch_of("a", charges=[("a", 9), ("b", 3)]), 0)
-        assert requests(tally, "a") == {"pass": 1, "refuse": 0, "bypass": 0}
-        assert messages(tally, "a")["pass"] == 10
-        assert requests(tally, "b")["pass"] == 0
-        assert messages(tally, "b")["pass"] == 3
+        assert requests(tally, "a") == {"pass": 1}
+        assert messages(tally, "a") == {"pass": 10}
+        assert requests(tally, "b") == {}
+        assert messages(tally, "b") == {"pass": 3}
+
+    def test_consuming_request_counts_without_messages_until_it_is_answered(self, batch_of: MakeBatch) -> None:
+        tally = Tally(10)
+        tally.count(batch_of("a", costs=[0]), 0)
+        assert (requests(tally, "a"), messages(tally, "a")) == ({"pass": 1}, {})
+        tally.count(batch_of(charges=[("a", 32)]), 0)
+        assert (requests(tally, "a"), messages(tally, "a")) == ({"pass": 1}, {"pass": 32})
 
     def test_kinds_are_told_apart(self, batch_of: MakeBatch) -> None:
         tally = Tally(10)
         tally.count(batch_of("a"), 0)
         assert tally.snapshot().keys() == {(KIND, "a")}
+
+
+class TestHeld:
+    def test_request_counts_when_it_is_resolved_and_not_before(self, batch_of: MakeBatch) -> None:
+        tally = Tally(10)
+        batch = held(batch_of("a", ("a", "b"), "a", costs=[1, 2, 4]), 1, 2)
+        tally.count(batch, 0)
+        assert requests(tally, "a") == {"pass": 1}
+        assert (tally.held_requests, tally.held_bytes) == (2, 200)
+        tally.resolved(batch.requests[1], None, 1)
+        assert messages(tally, "a") == {"pass": 3}
+        assert messages(tally, "b") == {"pass": 2}
+        tally.resolved(batch.requests[2], Refuse(resource("a"), "other", 0), 2)
+        assert messages(tally, "a") == {"pass": 3, "refuse": 4}
+        assert (tally.held_requests, tally.held_bytes) == (0, 0)
+
+    def test_dropped_request_has_a_verdict_of_its_own(self, batch_of: MakeBatch) -> None:
+        tally = Tally(10)
+        batch = held(batch_of("a", costs=[3]), 0)
+        tally.count(batch, 0)
+        tally.dropped(batch.requests[0], 1)
+        assert (requests(tally, "a"), messages(tally, "a")) == ({"drop": 1}, {"drop": 3})
+        assert (tally.held_requests, tally.held_bytes) == (0, 0)
+
+    def test_group_that_is_held_as_a_whole_takes_no_place_among_the_names(self, batch_of: MakeBatch) -> None:
+        tally = Tally(10)
+        tally.count(held(batch_of("a"), 0), 0)
+        assert tally.snapshot() == {}
+
+
+class TestRules:
+    def test_each_verdict_counts_for_its_rule(self, batch_of: MakeBatch) -> None:
+        tally = Tally(10)
+        batch = batch_of("a", "a", "b", "b", costs=[1, 2, 4, 8])
+        batch.add_verdicts(
+            {
+                0: Refuse(resource("a"), "one", 0),
+                1: Shadow(resource("a"), "two"),
+                2: Hold(resource("b"), "one", Ticket(lambda: None)),
+            }
+        )
+        tally.count(batch, 0)
+        rules = tally.rules()
+        assert (rules["one"].requests, rules["one"].messages) == (
+            {"refuse": 1, "shadow": 0, "hold": 1},
+            {"refuse": 1, "shadow": 0, "hold": 4},
+        )
+        assert (nonzero(rules["two"].requests), nonzero(rules["two"].messages)) == ({"shadow": 1}, {"shadow": 2})
+
+    def test_held_and_then_refused_counts_for_the_rule_that_refused(self, batch_of: MakeBatch) -> None:
+        tally = Tally(10)
+        batch = held(batch_of("a", costs=[3]), 0)
+        tally.count(batch, 0)
+        tally.resolved(batch.requests[0], Refuse(resource("a"), "other", 0), 1)
+        assert nonzero(tally.rules()["rule"].requests) == {"hold": 1}
+        assert nonzero(tally.rules()["other"].messages) == {"refuse": 3}
+
+    def test_names_beyond_the_cap_are_counted_together(self, batch_of: MakeBatch) -> None:
+        tally = Tally(2)
+        for name in ("a", "b", "c", "d", "a"):
+            batch = batch_of("x")
+            batch.add_verdicts({0: Refuse(resource("x"), name, 0)})
+            tally.count(batch, 0)
+        assert {name: counts.requests["refuse"] for name, counts in tally.rules().items()} == {"a": 2, "b": 1, OTHER: 2}
 
 
 class TestCap:
@@ -99,7 +206,8 @@ class TestCap:
     def test_pinned_name_is_shown_before_its_first_request(self) -> None:
         tally = Tally(1)
         tally.pin([resource("vip")])
-        assert requests(tally, "vip") == {"pass": 0, "refuse": 0, "bypass": 0}
+        assert requests(tally, "vip") == {}
+        assert (KIND, "vip") in tally.snapshot()
 
     def test_pinning_keeps_the_counts_and_frees_the_place(self, batch_of: MakeBatch) -> None:
         tally = Tally(1)
@@ -157,7 +265,7 @@ NAMES = ["a", "b", "c", "d", "e", OTHER]
     steps=st.lists(
         st.tuples(
             st.lists(st.sampled_from(NAMES), min_size=1, max_size=4),
-            st.sampled_from(["pass", "refuse", "bypass"]),
+            st.sampled_from(get_args(RequestVerdict)),
             st.sampled_from([0, NS_PER_S, LONG_NS, 3 * LONG_NS]),
         ),
         max_size=40,
@@ -165,29 +273,45 @@ NAMES = ["a", "b", "c", "d", "e", OTHER]
 )
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_no_sum_ever_falls_and_none_is_lost(
-    batch_of: MakeBatch, cap: int, pinned: set[str], steps: list[tuple[list[str], str, int]]
+    batch_of: MakeBatch, cap: int, pinned: set[str], steps: list[tuple[list[str], RequestVerdict, int]]
 ) -> None:
     tally = Tally(cap)
     tally.pin([resource(name) for name in pinned])
     expected: Counter[str] = Counter()
-    other: dict[RequestVerdict, int] = {}
+    other: dict[str, int] = {}
     now_ns = 0
     for names, verdict, pause_ns in steps:
         now_ns += pause_ns
-        batch = batch_of(*names)
-        if verdict == "refuse":
-            refused(batch, *range(len(names)))
-        elif verdict == "bypass":
-            batch.bypassed["handler"] = "full"
-        tally.count(batch, now_ns)
+        count_as(tally, batch_of(*names), verdict, now_ns)
         expected[verdict] += len(names)
         counted: Counter[str] = Counter()
         for counts in tally.snapshot().values():
             counted.update(counts.requests)
         assert +counted == +expected
+        assert tally.held_requests == tally.held_bytes == 0
         told_apart = {name for _, name in tally.snapshot()} - pinned - {OTHER}
         assert len(told_apart) <= cap
         if (KIND, OTHER) in tally.snapshot():
             shared = requests(tally, OTHER)
             assert all(shared[word] >= count for word, count in other.items())
             other = shared
+
+
+def count_as(tally: Tally, batch: Batch, verdict: RequestVerdict, now_ns: int) -> None:
+    """Count all requests of a batch under one verdict."""
+    every = range(len(batch.requests))
+    match verdict:
+        case "refuse":
+            refused(batch, *every)
+        case "bypass":
+            batch.bypassed["handler"] = "full"
+        case "shadow":
+            batch.add_verdicts(dict.fromkeys(every, Shadow(resource("x"), "rule")))
+        case "exempt":
+            batch.connection = msgspec.structs.replace(batch.connection, exempt=True)
+        case "drop":
+            held(batch, *every)
+    tally.count(batch, now_ns)
+    if verdict == "drop":
+        for request in batch.requests:
+            tally.dropped(request, now_ns)

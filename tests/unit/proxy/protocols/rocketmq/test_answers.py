@@ -3,10 +3,10 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from playbook.frames import answer, binary_frame, broker_request, cut, frame, split
+from playbook.frames import answer, binary_frame, broker_request, cut, frame, records, split
 
 from limiter.resource import Resource
-from proxy.batch import Response
+from proxy.batch import Charge, Response
 from proxy.protocols.base import Buffer
 from proxy.protocols.rocketmq.answers import MAX_HEADER_BYTES, AnswerStream
 from proxy.protocols.rocketmq.owed import Owed
@@ -185,3 +185,59 @@ def test_broken_framing_closes_after_delivering_what_came_before(stream: AnswerS
     assert feed(stream, broken[at:] + FIRST) == ([], not at)
     assert stream.close is not None
     assert stream.close.reason == "bad_answer"
+
+
+# --- Answers that bring messages ------------------------------------------------------------------
+
+SUBSCRIPTION = (Resource("subscription", "g@orders"),)
+THREE = answer(5, body=records(91, 200, 120))
+
+
+@pytest.fixture
+def consuming(owed: Owed) -> AnswerStream:
+    for opaque, code in ((5, 11), (6, 361), (7, 200_050)):
+        owed.add(opaque, code, SUBSCRIPTION)
+    return AnswerStream(owed, wants_responses=False)
+
+
+@pytest.mark.parametrize("opaque", [5, 6, 7])
+def test_an_answer_is_charged_what_it_brings(consuming: AnswerStream, opaque: int) -> None:
+    whole = answer(opaque, body=records(91, 200, 120))
+    assert feed(consuming, whole) == ([whole], True)
+    assert consuming.charges == [Charge(SUBSCRIPTION, 3, len(whole), consumes=True)]
+
+
+@pytest.mark.parametrize("code", [19, 20, 21, 1, 210, 209])
+def test_an_answer_that_brings_nothing_is_a_charge_of_nothing(consuming: AnswerStream, code: int) -> None:
+    feed(consuming, answer(5, code) + answer(6, code, body=records(91)))
+    assert consuming.charges == [Charge(SUBSCRIPTION, 0, 0, consumes=True)] * 2
+
+
+def test_an_answer_without_a_body_is_a_charge_of_nothing(consuming: AnswerStream) -> None:
+    feed(consuming, answer(5))
+    assert consuming.charges == [Charge(SUBSCRIPTION, 0, 0, consumes=True)]
+
+
+def test_other_answers_are_no_charge(consuming: AnswerStream, owed: Owed) -> None:
+    owed.add(8, 11, ())
+    feed(consuming, answer(1) + answer(2) + answer(8, body=records(91)) + answer(99) + broker_request(5))
+    assert consuming.charges == []
+
+
+@pytest.mark.parametrize("at", range(1, len(THREE), 7))
+def test_a_body_is_charged_when_it_is_complete(consuming: AnswerStream, at: int) -> None:
+    feed(consuming, FIRST + THREE[:at])
+    assert consuming.charges == []
+    feed(consuming, THREE[at:] + answer(6, 19) + answer(7, body=records(91)))
+    assert [charge.messages for charge in consuming.charges] == [3, 0, 1]
+
+
+def test_a_body_is_neither_copied_nor_held(consuming: AnswerStream) -> None:
+    chunk = memoryview(bytearray(answer(5, body=records(*[1000] * 100))))
+    for piece in (chunk[:5000], chunk[5000:50_000], chunk[50_000:]):
+        out: list[Buffer] = []
+        consuming.feed(piece, (), out)
+        (part,) = out
+        assert isinstance(part, memoryview)
+        assert part.obj is chunk.obj
+    assert consuming.charges[0].messages == 100

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from playbook.frames import pull
 
 from proxy.protocols.rocketmq import binary_header
 from proxy.protocols.rocketmq.binary_header import MAX_FIELDS, read_binary
+from proxy.protocols.rocketmq.codes import LIMITABLE
 from proxy.protocols.rocketmq.header import LENIENT, STRICT, UNPARSABLE, Header
 
 _Fields = Sequence[tuple[bytes, bytes]]
@@ -126,7 +128,7 @@ _values = st.binary(max_size=6) | st.sampled_from(
 def test_the_shorter_way_ends_where_the_long_one_does(fields: _Fields) -> None:
     header = _header([(b"a", b"pg"), (b"b", b"orders"), *fields])
     short = binary_header._read_java_send(header)
-    assert short is None or short == binary_header._read_any(header)
+    assert short is None or short == binary_header._read_any(header, LIMITABLE)
 
 
 @given(st.binary())
@@ -138,3 +140,32 @@ def test_any_bytes_are_read_without_an_error(header: bytes) -> None:
 def test_any_fields_are_read_without_an_error(ext: bytes) -> None:
     fixed = struct.pack(">hBhiiii", 310, 0, 513, 7, 0, 0, len(ext))
     assert isinstance(read_binary(fixed + ext), Header)
+
+
+# --- Requests that consume ------------------------------------------------------------------------
+
+
+def consuming(whole: bytes) -> Header:
+    header_bytes = int.from_bytes(whole[5:8])
+    return read_binary(whole[8 : 8 + header_bytes], subscriptions=True)
+
+
+@pytest.mark.parametrize("code", [11, 361])
+def test_a_request_that_consumes_is_charged_to_its_subscription(code: int) -> None:
+    header = consuming(pull(code=code, binary=True))
+    assert (header.kind, header.name, header.code, header.reading) == ("subscription", "g@orders", code, STRICT)
+
+
+def test_while_nobody_limits_them_they_are_not_limitable() -> None:
+    whole = pull(binary=True)
+    assert read_binary(whole[8:]).kind == ""
+
+
+@pytest.mark.parametrize(("group", "topic"), [("", "orders"), ("g", "")])
+def test_one_that_names_no_subscription_is_for_the_broker_to_refuse(group: str, topic: str) -> None:
+    assert consuming(pull(binary=True, group=group, topic=topic)).kind == ""
+
+
+@pytest.mark.parametrize(("group", "topic"), [("x" * 256, "orders"), ("g", "x" * 256)])
+def test_a_name_longer_than_any_is_not_read(group: str, topic: str) -> None:
+    assert consuming(pull(binary=True, group=group, topic=topic)) is UNPARSABLE

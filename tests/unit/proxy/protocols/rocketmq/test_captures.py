@@ -6,9 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from playbook.playbook import open_session
 
+from proxy.batch import Side
+from proxy.loopback.records import decode_records
 from proxy.protocols.rocketmq import lenient
 from proxy.protocols.rocketmq.batch_body import count_messages, decode_batch, encode_batch
+from proxy.protocols.rocketmq.codes import CONSUMING, FLAG_RESPONSE
 from proxy.protocols.rocketmq.command import decode, decode_all, encode
 from proxy.protocols.rocketmq.header import STRICT, classify, read_answer
 
@@ -156,3 +160,41 @@ def test_answers_are_told_from_the_brokers_own_requests(path: Path) -> None:
         assert answer is not None
         assert (answer.code, answer.opaque) == (command.code, command.opaque)
         assert answer.is_response == (command.code != 40)
+
+
+# --- Consuming ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", _TO_BROKER, ids=_name)
+def test_pulls_name_their_subscription_and_all_else_is_read_as_ever(path: Path) -> None:
+    for frame, (header, header_type) in zip(_frames(path), _headers(path), strict=True):
+        command = decode(frame)
+        with_them, without = classify(header, header_type, subscriptions=True), classify(header, header_type)
+        if command.code in CONSUMING and not command.flag & FLAG_RESPONSE:
+            assert with_them.reading == STRICT
+            name = f"{command.fields['consumerGroup']}@{command.fields['topic']}"
+            assert (with_them.kind, with_them.name) == ("subscription", name)
+            assert without.kind == ""
+        else:
+            assert with_them == without
+
+
+@pytest.mark.parametrize("name", ["java-json/broker-3", "java-binary/broker-3", "cpp/broker-1"])
+def test_a_session_counts_the_messages_that_were_pulled(name: str) -> None:
+    client, stem = name.split("/")
+    sides = {side: (_CAPTURES / client / f"{stem}-to-{side.other.value}.bin").read_bytes() for side in Side}
+    codes = {one.opaque: one.code for one in decode_all(sides[Side.CLIENT]) if not one.flag & FLAG_RESPONSE}
+    pulled = [
+        one for one in decode_all(sides[Side.BROKER]) if one.flag & FLAG_RESPONSE and codes[one.opaque] in CONSUMING
+    ]
+    session = open_session(limited=("subscription",))
+    charges = []
+    for side in Side:
+        batch = session.receive(side, memoryview(sides[side]), 0)
+        assert batch is not None
+        session.decided(batch, 0)
+        charges += batch.charges
+    assert [charge.messages for charge in charges] == [
+        len(list(decode_records(one.body))) if one.code == 0 else 0 for one in pulled
+    ]
+    assert sum(charge.messages for charge in charges) > 0

@@ -8,6 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from proxy.protocols.rocketmq.header import LENIENT, STRICT, UNPARSABLE, Header, classify, read_answer
+from proxy.protocols.rocketmq.lenient import read_json
 
 
 def _json(code: int = 310, flag: int = 0, **fields: object) -> bytes:
@@ -189,3 +190,87 @@ def test_an_answer_is_found_in_either_header_type() -> None:
 @pytest.mark.parametrize("header", [b"", b"{", b"{}", b'{"code":0}', b"\0\0\0"])
 def test_what_is_no_answer_is_none(header: bytes) -> None:
     assert read_answer(header) is None
+
+
+# --- Requests that consume ------------------------------------------------------------------------
+
+
+def _consuming(header: bytes) -> Header:
+    return classify(header, 0, subscriptions=True)
+
+
+@pytest.mark.parametrize("code", [11, 361, 200_050])
+def test_a_request_that_consumes_is_charged_to_its_subscription(code: int) -> None:
+    header = _consuming(_json(code, consumerGroup="g", topic="orders", queueId="0"))
+    assert header == Header("subscription", "g@orders", code, 7, 0, "", False, 513, "JAVA", STRICT)
+
+
+def test_a_name_may_hold_the_mark_itself() -> None:
+    assert _consuming(_json(11, consumerGroup="a@b", topic="c@d")).name == "a@b@c@d"
+
+
+@pytest.mark.parametrize("code", [11, 361, 200_050])
+def test_while_nobody_limits_them_they_are_read_as_ever(code: int) -> None:
+    header = _read(code, consumerGroup=5, topic="orders")
+    assert header == Header("", "", code, 7, 0, "", False, 513, "JAVA", STRICT)
+
+
+@pytest.mark.parametrize("missing", ["consumerGroup", "topic"])
+@pytest.mark.parametrize("how", ["left out", "null"])
+def test_one_that_names_no_subscription_is_for_the_broker_to_refuse(missing: str, how: str) -> None:
+    fields: dict[str, object] = {"consumerGroup": "g", "topic": "orders"}
+    del fields[missing]
+    if how == "null":
+        fields[missing] = None
+    header = _consuming(_json(11, 0, **fields))
+    assert (header.kind, header.code, header.reading) == ("", 11, LENIENT)
+
+
+def test_one_without_fields_is_for_the_broker_to_refuse() -> None:
+    assert _consuming(b'{"code":11,"opaque":7,"flag":0}').kind == ""
+
+
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [
+        ({"consumerGroup": 5, "topic": "orders"}, "5@orders"),
+        ({"consumerGroup": True, "topic": 7}, "true@7"),
+    ],
+)
+def test_names_that_are_no_strings_are_spelled_as_the_broker_does(fields: dict[str, object], name: str) -> None:
+    header = _consuming(_json(11, 0, **fields))
+    assert (header.kind, header.name, header.reading) == ("subscription", name, LENIENT)
+
+
+def test_escaped_and_repeated_fields_are_read_as_the_broker_does() -> None:
+    header = _consuming(
+        b"{'code':11,'opaque':7,'extFields':{'topic':'x','consumer\\u0047roup':'g','topic':'\\x6frders'}}"
+    )
+    assert (header.kind, header.name, header.reading) == ("subscription", "g@orders", LENIENT)
+
+
+@pytest.mark.parametrize("field", ["consumerGroup", "topic"])
+def test_a_name_longer_than_any_is_not_read(field: str) -> None:
+    fields: dict[str, object] = {"consumerGroup": "g", "topic": "orders", field: "x" * 256}
+    assert _consuming(_json(11, 0, **fields)) is UNPARSABLE
+    assert _read(11, 0, **fields).kind == ""
+
+
+def test_a_send_is_read_alike_whether_subscriptions_are_limited_or_not() -> None:
+    header = _json(310, a="pg", b="orders", consumerGroup="g", topic="t")
+    assert _consuming(header) == classify(header, 0)
+
+
+@pytest.mark.parametrize("flag", [1, 3])
+def test_a_response_is_no_request_that_consumes(flag: int) -> None:
+    assert _consuming(_json(11, flag, consumerGroup="g", topic="orders")).kind == ""
+
+
+@given(group=st.text(max_size=300), topic=st.text(max_size=300))
+def test_the_two_readings_of_a_subscription_agree(group: str, topic: str) -> None:
+    header = _json(11, consumerGroup=group, topic=topic)
+    strict, slow = _consuming(header), read_json(header, subscriptions=True)
+    if UNPARSABLE not in (strict, slow):
+        assert (strict.kind, strict.name) == (slow.kind, slow.name)
+    else:
+        assert slow is UNPARSABLE

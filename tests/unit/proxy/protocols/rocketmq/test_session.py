@@ -12,6 +12,7 @@ from playbook.frames import (
     json_frame,
     pull,
     read_header,
+    records,
     send,
     send_back,
     unparsable,
@@ -34,7 +35,7 @@ from playbook.playbook import (
 )
 
 from limiter.resource import Resource
-from proxy.batch import Response, Side
+from proxy.batch import Charge, Response, Side
 from proxy.protocols.base import Close
 from proxy.protocols.rocketmq.owed import MAX_OWED
 
@@ -55,7 +56,7 @@ def test_busy_answer_says_what_clients_look_for() -> None:
     assert header["code"] == 2
     assert header["opaque"] == 4711
     assert header["flag"] == 1
-    assert header["remark"] == f"[RateLimit] for a need wait:{WAIT_US}microsecs"
+    assert header["remark"] == f"[RateLimit] for a need wait:{WAIT_US}microsecs, rule some rule"
 
 
 def test_busy_answer_goes_out_at_once_while_the_broker_is_silent() -> None:
@@ -128,6 +129,71 @@ def test_client_that_ended_its_stream_still_gets_its_answers() -> None:
     play = play >> End(Side.CLIENT)
     assert play >> Broker(answer(1)) << ToClient(answer(1))
     assert play.session.in_flight() == 0
+
+
+# --- Requests that consume ------------------------------------------------------------------------
+
+SUBSCRIPTION = (Resource("subscription", "g@orders"),)
+
+
+def test_a_pull_is_a_request_of_its_subscription_while_one_is_limited() -> None:
+    play = Playbook(limited=("subscription",)) >> Client(pull(5)) << ToBroker(pull(5))
+    assert play
+    (request,) = play.requests
+    assert (request.resources, request.messages, request.consumes) == (SUBSCRIPTION, 0, True)
+    assert request.size_bytes == len(pull(5))
+
+
+def test_a_pull_passes_unseen_while_none_is_limited() -> None:
+    play = Playbook(refuse("g@orders")) >> Client(pull(5)) << ToBroker(pull(5))
+    assert play >> Broker(answer(5, body=records(91))) << ToClient(answer(5, body=records(91)))
+    assert (play.requests, play.charges) == ([], [])
+
+
+def test_whether_any_is_limited_is_asked_again_with_every_chunk() -> None:
+    limited: set[str] = set()
+    play = Playbook(refuse("g@orders"), limited=limited)
+    assert play >> Client(pull(5)) << ToBroker(pull(5))
+    limited.add("subscription")
+    assert play >> Client(pull(6)) << ToClient(busy("g@orders", 6, kind="subscription"))
+    limited.clear()
+    assert play >> Client(pull(7)) << ToBroker(pull(7))
+
+
+def test_what_a_pull_brought_is_charged_with_its_answer() -> None:
+    play = Playbook(limited=("subscription",)) >> Client(pull(5)) << ToBroker(pull(5))
+    whole = answer(5, body=records(91, 91))
+    assert play >> Broker(whole[:150]) << ToClient(whole[:150])
+    assert play.charges == []
+    assert play >> Broker(whole[150:]) << ToClient(whole[150:])
+    assert play.charges == [Charge(SUBSCRIPTION, 2, len(whole), consumes=True)]
+
+
+def test_a_refused_pull_is_answered_with_the_word_that_makes_clients_ask_again() -> None:
+    session = open_session(limited=("subscription",))
+    batch = session.receive(Side.CLIENT, memoryview(pull(5)), 0)
+    assert batch is not None
+    refuse("g@orders")(batch)
+    session.decided(batch, 0)
+    (whole,) = session.take(Side.CLIENT)
+    assert read_header(bytes(whole))["code"] == 215
+
+
+def test_a_pull_in_flight_is_nothing_that_a_drain_waits_for() -> None:
+    play = Playbook(limited=("subscription",)) >> Client(pull(5)) << ToBroker(pull(5))
+    assert play.session.in_flight() == 0
+
+
+def test_a_chunk_that_waits_for_its_verdicts_is_left_alone_by_a_charge() -> None:
+    play = Playbook(refuse("a"), limited=("subscription",)) >> Client(pull(5)) << ToBroker(pull(5))
+    whole = answer(5, body=records(91))
+    assert play >> Undecided(A + B)
+    batch = play.session.receive(Side.BROKER, memoryview(whole), 0)
+    assert batch is not None
+    assert batch.side is Side.BROKER
+    assert not batch.requests
+    play.session.decided(batch, 0)
+    assert play >> Decided() << ToBroker(B) << ToClient(whole, busy("a", 1))
 
 
 # --- The broker's own requests --------------------------------------------------------------------

@@ -1,0 +1,159 @@
+"""Explains what would limit a request: which limits, in which order, why, and the state they are in.
+
+A function of the limits and the listeners, for a running data path as well as for a configuration that is
+only being looked at. It changes nothing: what has no live state gets none.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from limiter.explain import Applied
+from limiter.limits import Limits
+from limiter.plans import Asker
+from limiter.resource import CLIENT, LISTENER, SCOPES, Resource
+from limiter.rule import Rule
+from proxy.clients import client_address, in_networks
+from proxy.control import (
+    AppliedLimit,
+    Explanation,
+    LimitState,
+    LimitView,
+    Question,
+    QuestionError,
+    RuleView,
+    ShareView,
+    UnappliedRule,
+    Usage,
+)
+from proxy.protocols.base import Kind
+from proxy.server import ListenerConfig
+
+_US_PER_S: Final = 1e6
+_NS_PER_S: Final = 1e9
+
+
+def explain(
+    question: Question, limits: Limits, listeners: Sequence[ListenerConfig], kinds: Iterable[Kind], now_ns: int
+) -> Explanation:
+    """Say what would limit a request.
+
+    Args:
+        question: the request.
+        limits: the limits in force.
+        listeners: that it may come through.
+        kinds: that its resource may be of, besides the scopes.
+        now_ns: the time.
+
+    Raises:
+        QuestionError: the question makes no sense.
+    """
+    kinds_by_name = {kind.name: kind for kind in kinds}
+    through = _through(question.listener, listeners)
+    question = _understood(question, kinds_by_name, listeners, through)
+    resource = Resource(question.kind, question.name)
+    kind = kinds_by_name.get(question.kind)
+    # A scope that is asked about by itself is not asked for by anybody in particular.
+    asker = (
+        Asker("", "", "")
+        if kind is None
+        else Asker(question.client, question.producer_group, question.listener, consumes=kind.consumes)
+    )
+    applied = limits.explain(now_ns, (resource,), asker)
+    client = question.name if question.kind == CLIENT else question.client
+    return Explanation(
+        question=question,
+        rule_set_version=limits.rule_set.version,
+        limiting=limits.rule_set.enabled,
+        exempt_on=tuple(listener.name for listener in through if client and in_networks(client, listener.exempt)),
+        limits=tuple(_limit(each, now_ns) for each in applied if each.limits),
+        unapplied=tuple(
+            UnappliedRule(*each.resource, each.why, _rule_view(each.rule))
+            for each in applied
+            # What no rule matches is given one that nobody wrote.
+            if not each.limits and any(each.rule is rule for rule in limits.rule_set.rules)
+        ),
+    )
+
+
+def _understood(
+    question: Question, kinds: Iterable[str], listeners: Sequence[ListenerConfig], through: Sequence[ListenerConfig]
+) -> Question:
+    known = (*kinds, *SCOPES)
+    if question.kind not in known:
+        raise QuestionError("kind", f"{question.kind!r} is not one of {', '.join(known)}")
+    if not question.name:
+        raise QuestionError("name", f"must name a {question.kind.replace('_', ' ')}")
+    name, client = question.name, question.client
+    if question.kind == CLIENT:
+        name = _address("name", name)
+    elif question.kind == LISTENER:
+        (name,) = {listener.scope_name for listener in _through(name, listeners, "name")}
+    if client:
+        client = _address("client", client)
+    scopes = {listener.scope_name for listener in through}
+    scope = scopes.pop() if len(scopes) == 1 else ""
+    return Question(question.kind, name, client, question.producer_group, scope)
+
+
+def _address(parameter: str, value: str) -> str:
+    try:
+        return client_address(value)
+    except ValueError:
+        raise QuestionError(parameter, f"{value!r} is not an IP address") from None
+
+
+def _through(
+    wanted: str, listeners: Sequence[ListenerConfig], parameter: str = "listener"
+) -> tuple[ListenerConfig, ...]:
+    """Return the listeners that a request may come through: of a name or a scope, or all of them."""
+    if not wanted:
+        return tuple(listeners)
+    through = tuple(listener for listener in listeners if listener.name == wanted) or tuple(
+        listener for listener in listeners if listener.scope_name == wanted
+    )
+    if not through:
+        there_are = ", ".join(f"{listener.name} (scope {listener.scope_name})" for listener in listeners) or "none"
+        raise QuestionError(parameter, f"{wanted!r} is neither a listener nor a scope; there are: {there_are}")
+    return through
+
+
+def _limit(applied: Applied, now_ns: int) -> AppliedLimit:
+    rule, state = applied.rule, applied.state
+    part = rule.part(applied.dimension) or rule
+    return AppliedLimit(
+        kind=applied.resource.kind,
+        name=applied.resource.name,
+        why=applied.why,
+        rule=_rule_view(rule),
+        limit=LimitView(
+            unit="bytes" if applied.dimension == "bytes" else rule.count,
+            rate_per_s=part.rate_per_s or 0.0,
+            burst_s=part.burst_s,
+            break_s=part.break_in_force_s,
+            max_delay_s=part.max_delay_s if part.action == "delay" else None,
+            fair_by=part.fair_by,
+            warm_up_s=part.warm_up_s,
+            busy_code=part.busy_code,
+        ),
+        state=state
+        and LimitState(
+            stored_permits=state.stored_permits,
+            open=state.open,
+            wait_s=state.wait_us / _US_PER_S,
+            last_refused_s=(
+                None if state.last_refused_ns is None else max(0, now_ns - state.last_refused_ns) / _NS_PER_S
+            ),
+            shares=tuple(
+                ShareView(share.key, share.stored_permits, share.open, share.wait_us / _US_PER_S)
+                for share in state.shares
+            ),
+        ),
+        held=applied.held,
+        usage=applied.usage and Usage(*applied.usage),
+    )
+
+
+def _rule_view(rule: Rule) -> RuleView:
+    return RuleView(
+        rule.name, rule.source, rule.limit_text, rule.action, None if rule.hours is None else str(rule.hours)
+    )
