@@ -1,10 +1,10 @@
-"""The command line: ``sluice run``, ``check`` and ``demo``.
+"""The command line: ``sluice run``, ``check``, ``limits`` and ``demo``.
 
 Parsing is cyclopts': flags are typed parameters, repeated flags become lists, a typo gets a suggestion, and
 errors come as exceptions, so that their wording and exit codes stay ours.
 
 Whatever goes wrong is said in single lines on stderr that begin with ``sluice:``. Exit codes: 0 done, 1 cannot
-run here, 2 wrong command line or configuration, 128 + N ended by signal N.
+run here or nobody answers, 2 wrong command line or configuration, 128 + N ended by signal N.
 """
 
 import errno
@@ -13,6 +13,7 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from datetime import UTC, datetime
 from functools import partial
 from typing import Annotated, Literal
 
@@ -27,6 +28,7 @@ from admin.report import report, show
 from admin.settings import DEFAULT_ADMIN
 from admin.sources import Flags, load
 from admin.toml_lines import Path as Place
+from proxy.control import Question
 
 app = App(
     name="sluice",
@@ -42,7 +44,7 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["auto", "human", "json"]
 
 _ADDRESS = "HOST:PORT"
-_Flag = partial(Parameter, show_choices=False)
+_Flag = partial(Parameter, show_choices=False, show_default=False)
 # No --empty-listen and the like: leaving a flag out says the same.
 _Pairs = partial(Parameter, negative="", metavar=_ADDRESS)
 _Limits = partial(Parameter, negative="", metavar="LIMIT")
@@ -104,8 +106,46 @@ def check(file: Annotated[str, Parameter(help="TOML file to validate")], /) -> i
     The environment counts, as it would for `sluice run --config FILE`.
     """
     plan = compose(load(file, os.environ, Flags()))
-    show(report(plan))
+    show(report(plan, datetime.now(UTC)))
     _complain([f"warning: {warning}" for warning in plan.warnings()], 0)
+    return 0
+
+
+limits = App(name="limits", help="Look into the limits of a running Sluice, or of a configuration file.")
+app.command(limits)
+
+
+@limits.command(
+    help_epilogue=(
+        "It prints what limits such a request, in the order in which it is asked: the rule and why it holds, what "
+        "happens above the limit, the state of its bucket and how much of it was used of late."
+    )
+)
+def explain(
+    kind: Annotated[str, _Flag(help="topic, retry_group, subscription; client, producer_group, listener")],
+    name: Annotated[str, _Flag(help="its name, of a subscription GROUP@TOPIC")],
+    /,
+    *,
+    client: Annotated[str, _Flag(help="IP address of who asks", metavar="ADDRESS")] = "",
+    producer_group: Annotated[str, _Flag(help="the group that sends", metavar="GROUP")] = "",
+    listener: Annotated[str, _Flag(help="the listener it comes through, or its scope", metavar="NAME")] = "",
+    admin: Annotated[str | None, _Flag(help=f"which sidecar to ask ({DEFAULT_ADMIN})", metavar=_ADDRESS)] = None,
+    config: Annotated[str | None, _Flag(help="ask this TOML file instead of a sidecar", metavar="FILE")] = None,
+    json: Annotated[bool, _Flag(help="print the API's JSON", negative="")] = False,
+) -> int:
+    """Say which limits a request must pass, why, and in which state they are."""
+    # Imported only here: nobody else needs an HTTP client, and it takes its time.
+    from admin import explain as asking  # noqa: PLC0415 - see above
+
+    question = Question(kind, name, client, producer_group, listener)
+    if config is None:
+        explanation = asking.ask_sidecar(asking.admin_endpoint(admin), question)
+    elif admin is None:
+        explanation = asking.ask_file(config, question)
+    else:
+        raise SettingsError("--admin and --config: give one of them; only one can be asked")
+    text = asking.as_json(explanation) if json else asking.text(explanation, live=config is None)
+    print(text)  # noqa: T201 - the command line speaks to people here
     return 0
 
 

@@ -1,30 +1,29 @@
-"""What settings amount to: listeners with their protocols, the pipeline, and the rule set in match order.
+"""What settings amount to: listeners with their protocols, the pipeline, and the rule set.
 
-Between the configuration and the data path: plug-ins are loaded and given their options, rules are laid over
-each other, and what can only be checked with all of that at hand is checked. Nothing is started here.
+Between the configuration and the data path: plug-ins are loaded and given their options, and what can only be
+checked with all of that at hand is checked. How rules come about is ``admin.rulebook``. Nothing is started here.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from datetime import UTC, datetime
 
-from admin import plugins
+from admin import doubts, plugins, rulebook
 from admin.addresses import WILDCARDS, collides, reaches
 from admin.errors import SettingsError
-from admin.faults import Origins, unknown_key
-from admin.settings import DEFAULT_PROTOCOL, OFF, UNLIMITED, Endpoint, Limit, ListenerSettings, Settings
-from admin.sources import Configuration, LimitText
+from admin.faults import Origins
+from admin.rulebook import BUILT_IN, SCOPE_KINDS
+from admin.settings import DEFAULT_PROTOCOL, OFF, Endpoint, ListenerSettings, Settings
+from admin.sources import Configuration
 from admin.toml_lines import Path as Place
-from limiter.errors import RuleError
-from limiter.limit_text import parse_limit
-from limiter.patterns import DEFAULT_PATTERN
 from limiter.rule import Rule
-from limiter.rules import RuleSet, layer_rules
+from limiter.rules import RuleSet
 from proxy.datapath import DataPathConfig
 from proxy.pipeline import HandlerConfig
-from proxy.protocols.base import Protocol
+from proxy.protocols.base import Kind, Protocol
 from proxy.server import ListenerConfig
 
-BUILT_IN = "built-in"
+__all__ = ["BUILT_IN", "RATE_LIMIT", "Plan", "PlannedListener", "compose"]
+
 RATE_LIMIT = "rate_limit"
 
 
@@ -56,18 +55,20 @@ class Plan:
         handler_sources: where each handler was configured.
         kinds: the kinds of resources that the protocols make.
         rule_set: the operator's rules over the protocols' own.
+        doubts: what is allowed in the limits but probably not meant, a line each.
     """
 
     settings: Settings
     listeners: tuple[PlannedListener, ...]
     handlers: tuple[HandlerConfig, ...]
     handler_sources: tuple[str, ...]
-    kinds: tuple[str, ...]
+    kinds: tuple[Kind, ...]
     rule_set: RuleSet
+    doubts: tuple[str, ...]
 
     def defaults(self) -> list[Rule]:
         """Return each kind's default."""
-        return [self.rule_set.default(kind) for kind in self.kinds]
+        return [self.rule_set.default(kind.name) for kind in self.kinds]
 
     def data_path_config(self) -> DataPathConfig:
         """Return what a data path is built from."""
@@ -81,6 +82,9 @@ class Plan:
                     listen=listener.settings.listen,
                     broker=listener.settings.broker,
                     scope=listener.settings.scope,
+                    exempt=tuple(listener.settings.exempt),
+                    max_connections_per_client=listener.settings.max_connections_per_client,
+                    new_connections_per_s=listener.settings.new_connections_per_s,
                 )
                 for listener in self.listeners
             ),
@@ -104,7 +108,7 @@ class Plan:
         admin = self.settings.admin.listen
         if admin != OFF and admin.host in WILDCARDS:
             found.append(f"admin {admin}: open to every network of this machine, without a password")
-        return found
+        return [*found, *self.doubts]
 
 
 def compose(configuration: Configuration) -> Plan:
@@ -125,10 +129,11 @@ def compose(configuration: Configuration) -> Plan:
         protocols = {DEFAULT_PROTOCOL: plugins.protocol(DEFAULT_PROTOCOL, ("listeners",), origins)}
     if problems:
         raise SettingsError(problems)
-    # In the order of the protocols' own lists, each once.
-    kinds = tuple(dict.fromkeys(kind.name for protocol in protocols.values() for kind in protocol.kinds))
-    rule_set = _rule_set(configuration, tuple(protocols.values()), kinds)
-    return Plan(settings, listeners, handlers, handler_sources, kinds, rule_set)
+    kinds = rulebook.kinds_of(protocols.values())
+    scopes = [listener.settings.scope for listener in listeners]
+    rule_set = rulebook.build(configuration, tuple(protocols.values()), scopes)
+    doubtful = doubts.about(settings, rule_set, (*kinds, *SCOPE_KINDS), origins, datetime.now(UTC))
+    return Plan(settings, listeners, handlers, handler_sources, kinds, rule_set, tuple(doubtful))
 
 
 def _listeners(settings: Settings, origins: Origins, problems: list[str]) -> tuple[PlannedListener, ...]:
@@ -206,90 +211,3 @@ def _handlers(
         )
         sources.append(origins.of(place))
     return tuple(configs), tuple(sources)
-
-
-def _rule_set(configuration: Configuration, protocols: Sequence[Protocol], kinds: Sequence[str]) -> RuleSet:
-    problems: list[str] = []
-    origins = configuration.origins
-    from_file = list(_file_rules(configuration.settings, kinds, origins, problems))
-    from_env = list(_written_rules(configuration.env_limits, kinds, problems))
-    from_flags = list(_written_rules(configuration.flag_limits, kinds, problems))
-    if problems:
-        raise SettingsError(problems)
-    given = (from_file, from_env, from_flags)
-    built_in = [protocol.default_rules for protocol in protocols]
-    if not any(given):
-        # The protocols' own rates are for who says nothing at all: an operator who names one topic limits that one.
-        built_in += [
-            tuple(
-                Rule(kind.name, DEFAULT_PATTERN, kind.rate_per_s, action=kind.action, source=BUILT_IN)
-                for kind in protocol.kinds
-                if kind.rate_per_s is not None
-            )
-            for protocol in protocols
-        ]
-    try:
-        rules = layer_rules(*built_in, *given)
-        rules += tuple(_stand_in_rules(protocols, rules))
-        return RuleSet(rules=rules, enabled=configuration.settings.limiting)
-    except RuleError as error:
-        raise SettingsError(str(error)) from None
-
-
-def _stand_in_rules(protocols: Sequence[Protocol], rules: Sequence[Rule]) -> Iterable[Rule]:
-    """Limit what cannot be read as strictly as the strictest limit: whose it would have been, nobody knows.
-
-    Limits of 0 are left aside: one refused topic is no reason to cut off every client with an odd header.
-    """
-    named = {(rule.kind, rule.exact_name) for rule in rules}
-    rates = [rule.rate_per_s for rule in rules if rule.limits and rule.rate_per_s is not None]
-    for stand_in in (resource for protocol in protocols for resource in protocol.stand_ins):
-        if rates and (stand_in.kind, stand_in.name) not in named:
-            rate_per_s = min((rate for rate in rates if rate > 0), default=1)
-            yield Rule(stand_in.kind, stand_in.name, rate_per_s, source=BUILT_IN)
-
-
-def _file_rules(settings: Settings, kinds: Sequence[str], origins: Origins, problems: list[str]) -> Iterable[Rule]:
-    for index, limit in enumerate(settings.limits):
-        place = ("limits", index)
-        if limit.kind not in kinds:
-            problems.append(origins.problem((*place, "kind"), unknown_key(limit.kind, kinds), limit.kind))
-            continue
-        try:
-            yield _rule(limit.kind, limit.name, limit, origins.of(place), enabled=limit.enabled)
-        except RuleError as error:
-            problems.append(origins.problem(place, str(error)))
-    for kind, default in settings.defaults.items():
-        if kind not in kinds:
-            problems.append(origins.problem(("defaults", kind), unknown_key(kind, kinds)))
-            continue
-        try:
-            yield _rule(kind, DEFAULT_PATTERN, default, origins.of(("defaults", kind)), enabled=True)
-        except RuleError as error:
-            problems.append(origins.problem(("defaults", kind), str(error)))
-
-
-def _rule(kind: str, pattern: str, limit: Limit, source: str, *, enabled: bool) -> Rule:
-    return Rule(
-        kind=kind,
-        pattern=pattern,
-        rate_per_s=None if limit.rate == UNLIMITED else limit.rate,
-        burst_s=limit.burst_s,
-        break_s=limit.break_s,
-        action="reject" if enabled else "off",
-        allow_under_limit=limit.allow_under_limit,
-        source=source,
-    )
-
-
-def _written_rules(limits: Iterable[LimitText], kinds: Sequence[str], problems: list[str]) -> Iterable[Rule]:
-    for limit in limits:
-        try:
-            rule = replace(parse_limit(limit.text), source=limit.source)
-        except RuleError as error:
-            problems.append(f"{limit.source} {str(error).removeprefix('limit ')}")
-            continue
-        if rule.kind not in kinds:
-            problems.append(f"{limit.source} '{limit.text}': kind '{rule.kind}' is {unknown_key(rule.kind, kinds)}")
-            continue
-        yield rule

@@ -63,7 +63,14 @@ class Origins:
         return f"{where}{spell(place)}{shown}: {what}"
 
 
-def describe(error: ValidationError, origins: Origins, *, model: type[Any], prefix: Place = ()) -> list[str]:
+def describe(
+    error: ValidationError,
+    origins: Origins,
+    *,
+    model: type[Any],
+    prefix: Place = (),
+    hints: Mapping[tuple[str, str], str] | None = None,
+) -> list[str]:
     """Turn pydantic's errors into lines for an operator.
 
     Args:
@@ -71,9 +78,11 @@ def describe(error: ValidationError, origins: Origins, *, model: type[Any], pref
         origins: where the values came from.
         model: what it was validated against, for the names of the keys that are allowed.
         prefix: the place of what was validated in the configuration.
+        hints: what to say of some unknown keys, by the first part of their place and the key.
     """
     return [
-        origins.problem((*prefix, *detail["loc"]), *_words(detail, model)) for detail in error.errors(include_url=False)
+        origins.problem((*prefix, *detail["loc"]), *_words(detail, model, hints or {}))
+        for detail in error.errors(include_url=False)
     ]
 
 
@@ -127,7 +136,7 @@ def show(value: object) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _words(detail: ErrorDetails, model: type[Any]) -> tuple[str, object]:
+def _words(detail: ErrorDetails, model: type[Any], hints: Mapping[tuple[str, str], str]) -> tuple[str, object]:
     """Say what is allowed where pydantic found something else, and the value if it is worth showing."""
     context = detail.get("ctx", {})
     value = detail["input"]
@@ -135,9 +144,12 @@ def _words(detail: ErrorDetails, model: type[Any]) -> tuple[str, object]:
         case "missing":
             return "missing; it must be given", None
         case "extra_forbidden" | "unexpected_keyword_argument":
-            return f"{unknown_key(str(detail['loc'][-1]), _keys(model, detail['loc'][:-1]))}", None
+            *table, key = detail["loc"]
+            hint = hints.get((str(table[0]), str(key))) if table else None
+            return hint or unknown_key(str(key), _keys(model, table)), None
         case "value_error":
-            return str(context["error"]), value
+            # A table as a whole is no value to show.
+            return str(context["error"]), None if isinstance(value, dict) else value
         case "bool_type" | "bool_parsing":
             return "must be true or false", value
         case "int_type" | "int_parsing" | "int_from_float":
@@ -162,8 +174,11 @@ def _words(detail: ErrorDetails, model: type[Any]) -> tuple[str, object]:
             return f"must be at most {_number(context['le'])}", value
         case "less_than":
             return f"must be less than {_number(context['lt'])}", value
+        case "too_short":
+            return "must not be empty", value
         case "list_type":
-            return "must be an array; write each element as a table in double brackets", value
+            of_tables = detail["loc"][-1:] in {("listeners",), ("limits",), ("handlers",)}
+            return "must be an array" + "; write each element as a table in double brackets" * of_tables, value
         case "model_type" | "dict_type" | "dataclass_type" | "model_attributes_type":
             return "must be a table", value
         case _:

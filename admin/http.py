@@ -1,4 +1,4 @@
-"""The admin address: metrics and health over HTTP, in the process and the event loop of the sidecar.
+"""The admin address: metrics, health and the API over HTTP, in the process and the event loop of the sidecar.
 
 It sees the data path only through ``proxy.control``. There is no authentication, so the default address is
 this machine's own; what changes anything is served elsewhere or not at all.
@@ -19,6 +19,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 
+from admin import api
 from admin.errors import listen_error
 from admin.health import Health
 from admin.metrics import scrape
@@ -36,7 +37,7 @@ def application(data_path: DataPath, health: Health, routes: Sequence[BaseRoute]
     """Make the ASGI application.
 
     Args:
-        data_path: what the metrics are taken from.
+        data_path: what the metrics are taken from and the API asks.
         health: what the probes ask.
         routes: served besides.
     """
@@ -56,6 +57,7 @@ def application(data_path: DataPath, health: Health, routes: Sequence[BaseRoute]
     async def index(_: Request) -> Response:
         return PlainTextResponse(
             "sluice admin\n\n/metrics  Prometheus metrics\n/healthz  alive\n/readyz   ready for traffic\n"
+            f"{api.EXPLAIN}?kind=topic&name=orders  what limits it, and its state\n"
         )
 
     async def failed(request: Request, error: Exception) -> Response:
@@ -69,6 +71,7 @@ def application(data_path: DataPath, health: Health, routes: Sequence[BaseRoute]
             Route("/metrics", metrics),
             Route("/healthz", healthz),
             Route("/readyz", readyz),
+            *api.routes(data_path),
             *routes,
         ],
     )

@@ -7,6 +7,7 @@ the data path (``bounds.max_resource_labels``); what is beyond it arrives under 
 import platform
 from collections.abc import Iterable, Iterator
 from importlib.metadata import version
+from typing import Final
 
 import trio
 from prometheus_client import CollectorRegistry
@@ -16,11 +17,14 @@ from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
 from admin.logs import dropped_lines
-from proxy.control import DataPath, Snapshot
+from proxy.control import DataPath, RuleVerdict, Snapshot
 
 DISTRIBUTION = "sluice-proxy"
 
-_Sample = tuple[tuple[str, ...], int]
+_ALWAYS_SHOWN: Final = frozenset({"pass", "refuse", "bypass"})
+"""Verdicts that every resource shows; the others only where there were any."""
+
+_Sample = tuple[tuple[str, ...], float]
 """The values of a family's labels, and its value there."""
 
 
@@ -39,6 +43,7 @@ class SnapshotCollector(Collector):
         """Yield every metric family."""
         snapshot = self._snapshot
         yield from _resources(snapshot)
+        yield from _rules(snapshot)
         yield from _connections(snapshot)
         yield from _wire(snapshot)
         yield from _executor(snapshot)
@@ -77,22 +82,26 @@ def _resources(snapshot: Snapshot) -> Iterator[Metric]:
     labels = ("kind", "resource", "verdict")
     yield _counter(
         "sluice_requests",
-        "Limitable requests by what became of them; bypass counts what passed because a handler was skipped.",
+        "Limitable requests by what became of them: pass, refuse, bypass (passed because a handler was skipped), "
+        "shadow (passed though a shadow rule would have refused it), exempt (passed because its client is), "
+        "drop (its client left while it was held).",
         labels,
         (
             ((kind, name, verdict), count)
             for (kind, name), counts in snapshot.resources.items()
             for verdict, count in counts.requests.items()
+            if count or verdict in _ALWAYS_SHOWN
         ),
     )
     yield _counter(
         "sluice_messages",
-        "As sluice_requests_total, in messages: a batch counts as what it holds.",
+        "As sluice_requests_total, in messages: a batch counts as what it holds, consumption when it is answered.",
         labels,
         (
             ((kind, name, verdict), count)
             for (kind, name), counts in snapshot.resources.items()
             for verdict, count in counts.messages.items()
+            if count or verdict in _ALWAYS_SHOWN
         ),
     )
     yield _counter(
@@ -100,6 +109,37 @@ def _resources(snapshot: Snapshot) -> Iterator[Metric]:
         "Requests that went on without a handler's verdict: its lanes were full, late, or it failed.",
         ("handler", "reason"),
         snapshot.bypassed.items(),
+    )
+
+
+def _rules(snapshot: Snapshot) -> Iterator[Metric]:
+    # Three families and not one with a label: a request that was held and then refused is in two of them.
+    families: tuple[tuple[RuleVerdict, str, str], ...] = (
+        ("refuse", "sluice_rule_refused", "Requests that a rule refused, those it had held at first included."),
+        ("shadow", "sluice_rule_shadowed", "Requests that a shadow rule would have refused."),
+        ("hold", "sluice_rule_held", "Requests that a rule held, whatever became of them then."),
+    )
+    for verdict, name, help_text in families:
+        yield _counter(
+            name, help_text, ("rule",), (((rule,), counts.requests[verdict]) for rule, counts in snapshot.rules.items())
+        )
+    yield _gauge("sluice_held_requests", "Requests held now.", (), [((), snapshot.held_requests)])
+    yield _gauge("sluice_held_bytes", "Size of the requests held now.", (), [((), snapshot.held_bytes)])
+    yield _counter(
+        "sluice_hold_refused",
+        "Requests refused, and not held, because of the bound on what is held.",
+        ("bound",),
+        (((bound,), count) for bound, count in snapshot.hold_refused.items()),
+    )
+    yield _gauge(
+        "sluice_limit_used_ratio",
+        "Share of a limit that was used in the window; 1 is the whole limit. Only of limits used in the last minute.",
+        ("kind", "resource", "dimension", "window"),
+        (
+            ((*limit, window), used)
+            for limit, usage in snapshot.usage.items()
+            for window, used in (("1s", usage.last_1s), ("10s", usage.last_10s), ("60s", usage.last_60s))
+        ),
     )
 
 
@@ -113,7 +153,7 @@ def _connections(snapshot: Snapshot) -> Iterator[Metric]:
     yield _counter("sluice_connections_opened", "Client connections accepted.", (), [((), snapshot.connections_total)])
     yield _counter(
         "sluice_connections_closed",
-        "Client connections that ended, by reason.",
+        "Client connections that ended, by reason; those closed as soon as they were accepted included.",
         ("reason",),
         (((reason,), count) for reason, count in snapshot.closed_total.items()),
     )

@@ -1,6 +1,8 @@
 """What ``sluice check`` prints: everything that a configuration would put in force, and where it came from."""
 
 import io
+from collections.abc import Iterable, Sequence
+from datetime import datetime
 from typing import Final, TextIO
 
 from rich.console import Console, Group, RenderableType
@@ -8,9 +10,12 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from admin.composition import Plan
+from admin.composition import Plan, PlannedListener
+from admin.rulebook import SCOPE_KINDS
 from admin.settings import OFF
+from limiter.bucket import NS_PER_S
 from limiter.patterns import DEFAULT_PATTERN
+from limiter.resource import CLIENT, LISTENER, SCOPES
 from limiter.rule import Rule
 
 #: Off a terminal nothing is wrapped or cut: the output is read by scripts and by diff.
@@ -30,12 +35,18 @@ def show(renderable: RenderableType, stream: TextIO | None = None) -> None:
     print(text, file=stream, flush=True)
 
 
-def report(plan: Plan) -> RenderableType:
-    """Lay out a plan: listeners, handlers, rules in the order they are tried, defaults."""
+def report(plan: Plan, now: datetime) -> RenderableType:
+    """Lay out a plan: listeners, handlers, rules in the order in which they are tried, limits in that of a request.
+
+    Args:
+        plan: what would be in force.
+        now: the moment at which rules with hours are looked at.
+    """
     return Group(
         *_section("Listeners", _listeners(plan) if plan.listeners else _no_listeners()),
         *_section("Handlers, in the order in which they decide", _handlers(plan)),
-        *_section("Rules, in the order in which they are tried", _rules(plan)),
+        *_section("Rules, in the order in which they are tried", _rules(plan, now)),
+        *_section("Limits of one request, in the order in which they are asked", _order(plan)),
         *_section("Everything else", _rest(plan)),
     )
 
@@ -51,24 +62,43 @@ def _table(*columns: str) -> Table:
     return table
 
 
+def _used_columns(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    """Lay out a table without the columns that are empty in every row."""
+    rows = list(rows)
+    used = [at for at in range(len(columns)) if any(row[at] for row in rows)]
+    table = _table(*(columns[at] for at in used))
+    for row in rows:
+        table.add_row(*(row[at] for at in used))
+    return table
+
+
 def _no_listeners() -> Text:
     return Text("none")
 
 
 def _listeners(plan: Plan) -> Table:
-    table = _table("listen", "broker", "protocol", "name", "scope", "options", "from")
-    for listener in plan.listeners:
-        settings = listener.settings
-        table.add_row(
-            str(settings.listen),
-            str(settings.broker),
-            settings.protocol,
-            settings.label,
-            settings.scope,
-            _options(listener.options),
-            listener.source,
-        )
-    return table
+    columns = "listen", "broker", "protocol", "name", "scope", "exempt", "connections", "options", "from"
+    return _used_columns(columns, (_listener(listener) for listener in plan.listeners))
+
+
+def _listener(listener: PlannedListener) -> Sequence[str]:
+    settings = listener.settings
+    connections = []
+    if settings.max_connections_per_client is not None:
+        connections.append(f"{settings.max_connections_per_client} per client")
+    if settings.new_connections_per_s is not None:
+        connections.append(f"{settings.new_connections_per_s:g} new/s")
+    return (
+        str(settings.listen),
+        str(settings.broker),
+        settings.protocol,
+        settings.label,
+        settings.scope,
+        ", ".join(map(str, settings.exempt)),
+        ", ".join(connections),
+        _options(listener.options),
+        listener.source,
+    )
 
 
 def _handlers(plan: Plan) -> Table:
@@ -86,25 +116,84 @@ def _handlers(plan: Plan) -> Table:
     return table
 
 
-def _rules(plan: Plan) -> Table:
-    table = _table("rule", "limit", "burst", "break", "matches", "from")
-    rules = plan.rule_set.in_match_order
-    for rule in rules:
-        limit = rule.rate_text if rule.action != "off" else f"off ({rule.rate_text})"
-        times = (f"{rule.burst_s:g} s", f"{rule.break_in_force_s:g} s") if rule.limits else ("", "")
-        table.add_row(rule.name, limit, *times, _matches(rule), rule.source)
-    for rule in plan.defaults():
-        if rule not in rules:
-            table.add_row(rule.name, rule.rate_text, "", "", _matches(rule), rule.source)
-    return table
+def _rules(plan: Plan, now: datetime) -> Table:
+    columns = "rule", "limit", "of", "above it", "burst", "break", "fair by", "warm-up", "hours", "from"
+    rules = plan.rule_set.at(now)
+    tried = rules.tried
+    defaults = [rules.default(kind.name) for kind in plan.kinds]
+    return _used_columns(
+        columns,
+        [
+            *(_rule(rule) for rule in tried),
+            *(_rule(rule, holds=False) for rule in rules.untried),
+            *(_rule(rule) for rule in defaults if rule not in tried),
+        ],
+    )
 
 
-def _matches(rule: Rule) -> str:
+def _rule(rule: Rule, *, holds: bool = True) -> Sequence[str]:
+    off = rule.action == "off"
+    live = rule.limits
+    return (
+        rule.name,
+        f"off ({rule.limit_text})" if off else rule.limit_text,
+        _of(rule),
+        _above(rule) if live else "",
+        _by_dimension(rule, "burst_ns") if live else "",
+        _by_dimension(rule, "break_ns") if live else "",
+        f"{rule.fair_by}, {rule.max_fair_keys} at most" if live and rule.fair_by else "",
+        f"{rule.warm_up_s:g} s" if live and rule.warm_up_s else "",
+        "" if rule.hours is None and holds else f"{rule.hours or 'always'}: {'now' if holds else 'not now'}",
+        rule.source,
+    )
+
+
+def _of(rule: Rule) -> str:
+    one = {CLIENT: "address", LISTENER: "scope"}.get(rule.kind, "name")
     if rule.exact_name is not None:
-        return "this name"
-    if rule.pattern == DEFAULT_PATTERN:
-        return f"every other {rule.kind.replace('_', ' ')}"
-    return "each such name, with a limit of its own" if rule.limits else "each such name"
+        return f"this {one}"
+    if rule.shared:
+        return "all together" if rule.pattern == DEFAULT_PATTERN else "all such together"
+    return f"every other {rule.kind.replace('_', ' ')}" if rule.pattern == DEFAULT_PATTERN else f"each such {one}"
+
+
+def _above(rule: Rule) -> str:
+    if rule.action == "shadow":
+        return "only count"
+    refuse = "refuse" if rule.busy_code is None else f"refuse with code {rule.busy_code}"
+    return f"hold up to {rule.max_delay_s:g} s, then {refuse}" if rule.action == "delay" else refuse
+
+
+def _by_dimension(rule: Rule, attribute: str) -> str:
+    """Write a time of a rule; of one that limits messages and bytes both, if they differ."""
+    parts = [part for part in (rule.part("messages"), rule.part("bytes")) if part is not None]
+    times = [f"{getattr(part, attribute) / NS_PER_S:g} s" for part in parts]
+    return times[0] if len(set(times)) == 1 else f"{times[0]}, bytes {times[1]}"
+
+
+def _order(plan: Plan) -> RenderableType:
+    limited = {rule.kind for rule in plan.rule_set.rules if rule.limits}
+    totals = {rule.kind for rule in plan.rule_set.rules if rule.limits and rule.shared}
+    resources = [kind for kind in plan.kinds if kind.name in limited]
+    scopes = [kind for kind in SCOPE_KINDS if kind.name in limited]
+    table = Table.grid(padding=(0, 3, 0, 0))
+    steps = ([resources] if resources else []) + [[scope] for scope in scopes]
+    for number, step in enumerate(steps, 1):
+        names = [kind.name for kind in step]
+        total = "its own limit, then the total it falls under" if totals.intersection(names) else "its own limit"
+        table.add_row(f"{number}", _alternatives(names), total)
+    if not steps:
+        return Text("none")
+    notes = "All must admit it; what one refuses spends nothing in the others."
+    if any(kind.consumes for kind in resources) and scopes:
+        consuming = ", ".join(kind.name for kind in resources if kind.consumes)
+        notes += f" What asks for messages ({consuming}) belongs to no {_alternatives(SCOPES)}."
+    return Group(table, Text(notes))
+
+
+def _alternatives(words: Sequence[str]) -> str:
+    *others, last = words
+    return f"{', '.join(others)} or {last}" if others else last
 
 
 def _rest(plan: Plan) -> Table:

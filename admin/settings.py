@@ -6,9 +6,14 @@ is ``admin.composition``.
 """
 
 import math
-from typing import Annotated, Any, Literal, NamedTuple
+from ipaddress import IPv4Network, IPv6Network
+from typing import Annotated, Any, Final, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema
+from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PlainValidator, WithJsonSchema, model_validator
+
+from limiter.errors import RuleError
+from limiter.patterns import read_network
+from limiter.rule import MAX_FAIR_KEYS, Action, Count, FairBy
 
 DEFAULT_ADMIN = "127.0.0.1:9870"
 DEFAULT_PROTOCOL = "rocketmq"
@@ -73,19 +78,37 @@ def _parse_rate(value: object) -> float | Literal["unlimited"]:
         return UNLIMITED
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
         raise ValueError('must be a number of at least 0 (messages per second, 0 refuses all) or "unlimited"')
-    return value
+    return float(value)
 
 
-ListenAddress = Annotated[Endpoint, PlainValidator(parse_endpoint), WithJsonSchema({"type": "string"})]
-BrokerAddress = Annotated[Endpoint, PlainValidator(_parse_broker), WithJsonSchema({"type": "string"})]
-AdminAddress = Annotated[Endpoint | Literal["off"], PlainValidator(_parse_admin), WithJsonSchema({"type": "string"})]
+def _parse_network(value: object) -> IPv4Network | IPv6Network:
+    if isinstance(value, IPv4Network | IPv6Network):
+        return value
+    network, allowed = None, '"10.1.2.3", "10.0.0.0/8" or "2001:db8::/32"'
+    if isinstance(value, str):
+        try:
+            network = read_network(value).network
+        except RuleError as error:
+            allowed = allowed if "," in error.allowed else f'"{error.allowed}"'
+    if network is None:
+        raise ValueError(f"must be an address or a network: {allowed}")
+    return network
+
+
+_TEXT: Final = (PlainSerializer(str, return_type=str), WithJsonSchema({"type": "string"}))
+ListenAddress = Annotated[Endpoint, PlainValidator(parse_endpoint), *_TEXT]
+BrokerAddress = Annotated[Endpoint, PlainValidator(_parse_broker), *_TEXT]
+AdminAddress = Annotated[Endpoint | Literal["off"], PlainValidator(_parse_admin), *_TEXT]
 Rate = Annotated[
     float | Literal["unlimited"],
     PlainValidator(_parse_rate),
     WithJsonSchema({"anyOf": [{"type": "number", "minimum": 0}, {"const": "unlimited"}]}),
 ]
+Network = Annotated[IPv4Network | IPv6Network, PlainValidator(_parse_network), *_TEXT]
 Name = Annotated[str, Field(min_length=1, max_length=255)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Burst = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Day = Literal["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
 
 
 class _Table(BaseModel):
@@ -99,7 +122,18 @@ class ListenerSettings(_Table):
     listen: ListenAddress = Field(description="where clients connect")
     broker: BrokerAddress = Field(description="the broker that gets what passes")
     protocol: Name = Field(DEFAULT_PROTOCOL, description="what the clients speak")
-    scope: Name = Field(DEFAULT_SCOPE, description="listeners of one scope share their limits, as a broker's ports do")
+    scope: Name = Field(
+        DEFAULT_SCOPE, description="what limits of kind listener name; listeners of one scope share them"
+    )
+    exempt: list[Network] = Field(
+        default_factory=list, description="clients that are never limited, by address or network"
+    )
+    max_connections_per_client: int | None = Field(
+        None, ge=1, description="connections from one address at once, to all listeners of the scope; any if not given"
+    )
+    new_connections_per_s: float | None = Field(
+        None, gt=0, allow_inf_nan=False, description="connections accepted each second; any if not given"
+    )
     tls: Literal["refuse", "pass"] | None = Field(
         None, description="clients that speak TLS: close with a reason (the default), or relay unread and so unlimited"
     )
@@ -114,24 +148,66 @@ class ListenerSettings(_Table):
 class Limit(_Table):
     """How much is admitted, and what happens above it."""
 
-    rate: Rate = Field(description='messages per second; 0 refuses all, "unlimited" admits all')
-    burst_s: float = Field(
-        1.0, gt=0, allow_inf_nan=False, description="seconds of the rate that may be admitted at once after a pause"
+    rate: Rate | None = Field(
+        None,
+        description='messages per second; 0 refuses all, "unlimited" admits all, as does leaving it out beside'
+        " bytes_per_s",
     )
-    break_s: Seconds = Field(
-        1.0, description="seconds without traffic debt before a refused resource is admitted again"
+    burst_s: Burst = Field(1.0, description="seconds of the rate that may be admitted at once after a pause")
+    bytes_per_s: float | None = Field(
+        None, ge=0, allow_inf_nan=False, description="bytes of whole requests per second; not limited if not given"
+    )
+    bytes_burst_s: Burst = Field(1.0, description="burst_s of the bytes")
+    count: Count = Field("messages", description="what the rate counts: messages, or requests of any number of them")
+    action: Action | None = Field(
+        None, description="above the limit: reject, shadow, delay; off for a limit that is kept; the kind's own if not"
+    )
+    max_delay_s: Seconds | None = Field(
+        None, description="with delay: seconds for which a request is held at most; the kind's own if not given"
+    )
+    busy_code: int | None = Field(None, description="the number of the refusal; the protocol's own if not given")
+    fair_by: FairBy | None = Field(None, description="whose shares of the limit are kept apart")
+    max_fair_keys: int = Field(
+        16, ge=1, le=MAX_FAIR_KEYS, description="with fair_by: how many are told apart; the rest share one share"
+    )
+    warm_up_s: Seconds = Field(0.0, description="seconds in which the rate rises to the full one after idleness")
+    break_s: Seconds | None = Field(
+        None,
+        description="seconds for which all is refused after the limit was hit; 1, and 0 for totals, scopes, delay"
+        " and warm_up_s, if not given",
     )
     allow_under_limit: bool = Field(
         False, description="allow a break longer than the burst, which admits less than the rate"
     )
 
+    @model_validator(mode="after")
+    def _limits_something(self) -> "Limit":
+        if self.rate is None and self.bytes_per_s is None and self.action != OFF:
+            raise ValueError('must have a rate or bytes_per_s, or action = "off"')
+        return self
+
 
 class LimitSettings(Limit):
-    """The limit of one resource, or of every resource whose name matches a pattern."""
+    """The limit of one resource or scope, or of those whose names match a pattern: of each, or of all together."""
 
-    kind: Name = Field(description="the kind of resource, as the protocol names it")
-    name: Name = Field(description="an exact name or a pattern with * ? []")
-    enabled: bool = Field(True, description="false: not limited, with the rate kept for later")
+    kind: Name = Field(description="a kind of resource, as the protocol names it; or client, producer_group, listener")
+    name: Name = Field(description="an exact name or a pattern with * ? []; of clients an address, a network or *")
+    shared: bool = Field(False, description="true: one limit for all that match together, besides that of each")
+    between: str | None = Field(
+        None, description="hours at which it holds, HH:MM-HH:MM; those over midnight belong to the day they begin"
+    )
+    days: list[Day] | None = Field(None, min_length=1, description="days on which it holds; every day if not given")
+    time_zone: str = Field("UTC", description="whose clocks between and days go by")
+
+
+KEY_HINTS: Final = {
+    ("limits", "enabled"): 'unknown; write action = "off" for a limit that is kept but does not hold',
+    ("defaults", "enabled"): 'unknown; write action = "off" for a default that is kept but does not hold',
+} | {
+    ("defaults", key): 'not for a default, which holds always and for each; write it as [[limits]] with name = "*"'
+    for key in LimitSettings.model_fields.keys() - Limit.model_fields.keys()
+}
+"""What to write instead of a key that is not there, by the first part of its place and the key."""
 
 
 class HandlerSettings(_Table):
@@ -189,7 +265,7 @@ class Settings(_Table):
     listeners: list[ListenerSettings] = Field(default_factory=list)
     limits: list[LimitSettings] = Field(default_factory=list)
     defaults: dict[str, Limit] = Field(
-        default_factory=dict, description="by kind: the limit of a resource that no rule matches"
+        default_factory=dict, description="by kind: the limit of each that no other limit matches"
     )
     handlers: list[HandlerSettings] = Field(default_factory=lambda: [HandlerSettings(name="rate_limit")])
     admin: AdminSettings = Field(default_factory=AdminSettings)

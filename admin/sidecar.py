@@ -19,6 +19,7 @@ from admin.health import Health
 from admin.metrics import sluice_version
 from admin.process import raise_descriptor_limit
 from admin.settings import OFF, Endpoint
+from limiter.rule import Rule
 from proxy.control import DataPath
 from proxy.datapath import LocalDataPath
 from proxy.pipeline import PipelineError
@@ -165,10 +166,18 @@ def _announce(plan: Plan, running: Running) -> None:
 def _given_limits(plan: Plan) -> list[str]:
     """Return the operator's own limits, in the order in which they are tried."""
     given = [rule for rule in plan.rule_set.in_match_order if rule.source != BUILT_IN]
-    shown = [str(rule) if rule.action != "off" else f"{rule} (off)" for rule in given[:_LIMITS_SHOWN]]
+    shown = [_shown(rule) for rule in given[:_LIMITS_SHOWN]]
     if more := len(given) - len(shown):
         shown.append(f"and {more} more")
     return shown
+
+
+def _shown(rule: Rule) -> str:
+    """Return a rule in one line, with what makes it other than a plain limit at all times."""
+    besides: list[str] = [] if rule.action == "reject" else [rule.action]
+    if rule.hours is not None:
+        besides.append(str(rule.hours))
+    return f"{rule} ({', '.join(besides)})" if besides else str(rule)
 
 
 def _raise_descriptor_limit(max_connections: int) -> None:

@@ -23,7 +23,7 @@ from pydantic import BaseModel, ValidationError
 
 from admin.errors import SettingsError
 from admin.faults import Origins, describe, given, show, unknown_key
-from admin.settings import DEFAULT_PROTOCOL, Settings
+from admin.settings import DEFAULT_PROTOCOL, KEY_HINTS, Settings
 from admin.toml_lines import Path as Place
 from admin.toml_lines import find_lines
 
@@ -107,7 +107,7 @@ def load(file: str | None, environ: Mapping[str, str], flags: Flags) -> Configur
     try:
         settings = Settings.model_validate(data)
     except ValidationError as error:
-        problems += describe(error, origins, model=Settings)
+        problems += describe(error, origins, model=Settings, hints=KEY_HINTS)
         raise SettingsError(problems) from None
     if problems:
         raise SettingsError(problems)

@@ -5,20 +5,32 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import pytest
+import trio
 
+from admin import http
+from admin.health import Health
+from admin.settings import Endpoint
 from limiter.limiter import LimiterState
-from limiter.resource import Resource
 from limiter.rules import RuleSet
 from proxy.control import (
+    AppliedLimit,
     BrokerReach,
     ConnectionState,
     DataPath,
     Event,
     Explanation,
     LaneDepth,
+    LimitState,
+    LimitView,
     ListenerState,
+    Question,
     ResourceCounts,
+    RuleCounts,
+    RuleView,
+    ShareView,
     Snapshot,
+    UnappliedRule,
+    Usage,
 )
 
 SNAPSHOT = Snapshot(
@@ -27,12 +39,26 @@ SNAPSHOT = Snapshot(
     draining=False,
     resources={
         ("topic", "orders"): ResourceCounts(
-            requests={"pass": 10, "refuse": 3, "bypass": 1}, messages={"pass": 160, "refuse": 48, "bypass": 1}
+            requests={"pass": 10, "refuse": 3, "bypass": 1, "shadow": 4, "exempt": 0, "drop": 0},
+            messages={"pass": 160, "refuse": 48, "bypass": 1, "shadow": 64, "exempt": 0, "drop": 0},
         ),
         ("retry_group", "_other"): ResourceCounts(
-            requests={"pass": 2, "refuse": 0, "bypass": 0}, messages={"pass": 2, "refuse": 0, "bypass": 0}
+            requests={"pass": 2, "refuse": 0, "bypass": 0, "shadow": 0, "exempt": 0, "drop": 1},
+            messages={"pass": 2, "refuse": 0, "bypass": 0, "shadow": 0, "exempt": 0, "drop": 1},
         ),
     },
+    rules={
+        "topic:orders": RuleCounts(
+            requests={"refuse": 3, "shadow": 4, "hold": 0}, messages={"refuse": 48, "shadow": 64, "hold": 0}
+        ),
+        "retry_group:*": RuleCounts(
+            requests={"refuse": 0, "shadow": 0, "hold": 9}, messages={"refuse": 0, "shadow": 0, "hold": 9}
+        ),
+    },
+    held_requests=8,
+    held_bytes=4096,
+    hold_refused={"max_held": 6},
+    usage={("topic", "orders", "messages"): Usage(1.0, 0.8, 0.25)},
     bypassed={("rate_limit", "late"): 4, ("rate_limit", "full"): 5},
     listeners=(ListenerState("main", "127.0.0.2:10911", "127.0.0.1:10911", 12),),
     connections_total=20,
@@ -54,6 +80,8 @@ class FakeDataPath(DataPath):
         self.snapshot_now = SNAPSHOT
         self.reaches = (BrokerReach("main", "127.0.0.1:10911", None),)
         self.probes = 0
+        self.asked: list[Question] = []
+        self.explanation: Explanation | Exception = AssertionError("not asked for in this test")
 
     async def apply(self, rule_set: RuleSet) -> None:
         raise AssertionError("not asked for in these tests")
@@ -70,8 +98,11 @@ class FakeDataPath(DataPath):
     async def close_connection(self, connection_id: int, reason: str) -> bool:
         return False
 
-    async def explain(self, resource: Resource) -> Explanation:
-        raise AssertionError("not asked for in these tests")
+    async def explain(self, question: Question) -> Explanation:
+        self.asked.append(question)
+        if isinstance(self.explanation, Exception):
+            raise self.explanation
+        return self.explanation
 
     async def probe_brokers(self) -> tuple[BrokerReach, ...]:
         self.probes += 1
@@ -87,6 +118,85 @@ class FakeDataPath(DataPath):
 @pytest.fixture
 def data_path() -> FakeDataPath:
     return FakeDataPath()
+
+
+EXPLANATION = Explanation(
+    question=Question("topic", "orders", "10.1.2.3", "g", "default"),
+    rule_set_version=7,
+    limiting=True,
+    exempt_on=(),
+    limits=(
+        AppliedLimit(
+            kind="topic",
+            name="orders",
+            why="exact name",
+            rule=RuleView("topic:orders", "sluice.toml:3", "500/s", "reject", None),
+            limit=LimitView("messages", 500, 1, 1, None, None, 0, None),
+            state=LimitState(stored_permits=0, open=True, wait_s=0.25, last_refused_s=1.5),
+            held=0,
+            usage=Usage(1.0, 0.8, 0.25),
+        ),
+        AppliedLimit(
+            kind="client",
+            name="10.1.2.3",
+            why="network",
+            rule=RuleView("client:10.0.0.0/8", "sluice.toml:9", "1048576 bytes/s", "delay", "09:00-18:00 UTC"),
+            limit=LimitView("bytes", 1_048_576, 2, 0, 1.5, None, 0, 215),
+            state=LimitState(stored_permits=-2048, open=False, wait_s=0.002, last_refused_s=None),
+            held=3,
+            usage=None,
+        ),
+        AppliedLimit(
+            kind="total",
+            name="producer_group:g*",
+            why="shared",
+            rule=RuleView("total:producer_group:g*", "sluice.toml:15", "9 requests/s", "shadow", None),
+            limit=LimitView("requests", 9, 1, 0, None, None, 10, None),
+            state=None,
+            held=0,
+            usage=None,
+        ),
+        AppliedLimit(
+            kind="listener",
+            name="default",
+            why="exact name",
+            rule=RuleView("listener:default", "sluice.toml:20", "900/s", "reject", None),
+            limit=LimitView("messages", 900, 1, 0, None, "client", 0, None),
+            state=LimitState(
+                stored_permits=300,
+                open=False,
+                wait_s=0,
+                last_refused_s=None,
+                shares=(ShareView("10.1.2.3", -0.5, open=False, wait_s=0.01), ShareView("_other", 2.25, False, 0)),
+            ),
+            held=0,
+            usage=None,
+        ),
+    ),
+    unapplied=(
+        UnappliedRule(
+            "listener",
+            "default",
+            "not now: 18:00-20:00 UTC",
+            RuleView("listener:default", "sluice.toml:25", "5/s", "reject", "18:00-20:00 UTC"),
+        ),
+    ),
+)
+
+
+@pytest.fixture
+def explanation() -> Explanation:
+    """An answer with something of everything."""
+    return EXPLANATION
+
+
+@pytest.fixture
+async def served(data_path: FakeDataPath, nursery: trio.Nursery) -> Endpoint:
+    """An admin address that is really bound, before a data path made by hand."""
+    sock = http.bind(Endpoint("127.0.0.1", 0))
+    endpoint = http.bound_endpoint(sock)
+    await nursery.start(http.run, http.application(data_path, Health(data_path)), sock)
+    return endpoint
 
 
 @pytest.fixture

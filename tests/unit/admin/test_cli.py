@@ -13,6 +13,7 @@ from admin.metrics import sluice_version
 Write = Callable[[str], str]
 SLUICE = Path(sys.executable).with_name("sluice")
 LISTENER = '[[listeners]]\nlisten = "127.0.0.1:1"\nbroker = "127.0.0.1:2"\n'
+COMMANDS = "run, check, limits, demo"
 PAIR = ["--listen", "127.0.0.1:0", "--broker", "127.0.0.1:1"]
 
 
@@ -35,7 +36,10 @@ def complaint(capsys: pytest.CaptureFixture[str], *tokens: str, exit_code: int =
 @pytest.mark.parametrize(
     ("command", "line"),
     [
-        ("rnu", 'unknown command "rnu"; did you mean "run"? Available commands: run, check, demo; see sluice --help'),
+        (
+            "rnu",
+            f'unknown command "rnu"; did you mean "run"? Available commands: {COMMANDS}; see sluice --help',
+        ),
         ("run --listn x", "unknown option: --listn; did you mean --listen? see sluice run --help"),
         ("run --listen", "--listen: nothing given; see sluice run --help"),
         ("run x", 'unexpected argument "x"; see sluice run --help'),
@@ -112,12 +116,13 @@ def test_the_version_is_the_distributions(capsys: pytest.CaptureFixture[str]) ->
     assert capsys.readouterr().out == f"sluice {sluice_version()}\n"
 
 
-@pytest.mark.parametrize("command", ["run", "check", "demo"])
+@pytest.mark.parametrize("command", ["run", "check", "limits", "limits explain", "demo"])
 def test_every_command_explains_itself(capsys: pytest.CaptureFixture[str], command: str) -> None:
-    assert main([command, "--help"]) == 0
+    *group, last = command.split()
+    assert main([*group, last, "--help"]) == 0
     assert f"Usage: sluice {command}" in capsys.readouterr().out
-    assert main([]) == 0
-    assert command in capsys.readouterr().out
+    assert main(group) == 0
+    assert f" {last} " in capsys.readouterr().out
 
 
 def test_the_help_of_run_names_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
@@ -136,7 +141,7 @@ def test_check_prints_what_would_be_in_force_in_match_order(
         '[[listeners]]\nlisten = "127.0.0.2:10911"\nbroker = "127.0.0.1:10911"\nname = "main"\n'
         '[[limits]]\nkind = "topic"\nname = "o*"\nrate = 5\nbreak_s = 0.5\n'
         '[[limits]]\nkind = "topic"\nname = "orders"\nrate = "unlimited"\n'
-        '[[limits]]\nkind = "topic"\nname = "old"\nrate = 0\nenabled = false\n'
+        '[[limits]]\nkind = "topic"\nname = "old"\nrate = 0\naction = "off"\n'
     )
     monkeypatch.setenv("SLUICE_LIMIT", "retry_group:*=7/s")
     assert main(["check", file]) == 0
@@ -147,11 +152,11 @@ def test_check_prints_what_would_be_in_force_in_match_order(
     assert [line for line in lines if line.startswith(("topic:", "retry_group:"))] == [
         "topic:orders unlimited this name sluice.toml:10",
         "topic:old off (0/s) this name sluice.toml:14",
-        "topic:_unparsable 5/s 1 s 1 s this name built-in",
+        "topic:_unparsable 5/s this name refuse 1 s 1 s built-in",
         "topic:*_REPLY_TOPIC unlimited each such name built-in",
         "topic:RMQ_SYS_* unlimited each such name built-in",
-        "topic:o* 5/s 1 s 0.5 s each such name, with a limit of its own sluice.toml:5",
-        "retry_group:* 7/s 1 s 1 s every other retry group SLUICE_LIMIT",
+        "topic:o* 5/s each such name refuse 1 s 0.5 s sluice.toml:5",
+        "retry_group:* 7/s every other retry group hold up to 2 s, then refuse 1 s 0 s SLUICE_LIMIT",
         "topic:* unlimited every other topic default",
     ]
 

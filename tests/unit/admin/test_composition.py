@@ -1,4 +1,5 @@
 from collections.abc import Callable
+from ipaddress import ip_network
 
 import pytest
 
@@ -12,9 +13,6 @@ Write = Callable[[str], str]
 PAIR = Flags(listen=["127.0.0.1:1"], broker=["127.0.0.1:2"])
 
 
-FORM = "KIND:NAME-or-glob=RATE/s, =0/s or =unlimited, with a number of messages per second, e.g. topic:orders=500/s"
-
-
 def plan(text: str | None = None, flags: Flags = PAIR, write: Write | None = None, **environ: str) -> Plan:
     file = write(text) if write is not None and text is not None else None
     return compose(load(file, environ, flags))
@@ -26,122 +24,10 @@ def lines(text: str | None = None, flags: Flags = PAIR, write: Write | None = No
     return list(caught.value.lines)
 
 
-def limits(*texts: str) -> Flags:
-    return Flags(listen=PAIR.listen, broker=PAIR.broker, limits=texts)
-
-
-def rate(planned: Plan, kind: str, name: str) -> tuple[float | None, str]:
-    rule = planned.rule_set.match(Resource(kind, name))
-    return rule.rate_per_s, rule.source
-
-
-def test_without_any_limit_the_protocols_own_hold() -> None:
-    planned = plan()
-    assert rate(planned, "topic", "orders") == (2000, "built-in")
-    assert rate(planned, "retry_group", "billing") == (100, "built-in")
-    assert rate(planned, "topic", "x_REPLY_TOPIC") == (None, "built-in")
-
-
-def test_with_one_limit_given_what_it_does_not_match_is_unlimited() -> None:
-    planned = plan(flags=limits("topic:orders=5/s"))
-    assert rate(planned, "topic", "orders") == (5, "--limit")
-    assert rate(planned, "topic", "other") == (None, "default")
-    assert rate(planned, "retry_group", "billing") == (None, "default")
-
-
-def test_what_cannot_be_read_gets_the_strictest_limit_in_force() -> None:
-    assert rate(plan(), "topic", "_unparsable") == (100, "built-in")
-    named = plan(flags=limits("topic:orders=10/s", "topic:payments=50/s"))
-    assert rate(named, "topic", "_unparsable") == (10, "built-in")
-    groups = plan(flags=limits("retry_group:*=5/s"))
-    assert rate(groups, "topic", "_unparsable") == (5, "built-in")
-
-
-def test_a_topic_that_is_refused_altogether_does_not_cut_off_what_cannot_be_read() -> None:
-    assert rate(plan(flags=limits("topic:old=0/s", "topic:a=7/s")), "topic", "_unparsable") == (7, "built-in")
-    assert rate(plan(flags=limits("topic:old=0/s")), "topic", "_unparsable") == (1, "built-in")
-
-
-def test_what_cannot_be_read_is_limited_by_a_rule_that_names_it_and_unlimited_where_nothing_is_limited() -> None:
-    named = plan(flags=limits("topic:a=7/s", "topic:_unparsable=3/s"))
-    assert rate(named, "topic", "_unparsable") == (3, "--limit")
-    assert rate(plan(flags=limits("topic:*=unlimited")), "topic", "_unparsable")[0] is None
-
-
-def test_a_flags_rule_wins_over_the_environments_and_that_over_the_files(write: Write) -> None:
-    text = "".join(f'[[limits]]\nkind = "topic"\nname = "{name}"\nrate = 1\n' for name in "abc")
-    planned = plan(text, limits("topic:c=3/s"), write, SLUICE_LIMIT="topic:b=2/s topic:c=2/s")
-    assert rate(planned, "topic", "a") == (1, "sluice.toml:1")
-    assert rate(planned, "topic", "b") == (2, "SLUICE_LIMIT")
-    assert rate(planned, "topic", "c") == (3, "--limit")
-
-
-def test_defaults_of_the_file_stand_in_for_the_built_in_ones(write: Write) -> None:
-    planned = plan("[defaults.topic]\nrate = 7\nburst_s = 3\nbreak_s = 0\n", write=write)
-    rule = planned.rule_set.match(Resource("topic", "orders"))
-    assert (rule.rate_per_s, rule.burst_s, rule.break_s, rule.source) == (7, 3, 0, "sluice.toml:1")
-    assert rate(planned, "retry_group", "x") == (None, "default")
-
-
-def test_unlimited_and_switched_off_rules_do_not_limit(write: Write) -> None:
-    text = (
-        '[[limits]]\nkind = "topic"\nname = "free"\nrate = "unlimited"\n'
-        '[[limits]]\nkind = "topic"\nname = "off"\nrate = 5\nenabled = false\n'
-    )
-    planned = plan(text, write=write)
-    assert planned.rule_set.limit(Resource("topic", "free")) is None
-    assert planned.rule_set.limit(Resource("topic", "off")) is None
-
-
 def test_the_global_switch_reaches_the_rule_set() -> None:
     planned = plan(SLUICE_LIMITING="false")
     assert not planned.rule_set.enabled
     assert planned.warnings() == ["limiting = false: everything passes"]
-
-
-@pytest.mark.parametrize(
-    ("limit", "line"),
-    [
-        ("topic:orders=500", f"--limit 'topic:orders=500': the rate needs its unit: 500/s; allowed: {FORM}"),
-        ("tpoic:orders=5/s", "--limit 'tpoic:orders=5/s': kind 'tpoic' is unknown; did you mean \"topic\"?"),
-        ("queue:x=5/s", "--limit 'queue:x=5/s': kind 'queue' is unknown; allowed here: retry_group, topic"),
-    ],
-)
-def test_a_bad_limit_of_the_command_line_is_one_line(limit: str, line: str) -> None:
-    assert lines(flags=limits(limit)) == [line]
-
-
-def test_a_bad_limit_of_the_environment_names_the_variable() -> None:
-    (line,) = lines(SLUICE_LIMIT="nonsense")
-    assert line.startswith("SLUICE_LIMIT 'nonsense' is not of the form KIND:NAME=RATE/s; allowed: ")
-
-
-def test_every_bad_limit_is_named() -> None:
-    assert len(lines(flags=limits("a", "b", "topic:c=1/s"), SLUICE_LIMIT="d")) == 3
-
-
-def test_a_rule_that_cannot_be_names_its_line(write: Write) -> None:
-    text = '\n[[limits]]\nkind = "topic"\nname = "a"\nrate = 1\nbreak_s = 2\n'
-    (line,) = lines(text, write=write)
-    assert line.startswith("sluice.toml:2: limits[0]: rule topic:a: break_s 2.0 is longer than burst_s 1.0")
-    (line,) = lines("[defaults.topic]\nrate = 1e12\n", write=write)
-    assert line.startswith("sluice.toml:1: defaults.topic: rule topic:*: rate_per_s ")
-
-
-def test_a_rule_of_an_unknown_kind_is_an_error(write: Write) -> None:
-    text = '[[limits]]\nkind = "topics"\nname = "a"\nrate = 1\n[defaults.queue]\nrate = 1\n'
-    assert lines(text, write=write) == [
-        'sluice.toml:2: limits[0].kind = "topics": unknown; did you mean "topic"?',
-        "sluice.toml:5: defaults.queue: unknown; allowed here: retry_group, topic",
-    ]
-
-
-def test_two_rules_of_one_name_are_named_with_their_places(write: Write) -> None:
-    text = '[[limits]]\nkind = "topic"\nname = "*"\nrate = 1\n[defaults.topic]\nrate = 2\n'
-    (line,) = lines(text, write=write)
-    assert line.startswith("two rules for topic:*: ")
-    assert "(sluice.toml:1)" in line
-    assert "(sluice.toml:5)" in line
 
 
 def test_listeners_get_their_protocol_and_its_options(write: Write) -> None:
@@ -150,6 +36,18 @@ def test_listeners_get_their_protocol_and_its_options(write: Write) -> None:
     assert planned.listeners[0].options == RocketMQOptions(tls="pass", max_frame_bytes=99)
     config = planned.data_path_config().listeners[0]
     assert (config.name, config.listen, config.broker, config.scope) == ("a:1", ("a", 1), ("b", 1), "default")
+
+
+def test_listeners_get_their_exemptions_and_bounds_of_connections(write: Write) -> None:
+    text = (
+        '[[listeners]]\nlisten = "a:1"\nbroker = "b:1"\nscope = "default"\nexempt = ["10.0.0.0/8", "::1"]\n'
+        "max_connections_per_client = 5\nnew_connections_per_s = 2.5\n"
+        '[[listeners]]\nlisten = "a:2"\nbroker = "b:2"\n'
+    )
+    first, second = plan(text, Flags(), write).data_path_config().listeners
+    assert first.exempt == (ip_network("10.0.0.0/8"), ip_network("::1/128"))
+    assert (first.max_connections_per_client, first.new_connections_per_s) == (5, 2.5)
+    assert (second.exempt, second.max_connections_per_client, second.new_connections_per_s) == ((), None, None)
 
 
 def test_a_wrong_option_of_a_protocol_names_its_line(write: Write) -> None:
@@ -273,7 +171,7 @@ def test_an_admin_address_open_to_all_is_warned_about() -> None:
 def test_rules_can_be_checked_before_there_is_a_listener() -> None:
     planned = plan(flags=Flags(limits=["topic:a=1/s"]))
     assert not planned.listeners
-    assert rate(planned, "topic", "a") == (1, "--limit")
+    assert planned.rule_set.match(Resource("topic", "a")).rate_per_s == 1
 
 
 def test_bounds_reach_the_data_path() -> None:

@@ -15,7 +15,7 @@ from proxy.control import BrokerReach
 
 
 class Served:
-    """An admin address that is really bound."""
+    """Asks an admin address that is really bound."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
@@ -32,70 +32,67 @@ class Served:
 
 
 @pytest.fixture
-async def served(data_path: Any, nursery: trio.Nursery) -> Served:
-    sock = http.bind(Endpoint("127.0.0.1", 0))
-    endpoint = http.bound_endpoint(sock)
-    await nursery.start(http.run, http.application(data_path, Health(data_path)), sock)
-    return Served(endpoint)
+def asked(served: Endpoint) -> Served:
+    return Served(served)
 
 
-async def test_metrics_are_served(served: Served) -> None:
-    status, headers, body = await served.ask("/metrics")
+async def test_metrics_are_served(asked: Served) -> None:
+    status, headers, body = await asked.ask("/metrics")
     assert status == 200
     assert headers["content-type"].startswith("text/plain; version=0.0.4")
     assert b'sluice_requests_total{kind="topic",resource="orders",verdict="refuse"} 3.0' in body
 
 
-async def test_metrics_are_served_as_openmetrics_to_who_asks(served: Served) -> None:
-    _, headers, body = await served.ask("/metrics", accept="application/openmetrics-text; version=1.0.0")
+async def test_metrics_are_served_as_openmetrics_to_who_asks(asked: Served) -> None:
+    _, headers, body = await asked.ask("/metrics", accept="application/openmetrics-text; version=1.0.0")
     assert headers["content-type"].startswith("application/openmetrics-text")
     assert body.endswith(b"# EOF\n")
 
 
-async def test_being_alive_is_answering(served: Served) -> None:
-    status, _, body = await served.ask("/healthz")
+async def test_being_alive_is_answering(asked: Served) -> None:
+    status, _, body = await asked.ask("/healthz")
     assert (status, json.loads(body)) == (200, {"alive": True})
 
 
-async def test_readiness_is_the_status_and_the_body(served: Served, data_path: Any) -> None:
-    status, _, body = await served.ask("/readyz")
+async def test_readiness_is_the_status_and_the_body(asked: Served, data_path: Any) -> None:
+    status, _, body = await asked.ask("/readyz")
     assert (status, json.loads(body)["ready"]) == (200, True)
 
 
-async def test_an_unready_sidecar_answers_503_and_says_which_part_it_is(served: Served, data_path: Any) -> None:
+async def test_an_unready_sidecar_answers_503_and_says_which_part_it_is(asked: Served, data_path: Any) -> None:
     data_path.reaches = (BrokerReach("main", "127.0.0.1:10911", "Connection refused"),)
-    status, _, body = await served.ask("/readyz")
+    status, _, body = await asked.ask("/readyz")
     assert status == 503
     assert json.loads(body)["brokers"]["main"]["error"] == "Connection refused"
 
 
-async def test_the_root_says_what_there_is(served: Served) -> None:
-    status, _, body = await served.ask("/")
+async def test_the_root_says_what_there_is(asked: Served) -> None:
+    status, _, body = await asked.ask("/")
     assert status == 200
-    assert all(path in body for path in (b"/metrics", b"/healthz", b"/readyz"))
+    assert all(path in body for path in (b"/metrics", b"/healthz", b"/readyz", b"/api/v1/explain"))
 
 
 @pytest.mark.parametrize(("method", "path", "expected"), [("GET", "/nowhere", 404), ("POST", "/metrics", 405)])
-async def test_what_is_not_there_is_refused(served: Served, method: str, path: str, expected: int) -> None:
-    status, _, _ = await served.ask(path, method)
+async def test_what_is_not_there_is_refused(asked: Served, method: str, path: str, expected: int) -> None:
+    status, _, _ = await asked.ask(path, method)
     assert status == expected
 
 
-async def test_the_server_does_not_name_its_software(served: Served) -> None:
-    _, headers, _ = await served.ask("/healthz")
+async def test_the_server_does_not_name_its_software(asked: Served) -> None:
+    _, headers, _ = await asked.ask("/healthz")
     assert "server" not in headers
 
 
 async def test_a_failing_answer_is_logged_and_harms_nothing(
-    served: Served, data_path: Any, capfd: pytest.CaptureFixture[str]
+    asked: Served, data_path: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:
     snapshot, data_path.snapshot_now = data_path.snapshot_now, None
     with structlog.testing.capture_logs() as logged:
-        status, _, body = await served.ask("/metrics")
+        status, _, body = await asked.ask("/metrics")
     assert (status, body) == (500, b"internal error; the log has the reason\n")
     assert [(entry["event"], entry["path"]) for entry in logged] == [("admin request failed", "/metrics")]
     data_path.snapshot_now = snapshot
-    assert (await served.ask("/metrics"))[0] == 200
+    assert (await asked.ask("/metrics"))[0] == 200
     assert "Traceback" not in capfd.readouterr().err
 
 

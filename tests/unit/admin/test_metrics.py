@@ -21,7 +21,10 @@ async def samples(data_path: Any, accept: str = "") -> dict[tuple[str, tuple[tup
 
 
 @pytest.mark.parametrize("accept", ["", OPENMETRICS])
-async def test_every_counter_of_the_snapshot_is_there(data_path: Any, accept: str) -> None:
+async def test_every_counter_of_the_snapshot_is_there(
+    data_path: Any, accept: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("admin.metrics.dropped_lines", lambda: 2)
     found = await samples(data_path, accept)
     ours = {
         key: value for key, value in found.items() if key[0].startswith("sluice_") and key[0] != "sluice_build_info"
@@ -33,15 +36,31 @@ async def test_every_counter_of_the_snapshot_is_there(data_path: Any, accept: st
         ("sluice_requests_total", (*orders, ("verdict", "pass"))): 10,
         ("sluice_requests_total", (*orders, ("verdict", "refuse"))): 3,
         ("sluice_requests_total", (*orders, ("verdict", "bypass"))): 1,
+        ("sluice_requests_total", (*orders, ("verdict", "shadow"))): 4,
         ("sluice_requests_total", (*other, ("verdict", "pass"))): 2,
         ("sluice_requests_total", (*other, ("verdict", "refuse"))): 0,
         ("sluice_requests_total", (*other, ("verdict", "bypass"))): 0,
+        ("sluice_requests_total", (*other, ("verdict", "drop"))): 1,
         ("sluice_messages_total", (*orders, ("verdict", "pass"))): 160,
         ("sluice_messages_total", (*orders, ("verdict", "refuse"))): 48,
         ("sluice_messages_total", (*orders, ("verdict", "bypass"))): 1,
+        ("sluice_messages_total", (*orders, ("verdict", "shadow"))): 64,
         ("sluice_messages_total", (*other, ("verdict", "pass"))): 2,
         ("sluice_messages_total", (*other, ("verdict", "refuse"))): 0,
         ("sluice_messages_total", (*other, ("verdict", "bypass"))): 0,
+        ("sluice_messages_total", (*other, ("verdict", "drop"))): 1,
+        ("sluice_rule_refused_total", (("rule", "topic:orders"),)): 3,
+        ("sluice_rule_refused_total", (("rule", "retry_group:*"),)): 0,
+        ("sluice_rule_shadowed_total", (("rule", "topic:orders"),)): 4,
+        ("sluice_rule_shadowed_total", (("rule", "retry_group:*"),)): 0,
+        ("sluice_rule_held_total", (("rule", "topic:orders"),)): 0,
+        ("sluice_rule_held_total", (("rule", "retry_group:*"),)): 9,
+        ("sluice_held_requests", ()): 8,
+        ("sluice_held_bytes", ()): 4096,
+        ("sluice_hold_refused_total", (("bound", "max_held"),)): 6,
+        ("sluice_limit_used_ratio", (("dimension", "messages"), *orders, ("window", "1s"))): 1.0,
+        ("sluice_limit_used_ratio", (("dimension", "messages"), *orders, ("window", "10s"))): 0.8,
+        ("sluice_limit_used_ratio", (("dimension", "messages"), *orders, ("window", "60s"))): 0.25,
         ("sluice_bypassed_total", (*handler, ("reason", "late"))): 4,
         ("sluice_bypassed_total", (*handler, ("reason", "full"))): 5,
         ("sluice_connections", (("listener", "main"),)): 12,
@@ -63,7 +82,7 @@ async def test_every_counter_of_the_snapshot_is_there(data_path: Any, accept: st
         ("sluice_rule_set_version", ()): 7,
         ("sluice_limiting", ()): 1,
         ("sluice_draining", ()): 0,
-        ("sluice_log_lines_dropped_total", ()): 0,
+        ("sluice_log_lines_dropped_total", ()): 2,
     }
 
 

@@ -1,10 +1,25 @@
+import dataclasses
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import BaseModel
 
-from admin.settings import Endpoint, Settings, parse_endpoint
+from admin.composition import compose
+from admin.settings import (
+    Endpoint,
+    HandlerSettings,
+    Limit,
+    LimitSettings,
+    ListenerSettings,
+    Settings,
+    parse_endpoint,
+)
+from admin.sources import Flags, load
+from limiter.rule import DEFAULT_BREAK_S
+from proxy.handlers.rate_limit import RateLimitOptions
+from proxy.protocols.rocketmq import PROTOCOL
 
 SAMPLE = Path(__file__).parents[3] / "deploy" / "sluice.toml"
 
@@ -52,16 +67,52 @@ def test_the_sample_configuration_names_every_key_with_its_default() -> None:
     sample = tomllib.loads(SAMPLE.read_text(encoding="utf-8"))
     settings = Settings.model_validate(sample)
     assert set(sample) == set(Settings.model_fields)
-    for section, key in [("bounds", None), ("admin", None), ("log", None), ("limiting", None), ("grace_s", None)]:
-        del key
+    for section in ("bounds", "admin", "log", "limiting", "grace_s"):
         assert getattr(settings, section) == getattr(Settings(), section), section
     for section in ("bounds", "admin", "log"):
         assert set(sample[section]) == set(type(getattr(settings, section)).model_fields), section
-    assert set(sample["listeners"][0]) == set(type(settings.listeners[0]).model_fields)
-    assert set(sample["handlers"][0]) == set(type(settings.handlers[0]).model_fields)
-    assert settings.handlers[0].model_dump() | {"lane": None} == Settings().handlers[0].model_dump()
-    limit_keys = {key for limit in sample["limits"] for key in limit} | set(sample["defaults"]["topic"])
-    assert limit_keys == set(type(settings.limits[0]).model_fields)
+    assert set(sample["listeners"][0]) == set(ListenerSettings.model_fields)
+    assert set(sample["handlers"][0]) == set(HandlerSettings.model_fields)
+    for key, info in HandlerSettings.model_fields.items():
+        assert key in {"name", "lane", "options"} or sample["handlers"][0][key] == info.default, key
+    assert {key for limit in _limits(sample) for key in limit} == set(LimitSettings.model_fields)
+
+
+def test_the_sample_configuration_has_each_default_of_a_limit_somewhere() -> None:
+    sample = tomllib.loads(SAMPLE.read_text(encoding="utf-8"))
+    # What has no default, what is shown by something else than its default, and what can only be said by another value.
+    shown_otherwise = {"rate", "bytes_per_s", "warm_up_s", "shared", "between", "days", "busy_code", "fair_by"}
+    for key, info in Limit.model_fields.items() | LimitSettings.model_fields.items():
+        if key not in shown_otherwise and info.default is not None and not info.is_required():
+            assert any(limit.get(key) == info.default for limit in _limits(sample)), key
+    topic, retry_group = sample["defaults"]["topic"], sample["defaults"]["retry_group"]
+    kinds = {kind.name: kind for kind in PROTOCOL.kinds}
+    assert (topic["rate"], topic["action"]) == (kinds["topic"].rate_per_s, kinds["topic"].action)
+    assert topic["break_s"] == DEFAULT_BREAK_S
+    own = kinds["retry_group"]
+    assert (retry_group["rate"], retry_group["action"], retry_group["max_delay_s"]) == (
+        own.rate_per_s,
+        own.action,
+        own.max_delay_s,
+    )
+
+
+def test_the_sample_configuration_has_the_rate_limiters_options_with_their_defaults() -> None:
+    sample = tomllib.loads(SAMPLE.read_text(encoding="utf-8"))
+    assert sample["handlers"][0]["options"] == dataclasses.asdict(RateLimitOptions())
+
+
+def test_the_sample_configuration_can_be_used_as_it_is() -> None:
+    assert compose(load(str(SAMPLE), {}, Flags())).warnings() == []
+
+
+def test_what_the_settings_dump_is_read_as_the_same_settings() -> None:
+    settings = Settings.model_validate(tomllib.loads(SAMPLE.read_text(encoding="utf-8")))
+    assert Settings.model_validate(settings.model_dump(mode="json")) == settings
+
+
+def _limits(sample: dict[str, Any]) -> list[dict[str, Any]]:
+    return [*sample["limits"], *sample["defaults"].values()]
 
 
 def _tables(annotation: object) -> list[type[BaseModel]]:

@@ -16,7 +16,9 @@ from admin.composition import compose
 from admin.errors import SettingsError
 from admin.process import OpenFilesLimited
 from admin.sources import Flags, load
-from limiter.resource import Resource
+from limiter.rule import Rule
+from limiter.schedule import read_hours
+from proxy.control import Question
 from proxy.pipeline import PipelineError
 from proxy.protocols.rocketmq.codes import RequestCode
 from proxy.protocols.rocketmq.command import RemotingCommand, encode
@@ -41,8 +43,8 @@ async def test_everything_is_bound_once_it_has_started(nursery: trio.Nursery) ->
     for place in (address, str(running.admin)):
         host, port = place.rsplit(":", 1)
         await (await trio.open_tcp_stream(host, int(port))).aclose()
-    explanation = await running.data_path.explain(Resource("topic", "orders"))
-    assert explanation.rule.rate_per_s == 5
+    (limit,) = (await running.data_path.explain(Question("topic", "orders"))).limits
+    assert limit.limit.rate_per_s == 5
 
 
 async def test_the_admin_address_can_be_left_out(nursery: trio.Nursery) -> None:
@@ -68,6 +70,15 @@ def test_the_start_log_lists_the_operators_limits_and_no_built_in_ones() -> None
     many = Flags(limits=[f"topic:t{number}=1/s" for number in range(23)])
     shown = sidecar._given_limits(compose(load(None, {}, many)))
     assert (len(shown), shown[0], shown[-1]) == (21, "topic:t0=1/s", "and 3 more")
+
+
+def test_the_start_log_says_what_is_done_above_a_limit_and_when() -> None:
+    hours = read_hours("09:00-18:00", ["mon"], "UTC")
+    assert sidecar._shown(Rule("topic", "a", 5, action="off")) == "topic:a=5/s (off)"
+    assert sidecar._shown(Rule("topic", "a", 5, hours=hours)) == "topic:a=5/s (09:00-18:00 mon UTC)"
+    assert sidecar._shown(Rule("topic", "a", 5, action="delay", hours=hours)) == (
+        "topic:a=5/s (delay, 09:00-18:00 mon UTC)"
+    )
 
 
 @pytest.mark.parametrize(("room", "level"), [(999, "warning"), (1000, "info")])

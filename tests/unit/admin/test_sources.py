@@ -133,6 +133,8 @@ def test_variables_that_kubernetes_makes_of_a_service_are_left_alone(name: str) 
 ENDPOINT = 'must be "host:port", for example "127.0.0.1:10911" or "[::1]:10911"'
 ARRAY = "must be an array; write each element as a table in double brackets"
 RATE = 'must be a number of at least 0 (messages per second, 0 refuses all) or "unlimited"'
+DAY = 'must be "mon", "tue", "wed", "thu", "fri", "sat" or "sun"'
+NETWORK = 'must be an address or a network: "10.1.2.3", "10.0.0.0/8" or "2001:db8::/32"'
 LEVEL = 'must be "debug", "info", "warning" or "error"'
 LISTENER = '[[listeners]]\nlisten = "{}"\nbroker = "{}"'
 LIMIT = '[[limits]]\nkind = "topic"\nname = "a"\n'
@@ -172,6 +174,68 @@ HANDLER = '[[handlers]]\nname = "x"\n'
         ("[admin]\nlisten = 'x'", f'2: admin.listen = "x": {ENDPOINT}; or "off"'),
         (LIMIT + "rate = -1", f"4: limits[0].rate = -1: {RATE}"),
         (LIMIT + "rte = 1\nrate = 1", '4: limits[0].rte: unknown; did you mean "rate"?'),
+        (LIMIT, '1: limits[0]: must have a rate or bytes_per_s, or action = "off"'),
+        ("[defaults.topic]\n", '1: defaults.topic: must have a rate or bytes_per_s, or action = "off"'),
+        (LIMIT + "rate = true", f"4: limits[0].rate = true: {RATE}"),
+        (LIMIT + "bytes_per_s = -1", "4: limits[0].bytes_per_s = -1: must be at least 0"),
+        (LIMIT + "bytes_per_s = '1M'", '4: limits[0].bytes_per_s = "1M": must be a number'),
+        (
+            LIMIT + "bytes_per_s = inf",
+            "4: limits[0].bytes_per_s = inf: must be a number that is neither infinite nor nan",
+        ),
+        (LIMIT + "rate = 1\nburst_s = 0", "5: limits[0].burst_s = 0: must be more than 0"),
+        (LIMIT + "rate = 1\nbytes_burst_s = 0", "5: limits[0].bytes_burst_s = 0: must be more than 0"),
+        (LIMIT + "rate = 1\nmax_delay_s = -1", "5: limits[0].max_delay_s = -1: must be at least 0"),
+        (LIMIT + "rate = 1\nwarm_up_s = '1'", '5: limits[0].warm_up_s = "1": must be a number'),
+        (LIMIT + "rate = 1\nbusy_code = 2.5", "5: limits[0].busy_code = 2.5: must be a whole number"),
+        (LIMIT + "rate = 1\nmax_fair_keys = 0", "5: limits[0].max_fair_keys = 0: must be at least 1"),
+        (LIMIT + "rate = 1\nmax_fair_keys = 999", "5: limits[0].max_fair_keys = 999: must be at most 256"),
+        (LIMIT + "rate = 1\nshared = 1", "5: limits[0].shared = 1: must be true or false"),
+        (
+            LIMIT + "rate = 1\naction = 'refuse'",
+            '5: limits[0].action = "refuse": must be "reject", "shadow", "delay" or "off"',
+        ),
+        (LIMIT + "rate = 1\ncount = 'bytes'", '5: limits[0].count = "bytes": must be "messages" or "requests"'),
+        (LIMIT + "rate = 1\nfair_by = 'topic'", '5: limits[0].fair_by = "topic": must be "client" or "producer_group"'),
+        (LIMIT + "rate = 1\nbetween = 9", "5: limits[0].between = 9: must be text in quotes"),
+        (LIMIT + "rate = 1\ndays = []", "5: limits[0].days = []: must not be empty"),
+        (LIMIT + "rate = 1\ndays = 'mon'", '5: limits[0].days = "mon": must be an array'),
+        (LIMIT + "rate = 1\ndays = ['monday']", f'5: limits[0].days[0] = "monday": {DAY}'),
+        (
+            LIMIT + "rate = 1\nenabled = false",
+            '5: limits[0].enabled: unknown; write action = "off" for a limit that is kept but does not hold',
+        ),
+        (
+            "[defaults.topic]\nrate = 1\nenabled = false",
+            '3: defaults.topic.enabled: unknown; write action = "off" for a default that is kept but does not hold',
+        ),
+        *(
+            (
+                f"[defaults.topic]\nrate = 1\n{key} = {value}",
+                (
+                    f"3: defaults.topic.{key}: not for a default, which holds always and for each; write it as"
+                    ' [[limits]] with name = "*"'
+                ),
+            )
+            for key, value in [("shared", "true"), ("between", '"09:00-10:00"'), ("days", '["mon"]'), ("name", '"a"')]
+        ),
+        (
+            LISTENER.format("a:1", "b:1") + "\nexempt = ['10.1.0.0/8']",
+            '4: listeners[0].exempt[0] = "10.1.0.0/8": must be an address or a network: "10.0.0.0/8"',
+        ),
+        *(
+            (LISTENER.format("a:1", "b:1") + f"\nexempt = [{value}]", f"4: listeners[0].exempt[0] = {value}: {NETWORK}")
+            for value in ('"broker"', '"*"', "5", '""')
+        ),
+        (LISTENER.format("a:1", "b:1") + "\nexempt = '::1'", '4: listeners[0].exempt = "::1": must be an array'),
+        (
+            LISTENER.format("a:1", "b:1") + "\nmax_connections_per_client = 0",
+            "4: listeners[0].max_connections_per_client = 0: must be at least 1",
+        ),
+        (
+            LISTENER.format("a:1", "b:1") + "\nnew_connections_per_s = 0",
+            "4: listeners[0].new_connections_per_s = 0: must be more than 0",
+        ),
         ("[defaults.topic]\nrate = 1\nbrake_s = 1", '3: defaults.topic.brake_s: unknown; did you mean "break_s"?'),
         ("[bonds]\nx = 1", '1: bonds: unknown; did you mean "bounds"?'),
         ("[log]\nzzz = 1", "2: log.zzz: unknown; allowed here: format, level"),

@@ -8,6 +8,7 @@ from admin.demo.ledger import Counts, TopicLoad
 from admin.demo.load import Producer
 from admin.settings import Endpoint
 from limiter.resource import Resource
+from proxy.batch import Refuse
 from proxy.protocols.rocketmq.codes import FLAG_RESPONSE
 from proxy.protocols.rocketmq.command import RemotingCommand, decode, encode
 from proxy.protocols.rocketmq.replies import busy_answer
@@ -62,7 +63,7 @@ async def test_answers_are_counted_by_what_they_say(broker: Callable[[Answer], A
             case 0:
                 return reply(request, 0)
             case 1:
-                return busy_answer(Resource("topic", "orders"), 5, request.opaque)
+                return busy_answer(Refuse(Resource("topic", "orders"), "topic:orders", 5), request.opaque, "topic")
             case 2:
                 return reply(request, 2, "[TIMEOUT_CLEAN_QUEUE]broker busy")
             case _:

@@ -1,0 +1,309 @@
+import json
+import socket
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import httpx2
+import msgspec
+import pytest
+import trio
+
+from admin.cli import main
+from admin.errors import SettingsError
+from admin.explain import NoAnswerError, admin_endpoint, ask_file, ask_sidecar, text
+from admin.settings import Endpoint
+from proxy.control import Explanation, Question, QuestionError
+
+Write = Callable[[str], str]
+ORDERS = Question("topic", "orders", "10.1.2.3", "g", "main")
+
+
+@pytest.fixture(autouse=True)
+def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SLUICE_ADMIN", raising=False)
+
+
+def free_endpoint() -> Endpoint:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return Endpoint(*probe.getsockname())
+
+
+async def command(*tokens: str) -> int:
+    return await trio.to_thread.run_sync(main, ["limits", "explain", *tokens])
+
+
+class TestAddress:
+    def test_is_the_usual_one_unless_said_otherwise(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert admin_endpoint(None) == Endpoint("127.0.0.1", 9870)
+        monkeypatch.setenv("SLUICE_ADMIN", "10.0.0.1:1")
+        assert admin_endpoint(None) == Endpoint("10.0.0.1", 1)
+        assert admin_endpoint("10.0.0.2:2") == Endpoint("10.0.0.2", 2)
+
+    @pytest.mark.parametrize(("wildcard", "reached"), [("0.0.0.0:1", "127.0.0.1"), ("[::]:1", "::1")])
+    def test_of_every_network_is_asked_on_this_machine(self, wildcard: str, reached: str) -> None:
+        assert admin_endpoint(wildcard) == Endpoint(reached, 1)
+
+    def test_that_is_none_names_where_it_came_from(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        with pytest.raises(SettingsError, match=r"^--admin here: must be"):
+            admin_endpoint("here")
+        monkeypatch.setenv("SLUICE_ADMIN", "off")
+        with pytest.raises(SettingsError, match=r"^SLUICE_ADMIN off: must be"):
+            admin_endpoint(None)
+
+
+class TestAskingASidecar:
+    async def test_brings_its_answer(self, served: Endpoint, data_path: Any, explanation: Explanation) -> None:
+        data_path.explanation = explanation
+        assert await trio.to_thread.run_sync(ask_sidecar, served, ORDERS) == explanation
+        assert data_path.asked == [ORDERS]
+
+    async def test_goes_through_no_proxy(
+        self, served: Endpoint, data_path: Any, explanation: Explanation, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        data_path.explanation = explanation
+        monkeypatch.setenv("HTTP_PROXY", f"http://{free_endpoint()}")
+        assert await trio.to_thread.run_sync(ask_sidecar, served, ORDERS) == explanation
+
+    @pytest.mark.parametrize(
+        ("parameter", "line"),
+        [
+            ("kind", "KIND: is wrong"),
+            ("name", "NAME: is wrong"),
+            ("producer_group", "--producer-group: is wrong"),
+        ],
+    )
+    async def test_what_is_wrong_is_named_as_on_the_command_line(
+        self, served: Endpoint, data_path: Any, parameter: str, line: str
+    ) -> None:
+        data_path.explanation = QuestionError(parameter, "is wrong")
+        with pytest.raises(SettingsError) as caught:
+            await trio.to_thread.run_sync(ask_sidecar, served, ORDERS)
+        assert caught.value.lines == (line,)
+
+    def test_that_is_not_running_says_so_and_what_to_do(self, capsys: pytest.CaptureFixture[str]) -> None:
+        endpoint = free_endpoint()
+        assert main(["limits", "explain", "topic", "a", "--admin", str(endpoint)]) == 1
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        assert captured.err == (
+            f"sluice: nobody answers at http://{endpoint} (Connection refused): start `sluice run`, name"
+            " its admin address with --admin, or ask a file with --config\n"
+        )
+
+    def test_that_is_silent_is_given_up(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def get(*_: object, **__: object) -> None:
+            raise httpx2.ReadTimeout("timed out")
+
+        monkeypatch.setattr(httpx2.Client, "get", get)
+        with pytest.raises(NoAnswerError, match=r"^no answer from http://127\.0\.0\.1:1 within 5 s"):
+            ask_sidecar(Endpoint("127.0.0.1", 1), ORDERS)
+
+    @pytest.mark.parametrize(
+        ("answer", "said"),
+        [
+            (b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n", "answers 404 and no explanation"),
+            (b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi", "answers 200 and no explanation"),
+            (b'HTTP/1.1 200 OK\r\ncontent-length: 8\r\n\r\n{"a": 1}', "answers 200 and no explanation"),
+            (
+                b"HTTP/1.1 400 No\r\ncontent-type: application/problem+json\r\ncontent-length: 2\r\n\r\n{}",
+                "answers 400 and no explanation",
+            ),
+            (b"SSH-2.0-OpenSSH\r\n", "nobody answers at"),
+            (b"", "nobody answers at"),
+        ],
+    )
+    async def test_something_else_at_the_address_is_named(
+        self, nursery: trio.Nursery, answer: bytes, said: str
+    ) -> None:
+        async def serve(stream: trio.SocketStream) -> None:
+            async with stream:
+                await stream.receive_some()
+                await stream.send_all(answer)
+
+        (listener,) = await nursery.start(partial(trio.serve_tcp, serve, 0, host="127.0.0.1"))
+        endpoint = Endpoint(*listener.socket.getsockname())
+        with pytest.raises(NoAnswerError) as caught:
+            await trio.to_thread.run_sync(ask_sidecar, endpoint, ORDERS)
+        (line,) = caught.value.lines
+        assert said in line
+        assert f"http://{endpoint}" in line
+        nursery.cancel_scope.cancel()
+
+
+class TestText:
+    def test_says_which_limits_apply_why_and_in_which_state(self, explanation: Explanation) -> None:
+        assert text(explanation, live=True).splitlines() == [
+            "topic orders, client 10.1.2.3, producer group g, listener scope default",
+            "",
+            "1. topic orders: 500 messages per second, burst 1 s",
+            "   rule   topic:orders = 500/s (sluice.toml:3)",
+            "   why    exact name",
+            "   above  refused, with all that comes until 1 s after there are permits again",
+            "   now    refuses everything for another 0.25 s; last refused 1.5 s ago",
+            "   used   100% over 1 s, 80% over 10 s, 25% over 60 s",
+            "",
+            "2. client 10.1.2.3: 1048576 bytes per second, burst 2 s",
+            "   rule   client:10.0.0.0/8 = 1048576 bytes/s 09:00-18:00 UTC (sluice.toml:9)",
+            "   why    network",
+            "   above  held for up to 1.5 s, then refused with code 215",
+            "   now    admits again in 0.002 s, 2048 bytes owed; nothing refused so far",
+            "   held   3 requests wait for it",
+            "",
+            "3. total producer_group:g*: 9 requests per second, burst 1 s, warming up in 10 s",
+            "   rule   total:producer_group:g* = 9 requests/s (sluice.toml:15)",
+            "   why    shared",
+            "   above  passes, and is counted as what would be refused",
+            "   now    nobody has needed it yet",
+            "",
+            "4. listener default: 900 messages per second, burst 1 s, shared fairly by client",
+            "   rule   listener:default = 900/s (sluice.toml:20)",
+            "   why    exact name",
+            "   above  refused",
+            "   now    300 messages in store; nothing refused so far",
+            "   share  of 10.1.2.3: admits again in 0.01 s, 0.5 messages owed",
+            "   share  of _other: 2.25 messages in store",
+            "",
+            "These match and do not limit:",
+            "   listener default: listener:default = 5/s (sluice.toml:25): not now: 18:00-20:00 UTC",
+        ]
+
+    def test_of_a_file_says_nothing_of_what_is_live(self, explanation: Explanation) -> None:
+        assert "nobody has needed it yet" not in text(explanation, live=False)
+
+    def test_of_what_no_rule_matches_says_so(self, explanation: Explanation) -> None:
+        bare = msgspec.structs.replace(explanation, limits=(), unapplied=())
+        assert text(bare, live=True).splitlines()[1:] == ["", "No rule matches, so nothing limits it."]
+
+    def test_says_first_what_makes_all_of_it_void(self, explanation: Explanation) -> None:
+        void = msgspec.structs.replace(explanation, limiting=False, exempt_on=("main", "vip"))
+        assert text(void, live=True).splitlines()[1:3] == [
+            "Limiting is switched off: everything passes.",
+            "The client is exempt on listener main, vip: nothing limits it there.",
+        ]
+
+    def test_refused_without_a_break_is_said_shortly(self, explanation: Explanation) -> None:
+        limit = explanation.limits[0]
+        calm = msgspec.structs.replace(limit, limit=msgspec.structs.replace(limit.limit, break_s=0))
+        shown = text(msgspec.structs.replace(explanation, limits=(calm,)), live=True)
+        assert "   above  refused\n" in shown
+
+
+class TestCommand:
+    async def test_prints_the_sidecars_answer(
+        self, served: Endpoint, data_path: Any, explanation: Explanation, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        data_path.explanation = explanation
+        asked = ("--client", "10.1.2.3", "--producer-group", "g", "--listener", "main", "--admin", str(served))
+        assert await command("topic", "orders", *asked) == 0
+        assert data_path.asked == [ORDERS]
+        assert capsys.readouterr().out == text(explanation, live=True) + "\n"
+
+    async def test_prints_json_on_demand(
+        self, served: Endpoint, data_path: Any, explanation: Explanation, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        data_path.explanation = explanation
+        assert await command("topic", "orders", "--admin", str(served), "--json") == 0
+        assert json.loads(capsys.readouterr().out) == json.loads(msgspec.json.encode(explanation))
+
+    @pytest.mark.parametrize(
+        ("tokens", "line"),
+        [
+            ("explain topic", "NAME: nothing given; see sluice limits explain --help"),
+            (
+                "explain topic a --clinet 1",
+                "unknown option: --clinet; did you mean --client? see sluice limits explain --help",
+            ),
+            (
+                "explain topic a --admin x:1 --config y",
+                "--admin and --config: give one of them",
+            ),
+            ("explain topic a --admin x", 'must be "host:port"'),
+            ("explain topic a --config /nowhere.toml", "/nowhere.toml: cannot be read: no such file or directory"),
+        ],
+    )
+    def test_that_is_wrong_is_one_line_and_exit_code_2(
+        self, capsys: pytest.CaptureFixture[str], tokens: str, line: str
+    ) -> None:
+        assert main(["limits", *tokens.split()]) == 2
+        (complaint,) = capsys.readouterr().err.splitlines()
+        assert complaint.startswith("sluice: ")
+        assert line in complaint
+
+
+FILE = """
+[[listeners]]
+listen = "127.0.0.2:10911"
+broker = "127.0.0.1:10911"
+name = "main"
+exempt = ["10.9.0.0/16"]
+
+[[limits]]
+kind = "topic"
+name = "orders"
+rate = 500
+
+[[limits]]
+kind = "topic"
+name = "o*"
+rate = 1000
+shared = true
+
+[[limits]]
+kind = "topic"
+name = "free"
+rate = "unlimited"
+
+[[limits]]
+kind = "client"
+name = "10.0.0.0/8"
+rate = "unlimited"
+bytes_per_s = 1048576
+"""
+
+
+class TestAskingAFile:
+    def test_says_what_it_would_do_without_a_live_state(self, write: Write) -> None:
+        explanation = ask_file(write(FILE), Question("topic", "orders", "10.1.2.3"))
+        assert [(limit.kind, limit.name, limit.limit.unit, limit.rule.name) for limit in explanation.limits] == [
+            ("topic", "orders", "messages", "topic:orders"),
+            ("total", "topic:o*", "messages", "total:topic:o*"),
+            ("client", "10.1.2.3", "bytes", "client:10.0.0.0/8"),
+        ]
+        assert {limit.state for limit in explanation.limits} == {None}
+        assert explanation.question.listener == "default"
+
+    def test_knows_who_is_exempt(self, write: Write) -> None:
+        file = write(FILE)
+        assert ask_file(file, Question("topic", "orders", "10.9.1.1")).exempt_on == ("main",)
+        assert ask_file(file, Question("topic", "orders", "::ffff:10.9.1.1")).exempt_on == ("main",)
+        assert ask_file(file, Question("topic", "orders", "10.1.1.1")).exempt_on == ()
+
+    def test_lists_what_matches_and_does_not_limit(self, write: Write) -> None:
+        explanation = ask_file(write(FILE), Question("topic", "free"))
+        assert explanation.limits == ()
+        assert [(rule.name, rule.rule.name) for rule in explanation.unapplied] == [("free", "topic:free")]
+
+    def test_without_listeners_knows_the_usual_kinds(self, write: Write) -> None:
+        file = write('[[limits]]\nkind = "topic"\nname = "a"\nrate = 1\n')
+        assert [limit.rule.name for limit in ask_file(file, Question("topic", "a")).limits] == ["topic:a"]
+
+    @pytest.mark.parametrize(
+        ("question", "line"),
+        [
+            (Question("topc", "a"), "KIND: 'topc' is not one of topic, retry_group, "),
+            (Question("topic", "a", client="10.1"), "--client: '10.1' is not an IP address"),
+            (
+                Question("topic", "a", listener="vip"),
+                "--listener: 'vip' is neither a listener nor a scope; there are: main (scope default)",
+            ),
+        ],
+    )
+    def test_a_question_that_makes_no_sense_is_one_line(self, write: Write, question: Question, line: str) -> None:
+        with pytest.raises(SettingsError) as caught:
+            ask_file(write(FILE), question)
+        assert caught.value.lines[0].startswith(line)
+
+    def test_is_a_command(self, write: Write, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["limits", "explain", "topic", "orders", "--config", write(FILE)]) == 0
+        assert "1. topic orders: 500 messages per second, burst 1 s" in capsys.readouterr().out

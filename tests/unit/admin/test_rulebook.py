@@ -1,0 +1,385 @@
+import dataclasses
+from collections.abc import Callable
+
+import pytest
+
+from admin import plugins
+from admin.composition import Plan, compose
+from admin.errors import SettingsError
+from admin.rulebook import SCOPE_KINDS, build, kinds_of
+from admin.sources import Flags, load
+from limiter.errors import RuleError
+from limiter.resource import SCOPES, Resource
+from limiter.rule import Rule
+from proxy.protocols.base import Kind
+
+Write = Callable[[str], str]
+PAIR = Flags(listen=["127.0.0.1:1"], broker=["127.0.0.1:2"])
+FORM = "KIND:NAME-or-glob=RATE/s, =0/s or =unlimited, with a number of messages per second, e.g. topic:orders=500/s"
+KINDS = "client, listener, producer_group, retry_group, subscription, topic"
+TOPIC = '[[limits]]\nkind = "topic"\nname = "a"\n'
+
+
+def plan(text: str | None = None, flags: Flags = PAIR, write: Write | None = None, **environ: str) -> Plan:
+    file = write(text) if write is not None and text is not None else None
+    return compose(load(file, environ, flags))
+
+
+def lines(text: str | None = None, flags: Flags = PAIR, write: Write | None = None, **environ: str) -> list[str]:
+    with pytest.raises(SettingsError) as caught:
+        plan(text, flags, write, **environ)
+    return list(caught.value.lines)
+
+
+def limits(*texts: str) -> Flags:
+    return Flags(listen=PAIR.listen, broker=PAIR.broker, limits=texts)
+
+
+def rule(planned: Plan, kind: str, name: str) -> Rule:
+    return planned.rule_set.match(Resource(kind, name))
+
+
+def rate(planned: Plan, kind: str, name: str) -> tuple[float | None, str]:
+    found = rule(planned, kind, name)
+    return found.rate_per_s, found.source
+
+
+# --- whose rules hold
+
+
+def test_without_any_limit_the_protocols_own_hold() -> None:
+    planned = plan()
+    assert rate(planned, "topic", "orders") == (2000, "built-in")
+    assert rate(planned, "retry_group", "billing") == (100, "built-in")
+    assert rate(planned, "topic", "x_REPLY_TOPIC") == (None, "built-in")
+
+
+def test_with_one_limit_given_what_it_does_not_match_is_unlimited() -> None:
+    planned = plan(flags=limits("topic:orders=5/s"))
+    assert rate(planned, "topic", "orders") == (5, "--limit")
+    assert rate(planned, "topic", "other") == (None, "default")
+    assert rate(planned, "retry_group", "billing") == (None, "default")
+
+
+def test_what_cannot_be_read_gets_the_strictest_limit_in_force() -> None:
+    assert rate(plan(), "topic", "_unparsable") == (100, "built-in")
+    named = plan(flags=limits("topic:orders=10/s", "topic:payments=50/s"))
+    assert rate(named, "topic", "_unparsable") == (10, "built-in")
+    groups = plan(flags=limits("retry_group:*=5/s"))
+    assert rate(groups, "topic", "_unparsable") == (5, "built-in")
+
+
+def test_a_topic_that_is_refused_altogether_does_not_cut_off_what_cannot_be_read() -> None:
+    assert rate(plan(flags=limits("topic:old=0/s", "topic:a=7/s")), "topic", "_unparsable") == (7, "built-in")
+    assert rate(plan(flags=limits("topic:old=0/s")), "topic", "_unparsable") == (1, "built-in")
+
+
+def test_what_cannot_be_read_is_limited_by_a_rule_that_names_it_and_unlimited_where_nothing_is_limited() -> None:
+    named = plan(flags=limits("topic:a=7/s", "topic:_unparsable=3/s"))
+    assert rate(named, "topic", "_unparsable") == (3, "--limit")
+    assert rate(plan(flags=limits("topic:*=unlimited")), "topic", "_unparsable")[0] is None
+
+
+def test_a_flags_rule_wins_over_the_environments_and_that_over_the_files(write: Write) -> None:
+    text = "".join(f'[[limits]]\nkind = "topic"\nname = "{name}"\nrate = 1\n' for name in "abc")
+    planned = plan(text, limits("topic:c=3/s"), write, SLUICE_LIMIT="topic:b=2/s topic:c=2/s")
+    assert rate(planned, "topic", "a") == (1, "sluice.toml:1")
+    assert rate(planned, "topic", "b") == (2, "SLUICE_LIMIT")
+    assert rate(planned, "topic", "c") == (3, "--limit")
+
+
+def test_defaults_of_the_file_stand_in_for_the_built_in_ones(write: Write) -> None:
+    planned = plan("[defaults.topic]\nrate = 7\nburst_s = 3\nbreak_s = 0\n", write=write)
+    found = rule(planned, "topic", "orders")
+    assert (found.rate_per_s, found.burst_s, found.break_s, found.source) == (7, 3, 0, "sluice.toml:1")
+    assert rate(planned, "retry_group", "x") == (None, "default")
+
+
+def test_unlimited_and_switched_off_rules_do_not_limit(write: Write) -> None:
+    text = (
+        '[[limits]]\nkind = "topic"\nname = "free"\nrate = "unlimited"\n'
+        '[[limits]]\nkind = "topic"\nname = "off"\nrate = 5\naction = "off"\n'
+    )
+    planned = plan(text, write=write)
+    assert planned.rule_set.limit(Resource("topic", "free")) is None
+    assert planned.rule_set.limit(Resource("topic", "off")) is None
+
+
+def test_unlimited_defaults_and_limits_of_bytes_alone_are_told_apart(write: Write) -> None:
+    planned = plan(TOPIC + "bytes_per_s = 1000\n[defaults.topic]\nrate = 'unlimited'\n", write=write)
+    assert rule(planned, "topic", "a").limit_text == "1000 bytes/s"
+    assert rule(planned, "topic", "b").limit_text == "unlimited"
+
+
+def test_everything_that_a_rule_can_say_comes_from_the_file(write: Write) -> None:
+    text = (
+        '[[limits]]\nkind = "client"\nname = "10.0.0.0/8"\nrate = 5\nburst_s = 2\nbreak_s = 0\nbytes_per_s = 100\n'
+        'bytes_burst_s = 3\nshared = true\ncount = "requests"\naction = "delay"\nmax_delay_s = 4\nbusy_code = 215\n'
+        'fair_by = "client"\nmax_fair_keys = 7\nallow_under_limit = true\nbetween = "22:00-06:00"\n'
+        'days = ["mon"]\ntime_zone = "Europe/Berlin"\n'
+        '[[limits]]\nkind = "topic"\nname = "b"\nrate = 5\nwarm_up_s = 8\n'
+    )
+    client = next(rule for rule in plan(text, write=write).rule_set.rules if rule.kind == "client")
+    found = {field.name: getattr(client, field.name) for field in dataclasses.fields(client) if field.compare}
+    assert str(found.pop("hours")) == "22:00-06:00 mon Europe/Berlin"
+    assert found == {
+        "kind": "client",
+        "pattern": "10.0.0.0/8",
+        "rate_per_s": 5,
+        "burst_s": 2,
+        "break_s": 0,
+        "count": "requests",
+        "bytes_per_s": 100,
+        "bytes_burst_s": 3,
+        "shared": True,
+        "action": "delay",
+        "max_delay_s": 4,
+        "busy_code": 215,
+        "fair_by": "client",
+        "max_fair_keys": 7,
+        "warm_up_s": 0,
+        "allow_under_limit": True,
+        "source": "sluice.toml:1",
+    }
+    assert rule(plan(text, write=write), "topic", "b").warm_up_s == 8
+
+
+@pytest.mark.parametrize("written", ["file", "default", "flag", "built-in"])
+def test_what_is_not_written_is_the_kinds_own_wherever_the_rule_comes_from(write: Write, written: str) -> None:
+    planned = {
+        "file": lambda: plan('[[limits]]\nkind = "retry_group"\nname = "*"\nrate = 1\n', write=write),
+        "default": lambda: plan("[defaults.retry_group]\nrate = 1\n", write=write),
+        "flag": lambda: plan(flags=limits("retry_group:*=1/s")),
+        "built-in": plan,
+    }[written]()
+    found = rule(planned, "retry_group", "x")
+    assert (found.action, found.max_delay_s, found.break_in_force_s) == ("delay", 2, 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "name", "action"),
+    [
+        ("client:10.0.0.0/8=100/s", "client", "10.1.2.3", "reject"),
+        ("client:2001:db8::/32=100/s", "client", "2001:db8::1", "reject"),
+        ("listener:default=5000/s", "listener", "default", "reject"),
+        ("producer_group:billing=50/s", "producer_group", "billing", "reject"),
+        ("subscription:billing@orders=100/s", "subscription", "billing@orders", "delay"),
+    ],
+)
+def test_flags_and_variables_can_limit_every_kind(text: str, kind: str, name: str, action: str) -> None:
+    for planned in (plan(flags=limits(text)), plan(SLUICE_LIMIT=text)):
+        found = rule(planned, kind, name)
+        assert (found.limits, found.action) == (True, action)
+    assert rule(plan(flags=limits(text)), kind, name).source == "--limit"
+
+
+@pytest.mark.parametrize("kind", SCOPES)
+def test_scopes_can_have_defaults(write: Write, kind: str) -> None:
+    found = rule(plan(f"[defaults.{kind}]\nrate = 3\n", write=write), kind, "10.0.0.1")
+    assert (found.rate_per_s, found.shared, found.break_in_force_s) == (3, False, 0)
+
+
+def test_a_flag_wins_over_hours_of_the_file(write: Write) -> None:
+    planned = plan(TOPIC + 'rate = 5\nbetween = "00:00-24:00"\n', limits("topic:a=1/s"), write)
+    assert [rule.source for rule in planned.rule_set.rules if rule.exact_name == "a"] == ["--limit"]
+
+
+# --- what cannot be read
+
+
+def test_what_cannot_be_read_is_limited_in_bytes_too(write: Write) -> None:
+    text = TOPIC + "rate = 50\nbytes_per_s = 3000\nbytes_burst_s = 2\n[defaults.topic]\nbytes_per_s = 9000\n"
+    found = rule(plan(text, write=write), "topic", "_unparsable")
+    assert (found.rate_per_s, found.bytes_per_s, found.bytes_burst_s, found.action) == (50, 3000, 2, "reject")
+
+
+@pytest.mark.parametrize(
+    ("limit", "expected"),
+    [
+        ('kind = "topic"\nname = "b*"\nrate = 3\nshared = true', 3),
+        ('kind = "topic"\nname = "b"\nrate = 3\nbetween = "01:00-02:00"', 3),
+        ('kind = "topic"\nname = "b"\nrate = 3\naction = "shadow"', 50),
+        ('kind = "topic"\nname = "b"\nrate = 3\naction = "off"', 50),
+        ('kind = "client"\nname = "*"\nrate = 3', 50),
+        ('kind = "subscription"\nname = "a@b"\nrate = 3', 50),
+    ],
+)
+def test_what_cannot_be_read_is_limited_by_what_limits_sending_to_resources(
+    write: Write, limit: str, expected: float
+) -> None:
+    planned = plan(f"{TOPIC}rate = 50\n[[limits]]\n{limit}\n", write=write)
+    assert rule(planned, "topic", "_unparsable").rate_per_s == expected
+
+
+def test_what_cannot_be_read_is_unlimited_where_only_scopes_are_limited() -> None:
+    assert rate(plan(flags=limits("client:*=5/s")), "topic", "_unparsable")[0] is None
+
+
+# --- what is wrong
+
+
+@pytest.mark.parametrize(
+    ("limit", "line"),
+    [
+        ("topic:orders=500", f"--limit 'topic:orders=500': the rate needs its unit: 500/s; allowed: {FORM}"),
+        ("tpoic:orders=5/s", "--limit 'tpoic:orders=5/s': kind 'tpoic' is unknown; did you mean \"topic\"?"),
+        ("queue:x=5/s", f"--limit 'queue:x=5/s': kind 'queue' is unknown; allowed here: {KINDS}"),
+    ],
+)
+def test_a_bad_limit_of_the_command_line_is_one_line(limit: str, line: str) -> None:
+    assert lines(flags=limits(limit)) == [line]
+
+
+def test_a_bad_limit_of_the_environment_names_the_variable() -> None:
+    (line,) = lines(SLUICE_LIMIT="nonsense")
+    assert line.startswith("SLUICE_LIMIT 'nonsense' is not of the form KIND:NAME=RATE/s; allowed: ")
+
+
+def test_every_bad_limit_is_named() -> None:
+    assert len(lines(flags=limits("a", "b", "topic:c=1/s"), SLUICE_LIMIT="d")) == 3
+
+
+def test_a_rule_of_an_unknown_kind_is_an_error(write: Write) -> None:
+    text = '[[limits]]\nkind = "topics"\nname = "a"\nrate = 1\n[defaults.queue]\nrate = 1\n'
+    assert lines(text, write=write) == [
+        'sluice.toml:2: limits[0].kind = "topics": unknown; did you mean "topic"?',
+        f"sluice.toml:5: defaults.queue: unknown; allowed here: {KINDS}",
+    ]
+
+
+def test_two_rules_of_one_name_are_named_with_their_places(write: Write) -> None:
+    text = '[[limits]]\nkind = "topic"\nname = "*"\nrate = 1\n[defaults.topic]\nrate = 2\n'
+    (line,) = lines(text, write=write)
+    assert line.startswith("two rules for topic:*: ")
+    assert "(sluice.toml:1)" in line
+    assert "(sluice.toml:5)" in line
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        (
+            TOPIC + "rate = 1\nbreak_s = 2",
+            (
+                "5: limits[0].break_s: rule topic:a: break_s 2 is longer than burst_s 1.0, which admits less than the"
+                " limit; allowed: 0 to 1.0, or allow_under_limit"
+            ),
+        ),
+        (
+            TOPIC + "rate = 1e12",
+            (
+                "4: limits[0].rate: rule topic:a: rate 1000000000000.0; allowed: 0 to 1000000000 messages per"
+                " second, or unlimited"
+            ),
+        ),
+        (
+            "[defaults.topic]\nrate = 1e12",
+            (
+                "2: defaults.topic.rate: rule topic:*: rate 1000000000000.0; allowed: 0 to 1000000000 messages per"
+                " second, or unlimited"
+            ),
+        ),
+        (
+            TOPIC + "bytes_per_s = 5\nbytes_burst_s = 4000",
+            "5: limits[0].bytes_burst_s: rule topic:a: bytes_burst_s 4000.0; allowed: 0 to 3600 seconds",
+        ),
+        (
+            TOPIC + "rate = 1\nshared = true",
+            "5: limits[0].shared: rule total:topic:a: shared, but it matches one name only; allowed: a pattern",
+        ),
+        (
+            TOPIC + "rate = 1\nbreak_s = 1\naction = 'delay'",
+            '5: limits[0].break_s: rule topic:a: break_s 1.0 with action "delay", which has no breaker; allowed: 0',
+        ),
+        (
+            TOPIC + "rate = 1\nfair_by = 'client'\nwarm_up_s = 3",
+            "5: limits[0].fair_by: rule topic:a: fair_by with warm_up_s; allowed: one of them",
+        ),
+        (
+            TOPIC + "rate = 1\nbusy_code = 14",
+            "5: limits[0].busy_code: rule topic:a: busy_code 14, which clients do not take for busy; allowed: 2 or 215",
+        ),
+        (
+            TOPIC + "rate = 1\nbetween = '9-17'",
+            "5: limits[0].between: between '9-17'; allowed: HH:MM-HH:MM, for example 09:00-18:00",
+        ),
+        (
+            TOPIC + "rate = 1\ndays = ['mon']\ntime_zone = 'Berlin'",
+            '6: limits[0].time_zone: time_zone \'Berlin\'; allowed: a name like "Europe/Berlin", or "UTC"',
+        ),
+        (
+            '[[limits]]\nkind = "topic"\nname = "a["\nrate = 1',
+            "3: limits[0].name: rule pattern 'a[': [ is never closed; allowed: [abc], or [[] for [ itself",
+        ),
+        (
+            '[[limits]]\nkind = "client"\nname = "10.1.0.0/8"\nrate = 1',
+            "3: limits[0].name: client '10.1.0.0/8' has address bits set beyond its prefix; allowed: 10.0.0.0/8",
+        ),
+        (
+            '[[limits]]\nkind = "listener"\nname = "main"\nrate = 1',
+            "3: limits[0].name: rule listener:main: no listener has a scope of this name; allowed: default",
+        ),
+        (
+            '[[limits]]\nkind = "producer_group"\nname = "g"\nbusy_code = 7\nrate = 1',
+            (
+                "4: limits[0].busy_code: rule producer_group:g: busy_code 7, which clients do not take for busy;"
+                " allowed: 2 or 215"
+            ),
+        ),
+    ],
+)
+def test_a_rule_that_cannot_be_names_line_key_value_and_what_is_allowed(write: Write, text: str, line: str) -> None:
+    assert lines(text, write=write) == [f"sluice.toml:{line}"]
+
+
+def test_a_rule_that_fails_by_what_was_not_written_names_its_table(write: Write) -> None:
+    (line,) = lines('\n[[limits]]\nkind = "topic"\nname = "a"\nrate = 1e-6\nburst_s = 0.1\n', write=write)
+    assert line.startswith("sluice.toml:5: limits[0].rate: rule topic:a: rate 1e-06 with burst_s 0.1 stores nothing")
+
+
+@pytest.mark.parametrize(
+    ("limit", "line"),
+    [
+        (
+            "client:10.*=5/s",
+            (
+                "--limit 'client:10.*=5/s': client '10.*' is no address and no network; allowed: 10.1.2.3, 10.0.0.0/8,"
+                " 2001:db8::/32, or * for each"
+            ),
+        ),
+        (
+            "listener:main=5/s",
+            "--limit 'listener:main=5/s': rule listener:main: no listener has a scope of this name; allowed: default",
+        ),
+    ],
+)
+def test_a_flag_that_cannot_be_followed_shows_itself_whole(limit: str, line: str) -> None:
+    assert lines(flags=limits(limit)) == [line]
+
+
+def test_a_rule_for_a_listener_may_name_scopes_by_pattern_and_is_unchecked_without_listeners(write: Write) -> None:
+    assert rule(plan(flags=limits("listener:def*=5/s")), "listener", "default").limits
+    assert rule(plan(flags=Flags(limits=["listener:main=5/s"])), "listener", "main").limits
+
+
+def test_protocols_are_asked_about_the_rules_of_their_kinds_and_about_scopes(write: Write) -> None:
+    configuration = load(None, {}, limits("topic:a=1/s", "client:*=1/s"))
+    protocol = plugins.protocol("rocketmq", (), configuration.origins)
+    asked: list[str] = []
+
+    def check(rule: Rule) -> None:
+        asked.append(rule.name)
+        if rule.kind == "client":
+            raise RuleError("no clients here", "none")
+
+    other = dataclasses.replace(protocol, name="other", kinds=(Kind("queue", ""),), check_rule=check)
+    with pytest.raises(SettingsError) as caught:
+        build(configuration, (protocol, other), ())
+    assert asked == ["client:*"]
+    assert list(caught.value.lines) == ["--limit 'client:*=1/s': no clients here; allowed: none"]
+
+
+def test_kinds_are_named_once_however_many_protocols_have_them() -> None:
+    protocol = plugins.protocol("rocketmq", (), load(None, {}, PAIR).origins)
+    assert kinds_of((protocol, protocol)) == protocol.kinds
+    assert tuple(kind.name for kind in SCOPE_KINDS) == SCOPES
