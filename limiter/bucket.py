@@ -63,8 +63,22 @@ class Bucket:
 
     def refill(self, now_ns: int) -> int:
         """Bring the balance up to ``now_ns`` and return it, in micro-permits."""
-        self.stored_upermits, self.at_ns = self.settled(now_ns)
-        return self.stored_upermits
+        # As settled says, written out: a call and a tuple less for each limit of each request.
+        elapsed_ns = now_ns - self.at_ns
+        if elapsed_ns <= 0:
+            return self.stored_upermits
+        rate = self.rate_upermits_per_s
+        accrued, leftover = divmod(elapsed_ns * rate, NS_PER_S)
+        stored = self.stored_upermits
+        if accrued:
+            stored += accrued
+            if stored >= self.capacity_upermits:
+                stored = self.capacity_upermits
+                self.at_ns = now_ns
+            else:
+                self.at_ns = now_ns - leftover // rate
+            self.stored_upermits = stored
+        return stored
 
     def spend(self, permits: int) -> None:
         """Take ``permits`` off the balance, which may become a debt. The caller has refilled."""

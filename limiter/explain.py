@@ -54,9 +54,11 @@ def explain(
     asker: Asker,
 ) -> tuple[Applied, ...]:
     """Return every rule that matches, in the order in which they are asked."""
+    in_force = frozenset(map(id, rule_set.in_force))
+    all_exempt = bool(resources) and all(rule_set.match(resource).exempt for resource in resources)
 
-    def applied(resource: Resource, rule: Rule, why: str) -> Iterator[Applied]:
-        idle = _why_idle(rule_set, rule)
+    def applied(resource: Resource, rule: Rule, why: str, *, exempt: bool) -> Iterator[Applied]:
+        idle = _why_idle(rule_set, rule, exempt=exempt)
         dimensions = [dimension for dimension in registries if rule.part(dimension) is not None]
         if idle is not None:
             yield Applied(resource, rule, "messages", False, f"{why}; {idle}", None, 0, None)
@@ -77,28 +79,32 @@ def explain(
     def everything() -> Iterator[Applied]:
         asked_for = () if asker.consumes else scopes(asker)
         for resource in (*resources, *asked_for):
-            for rule in _not_now(rule_set, resource):
+            for rule in rule_set.rules:
+                if id(rule) in in_force or not _matches(rule, resource):
+                    continue
                 name = Resource(TOTAL, rule.target) if rule.shared else resource
                 yield Applied(name, rule, "messages", False, f"{_why(rule)}; not now: {rule.hours}", None, 0, None)
             rule = rule_set.match(resource)
-            if any(rule is other for other in rule_set.in_force):
-                yield from applied(resource, rule, _why(rule))
+            exempt = all_exempt or rule.exempt
+            if id(rule) in in_force:
+                yield from applied(resource, rule, _why(rule), exempt=exempt)
             elif resource in resources:
                 yield Applied(resource, rule, "messages", False, "no rule matches; unlimited", None, 0, None)
             total = rule_set.match_total(resource)
             if total is not None:
-                yield from applied(Resource(TOTAL, total.target), total, _why(total))
+                yield from applied(Resource(TOTAL, total.target), total, _why(total), exempt=exempt)
 
     return tuple(everything())
 
 
-def _not_now(rule_set: RuleSet, resource: Resource) -> Iterator[Rule]:
-    """Yield the rules that would match a resource at other hours."""
-    for rule in rule_set.rules:
-        if rule.hours is None or rule.kind != resource.kind or any(rule is other for other in rule_set.in_force):
-            continue
-        if Matcher([(rule.matches, rule)]).match(resource.name) is not None:
-            yield rule
+def _matches(rule: Rule, resource: Resource) -> bool:
+    """Say whether a rule would match a resource, were it in force."""
+    if rule.kind != resource.kind:
+        return False
+    exact_name = rule.exact_name
+    if exact_name is not None:
+        return exact_name == resource.name
+    return Matcher([(rule.matches, rule)]).match(resource.name) is not None
 
 
 def _why(rule: Rule) -> str:
@@ -115,10 +121,12 @@ def _why(rule: Rule) -> str:
     return f"total of all together: {why}" if rule.shared else why
 
 
-def _why_idle(rule_set: RuleSet, rule: Rule) -> str | None:
+def _why_idle(rule_set: RuleSet, rule: Rule, *, exempt: bool) -> str | None:
     """Say why a rule that matches limits nothing; None if it limits."""
     if not rule_set.enabled:
         return _SWITCHED_OFF
     if rule.action == "off":
         return "action off"
+    if exempt:
+        return "exempt from every limit" if rule.exempt else "not asked for what is exempt"
     return None if rule.limits else "unlimited"

@@ -17,6 +17,9 @@ paid for later out of the share, so a newcomer need not find anything in the poo
 active leaves what it holds to the pool; one whose share owes, or whose breaker is open, stays active until that
 is over.
 
+Keys are what askers say of themselves. One that makes up keys takes as many shares as it has names for, up to all
+that are not in use; whoever comes after that shares ``_other`` with it. A client's address it can't make up.
+
 **What is guaranteed.** Whatever others do, a share holds and admits at least what a bucket of its own with R / n and
 C / n would: min(demand, R / n). Over any stretch of time the permits admitted to all keys together are less than ::
 
@@ -75,6 +78,21 @@ class FairShare(Bucket):
         """The rule in force."""
         return self.total.rule
 
+    @property
+    def resource(self) -> Resource:
+        """What is limited."""
+        return self.total.resource
+
+    def admits(self, now_ns: int, permits: int) -> bool:
+        """Bring the balances up to ``now_ns``; say whether the share's own admits a request after so many permits."""
+        self.total.refill(now_ns)
+        return self.open_next_free_ns is None and self.refill(now_ns) > permits * UPERMITS_PER_PERMIT
+
+    def spend(self, permits: int) -> None:
+        """Take ``permits`` off the share and the total. The caller has refilled both."""
+        super().spend(permits)
+        self.total.spend(permits)
+
     def check(self, now_ns: int, costs: Sequence[int]) -> Admission:
         """Say how many requests from the front would be admitted, without any effect."""
         count = len(costs)
@@ -112,7 +130,7 @@ class FairShare(Bucket):
             spent = list(accumulate(costs, initial=0))
             own = spent[bisect_right(spent, room, 0, len(costs))]
         self.total.refill(now_ns)
-        self.total.spend(whole)
+        self.total.spend(whole - own)
         self.spend(own)
         if stays_open:
             self.follow_debt(now_ns)
@@ -147,10 +165,9 @@ class FairShare(Bucket):
         if permits < 0:
             raise ValueError(f"cannot spend {permits} permits: a cost is zero or more")
         stays_open = self._stays_open(now_ns)
-        if self.refill(now_ns) > 0 or self.total.pool_upermits(now_ns) <= 0:
-            self.spend(permits)
+        own = self.refill(now_ns) > 0 or self.total.pool_upermits(now_ns) <= 0
         self.total.refill(now_ns)
-        self.total.spend(permits)
+        (self if own else self.total).spend(permits)
         if stays_open:
             self.follow_debt(now_ns)
 

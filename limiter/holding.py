@@ -33,7 +33,7 @@ from limiter.plans import LineKey
 from limiter.resource import Resource
 from limiter.rule import Rule
 
-RELEASED_AT_ONCE: Final = 256
+RELEASED_AT_ONCE: Final = 32
 """Requests asked for by one ``release``, so that it ends within a few milliseconds; what is left is due at once."""
 _ENDS_BEFORE_NS: Final = 200_000_000
 """How long before the end of a drain what is still held is refused, so that the refusals can be sent."""

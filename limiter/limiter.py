@@ -14,7 +14,8 @@ admitted one after another. For requests that several limiters must agree on, it
         if admission.admitted == admitted < len(costs):
             limiter.refuse(now_ns)                                           # opens the breaker
 
-and ``acquire`` is exactly these three for a single limiter.
+and ``acquire`` is exactly these three for a single limiter. Where mostly all admit all, ``admits`` asks just that,
+and ``spend`` follows once all have said so.
 """
 
 from bisect import bisect_right
@@ -53,6 +54,24 @@ class Gate(Protocol):
     @property
     def rule(self) -> Rule:
         """The rule in force."""
+
+    @property
+    def resource(self) -> Resource:
+        """What the limiter stands under: what it limits, or the overflow of its kind."""
+
+    @property
+    def key(self) -> str:
+        """The key of the share; empty for a limiter."""
+
+    def admits(self, now_ns: int, permits: int) -> bool:
+        """Say whether a request that comes after others that cost ``permits`` would be admitted with them at once.
+
+        Nobody can see an effect: the balance is brought up to ``now_ns``. It may say no for want of a closer look,
+        which ``check`` takes.
+        """
+
+    def spend(self, permits: int) -> None:
+        """Spend what ``admits`` said yes to at this moment, and nothing was asked since: all, with the last."""
 
     def check(self, now_ns: int, costs: Sequence[int]) -> Admission:
         """Say how many requests from the front would be admitted, without any effect."""
@@ -133,6 +152,7 @@ class Limiter(Bucket):
 
     Attributes:
         resource: what is limited.
+        key: empty: it is nobody's share.
         rule: the rule in force.
         open_next_free_ns: the breaker's state, see there.
         last_refused_ns: when a request was last refused; None if none was.
@@ -144,6 +164,8 @@ class Limiter(Bucket):
     Raises:
         ValueError: the rule does not limit; unlimited never has a bucket.
     """
+
+    key = ""
 
     __slots__ = (
         "asked_ns",
@@ -185,6 +207,10 @@ class Limiter(Bucket):
         self.commit(now_ns, costs[: admission.admitted])
         self.refuse(now_ns)
         return admission
+
+    def admits(self, now_ns: int, permits: int) -> bool:
+        """Bring the balance up to ``now_ns``; say whether a request would surely be admitted after so many permits."""
+        return self.open_next_free_ns is None and self.refill(now_ns) > permits * UPERMITS_PER_PERMIT
 
     def check(self, now_ns: int, costs: Sequence[int]) -> Admission:
         """Say what ``acquire`` would, without any effect."""

@@ -29,6 +29,20 @@ class Stop(NamedTuple):
     wait_us: int
 
 
+class Shade(NamedTuple):
+    """What a shadow rule would have refused.
+
+    Attributes:
+        resource: the resource, scope or total that it limits.
+        rule: its name.
+        first: the first of the admitted requests that it would have refused; all behind it as well.
+    """
+
+    resource: Resource
+    rule: str
+    first: int
+
+
 class Wait(NamedTuple):
     """Where a request waits, and until when at least.
 
@@ -66,6 +80,7 @@ class Held(ABC):
         line: where it waits; None while it follows another.
         cost: what it will cost there.
         gone: it waits no more.
+        shades: what shadow rules said when it passed.
     """
 
     __slots__ = (
@@ -81,6 +96,7 @@ class Held(ABC):
         "resource",
         "resources",
         "rule",
+        "shades",
         "size_bytes",
     )
 
@@ -108,6 +124,7 @@ class Held(ABC):
         self.order_key = order_key
         self.line: Line | None = None
         self.gone = False
+        self.shades: tuple[Shade, ...] = ()
 
     @abstractmethod
     def resolved(self, stop: Stop | None) -> None:

@@ -15,6 +15,7 @@ Nothing here knows limits.
 import fnmatch
 import re
 from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from typing import Final, Generic, NamedTuple, TypeVar
 
@@ -24,6 +25,8 @@ DEFAULT_PATTERN: Final = "*"
 
 T = TypeVar("T")
 _Network = IPv4Network | IPv6Network
+_MAPPED: Final = IPv6Network("::ffff:0:0/96")
+_OCTETS: Final = re.compile(r"([0-9]{1,3}(?:\.[0-9]{1,3}){0,2})(?:\.\*)*\.?")
 
 
 class Pattern(NamedTuple):
@@ -75,7 +78,7 @@ def read_glob(text: str) -> Pattern:
 
 
 def read_network(text: str) -> Pattern:
-    """Read a network of client addresses, a single address, or ``*``.
+    """Read a network of client addresses, a single address, or ``*``; IPv4 ones may be written as mapped into IPv6.
 
     Raises:
         RuleError: it is none of these, or has bits set beyond its prefix.
@@ -85,17 +88,30 @@ def read_network(text: str) -> Pattern:
     try:
         network = ip_network(text, strict=False)
     except ValueError:
-        raise RuleError(
-            f"client {text!r} is no address and no network",
-            "10.1.2.3, 10.0.0.0/8, 2001:db8::/32, or * for each",
-            "pattern",
-        ) from None
+        allowed = _network_meant(text) or "10.1.2.3, 10.0.0.0/8, 2001:db8::/32, or * for each"
+        raise RuleError(f"client {text!r} is no address and no network", allowed, "pattern") from None
     if "/" in text and ip_address(text.partition("/")[0]) != network.network_address:
         raise RuleError(f"client {text!r} has address bits set beyond its prefix", str(network), "pattern")
+    if isinstance(network, IPv6Network) and network.subnet_of(_MAPPED):
+        # Clients that come over such an address are known by the IPv4 one.
+        mapped = int(network.network_address) - int(_MAPPED.network_address)
+        network = IPv4Network((mapped, network.prefixlen - _MAPPED.prefixlen))
     if network.prefixlen == network.max_prefixlen:
         address = str(network.network_address)
         return Pattern(address, address, network.prefixlen + 1, network)
     return Pattern(str(network), None, network.prefixlen + 1, network)
+
+
+def _network_meant(text: str) -> str | None:
+    """Return the network that was written as a glob: ``10.1.*`` is 10.1.0.0/16."""
+    found = _OCTETS.fullmatch(text)
+    if found is None:
+        return None
+    octets = found[1].split(".")
+    try:
+        return str(ip_network(f"{'.'.join([*octets, '0', '0', '0'][:4])}/{8 * len(octets)}"))
+    except ValueError:
+        return None
 
 
 class Matcher(Generic[T]):
@@ -125,7 +141,7 @@ class Matcher(Generic[T]):
                 globs.setdefault(pattern, value)
         # The sort is stable: among equally literal patterns the order they were written in decides.
         self._globs: tuple[tuple[Callable[[str], object], T], ...] = tuple(
-            (re.compile(fnmatch.translate(pattern.text)).match, value)
+            (_compiled(pattern.text), value)
             for pattern, value in sorted(globs.items(), key=lambda each: -each[0].literals)
         )
         #: IP version, bits behind the prefix, and what stands for which prefix; the longest prefix first.
@@ -165,3 +181,9 @@ class Matcher(Generic[T]):
             yield from values.values()
         if self.default is not None:
             yield self.default
+
+
+@lru_cache(maxsize=16_384)
+def _compiled(glob: str) -> Callable[[str], object]:
+    """Return what matches a glob. Compiling takes 0.1 ms, and rules stay when others change or the clock switches."""
+    return re.compile(fnmatch.translate(glob)).match

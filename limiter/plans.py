@@ -7,6 +7,7 @@ long as a rule set is in force, as many as fit in a bound, since names and addre
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple, TypeVar
 
+from limiter.limiter import Gate, Limiter
 from limiter.registry import Registry
 from limiter.resource import CLIENT, LISTENER, PRODUCER_GROUP, TOTAL, Resource
 from limiter.rule import Dimension, FairBy, Rule
@@ -15,6 +16,11 @@ from limiter.usage import Board, Meter
 
 _MAX_REMEMBERED: Final = 16_384
 """Plans remembered of each sort. One that is not takes some ten microseconds to make."""
+
+MESSAGES: Final = 0
+REQUESTS: Final = 1
+BYTES: Final = 2
+"""Units of cost; also where the costs in that unit stand in a tuple of all three."""
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -36,13 +42,24 @@ class Asker(NamedTuple):
     consumes: bool = False
 
 
+def gate_of(limiter: Limiter, asker: Asker, now_ns: int) -> Gate:
+    """Return what decides for an asker: the limiter, or the asker's share of it."""
+    fair_by = limiter.rule.fair_by
+    if fair_by is None:
+        return limiter
+    return limiter.share(asker.client if fair_by == CLIENT else asker.producer_group, now_ns)
+
+
 class LineKey(NamedTuple):
     """Where requests wait in line: for one limiter, or for one share of it.
 
+    It is what decides that has a line, not what is asked for: names come from clients, and where many share one
+    limiter or one share, a line for each would be asked in vain whenever one permit is there.
+
     Attributes:
         dimension: what the limiter limits.
-        resource: whose it is.
-        share: whose share; empty where no shares are kept apart.
+        resource: what the limiter stands under.
+        share: the key of the share; empty where no shares are kept apart.
     """
 
     dimension: Dimension
@@ -57,36 +74,28 @@ class Part:
         registry: where.
         resource: the resource, scope or total that is limited.
         rule: the rule, with this dimension as its only limit.
-        of_bytes: costs are bytes.
-        of_requests: each request costs one permit.
+        unit: what a request costs there: its messages, one permit or its bytes.
         fair_by: whose shares are kept apart.
         delays: what is over the limit is held for a while.
         by_answer: what is held costs nothing yet if it consumes, but its answer will.
         meter: what the limit has spent.
     """
 
-    __slots__ = ("by_answer", "delays", "fair_by", "meter", "of_bytes", "of_requests", "registry", "resource", "rule")
+    __slots__ = ("by_answer", "delays", "fair_by", "meter", "registry", "resource", "rule", "unit")
 
     def __init__(self, registry: Registry, resource: Resource, rule: Rule, meter: Meter) -> None:
         self.registry = registry
         self.resource = resource
         self.rule = rule
-        self.of_bytes = registry.dimension == "bytes"
-        self.of_requests = not self.of_bytes and rule.count == "requests"
+        self.unit = BYTES if registry.dimension == "bytes" else REQUESTS if rule.count == "requests" else MESSAGES
         self.fair_by: FairBy | None = rule.fair_by
         self.delays = rule.action == "delay"
-        self.by_answer = self.delays and not self.of_requests
+        self.by_answer = self.delays and self.unit != REQUESTS
         self.meter = meter
 
-    def share_of(self, asker: Asker) -> str:
-        """Return whose share an asker's is."""
-        if self.fair_by is None:
-            return ""
-        return asker.client if self.fair_by == CLIENT else asker.producer_group
-
-    def line(self, asker: Asker) -> LineKey:
-        """Return where an asker's requests wait."""
-        return LineKey(self.registry.dimension, self.resource, self.share_of(asker))
+    def line(self, gate: Gate) -> LineKey:
+        """Return where requests wait for what decides."""
+        return LineKey(self.registry.dimension, gate.resource, gate.key)
 
 
 class Plan:
@@ -99,24 +108,36 @@ class Plan:
         only: the one part, if there is no other, and it is of the plain sort: it refuses and makes no difference
             between askers, and its costs are messages or requests.
         doubled: two of the enforcing may be one limiter, which is then charged for both.
+        has_bytes: some part limits bytes.
+        exempt: nothing limits what it is for, the scopes of the asker included.
     """
 
-    __slots__ = ("doubled", "enforcing", "only", "parts", "shadows")
+    __slots__ = ("doubled", "enforcing", "exempt", "has_bytes", "only", "parts", "shadows")
 
-    def __init__(self, parts: Iterable[Part]) -> None:
-        self.parts = tuple(parts)
+    def __init__(self, parts: Iterable[Part], *, exempt: bool = False) -> None:
+        self.exempt = exempt
+        self.parts = self.enforcing = tuple(parts)
+        self.shadows: tuple[tuple[Part, ...], ...] = ()
+        self.has_bytes = any(part.unit == BYTES for part in self.parts)
+        self.doubled = False
+        self.only: Part | None = None
+        if any(part.rule.action == "shadow" for part in self.parts):
+            self._part_shadows()
+        elif len(self.parts) == 1:
+            first = self.parts[0]
+            self.only = None if self.has_bytes or first.delays or first.fair_by is not None else first
+        if len(self.enforcing) > 1:
+            # What the registry has no room for shares one limiter with others of its rule, as does all of one total.
+            rules = [(part.registry.dimension, id(part.rule)) for part in self.enforcing]
+            self.doubled = len(set(rules)) < len(rules)
+
+    def _part_shadows(self) -> None:
         self.enforcing = tuple(part for part in self.parts if part.rule.action != "shadow")
         shadows: dict[Resource, list[Part]] = {}
         for part in self.parts:
             if part.rule.action == "shadow":
                 shadows.setdefault(part.resource, []).append(part)
         self.shadows = tuple(map(tuple, shadows.values()))
-        # What the registry has no room for shares one limiter with others of its rule, as does all of one total.
-        rules = [(part.registry.dimension, id(part.rule)) for part in self.enforcing]
-        self.doubled = len(set(rules)) < len(rules)
-        plain = len(self.parts) == len(self.enforcing) == 1
-        first = self.parts[0] if plain else None
-        self.only = None if first is None or first.of_bytes or first.delays or first.fair_by is not None else first
 
 
 NO_PLAN: Final = Plan(())
@@ -152,35 +173,41 @@ class Plans:
         """Return what applies to resources, given as a tuple."""
         plan = self.by_resources.get(resources)
         if plan is None:
-            plan = Plan(part for resource in resources for part in self._of(resource))
+            limited = [resource for resource in resources if not self._rule_set.match(resource).exempt]
+            plan = Plan(
+                (part for resource in limited for part in self._of(resource)), exempt=bool(resources) and not limited
+            )
             _remember(self.by_resources, resources, plan)
         return plan
 
-    def of_scopes(self, asker: Asker) -> Plan:
-        """Return what applies to an asker, whatever is asked for."""
-        if not self._scopes or asker.consumes:
+    def of_scopes(self, asker: Asker, plan: Plan) -> Plan:
+        """Return what applies to an asker besides the plan of what is asked for."""
+        if not self._scopes or asker.consumes or plan.exempt:
             return NO_PLAN
-        plan = self._by_asker.get(asker)
-        if plan is None:
-            plan = Plan(part for scope in scopes(asker) if scope.kind in self._scopes for part in self._of(scope))
-            _remember(self._by_asker, asker, plan)
-        return plan
+        scoped = self._by_asker.get(asker)
+        if scoped is None:
+            scoped = Plan(part for scope in scopes(asker) if scope.kind in self._scopes for part in self._of(scope))
+            _remember(self._by_asker, asker, scoped)
+        return scoped
 
-    def _of(self, resource: Resource) -> Iterator[Part]:
-        yield from self._of_one(resource)
+    def _of(self, resource: Resource) -> list[Part]:
+        if not self._rule_set.enabled:
+            return []
+        parts = self._of_one(resource, self._rule_set.match(resource))
         total = self._rule_set.match_total(resource)
-        if total is not None:
-            yield from self._of_one(Resource(TOTAL, total.target))
+        return parts if total is None else parts + self._of_one(Resource(TOTAL, total.target), total)
 
-    def _of_one(self, resource: Resource) -> Iterator[Part]:
+    def _of_one(self, resource: Resource, rule: Rule) -> list[Part]:
+        parts = []
         for dimension, registry in self._registries.items():
-            rule = self._rule_set.limit(resource, dimension)
-            if rule is not None:
+            limit = rule.part(dimension)
+            if limit is not None:
                 part = self._parts.get((dimension, resource))
                 if part is None:
-                    part = Part(registry, resource, rule, self._board.meter(dimension, resource))
+                    part = Part(registry, resource, limit, self._board.meter(dimension, resource))
                     _remember(self._parts, (dimension, resource), part)
-                yield part
+                parts.append(part)
+        return parts
 
 
 def _remember(memory: dict[K, V], key: K, value: V) -> None:

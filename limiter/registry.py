@@ -189,7 +189,7 @@ class Registry:
         self._live[resource] = limiter
         if not pinned:
             # The name may have been served by the overflow limiter: what that one lacks, this one may have spent.
-            overflow = self._overflow.get(rule.name)
+            overflow = self._overflow.get(rule.bare_name)
             if overflow is not None:
                 limiter.inherit(overflow, self._latest_ns)
             self._unpinned += 1
@@ -271,13 +271,13 @@ class Registry:
         self._wheel.file(limiter.resource, at_ns)
 
     def _overflow_limiter(self, kind: str, rule: Rule) -> Limiter:
-        limiter = self._overflow.get(rule.name)
+        limiter = self._overflow.get(rule.bare_name)
         if limiter is None:
             # Strict if a swap is recent: it need not have changed this rule.
             full = self._no_swap_within_burst(rule)
             start_ns = self._latest_ns if full else self._swaps[-1].at_ns
             limiter = new_limiter(Resource(kind, OVERFLOW_NAME), rule, start_ns, empty=not full)
-            self._overflow[rule.name] = limiter
+            self._overflow[rule.bare_name] = limiter
         limiter.refill(self._latest_ns)
         return limiter
 
@@ -286,7 +286,7 @@ class Registry:
         if not self._overflow:
             return
         in_force = reversed(rule_set.in_force) if rule_set.enabled else ()
-        rules = {rule.name: part for rule in in_force if (part := rule.part(self.dimension)) is not None}
+        rules = {rule.bare_name: part for rule in in_force if (part := rule.part(self.dimension)) is not None}
         for name, limiter in list(self._overflow.items()):
             if name in rules:
                 self._overflow[name] = put_in_force(limiter, at_ns, rules[name])

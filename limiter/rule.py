@@ -31,6 +31,7 @@ MAX_RATE_PER_S: Final = 1_000_000_000
 MAX_TIME_S: Final = 3600
 """The longest burst, break, delay or warm-up, in seconds."""
 MAX_FAIR_KEYS: Final = 256
+DEFAULT_MAX_FAIR_KEYS: Final = 32
 DEFAULT_BREAK_S: Final = 1.0
 DEFAULT_MAX_DELAY_S: Final = 2.0
 
@@ -82,8 +83,10 @@ class Rule:
         warm_up_s: seconds in which the rate rises to the full one after idleness; 0 is always the full one.
         hours: when the rule holds; None is always. While it does not, it is as if it were not there.
         allow_under_limit: allow a break longer than the burst, which admits less than the rate on average.
+        exempt: what matches is never limited: not by this rule, nor by the scopes and totals it would belong to.
         source: where the rule comes from, e.g. ``flag``, ``file:NAME``, ``built-in``; for people to read.
-        name: ``kind:pattern``, or ``total:kind:pattern`` if shared: the rule's name in logs and metrics.
+        name: ``kind:pattern``, or ``total:kind:pattern`` if shared, and the hours if it has some: the rule's name in
+            answers, logs and metrics.
         rate_upermits_per_s: the rate in micro-permits per second; 0 if unlimited.
         capacity_upermits: the most that is stored, in micro-permits.
         burst_ns: ``burst_s`` in nanoseconds.
@@ -110,10 +113,11 @@ class Rule:
     max_delay_s: float = DEFAULT_MAX_DELAY_S
     busy_code: int | None = None
     fair_by: FairBy | None = None
-    max_fair_keys: int = 16
+    max_fair_keys: int = DEFAULT_MAX_FAIR_KEYS
     warm_up_s: float = 0.0
     hours: Hours | None = None
     allow_under_limit: bool = False
+    exempt: bool = False
     source: str = "default"
     name: str = field(init=False, repr=False, compare=False)
     rate_upermits_per_s: int = field(init=False, repr=False, compare=False)
@@ -129,7 +133,7 @@ class Rule:
         if not _KIND.fullmatch(self.kind) or self.kind == TOTAL:
             raise RuleError(f"rule kind {self.kind!r}", "lower-case letters, digits and _; not total", "kind")
         self._derive("matches", read_network(self.pattern) if self.kind == CLIENT else read_glob(self.pattern))
-        self._derive("name", f"{TOTAL}:{self.target}" if self.shared else self.target)
+        self._derive("name", self.bare_name if self.hours is None else f"{self.bare_name} {self.hours}")
         rate = 0 if self.rate_per_s is None else self._scaled("rate_per_s", MAX_RATE_PER_S, UPERMITS_PER_PERMIT)
         burst_ns = self._seconds("burst_s")
         capacity = rate * burst_ns // NS_PER_S
@@ -149,8 +153,13 @@ class Rule:
         self._derive("bytes_rule", self._of_bytes())
 
     def __str__(self) -> str:
-        """Return the text form, less what only the file can say; ``parse_limit`` reads it unless the name forbids."""
-        return f"{self.name}={self.limit_text}"
+        """Return the name and all that is admitted; of a rule with just a rate, what ``parse_limit`` reads."""
+        return f"{self.bare_name}={self.limit_text}"
+
+    @property
+    def bare_name(self) -> str:
+        """The name without the hours: rules that take turns share it."""
+        return f"{TOTAL}:{self.target}" if self.shared else self.target
 
     @property
     def target(self) -> str:
@@ -164,7 +173,12 @@ class Rule:
 
     @property
     def limit_text(self) -> str:
-        """All that is admitted, as people read it: ``500/s``, ``500 requests/s + 1048576 bytes/s``, ``unlimited``."""
+        """All that is admitted, as people read it: ``500/s``, ``500 requests/s + 1048576 bytes/s``, ``unlimited``.
+
+        And ``exempt``.
+        """
+        if self.exempt:
+            return "exempt"
         texts = []
         if self.rate_per_s is not None:
             texts.append(self._rate_number + ("/s" if self.count == "messages" else " requests/s"))
@@ -235,6 +249,8 @@ class Rule:
         for attribute, value, allowed in words:
             if value not in allowed and not (attribute == "fair_by" and value is None):
                 raise RuleError(f"rule {self.name}: {attribute} {value!r}", ", ".join(allowed), attribute)
+        if self.exempt:
+            self._check_exempt()
         if self.shared and self.exact_name is not None:
             raise RuleError(f"rule {self.name}: shared, but it matches one name only", "a pattern", "shared")
         if self.fair_by is not None and self.warm_up_s:
@@ -245,6 +261,13 @@ class Rule:
         if not 1 <= self.max_fair_keys <= MAX_FAIR_KEYS:
             what = f"rule {self.name}: max_fair_keys {self.max_fair_keys}"
             raise RuleError(what, f"1 to {MAX_FAIR_KEYS}", "max_fair_keys")
+
+    def _check_exempt(self) -> None:
+        if self.rate_per_s is not None or self.bytes_per_s is not None:
+            raise RuleError(f"rule {self.name}: exempt, but with a limit", "one of them", "exempt")
+        if self.shared or self.kind in SCOPES:
+            what = f"rule {self.name}: exempt, which is for resources, not for scopes and totals"
+            raise RuleError(what, "a kind of resource, without shared; clients are exempt by their listener", "exempt")
 
     def _of_bytes(self) -> "Rule | None":
         if self.bytes_per_s is None:

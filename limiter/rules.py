@@ -213,7 +213,7 @@ def _by_key(rules: Iterable[Rule]) -> dict[RuleKey, Rule]:
         other = by_key.setdefault(rule.key, rule)
         if other is not rule:
             raise RuleError(
-                f"two rules for {rule.name}: {other} ({other.source}) and {rule} ({rule.source})",
+                f"{rule.source}: a second rule for {rule.name}: {rule}, besides {other} ({other.source})",
                 "one rule for each kind, pattern and schedule; delete one of them",
             )
     return by_key

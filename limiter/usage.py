@@ -93,35 +93,23 @@ class Meter:
     def usage(self, now_ns: int, rule: Rule) -> Usage | None:
         """Return the shares of a rule's permits; None if nothing was asked in the last 60 seconds."""
         present = max(now_ns // NS_PER_S, self._second)
-        if self._seconds is None or self.is_silent(present):
+        seconds = self._seconds
+        if seconds is None or self.is_silent(present):
             return None
-        sums, asked = [0] * len(WINDOWS_S), [False] * len(WINDOWS_S)
-        total, any_asked, window = 0, False, 0
-        for ago in range(1, _KEPT_S + 1):
-            counted = self._counted(present - ago)
-            if counted:
-                total += counted - 1
-                any_asked = True
-            if ago == WINDOWS_S[window]:
-                sums[window], asked[window] = total, any_asked
-                window += 1
-        if not any_asked:
-            return None
+        # In order, the oldest first, with the present one and then those in which nothing was asked.
+        oldest = self._second % _KEPT_S
+        counted = seconds[oldest:] + seconds[:oldest]
+        silent = present - self._second
+        if silent:
+            counted.append(self.spent + 1)
+            counted.extend([0] * (silent - 1))
+        shares, asked = [], 0
         rate = rule.rate_upermits_per_s
-        if not rate:
-            return Usage(*map(float, asked))
-        shares = (
-            spent * UPERMITS_PER_PERMIT / (rate * window_s) for spent, window_s in zip(sums, WINDOWS_S, strict=True)
-        )
-        return Usage(*shares)
-
-    def _counted(self, second: int) -> int:
-        """Return one more than what a complete second has spent; 0 if nothing was asked in it."""
-        if second == self._second:
-            return self.spent + 1
-        if second > self._second or second < self._second - _KEPT_S or self._seconds is None:
-            return 0
-        return self._seconds[second % _KEPT_S]
+        for window_s in WINDOWS_S:
+            window = counted[-window_s:]
+            asked = window_s - window.count(0)
+            shares.append((sum(window) - asked) * UPERMITS_PER_PERMIT / (rate * window_s) if rate else float(asked > 0))
+        return Usage(*shares) if asked else None
 
 
 class Board:
@@ -132,13 +120,16 @@ class Board:
         max_shown: how many others are.
     """
 
-    __slots__ = ("_max_shown", "_meters", "_pinned", "_pinned_meters")
+    __slots__ = ("_looks", "_max_shown", "_meters", "_nobody_silent", "_pinned", "_pinned_meters")
 
     def __init__(self, pinned: Collection[Resource] = (), max_shown: int = _MAX_SHOWN) -> None:
         self._max_shown = max_shown
         self._pinned = pinned
         self._pinned_meters: dict[tuple[Dimension, Resource], Meter] = {}
         self._meters: OrderedDict[tuple[Dimension, Resource], Meter] = OrderedDict()
+        # How many were looked at in vain since one was silent; in which second all had been.
+        self._looks = 0
+        self._nobody_silent = -1
 
     def pin(self, pinned: Collection[Resource]) -> None:
         """Show these whatever the bound from now on, in place of those given before."""
@@ -173,12 +164,18 @@ class Board:
 
     def _retire_silent(self, second: int) -> bool:
         """Look at those that were looked at longest ago; hide the silent, and say whether there is room now."""
+        if second == self._nobody_silent:
+            return False
         for _ in range(min(_LOOKS, len(self._meters))):
             key, meter = self._meters.popitem(last=False)
             if meter.is_silent(second):
                 meter.hide()
+                self._looks = 0
             else:
                 self._meters[key] = meter
+                self._looks += 1
+        if self._looks >= len(self._meters):
+            self._looks, self._nobody_silent = 0, second
         return len(self._meters) < self._max_shown
 
     def __iter__(self) -> Iterator[tuple[Dimension, Resource, Meter]]:

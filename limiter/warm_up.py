@@ -55,6 +55,10 @@ class WarmUpLimiter(Limiter):
             self.refuse(now_ns)
         return admission
 
+    def admits(self, now_ns: int, permits: int) -> bool:
+        """Bring the balance up to ``now_ns``; say whether a request would surely be admitted after so many permits."""
+        return self.refill(now_ns) > self._price(self.cold_upermits, permits)
+
     def check(self, now_ns: int, costs: Sequence[int]) -> Admission:
         """Say what ``acquire`` would, without any effect."""
         if not costs:

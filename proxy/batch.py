@@ -136,15 +136,17 @@ class Ticket:
     Attributes:
         resolved: it has been.
         refuse: how, once it has; None is pass.
+        shadow: if it passes, what a shadow rule says to it.
         dropped: nobody waits any more; it will not be resolved.
     """
 
-    __slots__ = ("_on_dropped", "_on_resolved", "dropped", "refuse", "resolved")
+    __slots__ = ("_on_dropped", "_on_resolved", "dropped", "refuse", "resolved", "shadow")
 
     def __init__(self, on_dropped: Callable[[], None]) -> None:
         self.resolved = False
         self.dropped = False
         self.refuse: Refuse | None = None
+        self.shadow: Shadow | None = None
         self._on_dropped: Callable[[], None] | None = on_dropped
         self._on_resolved: Callable[[Ticket], None] | None = None
 
@@ -155,12 +157,13 @@ class Ticket:
         elif not self.dropped:
             self._on_resolved = on_resolved
 
-    def resolve(self, refuse: Refuse | None) -> None:
+    def resolve(self, refuse: Refuse | None, shadow: Shadow | None = None) -> None:
         """Say what becomes of the request; without effect once it was resolved or dropped."""
         if self.resolved or self.dropped:
             return
         self.resolved = True
         self.refuse = refuse
+        self.shadow = shadow
         self._on_dropped = None
         on_resolved, self._on_resolved = self._on_resolved, None
         if on_resolved is not None:

@@ -303,6 +303,17 @@ class Connection:
 
     async def _decide(self, batch: Batch) -> None:
         """Have the handlers decide one batch, count it, and tell the session."""
+        await self._judge(batch)
+        now_ns = self._services.now_ns()
+        tickets = self._tickets.take(batch) if batch.verdicts else {}
+        if tickets and (self._parting is not None or self._scope.cancel_called):
+            self._tickets.drop()
+        self.session.decided(batch, now_ns)
+        for ticket, request in tickets.items():
+            ticket.attach(partial(self._on_resolved, batch.side, request))
+
+    async def _judge(self, batch: Batch) -> None:
+        """Have the handlers decide one batch, and count it."""
         services = self._services
         self._deciding += 1
         try:
@@ -312,14 +323,12 @@ class Connection:
             raise
         finally:
             self._deciding -= 1
-        now_ns = services.now_ns()
-        services.tally.count(batch, now_ns)
-        tickets = self._tickets.take(batch) if batch.verdicts else {}
-        if tickets and (self._parting is not None or self._scope.cancel_called):
-            self._tickets.drop()
-        self.session.decided(batch, now_ns)
-        for ticket, request in tickets.items():
-            ticket.attach(partial(self._on_resolved, batch.side, request))
+        services.tally.count(batch, services.now_ns())
+
+    async def _charge(self, batch: Batch) -> None:
+        """Charge what a held request turned out to cost; its session may be waiting for the verdicts on a chunk."""
+        await self._judge(batch)
+        self.progressed()
 
     def _on_resolved(self, side: Side, request: Request, ticket: Ticket) -> None:
         """Tell the session what becomes of a request that was held; called by whoever resolved its ticket."""
@@ -331,14 +340,14 @@ class Connection:
         services = self._services
         now_ns = services.now_ns()
         with self._guarded():
-            services.tally.resolved(request, ticket.refuse, now_ns)
+            services.tally.resolved(request, ticket.refuse or ticket.shadow, now_ns)
             try:
                 batch = self.session.resolved(request, ticket.refuse, now_ns)
             except Close as close:
                 self._part_soon(close.reason, close.detail)
                 return
             if batch is not None:
-                self.start_soon(self._decide, batch)
+                self.start_soon(self._charge, batch)
             for writer in self._writers.values():
                 writer.flush_soon()
             self.progressed()

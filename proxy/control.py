@@ -171,6 +171,8 @@ class Question(msgspec.Struct, frozen=True):
         producer_group: the group that sends it; empty leaves out what limits groups.
         listener: name or scope of the listener that it comes through; empty is the only scope there is, or leaves
             out what limits listeners.
+        at: a moment, as ISO 8601 writes it with its time zone: the rules of that moment, without live state; empty is
+            now.
     """
 
     kind: str
@@ -178,6 +180,7 @@ class Question(msgspec.Struct, frozen=True):
     client: str = ""
     producer_group: str = ""
     listener: str = ""
+    at: str = ""
 
 
 class QuestionError(ValueError):
@@ -320,6 +323,7 @@ class Explanation(msgspec.Struct, frozen=True):
         exempt_on: listeners on which this client is exempt, so that nothing below limits it there.
         limits: what limits the request, in the order in which it is asked.
         unapplied: rules that match and do not limit.
+        ignored: scopes that the question names and whose limits do not matter for it.
     """
 
     question: Question
@@ -328,6 +332,7 @@ class Explanation(msgspec.Struct, frozen=True):
     exempt_on: tuple[str, ...]
     limits: tuple[AppliedLimit, ...]
     unapplied: tuple[UnappliedRule, ...]
+    ignored: tuple[str, ...] = ()
 
 
 class BrokerReach(msgspec.Struct, frozen=True):

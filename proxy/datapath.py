@@ -45,6 +45,8 @@ _log = structlog.get_logger(__name__)
 
 #: Live limiters reported between two turns of the event loop: well under a millisecond of work.
 _LIMITERS_A_STEP: Final = 100
+#: Usages reported between two turns. Fewer would take longer than a scrape may while clients flood the loop.
+_USAGES_A_STEP: Final = 500
 #: Events kept for a subscriber that does not keep up.
 _EVENTS_KEPT: Final = 1000
 _PROBE_TIMEOUT_S: Final = 1.0
@@ -163,7 +165,9 @@ class LocalDataPath(DataPath):
         now = self._wall_clock()
         with_hours = [rule for rule in self._rule_set.rules if rule.hours is not None]
         held = {id(rule) for rule in self._limits.rule_set.in_force}
-        holds = {id(rule) for rule in with_hours if rule.hours is not None and rule.hours.holds(now)}
+        # Many rules have the same hours.
+        now_on = {hours for hours in {rule.hours for rule in with_hours} if hours is not None and hours.holds(now)}
+        holds = {id(rule) for rule in with_hours if rule.hours in now_on}
         began = [f"{rule} ({rule.hours})" for rule in with_hours if id(rule) in holds - held]
         ceased = [f"{rule} ({rule.hours})" for rule in with_hours if id(rule) in held - holds]
         if not began and not ceased:
@@ -218,13 +222,13 @@ class LocalDataPath(DataPath):
         )
 
     async def _usage(self) -> dict[tuple[str, str, Dimension], Usage]:
-        """Return how much of the limits is used, as Snapshot says, giving the data path its turn every hundred."""
+        """Return how much of the limits is used, as Snapshot says, giving the data path its turns in between."""
         own: list[tuple[tuple[str, str, Dimension], Usage]] = []
         others: list[tuple[tuple[str, str, Dimension], Usage]] = []
         exact = self._limits.rule_set.exact_resources
         for index, (resource, dimension, used) in enumerate(self._limits.usages(self._now_ns()), 1):
             (own if resource in exact else others).append(((*resource, dimension), Usage(*used)))
-            if index % _LIMITERS_A_STEP == 0:
+            if index % _USAGES_A_STEP == 0:
                 await trio.lowlevel.checkpoint()
         return dict(own + nlargest(self._max_resource_labels, others, key=lambda each: each[1].last_60s))
 
@@ -267,8 +271,8 @@ class LocalDataPath(DataPath):
 
     async def explain(self, question: Question) -> Explanation:
         """Return what would limit a request."""
-        kinds = [kind for config in self.server.listeners for kind in config.protocol.kinds]
-        return explain(question, self._limits, self.server.listeners, kinds, self._now_ns())
+        protocols = [config.protocol for config in self.server.listeners]
+        return explain(question, self._limits, self.server.listeners, protocols, self._now_ns())
 
     async def probe_brokers(self) -> tuple[BrokerReach, ...]:
         """Try to connect to each listener's broker, all at once."""

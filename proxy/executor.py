@@ -67,12 +67,14 @@ class LaneStats:
 class _Ticket:
     """One batch on its way through a lane, and the place where the verdicts are laid down."""
 
-    __slots__ = ("batch", "deadline_s", "outcome", "overdue", "task")
+    __slots__ = ("batch", "deadline_s", "outcome", "overdue", "taken", "task")
 
     def __init__(self, batch: Batch, task: trio.lowlevel.Task | None, deadline_s: float) -> None:
         self.batch = batch
         self.deadline_s = deadline_s
         self.outcome: Verdicts | Bypass | None = None
+        #: The outcome as the waiting task was woken for it; what is laid down later comes to nothing.
+        self.taken: Verdicts | Bypass | None = None
         #: Its deadline passed before there was an outcome.
         self.overdue = False
         #: Who waits for the outcome; None once nobody does any more.
@@ -82,6 +84,7 @@ class _Ticket:
         """Let the waiting task go on."""
         if self.task is not None:
             task, self.task = self.task, None
+            self.taken = self.outcome
             trio.lowlevel.reschedule(task)
 
 
@@ -143,7 +146,7 @@ class Lane:
             return trio.lowlevel.Abort.SUCCEEDED
 
         await trio.lowlevel.wait_task_rescheduled(cancelled)
-        return ticket.outcome if ticket.outcome is not None else Bypass("late")
+        return ticket.taken if ticket.taken is not None else Bypass("late")
 
     def _send_probe(self, batch: Batch) -> None:
         """Queue a batch that already bypassed, to learn whether the lane answers in time again."""
@@ -234,10 +237,10 @@ class Lane:
         if ticket is self._probe:
             self._probe = None
             self.late = ticket.overdue
-        if ticket.task is None and not isinstance(ticket.outcome, Bypass | None):
+        ticket.wake()
+        if ticket.taken is None and not isinstance(ticket.outcome, Bypass | None):
             with suppress(Exception):  # a mapping of the handler's own may raise anything
                 drop_tickets(ticket.outcome)  # nobody waits for these verdicts any more
-        ticket.wake()
 
     def _finish_laid_down(self) -> None:
         self._loop_told = False

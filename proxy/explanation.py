@@ -5,8 +5,10 @@ only being looked at. It changes nothing: what has no live state gets none.
 """
 
 from collections.abc import Iterable, Sequence
+from datetime import datetime
 from typing import Final
 
+from limiter.errors import RuleError
 from limiter.explain import Applied
 from limiter.limits import Limits
 from limiter.plans import Asker
@@ -25,7 +27,7 @@ from proxy.control import (
     UnappliedRule,
     Usage,
 )
-from proxy.protocols.base import Kind
+from proxy.protocols.base import Protocol
 from proxy.server import ListenerConfig
 
 _US_PER_S: Final = 1e6
@@ -33,7 +35,7 @@ _NS_PER_S: Final = 1e9
 
 
 def explain(
-    question: Question, limits: Limits, listeners: Sequence[ListenerConfig], kinds: Iterable[Kind], now_ns: int
+    question: Question, limits: Limits, listeners: Sequence[ListenerConfig], protocols: Iterable[Protocol], now_ns: int
 ) -> Explanation:
     """Say what would limit a request.
 
@@ -41,15 +43,20 @@ def explain(
         question: the request.
         limits: the limits in force.
         listeners: that it may come through.
-        kinds: that its resource may be of, besides the scopes.
+        protocols: whose kinds its resource may be of, besides the scopes.
         now_ns: the time.
 
     Raises:
         QuestionError: the question makes no sense.
     """
-    kinds_by_name = {kind.name: kind for kind in kinds}
+    protocols = tuple(protocols)
+    kinds_by_name = {kind.name: kind for protocol in protocols for kind in protocol.kinds}
     through = _through(question.listener, listeners)
+    named = [scope for scope in SCOPES if getattr(question, scope)]
     question = _understood(question, kinds_by_name, listeners, through)
+    _check_name(question, protocols)
+    if question.at:
+        limits = Limits(limits.rule_set.at(_moment(question.at)))
     resource = Resource(question.kind, question.name)
     kind = kinds_by_name.get(question.kind)
     # A scope that is asked about by itself is not asked for by anybody in particular.
@@ -58,20 +65,31 @@ def explain(
         if kind is None
         else Asker(question.client, question.producer_group, question.listener, consumes=kind.consumes)
     )
+    written = frozenset(map(id, limits.rule_set.rules))
     applied = limits.explain(now_ns, (resource,), asker)
     client = question.name if question.kind == CLIENT else question.client
+    exempt_on = tuple(listener.name for listener in through if client and in_networks(client, listener.exempt))
+    unapplied = {
+        (each.resource, id(each.rule)): each
+        for each in applied
+        # What no rule matches is given one that nobody wrote.
+        if not each.limits and id(each.rule) in written
+    }
+    if exempt_on and len(exempt_on) == len(through):
+        unapplied |= {
+            (each.resource, id(each.rule)): each._replace(why=f"{each.why}; the client is exempt")
+            for each in applied
+            if each.limits
+        }
+        applied = ()
     return Explanation(
         question=question,
         rule_set_version=limits.rule_set.version,
         limiting=limits.rule_set.enabled,
-        exempt_on=tuple(listener.name for listener in through if client and in_networks(client, listener.exempt)),
+        exempt_on=exempt_on,
         limits=tuple(_limit(each, now_ns) for each in applied if each.limits),
-        unapplied=tuple(
-            UnappliedRule(*each.resource, each.why, _rule_view(each.rule))
-            for each in applied
-            # What no rule matches is given one that nobody wrote.
-            if not each.limits and any(each.rule is rule for rule in limits.rule_set.rules)
-        ),
+        unapplied=tuple(UnappliedRule(*each.resource, each.why, _rule_view(each.rule)) for each in unapplied.values()),
+        ignored=tuple(named) if kind is None or kind.consumes else (),
     )
 
 
@@ -92,7 +110,33 @@ def _understood(
         client = _address("client", client)
     scopes = {listener.scope_name for listener in through}
     scope = scopes.pop() if len(scopes) == 1 else ""
-    return Question(question.kind, name, client, question.producer_group, scope)
+    return Question(question.kind, name, client, question.producer_group, scope, question.at)
+
+
+def _check_name(question: Question, protocols: Iterable[Protocol]) -> None:
+    """Refuse a name that no resource of its kind can have."""
+    pattern = "".join(f"[{character}]" if character in "*?[" else character for character in question.name)
+    for protocol in protocols:
+        if all(kind.name != question.kind for kind in protocol.kinds):
+            continue
+        try:
+            rule = Rule(question.kind, pattern, None)
+            protocol.check_rule(rule)
+        except RuleError as error:
+            what = error.what.removeprefix(f"rule {question.kind}:{pattern}: ")
+            raise QuestionError("name", f"{what}; allowed: {error.allowed}") from None
+
+
+def _moment(text: str) -> datetime:
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        what = f"{text!r} is no time; write 2026-11-21T23:00+01:00, or Z in place of +01:00 for UTC"
+        raise QuestionError("at", what) from None
+    if moment.tzinfo is None:
+        what = f"{text!r} has no time zone; write one behind it, like +01:00, or Z for UTC (in a URL + is %2B)"
+        raise QuestionError("at", what)
+    return moment
 
 
 def _address(parameter: str, value: str) -> str:

@@ -94,11 +94,13 @@ class Tally:
             for resource in charge.resources:
                 self._find(resource, now_ns).messages["exempt" if exempt else "pass"] += charge.messages
 
-    def resolved(self, request: Request, refuse: Refuse | None, now_ns: int) -> None:
-        """Count a request that was held, and now passes or is refused."""
-        if refuse is not None:
-            self._count_rule("refuse", refuse.rule, 1, request.messages)
-        self._let_go(request, "pass" if refuse is None else "refuse", now_ns)
+    def resolved(self, request: Request, verdict: Refuse | Shadow | None, now_ns: int) -> None:
+        """Count a request that was held, and now passes, though a shadow rule may say no, or is refused."""
+        word: RequestVerdict = "pass"
+        if verdict is not None:
+            word = "refuse" if isinstance(verdict, Refuse) else "shadow"
+            self._count_rule(word, verdict.rule, 1, request.messages)
+        self._let_go(request, word, now_ns)
 
     def dropped(self, request: Request, now_ns: int) -> None:
         """Count a request that was held when its client left."""

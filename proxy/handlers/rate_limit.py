@@ -5,7 +5,7 @@ due. It knows no protocol; the decision itself is ``limiter``'s.
 """
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Final
 
 import structlog
 import trio
@@ -30,6 +30,7 @@ from proxy.log_rate import LogRate
 from proxy.pipeline import Fails, Handler, HandlerPlugin, HandlerServices
 
 _DEFAULTS = Bounds()
+_LOG_LINES_PER_S: Final = 10
 
 _log = structlog.get_logger(__name__)
 
@@ -78,7 +79,11 @@ class _HeldRequest(Held):
         self.handler.holding.drop(self)
 
     def resolved(self, stop: Stop | None) -> None:
-        self.ticket.resolve(None if stop is None else self.handler.refuse(stop, self.asker.client))
+        if stop is not None:
+            self.ticket.resolve(self.handler.refuse(stop, self.asker.client))
+        else:
+            shade = self.shades[0] if self.shades else None
+            self.ticket.resolve(None, None if shade is None else Shadow(shade.resource, shade.rule))
 
 
 class RateLimit(Handler):
@@ -99,7 +104,7 @@ class RateLimit(Handler):
     def __init__(self, options: RateLimitOptions, services: HandlerServices) -> None:
         self._limits: Limits = services.limits
         self._now_ns = services.now_ns
-        self._log_rate = LogRate()
+        self._log_rate = LogRate(_LOG_LINES_PER_S)
         self._woken = trio.Event()
         self.holding = services.limits.holding
         self.holding.bounds = Bounds(
@@ -181,9 +186,9 @@ class RateLimit(Handler):
             return
 
     def refuse(self, stop: Stop, client: str, times: int = 1) -> Refuse:
-        """Make a refusal of a stop, and say so in the log at most once a second."""
+        """Make a refusal of a stop, and say so in the log at most once a second for each rule."""
         name = stop.rule.name
-        not_logged = self._log_rate.take("over the limit", self._now_ns() / 1e9, times)
+        not_logged = self._log_rate.take(name, self._now_ns() / 1e9, times)
         if not_logged is not None:
             _log.warning(
                 "over the limit",

@@ -96,7 +96,7 @@ class Session(ABC):
 
         Returns:
             A batch of charges alone, if it became known meanwhile that the request costs more than it was decided
-            by and it goes on.
+            by and it goes on. ``decided`` does not follow for it.
         """
 
     def take_responses(self) -> Sequence[Response]:
@@ -199,6 +199,7 @@ class Kind:
         action: what a rule does that does not say it.
         max_delay_s: with action ``delay``, how long a rule holds that does not say it, in seconds.
         consumes: its requests ask for messages, so that the scopes of those who send do not limit them.
+        patience_s: how long clients wait for an answer unless they are told otherwise, in seconds; None is unknown.
     """
 
     name: str
@@ -207,6 +208,7 @@ class Kind:
     action: Action = "reject"
     max_delay_s: float = DEFAULT_MAX_DELAY_S
     consumes: bool = False
+    patience_s: float | None = None
 
 
 def no_problem(rule: Rule) -> None:

@@ -8,17 +8,21 @@ from proxy.protocols.rocketmq.requests import UNPARSABLE_RESOURCES
 from proxy.protocols.rocketmq.rule_check import check_rule
 from proxy.protocols.rocketmq.session import RocketMQSession
 
-_NEVER_LIMITED = ("*_REPLY_TOPIC", "RMQ_SYS_*")
+#: Replies to who waits for one, and what the brokers of a cluster tell each other and record.
+_EXEMPT = ("*_REPLY_TOPIC", "RMQ_SYS_*")
+#: What clients wait for the answer to a send or a send-back by default; of the usual ones none waits less.
+_SEND_TIMEOUT_S = 3.0
 
 PROTOCOL = Protocol(
     name="rocketmq",
     kinds=(
-        Kind(codes.KIND_TOPIC, "what is sent to a topic", rate_per_s=2000),
+        Kind(codes.KIND_TOPIC, "what is sent to a topic", rate_per_s=2000, patience_s=_SEND_TIMEOUT_S),
         Kind(
             codes.KIND_RETRY_GROUP,
             "what the consumers of a group send back; the group's bare name, without %RETRY%",
             rate_per_s=100,
             action="delay",
+            patience_s=_SEND_TIMEOUT_S,
         ),
         Kind(
             codes.KIND_SUBSCRIPTION,
@@ -28,7 +32,7 @@ PROTOCOL = Protocol(
             consumes=True,
         ),
     ),
-    default_rules=tuple(Rule(codes.KIND_TOPIC, name, None, source="built-in") for name in _NEVER_LIMITED),
+    default_rules=tuple(Rule(codes.KIND_TOPIC, name, None, exempt=True, source="built-in") for name in _EXEMPT),
     open_session=RocketMQSession,
     options=RocketMQOptions,
     stand_ins=UNPARSABLE_RESOURCES,

@@ -56,9 +56,25 @@ def test_order_is_that_of_the_decision() -> None:
         Rule(CLIENT, "*", 9),
         Rule(LISTENER, "*", 9),
     )
-    plan, scoped = limits._plans.of((ORDERS,)), limits._plans.of_scopes(ASKER)
+    plan = limits._plans.of((ORDERS,))
+    scoped = limits._plans.of_scopes(ASKER, plan)
     asked = [(part.resource, part.registry.dimension) for part in plan.parts + scoped.parts]
     assert [(one.resource, one.dimension) for one in explain(limits)] == asked
+
+
+def test_says_that_nothing_is_asked_for_what_is_exempt() -> None:
+    rules = (
+        Rule("topic", "orders.*", None, exempt=True),
+        Rule("topic", "*", 9, shared=True),
+        Rule(CLIENT, "*", 9),
+        Rule(LISTENER, "*", 9, action="off"),
+    )
+    assert [(one.rule.name, one.limits, one.why) for one in explain(limits_by(*rules))] == [
+        ("topic:orders.*", False, "pattern with 7 literal characters; exempt from every limit"),
+        ("total:topic:*", False, "total of all together: the default of every topic; not asked for what is exempt"),
+        ("client:*", False, "the default of every client; not asked for what is exempt"),
+        ("listener:*", False, "the default of every listener; action off"),
+    ]
 
 
 def test_creates_no_limiter_and_shows_the_state_of_those_that_live() -> None:

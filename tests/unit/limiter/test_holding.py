@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from limiter.holding import RELEASED_AT_ONCE, Bounds
 from limiter.limits import Asker, Held, Limits, Stop
+from limiter.registry import DEFAULT_MAX_LIVE
 from limiter.resource import Resource
 from limiter.rule import Rule
 from limiter.rules import RuleSet
@@ -41,8 +42,8 @@ class Waiting(Held):
 class Room:
     """Limits with a clock of the test's, and all that becomes of what they hold."""
 
-    def __init__(self, *rules: Rule) -> None:
-        self.limits = Limits(RuleSet(rules))
+    def __init__(self, *rules: Rule, max_live: int = DEFAULT_MAX_LIVE) -> None:
+        self.limits = Limits(RuleSet(rules), max_live)
         self.holding = self.limits.holding
         self.now_ns = 0
         self.outcomes: list[tuple[int, str, str | None]] = []
@@ -388,6 +389,36 @@ class TestOrderKeys:
         assert room.limits.refused_by_bound == {"max_held": 1}
 
 
+class TestShared:
+    """Names that share what decides share its line: a line for each would be asked in vain for every permit."""
+
+    @pytest.mark.parametrize("share", ["fair share", "overflow limiter"])
+    def test_is_asked_once_for_each_permit(self, share: str) -> None:
+        fair = share == "fair share"
+        more: dict[str, Any] = {"fair_by": "producer_group", "max_fair_keys": 3} if fair else {}
+        room = Room(delay(100, **more), max_live=3)
+        for number in range(500):
+            resource = T if fair else Resource("topic", str(number))
+            room.ask(str(number), resource, asker=ASKER._replace(producer_group=str(number)))
+        held = room.holding.now.requests
+        assert 100 < held < 250
+        asks, ask, releases = 0, room.holding._ask, 0
+
+        def counted(request: Held, now_ns: int) -> Any:
+            nonlocal asks
+            asks += 1
+            return ask(request, now_ns)
+
+        room.holding._ask = counted
+        while (due_ns := room.holding.next_due_ns()) is not None:
+            room.now_ns = max(room.now_ns, due_ns)
+            room.holding.release(room.now_ns)
+            releases += 1
+        assert asks <= 2 * held + releases
+        assert releases <= 2 * held
+        assert len(room.outcomes) == held
+
+
 class TestConsuming:
     """Requests that cost nothing until their answer is there."""
 
@@ -425,6 +456,23 @@ class TestConsuming:
                 released.append((name, round(at_ns / MS)))
                 self.answer(room, 32)
         assert released == [("a", 320), ("b", 640), ("c", 960), ("d", 1280)]
+
+    def test_are_held_until_their_deadline_however_deep_the_debt(self) -> None:
+        room = self.room()
+        self.pull(room, "first")
+        self.answer(room, 5000)
+        assert self.pull(room, "early") == "hold"
+        room.until(9999 * MS)
+        assert not room.outcomes
+        room.until(10 * S)
+        assert room.refused == ["early"]
+        room.until(45 * S)
+        assert self.pull(room, "late") == "hold"
+        room.until(51 * S)
+        assert room.passed == ["late"]
+
+    def test_are_refused_at_once_where_the_rate_is_0(self) -> None:
+        assert self.pull(self.room(rate_per_s=0), "a") == "refuse"
 
     def test_as_many_at_a_time_as_the_stored_permits_allow(self) -> None:
         room = self.room()

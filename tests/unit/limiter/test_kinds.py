@@ -2,6 +2,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from limiter.bucket import NS_PER_S, UPERMITS_PER_PERMIT
 from limiter.fair import OTHER_KEY, FairLimiter
@@ -34,6 +36,39 @@ def most_at_once(limiter: Limiter, now_ns: int) -> int:
 def test_rule_gets_the_kind_that_it_needs(rule: Rule, kind: type[Limiter]) -> None:
     assert type(new_limiter(ORDERS, rule, 0)) is kind
     assert new_limiter(ORDERS, rule, 0, empty=True).stored_upermits == 0
+
+
+@given(
+    rule=st.sampled_from(
+        [*(rule for rule, _ in KINDS.values()), replace(FAIR, rate_per_s=0), replace(PLAIN, break_s=1)]
+    ),
+    steps=st.lists(
+        st.tuples(
+            st.sampled_from([0, 1, NS_PER_S // 7, NS_PER_S, 9 * NS_PER_S]),
+            st.sampled_from("ab"),
+            st.lists(st.integers(0, 60), min_size=1, max_size=4),
+        ),
+        max_size=12,
+    ),
+)
+def test_what_admits_says_yes_to_is_spent_as_check_and_commit_do(
+    rule: Rule, steps: list[tuple[int, str, list[int]]]
+) -> None:
+    quick, exact = new_limiter(ORDERS, rule, 0), new_limiter(ORDERS, rule, 0)
+    now_ns = 0
+    for pause_ns, key, costs in steps:
+        now_ns += pause_ns
+        gate, other = quick.share(key, now_ns), exact.share(key, now_ns)
+        admitted = other.check(now_ns, costs).admitted
+        other.commit(now_ns, costs[:admitted])
+        if gate.admits(now_ns, sum(costs[:-1])):
+            assert admitted == len(costs)
+            gate.spend(sum(costs))
+        else:
+            gate.commit(now_ns, costs[: gate.check(now_ns, costs).admitted])
+        if admitted < len(costs):
+            assert gate.refuse(now_ns) == other.refuse(now_ns)
+        assert quick.state(now_ns) == exact.state(now_ns)
 
 
 @pytest.mark.parametrize(("rule", "kind"), KINDS.values(), ids=KINDS)

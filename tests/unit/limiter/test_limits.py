@@ -346,7 +346,7 @@ class TestUsages:
         for second in range(1, 6):
             decide(limits, [1] * 5, now_ns=second * NS_PER_S)
         limits.charge(5 * NS_PER_S, (ORDERS,), ASKER, 3, 0)
-        found = {(resource, dimension): usage for resource, dimension, usage in limits.usages(6 * NS_PER_S)}
+        found: Any = {(resource, dimension): usage for resource, dimension, usage in limits.usages(6 * NS_PER_S)}
         assert found == {
             (ORDERS, "messages"): (0.8, 0.28, pytest.approx(28 / 600)),
             (ORDERS, "bytes"): (0.5, 0.25, pytest.approx(2500 / 60_000)),

@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from limiter.bucket import UPERMITS_PER_PERMIT
 from limiter.limits import Asker, Held, Limits, Stop
 from limiter.resource import SCOPES, TOTAL, Resource
-from limiter.rule import Dimension, Rule
+from limiter.rule import Action, Dimension, Rule
 from limiter.rules import RuleSet
 
 NS_PER_S = 1_000_000_000
@@ -41,7 +41,7 @@ BYTES = st.sampled_from([None, None, None, 0, 40, 333])
 def rules(draw: st.DrawFn) -> Rule:
     kind = draw(st.sampled_from(["topic", "topic", *SCOPES]))
     shared = draw(st.booleans())
-    action = draw(st.sampled_from(["reject", "reject", "shadow", "delay", "delay", "off"]))
+    action: Action = draw(st.sampled_from(["reject", "reject", "shadow", "delay", "delay", "off"]))
     more: dict[str, Any] = {}
     if kind in ("topic", "listener") and draw(st.booleans()):
         more["fair_by"] = draw(st.sampled_from(["client", "producer_group"]))

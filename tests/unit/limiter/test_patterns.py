@@ -116,6 +116,8 @@ def test_many_wildcards_do_not_make_a_made_up_name_expensive() -> None:
         ("2001:db8:0:0:0:0:0:1", "2001:db8::1", "2001:db8::1"),
         ("2001:db8::1/128", "2001:db8::1", "2001:db8::1"),
         ("*", "*", None),
+        ("::ffff:10.0.0.1", "10.0.0.1", "10.0.0.1"),
+        ("::ffff:10.0.0.0/104", "10.0.0.0/8", None),
     ],
 )
 def test_network_has_one_canonical_spelling(text: str, canonical: str, exact_name: str | None) -> None:
@@ -125,13 +127,23 @@ def test_network_has_one_canonical_spelling(text: str, canonical: str, exact_nam
 
 
 @pytest.mark.parametrize(
-    "text", ["", "orders", "10.0.0", "10.0.0.0/33", "10.*", "::1/129", "10.0.0.0/8/8", " 10.0.0.1"]
+    "text", ["", "orders", "10.0.0.0.0", "10.0.0.0/33", "300.*", "::1/129", "10.0.0.0/8/8", " 10.0.0.1"]
 )
 def test_what_is_no_network_is_refused_with_what_would_be(text: str) -> None:
     with pytest.raises(RuleError, match="no address and no network") as error:
         read_network(text)
 
     assert "10.0.0.0/8" in error.value.allowed
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"), [("10.*", "10.0.0.0/8"), ("10.1.*.*", "10.1.0.0/16"), ("10.1.2.", "10.1.2.0/24")]
+)
+def test_network_written_as_a_glob_is_refused_with_the_one_meant(text: str, meant: str) -> None:
+    with pytest.raises(RuleError, match="no address and no network") as error:
+        read_network(text)
+
+    assert error.value.allowed == meant
 
 
 @pytest.mark.parametrize(

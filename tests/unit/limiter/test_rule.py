@@ -250,6 +250,27 @@ def test_fair_shares_of_several_askers_are_taken(values: dict[str, Any]) -> None
     assert Rule(pattern="*", rate_per_s=1, **values).fair_by == values["fair_by"]
 
 
+@pytest.mark.parametrize(
+    ("values", "why"),
+    [
+        ({"kind": "topic", "rate_per_s": 1}, "exempt, but with a limit"),
+        ({"kind": "topic", "rate_per_s": None, "bytes_per_s": 1}, "exempt, but with a limit"),
+        ({"kind": "topic", "rate_per_s": None, "shared": True}, "not for scopes and totals"),
+        ({"kind": "client", "rate_per_s": None}, "not for scopes and totals"),
+    ],
+)
+def test_exempt_contradicts_a_limit_and_is_for_resources(values: dict[str, Any], why: str) -> None:
+    with pytest.raises(RuleError, match=why) as caught:
+        Rule(pattern="*", exempt=True, **values)
+    assert caught.value.attribute == "exempt"
+
+
+def test_exempt_rule_limits_nothing_and_says_so() -> None:
+    rule = Rule("topic", "alarms", None, exempt=True)
+    assert not rule.limits
+    assert str(rule) == "topic:alarms=exempt"
+
+
 # --- what tells rules apart
 
 

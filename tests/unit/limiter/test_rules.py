@@ -283,12 +283,12 @@ def test_between_two_changes_the_same_rules_hold(minute: int) -> None:
 def test_rules_can_be_listed_as_they_are_tried() -> None:
     total, by_day = Rule("topic", "a*", 9, shared=True), Rule("topic", "z", 8, hours=DAY)
     rules = RuleSet((total, *limits("topic:*=1/s", "topic:a*=2/s", "topic:*ab*=3/s", "topic:z=4/s"), by_day))
-    names = ["topic:z", "topic:*ab*", "topic:a*", "topic:*", "total:topic:a*", "topic:z"]
+    names = ["topic:z", "topic:*ab*", "topic:a*", "topic:*", "total:topic:a*", f"topic:z {DAY}"]
 
     assert [rule.name for rule in rules.in_match_order] == names
     assert rules.untried == (by_day,)
     by_day_now = rules.at(at("12:00")).in_match_order
-    assert [rule.name for rule in by_day_now] == names
+    assert [rule.name for rule in by_day_now] == [f"topic:z {DAY}", *names[1:5], "topic:z"]
     assert by_day_now[0] is by_day
     assert [rule.limit_text for rule in rules.at(at("12:00")).untried] == ["4/s"]
 
@@ -298,12 +298,12 @@ def test_two_rules_of_one_kind_and_pattern_are_refused_by_name() -> None:
         RuleSet((*limits("topic:a=1/s", source="file:x"), *limits("topic:a=2/s")))
 
     assert "topic:a=1/s (file:x)" in error.value.what
-    assert "topic:a=2/s (flag)" in error.value.what
+    assert error.value.what.startswith("flag: a second rule for topic:a: topic:a=2/s, ")
 
 
 @pytest.mark.parametrize(("one", "other"), [("topic:ab", "topic:a[b]"), ("client:10.0.0.1", "client:10.0.0.1/32")])
 def test_two_spellings_of_one_name_are_one_name(one: str, other: str) -> None:
-    with pytest.raises(RuleError, match="two rules"):
+    with pytest.raises(RuleError, match="a second rule"):
         RuleSet(limits(f"{one}=1/s", f"{other}=2/s"))
 
 
@@ -374,5 +374,5 @@ def test_within_a_layer_a_rule_without_hours_leaves_those_with() -> None:
 
 
 def test_layer_with_two_rules_of_one_kind_and_pattern_is_refused() -> None:
-    with pytest.raises(RuleError, match="two rules for topic:a"):
+    with pytest.raises(RuleError, match="a second rule for topic:a"):
         layer_rules(limits("topic:a=1/s", "topic:a=1/s"), limits("topic:a=2/s"))

@@ -9,7 +9,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from limiter.resource import Resource
-from proxy.batch import NO_VERDICTS, Batch, Refuse, Verdicts
+from proxy.batch import NO_VERDICTS, Batch, Hold, Refuse, Ticket, Verdicts
 from proxy.executor import Bypass, Executor, LaneStats
 
 if TYPE_CHECKING:
@@ -479,6 +479,32 @@ async def test_awaitable_on_a_thread_lane_is_an_error(
     assert isinstance(outcome, Bypass)
     assert isinstance(outcome.error, TypeError)
     assert not recwarn.list
+
+
+async def test_the_tickets_of_a_verdict_are_dropped_just_when_nobody_takes_it(
+    start: StartExecutor, batch_of: MakeBatch, nursery: trio.Nursery, mock_clock: MockClock
+) -> None:
+    # Answers that come about when the deadline is noticed; trio shuffles who goes first in a turn.
+    resource = Resource("line_topic", "a")
+    outcomes: set[str] = set()
+    for turns in list(range(8)) * 10:
+        ticket = Ticket(lambda: None)
+
+        async def decide(batch: Batch, now_ns: int, turns: int = turns, ticket: Ticket = ticket) -> Verdicts:
+            await trio.sleep(DEADLINE_S)
+            for _ in range(turns):
+                await trio.lowlevel.checkpoint()
+            return {0: Hold(resource, "rule", ticket)}
+
+        executor = await start(decide)
+        submission = Submission(nursery, executor, batch_of("a"))
+        await wait_all_tasks_blocked()
+        mock_clock.jump(DEADLINE_S)
+        await submission.done.wait()
+        await wait_all_tasks_blocked()
+        assert ticket.dropped == isinstance(submission.outcome, Bypass), turns
+        outcomes.add("late" if ticket.dropped else "taken")
+    assert outcomes == {"late", "taken"}
 
 
 class TestBusyLoop:

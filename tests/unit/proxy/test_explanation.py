@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from ipaddress import ip_network
 from typing import Any
@@ -54,7 +55,8 @@ def rule_set(hour: int = 12) -> RuleSet:
 def ask(
     question: Question, listeners: tuple[ListenerConfig, ...], limits: Limits | None = None, now_ns: int = 0
 ) -> Explanation:
-    return explain(question, limits or Limits(rule_set()), listeners, KINDS, now_ns)
+    protocols = [replace(listeners[0].protocol, kinds=KINDS)]
+    return explain(question, limits or Limits(rule_set()), listeners, protocols, now_ns)
 
 
 def names(explanation: Explanation) -> list[str]:
@@ -94,7 +96,41 @@ class TestLimits:
 
     def test_of_who_consumes_are_not_those_of_who_sends(self, listeners: tuple[ListenerConfig, ...]) -> None:
         question = Question("subscription", "g@orders", "10.1.2.3", "g", "main")
-        assert names(ask(question, listeners)) == ["subscription g@orders messages"]
+        explanation = ask(question, listeners)
+        assert names(explanation) == ["subscription g@orders messages"]
+        assert explanation.ignored == ("client", "producer_group", "listener")
+        assert ask(ALL, listeners).ignored == ()
+
+    def test_of_a_moment_are_by_the_rules_of_then_and_without_live_state(
+        self, listeners: tuple[ListenerConfig, ...]
+    ) -> None:
+        limits = Limits(rule_set())
+        limits.decide(0, (Resource("topic", "day"),), Asker("", "", ""), [1], lambda: [0])
+        for at, asked in (("2026-01-05T10:00Z", ["topic day messages"]), ("2026-01-05T19:30+01:00", [])):
+            explanation = ask(Question("topic", "day", at=at), listeners, limits)
+            assert names(explanation) == asked
+            assert all(limit.state is None for limit in explanation.limits)
+            assert explanation.question.at == at
+
+    @pytest.mark.parametrize(("at", "said"), [("tomorrow", "is no time"), ("2026-01-05T10:00", "has no time zone")])
+    def test_of_a_moment_that_is_none_are_an_error(
+        self, listeners: tuple[ListenerConfig, ...], at: str, said: str
+    ) -> None:
+        with pytest.raises(QuestionError) as caught:
+            ask(Question("topic", "day", at=at), listeners)
+        assert caught.value.parameter == "at"
+        assert said in caught.value.detail
+
+    def test_of_a_client_that_is_exempt_wherever_it_may_come_are_none(
+        self, listeners: tuple[ListenerConfig, ...]
+    ) -> None:
+        explanation = ask(Question("topic", "orders", "10.9.1.2", listener="main"), listeners)
+        assert explanation.exempt_on == ("main",)
+        assert explanation.limits == ()
+        assert {each.rule.name: each.why.partition("; ")[2] for each in explanation.unapplied} == dict.fromkeys(
+            ("topic:orders", "total:topic:o*", "client:10.0.0.0/8", "listener:one"), "the client is exempt"
+        )
+        assert names(ask(Question("topic", "orders", "10.9.1.2", listener="one"), listeners)) != []
 
     @pytest.mark.parametrize(
         ("kind", "name", "asked"),

@@ -131,6 +131,14 @@ class TestHeld:
         assert messages(tally, "a") == {"pass": 3, "refuse": 4}
         assert (tally.held_requests, tally.held_bytes) == (0, 0)
 
+    def test_shadow_rules_are_counted_when_what_was_held_passes(self, batch_of: MakeBatch) -> None:
+        tally = Tally(10)
+        batch = held(batch_of("a", costs=[3]), 0)
+        tally.count(batch, 0)
+        tally.resolved(batch.requests[0], Shadow(resource("a"), "dark"), 1)
+        assert messages(tally, "a") == {"shadow": 3}
+        assert nonzero(tally.rules()["dark"].messages) == {"shadow": 3}
+
     def test_dropped_request_has_a_verdict_of_its_own(self, batch_of: MakeBatch) -> None:
         tally = Tally(10)
         batch = held(batch_of("a", costs=[3]), 0)

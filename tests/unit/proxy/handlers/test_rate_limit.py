@@ -403,7 +403,8 @@ class Timed:
         return verdicts
 
     def note(self, index: int, ticket: Ticket) -> None:
-        self.resolved.append((round(trio.current_time(), 3), index, ticket.refuse and ticket.refuse.rule))
+        rule = None if ticket.refuse is None else ticket.refuse.rule
+        self.resolved.append((round(trio.current_time(), 3), index, rule))
 
     async def jump(self, seconds: float) -> None:
         self.clock.jump(seconds)
@@ -436,13 +437,24 @@ class TestTask:
         await timed.jump(0.1)
         assert timed.resolved == [(0.001, 10, None), (0.101, 11, None), (0.201, 12, None)]
 
+    async def test_what_a_shadow_rule_says_to_what_is_released_is_on_the_ticket(self, start: StartTimed) -> None:
+        timed = start(delay(10), Rule("client", "*", 0, action="shadow"))
+        verdicts = timed.ask(*(request() for _ in range(12)))
+        first, second = tickets_of(verdicts)
+        await timed.jump(0.001)
+        assert (first.refuse, first.shadow) == (None, Shadow(Resource("client", "10.1.2.3"), "client:*"))
+        assert (second.resolved, second.shadow) == (False, None)
+
     async def test_sleeps_until_something_is_due(self, start: StartTimed, monkeypatch: pytest.MonkeyPatch) -> None:
         timed = start(delay(10))
         asked: list[int] = []
         real = timed.limiting.handler.holding.release
-        monkeypatch.setattr(
-            timed.limiting.handler.holding, "release", lambda now_ns: (asked.append(now_ns), real(now_ns))
-        )
+
+        def release(now_ns: int) -> None:
+            asked.append(now_ns)
+            real(now_ns)
+
+        monkeypatch.setattr(timed.limiting.handler.holding, "release", release)
         await timed.jump(100)
         assert asked == []
         timed.ask(*(request() for _ in range(12)))
@@ -490,7 +502,7 @@ class TestTask:
 
 
 class TestLog:
-    def test_says_once_a_second_who_is_over_which_limit(self, log: list[Any]) -> None:
+    def test_says_once_a_second_for_each_rule_who_is_over_it(self, log: list[Any]) -> None:
         limits = Limits(RuleSet((Rule(KIND, "a", 0), Rule("client", "*", 3))))
         now = [0]
         handler = PLUGIN.build(RateLimitOptions(), HandlerServices(limits, lambda: now[0]))
@@ -502,7 +514,8 @@ class TestLog:
         assert [(line["event"], line["rule"], line["resource"], line["not_logged"]) for line in log] == [
             ("over the limit", "line_topic:a", "line_topic:a", 0),
             ("over the limit", "line_topic:a", "line_topic:a", 29),
-            ("over the limit", "client:*", "client:10.1.2.3", 16),
+            ("over the limit", "client:*", "client:10.1.2.3", 0),
+            ("over the limit", "client:*", "client:10.1.2.3", 6),
         ]
         assert {line["client"] for line in log} == {"10.1.2.3"}
         assert log[0]["wait_us"] == 1_000_000
