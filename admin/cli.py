@@ -17,18 +17,13 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Annotated, Literal
 
-import trio
 from cyclopts import App, Argument, CycloptsError, MissingArgumentError, Parameter, UnusedCliTokensError
 
-from admin import logs, sidecar
-from admin.composition import compose
 from admin.errors import OperatorError, SettingsError
-from admin.metrics import sluice_version
-from admin.report import report, show
 from admin.settings import DEFAULT_ADMIN
 from admin.sources import Flags, load
 from admin.toml_lines import Path as Place
-from proxy.control import Question
+from admin.version import sluice_version
 
 app = App(
     name="sluice",
@@ -56,7 +51,8 @@ _Limits = partial(Parameter, negative="", metavar="LIMIT")
         "name wins over the pattern with most literal characters, that over KIND:*. Without any limit given: "
         "topic:*=2000/s and retry_group:*=100/s; with limits given, what none of them matches is unlimited. RATE is in "
         "messages per second. A name with =, a comma or white space can only be written in the file.\n\n"
-        "Flags win over the environment, that over the file. SLUICE_LISTEN, SLUICE_BROKER and SLUICE_LIMIT take "
+        "Flags win over the environment, that over the file. A limit replaces the whole rule of that name in the file, "
+        "with all that it says besides the rate. SLUICE_LISTEN, SLUICE_BROKER and SLUICE_LIMIT take "
         "several values, separated by blanks, limits also by commas. Other variables are called after the key's place "
         "in the file: log.level is SLUICE_LOG_LEVEL."
     )
@@ -90,6 +86,12 @@ def run(
         limits=limit or (),
         values={place: flag for place, flag in given.items() if flag[1] is not None},
     )
+    # Imported only in the commands that need it, here and below: event loop, HTTP server and tables take their time.
+    import trio  # noqa: PLC0415 - see above
+
+    from admin import logs, sidecar  # noqa: PLC0415 - see above
+    from admin.composition import compose  # noqa: PLC0415 - see above
+
     configuration = load(config, os.environ, flags)
     plan = compose(configuration)
     if not plan.listeners:
@@ -105,6 +107,9 @@ def check(file: Annotated[str, Parameter(help="TOML file to validate")], /) -> i
 
     The environment counts, as it would for `sluice run --config FILE`.
     """
+    from admin.composition import compose  # noqa: PLC0415 - as in run
+    from admin.report import report, show  # noqa: PLC0415 - as in run
+
     plan = compose(load(file, os.environ, Flags()))
     show(report(plan, datetime.now(UTC)))
     _complain([f"warning: {warning}" for warning in plan.warnings()], 0)
@@ -129,22 +134,23 @@ def explain(
     client: Annotated[str, _Flag(help="IP address of who asks", metavar="ADDRESS")] = "",
     producer_group: Annotated[str, _Flag(help="the group that sends", metavar="GROUP")] = "",
     listener: Annotated[str, _Flag(help="the listener it comes through, or its scope", metavar="NAME")] = "",
+    at: Annotated[str, _Flag(help="by the rules of another time, e.g. 2026-11-21T23:00+01:00", metavar="TIME")] = "",
     admin: Annotated[str | None, _Flag(help=f"which sidecar to ask ({DEFAULT_ADMIN})", metavar=_ADDRESS)] = None,
     config: Annotated[str | None, _Flag(help="ask this TOML file instead of a sidecar", metavar="FILE")] = None,
     json: Annotated[bool, _Flag(help="print the API's JSON", negative="")] = False,
 ) -> int:
     """Say which limits a request must pass, why, and in which state they are."""
-    # Imported only here: nobody else needs an HTTP client, and it takes its time.
-    from admin import explain as asking  # noqa: PLC0415 - see above
+    from admin import explain as asking  # noqa: PLC0415 - as in run
+    from proxy.control import Question  # noqa: PLC0415 - as in run
 
-    question = Question(kind, name, client, producer_group, listener)
+    question = Question(kind, name, client, producer_group, listener, at)
     if config is None:
         explanation = asking.ask_sidecar(asking.admin_endpoint(admin), question)
     elif admin is None:
         explanation = asking.ask_file(config, question)
     else:
         raise SettingsError("--admin and --config: give one of them; only one can be asked")
-    text = asking.as_json(explanation) if json else asking.text(explanation, live=config is None)
+    text = asking.as_json(explanation) if json else asking.text(explanation, live=config is None and not at)
     print(text)  # noqa: T201 - the command line speaks to people here
     return 0
 
@@ -157,8 +163,9 @@ def demo(
 
     Nothing else is needed. It ends with a table of what was sent, passed, refused and stored.
     """
-    # Imported only here: nobody but the demo needs the embedded broker.
-    from admin.demo.stage import perform  # noqa: PLC0415 - see above
+    import trio  # noqa: PLC0415 - as in run
+
+    from admin.demo.stage import perform  # noqa: PLC0415 - as in run
 
     if seconds is not None and not 0 < seconds < float("inf"):
         raise SettingsError(f"--seconds {seconds:g}: must be more than 0")

@@ -53,6 +53,7 @@ class Plan:
         listeners: in the order of the configuration.
         handlers: in the order in which they decide.
         handler_sources: where each handler was configured.
+        protocols: those of the listeners; the usual one where there is no listener.
         kinds: the kinds of resources that the protocols make.
         rule_set: the operator's rules over the protocols' own.
         doubts: what is allowed in the limits but probably not meant, a line each.
@@ -62,6 +63,7 @@ class Plan:
     listeners: tuple[PlannedListener, ...]
     handlers: tuple[HandlerConfig, ...]
     handler_sources: tuple[str, ...]
+    protocols: tuple[Protocol, ...]
     kinds: tuple[Kind, ...]
     rule_set: RuleSet
     doubts: tuple[str, ...]
@@ -128,12 +130,21 @@ def compose(configuration: Configuration) -> Plan:
         # Rules can be checked before there is a listener.
         protocols = {DEFAULT_PROTOCOL: plugins.protocol(DEFAULT_PROTOCOL, ("listeners",), origins)}
     if problems:
-        raise SettingsError(problems)
+        raise SettingsError([*configuration.problems, *problems])
     kinds = rulebook.kinds_of(protocols.values())
     scopes = [listener.settings.scope for listener in listeners]
     rule_set = rulebook.build(configuration, tuple(protocols.values()), scopes)
     doubtful = doubts.about(settings, rule_set, (*kinds, *SCOPE_KINDS), origins, datetime.now(UTC))
-    return Plan(settings, listeners, handlers, handler_sources, kinds, rule_set, tuple(doubtful))
+    return Plan(
+        settings,
+        listeners,
+        handlers,
+        handler_sources,
+        protocols=tuple(protocols.values()),
+        kinds=kinds,
+        rule_set=rule_set,
+        doubts=tuple(doubtful),
+    )
 
 
 def _listeners(settings: Settings, origins: Origins, problems: list[str]) -> tuple[PlannedListener, ...]:

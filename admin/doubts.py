@@ -4,14 +4,15 @@ Each doubt is one line that names its place, as errors do; nothing is refused fo
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final
 
 from admin.faults import Origins
-from admin.settings import DEFAULT_SCOPE, Limit, Settings
+from admin.settings import DEFAULT_SCOPE, UNLIMITED, Limit, LimitSettings, Settings
 from admin.toml_lines import Path as Place
-from limiter.patterns import Matcher
-from limiter.resource import LISTENER
+from limiter.patterns import DEFAULT_PATTERN, Matcher
+from limiter.resource import LISTENER, SCOPES
 from limiter.rule import Rule
 from limiter.rules import RuleSet
 from proxy.protocols.base import Kind
@@ -31,19 +32,23 @@ def about(settings: Settings, rules: RuleSet, kinds: Sequence[Kind], origins: Or
         now: from when on rules are looked at.
     """
     by_name = {kind.name: kind for kind in kinds}
+    patience = [kind.patience_s for kind in kinds if kind.patience_s is not None and not kind.consumes]
+    for scope in SCOPES:
+        # All that is sent belongs to these.
+        by_name[scope] = replace(by_name[scope], patience_s=min(patience, default=None))
+    sources = frozenset(rule.source for rule in rules.rules)
     found: list[str] = []
     for index, limit in enumerate(settings.limits):
         found += _idle_keys(limit, by_name[limit.kind], ("limits", index), origins)
+        found += _hidden(limit, ("limits", index), rules, sources, origins)
         if limit.between is None and limit.days is None and "time_zone" in limit.model_fields_set:
             place = ("limits", index, "time_zone")
             found.append(origins.problem(place, "means nothing without between or days", limit.time_zone))
     for kind, default in settings.defaults.items():
         found += _idle_keys(default, by_name[kind], ("defaults", kind), origins)
-    found += [
-        f"{rule.source}: rule {rule.name} ({rule.hours or 'always'}) never holds: at all its hours another one of the"
-        " same pattern does"
-        for rule in _never_reached(rules.rules, now)
-    ]
+        found += _hidden(default, ("defaults", kind), rules, sources, origins)
+    found += _clashes(rules.rules, now)
+    found += _unlike_in_scope(settings, origins)
     found += _unused_scopes(settings, rules, origins)
     limiting = [rule for rule in rules.rules if rule.limits]
     if limiting and all(rule.action == "shadow" for rule in limiting):
@@ -55,13 +60,18 @@ def _idle_keys(limit: Limit, kind: Kind, place: Place, origins: Origins) -> Iter
     """Name the keys of one limit that are written and change nothing."""
     action = limit.action or kind.action
     delays = action == "delay"
+    has_rate = limit.rate not in {None, UNLIMITED}
+    limited = has_rate or limit.bytes_per_s is not None
     # Keys, whether they change something, and what is missing for that.
     conditions = (
         ("max_delay_s", delays, 'means nothing without action = "delay"'),
         ("max_fair_keys", limit.fair_by is not None, "means nothing without fair_by"),
         ("bytes_burst_s", limit.bytes_per_s is not None, "means nothing without bytes_per_s"),
-        ("count", limit.rate is not None, "means nothing without a rate"),
-        ("burst_s", limit.rate is not None, "means nothing without a rate; the bytes have bytes_burst_s"),
+        ("count", has_rate, "means nothing without a rate"),
+        ("burst_s", has_rate, "means nothing without a rate; the bytes have bytes_burst_s"),
+        ("warm_up_s", limited or not limit.warm_up_s, "means nothing without a limit"),
+        ("fair_by", limited, "means nothing without a limit"),
+        ("action", limited or action in {"off", "reject"}, "means nothing without a limit"),
         ("busy_code", action != "shadow", 'means nothing with action = "shadow", which refuses nothing'),
     )
     for key, means_something, why in conditions:
@@ -69,6 +79,17 @@ def _idle_keys(limit: Limit, kind: Kind, place: Place, origins: Origins) -> Iter
             yield origins.problem((*place, key), why, getattr(limit, key))
     if delays and limit.max_delay_s == 0:
         yield origins.problem((*place, "max_delay_s"), 'holds nothing; action = "reject" says the same', 0)
+    max_delay_s = kind.max_delay_s if limit.max_delay_s is None else limit.max_delay_s
+    if delays and kind.patience_s is not None and max_delay_s > kind.patience_s:
+        what = f"is longer than most clients wait for an answer, {kind.patience_s:g} s: they give up and may send again"
+        yield origins.problem((*place, "max_delay_s"), what, max_delay_s)
+    if delays and 0 in {limit.rate, limit.bytes_per_s}:
+        what = f"holds everything for {max_delay_s:g} s and then refuses it, since nothing is admitted"
+        what += '; "reject" says so'
+        yield origins.problem((*place, "action"), what, "delay")
+    if limit.bytes_per_s == 0:
+        what = "refuses everything; leave it out for no limit on bytes"
+        yield origins.problem((*place, "bytes_per_s"), what, 0)
     if limit.fair_by is not None and limit.max_fair_keys == 1:
         yield origins.problem((*place, "max_fair_keys"), "makes one share for all, so fair_by changes nothing", 1)
     if limit.fair_by == "producer_group" and kind.consumes:
@@ -76,26 +97,76 @@ def _idle_keys(limit: Limit, kind: Kind, place: Place, origins: Origins) -> Iter
         yield origins.problem((*place, "fair_by"), what, limit.fair_by)
 
 
-def _never_reached(rules: Sequence[Rule], now: datetime) -> Iterable[Rule]:
-    """Yield the rules that lose at every moment against others of the same pattern."""
+def _hidden(limit: Limit, place: Place, rules: RuleSet, sources: frozenset[str], origins: Origins) -> Iterable[str]:
+    """Name a limit of the file that a rate elsewhere replaces, if it says more than that can."""
+    said = ", ".join(
+        key for key in type(limit).model_fields if key in limit.model_fields_set - {"kind", "name", "rate"}
+    )
+    if not said or origins.of(place) in sources:
+        return
+    kind, name = (limit.kind, limit.name) if isinstance(limit, LimitSettings) else (str(place[-1]), DEFAULT_PATTERN)
+    pattern = Rule(kind, name, None).key[:3]
+    by = next((rule for rule in rules.rules if rule.key[:3] == pattern and not rule.shared), None)
+    if by is not None:
+        what = f"replaced as a whole by {by.source} {by}: what it says besides a rate does not hold either ({said})"
+        yield origins.problem(place, what)
+
+
+def _clashes(rules: Sequence[Rule], now: datetime) -> Iterable[str]:
+    """Name rules that lose against others of the same pattern at some of their hours, or at all of them."""
     same_pattern: dict[object, list[Rule]] = {}
     for rule in rules:
         same_pattern.setdefault(rule.key._replace(hours=None), []).append(rule)
     for group in same_pattern.values():
-        if len(group) > 1:
-            winners = _winners(RuleSet(tuple(group)), now)
-            yield from (rule for rule in group if rule not in winners)
+        if len(group) == 1:
+            continue
+        winners, overlaps = _in_turn(RuleSet(tuple(group)), now)
+        for rule in group:
+            if rule not in winners:
+                name = rule.name if rule.hours else f"{rule.name} (always)"
+                yield f"{rule.source}: rule {name} never holds: at all its hours another one of the same pattern does"
+        for loser, winner in overlaps:
+            if loser in winners:
+                yield (
+                    f"{loser.source}: rule {loser.name} overlaps with {winner.name} ({winner.source}): when both would"
+                    " hold, the latter does, as it comes first"
+                )
 
 
-def _winners(rules: RuleSet, now: datetime) -> list[Rule]:
-    winners = []
+def _in_turn(rules: RuleSet, now: datetime) -> tuple[list[Rule], list[tuple[Rule, Rule]]]:
+    """Return which rules of one pattern hold at some time, and which with hours lose to which at some of both's hours.
+
+    That a rule takes a part of another one's hours, and has no others, is what it is written for.
+    """
+    states: list[tuple[Rule, ...]] = []
     moment: datetime | None = now
     while moment is not None and moment < now + _LOOK_AHEAD:
-        held = rules.at(moment).in_force
-        if held and held[0] not in winners:
-            winners.append(held[0])
+        in_force = rules.at(moment).in_force
+        if in_force and in_force not in states:
+            states.append(in_force)
         moment = rules.next_change(moment)
-    return winners
+    winners = list(dict.fromkeys(held[0] for held in states))
+    pairs = dict.fromkeys((rule, held[0]) for held in states for rule in held[1:] if rule.hours is not None)
+    overlaps = [
+        (loser, winner) for loser, winner in pairs if any(winner in held and loser not in held for held in states)
+    ]
+    return winners, overlaps
+
+
+def _unlike_in_scope(settings: Settings, origins: Origins) -> Iterable[str]:
+    """Name listeners of one scope that treat the same client differently."""
+    firsts: dict[str, int] = {}
+    for index, listener in enumerate(settings.listeners):
+        first = firsts.setdefault(listener.scope, index)
+        for key in ("exempt", "max_connections_per_client"):
+            if getattr(listener, key) != getattr(settings.listeners[first], key):
+                what = f"unlike that of listeners[{first}], of the same scope: each goes by its own"
+                if key == "max_connections_per_client":
+                    what += ", and counts the connections to both"
+                value = getattr(listener, key)
+                yield origins.problem(
+                    ("listeners", index, key), what, list(map(str, value)) if key == "exempt" else value
+                )
 
 
 def _unused_scopes(settings: Settings, rules: RuleSet, origins: Origins) -> Iterable[str]:

@@ -5,22 +5,19 @@ What limits a request is ``proxy.explanation``'s to know; this is the client's s
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Final
 
-import httpx2
 import msgspec
 
-from admin import api
+from admin import wire
 from admin.addresses import WILDCARDS
-from admin.composition import compose
 from admin.errors import OperatorError, SettingsError
 from admin.settings import DEFAULT_ADMIN, Endpoint, parse_endpoint
 from admin.sources import Flags, load
-from limiter.limits import Limits
+from limiter.resource import SCOPES
 from proxy.control import AppliedLimit, Explanation, LimitState, Question, QuestionError, ShareView
-from proxy.explanation import explain
 
 _TIMEOUT_S: Final = 5.0
 _ADMIN_VARIABLE: Final = "SLUICE_ADMIN"
@@ -58,11 +55,18 @@ def ask_sidecar(endpoint: Endpoint, question: Question) -> Explanation:
         SettingsError: the question makes no sense there.
         NoAnswerError: nobody answers there, or not Sluice.
     """
+    # Imported only here: who asks a file needs no HTTP client, and it takes its time.
+    import httpx2  # noqa: PLC0415 - see above
+
     given = {name: value for name, value in msgspec.to_builtins(question).items() if value}
+    for parameter, value in given.items():
+        if not value.isprintable():
+            # Among them what is not UTF-8, which could not be asked for.
+            raise _wrong(parameter, f"{value!r} has characters that cannot be printed")
     try:
         # A proxy of the environment is no way to this machine's own address.
         with httpx2.Client(base_url=f"http://{endpoint}", timeout=_TIMEOUT_S, trust_env=False) as client:
-            response = client.get(api.EXPLAIN, params=given)
+            response = client.get(wire.EXPLAIN, params=given)
     except httpx2.TimeoutException:
         raise NoAnswerError(f"no answer from http://{endpoint} within {_TIMEOUT_S:g} s; is it overloaded?") from None
     except httpx2.HTTPError as error:
@@ -74,8 +78,8 @@ def ask_sidecar(endpoint: Endpoint, question: Question) -> Explanation:
     try:
         if response.status_code == httpx2.codes.OK:
             return msgspec.json.decode(response.content, type=Explanation)
-        if response.headers.get("content-type", "").startswith(api.PROBLEM):
-            problem = msgspec.json.decode(response.content, type=api.Problem)
+        if response.headers.get("content-type", "").startswith(wire.PROBLEM):
+            problem = msgspec.json.decode(response.content, type=wire.Problem)
             raise _wrong(problem.parameter, problem.detail)
     except msgspec.DecodeError:
         pass
@@ -91,10 +95,15 @@ def ask_file(file: str, question: Question) -> Explanation:
     Raises:
         SettingsError: the file is wrong, or the question makes no sense with it.
     """
+    # Imported only here: who asks a sidecar needs neither data path nor protocols, and they take their time.
+    from admin.composition import compose  # noqa: PLC0415 - see above
+    from limiter.limits import Limits  # noqa: PLC0415 - see above
+    from proxy.explanation import explain  # noqa: PLC0415 - see above
+
     plan = compose(load(file, os.environ, Flags()))
     limits = Limits(plan.rule_set.at(datetime.now(UTC)))
     try:
-        return explain(question, limits, plan.data_path_config().listeners, plan.kinds, 0)
+        return explain(question, limits, plan.data_path_config().listeners, plan.protocols, 0)
     except QuestionError as error:
         raise _wrong(error.parameter, error.detail) from None
 
@@ -129,11 +138,13 @@ def _lines(explanation: Explanation, *, live: bool) -> Iterator[str]:
             ("listener scope", question.listener),
         )
         if name
-    )
+    ) + (f", at {question.at}" if question.at else "")
     if not explanation.limiting:
         yield "Limiting is switched off: everything passes."
     if explanation.exempt_on:
         yield f"The client is exempt on listener {', '.join(explanation.exempt_on)}: nothing limits it there."
+    if explanation.ignored:
+        yield f"Limits of a {_alternatives(explanation.ignored)} do not matter for it: {_not_asked(question.kind)}."
     if not explanation.limits:
         yield ""
         yield "Nothing limits it." if explanation.unapplied else "No rule matches, so nothing limits it."
@@ -151,7 +162,7 @@ def _lines(explanation: Explanation, *, live: bool) -> Iterator[str]:
 
 def _details(limit: AppliedLimit, *, live: bool) -> Iterator[tuple[str, str]]:
     rule = limit.rule
-    yield "rule", f"{rule.name} = {rule.limit}{f' {rule.hours}' if rule.hours else ''} ({rule.source})"
+    yield "rule", f"{rule.name} = {rule.limit} ({rule.source})"
     yield "why", limit.why
     yield "above", _above(limit)
     if limit.state is not None:
@@ -168,6 +179,8 @@ def _details(limit: AppliedLimit, *, live: bool) -> Iterator[tuple[str, str]]:
 
 def _admitted(limit: AppliedLimit) -> str:
     figures = limit.limit
+    if not figures.rate_per_s:
+        return f"no {figures.unit} at all"
     parts = [f"{_number(figures.rate_per_s)} {figures.unit} per second", f"burst {_number(figures.burst_s)} s"]
     if figures.warm_up_s:
         parts.append(f"warming up in {_number(figures.warm_up_s)} s")
@@ -184,6 +197,8 @@ def _above(limit: AppliedLimit) -> str:
             return "passes, and is counted as what would be refused"
         case "delay":
             return f"held for up to {_number(figures.max_delay_s or 0)} s, then {refused}"
+        case _ if not figures.rate_per_s:
+            return f"everything is {refused}"
         case _ if figures.break_s:
             return f"{refused}, with all that comes until {_number(figures.break_s)} s after there are permits again"
         case _:
@@ -201,12 +216,27 @@ def _now(limit: AppliedLimit, state: LimitState) -> str:
 
 def _stored(limit: AppliedLimit, state: LimitState | ShareView) -> str:
     unit = limit.limit.unit
+    if not limit.limit.rate_per_s:
+        return "refuses everything" if limit.rule.action != "shadow" else "would refuse everything"
     if state.open:
         return f"refuses everything for another {_number(state.wait_s)} s"
     if state.wait_s:
         owed = f", {_number(-state.stored_permits)} {unit} owed" if state.stored_permits < 0 else ""
         return f"admits again in {_number(state.wait_s)} s{owed}"
+    if state.stored_permits < 0:
+        # Only a share: what keeps it going is not its own.
+        return f"{_number(-state.stored_permits)} {unit} owed, admits what others leave over"
     return f"{_number(state.stored_permits)} {unit} in store"
+
+
+def _alternatives(scopes: Sequence[str]) -> str:
+    return " or ".join(map(_spaced, scopes))
+
+
+def _not_asked(kind: str) -> str:
+    if kind in SCOPES:
+        return "this says what limits the scope by itself"
+    return f"they limit what is sent, and a {_spaced(kind)} is asked for messages"
 
 
 def _spaced(word: str) -> str:

@@ -6,9 +6,10 @@ It knows where values came from (``Origins``) and how to translate pydantic's er
 import difflib
 import json
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any, Final, get_args
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
@@ -18,6 +19,12 @@ from admin.toml_lines import line_of
 
 #: How alike two names must be, from 0 to 1, for one to be taken for the other mistyped.
 _CLOSE = 0.7
+
+_MULTIPLES: Final = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
+_NUMBER_WITH_UNIT: Final = re.compile(
+    r"([0-9]+(?:\.[0-9]+)?)\s*((?:[kmg]i?)?)(?:b|bytes|messages|msgs?)?(?:/s|ps)?", re.IGNORECASE
+)
+_SECONDS: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(?:s|sec|seconds?)?", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +50,11 @@ class Origins:
         if self.file is None or line is None:
             return "built-in"
         return f"{self.file}:{line}"
+
+    def line(self, problem: str) -> int:
+        """Return the line of the file that a problem names, 0 if none, to sort by."""
+        found = re.match(rf"{re.escape(self.file or '')}:([0-9]+):", problem)
+        return int(found[1]) if found else 0
 
     def name(self, place: Place, value: object) -> str:
         """Write one value with its place, for a message about another one."""
@@ -70,6 +82,7 @@ def describe(
     model: type[Any],
     prefix: Place = (),
     hints: Mapping[tuple[str, str], str] | None = None,
+    words: Mapping[tuple[str, str], str] | None = None,
 ) -> list[str]:
     """Turn pydantic's errors into lines for an operator.
 
@@ -79,9 +92,10 @@ def describe(
         model: what it was validated against, for the names of the keys that are allowed.
         prefix: the place of what was validated in the configuration.
         hints: what to say of some unknown keys, by the first part of their place and the key.
+        words: what to say of some values that keys do not take, by the key and the word; ``*`` is any other.
     """
     return [
-        origins.problem((*prefix, *detail["loc"]), *_words(detail, model, hints or {}))
+        origins.problem((*prefix, *detail["loc"]), *_words(detail, model, hints or {}, words or {}))
         for detail in error.errors(include_url=False)
     ]
 
@@ -100,6 +114,17 @@ def unknown_key(key: str, allowed: Iterable[str], *, prefix: str = "") -> str:
     if close:
         return f'unknown; did you mean "{prefix}{close[0]}"?'
     return f"unknown; allowed here: {', '.join(names)}" if names else "unknown; nothing can be set here"
+
+
+def number_meant(text: str) -> str | None:
+    """Return the number that was written in quotes or with a unit, ``2MB`` or ``500/s``, as it ought to be; or None."""
+    found = _NUMBER_WITH_UNIT.fullmatch(text.strip())
+    return None if found is None else f"{float(found[1]) * _MULTIPLES[found[2].lower()]:.15g}"
+
+
+def _seconds_meant(text: str) -> str | None:
+    found = _SECONDS.fullmatch(text.strip())
+    return None if found is None else found[1]
 
 
 def spell(place: Place) -> str:
@@ -136,7 +161,12 @@ def show(value: object) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _words(detail: ErrorDetails, model: type[Any], hints: Mapping[tuple[str, str], str]) -> tuple[str, object]:
+def _words(
+    detail: ErrorDetails,
+    model: type[Any],
+    hints: Mapping[tuple[str, str], str],
+    words: Mapping[tuple[str, str], str],
+) -> tuple[str, object]:
     """Say what is allowed where pydantic found something else, and the value if it is worth showing."""
     context = detail.get("ctx", {})
     value = detail["input"]
@@ -151,11 +181,11 @@ def _words(detail: ErrorDetails, model: type[Any], hints: Mapping[tuple[str, str
             # A table as a whole is no value to show.
             return str(context["error"]), None if isinstance(value, dict) else value
         case "bool_type" | "bool_parsing":
-            return "must be true or false", value
+            return "must be true or false" + _hint(words, detail), value
         case "int_type" | "int_parsing" | "int_from_float":
-            return "must be a whole number", value
+            return "must be a whole number" + _number_hint(detail), value
         case "float_type" | "float_parsing":
-            return "must be a number", value
+            return "must be a number" + _number_hint(detail), value
         case "finite_number":
             return "must be a number that is neither infinite nor nan", value
         case "string_type":
@@ -165,7 +195,7 @@ def _words(detail: ErrorDetails, model: type[Any], hints: Mapping[tuple[str, str
         case "string_too_long":
             return f"must be at most {context['max_length']} characters", value
         case "literal_error" | "enum":
-            return f"must be {str(context['expected']).replace(chr(39), chr(34))}", value
+            return f"must be {str(context['expected']).replace(chr(39), chr(34))}" + _hint(words, detail), value
         case "greater_than_equal":
             return f"must be at least {_number(context['ge'])}", value
         case "greater_than":
@@ -178,12 +208,29 @@ def _words(detail: ErrorDetails, model: type[Any], hints: Mapping[tuple[str, str
             return "must not be empty", value
         case "list_type":
             of_tables = detail["loc"][-1:] in {("listeners",), ("limits",), ("handlers",)}
-            return "must be an array" + "; write each element as a table in double brackets" * of_tables, value
+            if of_tables:
+                return "must be an array; write each element as a table in double brackets", value
+            return "must be an array" + (f": [{show(value)}]" if isinstance(value, str) else ""), value
         case "model_type" | "dict_type" | "dataclass_type" | "model_attributes_type":
             return "must be a table", value
         case _:
             message = detail["msg"]
             return message[:1].lower() + message[1:], value
+
+
+def _hint(words: Mapping[tuple[str, str], str], detail: ErrorDetails) -> str:
+    key = str(detail["loc"][-1]) if detail["loc"] else ""
+    hint = words.get((key, str(detail["input"]).lower())) or words.get((key, "*"))
+    return f"; {hint}" if hint else ""
+
+
+def _number_hint(detail: ErrorDetails) -> str:
+    key, value = str(detail["loc"][-1]) if detail["loc"] else "", detail["input"]
+    if not isinstance(value, str):
+        return ""
+    is_time = key.endswith("_s") and not key.endswith("_per_s")
+    number = _seconds_meant(value) if is_time else number_meant(value)
+    return f"; write {number}" if number else ""
 
 
 def _number(bound: float) -> str:

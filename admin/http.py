@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from admin import api
+from admin import api, wire
 from admin.errors import listen_error
 from admin.health import Health
 from admin.metrics import scrape
@@ -57,7 +57,7 @@ def application(data_path: DataPath, health: Health, routes: Sequence[BaseRoute]
     async def index(_: Request) -> Response:
         return PlainTextResponse(
             "sluice admin\n\n/metrics  Prometheus metrics\n/healthz  alive\n/readyz   ready for traffic\n"
-            f"{api.EXPLAIN}?kind=topic&name=orders  what limits it, and its state\n"
+            f"{wire.EXPLAIN}?kind=topic&name=orders  what limits it, and its state\n"
         )
 
     async def failed(request: Request, error: Exception) -> Response:

@@ -6,7 +6,6 @@ the data path (``bounds.max_resource_labels``); what is beyond it arrives under 
 
 import platform
 from collections.abc import Iterable, Iterator
-from importlib.metadata import version
 from typing import Final
 
 import trio
@@ -17,20 +16,14 @@ from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
 from admin.logs import dropped_lines
+from admin.version import sluice_version
 from proxy.control import DataPath, RuleVerdict, Snapshot
-
-DISTRIBUTION = "sluice-proxy"
 
 _ALWAYS_SHOWN: Final = frozenset({"pass", "refuse", "bypass"})
 """Verdicts that every resource shows; the others only where there were any."""
 
 _Sample = tuple[tuple[str, ...], float]
 """The values of a family's labels, and its value there."""
-
-
-def sluice_version() -> str:
-    """Return the version of the installed distribution."""
-    return version(DISTRIBUTION)
 
 
 class SnapshotCollector(Collector):

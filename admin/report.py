@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from admin.composition import Plan, PlannedListener
-from admin.rulebook import SCOPE_KINDS
+from admin.rulebook import BUILT_IN, SCOPE_KINDS
 from admin.settings import OFF
 from limiter.bucket import NS_PER_S
 from limiter.patterns import DEFAULT_PATTERN
@@ -117,21 +117,26 @@ def _handlers(plan: Plan) -> Table:
 
 
 def _rules(plan: Plan, now: datetime) -> Table:
-    columns = "rule", "limit", "of", "above it", "burst", "break", "fair by", "warm-up", "hours", "from"
+    columns = "rule", "limit", "of", "above it", "burst", "break", "fair by", "warm-up", "holds", "from"
     rules = plan.rule_set.at(now)
     tried = rules.tried
     defaults = [rules.default(kind.name) for kind in plan.kinds]
+    stand_ins = {(each.kind, each.name) for protocol in plan.protocols for each in protocol.stand_ins}
+
+    def row(rule: Rule, *, holds: bool = True) -> Sequence[str]:
+        return _rule(rule, holds=holds, stands_in=(rule.kind, rule.exact_name) in stand_ins)
+
     return _used_columns(
         columns,
         [
-            *(_rule(rule) for rule in tried),
-            *(_rule(rule, holds=False) for rule in rules.untried),
-            *(_rule(rule) for rule in defaults if rule not in tried),
+            *(row(rule) for rule in tried),
+            *(row(rule, holds=False) for rule in rules.untried),
+            *(row(rule) for rule in defaults if rule not in tried),
         ],
     )
 
 
-def _rule(rule: Rule, *, holds: bool = True) -> Sequence[str]:
+def _rule(rule: Rule, *, holds: bool, stands_in: bool) -> Sequence[str]:
     off = rule.action == "off"
     live = rule.limits
     return (
@@ -143,8 +148,8 @@ def _rule(rule: Rule, *, holds: bool = True) -> Sequence[str]:
         _by_dimension(rule, "break_ns") if live else "",
         f"{rule.fair_by}, {rule.max_fair_keys} at most" if live and rule.fair_by else "",
         f"{rule.warm_up_s:g} s" if live and rule.warm_up_s else "",
-        "" if rule.hours is None and holds else f"{rule.hours or 'always'}: {'now' if holds else 'not now'}",
-        rule.source,
+        "" if rule.hours is None and holds else "now" if holds else "not now",
+        f"{BUILT_IN}: the strictest of all that ever hold" if stands_in and rule.source == BUILT_IN else rule.source,
     )
 
 

@@ -9,14 +9,14 @@ from typing import Final
 
 from admin.errors import SettingsError
 from admin.faults import Origins, unknown_key
-from admin.settings import UNLIMITED, Limit, LimitSettings, Settings
+from admin.settings import KIND_HINTS, UNLIMITED, Limit, LimitSettings, Settings
 from admin.sources import Configuration, LimitText
 from admin.toml_lines import Path as Place
 from limiter.errors import RuleError
 from limiter.limit_text import parse_limit
 from limiter.patterns import DEFAULT_PATTERN, Matcher
 from limiter.resource import CLIENT, LISTENER, PRODUCER_GROUP
-from limiter.rule import Rule
+from limiter.rule import Rule, RuleKey
 from limiter.rules import RuleSet, layer_rules
 from limiter.schedule import Hours, read_hours
 from proxy.protocols.base import Kind, Protocol
@@ -56,11 +56,12 @@ def build(configuration: Configuration, protocols: Sequence[Protocol], scopes: I
     """
     reader = _Reader(configuration.origins, protocols, frozenset(scopes))
     settings = configuration.settings
-    from_file = [*reader.limits(settings), *reader.defaults(settings)]
-    from_env = list(reader.texts(configuration.env_limits))
-    from_flags = list(reader.texts(configuration.flag_limits))
-    if reader.problems:
-        raise SettingsError(reader.problems)
+    places = configuration.limit_places
+    from_file = reader.single([*reader.limits(settings, places), *reader.defaults(settings)])
+    from_env = reader.single(reader.texts(configuration.env_limits))
+    from_flags = reader.single(reader.texts(configuration.flag_limits))
+    if problems := sorted((*configuration.problems, *reader.problems), key=configuration.origins.line):
+        raise SettingsError(problems)
     given = (from_file, from_env, from_flags)
     built_in = [protocol.default_rules for protocol in protocols]
     if not any(given):
@@ -123,12 +124,11 @@ class _Reader:
         self._scopes = scopes
         self._kinds: Mapping[str, Kind] = {kind.name: kind for kind in (*kinds_of(protocols), *SCOPE_KINDS)}
 
-    def limits(self, settings: Settings) -> Iterable[Rule]:
+    def limits(self, settings: Settings, places: Iterable[Place]) -> Iterable[Rule]:
         """Yield the rules of the file."""
-        for index, limit in enumerate(settings.limits):
-            place = ("limits", index)
+        for place, limit in zip(places, settings.limits, strict=True):
             if limit.kind not in self._kinds:
-                what = unknown_key(limit.kind, self._kinds)
+                what = self._unknown(limit.kind)
                 self.problems.append(self._origins.problem((*place, "kind"), what, limit.kind))
                 continue
             try:
@@ -141,7 +141,7 @@ class _Reader:
         for kind, default in settings.defaults.items():
             place = ("defaults", kind)
             if kind not in self._kinds:
-                self.problems.append(self._origins.problem(place, unknown_key(kind, self._kinds)))
+                self.problems.append(self._origins.problem(place, self._unknown(kind)))
                 continue
             try:
                 yield self._checked(self._from_file(kind, DEFAULT_PATTERN, default, self._origins.of(place)))
@@ -167,10 +167,24 @@ class _Reader:
                 self.problems.append(f"{limit.source} {text}")
                 continue
             if rule.kind not in self._kinds:
-                what = f"kind '{rule.kind}' is {unknown_key(rule.kind, self._kinds)}"
+                what = f"kind '{rule.kind}' is {self._unknown(rule.kind)}"
                 self.problems.append(f"{limit.source} '{limit.text}': {what}")
                 continue
             yield rule
+
+    def single(self, rules: Iterable[Rule]) -> list[Rule]:
+        """Return the rules of one source less those that are there already."""
+        by_key: dict[RuleKey, Rule] = {}
+        for rule in rules:
+            other = by_key.setdefault(rule.key, rule)
+            if other is not rule:
+                what = f"a second rule for {rule.name}: {rule}, besides {other} ({other.source})"
+                self.problems.append(f"{rule.source}: {what}; delete one of them")
+        return list(by_key.values())
+
+    def _unknown(self, kind: str) -> str:
+        meant = [f'"{word}"' for word in KIND_HINTS.get(kind, ()) if word in self._kinds]
+        return f"unknown; did you mean {' or '.join(meant)}?" if meant else unknown_key(kind, self._kinds)
 
     def _from_file(self, kind: str, pattern: str, limit: Limit, source: str) -> Rule:
         of = self._kinds[kind]
@@ -192,6 +206,7 @@ class _Reader:
             warm_up_s=limit.warm_up_s,
             hours=_hours(limit),
             allow_under_limit=limit.allow_under_limit,
+            exempt=isinstance(limit, LimitSettings) and limit.exempt,
             source=source,
         )
 

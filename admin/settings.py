@@ -11,9 +11,10 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PlainValidator, WithJsonSchema, model_validator
 
+from admin.faults import number_meant
 from limiter.errors import RuleError
 from limiter.patterns import read_network
-from limiter.rule import MAX_FAIR_KEYS, Action, Count, FairBy
+from limiter.rule import DEFAULT_MAX_FAIR_KEYS, MAX_FAIR_KEYS, Action, Count, FairBy
 
 DEFAULT_ADMIN = "127.0.0.1:9870"
 DEFAULT_PROTOCOL = "rocketmq"
@@ -77,7 +78,9 @@ def _parse_rate(value: object) -> float | Literal["unlimited"]:
     if value == UNLIMITED:
         return UNLIMITED
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
-        raise ValueError('must be a number of at least 0 (messages per second, 0 refuses all) or "unlimited"')
+        meant = f"; write {number}" if isinstance(value, str) and (number := number_meant(value)) else ""
+        allowed = 'must be a number of at least 0 (messages per second, 0 refuses all) or "unlimited"'
+        raise ValueError(allowed + meant)
     return float(value)
 
 
@@ -168,7 +171,10 @@ class Limit(_Table):
     busy_code: int | None = Field(None, description="the number of the refusal; the protocol's own if not given")
     fair_by: FairBy | None = Field(None, description="whose shares of the limit are kept apart")
     max_fair_keys: int = Field(
-        16, ge=1, le=MAX_FAIR_KEYS, description="with fair_by: how many are told apart; the rest share one share"
+        DEFAULT_MAX_FAIR_KEYS,
+        ge=1,
+        le=MAX_FAIR_KEYS,
+        description="with fair_by: how many are told apart; the rest share one share",
     )
     warm_up_s: Seconds = Field(0.0, description="seconds in which the rate rises to the full one after idleness")
     break_s: Seconds | None = Field(
@@ -180,9 +186,13 @@ class Limit(_Table):
         False, description="allow a break longer than the burst, which admits less than the rate"
     )
 
+    @property
+    def _is_exempt(self) -> bool:
+        return isinstance(self, LimitSettings) and self.exempt
+
     @model_validator(mode="after")
     def _limits_something(self) -> "Limit":
-        if self.rate is None and self.bytes_per_s is None and self.action != OFF:
+        if self.rate is None and self.bytes_per_s is None and self.action != OFF and not self._is_exempt:
             raise ValueError('must have a rate or bytes_per_s, or action = "off"')
         return self
 
@@ -193,6 +203,9 @@ class LimitSettings(Limit):
     kind: Name = Field(description="a kind of resource, as the protocol names it; or client, producer_group, listener")
     name: Name = Field(description="an exact name or a pattern with * ? []; of clients an address, a network or *")
     shared: bool = Field(False, description="true: one limit for all that match together, besides that of each")
+    exempt: bool = Field(
+        False, description="true: never limited, neither by this nor by totals and scopes; in place of a rate"
+    )
     between: str | None = Field(
         None, description="hours at which it holds, HH:MM-HH:MM; those over midnight belong to the day they begin"
     )
@@ -208,6 +221,29 @@ KEY_HINTS: Final = {
     for key in LimitSettings.model_fields.keys() - Limit.model_fields.keys()
 }
 """What to write instead of a key that is not there, by the first part of its place and the key."""
+
+VALUE_HINTS: Final = {
+    ("exempt", "*"): "networks of clients are exempt by their listener: exempt = [...] in [[listeners]]",
+    ("action", "refuse"): 'did you mean "reject"?',
+    ("action", "deny"): 'did you mean "reject"?',
+    ("action", "drop"): 'did you mean "reject"?',
+    ("action", "hold"): 'did you mean "delay"?',
+    ("action", "wait"): 'did you mean "delay"?',
+    ("action", "log"): 'did you mean "shadow"?',
+    ("action", "count"): 'did you mean "shadow"?',
+    ("action", "none"): 'did you mean "off"?',
+    ("count", "bytes"): "bytes are limited by bytes_per_s",
+    ("fair_by", "address"): 'did you mean "client"?',
+    ("fair_by", "ip"): 'did you mean "client"?',
+    ("fair_by", "group"): 'did you mean "producer_group"?',
+}
+"""What may have been meant by a value that a key does not take; ``*`` is any."""
+
+KIND_HINTS: Final = {
+    **dict.fromkeys(("consumer_group", "consumer", "group", "subscription_group"), ("subscription", "retry_group")),
+    **dict.fromkeys(("address", "ip", "host", "network", "client_address"), ("client",)),
+}
+"""The kinds that may have been meant by other words."""
 
 
 class HandlerSettings(_Table):

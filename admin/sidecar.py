@@ -1,6 +1,6 @@
 """Builds limiter, proxy and admin from a plan and runs them in one nursery, until a signal ends it.
 
-The first SIGTERM or SIGINT drains: no new connections, what is in flight finishes within the grace period, and
+The first SIGTERM, SIGINT or SIGHUP drains: no new connections, what is in flight finishes within the grace period, and
 meanwhile the admin address goes on answering. The second ends everything at once.
 """
 
@@ -16,9 +16,9 @@ from admin import http
 from admin.composition import BUILT_IN, Plan
 from admin.errors import SettingsError, listen_error
 from admin.health import Health
-from admin.metrics import sluice_version
 from admin.process import raise_descriptor_limit
 from admin.settings import OFF, Endpoint
+from admin.version import sluice_version
 from limiter.rule import Rule
 from proxy.control import DataPath
 from proxy.datapath import LocalDataPath
@@ -28,7 +28,7 @@ from proxy.sockets import format_address
 
 _log = structlog.get_logger(__name__)
 
-STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 #: So many limits are written out at the start; a longer list is read with ``sluice check``.
 _LIMITS_SHOWN: Final = 20
@@ -94,8 +94,15 @@ async def run(plan: Plan, *, task_status: trio.TaskStatus[Running] = trio.TASK_S
             sock.close()
 
 
+def stop_signals() -> list[signal.Signals]:
+    """Return the signals that end the sidecar: without SIGHUP where that is ignored, as ``nohup`` wants it."""
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        return [number for number in STOP_SIGNALS if number != signal.SIGHUP]
+    return list(STOP_SIGNALS)
+
+
 async def run_until_signal(plan: Plan) -> int:
-    """Serve until SIGTERM or SIGINT.
+    """Serve until SIGTERM, SIGINT or, unless it is ignored (as below ``nohup``), SIGHUP.
 
     Returns:
         The process's exit code: 0 after a drain, 128 + the signal's number if a second one cut it short.
@@ -104,7 +111,7 @@ async def run_until_signal(plan: Plan) -> int:
         SettingsError: the handlers do not make a pipeline.
         StartError: an address can't be had.
     """
-    with trio.open_signal_receiver(*STOP_SIGNALS) as signals:
+    with trio.open_signal_receiver(*stop_signals()) as signals:
         async with trio.open_nursery() as nursery:
             stopped = _Stopped()
             nursery.start_soon(_stop_on_signal, signals, stopped, nursery.cancel_scope, plan.settings.grace_s)

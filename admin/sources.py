@@ -23,7 +23,7 @@ from pydantic import BaseModel, ValidationError
 
 from admin.errors import SettingsError
 from admin.faults import Origins, describe, given, show, unknown_key
-from admin.settings import DEFAULT_PROTOCOL, KEY_HINTS, Settings
+from admin.settings import DEFAULT_PROTOCOL, KEY_HINTS, VALUE_HINTS, Settings
 from admin.toml_lines import Path as Place
 from admin.toml_lines import find_lines
 
@@ -66,19 +66,24 @@ class LimitText:
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """Validated settings, with the limits that were not in the file and the place of everything.
+    """Settings, with the limits that were not in the file and the place of everything.
 
     Attributes:
         settings: file, environment and flags merged.
         env_limits: limits of the environment, stronger than the file's.
         flag_limits: limits of the command line, stronger than the environment's.
         origins: where each value came from.
+        limit_places: the place of each of the settings' limits.
+        problems: what is wrong with the limits that the settings leave out for that; whoever reads the others tells
+            all at once.
     """
 
     settings: Settings
     env_limits: tuple[LimitText, ...]
     flag_limits: tuple[LimitText, ...]
     origins: Origins
+    limit_places: tuple[Place, ...]
+    problems: tuple[str, ...] = ()
 
 
 def load(file: str | None, environ: Mapping[str, str], flags: Flags) -> Configuration:
@@ -90,7 +95,7 @@ def load(file: str | None, environ: Mapping[str, str], flags: Flags) -> Configur
         flags: the command line.
 
     Raises:
-        SettingsError: with a line for each fault.
+        SettingsError: with a line for each fault, unless all faults are of limits.
     """
     file = file or environ.get(ENV_CONFIG) or None
     data: dict[str, Any] = {}
@@ -104,18 +109,32 @@ def load(file: str | None, environ: Mapping[str, str], flags: Flags) -> Configur
         named[place] = flag
     problems += _merge_listeners(data, named, environ, flags)
     origins = Origins(file, lines, named)
+    limits = data.get("limits")
+    limit_places: dict[int, Place] = dict(
+        enumerate(("limits", index) for index in range(len(limits) if isinstance(limits, list) else 0))
+    )
     try:
         settings = Settings.model_validate(data)
     except ValidationError as error:
-        problems += describe(error, origins, model=Settings, hints=KEY_HINTS)
-        raise SettingsError(problems) from None
+        faults = describe(error, origins, model=Settings, hints=KEY_HINTS, words=VALUE_HINTS)
+        faulty = {detail["loc"][:2] for detail in error.errors(include_url=False)}
+        if problems or any(len(place) < 2 or place[0] not in {"limits", "defaults"} for place in faulty):
+            raise SettingsError(problems + faults) from None
+        limit_places = {index: place for index, place in limit_places.items() if place not in faulty}
+        data["limits"] = [limits[index] for index in limit_places] if isinstance(limits, list) else []
+        data["defaults"] = {
+            kind: limit for kind, limit in data.get("defaults", {}).items() if ("defaults", kind) not in faulty
+        }
+        settings = Settings.model_validate(data)
+    else:
+        faults = []
     if problems:
         raise SettingsError(problems)
     env_limits = tuple(
         LimitText(text, ENV_LIMIT) for text in _LIMIT_SEPARATOR.split(environ.get(ENV_LIMIT, "")) if text
     )
     flag_limits = tuple(LimitText(text, "--limit") for text in flags.limits)
-    return Configuration(settings, env_limits, flag_limits, origins)
+    return Configuration(settings, env_limits, flag_limits, origins, tuple(limit_places.values()), tuple(faults))
 
 
 def environment_names() -> dict[str, Place]:

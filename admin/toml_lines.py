@@ -7,6 +7,7 @@ the nearest parent instead. The text must already have been read by ``tomllib``;
 import re
 import tomllib
 from collections.abc import Mapping
+from functools import lru_cache
 
 Path = tuple[str | int, ...]
 """A place in the configuration: table keys, and indexes into arrays of tables."""
@@ -62,17 +63,18 @@ def _note(path: Path, number: int, lines: dict[Path, int]) -> None:
         lines.setdefault(path[:length], number)
 
 
-def _split(dotted: str) -> list[str]:
-    """Take a dotted key apart; tomllib knows the quoting."""
+@lru_cache(maxsize=1024)
+def _split(dotted: str) -> tuple[str, ...]:
+    """Take a dotted key apart; tomllib knows the quoting. The same few keys come again in every limit."""
     keys = []
     value: object = tomllib.loads(f"{dotted} = 0")
     while isinstance(value, dict):
         ((key, value),) = value.items()
         keys.append(key)
-    return keys
+    return tuple(keys)
 
 
-def _resolve(keys: list[str], arrays: Mapping[Path, int], *, whole: bool = False) -> Path:
+def _resolve(keys: tuple[str, ...], arrays: Mapping[Path, int], *, whole: bool = False) -> Path:
     """Insert the index of the latest element wherever a key names an array of tables."""
     path: Path = ()
     for position, key in enumerate(keys):

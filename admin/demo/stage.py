@@ -50,7 +50,7 @@ async def perform(*, seconds: float | None) -> int:
     """
     console = Console(highlight=False)
     exit_code = 128 + signal.SIGINT
-    with trio.open_signal_receiver(*sidecar.STOP_SIGNALS) as signals:
+    with trio.open_signal_receiver(*sidecar.stop_signals()) as signals:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_abort_on_second, signals, stopping := trio.Event(), nursery.cancel_scope)
             ports = _Ports()

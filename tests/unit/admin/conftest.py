@@ -140,7 +140,9 @@ EXPLANATION = Explanation(
             kind="client",
             name="10.1.2.3",
             why="network",
-            rule=RuleView("client:10.0.0.0/8", "sluice.toml:9", "1048576 bytes/s", "delay", "09:00-18:00 UTC"),
+            rule=RuleView(
+                "client:10.0.0.0/8 09:00-18:00 UTC", "sluice.toml:9", "1048576 bytes/s", "delay", "09:00-18:00 UTC"
+            ),
             limit=LimitView("bytes", 1_048_576, 2, 0, 1.5, None, 0, 215),
             state=LimitState(stored_permits=-2048, open=False, wait_s=0.002, last_refused_s=None),
             held=3,
@@ -167,7 +169,11 @@ EXPLANATION = Explanation(
                 open=False,
                 wait_s=0,
                 last_refused_s=None,
-                shares=(ShareView("10.1.2.3", -0.5, open=False, wait_s=0.01), ShareView("_other", 2.25, False, 0)),
+                shares=(
+                    ShareView("10.1.2.3", -0.5, open=False, wait_s=0.01),
+                    ShareView("10.1.2.4", -0.5, open=False, wait_s=0),
+                    ShareView("_other", 2.25, False, 0),
+                ),
             ),
             held=0,
             usage=None,

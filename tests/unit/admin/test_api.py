@@ -5,14 +5,14 @@ import httpx2
 import msgspec
 import pytest
 
-from admin import api
+from admin import wire
 from admin.settings import Endpoint
 from proxy.control import Explanation, Question, QuestionError
 
 
 async def get(endpoint: Endpoint, query: str) -> httpx2.Response:
     async with httpx2.AsyncClient(trust_env=False) as client:
-        return await client.get(f"http://{endpoint}{api.EXPLAIN}?{query}")
+        return await client.get(f"http://{endpoint}{wire.EXPLAIN}?{query}")
 
 
 async def test_an_explanation_is_json_that_reads_back(
@@ -42,7 +42,7 @@ async def test_names_are_decoded(served: Endpoint, data_path: Any, explanation: 
         (
             "kind=topic&name=a&clinet=1",
             "clinet",
-            "unknown parameter; there are kind, name, client, producer_group, listener",
+            "unknown parameter; there are kind, name, client, producer_group, listener, at",
         ),
     ],
 )
@@ -71,5 +71,5 @@ async def test_a_question_that_makes_no_sense_is_a_problem(served: Endpoint, dat
 
 async def test_nothing_can_be_changed(served: Endpoint) -> None:
     async with httpx2.AsyncClient(trust_env=False) as client:
-        answer = await client.post(f"http://{served}{api.EXPLAIN}?kind=topic&name=a")
+        answer = await client.post(f"http://{served}{wire.EXPLAIN}?kind=topic&name=a")
     assert answer.status_code == 405

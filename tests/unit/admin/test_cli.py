@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from admin.cli import main
-from admin.metrics import sluice_version
+from admin.version import sluice_version
 
 Write = Callable[[str], str]
 SLUICE = Path(sys.executable).with_name("sluice")
@@ -134,6 +134,13 @@ def test_the_help_of_run_names_every_flag(capsys: pytest.CaptureFixture[str]) ->
     assert "--no-" not in text
 
 
+def test_saying_what_there_is_to_say_takes_no_data_path() -> None:
+    """Nobody who mistypes a flag, or asks for help, ought to wait for imports."""
+    code = "import sys, admin.cli; print({'trio', 'hypercorn', 'httpx2', 'rich.table', 'proxy'} & {*sys.modules})"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert shown.stdout == "set()\n"
+
+
 def test_check_prints_what_would_be_in_force_in_match_order(
     capsys: pytest.CaptureFixture[str], write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -152,9 +159,9 @@ def test_check_prints_what_would_be_in_force_in_match_order(
     assert [line for line in lines if line.startswith(("topic:", "retry_group:"))] == [
         "topic:orders unlimited this name sluice.toml:10",
         "topic:old off (0/s) this name sluice.toml:14",
-        "topic:_unparsable 5/s this name refuse 1 s 1 s built-in",
-        "topic:*_REPLY_TOPIC unlimited each such name built-in",
-        "topic:RMQ_SYS_* unlimited each such name built-in",
+        "topic:_unparsable 5/s this name refuse 1 s 1 s built-in: the strictest of all that ever hold",
+        "topic:*_REPLY_TOPIC exempt each such name built-in",
+        "topic:RMQ_SYS_* exempt each such name built-in",
         "topic:o* 5/s each such name refuse 1 s 0.5 s sluice.toml:5",
         "retry_group:* 7/s every other retry group hold up to 2 s, then refuse 1 s 0 s SLUICE_LIMIT",
         "topic:* unlimited every other topic default",

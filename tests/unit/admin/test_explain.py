@@ -81,6 +81,11 @@ class TestAskingASidecar:
             await trio.to_thread.run_sync(ask_sidecar, served, ORDERS)
         assert caught.value.lines == (line,)
 
+    @pytest.mark.parametrize("name", ["\udcff\udcfe", "a\nb"])
+    def test_what_cannot_be_printed_is_not_asked_for(self, capsys: pytest.CaptureFixture[str], name: str) -> None:
+        assert main(["limits", "explain", "topic", name, "--admin", str(free_endpoint())]) == 2
+        assert capsys.readouterr().err == f"sluice: NAME: {name!r} has characters that cannot be printed\n"
+
     def test_that_is_not_running_says_so_and_what_to_do(self, capsys: pytest.CaptureFixture[str]) -> None:
         endpoint = free_endpoint()
         assert main(["limits", "explain", "topic", "a", "--admin", str(endpoint)]) == 1
@@ -144,7 +149,7 @@ class TestText:
             "   used   100% over 1 s, 80% over 10 s, 25% over 60 s",
             "",
             "2. client 10.1.2.3: 1048576 bytes per second, burst 2 s",
-            "   rule   client:10.0.0.0/8 = 1048576 bytes/s 09:00-18:00 UTC (sluice.toml:9)",
+            "   rule   client:10.0.0.0/8 09:00-18:00 UTC = 1048576 bytes/s (sluice.toml:9)",
             "   why    network",
             "   above  held for up to 1.5 s, then refused with code 215",
             "   now    admits again in 0.002 s, 2048 bytes owed; nothing refused so far",
@@ -162,6 +167,7 @@ class TestText:
             "   above  refused",
             "   now    300 messages in store; nothing refused so far",
             "   share  of 10.1.2.3: admits again in 0.01 s, 0.5 messages owed",
+            "   share  of 10.1.2.4: 0.5 messages owed, admits what others leave over",
             "   share  of _other: 2.25 messages in store",
             "",
             "These match and do not limit:",
@@ -181,6 +187,33 @@ class TestText:
             "Limiting is switched off: everything passes.",
             "The client is exempt on listener main, vip: nothing limits it there.",
         ]
+
+    def test_names_what_of_the_question_does_not_matter(self, explanation: Explanation) -> None:
+        question = Question("subscription", "g@orders", "10.1.2.3", "g")
+        ignoring = msgspec.structs.replace(explanation, question=question, ignored=("client", "producer_group"))
+        assert text(ignoring, live=True).splitlines()[1] == (
+            "Limits of a client or producer group do not matter for it: they limit what is sent, and a subscription is"
+            " asked for messages."
+        )
+
+    def test_names_the_moment_that_was_asked_about(self, explanation: Explanation) -> None:
+        question = Question("topic", "orders", at="2026-11-21T23:00Z")
+        at = msgspec.structs.replace(explanation, question=question)
+        assert text(at, live=False).splitlines()[0] == "topic orders, at 2026-11-21T23:00Z"
+
+    @pytest.mark.parametrize(("action", "now"), [("reject", "refuses"), ("shadow", "would refuse")])
+    def test_a_limit_of_0_admits_nothing_ever(self, explanation: Explanation, action: str, now: str) -> None:
+        limit = explanation.limits[0]
+        zero = msgspec.structs.replace(
+            limit,
+            rule=msgspec.structs.replace(limit.rule, action=action),
+            limit=msgspec.structs.replace(limit.limit, rate_per_s=0),
+        )
+        shown = text(msgspec.structs.replace(explanation, limits=(zero,)), live=True)
+        assert "1. topic orders: no messages at all\n" in shown
+        assert f"   now    {now} everything; last refused 1.5 s ago\n" in shown
+        assert ("   above  everything is refused\n" in shown) is (action == "reject")
+        assert "permits again" not in shown
 
     def test_refused_without_a_break_is_said_shortly(self, explanation: Explanation) -> None:
         limit = explanation.limits[0]
@@ -303,6 +336,29 @@ class TestAskingAFile:
         with pytest.raises(SettingsError) as caught:
             ask_file(write(FILE), question)
         assert caught.value.lines[0].startswith(line)
+
+    @pytest.mark.parametrize(
+        ("kind", "name", "line"),
+        [
+            ("subscription", "billing", "NAME: billing names no subscription; allowed: GROUP@TOPIC"),
+            ("retry_group", "%RETRY%g", "NAME: %RETRY% is no part of a name here"),
+            ("topic", "%RETRY%g", "NAME: %RETRY% is no part of a name here"),
+        ],
+    )
+    def test_a_name_that_cannot_be_is_one_line(self, write: Write, kind: str, name: str, line: str) -> None:
+        with pytest.raises(SettingsError) as caught:
+            ask_file(write(FILE), Question(kind, name))
+        assert caught.value.lines[0].startswith(line)
+        assert caught.value.exit_code == 2
+
+    def test_goes_by_the_rules_of_the_moment_that_is_asked_about(self, write: Write) -> None:
+        night = (
+            '[[limits]]\nkind = "topic"\nname = "o*"\nrate = 9\nbetween = "22:00-06:00"\ntime_zone = "Europe/Berlin"\n'
+        )
+        file = write(night)
+        (limit,) = ask_file(file, Question("topic", "orders", at="2026-11-21T22:30Z")).limits
+        assert limit.rule.name == "topic:o* 22:00-06:00 Europe/Berlin"
+        assert ask_file(file, Question("topic", "orders", at="2026-11-21T20:30+00:00")).limits == ()
 
     def test_is_a_command(self, write: Write, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["limits", "explain", "topic", "orders", "--config", write(FILE)]) == 0

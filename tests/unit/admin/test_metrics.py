@@ -5,7 +5,8 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from admin.metrics import scrape, sluice_version
+from admin.metrics import scrape
+from admin.version import sluice_version
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 

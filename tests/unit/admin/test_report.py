@@ -30,7 +30,7 @@ def test_plain_limits_have_no_columns_for_what_they_do_not_say(write: Write) -> 
     assert rules[:3] == [
         "rule limit of above it burst break from",
         "topic:a 5/s this name refuse 1 s 1 s sluice.toml:5",
-        "topic:_unparsable 5/s this name refuse 1 s 1 s built-in",
+        "topic:_unparsable 5/s this name refuse 1 s 1 s built-in: the strictest of all that ever hold",
     ]
     assert section("Listeners", file) == [
         "listen broker protocol name scope options from",
@@ -62,7 +62,7 @@ def test_everything_that_a_rule_says_is_shown(write: Write) -> None:
     assert shown["topic:mail"] == "5 requests/s this name hold up to 1.5 s, then refuse 1 s 0 s"
     assert shown["topic:trial"] == "5/s this name only count 1 s 1 s"
     assert shown["topic:kept"] == "off (5/s) this name"
-    assert shown["topic:fair-*"] == "5/s each such name refuse 1 s 1 s client, 16 at most"
+    assert shown["topic:fair-*"] == "5/s each such name refuse 1 s 1 s client, 32 at most"
     assert shown["topic:warm-*"] == "5/s each such name refuse 1 s 0 s 30 s"
     assert shown["total:client:10.0.0.0/8"] == "5/s all such together refuse 1 s 0 s"
     assert shown["client:10.0.0.0/8"] == "1/s each such address refuse 1 s 0 s"
@@ -81,12 +81,12 @@ def test_hours_say_whether_they_hold_now(write: Write) -> None:
         return [line for line in section("Rules", file, now) if line.startswith("topic:a ")]
 
     assert rules(MONDAY_NOON) == [
-        "topic:a 2/s this name refuse 1 s 1 s 09:00-18:00 mon UTC: now sluice.toml:9",
-        "topic:a 1/s this name refuse 1 s 1 s always: not now sluice.toml:5",
+        "topic:a 09:00-18:00 mon UTC 2/s this name refuse 1 s 1 s now sluice.toml:9",
+        "topic:a 1/s this name refuse 1 s 1 s not now sluice.toml:5",
     ]
     assert rules(MONDAY_NOON.replace(hour=20)) == [
         "topic:a 1/s this name refuse 1 s 1 s sluice.toml:5",
-        "topic:a 2/s this name refuse 1 s 1 s 09:00-18:00 mon UTC: not now sluice.toml:9",
+        "topic:a 09:00-18:00 mon UTC 2/s this name refuse 1 s 1 s not now sluice.toml:9",
     ]
 
 

@@ -81,7 +81,17 @@ def test_the_sample_configuration_names_every_key_with_its_default() -> None:
 def test_the_sample_configuration_has_each_default_of_a_limit_somewhere() -> None:
     sample = tomllib.loads(SAMPLE.read_text(encoding="utf-8"))
     # What has no default, what is shown by something else than its default, and what can only be said by another value.
-    shown_otherwise = {"rate", "bytes_per_s", "warm_up_s", "shared", "between", "days", "busy_code", "fair_by"}
+    shown_otherwise = {
+        "rate",
+        "bytes_per_s",
+        "warm_up_s",
+        "shared",
+        "between",
+        "days",
+        "busy_code",
+        "fair_by",
+        "exempt",
+    }
     for key, info in Limit.model_fields.items() | LimitSettings.model_fields.items():
         if key not in shown_otherwise and info.default is not None and not info.is_required():
             assert any(limit.get(key) == info.default for limit in _limits(sample)), key

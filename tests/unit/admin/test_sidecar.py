@@ -100,6 +100,7 @@ def test_few_open_files_are_one_short_event(monkeypatch: pytest.MonkeyPatch, roo
 @pytest.mark.parametrize("number", sidecar.STOP_SIGNALS)
 async def test_a_signal_ends_it_in_order(monkeypatch: pytest.MonkeyPatch, number: signal.Signals) -> None:
     monkeypatch.setattr(sidecar, "_announce", lambda *_: signal.raise_signal(number))
+    monkeypatch.setattr(sidecar, "stop_signals", lambda: sidecar.STOP_SIGNALS)
     with structlog.testing.capture_logs() as logged:
         assert await sidecar.run_until_signal(compose(load(None, {}, flags()))) == 0
     assert {"draining", "drained"} <= {entry["event"] for entry in logged}
@@ -157,7 +158,10 @@ async def start() -> AsyncIterator[Callable[[str], Awaitable[Sluice]]]:
         started.append(Sluice(process))
         return started[-1]
 
+    # A test run below nohup would hand on that hang-ups are ignored.
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield start_sluice
+    signal.signal(signal.SIGHUP, before)
     with trio.CancelScope(shield=True):
         for each in started:
             if each.process.returncode is None:
@@ -172,13 +176,20 @@ async def sluice(start: Callable[[str], Awaitable[Sluice]], silent_broker: str) 
     return await start(silent_broker)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 async def test_a_signal_drains_and_ends_with_0(sluice: Sluice, number: signal.Signals) -> None:
     await sluice.event("sluice is up")
     sluice.process.send_signal(number)
     assert (await sluice.event("draining"))["signal"] == number.name
     await sluice.event("drained")
     assert await sluice.process.wait() == 0
+
+
+@pytest.mark.parametrize("ignored", [False, True])
+def test_a_hangup_is_left_ignored(monkeypatch: pytest.MonkeyPatch, *, ignored: bool) -> None:
+    monkeypatch.setattr(signal, "getsignal", lambda _: signal.SIG_IGN if ignored else signal.SIG_DFL)
+    assert (signal.SIGHUP in sidecar.stop_signals()) is not ignored
+    assert {signal.SIGTERM, signal.SIGINT} <= {*sidecar.stop_signals()}
 
 
 async def test_while_it_drains_it_answers_that_it_is_not_ready_and_a_second_signal_ends_it(sluice: Sluice) -> None:

@@ -2,6 +2,7 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
+from admin.composition import compose
 from admin.errors import SettingsError
 from admin.settings import OFF, Endpoint
 from admin.sources import Flags, LimitText, environment_names, load
@@ -11,7 +12,7 @@ Write = Callable[[str], str]
 
 def lines(file: str | None = None, environ: Mapping[str, str] | None = None, flags: Flags | None = None) -> list[str]:
     with pytest.raises(SettingsError) as caught:
-        load(file, environ or {}, flags or Flags())
+        compose(load(file, environ or {}, flags or Flags()))
     assert caught.value.exit_code == 2
     return list(caught.value.lines)
 
@@ -146,7 +147,7 @@ HANDLER = '[[handlers]]\nname = "x"\n'
     [
         ("[bounds]\nmax_connections = -1", "2: bounds.max_connections = -1: must be at least 1"),
         ("[bounds]\nmax_connections = 1.5", "2: bounds.max_connections = 1.5: must be a whole number"),
-        ('[bounds]\nmax_connections = "9"', '2: bounds.max_connections = "9": must be a whole number'),
+        ('[bounds]\nmax_connections = "9"', '2: bounds.max_connections = "9": must be a whole number; write 9'),
         ("[bounds]\nmax_connections = true", "2: bounds.max_connections = true: must be a whole number"),
         (
             "[bounds]\nbuffer_budget_bytes = 1",
@@ -178,7 +179,10 @@ HANDLER = '[[handlers]]\nname = "x"\n'
         ("[defaults.topic]\n", '1: defaults.topic: must have a rate or bytes_per_s, or action = "off"'),
         (LIMIT + "rate = true", f"4: limits[0].rate = true: {RATE}"),
         (LIMIT + "bytes_per_s = -1", "4: limits[0].bytes_per_s = -1: must be at least 0"),
-        (LIMIT + "bytes_per_s = '1M'", '4: limits[0].bytes_per_s = "1M": must be a number'),
+        (LIMIT + "bytes_per_s = '1M'", '4: limits[0].bytes_per_s = "1M": must be a number; write 1000000'),
+        (LIMIT + "bytes_per_s = '2 MiB/s'", '4: limits[0].bytes_per_s = "2 MiB/s": must be a number; write 2097152'),
+        (LIMIT + "bytes_per_s = 'much'", '4: limits[0].bytes_per_s = "much": must be a number'),
+        (LIMIT + "rate = '500/s'", f'4: limits[0].rate = "500/s": {RATE}; write 500'),
         (
             LIMIT + "bytes_per_s = inf",
             "4: limits[0].bytes_per_s = inf: must be a number that is neither infinite nor nan",
@@ -186,20 +190,32 @@ HANDLER = '[[handlers]]\nname = "x"\n'
         (LIMIT + "rate = 1\nburst_s = 0", "5: limits[0].burst_s = 0: must be more than 0"),
         (LIMIT + "rate = 1\nbytes_burst_s = 0", "5: limits[0].bytes_burst_s = 0: must be more than 0"),
         (LIMIT + "rate = 1\nmax_delay_s = -1", "5: limits[0].max_delay_s = -1: must be at least 0"),
-        (LIMIT + "rate = 1\nwarm_up_s = '1'", '5: limits[0].warm_up_s = "1": must be a number'),
+        (LIMIT + "rate = 1\nwarm_up_s = '1'", '5: limits[0].warm_up_s = "1": must be a number; write 1'),
+        (LIMIT + "rate = 1\nwarm_up_s = '5 s'", '5: limits[0].warm_up_s = "5 s": must be a number; write 5'),
+        (LIMIT + "rate = 1\nwarm_up_s = '5m'", '5: limits[0].warm_up_s = "5m": must be a number'),
         (LIMIT + "rate = 1\nbusy_code = 2.5", "5: limits[0].busy_code = 2.5: must be a whole number"),
         (LIMIT + "rate = 1\nmax_fair_keys = 0", "5: limits[0].max_fair_keys = 0: must be at least 1"),
         (LIMIT + "rate = 1\nmax_fair_keys = 999", "5: limits[0].max_fair_keys = 999: must be at most 256"),
         (LIMIT + "rate = 1\nshared = 1", "5: limits[0].shared = 1: must be true or false"),
         (
             LIMIT + "rate = 1\naction = 'refuse'",
-            '5: limits[0].action = "refuse": must be "reject", "shadow", "delay" or "off"',
+            '5: limits[0].action = "refuse": must be "reject", "shadow", "delay" or "off"; did you mean "reject"?',
         ),
-        (LIMIT + "rate = 1\ncount = 'bytes'", '5: limits[0].count = "bytes": must be "messages" or "requests"'),
+        (
+            LIMIT + "rate = 1\ncount = 'bytes'",
+            '5: limits[0].count = "bytes": must be "messages" or "requests"; bytes are limited by bytes_per_s',
+        ),
+        (
+            LIMIT + "exempt = ['10.0.0.0/8']",
+            (
+                '4: limits[0].exempt = ["10.0.0.0/8"]: must be true or false; networks of clients are exempt by their'
+                " listener: exempt = [...] in [[listeners]]"
+            ),
+        ),
         (LIMIT + "rate = 1\nfair_by = 'topic'", '5: limits[0].fair_by = "topic": must be "client" or "producer_group"'),
         (LIMIT + "rate = 1\nbetween = 9", "5: limits[0].between = 9: must be text in quotes"),
         (LIMIT + "rate = 1\ndays = []", "5: limits[0].days = []: must not be empty"),
-        (LIMIT + "rate = 1\ndays = 'mon'", '5: limits[0].days = "mon": must be an array'),
+        (LIMIT + "rate = 1\ndays = 'mon'", '5: limits[0].days = "mon": must be an array: ["mon"]'),
         (LIMIT + "rate = 1\ndays = ['monday']", f'5: limits[0].days[0] = "monday": {DAY}'),
         (
             LIMIT + "rate = 1\nenabled = false",
@@ -227,7 +243,10 @@ HANDLER = '[[handlers]]\nname = "x"\n'
             (LISTENER.format("a:1", "b:1") + f"\nexempt = [{value}]", f"4: listeners[0].exempt[0] = {value}: {NETWORK}")
             for value in ('"broker"', '"*"', "5", '""')
         ),
-        (LISTENER.format("a:1", "b:1") + "\nexempt = '::1'", '4: listeners[0].exempt = "::1": must be an array'),
+        (
+            LISTENER.format("a:1", "b:1") + "\nexempt = '::1'",
+            '4: listeners[0].exempt = "::1": must be an array: ["::1"]',
+        ),
         (
             LISTENER.format("a:1", "b:1") + "\nmax_connections_per_client = 0",
             "4: listeners[0].max_connections_per_client = 0: must be at least 1",

@@ -1,0 +1,11 @@
+"""Which version of Sluice this is."""
+
+from importlib.metadata import version
+from typing import Final
+
+DISTRIBUTION: Final = "sluice-proxy"
+
+
+def sluice_version() -> str:
+    """Return the version of the installed distribution."""
+    return version(DISTRIBUTION)
