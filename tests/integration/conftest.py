@@ -2,8 +2,10 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 from harness.paths import rocketmq_classpath
@@ -11,6 +13,41 @@ from harness.ports import free_port
 from harness.rocketmq import RocketMQ, StartRocketMQ
 from harness.sidecar import Route, Sluice, StartSluice
 
+# What the sidecar that most tests share has in force; the topics' names say which limit a test is about.
+_SHARED_LIMITS = """
+[[limits]]
+kind = "topic"
+name = "limited-*"
+rate = 50
+
+[[limits]]
+kind = "topic"
+name = "batches-*"
+rate = 160
+
+[[limits]]
+kind = "topic"
+name = "bytes-*"
+rate = "unlimited"
+bytes_per_s = 100_000
+
+[[limits]]
+kind = "topic"
+name = "requests-*"
+rate = 10
+count = "requests"
+
+[[limits]]
+kind = "retry_group"
+name = "*"
+rate = 5
+
+[[limits]]
+kind = "retry_group"
+name = "refused-*"
+rate = 5
+action = "reject"
+"""
 # The address that the broker advertises and the sidecar listens on; all of 127/8 is the loopback device on Linux.
 _SIDECAR_HOST = "127.0.0.2"
 
@@ -30,9 +67,9 @@ def start_rocketmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartRo
     """
     with ExitStack() as running:
 
-        def start(*, advertised_host: str = _SIDECAR_HOST) -> RocketMQ:
+        def start(*, advertised_host: str = _SIDECAR_HOST, **how: Any) -> RocketMQ:
             home = tmp_path_factory.mktemp("rocketmq") / "home"
-            return running.enter_context(RocketMQ(home, advertised_host=advertised_host))
+            return running.enter_context(RocketMQ(home, advertised_host=advertised_host, **how))
 
         yield start
 
@@ -44,10 +81,27 @@ def rocketmq(start_rocketmq: StartRocketMQ) -> RocketMQ:
 
 
 @pytest.fixture(scope="session")
+def start_slow_rocketmq(start_rocketmq: StartRocketMQ) -> StartRocketMQ:
+    """Starts a broker whose disk takes 10 ms to flush and which has one thread for what is sent and sent back.
+
+    It refuses what has waited for that thread for half a second. By default that is a fifth of a second, which a
+    machine that is busy with something else may well let pass.
+    """
+    settings = {"sendMessageThreadPoolNums": "1", "flushDiskType": "SYNC_FLUSH", "waitTimeMillsInSendQueue": "500"}
+    return partial(start_rocketmq, settings=settings, flush_ms=10)
+
+
+@pytest.fixture(scope="session")
+def slow_rocketmq(start_slow_rocketmq: StartRocketMQ) -> RocketMQ:
+    """Such a broker, which advertises an address where nothing listens: each test puts something there for itself."""
+    return start_slow_rocketmq()
+
+
+@pytest.fixture(scope="session")
 def start_sluice(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartSluice]:
     """Starts sidecars; those still running are stopped after the session.
 
-    ``start(rocketmq, limits=…)`` is a sidecar where clients look for that broker, VIP channel included;
+    ``start(rocketmq, config=…)`` is a sidecar where clients look for that broker, VIP channel included;
     ``start(routes=…)`` is one with listeners of one's own.
     """
     with ExitStack() as running:
@@ -65,9 +119,8 @@ def start_sluice(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartSlui
 
 @pytest.fixture(scope="session")
 def sluice(start_sluice: StartSluice, rocketmq: RocketMQ) -> Sluice:
-    """The sidecar in front of the shared broker: topics named ``limited-…`` and all retry groups have limits."""
-    limits = ["topic:limited-*=50/s", "topic:*=unlimited", "retry_group:*=5/s"]
-    return start_sluice(rocketmq, limits=limits)
+    """The sidecar in front of the shared broker, with limits for topics of certain names and for all retry groups."""
+    return start_sluice(rocketmq, config=_SHARED_LIMITS)
 
 
 @pytest.fixture(scope="session")

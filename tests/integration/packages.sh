@@ -28,6 +28,7 @@ for target in "$@"; do
         command -v mvn >/dev/null || need maven
         newer_than 18 "$(node --version 2>/dev/null)" || need nodejs
         command -v npm >/dev/null || need npm
+        command -v promtool >/dev/null || need prometheus
         ;;
     bench)
         command -v haproxy >/dev/null || [ -x /usr/sbin/haproxy ] || need haproxy

@@ -58,7 +58,7 @@ def _refusals(counts: dict[str, Any], topic: str) -> int:
         return counts["failed"]
     assert counts["failed"] == 0, counts
     assert counts["code"] == 2
-    assert re.search(rf"\[RateLimit\] for {topic} need wait:\d+microsecs", counts["remark"])
+    assert re.search(rf"\[RateLimit\] for {topic} need wait:\d+microsecs, rule topic:limited-\*", counts["remark"])
     return counts["refused"]
 
 

@@ -15,7 +15,8 @@ import org.apache.rocketmq.common.message.MessageExt;
 /**
  * Consumes a topic from its start and sends each message back as often as asked before it takes it.
  *
- * <p>Arguments: name server, consumer group, topic, messages to take, failures of each message, seconds at most.
+ * <p>Arguments: name server, consumer group, topic, messages to take, failures of each message, seconds at most,
+ * threads that consume, milliseconds that each failure takes.
  * Prints one line of JSON: messages taken, deliveries in all, redeliveries that came through the broker's retry
  * topic, and those that the client made itself because it could not send the message back.
  */
@@ -33,7 +34,10 @@ public final class FailingConsumer {
         consumer.setNamesrvAddr(args[0]);
         consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
         consumer.subscribe(args[2], "*");
+        consumer.setConsumeThreadMin(Integer.parseInt(args[6]));
+        consumer.setConsumeThreadMax(Integer.parseInt(args[6]));
         int failures = Integer.parseInt(args[4]);
+        long failureMillis = Long.parseLong(args[7]);
         CountDownLatch toTake = new CountDownLatch(Integer.parseInt(args[3]));
         Map<String, AtomicInteger> deliveries = new ConcurrentHashMap<>();
         AtomicInteger all = new AtomicInteger();
@@ -51,6 +55,7 @@ public final class FailingConsumer {
             int count = deliveries.computeIfAbsent(message.getKeys(), key -> new AtomicInteger()).incrementAndGet();
             if (count <= failures) {
                 context.setDelayLevelWhenNextConsume(SHORTEST_DELAY_LEVEL);
+                pause(failureMillis);
                 return ConsumeConcurrentlyStatus.RECONSUME_LATER;
             }
             if (count == failures + 1) {
@@ -69,5 +74,13 @@ public final class FailingConsumer {
         report.put("by_client", byClient.get());
         System.out.println(JSON.toJSONString(report));
         System.exit(0);
+    }
+
+    private static void pause(long millis) {
+        try {
+            Thread.sleep(millis);
+        } catch (InterruptedException ended) {
+            Thread.currentThread().interrupt();
+        }
     }
 }

@@ -18,7 +18,8 @@ import org.apache.rocketmq.remoting.exception.RemotingException;
  * <p>Arguments: name server, producer group, seconds, warm-up messages, topic… The warm-up goes to the last topic
  * and is counted there; the seconds begin after it, because a cold virtual machine is not flat out. Prints one line
  * of JSON: for each topic what was stored, what was refused with SYSTEM_BUSY (after the client's own attempts) with
- * the first remark, and what else went wrong with the first message of it.
+ * the first remark, and what else went wrong with the first message of it. With -Dretries=0 every answer is counted;
+ * otherwise only what the client's own further attempts did not mend.
  */
 public final class FlatOutProducer {
     private static final int SYSTEM_BUSY = 2;
@@ -36,6 +37,7 @@ public final class FlatOutProducer {
         DefaultMQProducer producer = new DefaultMQProducer(args[1]);
         producer.setNamesrvAddr(args[0]);
         producer.setSendMsgTimeout(SEND_TIMEOUT_MILLIS);
+        producer.setRetryTimesWhenSendFailed(Integer.getInteger("retries", producer.getRetryTimesWhenSendFailed()));
         for (int i = 4; i < args.length; i++) {
             Sender sender = new Sender(producer, args[i]);
             senders.add(sender);

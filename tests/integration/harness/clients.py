@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from harness.java import compiled_java
 from harness.paths import CLIENTS, PARTS, program, required, rocketmq_classpath
+from harness.process import ManagedProcess
 
 # A client that hangs is a failure; none of them takes a quarter of this on a slow machine besides its own seconds.
 _GRACE_S = 180.0
@@ -19,11 +21,14 @@ class ClientFailedError(RuntimeError):
 
 def java(source: str, *arguments: str, home: Path, options: Sequence[str] = ()) -> list[str]:
     """Return the command of a one-file Java client; ``home`` is where it puts its logs."""
+    file = CLIENTS / source
     return [
         program("java"),
-        *("-Xmx256m", f"-Duser.home={home}", f"-Drocketmq.client.logRoot={home}"),
+        # None of them runs for long: what is compiled at leisure would not be ready in time.
+        *("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"),
+        *(f"-Duser.home={home}", f"-Drocketmq.client.logRoot={home}"),
         *options,
-        *("-cp", rocketmq_classpath(), str(CLIENTS / source)),
+        *("-cp", f"{compiled_java(file.parent)}:{rocketmq_classpath()}", file.stem),
         *arguments,
     ]
 
@@ -38,6 +43,26 @@ def node(source: str, *arguments: str) -> list[str]:
     """Return the command of a client of npm's ali-ons."""
     required(PARTS / "node" / ".stamp", "make parts")
     return [program("node"), str(CLIENTS / source), *arguments]
+
+
+def start_client(command: Sequence[str], *, home: Path) -> ManagedProcess:
+    """Start a client program that runs until it is ended; it is ready when it has printed ``started``.
+
+    Args:
+        command: from `java`, `cpp` or `node`.
+        home: the directory it runs in, and its home.
+
+    Raises:
+        ProcessFailedError: it did not start.
+    """
+    home.mkdir(parents=True, exist_ok=True)
+    process = ManagedProcess(Path(command[1]).name, command, log=home / "client.log", env=_environment(home), cwd=home)
+    try:
+        process.wait_for_line("started", timeout_s=_GRACE_S)
+    except BaseException:
+        process.stop()
+        raise
+    return process
 
 
 def run_client(command: Sequence[str], *, home: Path, seconds: float, env: Mapping[str, str] | None = None) -> Any:
@@ -62,12 +87,7 @@ def run_client(command: Sequence[str], *, home: Path, seconds: float, env: Mappi
             timeout=seconds + _GRACE_S,
             check=False,
             cwd=home,
-            env={
-                **os.environ,
-                "HOME": str(home),
-                "NODE_PATH": str(PARTS / "node" / "node_modules"),
-                **(env or {}),
-            },
+            env={**os.environ, **_environment(home), **(env or {})},
         )
     except subprocess.TimeoutExpired as expired:
         raise ClientFailedError(f"{command[-1]}: no end after {expired.timeout:g} s: {expired.stdout!r}") from None
@@ -78,3 +98,7 @@ def run_client(command: Sequence[str], *, home: Path, seconds: float, env: Mappi
     except ValueError:
         pass
     raise ClientFailedError(f"{command} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}")
+
+
+def _environment(home: Path) -> dict[str, str]:
+    return {"HOME": str(home), "NODE_PATH": str(PARTS / "node" / "node_modules")}

@@ -7,6 +7,7 @@ ROOT = Path(__file__).resolve().parents[3]
 VENV_BIN = ROOT / ".venv" / "bin"
 PARTS = ROOT / ".parts"
 CLIENTS = ROOT / "tests" / "integration" / "clients"
+ROCKETMQ = ROOT / "tests" / "integration" / "rocketmq"
 
 
 class MissingPartError(RuntimeError):

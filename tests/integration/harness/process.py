@@ -138,6 +138,10 @@ class ManagedProcess:
         finally:
             self._clear_group()
 
+    def kill(self) -> None:
+        """End it and its children at once."""
+        self._clear_group()
+
     def __enter__(self) -> Self:
         """Return itself; leaving the block stops it."""
         return self

@@ -6,11 +6,13 @@ find it through the name server and need no setting.
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Self
 
-from harness.paths import program, rocketmq_classpath
+from harness.java import compiled_java
+from harness.paths import ROCKETMQ, program, rocketmq_classpath
 from harness.ports import free_port
 from harness.process import ManagedProcess
 from harness.remoting import RemotingClient
@@ -22,9 +24,12 @@ _JAVA_OPENS = (
     "--add-opens=java.base/java.nio=ALL-UNNAMED",
     "--add-opens=java.base/sun.nio.ch=ALL-UNNAMED",
 )
+# For a quick start on few cores; none of them runs long enough to be worth more.
+_JAVA_FAST_START = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 # A loaded CI machine takes several times the usual six seconds.
 _START_TIMEOUT_S = 120.0
 _ROUTE_TIMEOUT_S = 30.0
+_FILLED_AT_ONCE = 250
 _VIP_OFFSET = -2
 _HA_OFFSET = 1
 
@@ -50,7 +55,10 @@ diskMaxUsedSpaceRatio=95
 # A slow disk must not make the broker refuse with the same code as the proxy: only the proxy is under test.
 waitTimeMillsInSendQueue=10000
 osPageCacheBusyTimeOutMills=10000
+# What consumers send back comes again after a second, whatever level they ask for.
+messageDelayLevel=1s 1s 1s 1s 1s 1s 1s 1s 1s 1s 1s 1s 1s 1s 1s 1s 1s 1s
 """
+_NO_SETTINGS: Mapping[str, str] = MappingProxyType({})
 
 
 class RocketMQ:
@@ -59,6 +67,8 @@ class RocketMQ:
     Args:
         home: an empty directory for its configuration, store and logs.
         advertised_host: the address that clients are told; the broker itself is on 127.0.0.1.
+        settings: of the broker, on top of those that suit most tests.
+        flush_ms: what a flush of the broker's disk takes; None leaves the disk as it is.
 
     Attributes:
         namesrv: ``host:port`` of the name server, what clients are configured with.
@@ -71,7 +81,14 @@ class RocketMQ:
         ProcessFailedError: one of the two did not start.
     """
 
-    def __init__(self, home: Path, *, advertised_host: str) -> None:
+    def __init__(
+        self,
+        home: Path,
+        *,
+        advertised_host: str,
+        settings: Mapping[str, str] = _NO_SETTINGS,
+        flush_ms: int | None = None,
+    ) -> None:
         self.host = _BROKER_HOST
         self.advertised_host = advertised_host
         namesrv_port = free_port(_BROKER_HOST)
@@ -81,12 +98,19 @@ class RocketMQ:
         self._namesrv_port = namesrv_port
         self._stack = contextlib.ExitStack()
         (home / "conf").mkdir(parents=True)
+        broker_options: tuple[str, ...] = ("-Xms512m", "-Xmx1g", "-XX:MaxDirectMemorySize=1g")
+        classpath = rocketmq_classpath()
+        if flush_ms is not None:
+            classpath = f"{classpath}:{compiled_java(ROCKETMQ)}"
+            broker_options += (f"-DslowDisk.flushMillis={flush_ms}",)
+            settings = {**settings, "messageStorePlugIn": "SlowDisk"}
         with contextlib.ExitStack() as starting:
             namesrv_conf = home / "namesrv.conf"
             namesrv_conf.write_text(f"listenPort={namesrv_port}\nbindAddress={_BROKER_HOST}\n", encoding="utf-8")
             starting.enter_context(
                 self._start(
-                    home, "namesrv", ("-Xms128m", "-Xmx256m"), "namesrv.NamesrvStartup", "-c", str(namesrv_conf)
+                    *(home, "namesrv", rocketmq_classpath(), ("-Xms128m", "-Xmx256m")),
+                    *("namesrv.NamesrvStartup", "-c", str(namesrv_conf)),
                 )
             )
             broker_conf = home / "broker.conf"
@@ -97,28 +121,27 @@ class RocketMQ:
                     ha_port=self.port + _HA_OFFSET,
                     advertised_host=advertised_host,
                     store=home / "store",
-                ),
+                )
+                # Of a key that is there twice the broker takes the last.
+                + "".join(f"{key}={value}\n" for key, value in settings.items()),
                 encoding="utf-8",
             )
             starting.enter_context(
                 self._start(
-                    home,
-                    "broker",
-                    ("-Xms512m", "-Xmx1g", "-XX:MaxDirectMemorySize=1g"),
-                    "broker.BrokerStartup",
-                    *("-n", self.namesrv, "-c", str(broker_conf)),
+                    *(home, "broker", classpath, broker_options),
+                    *("broker.BrokerStartup", "-n", self.namesrv, "-c", str(broker_conf)),
                 )
             )
             self._stack = starting.pop_all()
 
-    def create_topic(self, topic: str, *, queues: int = 4) -> str:
+    def create_topic(self, topic: str) -> str:
         """Make a topic, wait until the name server knows it, and return its name.
 
         Raises:
             TimeoutError: the name server did not hear of it.
         """
         with self._to_broker() as broker:
-            broker.create_topic(topic, queues=queues)
+            broker.create_topic(topic)
         deadline = time.monotonic() + _ROUTE_TIMEOUT_S
         with RemotingClient(_BROKER_HOST, self._namesrv_port) as namesrv:
             while not namesrv.has_route(topic):
@@ -127,13 +150,27 @@ class RocketMQ:
                 time.sleep(0.02)
         return topic
 
+    def fill(self, topic: str, messages: int) -> None:
+        """Make a topic that holds so many messages, past any proxy; each has a key of its own."""
+        self.create_topic(topic)
+        with self._to_broker() as broker:
+            missing = messages
+            while missing:
+                # No more at once than a slow broker takes before they have waited too long.
+                missing -= broker.send(topic, min(missing, _FILLED_AT_ONCE))
+
     def stored_messages(self, topic: str) -> int:
         """Return how many messages of the topic the broker holds: its own word, asked past any proxy."""
         with self._to_broker() as broker:
             return broker.stored_messages(topic)
 
+    def acknowledged_messages(self, group: str, topic: str) -> int:
+        """Return how many messages of the topic a consumer group has acknowledged, by the broker's word."""
+        with self._to_broker() as broker:
+            return broker.acknowledged_messages(group, topic)
+
     def close(self) -> None:
-        """Stop the broker, then the name server, and wait for the end of both."""
+        """End the broker, then the name server; what they have stored is not wanted any more."""
         self._stack.close()
 
     def __enter__(self) -> Self:
@@ -148,17 +185,18 @@ class RocketMQ:
         return RemotingClient(self.host, self.port)
 
     def _start(
-        self, home: Path, name: str, memory: tuple[str, ...], main_class: str, *arguments: str
-    ) -> contextlib.AbstractContextManager[ManagedProcess]:
+        self, home: Path, name: str, classpath: str, options: tuple[str, ...], main_class: str, *arguments: str
+    ) -> contextlib.AbstractContextManager[object]:
         process = ManagedProcess(
             name,
             [
                 program("java"),
                 *_JAVA_OPENS,
-                *memory,
+                *_JAVA_FAST_START,
+                *options,
                 f"-Duser.home={home}",
                 "-cp",
-                rocketmq_classpath(),
+                classpath,
                 f"org.apache.rocketmq.{main_class}",
                 *arguments,
             ],
@@ -169,9 +207,11 @@ class RocketMQ:
         try:
             process.wait_for_line("boot success", timeout_s=_START_TIMEOUT_S)
         except BaseException:
-            process.stop()
+            process.kill()
             raise
-        return process
+        ending = contextlib.ExitStack()
+        ending.callback(process.kill)
+        return ending
 
 
 StartRocketMQ = Callable[..., RocketMQ]

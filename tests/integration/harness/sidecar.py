@@ -1,13 +1,15 @@
 """`sluice run` as a real process, under coverage, watched through its admin address."""
 
+import json
 import subprocess
 import sys
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -18,6 +20,7 @@ from harness.process import ManagedProcess
 _HOST = "127.0.0.1"
 _START_TIMEOUT_S = 60.0
 _STOP_TIMEOUT_S = 60.0
+_METRICS_TIMEOUT_S = 60.0
 _POLL_S = 0.05
 
 
@@ -77,6 +80,7 @@ class Sluice:
         directory: where its log lies.
         routes: its listeners and the brokers behind them.
         limits: values of ``--limit``.
+        config: a configuration file's text; without listeners in it, those of ``routes`` are given as flags.
         arguments: further arguments.
         ready: wait until ``/readyz`` says yes; otherwise only until ``/healthz`` does.
         covered: measure its coverage, which makes it several times slower.
@@ -96,15 +100,22 @@ class Sluice:
         routes: Sequence[Route],
         *,
         limits: Sequence[str] = (),
+        config: str = "",
         arguments: Sequence[str] = (),
         ready: bool = True,
         covered: bool = True,
     ) -> None:
         self.routes = tuple(routes)
         self.admin = f"{_HOST}:{free_port(_HOST)}"
-        command = sluice_command("run", "--protocol", "rocketmq", "--admin", self.admin, covered=covered)
-        for route in self.routes:
-            command += ["--listen", route.listen, "--broker", route.broker]
+        command = sluice_command("run", "--admin", self.admin, covered=covered)
+        if config:
+            file = directory / "sluice.toml"
+            file.write_text(config, encoding="utf-8")
+            command += ["--config", str(file)]
+        if "[[listeners]]" not in config:
+            command += ["--protocol", "rocketmq"]
+            for route in self.routes:
+                command += ["--listen", route.listen, "--broker", route.broker]
         for limit in limits:
             command += ["--limit", limit]
         self.process = ManagedProcess("sluice", [*command, *arguments], log=directory / "sluice.log", cwd=directory)
@@ -127,6 +138,17 @@ class Sluice:
             with error:
                 return error.code, error.read().decode()
 
+    def explain(self, **question: str) -> Any:
+        """Return what the API says would limit a request: ``kind``, ``name``, and whatever else matters.
+
+        Raises:
+            ProcessFailedError: it does not understand the question.
+        """
+        status, text = self.get(f"/api/v1/explain?{urllib.parse.urlencode(question)}")
+        if status != 200:
+            raise self.process.failure(f"/api/v1/explain answered {status}: {text}")
+        return json.loads(text)
+
     def metrics(self) -> Metrics:
         """Return what ``/metrics`` says now."""
         status, text = self.get("/metrics")
@@ -139,6 +161,19 @@ class Sluice:
                 for sample in family.samples
             }
         )
+
+    def wait_for_metrics(self, condition: Callable[[Metrics], bool]) -> Metrics:
+        """Wait until ``/metrics`` says something, and return what it says then.
+
+        Raises:
+            ProcessFailedError: it never did.
+        """
+        deadline = time.monotonic() + _METRICS_TIMEOUT_S
+        while not condition(metrics := self.metrics()):
+            if time.monotonic() > deadline:
+                raise self.process.failure(f"what was waited for is not in /metrics: {dict(metrics)}")
+            time.sleep(_POLL_S)
+        return metrics
 
     def stop(self) -> int:
         """End it with SIGTERM, wait for that, and return its exit status."""

@@ -91,7 +91,7 @@ async def test_java_gets_again_what_it_sent_back(embedded: Any, client_home: Pat
     await embedded.run(run_client, produce, home=client_home, seconds=0)
     consume = java(
         "FailingConsumer.java",
-        *(embedded.namesrv, "readers", "orders", "20", "2", str(_PATIENCE_S)),
+        *(embedded.namesrv, "readers", "orders", "20", "2", str(_PATIENCE_S), "20", "0"),
         home=client_home,
         options=options,
     )

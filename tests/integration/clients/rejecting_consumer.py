@@ -1,0 +1,36 @@
+"""Sends back everything that comes for the first time, until it is ended; with the client of PyPI's rocketmq.
+
+Arguments: name server, consumer group, topic, threads that consume. Prints a line once it has started.
+
+The package's own subscribe() turns a callback's failure into a success by accident, so the callback is registered
+one floor below it, where its status counts.
+"""
+
+import signal
+import sys
+
+from rocketmq.client import PushConsumer, RecvMessage
+from rocketmq.exceptions import ffi_check
+from rocketmq.ffi import _CConsumeStatus, dll
+
+
+def _consume(_consumer: object, handle: object) -> int:
+    """Return the status of one delivery; called on the client's threads."""
+    first = RecvMessage(handle).reconsume_times == 0
+    return (_CConsumeStatus.RECONSUME_LATER if first else _CConsumeStatus.CONSUME_SUCCESS).value
+
+
+def main(namesrv: str, group: str, topic: str, threads: str) -> None:
+    """Consume until a signal comes."""
+    consumer = PushConsumer(group)
+    consumer.set_namesrv_addr(namesrv)
+    consumer.set_thread_count(int(threads))
+    ffi_check(dll.Subscribe(consumer._handle, topic.encode(), b"*"))
+    consumer._register_callback(_consume)
+    consumer.start()
+    print("started", flush=True)
+    signal.pause()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

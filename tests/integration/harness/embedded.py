@@ -1,0 +1,54 @@
+"""The embedded broker on a thread of its own, for tests that are not on trio and need no real one behind a sidecar."""
+
+import queue
+import threading
+from typing import Final, Self
+
+import trio
+
+from proxy.loopback import Loopback, LoopbackConfig, serve_broker
+
+_START_TIMEOUT_S: Final = 30.0
+
+
+class EmbeddedBroker:
+    """Runs while it is entered; topics are made by the first message that is sent to them.
+
+    Attributes:
+        address: ``host:port`` where it listens.
+    """
+
+    def __init__(self) -> None:
+        self.address = ""
+        self._loopback: Loopback
+        self._scope = trio.CancelScope()
+        self._token: trio.lowlevel.TrioToken
+        self._started: queue.SimpleQueue[Loopback] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=trio.run, args=(self._run,), daemon=True)
+
+    def stored(self, topic: str) -> int:
+        """Return how many messages a topic has been given so far."""
+        return self._loopback.stored(topic)
+
+    def __enter__(self) -> Self:
+        """Start it; leaving the block stops it.
+
+        Raises:
+            queue.Empty: it did not start; the thread's error is shown by Python.
+        """
+        self._thread.start()
+        self._loopback = self._started.get(timeout=_START_TIMEOUT_S)
+        self.address = self._loopback.broker_address
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        """Stop it and wait for that."""
+        self._token.run_sync_soon(self._scope.cancel)
+        self._thread.join()
+
+    async def _run(self) -> None:
+        self._token = trio.lowlevel.current_trio_token()
+        with self._scope:
+            async with trio.open_nursery() as nursery:
+                config = LoopbackConfig(broker_port=0, name_server_port=0)
+                self._started.put(await nursery.start(serve_broker, config))

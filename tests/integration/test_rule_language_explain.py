@@ -1,0 +1,229 @@
+"""`sluice limits explain` and the page behind it, asked about a running sidecar that frames have gone through."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from harness.embedded import EmbeddedBroker
+from harness.frames import FrameClient, refused, send, sends, stored
+from harness.ports import free_port
+from harness.sidecar import Route, Sluice, StartSluice, run_sluice
+
+from admin.cli import main
+
+pytestmark = pytest.mark.integration
+
+_CONFIG = """
+[[listeners]]
+name = "main"
+listen = "{main}"
+broker = "{broker}"
+scope = "orders-broker"
+exempt = ["127.0.9.0/24"]
+
+[[listeners]]
+name = "vip"
+listen = "{vip}"
+broker = "{broker}"
+scope = "orders-broker"
+
+[[limits]]
+kind = "topic"
+name = "orders"
+rate = 0.02
+burst_s = 1000
+bytes_per_s = 1_000_000
+fair_by = "producer_group"
+
+[[limits]]
+kind = "topic"
+name = "ord*"
+rate = 0.05
+burst_s = 1000
+shared = true
+action = "shadow"
+
+[[limits]]
+kind = "client"
+name = "127.0.0.0/24"
+rate = 0.01
+burst_s = 1000
+
+[[limits]]
+kind = "producer_group"
+name = "billing"
+rate = 0.03
+burst_s = 1000
+action = "delay"
+max_delay_s = 3600
+busy_code = 215
+
+[[limits]]
+kind = "producer_group"
+name = "paused"
+rate = 1
+action = "off"
+
+[[limits]]
+kind = "listener"
+name = "orders-broker"
+rate = 100
+
+[[limits]]
+kind = "subscription"
+name = "billing@orders"
+rate = 10
+
+[[limits]]
+kind = "topic"
+name = "audit"
+rate = "unlimited"
+
+[[limits]]
+kind = "topic"
+name = "held"
+rate = 0.01
+burst_s = 1000
+action = "delay"
+max_delay_s = 3600
+"""
+
+
+@pytest.fixture(scope="module")
+def sidecar(start_sluice: StartSluice) -> Iterator[Sluice]:
+    with EmbeddedBroker() as broker:
+        routes = tuple(Route(f"127.0.0.1:{free_port('127.0.0.1')}", broker.address) for _ in range(2))
+        config = _CONFIG.format(main=routes[0].listen, vip=routes[1].listen, broker=broker.address)
+        with start_sluice(routes=routes, config=config) as sluice:
+            yield sluice
+
+
+def _blocks(text: str) -> dict[str, list[str]]:
+    """What is said about each limit, by its heading."""
+    blocks = (block.splitlines() for block in text.strip().split("\n\n"))
+    return {heading: details for heading, *details in blocks}
+
+
+def test_text_says_which_limits_in_which_order_why_and_what_state(sidecar: Sluice, tmp_path: Path) -> None:
+    with FrameClient(sidecar.routes[0].listen) as client:
+        answers = client.ask(*sends(14, "orders", group="billing"))
+    assert (stored(answers), len(refused(answers))) in {(10, 4), (11, 3)}
+
+    asker = ("--client", "127.0.0.1", "--producer-group", "billing", "--listener", "vip")
+    done = run_sluice("limits", "explain", "topic", "orders", *asker, "--admin", sidecar.admin, cwd=tmp_path)
+
+    assert (done.returncode, done.stderr) == (0, "")
+    question, *limits = _blocks(done.stdout).items()
+    assert question == ("topic orders, client 127.0.0.1, producer group billing, listener scope orders-broker", [])
+    headings = [heading for heading, _ in limits]
+    assert headings == [
+        "1. topic orders: 0.02 messages per second, burst 1000 s, shared fairly by producer group",
+        "2. topic orders: 1000000 bytes per second, burst 1 s, shared fairly by producer group",
+        "3. total topic:ord*: 0.05 messages per second, burst 1000 s",
+        "4. client 127.0.0.1: 0.01 messages per second, burst 1000 s",
+        "5. producer group billing: 0.03 messages per second, burst 1000 s",
+        "6. listener orders-broker: 100 messages per second, burst 1 s",
+    ]
+    by_number = {heading[0]: "\n".join(details) for heading, details in limits}
+    assert "exact name" in by_number["1"]
+    assert re.search(r"share  of billing: [\d.]+ messages owed, admits what others leave over", by_number["1"])
+    assert re.search(r"now +(9|10)(\.\d+)? messages in store", by_number["1"])
+    assert "bytes in store" in by_number["2"]
+    assert "total of all together: pattern" in by_number["3"]
+    assert "passes, and is counted" in by_number["3"]
+    assert "network 127.0.0.0/24" in by_number["4"]
+    assert re.search(r"now +admits again in \d+", by_number["4"]) or "in store" in by_number["4"]
+    assert re.search(r"last refused [\d.]+ s ago", by_number["4"])
+    assert "held for up to 3600 s, then refused with code 215" in by_number["5"]
+    assert re.search(r"now +(19|20)(\.\d+)? messages in store; nothing refused so far", by_number["5"])
+    assert "sluice.toml:52)" in by_number["6"]
+
+
+def test_json_is_what_the_page_answers(sidecar: Sluice, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("topic", "orders-too", "--producer-group", "paused", "--json")
+
+    assert main(["limits", "explain", *words, "--admin", sidecar.admin]) == 0
+
+    explanation = json.loads(capsys.readouterr().out)
+    page = sidecar.explain(kind="topic", name="orders-too", producer_group="paused")
+    for limit in (*explanation["limits"], *page["limits"]):
+        # These change while one looks.
+        del limit["state"], limit["usage"]
+    assert explanation == page
+    assert [limit["rule"]["name"] for limit in page["limits"]] == ["total:topic:ord*", "listener:orders-broker"]
+    assert page["limits"][0]["limit"]["rate_per_s"] == 0.05
+    assert [(rule["rule"]["name"], rule["why"]) for rule in page["unapplied"]] == [
+        ("producer_group:paused", "exact name; action off"),
+    ]
+
+
+def test_held_requests_are_counted(sidecar: Sluice) -> None:
+    # Not from where the other tests spend.
+    with FrameClient(sidecar.routes[1].listen, source="127.0.8.1") as client:
+        client.ask(send("held", batch=30))
+        client.write(*sends(3, "held"), free := send("free"))
+        client.read_until_answered(free)
+
+        limit, *_ = sidecar.explain(kind="topic", name="held")["limits"]
+
+    assert limit["held"] == 3
+    assert -20 <= limit["state"]["stored_permits"] < -19
+    assert limit["state"]["wait_s"] > 1900
+
+
+def test_exempt_client_is_said_to_be(sidecar: Sluice) -> None:
+    assert sidecar.explain(kind="topic", name="orders", client="127.0.9.1")["exempt_on"] == ["main"]
+    assert sidecar.explain(kind="topic", name="orders", client="127.0.9.1", listener="vip")["exempt_on"] == []
+
+
+def test_what_consumes_belongs_to_no_scope(sidecar: Sluice) -> None:
+    explanation = sidecar.explain(kind="subscription", name="billing@orders", client="127.0.0.1", listener="main")
+
+    assert [limit["rule"]["name"] for limit in explanation["limits"]] == ["subscription:billing@orders"]
+
+
+def test_what_is_unlimited_is_said_to_be(sidecar: Sluice) -> None:
+    explanation = sidecar.explain(kind="topic", name="audit")
+
+    # The listener's is asked all the same.
+    assert [limit["rule"]["name"] for limit in explanation["limits"]] == ["listener:orders-broker"]
+    assert [rule["why"] for rule in explanation["unapplied"]] == ["exact name; unlimited"]
+
+
+def test_wrong_question_is_one_line_that_names_what_is_wrong(
+    sidecar: Sluice, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["limits", "explain", "topic", "orders", "--listener", "side", "--admin", sidecar.admin]) == 2
+
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "--listener: 'side' is neither a listener nor a scope; there are: main (scope orders-broker)" in line
+
+
+def test_nobody_at_the_address_is_one_line_that_says_what_to_do(
+    unreachable: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["limits", "explain", "topic", "orders", "--admin", unreachable]) == 1
+
+    (line,) = capsys.readouterr().err.splitlines()
+    assert unreachable in line
+    assert "--admin" in line
+
+
+@pytest.mark.parametrize(
+    ("question", "parameter", "said"),
+    [
+        ("kind=queue&name=orders", "kind", "'queue' is not one of topic, retry_group"),
+        ("kind=topic", "name", "missing"),
+        ("kind=topic&name=orders&client=home", "client", "'home' is not an IP address"),
+        ("kind=topic&name=orders&colour=red", "colour", "unknown parameter; there are kind, name"),
+    ],
+)
+def test_page_says_what_is_wrong_as_problem_details(sidecar: Sluice, question: str, parameter: str, said: str) -> None:
+    status, text = sidecar.get(f"/api/v1/explain?{question}")
+
+    assert status == 400
+    problem = json.loads(text)
+    assert (problem["status"], problem["parameter"]) == (400, parameter)
+    assert said in problem["detail"]
