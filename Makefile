@@ -69,7 +69,7 @@ types: $(VENV_STAMP) ## mypy --strict over the packages and the test harness
 	$(BIN)/mypy --strict tests/bench
 
 fast: $(VENV_STAMP) ## unit and fuzz tests with coverage
-	$(BIN)/python -m pytest tests/unit tests/fuzz --cov
+	$(BIN)/python -m pytest tests/unit tests/fuzz --cov -n auto --maxprocesses 4
 
 unit: $(VENV_STAMP) ## unit tests alone
 	$(BIN)/python -m pytest tests/unit

@@ -496,9 +496,9 @@ class TestLimiters:
         assert states["a"].stored_permits == 1
         assert not states["a"].open
 
-    @pytest.mark.parametrize("how", ["listing", "snapshot"])
+    @pytest.mark.parametrize(("how", "a_step"), [("listing", 100), ("snapshot", 500)])
     async def test_looking_at_many_gives_others_their_turns(
-        self, start_rig: StartRig, nursery: trio.Nursery, mock_clock: MockClock, how: str
+        self, start_rig: StartRig, nursery: trio.Nursery, mock_clock: MockClock, how: str, a_step: int
     ) -> None:
         rig = await start_rig("line_topic:*=1000/s")
         client, broker = await rig.connect()
@@ -520,7 +520,7 @@ class TestLimiters:
             assert len([state async for state in rig.path.limiters()]) == 1000
         else:
             assert len((await rig.snapshot()).usage) == 1000
-        assert turns >= 9
+        assert turns >= 1000 // a_step - 1
 
     async def test_listing_survives_changes_meanwhile(self, start_rig: StartRig) -> None:
         rig = await start_rig("line_topic:*=1000/s")

@@ -196,14 +196,19 @@ async def test_a_pull_waits_until_what_others_brought_is_paid(rig: Rig, mock_clo
     assert counts.requests["pass"] == 2
 
 
-async def test_a_pull_that_would_wait_too_long_is_told_to_ask_again(rig: Rig) -> None:
+async def test_a_pull_that_waits_in_vain_is_told_to_ask_again(rig: Rig, mock_clock: MockClock) -> None:
     client, broker = await rig.connect()
     await client.send(frames.pull(1))
     await frame(broker)
     whole = frames.answer(1, body=frames.records(*[91] * 500))
     await broker.send(whole)
     assert await frame(client) == whole
-    await client.send(frames.pull(2))
+    await client.send(frames.pull(2) + frames.heartbeat(3))
+    assert await frame(broker) == frames.heartbeat(3)
+    mock_clock.jump(9.9)
+    await wait_all_tasks_blocked()
+    assert client.pending() == b""
+    mock_clock.jump(0.2)
     code, opaque, remark = refused(await frame(client))
     assert (code, opaque) == (215, 2)
     assert remark.startswith("[RateLimit] for g@orders need wait:")
