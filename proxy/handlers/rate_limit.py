@@ -123,14 +123,17 @@ class RateLimit(Handler):
         try:
             for group in batch.groups():
                 self._decide(batch, group, now_ns, verdicts)
+            self._charge(batch, now_ns)
         except BaseException:
             drop_tickets(verdicts)
             raise
+        return verdicts or NO_VERDICTS
+
+    def _charge(self, batch: Batch, now_ns: int) -> None:
         connection = batch.connection
         for charge in batch.charges:
             asker = Asker(connection.address, charge.producer_group, connection.scope, charge.consumes)
             self._limits.charge(now_ns, charge.resources, asker, charge.messages, charge.size_bytes)
-        return verdicts or NO_VERDICTS
 
     def _decide(self, batch: Batch, group: Group, now_ns: int, verdicts: dict[int, Verdict]) -> None:
         connection, indexes, messages = batch.connection, group.indexes, group.messages

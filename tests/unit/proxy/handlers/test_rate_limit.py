@@ -377,6 +377,19 @@ class TestHolding:
             limiting.decide(batch_by(request(), request(), request("b")))
         assert limiting.limits.held == (0, 0)
 
+    def test_failure_to_charge_drops_the_tickets(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        limiting = Limiting.by(delay(1))
+        batch = batch_by(request(), request())
+        batch.charges = [Charge((Resource(KIND, "a"),), 1)]
+
+        def failing(*_: Any) -> None:
+            raise RuntimeError("broken")
+
+        monkeypatch.setattr(limiting.limits, "charge", failing)
+        with pytest.raises(RuntimeError, match="broken"):
+            limiting.decide(batch)
+        assert limiting.limits.held == (0, 0)
+
 
 @pytest.mark.parametrize("name", list(RateLimitOptions.__dataclass_fields__))
 def test_options_are_not_negative(name: str) -> None:
