@@ -167,11 +167,6 @@ class Rule:
         return f"{self.kind}:{self.matches.text}"
 
     @property
-    def rate_text(self) -> str:
-        """The rate as people write it: ``500/s``, ``0.5/s`` or ``unlimited``."""
-        return "unlimited" if self.rate_per_s is None else f"{self._rate_number}/s"
-
-    @property
     def limit_text(self) -> str:
         """All that is admitted, as people read it: ``500/s``, ``500 requests/s + 1048576 bytes/s``, ``unlimited``.
 

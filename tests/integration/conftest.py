@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from harness.embedded import EmbeddedBroker
+from harness.frames import FrameClient
 from harness.paths import rocketmq_classpath
 from harness.ports import free_port
 from harness.rocketmq import RocketMQ, StartRocketMQ
@@ -121,6 +123,20 @@ def start_sluice(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartSlui
 def sluice(start_sluice: StartSluice, rocketmq: RocketMQ) -> Sluice:
     """The sidecar in front of the shared broker, with limits for topics of certain names and for all retry groups."""
     return start_sluice(rocketmq, config=_SHARED_LIMITS)
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[EmbeddedBroker]:
+    """An embedded broker for the tests of one module."""
+    with EmbeddedBroker() as running:
+        yield running
+
+
+@pytest.fixture
+def client(sidecar: Sluice) -> Iterator[FrameClient]:
+    """A connection to ``sidecar``, which is the module's own."""
+    with FrameClient(sidecar.routes[0].listen) as connected:
+        yield connected
 
 
 @pytest.fixture(scope="session")

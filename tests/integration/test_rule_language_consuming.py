@@ -18,8 +18,7 @@ from harness.frames import (
     stored,
     update_offset,
 )
-from harness.ports import free_port
-from harness.sidecar import Metrics, Route, Sluice, StartSluice
+from harness.sidecar import Metrics, Sluice, StartSluice
 
 from proxy.protocols.rocketmq.codes import RequestCode, ResponseCode
 from proxy.protocols.rocketmq.command import RemotingCommand
@@ -71,22 +70,9 @@ rate = 1_000
 
 
 @pytest.fixture(scope="module")
-def broker() -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker() as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
 def sidecar(start_sluice: StartSluice, broker: EmbeddedBroker) -> Iterator[Sluice]:
-    route = Route(f"127.0.0.1:{free_port('127.0.0.1')}", broker.address)
-    with start_sluice(routes=(route,), config=_RULES) as sluice:
+    with start_sluice(routes=(broker.route(),), config=_RULES) as sluice:
         yield sluice
-
-
-@pytest.fixture
-def client(sidecar: Sluice) -> Iterator[FrameClient]:
-    with FrameClient(sidecar.routes[0].listen) as connected:
-        yield connected
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from harness.embedded import EmbeddedBroker
 from harness.frames import FrameClient, refused, send, send_back, sends, stored
-from harness.ports import free_port
-from harness.sidecar import Route, Sluice, StartSluice
+from harness.sidecar import Sluice, StartSluice
 
 from proxy.protocols.rocketmq.command import encode
 
@@ -139,24 +138,11 @@ def _hours(begin: datetime, hours: int) -> str:
 
 
 @pytest.fixture(scope="module")
-def broker() -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker() as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
 def sidecar(start_sluice: StartSluice, broker: EmbeddedBroker) -> Iterator[Sluice]:
     now = datetime.now(UTC)
     rules = _RULES.format(now=_hours(now - timedelta(hours=2), 4), later=_hours(now + timedelta(hours=2), 4))
-    route = Route(f"127.0.0.1:{free_port('127.0.0.1')}", broker.address)
-    with start_sluice(routes=(route,), config=rules) as sluice:
+    with start_sluice(routes=(broker.route(),), config=rules) as sluice:
         yield sluice
-
-
-@pytest.fixture
-def client(sidecar: Sluice) -> Iterator[FrameClient]:
-    with FrameClient(sidecar.routes[0].listen) as connected:
-        yield connected
 
 
 def test_batch_counts_as_its_messages(client: FrameClient, broker: EmbeddedBroker, sidecar: Sluice) -> None:

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from harness.embedded import EmbeddedBroker
 from harness.frames import FrameClient, refused, send, sends, stored
-from harness.ports import free_port
-from harness.sidecar import Route, Sluice, StartSluice, run_sluice
+from harness.sidecar import Sluice, StartSluice, run_sluice
 
 from admin.cli import main
 
@@ -94,7 +93,7 @@ max_delay_s = 3600
 @pytest.fixture(scope="module")
 def sidecar(start_sluice: StartSluice) -> Iterator[Sluice]:
     with EmbeddedBroker() as broker:
-        routes = tuple(Route(f"127.0.0.1:{free_port('127.0.0.1')}", broker.address) for _ in range(2))
+        routes = tuple(broker.route() for _ in range(2))
         config = _CONFIG.format(main=routes[0].listen, vip=routes[1].listen, broker=broker.address)
         with start_sluice(routes=routes, config=config) as sluice:
             yield sluice

@@ -11,8 +11,7 @@ from contextlib import ExitStack
 import pytest
 from harness.embedded import EmbeddedBroker
 from harness.frames import FrameClient, refused, send, sends, stored
-from harness.ports import free_port
-from harness.sidecar import Route, Sluice, StartSluice
+from harness.sidecar import Sluice, StartSluice
 
 pytestmark = pytest.mark.integration
 
@@ -45,15 +44,8 @@ break_s = 0
 
 
 @pytest.fixture(scope="module")
-def broker() -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker() as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
 def sidecar(start_sluice: StartSluice, broker: EmbeddedBroker) -> Iterator[Sluice]:
-    route = Route(f"127.0.0.1:{free_port('127.0.0.1')}", broker.address)
-    with start_sluice(routes=(route,), config=_RULES) as sluice:
+    with start_sluice(routes=(broker.route(),), config=_RULES) as sluice:
         yield sluice
 
 

@@ -11,8 +11,7 @@ from collections.abc import Iterator
 import pytest
 from harness.embedded import EmbeddedBroker
 from harness.frames import FrameClient, refused, send, send_back, sends, stored
-from harness.ports import free_port
-from harness.sidecar import Route, Sluice, StartSluice
+from harness.sidecar import Sluice, StartSluice
 
 pytestmark = pytest.mark.integration
 
@@ -74,26 +73,14 @@ max_held_per_connection = {_MAX_HELD}
 """
 
 
-@pytest.fixture(scope="module")
-def broker() -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker() as running:
-        yield running
-
-
 def _start(start_sluice: StartSluice, broker: EmbeddedBroker) -> Sluice:
-    return start_sluice(routes=(Route(f"127.0.0.1:{free_port('127.0.0.1')}", broker.address),), config=_RULES)
+    return start_sluice(routes=(broker.route(),), config=_RULES)
 
 
 @pytest.fixture(scope="module")
 def sidecar(start_sluice: StartSluice, broker: EmbeddedBroker) -> Iterator[Sluice]:
     with _start(start_sluice, broker) as sluice:
         yield sluice
-
-
-@pytest.fixture
-def client(sidecar: Sluice) -> Iterator[FrameClient]:
-    with FrameClient(sidecar.routes[0].listen) as connected:
-        yield connected
 
 
 def _wait_until_held(sidecar: Sluice, count: int) -> None:

@@ -7,8 +7,7 @@ import pytest
 from harness.embedded import EmbeddedBroker
 from harness.frames import FrameClient, pull, send, sends
 from harness.paths import program
-from harness.ports import free_port
-from harness.sidecar import Metrics, Route, Sluice, StartSluice
+from harness.sidecar import Metrics, Sluice, StartSluice
 
 pytestmark = pytest.mark.integration
 
@@ -67,7 +66,7 @@ shared = true
 def sidecar(start_sluice: StartSluice) -> Iterator[Sluice]:
     """A sidecar that has seen something of everything: its metrics are all there."""
     with EmbeddedBroker() as broker:
-        route = Route(f"127.0.0.1:{free_port('127.0.0.1')}", broker.address)
+        route = broker.route()
         config = _CONFIG.format(listen=route.listen, broker=route.broker)
         with start_sluice(routes=(route,), config=config) as sluice:
             with FrameClient(route.listen) as client, FrameClient(route.listen, source="127.0.9.1") as exempt:

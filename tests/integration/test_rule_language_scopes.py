@@ -11,8 +11,7 @@ from contextlib import ExitStack
 import pytest
 from harness.embedded import EmbeddedBroker
 from harness.frames import FrameClient, refused, send, sends, stored
-from harness.ports import free_port
-from harness.sidecar import Route, Sluice, StartSluice
+from harness.sidecar import Sluice, StartSluice
 
 pytestmark = pytest.mark.integration
 
@@ -99,7 +98,7 @@ Connect = Callable[..., FrameClient]
 @pytest.fixture(scope="module")
 def sidecar(start_sluice: StartSluice) -> Iterator[Sluice]:
     with EmbeddedBroker() as broker:
-        routes = tuple(Route(f"127.0.0.1:{free_port('127.0.0.1')}", broker.address) for _ in _LISTENERS)
+        routes = tuple(broker.route() for _ in _LISTENERS)
         listeners = "\n".join(
             f'[[listeners]]\nname = "{name}"\nlisten = "{route.listen}"\nbroker = "{route.broker}"\n{settings}\n'
             for (name, settings), route in zip(_LISTENERS.items(), routes, strict=True)

@@ -6,6 +6,8 @@ from typing import Final, Self
 
 import trio
 
+from harness.ports import free_port
+from harness.sidecar import Route
 from proxy.loopback import Loopback, LoopbackConfig, serve_broker
 
 _START_TIMEOUT_S: Final = 30.0
@@ -25,6 +27,10 @@ class EmbeddedBroker:
         self._token: trio.lowlevel.TrioToken
         self._started: queue.SimpleQueue[Loopback] = queue.SimpleQueue()
         self._thread = threading.Thread(target=trio.run, args=(self._run,), daemon=True)
+
+    def route(self) -> Route:
+        """Return a way to it from a free port, for a sidecar."""
+        return Route(f"127.0.0.1:{free_port('127.0.0.1')}", self.address)
 
     def stored(self, topic: str) -> int:
         """Return how many messages a topic has been given so far."""
