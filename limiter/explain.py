@@ -4,19 +4,17 @@ For people to read, so it may take its time: nothing of it is on the way of a re
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from limiter.holding import Holding
 from limiter.limiter import LimiterState
-from limiter.patterns import DEFAULT_PATTERN, Matcher
+from limiter.patterns import DEFAULT_PATTERN
 from limiter.plans import Asker, scopes
 from limiter.registry import Registry
 from limiter.resource import TOTAL, Resource
 from limiter.rule import Dimension, Rule
 from limiter.rules import RuleSet
 from limiter.usage import Board, Usage
-
-_SWITCHED_OFF: Final = "limiting is switched off"
 
 
 class Applied(NamedTuple):
@@ -54,11 +52,10 @@ def explain(
     asker: Asker,
 ) -> tuple[Applied, ...]:
     """Return every rule that matches, in the order in which they are asked."""
-    in_force = frozenset(map(id, rule_set.in_force))
     all_exempt = bool(resources) and all(rule_set.match(resource).exempt for resource in resources)
 
     def applied(resource: Resource, rule: Rule, why: str, *, exempt: bool) -> Iterator[Applied]:
-        idle = _why_idle(rule_set, rule, exempt=exempt)
+        idle = _why_idle(rule_set, resource, rule, exempt=exempt)
         dimensions = [dimension for dimension in registries if rule.part(dimension) is not None]
         if idle is not None:
             yield Applied(resource, rule, "messages", False, f"{why}; {idle}", None, 0, None)
@@ -79,14 +76,14 @@ def explain(
     def everything() -> Iterator[Applied]:
         asked_for = () if asker.consumes else scopes(asker)
         for resource in (*resources, *asked_for):
-            for rule in rule_set.rules:
-                if id(rule) in in_force or not _matches(rule, resource):
+            for rule in rule_set.with_hours:
+                if rule_set.holds(rule) or not rule.applies_to(resource):
                     continue
                 name = Resource(TOTAL, rule.target) if rule.shared else resource
                 yield Applied(name, rule, "messages", False, f"{_why(rule)}; not now: {rule.hours}", None, 0, None)
             rule = rule_set.match(resource)
             exempt = all_exempt or rule.exempt
-            if id(rule) in in_force:
+            if rule_set.rule(rule.key) is rule:
                 yield from applied(resource, rule, _why(rule), exempt=exempt)
             elif resource in resources:
                 yield Applied(resource, rule, "messages", False, "no rule matches; unlimited", None, 0, None)
@@ -95,16 +92,6 @@ def explain(
                 yield from applied(Resource(TOTAL, total.target), total, _why(total), exempt=exempt)
 
     return tuple(everything())
-
-
-def _matches(rule: Rule, resource: Resource) -> bool:
-    """Say whether a rule would match a resource, were it in force."""
-    if rule.kind != resource.kind:
-        return False
-    exact_name = rule.exact_name
-    if exact_name is not None:
-        return exact_name == resource.name
-    return Matcher([(rule.matches, rule)]).match(resource.name) is not None
 
 
 def _why(rule: Rule) -> str:
@@ -121,10 +108,10 @@ def _why(rule: Rule) -> str:
     return f"total of all together: {why}" if rule.shared else why
 
 
-def _why_idle(rule_set: RuleSet, rule: Rule, *, exempt: bool) -> str | None:
+def _why_idle(rule_set: RuleSet, resource: Resource, rule: Rule, *, exempt: bool) -> str | None:
     """Say why a rule that matches limits nothing; None if it limits."""
-    if not rule_set.enabled:
-        return _SWITCHED_OFF
+    if not rule_set.limiting(resource):
+        return f"limiting of kind {rule.kind} is switched off" if rule_set.enabled else "limiting is switched off"
     if rule.action == "off":
         return "action off"
     if exempt:

@@ -122,7 +122,7 @@ class LimiterState(NamedTuple):
         stored_permits: permits in store; negative is a debt.
         open: whether the breaker refuses everything at this moment.
         wait_us: what a request would have to wait at this moment, in microseconds; 0 if it would be admitted.
-        last_refused_ns: when a request was last refused; None if none was.
+        last_refused_ns: when a request was last refused, or would have been if the rule only shadows; None if none was.
         last_wait_us: the wait that was stated then, in microseconds.
         shares: the askers that are told apart; none if no difference is made between them.
     """
@@ -329,6 +329,9 @@ class Limiter(Bucket):
         _require_limit(rule)
         self._stays_open(now_ns)
         self.set_rate(now_ns, rule.rate_upermits_per_s, rule.capacity_upermits)
+        if (rule.action == "shadow") is not (self.rule.action == "shadow"):
+            # What would have been refused was not, and the other way round.
+            self.last_refused_ns, self.last_wait_us = None, 0
         self.rule = rule
         if rule.break_ns and rule.rate_upermits_per_s:
             self._follow_debt(now_ns)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from limiter.asking import Asking, permits_each
+from limiter.changes import Changes
 from limiter.decision import Decision, all_pass
 from limiter.delays import Delays
 from limiter.explain import Applied, explain
@@ -47,7 +48,7 @@ class Limits:
             "messages": Registry(rule_set, max_live, "messages"),
             "bytes": Registry(rule_set, max_live, "bytes"),
         }
-        self._board = Board(rule_set.exact_resources)
+        self._board = Board(rule_set.has_own)
         self._plans = Plans(rule_set, self._registries, self._board)
         self.holding = Holding(self._ask_again, self._expire)
         self._delays = Delays(self.holding)
@@ -83,13 +84,28 @@ class Limits:
         """Requests refused because as many as allowed were held, by the handler's option that says how many."""
         return self.holding.refused_by_bound
 
-    def swap(self, rule_set: RuleSet, now_ns: int) -> None:
-        """Put another rule set in force from ``now_ns`` on; what is held is asked for anew."""
+    def swap(self, rule_set: RuleSet, now_ns: int) -> Changes:
+        """Put another rule set in force from ``now_ns`` on; what is held is asked for anew where its limit changed.
+
+        An edit of some names' own rules leaves all others alone, and takes as long as the names are many.
+
+        Returns:
+            What changed.
+        """
+        old = self.rule_set
+        changes = rule_set.changes_since(old)
+        rule_set.take_over(old, changes)
         for registry in self._registries.values():
-            registry.swap(rule_set, now_ns)
-        self._board.pin(rule_set.exact_resources)
-        self._plans = Plans(rule_set, self._registries, self._board)
-        self.holding.ask_all_soon(now_ns)
+            registry.swap(rule_set, now_ns, changes)
+        self._board.pin(rule_set.has_own, changes.exact)
+        if not self._plans.follow(rule_set, changes):
+            self._plans = Plans(rule_set, self._registries, self._board)
+        exempted = any(rules.match(each).exempt for each in changes.exact for rules in (old, rule_set))
+        if exempted or not changes.only_exact:
+            self.holding.ask_all_soon(now_ns)
+        else:
+            self.holding.ask_soon_for(changes.exact, now_ns)
+        return changes
 
     def decide(
         self,
@@ -216,22 +232,41 @@ class Limits:
             part.meter.add(now_ns, cost)
             self._delays.answered(now_ns, part, gate, asker, cost)
 
-    def state(self, resource: Resource, now_ns: int) -> LimiterState | None:
-        """Return the state of a resource's own limiter of messages, or None if it has none; creates none."""
-        return self._registries["messages"].state(resource, now_ns)
+    def state(self, resource: Resource, now_ns: int, dimension: Dimension = "messages") -> LimiterState | None:
+        """Return the state of a resource's own limiter, or None if it has none; creates none."""
+        return self._registries[dimension].state(resource, now_ns)
 
     def states(self, now_ns: int) -> Iterator[LimiterState]:
         """Yield the states of all live limiters; safe while they change between two steps."""
-        for registry in self._registries.values():
-            yield from registry.states(now_ns)
+        return (state for state in self.each_state(now_ns) if state is not None)
 
-    def usages(self, now_ns: int) -> Iterator[tuple[Resource, Dimension, Usage]]:
-        """Yield the usage of all limits that were asked in the last minute; safe as ``states`` is."""
-        for dimension, resource, meter in self._board:
-            rule = self.rule_set.limit(resource, dimension)
-            usage = meter.usage(now_ns, rule) if rule is not None else None
-            if usage is not None:
-                yield resource, dimension, usage
+    def each_state(self, now_ns: int) -> Iterator[LimiterState | None]:
+        """Do as ``states`` does in steps that are all short: None stands for a limiter that decides nothing now."""
+        for registry in self._registries.values():
+            yield from registry.each_state(now_ns)
+
+    def used(self, resource: Resource, now_ns: int) -> dict[Dimension, Usage]:
+        """Return the usage of a resource's limits that were asked in the last minute."""
+        usages = ((dimension, self._usage(resource, dimension, now_ns)) for dimension in self._registries)
+        return {dimension: usage for dimension, usage in usages if usage is not None}
+
+    def usages(self, now_ns: int) -> Iterator[tuple[Resource, Dimension, Usage | None]]:
+        """Yield the usage of all limits that are measured, None if not asked in the last minute; safe as ``states``."""
+        for dimension, resource, _ in self._board:
+            yield resource, dimension, self._usage(resource, dimension, now_ns)
+
+    def measured(self, since_ns: int = 0) -> Iterator[tuple[Resource, bool]]:
+        """Yield every resource, scope and total that is measured, and whether it was asked for since then.
+
+        Those that two limits measure come twice. Safe as ``states`` is.
+        """
+        for _, resource, meter in self._board:
+            yield resource, meter.ends_ns > since_ns
+
+    def _usage(self, resource: Resource, dimension: Dimension, now_ns: int) -> Usage | None:
+        meter = self._board.shown(dimension, resource)
+        rule = None if meter is None else self.rule_set.limit(resource, dimension)
+        return None if meter is None or rule is None else meter.usage(now_ns, rule)
 
     def explain(self, now_ns: int, resources: Sequence[Resource], asker: Asker) -> tuple[Applied, ...]:
         """Return every rule that a request would be asked by, in order; creates no limiter."""

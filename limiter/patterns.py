@@ -16,7 +16,7 @@ import fnmatch
 import re
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
-from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from limiter.errors import RuleError
@@ -43,6 +43,17 @@ class Pattern(NamedTuple):
     exact_name: str | None
     literals: int
     network: _Network | None = None
+
+    def stands_for(self, name: str) -> bool:
+        """Say whether it matches a name."""
+        if self.exact_name is not None:
+            return self.exact_name == name
+        if self.text == DEFAULT_PATTERN:
+            return True
+        if self.network is not None:
+            address = _address(name)
+            return address is not None and address in self.network
+        return _compiled(self.text)(name) is not None
 
 
 def read_glob(text: str) -> Pattern:
@@ -162,9 +173,8 @@ class Matcher(Generic[T]):
         return found if found is not None else self.default
 
     def _in_network(self, name: str) -> T | None:
-        try:
-            address = ip_address(name)
-        except ValueError:
+        address = _address(name)
+        if address is None:
             return None  # not every listener's clients have an address
         number = int(address)
         for version, shift, values in self._networks:
@@ -181,6 +191,15 @@ class Matcher(Generic[T]):
             yield from values.values()
         if self.default is not None:
             yield self.default
+
+
+@lru_cache(maxsize=256)
+def _address(name: str) -> IPv4Address | IPv6Address | None:
+    """Read an address; remembered, since a new client may be held against hundreds of networks."""
+    try:
+        return ip_address(name)
+    except ValueError:
+        return None
 
 
 @lru_cache(maxsize=16_384)

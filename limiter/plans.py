@@ -1,15 +1,16 @@
 """Plans: which limits apply to a request, worked out once for each set of resources and each asker.
 
 A plan is a matter of the rules alone: what is stored, held or open has no part in it. Plans are remembered as
-long as a rule set is in force, as many as fit in a bound, since names and addresses come from clients.
+long as the rules that they are made of, as many as fit in a bound, since names and addresses come from clients.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple, TypeVar
 
+from limiter.changes import Changes
 from limiter.limiter import Gate, Limiter
 from limiter.registry import Registry
-from limiter.resource import CLIENT, LISTENER, PRODUCER_GROUP, TOTAL, Resource
+from limiter.resource import CLIENT, LISTENER, PRODUCER_GROUP, SCOPES, TOTAL, Resource
 from limiter.rule import Dimension, FairBy, Rule
 from limiter.rules import RuleSet
 from limiter.usage import Board, Meter
@@ -156,7 +157,17 @@ class Plans:
         scoped: some rule limits scopes.
     """
 
-    __slots__ = ("_board", "_by_asker", "_parts", "_registries", "_rule_set", "_scopes", "by_resources", "scoped")
+    __slots__ = (
+        "_board",
+        "_by_asker",
+        "_of_several",
+        "_parts",
+        "_registries",
+        "_rule_set",
+        "_scopes",
+        "by_resources",
+        "scoped",
+    )
 
     def __init__(self, rule_set: RuleSet, registries: Mapping[Dimension, Registry], board: Board) -> None:
         self._board = board
@@ -166,8 +177,37 @@ class Plans:
         self.scoped = bool(rule_set.scopes)
         self.by_resources: dict[Sequence[Resource], Plan] = {}
         self._by_asker: dict[Asker, Plan] = {}
+        #: By each of several resources, what has it in it among the keys of ``by_resources``.
+        self._of_several: dict[Resource, set[Sequence[Resource]]] = {}
         #: One part for each limit, whichever plans it stands in.
         self._parts: dict[tuple[Dimension, Resource], Part] = {}
+
+    def follow(self, rule_set: RuleSet, changes: Changes) -> bool:
+        """Go on under other rules, if only the own rules of some resources changed; say whether that is so."""
+        if not changes.only_exact or rule_set.scopes != self._scopes:
+            return False
+        self._rule_set = rule_set
+        scopes_changed = False
+        for resource in changes.exact:
+            self.by_resources.pop((resource,), None)
+            for resources in self._of_several.pop(resource, ()):
+                self._forget(resource, resources)
+            for dimension in self._registries:
+                self._parts.pop((dimension, resource), None)
+            scopes_changed = scopes_changed or resource.kind in SCOPES
+        if scopes_changed:
+            self._by_asker.clear()
+        return True
+
+    def _forget(self, one: Resource, resources: Sequence[Resource]) -> None:
+        """Forget the plan of several resources, of which one is forgotten already."""
+        self.by_resources.pop(resources, None)
+        for resource in resources:
+            others = self._of_several.get(resource) if resource != one else None
+            if others is not None:
+                others.discard(resources)
+                if not others:
+                    del self._of_several[resource]
 
     def of(self, resources: Sequence[Resource]) -> Plan:
         """Return what applies to resources, given as a tuple."""
@@ -177,7 +217,12 @@ class Plans:
             plan = Plan(
                 (part for resource in limited for part in self._of(resource)), exempt=bool(resources) and not limited
             )
+            if len(self.by_resources) >= _MAX_REMEMBERED:
+                self._of_several.clear()
             _remember(self.by_resources, resources, plan)
+            if len(resources) > 1:
+                for resource in resources:
+                    self._of_several.setdefault(resource, set()).add(resources)
         return plan
 
     def of_scopes(self, asker: Asker, plan: Plan) -> Plan:
@@ -191,7 +236,7 @@ class Plans:
         return scoped
 
     def _of(self, resource: Resource) -> list[Part]:
-        if not self._rule_set.enabled:
+        if not self._rule_set.limiting(resource):
             return []
         parts = self._of_one(resource, self._rule_set.match(resource))
         total = self._rule_set.match_total(resource)

@@ -12,7 +12,7 @@ from typing import Final, Literal, NamedTuple, get_args
 from limiter.bucket import NS_PER_S, UPERMITS_PER_PERMIT
 from limiter.errors import RuleError
 from limiter.patterns import Pattern, read_glob, read_network
-from limiter.resource import CLIENT, SCOPES, TOTAL
+from limiter.resource import CLIENT, SCOPES, TOTAL, Resource
 from limiter.schedule import Hours
 
 Action = Literal["reject", "shadow", "delay", "off"]
@@ -25,6 +25,7 @@ FairBy = Literal["client", "producer_group"]
 """Whose shares of one limit are kept apart."""
 Dimension = Literal["messages", "bytes"]
 """The two things that a rule can limit; the first counts requests if the rule says so."""
+DIMENSIONS: Final[tuple[Dimension, ...]] = get_args(Dimension)
 
 MAX_RATE_PER_S: Final = 1_000_000_000
 """With ``MAX_TIME_S`` as the burst this still fits a signed 64-bit integer of micro-permits."""
@@ -95,6 +96,7 @@ class Rule:
         warm_up_ns: ``warm_up_s`` in nanoseconds.
         matches: the pattern as read.
         bytes_rule: the same rule with the bytes as its only limit; None if they are not limited.
+        key: what tells the rule from the others of its source.
 
     Raises:
         RuleError: some value, or their combination, is not allowed.
@@ -128,11 +130,15 @@ class Rule:
     warm_up_ns: int = field(init=False, repr=False, compare=False)
     matches: Pattern = field(init=False, repr=False, compare=False)
     bytes_rule: "Rule | None" = field(init=False, repr=False, compare=False)
+    key: RuleKey = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not _KIND.fullmatch(self.kind) or self.kind == TOTAL:
             raise RuleError(f"rule kind {self.kind!r}", "lower-case letters, digits and _; not total", "kind")
         self._derive("matches", read_network(self.pattern) if self.kind == CLIENT else read_glob(self.pattern))
+        exact = self.exact_name is not None
+        key = RuleKey(self.kind, self.exact_name or self.matches.text, exact, self.shared, self.hours)
+        self._derive("key", key)
         self._derive("name", self.bare_name if self.hours is None else f"{self.bare_name} {self.hours}")
         rate = 0 if self.rate_per_s is None else self._scaled("rate_per_s", MAX_RATE_PER_S, UPERMITS_PER_PERMIT)
         burst_ns = self._seconds("burst_s")
@@ -201,12 +207,6 @@ class Rule:
         """The break that holds, in seconds, whether written or not."""
         return self.break_ns / NS_PER_S
 
-    @property
-    def key(self) -> RuleKey:
-        """What tells the rule from the others of its source."""
-        exact = self.exact_name is not None
-        return RuleKey(self.kind, self.exact_name or self.matches.text, exact, self.shared, self.hours)
-
     def part(self, dimension: Dimension) -> "Rule | None":
         """Return the rule that limits one dimension, or None if that is not limited."""
         if self.action == "off":
@@ -214,6 +214,10 @@ class Rule:
         if dimension == "bytes":
             return self.bytes_rule
         return None if self.rate_per_s is None else self
+
+    def applies_to(self, resource: Resource) -> bool:
+        """Say whether the pattern matches a resource of the kind, whatever the hours and other rules say."""
+        return self.kind == resource.kind and self.matches.stands_for(resource.name)
 
     def _checked_break_ns(self) -> int:
         """Return the break that holds, in nanoseconds."""
@@ -249,7 +253,7 @@ class Rule:
         if self.shared and self.exact_name is not None:
             raise RuleError(f"rule {self.name}: shared, but it matches one name only", "a pattern", "shared")
         if self.fair_by is not None and self.warm_up_s:
-            raise RuleError(f"rule {self.name}: fair_by with warm_up_s", "one of them", "fair_by")
+            raise RuleError(f"rule {self.name}: fair_by with warm_up_s", "fair_by or warm_up_s, not both", "fair_by")
         if self.fair_by == self.kind and not self.shared:
             what = f"rule {self.name}: fair_by {self.fair_by!r} where there is only one {self.kind} to each limit"
             raise RuleError(what, "shared = true with it, or no fair_by", "fair_by")
@@ -259,7 +263,7 @@ class Rule:
 
     def _check_exempt(self) -> None:
         if self.rate_per_s is not None or self.bytes_per_s is not None:
-            raise RuleError(f"rule {self.name}: exempt, but with a limit", "one of them", "exempt")
+            raise RuleError(f"rule {self.name}: exempt, but with a limit", "exempt or a limit, not both", "exempt")
         if self.shared or self.kind in SCOPES:
             what = f"rule {self.name}: exempt, which is for resources, not for scopes and totals"
             raise RuleError(what, "a kind of resource, without shared; clients are exempt by their listener", "exempt")

@@ -10,120 +10,192 @@ A rule with hours takes part only while it holds; then it wins over one of the s
 the rule set of one moment. Where rules come from (files, flags, the API) is the business of who builds them.
 """
 
-from collections.abc import Iterable, KeysView
-from dataclasses import dataclass, field
+# ruff: noqa: SLF001 - sets and maps of one lineage share what they are made of
+
+from collections import Counter
+from collections.abc import Iterable
 from datetime import datetime
 from functools import lru_cache
+from operator import itemgetter
 from typing import Final
 
-from limiter.errors import RuleError
-from limiter.patterns import DEFAULT_PATTERN, Matcher
+from limiter.changes import Changes, changes_between
+from limiter.layers import by_key
+from limiter.matching import OtherRules, Place
+from limiter.patterns import DEFAULT_PATTERN
 from limiter.resource import SCOPES, TOTAL, Resource
 from limiter.rule import Dimension, Rule, RuleKey
-from limiter.schedule import Hours
+from limiter.shared_map import SharedMap
 
 _MAX_REMEMBERED: Final = 65_536
 """Names whose rule each rule set remembers; they come from clients."""
 
 
-def layer_rules(*sources: Iterable[Rule]) -> tuple[Rule, ...]:
-    """Lay sources of rules over each other, weakest first: of one kind and pattern the last source's rule stays.
-
-    A rule without hours replaces those of weaker sources with hours, too; one with hours only its like, so that
-    the weaker source's rule holds at other times. The result has the strongest source's rules first, so that of two
-    equally literal patterns the stronger source's one wins, and within a source the one written first.
-
-    Raises:
-        RuleError: two rules of one source share kind, pattern and hours.
-    """
-    layered: dict[RuleKey, Rule] = {}
-    for rules in reversed(sources):
-        stronger = frozenset(layered)
-        for key, rule in _by_key(rules).items():
-            always = rule.key._replace(hours=None)
-            if not stronger & {key, always}:
-                layered[key] = rule
-    return tuple(layered.values())
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class RuleSet:
-    """All rules at one moment. It never changes; ``replace`` and ``at`` make others.
+    """All rules at one moment. It never changes; ``replace``, ``edited`` and ``at`` make others.
 
-    Attributes:
+    Sets that come from each other share what did not change, so that an edit takes as long with thousands of rules
+    as with ten.
+
+    Args:
         rules: the rules, in the order they were written.
         enabled: the global switch; False limits nothing.
-        version: counts up with every ``replace``.
+        version: counts up with every ``replace`` and ``edited``.
         moment: for rules with hours, the moment at which they are looked at; None leaves them all out.
-        in_force: the rules that take part now, first those with hours.
-        scopes: the kinds of scopes that some rule limits now.
+        off_kinds: kinds whose limiting is switched off. A total belongs to the kind that it limits.
 
     Raises:
         RuleError: two rules share kind, pattern and hours.
     """
 
-    rules: tuple[Rule, ...] = ()
-    enabled: bool = True
-    version: int = 1
-    moment: datetime | None = None
-    in_force: tuple[Rule, ...] = field(init=False, repr=False)
-    scopes: frozenset[str] = field(init=False)
-    _each: dict[str, Matcher[Rule]] = field(init=False, repr=False)
-    _totals: dict[str, Matcher[Rule]] = field(init=False, repr=False)
-    _exact: dict[Resource, Rule] = field(init=False, repr=False)
-    _limited: frozenset[str] = field(init=False, repr=False)
-    _matched: dict[Resource, Rule] = field(init=False, repr=False)
-    _matched_totals: dict[Resource, Rule | None] = field(init=False, repr=False)
+    __slots__ = (
+        "_enabled",
+        "_exact",
+        "_first_place",
+        "_in_force",
+        "_limited",
+        "_limiting_exact",
+        "_matched",
+        "_matched_totals",
+        "_moment",
+        "_now",
+        "_off_kinds",
+        "_others",
+        "_rules",
+        "_scopes",
+        "_version",
+        "_written",
+    )
 
-    def __post_init__(self) -> None:
-        _by_key(self.rules)
-        # Of two rules for one pattern the one with hours comes first, and so wins.
-        moment = self.moment
-        now = {hours for hours in self._schedules() if moment is not None and hours.holds(moment)}
-        held = [rule for rule in self.rules if rule.hours in now]
-        held += [rule for rule in self.rules if rule.hours is None]
-        each = _matchers(rule for rule in held if not rule.shared)
-        totals = _matchers(rule for rule in held if rule.shared)
-        exact = {Resource(kind, name): rule for kind, matcher in each.items() for name, rule in matcher.exact.items()}
-        for matcher in totals.values():
-            exact |= {Resource(TOTAL, rule.target): rule for rule in matcher.in_order()}
-        limited = frozenset(rule.kind for rule in held if rule.limits and self.enabled)
-        self._derive("in_force", tuple(held))
-        self._derive("scopes", limited & frozenset(SCOPES))
-        self._derive("_each", each)
-        self._derive("_totals", totals)
-        self._derive("_exact", exact)
-        self._derive("_limited", limited)
-        self._derive("_matched", {})
-        self._derive("_matched_totals", {})
+    def __init__(
+        self,
+        rules: Iterable[Rule] = (),
+        enabled: bool = True,  # noqa: FBT001, FBT002 - by name everywhere
+        version: int = 1,
+        moment: datetime | None = None,
+        off_kinds: Iterable[str] = (),
+    ) -> None:
+        self._write(tuple(rules))
+        self._settle(enabled=enabled, version=version, moment=moment, off_kinds=frozenset(off_kinds))
 
-    def _derive(self, attribute: str, value: object) -> None:
-        object.__setattr__(self, attribute, value)
+    def _write(self, rules: tuple[Rule, ...]) -> None:
+        found = by_key(rules)
+        self._rules: tuple[Rule, ...] | None = rules
+        #: The rules that were there before all edits, with their places.
+        self._written = {key: (place, rule) for place, (key, rule) in enumerate(found.items())}
+        self._first_place = 0
+        exact = {_resource(key): rule for key, rule in found.items() if _is_plain(key)}
+        self._exact: SharedMap[Resource, Rule] = SharedMap(exact)
+        #: By kind, how many of the exact names' rules limit.
+        self._limiting_exact = Counter(rule.kind for rule in exact.values() if rule.limits)
+        self._others = OtherRules({key: placed for key, placed in self._written.items() if not _is_plain(key)})
 
-    def _schedules(self) -> set[Hours]:
-        """Return the different hours of the rules: many rules have the same ones."""
-        return {rule.hours for rule in self.rules if rule.hours is not None}
+    def _settle(self, *, enabled: bool, version: int, moment: datetime | None, off_kinds: frozenset[str]) -> None:
+        self._enabled = enabled
+        self._version = version
+        self._moment = moment
+        self._off_kinds = off_kinds
+        self._now = frozenset(hours for hours in self._others.schedules if moment is not None and hours.holds(moment))
+        self._in_force = self._others.in_force(self._now)
+        limiting = self._in_force.limiting.union(kind for kind, count in self._limiting_exact.items() if count)
+        self._limited = limiting - off_kinds if enabled else frozenset()
+        self._scopes = self._limited & frozenset(SCOPES)
+        self._matched: dict[Resource, Rule] = {}
+        self._matched_totals: dict[Resource, Rule | None] = {}
+
+    def __repr__(self) -> str:
+        """Return what tells it from others."""
+        rules, off_kinds = len(self._exact) + len(self._others.placed), set(self.off_kinds)
+        return f"RuleSet(version={self.version}, enabled={self.enabled}, off_kinds={off_kinds}, {rules} rules)"
+
+    @property
+    def enabled(self) -> bool:
+        """The global switch."""
+        return self._enabled
+
+    @property
+    def version(self) -> int:
+        """The number that counts up."""
+        return self._version
+
+    @property
+    def moment(self) -> datetime | None:
+        """The moment at which rules with hours are looked at."""
+        return self._moment
+
+    @property
+    def off_kinds(self) -> frozenset[str]:
+        """The kinds whose limiting is switched off."""
+        return self._off_kinds
+
+    @property
+    def scopes(self) -> frozenset[str]:
+        """The kinds of scopes that some rule limits now."""
+        return self._scopes
+
+    @property
+    def rules(self) -> tuple[Rule, ...]:
+        """The rules, in the order they were written; those that were edited stand first. Takes its time, once."""
+        if self._rules is None:
+            written = self._written
+            exact = [(written.get(rule.key), rule) for _, rule in self._exact.items()]
+            edited = [rule for placed, rule in exact if placed is None or placed[1] is not rule]
+            placed = [placed for placed, rule in exact if placed is not None and placed[1] is rule]
+            placed += self._others.placed.values()
+            self._rules = (*edited, *(rule for _, rule in sorted(placed, key=itemgetter(0))))
+        return self._rules
+
+    @property
+    def in_force(self) -> tuple[Rule, ...]:
+        """The rules that take part now: first those with hours, last those of exact names. Takes its time."""
+        return (*self._in_force.rules, *(rule for _, rule in self._exact.items()))
+
+    @property
+    def has_hours(self) -> bool:
+        """Whether some rule does not always hold."""
+        return bool(self._others.schedules)
+
+    @property
+    def with_hours(self) -> tuple[Rule, ...]:
+        """The rules that do not always hold."""
+        rules = self._others.in_order() if self.has_hours else ()
+        return tuple(rule for rule in rules if rule.hours is not None)
+
+    def holds(self, rule: Rule) -> bool:
+        """Say whether one of the rules holds now, as far as the hours go."""
+        return rule.hours is None or rule.hours in self._now
+
+    def rule(self, key: RuleKey) -> Rule | None:
+        """Return the rule that was written for exactly this, in force or not."""
+        if _is_plain(key):
+            return self._exact.get(_resource(key))
+        placed = self._others.placed.get(key)
+        return None if placed is None else placed[1]
 
     def match(self, resource: Resource) -> Rule:
-        """Return the one rule for each that holds for a resource, limiting or not, whatever the global switch says.
+        """Return the one rule for each that holds for a resource, limiting or not, whatever the switches say.
 
         Of a resource of kind ``total``, return the shared rule of that name.
         """
         rule = self._matched.get(resource)
         if rule is None:
-            rule = self._exact.get(resource) or self._found(resource) or _unlimited(resource)
+            rule = self.exact_rule(resource) or self._found(resource) or _unlimited(_limited_kind(resource))
             if len(self._matched) >= _MAX_REMEMBERED:
                 self._matched.clear()
             self._matched[resource] = rule
         return rule
 
+    def exact_rule(self, resource: Resource) -> Rule | None:
+        """Return the rule that a resource has of its own and that holds now, totals included; None if it has none."""
+        return self._in_force.exact.get(resource) or self._exact.get(resource)
+
     def _found(self, resource: Resource) -> Rule | None:
-        matcher = self._each.get(resource.kind)
+        matcher = self._in_force.each.get(resource.kind)
         return matcher.match(resource.name) if matcher is not None else None
 
     def match_total(self, resource: Resource) -> Rule | None:
         """Return the shared rule that a resource falls under, or None."""
-        matcher = self._totals.get(resource.kind)
+        matcher = self._in_force.totals.get(resource.kind)
         if matcher is None:
             return None
         try:
@@ -136,8 +208,12 @@ class RuleSet:
         return rule
 
     def limit(self, resource: Resource, dimension: Dimension = "messages") -> Rule | None:
-        """Return what limits one dimension of a resource, or None: unlimited, off, or all switched off."""
-        return self.match(resource).part(dimension) if self.enabled else None
+        """Return what limits one dimension of a resource, or None: unlimited, off, or switched off."""
+        return self.match(resource).part(dimension) if self.limiting(resource) else None
+
+    def limiting(self, resource: Resource) -> bool:
+        """Say whether limiting is switched on for a resource; a total goes by the kind that it limits."""
+        return self._enabled and (not self._off_kinds or _limited_kind(resource) not in self._off_kinds)
 
     def limits_kind(self, kind: str) -> bool:
         """Say whether any rule that holds now limits something of this kind."""
@@ -145,22 +221,33 @@ class RuleSet:
 
     def default(self, kind: str) -> Rule:
         """Return the kind's default: the rule ``KIND:*``, or else an unlimited one."""
-        matcher = self._each.get(kind)
-        return (matcher.default if matcher is not None else None) or _unlimited_kind(kind)
+        matcher = self._in_force.each.get(kind)
+        return (matcher.default if matcher is not None else None) or _unlimited(kind)
+
+    def pattern_rule(self, bare_name: str) -> Rule | None:
+        """Return the rule that holds now for each name of a pattern, by its name without hours."""
+        return self._in_force.named(bare_name)
+
+    def has_own(self, resource: Resource) -> bool:
+        """Say whether a resource has a rule of its own now, totals included."""
+        return resource in self._in_force.exact or resource in self._exact
 
     @property
-    def exact_resources(self) -> KeysView[Resource]:
-        """The resources that have a rule of their own, totals included."""
-        return self._exact.keys()
+    def exact_resources(self) -> frozenset[Resource]:
+        """The resources that have a rule of their own now, totals included. Takes its time; see ``has_own``."""
+        return frozenset((*self._exact, *self._in_force.exact))
 
     @property
     def tried(self) -> tuple[Rule, ...]:
         """The rules as they are tried: exact names, then patterns, then defaults, then totals; for people to read."""
-        exact = [rule for matcher in self._each.values() for rule in matcher.exact.values()]
-        rest = [rule for matcher in self._each.values() for rule in matcher.in_order() if rule.exact_name is None]
+        by_hours = self._in_force.exact
+        exact = [by_hours.get(resource, rule) for resource, rule in self._exact.items()]
+        exact += [rule for name, rule in by_hours.items() if name.kind != TOTAL and name not in self._exact]
+        matchers = self._in_force.each.values()
+        rest = [rule for matcher in matchers for rule in matcher.in_order() if rule.exact_name is None]
         defaults = [rule for rule in rest if rule.pattern == DEFAULT_PATTERN]
         patterns = [rule for rule in rest if rule.pattern != DEFAULT_PATTERN]
-        totals = [rule for matcher in self._totals.values() for rule in matcher.in_order()]
+        totals = [rule for matcher in self._in_force.totals.values() for rule in matcher.in_order()]
         return (*exact, *patterns, *defaults, *totals)
 
     @property
@@ -174,56 +261,139 @@ class RuleSet:
         """All rules: as they are tried, and last those that hold for nothing now; for people to read."""
         return (*self.tried, *self.untried)
 
-    def replace(self, *, rules: Iterable[Rule] | None = None, enabled: bool | None = None) -> "RuleSet":
-        """Return the next version, with other rules or the global switch changed.
+    def replace(
+        self,
+        *,
+        rules: Iterable[Rule] | None = None,
+        enabled: bool | None = None,
+        off_kinds: Iterable[str] | None = None,
+    ) -> "RuleSet":
+        """Return the next version, with other rules or the switches changed.
 
         Raises:
             RuleError: two of the rules share kind, pattern and hours.
         """
+        if rules is None:
+            return self.edited(enabled=enabled, off_kinds=off_kinds)
         return RuleSet(
-            rules=self.rules if rules is None else tuple(rules),
+            rules,
+            self.enabled if enabled is None else enabled,
+            self.version + 1,
+            self.moment,
+            self.off_kinds if off_kinds is None else off_kinds,
+        )
+
+    def edited(
+        self,
+        put: Iterable[Rule] = (),
+        drop: Iterable[RuleKey] = (),
+        *,
+        enabled: bool | None = None,
+        off_kinds: Iterable[str] | None = None,
+    ) -> "RuleSet":
+        """Return the next version, with some rules more, others or fewer. Takes as long as the edits are many.
+
+        Args:
+            put: rules that replace those with the same keys. They stand before all others, the last one first; but a
+                rule that was there before all edits, put in again, stands in its old place.
+            drop: keys of rules that go, if they are there; what is put stays.
+            enabled: the global switch.
+            off_kinds: kinds whose limiting is switched off.
+
+        Raises:
+            RuleError: two of the rules put share kind, pattern and hours.
+        """
+        other = RuleSet.__new__(RuleSet)
+        other._written = self._written
+        other._first_place = self._first_place
+        others: dict[RuleKey, tuple[Place, Rule]] = {}
+        exact: dict[Resource, Rule] = {}
+        for key, rule in by_key(put).items():
+            if _is_plain(key):
+                exact[_resource(key)] = rule
+                continue
+            placed = self._written.get(key)
+            if placed is None or placed[1] is not rule:
+                other._first_place -= 1
+                placed = (other._first_place, rule)
+            others[key] = placed
+        drop = list(drop)
+        dropped = [_resource(key) for key in drop if _is_plain(key)]
+        other._exact = self._exact.edited(exact, dropped) if exact or dropped else self._exact
+        other._others = self._others.edited(others, drop)
+        unchanged = other._exact is self._exact and other._others is self._others
+        other._rules = self._rules if unchanged else None
+        other._limiting_exact = Counter(self._limiting_exact)
+        for resource in {*exact, *dropped}:
+            before, after = self._exact.get(resource), other._exact.get(resource)
+            other._limiting_exact[resource.kind] += _limits(after) - _limits(before)
+        other._settle(
             enabled=self.enabled if enabled is None else enabled,
             version=self.version + 1,
             moment=self.moment,
+            off_kinds=self.off_kinds if off_kinds is None else frozenset(off_kinds),
         )
+        return other
 
     def at(self, moment: datetime) -> "RuleSet":
         """Return the same version as it holds at a moment, which knows its time zone."""
-        if all(rule.hours is None for rule in self.rules):
+        if not self._others.schedules:
             return self
-        return RuleSet(self.rules, self.enabled, self.version, moment)
+        other = RuleSet.__new__(RuleSet)
+        for attribute in ("_written", "_first_place", "_exact", "_others", "_rules", "_limiting_exact"):
+            setattr(other, attribute, getattr(self, attribute))
+        other._settle(enabled=self.enabled, version=self.version, moment=moment, off_kinds=self.off_kinds)
+        return other
 
     def next_change(self, after: datetime) -> datetime | None:
         """Return the next moment at which some rule begins or ceases to hold, in UTC; None if none ever does."""
-        changes = (hours.next_change(after) for hours in self._schedules())
+        changes = (hours.next_change(after) for hours in self._others.schedules)
         return min((change for change in changes if change is not None), default=None)
 
+    def changes_since(self, old: "RuleSet") -> Changes:
+        """Return what holds otherwise than under another rule set; quickly, if this one came from it by edits."""
+        few = changes_between(old._in_force, self._in_force)
+        switched = self.enabled != old.enabled or self.off_kinds != old.off_kinds
+        exact = few.exact.union(self._exact.differing(old._exact) if self._exact is not old._exact else ())
+        exact = frozenset(each for each in exact if self.exact_rule(each) is not old.exact_rule(each))
+        return Changes(switched or few.switched, exact, few.patterns, few.totals)
 
-def _matchers(rules: Iterable[Rule]) -> dict[str, Matcher[Rule]]:
-    """Return what finds one of the rules, by their kind."""
-    by_kind: dict[str, list[Rule]] = {}
-    for rule in rules:
-        by_kind.setdefault(rule.kind, []).append(rule)
-    return {kind: Matcher((rule.matches, rule) for rule in of_kind) for kind, of_kind in by_kind.items()}
+    def take_over(self, old: "RuleSet", changes: Changes) -> None:
+        """Go on with what another rule set remembers of which rule holds for what, as far as it still is so.
+
+        Args:
+            old: the rule set that this one takes the place of; it forgets.
+            changes: since that one.
+        """
+        matched, old._matched = old._matched, {}
+        totals, old._matched_totals = old._matched_totals, {}
+        if not changes.patterns and not changes.switched:
+            self._matched = matched
+            for resource in changes.exact:
+                matched.pop(resource, None)
+        if not changes.totals:
+            self._matched_totals = totals
 
 
-def _by_key(rules: Iterable[Rule]) -> dict[RuleKey, Rule]:
-    by_key: dict[RuleKey, Rule] = {}
-    for rule in rules:
-        other = by_key.setdefault(rule.key, rule)
-        if other is not rule:
-            raise RuleError(
-                f"{rule.source}: a second rule for {rule.name}: {rule}, besides {other} ({other.source})",
-                "one rule for each kind, pattern and schedule; delete one of them",
-            )
-    return by_key
+def _is_plain(key: RuleKey) -> bool:
+    """Say whether a rule with this key is simply for one name at all times."""
+    return key.exact and key.hours is None and not key.shared
 
 
-def _unlimited(resource: Resource) -> Rule:
-    """Return the rule for what no rule matches; the name of a total that is gone begins with the kind it limited."""
-    return _unlimited_kind(resource.name.partition(":")[0] if resource.kind == TOTAL else resource.kind)
+def _resource(key: RuleKey) -> Resource:
+    return Resource(key.kind, key.pattern)
+
+
+def _limits(rule: Rule | None) -> bool:
+    return rule is not None and rule.limits
+
+
+def _limited_kind(resource: Resource) -> str:
+    """Return the kind that is limited; the name of a total begins with it."""
+    return resource.name.partition(":")[0] if resource.kind == TOTAL else resource.kind
 
 
 @lru_cache(maxsize=64)
-def _unlimited_kind(kind: str) -> Rule:
+def _unlimited(kind: str) -> Rule:
+    """Return the rule for what no rule matches, totals that are gone among it."""
     return Rule(kind, DEFAULT_PATTERN, None)

@@ -9,16 +9,17 @@ of one that was silent for all the time that is looked at; while there is none, 
 """
 
 from array import array
-from collections import OrderedDict
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final, NamedTuple
 
 from limiter.bucket import NS_PER_S, UPERMITS_PER_PERMIT
 from limiter.resource import Resource
-from limiter.rule import Dimension, Rule
+from limiter.rotation import Rotation
+from limiter.rule import DIMENSIONS, Dimension, Rule
 
 WINDOWS_S: Final = (1, 10, 60)
 _KEPT_S: Final = WINDOWS_S[-1]
+_NOTHING: Final = array("q")
 _MAX_SHOWN: Final = 10_000
 _LOOKS: Final = 4
 """Places looked at for each new limit once the bound is reached."""
@@ -96,48 +97,72 @@ class Meter:
         seconds = self._seconds
         if seconds is None or self.is_silent(present):
             return None
-        # In order, the oldest first, with the present one and then those in which nothing was asked.
         oldest = self._second % _KEPT_S
-        counted = seconds[oldest:] + seconds[:oldest]
         silent = present - self._second
-        if silent:
-            counted.append(self.spent + 1)
-            counted.extend([0] * (silent - 1))
         shares, asked = [], 0
         rate = rule.rate_upermits_per_s
         for window_s in WINDOWS_S:
-            window = counted[-window_s:]
-            asked = window_s - window.count(0)
-            shares.append((sum(window) - asked) * UPERMITS_PER_PERMIT / (rate * window_s) if rate else float(asked > 0))
+            # In a window there are the latest seconds before the last one that was asked in, that one if it is
+            # complete, and those in which nothing was asked.
+            before = window_s - silent
+            if before == _KEPT_S:
+                window = seconds
+            elif before <= oldest:
+                window = seconds[oldest - before : oldest] if before > 0 else _NOTHING
+            else:
+                window = seconds[:oldest] + seconds[oldest - before :]
+            total, asked = sum(window), len(window) - window.count(0)
+            if 0 < silent <= window_s:
+                total, asked = total + self.spent + 1, asked + 1
+            shares.append((total - asked) * UPERMITS_PER_PERMIT / (rate * window_s) if rate else float(asked > 0))
         return Usage(*shares) if asked else None
+
+
+def _none(resource: Resource) -> bool:
+    """Say of no resource that it is shown whatever the bound."""
+    del resource
+    return False
 
 
 class Board:
     """The meters that are shown.
 
     Args:
-        pinned: resources that are shown whatever the bound.
+        pinned: says of a resource whether it is shown whatever the bound.
         max_shown: how many others are.
     """
 
     __slots__ = ("_looks", "_max_shown", "_meters", "_nobody_silent", "_pinned", "_pinned_meters")
 
-    def __init__(self, pinned: Collection[Resource] = (), max_shown: int = _MAX_SHOWN) -> None:
+    def __init__(self, pinned: Callable[[Resource], bool] = _none, max_shown: int = _MAX_SHOWN) -> None:
         self._max_shown = max_shown
         self._pinned = pinned
         self._pinned_meters: dict[tuple[Dimension, Resource], Meter] = {}
-        self._meters: OrderedDict[tuple[Dimension, Resource], Meter] = OrderedDict()
+        self._meters: Rotation[tuple[Dimension, Resource], Meter] = Rotation()
         # How many were looked at in vain since one was silent; in which second all had been.
         self._looks = 0
         self._nobody_silent = -1
 
-    def pin(self, pinned: Collection[Resource]) -> None:
-        """Show these whatever the bound from now on, in place of those given before."""
+    def pin(self, pinned: Callable[[Resource], bool], changed: Iterable[Resource]) -> None:
+        """Go by another word on what is shown whatever the bound; it differs for some resources at most.
+
+        Those that are not any more give up their places if there are more than the bound allows.
+        """
         self._pinned = pinned
-        for key in [key for key in self._pinned_meters if key[1] not in pinned]:
-            self._meters[key] = self._pinned_meters.pop(key)
-        for key in [key for key in self._meters if key[1] in pinned]:
-            self._pinned_meters[key] = self._meters.pop(key)
+        for resource in sorted(changed, key=pinned, reverse=True):
+            stays = pinned(resource)
+            of = self._meters if stays else self._pinned_meters
+            for dimension in DIMENSIONS:
+                key = (dimension, resource)
+                meter = of.pop(key, None)
+                if meter is None:
+                    continue
+                if stays:
+                    self._pinned_meters[key] = meter
+                elif len(self._meters) < self._max_shown:
+                    self._meters.place(key, meter)
+                else:
+                    meter.hide()
 
     def meter(self, dimension: Dimension, resource: Resource) -> Meter:
         """Return the meter of a limit: the one that is shown, or else a new one."""
@@ -154,12 +179,12 @@ class Board:
         other = self.shown(dimension, resource)
         if other is not None:
             other.hide()
-        if resource in self._pinned:
+        if self._pinned(resource):
             self._pinned_meters[key] = meter
             return True
         if other is None and len(self._meters) >= self._max_shown and not self._retire_silent(second):
             return False
-        self._meters[key] = meter
+        self._meters.place(key, meter)
         return True
 
     def _retire_silent(self, second: int) -> bool:
@@ -167,12 +192,12 @@ class Board:
         if second == self._nobody_silent:
             return False
         for _ in range(min(_LOOKS, len(self._meters))):
-            key, meter = self._meters.popitem(last=False)
+            key, meter = self._meters.look()
             if meter.is_silent(second):
+                del self._meters[key]
                 meter.hide()
                 self._looks = 0
             else:
-                self._meters[key] = meter
                 self._looks += 1
         if self._looks >= len(self._meters):
             self._looks, self._nobody_silent = 0, second
@@ -181,5 +206,6 @@ class Board:
     def __iter__(self) -> Iterator[tuple[Dimension, Resource, Meter]]:
         """Yield what is shown; safe while that changes between two steps."""
         for meters in (self._pinned_meters, self._meters):
-            for (dimension, resource), meter in list(meters.items()):
+            # References only, as a tuple for each of many thousands would take its time.
+            for (dimension, resource), meter in zip(list(meters), list(meters.values()), strict=True):
                 yield dimension, resource, meter

@@ -56,7 +56,8 @@ class Wheel(Generic[T]):
     def recall(self) -> None:
         """Make everything due, for when the times it was filed under no longer hold."""
         self._due.extend(self._slots.values())
-        self._due.append(self._never)
+        if self._never:
+            self._due.append(self._never)
         self._slots = {}
         self._times = []
         self._never = []

@@ -219,6 +219,20 @@ class TestDelay:
 
 
 class TestRulesChange:
+    def test_edit_of_another_limit_asks_for_nobody(self) -> None:
+        room = Room(delay())
+        filled(room, 12)
+        due_ns = room.holding.next_due_ns()
+        room.limits.swap(room.limits.rule_set.edited([delay(pattern="other")]), 1)
+        assert room.holding.next_due_ns() == due_ns
+
+    def test_edit_of_its_own_limit_releases_at_once(self) -> None:
+        room = Room(delay())
+        filled(room, 12)
+        room.limits.swap(room.limits.rule_set.edited([Rule(T.kind, T.name, None)]), 1)
+        room.until(1)
+        assert room.passed == ["10", "11"]
+
     def test_higher_rate_releases_at_once(self) -> None:
         room = Room(delay(1, max_delay_s=60))
         filled(room, 30)

@@ -36,6 +36,19 @@ def everything(it: Limiter) -> tuple[object, ...]:
     )
 
 
+# --- remembering
+
+
+def test_what_a_shadow_rule_would_have_refused_is_no_refusal_once_it_enforces() -> None:
+    shadow = Rule("topic", "orders", 1, action="shadow")
+    it = Limiter(ORDERS, shadow, 0)
+    it.acquire(0, [1, 1])
+    it.reconfigure(0, Rule("topic", "orders", 2, action="shadow"))
+    assert it.last_refused_ns == 0
+    it.reconfigure(0, Rule("topic", "orders", 2))
+    assert (it.last_refused_ns, it.last_wait_us) == (None, 0)
+
+
 # --- deciding
 
 

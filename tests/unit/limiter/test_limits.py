@@ -340,6 +340,55 @@ class TestFigures:
         assert limits.held == (0, 0)
 
 
+class TestEdits:
+    """A rule set that differs in some names' own rules leaves everything else as it is."""
+
+    def test_of_others_leave_plans_meters_breakers_and_shares_alone(self) -> None:
+        limits = limits_by(
+            topic("*", 10), topic("fair", 10, fair_by="client"), topic("warm", 10, warm_up_s=5), topic("x", 1)
+        )
+        names = [ORDERS, AUDIT, Resource("topic", "fair"), Resource("topic", "warm")]
+        for name in names:
+            decide(limits, [1] * 20, name)
+        before = list(limits.states(1))
+        plans_before = {name: limits._plans.of((name,)) for name in names}
+        for rate in range(2, 40):
+            limits.swap(limits.rule_set.edited([topic("x", rate)]), 1)
+        assert [state for state in limits.states(1) if state.resource.name != "x"] == before
+        assert all(limits._plans.of((name,)) is plan for name, plan in plans_before.items())
+        assert limits.used(ORDERS, NS_PER_S)["messages"].used_1s == 1.0
+
+    def test_hold_for_the_very_next_request_in_every_plan_with_the_name(self) -> None:
+        limits = limits_by(topic("*", None), topic("orders", 5), Rule(CLIENT, "10.1.2.3", 100))
+        assert decide(limits, [1] * 9).admitted == 5
+        assert decide(limits, [1] * 9, AUDIT, ORDERS, now_ns=10 * NS_PER_S).admitted == 5
+        limits.swap(limits.rule_set.edited([topic("orders", 0), topic("audit", 3)]), 20 * NS_PER_S)
+        assert decide(limits, [1] * 9, now_ns=20 * NS_PER_S).admitted == 0
+        assert decide(limits, [1] * 9, AUDIT, ORDERS, now_ns=20 * NS_PER_S).admitted == 0
+        assert stopped_by(decide(limits, [1] * 9, AUDIT, now_ns=30 * NS_PER_S)) == "topic:audit by topic:audit"
+        limits.swap(limits.rule_set.edited([Rule(CLIENT, "10.1.2.3", 0)], [topic("orders", 1).key]), 40 * NS_PER_S)
+        assert stopped_by(decide(limits, [1], now_ns=50 * NS_PER_S)) == "client:10.1.2.3 by client:10.1.2.3"
+
+    def test_of_the_first_scope_and_of_a_pattern_are_seen_as_well(self) -> None:
+        limits = limits_by(topic("*", None))
+        assert decide(limits, [1] * 9).admitted == 9
+        limits.swap(limits.rule_set.edited([Rule(CLIENT, "10.1.2.3", 0)]), 1)
+        assert decide(limits, [1]).admitted == 0
+        limits.swap(limits.rule_set.edited([topic("ord*", 0)], [Rule(CLIENT, "10.1.2.3", 0).key]), 2)
+        assert stopped_by(decide(limits, [1])) == "topic:orders by topic:ord*"
+
+    def test_switching_a_kind_off_lets_its_totals_rest_too(self) -> None:
+        limits = limits_by(topic("*", 1), topic("o*", 0, shared=True), Rule(CLIENT, "*", 3))
+        limits.swap(limits.rule_set.replace(off_kinds={"topic"}), 0)
+        assert decide(limits, [1] * 9).admitted == 3
+        applied = limits.explain(0, (ORDERS,), ASKER)
+        assert [each.why.rpartition("; ")[2] for each in applied if not each.limits] == [
+            "limiting of kind topic is switched off"
+        ] * 2
+        limits.swap(limits.rule_set.replace(off_kinds=()), 0)
+        assert decide(limits, [1]).admitted == 0
+
+
 class TestUsages:
     def test_are_shares_of_the_rate_by_limit(self) -> None:
         limits = limits_by(topic("*", 10, bytes_per_s=1000), Rule(CLIENT, "*", 100))
@@ -357,7 +406,7 @@ class TestUsages:
         limits = limits_by(topic("orders", 0), topic("audit", 1))
         decide(limits, [1])
         decide(limits, [1, 1], AUDIT)
-        usages = {resource.name: usage for resource, _, usage in limits.usages(NS_PER_S)}
+        usages = {resource.name: usage for resource, _, usage in limits.usages(NS_PER_S) if usage}
         assert usages == {"orders": (1.0, 1.0, 1.0), "audit": (1.0, 0.1, pytest.approx(1 / 60))}
 
     def test_go_on_under_another_rule_and_end_without_one(self) -> None:
@@ -365,9 +414,9 @@ class TestUsages:
         decide(limits, [1] * 10)
         limits.swap(limits.rule_set.replace(rules=[topic("*", 20)]), 1)
         decide(limits, [1] * 2, now_ns=2)
-        assert [usage.used_1s for _, _, usage in limits.usages(NS_PER_S)] == [0.5]
+        assert [usage.used_1s for _, _, usage in limits.usages(NS_PER_S) if usage] == [0.5]
         limits.swap(limits.rule_set.replace(rules=[]), NS_PER_S)
-        assert list(limits.usages(NS_PER_S)) == []
+        assert limits.used(ORDERS, NS_PER_S) == {}
 
 
 def test_batch_is_decided_by_rules_of_all_sorts_as_its_single_requests_are() -> None:

@@ -213,3 +213,10 @@ def test_match_is_the_smallest_network_that_has_the_address(given_networks: list
     found = matcher.match(str(address))
 
     assert (None if found is None else found.network) == smallest
+
+
+@pytest.mark.parametrize("text", ["10.0.0.0/8", "2001:db8::/32", "::ffff:192.0.2.0/120", "10.1.2.3", "*"])
+@pytest.mark.parametrize("name", ["10.1.2.3", "11.1.2.3", "2001:db8::1", "192.0.2.9", "fe80::1%lo", "a pipe", ""])
+def test_network_stands_for_what_is_found_by_it(text: str, name: str) -> None:
+    pattern = read_network(text)
+    assert pattern.stands_for(name) == (Matcher([(pattern, "found")]).match(name) is not None)

@@ -286,12 +286,12 @@ def test_global_switch_off_and_on_again_while_running() -> None:
     assert registry.rule_set.version == 3
 
 
-def test_more_swaps_than_are_remembered_err_to_the_strict_side_and_only_for_a_burst() -> None:
+def test_limit_that_changed_in_swaps_that_are_forgotten_errs_to_the_strict_side_and_only_for_a_burst() -> None:
     rules = rule_set("topic:*=100/s")
     registry = Registry(rules)
     live(registry, "a", 0).charge(0, 150)
     for _ in range(40):
-        rules = rules.replace()
+        rules = rules.edited([parse_limit("topic:*=100/s")])
         registry.swap(rules, NS_PER_S)
     state = registry.state(topic("a"), NS_PER_S)
 
@@ -299,6 +299,72 @@ def test_more_swaps_than_are_remembered_err_to_the_strict_side_and_only_for_a_bu
     assert state.stored_permits == -50
     assert admitted(registry, "new", NS_PER_S + 100 * MS, 100) == 10
     assert admitted(registry, "newer", 2 * NS_PER_S, 200) == 100
+
+
+def test_more_patterns_than_are_told_apart_may_have_changed_any_limit_but_names_own() -> None:
+    rules = rule_set("topic:*=100/s", "topic:own=100/s")
+    registry = Registry(rules)
+    for name in ("a", "own"):
+        live(registry, name, 0)
+    for number in range(300):
+        rules = rules.edited([parse_limit(f"topic:x{number}-*=1/s")])
+        registry.swap(rules, 0)
+
+    assert admitted(registry, "a", 0, 200) == 0
+    assert admitted(registry, "own", 0, 200) == 100
+    assert admitted(registry, "a", 2 * NS_PER_S, 200) == 100
+
+
+def test_edit_of_one_name_is_in_force_for_it_alone() -> None:
+    rules = rule_set("topic:*=100/s", "topic:a=100/s")
+    registry = Registry(rules)
+    a, b = live(registry, "a", 0), live(registry, "b", 0)
+    for rate in range(1, 100):
+        rules = rules.edited([parse_limit(f"topic:a={rate}/s")])
+        registry.swap(rules, 0)
+
+    assert registry.get(topic("b"), 0) is b
+    assert b.stored_upermits == 100 * UPERMITS_PER_PERMIT
+    # Lowered to one permit, and never given one more.
+    assert (registry.get(topic("a"), 0), a.stored_upermits) == (a, UPERMITS_PER_PERMIT)
+
+
+def test_name_without_a_limiter_is_led_over_by_an_edit_as_if_it_had_one() -> None:
+    registry = Registry(rule_set("topic:*=100/s", "topic:free=unlimited"))
+    registry.swap(registry.rule_set.edited([parse_limit("topic:a=10/s")]), 0)
+    registry.swap(registry.rule_set.edited([parse_limit("topic:a=100/s"), parse_limit("topic:free=100/s")]), 0)
+    assert registry.pinned == 2
+    assert admitted(registry, "a", 0, 200) == 10
+    assert admitted(registry, "free", 0, 200) == 0
+
+    registry.swap(registry.rule_set.edited(drop=[parse_limit("topic:a=1/s").key]), 0)
+    assert registry.pinned == 1
+    assert live(registry, "a", 0).rule.name == "topic:*"
+
+
+def test_edit_that_lifts_a_limit_keeps_its_debt_for_the_next() -> None:
+    registry = Registry(rule_set("topic:a=100/s"))
+    live(registry, "a", 0).charge(0, 150)
+    registry.swap(registry.rule_set.edited([parse_limit("topic:a=unlimited")]), 0)
+    assert registry.get(topic("a"), 0) is None
+    registry.swap(registry.rule_set.edited([parse_limit("topic:*=1/s")]), 0)
+    assert registry.get(topic("a"), 0) is None
+
+    registry.swap(registry.rule_set.edited([parse_limit("topic:a=100/s")]), NS_PER_S)
+    assert live(registry, "a", NS_PER_S).stored_upermits == -50 * UPERMITS_PER_PERMIT
+
+
+def test_kind_that_is_switched_off_has_no_limits_and_begins_anew_with_what_it_owes() -> None:
+    rules = rule_set("topic:*=100/s", "retry_group:*=100/s")
+    registry = Registry(rules)
+    live(registry, "a", 0).charge(0, 150)
+    registry.swap(rules.replace(off_kinds={"topic"}), 0)
+    assert registry.get(topic("a"), NS_PER_S) is None
+    assert registry.get(Resource("retry_group", "g"), NS_PER_S) is not None
+
+    registry.swap(registry.rule_set.replace(off_kinds=()), NS_PER_S)
+    assert live(registry, "a", NS_PER_S).stored_upermits == -50 * UPERMITS_PER_PERMIT
+    assert admitted(registry, "b", NS_PER_S, 10) == 0
 
 
 def test_exact_rule_that_goes_returns_its_limiter_to_the_bound() -> None:
@@ -310,6 +376,22 @@ def test_exact_rule_that_goes_returns_its_limiter_to_the_bound() -> None:
 
     admitted(registry, "c", 10 * NS_PER_S, 1)
     assert (registry.live, registry.evicted_total) == (1, 2)
+
+
+def test_rules_that_come_and_go_leave_no_more_limiters_than_the_bound() -> None:
+    registry = Registry(rule_set("topic:*=100/s"), max_live=2)
+    for number in range(10):
+        rule = parse_limit(f"topic:made-up-{number}=10/s")
+        registry.swap(registry.rule_set.edited([rule]), number * NS_PER_S)
+        registry.swap(registry.rule_set.edited(drop=[rule.key]), number * NS_PER_S)
+    assert registry.live <= 2
+
+
+def test_limit_that_begins_after_an_own_rule_has_gone_begins_empty() -> None:
+    registry = Registry(rule_set("topic:a=100/s"))
+    registry.swap(registry.rule_set.edited(drop=[parse_limit("topic:a=1/s").key]), NS_PER_S)
+    registry.swap(registry.rule_set.edited([parse_limit("topic:*=100/s")]), NS_PER_S)
+    assert admitted(registry, "a", NS_PER_S, 10) == 0
 
 
 def test_exact_rule_that_comes_pins_a_limiter_that_already_lives() -> None:
@@ -675,6 +757,60 @@ def test_nothing_ever_admits_more_than_the_bound(
         assert registry.live - registry.pinned <= max_live
 
 
+FREE_EDITS = st.one_of(
+    st.tuples(
+        st.sampled_from(["own", "a", "a*", "b", "*", "zz*"]),
+        st.sampled_from(["0/s", "1/s", "7/s", "100/s", "unlimited", ""]),
+        st.booleans(),
+    ),
+    st.sampled_from(["all", "kind"]),
+)
+"""Put a rule, shared or not, or drop it if there is no rate; or switch limiting off or on."""
+
+
+@settings(max_examples=150)
+@given(
+    steps=st.lists(
+        st.tuples(STEPS_NS, st.one_of(ASKS, ASKS, FREE_EDITS, FREE_EDITS)),
+        min_size=20,
+        max_size=100,
+    )
+)
+def test_edits_without_end_admit_no_more_than_the_bound(
+    steps: list[tuple[int, Ask | tuple[str, str, bool] | str]],
+) -> None:
+    """What is in force changes all the time, one rule after the other; totals are asked as what they are."""
+    rules = rule_set("topic:*=10/s", "topic:own=30/s")
+    registry = Registry(rules)
+    totals = [Resource("total", f"topic:{pattern}") for pattern in ("a*", "*")]
+    accounts = {resource: Account(rules.limit(resource)) for resource in (*map(topic, NAMES), *totals)}
+    now_ns = latest_ns = steps[0][0]
+    for step_ns, action in steps:
+        now_ns += step_ns
+        for account in accounts.values():
+            account.pass_time(max(0, now_ns - latest_ns))
+        latest_ns = max(latest_ns, now_ns)
+        if isinstance(action, Ask):
+            for resource in (topic(action.name), *totals):
+                limiter, account = registry.get(resource, now_ns), accounts[resource]
+                assert (limiter is None) == (account.rule is None)
+                if limiter is not None:
+                    account.spend(action.costs[: limiter.acquire(now_ns, action.costs).admitted])
+                assert account.spent <= account.most()
+            continue
+        if isinstance(action, str):
+            kinds = rules.off_kinds ^ {"topic"}
+            rules = rules.edited(enabled=not rules.enabled) if action == "all" else rules.edited(off_kinds=kinds)
+        else:
+            pattern, rate, shared = action
+            rule = parse_limit(f"topic:{pattern}={rate or '1/s'}")
+            rule = replace(rule, shared=True) if shared and rule.exact_name is None else rule
+            rules = rules.edited([rule]) if rate else rules.edited(drop=[rule.key])
+        registry.swap(rules, now_ns)
+        for resource, account in accounts.items():
+            account.change(rules.limit(resource))
+
+
 @settings(max_examples=60)
 @given(max_live=st.integers(1, 4), steps=st.lists(st.tuples(STEPS_NS, ASKS), min_size=10, max_size=60))
 def test_eviction_makes_no_difference_to_anybody(max_live: int, steps: list[tuple[int, Ask]]) -> None:
@@ -716,3 +852,67 @@ def test_missed_swaps_are_made_up_for_exactly(first: RuleSet, steps: list[tuple[
             assert (ours is None) == (theirs is None)
             if ours is not None and theirs is not None:
                 assert ours.acquire(now_ns, action.costs) == theirs.acquire(now_ns, action.costs)
+
+
+QUIET = ("quiet-1", "quiet-2", "quiet-own")
+"""Names whose rules are never edited below."""
+ASKS_OF_QUIET = st.builds(Ask, st.sampled_from(QUIET), st.just([1, 30]))
+EDITS = st.tuples(
+    st.sampled_from(["a", "b", "quiet", "*", "q*", "zzzzzzzz*"]), st.sampled_from(["1/s", "7/s", "50/s", ""])
+)
+
+
+@settings(max_examples=80)
+@given(
+    steps=st.lists(
+        st.tuples(
+            st.integers(0, 900),
+            st.one_of(EDITS, EDITS, EDITS, st.builds(Ask, st.sampled_from(QUIET), st.just([1, 30]))),
+        ),
+        min_size=30,
+        max_size=120,
+    )
+)
+def test_edits_of_other_limits_take_nothing_and_give_nothing(steps: list[tuple[int, Ask | tuple[str, str]]]) -> None:
+    """However many swaps a limiter sleeps through: its rule never changed, so it decides as if there had been none."""
+    rules = rule_set("topic:*=10/s", "topic:quiet-*=20/s", "topic:quiet-own=30/s", "topic:a=5/s")
+    edited, never = Registry(rules), Registry(rules)
+    now_ns = 0
+    for step_ms, action in steps:
+        now_ns += step_ms * MS
+        if isinstance(action, Ask):
+            ours, theirs = (
+                live(registry, action.name, now_ns).acquire(now_ns, action.costs) for registry in (edited, never)
+            )
+            assert ours == theirs
+        else:
+            pattern, rate = action
+            rule = parse_limit(f"topic:{pattern}={rate or '1/s'}")
+            rules = rules.edited([rule]) if rate else rules.edited(drop=[rule.key])
+            edited.swap(rules, now_ns)
+    for name in QUIET:
+        assert live(edited, name, now_ns).state(now_ns) == live(never, name, now_ns).state(now_ns)
+
+
+@settings(max_examples=60)
+@given(steps=st.lists(st.tuples(st.integers(0, 900), EDITS), min_size=20, max_size=80))
+def test_sleeping_through_edits_never_pays(steps: list[tuple[int, tuple[str, str]]]) -> None:
+    """A limiter that nobody looked at meanwhile holds no more than one that was brought up to date after each."""
+    rules = rule_set("topic:*=10/s", "topic:a=5/s", "topic:own=30/s")
+    lazy, eager = Registry(rules), Registry(rules)
+    now_ns = 0
+    for registry in (lazy, eager):
+        for name in NAMES:
+            live(registry, name, 0)
+    for step_ms, (pattern, rate) in steps:
+        now_ns += step_ms * MS
+        rule = parse_limit(f"topic:{pattern}={rate or '1/s'}")
+        rules = rules.edited([rule]) if rate else rules.edited(drop=[rule.key])
+        for registry in (lazy, eager):
+            registry.swap(rules, now_ns)
+        list(eager.states(now_ns))
+    for name in NAMES:
+        ours, theirs = (registry.get(topic(name), now_ns) for registry in (lazy, eager))
+        assert (ours is None) == (theirs is None)
+        if ours is not None and theirs is not None:
+            assert ours.refill(now_ns) <= theirs.refill(now_ns)

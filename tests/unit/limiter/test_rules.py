@@ -1,4 +1,5 @@
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -8,7 +9,7 @@ from limiter.errors import RuleError
 from limiter.limit_text import parse_limit
 from limiter.resource import Resource
 from limiter.rule import Rule
-from limiter.rules import RuleSet, layer_rules
+from limiter.rules import RuleSet
 from limiter.schedule import read_hours
 
 DAY = read_hours("09:00-18:00", (), "UTC")
@@ -192,6 +193,33 @@ def test_memory_is_bounded_whatever_names_clients_make_up(monkeypatch: pytest.Mo
     assert rules.match(Resource("total", "topic:*")).rate_per_s == 4
 
 
+@pytest.mark.parametrize(
+    "edit",
+    [
+        {"put": limits("topic:*=2/s")},
+        {"put": (Rule("topic", "a*", 4, shared=True),)},
+        {"put": limits("topic:a=2/s")},
+        {"enabled": False},
+        {"off_kinds": ("topic",)},
+    ],
+    ids=["pattern", "total", "exact", "switched", "kind switched"],
+)
+def test_rule_set_that_was_taken_over_remembers_no_names(edit: dict[str, Any]) -> None:
+    old = RuleSet((*limits("topic:*=1/s"), Rule("topic", "*", 9, shared=True)))
+    new = old.edited(**edit)
+    fresh = old.edited(**edit)
+    for name in ("a", "b"):
+        old.match(topic(name))
+        old.match_total(topic(name))
+
+    new.take_over(old, new.changes_since(old))
+
+    assert (old._matched, old._matched_totals) == ({}, {})
+    for name in ("a", "b"):
+        assert new.match(topic(name)) is fresh.match(topic(name))
+        assert new.match_total(topic(name)) is fresh.match_total(topic(name))
+
+
 # --- rules with hours
 
 
@@ -334,45 +362,119 @@ def test_rule_set_cannot_be_changed() -> None:
         RuleSet().enabled = False  # type: ignore[misc]  # that it is read-only is what is tested
 
 
-# --- layers of sources
+# --- switches of kinds
 
 
-def test_later_layer_overrides_and_goes_first() -> None:
-    built_in = limits("topic:*=2000/s", "retry_group:*=100/s", source="built-in")
-    file = limits("topic:a*=1/s", "topic:*a=2/s", "topic:*=10/s", source="file:x")
-    flags = limits("topic:*=20/s", "topic:*b*=3/s")
+def test_kind_that_is_switched_off_is_not_limited_nor_are_its_totals() -> None:
+    rules = RuleSet(
+        (*limits("topic:*=1/s", "retry_group:*=2/s", "client:*=3/s"), Rule("topic", "a*", 4, shared=True)),
+        off_kinds={"topic", "client"},
+    )
 
-    layered = layer_rules(built_in, file, flags)
+    assert rules.limit(topic("a")) is None
+    assert rules.limit(Resource("total", "topic:a*")) is None
+    assert rules.limit(Resource("retry_group", "a")) is not None
+    assert [rules.limits_kind(kind) for kind in ("topic", "retry_group", "client")] == [False, True, False]
+    assert rules.scopes == frozenset()
+    assert rules.match(topic("a")).rate_per_s == 1
 
-    assert [f"{rule} {rule.source}" for rule in layered] == [
-        "topic:*=20/s flag",
-        "topic:*b*=3/s flag",
-        "topic:a*=1/s file:x",
-        "topic:*a=2/s file:x",
-        "retry_group:*=100/s built-in",
-    ]
-
-
-def test_stronger_rule_without_hours_replaces_weaker_ones_with() -> None:
-    by_day, by_night = Rule("topic", "a", 1, hours=DAY), Rule("topic", "a", 2, hours=NIGHT)
-    flag = Rule("topic", "a", 3)
-    total = Rule("topic", "a*", 4, shared=True, hours=DAY)
-
-    assert layer_rules((by_day, by_night, total), (flag,)) == (flag, total)
+    on = rules.replace(off_kinds=())
+    assert (on.version, on.off_kinds, on.scopes) == (2, frozenset(), frozenset({"client"}))
+    assert on.limit(Resource("total", "topic:a*")) is not None
+    assert on.replace(enabled=False).limit(topic("a")) is None
 
 
-def test_stronger_rule_with_hours_leaves_the_weaker_one_for_other_times() -> None:
-    always, by_day, stronger = Rule("topic", "a", 1), Rule("topic", "a", 2, hours=DAY), Rule("topic", "a", 3, hours=DAY)
+# --- edits
 
-    assert layer_rules((always, by_day), (stronger,)) == (stronger, always)
+NAMES = ("a", "b", "ab", "abc", "ba")
+RULES = st.builds(
+    Rule,
+    st.sampled_from(["topic", "client_group"]),
+    st.sampled_from(["*", "a*", "*a", "?b", "b*", "a", "b", "ab"]),
+    st.sampled_from([None, 0, 1, 2.5, 30]),
+    hours=st.sampled_from([None, None, DAY, NOON, NIGHT]),
+    action=st.sampled_from(["reject", "off"]),
+    source=st.sampled_from(["x", "y"]),
+) | st.builds(
+    Rule, st.just("topic"), st.sampled_from(["*", "a*", "*a"]), st.sampled_from([1, 9]), shared=st.just(value=True)
+)
+EDITS = st.lists(
+    st.tuples(st.lists(RULES, max_size=2, unique_by=lambda rule: rule.key), st.lists(RULES, max_size=2)), max_size=6
+)
 
 
-def test_within_a_layer_a_rule_without_hours_leaves_those_with() -> None:
-    always, by_day = Rule("topic", "a", 1), Rule("topic", "a", 2, hours=DAY)
+def rebuilt(first: tuple[Rule, ...], edits: list[tuple[list[Rule], list[Rule]]]) -> RuleSet:
+    """The plain way: those put in stand first, the last before all others; what was there at first keeps its place."""
+    written = {rule.key: rule for rule in first}
+    base, front = dict(written), dict[object, Rule]()
+    for put, drop in edits:
+        for rule in drop:
+            base.pop(rule.key, None)
+            front.pop(rule.key, None)
+        for rule in put:
+            base.pop(rule.key, None)
+            front.pop(rule.key, None)
+            if written.get(rule.key) is rule:
+                base[rule.key] = rule
+            else:
+                front[rule.key] = rule
+    kept = [rule for rule in first if base.get(rule.key) is rule]
+    return RuleSet((*reversed(front.values()), *kept))
 
-    assert layer_rules((always, by_day)) == (always, by_day)
+
+@given(first=st.lists(RULES, max_size=8, unique_by=lambda rule: rule.key), edits=EDITS, put_back=st.integers(0, 7))
+def test_edits_make_what_all_the_rules_together_make(
+    first: list[Rule], edits: list[tuple[list[Rule], list[Rule]]], put_back: int
+) -> None:
+    if first:
+        edits = [*edits, ([first[put_back % len(first)]], [])]
+    versions = [RuleSet(first)]
+    for put, drop in edits:
+        versions.append(versions[-1].edited(put, [rule.key for rule in drop]))
+    plain, edited = rebuilt(tuple(first), edits), versions[-1]
+    assert edited.version == 1 + len(edits)
+    assert {rule.key: rule for rule in edited.rules} == {rule.key: rule for rule in plain.rules}
+    before = versions[0].at(at("11:00"))
+    for clock in ("11:00", "12:30", "23:00"):
+        ours, theirs = edited.at(at(clock)), plain.at(at(clock))
+        resources = [Resource(kind, name) for kind in ("topic", "client_group") for name in NAMES]
+        totals = [Resource("total", f"topic:{pattern}") for pattern in ("*", "a*", "*a")]
+        for resource in (*resources, *totals):
+            assert ours.match(resource) == theirs.match(resource)
+            assert ours.match_total(resource) == theirs.match_total(resource)
+            assert ours.has_own(resource) == theirs.has_own(resource) == (resource in theirs.exact_resources)
+        assert ours.exact_resources == theirs.exact_resources
+        assert set(ours.in_force) == set(theirs.in_force)
+        assert set(ours.tried) == set(theirs.tried)
+        assert [ours.limits_kind(kind) for kind in ("topic", "client_group")] == [
+            theirs.limits_kind(kind) for kind in ("topic", "client_group")
+        ]
+        assert ours.next_change(at(clock)) == theirs.next_change(at(clock))
+        changes = ours.changes_since(before)
+        if not changes.switched and not changes.patterns:
+            changed = {each for each in (*resources, *totals) if ours.match(each) is not before.match(each)}
+            assert changed == {each for each in changes.exact if each in {*resources, *totals}} & changed
+            ours.take_over(before, changes)
+            assert [ours.match(each) for each in resources] == [theirs.match(each) for each in resources]
+        before = ours
+    assert all(edited.rule(rule.key) == rule for rule in plain.rules)
 
 
-def test_layer_with_two_rules_of_one_kind_and_pattern_is_refused() -> None:
-    with pytest.raises(RuleError, match="a second rule for topic:a"):
-        layer_rules(limits("topic:a=1/s", "topic:a=1/s"), limits("topic:a=2/s"))
+def test_edit_of_one_name_leaves_all_patterns_as_they_are_at_every_moment() -> None:
+    rules = RuleSet((*limits("topic:a*=1/s"), Rule("topic", "b*", 2, hours=DAY)))
+    before = rules.at(at("11:00"))
+    after = rules.edited(limits("topic:a=3/s")).at(at("11:00"))
+    assert after._in_force is before._in_force
+
+
+def test_two_rules_for_one_name_cannot_be_put_in_together() -> None:
+    with pytest.raises(RuleError, match="a second rule"):
+        RuleSet().edited(limits("topic:a=1/s", "topic:a=2/s"))
+
+
+def test_edit_stands_before_what_was_written_until_that_is_put_back() -> None:
+    first, second = limits("topic:a*=1/s", "topic:*a=2/s")
+    rules = RuleSet((first, second))
+    edited = rules.edited(limits("topic:*a=3/s"))
+    assert edited.match(topic("aa")).rate_per_s == 3
+    assert edited.edited([second]).match(topic("aa")).rate_per_s == 1

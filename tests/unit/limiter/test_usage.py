@@ -92,7 +92,7 @@ def test_the_meter_of_a_limit_is_the_same_while_it_is_shown() -> None:
 
 class TestBound:
     def board(self, *, shown: int, pinned: Iterable[str] = ()) -> Board:
-        return Board([topic(name) for name in pinned], shown)
+        return Board({topic(name) for name in pinned}.__contains__, shown)
 
     def add(self, board: Board, name: str, second: int) -> Meter:
         meter = board.meter("messages", topic(name))
@@ -134,12 +134,19 @@ class TestBound:
         board = self.board(shown=1, pinned=["x"])
         for name in "ax":
             self.add(board, name, 5)
-        board.pin([topic("a")])
+        board.pin({topic("a")}.__contains__, [topic("x"), topic("a")])
         assert shown(board) == ["a", "x"]
         self.add(board, "b", 6)
         assert shown(board) == ["a", "x"]
         self.add(board, "b", 100)
         assert shown(board) == ["a", "b"]
+
+    def test_those_pinned_no_more_leave_the_bound_as_it_is(self) -> None:
+        board = self.board(shown=2, pinned=["x", "y"])
+        meters = [self.add(board, name, 5) for name in "axy"]
+        board.pin(set().__contains__, [topic("x"), topic("y")])
+        assert shown(board) == ["a", "x"]
+        assert meters[2]._seconds is None
 
     def test_looking_for_room_is_bounded_work(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(usage, "_LOOKS", 1)

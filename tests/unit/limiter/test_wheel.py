@@ -61,3 +61,12 @@ def test_nothing_comes_before_its_time_and_everything_within_20_ms_after(times_n
 
     assert all(at_ns <= now_ns for at_ns in popped)
     assert all(at_ns > now_ns - 20_000_000 for at_ns in times_ns if at_ns not in popped)
+
+
+def test_recalls_leave_nothing_behind() -> None:
+    wheel = Wheel[str]()
+    wheel.file("a", 5)
+    for _ in range(100):
+        wheel.recall()
+    assert len(wheel._due) == 1
+    assert pop_all(wheel, 0) == ["a"]
