@@ -13,7 +13,7 @@ the end of the stream, and what they still send is read and dropped for a moment
 would make the kernel send a reset, and a reset can destroy answers that the client has not read yet.
 """
 
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -24,11 +24,14 @@ import trio
 
 from proxy.batch import Batch, ConnectionInfo, Request, Side, Ticket, drop_tickets
 from proxy.buffers import BufferPool
+from proxy.control import RemoteReply
 from proxy.pipeline import Pipeline
-from proxy.protocols.base import Buffer, Close, Session
+from proxy.protocols.base import Ask, Asked, Close, Session
+from proxy.remote import RemoteCommands
 from proxy.sockets import Wire
 from proxy.tally import Tally
 from proxy.tickets import Tickets
+from proxy.writer import PeerError, Writer
 
 _log = structlog.get_logger(__name__)
 
@@ -50,84 +53,7 @@ class Services:
     now_ns: Callable[[], int]
     bytes_read: dict[Side, int]
     limits_kind: Callable[[str], bool]
-
-
-class _PeerError(Exception):
-    """A socket of one peer failed."""
-
-    def __init__(self, side: Side, error: OSError) -> None:
-        super().__init__(f"{side.value}: {error.strerror or error}")
-        self.side = side
-
-
-class _Writer:
-    """The one writer of one peer: whoever writes takes all that waits, and the others wait for it.
-
-    Attributes:
-        busy: something is taken and not yet with the kernel.
-        ended: the end of the stream was sent. What the session queues for this peer later is dropped.
-    """
-
-    def __init__(self, connection: "Connection", side: Side) -> None:
-        self._connection = connection
-        self._side = side
-        self._idle = trio.lowlevel.ParkingLot()
-        self.busy = False
-        self.ended = False
-
-    async def flush(self) -> None:
-        """Write all that the session has for this peer; returns when it is with the kernel."""
-        while self.busy:
-            await self._idle.park()
-        rest = self._send_now()
-        if rest:
-            self.busy = True
-            await self._send(rest)
-
-    def flush_soon(self) -> None:
-        """Write what the kernel takes at once, and leave the rest to a task of its own."""
-        if not self.busy:
-            rest = self._send_now()
-            if rest:
-                self.busy = True
-                self._connection.start_soon(self._send, rest)
-
-    async def end(self) -> None:
-        """Write all that the session has for this peer, then the end of the stream."""
-        await self.flush()
-        if not self.ended:
-            self.ended = True
-            try:
-                self._connection.wires[self._side].end()
-            except OSError as error:
-                raise _PeerError(self._side, error) from None
-
-    def _take(self) -> Sequence[Buffer]:
-        buffers = self._connection.session.take(self._side)
-        return () if self.ended else buffers
-
-    def _send_now(self) -> Sequence[Buffer]:
-        buffers = self._take()
-        return self._try(buffers) if buffers else ()
-
-    def _try(self, buffers: Sequence[Buffer]) -> Sequence[Buffer]:
-        try:
-            return self._connection.wires[self._side].send_now(buffers)
-        except OSError as error:
-            raise _PeerError(self._side, error) from None
-
-    async def _send(self, rest: Sequence[Buffer]) -> None:
-        wire = self._connection.wires[self._side]
-        try:
-            while rest:
-                await wire.writable()
-                # When the connection was ended meanwhile, the buffers it read into may already be another's.
-                await trio.lowlevel.checkpoint_if_cancelled()
-                rest = self._try(rest) or self._take()
-        finally:
-            self.busy = False
-            self._idle.unpark_all()
-            self._connection.progressed()
+    commands: RemoteCommands
 
 
 class Connection:
@@ -138,7 +64,7 @@ class Connection:
         client: the accepted socket.
         broker: the connected socket.
         services: shared by all connections.
-        open_session: makes the session; it is given the connection's waker.
+        open_session: makes the session; it is given the connection's waker, and what takes questions to Sluice itself.
     """
 
     def __init__(
@@ -147,15 +73,17 @@ class Connection:
         client: Wire,
         broker: Wire,
         services: Services,
-        open_session: Callable[[Callable[[], None]], Session],
+        open_session: Callable[[Callable[[], None], Callable[[Ask], Asked]], Session],
     ) -> None:
         self.info = info
         self.wires = {Side.CLIENT: client, Side.BROKER: broker}
         self.opened_ns = services.now_ns()
         self.bytes_read = dict.fromkeys(Side, 0)
-        self.session = open_session(self._wake_up)
         self._services = services
-        self._writers = {side: _Writer(self, side) for side in Side}
+        self.session = open_session(self._wake_up, self._ask)
+        self._writers = {
+            side: Writer(side, self.wires[side], self.session.take, self.start_soon, self.progressed) for side in Side
+        }
         self._scope = trio.CancelScope()
         self._nursery: trio.Nursery | None = None
         self._progress = trio.lowlevel.ParkingLot()
@@ -177,6 +105,7 @@ class Connection:
                 await self._relay_both()
         finally:
             self._tickets.drop()
+            self._services.commands.forget(self.info.id)
         if self._parting is not None:
             return self._parting
         ended = (self._ended or Side.CLIENT).value
@@ -221,6 +150,22 @@ class Connection:
     def _wake_up(self) -> None:
         self._woken.set()
 
+    def _ask(self, ask: Ask) -> Asked:
+        return self._services.commands.ask(self.info, ask, self._on_replied)
+
+    def _on_replied(self, ask: Ask, reply: RemoteReply) -> None:
+        """Tell the session what is answered to its client; called by whoever answers."""
+        if self._parting is not None or self._scope.cancel_called:
+            return
+        with self._guarded():
+            try:
+                self.session.replied(ask, reply, self._services.now_ns())
+            except Close as close:
+                self._part_soon(close.reason, close.detail)
+                return
+            self._writers[Side.CLIENT].flush_soon()
+            self.progressed()
+
     async def _guard(self, task: Callable[..., Awaitable[None]], *args: object) -> None:
         with self._guarded():
             await task(*args)
@@ -230,7 +175,7 @@ class Connection:
         """Let no error of one connection reach another."""
         try:
             yield
-        except _PeerError as error:
+        except PeerError as error:
             # Who is parted from may be gone already; the other peer is still written what waits for it.
             if self._parting is None:
                 self.finish(f"{error.side.value}_error", str(error))
@@ -254,7 +199,7 @@ class Connection:
                 try:
                     count = wire.receive_into(self._room(side, buffer))
                 except OSError as error:
-                    raise _PeerError(side, error) from None
+                    raise PeerError(side, error) from None
                 if count is None:
                     continue
                 if count == 0:

@@ -1,11 +1,10 @@
 """One data path: listeners, pipeline and live limiters of one process, behind ``control.DataPath``."""
 
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from heapq import nlargest
 from typing import Final, Literal
 
 import structlog
@@ -14,39 +13,34 @@ import trio
 from limiter.limiter import LimiterState
 from limiter.limits import Limits
 from limiter.registry import DEFAULT_MAX_LIVE
-from limiter.resource import SCOPES, TOTAL
-from limiter.rule import Dimension
+from limiter.resource import Resource
 from limiter.rules import RuleSet
 from proxy import sockets
 from proxy.batch import Side
 from proxy.buffers import BufferPool
 from proxy.connection import Services
-from proxy.control import (
-    BrokerReach,
-    ConnectionState,
-    DataPath,
-    Direction,
-    Event,
-    Explanation,
-    LaneDepth,
-    ListenerState,
-    Question,
-    Snapshot,
-    Usage,
-)
+from proxy.control import DataPath, Event, RemoteCommand, RemoteReply
 from proxy.explanation import explain
+from proxy.overview import UNCOUNTED, Overview, direction
 from proxy.pipeline import HandlerConfig, HandlerServices, Pipeline
 from proxy.protocols.base import WireCounters
+from proxy.question import Explanation, Question
+from proxy.remote import RemoteCommands
 from proxy.server import ListenerConfig, Server
+from proxy.snapshot import (
+    BrokerReach,
+    ConnectionState,
+    LaneDepth,
+    ListenerState,
+    ResourceCounts,
+    ResourceState,
+    Snapshot,
+)
 from proxy.sockets import format_address
 from proxy.tally import Tally
 
 _log = structlog.get_logger(__name__)
 
-#: Live limiters reported between two turns of the event loop: well under a millisecond of work.
-_LIMITERS_A_STEP: Final = 100
-#: Usages reported between two turns. Fewer would take longer than a scrape may while clients flood the loop.
-_USAGES_A_STEP: Final = 500
 #: Events kept for a subscriber that does not keep up.
 _EVENTS_KEPT: Final = 1000
 _PROBE_TIMEOUT_S: Final = 1.0
@@ -114,12 +108,16 @@ class LocalDataPath(DataPath):
         self._pipeline = Pipeline(config.handlers, HandlerServices(self._limits, now_ns))
         self._tally = Tally(config.max_resource_labels)
         self._max_resource_labels = config.max_resource_labels
-        self._tell_apart(in_force)
+        self._tell_apart(in_force.exact_resources)
         self._wire_counters = WireCounters()
         self._bytes_read = dict.fromkeys(Side, 0)
         buffers = BufferPool(config.buffer_budget_bytes)
-        services = Services(self._pipeline, self._tally, buffers, now_ns, self._bytes_read, self._limits_kind)
+        self._commands = RemoteCommands()
+        services = Services(
+            self._pipeline, self._tally, buffers, now_ns, self._bytes_read, self._limits_kind, self._commands
+        )
         self.server = Server(config.listeners, services, self._wire_counters, config.max_connections, self._connection)
+        self._overview = Overview(self._limits, self._tally, self.server, now_ns)
         self._subscribers: dict[trio.MemorySendChannel[Event], trio.MemoryReceiveChannel[Event]] = {}
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -154,7 +152,7 @@ class LocalDataPath(DataPath):
             self._switch_by_the_clock()
             self._rules_changed = trio.Event()
             now = self._wall_clock()
-            wait_s = _LOOK_AT_HOURS_S if any(rule.hours is not None for rule in self._rule_set.rules) else float("inf")
+            wait_s = _LOOK_AT_HOURS_S if self._rule_set.has_hours else float("inf")
             change = self._rule_set.next_change(now)
             if change is not None:
                 wait_s = min(wait_s, max((change - now).total_seconds(), _SHORTEST_WAIT_S))
@@ -162,14 +160,12 @@ class LocalDataPath(DataPath):
                 await self._rules_changed.wait()
 
     def _switch_by_the_clock(self) -> None:
-        now = self._wall_clock()
-        with_hours = [rule for rule in self._rule_set.rules if rule.hours is not None]
-        held = {id(rule) for rule in self._limits.rule_set.in_force}
+        now, held = self._wall_clock(), self._limits.rule_set
+        with_hours = self._rule_set.with_hours
         # Many rules have the same hours.
         now_on = {hours for hours in {rule.hours for rule in with_hours} if hours is not None and hours.holds(now)}
-        holds = {id(rule) for rule in with_hours if rule.hours in now_on}
-        began = [f"{rule} ({rule.hours})" for rule in with_hours if id(rule) in holds - held]
-        ceased = [f"{rule} ({rule.hours})" for rule in with_hours if id(rule) in held - holds]
+        began = [f"{rule} ({rule.hours})" for rule in with_hours if rule.hours in now_on and not held.holds(rule)]
+        ceased = [f"{rule} ({rule.hours})" for rule in with_hours if rule.hours not in now_on and held.holds(rule)]
         if not began and not ceased:
             return
         self._put_in_force(now)
@@ -179,24 +175,28 @@ class LocalDataPath(DataPath):
         self._emit("rules", version | {word: rules for word, rules in detail.items() if rules})
 
     def _put_in_force(self, moment: datetime) -> None:
-        in_force = self._rule_set.at(moment)
-        self._tell_apart(in_force)
-        self._limits.swap(in_force, self._now_ns())
+        in_force, now_ns = self._rule_set.at(moment), self._now_ns()
+        changes = self._limits.swap(in_force, now_ns)
+        changed = {resource: in_force.has_own(resource) for resource in changes.exact}
+        self._tell_apart(resource for resource, own in changed.items() if own)
+        self._tally.unpin((resource for resource, own in changed.items() if not own), now_ns)
 
-    def _tell_apart(self, rule_set: RuleSet) -> None:
+    def _tell_apart(self, resources: Iterable[Resource]) -> None:
         """Count resources that have a rule of their own apart from all others; scopes and totals are not counted."""
-        self._tally.pin([each for each in rule_set.exact_resources if each.kind not in (*SCOPES, TOTAL)])
+        self._tally.pin(resource for resource in resources if resource.kind not in UNCOUNTED)
 
-    async def snapshot(self) -> Snapshot:
+    async def snapshot(self, *, whole: bool = True) -> Snapshot:
         """Return the counters of this moment."""
-        usage = await self._usage()
+        usage = await self._overview.usage(self._max_resource_labels) if whole else {}
+        resources = await self._overview.counts() if whole else {}
+        rules = await self._overview.rules() if whole else {}
         rule_set, server = self._limits.rule_set, self.server
         return Snapshot(
             rule_set_version=rule_set.version,
             limiting=rule_set.enabled,
             draining=server.draining,
-            resources=self._tally.snapshot(),
-            rules=self._tally.rules(),
+            resources=resources,
+            rules=rules,
             held_requests=self._tally.held_requests,
             held_bytes=self._tally.held_bytes,
             hold_refused=dict(self._limits.refused_by_bound),
@@ -205,8 +205,8 @@ class LocalDataPath(DataPath):
             listeners=tuple(self._listener(config) for config in server.listeners),
             connections_total=server.counters.accepted,
             closed_total=dict(server.counters.closed),
-            frames_total={_direction(side): count for side, count in self._wire_counters.frames.items()},
-            bytes_total={_direction(side): count for side, count in self._bytes_read.items()},
+            frames_total={direction(side): count for side, count in self._wire_counters.frames.items()},
+            bytes_total={direction(side): count for side, count in self._bytes_read.items()},
             undecodable_total=dict(self._wire_counters.undecodable),
             lanes={
                 name: LaneDepth(
@@ -219,18 +219,8 @@ class LocalDataPath(DataPath):
             live_limiters=self._limits.live,
             evicted_total=self._limits.evicted_total,
             overflowed_total=self._limits.overflowed_total,
+            off_kinds=tuple(sorted(rule_set.off_kinds)),
         )
-
-    async def _usage(self) -> dict[tuple[str, str, Dimension], Usage]:
-        """Return how much of the limits is used, as Snapshot says, giving the data path its turns in between."""
-        own: list[tuple[tuple[str, str, Dimension], Usage]] = []
-        others: list[tuple[tuple[str, str, Dimension], Usage]] = []
-        exact = self._limits.rule_set.exact_resources
-        for index, (resource, dimension, used) in enumerate(self._limits.usages(self._now_ns()), 1):
-            (own if resource in exact else others).append(((*resource, dimension), Usage(*used)))
-            if index % _USAGES_A_STEP == 0:
-                await trio.lowlevel.checkpoint()
-        return dict(own + nlargest(self._max_resource_labels, others, key=lambda each: each[1].last_60s))
 
     def _listener(self, config: ListenerConfig) -> ListenerState:
         return ListenerState(
@@ -240,26 +230,21 @@ class LocalDataPath(DataPath):
             self.server.open_connections(config.name),
         )
 
-    async def limiters(self) -> AsyncIterator[LimiterState]:
-        """Go through the live limiters, giving the data path its turn every hundred."""
-        for index, state in enumerate(self._limits.states(self._now_ns()), 1):
-            yield state
-            if index % _LIMITERS_A_STEP == 0:
-                await trio.lowlevel.checkpoint()
+    async def totals(self) -> ResourceCounts:
+        """Return what the counts of all resources add up to."""
+        return await self._overview.totals()
+
+    def limiters(self) -> AsyncGenerator[LimiterState, None]:
+        """Go through the live limiters."""
+        return self._overview.limiters()
+
+    def resources(self, since_ns: int = 0) -> AsyncGenerator[ResourceState, None]:
+        """Go through what was asked for since then."""
+        return self._overview.resources(since_ns)
 
     async def connections(self) -> tuple[ConnectionState, ...]:
         """Return the open connections."""
-        return tuple(
-            ConnectionState(
-                id=connection.info.id,
-                listener=connection.info.listener,
-                peer=connection.info.peer,
-                opened_ns=connection.opened_ns,
-                bytes_total={_direction(side): count for side, count in connection.bytes_read.items()},
-                in_flight=connection.session.in_flight(),
-            )
-            for connection in self.server.connections.values()
-        )
+        return await self._overview.connections()
 
     async def close_connection(self, connection_id: int, reason: str) -> bool:
         """Close one connection."""
@@ -305,6 +290,14 @@ class LocalDataPath(DataPath):
         finally:
             del self._subscribers[send]
 
+    def remote_commands(self) -> AbstractAsyncContextManager[AsyncIterator[RemoteCommand]]:
+        """Take what clients ask of Sluice itself."""
+        return self._commands.take()
+
+    async def reply(self, command_id: int, reply: RemoteReply) -> None:
+        """Answer a command."""
+        self._commands.reply(command_id, reply)
+
     async def drain(self, grace_s: float) -> None:
         """Stop accepting, let what is in flight finish, close."""
         self._emit("drain", {"connections": len(self.server.connections)})
@@ -330,7 +323,3 @@ class LocalDataPath(DataPath):
                     # Losing an event is better than waiting for a reader; what counts is in the snapshot.
                     receive.receive_nowait()
                     send.send_nowait(event)
-
-
-def _direction(side: Side) -> Direction:
-    return "client" if side is Side.CLIENT else "broker"

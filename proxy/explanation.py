@@ -15,7 +15,8 @@ from limiter.plans import Asker
 from limiter.resource import CLIENT, LISTENER, SCOPES, Resource
 from limiter.rule import Rule
 from proxy.clients import client_address, in_networks
-from proxy.control import (
+from proxy.protocols.base import Protocol
+from proxy.question import (
     AppliedLimit,
     Explanation,
     LimitState,
@@ -25,13 +26,14 @@ from proxy.control import (
     RuleView,
     ShareView,
     UnappliedRule,
-    Usage,
 )
-from proxy.protocols.base import Protocol
 from proxy.server import ListenerConfig
+from proxy.snapshot import Usage
 
 _US_PER_S: Final = 1e6
 _NS_PER_S: Final = 1e9
+#: Moments that every time zone has, with the days around them.
+_FIRST_YEAR, _LAST_YEAR = 1970, 9998
 
 
 def explain(
@@ -65,7 +67,7 @@ def explain(
         if kind is None
         else Asker(question.client, question.producer_group, question.listener, consumes=kind.consumes)
     )
-    written = frozenset(map(id, limits.rule_set.rules))
+    rule_set = limits.rule_set
     applied = limits.explain(now_ns, (resource,), asker)
     client = question.name if question.kind == CLIENT else question.client
     exempt_on = tuple(listener.name for listener in through if client and in_networks(client, listener.exempt))
@@ -73,7 +75,7 @@ def explain(
         (each.resource, id(each.rule)): each
         for each in applied
         # What no rule matches is given one that nobody wrote.
-        if not each.limits and id(each.rule) in written
+        if not each.limits and rule_set.rule(each.rule.key) is each.rule
     }
     if exempt_on and len(exempt_on) == len(through):
         unapplied |= {
@@ -84,8 +86,9 @@ def explain(
         applied = ()
     return Explanation(
         question=question,
-        rule_set_version=limits.rule_set.version,
-        limiting=limits.rule_set.enabled,
+        rule_set_version=rule_set.version,
+        limiting=rule_set.enabled,
+        off_kinds=tuple(sorted(rule_set.off_kinds)),
         exempt_on=exempt_on,
         limits=tuple(_limit(each, now_ns) for each in applied if each.limits),
         unapplied=tuple(UnappliedRule(*each.resource, each.why, _rule_view(each.rule)) for each in unapplied.values()),
@@ -136,6 +139,8 @@ def _moment(text: str) -> datetime:
     if moment.tzinfo is None:
         what = f"{text!r} has no time zone; write one behind it, like +01:00, or Z for UTC (in a URL + is %2B)"
         raise QuestionError("at", what)
+    if not _FIRST_YEAR <= moment.year <= _LAST_YEAR:
+        raise QuestionError("at", f"{text!r} is too far away; allowed: the years {_FIRST_YEAR} to {_LAST_YEAR}")
     return moment
 
 

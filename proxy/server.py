@@ -18,7 +18,7 @@ from proxy.batch import ConnectionInfo
 from proxy.clients import ClientCounts, ConnectionRate, Network, client_address, in_networks
 from proxy.connection import Connection, Services
 from proxy.log_rate import LogRate
-from proxy.protocols.base import Protocol, Session, SessionContext, WireCounters
+from proxy.protocols.base import Ask, Asked, Protocol, Session, SessionContext, WireCounters
 from proxy.sockets import Address, ListeningSocket, Wire, format_address
 
 _log = structlog.get_logger(__name__)
@@ -281,7 +281,7 @@ class Server:
             self._broker_down.discard(config.name)
             _log.info("broker is back", listener=config.name, broker=format_address(config.broker))
 
-        def open_session(wake: Callable[[], None]) -> Session:
+        def open_session(wake: Callable[[], None], ask: Callable[[Ask], Asked]) -> Session:
             services = self._services
             context = SessionContext(
                 connection=info,
@@ -290,6 +290,7 @@ class Server:
                 wants_responses=services.pipeline.wants_responses,
                 limits_kind=services.limits_kind,
                 options=config.options,
+                ask=ask,
             )
             return config.protocol.open_session(context)
 

@@ -9,13 +9,13 @@ A request is counted once, when it is known what becomes of it: one that is held
 Besides, each verdict of a rule is counted for the rule.
 """
 
-from collections import OrderedDict
-from collections.abc import Collection, Iterator, Sequence
-from typing import Final, get_args
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final, NamedTuple, get_args
 
 from limiter.resource import Resource
+from limiter.rotation import Rotation
 from proxy.batch import Batch, Group, Hold, Refuse, Request, Shadow, Verdict, Verdicts
-from proxy.control import RequestVerdict, ResourceCounts, RuleCounts, RuleVerdict
+from proxy.snapshot import RequestVerdict, ResourceCounts, RuleCounts, RuleVerdict
 
 #: The name under which everything beyond the cap is counted, for each kind.
 OTHER: Final = "_other"
@@ -23,26 +23,61 @@ OTHER: Final = "_other"
 _SILENT_NS: Final = 600 * 1_000_000_000
 #: Places looked at for each new name once the cap is reached.
 _LOOKS: Final = 4
+#: Resources summed, or passed over, in one step.
+_SUMMED: Final = 64
 
 _VERDICTS: Final[tuple[RequestVerdict, ...]] = get_args(RequestVerdict)
 _RULE_VERDICTS: Final[tuple[RuleVerdict, ...]] = get_args(RuleVerdict)
 
 
+class LastStop(NamedTuple):
+    """When something of a resource was last stopped.
+
+    Attributes:
+        refused_ns: monotonic time of the last refusal; None if there was none.
+        wait_us: the wait that was stated then, in microseconds.
+        rule: the name of the rule that refused it.
+        held_ns: monotonic time at which something was last held, or let go again; None if nothing was.
+    """
+
+    refused_ns: int | None
+    wait_us: int
+    rule: str
+    held_ns: int | None
+
+
+NEVER: Final = LastStop(None, 0, "", None)
+"""Of what nothing was ever stopped."""
+
+
 class _Counts:
-    __slots__ = ("messages", "requests", "seen_ns")
+    __slots__ = ("held_ns", "messages", "refused_by", "refused_ns", "requests", "seen_ns", "wait_us")
 
     def __init__(self) -> None:
         self.requests: dict[RequestVerdict, int] = dict.fromkeys(_VERDICTS, 0)
         self.messages: dict[RequestVerdict, int] = dict.fromkeys(_VERDICTS, 0)
         self.seen_ns = 0
+        self.refused_ns: int | None = None
+        self.refused_by = ""
+        self.wait_us = 0
+        self.held_ns: int | None = None
 
     def add(self, verdict: RequestVerdict, requests: int, messages: int) -> None:
         self.requests[verdict] += requests
         self.messages[verdict] += messages
 
+    def refused(self, refuse: Refuse, now_ns: int) -> None:
+        self.refused_ns, self.refused_by, self.wait_us = now_ns, refuse.rule, refuse.wait_us
+
     def fold(self, other: "_Counts") -> None:
         for verdict in _VERDICTS:
             self.add(verdict, other.requests[verdict], other.messages[verdict])
+        if (other.refused_ns or 0) > (self.refused_ns or 0):
+            self.refused_ns, self.refused_by, self.wait_us = other.refused_ns, other.refused_by, other.wait_us
+        self.held_ns = max(self.held_ns or 0, other.held_ns or 0) or None
+
+    def copy(self) -> ResourceCounts:
+        return ResourceCounts(self.requests.copy(), self.messages.copy())
 
 
 class Tally:
@@ -61,17 +96,29 @@ class Tally:
         self.held_bytes = 0
         self._max_resources = max_resources
         self._pinned: dict[Resource, _Counts] = {}
-        # A plain dict would walk over all that was ever taken from its front to find its first item.
-        self._counts: OrderedDict[Resource, _Counts] = OrderedDict()
+        self._counts: Rotation[Resource, _Counts] = Rotation()
         self._other: dict[str, _Counts] = {}
         self._rules: dict[str, RuleCounts] = {}
 
-    def pin(self, resources: Collection[Resource]) -> None:
-        """Tell these apart from now on, whatever the cap; a name once pinned stays so."""
+    def pin(self, resources: Iterable[Resource]) -> None:
+        """Tell these apart from now on, whatever the cap."""
         for resource in resources:
             if resource not in self._pinned and resource.name != OTHER:
                 known = resource in self._counts
                 self._pinned[resource] = self._counts.pop(resource) if known else _Counts()
+
+    def unpin(self, resources: Iterable[Resource], now_ns: int) -> None:
+        """Tell these apart no longer than others; nothing is left of those that were never asked for."""
+        for resource in resources:
+            counts = self._pinned.pop(resource, None)
+            if counts is None or not counts.seen_ns:
+                continue
+            if len(self._counts) >= self._max_resources:
+                self._retire_silent(now_ns)
+            if len(self._counts) >= self._max_resources:
+                self._other_of(resource.kind).fold(counts)
+            else:
+                self._counts.place(resource, counts)
 
     def count(self, batch: Batch, now_ns: int) -> None:
         """Count a batch whose verdicts are complete. Handlers that were bypassed make ``bypass`` of ``pass``.
@@ -100,17 +147,21 @@ class Tally:
         if verdict is not None:
             word = "refuse" if isinstance(verdict, Refuse) else "shadow"
             self._count_rule(word, verdict.rule, 1, request.messages)
-        self._let_go(request, word, now_ns)
+        self._let_go(request, word, now_ns, verdict if isinstance(verdict, Refuse) else None)
 
     def dropped(self, request: Request, now_ns: int) -> None:
         """Count a request that was held when its client left."""
         self._let_go(request, "drop", now_ns)
 
-    def _let_go(self, request: Request, verdict: RequestVerdict, now_ns: int) -> None:
+    def _let_go(self, request: Request, verdict: RequestVerdict, now_ns: int, refuse: Refuse | None = None) -> None:
         self.held_requests -= 1
         self.held_bytes -= request.size_bytes
         for resource in request.resources:
-            self._find(resource, now_ns).add(verdict, 1, request.messages)
+            counts = self._find(resource, now_ns)
+            counts.add(verdict, 1, request.messages)
+            counts.held_ns = now_ns
+            if refuse is not None:
+                counts.refused(refuse, now_ns)
 
     def _count_judged(
         self, group: Group, verdicts: Verdicts, wire: Sequence[Request], passed: RequestVerdict, now_ns: int
@@ -146,12 +197,21 @@ class Tally:
     ) -> None:
         word = passed
         if isinstance(verdict, Refuse):
-            word = "refuse"
             self._count_rule("refuse", verdict.rule, requests, messages)
-        elif isinstance(verdict, Hold):
-            self._count_rule("hold", verdict.rule, requests, messages)
+            for resource in resources:
+                counts = self._find(resource, now_ns)
+                counts.add("refuse", requests, messages)
+                counts.refused(verdict, now_ns)
             return
-        elif isinstance(verdict, Shadow):
+        if isinstance(verdict, Hold):
+            self._count_rule("hold", verdict.rule, requests, messages)
+            for resource in resources:
+                # It takes no place among the names before it is known what becomes of it.
+                known = self._counts.get(resource) or self._pinned.get(resource)
+                if known is not None:
+                    known.held_ns = known.seen_ns = now_ns
+            return
+        if isinstance(verdict, Shadow):
             word = "shadow"
             self._count_rule("shadow", verdict.rule, requests, messages)
         for resource in resources:
@@ -184,17 +244,18 @@ class Tally:
             self._retire_silent(now_ns)
         if len(self._counts) >= self._max_resources:
             return self._other_of(resource.kind)
-        counts = self._counts[resource] = _Counts()
+        counts = _Counts()
+        self._counts.place(resource, counts)
         return counts
 
     def _retire_silent(self, now_ns: int) -> None:
         """Look at the names that were looked at longest ago, and fold away the first silent one."""
         for _ in range(min(_LOOKS, len(self._counts))):
-            oldest, counts = self._counts.popitem(last=False)
+            oldest, counts = self._counts.look()
             if now_ns - counts.seen_ns >= _SILENT_NS:
+                del self._counts[oldest]
                 self._other_of(oldest.kind).fold(counts)
                 return
-            self._counts[oldest] = counts
 
     def _other_of(self, kind: str) -> _Counts:
         counts = self._other.get(kind)
@@ -202,17 +263,56 @@ class Tally:
             counts = self._other[kind] = _Counts()
         return counts
 
-    def _all(self) -> Iterator[tuple[tuple[str, str], _Counts]]:
-        for named in (self._pinned, self._counts):
-            for resource, counts in named.items():
-                yield (resource.kind, resource.name), counts
-        for kind, counts in self._other.items():
-            yield (kind, OTHER), counts
+    def each(self, since_ns: int = 0) -> Iterator[tuple[Resource, ResourceCounts]]:
+        """Yield the counts of what was asked for since then, of all if it is 0; see ``steps``."""
+        return (found for found in self.steps(since_ns) if found is not None)
 
-    def snapshot(self) -> dict[tuple[str, str], ResourceCounts]:
-        """Return all counts by (kind, name)."""
-        return {key: ResourceCounts(dict(counts.requests), dict(counts.messages)) for key, counts in self._all()}
+    def steps(self, since_ns: int = 0) -> Iterator[tuple[Resource, ResourceCounts] | None]:
+        """Do as ``each`` does in steps that are all short: None stands for some that were not asked for.
 
-    def rules(self) -> dict[str, RuleCounts]:
-        """Return what each rule did, by its name."""
-        return {name: RuleCounts(dict(counts.requests), dict(counts.messages)) for name, counts in self._rules.items()}
+        Safe while they change between two steps. Each is of the moment at which it is yielded, but those of ``_other``
+        are of the start: what is folded into them meanwhile is yielded under its own name, and would count twice.
+        """
+        others = [
+            (Resource(kind, OTHER), counts.copy()) for kind, counts in self._other.items() if counts.seen_ns >= since_ns
+        ]
+        # References only: a tuple for each of many thousands would take its time.
+        named = [(list(names), list(names.values())) for names in (self._pinned, self._counts)]
+        for resources, all_counts in named:
+            for number, (resource, counts) in enumerate(zip(resources, all_counts, strict=True)):
+                if counts.seen_ns >= since_ns:
+                    yield resource, counts.copy()
+                elif not number % _SUMMED:
+                    yield None
+        yield from others
+
+    def last_stop(self, resource: Resource) -> LastStop:
+        """Return when something of a resource was last stopped, under the name that ``each`` yields."""
+        counts = self._counts.get(resource) or self._pinned.get(resource)
+        if counts is None and resource.name == OTHER:
+            counts = self._other.get(resource.kind)
+        if counts is None:
+            return NEVER
+        return LastStop(counts.refused_ns, counts.wait_us, counts.refused_by, counts.held_ns)
+
+    def rule(self, name: str) -> RuleCounts | None:
+        """Return what one rule did; None if it did nothing, or is counted together with others."""
+        counts = self._rules.get(name)
+        return None if counts is None else RuleCounts(counts.requests.copy(), counts.messages.copy())
+
+    def sums(self) -> Iterator[ResourceCounts]:
+        """Yield what adds up to the counts of all resources: so many at a time, at the cost of a few microseconds."""
+        everything = [
+            counts for all_counts in (self._pinned, self._counts, self._other) for counts in list(all_counts.values())
+        ]
+        for start in range(0, len(everything), _SUMMED):
+            some = everything[start : start + _SUMMED]
+            yield ResourceCounts(
+                {verdict: sum([counts.requests[verdict] for counts in some]) for verdict in _VERDICTS},
+                {verdict: sum([counts.messages[verdict] for counts in some]) for verdict in _VERDICTS},
+            )
+
+    def rules(self) -> Iterator[tuple[str, RuleCounts]]:
+        """Yield what each rule did, by its name; safe as ``each`` is."""
+        for name, counts in list(self._rules.items()):
+            yield name, RuleCounts(counts.requests.copy(), counts.messages.copy())

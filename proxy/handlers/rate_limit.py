@@ -4,6 +4,7 @@ What only delay rules stop waits in the limits' waiting room with a ticket; one 
 due. It knows no protocol; the decision itself is ``limiter``'s.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Final
 
@@ -13,6 +14,7 @@ from annotated_types import Ge
 
 from limiter.holding import Bounds
 from limiter.limits import Asker, Decision, Held, Limits, Stop
+from limiter.resource import Resource
 from proxy.batch import (
     NO_VERDICTS,
     Batch,
@@ -80,7 +82,7 @@ class _HeldRequest(Held):
 
     def resolved(self, stop: Stop | None) -> None:
         if stop is not None:
-            self.ticket.resolve(self.handler.refuse(stop, self.asker.client))
+            self.ticket.resolve(self.handler.refuse(stop, self.asker.client, self.resources))
         else:
             shade = self.shades[0] if self.shades else None
             self.ticket.resolve(None, None if shade is None else Shadow(shade.resource, shade.rule))
@@ -149,7 +151,7 @@ class RateLimit(Handler):
         if leader is not None:
             held = _HeldRequest(self, connection.id, batch.requests[indexes[0]], asker)
             stop = self._limits.follow(now_ns, held, leader)
-            verdicts[indexes[0]] = held.verdict if stop is None else self.refuse(stop, asker.client)
+            verdicts[indexes[0]] = held.verdict if stop is None else self.refuse(stop, asker.client, group.resources)
             return
         decision = self._limits.decide(now_ns, group.resources, asker, messages, lambda: batch.size_bytes(indexes))
         if decision.stop is not None:
@@ -157,7 +159,7 @@ class RateLimit(Handler):
             if decision.delays:
                 self._hold(batch, stopped, asker, decision, now_ns=now_ns, verdicts=verdicts)
             else:
-                refuse = self.refuse(decision.stop, asker.client, len(stopped))
+                refuse = self.refuse(decision.stop, asker.client, group.resources, len(stopped))
                 for index in stopped:
                     verdicts[index] = refuse
         for shade in decision.shades:
@@ -183,13 +185,20 @@ class RateLimit(Handler):
             if stop is None:
                 verdicts[index] = held.verdict
                 continue
-            refuse = self.refuse(stop, asker.client, 1 + behind)
+            refuse = self.refuse(stop, asker.client, held.resources, 1 + behind)
             for refused in stopped[at:]:
                 verdicts[refused] = refuse
             return
 
-    def refuse(self, stop: Stop, client: str, times: int = 1) -> Refuse:
-        """Make a refusal of a stop, and say so in the log at most once a second for each rule."""
+    def refuse(self, stop: Stop, client: str, resources: Sequence[Resource], times: int = 1) -> Refuse:
+        """Make a refusal of a stop, and say so in the log at most once a second for each rule.
+
+        Args:
+            stop: what stops the request.
+            client: who sent it.
+            resources: what the request is for, which may be another than what is limited.
+            times: how many requests are refused.
+        """
         name = stop.rule.name
         not_logged = self._log_rate.take(name, self._now_ns() / 1e9, times)
         if not_logged is not None:
@@ -198,6 +207,7 @@ class RateLimit(Handler):
                 rule=name,
                 resource=str(stop.resource),
                 client=client,
+                **_others(stop.resource, resources),
                 wait_us=stop.wait_us,
                 not_logged=not_logged,
             )
@@ -226,6 +236,12 @@ class RateLimit(Handler):
 
     def _wake_up(self) -> None:
         self._woken.set()
+
+
+def _others(limited: Resource, resources: Sequence[Resource]) -> dict[str, str]:
+    """Return the request's own resources for the log, unless what is limited is the only one."""
+    own = ", ".join(str(resource) for resource in resources)
+    return {} if own == str(limited) else {"for": own}
 
 
 def _build(options: RateLimitOptions, services: HandlerServices) -> Handler:

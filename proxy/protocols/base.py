@@ -21,11 +21,15 @@ How an AMQP session sits in the same interface is written in ``proxy.pipeline``.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Literal
+
+import msgspec
 
 from limiter.resource import Resource
 from limiter.rule import DEFAULT_MAX_DELAY_S, Action, Rule
 from proxy.batch import Batch, ConnectionInfo, Refuse, Request, Response, Side
+from proxy.control import RemoteReply, RemoteVerb
+from proxy.snapshot import ClientDescription
 
 Buffer = bytes | memoryview
 
@@ -58,6 +62,53 @@ class WireCounters:
 
     frames: dict[Side, int] = field(default_factory=lambda: dict.fromkeys(Side, 0))
     undecodable: dict[str, int] = field(default_factory=dict)
+
+
+class Ask(msgspec.Struct, gc=False):
+    """What a client asks of Sluice itself, in the words of ``proxy.control.RemoteCommand``.
+
+    Attributes:
+        verb: what is wanted.
+        kind: of what is to be changed.
+        name: of what is to be changed, as rules write it.
+        rate_per_s: the new limit.
+        handle: belongs to the session: what its answer needs.
+    """
+
+    verb: RemoteVerb
+    kind: str = ""
+    name: str = ""
+    rate_per_s: float = 0.0
+    handle: object = None
+
+
+Asked = Literal["taken", "full", "nobody"]
+"""What became of an Ask: ``replied`` follows; too much is open already; nobody takes such requests, so that it goes on
+to the broker as all others do."""
+
+
+def nobody_takes(ask: Ask) -> Asked:
+    """Take no request to Sluice itself."""
+    del ask
+    return "nobody"
+
+
+class Description(msgspec.Struct, frozen=True):
+    """One connection as its session knows it, in the words of ``proxy.snapshot.ConnectionState``.
+
+    Attributes:
+        client: what the client said of itself.
+        requests: frames of the client.
+        refused: requests that were refused, held ones among them once they are.
+        resources: what was asked for, as ``kind:name``, at most MAX_RESOURCES_SHOWN.
+        more_resources: how many others there were, as far as the session remembers.
+    """
+
+    client: ClientDescription = ClientDescription()
+    requests: int = 0
+    refused: int = 0
+    resources: tuple[str, ...] = ()
+    more_resources: int = 0
 
 
 class Session(ABC):
@@ -102,6 +153,17 @@ class Session(ABC):
     def take_responses(self) -> Sequence[Response]:
         """Hand out, once, the broker's answers seen since the last call; only asked if a handler wants them."""
         return ()
+
+    def replied(self, ask: Ask, reply: RemoteReply, now_ns: int) -> None:
+        """Queue the answer to what the client asked of Sluice itself.
+
+        It comes once for every Ask that was ``taken``, after that ``receive``, unless the connection ends first.
+        """
+        del ask, reply, now_ns
+
+    def describe(self) -> Description:
+        """Return what is known of the connection; asked seldom, for an operator to see."""
+        return Description()
 
     @abstractmethod
     def end(self, side: Side, now_ns: int) -> None:
@@ -178,6 +240,7 @@ class SessionContext:
         limits_kind: says whether any rule in force limits resources of a kind; the answer changes with the rules. A
             session need not make requests of what nobody limits.
         options: the protocol's own typed configuration.
+        ask: asks the operator's side what a client wants of Sluice itself; called in ``receive``.
     """
 
     connection: ConnectionInfo
@@ -186,6 +249,7 @@ class SessionContext:
     wants_responses: bool
     limits_kind: Callable[[str], bool]
     options: Any
+    ask: Callable[[Ask], Asked] = nobody_takes
 
 
 @dataclass(frozen=True, slots=True)

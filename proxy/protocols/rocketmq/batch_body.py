@@ -12,6 +12,7 @@ from typing import Final
 
 import msgspec
 
+from proxy.batch import Charge, Request
 from proxy.protocols.rocketmq.errors import LocalProtocolError, RemoteProtocolError
 
 _HEAD: Final = struct.Struct(">iiiii")  # totalSize, magic, crc, flag, bodyLen
@@ -162,6 +163,25 @@ class BatchCounter:
     def _count_bytes(self, passed_bytes: int) -> None:
         messages, self._spare = divmod(self._spare + passed_bytes, MIN_MESSAGE_BYTES)
         self.count += messages
+
+
+class BatchComing(msgspec.Struct, gc=False):
+    """A batch whose body is still coming.
+
+    Attributes:
+        counter: is shown the body.
+        request: what it is charged to.
+    """
+
+    counter: BatchCounter
+    request: Request
+
+    def late(self) -> Charge | None:
+        """Return what the batch costs beyond what it was decided by, once its body has come."""
+        request, count = self.request, self.counter.count
+        if count <= request.messages:
+            return None
+        return Charge(request.resources, count - request.messages, producer_group=request.producer_group)
 
 
 def count_messages(body: bytes | memoryview) -> int:

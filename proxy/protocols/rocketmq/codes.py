@@ -28,7 +28,11 @@ FLAG_ONEWAY: Final = 2
 
 
 class RequestCode(IntEnum):
-    """The requests that Sluice or its embedded broker has to know by name."""
+    """The requests that Sluice or its embedded broker has to know by name.
+
+    9002 and 9003 are no broker's of Apache: they are those of the limiter inside a broker that Sluice stands in for,
+    and Sluice answers them itself (see ``remote``).
+    """
 
     SEND_MESSAGE = 10
     PULL_MESSAGE = 11
@@ -61,6 +65,8 @@ class RequestCode(IntEnum):
     SEND_REPLY_MESSAGE_V2 = 325
     PUSH_REPLY_MESSAGE_TO_CLIENT = 326
     LITE_PULL_MESSAGE = 361
+    VIEW_SEND_RATE_LIMITS = 9002
+    UPDATE_SEND_RATE_LIMIT = 9003
     POP_MESSAGE = 200_050
     NOTIFICATION = 200_054
     POP_LITE_MESSAGE = 200_070
@@ -161,6 +167,16 @@ CONSUMING: Final[Mapping[int, KeyFields]] = {
     RequestCode.POP_MESSAGE.value: SUBSCRIPTION_FIELDS,
 }
 LIMITABLE_OR_CONSUMING: Final[Mapping[int, KeyFields]] = {**LIMITABLE, **CONSUMING}
+
+#: The requests that say who the client is, or that are for Sluice itself.
+HEARD: Final = frozenset(
+    {
+        RequestCode.HEART_BEAT.value,
+        RequestCode.UNREGISTER_CLIENT.value,
+        RequestCode.VIEW_SEND_RATE_LIMITS.value,
+        RequestCode.UPDATE_SEND_RATE_LIMIT.value,
+    }
+)
 
 # --- Refusing ------------------------------------------------------------------------------------
 

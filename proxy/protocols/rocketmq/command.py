@@ -135,7 +135,15 @@ def decode(frame: bytes) -> RemotingCommand:
             "bad_frame", f"a frame of {len(frame)} bytes has length {length} and a header of {header_bytes} bytes"
         )
     body_at = PREFIX_BYTES + header_bytes
-    header, body = frame[PREFIX_BYTES:body_at], frame[body_at:]
+    return decode_header(frame[PREFIX_BYTES:body_at], header_type, frame[body_at:])
+
+
+def decode_header(header: bytes, header_type: int, body: bytes = b"") -> RemotingCommand:
+    """Return the command of a header and its body.
+
+    Raises:
+        RemoteProtocolError: the header cannot be read.
+    """
     if header_type == HEADER_JSON:
         return _read_json(header, body)
     if header_type == HEADER_BINARY:

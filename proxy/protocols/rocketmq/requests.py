@@ -6,19 +6,27 @@ held (``held``). Besides those only a header that has not come completely is hel
 MAX_HEADER_BYTES (256 KiB) and the 8 bytes before it per connection.
 """
 
-from collections.abc import Callable
-from struct import Struct
+from collections.abc import Callable, Sequence
 from typing import Final
 
-import msgspec
-
 from limiter.resource import Resource
-from proxy.batch import Batch, Charge, Hold, Refuse, Request
+from proxy.batch import Batch, Charge, Refuse, Request
 from proxy.protocols.base import NO_BOUND, Buffer, Close, WireCounters
 from proxy.protocols.rocketmq import codes
-from proxy.protocols.rocketmq.batch_body import MIN_MESSAGE_BYTES, BatchCounter
+from proxy.protocols.rocketmq.about import AboutClient
+from proxy.protocols.rocketmq.batch_body import MIN_MESSAGE_BYTES, BatchComing, BatchCounter
+from proxy.protocols.rocketmq.frame import (
+    HEADER_LENGTH,
+    HIGHEST_WORD,
+    Frame,
+    Stopped,
+    bad_frame,
+    prefix_at,
+    stopped_frames,
+)
 from proxy.protocols.rocketmq.header import STRICT, UNPARSABLE, UNPARSED, Header, classify
 from proxy.protocols.rocketmq.held import HeldFrame, Holding
+from proxy.protocols.rocketmq.names import Names
 from proxy.protocols.rocketmq.owed import MAX_OWED, Owed
 
 #: A header above this is not gathered: it passes as unparsable. Nearly all of a header are the message's
@@ -30,8 +38,6 @@ TRIAL_READ_BYTES: Final = 2048
 #: The trial with which a connection begins lasts for so many strict headers, and every header that was not strict
 #: makes it longer by as many. So mixing the two buys no large reads either.
 TRIAL_FRAMES: Final = 64
-#: Names whose resources are remembered per connection and kind.
-MAX_NAMES: Final = 1024
 
 UNPARSABLE_RESOURCES: Final = (Resource(codes.KIND_TOPIC, "_unparsable"),)
 """What a request is charged to whose header nobody here can read.
@@ -39,40 +45,12 @@ UNPARSABLE_RESOURCES: Final = (Resource(codes.KIND_TOPIC, "_unparsable"),)
 A client's own topic of this name shares the limit: who can send to it could as well send what nobody can read.
 """
 
-_prefix_at = Struct(">iI").unpack_from
 _PREFIX_BYTES: Final = codes.PREFIX_BYTES
 _ONEWAY: Final = codes.FLAG_ONEWAY
 _SUBSCRIPTION: Final = codes.KIND_SUBSCRIPTION
-_HEADER_LENGTH: Final = 0xFFFFFF
-_HIGHEST_WORD: Final = codes.HEADER_BINARY << 24 | _HEADER_LENGTH
-
-
-class Frame(msgspec.Struct, gc=False):
-    """The handle of a request: where its bytes are in the chunk, and what its answer needs.
-
-    A request that is held gets another, a HeldFrame.
-
-    Attributes:
-        start: offset in the chunk of what of the frame came with it.
-        stop: offset of its end; beyond the chunk when more is to come.
-        header: as read.
-    """
-
-    start: int
-    stop: int
-    header: Header
-
-
-class _Counting(msgspec.Struct, gc=False):
-    """A batch whose body is still coming.
-
-    Attributes:
-        counter: is shown the body.
-        request: what it is charged to.
-    """
-
-    counter: BatchCounter
-    request: Request
+_HEARD: Final = codes.HEARD
+_HEART_BEAT: Final = codes.RequestCode.HEART_BEAT.value
+_UNREGISTER: Final = codes.RequestCode.UNREGISTER_CLIENT.value
 
 
 class RequestStream:
@@ -83,28 +61,35 @@ class RequestStream:
         owed: where requests that expect an answer are noted.
         max_frame_bytes: the longest frame allowed, its length word included.
         limits_kind: says whether resources of a kind are limited at all.
+        take: takes a request for Sluice itself, if it does: header as read, its bytes and its type.
 
     Attributes:
+        about: what the client said of itself.
         frames: whole headers seen so far.
         close: set when the last chunk ended in something that is no frame; what came before it still goes on.
         held: the requests that are held.
+        names: what the client asked for.
     """
 
     def __init__(
-        self, counters: WireCounters, owed: Owed, max_frame_bytes: int, limits_kind: Callable[[str], bool]
+        self,
+        counters: WireCounters,
+        owed: Owed,
+        max_frame_bytes: int,
+        limits_kind: Callable[[str], bool],
+        take: Callable[[Header, bytes, int], bool],
     ) -> None:
+        self.about = AboutClient()
         self.frames = 0
         self.close: Close | None = None
         self.held = Holding()
+        self.names = Names()
+        self._take = take
         self._limits_kind = limits_kind
         self._counters = counters
         self._owed = owed
         self._max_length = max_frame_bytes - 4
-        self._resources: dict[str, dict[str, tuple[Resource, ...]]] = {
-            codes.KIND_TOPIC: {},
-            codes.KIND_RETRY_GROUP: {},
-            codes.KIND_SUBSCRIPTION: {},
-        }
+        self._resources = self.names.known
         #: The start of a frame whose header has not come completely.
         self._head = bytearray()
         #: What is still to come of a frame whose verdict is known, and whether to swallow it. Of a frame that is
@@ -115,13 +100,15 @@ class RequestStream:
         self._open = False
         #: Strict headers still to come until reads may be large.
         self._trial = TRIAL_FRAMES
-        self._counting: _Counting | None = None
+        self._counting: BatchComing | None = None
         # About the chunk in hand: what goes on of it lies in [from, to), after the lead, which is the
         # completed header that earlier chunks began. The frame that was open ends at _open_until.
         self._chunk = memoryview(b"")
         self._from = self._to = self._open_until = 0
         self._lead = b""
         self._led: Frame | None = None
+        #: Those of its frames that Sluice answers itself.
+        self._own: list[Frame] = []
 
     def between_frames(self) -> bool:
         """Return whether nothing is in hand: no part of a frame, and no chunk that waits for its verdicts."""
@@ -134,8 +121,8 @@ class RequestStream:
         head = self._head
         if len(head) < _PREFIX_BYTES:
             return _PREFIX_BYTES - len(head)
-        word: int = _prefix_at(head)[1]
-        return _PREFIX_BYTES + (word & _HEADER_LENGTH) - len(head)
+        word: int = prefix_at(head)[1]
+        return _PREFIX_BYTES + (word & HEADER_LENGTH) - len(head)
 
     def most_bytes(self) -> int:
         """Return how many bytes to read next at most: little beyond the frame in hand while on trial."""
@@ -160,10 +147,10 @@ class RequestStream:
             if self._head:
                 position = self._continue_head(chunk, requests, subscriptions)
             while size - position >= _PREFIX_BYTES:
-                length, word = _prefix_at(chunk, position)
-                header_bytes = word & _HEADER_LENGTH
-                if header_bytes > length - 4 or length > max_length or word > _HIGHEST_WORD:
-                    raise _bad_frame(length, word, max_length)
+                length, word = prefix_at(chunk, position)
+                header_bytes = word & HEADER_LENGTH
+                if header_bytes > length - 4 or length > max_length or word > HIGHEST_WORD:
+                    raise bad_frame(length, word, max_length)
                 header_at = position + _PREFIX_BYTES
                 body_at = header_at + header_bytes
                 if header_bytes > MAX_HEADER_BYTES:
@@ -193,24 +180,17 @@ class RequestStream:
             self.held.gather(held, chunk[:end])
         if self._counting is not None:
             self._counting.counter.feed(chunk[:end])
+        if self.about.listening:
+            self.about.hear(chunk[:end], more=self._body_left > 0)
         if not self._body_left:
             self.held.coming = None
-            late = self._count_late()
+            counting, self._counting = self._counting, None
+            late = counting.late() if counting is not None else None
             if late is not None and held is not None:
                 held.late = late
             elif late is not None:
                 charges.append(late)
         return end
-
-    def _count_late(self) -> Charge | None:
-        """Return what a batch costs beyond what it was decided by, now that its body has come."""
-        counting, self._counting = self._counting, None
-        if counting is None:
-            return None
-        request, count = counting.request, counting.counter.count
-        if count <= request.messages:
-            return None
-        return Charge(request.resources, count - request.messages, producer_group=request.producer_group)
 
     def _continue_head(self, chunk: memoryview, requests: list[Request], subscriptions: bool) -> int:  # noqa: FBT001 - once a frame
         """Complete the header that earlier chunks began, if this one does.
@@ -224,10 +204,10 @@ class RequestStream:
         self._from = size
         if len(head) < _PREFIX_BYTES:
             return size
-        length, word = _prefix_at(head)
-        header_bytes = word & _HEADER_LENGTH
-        if header_bytes > length - 4 or length > self._max_length or word > _HIGHEST_WORD:
-            raise _bad_frame(length, word, self._max_length)
+        length, word = prefix_at(head)
+        header_bytes = word & HEADER_LENGTH
+        if header_bytes > length - 4 or length > self._max_length or word > HIGHEST_WORD:
+            raise bad_frame(length, word, self._max_length)
         gathered = header_bytes <= MAX_HEADER_BYTES
         wanted = _PREFIX_BYTES + (header_bytes if gathered else 0)
         step = min(wanted - len(head), size - position)
@@ -259,12 +239,14 @@ class RequestStream:
         if header.reading != STRICT:
             self._count_undecodable(header)
             self._trial += TRIAL_FRAMES
+            self.about.meet(header)
         elif self._trial:
             self._trial -= 1
+            self.about.meet(header)
         oneway = header.flag & _ONEWAY != 0
         kind = header.kind
         if kind:
-            resources = self._resources[kind].get(header.name) or self._remember(kind, header.name)
+            resources = self._resources[kind].get(header.name) or self.names.remember(kind, header.name)
             if kind == _SUBSCRIPTION:
                 if not oneway:
                     self._owed.add(header.opaque, header.code, resources)
@@ -277,6 +259,9 @@ class RequestStream:
         elif header.reading == UNPARSED:
             resources = UNPARSABLE_RESOURCES
         else:
+            if header.code in _HEARD and not header.flag & codes.FLAG_RESPONSE and self._listen(frame, body_at):
+                self._own.append(frame)
+                return
             if not header.flag & (codes.FLAG_RESPONSE | _ONEWAY):
                 self._owed.add(header.opaque, header.code, ())
             return
@@ -290,20 +275,29 @@ class RequestStream:
             counter.feed(self._chunk[body_at : frame.stop])
             request.messages = max(1, counter.count)
             if left > 0:
-                self._counting = _Counting(counter, request)
+                self._counting = BatchComing(counter, request)
 
     def _count_undecodable(self, header: Header) -> None:
         read_by = "none" if header.reading == UNPARSED else "lenient"
         counts = self._counters.undecodable
         counts[read_by] = counts.get(read_by, 0) + 1
 
-    def _remember(self, kind: str, name: str) -> tuple[Resource, ...]:
-        """Make the resources of a name; equal names share one tuple, which makes grouping cheap."""
-        known = self._resources[kind]
-        if len(known) >= MAX_NAMES:
-            known.clear()
-        resources = known[name] = (Resource(kind, name),)
-        return resources
+    def _listen(self, frame: Frame, body_at: int) -> bool:
+        """Look closer at a request that says who the client is, or is for Sluice; returns whether Sluice answers it."""
+        header, chunk = frame.header, self._chunk
+        if header.code == _HEART_BEAT:
+            if self.about.wanted:
+                self.about.heartbeat(frame.stop - body_at, chunk[body_at : frame.stop])
+            return False
+        if frame is self._led:
+            raw, header_type = self._lead[_PREFIX_BYTES:], self._lead[4]
+        else:
+            raw, header_type = chunk[frame.start + _PREFIX_BYTES : body_at].tobytes(), chunk[frame.start + 4]
+        if header.code == _UNREGISTER:
+            if self.about.wanted:
+                self.about.sign_off(raw, header_type)
+            return False
+        return self._take(header, raw, header_type)
 
     def pass_on(self, batch: Batch | None, out: list[Buffer]) -> list[tuple[Header, Refuse]]:
         """Queue what the verdicts leave of the chunk, in the largest possible slices.
@@ -316,15 +310,21 @@ class RequestStream:
             out.append(chunk[position : self._open_until])
             position = self._open_until
             self.held.release_waiting(out)
-        stopped = _stopped(batch) if batch is not None and batch.verdicts else ()
-        if self._lead and not (stopped and stopped[0][1] is self._led):
+        stopped: Sequence[Stopped] = ()
+        if self._own or (batch is not None and batch.verdicts):
+            stopped = stopped_frames(batch, self._own)
+            self._own = []
+        if self._lead and not (stopped and stopped[0][0] is self._led):
             out.append(self._lead)
         refused: list[tuple[Header, Refuse]] = []
         held: HeldFrame | None = None
-        for request, frame, refuse in stopped:
+        for frame, request, refuse in stopped:
             if frame.start > position:
                 out.append(chunk[position : frame.start])
             position = frame.stop
+            if request is None:
+                held = None
+                continue
             self._settle(frame.header)
             if refuse is not None:
                 refused.append((frame.header, refuse))
@@ -381,23 +381,3 @@ class RequestStream:
         if self._head:
             out.append(bytes(self._head))
             self._head.clear()
-
-
-def _stopped(batch: Batch) -> list[tuple[Request, Frame, Refuse | None]]:
-    """Return the requests that do not go on with their chunk, in the order of the wire, and the refusals."""
-    stopped: list[tuple[Request, Frame, Refuse | None]] = []
-    for index, verdict in sorted(batch.verdicts.items()):
-        request = batch.requests[index]
-        if isinstance(request.handle, Frame) and isinstance(verdict, Refuse | Hold):
-            stopped.append((request, request.handle, verdict if isinstance(verdict, Refuse) else None))
-    return stopped
-
-
-def _bad_frame(length: int, word: int, max_length: int) -> Close:
-    if not codes.MIN_LENGTH <= length <= max_length:
-        detail = f"a frame of length {length}, where {codes.MIN_LENGTH} to {max_length} are allowed"
-    elif word > _HIGHEST_WORD:
-        detail = f"a header of type {word >> 24}, where {codes.HEADER_JSON} and {codes.HEADER_BINARY} are known"
-    else:
-        detail = f"a header of {word & _HEADER_LENGTH} bytes in a frame of length {length}"
-    return Close("bad_frame", f"the client sent {detail}")

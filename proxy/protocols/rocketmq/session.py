@@ -1,15 +1,17 @@
-"""One RocketMQ connection, sans-IO: the two streams, and the busy answers that go from one to the other."""
+"""One RocketMQ connection, sans-IO: the two streams, and our own answers that go from one to the other."""
 
 from collections.abc import Sequence
 
 from proxy.batch import Batch, Refuse, Request, Response, Side
-from proxy.protocols.base import NO_BOUND, Buffer, Close, Session, SessionContext
+from proxy.control import RemoteReply
+from proxy.protocols.base import NO_BOUND, Ask, Buffer, Close, Description, Session, SessionContext
 from proxy.protocols.rocketmq import codes
 from proxy.protocols.rocketmq.answers import AnswerStream
 from proxy.protocols.rocketmq.header import UNPARSED, Header
 from proxy.protocols.rocketmq.held import HeldFrame
 from proxy.protocols.rocketmq.options import RocketMQOptions
 from proxy.protocols.rocketmq.owed import Owed
+from proxy.protocols.rocketmq.remote import Remote
 from proxy.protocols.rocketmq.replies import busy_answer
 from proxy.protocols.rocketmq.requests import RequestStream
 
@@ -31,12 +33,16 @@ class RocketMQSession(Session):
         self._counters = context.counters
         self._tls = options.tls
         self._owed = Owed()
-        self._requests = RequestStream(context.counters, self._owed, options.max_frame_bytes, context.limits_kind)
+        self._remote = Remote(context.connection.address, options, context.ask)
+        self._requests = RequestStream(
+            context.counters, self._owed, options.max_frame_bytes, context.limits_kind, self._take_remote
+        )
         self._answers = AnswerStream(self._owed, wants_responses=context.wants_responses)
         self._out: dict[Side, list[Buffer]] = {Side.CLIENT: [], Side.BROKER: []}
-        #: Busy answers that wait for a gap between the broker's frames.
+        self._refused = 0
+        #: Answers of our own that wait for a gap between the broker's frames.
         self._waiting: list[bytes] = []
-        #: Bytes of busy answers that nobody has taken yet, waiting or queued.
+        #: Bytes of answers of our own that nobody has taken yet, waiting or queued.
         self._own_bytes = 0
         self._begun = False
         self._unread = False
@@ -126,16 +132,41 @@ class RocketMQSession(Session):
                 )
 
     def _say_busy(self, refused: Sequence[tuple[Header, Refuse]]) -> None:
-        """Queue the answers to refused requests, at once if the broker's stream stands in a gap."""
+        """Queue the answers to refused requests."""
+        self._refused += len(refused)
+        self._answer(
+            [
+                busy_answer(refuse, header.opaque, header.kind)
+                for header, refuse in refused
+                if not header.flag & codes.FLAG_ONEWAY and header.reading != UNPARSED
+            ]
+        )
+
+    def _answer(self, own: Sequence[bytes]) -> None:
+        """Queue answers of our own, at once if the broker's stream stands in a gap."""
         if self._broker_ended:
             return  # nothing can follow the end of the stream
-        busy = [
-            busy_answer(refuse, header.opaque, header.kind)
-            for header, refuse in refused
-            if not header.flag & codes.FLAG_ONEWAY and header.reading != UNPARSED
-        ]
-        self._own_bytes += sum(map(len, busy))
-        (self._out[Side.CLIENT] if self._answers.between_frames() else self._waiting).extend(busy)
+        self._own_bytes += sum(map(len, own))
+        (self._out[Side.CLIENT] if self._answers.between_frames() else self._waiting).extend(own)
+
+    def _take_remote(self, header: Header, raw: bytes, header_type: int) -> bool:
+        answer = self._remote.take(header, raw, header_type)
+        if answer:
+            self._answer([answer])
+        return answer is not None
+
+    def replied(self, ask: Ask, reply: RemoteReply, now_ns: int) -> None:
+        """Queue the answer to what the client asked of Sluice itself."""
+        del now_ns
+        answer = self._remote.reply(ask, reply)
+        if answer:
+            self._answer([answer])
+
+    def describe(self) -> Description:
+        """Return what is known of the connection."""
+        stream = self._requests
+        shown, more = stream.names.shown()
+        return Description(stream.about.describe(), stream.frames, self._refused, shown, more)
 
     def take_responses(self) -> Sequence[Response]:
         """Hand out the answers gathered since the last call."""
@@ -163,12 +194,12 @@ class RocketMQSession(Session):
         return out
 
     def backlog_bytes(self, side: Side) -> int:
-        """Return the bytes of busy answers that were not taken yet, or of released copies that wait for a boundary."""
+        """Return the bytes of our own answers not yet taken, or of released copies that wait for a boundary."""
         return self._own_bytes if side is Side.CLIENT else self._requests.held.waiting_bytes
 
     def in_flight(self) -> int:
-        """Return the held requests, and the forwarded ones without an answer, long polls left aside."""
-        return len(self._owed) + self._requests.held.count
+        """Return the held requests, and those without an answer of the broker's or ours, long polls left aside."""
+        return len(self._owed) + self._requests.held.count + self._remote.open
 
     def between_frames(self, side: Side) -> bool:
         """Return whether that peer's stream may end here; one that is relayed unread never may."""

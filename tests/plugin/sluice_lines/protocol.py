@@ -3,8 +3,9 @@
 It uses every part of the session interface once: refusals (``BUSY TOPIC WAIT``), holding (a held line stays in
 its request and goes on when it is resolved, behind lines that came later), timers (a line that begins
 with ``later`` goes on when ``later_ms`` have passed), wake-ups and pausing (while one waits, the client is
-not read), batches from the broker's side (a broker's line ``push TOPIC TEXT`` is a request too) and closing
-(an unfinished line longer than ``longest_bytes``; the lines before it are still decided).
+not read), batches from the broker's side (a broker's line ``push TOPIC TEXT`` is a request too), questions to Sluice
+itself (``limits`` is answered ``LIMITS TOPIC RATE …``), a description of the client (``i-am NAME``) and closing (an
+unfinished line longer than ``longest_bytes``; the lines before it are still decided).
 """
 
 from collections.abc import Sequence
@@ -15,7 +16,9 @@ from pydantic import BaseModel, ConfigDict
 from limiter.resource import Resource
 from limiter.rule import Rule
 from proxy.batch import Batch, Hold, Refuse, Request, Response, Side
-from proxy.protocols.base import Buffer, Close, Kind, Protocol, Session, SessionContext
+from proxy.control import RemoteReply
+from proxy.protocols.base import Ask, Buffer, Close, Description, Kind, Protocol, Session, SessionContext
+from proxy.snapshot import ClientDescription
 
 KIND = "line_topic"
 
@@ -50,6 +53,9 @@ class LinesSession(Session):
         self._unanswered = 0
         self._held = dict.fromkeys(Side, 0)
         self._responses: list[Response] = []
+        self._name = ""
+        self._lines = 0
+        self._open_asks = 0
 
     def receive(self, side: Side, chunk: memoryview, now_ns: int) -> Batch | None:
         *lines, self._partial[side] = (self._partial[side] + bytes(chunk)).split(b"\n")
@@ -57,7 +63,13 @@ class LinesSession(Session):
         requests: list[Request] = []
         for line in lines:
             word = line.split(b" ")
-            if side is Side.CLIENT and word[0] == b"later":
+            self._lines += side is Side.CLIENT
+            if side is Side.CLIENT and word[0] == b"i-am":
+                self._name = word[1].decode(errors="replace")
+                self._out[Side.BROKER].append(line + b"\n")
+            elif side is Side.CLIENT and line == b"limits" and self._ask():
+                self._open_asks += 1
+            elif side is Side.CLIENT and word[0] == b"later":
                 self._later.append((now_ns + self._options.later_ms * 1_000_000, line))
                 self._context.wake()
             elif side is Side.CLIENT or word[0] == b"push":
@@ -89,6 +101,22 @@ class LinesSession(Session):
         assert isinstance(line, _Line)
         self._held[line.side] -= 1
         self._go_on(request, refuse)
+
+    def _ask(self) -> bool:
+        asked = self._context.ask(Ask("view_limits"))
+        if asked == "full":
+            self._out[Side.CLIENT].append(b"LIMITS later\n")
+        self._open_asks -= asked == "full"
+        return asked != "nobody"
+
+    def replied(self, ask: Ask, reply: RemoteReply, now_ns: int) -> None:
+        del ask, now_ns
+        self._open_asks -= 1
+        words = [reply.error] if reply.error else [f"{each.name} {each.rate_per_s}" for each in reply.limits]
+        self._out[Side.CLIENT].append(" ".join(("LIMITS", *words)).encode() + b"\n")
+
+    def describe(self) -> Description:
+        return Description(ClientDescription(self._name), self._lines)
 
     def _go_on(self, request: Request, refuse: Refuse | None) -> None:
         line = request.handle
@@ -123,7 +151,7 @@ class LinesSession(Session):
         return side is Side.CLIENT and bool(self._later)
 
     def in_flight(self) -> int:
-        return max(0, self._unanswered) + len(self._later) + self._held[Side.CLIENT]
+        return max(0, self._unanswered) + len(self._later) + self._held[Side.CLIENT] + self._open_asks
 
     def between_frames(self, side: Side) -> bool:
         return not self._partial[side]

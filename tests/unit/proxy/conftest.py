@@ -29,13 +29,13 @@ from limiter.rule import Rule
 from limiter.rules import RuleSet
 from proxy.batch import Batch, Charge, ConnectionInfo, Request, Side
 from proxy.connection import Connection
-from proxy.control import Snapshot
 from proxy.datapath import DataPathConfig, LocalDataPath
 from proxy.handlers.rate_limit import PLUGIN as RATE_LIMIT
 from proxy.handlers.rate_limit import RateLimitOptions
 from proxy.pipeline import HandlerConfig
 from proxy.protocols.base import Protocol
 from proxy.server import ListenerConfig
+from proxy.snapshot import Snapshot
 from proxy.sockets import format_address
 
 HOST = "127.0.0.1"

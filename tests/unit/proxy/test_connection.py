@@ -13,9 +13,11 @@ from limiter.resource import Resource
 from proxy.batch import NO_VERDICTS, Batch, ConnectionInfo, Refuse, Request, Response, Side, Verdicts
 from proxy.buffers import CHUNK_BYTES
 from proxy.connection import HALF_CLOSED_S, OUTBOX_BYTES, PARTING_S
+from proxy.control import RemoteReply
 from proxy.pipeline import Handler, HandlerConfig, HandlerPlugin
-from proxy.protocols.base import Buffer, Close, Protocol, Session, SessionContext
-from proxy.sockets import Wire
+from proxy.protocols.base import Ask, Buffer, Close, Description, Protocol, Session, SessionContext
+from proxy.snapshot import MAX_RESOURCES_SHOWN, ClientDescription
+from proxy.sockets import Wire, format_address
 
 if TYPE_CHECKING:
     from tests.unit.proxy.conftest import Rig, StartRig
@@ -670,6 +672,103 @@ class Failing(PlainSession):
 
     def end(self, side: Side, now_ns: int) -> None:
         raise RuntimeError("in end")
+
+
+class Asking(PlainSession):
+    """Asks Sluice itself what the client sends, and passes on what nobody takes."""
+
+    def receive(self, side: Side, chunk: memoryview, now_ns: int) -> Batch | None:
+        if side is Side.CLIENT:
+            ask = Ask("update_limit", "topic", bytes(chunk).decode(), 5.0)
+            match self.context.ask(ask):
+                case "taken":
+                    self.in_flight_requests += 1
+                    return None
+                case "full":
+                    self.out[Side.CLIENT].append(b"full")
+                    return None
+        return super().receive(side, chunk, now_ns)
+
+    def replied(self, ask: Ask, reply: RemoteReply, now_ns: int) -> None:
+        self.in_flight_requests -= 1
+        if reply.error == "close":
+            raise Close("told", "to end")
+        self.out[Side.CLIENT].append(f"{ask.name}: {reply.error or reply.version}".encode())
+
+    def describe(self) -> Description:
+        names = tuple(f"topic:t{number}" for number in range(25))
+        return Description(ClientDescription("c@1", "JAVA", "5.1"), 7, 2, names, 3)
+
+
+class TestQuestionsToSluiceItself:
+    async def test_are_answered_by_whoever_takes_them(self, start_rig: StartRig, lines: Protocol) -> None:
+        rig = await start_rig(protocol=speaking(lines, Asking))
+        client, broker = await rig.connect()
+        await client.send(b"before")
+        assert await broker.receive(6) == b"before"
+        async with rig.path.remote_commands() as commands:
+            await client.send(b"orders")
+            command = await anext(commands)
+            assert (command.verb, command.kind, command.name, command.rate_per_s) == (
+                "update_limit",
+                "topic",
+                "orders",
+                5,
+            )
+            assert (command.listener, command.peer) == ("main", format_address(client.sock.getsockname()))
+            await rig.path.reply(command.id, RemoteReply(version=9))
+            assert await client.receive(9) == b"orders: 9"
+
+    async def test_that_are_open_keep_a_drain_waiting(
+        self, start_rig: StartRig, lines: Protocol, nursery: trio.Nursery
+    ) -> None:
+        rig = await start_rig(protocol=speaking(lines, Asking))
+        client, broker = await rig.connect()
+        async with rig.path.remote_commands() as commands:
+            await client.send(b"orders")
+            command = await anext(commands)
+            nursery.start_soon(rig.path.drain, 30)
+            await wait_all_tasks_blocked()
+            assert len(rig.connections) == 1
+            await rig.path.reply(command.id, RemoteReply(error="no"))
+            assert await client.receive_to_end() == b"orders: no"
+            client.end()
+            broker.end()
+            await rig.until_closed("drained")
+
+    async def test_of_clients_that_have_left_are_forgotten(self, start_rig: StartRig, lines: Protocol) -> None:
+        rig = await start_rig(protocol=speaking(lines, Asking))
+        client, broker = await rig.connect()
+        async with rig.path.remote_commands() as commands:
+            await client.send(b"orders")
+            command = await anext(commands)
+            client.end()
+            assert await broker.receive_to_end() == b""
+            broker.end()
+            await rig.until_closed("client_closed")
+            await rig.path.reply(command.id, RemoteReply(version=9))
+
+    async def test_may_be_answered_by_the_end_of_the_connection(self, start_rig: StartRig, lines: Protocol) -> None:
+        rig = await start_rig(protocol=speaking(lines, Asking))
+        client, broker = await rig.connect()
+        async with rig.path.remote_commands() as commands:
+            await client.send(b"orders")
+            await rig.path.reply((await anext(commands)).id, RemoteReply(error="close"))
+            client.end()
+            broker.end()
+            await rig.until_closed("told")
+
+    async def test_connection_is_described_by_its_session(self, start_rig: StartRig, lines: Protocol) -> None:
+        rig = await start_rig(protocol=speaking(lines, Asking))
+        await rig.connect()
+        (state,) = await rig.path.connections()
+        assert (state.client.id, state.client.language, state.requests_total, state.refused_total) == (
+            "c@1",
+            "JAVA",
+            7,
+            2,
+        )
+        assert (len(state.resources), state.more_resources, state.exempt) == (MAX_RESOURCES_SHOWN, 8, False)
 
 
 class TestFaultsOfASession:

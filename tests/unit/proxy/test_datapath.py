@@ -15,22 +15,15 @@ from limiter.rules import RuleSet
 from limiter.schedule import read_hours
 from proxy import sockets
 from proxy.batch import NO_VERDICTS, Batch, Verdicts
-from proxy.control import (
-    BrokerReach,
-    DataPath,
-    Event,
-    LaneDepth,
-    ListenerState,
-    Question,
-    QuestionError,
-    Usage,
-)
+from proxy.control import DataPath, Event
 from proxy.datapath import _EVENTS_KEPT, DataPathConfig, LocalDataPath
 from proxy.handlers.rate_limit import PLUGIN as RATE_LIMIT
 from proxy.handlers.rate_limit import RateLimitOptions
 from proxy.pipeline import Handler, HandlerConfig, HandlerPlugin, PipelineError
 from proxy.protocols.base import Protocol
+from proxy.question import Question, QuestionError
 from proxy.server import ListenerConfig
+from proxy.snapshot import BrokerReach, LaneDepth, ListenerState, Usage
 from proxy.sockets import format_address
 
 if TYPE_CHECKING:
@@ -496,10 +489,17 @@ class TestLimiters:
         assert states["a"].stored_permits == 1
         assert not states["a"].open
 
-    @pytest.mark.parametrize(("how", "a_step"), [("listing", 100), ("snapshot", 500)])
+    @pytest.mark.parametrize("how", ["listing", "snapshot", "resources"])
     async def test_looking_at_many_gives_others_their_turns(
-        self, start_rig: StartRig, nursery: trio.Nursery, mock_clock: MockClock, how: str, a_step: int
+        self,
+        start_rig: StartRig,
+        nursery: trio.Nursery,
+        mock_clock: MockClock,
+        monkeypatch: pytest.MonkeyPatch,
+        how: str,
     ) -> None:
+        monkeypatch.setattr("proxy.pace.STRETCH_NS", 0)
+        monkeypatch.setattr("proxy.pace.LONGEST_NS", 0)
         rig = await start_rig("line_topic:*=1000/s")
         client, broker = await rig.connect()
         sent = b"".join(b"t%d x\n" % number for number in range(1000))
@@ -518,9 +518,72 @@ class TestLimiters:
         nursery.start_soon(count_turns)
         if how == "listing":
             assert len([state async for state in rig.path.limiters()]) == 1000
+        elif how == "resources":
+            assert len([state async for state in rig.path.resources()]) == 1000
         else:
             assert len((await rig.snapshot()).usage) == 1000
-        assert turns >= 1000 // a_step - 1
+        assert turns >= 999
+
+    async def test_resources_are_told_with_counts_use_and_state(
+        self, start_rig: StartRig, mock_clock: MockClock
+    ) -> None:
+        rig = await start_rig("line_topic:*=2/s", "client:*=100/s", "line_topic:free=unlimited")
+        client, broker = await rig.connect()
+        await client.send(b"a 1\na 2\na 3\nfree 1\n")
+        await broker.receive(15)
+        mock_clock.jump(0.25)
+        states = {(each.kind, each.name): each async for each in rig.path.resources()}
+        assert states.keys() == {("line_topic", "a"), ("line_topic", "free"), ("client", "127.0.0.1")}
+        a, free, scope = states["line_topic", "a"], states["line_topic", "free"], states["client", "127.0.0.1"]
+        assert a.counts is not None
+        assert (a.counts.requests["pass"], a.counts.requests["refuse"]) == (2, 1)
+        assert (a.open, a.wait_us > 0, a.last_wait_us > 0, a.last_refused_ns is not None) == (True, True, True, True)
+        assert (free.stored_permits, free.open, free.usage) == (None, False, {})
+        assert (scope.counts, scope.stored_permits) == (None, 100)
+        later_ns = round(mock_clock.current_time() * 1e9)
+        mock_clock.jump(1)
+        await client.send(b"free 2\n")
+        await broker.receive(7)
+        assert {each.name async for each in rig.path.resources(later_ns)} == {"free", "127.0.0.1"}
+        used = [each.usage["messages"].last_10s async for each in rig.path.resources() if each.name == "a"]
+        assert used == [0.1]
+
+    async def test_a_refusal_by_another_rule_is_told_of_the_resource(self, start_rig: StartRig) -> None:
+        rig = await start_rig("line_topic:*=1000/s", "client:127.0.0.1=2/s")
+        client, broker = await rig.connect()
+        await client.send(b"a 1\na 2\na 3\n")
+        await broker.receive(8)
+        states = {(each.kind, each.name): each async for each in rig.path.resources()}
+        a, scope = states["line_topic", "a"], states["client", "127.0.0.1"]
+        assert (a.last_refused_rule, a.open, a.wait_us) == ("client:127.0.0.1", False, 0)
+        assert (a.last_refused_ns, a.last_wait_us) == (scope.last_refused_ns, scope.last_wait_us)
+        assert a.last_wait_us > 0
+        assert (a.rule, a.rule_counts) == ("", None)
+        assert scope.rule == "client:127.0.0.1"
+        assert scope.rule_counts is not None
+        assert scope.rule_counts.messages["refuse"] == 1
+
+    async def test_what_a_shadow_rule_would_refuse_is_told_apart(self, start_rig: StartRig) -> None:
+        rules = [Rule(KIND, "dark", 1, action="shadow"), Rule(KIND, "slow", 1, action="delay")]
+        rig = await start_rig(rules=rules)
+        client, broker = await rig.connect()
+        await client.send(b"dark 1\ndark 2\ndark 3\nslow 1\nslow 2\n")
+        await until_held(rig, 1)
+        await broker.receive(28)
+        states = {each.name: each async for each in rig.path.resources()}
+        a, b = states["dark"], states["slow"]
+        assert (a.open, a.wait_us, a.last_refused_ns, a.last_held_ns) == (False, 0, None, None)
+        assert a.last_shadowed_ns is not None
+        assert b.last_held_ns is not None
+        assert (b.last_refused_ns, b.last_shadowed_ns) == (None, None)
+
+    async def test_a_kind_that_is_switched_off_passes_and_is_told(self, rig: Rig) -> None:
+        client, broker = await rig.connect()
+        await rig.path.apply(next_rules(rig, "line_topic:zero=0/s").replace(off_kinds={KIND}))
+        await client.send(b"zero 1\n")
+        assert await broker.receive(7) == b"zero 1\n"
+        snapshot = await rig.snapshot()
+        assert (snapshot.limiting, snapshot.off_kinds) == (True, (KIND,))
 
     async def test_listing_survives_changes_meanwhile(self, start_rig: StartRig) -> None:
         rig = await start_rig("line_topic:*=1000/s")

@@ -13,9 +13,9 @@ from limiter.resource import Resource
 from limiter.rule import Rule
 from limiter.rules import RuleSet
 from limiter.schedule import read_hours
-from proxy.control import Explanation, Question, QuestionError
 from proxy.explanation import explain
 from proxy.protocols.base import Kind, Protocol
+from proxy.question import Explanation, Question, QuestionError
 from proxy.server import ListenerConfig
 
 NS_PER_S = 1_000_000_000
@@ -112,7 +112,15 @@ class TestLimits:
             assert all(limit.state is None for limit in explanation.limits)
             assert explanation.question.at == at
 
-    @pytest.mark.parametrize(("at", "said"), [("tomorrow", "is no time"), ("2026-01-05T10:00", "has no time zone")])
+    @pytest.mark.parametrize(
+        ("at", "said"),
+        [
+            ("tomorrow", "is no time"),
+            ("2026-01-05T10:00", "has no time zone"),
+            ("0001-01-01T00:00:00+14:00", "is too far away"),
+            ("9999-12-31T23:59:59-14:00", "is too far away"),
+        ],
+    )
     def test_of_a_moment_that_is_none_are_an_error(
         self, listeners: tuple[ListenerConfig, ...], at: str, said: str
     ) -> None:

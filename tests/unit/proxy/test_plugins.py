@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from proxy.control import Question
+from proxy.control import RemoteLimit, RemoteReply
 from proxy.handlers.rate_limit import PLUGIN as RATE_LIMIT
 from proxy.handlers.rate_limit import RateLimitOptions
 from proxy.pipeline import HandlerConfig, HandlerPlugin
 from proxy.protocols.base import Protocol
+from proxy.question import Question
+from proxy.snapshot import ClientDescription
 
 if TYPE_CHECKING:
     from tests.unit.proxy.conftest import StartRig
@@ -99,6 +101,30 @@ async def test_options_reach_the_session(start_rig: StartRig, lines: Protocol) -
     client.end()
     broker.end()
     await rig.until_closed("long_line")
+
+
+async def test_session_asks_and_is_answered_while_somebody_takes_what_clients_ask(start_rig: StartRig) -> None:
+    rig = await start_rig()
+    client, broker = await rig.connect()
+    await client.send(b"limits\n")
+    assert await broker.receive(7) == b"limits\n"
+    async with rig.path.remote_commands() as commands:
+        await client.send(b"limits\nother 1\n")
+        assert await broker.receive(8) == b"other 1\n"
+        command = await anext(commands)
+        assert (command.verb, command.listener) == ("view_limits", "main")
+        await rig.path.reply(command.id, RemoteReply(limits=(RemoteLimit("line_topic", "a", 5.0, 0, 0),)))
+        assert await client.receive_line() == b"LIMITS a 5.0\n"
+
+
+async def test_what_a_session_knows_of_its_client_is_shown_with_the_connection(start_rig: StartRig) -> None:
+    rig = await start_rig()
+    client, broker = await rig.connect()
+    await client.send(b"i-am me\na 1\n")
+    assert await broker.receive(12) == b"i-am me\na 1\n"
+    (connection,) = await rig.path.connections()
+    assert connection.client == ClientDescription("me")
+    assert connection.requests_total == 2
 
 
 async def test_built_in_rules_of_a_protocol_are_data_that_a_rule_set_takes(

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import msgspec
 from hypothesis import HealthCheck, given, settings
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from limiter.resource import Resource
 from proxy.batch import Batch, ConnectionInfo, Hold, Refuse, Shadow, Ticket
-from proxy.control import RequestVerdict
+from proxy.snapshot import RequestVerdict, ResourceCounts
 from proxy.tally import _SILENT_NS, OTHER, Tally
 
 if TYPE_CHECKING:
@@ -36,17 +36,21 @@ def held(batch: Batch, *indexes: int) -> Batch:
     return batch
 
 
-def nonzero(counts: Mapping[str, int]) -> dict[str, int]:
+def counts_of(tally: Tally) -> dict[tuple[str, str], ResourceCounts]:
+    return {(name.kind, name.name): counts for name, counts in tally.each()}
+
+
+def nonzero(counts: Mapping[Any, int]) -> dict[str, int]:
     return {word: count for word, count in counts.items() if count}
 
 
 def requests(tally: Tally, name: str) -> dict[str, int]:
     """What became of a resource's requests, without the zeros."""
-    return nonzero(tally.snapshot()[KIND, name].requests)
+    return nonzero(counts_of(tally)[KIND, name].requests)
 
 
 def messages(tally: Tally, name: str) -> dict[str, int]:
-    return nonzero(tally.snapshot()[KIND, name].messages)
+    return nonzero(counts_of(tally)[KIND, name].messages)
 
 
 class TestVerdicts:
@@ -61,7 +65,7 @@ class TestVerdicts:
     def test_every_verdict_is_shown_before_the_first_of_its_kind(self, batch_of: MakeBatch) -> None:
         tally = Tally(10)
         tally.count(batch_of("a"), 0)
-        counts = tally.snapshot()[KIND, "a"]
+        counts = counts_of(tally)[KIND, "a"]
         assert set(counts.requests) == set(counts.messages) == set(get_args(RequestVerdict))
 
     def test_bypassed_handler_makes_bypass_of_pass(self, batch_of: MakeBatch) -> None:
@@ -114,7 +118,7 @@ class TestVerdicts:
     def test_kinds_are_told_apart(self, batch_of: MakeBatch) -> None:
         tally = Tally(10)
         tally.count(batch_of("a"), 0)
-        assert tally.snapshot().keys() == {(KIND, "a")}
+        assert counts_of(tally).keys() == {(KIND, "a")}
 
 
 class TestHeld:
@@ -137,7 +141,7 @@ class TestHeld:
         tally.count(batch, 0)
         tally.resolved(batch.requests[0], Shadow(resource("a"), "dark"), 1)
         assert messages(tally, "a") == {"shadow": 3}
-        assert nonzero(tally.rules()["dark"].messages) == {"shadow": 3}
+        assert nonzero(dict(tally.rules())["dark"].messages) == {"shadow": 3}
 
     def test_dropped_request_has_a_verdict_of_its_own(self, batch_of: MakeBatch) -> None:
         tally = Tally(10)
@@ -150,10 +154,47 @@ class TestHeld:
     def test_group_that_is_held_as_a_whole_takes_no_place_among_the_names(self, batch_of: MakeBatch) -> None:
         tally = Tally(10)
         tally.count(held(batch_of("a"), 0), 0)
-        assert tally.snapshot() == {}
+        assert counts_of(tally) == {}
+
+
+class TestLastStop:
+    def test_names_time_wait_and_rule_of_the_last_refusal(self, batch_of: MakeBatch) -> None:
+        tally = Tally(10)
+        tally.count(batch_of("a"), 1)
+        assert tally.last_stop(resource("a")) == (None, 0, "", None)
+        for now_ns, rule in ((2, "total:x"), (3, "client:*")):
+            batch = batch_of("a", "b")
+            batch.add_verdicts({0: Refuse(resource("x"), rule, 10 * now_ns)})
+            tally.count(batch, now_ns)
+        assert tally.last_stop(resource("a")) == (3, 30, "client:*", None)
+        assert tally.last_stop(resource("b")) == tally.last_stop(resource("never")) == (None, 0, "", None)
+
+    def test_is_when_a_held_request_was_held_or_let_go(self, batch_of: MakeBatch) -> None:
+        tally = Tally(10)
+        tally.count(batch_of("a"), 1)
+        batch = held(batch_of("a"), 0)
+        tally.count(batch, 2)
+        assert tally.last_stop(resource("a")).held_ns == 2
+        tally.resolved(batch.requests[0], Refuse(resource("x"), "other", 7), 3)
+        assert tally.last_stop(resource("a")) == (3, 7, "other", 3)
+
+    def test_of_names_that_are_folded_together_is_the_latest(self, batch_of: MakeBatch) -> None:
+        tally = Tally(1)
+        tally.count(refused(batch_of("a"), 0), 5)
+        tally.count(batch_of("b"), LONG_NS + 5)
+        assert tally.last_stop(resource("a")) == (None, 0, "", None)
+        assert tally.last_stop(resource(OTHER)) == (5, 0, "rule", None)
 
 
 class TestRules:
+    def test_one_is_found_by_its_name(self, batch_of: MakeBatch) -> None:
+        tally = Tally(10)
+        tally.count(refused(batch_of("a", "a", costs=[5, 6]), 1), 0)
+        found = tally.rule("rule")
+        assert found is not None
+        assert nonzero(found.messages) == {"refuse": 6}
+        assert tally.rule("another") is None
+
     def test_each_verdict_counts_for_its_rule(self, batch_of: MakeBatch) -> None:
         tally = Tally(10)
         batch = batch_of("a", "a", "b", "b", costs=[1, 2, 4, 8])
@@ -165,7 +206,7 @@ class TestRules:
             }
         )
         tally.count(batch, 0)
-        rules = tally.rules()
+        rules = dict(tally.rules())
         assert (rules["one"].requests, rules["one"].messages) == (
             {"refuse": 1, "shadow": 0, "hold": 1},
             {"refuse": 1, "shadow": 0, "hold": 4},
@@ -177,8 +218,8 @@ class TestRules:
         batch = held(batch_of("a", costs=[3]), 0)
         tally.count(batch, 0)
         tally.resolved(batch.requests[0], Refuse(resource("a"), "other", 0), 1)
-        assert nonzero(tally.rules()["rule"].requests) == {"hold": 1}
-        assert nonzero(tally.rules()["other"].messages) == {"refuse": 3}
+        assert nonzero(dict(tally.rules())["rule"].requests) == {"hold": 1}
+        assert nonzero(dict(tally.rules())["other"].messages) == {"refuse": 3}
 
     def test_names_beyond_the_cap_are_counted_together(self, batch_of: MakeBatch) -> None:
         tally = Tally(2)
@@ -186,14 +227,18 @@ class TestRules:
             batch = batch_of("x")
             batch.add_verdicts({0: Refuse(resource("x"), name, 0)})
             tally.count(batch, 0)
-        assert {name: counts.requests["refuse"] for name, counts in tally.rules().items()} == {"a": 2, "b": 1, OTHER: 2}
+        assert {name: counts.requests["refuse"] for name, counts in dict(tally.rules()).items()} == {
+            "a": 2,
+            "b": 1,
+            OTHER: 2,
+        }
 
 
 class TestCap:
     def test_names_beyond_it_are_counted_together(self, batch_of: MakeBatch) -> None:
         tally = Tally(2)
         tally.count(batch_of("a", "b", "c", "d", "a"), 0)
-        assert {name: counts.requests["pass"] for (_, name), counts in tally.snapshot().items()} == {
+        assert {name: counts.requests["pass"] for (_, name), counts in counts_of(tally).items()} == {
             "a": 2,
             "b": 1,
             OTHER: 2,
@@ -209,13 +254,13 @@ class TestCap:
         tally = Tally(1)
         tally.pin([resource("vip"), resource("second")])
         tally.count(batch_of("a", "b", "vip", "second"), 0)
-        assert set(tally.snapshot()) == {(KIND, "vip"), (KIND, "second"), (KIND, "a"), (KIND, OTHER)}
+        assert set(counts_of(tally)) == {(KIND, "vip"), (KIND, "second"), (KIND, "a"), (KIND, OTHER)}
 
     def test_pinned_name_is_shown_before_its_first_request(self) -> None:
         tally = Tally(1)
         tally.pin([resource("vip")])
         assert requests(tally, "vip") == {}
-        assert (KIND, "vip") in tally.snapshot()
+        assert (KIND, "vip") in counts_of(tally)
 
     def test_pinning_keeps_the_counts_and_frees_the_place(self, batch_of: MakeBatch) -> None:
         tally = Tally(1)
@@ -232,7 +277,7 @@ class TestCap:
         tally.count(batch_of("new"), LONG_NS)
         assert requests(tally, "new")["pass"] == 1
         assert requests(tally, OTHER)["pass"] == 2
-        assert (KIND, "old") not in tally.snapshot()
+        assert (KIND, "old") not in counts_of(tally)
 
     def test_name_that_spoke_of_late_keeps_its_place(self, batch_of: MakeBatch) -> None:
         tally = Tally(1)
@@ -248,7 +293,7 @@ class TestCap:
         tally.count(batch_of("silent", *busy), 0)
         for turn in range(50):
             tally.count(batch_of(*busy, f"new{turn}"), LONG_NS)
-        assert (KIND, "silent") not in tally.snapshot()
+        assert (KIND, "silent") not in counts_of(tally)
 
     def test_cap_of_none_counts_all_together(self, batch_of: MakeBatch) -> None:
         tally = Tally(0)
@@ -293,13 +338,13 @@ def test_no_sum_ever_falls_and_none_is_lost(
         count_as(tally, batch_of(*names), verdict, now_ns)
         expected[verdict] += len(names)
         counted: Counter[str] = Counter()
-        for counts in tally.snapshot().values():
+        for counts in counts_of(tally).values():
             counted.update(counts.requests)
         assert +counted == +expected
         assert tally.held_requests == tally.held_bytes == 0
-        told_apart = {name for _, name in tally.snapshot()} - pinned - {OTHER}
+        told_apart = {name for _, name in counts_of(tally)} - pinned - {OTHER}
         assert len(told_apart) <= cap
-        if (KIND, OTHER) in tally.snapshot():
+        if (KIND, OTHER) in counts_of(tally):
             shared = requests(tally, OTHER)
             assert all(shared[word] >= count for word, count in other.items())
             other = shared
@@ -323,3 +368,55 @@ def count_as(tally: Tally, batch: Batch, verdict: RequestVerdict, now_ns: int) -
     if verdict == "drop":
         for request in batch.requests:
             tally.dropped(request, now_ns)
+
+
+class TestWithoutARuleOfItsOwn:
+    def test_a_name_goes_on_being_told_apart_while_there_is_room(self, batch_of: MakeBatch) -> None:
+        tally = Tally(1)
+        tally.pin([resource("a"), resource("never")])
+        tally.count(batch_of("a"), 1)
+        tally.unpin([resource("a"), resource("never"), resource("unknown")], 2)
+        assert requests(tally, "a") == {"pass": 1}
+        assert counts_of(tally).keys() == {(KIND, "a")}
+
+    def test_a_name_is_counted_with_the_others_when_there_is_none(self, batch_of: MakeBatch) -> None:
+        tally = Tally(1)
+        tally.pin([resource("a")])
+        tally.count(batch_of("a", "b"), 1)
+        tally.unpin([resource("a")], 2)
+        assert counts_of(tally).keys() == {(KIND, "b"), (KIND, OTHER)}
+        assert requests(tally, OTHER) == {"pass": 1}
+
+
+class TestLookingThroughThem:
+    def test_leaves_out_what_was_not_asked_for_since(self, batch_of: MakeBatch) -> None:
+        tally = Tally(9)
+        tally.count(batch_of("a"), 1)
+        tally.count(batch_of("b"), 5)
+        assert [name.name for name, _ in tally.each(2)] == ["b"]
+
+    def test_many_that_were_not_asked_for_are_passed_over_in_steps(self, batch_of: MakeBatch) -> None:
+        tally = Tally(999)
+        tally.count(batch_of(*map(str, range(500))), 1)
+        assert list(tally.steps(2)) == [None] * 8
+
+    def test_sums_are_those_of_all(self, batch_of: MakeBatch) -> None:
+        tally = Tally(100)
+        tally.pin([resource("7")])
+        tally.count(batch_of(*map(str, range(130))), 1)
+        sums = list(tally.sums())
+        assert len(sums) > 1
+        for verdict in ("pass", "refuse"):
+            everything = [counts for _, counts in tally.each()]
+            assert sum(each.requests[verdict] for each in sums) == sum(each.requests[verdict] for each in everything)
+            assert sum(each.messages[verdict] for each in sums) == sum(each.messages[verdict] for each in everything)
+
+    def test_counts_nothing_twice_though_a_name_is_retired_meanwhile(self, batch_of: MakeBatch) -> None:
+        tally = Tally(2)
+        tally.count(batch_of("a", "b"), 1)
+        steps = tally.each()
+        first, _ = next(steps)
+        tally.count(batch_of("new"), LONG_NS + 1)
+        found = dict(steps)
+        assert {first.name, *(name.name for name in found)} == {"a", "b"}
+        assert sum(counts.requests["pass"] for counts in found.values()) == 1

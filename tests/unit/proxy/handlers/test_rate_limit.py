@@ -532,6 +532,7 @@ class TestLog:
         ]
         assert {line["client"] for line in log} == {"10.1.2.3"}
         assert log[0]["wait_us"] == 1_000_000
+        assert [line.get("for") for line in log] == [None, None, "line_topic:b", "line_topic:b"]
 
     def test_says_nothing_of_what_is_held_or_shaded(self, log: list[Any]) -> None:
         limiting = Limiting.by(delay(1), Rule("client", "*", 0, action="shadow"))

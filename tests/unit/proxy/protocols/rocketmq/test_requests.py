@@ -36,9 +36,9 @@ from proxy.batch import Side
 from proxy.protocols.base import NO_BOUND, WireCounters
 from proxy.protocols.rocketmq.batch_body import MIN_MESSAGE_BYTES, BatchCounter
 from proxy.protocols.rocketmq.codes import MAX_FRAME_BYTES
+from proxy.protocols.rocketmq.names import MAX_NAMES
 from proxy.protocols.rocketmq.requests import (
     MAX_HEADER_BYTES,
-    MAX_NAMES,
     TRIAL_FRAMES,
     TRIAL_READ_BYTES,
     UNPARSABLE_RESOURCES,

@@ -1,0 +1,96 @@
+"""What a client says of itself: the id that it tells the broker, its language, its version.
+
+It is for people to see and decides nothing, so nothing here is sure: what cannot be read easily is not read.
+"""
+
+from contextlib import suppress
+from typing import Final
+
+import msgspec
+
+from proxy.protocols.rocketmq.codes import MAX_NAME_CHARS
+from proxy.protocols.rocketmq.command import decode_header
+from proxy.protocols.rocketmq.errors import RemoteProtocolError
+from proxy.protocols.rocketmq.reading import UNPARSED, Header
+from proxy.protocols.rocketmq.versions import version_name
+from proxy.snapshot import ClientDescription
+
+#: A longer heartbeat is not read. It holds what the client subscribes to: some 200 bytes each.
+MAX_HEARTBEAT_BYTES: Final = 64 * 1024
+#: A longer header of a client that signs off is not read.
+MAX_HEADER_BYTES: Final = 4 * 1024
+#: So many are looked at in vain; a client that names itself does so in the first.
+MAX_TRIES: Final = 8
+
+
+class _Heartbeat(msgspec.Struct, gc=False):
+    """The one key of a heartbeat's body that matters."""
+
+    clientID: str = ""  # noqa: N815 - the wire's name
+
+
+_decode_heartbeat = msgspec.json.Decoder(_Heartbeat).decode
+
+
+class AboutClient:
+    """One client, as far as it has told.
+
+    Attributes:
+        listening: a heartbeat's body is still coming, and is to be shown to ``hear``.
+        wanted: the client's id is not known, and it is worth while to look for it.
+    """
+
+    __slots__ = ("_body", "_id", "_language", "_tries_left", "_version", "listening", "wanted")
+
+    def __init__(self) -> None:
+        self.listening = False
+        self.wanted = True
+        self._language = ""
+        self._version: int | None = None
+        self._id = ""
+        self._body = bytearray()
+        self._tries_left = MAX_TRIES
+
+    def describe(self) -> ClientDescription:
+        """Return what is known."""
+        if self._version is None:
+            return ClientDescription(self._id)
+        return ClientDescription(self._id, self._language, version_name(self._version))
+
+    def meet(self, header: Header) -> None:
+        """Take language and version from the first header that can be read."""
+        if self._version is None and header.reading != UNPARSED:
+            # Not the header itself: its words are as long as the client likes.
+            self._language, self._version = header.language[:MAX_NAME_CHARS], header.version
+
+    def heartbeat(self, size_bytes: int, piece: memoryview) -> None:
+        """Take the beginning of a heartbeat's body of that size; the rest is for ``hear``."""
+        if 0 < size_bytes <= MAX_HEARTBEAT_BYTES:
+            self._body = bytearray()
+            self.listening = True
+            self.hear(piece, more=len(piece) < size_bytes)
+
+    def hear(self, piece: memoryview, *, more: bool) -> None:
+        """Take another piece of the body, and read it if it is the last."""
+        self._body += piece
+        if more:
+            return
+        body, self._body = self._body, bytearray()
+        self.listening = False
+        try:
+            self._learn(_decode_heartbeat(body).clientID)
+        except (msgspec.DecodeError, ValueError, RecursionError):
+            self._learn("")
+
+    def sign_off(self, header: bytes, header_type: int) -> None:
+        """Take the header of a client that unregisters."""
+        name = ""
+        if len(header) <= MAX_HEADER_BYTES:
+            with suppress(RemoteProtocolError):
+                name = decode_header(header, header_type).fields.get("clientID", "")
+        self._learn(name)
+
+    def _learn(self, name: str) -> None:
+        self._id = name[:MAX_NAME_CHARS]
+        self._tries_left -= 1
+        self.wanted = not self._id and self._tries_left > 0

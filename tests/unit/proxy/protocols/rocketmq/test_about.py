@@ -1,0 +1,203 @@
+"""What a session tells of its client, however that came to be said."""
+
+import json
+from collections.abc import Callable
+
+import pytest
+from playbook.frames import (
+    ONEWAY,
+    RESPONSE,
+    binary_frame,
+    cut,
+    frame,
+    heartbeat,
+    json_frame,
+    pull,
+    send,
+    send_back,
+    unparsable,
+)
+from playbook.playbook import Anything, Client, GiveUp, Playbook, hold, open_session, refuse
+
+from proxy.batch import Side
+from proxy.protocols.rocketmq.about import MAX_HEARTBEAT_BYTES, MAX_TRIES
+from proxy.protocols.rocketmq.names import MAX_NAMES
+from proxy.snapshot import MAX_RESOURCES_SHOWN, ClientDescription
+
+JAVA = ClientDescription("", "JAVA", "V5_5_0")
+
+
+def body(name: object = "192.0.2.1@1#2", **others: object) -> bytes:
+    return json.dumps({"clientID": name, "producerDataSet": [{"groupName": "p"}], **others}).encode()
+
+
+def told(*pieces: bytes) -> ClientDescription:
+    """Return what is known of a client that sent these pieces."""
+    session = open_session()
+    for piece in pieces:
+        batch = session.receive(Side.CLIENT, memoryview(bytearray(piece)), 0)
+        if batch is not None:
+            session.decided(batch, 0)
+        session.take(Side.BROKER)
+    return session.describe().client
+
+
+# --- Language and version -------------------------------------------------------------------------
+
+
+def test_nothing_is_known_of_a_client_that_said_nothing() -> None:
+    assert told() == ClientDescription()
+    assert told(send("a")[:20]) == ClientDescription()
+
+
+@pytest.mark.parametrize("binary", [False, True])
+def test_first_request_tells_language_and_version(*, binary: bool) -> None:
+    assert told(send("a", binary=binary)) == JAVA
+
+
+def test_later_requests_tell_nothing_new() -> None:
+    other = frame(b'{"code":310,"language":"GO","version":317,"opaque":1,"flag":0,"extFields":{"b":"a"}}')
+    assert told(other + send("a")) == ClientDescription("", "GO", "V4_5_2")
+
+
+def test_header_that_nobody_can_read_is_passed_over() -> None:
+    assert told(unparsable() + send("a")) == JAVA
+
+
+def test_header_read_leniently_tells_as_well() -> None:
+    assert told(frame(b"{'code':310,'language':'CPP','version':63,'opaque':1,'flag':0,'extFields':{'b':'a'}}")) == (
+        ClientDescription("", "CPP", "V3_1_8")
+    )
+
+
+def test_overlong_language_is_cut() -> None:
+    header = json.dumps({"code": 34, "language": "x" * 1000, "version": 1, "opaque": 1, "flag": 0}).encode()
+    assert len(told(frame(header)).language) == 255
+
+
+# --- The client's id ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("binary", [False, True])
+def test_heartbeat_tells_the_id(*, binary: bool) -> None:
+    assert told(heartbeat(body=body(), binary=binary)).id == "192.0.2.1@1#2"
+
+
+def test_heartbeat_may_come_in_any_pieces_between_others() -> None:
+    stream = send("a") + heartbeat(body=body()) + send("b", 2)
+    for at in range(1, len(stream)):
+        assert told(*cut(stream, at)).id == "192.0.2.1@1#2"
+    assert told(*cut(stream, *range(len(stream)))).id == "192.0.2.1@1#2"
+
+
+@pytest.mark.parametrize("make", [json_frame, binary_frame])
+def test_signing_off_tells_the_id(make: Callable[..., bytes]) -> None:
+    assert told(make(35, {"clientID": "me@1", "producerGroup": "p"})).id == "me@1"
+    assert told(*cut(make(35, {"clientID": "me@1"}), *range(100))).id == "me@1"
+
+
+def test_heartbeat_reaches_the_broker_as_it_came() -> None:
+    whole = heartbeat(body=body())
+    play = Playbook()
+    for piece in cut(whole, 5, 100, 150):
+        play >> Client(piece) << Anything()
+    assert play.given[Side.BROKER] == whole
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b'{"clientID":7}',
+        b'{"clientID":null}',
+        b'{"clientID":""}',
+        b'{"clientID":"\xff\xfe"}',
+        b'{"clientID":"\\ud800"}',
+        b'{"a":' * 10_000,
+        b"\x00" * 500,
+    ],
+)
+def test_garbage_is_no_id_and_no_harm(garbage: bytes) -> None:
+    assert told(heartbeat(body=garbage) + send("a")).id in {"", "\ufffd"}
+    assert told(heartbeat(body=garbage) + heartbeat(body=body("me"))).id == "me"
+
+
+def test_overlong_id_is_cut() -> None:
+    assert told(heartbeat(body=body("x" * 1000))).id == "x" * 255
+    assert told(json_frame(35, {"clientID": "x" * 1000})).id == "x" * 255
+
+
+def test_heartbeat_beyond_the_bound_is_not_read_and_not_kept() -> None:
+    filler = "x" * (MAX_HEARTBEAT_BYTES - len(body("me", filler="")))
+    assert told(heartbeat(body=body("me", filler=filler))).id == "me"
+    assert told(heartbeat(body=body("me", filler=filler + "x"))).id == ""
+
+
+def test_overlong_header_of_who_signs_off_is_not_read() -> None:
+    assert told(json_frame(35, {"clientID": "me", "x": "x" * 5000})).id == ""
+
+
+def test_id_is_looked_for_until_it_is_known_or_there_is_no_hope() -> None:
+    assert told(heartbeat(body=body("me")) + heartbeat(body=body("other"))).id == "me"
+    assert told(heartbeat(body=b"{") * (MAX_TRIES - 1) + heartbeat(body=body("me"))).id == "me"
+    assert told(heartbeat(body=b"{") * MAX_TRIES + heartbeat(body=body("me"))).id == ""
+
+
+def test_answer_of_the_client_is_no_heartbeat() -> None:
+    assert told(json_frame(34, flag=RESPONSE, body=body())).id == ""
+    assert told(json_frame(35, {"clientID": "me"}, flag=RESPONSE)).id == ""
+
+
+def test_oneway_heartbeat_is_one() -> None:
+    assert told(json_frame(34, flag=ONEWAY, body=body("me"))).id == "me"
+
+
+# --- Counts and names -----------------------------------------------------------------------------
+
+
+def test_frames_and_refusals_are_counted() -> None:
+    play = Playbook(hold("h", refusing=["r"]))
+    play >> Client(heartbeat() + send("a") + send("r", 2) + send("r", 3) + send("h", 4)) << Anything()
+    assert (play.session.describe().requests, play.session.describe().refused) == (5, 2)
+    play >> GiveUp(0) << Anything()
+    assert play.session.describe().refused == 3
+
+
+def test_silent_refusal_of_a_oneway_send_is_counted() -> None:
+    play = Playbook(refuse("r")) >> Client(send("r", flag=ONEWAY))
+    assert play.session.describe().refused == 1
+
+
+def test_names_asked_for_are_shown_with_their_kinds() -> None:
+    play = Playbook(limited=["subscription"])
+    play >> Client(send("a") + send_back("g") + send("%RETRY%g") + pull(group="g", topic="a") + send("a")) << Anything()
+    description = play.session.describe()
+    assert description.resources == ("topic:a", "retry_group:g", "subscription:g@a")
+    assert description.more_resources == 0
+
+
+def test_beyond_the_bound_names_are_only_counted() -> None:
+    play = Playbook()
+    for number in range(MAX_RESOURCES_SHOWN + 5):
+        play >> Client(send(f"t{number}")) << Anything()
+    play >> Client(send_back("g")) << Anything()
+    description = play.session.describe()
+    assert description.resources == tuple(f"topic:t{number}" for number in range(MAX_RESOURCES_SHOWN))
+    assert description.more_resources == 6
+
+
+def test_what_is_remembered_of_names_is_bounded() -> None:
+    play = Playbook()
+    for number in range(3 * MAX_NAMES):
+        play >> Client(send(f"t{number}")) << Anything()
+    description = play.session.describe()
+    assert len(description.resources) + description.more_resources <= MAX_NAMES
+
+
+def test_stream_that_is_relayed_unread_tells_nothing() -> None:
+    session = open_session(tls="pass")
+    session.receive(Side.CLIENT, memoryview(b"\x16\x03\x01"), 0)
+    assert session.describe().client == ClientDescription()
