@@ -17,7 +17,7 @@ FIND_PYTHON = for candidate in $(PYTHON) python3.11 python3.12 python3.13 python
 
 TESTED := proxy limiter admin tests
 
-.PHONY: help setup packages parts demo test lint types fast unit fuzz integration coverage bench constraints format clean
+.PHONY: help setup packages parts demo test lint types fast unit fuzz browser operator integration coverage bench constraints format clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -25,7 +25,7 @@ help: ## list the targets
 setup: packages $(VENV_STAMP) ## check the system's packages and make .venv
 
 packages:
-	@PYTHON="$(PYTHON)" sh tests/integration/packages.sh python integration
+	@PYTHON="$(PYTHON)" sh tests/integration/packages.sh python integration browser
 
 $(VENV_STAMP): pyproject.toml constraints.txt tests/plugin/pyproject.toml
 	@PYTHON="$(PYTHON)" sh tests/integration/packages.sh python
@@ -54,7 +54,7 @@ $(PARTS)/python/.stamp: tests/integration/clients/requirements.txt
 demo: $(VENV_STAMP) ## one runaway and several quiet topics, live, until Ctrl-C or SECONDS=20
 	$(BIN)/sluice demo $(if $(SECONDS),--seconds $(SECONDS))
 
-test: lint types fast integration coverage ## everything: lint, types, fast tests, integration tests
+test: lint types fast operator integration coverage ## everything: lint, types, fast tests, operator's side, integration tests
 
 lint: $(VENV_STAMP) ## ruff, formatting, the import contracts
 	$(BIN)/ruff check $(TESTED)
@@ -77,8 +77,15 @@ unit: $(VENV_STAMP) ## unit tests alone
 fuzz: $(VENV_STAMP) ## fuzz tests alone; SLUICE_FUZZ_FACTOR=20 makes 20 times the cases
 	$(BIN)/python -m pytest tests/fuzz
 
+browser: setup ## the page in a real Chromium
+	$(BIN)/python -m pytest tests/browser
+
+# These wait more than they compute, and none of them measures a rate, so they may share the machine.
+operator: setup ## API, page, command line, edits and attacks against a real sluice, two at a time
+	$(BIN)/python -m pytest tests/integration/operator tests/browser -n 2 --dist loadfile
+
 integration: parts ## real clients and a real broker through sluice
-	$(BIN)/python -m pytest tests/integration
+	$(BIN)/python -m pytest tests/integration --ignore tests/integration/operator
 
 # The sluice processes of the integration tests leave coverage files of their own.
 coverage:

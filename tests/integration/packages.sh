@@ -1,5 +1,5 @@
 #!/bin/sh
-# Checks the programs of the system that setup and the integration tests need, and installs the Debian package of
+# Checks the programs of the system that setup, the integration and the browser tests need, and installs the Debian package of
 # each that is missing when run as root. Anything already on PATH counts, wherever it came from.
 set -eu
 
@@ -30,6 +30,9 @@ for target in "$@"; do
         command -v npm >/dev/null || need npm
         command -v promtool >/dev/null || need prometheus
         ;;
+    browser)
+        command -v chromium >/dev/null || need chromium
+        ;;
     bench)
         command -v haproxy >/dev/null || [ -x /usr/sbin/haproxy ] || need haproxy
         [ -e /usr/lib/nginx/modules/ngx_stream_module.so ] || need "nginx libnginx-mod-stream"
@@ -39,7 +42,7 @@ for target in "$@"; do
         fi
         ;;
     *)
-        echo "packages.sh: unknown target $target; one of python, integration, bench" >&2
+        echo "packages.sh: unknown target $target; one of python, integration, browser, bench" >&2
         exit 2
         ;;
     esac
