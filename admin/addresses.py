@@ -7,10 +7,7 @@ Two questions need two answers. ``reaches`` is about connecting: ``localhost`` i
 import ipaddress
 from typing import Final
 
-from admin.settings import Endpoint
-
-WILDCARDS: Final = frozenset({"0.0.0.0", "::", "*"})
-"""Hosts that stand for every address of this machine."""
+from admin.endpoint import WILDCARDS, Endpoint
 
 _LOCALHOST: Final = "localhost"
 _IPV4_LOOPBACK: Final = "127.0.0.1"

@@ -8,12 +8,16 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from admin import doubts, plugins, rulebook
-from admin.addresses import WILDCARDS, collides, reaches
+from admin.addresses import collides, reaches
+from admin.auth import ANYONE, Access, read_access
+from admin.endpoint import Endpoint
 from admin.errors import SettingsError
 from admin.faults import Origins
-from admin.rulebook import BUILT_IN, SCOPE_KINDS
-from admin.settings import DEFAULT_PROTOCOL, OFF, Endpoint, ListenerSettings, Settings
+from admin.rule_fields import SCOPE_KINDS, kinds_of
+from admin.rulebook import BUILT_IN, Rulebook
+from admin.settings import DEFAULT_PROTOCOL, OFF, ListenerSettings, Settings
 from admin.sources import Configuration
+from admin.tls import Certificate, read_certificate
 from admin.toml_lines import Path as Place
 from limiter.rule import Rule
 from limiter.rules import RuleSet
@@ -55,8 +59,12 @@ class Plan:
         handler_sources: where each handler was configured.
         protocols: those of the listeners; the usual one where there is no listener.
         kinds: the kinds of resources that the protocols make.
-        rule_set: the operator's rules over the protocols' own.
+        rulebook: the operator's rules over the protocols' own, for edits to be laid over them.
+        rule_set: what they amount to.
         doubts: what is allowed in the limits but probably not meant, a line each.
+        access: who may use the admin address.
+        certificate: what makes the admin address HTTPS, if it is.
+        replaced: what the file says and the environment says otherwise, a line each.
     """
 
     settings: Settings
@@ -65,8 +73,12 @@ class Plan:
     handler_sources: tuple[str, ...]
     protocols: tuple[Protocol, ...]
     kinds: tuple[Kind, ...]
+    rulebook: Rulebook
     rule_set: RuleSet
     doubts: tuple[str, ...]
+    access: Access
+    certificate: Certificate | None
+    replaced: tuple[str, ...] = ()
 
     def defaults(self) -> list[Rule]:
         """Return each kind's default."""
@@ -102,15 +114,12 @@ class Plan:
         """Say what is allowed but probably not meant."""
         found = []
         if not self.listeners:
-            found.append("no listener: `sluice run` will need --listen and --broker besides")
+            found.append("no listener: `sluice run` refuses it without --listen and --broker")
         if not self.settings.limiting:
             found.append("limiting = false: everything passes")
         if all(handler.plugin.name != RATE_LIMIT for handler in self.handlers):
             found.append(f'handlers: no "{RATE_LIMIT}" among them: nothing is limited')
-        admin = self.settings.admin.listen
-        if admin != OFF and admin.host in WILDCARDS:
-            found.append(f"admin {admin}: open to every network of this machine, without a password")
-        return [*found, *self.doubts]
+        return [*found, *self.access.warnings, *self.doubts]
 
 
 def compose(configuration: Configuration) -> Plan:
@@ -124,6 +133,7 @@ def compose(configuration: Configuration) -> Plan:
     settings = configuration.settings
     listeners = _listeners(settings, origins, problems)
     _check_addresses(settings, origins, problems)
+    access, certificate = _admin(settings, origins, problems)
     handlers, handler_sources = _handlers(settings, origins, problems)
     protocols = {listener.protocol.name: listener.protocol for listener in listeners}
     if not settings.listeners:
@@ -131,9 +141,10 @@ def compose(configuration: Configuration) -> Plan:
         protocols = {DEFAULT_PROTOCOL: plugins.protocol(DEFAULT_PROTOCOL, ("listeners",), origins)}
     if problems:
         raise SettingsError([*configuration.problems, *problems])
-    kinds = rulebook.kinds_of(protocols.values())
+    kinds = kinds_of(protocols.values())
     scopes = [listener.settings.scope for listener in listeners]
-    rule_set = rulebook.build(configuration, tuple(protocols.values()), scopes)
+    book = rulebook.build(configuration, tuple(protocols.values()), scopes)
+    rule_set = book.rule_set()
     doubtful = doubts.about(settings, rule_set, (*kinds, *SCOPE_KINDS), origins, datetime.now(UTC))
     return Plan(
         settings,
@@ -142,8 +153,12 @@ def compose(configuration: Configuration) -> Plan:
         handler_sources,
         protocols=tuple(protocols.values()),
         kinds=kinds,
+        rulebook=book,
         rule_set=rule_set,
         doubts=tuple(doubtful),
+        access=access,
+        certificate=certificate,
+        replaced=configuration.replaced,
     )
 
 
@@ -192,6 +207,19 @@ def _check_addresses(settings: Settings, origins: Origins, problems: list[str]) 
                 what = f"is taken by {origins.name(earlier, str(taken))}; choose another address"
                 problems.append(origins.problem(place, what, str(address)))
                 break
+
+
+def _admin(settings: Settings, origins: Origins, problems: list[str]) -> tuple[Access, Certificate | None]:
+    access, certificate = ANYONE, None
+    try:
+        access = read_access(settings.admin, origins)
+    except SettingsError as error:
+        problems.extend(error.lines)
+    try:
+        certificate = read_certificate(settings.admin, origins)
+    except SettingsError as error:
+        problems.extend(error.lines)
+    return access, certificate
 
 
 def _handlers(

@@ -20,6 +20,9 @@ from admin.toml_lines import line_of
 #: How alike two names must be, from 0 to 1, for one to be taken for the other mistyped.
 _CLOSE = 0.7
 
+SECRET_KEYS: Final = frozenset({"token", "read_token"})
+"""Keys whose values are never shown, whatever is wrong with them."""
+
 _MULTIPLES: Final = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 _NUMBER_WITH_UNIT: Final = re.compile(
     r"([0-9]+(?:\.[0-9]+)?)\s*((?:[kmg]i?)?)(?:b|bytes|messages|msgs?)?(?:/s|ps)?", re.IGNORECASE
@@ -100,6 +103,30 @@ def describe(
     ]
 
 
+def describe_fields(
+    error: ValidationError,
+    *,
+    model: type[Any],
+    hints: Mapping[str, str] | None = None,
+    words: Mapping[tuple[str, str], str] | None = None,
+) -> list[tuple[str, str]]:
+    """Turn pydantic's errors into pairs of a field and what is wrong with it; all of it together has no field.
+
+    Args:
+        error: what pydantic raised.
+        model: what it was validated against.
+        hints: what to say of some unknown keys.
+        words: as for ``describe``.
+    """
+    found = []
+    for detail in error.errors(include_url=False):
+        what, value = _words(detail, model, {}, words or {})
+        if detail["type"] == "extra_forbidden":
+            what = (hints or {}).get(str(detail["loc"][-1]), what)
+        found.append((spell(detail["loc"]), what if value is None else f"{what}; found {show(value)}"))
+    return found
+
+
 def unknown_key(key: str, allowed: Iterable[str], *, prefix: str = "") -> str:
     """Say that a key or name does not exist, and which one may have been meant.
 
@@ -169,7 +196,7 @@ def _words(
 ) -> tuple[str, object]:
     """Say what is allowed where pydantic found something else, and the value if it is worth showing."""
     context = detail.get("ctx", {})
-    value = detail["input"]
+    value = None if SECRET_KEYS.intersection(detail["loc"]) else detail["input"]
     match detail["type"]:
         case "missing":
             return "missing; it must be given", None

@@ -30,6 +30,11 @@ def start(settings: LogSettings) -> None:
     configure(settings, writer)
 
 
+def change_level(settings: LogSettings) -> None:
+    """Go on with another level."""
+    configure(settings, _writers[-1] if _writers else None)
+
+
 def dropped_lines() -> int:
     """Return how many lines were lost because nobody read them or nothing took them."""
     return sum(writer.dropped_lines for writer in _writers)

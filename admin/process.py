@@ -3,8 +3,10 @@
 import resource
 from typing import NamedTuple
 
-#: Listeners, the event loop, logs, the admin address and a reserve.
-_OTHER_DESCRIPTORS = 256
+from admin.connections import MAX_CONNECTIONS
+
+#: Listeners, the event loop, logs, files and a reserve; and all connections of the admin address.
+_OTHER_DESCRIPTORS = 256 + MAX_CONNECTIONS
 
 
 class OpenFilesLimited(NamedTuple):

@@ -4,46 +4,71 @@ What the keys mean is ``admin.settings``; which rule wins is ``limiter.rules``. 
 right but probably not meant is ``admin.doubts``.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Container, Iterable, Sequence
+from typing import Final, NamedTuple
 
 from admin.errors import SettingsError
-from admin.faults import Origins, unknown_key
-from admin.settings import KIND_HINTS, UNLIMITED, Limit, LimitSettings, Settings
+from admin.faults import Origins
+from admin.rule_fields import RuleReader, key_of, kinds_of, worded
+from admin.settings import Limit, Settings
 from admin.sources import Configuration, LimitText
 from admin.toml_lines import Path as Place
 from limiter.errors import RuleError
+from limiter.layers import layer_rules
 from limiter.limit_text import parse_limit
-from limiter.patterns import DEFAULT_PATTERN, Matcher
-from limiter.resource import CLIENT, LISTENER, PRODUCER_GROUP
+from limiter.patterns import DEFAULT_PATTERN
+from limiter.resource import Resource
 from limiter.rule import Rule, RuleKey
-from limiter.rules import RuleSet, layer_rules
-from limiter.schedule import Hours, read_hours
+from limiter.rules import RuleSet
 from proxy.protocols.base import Kind, Protocol
 
 BUILT_IN: Final = "built-in"
 
-SCOPE_KINDS: Final = (
-    Kind(CLIENT, "all that is sent from an address; an address or a network"),
-    Kind(PRODUCER_GROUP, "all that is sent for a producer group"),
-    Kind(LISTENER, "all that is sent through the listeners of a scope; the scope's name"),
-)
-"""The kinds that every protocol has, in the order in which they are asked."""
 
-#: How attributes of a rule are called in the file, where that is another name.
-_KEYS: Final = {"rate_per_s": "rate", "pattern": "name"}
+class Rulebook:
+    """The configured rules, and what live edits make of them.
+
+    A protocol's own rates are for who says nothing at all about limits, and only the configuration is asked whether
+    that is so: an edit is a correction of one name. Were it a statement about all, then limiting one runaway topic
+    would set free every other one, and the end of the last edit would limit them again.
+
+    Args:
+        reader: what rules are read with.
+        layers: the rules of each source, weakest first; the protocols' own are among them.
+        enabled: whether limiting is on.
+
+    Attributes:
+        reader: as given.
+        enabled: as given.
+        configured: the rules of the configuration, without stand-ins.
+        hidden: rules that a stronger source replaces, each with the one that does.
+        sent_to: the kinds of resources that are sent to.
+
+    Raises:
+        RuleError: two rules of one source share kind, pattern and hours.
+    """
+
+    def __init__(self, reader: RuleReader, layers: Sequence[Sequence[Rule]], *, enabled: bool) -> None:
+        self.reader = reader
+        self.enabled = enabled
+        self.configured = layer_rules(*layers)
+        self.hidden = tuple(_hidden(self.configured, layers))
+        self.sent_to = frozenset(kind.name for kind in kinds_of(reader.protocols) if not kind.consumes)
+
+    def rules(self, edits: Iterable[Rule] = ()) -> tuple[Rule, ...]:
+        """Lay edits over the configuration, as its strongest source, the most important first."""
+        edited = tuple(edits)
+        rules = layer_rules(self.configured, edited) if edited else self.configured
+        named = {Resource(rule.kind, rule.exact_name) for rule in rules if rule.exact_name is not None}
+        strictest = _strictest(rules, self.sent_to)
+        return (*rules, *stand_in_rules(self.reader.protocols, strictest, named.__contains__))
+
+    def rule_set(self) -> RuleSet:
+        """Return what holds without any edit."""
+        return RuleSet(rules=self.rules(), enabled=self.enabled)
 
 
-def kinds_of(protocols: Iterable[Protocol]) -> tuple[Kind, ...]:
-    """Return the kinds that protocols make, each once, in the order of their own lists."""
-    kinds: dict[str, Kind] = {}
-    for protocol in protocols:
-        for kind in protocol.kinds:
-            kinds.setdefault(kind.name, kind)
-    return tuple(kinds.values())
-
-
-def build(configuration: Configuration, protocols: Sequence[Protocol], scopes: Iterable[str]) -> RuleSet:
+def build(configuration: Configuration, protocols: Sequence[Protocol], scopes: Iterable[str]) -> Rulebook:
     """Lay the operator's rules over the protocols' own.
 
     Args:
@@ -54,7 +79,7 @@ def build(configuration: Configuration, protocols: Sequence[Protocol], scopes: I
     Raises:
         SettingsError: with a line for each fault.
     """
-    reader = _Reader(configuration.origins, protocols, frozenset(scopes))
+    reader = _Sources(configuration.origins, RuleReader(protocols, scopes))
     settings = configuration.settings
     places = configuration.limit_places
     from_file = reader.single([*reader.limits(settings, places), *reader.defaults(settings)])
@@ -68,11 +93,17 @@ def build(configuration: Configuration, protocols: Sequence[Protocol], scopes: I
         # The protocols' own rates are for who says nothing at all: an operator who names one topic limits that one.
         built_in.append(tuple(_own_rate(kind) for kind in kinds_of(protocols) if kind.rate_per_s is not None))
     try:
-        rules = layer_rules(*built_in, *given)
-        rules += tuple(_stand_in_rules(protocols, rules))
-        return RuleSet(rules=rules, enabled=settings.limiting)
+        return Rulebook(reader.reader, [*built_in, *given], enabled=settings.limiting)
     except RuleError as error:
         raise SettingsError(str(error)) from None
+
+
+def _hidden(configured: Sequence[Rule], layers: Sequence[Sequence[Rule]]) -> Iterable[tuple[Rule, Rule]]:
+    in_force = {rule.key: rule for rule in configured}
+    for rule in (rule for layer in layers for rule in layer):
+        by = in_force.get(rule.key) or in_force.get(rule.key._replace(hours=None))
+        if by is not None and by is not rule:
+            yield rule, by
 
 
 def _own_rate(kind: Kind) -> Rule:
@@ -86,53 +117,84 @@ def _own_rate(kind: Kind) -> Rule:
     )
 
 
-def _stand_in_rules(protocols: Sequence[Protocol], rules: Sequence[Rule]) -> Iterable[Rule]:
+class Strictest(NamedTuple):
+    """The strictest of many limits of what is sent, at whatever time it holds.
+
+    Left aside are limits of 0, since one refused topic is no reason to cut off every client with an odd header; what
+    only counts; and what limits something else than sending to a resource.
+
+    Attributes:
+        rate_per_s: the lowest rate; None if none is limited.
+        of_bytes: the lowest limit of bytes per second, with its burst in seconds; None if none is limited.
+    """
+
+    rate_per_s: float | None = None
+    of_bytes: tuple[float, float] | None = None
+
+
+def is_strict(rule: Rule, sent_to: Container[str]) -> bool:
+    """Say whether a rule counts for the strictest, if only as one of 0.
+
+    Args:
+        rule: the rule.
+        sent_to: the kinds of resources that are sent to.
+    """
+    return rule.kind in sent_to and rule.limits and rule.action != "shadow"
+
+
+def stand_in_rules(
+    protocols: Sequence[Protocol], strictest: Strictest | None, named: Callable[[Resource], bool]
+) -> Iterable[Rule]:
     """Limit what cannot be read as strictly as the strictest limit: whose it would have been, nobody knows.
 
-    That is so at whatever time the strictest limit holds. Left aside are limits of 0, since one refused topic is no
-    reason to cut off every client with an odd header; what only counts; and what limits something else than sending
-    to a resource.
+    Args:
+        protocols: whose stand-ins there are.
+        strictest: None if nothing is limited, and so nothing that cannot be read.
+        named: says whether there is a rule of that very name.
     """
-    named = {(rule.kind, rule.exact_name) for rule in rules}
-    sent_to = {kind.name for kind in kinds_of(protocols) if not kind.consumes}
-    strict = [rule for rule in rules if rule.kind in sent_to and rule.limits and rule.action != "shadow"]
-    rate_per_s = min((rule.rate_per_s for rule in strict if rule.rate_per_s), default=None)
-    of_bytes = min(
-        (rule for rule in strict if rule.bytes_per_s), key=lambda rule: rule.bytes_per_s or 0.0, default=None
-    )
+    if strictest is None:
+        return
+    rate_per_s, of_bytes = strictest
     if rate_per_s is None and of_bytes is None:
         rate_per_s = 1
     for stand_in in (resource for protocol in protocols for resource in protocol.stand_ins):
-        if strict and (stand_in.kind, stand_in.name) not in named:
+        if not named(stand_in):
             yield Rule(
                 stand_in.kind,
                 stand_in.name,
                 rate_per_s,
-                bytes_per_s=of_bytes.bytes_per_s if of_bytes is not None else None,
-                bytes_burst_s=of_bytes.bytes_burst_s if of_bytes is not None else 1.0,
+                bytes_per_s=of_bytes[0] if of_bytes is not None else None,
+                bytes_burst_s=of_bytes[1] if of_bytes is not None else 1.0,
                 source=BUILT_IN,
             )
 
 
-class _Reader:
+def _strictest(rules: Iterable[Rule], sent_to: Container[str]) -> Strictest | None:
+    strict = [rule for rule in rules if is_strict(rule, sent_to)]
+    rates = (rule.rate_per_s for rule in strict if rule.rate_per_s)
+    of_bytes = ((rule.bytes_per_s, rule.bytes_burst_s) for rule in strict if rule.bytes_per_s)
+    return Strictest(min(rates, default=None), min(of_bytes, default=None)) if strict else None
+
+
+class _Sources:
     """Makes rules of what operators write, and collects what is wrong with it."""
 
-    def __init__(self, origins: Origins, protocols: Sequence[Protocol], scopes: frozenset[str]) -> None:
+    def __init__(self, origins: Origins, reader: RuleReader) -> None:
         self.problems: list[str] = []
+        self.reader = reader
         self._origins = origins
-        self._protocols = protocols
-        self._scopes = scopes
-        self._kinds: Mapping[str, Kind] = {kind.name: kind for kind in (*kinds_of(protocols), *SCOPE_KINDS)}
+        self._kinds = reader.kinds
 
     def limits(self, settings: Settings, places: Iterable[Place]) -> Iterable[Rule]:
         """Yield the rules of the file."""
         for place, limit in zip(places, settings.limits, strict=True):
             if limit.kind not in self._kinds:
-                what = self._unknown(limit.kind)
+                what = self.reader.unknown(limit.kind)
                 self.problems.append(self._origins.problem((*place, "kind"), what, limit.kind))
                 continue
             try:
-                yield self._checked(self._from_file(limit.kind, limit.name, limit, self._origins.of(place)))
+                source = self._origins.of(place)
+                yield self.reader.rule(limit.kind, limit.name, limit, source, shared=limit.shared)
             except RuleError as error:
                 self._refuse(place, limit, error)
 
@@ -141,10 +203,10 @@ class _Reader:
         for kind, default in settings.defaults.items():
             place = ("defaults", kind)
             if kind not in self._kinds:
-                self.problems.append(self._origins.problem(place, self._unknown(kind)))
+                self.problems.append(self._origins.problem(place, self.reader.unknown(kind)))
                 continue
             try:
-                yield self._checked(self._from_file(kind, DEFAULT_PATTERN, default, self._origins.of(place)))
+                yield self.reader.rule(kind, DEFAULT_PATTERN, default, self._origins.of(place))
             except RuleError as error:
                 self._refuse(place, default, error)
 
@@ -159,7 +221,7 @@ class _Reader:
             try:
                 rule = parse_limit(limit.text, make)
                 if rule.kind in self._kinds:
-                    self._checked(rule)
+                    self.reader.check(rule)
             except RuleError as error:
                 written = str(error).removeprefix("limit ")
                 # Errors about the text begin with it, those about what it says do not.
@@ -167,7 +229,7 @@ class _Reader:
                 self.problems.append(f"{limit.source} {text}")
                 continue
             if rule.kind not in self._kinds:
-                what = f"kind '{rule.kind}' is {self._unknown(rule.kind)}"
+                what = f"kind '{rule.kind}' is {self.reader.unknown(rule.kind)}"
                 self.problems.append(f"{limit.source} '{limit.text}': {what}")
                 continue
             yield rule
@@ -182,60 +244,9 @@ class _Reader:
                 self.problems.append(f"{rule.source}: {what}; delete one of them")
         return list(by_key.values())
 
-    def _unknown(self, kind: str) -> str:
-        meant = [f'"{word}"' for word in KIND_HINTS.get(kind, ()) if word in self._kinds]
-        return f"unknown; did you mean {' or '.join(meant)}?" if meant else unknown_key(kind, self._kinds)
-
-    def _from_file(self, kind: str, pattern: str, limit: Limit, source: str) -> Rule:
-        of = self._kinds[kind]
-        return Rule(
-            kind=kind,
-            pattern=pattern,
-            rate_per_s=None if limit.rate == UNLIMITED else limit.rate,
-            burst_s=limit.burst_s,
-            break_s=limit.break_s,
-            count=limit.count,
-            bytes_per_s=limit.bytes_per_s,
-            bytes_burst_s=limit.bytes_burst_s,
-            shared=isinstance(limit, LimitSettings) and limit.shared,
-            action=limit.action or of.action,
-            max_delay_s=of.max_delay_s if limit.max_delay_s is None else limit.max_delay_s,
-            busy_code=limit.busy_code,
-            fair_by=limit.fair_by,
-            max_fair_keys=limit.max_fair_keys,
-            warm_up_s=limit.warm_up_s,
-            hours=_hours(limit),
-            allow_under_limit=limit.allow_under_limit,
-            exempt=isinstance(limit, LimitSettings) and limit.exempt,
-            source=source,
-        )
-
-    def _checked(self, rule: Rule) -> Rule:
-        """Return the rule if every protocol it is for can follow it.
-
-        Raises:
-            RuleError: one of them cannot, or no listener has the scope.
-        """
-        is_scope = all(rule.kind != kind.name for kind in kinds_of(self._protocols))
-        for protocol in self._protocols:
-            if is_scope or any(kind.name == rule.kind for kind in protocol.kinds):
-                protocol.check_rule(rule)
-        if rule.kind == LISTENER and self._scopes:
-            matcher = Matcher([(rule.matches, rule)])
-            if not any(matcher.match(scope) for scope in self._scopes):
-                what = f"rule {rule.name}: no listener has a scope of this name"
-                raise RuleError(what, ", ".join(sorted(self._scopes)), "pattern")
-        return rule
-
     def _refuse(self, place: Place, limit: Limit, error: RuleError) -> None:
         """Name the line of the key that a rule's error is about, if it was written."""
-        key = _KEYS.get(error.attribute or "", error.attribute)
-        if key is not None and key in limit.model_fields_set:
+        key = key_of(error)
+        if key in limit.model_fields_set:
             place = (*place, key)
-        self.problems.append(self._origins.problem(place, str(error).replace("rate_per_s", "rate")))
-
-
-def _hours(limit: Limit) -> Hours | None:
-    if not isinstance(limit, LimitSettings) or (limit.between is None and limit.days is None):
-        return None
-    return read_hours(limit.between, limit.days or (), limit.time_zone)
+        self.problems.append(self._origins.problem(place, worded(error)))

@@ -7,55 +7,21 @@ is ``admin.composition``.
 
 import math
 from ipaddress import IPv4Network, IPv6Network
-from typing import Annotated, Any, Final, Literal, NamedTuple
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PlainValidator, WithJsonSchema, model_validator
 
+from admin.endpoint import DEFAULT_ADMIN, Endpoint, parse_endpoint
 from admin.faults import number_meant
 from limiter.errors import RuleError
 from limiter.patterns import read_network
 from limiter.rule import DEFAULT_MAX_FAIR_KEYS, MAX_FAIR_KEYS, Action, Count, FairBy
 
-DEFAULT_ADMIN = "127.0.0.1:9870"
 DEFAULT_PROTOCOL = "rocketmq"
 DEFAULT_SCOPE = "default"
 
 OFF: Literal["off"] = "off"
 UNLIMITED: Literal["unlimited"] = "unlimited"
-
-
-class Endpoint(NamedTuple):
-    """A TCP address, written ``host:port`` (``[::1]:port`` for IPv6)."""
-
-    host: str
-    port: int
-
-    def __str__(self) -> str:
-        """Return the spelling that ``parse_endpoint`` reads."""
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
-
-
-def parse_endpoint(value: object) -> Endpoint:
-    """Read ``host:port``.
-
-    Raises:
-        ValueError: with what is allowed, to be put behind the name of the place.
-    """
-    if isinstance(value, Endpoint):
-        return value
-    problem = ValueError('must be "host:port", for example "127.0.0.1:10911" or "[::1]:10911"')
-    if not isinstance(value, str):
-        raise problem
-    host, colon, port_text = value.strip().rpartition(":")
-    if host.startswith("[") and host.endswith("]"):
-        host = host[1:-1]
-    elif ":" in host:
-        raise ValueError('must have brackets around an IPv6 address, for example "[::1]:10911"')
-    if not colon or not host or any(char.isspace() or char in "[]/" for char in host):
-        raise problem
-    if not (port_text.isascii() and port_text.isdigit()) or int(port_text) > 65535:
-        raise ValueError("must end in a port from 0 to 65535")
-    return Endpoint(host, int(port_text))
 
 
 def _parse_broker(value: object) -> Endpoint:
@@ -71,7 +37,8 @@ def _parse_admin(value: object) -> Endpoint | Literal["off"]:
     try:
         return parse_endpoint(value)
     except ValueError as error:
-        raise ValueError(f'{error}; or "off"') from None
+        hint = "; the commands that ask a sidecar take a URL, from SLUICE_URL" if "://" in str(value) else ""
+        raise ValueError(f'{error}; or "off"{hint}') from None
 
 
 def _parse_rate(value: object) -> float | Literal["unlimited"]:
@@ -188,7 +155,7 @@ class Limit(_Table):
 
     @property
     def _is_exempt(self) -> bool:
-        return isinstance(self, LimitSettings) and self.exempt
+        return isinstance(self, WrittenLimit) and self.exempt
 
     @model_validator(mode="after")
     def _limits_something(self) -> "Limit":
@@ -197,12 +164,9 @@ class Limit(_Table):
         return self
 
 
-class LimitSettings(Limit):
-    """The limit of one resource or scope, or of those whose names match a pattern: of each, or of all together."""
+class WrittenLimit(Limit):
+    """All that can be said of the limit of one name or pattern: in the file, and in a live edit."""
 
-    kind: Name = Field(description="a kind of resource, as the protocol names it; or client, producer_group, listener")
-    name: Name = Field(description="an exact name or a pattern with * ? []; of clients an address, a network or *")
-    shared: bool = Field(False, description="true: one limit for all that match together, besides that of each")
     exempt: bool = Field(
         False, description="true: never limited, neither by this nor by totals and scopes; in place of a rate"
     )
@@ -213,6 +177,14 @@ class LimitSettings(Limit):
     time_zone: str = Field("UTC", description="whose clocks between and days go by")
 
 
+class LimitSettings(WrittenLimit):
+    """The limit of one resource or scope, or of those whose names match a pattern: of each, or of all together."""
+
+    kind: Name = Field(description="a kind of resource, as the protocol names it; or client, producer_group, listener")
+    name: Name = Field(description="an exact name or a pattern with * ? []; of clients an address, a network or *")
+    shared: bool = Field(False, description="true: one limit for all that match together, besides that of each")
+
+
 KEY_HINTS: Final = {
     ("limits", "enabled"): 'unknown; write action = "off" for a limit that is kept but does not hold',
     ("defaults", "enabled"): 'unknown; write action = "off" for a default that is kept but does not hold',
@@ -221,6 +193,14 @@ KEY_HINTS: Final = {
     for key in LimitSettings.model_fields.keys() - Limit.model_fields.keys()
 }
 """What to write instead of a key that is not there, by the first part of its place and the key."""
+
+EDIT_KEY_HINTS: Final = {
+    "enabled": 'unknown; write action "off" for a limit that is kept but does not hold',
+    "kind": "no key of an edit; it is in the limit's address",
+    "name": "no key of an edit; it is in the limit's address",
+    "shared": "no key of an edit; what all have together is addressed as kind total, name KIND:PATTERN",
+}
+"""The same for the keys of a live edit."""
 
 VALUE_HINTS: Final = {
     ("exempt", "*"): "networks of clients are exempt by their listener: exempt = [...] in [[listeners]]",
@@ -262,13 +242,29 @@ class HandlerSettings(_Table):
 
 
 class AdminSettings(_Table):
-    """The HTTP address of metrics and health."""
+    """The HTTP address of page, API, metrics and health, and who may use it."""
 
     listen: AdminAddress = Field(
         parse_endpoint(DEFAULT_ADMIN),
-        description='where /metrics, /healthz and /readyz are served; "off" serves none',
+        description='where page, API, /metrics, /healthz and /readyz are served; "off" serves none',
         json_schema_extra={"env": "SLUICE_ADMIN"},  # besides SLUICE_ADMIN_LISTEN, as the flag is --admin
     )
+    token_file: Name | None = Field(None, description="file of tokens, a line each: NAME ROLE TOKEN; read or write")
+    token: Name | None = Field(
+        None, repr=False, description="one token that may read and write; better in the environment"
+    )
+    read_token: Name | None = Field(
+        None, repr=False, description="one token that may only read; better in the environment"
+    )
+    allow_anyone: bool = Field(
+        False, description="true: without any token, on an address that others reach, too; they can change limits"
+    )
+    allowed_hosts: list[Name] = Field(
+        default_factory=list, description="names under which the address is reached, besides localhost and addresses"
+    )
+    public_metrics: bool = Field(False, description="true: /metrics wants no token")
+    tls_certificate_file: Name | None = Field(None, description="PEM file; with the key it makes the address HTTPS")
+    tls_key_file: Name | None = Field(None, description="PEM file of the certificate's key")
 
 
 class LogSettings(_Table):
@@ -297,6 +293,9 @@ class Settings(_Table):
     """The root of the configuration."""
 
     limiting: bool = Field(True, description="false: everything passes and is counted")
+    state_dir: Name | None = Field(
+        None, description='where live edits are kept; "off" keeps them until the restart; a usual place if not given'
+    )
     grace_s: Seconds = Field(10.0, description="seconds that requests in flight get to finish on SIGTERM")
     listeners: list[ListenerSettings] = Field(default_factory=list)
     limits: list[LimitSettings] = Field(default_factory=list)

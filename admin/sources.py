@@ -9,7 +9,8 @@ The environment
 separated by white space, limits by commas too; ``SLUICE_PROTOCOL`` and ``SLUICE_CONFIG`` take one. Every other
 key is named after its place in the file: ``bounds.max_connections`` is ``SLUICE_BOUNDS_MAX_CONNECTIONS``;
 ``admin.listen`` is also ``SLUICE_ADMIN``, like its flag. Other variables that begin with ``SLUICE_`` are errors,
-apart from those that Kubernetes makes of a service called ``sluice``.
+apart from those that Kubernetes makes of a service called ``sluice``, and those of the commands that ask a sidecar
+(``SLUICE_URL`` and so on), which are no settings.
 """
 
 import re
@@ -21,8 +22,9 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from admin.client.target import CLIENT_VARIABLES
 from admin.errors import SettingsError
-from admin.faults import Origins, describe, given, show, unknown_key
+from admin.faults import SECRET_KEYS, Origins, describe, given, show, spell, unknown_key
 from admin.settings import DEFAULT_PROTOCOL, KEY_HINTS, VALUE_HINTS, Settings
 from admin.toml_lines import Path as Place
 from admin.toml_lines import find_lines
@@ -76,6 +78,7 @@ class Configuration:
         limit_places: the place of each of the settings' limits.
         problems: what is wrong with the limits that the settings leave out for that; whoever reads the others tells
             all at once.
+        replaced: what the file says and the environment says otherwise, a line each.
     """
 
     settings: Settings
@@ -84,6 +87,7 @@ class Configuration:
     origins: Origins
     limit_places: tuple[Place, ...]
     problems: tuple[str, ...] = ()
+    replaced: tuple[str, ...] = ()
 
 
 def load(file: str | None, environ: Mapping[str, str], flags: Flags) -> Configuration:
@@ -103,7 +107,7 @@ def load(file: str | None, environ: Mapping[str, str], flags: Flags) -> Configur
     if file is not None:
         data, lines = _read(file)
     named: dict[Place, str] = {}
-    problems = _merge_environment(data, named, environ)
+    problems, replaced = _merge_environment(data, named, environ, Origins(file, lines, {}))
     for place, (flag, value) in flags.values.items():
         _put(data, place, value)
         named[place] = flag
@@ -134,7 +138,9 @@ def load(file: str | None, environ: Mapping[str, str], flags: Flags) -> Configur
         LimitText(text, ENV_LIMIT) for text in _LIMIT_SEPARATOR.split(environ.get(ENV_LIMIT, "")) if text
     )
     flag_limits = tuple(LimitText(text, "--limit") for text in flags.limits)
-    return Configuration(settings, env_limits, flag_limits, origins, tuple(limit_places.values()), tuple(faults))
+    return Configuration(
+        settings, env_limits, flag_limits, origins, tuple(limit_places.values()), tuple(faults), replaced
+    )
 
 
 def environment_names() -> dict[str, Place]:
@@ -179,15 +185,20 @@ def _not_toml(file: str, text: str, message: str) -> str:
         line, column = max(1, len(text.splitlines())), 0
     at = f" (column {column})" if column else " (end of the file)"
     source = text.splitlines()[line - 1].strip() if text else ""
-    return f"{file}:{line}: not TOML: {reason[:1].lower()}{reason[1:]}{at}: {show(source)}"
+    shown = "" if any(key in source for key in SECRET_KEYS) else f": {show(source)}"
+    return f"{file}:{line}: not TOML: {reason[:1].lower()}{reason[1:]}{at}{shown}"
 
 
-def _merge_environment(data: dict[str, Any], named: dict[Place, str], environ: Mapping[str, str]) -> list[str]:
+def _merge_environment(
+    data: dict[str, Any], named: dict[Place, str], environ: Mapping[str, str], origins: Origins
+) -> tuple[list[str], tuple[str, ...]]:
+    """Put in what the variables say; return what is wrong with them, and what of the file they replace."""
     problems = []
+    replaced = []
     keys = environment_names()
     others = {ENV_LISTEN, ENV_BROKER, ENV_LIMIT, ENV_PROTOCOL, ENV_CONFIG}
     for name, text in sorted(environ.items()):
-        if not name.startswith(ENV_PREFIX) or name in others or _KUBERNETES.fullmatch(name):
+        if not name.startswith(ENV_PREFIX) or name in others or name in CLIENT_VARIABLES or _KUBERNETES.fullmatch(name):
             continue
         if name not in keys:
             what = unknown_key(name, {*keys, *others}, prefix=ENV_PREFIX)
@@ -195,9 +206,16 @@ def _merge_environment(data: dict[str, Any], named: dict[Place, str], environ: M
         elif (other := named.get(keys[name])) is not None:
             problems.append(f"environment variable {name}: sets the same as {other}; give one of them")
         else:
-            _put(data, keys[name], _scalar(text))
-            named[keys[name]] = name
-    return problems
+            place = keys[name]
+            is_secret = bool(SECRET_KEYS.intersection(place))
+            # A token of digits is a token, and no number.
+            value = text if is_secret else _scalar(text)
+            if (before := _get(data, place)) is not None and before != value:
+                old = origins.of(place) if is_secret else f"{show(before)} ({origins.of(place)})"
+                replaced.append(f"{spell(place)} from {name if is_secret else given(name, value)}, in place of {old}")
+            _put(data, place, value)
+            named[place] = name
+    return problems, tuple(replaced)
 
 
 def _scalar(text: str) -> object:
@@ -207,6 +225,14 @@ def _scalar(text: str) -> object:
     except tomllib.TOMLDecodeError:
         return text
     return value if isinstance(value, bool | int | float) else text
+
+
+def _get(data: dict[str, Any], place: Place) -> object:
+    """Return one value of nested tables; None if there is none."""
+    found: Any = data
+    for key in place:
+        found = found.get(key) if isinstance(found, dict) else None
+    return found
 
 
 def _put(data: dict[str, Any], place: Place, value: object) -> None:

@@ -163,9 +163,14 @@ def test_an_admin_address_that_is_a_listeners_is_refused() -> None:
     ]
 
 
-def test_an_admin_address_open_to_all_is_warned_about() -> None:
-    (warning,) = plan(SLUICE_ADMIN="0.0.0.0:9870").warnings()
-    assert warning.startswith("admin 0.0.0.0:9870: open to every network")
+def test_an_admin_address_that_others_reach_is_refused_without_a_token() -> None:
+    (line,) = lines(SLUICE_ADMIN="0.0.0.0:9870")
+    assert line.startswith("SLUICE_ADMIN=0.0.0.0:9870: others reach this address, and it wants no token; ")
+
+
+def test_an_admin_address_that_is_open_to_all_on_purpose_is_warned_about() -> None:
+    (warning,) = plan(SLUICE_ADMIN="0.0.0.0:9870", SLUICE_ADMIN_ALLOW_ANYONE="true").warnings()
+    assert warning.startswith("admin 0.0.0.0:9870: anyone who reaches it can change limits")
 
 
 def test_rules_can_be_checked_before_there_is_a_listener() -> None:

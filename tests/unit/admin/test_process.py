@@ -21,11 +21,11 @@ def test_enough_is_left_alone(limits: list[tuple[int, int]]) -> None:
 
 def test_the_soft_limit_is_raised_to_what_the_connections_need(limits: list[tuple[int, int]]) -> None:
     assert raise_descriptor_limit(1000) is None
-    assert limits[-1] == (2256, 4096)
+    assert limits[-1] == (2512, 4096)
 
 
 def test_a_hard_limit_that_is_too_low_is_told_with_what_fits(limits: list[tuple[int, int]]) -> None:
-    assert raise_descriptor_limit(10_000) == OpenFilesLimited(open_files=4096, room_for_connections=1920)
+    assert raise_descriptor_limit(10_000) == OpenFilesLimited(open_files=4096, room_for_connections=1792)
     assert limits[-1] == (4096, 4096)
 
 
@@ -34,4 +34,4 @@ def test_no_hard_limit_allows_all_that_is_needed(
 ) -> None:
     limits[:] = [(1024, resource.RLIM_INFINITY)]
     assert raise_descriptor_limit(10_000) is None
-    assert limits[-1] == (20_256, resource.RLIM_INFINITY)
+    assert limits[-1] == (20_512, resource.RLIM_INFINITY)

@@ -6,7 +6,8 @@ import pytest
 from admin import plugins
 from admin.composition import Plan, compose
 from admin.errors import SettingsError
-from admin.rulebook import SCOPE_KINDS, build, kinds_of
+from admin.rule_fields import SCOPE_KINDS, kinds_of
+from admin.rulebook import build
 from admin.sources import Flags, load
 from limiter.errors import RuleError
 from limiter.resource import SCOPES, Resource
@@ -64,7 +65,7 @@ def test_replies_and_the_clusters_own_are_exempt_unless_a_rule_has_that_very_nam
 def test_exempt_stands_in_place_of_a_rate(write: Write) -> None:
     assert rule(plan(TOPIC + "exempt = true", write=write), "topic", "a").exempt
     assert lines(TOPIC + "rate = 5\nexempt = true", write=write) == [
-        "sluice.toml:5: limits[0].exempt: rule topic:a: exempt, but with a limit; allowed: one of them"
+        "sluice.toml:5: limits[0].exempt: rule topic:a: exempt, but with a limit; allowed: exempt or a limit, not both"
     ]
 
 
@@ -327,7 +328,7 @@ def test_a_kind_by_another_word_gets_the_right_ones(write: Write, word: str, mea
         ),
         (
             TOPIC + "rate = 1\nfair_by = 'client'\nwarm_up_s = 3",
-            "5: limits[0].fair_by: rule topic:a: fair_by with warm_up_s; allowed: one of them",
+            "5: limits[0].fair_by: rule topic:a: fair_by with warm_up_s; allowed: fair_by or warm_up_s, not both",
         ),
         (
             TOPIC + "rate = 1\nbusy_code = 14",

@@ -93,9 +93,17 @@ def test_two_variables_of_one_key_are_refused() -> None:
 def test_every_single_key_has_a_variable() -> None:
     assert environment_names() == {
         "SLUICE_LIMITING": ("limiting",),
+        "SLUICE_STATE_DIR": ("state_dir",),
         "SLUICE_GRACE_S": ("grace_s",),
         "SLUICE_ADMIN": ("admin", "listen"),
         "SLUICE_ADMIN_LISTEN": ("admin", "listen"),
+        "SLUICE_ADMIN_TOKEN_FILE": ("admin", "token_file"),
+        "SLUICE_ADMIN_TOKEN": ("admin", "token"),
+        "SLUICE_ADMIN_READ_TOKEN": ("admin", "read_token"),
+        "SLUICE_ADMIN_ALLOW_ANYONE": ("admin", "allow_anyone"),
+        "SLUICE_ADMIN_PUBLIC_METRICS": ("admin", "public_metrics"),
+        "SLUICE_ADMIN_TLS_CERTIFICATE_FILE": ("admin", "tls_certificate_file"),
+        "SLUICE_ADMIN_TLS_KEY_FILE": ("admin", "tls_key_file"),
         "SLUICE_LOG_LEVEL": ("log", "level"),
         "SLUICE_LOG_FORMAT": ("log", "format"),
         "SLUICE_BOUNDS_MAX_CONNECTIONS": ("bounds", "max_connections"),
@@ -103,6 +111,31 @@ def test_every_single_key_has_a_variable() -> None:
         "SLUICE_BOUNDS_MAX_RESOURCE_LABELS": ("bounds", "max_resource_labels"),
         "SLUICE_BOUNDS_BUFFER_BUDGET_BYTES": ("bounds", "buffer_budget_bytes"),
     }
+
+
+@pytest.mark.parametrize("name", ["URL", "TOKEN", "TOKEN_FILE", "CA_FILE", "PROFILE"])
+def test_variables_of_the_commands_are_no_settings(name: str) -> None:
+    assert load(None, {f"SLUICE_{name}": "x"}, Flags()).settings == load(None, {}, Flags()).settings
+
+
+def test_a_url_is_no_address_to_listen_on() -> None:
+    (line,) = lines(None, {"SLUICE_ADMIN": "https://10.0.0.5:9870"})
+    assert 'must be "host:port" and no URL' in line
+    assert line.endswith("SLUICE_URL")
+
+
+def test_what_the_environment_replaces_is_told_and_no_token(write: Write) -> None:
+    file = write('grace_s = 3\n[admin]\ntoken = "a-token-of-the-file-0000000"\nlisten = "127.0.0.1:1"\n')
+    environ = {
+        "SLUICE_GRACE_S": "5",
+        "SLUICE_ADMIN_TOKEN": "a-token-of-the-shell-000000",
+        "SLUICE_ADMIN": "127.0.0.1:1",
+        "SLUICE_LOG_LEVEL": "debug",
+    }
+    assert load(file, environ, Flags()).replaced == (
+        "admin.token from SLUICE_ADMIN_TOKEN, in place of sluice.toml:3",
+        "grace_s from SLUICE_GRACE_S=5, in place of 3 (sluice.toml:1)",
+    )
 
 
 def test_variables_are_read_as_their_keys_type() -> None:

@@ -1,0 +1,263 @@
+"""One rule and its written fields: checks what operators write in the file or in a live edit, and writes it back.
+
+How rules of several sources are laid over each other is ``admin.rulebook``.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from pydantic import ValidationError
+
+from admin.faults import describe_fields, unknown_key
+from admin.settings import EDIT_KEY_HINTS, KIND_HINTS, UNLIMITED, VALUE_HINTS, Limit, WrittenLimit
+from limiter.errors import RuleError
+from limiter.patterns import Matcher
+from limiter.resource import CLIENT, LISTENER, PRODUCER_GROUP, TOTAL
+from limiter.rule import Rule
+from limiter.schedule import DAYS, EVERY_DAY, Hours, read_hours
+from proxy.protocols.base import Kind, Protocol
+
+SCOPE_KINDS: Final = (
+    Kind(CLIENT, "all that is sent from an address; an address or a network"),
+    Kind(PRODUCER_GROUP, "all that is sent for a producer group"),
+    Kind(LISTENER, "all that is sent through the listeners of a scope; the scope's name"),
+)
+"""The kinds that every protocol has, in the order in which they are asked."""
+
+#: How attributes of a rule are called where operators write them, where that is another name.
+_KEYS: Final = {"rate_per_s": "rate", "pattern": "name"}
+#: A glob's characters that never stand for themselves.
+_SPECIAL: Final = frozenset("*?[")
+
+
+class Target(NamedTuple):
+    """What a limit is for, as edits address it: rules with hours of one name share it.
+
+    Attributes:
+        kind: of what is limited, or ``total``.
+        name: the exact name or pattern in its one spelling; of a total ``KIND:PATTERN``.
+    """
+
+    kind: str
+    name: str
+
+
+class FieldError(Exception):
+    """What was written is no rule.
+
+    Attributes:
+        problems: each field, as it was written, with what is wrong; the empty field is all of it.
+    """
+
+    def __init__(self, problems: Iterable[tuple[str, str]]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("; ".join(f"{field}: {what}" if field else what for field, what in self.problems))
+
+
+def kinds_of(protocols: Iterable[Protocol]) -> tuple[Kind, ...]:
+    """Return the kinds that protocols make, each once, in the order of their own lists."""
+    kinds: dict[str, Kind] = {}
+    for protocol in protocols:
+        for kind in protocol.kinds:
+            kinds.setdefault(kind.name, kind)
+    return tuple(kinds.values())
+
+
+class RuleReader:
+    """Makes rules of what operators write.
+
+    Args:
+        protocols: whose kinds there are, and who must be able to follow each rule.
+        scopes: those of the listeners; none leaves the names in rules of kind ``listener`` unchecked.
+
+    Attributes:
+        protocols: as given.
+        kinds: all that there are, scopes included, by name.
+    """
+
+    def __init__(self, protocols: Sequence[Protocol], scopes: Iterable[str]) -> None:
+        self.protocols = tuple(protocols)
+        self.kinds: Mapping[str, Kind] = {kind.name: kind for kind in (*kinds_of(protocols), *SCOPE_KINDS)}
+        self._scopes = frozenset(scopes)
+
+    def unknown(self, kind: str) -> str:
+        """Say that there is no such kind, and which one may have been meant."""
+        return _unknown(kind, self.kinds)
+
+    def rule(self, kind: str, pattern: str, limit: Limit, source: str, *, shared: bool = False) -> Rule:
+        """Make the checked rule of a limit.
+
+        Args:
+            kind: one that there is.
+            pattern: as written.
+            limit: the written fields.
+            source: where it was written.
+            shared: it limits all that match together.
+
+        Raises:
+            RuleError: it cannot be, no protocol can follow it, or no listener has the scope.
+        """
+        of = self.kinds[kind]
+        return self.check(
+            Rule(
+                kind=kind,
+                pattern=pattern,
+                rate_per_s=None if limit.rate == UNLIMITED else limit.rate,
+                burst_s=limit.burst_s,
+                break_s=limit.break_s,
+                count=limit.count,
+                bytes_per_s=limit.bytes_per_s,
+                bytes_burst_s=limit.bytes_burst_s,
+                shared=shared,
+                action=limit.action or of.action,
+                max_delay_s=of.max_delay_s if limit.max_delay_s is None else limit.max_delay_s,
+                busy_code=limit.busy_code,
+                fair_by=limit.fair_by,
+                max_fair_keys=limit.max_fair_keys,
+                warm_up_s=limit.warm_up_s,
+                hours=_hours(limit),
+                allow_under_limit=limit.allow_under_limit,
+                exempt=isinstance(limit, WrittenLimit) and limit.exempt,
+                source=source,
+            )
+        )
+
+    def check(self, rule: Rule) -> Rule:
+        """Return the rule if every protocol it is for can follow it.
+
+        Raises:
+            RuleError: one of them cannot, or no listener has the scope.
+        """
+        is_scope = all(rule.kind != kind.name for kind in kinds_of(self.protocols))
+        for protocol in self.protocols:
+            if is_scope or any(kind.name == rule.kind for kind in protocol.kinds):
+                protocol.check_rule(rule)
+        if rule.kind == LISTENER and self._scopes:
+            matcher = Matcher([(rule.matches, rule)])
+            if not any(matcher.match(scope) for scope in self._scopes):
+                what = f"rule {rule.name}: no listener has a scope of this name"
+                raise RuleError(what, ", ".join(sorted(self._scopes)), "pattern")
+        return rule
+
+    def target(self, kind: str, name: str) -> Target:
+        """Return what is addressed, in its one spelling.
+
+        Raises:
+            FieldError: there is no such kind, or the name is none.
+        """
+        return target_of(self._unlimited(kind, name))
+
+    def read(self, kind: str, name: str, fields: Mapping[str, Any], source: str) -> Rule:
+        """Make the checked rule of the fields of a live edit.
+
+        Args:
+            kind: of what is limited, or ``total``.
+            name: exact name or pattern; of a total ``KIND:PATTERN``.
+            fields: keys and values as in the file.
+            source: what the rule says of where it comes from.
+
+        Raises:
+            FieldError: with all that can be found wrong at once.
+        """
+        named = self._unlimited(kind, name)
+        try:
+            limit = WrittenLimit.model_validate(dict(fields))
+        except ValidationError as error:
+            problems = describe_fields(error, model=WrittenLimit, hints=EDIT_KEY_HINTS, words=VALUE_HINTS)
+            raise FieldError((field or "rate", what) for field, what in problems) from None
+        try:
+            return self.rule(named.kind, named.pattern, limit, source, shared=named.shared)
+        except RuleError as error:
+            raise _field_error(error) from None
+
+    def _unlimited(self, kind: str, name: str) -> Rule:
+        """Return an unlimited rule for what is addressed."""
+        of, pattern, shared = kind, name, kind == TOTAL
+        if shared:
+            of, colon, pattern = name.partition(":")
+            if not (of and colon and pattern):
+                raise FieldError([("name", f"{name!r} is no total; write KIND:PATTERN, for example topic:orders-*")])
+        if of not in self.kinds:
+            raise FieldError([("name" if shared else "kind", no_kind(of, self.kinds))])
+        try:
+            return self.check(Rule(of, pattern, None, shared=shared))
+        except RuleError as error:
+            raise _field_error(error) from None
+
+
+def no_kind(kind: str, kinds: Iterable[str]) -> str:
+    """Say that there is no such kind, in a sentence: which one may have been meant, or which ones there are."""
+    what = _unknown(kind, tuple(kinds)).removeprefix("unknown; ").replace("allowed here: ", "there are ", 1)
+    return f'no kind "{kind}"; {what}'
+
+
+def _unknown(kind: str, kinds: Collection[str]) -> str:
+    meant = [f'"{word}"' for word in KIND_HINTS.get(kind, ()) if word in kinds]
+    return f"unknown; did you mean {' or '.join(meant)}?" if meant else unknown_key(kind, kinds)
+
+
+def target_of(rule: Rule) -> Target:
+    """Return what a rule is for, in its one spelling."""
+    exact = rule.exact_name
+    text = rule.matches.text
+    if exact is not None and exact != text:
+        text = "".join(f"[{character}]" if character in _SPECIAL else character for character in exact)
+    return Target(TOTAL, f"{rule.kind}:{text}") if rule.shared else Target(rule.kind, text)
+
+
+def fields_of(rule: Rule) -> dict[str, Any]:
+    """Return all fields of a rule as they would be written; what was left to a default has that, or None."""
+    hours = rule.hours
+    whole_day = hours is not None and (hours.from_minute, hours.to_minute) == (0, 24 * 60)
+    return {
+        "rate": (None if rule.exempt else UNLIMITED) if rule.rate_per_s is None else rule.rate_per_s,
+        "burst_s": rule.burst_s,
+        "bytes_per_s": rule.bytes_per_s,
+        "bytes_burst_s": rule.bytes_burst_s,
+        "count": rule.count,
+        "action": rule.action,
+        "max_delay_s": rule.max_delay_s,
+        "busy_code": rule.busy_code,
+        "fair_by": rule.fair_by,
+        "max_fair_keys": rule.max_fair_keys,
+        "warm_up_s": rule.warm_up_s,
+        "break_s": rule.break_s,
+        "allow_under_limit": rule.allow_under_limit,
+        "exempt": rule.exempt,
+        "between": None if hours is None else _between(hours, whole_day=whole_day),
+        "days": None if hours is None or hours.days == EVERY_DAY else [DAYS[day] for day in sorted(hours.days)],
+        "time_zone": "UTC" if hours is None else hours.time_zone,
+    }
+
+
+def key_of(error: RuleError) -> str:
+    """Return the key that a rule's error is about, as operators write it; empty if it is about several."""
+    return _KEYS.get(error.attribute or "", error.attribute or "")
+
+
+def worded(error: RuleError) -> str:
+    """Return what a rule's error says, in the operators' words."""
+    return str(error).replace("rate_per_s", "rate")
+
+
+def _field_error(error: RuleError) -> FieldError:
+    key = key_of(error)
+    # What is shared is said by the address.
+    return FieldError([("name" if key == "shared" else key, worded(error))])
+
+
+def _between(hours: Hours, *, whole_day: bool) -> str | None:
+    if whole_day and hours.days != EVERY_DAY:
+        return None
+    times = (hours.from_minute, hours.to_minute)
+    return "-".join(f"{minute // 60:02}:{minute % 60:02}" for minute in times)
+
+
+def _hours(limit: Limit) -> Hours | None:
+    if not isinstance(limit, WrittenLimit):
+        return None
+    if limit.between is None and limit.days is None:
+        # It goes by no clock, and is checked all the same: hours may be added to it.
+        read_hours("00:00-24:00", (), limit.time_zone)
+        return None
+    return read_hours(limit.between, limit.days or (), limit.time_zone)
