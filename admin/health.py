@@ -8,7 +8,8 @@ from typing import TypedDict
 
 import trio
 
-from proxy.control import BrokerReach, DataPath
+from proxy.control import DataPath
+from proxy.snapshot import BrokerReach
 
 #: Brokers are not probed again within this time, whoever polls and however often.
 PROBE_EVERY_S = 1.0
@@ -71,7 +72,7 @@ class Health:
             reach.listener: BrokerReadiness(broker=reach.broker, reachable=reach.error is None, error=reach.error)
             for reach in await self.brokers()
         }
-        snapshot = await self._data_path.snapshot()
+        snapshot = await self._data_path.snapshot(whole=False)
         # A drain closes the listening sockets before anything else.
         listening = bool(snapshot.listeners) and not snapshot.draining
         return Readiness(

@@ -1,23 +1,36 @@
 """Builds limiter, proxy and admin from a plan and runs them in one nursery, until a signal ends it.
 
-The first SIGTERM, SIGINT or SIGHUP drains: no new connections, what is in flight finishes within the grace period, and
-meanwhile the admin address goes on answering. The second ends everything at once.
+The first SIGTERM or SIGINT drains: no new connections, what is in flight finishes within the grace period, and
+meanwhile the admin address goes on answering. The second ends everything at once. SIGHUP reads the configuration again.
 """
 
+import os
 import signal
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
+import socket
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 import structlog
 import trio
 
-from admin import http
+from admin import api, http, remote
+from admin.answering import Refusals
+from admin.auth import Keyring
+from admin.board import Board
 from admin.composition import BUILT_IN, Plan
+from admin.endpoint import Endpoint
 from admin.errors import SettingsError, listen_error
 from admin.health import Health
+from admin.live import places
+from admin.live.desk import Desk, utc_now
+from admin.live.model import Author
 from admin.process import raise_descriptor_limit
-from admin.settings import OFF, Endpoint
+from admin.reload import Reloader, reload_on_signal
+from admin.settings import OFF
+from admin.supervision import Supervisor
 from admin.version import sluice_version
 from limiter.rule import Rule
 from proxy.control import DataPath
@@ -28,10 +41,12 @@ from proxy.sockets import format_address
 
 _log = structlog.get_logger(__name__)
 
-STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 #: So many limits are written out at the start; a longer list is read with ``sluice check``.
 _LIMITS_SHOWN: Final = 20
+#: So many edits likewise.
+_EDITS_SHOWN: Final = 5
 #: Room for fewer connections than this is worth a warning.
 _ROOMY_CONNECTIONS: Final = 1000
 
@@ -43,35 +58,64 @@ class Running:
     Attributes:
         data_path: the one interface to it.
         health: its readiness.
+        live: the limits in force, and the way to change them.
         listen: the addresses that are listened on, by listener.
         admin: the admin address, or None when there is none.
+        secure: it speaks HTTPS.
     """
 
     data_path: DataPath
     health: Health
+    live: Desk
     listen: dict[str, str]
     admin: Endpoint | None
+    secure: bool = False
 
     @property
     def admin_url(self) -> str | None:
         """Where the admin address answers."""
-        return None if self.admin is None else f"http://{self.admin}/"
+        return None if self.admin is None else f"http{'s' if self.secure else ''}://{self.admin}/"
 
 
-async def run(plan: Plan, *, task_status: trio.TaskStatus[Running] = trio.TASK_STATUS_IGNORED) -> None:
+async def run(
+    plan: Plan,
+    *,
+    load: Callable[[], Plan] | None = None,
+    environ: Mapping[str, str] | None = None,
+    task_status: trio.TaskStatus[Running] = trio.TASK_STATUS_IGNORED,
+) -> None:
     """Serve until cancelled; started once every address is bound.
+
+    Args:
+        plan: what to serve.
+        load: reads and checks the configuration again; without it there is nothing to reload.
+        environ: where the usual place of the state directory is looked up; the process's own if not given.
+        task_status: reports that it serves.
 
     Raises:
         SettingsError: the handlers do not make a pipeline.
-        StartError: an address can't be had.
+        StartError: an address or the state directory can't be had.
     """
+    store = places.open_store(places.of(plan.settings, os.environ if environ is None else environ), utc_now())
     try:
-        data_path = LocalDataPath(plan.data_path_config())
+        await _run(plan, Desk(plan.rulebook, store), load, task_status)
+    finally:
+        store.close()
+
+
+async def _run(plan: Plan, desk: Desk, load: Callable[[], Plan] | None, task_status: trio.TaskStatus[Running]) -> None:
+    try:
+        data_path = LocalDataPath(replace(plan.data_path_config(), rule_set=desk.rule_set))
     except PipelineError as error:
         raise SettingsError(f"handlers: {error}") from None
     health = Health(data_path)
     endpoint = plan.settings.admin.listen
-    sock = None if endpoint == OFF else http.bind(endpoint)
+    keyring, refusals = Keyring(plan.access), Refusals()
+    anyone = bool(plan.access.tokens) or plan.settings.admin.allow_anyone
+    sock = None if endpoint == OFF else http.bind(endpoint, anyone=anyone)
+    reloader = None
+    if load is not None:
+        desk.reloader = reloader = Reloader(load, plan, desk, keyring)
     try:
         async with trio.open_nursery() as nursery:
             try:
@@ -82,43 +126,82 @@ async def run(plan: Plan, *, task_status: trio.TaskStatus[Running] = trio.TASK_S
                 raise listen_error(
                     "listener" if name == address else f'listener "{name}"', address, error.error
                 ) from None
+            supervisor = Supervisor()
+            await nursery.start(supervisor.keep, "live edits", partial(desk.run, data_path.apply))
+            await nursery.start(supervisor.keep, "remote commands", partial(remote.answer, data_path, desk))
+            board = Board(data_path, desk, health)
+            await nursery.start(supervisor.keep, "board", board.run)
             admin = None
             if sock is not None:
                 admin = http.bound_endpoint(sock)
-                await nursery.start(http.run, http.application(data_path, health), sock)
-            snapshot = await data_path.snapshot()
+
+                def warnings() -> list[str]:
+                    in_force = plan if reloader is None else reloader.plan
+                    return [*in_force.warnings(), *desk.warnings(), *supervisor.warnings()]
+
+                app = http.application(
+                    data_path,
+                    health,
+                    keyring=keyring,
+                    settings=plan.settings.admin,
+                    api=api.application(api.Services(data_path, desk, board, warnings)),
+                    refusals=refusals,
+                )
+
+                async def serve(bound: socket.socket, *, task_status: trio.TaskStatus[None]) -> None:
+                    # A copy, so that the address is still held if serving has to be begun again.
+                    await http.run(
+                        app, bound.dup(), certificate=plan.certificate, refusals=refusals, task_status=task_status
+                    )
+
+                await nursery.start(supervisor.keep, "admin address", partial(serve, sock))
+            snapshot = await data_path.snapshot(whole=False)
             listen = {listener.name: listener.listen for listener in snapshot.listeners}
-            task_status.started(Running(data_path, health, listen, admin))
+            secure = plan.certificate is not None
+            task_status.started(Running(data_path, health, desk, listen, admin, secure=secure))
     finally:
         if sock is not None:
             sock.close()
 
 
 def stop_signals() -> list[signal.Signals]:
-    """Return the signals that end the sidecar: without SIGHUP where that is ignored, as ``nohup`` wants it."""
-    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
-        return [number for number in STOP_SIGNALS if number != signal.SIGHUP]
-    return list(STOP_SIGNALS)
+    """Return what ends something that has nothing to reload: SIGHUP too, unless it is ignored, as below ``nohup``."""
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return [*STOP_SIGNALS] if ignored else [*STOP_SIGNALS, signal.SIGHUP]
 
 
-async def run_until_signal(plan: Plan) -> int:
-    """Serve until SIGTERM, SIGINT or, unless it is ignored (as below ``nohup``), SIGHUP.
+async def run_until_signal(plan: Plan, load: Callable[[], Plan] | None = None) -> int:
+    """Serve until SIGTERM or SIGINT; SIGHUP, unless it is ignored (as below ``nohup``), reloads.
+
+    Args:
+        plan: what to serve.
+        load: reads and checks the configuration again.
 
     Returns:
         The process's exit code: 0 after a drain, 128 + the signal's number if a second one cut it short.
 
     Raises:
         SettingsError: the handlers do not make a pipeline.
-        StartError: an address can't be had.
+        StartError: an address or the state directory can't be had.
     """
-    with trio.open_signal_receiver(*stop_signals()) as signals:
+    with trio.open_signal_receiver(*STOP_SIGNALS) as signals, ExitStack() as hangups:
+        # Below nohup it is ignored, and stays so.
+        hears = signal.SIGHUP in stop_signals()
+        reloads = hangups.enter_context(trio.open_signal_receiver(signal.SIGHUP)) if hears else None
         async with trio.open_nursery() as nursery:
             stopped = _Stopped()
             nursery.start_soon(_stop_on_signal, signals, stopped, nursery.cancel_scope, plan.settings.grace_s)
-            stopped.running = running = await nursery.start(run, plan)
+            stopped.running = running = await nursery.start(partial(run, plan, load=load))
             _announce(plan, running)
             nursery.start_soon(_warn_unreachable, running.health)
+            if reloads is not None:
+                nursery.start_soon(_reload_on_signal, reloads, running.live)
         return stopped.exit_code
+
+
+async def _reload_on_signal(signals: AsyncIterator[int], live: Desk) -> None:
+    async for _ in signals:
+        await reload_on_signal(live, Author("SIGHUP"))
 
 
 @dataclass(slots=True)
@@ -164,10 +247,27 @@ def _announce(plan: Plan, running: Running) -> None:
         )
     defaults = ", ".join(str(rule) for rule in plan.defaults())
     _log.info("limits in force", limits=_given_limits(plan), defaults=defaults)
+    _announce_edits(running.live)
+    for line in plan.replaced:
+        _log.info("setting replaced by the environment", setting=line)
     _log.info("sluice is up", version=sluice_version(), admin=running.admin_url or OFF)
     for warning in plan.warnings():
         _log.warning(warning)
     _raise_descriptor_limit(plan.settings.bounds.max_connections)
+
+
+def _announce_edits(live: Desk) -> None:
+    """Say where live edits are kept, and how what they make of the limits differs from the configuration."""
+    kept = live.persistence
+    drift = live.drift()
+    shown = drift[:_EDITS_SHOWN]
+    if more := len(drift) - len(shown):
+        shown.append(f"and {more} more")
+    _log.info("live edits", state_dir=kept.directory or "none: edits are kept until the restart", edits=shown)
+    if kept.directory is None and kept.error is not None:
+        _log.warning("live edits are kept until the restart only", reason=kept.error)
+    for warning in live.idle():
+        _log.warning(warning)
 
 
 def _given_limits(plan: Plan) -> list[str]:

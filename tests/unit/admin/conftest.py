@@ -1,9 +1,12 @@
 """A data path made by hand, and settings files: what the admin floor's tests stand on."""
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 import trio
 
@@ -12,24 +15,26 @@ from admin.health import Health
 from admin.settings import Endpoint
 from limiter.limiter import LimiterState
 from limiter.rules import RuleSet
-from proxy.control import (
+from proxy.control import DataPath, Event, RemoteCommand, RemoteReply
+from proxy.question import (
     AppliedLimit,
-    BrokerReach,
-    ConnectionState,
-    DataPath,
-    Event,
     Explanation,
-    LaneDepth,
     LimitState,
     LimitView,
-    ListenerState,
     Question,
-    ResourceCounts,
-    RuleCounts,
     RuleView,
     ShareView,
-    Snapshot,
     UnappliedRule,
+)
+from proxy.snapshot import (
+    BrokerReach,
+    ConnectionState,
+    LaneDepth,
+    ListenerState,
+    ResourceCounts,
+    ResourceState,
+    RuleCounts,
+    Snapshot,
     Usage,
 )
 
@@ -74,7 +79,12 @@ SNAPSHOT = Snapshot(
 
 
 class FakeDataPath(DataPath):
-    """Answers with what the test put into it, and remembers how often brokers were probed."""
+    """Answers with what the test put into it, and remembers what was asked of it.
+
+    Attributes:
+        emit: takes what ``events`` is to yield.
+        ask: takes what ``remote_commands`` is to yield.
+    """
 
     def __init__(self) -> None:
         self.snapshot_now = SNAPSHOT
@@ -82,21 +92,46 @@ class FakeDataPath(DataPath):
         self.probes = 0
         self.asked: list[Question] = []
         self.explanation: Explanation | Exception = AssertionError("not asked for in this test")
+        self.applied: list[RuleSet] = []
+        self.resources_now: list[ResourceState] = []
+        self.connections_now: tuple[ConnectionState, ...] = ()
+        self.closed: list[tuple[int, str]] = []
+        self.emit, self._events = trio.open_memory_channel[Event](1000)
+        self.ask, self._commands = trio.open_memory_channel[RemoteCommand](1000)
+        self.replies: list[tuple[int, RemoteReply]] = []
 
     async def apply(self, rule_set: RuleSet) -> None:
+        self.applied.append(rule_set)
+        self.snapshot_now = msgspec.structs.replace(
+            self.snapshot_now, rule_set_version=rule_set.version, limiting=rule_set.enabled
+        )
+
+    async def snapshot(self, *, whole: bool = True) -> Snapshot:
+        # Whoever asks for it may take it apart.
+        now = self.snapshot_now
+        copied = {name: dict(getattr(now, name)) if whole else {} for name in ("resources", "rules", "usage")}
+        return msgspec.structs.replace(now, **copied)
+
+    async def totals(self) -> ResourceCounts:
+        totals: tuple[Counter[Any], Counter[Any]] = (Counter(), Counter())
+        for counts in self.snapshot_now.resources.values():
+            totals[0].update(counts.requests)
+            totals[1].update(counts.messages)
+        return ResourceCounts(*map(dict, totals))
+
+    def limiters(self) -> AsyncGenerator[LimiterState, None]:
         raise AssertionError("not asked for in these tests")
 
-    async def snapshot(self) -> Snapshot:
-        return self.snapshot_now
-
-    def limiters(self) -> AsyncIterator[LimiterState]:
-        raise AssertionError("not asked for in these tests")
+    async def resources(self, since_ns: int = 0) -> AsyncGenerator[ResourceState, None]:
+        for each in self.resources_now:
+            yield each
 
     async def connections(self) -> tuple[ConnectionState, ...]:
-        return ()
+        return self.connections_now
 
     async def close_connection(self, connection_id: int, reason: str) -> bool:
-        return False
+        self.closed.append((connection_id, reason))
+        return any(each.id == connection_id for each in self.connections_now)
 
     async def explain(self, question: Question) -> Explanation:
         self.asked.append(question)
@@ -108,8 +143,16 @@ class FakeDataPath(DataPath):
         self.probes += 1
         return self.reaches
 
-    def events(self) -> AbstractAsyncContextManager[AsyncIterator[Event]]:
-        raise AssertionError("not asked for in these tests")
+    @asynccontextmanager
+    async def events(self) -> AsyncIterator[AsyncIterator[Event]]:
+        yield self._events.clone()
+
+    @asynccontextmanager
+    async def remote_commands(self) -> AsyncIterator[AsyncIterator[RemoteCommand]]:
+        yield self._commands.clone()
+
+    async def reply(self, command_id: int, reply: RemoteReply) -> None:
+        self.replies.append((command_id, reply))
 
     async def drain(self, grace_s: float) -> None:
         raise AssertionError("not asked for in these tests")

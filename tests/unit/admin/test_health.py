@@ -5,7 +5,7 @@ import trio
 from trio.testing import MockClock
 
 from admin.health import PROBE_EVERY_S, Health
-from proxy.control import BrokerReach
+from proxy.snapshot import BrokerReach
 
 
 async def test_it_is_ready_while_all_is_well(data_path: Any) -> None:

@@ -6,12 +6,14 @@ from typing import Any
 import pytest
 import structlog
 import trio
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
 
 from admin import http
 from admin.errors import StartError
 from admin.health import Health
 from admin.settings import Endpoint
-from proxy.control import BrokerReach
+from proxy.snapshot import BrokerReach
 
 
 class Served:
@@ -22,7 +24,7 @@ class Served:
 
     async def ask(self, path: str, method: str = "GET", **headers: str) -> tuple[int, dict[str, str], bytes]:
         async with await trio.open_tcp_stream(*self.endpoint) as stream:
-            fields = {"host": "x", "connection": "close", **headers}
+            fields = {"host": "localhost", "connection": "close", **headers}
             head = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
             await stream.send_all(f"{method} {path} HTTP/1.1\r\n{head}\r\n".encode())
             answer = b"".join([chunk async for chunk in stream])
@@ -66,16 +68,34 @@ async def test_an_unready_sidecar_answers_503_and_says_which_part_it_is(asked: S
     assert json.loads(body)["brokers"]["main"]["error"] == "Connection refused"
 
 
-async def test_the_root_says_what_there_is(asked: Served) -> None:
-    status, _, body = await asked.ask("/")
-    assert status == 200
-    assert all(path in body for path in (b"/metrics", b"/healthz", b"/readyz", b"/api/v1/explain"))
+async def test_the_root_is_the_page_with_its_policy(asked: Served) -> None:
+    status, headers, body = await asked.ask("/")
+    assert (status, headers["content-type"]) == (200, "text/html; charset=utf-8")
+    assert b"<title>" in body
+    assert headers["content-security-policy"].startswith("default-src 'none'; script-src 'self';")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/web/",
+        "/web/../admin/auth.py",
+        "/web/%2e%2e/auth.py",
+        "/web/..%2f..%2fetc/passwd",
+        "//etc/passwd",
+        "/web//app.js",
+    ],
+)
+async def test_only_the_pages_own_files_are_there(asked: Served, path: str) -> None:
+    status, headers, _ = await asked.ask(path)
+    assert (status, headers["content-type"]) == (404, "application/problem+json")
 
 
 @pytest.mark.parametrize(("method", "path", "expected"), [("GET", "/nowhere", 404), ("POST", "/metrics", 405)])
 async def test_what_is_not_there_is_refused(asked: Served, method: str, path: str, expected: int) -> None:
-    status, _, _ = await asked.ask(path, method)
-    assert status == expected
+    status, headers, body = await asked.ask(path, method)
+    assert (status, headers["content-type"]) == (expected, "application/problem+json")
+    assert json.loads(body)["status"] == expected
 
 
 async def test_the_server_does_not_name_its_software(asked: Served) -> None:
@@ -89,7 +109,7 @@ async def test_a_failing_answer_is_logged_and_harms_nothing(
     snapshot, data_path.snapshot_now = data_path.snapshot_now, None
     with structlog.testing.capture_logs() as logged:
         status, _, body = await asked.ask("/metrics")
-    assert (status, body) == (500, b"internal error; the log has the reason\n")
+    assert (status, json.loads(body)["detail"]) == (500, "internal error; the log has the reason")
     assert [(entry["event"], entry["path"]) for entry in logged] == [("admin request failed", "/metrics")]
     data_path.snapshot_now = snapshot
     assert (await asked.ask("/metrics"))[0] == 200
@@ -103,6 +123,19 @@ async def test_signals_are_left_alone(data_path: Any, nursery: trio.Nursery) -> 
     await nursery.start(http.run, http.application(data_path, Health(data_path)), sock)
     await served.ask("/healthz")
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
+
+
+def test_a_name_that_turns_out_to_be_reached_by_others_is_refused() -> None:
+    with pytest.raises(StartError) as caught:
+        http.bind(Endpoint("0.0.0.0", 0), anyone=False)
+    assert "which others reach, and it wants no token" in caught.value.lines[0]
+    http.bind(Endpoint("127.0.0.1", 0), anyone=False).close()
+
+
+def test_a_route_with_parameters_is_no_page(data_path: Any) -> None:
+    route = Route("/web/{name}", lambda _: PlainTextResponse("file"))
+    with pytest.raises(TypeError, match="a page needs a path of its own"):
+        http.application(data_path, Health(data_path), page=[route])
 
 
 def test_a_taken_address_is_named_with_what_to_do() -> None:

@@ -1,18 +1,27 @@
+import math
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 import pytest
+import trio
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import Metric
+from prometheus_client.exposition import choose_encoder
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
+from prometheus_client.registry import Collector
 
-from admin.metrics import scrape
+from admin.metrics import Family, counter, families, gauge, scrape
 from admin.version import sluice_version
+from proxy.snapshot import ResourceCounts, Usage
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 
 
 async def samples(data_path: Any, accept: str = "") -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
-    body, _ = await scrape(data_path, accept)
+    pieces, _ = await scrape(data_path, accept)
+    body = b"".join(pieces)
     parse = parse_openmetrics if accept else parse_text
     return {
         (sample.name, tuple(sorted(sample.labels.items()))): sample.value
@@ -111,7 +120,103 @@ async def test_a_resource_name_that_needs_escaping_survives(data_path: Any) -> N
 
 async def test_the_accept_header_chooses_the_format(data_path: Any) -> None:
     _, text = await scrape(data_path, "*/*")
-    body, openmetrics = await scrape(data_path, OPENMETRICS)
+    pieces, openmetrics = await scrape(data_path, OPENMETRICS)
     assert text.startswith("text/plain")
     assert openmetrics.startswith("application/openmetrics-text")
-    assert body.endswith(b"# EOF\n")
+    assert pieces[-1].endswith(b"# EOF\n")
+
+
+@pytest.mark.parametrize("accept", ["", OPENMETRICS, "text/plain; version=1.0.0; escaping=allow-utf-8"])
+async def test_what_is_written_is_what_the_library_writes(
+    data_path: Any, accept: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("admin.metrics.ProcessCollector", lambda registry: CollectorRegistry())
+    names = [*map(str, range(100)), "# HELP", "a\n# TYPE x", "\r# EOF", "\\n", 'a"b', "", " ", "ü{}", "²"]
+    numbers = [0, 7, 999_999, 1_000_000, 123_456_789, 10**15 + 1, 10**16, 10**22]
+    resources = {
+        ("topic", name): ResourceCounts(
+            {"pass": numbers[at % 8], "refuse": 0, "bypass": at, "shadow": at % 3, "exempt": 0, "drop": 0},
+            {"pass": numbers[at % 7], "refuse": 1, "bypass": 0, "shadow": 0, "exempt": at % 2, "drop": 0},
+        )
+        for at, name in enumerate(names)
+    }
+    floats = [0.0, 1.0, 1 / 3, 1e-7, 999_999.5, 1e6, 1234567.25, 1e17, math.inf, 2.0]
+    usage = {
+        ("topic", name, "bytes"): Usage(floats[at % 10], floats[at % 9], floats[at % 7])
+        for at, name in enumerate(names)
+    }
+    data_path.snapshot_now = msgspec.structs.replace(
+        data_path.snapshot_now, resources=resources, usage=usage, off_kinds=("topic",)
+    )
+
+    def extra() -> list[Family]:
+        return [
+            counter("sluice_edits", "Edits.", ("action", "by"), [(("set", 'a"b'), 3), (("unset", "c"), 4)]),
+            gauge("sluice_none", "Nothing.", (), []),
+            gauge("sluice_below", "Below 0.", (), [((), -1.5)]),
+        ]
+
+    # What the lines say is read back, and written anew by the library.
+    parsed = parse_text(b"".join((await scrape(data_path, "", extra()))[0]).decode())
+    samples = {family.name: family.samples for family in parsed}
+
+    class ByTheLibrary(Collector):
+        def collect(self) -> Iterator[Metric]:
+            for metric, _ in (*families(data_path.snapshot_now), *extra()):
+                metric.samples = samples[metric.name] if metric.type != "info" else metric.samples
+                yield metric
+
+    pieces, _ = await scrape(data_path, accept, extra())
+    assert b"".join(pieces).split(b"\n") == choose_encoder(accept)[0](ByTheLibrary()).split(b"\n")
+    found = {(sample.name, *sample.labels.values()): sample.value for each in samples.values() for sample in each}
+    assert [found["sluice_requests_total", "topic", name, "pass"] for name in names] == [
+        resources["topic", name].requests["pass"] for name in names
+    ]
+    assert [found["sluice_limit_used_ratio", "bytes", "topic", name, "1s"] for name in names] == [
+        usage["topic", name, "bytes"].last_1s for name in names
+    ]
+
+
+async def test_a_name_that_utf_8_cannot_hold_is_shown_all_the_same(data_path: Any) -> None:
+    counts = data_path.snapshot_now.resources["topic", "orders"]
+    data_path.snapshot_now = msgspec.structs.replace(data_path.snapshot_now, resources={("topic", "a\ud800"): counts})
+    found = await samples(data_path)
+    assert found["sluice_requests_total", (("kind", "topic"), ("resource", "a?"), ("verdict", "pass"))] == 10
+
+
+async def test_a_scrape_gives_others_their_turns(data_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("proxy.pace.STRETCH_NS", 0)
+    monkeypatch.setattr("proxy.pace.LONGEST_NS", 0)
+    counts = data_path.snapshot_now.resources["topic", "orders"]
+    resources = {("topic", str(number)): counts for number in range(1000)}
+    data_path.snapshot_now = msgspec.structs.replace(data_path.snapshot_now, resources=resources)
+    turns = 0
+
+    async def count_turns() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await trio.lowlevel.checkpoint()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(count_turns)
+        await scrape(data_path, "")
+        nursery.cancel_scope.cancel()
+    # Requests and messages, each time with a turn in between.
+    assert turns >= 2 * 2 * 1000
+
+
+async def test_kinds_that_are_switched_off_are_named(data_path: Any) -> None:
+    data_path.snapshot_now = msgspec.structs.replace(data_path.snapshot_now, off_kinds=("retry_group", "topic"))
+    found = await samples(data_path)
+    assert found["sluice_limiting_kind", (("kind", "topic"),)] == 0
+    assert found["sluice_limiting_kind", (("kind", "retry_group"),)] == 0
+    assert found["sluice_limiting", ()] == 1
+
+
+@pytest.mark.parametrize(
+    "accept", ["application/openmetrics-text; version=x", "text/plain;version=1e9;", "text/plain;version"]
+)
+async def test_a_version_that_is_none_is_not_taken_amiss(data_path: Any, accept: str) -> None:
+    _, content_type = await scrape(data_path, accept)
+    assert content_type.startswith("text/plain")
