@@ -139,7 +139,7 @@ def sluice(*limits: str) -> Callable[[Place], list[str]]:
 
     def command(place: Place) -> list[str]:
         flags = ["--listen", f"127.0.0.1:{place.listen}", "--broker", f"127.0.0.1:{place.broker}"]
-        flags += ["--admin", f"127.0.0.1:{place.admin}"]
+        flags += ["--admin", f"127.0.0.1:{place.admin}", "--state-dir", str(place.scratch / "state")]
         for limit in limits:
             flags += ["--limit", limit]
         return [str(sluice_program()), "run", "--protocol", "rocketmq", *flags]

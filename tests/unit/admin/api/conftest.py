@@ -1,0 +1,106 @@
+"""The API before a real desk and a data path made by hand, asked without a socket."""
+
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx2
+import pytest
+import trio
+from starlette.applications import Starlette
+from starlette.routing import Mount
+
+from admin.api import Services, application
+from admin.board import Board
+from admin.composition import compose
+from admin.health import Health
+from admin.live.desk import Desk
+from admin.live.model import Author
+from admin.live.store import MemoryStore
+from admin.sources import Flags, load
+
+CONFIG = """
+[[listeners]]
+listen = "127.0.0.1:0"
+broker = "127.0.0.1:10911"
+
+[defaults.topic]
+rate = 1000
+
+[[limits]]
+kind = "topic"
+name = "orders"
+rate = 500
+
+[[limits]]
+kind = "topic"
+name = "audit-*"
+rate = 20
+action = "shadow"
+
+[[limits]]
+kind = "topic"
+name = "bulk-*"
+shared = true
+rate = "unlimited"
+bytes_per_s = 1000000
+
+[[limits]]
+kind = "topic"
+name = "orders"
+rate = 50
+between = "02:00-03:00"
+"""
+
+
+@dataclass
+class Served:
+    """The API and what it stands on."""
+
+    desk: Desk
+    board: Board
+    data_path: Any
+    client: httpx2.AsyncClient
+    app: Any = None
+    services: Any = None
+    warnings: list[str] = field(default_factory=list)
+
+    async def ask(self, method: str, path: str, **how: Any) -> httpx2.Response:
+        """Ask for a path, which is taken as it stands."""
+        return await self.client.request(method, f"/api/v1/{path}", **how)
+
+    async def get(self, path: str, **how: Any) -> httpx2.Response:
+        return await self.ask("GET", path, **how)
+
+    async def put(self, path: str, body: object, **how: Any) -> httpx2.Response:
+        return await self.ask("PUT", path, json=body, **how)
+
+
+def as_author(app: Any, name: str = "alice") -> Callable[..., Any]:
+    """What the guard does before the application."""
+
+    async def guarded(scope: Any, receive: Any, send: Any) -> None:
+        state = {"author": Author(name, "127.0.0.1:50222"), "role": "write", "authentication": True}
+        await app({**scope, "state": state}, receive, send)
+
+    return guarded
+
+
+@pytest.fixture
+async def served(data_path: Any, write: Any, nursery: trio.Nursery) -> AsyncIterator[Served]:
+    plan = compose(load(write(CONFIG), {}, Flags()))
+    desk = Desk(plan.rulebook, MemoryStore())
+    await nursery.start(desk.run, data_path.apply)
+    board = Board(data_path, desk, Health(data_path))
+    await nursery.start(board.run)
+    warnings: list[str] = []
+    services = Services(data_path, desk, board, lambda: warnings)
+    app = application(services)
+    mounted = mount(app)
+    transport = httpx2.ASGITransport(as_author(mounted))
+    async with httpx2.AsyncClient(transport=transport, base_url="http://localhost", trust_env=False) as client:
+        yield Served(desk, board, data_path, client, app, services, warnings)
+
+
+def mount(app: Any) -> Any:
+    return Starlette(routes=[Mount("/api/v1", app=app)])
