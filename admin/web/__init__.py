@@ -1,0 +1,74 @@
+"""The page: static files that the browser gets as they lie here, without a build step.
+
+Only the files that lay here when the process began are served, and from memory, so no path leads anywhere else. What
+the page may load and do is said by the headers that every answer of the admin address has; who may see figures is
+asked by the API, so these files are for everybody.
+"""
+
+import hashlib
+from dataclasses import dataclass
+from functools import partial
+from importlib import resources
+from typing import Final
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+INDEX: Final = "index.html"
+PREFIX: Final = "/web/"
+
+_TYPES: Final = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+#: A file keeps its name from one version to the next, so each use asks whether it is still the same.
+_CACHE_CONTROL: Final = "no-cache"
+
+
+@dataclass(frozen=True, slots=True)
+class StaticFile:
+    """One file of the page.
+
+    Attributes:
+        body: its bytes.
+        media_type: what they are.
+        etag: changes with them.
+    """
+
+    body: bytes
+    media_type: str
+    etag: str
+
+    def answer(self, request: Request) -> Response:
+        """Return it, or 304 to who has it already."""
+        headers = {"etag": self.etag, "cache-control": _CACHE_CONTROL}
+        known = (tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(","))
+        if any(tag in (self.etag, "*") for tag in known):
+            return Response(status_code=304, headers=headers)
+        return Response(self.body, media_type=self.media_type, headers=headers)
+
+
+def files() -> dict[str, StaticFile]:
+    """Return the page's files by name."""
+    found = {}
+    for entry in resources.files(__name__).joinpath("files").iterdir():
+        suffix = entry.name[entry.name.rfind(".") :]
+        if entry.is_file() and suffix in _TYPES:
+            body = entry.read_bytes()
+            digest = hashlib.sha256(body).hexdigest()[:32]
+            found[entry.name] = StaticFile(body, _TYPES[suffix], f'"{digest}"')
+    return found
+
+
+def routes() -> list[BaseRoute]:
+    """Make the routes of the page, ``/``, and of what it is made of, below ``/web/``."""
+    found = files()
+    paths = {"/": found[INDEX]} | {PREFIX + name: file for name, file in found.items() if name != INDEX}
+    return [Route(path, partial(_serve, file)) for path, file in paths.items()]
+
+
+async def _serve(file: StaticFile, request: Request) -> Response:
+    return file.answer(request)

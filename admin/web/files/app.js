@@ -1,0 +1,49 @@
+/**
+ * What the parts of the page share: who is asking, the sidecar's state, the connection, and who wants to hear of them.
+ *
+ * @typedef {{name: string, role: "read" | "write", address: string}} Whoami
+ */
+
+import { byId, setText } from "./dom.js";
+
+/** @type {Map<string, Set<(data: any) => void>>} */
+const listeners = new Map();
+
+export const app = {
+  /** @type {Whoami | null} */
+  whoami: null,
+  /** @type {any} the last body of `GET state` */
+  state: null,
+  /** @type {import("./stream.js").Status} */
+  status: "connecting",
+  /** Milliseconds since 1970 at which figures last came. */
+  figuresAt: 0,
+  /** Ids of the changes that this page made. */
+  ownChanges: new Set(),
+
+  /** @returns {boolean} whether this token may change anything */
+  canWrite() {
+    return this.whoami?.role === "write";
+  },
+};
+
+/** Hear of `state`, `status`, `whoami`, `change`, and `overtaken`: a change that cannot be undone in passing. */
+export function on(/** @type {string} */ event, /** @type {(data: any) => void} */ listener) {
+  if (!listeners.has(event)) listeners.set(event, new Set());
+  listeners.get(event)?.add(listener);
+  return () => listeners.get(event)?.delete(listener);
+}
+
+export function emit(/** @type {string} */ event, /** @type {any} */ data = undefined) {
+  for (const listener of listeners.get(event) ?? []) listener(data);
+}
+
+/** Say something to those who do not see the page change. */
+export function announce(/** @type {string} */ text) {
+  setText(byId("announcer"), text);
+}
+
+/** Attributes of a control that changes something: disabled, with the reason, for tokens that only read. */
+export function writing() {
+  return app.canWrite() ? {} : { disabled: true, title: "Your token may only read." };
+}

@@ -1,0 +1,148 @@
+/** The open connections: who they are, what they send to, how much; and the way to close one. */
+
+import { call, get } from "./api.js";
+import { app, on, writing } from "./app.js";
+import { debounced, fill, h, setAttribute } from "./dom.js";
+import { field, openDialog, showProblem } from "./dialog.js";
+import { bytes, count, duration, exact, rate } from "./format.js";
+import { navigate } from "./router.js";
+import { toast } from "./toast.js";
+import { failed } from "./writes.js";
+
+const PAGE = 100;
+const EVERY_MS = 5000;
+const QUIET_MS = 200;
+const COLUMNS = /** @type {[string, string, string][]} */ ([
+  ["Peer", "peer", ""],
+  ["Client", "client", ""],
+  ["Resources", "", ""],
+  ["Requests/s", "requests", "number"],
+  ["Refused/s", "refused", "number"],
+  ["Bytes/s", "bytes", "number"],
+  ["In flight", "in_flight", "number"],
+  ["Age", "age", "number"],
+]);
+
+export class ConnectionsView {
+  title = "Connections";
+
+  mount(/** @type {Element} */ main, /** @type {URLSearchParams} */ params) {
+    this.params = params;
+    this.search = h("input", { type: "search", "aria-label": "Search peers, clients, listeners and resources", placeholder: "Peer, client, listener or resource", autocomplete: "off", spellcheck: "false" });
+    this.search.addEventListener("input", debounced(() => navigate("connections", this.params, { search: this.search.value, page: "" }), QUIET_MS));
+    this.headers = COLUMNS.map(([label, key, name]) =>
+      h("th", { scope: "col", class: name, "data-sort": key || null }, key ? h("button", { type: "button", class: "sort", onclick: () => this.sort(key) }, label) : label),
+    );
+    this.body = h("tbody");
+    this.empty = h("p", { class: "empty", hidden: true }, "No connection matches.");
+    this.summary = h("p", { class: "muted" });
+    this.pages = h("div", { class: "pager" });
+    fill(
+      main,
+      h("div", { class: "heading" }, h("h1", {}, "Connections"), this.summary),
+      h("div", { class: "toolbar", role: "search" }, h("div", { class: "search" }, this.search, h("kbd", { "aria-hidden": "true" }, "/"))),
+      h("div", { class: "sheet" }, h("table", { class: "connections cards-on-phones" }, h("thead", {}, h("tr", {}, this.headers, h("th", { scope: "col" }, h("span", { class: "visually-hidden" }, "Close")))), this.body), this.empty),
+      this.pages,
+    );
+    const timer = setInterval(() => !document.hidden && app.status === "live" && this.load(), EVERY_MS);
+    const off = on("whoami", () => this.load());
+    this.unmount = () => {
+      clearInterval(timer);
+      off();
+    };
+    this.update(params);
+  }
+
+  sort(/** @type {string} */ key) {
+    const { sort, order } = this.query();
+    const descends = sort === key ? order === "asc" : !["peer", "client"].includes(key);
+    navigate("connections", this.params, { sort: key, order: descends ? "desc" : "asc", page: "" });
+  }
+
+  query() {
+    const page = Math.max(1, Number(this.params.get("page")) || 1);
+    return { search: this.params.get("search"), sort: this.params.get("sort") ?? "requests", order: this.params.get("order") ?? "desc", offset: (page - 1) * PAGE, limit: PAGE };
+  }
+
+  update(/** @type {URLSearchParams} */ params) {
+    this.params = params;
+    if (document.activeElement !== this.search) this.search.value = params.get("search") ?? "";
+    const { sort, order } = this.query();
+    for (const header of this.headers ?? []) setAttribute(header, "aria-sort", header.dataset.sort === sort ? (order === "asc" ? "ascending" : "descending") : null);
+    this.load();
+  }
+
+  async load() {
+    if (!app.whoami) return;
+    try {
+      const { body } = await get("connections", this.query());
+      this.show(body);
+    } catch (error) {
+      failed(error);
+    }
+  }
+
+  show(/** @type {any} */ body) {
+    // A row whose button has the focus is not taken away from under it.
+    const focused = this.body.contains(document.activeElement) ? document.activeElement?.getAttribute("data-key") : null;
+    fill(this.summary, `${count(body.total)} open`);
+    fill(this.body, body.rows.map((/** @type {any} */ each) => this.row(each)));
+    if (focused) this.body.querySelector(`[data-key="${CSS.escape(focused)}"]`)?.focus();
+    this.empty.hidden = body.rows.length > 0;
+    const page = body.offset / PAGE + 1;
+    const step = (/** @type {string} */ label, /** @type {number} */ to, /** @type {boolean} */ possible) =>
+      h("button", { type: "button", class: "button small", disabled: !possible, onclick: () => navigate("connections", this.params, { page: to > 1 ? String(to) : "" }) }, label);
+    fill(this.pages, body.total > PAGE && [h("span", {}, `page ${page} of ${Math.ceil(body.total / PAGE)}`), step("‹ Previous", page - 1, page > 1), step("Next ›", page + 1, page * PAGE < body.total)]);
+  }
+
+  row(/** @type {any} */ each) {
+    const { client } = each;
+    const about = [client.language, client.version].filter(Boolean).join(" ");
+    const resources = each.resources.slice(0, 4);
+    const more = each.resources.length - resources.length + each.more_resources;
+    const perSecond = each.bytes_per_s ? each.bytes_per_s.client + each.bytes_per_s.broker : null;
+    return h(
+      "tr",
+      {},
+      h("th", { scope: "row" }, h("span", { class: "nowrap" }, each.peer), each.exempt && h("span", { class: "tag" }, "exempt"), h("div", { class: "faint" }, each.listener)),
+      h("td", { "data-label": "Client", class: "wrap" }, client.id || h("span", { class: "faint" }, "has not said"), about && h("div", { class: "faint" }, about)),
+      h("td", { "data-label": "Resources", class: "wrap", title: each.resources.join("\n") || null }, resources.length ? resources.join(", ") : h("span", { class: "faint" }, "–"), more > 0 && h("span", { class: "faint" }, ` and ${count(more)} more`)),
+      h("td", { "data-label": "Requests/s", class: "number", title: `${count(each.requests_total)} in all` }, rate(each.requests_per_s)),
+      h("td", { "data-label": "Refused/s", class: `number ${each.refused_per_s > 0 ? "refusing" : ""}`, title: `${count(each.refused_total)} in all` }, rate(each.refused_per_s)),
+      h("td", { "data-label": "Bytes/s", class: "number" }, perSecond === null ? "–" : bytes(perSecond)),
+      h("td", { "data-label": "In flight", class: "number" }, count(each.in_flight)),
+      h("td", { "data-label": "Age", class: "number", title: `since ${exact(each.opened_at)}` }, duration(each.age_s)),
+      h("td", { class: "edit-cell" }, h("button", { type: "button", class: "button small", "data-key": `close ${each.id}`, "aria-label": `Close the connection of ${each.peer}`, onclick: () => this.askClose(each), ...writing() }, "Close…")),
+    );
+  }
+
+  askClose(/** @type {any} */ each) {
+    const dialog = openDialog(`Close the connection of ${each.peer}`);
+    const reason = h("input", { type: "text", autocomplete: "off", maxlength: 500 });
+    const problem = h("div", { role: "alert" });
+    fill(
+      dialog.body,
+      problem,
+      h("p", {}, each.client.id ? `${each.client.id} loses what is in flight (${count(each.in_flight)}), and will most likely connect again.` : "The client loses what is in flight, and will most likely connect again."),
+      h(
+        "form",
+        {
+          onsubmit: async (/** @type {Event} */ event) => {
+            event.preventDefault();
+            try {
+              await call("DELETE", `connections/${each.id}`, { query: { reason: reason.value.trim() } });
+              dialog.close();
+              toast(`The connection of ${each.peer} was closed.`);
+              this.load();
+            } catch (error) {
+              showProblem(problem, error instanceof Error ? error.message : "");
+            }
+          },
+        },
+        field("Reason", reason),
+        h("div", { class: "actions" }, h("button", { class: "button danger", type: "submit" }, "Close it"), h("button", { class: "button", type: "button", onclick: dialog.close }, "Cancel")),
+      ),
+    );
+    reason.focus();
+  }
+}

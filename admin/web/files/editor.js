@@ -1,0 +1,323 @@
+/**
+ * Edits one limit: the fields, then what would change, then the change. A drawer beside the table, so that the figures
+ * stay in sight.
+ */
+
+import { ApiError, call, get, limitPath } from "./api.js";
+import { app, writing } from "./app.js";
+import { field, openDialog, select, setError, showProblem, ttlField } from "./dialog.js";
+import { fill, h } from "./dom.js";
+import { explanation } from "./explanation.js";
+import { FIELDS, control, fieldElement, read } from "./fields.js";
+import { ago, exact, left, limitText } from "./format.js";
+import { readNumber } from "./numbers.js";
+import { preview } from "./preview.js";
+import { done, quoted } from "./writes.js";
+
+/** Open the editor of a limit. */
+export function editLimit(/** @type {string} */ kind, /** @type {string} */ name, /** @type {() => void} */ onclose = () => {}) {
+  return new Editor(kind, name, onclose);
+}
+
+/** Open the editor of a limit that is still to be named. */
+export function addLimit(/** @type {string[]} */ kinds, /** @type {string} */ name = "") {
+  const dialog = openDialog("New limit");
+  const kind = select(kinds.map((each) => [each, each]), "topic");
+  const text = h("input", { type: "text", required: true, value: name, autocomplete: "off", spellcheck: "false" });
+  const shared = h("input", { type: "checkbox" });
+  const sharedField = fieldElement(
+    { key: "shared", label: "One limit for all that match together, besides that of each", input: "check", otherwise: false, help: "" },
+    shared,
+  );
+  fill(
+    dialog.body,
+    h(
+      "form",
+      {
+        onsubmit: (/** @type {Event} */ event) => {
+          event.preventDefault();
+          dialog.close();
+          if (shared.checked) editLimit("total", `${kind.value}:${text.value}`);
+          else editLimit(kind.value, text.value);
+        },
+      },
+      field("Kind", kind),
+      field("Name or pattern", text, "An exact name, or a pattern with * ? []; of clients an address, a network or *."),
+      sharedField,
+      h("div", { class: "actions" }, h("button", { class: "button primary", type: "submit" }, "Set its limit…")),
+    ),
+  );
+  text.focus();
+}
+
+class Editor {
+  constructor(/** @type {string} */ kind, /** @type {string} */ name, /** @type {() => void} */ onclose) {
+    this.kind = kind;
+    this.name = name;
+    /** @type {any} */
+    this.entry = null;
+    this.dialog = openDialog(name === "*" ? `Default of ${kind}` : `${kind} ${name}`, { drawer: true, onclose });
+    this.notice = h("div", { role: "alert" });
+    this.content = h("div", {}, h("p", { class: "muted" }, "Loading…"));
+    fill(this.dialog.body, this.notice, this.content);
+    this.load();
+  }
+
+  get path() {
+    return limitPath(this.kind, this.name);
+  }
+
+  async load() {
+    try {
+      const { body } = await get(this.path);
+      this.entry = body;
+      this.showForm(body.limit);
+    } catch (error) {
+      this.problem(error);
+      fill(this.content);
+    }
+  }
+
+  /** Show the fields, with these values. */
+  showForm(/** @type {Record<string, any>} */ limit, /** @type {string} */ reason = "") {
+    const write = writing();
+    this.reason = h("input", { type: "text", value: reason, autocomplete: "off", maxlength: 500, placeholder: "for the audit trail" });
+    this.rate = h("input", {
+      type: "text",
+      inputmode: "decimal",
+      autocomplete: "off",
+      value: limit.rate === "unlimited" || limit.rate === null || limit.rate === undefined ? "" : String(limit.rate),
+    });
+    this.unlimited = h("input", { type: "checkbox", checked: limit.rate === "unlimited" });
+    // A rate that is typed is meant, and so is a tick.
+    this.rate.addEventListener("input", () => {
+      this.unlimited.checked = false;
+    });
+    this.unlimited.addEventListener("change", () => {
+      if (this.unlimited.checked) this.rate.value = "";
+    });
+    this.ttl = ttlField();
+    /** @type {Map<string, any>} */
+    this.controls = new Map();
+    const shown = FIELDS.filter((each) => !each.named || (this.name !== "*" && this.kind !== "total"));
+    for (const each of shown) this.controls.set(each.key, control(each, limit));
+    const further = shown.some((each) => each.telling && read(each, this.controls.get(each.key)) !== undefined) || !["reject", undefined].includes(limit.action);
+    const form = h(
+      "form",
+      {
+        class: "editor",
+        novalidate: true,
+        onsubmit: (/** @type {Event} */ event) => {
+          event.preventDefault();
+          this.ask();
+        },
+      },
+      this.standing(),
+      app.canWrite() && this.ownText(),
+      h(
+        "fieldset",
+        { disabled: write.disabled },
+        h("legend", { class: "visually-hidden" }, "Limit"),
+        h(
+          "div",
+          { class: "rate-row" },
+          field("Rate, per second", this.rate, "0 refuses all."),
+          fieldElement({ key: "unlimited", label: "unlimited", input: "check", otherwise: false, help: "" }, this.unlimited),
+        ),
+        h(
+          "details",
+          { open: further },
+          h("summary", {}, "More"),
+          h("div", { class: "fields" }, shown.map((each) => fieldElement(each, this.controls?.get(each.key)))),
+        ),
+        field("Reason", this.reason),
+        this.ttl.element,
+      ),
+      h(
+        "div",
+        { class: "actions" },
+        h("button", { class: "button primary", type: "submit", ...write }, "Preview"),
+        h("button", { class: "button", type: "button", onclick: () => this.dialog.close() }, "Cancel"),
+        h("span", { class: "spacer" }),
+        this.entry.edit && h("button", { class: "button", type: "button", onclick: () => this.askRevert(), ...write }, "Revert to file…"),
+      ),
+      !app.canWrite() && h("p", { class: "muted" }, "Your token may only read: sign in with another one to change this."),
+      this.kind !== "total" && this.entry.exact && explanation(this.kind, this.name),
+    );
+    fill(this.content, form);
+    (write.disabled ? this.dialog.element.querySelector("h2") : this.rate)?.focus();
+    if (!write.disabled) this.rate.select();
+  }
+
+  /** What is in force, where it comes from, and what the file says. */
+  standing() {
+    const { edit, configured, limit_text: text, rule, source } = this.entry;
+    return h(
+      "dl",
+      { class: "facts" },
+      h("dt", {}, "In force"),
+      h("dd", {}, h("b", {}, text), rule && h("span", { class: "muted" }, ` by ${rule}`)),
+      edit && [
+        h("dt", {}, "Edited"),
+        h(
+          "dd",
+          {},
+          h("span", { title: exact(edit.at) }, `by ${edit.by}, ${ago(edit.at)}`),
+          edit.expires_at && ` · ${left(edit.expires_at)}`,
+          edit.reason && h("q", {}, edit.reason),
+        ),
+      ],
+      (edit || source) && [
+        h("dt", {}, edit ? "File" : "Written"),
+        h("dd", {}, edit ? (configured ? `${limitText(configured.limit)} (${configured.source})` : "nothing for this very name") : source),
+      ],
+    );
+  }
+
+  /** What a limit of its own means, for a name that has none. */
+  ownText() {
+    const { edit, configured, rule } = this.entry;
+    if (edit || configured) return null;
+    const what = this.name === "*" ? `a default of ${this.kind}` : "a limit of its own";
+    return h("p", { class: "note" }, `This makes ${what}. `, rule ? [h("b", {}, rule), " stays as it is for all others."] : "No limit holds for it so far.");
+  }
+
+  /** @returns {Record<string, any>} the body of a PUT. */
+  body() {
+    /** @type {Record<string, any>} */
+    const body = {};
+    const rate = this.rate.value.trim();
+    if (this.unlimited.checked) body.rate = "unlimited";
+    else if (rate) body.rate = /^unlimited$/i.test(rate) ? "unlimited" : readNumber(rate, "rate").value;
+    for (const each of FIELDS) {
+      const element = this.controls?.get(each.key);
+      const value = element && read(each, element);
+      if (value !== undefined) body[each.key] = value;
+    }
+    // It is shown as it is in force, but belongs to the limit only where requests are held.
+    if (body.action && body.action !== "delay") delete body.max_delay_s;
+    if (this.reason.value.trim()) body.reason = this.reason.value.trim();
+    const seconds = this.ttl?.seconds() ?? null;
+    if (seconds !== null) body.ttl_s = seconds;
+    return body;
+  }
+
+  /** Say at each field that wants a number what is wrong with it. */
+  numbersAreRight() {
+    /** @type {[string, any][]} */
+    const numbers = FIELDS.filter((each) => each.input === "number").map((each) => [each.key, this.controls?.get(each.key)]);
+    let first = null;
+    for (const [key, element] of [["rate", this.rate], ...numbers]) {
+      const text = element?.value.trim();
+      if (!text || (key === "rate" && /^unlimited$/i.test(text))) continue;
+      const { problem } = readNumber(text, key);
+      if (!problem) continue;
+      setError(element, problem);
+      element.closest("details")?.setAttribute("open", "");
+      first ??= element;
+    }
+    first?.focus();
+    return !first && Boolean(this.ttl?.check());
+  }
+
+  /** Ask what would change, and show it. */
+  async ask() {
+    this.clear();
+    if (!this.numbersAreRight()) return;
+    const body = this.body();
+    try {
+      const { body: change } = await call("PUT", this.path, { body, query: { dry_run: 1 }, etag: quoted(this.entry.etag) });
+      this.showPreview(change, "Apply", (volatile) => call("PUT", this.path, { body, query: { volatile }, etag: quoted(this.entry.etag) }));
+    } catch (error) {
+      this.problem(error);
+    }
+  }
+
+  async askRevert() {
+    this.clear();
+    const query = { reason: this.reason.value.trim() };
+    try {
+      const { body: change } = await call("DELETE", this.path, { query: { ...query, dry_run: 1 }, etag: quoted(this.entry.etag) });
+      this.showPreview(change, "Revert", (volatile) => call("DELETE", this.path, { query: { ...query, volatile }, etag: quoted(this.entry.etag) }));
+    } catch (error) {
+      this.problem(error);
+    }
+  }
+
+  /** Show what would change; the form waits behind it. */
+  showPreview(/** @type {any} */ change, /** @type {string} */ label, /** @type {(volatile?: number) => Promise<any>} */ act) {
+    const form = this.content.firstElementChild;
+    const back = () => {
+      this.clear();
+      fill(this.content, form);
+      this.rate.focus();
+    };
+    const commit = async (/** @type {number | undefined} */ volatile) => {
+      apply.disabled = true;
+      try {
+        const { body } = await act(volatile);
+        this.dialog.close();
+        done(body);
+      } catch (error) {
+        apply.disabled = false;
+        if (error instanceof ApiError && (error.status === 400 || error.status === 422)) back();
+        this.problem(error);
+        if (error instanceof ApiError && error.status === 507) {
+          this.notice.append(h("button", { class: "button", type: "button", onclick: () => commit(1) }, `${label} until the restart only`));
+        }
+      }
+    };
+    const apply = h("button", { class: "button primary", type: "button", onclick: () => commit(undefined) }, label);
+    fill(
+      this.content,
+      h(
+        "section",
+        { class: "preview", "aria-label": "What would change" },
+        preview(change, this.entry),
+        h("div", { class: "actions" }, apply, h("button", { class: "button", type: "button", onclick: back }, "Back")),
+      ),
+    );
+    apply.focus();
+  }
+
+  clear() {
+    showProblem(this.notice, "");
+    for (const element of [this.rate, this.reason, this.ttl?.control, ...(this.controls?.values() ?? [])]) {
+      if (element) setError(element, "");
+    }
+  }
+
+  /** Put what is wrong where it belongs. */
+  async problem(/** @type {unknown} */ error) {
+    if (!(error instanceof ApiError)) throw error;
+    if (error.status === 401) {
+      this.dialog.close();
+      return;
+    }
+    if (error.status === 412) {
+      await this.load();
+      showProblem(this.notice, `${error.message} Nothing was changed. What is shown now is in force.`);
+      return;
+    }
+    const elsewhere = [];
+    let first = null;
+    for (const { field: key, detail } of error.errors) {
+      const element = this.controlOf(key);
+      if (element?.isConnected) {
+        setError(element, detail);
+        element.closest("details")?.setAttribute("open", "");
+        first ??= element;
+      } else elsewhere.push(key ? `${key}: ${detail}` : detail);
+    }
+    if (elsewhere.length || !first) showProblem(this.notice, elsewhere.join("; ") || error.message);
+    first?.focus();
+  }
+
+  /** @returns {any} */
+  controlOf(/** @type {string} */ key) {
+    const last = key.split(".").pop() ?? "";
+    /** @type {Record<string, any>} */
+    const fixed = { rate: this.rate, reason: this.reason, ttl_s: this.ttl?.control };
+    return fixed[last] ?? this.controls?.get(last);
+  }
+}

@@ -1,0 +1,104 @@
+/** The header: the figures of the whole sidecar, the connection to it, and the emergency switch. */
+
+import { setToken, token } from "./api.js";
+import { app, on } from "./app.js";
+import { byId, fill, h, setAttribute, setText } from "./dom.js";
+import { count, duration, rate, serverNow, timeOfDay } from "./format.js";
+import { switchOff } from "./switches.js";
+
+const WORDS = { connecting: "connecting…", live: "live", reconnecting: "reconnecting", offline: "offline" };
+const DOTS = { connecting: "", live: "ok", reconnecting: "warn", offline: "bad" };
+
+/** @type {Record<string, any>} */
+const parts = {};
+/** It stays once it was there, so that the header does not jump. */
+let wouldSeen = false;
+
+function part(/** @type {string} */ key, /** @type {string} */ label, /** @type {string} */ title = "") {
+  parts[key] = h("span", {});
+  parts[`${key}Dot`] = h("span", { class: "dot", hidden: true, "aria-hidden": "true" });
+  parts[`${key}Box`] = h("div", { class: `part-${key}`, title: title || null }, h("dt", {}, label), h("dd", {}, parts[`${key}Dot`], parts[key]));
+  return parts[`${key}Box`];
+}
+
+export function startHeader() {
+  fill(
+    byId("strip"),
+    part("health", "Health"),
+    part("passed", "Passed", "messages per second, all resources"),
+    part("refused", "Refused", "messages per second, all resources"),
+    part("would", "Would refuse", "messages per second that pass, though a limit in shadow would refuse them"),
+    part("connections", "Connections"),
+    part("broker", "Broker"),
+    part("uptime", "Up"),
+  );
+  parts.dot = h("span", { class: "dot", "aria-hidden": "true" });
+  parts.word = h("span", {});
+  parts.age = h("span", { class: "faint", "aria-live": "off" });
+  fill(byId("connection"), parts.dot, parts.word, parts.age);
+  byId("switch-off").addEventListener("click", () => switchOff());
+  byId("sign-out").addEventListener("click", () => {
+    setToken("");
+    location.reload();
+  });
+  on("state", showState);
+  on("whoami", () => {
+    byId("sign-out").hidden = !token();
+    setText(byId("sign-out"), app.whoami ? `Sign out ${app.whoami.name}` : "Sign out");
+    setAttribute(byId("switch-off"), "disabled", app.canWrite() ? null : "");
+    setAttribute(byId("switch-off"), "title", app.canWrite() ? "Switch limiting off, of all or of one kind" : "Your token may only read.");
+  });
+  showConnection();
+}
+
+function showState(/** @type {any} */ state) {
+  setText(byId("version"), state.version);
+  const unreachable = state.listeners.filter((/** @type {any} */ each) => each.reachable === false);
+  const [health, manner] = healthOf(state, unreachable.length > 0);
+  dotted("health", health, manner);
+  setText(parts.passed, `${rate(state.rates.messages_per_s.passed)}/s`);
+  setText(parts.refused, `${rate(state.rates.messages_per_s.refused)}/s`);
+  parts.refused.classList.toggle("refusing", state.rates.messages_per_s.refused > 0);
+  const would = state.rates.messages_per_s.shadowed;
+  setText(parts.would, `${rate(would)}/s`);
+  parts.wouldBox.hidden = !would && !wouldSeen;
+  wouldSeen ||= would > 0;
+  parts.would.classList.toggle("would", would > 0);
+  setText(parts.connections, count(state.totals.connections_open));
+  const brokers = [...new Set(state.listeners.map((/** @type {any} */ each) => each.broker))];
+  const shown = unreachable[0] ?? state.listeners[0];
+  if (!shown) dotted("broker", "none", "warn");
+  else {
+    const more = brokers.length > 1 ? ` and ${brokers.length - 1} more` : "";
+    const word = unreachable.length ? "unreachable" : shown.reachable === null ? "not tried yet" : "reachable";
+    dotted("broker", `${shown.listen} → ${shown.broker}${more}, ${word}`, unreachable.length ? "bad" : shown.reachable === null ? "" : "ok");
+  }
+  const lines = state.listeners.map((/** @type {any} */ each) => `${each.name}: ${each.listen} → ${each.broker}, ${each.error ?? "reachable"}`);
+  setAttribute(parts.brokerBox, "title", lines.join("\n"));
+}
+
+/** @returns {[string, string]} how it is, in words, and how its dot looks; green is for what limits as it should. */
+function healthOf(/** @type {any} */ state, /** @type {boolean} */ unreachable) {
+  if (state.draining) return ["draining", "warn"];
+  if (unreachable) return ["not ready", "bad"];
+  if (state.off.includes("all")) return ["ready, limiting off", "bad"];
+  if (state.off.length) return [`ready, ${state.off.join(", ")} off`, "bad"];
+  return state.bypassed.per_s_last_60s > 0 ? ["ready, bypassing", "warn"] : ["ready", "ok"];
+}
+
+function dotted(/** @type {string} */ key, /** @type {string} */ text, /** @type {string} */ manner) {
+  setText(parts[key], text);
+  parts[`${key}Dot`].hidden = false;
+  parts[`${key}Dot`].className = `dot ${manner}`;
+}
+
+/** Say whether the figures are live, and if not, of when they are. */
+export function showConnection() {
+  if (!parts.word) return;
+  if (app.state && app.status === "live") setText(parts.uptime, duration((serverNow() - Date.parse(app.state.started_at)) / 1000));
+  setText(parts.word, WORDS[app.status]);
+  parts.dot.className = `dot ${DOTS[app.status]}`;
+  const stale = app.status === "offline" || app.status === "reconnecting";
+  const age = stale && app.figuresAt ? `figures of ${timeOfDay(app.figuresAt)}, ${duration((Date.now() - app.figuresAt) / 1000)} ago` : "";
+  setText(parts.age, age);
+}

@@ -1,0 +1,145 @@
+/**
+ * The rows of the table of limits: made once, then changed where their figures changed. With one update a second and
+ * dozens of rows, that is what keeps the page quick.
+ */
+
+import { writing } from "./app.js";
+import { fill, h, setAttribute, setText } from "./dom.js";
+import { ago, exact, left, limitText, percent, rate, shortLimit, wait } from "./format.js";
+import { draw, sparkline } from "./spark.js";
+
+const SLOTS = 60;
+/** The bar's full width stands for this share, so that one above the limit shows by how much. */
+const BAR_SHARE = 1.5;
+
+/** @typedef {{element: HTMLTableRowElement, update: (row: any) => void, tick: () => void}} RowView */
+
+/** Label and sort key of each column. */
+export const COLUMNS = /** @type {[string, string, string][]} */ ([
+  ["Resource", "name", "name"],
+  ["Limit", "limit", "number limit"],
+  ["Passed/s", "passed", "number"],
+  ["Refused/s", "refused", "number"],
+  ["Used, 10 s", "used", "used"],
+  ["Last 5 min", "", "history"],
+  ["Last limited", "last_refused", "last"],
+  ["Wait", "wait", "number wait"],
+  ["Rule", "rule", "rule"],
+]);
+
+/**
+ * Make a row.
+ *
+ * @param {any} first
+ * @param {(row: any) => void} edit
+ * @returns {RowView}
+ */
+export function rowView(first, edit) {
+  let row = first;
+  const name = h("button", { type: "button", class: "name-button", "data-key": row.key, onclick: () => edit(row) }, row.name);
+  const flag = h("span", { class: "flag" });
+  const would = h("span", { class: "flag tag would", title: "A limit in shadow would refuse some of it now; all of it passes." }, "would refuse");
+  const by = h("span", { class: "by" });
+  const wouldRate = h("div", { class: "would" });
+  const refusedText = h("span", {});
+  const bar = h("span", { class: "bar-fill" });
+  const track = h("span", { class: "bar-track", "aria-hidden": "true" }, bar, h("span", { class: "bar-full" }));
+  const usedText = h("span", { class: "used-text" });
+  const spark = sparkline();
+  const last = h("time", {});
+  const rule = h("div", { class: "rule-box" });
+  const cells = {
+    limit: cell("number limit", "Limit"),
+    passed: cell("number", "Passed/s"),
+    refused: cell("number", "Refused/s", [refusedText, wouldRate]),
+    used: cell("used", "Used", h("div", { class: "bar-box" }, track, usedText)),
+    history: cell("history", "Last 5 min", spark),
+    last: cell("last", "Last limited", last),
+    wait: cell("number wait", "Wait"),
+    rule: cell("rule", "Rule", rule),
+  };
+  const button = h(
+    "button",
+    { type: "button", class: "button small row-edit", "aria-label": `${writing().disabled ? "Show" : "Edit"} the limit of ${row.kind} ${row.name}`, onclick: () => edit(row) },
+    writing().disabled ? "Show" : "Edit",
+  );
+  const element = h(
+    "tr",
+    { "data-row": row.key, role: "row" },
+    h("th", { scope: "row", role: "rowheader", class: "name" }, h("span", { class: "tag kind" }, row.kind), name, flag, would, by),
+    ...Object.values(cells),
+    h("td", { role: "cell", class: "edit-cell" }, button),
+  );
+
+  function tick() {
+    const at = row.live?.last_refused_at ?? null;
+    setText(last, at ? ago(at) : "never");
+    setAttribute(last, "datetime", at);
+    setAttribute(last, "title", at ? exact(at) : null);
+    const remaining = element.querySelector(".remaining");
+    if (remaining && row.edit?.expires_at) setText(remaining, left(row.edit.expires_at));
+  }
+
+  function showFlag() {
+    const { live } = row;
+    const words = live?.open ? "refusing all" : live?.limited ? "limited" : live?.near && !live.would_refuse ? "near limit" : "";
+    setText(flag, words);
+    flag.className = `flag tag ${words === "near limit" ? "warn" : "bad"}`;
+    flag.hidden = !words;
+    would.hidden = !live?.would_refuse;
+    setText(by, live?.limited && live.refused_by ? `refused by ${live.refused_by}` : "");
+  }
+
+  function update(/** @type {any} */ next) {
+    row = next;
+    const { live } = row;
+    // Of totals and scopes it is known what they refuse; what passes them is counted with the resource.
+    const perS = live?.messages_per_s ?? live?.rule_messages_per_s;
+    const passed = live?.messages_per_s?.passed ?? null;
+    const refused = perS?.refused ?? null;
+    const shadowed = perS?.shadowed ?? 0;
+    setText(cells.limit, shortLimit(row));
+    setAttribute(cells.limit, "title", row.edit && row.configured ? `the file says ${limitText(row.configured.limit)}` : null);
+    setText(cells.passed, rate(passed));
+    setText(refusedText, rate(refused));
+    cells.refused.classList.toggle("refusing", refused > 0);
+    refusedText.classList.toggle("zero", !refused);
+    cells.passed.classList.toggle("zero", !passed);
+    setText(wouldRate, shadowed > 0 ? `${rate(shadowed)} would be` : "");
+    wouldRate.hidden = !(shadowed > 0);
+    showFlag();
+
+    const share = live?.used_ratio ?? null;
+    setText(usedText, percent(share));
+    bar.style.setProperty("width", `${(Math.min(share ?? 0, BAR_SHARE) / BAR_SHARE) * 100}%`);
+    track.hidden = share === null;
+    cells.used.classList.toggle("over", share > 1.005);
+    cells.used.classList.toggle("near", Boolean(live?.near));
+    cells.used.classList.toggle("in-shadow", row.limit?.action === "shadow");
+
+    setText(cells.wait, live?.wait_s ? wait(live.wait_s * 1e6) : "–");
+    setAttribute(cells.wait, "title", live?.last_wait_s ? `last stated to a client: ${wait(live.last_wait_s * 1e6)}` : null);
+
+    const action = row.limit?.action;
+    fill(
+      rule,
+      row.edit && h("span", { class: "tag edited", title: `by ${row.edit.by}, ${exact(row.edit.at)}${row.edit.reason ? `: ${row.edit.reason}` : ""}` }, "edited"),
+      row.edit?.expires_at && h("span", { class: "remaining", title: `until ${exact(row.edit.expires_at)}` }),
+      action && action !== "reject" && h("span", { class: "tag" }, action),
+      !row.edit && h("span", { class: "rule-name", title: row.source || null }, row.rule || "no rule"),
+    );
+    spark.toggleAttribute("hidden", !row.history);
+    if (row.history) {
+      const label = `last 5 minutes: now ${rate(passed)} passed and ${rate(refused)} refused per second, at most ${rate(Math.max(0, ...row.history.passed))} and ${rate(Math.max(0, ...row.history.refused))}`;
+      draw(spark, row.history.passed, row.history.refused, SLOTS, label);
+    }
+    tick();
+  }
+
+  update(row);
+  return { element, update, tick };
+}
+
+function cell(/** @type {string} */ name, /** @type {string} */ label, /** @type {any} */ content = null) {
+  return h("td", { class: name, role: "cell", "data-label": label }, content);
+}

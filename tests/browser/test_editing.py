@@ -1,0 +1,327 @@
+"""What an operator does most: sees who floods, lowers the limit, and takes it back."""
+
+import re
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from harness.embedded import EmbeddedBroker
+from harness.sidecar import Sluice, StartSluice
+from playwright.sync_api import Page, expect
+
+_LIMITS = """
+[[limits]]
+kind = "topic"
+name = "*"
+rate = 200
+"""
+
+
+@pytest.fixture(scope="module")
+def sidecar(start_sluice: StartSluice) -> Sluice:
+    return start_sluice(config=_LIMITS)
+
+
+@pytest.fixture
+def form(sidecar: Sluice, open_tab: Callable[..., Any], fresh_name: Callable[[str], str]) -> Any:
+    """The editor of a topic without a limit of its own, all its fields unfolded."""
+    page = open_tab(sidecar).open(f"#/limits?edit=topic/{fresh_name('plain')}")
+    drawer = page.get_by_role("dialog")
+    drawer.get_by_text("More", exact=True).click()
+    return drawer
+
+
+def _row(page: Page, name: str) -> Any:
+    return page.locator(f'tr[data-row="topic/{name}"]')
+
+
+def _edit(page: Page, name: str, rate: str, reason: str = "") -> None:
+    _row(page, name).get_by_role("button", name="Edit").click()
+    drawer = page.get_by_role("dialog")
+    drawer.get_by_label("Rate, per second").fill(rate)
+    drawer.get_by_label("Reason").fill(reason)
+    drawer.get_by_role("button", name="Preview").click()
+    drawer.get_by_role("button", name="Apply").click()
+    expect(drawer).to_be_hidden()
+
+
+def test_flood_shows_in_its_row_and_in_the_header(
+    sidecar: Sluice, open_tab: Callable[..., Any], flood: Callable[..., Any], fresh_name: Callable[[str], str]
+) -> None:
+    topic = fresh_name("runaway")
+    flood(sidecar, topic, 800)
+    page = open_tab(sidecar).open(f"#/limits?search={topic}")
+
+    row = _row(page, topic)
+    expect(row.locator("td.refusing")).to_be_visible()
+    expect(row.locator("td.limit")).to_have_text("200/s")
+    expect(row.locator(".flag.bad")).to_be_visible()
+    expect(row.locator("td.last time")).to_have_text("now")
+    expect(row.locator(".spark-refused")).to_have_attribute("d", re.compile(".+"))
+    expect(page.locator("#strip .refusing")).to_be_visible()
+
+
+def test_lowered_limit_is_stored_slower_until_it_is_reverted(
+    sidecar: Sluice,
+    broker: EmbeddedBroker,
+    open_tab: Callable[..., Any],
+    flood: Callable[..., Any],
+    fresh_name: Callable[[str], str],
+) -> None:
+    topic = fresh_name("lowered")
+    load = flood(sidecar, topic, 800)
+    page = open_tab(sidecar).open(f"#/limits?search={topic}")
+    expect(_row(page, topic).locator("td.refusing")).to_be_visible()
+
+    _edit(page, topic, "20", reason="too loud")
+    before, from_s = broker.stored(topic), time.monotonic()
+    load.wait_for(1600)
+    stored, elapsed_s = broker.stored(topic) - before, time.monotonic() - from_s
+    # What is on the way when the edit is acknowledged was admitted before it: at most one tick of the flood.
+    assert stored <= 20 * elapsed_s + 20 + 1 + 40
+    expect(_row(page, topic).locator("td.limit")).to_have_text("20/s")
+    expect(_row(page, topic).locator(".tag.edited")).to_be_visible()
+
+    _row(page, topic).get_by_role("button", name="Edit").click()
+    drawer = page.get_by_role("dialog")
+    expect(drawer.get_by_text("too loud")).to_be_visible()
+    drawer.get_by_role("button", name="Revert to file").click()
+    expect(drawer.locator("del")).to_have_text("20/s")
+    expect(drawer.locator("ins")).to_have_text("no rule of its own")
+    drawer.get_by_role("button", name="Revert", exact=True).click()
+    expect(drawer).to_be_hidden()
+    expect(_row(page, topic).locator("td.limit")).to_have_text("200/s")
+    expect(_row(page, topic).locator(".tag.edited")).to_have_count(0)
+
+    page.get_by_role("link", name="Audit").click()
+    changes = page.locator(".audit > tbody > tr").filter(has_text=f"topic/{topic}")
+    expect(changes).to_have_count(2)
+    expect(changes.nth(1)).to_contain_text("too loud")
+    expect(changes.nth(0)).to_contain_text("reverted to file")
+
+
+def test_undo_takes_back_what_was_just_done(
+    sidecar: Sluice, open_tab: Callable[..., Any], flood: Callable[..., Any], fresh_name: Callable[[str], str]
+) -> None:
+    topic = fresh_name("undone")
+    flood(sidecar, topic, 20)
+    page = open_tab(sidecar).open(f"#/limits?search={topic}")
+    _edit(page, topic, "55")
+    expect(_row(page, topic).locator("td.limit")).to_have_text("55/s")
+
+    page.get_by_role("button", name="Undo", exact=True).click()
+
+    expect(_row(page, topic).locator("td.limit")).to_have_text("200/s")
+
+
+def test_change_of_the_audit_trail_is_reverted_after_a_look(
+    sidecar: Sluice,
+    open_tab: Callable[..., Any],
+    flood: Callable[..., Any],
+    fresh_name: Callable[[str], str],
+    limit_of: Callable[..., Any],
+) -> None:
+    topic = fresh_name("regretted")
+    flood(sidecar, topic, 20)
+    page = open_tab(sidecar).open(f"#/limits?search={topic}")
+    _edit(page, topic, "33")
+    page.goto(f"{page.url.split('#')[0]}#/audit?target=limits/topic/{topic}")
+
+    page.get_by_role("button", name="Revert change").click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog.locator("ins")).to_have_text("no rule of its own")
+    dialog.get_by_label("Reason").fill("not that one")
+    dialog.get_by_role("button", name="Revert", exact=True).click()
+
+    changes = page.locator(".audit > tbody > tr")
+    expect(changes).to_have_count(2)
+    expect(changes.first).to_contain_text("not that one")
+    assert limit_of(sidecar, topic)["limit"]["rate"] == 200
+
+
+def test_edit_is_refused_when_somebody_else_was_faster(
+    sidecar: Sluice, open_tab: Callable[..., Any], flood: Callable[..., Any], fresh_name: Callable[[str], str]
+) -> None:
+    topic = fresh_name("contested")
+    flood(sidecar, topic, 20)
+    tab = open_tab(sidecar)
+    tab.failing_loads = True
+    page = tab.open(f"#/limits?search={topic}")
+    _row(page, topic).get_by_role("button", name="Edit").click()
+    drawer = page.get_by_role("dialog")
+    drawer.get_by_label("Rate, per second").fill("60")
+
+    other = open_tab(sidecar).open(f"#/limits?search={topic}")
+    _edit(other, topic, "70")
+    drawer.get_by_role("button", name="Preview").click()
+
+    expect(drawer.get_by_role("alert")).to_contain_text("Nothing was changed")
+    expect(drawer.get_by_label("Rate, per second")).to_have_value("70")
+    drawer.get_by_label("Rate, per second").fill("60")
+    drawer.get_by_role("button", name="Preview").click()
+    expect(drawer.locator("del")).to_have_text("70/s")
+
+
+def test_what_is_wrong_stands_at_its_field(
+    sidecar: Sluice, open_tab: Callable[..., Any], flood: Callable[..., Any], fresh_name: Callable[[str], str]
+) -> None:
+    topic = fresh_name("mistaken")
+    flood(sidecar, topic, 20)
+    tab = open_tab(sidecar)
+    tab.failing_loads = True
+    page = tab.open(f"#/limits?search={topic}")
+    _row(page, topic).get_by_role("button", name="Edit").click()
+    drawer = page.get_by_role("dialog")
+    rate = drawer.get_by_label("Rate, per second")
+    rate.fill("a lot")
+    rate.press("Enter")
+
+    expect(rate).to_have_attribute("aria-invalid", "true")
+    expect(rate).to_be_focused()
+    expect(drawer.locator(".field-error").filter(has_text="number")).to_be_visible()
+
+
+@pytest.mark.parametrize(
+    ("label", "typed", "meant"),
+    [
+        ("Rate, per second", "1,000", "write 1000:"),
+        ("Rate, per second", "2,500", "write 2500:"),
+        ("Rate, per second", "1 000", "write 1000:"),
+        ("Rate, per second", "2,5", "write 2.5:"),
+        ("Rate, per second", "1e3", "write 1000:"),
+        ("Rate, per second", "60/min", "written like"),
+        ("Rate, per second", "1k", "written like"),
+        ("Rate, per second", "0x10", "written like"),
+        ("Bytes per second", "4,194,304", "write 4194304:"),
+        ("Burst, seconds", "2s", "write 2:"),
+        ("Break, seconds", "Infinity", "written like"),
+        ("Minutes", "1,440", "write 1440:"),
+        ("Minutes", "0", "more than 0"),
+    ],
+)
+def test_number_that_could_be_misread_is_refused_with_what_to_write(
+    form: Any, label: str, typed: str, meant: str
+) -> None:
+    if label == "Minutes":
+        form.get_by_label("For how long").select_option("other…")
+    form.get_by_label(label, exact=True).fill(typed)
+    form.get_by_role("button", name="Preview").click()
+
+    expect(form.locator(".field-error").filter(has_text=re.compile(meant))).to_be_visible()
+    expect(form.get_by_label(label, exact=True)).to_have_attribute("aria-invalid", "true")
+    expect(form.get_by_label(label, exact=True)).to_be_focused()
+    expect(form.get_by_role("button", name="Apply")).to_have_count(0)
+
+
+@pytest.mark.parametrize(
+    ("typed", "read"), [("1000", "1000/s"), ("500/s", "500/s"), ("2.5", "2.5/s"), ("unlimited", "unlimited")]
+)
+def test_rate_is_read_as_it_is_written(form: Any, typed: str, read: str) -> None:
+    form.get_by_label("Rate, per second").fill(typed)
+    form.get_by_role("button", name="Preview").click()
+    expect(form.locator("ins")).to_have_text(read)
+
+
+def test_preview_of_a_first_limit_shows_what_it_stands_in_for(form: Any) -> None:
+    expect(form.locator(".note")).to_contain_text("a limit of its own")
+    expect(form.locator(".note")).to_contain_text("topic:* stays")
+    form.get_by_label("Rate, per second").fill("2.5")
+    form.get_by_role("button", name="Preview").click()
+
+    expect(form.locator(".old-new")).to_contain_text("200/s by topic:*")
+    expect(form.locator("ins")).to_have_text("2.5/s")
+    expect(form.locator(".differences tbody tr")).to_have_count(1)
+    expect(form.locator(".differences tbody tr")).to_contain_text("rate")
+
+
+def test_audit_says_all_that_changed_in_short(
+    sidecar: Sluice, open_tab: Callable[..., Any], fresh_name: Callable[[str], str], put_limit: Callable[..., Any]
+) -> None:
+    topic = fresh_name("bursty")
+    put_limit(sidecar, topic, rate=50, burst_s=2)
+    put_limit(sidecar, topic, rate=50, burst_s=1)
+    page = open_tab(sidecar).open(f"#/audit?target=limits/topic/{topic}")
+    changes = page.locator(".audit > tbody > tr")
+    expect(changes).to_have_count(2)
+    expect(changes.first.locator("summary")).to_contain_text("50/s, burst_s 2 → 1")
+
+
+def test_change_that_another_one_followed_is_reverted_only_when_told_so(
+    sidecar: Sluice,
+    open_tab: Callable[..., Any],
+    fresh_name: Callable[[str], str],
+    limit_of: Callable[..., Any],
+    put_limit: Callable[..., Any],
+) -> None:
+    topic = fresh_name("twice")
+    first, second = (put_limit(sidecar, topic, rate=rate)["id"] for rate in (40, 30))
+    tab = open_tab(sidecar)
+    tab.failing_loads = True
+    page = tab.open(f"#/audit?target=limits/topic/{topic}")
+    page.get_by_role("button", name=f"Revert change {first} of").click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_contain_text(f"Change {second} changed topic/{topic} since. Revert all the same?")
+    assert limit_of(sidecar, topic)["limit"]["rate"] == 30
+
+    dialog.get_by_role("button", name="Revert all the same").click()
+
+    expect(dialog).to_be_hidden()
+    assert limit_of(sidecar, topic)["limit"]["rate"] == 200
+
+
+def test_limits_that_a_name_meets_are_listed(form: Any) -> None:
+    form.get_by_text("Which limits it meets now").click()
+    expect(form.locator(".explanation li")).to_contain_text("200/s")
+    expect(form.locator(".explanation li")).to_contain_text("topic:*")
+
+
+def test_temporary_limit_of_a_new_pattern_counts_down(
+    sidecar: Sluice, open_tab: Callable[..., Any], fresh_name: Callable[[str], str], limit_of: Callable[..., Any]
+) -> None:
+    pattern = f"{fresh_name('new')}-*"
+    page = open_tab(sidecar).open()
+    page.get_by_role("button", name="New limit").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("Name or pattern").fill(pattern)
+    dialog.get_by_role("button", name="Set its limit").click()
+    drawer = page.get_by_role("dialog")
+    drawer.get_by_label("Rate, per second").fill("7.5")
+    drawer.get_by_label("For how long").select_option("15 minutes")
+    drawer.get_by_role("button", name="Preview").click()
+    drawer.get_by_role("button", name="Apply").click()
+    expect(drawer).to_be_hidden()
+
+    page.get_by_label("Search names").fill(pattern)
+    expect(_row(page, pattern).locator(".remaining")).to_contain_text("left")
+    assert limit_of(sidecar, pattern)["edit"]["expires_at"]
+
+
+def test_default_is_edited_like_any_limit(
+    sidecar: Sluice, open_tab: Callable[..., Any], limit_of: Callable[..., Any]
+) -> None:
+    page = open_tab(sidecar).open("#/rules")
+    page.get_by_role("button", name="Edit the default of retry_group").click()
+    drawer = page.get_by_role("dialog")
+    drawer.get_by_label("Rate, per second").fill("15")
+    drawer.get_by_role("button", name="Preview").click()
+    drawer.get_by_role("button", name="Apply").click()
+
+    expect(page.locator(".card").filter(has_text="retry_group").locator(".big")).to_contain_text("15")
+    assert limit_of(sidecar, "*", "retry_group")["limit"]["rate"] == 15
+
+
+def test_all_edits_are_reverted_after_a_look_at_what_falls_back(
+    sidecar: Sluice, open_tab: Callable[..., Any], flood: Callable[..., Any], fresh_name: Callable[[str], str]
+) -> None:
+    topic = fresh_name("many")
+    flood(sidecar, topic, 20)
+    page = open_tab(sidecar).open(f"#/limits?search={topic}")
+    _edit(page, topic, "44")
+    page.get_by_role("button", name="Revert all edits").click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog.locator("tbody tr").filter(has_text=topic)).to_contain_text("44/s")
+    dialog.get_by_role("button", name="Revert all").click()
+    expect(dialog).to_be_hidden()
+    expect(_row(page, topic).locator("td.limit")).to_have_text("200/s")
+    expect(page.get_by_role("button", name="Revert all edits")).to_be_hidden()

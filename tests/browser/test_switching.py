@@ -1,0 +1,122 @@
+"""The emergency switch, and what is said while the sidecar or the connection to it is not as it should be."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from harness.embedded import EmbeddedBroker
+from harness.frames import FrameClient, send
+from harness.sidecar import Sluice, StartSluice
+from playwright.sync_api import expect
+
+
+@pytest.fixture(scope="module")
+def sidecar(start_sluice: StartSluice) -> Sluice:
+    return start_sluice(limits=["topic:*=200/s", "topic:closed=0/s"])
+
+
+def test_switch_is_unmistakable_in_every_view_until_it_is_back_on(
+    sidecar: Sluice, open_tab: Callable[..., Any], broker: EmbeddedBroker
+) -> None:
+    page = open_tab(sidecar).open()
+    page.get_by_role("button", name="Switch off…", exact=True).first.click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_contain_text("An hour unless you choose otherwise")
+    dialog.get_by_label("Reason").fill("broker moves tonight")
+    dialog.get_by_role("button", name="Switch off").click()
+
+    banner = page.get_by_role("alert").filter(has_text="LIMITING IS SWITCHED OFF")
+    for view in ("Limits", "Rules & defaults", "Audit", "Connections", "State"):
+        page.get_by_role("link", name=view, exact=True).click()
+        expect(banner).to_contain_text("broker moves tonight")
+        expect(banner).to_contain_text("left")
+    assert page.title().startswith("⚠ LIMITING OFF")
+    with FrameClient(sidecar.routes[0].listen) as client:
+        client.ask(send("closed"))
+    assert broker.stored("closed") == 1
+
+    banner.get_by_role("button", name="Switch back on").click()
+    page.get_by_role("dialog").get_by_role("button", name="Switch on").click()
+    expect(banner).to_be_hidden()
+    with FrameClient(sidecar.routes[0].listen) as client:
+        client.ask(send("closed"))
+    assert broker.stored("closed") == 1
+
+
+@pytest.mark.parametrize(("width", "height"), [(1280, 500), (390, 600)])
+def test_alarm_stays_in_sight_however_far_the_page_is_scrolled(
+    sidecar: Sluice, open_tab: Callable[..., Any], width: int, height: int
+) -> None:
+    page = open_tab(sidecar, width=width, height=height).open("#/state")
+    page.get_by_role("button", name="Switch off…", exact=True).first.click()
+    # Without a word, since it may have to be quick.
+    page.get_by_role("dialog").get_by_role("button", name="Switch off").click()
+    banner = page.locator(".banner.off")
+    expect(banner).to_be_visible()
+    expect(page.locator(".part-health")).to_contain_text("limiting off")
+    expect(page.locator(".part-health .dot")).to_have_class("dot bad")
+
+    page.evaluate("scrollTo(0, document.documentElement.scrollHeight)")
+    page.wait_for_function("scrollY > 100")
+    expect(banner).to_be_in_viewport(ratio=1)
+    banner.get_by_role("button", name="Switch back on").click()
+    page.get_by_role("dialog").get_by_role("button", name="Switch on").click()
+    expect(banner).to_be_hidden()
+
+
+def test_one_kind_is_switched_off_by_itself(sidecar: Sluice, open_tab: Callable[..., Any]) -> None:
+    page = open_tab(sidecar).open("#/state")
+    page.get_by_role("button", name="Switch limiting of retry_group off").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("Reason").fill("replay")
+    dialog.get_by_role("button", name="Switch off").click()
+
+    banner = page.get_by_role("alert").filter(has_text="LIMITING OF RETRY_GROUP IS SWITCHED OFF")
+    expect(banner).to_contain_text("replay")
+    page.get_by_role("button", name="Switch limiting of retry_group back on").click()
+    page.get_by_role("dialog").get_by_role("button", name="Switch on").click()
+    expect(banner).to_be_hidden()
+
+
+def test_connection_is_closed_after_a_question(sidecar: Sluice, open_tab: Callable[..., Any]) -> None:
+    with FrameClient(sidecar.routes[0].listen) as client:
+        client.ask(send("to-be-closed"))
+        page = open_tab(sidecar).open("#/connections?search=to-be-closed")
+        page.locator("tbody").get_by_role("button", name="Close the connection of").click()
+        page.get_by_role("dialog").get_by_label("Reason").fill("test")
+        page.get_by_role("dialog").get_by_role("button", name="Close it").click()
+        client.read_to_end()
+        expect(page.locator("tbody tr")).to_have_count(0)
+
+
+def test_edits_without_a_state_directory_are_said_to_be_lost(
+    start_sluice: StartSluice, open_tab: Callable[..., Any]
+) -> None:
+    volatile = start_sluice(state_dir="off")
+    page = open_tab(volatile).open()
+    expect(page.locator(".banner").filter(has_text="until the restart only")).to_be_visible()
+
+
+def test_page_says_that_it_is_offline_and_resumes(start_sluice: StartSluice, open_tab: Callable[..., Any]) -> None:
+    first = start_sluice(limits=["topic:*=200/s"])
+    with FrameClient(first.routes[0].listen) as client:
+        client.ask(send("kept-in-sight"))
+        tab = open_tab(first)
+        page = tab.open()
+        row = page.locator('tr[data-row="topic/kept-in-sight"]')
+        expect(row).to_be_visible()
+        tab.failing_loads = True
+    first.stop()
+
+    banner = page.locator(".banner").filter(has_text="connection to Sluice")
+    expect(banner).to_be_visible()
+    expect(page.locator("#connection")).to_contain_text("figures of")
+    expect(page.locator("html")).to_have_class("stale")
+    expect(row).to_be_visible()
+
+    again = start_sluice(limits=["topic:*=200/s"], routes=first.routes, admin=first.admin)
+    with FrameClient(again.routes[0].listen) as client:
+        client.ask(send("seen-afterwards"))
+        expect(page.locator("#connection")).to_have_text("live")
+        expect(banner).to_be_hidden()
+        expect(page.locator('tr[data-row="topic/seen-afterwards"]')).to_be_visible()

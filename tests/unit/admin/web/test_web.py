@@ -1,0 +1,65 @@
+from pathlib import Path
+
+import pytest
+from starlette.applications import Starlette
+from starlette.testclient import TestClient
+
+from admin import web
+
+_FILES = Path(web.__file__).parent / "files"
+
+
+@pytest.fixture
+def client() -> TestClient:
+    return TestClient(Starlette(routes=web.routes()))
+
+
+def test_page_and_its_files_are_served_with_their_types(client: TestClient) -> None:
+    expected = {"": "text/html", "web/base.css": "text/css", "web/main.js": "text/javascript", "web/icon.svg": "image/"}
+    for path, media_type in expected.items():
+        answer = client.get(f"/{path}")
+        assert answer.status_code == 200
+        assert answer.headers["content-type"].startswith(media_type)
+        assert answer.headers["cache-control"] == "no-cache"
+
+
+def test_file_that_is_known_already_is_not_sent_again(client: TestClient) -> None:
+    etag = client.get("/web/main.js").headers["etag"]
+    for known in (etag, f'"other", W/{etag}', "*"):
+        answer = client.get("/web/main.js", headers={"if-none-match": known})
+        assert answer.status_code == 304
+        assert answer.content == b""
+        assert answer.headers["etag"] == etag
+    assert client.get("/web/main.js", headers={"if-none-match": '"other"'}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "path", ["/web/", "/web/../__init__.py", "/web/%2e%2e/__init__.py", "/web/index.html", "/web/MAIN.js"]
+)
+def test_nothing_else_is_served(client: TestClient, path: str) -> None:
+    assert client.get(path).status_code == 404
+
+
+def test_every_file_that_another_one_names_is_there() -> None:
+    names = set(web.files())
+    for name in names:
+        text = (_FILES / name).read_text(encoding="utf-8")
+        for line in text.splitlines():
+            if line.startswith(("import ", "} from ")):
+                assert line.split('"./')[1].split('"')[0] in names, f"{name}: {line}"
+        for part in text.split('"/web/')[1:]:
+            assert part.split('"')[0] in names
+
+
+def test_no_script_makes_markup_of_text() -> None:
+    for path in _FILES.glob("*.js"):
+        text = path.read_text(encoding="utf-8")
+        for word in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function"):
+            assert word not in text, f"{path.name}: {word}"
+
+
+def test_no_file_carries_inline_script_or_style() -> None:
+    text = (_FILES / web.INDEX).read_text(encoding="utf-8")
+    assert "style=" not in text
+    assert "<style" not in text
+    assert text.count("<script") == text.count('<script type="module" src="/web/')
