@@ -1,18 +1,22 @@
 """What ``sluice check`` prints: everything that a configuration would put in force, and where it came from."""
 
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
-from typing import Final, TextIO
+from typing import Any, Final, TextIO
 
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
 from admin.composition import Plan, PlannedListener
-from admin.rulebook import BUILT_IN, SCOPE_KINDS
+from admin.live.paths import is_over
+from admin.live.places import Place, standing_in
+from admin.live.state import State
+from admin.rule_fields import SCOPE_KINDS
+from admin.rulebook import BUILT_IN
 from admin.settings import OFF
+from admin.tables import Rows
 from limiter.bucket import NS_PER_S
 from limiter.patterns import DEFAULT_PATTERN
 from limiter.resource import CLIENT, LISTENER, SCOPES
@@ -20,6 +24,8 @@ from limiter.rule import Rule
 
 #: Off a terminal nothing is wrapped or cut: the output is read by scripts and by diff.
 _WIDE_COLUMNS: Final = 1000
+#: So many live edits are written out.
+_EDITS_SHOWN: Final = 5
 
 
 def show(renderable: RenderableType, stream: TextIO | None = None) -> None:
@@ -35,50 +41,58 @@ def show(renderable: RenderableType, stream: TextIO | None = None) -> None:
     print(text, file=stream, flush=True)
 
 
-def report(plan: Plan, now: datetime) -> RenderableType:
+def report(plan: Plan, now: datetime, place: Place | None = None) -> RenderableType:
     """Lay out a plan: listeners, handlers, rules in the order in which they are tried, limits in that of a request.
 
     Args:
         plan: what would be in force.
         now: the moment at which rules with hours are looked at.
+        place: where live edits are kept; None says nothing of them.
     """
+    edits = None if place is None else _edits(plan, place, now)
     return Group(
         *_section("Listeners", _listeners(plan) if plan.listeners else _no_listeners()),
         *_section("Handlers, in the order in which they decide", _handlers(plan)),
         *_section("Rules, in the order in which they are tried", _rules(plan, now)),
         *_section("Limits of one request, in the order in which they are asked", _order(plan)),
-        *_section("Everything else", _rest(plan)),
+        *([] if edits is None else _section("Live edits, over all of this", edits)),
+        *(_section("From the environment, in place of the file", _replaced(plan)) if plan.replaced else []),
+        *_section("Everything else", _rest(plan, place)),
     )
+
+
+def _replaced(plan: Plan) -> Text:
+    return Text("\n".join(plan.replaced))
+
+
+def _edits(plan: Plan, place: Place, now: datetime) -> Text | None:
+    """Say where edits are kept and what those that stand make of the configuration; None of a usual place without."""
+    standings, problem = standing_in(place)
+    standing = {path: each for path, each in standings.items() if not is_over(each, now)}
+    if not (place.given or standing or problem):
+        return None
+    if place.directory is None:
+        return Text("kept until the restart only")
+    drift = State(plan.rulebook, standing, now).drift()
+    lines = [f"kept in {place.directory}; edits that stand: {len(drift)}", *drift[:_EDITS_SHOWN]]
+    if problem is not None:
+        lines.append(problem)
+    if (more := len(drift) - _EDITS_SHOWN) > 0:
+        lines.append(f"and {more} more")
+    return Text("\n".join(lines))
 
 
 def _section(title: str, body: RenderableType) -> list[RenderableType]:
     return [Text(title, style="bold"), Padding(body, (0, 0, 1, 2), expand=False)]
 
 
-def _table(*columns: str) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="dim")
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    return table
-
-
-def _used_columns(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
-    """Lay out a table without the columns that are empty in every row."""
-    rows = list(rows)
-    used = [at for at in range(len(columns)) if any(row[at] for row in rows)]
-    table = _table(*(columns[at] for at in used))
-    for row in rows:
-        table.add_row(*(row[at] for at in used))
-    return table
-
-
 def _no_listeners() -> Text:
     return Text("none")
 
 
-def _listeners(plan: Plan) -> Table:
+def _listeners(plan: Plan) -> Rows:
     columns = "listen", "broker", "protocol", "name", "scope", "exempt", "connections", "options", "from"
-    return _used_columns(columns, (_listener(listener) for listener in plan.listeners))
+    return Rows(columns, (_listener(listener) for listener in plan.listeners)).used()
 
 
 def _listener(listener: PlannedListener) -> Sequence[str]:
@@ -101,22 +115,25 @@ def _listener(listener: PlannedListener) -> Sequence[str]:
     )
 
 
-def _handlers(plan: Plan) -> Table:
-    table = _table("handler", "lane", "lanes", "capacity", "deadline", "options", "from")
-    for handler, source in zip(plan.handlers, plan.handler_sources, strict=True):
-        table.add_row(
-            handler.plugin.name,
-            handler.lane or "the handler's own",
-            str(handler.lanes),
-            str(handler.capacity),
-            f"{handler.deadline_ms:g} ms",
-            _options(handler.options),
-            source,
-        )
-    return table
+def _handlers(plan: Plan) -> Rows:
+    return Rows(
+        ("handler", "lane", "lanes", "capacity", "deadline", "options", "from"),
+        (
+            (
+                handler.plugin.name,
+                handler.lane or "the handler's own",
+                str(handler.lanes),
+                str(handler.capacity),
+                f"{handler.deadline_ms:g} ms",
+                _options(handler.options),
+                source,
+            )
+            for handler, source in zip(plan.handlers, plan.handler_sources, strict=True)
+        ),
+    ).used()
 
 
-def _rules(plan: Plan, now: datetime) -> Table:
+def _rules(plan: Plan, now: datetime) -> Rows:
     columns = "rule", "limit", "of", "above it", "burst", "break", "fair by", "warm-up", "holds", "from"
     rules = plan.rule_set.at(now)
     tried = rules.tried
@@ -126,14 +143,14 @@ def _rules(plan: Plan, now: datetime) -> Table:
     def row(rule: Rule, *, holds: bool = True) -> Sequence[str]:
         return _rule(rule, holds=holds, stands_in=(rule.kind, rule.exact_name) in stand_ins)
 
-    return _used_columns(
+    return Rows(
         columns,
         [
             *(row(rule) for rule in tried),
             *(row(rule, holds=False) for rule in rules.untried),
             *(row(rule) for rule in defaults if rule not in tried),
         ],
-    )
+    ).used()
 
 
 def _rule(rule: Rule, *, holds: bool, stands_in: bool) -> Sequence[str]:
@@ -181,19 +198,19 @@ def _order(plan: Plan) -> RenderableType:
     totals = {rule.kind for rule in plan.rule_set.rules if rule.limits and rule.shared}
     resources = [kind for kind in plan.kinds if kind.name in limited]
     scopes = [kind for kind in SCOPE_KINDS if kind.name in limited]
-    table = Table.grid(padding=(0, 3, 0, 0))
+    rows = []
     steps = ([resources] if resources else []) + [[scope] for scope in scopes]
     for number, step in enumerate(steps, 1):
         names = [kind.name for kind in step]
         total = "its own limit, then the total it falls under" if totals.intersection(names) else "its own limit"
-        table.add_row(f"{number}", _alternatives(names), total)
+        rows.append((f"{number}", _alternatives(names), total))
     if not steps:
         return Text("none")
     notes = "All must admit it; what one refuses spends nothing in the others."
     if any(kind.consumes for kind in resources) and scopes:
         consuming = ", ".join(kind.name for kind in resources if kind.consumes)
         notes += f" What asks for messages ({consuming}) belongs to no {_alternatives(SCOPES)}."
-    return Group(table, Text(notes))
+    return Group(Rows((), rows), Text(notes))
 
 
 def _alternatives(words: Sequence[str]) -> str:
@@ -201,19 +218,43 @@ def _alternatives(words: Sequence[str]) -> str:
     return f"{', '.join(others)} or {last}" if others else last
 
 
-def _rest(plan: Plan) -> Table:
+def _rest(plan: Plan, place: Place | None) -> Rows:
     settings = plan.settings
-    table = Table.grid(padding=(0, 3, 0, 0))
-    table.add_row("limiting", "on" if settings.limiting else "off")
+    rows = []
+    rows.append(("limiting", "on" if settings.limiting else "off"))
     admin = settings.admin.listen
-    table.add_row("admin", OFF if admin == OFF else f"http://{admin}/metrics, /healthz, /readyz")
-    table.add_row("log", f"{settings.log.level}, {settings.log.format}")
-    table.add_row("grace_s", f"{settings.grace_s:g}")
+    scheme = "http" if plan.certificate is None else "https"
+    rows.append(("admin", OFF if admin == OFF else f"{scheme}://{admin}/: page, API, /metrics, /healthz, /readyz"))
+    if admin != OFF:
+        names = ", ".join(f"{token.name} ({token.role})" for token in plan.access.tokens)
+        rows.append(("admin tokens", names or "none: whoever reaches it may do everything"))
+    if place is not None:
+        rows.append(("state_dir", _kept(place)))
+    rows.append(("log", f"{settings.log.level}, {settings.log.format}"))
+    rows.append(("grace_s", f"{settings.grace_s:g}"))
     for key, value in settings.bounds.model_dump().items():
-        table.add_row(f"bounds.{key}", f"{value}")
-    return table
+        rows.append((f"bounds.{key}", f"{value}"))
+    return Rows((), rows)
+
+
+def _kept(place: Place) -> str:
+    if place.directory is not None:
+        return str(place.directory)
+    return "none: edits are kept until the restart" + (f" ({place.why})" if place.why else "")
 
 
 def _options(options: object) -> str:
+    """Write the options that are not as they are by default."""
     fields = getattr(type(options), "__dataclass_fields__", None) or getattr(type(options), "model_fields", {})
-    return ", ".join(f"{name} = {getattr(options, name)}" for name in fields) or "none"
+    values = ((name, getattr(options, name), _default(field)) for name, field in fields.items())
+    return ", ".join(f"{name} = {_value(value)}" for name, value, default in values if value != default)
+
+
+def _default(field: Any) -> object:
+    """Return the default of a dataclass's or a model's field."""
+    make = field.default_factory
+    return make() if callable(make) else field.default
+
+
+def _value(value: object) -> str:
+    return f"[{', '.join(map(_value, value))}]" if isinstance(value, list | tuple) else str(value)

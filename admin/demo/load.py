@@ -9,7 +9,7 @@ from typing import Final
 import trio
 
 from admin.demo.ledger import Counts, TopicLoad
-from admin.settings import Endpoint
+from admin.endpoint import Endpoint
 from proxy.protocols.rocketmq.codes import PREFIX_BYTES, RequestCode, ResponseCode
 from proxy.protocols.rocketmq.command import RemotingCommand, decode, encode
 

@@ -24,6 +24,7 @@ def heading(
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(no_wrap=True)
     grid.add_column(overflow="fold")
+    grid.add_row("page", Text.assemble("open ", (admin_url.rstrip("/"), "bold"), ": limits can be changed there"))
     grid.add_row("way", Text.assemble("clients → ", (f"sluice {listen}", "bold"), f" → embedded broker {broker}"))
     grid.add_row(
         "limit", f"{limit_per_s:g} messages per second for each topic, and one burst of {limit_per_s:g} at first"
@@ -31,7 +32,7 @@ def heading(
     grid.add_row("", "what is over it gets a busy answer")
     grid.add_row("rates", f"shown as the mean of the last {WINDOW_S:g} s, so a burst shows for as long")
     grid.add_row("join in", f"any RocketMQ client, on a topic of its own; name server {name_server}")
-    grid.add_row("admin", f"{admin_url}metrics, {admin_url}readyz")
+    grid.add_row("besides", f"{admin_url}metrics, {admin_url}readyz")
     for note in notes:
         grid.add_row("note", note)
     return Group(Text("sluice demo", style="bold"), grid, Text())

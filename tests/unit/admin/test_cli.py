@@ -13,7 +13,7 @@ from admin.version import sluice_version
 Write = Callable[[str], str]
 SLUICE = Path(sys.executable).with_name("sluice")
 LISTENER = '[[listeners]]\nlisten = "127.0.0.1:1"\nbroker = "127.0.0.1:2"\n'
-COMMANDS = "run, check, limits, demo"
+COMMANDS = "run, check, limits, switch, reload, state, audit, connections, …"
 PAIR = ["--listen", "127.0.0.1:0", "--broker", "127.0.0.1:1"]
 
 
@@ -100,7 +100,7 @@ def test_what_nobody_thought_of_is_still_one_line(
     def fail(*_: object) -> None:
         raise ExceptionGroup("all", [ZeroDivisionError("so it\nhappened")])
 
-    monkeypatch.setattr("admin.cli.load", fail)
+    monkeypatch.setattr("admin.sources.load", fail)
     line = complaint(capsys, "run", *PAIR, exit_code=1)
     assert line.startswith("internal error: ZeroDivisionError")
     assert "so it happened" in line
@@ -116,19 +116,163 @@ def test_the_version_is_the_distributions(capsys: pytest.CaptureFixture[str]) ->
     assert capsys.readouterr().out == f"sluice {sluice_version()}\n"
 
 
-@pytest.mark.parametrize("command", ["run", "check", "limits", "limits explain", "demo"])
-def test_every_command_explains_itself(capsys: pytest.CaptureFixture[str], command: str) -> None:
-    *group, last = command.split()
-    assert main([*group, last, "--help"]) == 0
-    assert f"Usage: sluice {command}" in capsys.readouterr().out
-    assert main(group) == 0
-    assert f" {last} " in capsys.readouterr().out
+GROUPS = {
+    "": ["run", "check", "limits", "switch", "reload", "state", "audit", "connections", "top", "completion", "demo"],
+    "limits": ["list", "get", "set", "unset", "explain", "apply", "diff", "export"],
+    "switch": ["off", "on", "reset"],
+    "audit": ["revert"],
+    "connections": ["list", "close"],
+}
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_every_command_explains_itself(capsys: pytest.CaptureFixture[str], group: str) -> None:
+    assert main([*group.split(), "--help"]) == 0
+    listed = capsys.readouterr().out
+    for command in GROUPS[group]:
+        assert f" {command} " in listed
+        assert main([*group.split(), command, "--help"]) == 0
+        words = " ".join(filter(None, ("sluice", group, command)))
+        text = capsys.readouterr().out
+        assert f"Usage: {words}" in text
+        if group or command in {"reload", "state"}:
+            assert "--json" in text
+            assert "--admin " in text
+
+
+@pytest.mark.parametrize("command", ["check", "demo", "completion", "run"])
+def test_what_asks_no_sidecar_does_not_say_how_one_is_found(capsys: pytest.CaptureFixture[str], command: str) -> None:
+    main([command, "--help"])
+    assert "SLUICE_URL" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "command", ["limits list", "limits set", "switch off", "audit", "connections", "state", "top", "reload"]
+)
+def test_what_asks_a_sidecar_says_how_it_is_found(capsys: pytest.CaptureFixture[str], command: str) -> None:
+    main([*command.split(), "--help"])
+    text = capsys.readouterr().out
+    assert "SLUICE_URL" in text
+    assert "SLUICE_ADMIN" not in text
+
+
+@pytest.mark.parametrize(
+    ("command", "usage"),
+    [
+        ("limits set", "Usage: sluice limits set KIND NAME [RATE] [OPTIONS]"),
+        ("limits unset", "Usage: sluice limits unset KIND NAME [OPTIONS]"),
+        ("completion", "bash, zsh or fish"),
+        ("run", "page, API, metrics and health, or off"),
+        ("limits list", "last_refused, edited, expires"),
+    ],
+)
+def test_the_help_names_what_can_be_said(capsys: pytest.CaptureFixture[str], command: str, usage: str) -> None:
+    main([*command.split(), "--help"])
+    assert usage in " ".join(capsys.readouterr().out.replace("│", "").split())
+
+
+def test_variables_of_commands_are_nothing_to_check(
+    capsys: pytest.CaptureFixture[str], write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLUICE_URL", "https://10.0.0.5:9870")
+    monkeypatch.setenv("SLUICE_TOKEN", "token-of-ada")
+    assert main(["check", write(LISTENER)]) == 0
+    assert "http://127.0.0.1:9870/: page, API" in capsys.readouterr().out
+    assert complaint(capsys, "check", write(LISTENER + '[admin]\nlisten = "here"\n')).startswith("sluice.toml:5: ")
+
+
+def test_check_says_what_the_environment_replaces(
+    capsys: pytest.CaptureFixture[str], write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLUICE_ADMIN", "127.0.0.1:7")
+    assert main(["check", write(LISTENER + '[admin]\nlisten = "127.0.0.1:8"\n')]) == 0
+    line = 'admin.listen from SLUICE_ADMIN=127.0.0.1:7, in place of "127.0.0.1:8" (sluice.toml:5)'
+    assert f"  {line}\n" in capsys.readouterr().out
+
+
+def test_the_help_says_what_exit_codes_mean(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    for words in ("0 done", "1 nobody answers", "2 wrong command line", "3 somebody", "4 not permitted", "5 not found"):
+        assert words in text
+
+
+@pytest.mark.parametrize(
+    ("line", "completions"),
+    [
+        ("sluice li", ["limits"]),
+        ("sluice limits e", ["explain", "export"]),
+        ("sluice limits set topic a 5 --rea", ["--reason"]),
+        ("sluice run --admin-t", ["--admin-token-file"]),
+        ("sluice switch o", ["off", "on"]),
+        ("sluice limits set to", ["topic", "total"]),
+        ("sluice limits set topic a 5 --action s", ["shadow"]),
+        ("sluice limits list --filter e", ["edited"]),
+        ("sluice limits list --sort p", ["passed"]),
+        ("sluice switch off --kind a", ["all"]),
+        ("sluice connections --sort a", ["age"]),
+        ("sluice check slu", ["sluice.toml"]),
+        ("sluice run --config slu", ["sluice.toml"]),
+        ("sluice limits apply slu", ["sluice.toml"]),
+        ("sluice state --token-file slu", ["sluice.toml"]),
+    ],
+)
+def test_bash_completes_commands_and_flags(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, line: str, completions: list[str]
+) -> None:
+    assert main(["completion", "bash"]) == 0
+    (tmp_path / "sluice.toml").touch()
+    script = tmp_path / "completion.bash"
+    script.write_text(capsys.readouterr().out, encoding="utf-8")
+    words = line.split()
+    ask = (
+        f"source {script}; COMP_WORDS=({' '.join(map(repr, words))}); COMP_CWORD={len(words) - 1};"
+        f" COMP_LINE={line!r}; COMP_POINT={len(line)}; _sluice; printf '%s\\n' \"${{COMPREPLY[@]}}\""
+    )
+    done = subprocess.run(["bash", "-c", ask], capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert done.stderr == ""
+    assert sorted(done.stdout.split()) == completions
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_every_shell_has_a_completion(capsys: pytest.CaptureFixture[str], shell: str) -> None:
+    assert main(["completion", shell]) == 0
+    assert "--dry-run" in capsys.readouterr().out or shell == "fish"
+
+
+def test_where_to_ask_that_is_wrong_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert complaint(capsys, "state", "--admin", "here").startswith("--admin here: must be")
+    assert complaint(capsys, "top", "--profile", "prod").startswith("--profile prod: ")
+
+
+def test_a_token_file_that_others_can_read_gets_a_warning(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("token-of-ada", encoding="utf-8")
+    token.chmod(0o644)
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    assert main(["state", "--admin", address, "--token-file", str(token)]) == 1
+    warning, line = capsys.readouterr().err.splitlines()
+    assert warning == f"sluice: warning: --token-file {token}: others can read it; run chmod 600 {token}"
+    assert line.startswith(f"sluice: nobody answers at http://{address}")
 
 
 def test_the_help_of_run_names_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
     main(["run", "--help"])
     text = capsys.readouterr().out
-    for flag in ("listen", "broker", "protocol", "limit", "config", "admin", "log-level", "log-format", "grace-s"):
+    for flag in (
+        "listen",
+        "broker",
+        "protocol",
+        "limit",
+        "config",
+        "admin",
+        "log-level",
+        "log-format",
+        "grace-s",
+        "state-dir",
+        "admin-token-file",
+    ):
         assert f"--{flag} " in text
     assert "--empty" not in text
     assert "--no-" not in text
@@ -136,7 +280,8 @@ def test_the_help_of_run_names_every_flag(capsys: pytest.CaptureFixture[str]) ->
 
 def test_saying_what_there_is_to_say_takes_no_data_path() -> None:
     """Nobody who mistypes a flag, or asks for help, ought to wait for imports."""
-    code = "import sys, admin.cli; print({'trio', 'hypercorn', 'httpx2', 'rich.table', 'proxy'} & {*sys.modules})"
+    slow = {"trio", "hypercorn", "httpx2", "rich.table", "proxy", "pydantic"}
+    code = f"import sys, admin.cli; print({slow} & {{*sys.modules}})"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert shown.stdout == "set()\n"
 
@@ -154,7 +299,7 @@ def test_check_prints_what_would_be_in_force_in_match_order(
     assert main(["check", file]) == 0
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     listener = next(line for line in lines if line.startswith("127.0.0.2"))
-    assert listener.startswith("127.0.0.2:10911 127.0.0.1:10911 rocketmq main default tls = refuse")
+    assert listener.startswith("127.0.0.2:10911 127.0.0.1:10911 rocketmq main default")
     assert listener.endswith("sluice.toml:1")
     assert [line for line in lines if line.startswith(("topic:", "retry_group:"))] == [
         "topic:orders unlimited this name sluice.toml:10",
@@ -179,7 +324,7 @@ def test_check_says_what_a_file_without_listeners_lacks(capsys: pytest.CaptureFi
     captured = capsys.readouterr()
     assert "warning" not in captured.out
     assert captured.err.splitlines() == [
-        "sluice: warning: no listener: `sluice run` will need --listen and --broker besides",
+        "sluice: warning: no listener: `sluice run` refuses it without --listen and --broker",
         "sluice: warning: limiting = false: everything passes",
     ]
 
@@ -221,7 +366,7 @@ def test_a_reader_that_goes_away_from_a_task_is_no_error(monkeypatch: pytest.Mon
     def fail(*_: object) -> None:
         raise ExceptionGroup("all", [ExceptionGroup("inner", [BrokenPipeError()])])
 
-    monkeypatch.setattr("admin.cli.load", fail)
+    monkeypatch.setattr("admin.sources.load", fail)
     monkeypatch.setattr("admin.cli._discard_output", lambda: discarded.append(True))
     assert main(["check", "x"]) == 0
     assert discarded

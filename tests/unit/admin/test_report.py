@@ -1,8 +1,11 @@
 import io
+import re
 from collections.abc import Callable
 from datetime import UTC, datetime
 
 from admin.composition import compose
+from admin.live import places
+from admin.live.places import Place
 from admin.report import report, show
 from admin.sources import Flags, load
 
@@ -33,8 +36,8 @@ def test_plain_limits_have_no_columns_for_what_they_do_not_say(write: Write) -> 
         "topic:_unparsable 5/s this name refuse 1 s 1 s built-in: the strictest of all that ever hold",
     ]
     assert section("Listeners", file) == [
-        "listen broker protocol name scope options from",
-        "127.0.0.1:1 127.0.0.1:2 rocketmq main default tls = refuse, max_frame_bytes = 16777216 sluice.toml:1",
+        "listen broker protocol name scope from",
+        "127.0.0.1:1 127.0.0.1:2 rocketmq main default sluice.toml:1",
     ]
 
 
@@ -115,8 +118,26 @@ def test_nothing_limited_is_said_to_be_none(write: Write) -> None:
     assert section("Limits of one request", write(LISTENER + limit("topic", "a", 'rate = "unlimited"'))) == ["none"]
 
 
+def test_options_that_are_not_as_usual_are_shown(write: Write) -> None:
+    more = 'tls = "pass"\n[listeners.options]\nremote_update_from = ["10.0.0.0/8"]\nmax_frame_bytes = 16777216\n'
+    assert section("Listeners", write(LISTENER + more)) == [
+        "listen broker protocol name scope options from",
+        "127.0.0.1:1 127.0.0.1:2 rocketmq main default tls = pass, remote_update_from = [10.0.0.0/8] sluice.toml:1",
+    ]
+
+
+def test_where_edits_are_kept_is_always_said(write: Write) -> None:
+    plan = compose(load(write(LISTENER), {}, Flags()))
+    stream = io.StringIO()
+    show(report(plan, MONDAY_NOON, places.of(plan.settings, {"STATE_DIRECTORY": "/srv"})), stream)
+    assert re.search(r"^  state_dir +/srv/127.0.0.1-1$", stream.getvalue(), re.MULTILINE)
+    stream = io.StringIO()
+    show(report(plan, MONDAY_NOON, Place(None, given=True)), stream)
+    assert re.search(r"^  state_dir +none: edits are kept until the restart$", stream.getvalue(), re.MULTILINE)
+
+
 def test_exempt_clients_and_bounds_of_connections_are_shown(write: Write) -> None:
     more = 'exempt = ["10.0.0.1", "::/0"]\nmax_connections_per_client = 5\nnew_connections_per_s = 2.5\n'
     assert section("Listeners", write(LISTENER + more))[1].startswith(
-        "127.0.0.1:1 127.0.0.1:2 rocketmq main default 10.0.0.1/32, ::/0 5 per client, 2.5 new/s tls"
+        "127.0.0.1:1 127.0.0.1:2 rocketmq main default 10.0.0.1/32, ::/0 5 per client, 2.5 new/s"
     )

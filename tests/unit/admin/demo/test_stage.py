@@ -9,6 +9,7 @@ import trio
 
 from admin import logs
 from admin.demo import stage, view
+from admin.live import places
 from admin.settings import Endpoint
 
 
@@ -44,6 +45,21 @@ async def test_a_short_run_ends_with_an_account_that_is_in_order(capsys: pytest.
         assert (other, stored) == (0, passed)
         assert (refused > 0) == load.runaway
     assert "/metrics" in text
+    page = text.splitlines()[1]
+    assert re.match(r"page +open http://127.0.0.1:[0-9]+: ", page)
+
+
+async def test_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = []
+    open_store = places.open_store
+
+    def opened(place: places.Place, now: Any) -> Any:
+        kept.append(place)
+        return open_store(place, now)
+
+    monkeypatch.setattr(places, "open_store", opened)
+    await stage.perform(seconds=0.1)
+    assert kept == [places.Place(None, given=True)]
 
 
 async def test_ctrl_c_ends_it_with_the_account(

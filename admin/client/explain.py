@@ -4,89 +4,29 @@ What limits a request is ``proxy.explanation``'s to know; this is the client's s
 """
 
 import os
-import re
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
-from typing import Final
 
 import msgspec
 
-from admin import wire
-from admin.addresses import WILDCARDS
-from admin.errors import OperatorError, SettingsError
-from admin.settings import DEFAULT_ADMIN, Endpoint, parse_endpoint
-from admin.sources import Flags, load
+from admin.client.api import Api, Fault, flag, path
+from admin.errors import SettingsError
 from limiter.resource import SCOPES
-from proxy.control import AppliedLimit, Explanation, LimitState, Question, QuestionError, ShareView
-
-_TIMEOUT_S: Final = 5.0
-_ADMIN_VARIABLE: Final = "SLUICE_ADMIN"
-_WORDS: Final = {"kind": "KIND", "name": "NAME"}
-"""What parameters are called on the command line; the others are flags."""
+from proxy.question import AppliedLimit, Explanation, LimitState, Question, QuestionError, ShareView
 
 
-class NoAnswerError(OperatorError):
-    """Nobody answers at the admin address, or not Sluice."""
-
-
-def admin_endpoint(flag: str | None) -> Endpoint:
-    """Return the admin address to ask: that of the flag, else the environment's, else the usual one.
-
-    Raises:
-        SettingsError: it is none.
-    """
-    source, value = ("--admin", flag) if flag is not None else (_ADMIN_VARIABLE, os.environ.get(_ADMIN_VARIABLE))
-    if not value:
-        value = DEFAULT_ADMIN
-    try:
-        endpoint = parse_endpoint(value)
-    except ValueError as error:
-        raise SettingsError(f"{source} {value}: {error}") from None
-    if endpoint.host in WILDCARDS:
-        # What listens on every address is reached on this machine's own.
-        return endpoint._replace(host="::1" if endpoint.host == "::" else "127.0.0.1")
-    return endpoint
-
-
-def ask_sidecar(endpoint: Endpoint, question: Question) -> Explanation:
+def ask_sidecar(api: Api, question: Question) -> Explanation:
     """Ask a running sidecar.
 
     Raises:
-        SettingsError: the question makes no sense there.
-        NoAnswerError: nobody answers there, or not Sluice.
+        OperatorError: the question makes no sense there, or nobody answers.
     """
-    # Imported only here: who asks a file needs no HTTP client, and it takes its time.
-    import httpx2  # noqa: PLC0415 - see above
-
     given = {name: value for name, value in msgspec.to_builtins(question).items() if value}
     for parameter, value in given.items():
         if not value.isprintable():
             # Among them what is not UTF-8, which could not be asked for.
             raise _wrong(parameter, f"{value!r} has characters that cannot be printed")
-    try:
-        # A proxy of the environment is no way to this machine's own address.
-        with httpx2.Client(base_url=f"http://{endpoint}", timeout=_TIMEOUT_S, trust_env=False) as client:
-            response = client.get(wire.EXPLAIN, params=given)
-    except httpx2.TimeoutException:
-        raise NoAnswerError(f"no answer from http://{endpoint} within {_TIMEOUT_S:g} s; is it overloaded?") from None
-    except httpx2.HTTPError as error:
-        why = re.sub(r"\[Errno -?\d+\] ", "", str(error)) or type(error).__name__
-        raise NoAnswerError(
-            f"nobody answers at http://{endpoint} ({why}): start `sluice run`, name its admin address with --admin,"
-            " or ask a file with --config"
-        ) from None
-    try:
-        if response.status_code == httpx2.codes.OK:
-            return msgspec.json.decode(response.content, type=Explanation)
-        if response.headers.get("content-type", "").startswith(wire.PROBLEM):
-            problem = msgspec.json.decode(response.content, type=wire.Problem)
-            raise _wrong(problem.parameter, problem.detail)
-    except msgspec.DecodeError:
-        pass
-    raise NoAnswerError(
-        f"http://{endpoint} answers {response.status_code} and no explanation: name the admin address of a Sluice of"
-        " this version with --admin"
-    )
+    return api.get(path("explain"), given).read(Explanation)
 
 
 def ask_file(file: str, question: Question) -> Explanation:
@@ -97,6 +37,7 @@ def ask_file(file: str, question: Question) -> Explanation:
     """
     # Imported only here: who asks a sidecar needs neither data path nor protocols, and they take their time.
     from admin.composition import compose  # noqa: PLC0415 - see above
+    from admin.sources import Flags, load  # noqa: PLC0415 - see above
     from limiter.limits import Limits  # noqa: PLC0415 - see above
     from proxy.explanation import explain  # noqa: PLC0415 - see above
 
@@ -109,7 +50,7 @@ def ask_file(file: str, question: Question) -> Explanation:
 
 
 def _wrong(parameter: str, detail: str) -> SettingsError:
-    return SettingsError(f"{_WORDS.get(parameter) or '--' + parameter.replace('_', '-')}: {detail}")
+    return SettingsError(f"{flag(Fault(parameter))}: {detail}")
 
 
 def text(explanation: Explanation, *, live: bool) -> str:
@@ -120,11 +61,6 @@ def text(explanation: Explanation, *, live: bool) -> str:
         live: it comes from a running sidecar, so that a limit without a state says something.
     """
     return "\n".join(_lines(explanation, live=live))
-
-
-def as_json(explanation: Explanation) -> str:
-    """Write an explanation as the API does, indented."""
-    return msgspec.json.format(msgspec.json.encode(explanation), indent=2).decode()
 
 
 def _lines(explanation: Explanation, *, live: bool) -> Iterator[str]:
@@ -206,26 +142,28 @@ def _above(limit: AppliedLimit) -> str:
 
 
 def _now(limit: AppliedLimit, state: LimitState) -> str:
-    refused = (
-        "nothing refused so far"
-        if state.last_refused_s is None
-        else f"last refused {_number(state.last_refused_s)} s ago"
-    )
+    shadow = limit.rule.action == "shadow"
+    if state.last_refused_s is None:
+        refused = "nothing would have been refused so far" if shadow else "nothing refused so far"
+    else:
+        refused = f"{'would last have refused' if shadow else 'last refused'} {_number(state.last_refused_s)} s ago"
     return f"{_stored(limit, state)}; {refused}"
 
 
 def _stored(limit: AppliedLimit, state: LimitState | ShareView) -> str:
     unit = limit.limit.unit
+    shadow = limit.rule.action == "shadow"
+    refuses, admits = ("would refuse", "would admit") if shadow else ("refuses", "admits")
     if not limit.limit.rate_per_s:
-        return "refuses everything" if limit.rule.action != "shadow" else "would refuse everything"
+        return f"{refuses} everything"
     if state.open:
-        return f"refuses everything for another {_number(state.wait_s)} s"
+        return f"{refuses} everything for another {_number(state.wait_s)} s"
     if state.wait_s:
         owed = f", {_number(-state.stored_permits)} {unit} owed" if state.stored_permits < 0 else ""
-        return f"admits again in {_number(state.wait_s)} s{owed}"
+        return f"{admits} again in {_number(state.wait_s)} s{owed}"
     if state.stored_permits < 0:
         # Only a share: what keeps it going is not its own.
-        return f"{_number(-state.stored_permits)} {unit} owed, admits what others leave over"
+        return f"{_number(-state.stored_permits)} {unit} owed, {admits} what others leave over"
     return f"{_number(state.stored_permits)} {unit} in store"
 
 

@@ -1,139 +1,54 @@
 import json
-import socket
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
-import httpx2
 import msgspec
 import pytest
-import trio
 
 from admin.cli import main
+from admin.client.api import Api
+from admin.client.explain import ask_file, ask_sidecar, text
+from admin.client.target import Target
 from admin.errors import SettingsError
-from admin.explain import NoAnswerError, admin_endpoint, ask_file, ask_sidecar, text
-from admin.settings import Endpoint
-from proxy.control import Explanation, Question, QuestionError
+from proxy.question import Explanation, LimitState, Question
 
 Write = Callable[[str], str]
 ORDERS = Question("topic", "orders", "10.1.2.3", "g", "main")
 
 
-@pytest.fixture(autouse=True)
-def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("SLUICE_ADMIN", raising=False)
-
-
-def free_endpoint() -> Endpoint:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return Endpoint(*probe.getsockname())
-
-
-async def command(*tokens: str) -> int:
-    return await trio.to_thread.run_sync(main, ["limits", "explain", *tokens])
-
-
-class TestAddress:
-    def test_is_the_usual_one_unless_said_otherwise(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        assert admin_endpoint(None) == Endpoint("127.0.0.1", 9870)
-        monkeypatch.setenv("SLUICE_ADMIN", "10.0.0.1:1")
-        assert admin_endpoint(None) == Endpoint("10.0.0.1", 1)
-        assert admin_endpoint("10.0.0.2:2") == Endpoint("10.0.0.2", 2)
-
-    @pytest.mark.parametrize(("wildcard", "reached"), [("0.0.0.0:1", "127.0.0.1"), ("[::]:1", "::1")])
-    def test_of_every_network_is_asked_on_this_machine(self, wildcard: str, reached: str) -> None:
-        assert admin_endpoint(wildcard) == Endpoint(reached, 1)
-
-    def test_that_is_none_names_where_it_came_from(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        with pytest.raises(SettingsError, match=r"^--admin here: must be"):
-            admin_endpoint("here")
-        monkeypatch.setenv("SLUICE_ADMIN", "off")
-        with pytest.raises(SettingsError, match=r"^SLUICE_ADMIN off: must be"):
-            admin_endpoint(None)
-
-
 class TestAskingASidecar:
-    async def test_brings_its_answer(self, served: Endpoint, data_path: Any, explanation: Explanation) -> None:
-        data_path.explanation = explanation
-        assert await trio.to_thread.run_sync(ask_sidecar, served, ORDERS) == explanation
-        assert data_path.asked == [ORDERS]
-
-    async def test_goes_through_no_proxy(
-        self, served: Endpoint, data_path: Any, explanation: Explanation, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        data_path.explanation = explanation
-        monkeypatch.setenv("HTTP_PROXY", f"http://{free_endpoint()}")
-        assert await trio.to_thread.run_sync(ask_sidecar, served, ORDERS) == explanation
+    def test_brings_its_answer(self, api: Any, explanation: Explanation) -> None:
+        api.answers["GET /explain"] = (200, msgspec.to_builtins(explanation))
+        with Api(Target(api.url)) as client:
+            assert ask_sidecar(client, ORDERS) == explanation
+        assert api.asked[0].query == {
+            "kind": "topic",
+            "name": "orders",
+            "client": "10.1.2.3",
+            "producer_group": "g",
+            "listener": "main",
+        }
 
     @pytest.mark.parametrize(
-        ("parameter", "line"),
+        ("field", "line"),
         [
             ("kind", "KIND: is wrong"),
             ("name", "NAME: is wrong"),
             ("producer_group", "--producer-group: is wrong"),
         ],
     )
-    async def test_what_is_wrong_is_named_as_on_the_command_line(
-        self, served: Endpoint, data_path: Any, parameter: str, line: str
-    ) -> None:
-        data_path.explanation = QuestionError(parameter, "is wrong")
-        with pytest.raises(SettingsError) as caught:
-            await trio.to_thread.run_sync(ask_sidecar, served, ORDERS)
+    def test_what_is_wrong_is_named_as_on_the_command_line(self, api: Any, problem: Any, field: str, line: str) -> None:
+        api.answers["GET /explain"] = problem(400, "wrong", {"field": field, "detail": "is wrong"})
+        with Api(Target(api.url)) as client, pytest.raises(SettingsError) as caught:
+            ask_sidecar(client, ORDERS)
         assert caught.value.lines == (line,)
 
     @pytest.mark.parametrize("name", ["\udcff\udcfe", "a\nb"])
-    def test_what_cannot_be_printed_is_not_asked_for(self, capsys: pytest.CaptureFixture[str], name: str) -> None:
-        assert main(["limits", "explain", "topic", name, "--admin", str(free_endpoint())]) == 2
-        assert capsys.readouterr().err == f"sluice: NAME: {name!r} has characters that cannot be printed\n"
-
-    def test_that_is_not_running_says_so_and_what_to_do(self, capsys: pytest.CaptureFixture[str]) -> None:
-        endpoint = free_endpoint()
-        assert main(["limits", "explain", "topic", "a", "--admin", str(endpoint)]) == 1
-        captured = capsys.readouterr()
-        assert captured.out == ""
-        assert captured.err == (
-            f"sluice: nobody answers at http://{endpoint} (Connection refused): start `sluice run`, name"
-            " its admin address with --admin, or ask a file with --config\n"
-        )
-
-    def test_that_is_silent_is_given_up(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        def get(*_: object, **__: object) -> None:
-            raise httpx2.ReadTimeout("timed out")
-
-        monkeypatch.setattr(httpx2.Client, "get", get)
-        with pytest.raises(NoAnswerError, match=r"^no answer from http://127\.0\.0\.1:1 within 5 s"):
-            ask_sidecar(Endpoint("127.0.0.1", 1), ORDERS)
-
-    @pytest.mark.parametrize(
-        ("answer", "said"),
-        [
-            (b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n", "answers 404 and no explanation"),
-            (b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi", "answers 200 and no explanation"),
-            (b'HTTP/1.1 200 OK\r\ncontent-length: 8\r\n\r\n{"a": 1}', "answers 200 and no explanation"),
-            (
-                b"HTTP/1.1 400 No\r\ncontent-type: application/problem+json\r\ncontent-length: 2\r\n\r\n{}",
-                "answers 400 and no explanation",
-            ),
-            (b"SSH-2.0-OpenSSH\r\n", "nobody answers at"),
-            (b"", "nobody answers at"),
-        ],
-    )
-    async def test_something_else_at_the_address_is_named(
-        self, nursery: trio.Nursery, answer: bytes, said: str
-    ) -> None:
-        async def serve(stream: trio.SocketStream) -> None:
-            async with stream:
-                await stream.receive_some()
-                await stream.send_all(answer)
-
-        (listener,) = await nursery.start(partial(trio.serve_tcp, serve, 0, host="127.0.0.1"))
-        endpoint = Endpoint(*listener.socket.getsockname())
-        with pytest.raises(NoAnswerError) as caught:
-            await trio.to_thread.run_sync(ask_sidecar, endpoint, ORDERS)
-        (line,) = caught.value.lines
-        assert said in line
-        assert f"http://{endpoint}" in line
-        nursery.cancel_scope.cancel()
+    def test_what_cannot_be_printed_is_not_asked_for(self, api: Any, sluice: Any, name: str) -> None:
+        ran = sluice("limits", "explain", "topic", name)
+        assert ran.exit_code == 2
+        assert ran.err == f"sluice: NAME: {name!r} has characters that cannot be printed\n"
+        assert api.asked == []
 
 
 class TestText:
@@ -201,7 +116,13 @@ class TestText:
         at = msgspec.structs.replace(explanation, question=question)
         assert text(at, live=False).splitlines()[0] == "topic orders, at 2026-11-21T23:00Z"
 
-    @pytest.mark.parametrize(("action", "now"), [("reject", "refuses"), ("shadow", "would refuse")])
+    @pytest.mark.parametrize(
+        ("action", "now"),
+        [
+            ("reject", "refuses everything; last refused 1.5 s ago"),
+            ("shadow", "would refuse everything; would last have refused 1.5 s ago"),
+        ],
+    )
     def test_a_limit_of_0_admits_nothing_ever(self, explanation: Explanation, action: str, now: str) -> None:
         limit = explanation.limits[0]
         zero = msgspec.structs.replace(
@@ -211,9 +132,30 @@ class TestText:
         )
         shown = text(msgspec.structs.replace(explanation, limits=(zero,)), live=True)
         assert "1. topic orders: no messages at all\n" in shown
-        assert f"   now    {now} everything; last refused 1.5 s ago\n" in shown
+        assert f"   now    {now}\n" in shown
         assert ("   above  everything is refused\n" in shown) is (action == "reject")
         assert "permits again" not in shown
+
+    @pytest.mark.parametrize(
+        ("state", "now"),
+        [
+            (
+                LimitState(0, True, 0.9, 0.1),
+                "would refuse everything for another 0.9 s; would last have refused 0.1 s ago",
+            ),
+            (
+                LimitState(-2, False, 0.5, 3),
+                "would admit again in 0.5 s, 2 messages owed; would last have refused 3 s ago",
+            ),
+            (LimitState(4, False, 0, None), "4 messages in store; nothing would have been refused so far"),
+        ],
+    )
+    def test_a_shadow_rule_refuses_nothing(self, explanation: Explanation, state: LimitState, now: str) -> None:
+        limit = explanation.limits[0]
+        rule = msgspec.structs.replace(limit.rule, action="shadow")
+        shadow = msgspec.structs.replace(limit, rule=rule, state=state)
+        shown = text(msgspec.structs.replace(explanation, limits=(shadow,)), live=True)
+        assert f"   now    {now}\n" in shown
 
     def test_refused_without_a_break_is_said_shortly(self, explanation: Explanation) -> None:
         limit = explanation.limits[0]
@@ -223,21 +165,15 @@ class TestText:
 
 
 class TestCommand:
-    async def test_prints_the_sidecars_answer(
-        self, served: Endpoint, data_path: Any, explanation: Explanation, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        data_path.explanation = explanation
-        asked = ("--client", "10.1.2.3", "--producer-group", "g", "--listener", "main", "--admin", str(served))
-        assert await command("topic", "orders", *asked) == 0
-        assert data_path.asked == [ORDERS]
-        assert capsys.readouterr().out == text(explanation, live=True) + "\n"
+    def test_prints_the_sidecars_answer(self, api: Any, sluice: Any, explanation: Explanation) -> None:
+        api.answers["GET /explain"] = (200, msgspec.to_builtins(explanation))
+        ran = sluice("limits", "explain", "topic", "orders", "--client", "10.1.2.3")
+        assert (ran.exit_code, ran.out) == (0, text(explanation, live=True) + "\n")
 
-    async def test_prints_json_on_demand(
-        self, served: Endpoint, data_path: Any, explanation: Explanation, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        data_path.explanation = explanation
-        assert await command("topic", "orders", "--admin", str(served), "--json") == 0
-        assert json.loads(capsys.readouterr().out) == json.loads(msgspec.json.encode(explanation))
+    def test_prints_json_on_demand(self, api: Any, sluice: Any, explanation: Explanation) -> None:
+        api.answers["GET /explain"] = (200, msgspec.to_builtins(explanation))
+        ran = sluice("limits", "explain", "topic", "orders", "--json")
+        assert json.loads(ran.out) == json.loads(msgspec.json.encode(explanation))
 
     @pytest.mark.parametrize(
         ("tokens", "line"),

@@ -1,0 +1,324 @@
+"""``sluice limits apply``, ``diff`` and ``export``: limits in force against limits in a file.
+
+A file has ``[[limits]]`` and ``[defaults]`` as a configuration has them; whatever else a configuration says is left
+alone. What a limit may say is the sidecar's to check: its objections come back with the file's lines.
+"""
+
+import tomllib
+from collections.abc import Iterator, Sequence
+from json import dumps as json_text
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from admin.client.api import LONG_TIMEOUT_S, Api, Fault, as_json, path
+from admin.client.errors import RefusedError
+from admin.client.limits import Changes, Drift, batch, edited, joined
+from admin.client.target import Target
+from admin.client.words import change_lines, moment, short, standing
+from admin.live.model import ALL_KINDS, Change, LimitEntry, Standing, SwitchEntry
+from admin.tables import Rows, printable
+from admin.toml_lines import Path as Place
+from admin.toml_lines import find_lines, line_of
+from limiter.patterns import DEFAULT_PATTERN
+from limiter.resource import TOTAL
+
+_MOST_EDITS: Final = 10_000
+"""In one request."""
+_OTHER_TABLES: Final = frozenset(
+    {"listeners", "handlers", "admin", "log", "bounds", "limiting", "grace_s", "state_dir"}
+)
+_BUILT_IN: Final = "built-in"
+_NO_RULE: Final = "default"
+"""Where a kind's default comes from that nobody wrote: what matches no rule is not limited."""
+
+
+class Applying(NamedTuple):
+    """How a file is to be applied."""
+
+    reason: str = ""
+    dry_run: bool = False
+    volatile: bool = False
+    prune: bool = False
+
+
+class _Wanted(NamedTuple):
+    kind: str
+    name: str
+    limit: dict[str, Any]
+    place: Place
+
+    @property
+    def edit(self) -> dict[str, Any]:
+        return {"type": "set_limit", "kind": self.kind, "name": self.name, "limit": self.limit}
+
+
+def _text(file: str) -> str:
+    try:
+        return Path(file).read_text(encoding="utf-8")
+    except OSError as error:
+        why = (error.strerror or str(error)).lower()
+        raise RefusedError(f"{file}: cannot be read: {why}; name a TOML file") from None
+    except UnicodeDecodeError as error:
+        raise RefusedError(f"{file}: not UTF-8 text: byte {error.start} cannot be read; save it as UTF-8") from None
+
+
+class _File:
+    """The limits of a file, and where each stands."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        text = _text(name)
+        try:
+            self._data = tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            line = str(error).partition("line ")[2].partition(",")[0] or str(max(1, len(text.splitlines())))
+            raise RefusedError(f"{name}:{line}: not TOML: {error}") from None
+        self._lines = find_lines(text)
+
+    def at(self, place: Place) -> str:
+        """Name a place: ``FILE:LINE: key``."""
+        spelt = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).lstrip(".")
+        line = line_of(place, self._lines)
+        return f"{self.name}: {spelt}" if line is None else f"{self.name}:{line}: {spelt}"
+
+    def wanted(self) -> list[_Wanted]:
+        """Return the limits, in the order of the file.
+
+        Raises:
+            RefusedError: with a line for each that cannot be told from others, or is no table.
+        """
+        problems = [
+            f"{self.at((key,))}: unknown; a file of limits has [[limits]] and [defaults]"
+            for key in self._data
+            if key not in {"limits", "defaults"} | _OTHER_TABLES
+        ]
+        found: dict[tuple[str, str], _Wanted] = {}
+        for each in self._read(problems):
+            other = found.setdefault((each.kind, each.name), each)
+            if other is not each:
+                problems.append(
+                    f"{self.at(each.place)}: a second limit for {each.kind} {each.name}, besides"
+                    f" {self.at(other.place)}; only one of a name can be set live, hours or not:"
+                    " reload the configuration instead"
+                )
+        if problems:
+            raise RefusedError(problems)
+        return list(found.values())
+
+    def _read(self, problems: list[str]) -> Iterator[_Wanted]:
+        limits, defaults = self._data.get("limits", []), self._data.get("defaults", {})
+        if not isinstance(limits, list) or not isinstance(defaults, dict):
+            problems.append(f"{self.name}: [[limits]] must be an array of tables, and [defaults] a table")
+            return
+        for index, table in enumerate(limits):
+            place: Place = ("limits", index)
+            if not isinstance(table, dict):
+                problems.append(f"{self.at(place)}: must be a table: [[limits]]")
+                continue
+            rest = dict(table)
+            kind, name, shared = rest.pop("kind", None), rest.pop("name", None), rest.pop("shared", False)
+            for key, value in (("kind", kind), ("name", name)):
+                if not isinstance(value, str) or not value:
+                    problems.append(f"{self.at((*place, key))}: must be text in quotes")
+            if not isinstance(shared, bool):
+                problems.append(f"{self.at((*place, 'shared'))}: must be true or false")
+            if isinstance(kind, str) and isinstance(name, str):
+                yield _Wanted(*((TOTAL, f"{kind}:{name}") if shared else (kind, name)), rest, place)
+        for kind, table in defaults.items():
+            place = ("defaults", kind)
+            if isinstance(table, dict):
+                yield _Wanted(kind, "*", table, place)
+            else:
+                problems.append(f"{self.at(place)}: must be a table: [defaults.{kind}]")
+
+
+def apply(target_: Target, file: str, how: Applying, *, json: bool) -> str:
+    """Put the limits of a file in force: all of them, or none.
+
+    Limits that hold already as the file says are left alone.
+
+    Raises:
+        OperatorError: nothing was changed.
+    """
+    limits = _File(file)
+    wanted = limits.wanted()
+    with Api(target_, LONG_TIMEOUT_S) as api:
+        entries, etag = edited(api)
+        changed, unchanged = _differing(api, limits, wanted)
+        edits = [each.edit for each in changed]
+        names = {(each.kind, each.name) for each in wanted}
+        pruned = [entry for entry in entries if (entry.kind, entry.name) not in names] if how.prune else []
+        edits += [{"type": "unset_limit", "kind": entry.kind, "name": entry.name} for entry in pruned]
+        if len(edits) > _MOST_EDITS:
+            raise RefusedError(
+                f"{file}: {len(edits)} limits differ, and {_MOST_EDITS} can be changed at once;"
+                " put them into the configuration and run `sluice reload`"
+            )
+        changes: tuple[Change, ...] = ()
+        if edits:
+            # Whoever changes something between the comparison and this, is not overruled.
+            reply = batch(
+                api,
+                edits,
+                reason=how.reason,
+                dry_run=how.dry_run,
+                volatile=how.volatile,
+                if_match=etag,
+                name=_place_of(limits, changed),
+            )
+            changes = reply.read(Changes).changes
+    if json:
+        return as_json(
+            {"changes": changes, "unchanged": [{"kind": each.kind, "name": each.name} for each in unchanged]}
+        )
+    lines = [line for each in changes for line in change_lines(each, dry_run=how.dry_run)]
+    lines += [f"unchanged: {each.kind} {each.name}: {short(each.limit)}" for each in unchanged]
+    did = "would change" if how.dry_run else "changed"
+    lines.append(f"{did} {len(changes)}, left {len(unchanged)} unchanged")
+    return "\n".join(lines)
+
+
+def _differing(api: Api, limits: _File, wanted: Sequence[_Wanted]) -> tuple[list[_Wanted], list[_Wanted]]:
+    """Tell apart which limits are not in force as they are written; the sidecar fills in what is not written."""
+    changed: list[_Wanted] = []
+    unchanged: list[_Wanted] = []
+    for begin in range(0, len(wanted), _MOST_EDITS):
+        part = wanted[begin : begin + _MOST_EDITS]
+        reply = batch(api, [each.edit for each in part], dry_run=True, name=_place_of(limits, part))
+        for each, change in zip(part, reply.read(Changes).changes, strict=True):
+            (unchanged if change.old == change.new else changed).append(each)
+    return changed, unchanged
+
+
+def _place_of(limits: _File, sent: Sequence[_Wanted]) -> Any:
+    def name(fault: Fault) -> str:
+        if fault.edit is None or fault.edit >= len(sent):
+            return limits.name
+        key = fault.field.rpartition(".")[2]
+        place = sent[fault.edit].place
+        return limits.at((*place, key) if key and not key.isdigit() else place)
+
+    return name
+
+
+def diff(api: Api, *, json: bool) -> str:
+    """Show what is in force and not as configured."""
+    replies = list(api.pages(path("diff"), {}, None))
+    if json:
+        return joined(replies, "limits")
+    pages = [reply.read(Drift) for reply in replies]
+    on = {True: "on", False: "off"}
+    rows = [
+        (entry.kind, entry.name, _configured(entry), entry.limit_text, *_standing(entry.edit))
+        for page in pages
+        for entry in page.limits
+    ]
+    rows += [
+        ("switch", switch.kind, on[switch.configured], on[switch.limiting], *_standing(switch.edit))
+        for switch in (pages[0].switches if pages else ())
+    ]
+    if not rows:
+        return "All is as configured."
+    columns = ("kind", "name", "configured", "in force", "by", "since", "until", "reason")
+    return "\n".join(Rows(columns, rows).used().lines())
+
+
+def _configured(entry: LimitEntry) -> str:
+    return "no rule" if entry.configured is None else short(entry.configured.limit)
+
+
+def _standing(edit: Standing | None) -> tuple[str, str, str, str]:
+    if edit is None:
+        return "", "", "", ""
+    return edit.by, moment(edit.at), moment(edit.expires_at) if edit.expires_at else "", edit.reason
+
+
+class _Rule(msgspec.Struct, frozen=True):
+    kind: str
+    pattern: str
+    shared: bool
+    limit: dict[str, Any]
+    source: str
+
+    @property
+    def target(self) -> tuple[str, str]:
+        """What edits call it."""
+        return (TOTAL, f"{self.kind}:{self.pattern}") if self.shared else (self.kind, self.pattern)
+
+
+class _Rules(msgspec.Struct, frozen=True):
+    rows: tuple[_Rule, ...]
+
+
+class _Switches(msgspec.Struct, frozen=True):
+    switches: tuple[SwitchEntry, ...]
+
+
+def export(api: Api, *, form: str, edits_only: bool) -> str:
+    """Write the limits in force as a configuration file, which `sluice check` takes.
+
+    Args:
+        api: whom to ask.
+        form: ``toml`` or ``json``.
+        edits_only: only those that an edit stands for.
+    """
+    edits = {(entry.kind, entry.name): entry.edit for entry in edited(api)[0]}
+    rules = [
+        rule
+        for page in api.pages(path("rules"), {}, None)
+        for rule in page.read(_Rules).rows
+        if rule.target in edits or (not edits_only and _is_written(rule))
+    ]
+    tables = [_as_written(rule) for rule in rules]
+    switches = api.get(path("switches")).read(_Switches).switches
+    off = [each.kind for each in switches if not each.limiting]
+    limiting = ALL_KINDS not in off
+    if form == "json":
+        return as_json(({} if limiting else {"limiting": False}) | {"limits": tables})
+    lines = [f"# Limits {'edited' if edits_only else 'in force'} at {api.url}."]
+    lines += [f"# Switched off, which a file cannot say: {kind}" for kind in off if kind != ALL_KINDS]
+    if not limiting:
+        lines += ["limiting = false"]
+    for rule, table in zip(rules, tables, strict=True):
+        edit = edits.get(rule.target)
+        lines += ["", *([f"# {printable(standing(edit))}"] if edit is not None else []), "[[limits]]"]
+        lines += [f"{key} = {toml(value)}" for key, value in table.items()]
+    return "\n".join(lines)
+
+
+def _is_written(rule: _Rule) -> bool:
+    """Tell whether a rule stands in a file: what is built in comes by itself, apart from the rates of the kinds.
+
+    These hold only while a configuration has no limit at all.
+    """
+    if rule.source == _NO_RULE:
+        return False
+    return not rule.source.startswith(_BUILT_IN) or rule.pattern == DEFAULT_PATTERN
+
+
+def _as_written(rule: _Rule) -> dict[str, Any]:
+    from admin.settings import LimitSettings  # noqa: PLC0415 - the types of the whole configuration take their time
+
+    idle = {"max_delay_s"} if rule.limit.get("action") != "delay" else set()
+    table: dict[str, Any] = {"kind": rule.kind, "name": rule.pattern} | ({"shared": True} if rule.shared else {})
+    for key, field in LimitSettings.model_fields.items():
+        value = rule.limit.get(key)
+        if key not in table and key not in idle and value is not None and (value != field.default or key == "rate"):
+            table[key] = value
+    if not table.keys() & {"rate", "bytes_per_s", "exempt"} and table.get("action") != "off":
+        table["rate"] = "unlimited"
+    return table
+
+
+def toml(value: object) -> str:
+    """Write a value as TOML does."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return f"{value:.0f}" if value == int(value) and abs(value) < 1e15 else repr(value)
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(toml, value))}]"
+    # TOML's strings are JSON's, but for one character that must not stand there as it is.
+    return json_text(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")

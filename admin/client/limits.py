@@ -1,0 +1,286 @@
+"""``sluice limits list``, ``get``, ``set`` and ``unset``."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from admin.client.api import Api, Reply, as_json, path
+from admin.client.errors import NotFoundError
+from admin.client.words import change_lines, further, number, short, standing
+from admin.live.model import Change, LimitEntry, Standing, SwitchEntry
+from admin.tables import Rows
+
+_LINES: Final = 20
+"""So many of many changes are written out."""
+
+_NOT_COUNTED: Final = "\N{EN DASH}"
+"""What passes a total, a client, a producer group or a listener is counted for the resource."""
+
+
+class Rates(msgspec.Struct, frozen=True):
+    """Messages or requests a second, by what became of them."""
+
+    passed: float = 0.0
+    refused: float = 0.0
+    shadowed: float = 0.0
+
+
+class RuleRates(msgspec.Struct, frozen=True):
+    """What the rule of a total or a scope did, in messages a second."""
+
+    refused: float = 0.0
+    shadowed: float = 0.0
+
+
+class Live(msgspec.Struct, frozen=True):
+    """What one resource does now, as far as it is shown here."""
+
+    messages_per_s: Rates | None = None
+    rule_messages_per_s: RuleRates | None = None
+    used_ratio: float | None = None
+    limited: bool = False
+    would_refuse: bool = False
+    wait_s: float = 0.0
+    last_refused_at: str | None = None
+    refused_by: str | None = None
+
+
+class Row(msgspec.Struct, frozen=True):
+    """One line of the list of limits, as far as it is shown here."""
+
+    key: str
+    kind: str
+    name: str
+    limit_text: str
+    limit: dict[str, Any] | None = None
+    rule: str = ""
+    source: str = ""
+    own: bool = False
+    exact: bool = True
+    edit: Standing | None = None
+    live: Live | None = None
+
+
+class Page(msgspec.Struct, frozen=True):
+    """One page of the list of limits."""
+
+    rows: tuple[Row, ...]
+    total: int
+    etag: str = ""
+
+
+class Changes(msgspec.Struct, frozen=True):
+    """What the writes of a batch did."""
+
+    changes: tuple[Change, ...]
+
+
+def list_limits(api: Api, query: Mapping[str, Any], most: int | None, *, json: bool) -> str:
+    """List resources and rules with their limits.
+
+    Args:
+        api: whom to ask.
+        query: as the API takes it.
+        most: rows at most; None is all.
+        json: return the API's JSON.
+    """
+    query = {**query, "history": "0"}
+    replies = list(api.pages(path("limits"), query, most))
+    if json:
+        return joined(replies, "rows")
+    pages = [reply.read(Page) for reply in replies]
+    rows = [row for page in pages for row in page.rows]
+    total = pages[-1].total if pages else 0
+    lines = list(table(rows).lines())
+    if len(rows) < total:
+        lines += ["", f"{len(rows)} of {total}; --limit N or --all shows more"]
+    return "\n".join(lines) if rows else "Nothing matches."
+
+
+def joined(replies: list[Reply], key: str) -> str:
+    """Return the JSON of a list, its pages put together."""
+    bodies = [reply.read(dict[str, Any]) for reply in replies]
+    if len(bodies) == 1:
+        return replies[0].json()
+    rows = [row for body in bodies for row in body[key]]
+    return as_json({**bodies[0], key: rows, "limit": len(rows)}) if bodies else as_json({key: [], "total": 0})
+
+
+def table(rows: list[Row]) -> Rows:
+    """Lay out rows of the list."""
+    return Rows(
+        (
+            "kind",
+            "name",
+            "limit",
+            "action",
+            "passed/s",
+            "refused/s",
+            "would refuse/s",
+            "used",
+            "wait",
+            "rule",
+            "edited by",
+            "until",
+        ),
+        (
+            (
+                row.kind,
+                row.name,
+                row.limit_text,
+                action(row),
+                *live_cells(row.live),
+                rule(row),
+                row.edit.by if row.edit else "",
+                (row.edit.expires_at or "") if row.edit else "",
+            )
+            for row in rows
+        ),
+        right=(4, 5, 6, 7, 8),
+    ).used()
+
+
+def action(row: Row) -> str:
+    """Write what happens above the limit, if it is not the usual refusal."""
+    limit = row.limit or {}
+    limits = any(isinstance(limit.get(rate), int | float) for rate in ("rate", "bytes_per_s"))
+    said = limit.get("action") if limits else None
+    return str(said) if said not in (None, "reject", "off") else ""
+
+
+def rule(row: Row) -> str:
+    """Write the rule in force, and which other one refuses now."""
+    live = row.live
+    return f"{row.rule} (refused by {live.refused_by})" if live and live.limited and live.refused_by else row.rule
+
+
+def live_cells(live: Live | None) -> tuple[str, str, str, str, str]:
+    """Write the figures of a row: passed, refused, and only shadowed a second, share used, wait."""
+    if live is None:
+        return "", "", "", "", ""
+    rates, by_rule = live.messages_per_s, live.rule_messages_per_s
+    stopped = rates if rates is not None else by_rule
+    return (
+        _NOT_COUNTED if rates is None else _rate(rates.passed),
+        _NOT_COUNTED if stopped is None else _rate(stopped.refused),
+        "" if stopped is None or not stopped.shadowed else _rate(stopped.shadowed),
+        "" if live.used_ratio is None else f"{live.used_ratio:.0%}",
+        f"{number(live.wait_s)} s" if live.wait_s else "",
+    )
+
+
+def _rate(per_s: float) -> str:
+    return number(round(per_s, 1))
+
+
+def get(api: Api, kind: str, name: str, *, json: bool) -> str:
+    """Show one limit."""
+    reply = api.get(path("limits", kind, name))
+    return reply.json() if json else "\n".join(_entry(reply.read(LimitEntry), reply.etag))
+
+
+def _entry(entry: LimitEntry, etag: str) -> Iterator[str]:
+    yield f"{entry.kind} {entry.name}: {entry.limit_text}"
+    yield f"   rule        {entry.rule or 'none'}" + (f" ({entry.source})" if entry.source else "")
+    if rest := further(entry.limit):
+        yield f"   further     {', '.join(f'{key} {value}' for key, value in rest.items())}"
+    if entry.edit is not None:
+        yield f"   edited      {standing(entry.edit)}"
+        if entry.edit.under is not None:
+            yield f"   then        {short(entry.edit.under.limit)}: {standing(entry.edit.under)}"
+    if entry.configured is not None:
+        yield f"   configured  {short(entry.configured.limit)} ({entry.configured.source})"
+    yield f"   etag        {entry.etag or etag}"
+
+
+def set_limit(
+    api: Api,
+    kind: str,
+    name: str,
+    body: Mapping[str, Any],
+    *,
+    dry_run: bool,
+    volatile: bool,
+    if_match: str,
+    json: bool,
+) -> str:
+    """Put a limit in force."""
+    params = {"dry_run": dry_run, "volatile": volatile}
+    reply = api.ask("PUT", path("limits", kind, name), params=params, body=body, if_match=if_match)
+    return answer(reply, dry_run=dry_run, json=json)
+
+
+def unset_limit(
+    api: Api, kind: str, name: str, *, reason: str, dry_run: bool, volatile: bool, if_match: str, json: bool
+) -> str:
+    """Revert a limit to the configuration."""
+    params = {"dry_run": dry_run, "volatile": volatile, "reason": reason}
+    reply = api.ask("DELETE", path("limits", kind, name), params=params, if_match=if_match)
+    return answer(reply, dry_run=dry_run, json=json)
+
+
+def unset_all(api: Api, *, reason: str, dry_run: bool, volatile: bool, if_match: str, json: bool) -> str:
+    """Revert all limits to the configuration, at once.
+
+    Raises:
+        NotFoundError: none is edited.
+    """
+    entries, etag = edited(api)
+    if not entries:
+        raise NotFoundError("no limit is edited: all are as configured")
+    edits = [{"type": "unset_limit", "kind": entry.kind, "name": entry.name} for entry in entries]
+    # Whatever has been edited since the list was read was not meant.
+    reply = batch(api, edits, reason=reason, dry_run=dry_run, volatile=volatile, if_match=if_match or etag)
+    if json:
+        return reply.json()
+    return "\n".join(_all_lines(reply.read(Changes).changes, dry_run=dry_run))
+
+
+def _all_lines(changes: Sequence[Change], *, dry_run: bool) -> Iterator[str]:
+    """Say what many writes did, a line each, up to a screenful."""
+    yield from (next(change_lines(each, dry_run=dry_run)) for each in changes[:_LINES])
+    if (more := len(changes) - _LINES) > 0:
+        yield f"and {more} more"
+    count = f"{len(changes)} limit{'s' * (len(changes) != 1)}"
+    if dry_run:
+        yield f"would change {count}"
+    else:
+        first, last = changes[0].id, changes[-1].id
+        yield f"changed {count}: change {first}" + (f" to {last}" if last != first else "") + f" by {changes[0].by}"
+
+
+class Drift(msgspec.Struct, frozen=True):
+    """What is not as configured: limits with an edit, switches with one."""
+
+    limits: tuple[LimitEntry, ...]
+    switches: tuple[SwitchEntry, ...] = ()
+    total: int = 0
+    etag: str = ""
+
+
+def edited(api: Api) -> tuple[list[LimitEntry], str]:
+    """Return the limits that an edit stands for, and the ETag of all."""
+    pages = [reply.read(Drift) for reply in api.pages(path("diff"), {}, None)]
+    return [entry for page in pages for entry in page.limits], pages[0].etag if pages else ""
+
+
+def batch(
+    api: Api,
+    edits: list[dict[str, Any]],
+    *,
+    reason: str = "",
+    dry_run: bool = False,
+    volatile: bool = False,
+    if_match: str = "",
+    **how: Any,
+) -> Reply:
+    """Do all the edits or none."""
+    body = {"edits": edits, "reason": reason} if reason else {"edits": edits}
+    params = {"dry_run": dry_run, "volatile": volatile}
+    return api.ask("POST", path("limits:batch"), params=params, body=body, if_match=if_match, **how)
+
+
+def answer(reply: Reply, *, dry_run: bool, json: bool) -> str:
+    """Say what one write did."""
+    return reply.json() if json else "\n".join(change_lines(reply.read(Change), dry_run=dry_run))

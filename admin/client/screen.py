@@ -1,0 +1,231 @@
+"""What ``sluice top`` shows: what is asked for, what has come of it, and how it is laid out on a terminal."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+import msgspec
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from admin.client.errors import NoAnswerError
+from admin.client.limits import Live, Row, action, live_cells
+from admin.client.operate import State, limiting
+from admin.client.words import moment, number, span, until
+from admin.tables import printable
+
+_SORTS: Final = ("refused", "passed", "used", "wait", "name", "kind")
+_UPWARDS: Final = frozenset({"name", "kind"})
+_FILTERS: Final = ("", "limited", "near", "shadowed", "edited")
+_ROWS: Final = 500
+"""Asked for at once, which the API takes at most; scrolling asks for others."""
+_CHROME_LINES: Final = 8
+"""Of the screen, besides the table's rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What is to be shown, and in which order."""
+
+    kind: str = ""
+    search: str = ""
+    filter: str = ""
+    sort: str = "refused"
+    backwards: bool = False
+    offset: int = 0
+
+    def query(self) -> dict[str, Any]:
+        """Return it as the API takes it."""
+        upwards = (self.sort in _UPWARDS) != self.backwards
+        return {
+            "kind": self.kind,
+            "search": self.search,
+            "filter": self.filter,
+            "sort": self.sort,
+            "order": "asc" if upwards else "desc",
+            "offset": self.offset,
+            "limit": _ROWS,
+            "history": "0",
+        }
+
+    def next_sort(self) -> "Wish":
+        """Return it sorted by the next column."""
+        at = _SORTS.index(self.sort) if self.sort in _SORTS else -1
+        return replace(self, sort=_SORTS[(at + 1) % len(_SORTS)], backwards=False, offset=0)
+
+    def next_filter(self) -> "Wish":
+        """Return it with the next filter."""
+        return replace(self, filter=_FILTERS[(_FILTERS.index(self.filter) + 1) % len(_FILTERS)], offset=0)
+
+
+@dataclass(slots=True)
+class View:
+    """All that is shown.
+
+    Attributes:
+        url: of the sidecar.
+        wish: what is asked for.
+        rows: by key, as the API has them.
+        order: the keys, from top to bottom.
+        total: rows that there are.
+        state: how the sidecar is; None before it has said so.
+        lost: why there is no news; empty while there is.
+        begin: how many rows come before those that are here.
+        top: the uppermost row that is shown, counted from the first that there is.
+        typed: what is being typed into the search; None while nothing is.
+    """
+
+    url: str
+    wish: Wish
+    rows: dict[str, dict[str, Any]] = field(default_factory=dict)
+    order: list[str] = field(default_factory=list)
+    total: int = 0
+    state: State | None = None
+    lost: str = ""
+    begin: int = 0
+    top: int = 0
+    typed: str | None = None
+
+    def take(self, event: str, body: bytes) -> None:
+        """Take in one event.
+
+        Raises:
+            NoAnswerError: it is not as it should be.
+        """
+        try:
+            if event == "state":
+                self.state = msgspec.json.decode(body, type=State)
+            elif event == "limits":
+                self._merge(msgspec.json.decode(body, type=dict[str, Any]))
+        except msgspec.DecodeError:
+            raise NoAnswerError(f"{self.url} tells what this version does not understand") from None
+        self.lost = ""
+
+    def _merge(self, news: dict[str, Any]) -> None:
+        if "offset" in news:
+            # The first one is the whole page.
+            self.rows.clear()
+            self.order = [row["key"] for row in news["rows"]]
+            self.begin = news["offset"]
+        for row in news.get("rows", ()):
+            self.rows.setdefault(row["key"], {}).update(row)
+        if "order" in news:
+            self.order = news["order"]
+            self.rows = {key: row for key, row in self.rows.items() if key in set(self.order)}
+        self.total = news.get("total", self.total)
+
+    def shown(self, room: int | None = None) -> list[Row]:
+        """Return rows from top to bottom, from the uppermost that is shown; as many as there is room for."""
+        above = min(max(0, self.top - self.begin), max(0, len(self.order) - (room or 1)))
+        keys = self.order[above:] if room is None else self.order[above : above + room]
+        return [msgspec.convert(self.rows[key], Row) for key in keys if key in self.rows]
+
+    def scroll(self, lines: int, room: int) -> None:
+        """Show other rows, so many lines further down, or up; what is not here yet is wished for."""
+        self.top = max(0, min(self.top + lines, self.total - room))
+        here = range(self.wish.offset, self.wish.offset + _ROWS)
+        last = max(0, min(self.top + room, self.total) - 1)
+        if self.top not in here or last not in here:
+            self.wish = replace(self.wish, offset=max(0, self.top - _ROWS // 2))
+
+
+def room(height: int) -> int:
+    """Return how many rows a terminal of so many lines has room for."""
+    return max(1, height - _CHROME_LINES)
+
+
+def draw(view: View, height: int) -> RenderableType:
+    """Lay out the screen.
+
+    Args:
+        view: what is to be seen.
+        height: lines that there are.
+    """
+    rows = view.shown(room(height))
+    first = max(view.top, view.begin) + 1
+    shown = f"{len(rows)}" if len(rows) >= view.total or not rows else f"{first} to {first + len(rows) - 1}"
+    return Group(*head(view, shown), _table(rows), _foot(view))
+
+
+def head(view: View, shown: str) -> Iterator[Text]:
+    """Yield the lines above the table; ``shown`` says which rows are there."""
+    now = view.state
+    title = f"Sluice {now.version} at {view.url}, up for {span(now.uptime_s)}" if now else f"Sluice at {view.url}"
+    yield Text.assemble((title, "bold"), f"   {shown} of {view.total}, {_sorted(view.wish)}", no_wrap=True)
+    if view.lost:
+        yield Text(f" No news: {view.lost}; asking again ", style="bold white on red")
+    if now is None:
+        return
+    rates = now.rates.messages_per_s
+    refused = f"{number(round(rates.refused, 1))} refused"
+    shadowed = f", {number(round(rates.shadowed, 1))} would be refused" if rates.shadowed else ""
+    yield Text.assemble(
+        f"messages/s  {number(round(rates.passed, 1))} passed, ",
+        (refused, "red" if rates.refused else ""),
+        shadowed,
+        f"   connections {now.totals.connections_open}   edits {now.edits.standing}",
+    )
+    if now.off or not now.limiting:
+        yield Text(f" LIMITING IS {limiting(now)} ", style="bold white on red")
+    if now.bypassed.per_s_last_60s:
+        per_s = number(round(now.bypassed.per_s_last_60s, 1))
+        yield Text(f" BYPASSING: {per_s} requests/s went by the limiter in the last minute ", style="black on yellow")
+    if now.draining:
+        yield Text(" DRAINING: it accepts nobody and ends soon ", style="black on yellow")
+    for each in now.listeners:
+        if each.reachable is False:
+            yield Text(f" BROKER of {printable(each.name)} not reachable: {each.error} ", style="bold white on red")
+    if now.persistence is not None and now.persistence.error:
+        yield Text(f" EDITS: {now.persistence.error} ", style="black on yellow")
+
+
+def _sorted(wish: Wish) -> str:
+    parts = [f"by {wish.sort}{' (reversed)' if wish.backwards else ''}"]
+    parts += [wish.filter] if wish.filter else []
+    parts += [wish.kind] if wish.kind else []
+    parts += [f'with "{printable(wish.search)}"'] if wish.search else []
+    return ", ".join(parts)
+
+
+def _table(rows: list[Row]) -> Table:
+    figures = ("passed/s", "refused/s", "would refuse/s", "used", "wait")
+    headings = ("kind", "name", "limit", "action", *figures, "last refused", "by", "edited")
+    lines = [(row, _cells(row)) for row in rows]
+    seldom = {"action", "would refuse/s", "by"}
+    shown = [at for at, heading in enumerate(headings) if heading not in seldom or any(cells[at] for _, cells in lines)]
+    table_ = Table(box=box.SIMPLE_HEAD, pad_edge=False, expand=True)
+    for at in shown:
+        right = headings[at] in {"limit", *figures}
+        table_.add_column(
+            headings[at],
+            no_wrap=True,
+            ratio=1 if headings[at] == "name" else None,
+            justify="right" if right else "left",
+        )
+    for row, cells in lines:
+        live = row.live or Live()
+        style = "red" if live.limited else "yellow" if live.would_refuse or _near(live) else ""
+        table_.add_row(*(Text(printable(cells[at])) for at in shown), style=style)
+    return table_
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    live = row.live or Live()
+    edited = "" if row.edit is None else row.edit.by
+    if row.edit is not None and row.edit.expires_at is not None:
+        edited += f" until {until(row.edit.expires_at)}"
+    last = moment(live.last_refused_at).partition(" ")[2] if live.last_refused_at else ""
+    by = live.refused_by or "" if live.limited else ""
+    return (row.kind, row.name, row.limit_text, action(row), *live_cells(row.live), last, by, edited)
+
+
+def _near(live: Live) -> bool:
+    return live.used_ratio is not None and live.used_ratio >= 0.8
+
+
+def _foot(view: View) -> Text:
+    if view.typed is not None:
+        return Text.assemble(("search: ", "bold"), printable(view.typed), "▏   Enter searches, Esc leaves it")
+    return Text("q quit   s sort   r reverse   / search   f filter   Esc all   ↑ ↓ PgUp PgDn scroll", style="dim")

@@ -1,0 +1,233 @@
+"""``sluice top``: limits, rates and refusals as they are, on a terminal, until somebody has seen enough.
+
+A thread of its own follows the sidecar's events; this one draws and reads the keyboard. When the sidecar goes away it
+is said so, and asked again until it is back. Off a terminal it prints one table and ends. How it looks is
+``admin.client.screen``.
+"""
+
+import queue
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from itertools import count
+from types import FrameType
+from typing import Any, Final, NamedTuple
+
+from rich.console import Console
+from rich.live import Live as Screen
+
+from admin.client.api import Api, path
+from admin.client.errors import NoAnswerError
+from admin.client.keyboard import Keyboard
+from admin.client.limits import Page, table
+from admin.client.operate import State
+from admin.client.screen import View, Wish, draw, head, room
+from admin.client.target import Target
+from admin.errors import OperatorError
+
+__all__ = ["News", "View", "Wish", "draw", "follow", "watch"]
+
+_AGAIN_S: Final = 1.0
+_REDRAW_S: Final = 1.0
+#: By key, in which direction; the ends are further than there are rows.
+_SCROLLING: Final = {"up": -1, "down": 1, "pageup": -1, "pagedown": 1, "home": -(10**9), "end": 10**9}
+
+
+class News(NamedTuple):
+    """What the following thread tells: an event, or ``lost`` and ``failed`` with the reason.
+
+    Attributes:
+        generation: of the thread; a thread that was replaced may still tell something.
+        event: its name.
+        body: its JSON, or the reason.
+        error: of ``failed``.
+    """
+
+    generation: int
+    event: str
+    body: bytes = b""
+    error: OperatorError | None = None
+
+
+def watch(target: Target, wish: Wish, *, once: bool, json: bool) -> int:
+    """Show the sidecar live, or once where nobody can watch.
+
+    Returns:
+        The exit code: 0, or 128 + the number of the signal that ended it.
+
+    Raises:
+        OperatorError: it cannot be asked.
+    """
+    console = Console(highlight=False)
+    if once or json or not console.is_terminal or console.is_dumb_terminal:
+        print(_once(target, wish, json=json))  # noqa: T201 - the command line speaks to people here
+        return 0
+    with ExitStack() as running:
+        ended = running.enter_context(_signals())
+        keyboard = running.enter_context(Keyboard(sys.stdin))
+        screen = running.enter_context(Screen(console=console, screen=True, auto_refresh=False))
+        _Watching(target, wish, console, screen, keyboard).run(ended)
+    return 128 + ended[0] if ended else 0
+
+
+def _once(target: Target, wish: Wish, *, json: bool) -> str:
+    with Api(target) as api:
+        reply = api.get(path("limits"), wish.query())
+        if json:
+            return reply.json()
+        page = reply.read(Page)
+        now = api.get(path("state")).read(State)
+    view = View(target.url, wish, total=page.total, state=now)
+    lines = [str(line) for line in head(view, str(len(page.rows)))]
+    rows = list(table(list(page.rows)).lines()) if page.rows else ["Nothing has been asked for."]
+    return "\n".join([*lines, "", *rows])
+
+
+class _Watching:
+    """The loop that draws what comes in and does what is typed."""
+
+    def __init__(self, target: Target, wish: Wish, console: Console, screen: Screen, keyboard: Keyboard) -> None:
+        self._target, self._console, self._screen, self._keyboard = target, console, screen, keyboard
+        self._news: queue.SimpleQueue[News] = queue.SimpleQueue()
+        self._generations = count(1)
+        self._generation = 0
+        self._stop = threading.Event()
+        self.view = View(target.url, wish)
+
+    def run(self, ended: list[int]) -> None:
+        """Watch until a key or a signal ends it."""
+        self._follow()
+        try:
+            while not ended:
+                self._screen.update(draw(self.view, self._console.size.height), refresh=True)
+                for key in self._keyboard.wait(_REDRAW_S):
+                    if not self._press(key):
+                        return
+                self._take_news()
+        finally:
+            self._stop.set()
+
+    def _follow(self) -> None:
+        """Ask anew, as the wish is now; the thread that asked before ends with its next event."""
+        self._stop.set()
+        self._stop = threading.Event()
+        self._generation = next(self._generations)
+        threading.Thread(
+            target=follow,
+            args=(self._target, self.view.wish.query(), self._generation, self._tell, self._stop),
+            daemon=True,
+        ).start()
+
+    def _tell(self, news: News) -> None:
+        self._news.put(news)
+        self._keyboard.wake()
+
+    def _take_news(self) -> None:
+        while not self._news.empty():
+            news = self._news.get()
+            if news.generation != self._generation:
+                continue
+            if news.error is not None:
+                raise news.error
+            if news.event == "lost":
+                self.view.lost = news.body.decode()
+            else:
+                self.view.take(news.event, news.body)
+
+    def _press(self, key: str) -> bool:
+        """Do what a key says; return whether to go on."""
+        view, before = self.view, self.view.wish
+        if view.typed is not None:
+            if key == "enter":
+                view.wish = replace(before, search=view.typed, offset=0)
+                view.typed = None
+            elif key == "escape":
+                view.typed = None
+            elif key == "backspace":
+                view.typed = view.typed[:-1]
+            elif len(key) == 1:
+                view.typed += key
+        elif key in {"q", "Q"}:
+            return False
+        elif key == "s":
+            view.wish = before.next_sort()
+        elif key == "r":
+            view.wish = replace(before, backwards=not before.backwards, offset=0)
+        elif key == "f":
+            view.wish = before.next_filter()
+        elif key == "/":
+            view.typed = ""
+        elif key == "escape":
+            view.wish = replace(before, search="", filter="", offset=0)
+        elif key in _SCROLLING:
+            rows = room(self._console.size.height)
+            view.scroll(_SCROLLING[key] * (1 if key in {"up", "down"} else rows), rows)
+        if view.wish != before and replace(view.wish, offset=before.offset) != before:
+            # Another list begins at its top.
+            view.top = 0
+        if view.wish != before:
+            self._follow()
+        return True
+
+
+def follow(
+    target: Target,
+    query: dict[str, Any],
+    generation: int,
+    tell: Callable[[News], None],
+    stop: threading.Event,
+) -> None:
+    """Tell what happens at the sidecar until it is enough; ask again whenever it goes away.
+
+    Args:
+        target: whom to ask.
+        query: as the API takes it.
+        generation: goes with all that is told.
+        tell: called from this thread.
+        stop: set when it is enough.
+    """
+    reached = False
+    while not stop.is_set():
+        why = "the sidecar ended it"
+        try:
+            with Api(target) as api:
+                for event, body in api.events(query):
+                    if stop.is_set():
+                        return
+                    reached = True
+                    tell(News(generation, event, body))
+        except NoAnswerError as error:
+            why = error.lines[0]
+            if not reached:
+                tell(News(generation, "failed", error=error))
+                return
+        except OperatorError as error:
+            tell(News(generation, "failed", error=error))
+            return
+        if not stop.is_set():
+            tell(News(generation, "lost", why.encode()))
+        stop.wait(_AGAIN_S)
+
+
+@contextmanager
+def _signals() -> Iterator[list[int]]:
+    """Collect the signals that end it, so that the terminal is put back before it ends.
+
+    A stop from the keyboard would leave a shell on the other screen: it is left out.
+    """
+    ended: list[int] = []
+
+    def end(number_: int, _frame: FrameType | None) -> None:
+        ended.append(number_)
+
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {each: signal.signal(each, end) for each in numbers}
+    before[signal.SIGTSTP] = signal.signal(signal.SIGTSTP, signal.SIG_IGN)
+    try:
+        yield ended
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)

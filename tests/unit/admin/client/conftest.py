@@ -1,0 +1,192 @@
+"""An API made by hand: what the client's tests ask."""
+
+import json
+import os
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
+
+import pytest
+
+from admin.cli import main
+
+PROBLEM = "application/problem+json"
+
+
+class FakeApi:
+    """Answers what the test put into it, and remembers what was asked.
+
+    Attributes:
+        address: ``host:port``.
+        answers: by ``METHOD /path`` (without ``/api/v1``, as on the wire): status and JSON, or a function of the
+            request that returns them; an iterator of events instead of JSON is a stream of them.
+        asked: the requests: method, path, query, headers (lower case), JSON.
+        etag: sent with every answer, if not empty.
+    """
+
+    def __init__(self) -> None:
+        self.answers: dict[str, Any] = {}
+        self.asked: list[Any] = []
+        self.etag = ""
+        fake = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def _answer(self) -> None:
+                parts = urlsplit(self.path)
+                length = int(self.headers.get("content-length", 0))
+                body = json.loads(self.rfile.read(length)) if length else None
+                where = parts.path.removeprefix("/api/v1")
+                request = Asked(
+                    self.command,
+                    where,
+                    dict(parse_qsl(parts.query)),
+                    {key.lower(): value for key, value in self.headers.items()},
+                    body,
+                )
+                fake.asked.append(request)
+                answer = fake.answers.get(f"{self.command} {where}", problem(404, "there is no such thing"))
+                status, what = answer(request) if callable(answer) else answer
+                if isinstance(what, Iterator):
+                    self._stream(what)
+                    return
+                raw = what if isinstance(what, bytes) else json.dumps(what).encode()
+                self.send_response(status)
+                self.send_header("content-length", str(len(raw)))
+                self.send_header("content-type", PROBLEM if status >= 400 else "application/json")
+                if fake.etag:
+                    self.send_header("etag", f'"{fake.etag}"')
+                self.end_headers()
+                self.wfile.write(raw)
+
+            def _stream(self, events: Iterator[tuple[str, Any]]) -> None:
+                """Send events as they come; the connection ends with them."""
+                self.close_connection = True
+                self.send_response(200)
+                self.send_header("content-type", "text/event-stream")
+                self.end_headers()
+                for event, body in events:
+                    self.wfile.write(f": alive\n\nevent: {event}\ndata: {json.dumps(body)}\n\n".encode())
+                    self.wfile.flush()
+
+            do_GET = do_PUT = do_POST = do_DELETE = _answer  # noqa: N815 - http.server's names
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.address = f"127.0.0.1:{self._server.server_port}"
+        self.url = f"http://{self.address}"
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
+        self._thread.start()
+
+    def writes(self) -> list[Any]:
+        """What was asked besides reading."""
+        return [each for each in self.asked if each.method != "GET"]
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+class Asked:
+    """One request."""
+
+    def __init__(self, method: str, path: str, query: dict[str, str], headers: dict[str, str], body: Any) -> None:
+        self.method, self.path, self.query, self.headers, self.body = method, path, query, headers, body
+
+
+def problem(status: int, detail: str, *errors: dict[str, Any]) -> tuple[int, Any]:
+    return status, {"type": "about:blank", "title": "x", "status": status, "detail": detail, "errors": list(errors)}
+
+
+@pytest.fixture(name="problem")
+def _problem() -> Callable[..., tuple[int, Any]]:
+    """Makes a problem to answer: status, detail, errors."""
+    return problem
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in [name for name in os.environ if name.startswith("SLUICE_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+
+
+@pytest.fixture
+def api() -> Iterator[FakeApi]:
+    """A sidecar's API that says what the test wants."""
+    fake = FakeApi()
+    yield fake
+    fake.close()
+
+
+class Ran:
+    """What a command printed, and how it ended."""
+
+    def __init__(self, exit_code: int, out: str, err: str) -> None:
+        self.exit_code, self.out, self.err = exit_code, out, err
+
+
+@pytest.fixture
+def sluice(api: FakeApi, capsys: pytest.CaptureFixture[str]) -> Callable[..., Ran]:
+    """Runs a command against the API made by hand."""
+
+    def run(*tokens: str) -> Ran:
+        exit_code = main([*tokens, "--admin", api.address])
+        captured = capsys.readouterr()
+        return Ran(exit_code, captured.out, captured.err)
+
+    return run
+
+
+def change(target: str = "limits/topic/orders", **fields: Any) -> dict[str, Any]:
+    return {
+        "id": 17,
+        "at": "2026-11-21T20:00:00.000Z",
+        "by": "ada",
+        "address": "127.0.0.1:5",
+        "action": "set",
+        "target": target,
+        "old": {"rate": 500.0, "burst_s": 1.0},
+        "new": {"rate": 1000.0, "burst_s": 1.0},
+    } | fields
+
+
+@pytest.fixture(name="change")
+def _change() -> Callable[..., dict[str, Any]]:
+    """Makes a change as the API has it."""
+    return change
+
+
+def entry(name: str = "orders", **fields: Any) -> dict[str, Any]:
+    return {
+        "kind": "topic",
+        "name": name,
+        "limit": {"rate": 1000.0, "burst_s": 2.0, "action": "reject"},
+        "limit_text": "1000/s",
+        "rule": f"topic:{name}",
+        "source": "change 17",
+        "exact": True,
+        "configured": {"limit": {"rate": 500.0}, "source": "sluice.toml:5"},
+        "edit": {
+            "change_id": 17,
+            "at": "2026-11-21T20:00:00.000Z",
+            "by": "ada",
+            "address": "127.0.0.1:5",
+            "reason": "launch",
+            "limit": {"rate": 1000.0},
+        },
+        "etag": "abc",
+    } | fields
+
+
+@pytest.fixture(name="entry")
+def _entry() -> Callable[..., dict[str, Any]]:
+    """Makes a limit as the API has it."""
+    return entry

@@ -1,0 +1,278 @@
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+Make = Callable[..., dict[str, Any]]
+Sluice = Callable[..., Any]
+
+
+def row(name: str, **fields: Any) -> dict[str, Any]:
+    return {
+        "key": f"topic/{name}",
+        "kind": "topic",
+        "name": name,
+        "limit_text": "500/s",
+        "rule": f"topic:{name}",
+        "own": True,
+        "live": {
+            "messages_per_s": {"passed": 12.04, "refused": 3.0},
+            "used_ratio": 0.97,
+            "limited": True,
+            "wait_s": 0.25,
+        },
+    } | fields
+
+
+class TestList:
+    def test_shows_limits_and_rates(self, api: Any, sluice: Sluice) -> None:
+        api.answers["GET /limits"] = (200, {"rows": [row("orders"), row("quiet", live=None)], "total": 340})
+        ran = sluice("limits", "list")
+        assert [" ".join(line.split()) for line in ran.out.splitlines()] == [
+            "kind name limit passed/s refused/s used wait rule",
+            "topic orders 500/s 12 3 97% 0.25 s topic:orders",
+            "topic quiet 500/s topic:quiet",
+            "",
+            "2 of 340; --limit N or --all shows more",
+        ]
+
+    def test_shows_what_shadow_rules_would_refuse_and_which_rule_refuses(self, api: Any, sluice: Sluice) -> None:
+        live = {"messages_per_s": {"passed": 9.0, "refused": 0.0, "shadowed": 4.0}, "would_refuse": True}
+        shadow = row("dark", live=live, limit={"rate": 5, "action": "shadow"})
+        by = {"messages_per_s": {"passed": 1, "refused": 2}, "limited": True, "refused_by": "total:topic:log-*"}
+        log = row("log-1", live=by, limit={"rate": 5, "action": "reject"})
+        total = row("topic:log-*", kind="total", live={"rule_messages_per_s": {"refused": 2}}, limit={"rate": 5})
+        api.answers["GET /limits"] = (200, {"rows": [shadow, log, total], "total": 3})
+        assert [" ".join(line.split()) for line in sluice("limits", "list").out.splitlines()] == [
+            "kind name limit action passed/s refused/s would refuse/s rule",
+            "topic dark 500/s shadow 9 0 4 topic:dark",
+            "topic log-1 500/s 1 2 topic:log-1 (refused by total:topic:log-*)",
+            "total topic:log-* 500/s \N{EN DASH} 2 topic:topic:log-*",
+        ]
+
+    @pytest.mark.parametrize("limit", [{"rate": "unlimited", "action": "delay"}, {"rate": 5, "action": "off"}, {}])
+    def test_leaves_out_actions_that_say_nothing(self, api: Any, sluice: Sluice, limit: dict[str, Any]) -> None:
+        api.answers["GET /limits"] = (200, {"rows": [row("a", limit=limit)], "total": 1})
+        assert "action" not in sluice("limits", "list").out
+
+    def test_asks_for_what_is_wanted(self, api: Any, sluice: Sluice) -> None:
+        api.answers["GET /limits"] = (200, {"rows": [], "total": 0})
+        wanted = ["--kind", "topic", "--search", "or", "--filter", "near", "--sort", "used", "--desc", "--limit", "7"]
+        ran = sluice("limits", "list", *wanted)
+        assert ran.out == "Nothing matches.\n"
+        assert api.asked[0].query == {
+            "kind": "topic",
+            "search": "or",
+            "filter": "near",
+            "sort": "used",
+            "order": "desc",
+            "history": "0",
+            "offset": "0",
+            "limit": "7",
+        }
+
+    def test_all_as_json_is_one_list(self, api: Any, sluice: Sluice) -> None:
+        def answer(request: Any) -> Any:
+            return 200, {"rows": [row(request.query["offset"])], "total": 501, "etag": "e"}
+
+        api.answers["GET /limits"] = answer
+        body = json.loads(sluice("limits", "list", "--all", "--json").out)
+        assert [each["name"] for each in body["rows"]] == ["0", "500"]
+        assert body["etag"] == "e"
+
+    def test_a_name_gives_the_terminal_no_orders(self, api: Any, sluice: Sluice) -> None:
+        api.answers["GET /limits"] = (200, {"rows": [row("a\x1b[2J\nb")], "total": 1})
+        out = sluice("limits", "list").out
+        assert "a\\x1b[2J\\nb" in out
+        assert "\x1b" not in out
+
+    def test_of_none_is_refused(self, sluice: Sluice) -> None:
+        assert sluice("limits", "list", "--limit", "0").err == "sluice: --limit 0: must be at least 1\n"
+
+
+class TestGet:
+    def test_says_what_is_in_force_and_why(self, api: Any, sluice: Sluice, entry: Make) -> None:
+        api.answers["GET /limits/topic/orders"] = (200, entry())
+        lines = sluice("limits", "get", "topic", "orders").out.splitlines()
+        assert lines[0] == "topic orders: 1000/s"
+        assert lines[1].split(maxsplit=1) == ["rule", "topic:orders (change 17)"]
+        assert lines[2].split(maxsplit=1) == ["further", "burst_s 2, action reject"]
+        assert lines[3].split()[:5] == ["edited", "change", "17", "by", "ada,"]
+        assert lines[3].endswith(": launch")
+        assert lines[4].split(maxsplit=1) == ["configured", "500/s (sluice.toml:5)"]
+        assert lines[5].split() == ["etag", "abc"]
+
+    def test_says_what_comes_after_a_temporary_edit(self, api: Any, sluice: Sluice, entry: Make) -> None:
+        under = entry()["edit"]
+        edit = under | {"change_id": 18, "expires_at": "2126-01-01T00:00:00.000Z", "under": under}
+        api.answers["GET /limits/topic/orders"] = (200, entry(edit=edit))
+        out = sluice("limits", "get", "topic", "orders").out
+        assert "until 2126-" in out or "until 2125-" in out
+        assert "then        1000/s: change 17 by ada" in out
+
+    def test_of_a_shared_rule_is_its_total(self, api: Any, sluice: Sluice, entry: Make) -> None:
+        api.answers["GET /limits/total/topic:log-%2A"] = (200, entry())
+        assert sluice("limits", "get", "topic", "log-*", "--shared").exit_code == 0
+
+
+class TestSet:
+    def test_sends_the_whole_limit(self, api: Any, sluice: Sluice, change: Make) -> None:
+        api.answers["PUT /limits/topic/orders"] = (200, change())
+        ran = sluice(
+            *(
+                "limits",
+                "set",
+                "topic",
+                "orders",
+                "1000/s",
+                "--burst-s",
+                "2",
+                "--fair-by",
+                "client",
+                "--busy-code",
+                "215",
+            ),
+            *("--days", "mon,tue", "--between", "22:00-06:00", "--reason", "a launch", "--ttl", "15m", "--volatile"),
+            *("--if-match", "abc", "--allow-under-limit"),
+        )
+        assert ran.exit_code == 0, ran.err
+        (asked,) = api.asked
+        assert asked.body == {
+            "rate": 1000.0,
+            "burst_s": 2.0,
+            "fair_by": "client",
+            "busy_code": 215,
+            "days": ["mon", "tue"],
+            "between": "22:00-06:00",
+            "allow_under_limit": True,
+            "reason": "a launch",
+            "ttl_s": 900.0,
+        }
+        assert asked.query == {"volatile": "1"}
+        assert asked.headers["if-match"] == '"abc"'
+        assert ran.out.splitlines() == [
+            "topic orders: 500/s → 1000/s",
+            "   change 17 by ada; `sluice audit revert 17` undoes it",
+        ]
+
+    def test_of_what_has_no_rate_needs_none(self, api: Any, sluice: Sluice, change: Make) -> None:
+        api.answers["PUT /limits/topic/orders"] = (200, change())
+        sluice("limits", "set", "topic", "orders", "--exempt")
+        assert api.asked[0].body == {"exempt": True}
+
+    def test_only_says_what_would_change(self, api: Any, sluice: Sluice, change: Make) -> None:
+        api.answers["PUT /limits/topic/orders"] = (200, change(id=0))
+        assert sluice("limits", "set", "topic", "orders", "5", "--dry-run").out == (
+            "would change: topic orders: 500/s → 1000/s\n"
+        )
+        assert api.asked[0].query == {"dry_run": "1"}
+
+    def test_prints_the_apis_json(self, api: Any, sluice: Sluice, change: Make) -> None:
+        api.answers["PUT /limits/topic/orders"] = (200, change())
+        assert json.loads(sluice("limits", "set", "topic", "orders", "5", "--json").out) == change()
+
+    def test_that_came_too_late_is_exit_code_3(self, api: Any, sluice: Sluice, problem: Any) -> None:
+        api.answers["PUT /limits/topic/orders"] = problem(412, "changed by ada at 20:00 (change 17); its ETag is def")
+        ran = sluice("limits", "set", "topic", "orders", "5", "--if-match", "abc")
+        assert (ran.exit_code, ran.out) == (3, "")
+        assert ran.err.startswith("sluice: changed by ada at 20:00 (change 17); its ETag is def")
+
+    def test_that_came_too_late_says_what_is_in_force_and_what_to_do(
+        self, api: Any, sluice: Sluice, problem: Any
+    ) -> None:
+        status, body = problem(412, "something else is in force: 7/s, change 17 by ada")
+        api.answers["PUT /limits/topic/orders"] = (status, body | {"etag": "def"})
+        assert sluice("limits", "set", "topic", "orders", "5", "--if-match", "abc").err == (
+            "sluice: something else is in force: 7/s, change 17 by ada; its ETag is def now: look at it with"
+            " `sluice limits get`, then give --if-match def\n"
+        )
+
+    @pytest.mark.parametrize(("field", "said"), [("days[0]", "--days: no day"), ("exempt", "--exempt: no day")])
+    def test_that_is_refused_names_flags_as_they_are_typed(
+        self, api: Any, sluice: Sluice, problem: Any, field: str, said: str
+    ) -> None:
+        api.answers["PUT /limits/topic/orders"] = problem(400, "wrong", {"field": field, "detail": "no day"})
+        assert sluice("limits", "set", "topic", "orders", "5").err == f"sluice: {said}\n"
+
+    def test_of_a_kind_that_is_none_is_exit_code_2(self, api: Any, sluice: Sluice, problem: Any) -> None:
+        detail = 'no kind "shelf"; there are topic'
+        api.answers["PUT /limits/shelf/orders"] = problem(404, "no", {"field": "kind", "detail": detail})
+        ran = sluice("limits", "set", "shelf", "orders", "5")
+        assert (ran.exit_code, ran.err) == (2, f"sluice: {detail}\n")
+
+    def test_that_is_refused_names_the_flags(self, api: Any, sluice: Sluice, problem: Any) -> None:
+        wrong = [{"field": "burst_s", "detail": "must be more than 0"}, {"field": "rate", "detail": "missing"}]
+        api.answers["PUT /limits/topic/orders"] = problem(400, "wrong", *wrong)
+        ran = sluice("limits", "set", "topic", "orders", "--burst-s", "0")
+        assert ran.exit_code == 2
+        assert ran.err == "sluice: --burst-s: must be more than 0\nsluice: RATE: missing\n"
+
+    @pytest.mark.parametrize(("status", "exit_code"), [(401, 4), (403, 4), (404, 5), (507, 1)])
+    def test_that_is_not_done_ends_with_its_exit_code(
+        self, api: Any, sluice: Sluice, problem: Any, status: int, exit_code: int
+    ) -> None:
+        api.answers["PUT /limits/topic/orders"] = problem(status, "no")
+        ran = sluice("limits", "set", "topic", "orders", "5")
+        assert (ran.exit_code, ran.out) == (exit_code, "")
+        assert ran.err.startswith("sluice: ")
+
+
+class TestUnset:
+    def test_lets_one_be_as_configured(self, api: Any, sluice: Sluice, change: Make) -> None:
+        api.answers["DELETE /limits/topic/orders"] = (200, change(action="unset"))
+        assert sluice("limits", "unset", "topic", "orders", "--reason", "over").exit_code == 0
+        assert api.asked[0].query == {"reason": "over"}
+
+    def test_of_what_is_not_edited_is_exit_code_5(self, api: Any, sluice: Sluice, problem: Any) -> None:
+        api.answers["DELETE /limits/topic/orders"] = problem(404, "topic orders is not edited")
+        ran = sluice("limits", "unset", "topic", "orders")
+        assert (ran.exit_code, ran.err) == (5, "sluice: topic orders is not edited\n")
+
+    def test_lets_all_be_as_configured_at_once(self, api: Any, sluice: Sluice, entry: Make, change: Make) -> None:
+        diff = {"limits": [entry("a"), entry("b")], "switches": [], "total": 2, "etag": "all"}
+        api.answers["GET /diff"] = (200, diff)
+        api.answers["POST /limits:batch"] = (200, {"changes": [change("limits/topic/a"), change("limits/topic/b")]})
+        ran = sluice("limits", "unset", "--all", "--reason", "over")
+        (written,) = api.writes()
+        assert written.headers["if-match"] == '"all"'
+        assert written.body == {
+            "edits": [
+                {"type": "unset_limit", "kind": "topic", "name": "a"},
+                {"type": "unset_limit", "kind": "topic", "name": "b"},
+            ],
+            "reason": "over",
+        }
+        assert ran.out.splitlines() == [
+            "topic a: 500/s → 1000/s",
+            "topic b: 500/s → 1000/s",
+            "changed 2 limits: change 17 by ada",
+        ]
+
+    def test_of_many_counts_those_beyond_a_screenful(self, api: Any, sluice: Sluice, entry: Make, change: Make) -> None:
+        names = [f"t{at}" for at in range(25)]
+        api.answers["GET /diff"] = (200, {"limits": [entry(name) for name in names], "total": 25, "etag": "all"})
+        changes = [change(f"limits/topic/{name}", id=100 + at) for at, name in enumerate(names)]
+        api.answers["POST /limits:batch"] = (200, {"changes": changes})
+        lines = sluice("limits", "unset", "--all").out.splitlines()
+        assert len(lines) == 22
+        assert lines[-2:] == ["and 5 more", "changed 25 limits: change 100 to 124 by ada"]
+        assert sluice("limits", "unset", "--all", "--dry-run").out.splitlines()[-1] == "would change 25 limits"
+
+    def test_of_all_with_nothing_edited_is_exit_code_5(self, api: Any, sluice: Sluice) -> None:
+        api.answers["GET /diff"] = (200, {"limits": [], "switches": [], "total": 0, "etag": "all"})
+        ran = sluice("limits", "unset", "--all")
+        assert (ran.exit_code, ran.err) == (5, "sluice: no limit is edited: all are as configured\n")
+        assert api.writes() == []
+
+    @pytest.mark.parametrize(
+        ("tokens", "line"),
+        [
+            ([], "KIND: nothing given; name the limit, or give --all"),
+            (["topic"], "NAME: nothing given; name the limit, or give --all"),
+            (["topic", "a", "--all"], "KIND and --all: give one of them"),
+        ],
+    )
+    def test_of_what_is_not_named_is_refused(self, sluice: Sluice, tokens: list[str], line: str) -> None:
+        ran = sluice("limits", "unset", *tokens)
+        assert (ran.exit_code, ran.err) == (2, f"sluice: {line}\n")
