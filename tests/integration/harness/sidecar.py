@@ -82,6 +82,7 @@ class Sluice:
         limits: values of ``--limit``.
         config: a configuration file's text; without listeners in it, those of ``routes`` are given as flags.
         arguments: further arguments.
+        admin: ``host:port`` of its admin address; a free one if not given.
         ready: wait until ``/readyz`` says yes; otherwise only until ``/healthz`` does.
         covered: measure its coverage, which makes it several times slower.
 
@@ -102,11 +103,12 @@ class Sluice:
         limits: Sequence[str] = (),
         config: str = "",
         arguments: Sequence[str] = (),
+        admin: str = "",
         ready: bool = True,
         covered: bool = True,
     ) -> None:
         self.routes = tuple(routes)
-        self.admin = f"{_HOST}:{free_port(_HOST)}"
+        self.admin = admin or f"{_HOST}:{free_port(_HOST)}"
         command = sluice_command("run", "--admin", self.admin, covered=covered)
         if config:
             file = directory / "sluice.toml"
@@ -118,6 +120,9 @@ class Sluice:
                 command += ["--listen", route.listen, "--broker", route.broker]
         for limit in limits:
             command += ["--limit", limit]
+        if "--state-dir" not in arguments:
+            # Edits of one test are nobody else's business.
+            command += ["--state-dir", str(directory / "state")]
         self.process = ManagedProcess("sluice", [*command, *arguments], log=directory / "sluice.log", cwd=directory)
         try:
             self._wait_for("/readyz" if ready else "/healthz")

@@ -104,9 +104,30 @@ def records(*sizes: int) -> bytes:
     return b"".join(struct.pack(">i", size) + b"r" * (size - 4) for size in sizes)
 
 
-def heartbeat(opaque: int = 1) -> bytes:
+def heartbeat(opaque: int = 1, *, body: bytes = b"{}", binary: bool = False) -> bytes:
     """Return a request that is never limited and is answered at once."""
-    return json_frame(34, opaque=opaque, body=b"{}")
+    return (binary_frame if binary else json_frame)(34, opaque=opaque, body=body)
+
+
+def view_limits(opaque: int = 1, *, flag: int = 0, body: bytes = b"", binary: bool = False) -> bytes:
+    """Return a request for the limits in force."""
+    return (binary_frame if binary else json_frame)(9002, opaque=opaque, flag=flag, body=body)
+
+
+def update_limit(
+    topic: str | None,
+    qps: str | None,
+    opaque: int = 1,
+    *,
+    flag: int = 0,
+    body: bytes = b"",
+    binary: bool = False,
+    **others: str,
+) -> bytes:
+    """Return a request to change a limit, as a Java tool writes it."""
+    fields = {"topic": topic, "topicLimitQps": qps, **others}
+    given = {name: value for name, value in fields.items() if value is not None}
+    return (binary_frame if binary else json_frame)(9003, given, opaque=opaque, flag=flag, body=body)
 
 
 def unparsable(opaque: int = 1, *, body: bytes = b"") -> bytes:
@@ -141,6 +162,12 @@ def split(stream: bytes) -> Iterator[bytes]:
             raise ValueError(f"no whole frame at offset {at}")
         yield stream[at:stop]
         at = stop
+
+
+def read_body(whole: bytes) -> bytes:
+    """Return the body of one frame."""
+    (word,) = struct.unpack_from(">I", whole, 4)
+    return whole[8 + (word & 0xFFFFFF) :]
 
 
 def read_header(whole: bytes) -> dict[str, object]:

@@ -14,8 +14,8 @@ from playbook.trial import Trial, gaps, random_pieces, read_stream
 from proxy.batch import Batch, Hold, Refuse, Request, Side, Ticket, Verdict
 from proxy.protocols.base import Close
 from proxy.protocols.rocketmq.codes import FLAG_ONEWAY
+from proxy.protocols.rocketmq.frame import Frame
 from proxy.protocols.rocketmq.header import UNPARSED
-from proxy.protocols.rocketmq.requests import Frame
 
 Choice = Literal["pass", "refuse", "hold"]
 

@@ -13,12 +13,15 @@ from typing import Any, Self
 
 from limiter.resource import Resource
 from proxy.batch import Batch, Charge, ConnectionInfo, Hold, Refuse, Request, Side, Ticket
-from proxy.protocols.base import Buffer, Close, Session, SessionContext, WireCounters
+from proxy.control import RemoteReply
+from proxy.protocols.base import Ask, Asked, Buffer, Close, Session, SessionContext, WireCounters, nobody_takes
 from proxy.protocols.rocketmq import PROTOCOL
 from proxy.protocols.rocketmq.options import RocketMQOptions
 from proxy.protocols.rocketmq.replies import busy_answer
 
 WAIT_US = 123_456
+#: The client's.
+ADDRESS = "192.0.2.1"
 
 Decide = Callable[[Batch], None]
 
@@ -72,6 +75,14 @@ class GiveUp:
 
 
 @dataclass(frozen=True)
+class Reply:
+    """What the client asked of Sluice itself is answered: the one with this number among all, from 0."""
+
+    number: int
+    reply: RemoteReply
+
+
+@dataclass(frozen=True)
 class ToBroker:
     """Expects these slices for the broker, in this order."""
 
@@ -103,7 +114,7 @@ class Anything:
     """Expects nothing in particular."""
 
 
-Event = Client | Broker | Undecided | Decided | End | Release | GiveUp
+Event = Client | Broker | Undecided | Decided | End | Release | GiveUp | Reply
 Expected = ToBroker | ToClient | Closed | Anything
 
 
@@ -162,10 +173,11 @@ def open_session(
     *,
     wants_responses: bool = False,
     limited: Collection[str] = (),
+    ask: Callable[[Ask], Asked] = nobody_takes,
     **options: Any,
 ) -> Session:
     """Return the session of a new RocketMQ connection; ``limited`` are kinds that a rule limits besides sends."""
-    connection = ConnectionInfo(1, "main", "main", "192.0.2.1:40000", "192.0.2.1")
+    connection = ConnectionInfo(1, "main", "main", f"{ADDRESS}:40000", ADDRESS)
     context = SessionContext(
         connection,
         counters or WireCounters(),
@@ -173,6 +185,7 @@ def open_session(
         wants_responses,
         limited.__contains__,
         RocketMQOptions(**options),
+        ask,
     )
     return PROTOCOL.open_session(context)
 
@@ -183,24 +196,37 @@ class Playbook:
     Args:
         decide: sets the verdicts of every batch.
         wants_responses: whether some handler asks for responses.
+        asked: what becomes of requests to Sluice itself.
         options: of the listener, and the kinds that are ``limited``.
 
     Attributes:
+        asks: what the client asked of Sluice itself so far.
         session: the session.
         counters: what it counts into.
         requests: all limitable requests so far.
         held: those of them that were held, resolved or not.
         charges: all later charges so far.
         last_slices: the very objects that the last event gave, by the peer they are for.
+        given: all that was given so far, by the peer it is for.
     """
 
-    def __init__(self, decide: Decide = pass_all, *, wants_responses: bool = False, **options: Any) -> None:
+    def __init__(
+        self,
+        decide: Decide = pass_all,
+        *,
+        wants_responses: bool = False,
+        asked: Asked = "nobody",
+        **options: Any,
+    ) -> None:
         self.counters = WireCounters()
-        self.session = open_session(self.counters, wants_responses=wants_responses, **options)
+        self.asks: list[Ask] = []
+        self._asked = asked
+        self.session = open_session(self.counters, wants_responses=wants_responses, ask=self._ask, **options)
         self.requests: list[Request] = []
         self.held: list[Request] = []
         self.charges: list[Charge] = []
         self.last_slices: dict[Side, list[Buffer]] = {}
+        self.given = dict.fromkeys(Side, b"")
         self._decide = decide
         self._closed: str | None = None
         self._unexpected: dict[Side, list[bytes]] = {side: [] for side in Side}
@@ -246,6 +272,8 @@ class Playbook:
         elif isinstance(event, Decided):
             assert self._waiting is not None
             self._decided(self._waiting[0])
+        elif isinstance(event, Reply):
+            self.session.replied(self.asks[event.number], event.reply, 0)
         elif isinstance(event, Release | GiveUp):
             request = self.held[event.number]
             refusal = Refuse(request.resources[0], event.rule, WAIT_US) if isinstance(event, GiveUp) else None
@@ -265,6 +293,10 @@ class Playbook:
                 else:
                     self._decided(batch_or_none)
 
+    def _ask(self, ask: Ask) -> Asked:
+        self.asks.append(ask)
+        return self._asked
+
     def _decided(self, batch: Batch) -> None:
         self._decide(batch)
         self.session.decided(batch, 0)
@@ -276,6 +308,7 @@ class Playbook:
             taken = list(self.session.take(side))
             self.last_slices[side] = taken
             self._unexpected[side] += map(bytes, taken)
+            self.given[side] += b"".join(taken)
 
     def _overwrite(self, event: Event) -> None:
         """Do to the chunk what the driver's next read does."""

@@ -1,0 +1,69 @@
+"""Reading the configuration again in a real process: by SIGHUP and over HTTP."""
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from harness.embedded import EmbeddedBroker
+from harness.sidecar import Sluice
+from test_live_restart import ask, rate
+
+TEXT = '[[limits]]\nkind = "topic"\nname = "orders"\nrate = {rate}\n'
+_PATIENCE_S = 20.0
+
+
+@pytest.fixture
+def sluice(tmp_path: Path, broker: EmbeddedBroker) -> Iterator[Sluice]:
+    with Sluice(
+        tmp_path, (broker.route(),), config=TEXT.format(rate=5), limits=("topic:flagged=3/s",), covered=False
+    ) as running:
+        yield running
+
+
+def logged(sluice: Sluice, text: str) -> str:
+    return sluice.process.wait_for_line(text, timeout_s=_PATIENCE_S)
+
+
+def test_a_good_file_is_put_in_force_by_sighup_and_traffic_goes_on(sluice: Sluice, tmp_path: Path) -> None:
+    ask(sluice, "PUT", "limits/topic/edited", {"rate": 9})
+    (tmp_path / "sluice.toml").write_text(TEXT.format(rate=7) + TEXT.format(rate=1).replace("orders", "edited"))
+    sluice.process.signal(signal.SIGHUP)
+    line = logged(sluice, "configuration reloaded")
+    assert "topic:orders: rate 5.0 -> 7.0" in line
+    assert "topic:edited: added, 1/s" in line
+    assert "topic:edited: live edit 1 stands over it, 9/s" in logged(sluice, "does not hold")
+    assert (rate(sluice), rate(sluice, "edited"), rate(sluice, "flagged")) == (7, 9, 3)
+    change = ask(sluice, "GET", "audit")[1]["changes"][0]
+    assert (change["action"], change["by"], change["target"]) == ("reload", "SIGHUP", "configuration")
+
+
+def test_a_bad_file_changes_nothing_and_is_told_as_check_tells_it(sluice: Sluice, tmp_path: Path) -> None:
+    (tmp_path / "sluice.toml").write_text(TEXT.format(rate=7) + "x = 1\n")
+    sluice.process.signal(signal.SIGHUP)
+    what = "sluice.toml:5: limits[0].x: unknown"
+    assert what in logged(sluice, "configuration not reloaded")
+    status, problem = ask(sluice, "POST", "reload")
+    assert status == 409
+    assert what in problem["errors"][0]["detail"]
+    assert (rate(sluice), ask(sluice, "GET", "audit")[1]["changes"]) == (5, [])
+
+
+def test_what_needs_a_restart_is_said_and_the_rest_holds(sluice: Sluice, tmp_path: Path) -> None:
+    text = TEXT.format(rate=7) + TEXT.format(rate=8).replace("orders", "flagged") + "[bounds]\nmax_connections = 7\n"
+    (tmp_path / "sluice.toml").write_text(text)
+    dry = ask(sluice, "POST", "reload?dry_run=1")[1]
+    assert rate(sluice) == 5
+    report = ask(sluice, "POST", "reload")[1]
+    assert {**report, "change": None} == {**dry, "change": None}
+    assert report["changed"] == ["topic:orders: rate 5.0 -> 7.0"]
+    assert report["needs_restart"] == ["bounds.max_connections: 10000 -> 7"]
+    (hidden,) = report["hidden"]
+    assert "topic:flagged=8/s does not hold: --limit says topic:flagged=3/s" in hidden
+    assert (rate(sluice), rate(sluice, "flagged"), report["change"]["id"]) == (7, 3, 1)
+
+
+def test_limits_without_a_rule_any_more_go_and_the_built_in_ones_come_back(sluice: Sluice, tmp_path: Path) -> None:
+    (tmp_path / "sluice.toml").write_text("")
+    assert ask(sluice, "POST", "reload")[1]["changed"] == ["topic:orders: removed, it was 5/s"]
+    assert rate(sluice) == "unlimited"

@@ -1,0 +1,220 @@
+"""A real Prometheus scrapes running sidecars, and its queries give the figures of the traffic that went through."""
+
+import json
+import subprocess
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from harness.embedded import EmbeddedBroker
+from harness.frames import FrameClient, refused, send, sends, stored
+from harness.paths import program
+from harness.ports import free_port
+from harness.process import ManagedProcess
+from harness.sidecar import Sluice, StartSluice
+
+pytestmark = pytest.mark.integration
+
+_TIMEOUT_S: Final = 60.0
+_POLL_S: Final = 0.1
+_RANGE_S: Final = 3600
+
+_TOKEN: Final = "scraping-0123456789abcdef0123456789abcdef"
+
+_SIDECAR = """
+limiting = {limiting}
+
+[[listeners]]
+name = "main"
+listen = "{listen}"
+broker = "{broker}"
+
+[[limits]]
+kind = "topic"
+name = "orders"
+rate = 10
+burst_s = 60
+
+[[limits]]
+kind = "topic"
+name = "stopped"
+rate = 0
+"""
+
+_PROMETHEUS = """
+global:
+  scrape_interval: 500ms
+  scrape_timeout: 500ms
+scrape_configs:
+  - job_name: limiting
+    static_configs: [{{targets: ["{limiting}"]}}]
+  - job_name: switched-off
+    authorization: {{credentials: "{token}"}}
+    static_configs: [{{targets: ["{switched_off}"]}}]
+  - job_name: without-token
+    static_configs: [{{targets: ["{switched_off}"]}}]
+"""
+
+Vector = dict[frozenset[tuple[str, str]], float]
+
+
+class Prometheus:
+    """A running Prometheus.
+
+    Args:
+        directory: where its configuration and its data lie.
+        config: the configuration's text.
+    """
+
+    def __init__(self, directory: Path, config: str) -> None:
+        file = directory / "prometheus.yml"
+        file.write_text(config, encoding="utf-8")
+        subprocess.run([program("promtool"), "check", "config", str(file)], check=True, capture_output=True)
+        self.address = f"127.0.0.1:{free_port('127.0.0.1')}"
+        command = [
+            program("prometheus"),
+            f"--config.file={file}",
+            f"--storage.tsdb.path={directory / 'data'}",
+            f"--web.listen-address={self.address}",
+        ]
+        self.process = ManagedProcess("prometheus", command, log=directory / "prometheus.log", cwd=directory)
+        try:
+            self.process.wait_for_line("ready to receive web requests", timeout_s=_TIMEOUT_S)
+        except BaseException:
+            self.process.stop()
+            raise
+
+    def query(self, promql: str) -> Any:
+        """Return the result of an instant query.
+
+        Raises:
+            urllib.error.HTTPError: it does not understand it.
+        """
+        url = f"http://{self.address}/api/v1/query?{urllib.parse.urlencode({'query': promql})}"
+        with urllib.request.urlopen(url, timeout=10) as answer:
+            return json.load(answer)["data"]["result"]
+
+    def vector(self, promql: str) -> Vector:
+        """Return the values of an instant query by their labels."""
+        return {frozenset(each["metric"].items()): float(each["value"][1]) for each in self.query(promql)}
+
+    def wait_for(self, promql: str, condition: Callable[[Vector], bool]) -> Vector:
+        """Ask until the answer is as wanted, and return it.
+
+        Raises:
+            ProcessFailedError: it never was.
+        """
+        deadline = time.monotonic() + _TIMEOUT_S
+        while not condition(found := self.vector(promql)):
+            if time.monotonic() > deadline:
+                raise self.process.failure(f"{promql} is {found}")
+            time.sleep(_POLL_S)
+        return found
+
+    def wait_for_value(self, promql: str, value: float) -> None:
+        """Ask until the answer is one sample of that value.
+
+        Raises:
+            ProcessFailedError: it never was.
+        """
+        self.wait_for(promql, lambda found: list(found.values()) == [pytest.approx(value)])
+
+
+@pytest.fixture(scope="module")
+def sidecars(start_sluice: StartSluice) -> Iterator[tuple[Sluice, Sluice]]:
+    """Two sidecars in front of one broker: one that limits, and one with a token whose limiting is switched off."""
+    with EmbeddedBroker() as broker:
+        running = []
+        for limiting in ("true", "false"):
+            route = broker.route()
+            config = _SIDECAR.format(limiting=limiting, listen=route.listen, broker=route.broker)
+            if limiting == "false":
+                config += f'\n[admin]\nread_token = "{_TOKEN}"\n'
+            running.append(start_sluice(routes=(route,), config=config))
+        first, second = running
+        with first, second:
+            yield first, second
+
+
+@pytest.fixture(scope="module")
+def prometheus(sidecars: tuple[Sluice, Sluice], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+    """One that scrapes both, and has seen each before and after the traffic that the tests know of."""
+    limiting, switched_off = sidecars
+    config = _PROMETHEUS.format(limiting=limiting.admin, switched_off=switched_off.admin, token=_TOKEN)
+    server = Prometheus(tmp_path_factory.mktemp("prometheus"), config)
+    try:
+        server.wait_for('sum(up{job!="without-token"})', lambda found: list(found.values()) == [2])
+        server.wait_for('sluice_requests_total{resource="orders"}', lambda found: len(found) > 0)
+        for sluice in sidecars:
+            with FrameClient(sluice.routes[0].listen) as client:
+                answers = client.ask(*sends(29, "orders"), send("orders", batch=31), *sends(4, "stopped"))
+            expected = (30, 4) if sluice is limiting else (34, 0)
+            assert (stored(answers), len(refused(answers))) == expected
+        yield server
+    finally:
+        server.process.stop()
+
+
+def test_requests_and_messages_are_counted_by_resource_and_verdict(prometheus: Prometheus) -> None:
+    orders = 'kind="topic",resource="orders",job="limiting"'
+    prometheus.wait_for_value(f'sluice_requests_total{{{orders},verdict="pass"}}', 30)
+    prometheus.wait_for_value(f'sluice_messages_total{{{orders},verdict="pass"}}', 60)
+    prometheus.wait_for_value(f'sluice_requests_total{{{orders},verdict="refuse"}}', 0)
+    stopped = 'kind="topic",resource="stopped",job="limiting"'
+    prometheus.wait_for_value(f'sluice_requests_total{{{stopped},verdict="refuse"}}', 4)
+    prometheus.wait_for_value(f'sluice_requests_total{{{stopped},verdict="pass"}}', 0)
+    prometheus.wait_for_value('sum(sluice_requests_total{job="limiting"})', 34)
+    prometheus.wait_for_value('sum by (verdict) (sluice_requests_total{job="limiting",verdict="refuse"})', 4)
+
+
+def test_sidecar_that_is_switched_off_says_so_and_counts_all_as_passed(prometheus: Prometheus) -> None:
+    prometheus.wait_for_value('sluice_limiting{job="limiting"}', 1)
+    prometheus.wait_for_value('sluice_limiting{job="switched-off"}', 0)
+    prometheus.wait_for_value('sum(sluice_requests_total{job="switched-off",verdict="pass"})', 34)
+    prometheus.wait_for_value('sum(sluice_requests_total{job="switched-off",verdict="refuse"})', 0)
+
+
+def test_without_its_token_nothing_is_scraped(prometheus: Prometheus) -> None:
+    prometheus.wait_for_value('up{job="without-token"}', 0)
+    assert prometheus.vector('sluice_requests_total{job="without-token"}') == {}
+    url = f"http://{prometheus.address}/api/v1/targets"
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        targets = json.load(answer)["data"]["activeTargets"]
+    errors = {target["labels"]["job"]: target["lastError"] for target in targets}
+    assert "401" in errors["without-token"]
+    assert errors["limiting"] == errors["switched-off"] == ""
+
+
+def test_rate_is_what_was_sent_over_the_time_between_scrapes(prometheus: Prometheus) -> None:
+    series = 'sluice_requests_total{resource="orders",verdict="pass",job="limiting"}'
+    prometheus.wait_for_value(f"max_over_time({series}[{_RANGE_S}s]) - min_over_time({series}[{_RANGE_S}s])", 30)
+    # Both of the same moment, so that no scrape comes in between.
+    moment = time.time()
+    (samples,) = prometheus.query(f"{series}[{_RANGE_S}s] @ {moment}")
+    (rate,) = prometheus.vector(f"rate({series}[{_RANGE_S}s] @ {moment})").values()
+    (first_at, first), *_, (last_at, last) = samples["values"]
+    sent = float(last) - float(first)
+    assert sent == 30
+    # Prometheus extrapolates to the ends of the range, at most half a scrape interval at either.
+    assert sent / _RANGE_S <= rate <= sent / (last_at - first_at)
+
+
+def test_share_used_of_a_limit_is_right(prometheus: Prometheus) -> None:
+    used = 'sluice_limit_used_ratio{kind="topic",resource="orders",dimension="messages",window="60s",job="limiting"}'
+    # 60 messages of the 600 that the rate allows in a minute, as long as that minute lasted.
+    prometheus.wait_for_value(f"max_over_time({used}[{_RANGE_S}s])", 60 / 600)
+
+
+def test_every_metric_comes_with_help_and_type(prometheus: Prometheus) -> None:
+    prometheus.wait_for('up{job="limiting"}', lambda found: list(found.values()) == [1])
+    with urllib.request.urlopen(f"http://{prometheus.address}/api/v1/targets/metadata", timeout=10) as answer:
+        metadata = json.load(answer)["data"]
+    # A counter goes by its name without the suffix there, as OpenMetrics has it.
+    ours = {each["metric"]: each for each in metadata if each["metric"].startswith("sluice_")}
+    assert ours["sluice_requests"]["type"] == "counter"
+    assert ours["sluice_limit_used_ratio"]["type"] == "gauge"
+    assert all(each["help"] for each in ours.values())
