@@ -157,15 +157,15 @@ def waited_s(pid: int) -> float:
 
 
 @contextlib.contextmanager
-def helper(target: Callable[..., None], *arguments: object) -> Iterator[int]:
+def child(target: Callable[..., None], *arguments: object) -> Iterator[int]:
     """Run a function in a process of its own, and end it."""
-    child = multiprocessing.get_context("spawn").Process(target=target, args=arguments, daemon=True)
-    child.start()
+    process = multiprocessing.get_context("spawn").Process(target=target, args=arguments, daemon=True)
+    process.start()
     try:
-        yield child.pid or 0
+        yield process.pid or 0
     finally:
-        child.terminate()
-        child.join()
+        process.terminate()
+        process.join()
 
 
 class Phases:
@@ -215,14 +215,14 @@ def main(arguments: Sequence[str]) -> None:
         config = Path(scratch) / "sluice.toml"
         config.write_text(_CONFIG.format(listen=listen, broker=upstream, topics=given.topics))
         command = [str(sluice_program()), "run", "--config", str(config), "--admin", f"127.0.0.1:{admin}"]
-        broker_pid = stack.enter_context(helper(broker, upstream))
+        broker_pid = stack.enter_context(child(broker, upstream))
         deadline = time.monotonic() + START_DEADLINE_S
         while not listens(upstream):
             if time.monotonic() > deadline:
                 raise BenchError("the embedded broker does not listen")
             time.sleep(0.05)
         pid = stack.enter_context(process("sluice", command, PROXY_CORE, listen, Path(scratch) / "log"))
-        stack.enter_context(helper(load, admin, theirs))
+        stack.enter_context(child(load, admin, theirs))
         os.sched_setaffinity(0, {LOAD_CORE})
         sender = Sender(listen, given.topics)
         sender.fill()
