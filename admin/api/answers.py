@@ -129,7 +129,7 @@ def refused(error: Exception, *, batch: bool = False) -> Response:
             place = [FieldProblem(f"edits.{error.edit}", error.detail, error.edit)] if batch else []
             return problem(412, error.detail, place, etag=error.etag)
         case NotFoundError():
-            return problem(404, str(error))
+            return problem(404, str(error), [_field(each, batch=False) for each in error.problems])
         case ConflictError():
             return problem(409, str(error))
         case StoreError():

@@ -276,7 +276,15 @@ class StaleError(Exception):
 
 
 class NotFoundError(Exception):
-    """There is no such edit, limit or change; the message says which."""
+    """There is no such edit, limit or change; the message says which.
+
+    Attributes:
+        problems: the fields that name what is not there, if they name something that cannot be.
+    """
+
+    def __init__(self, detail: str, problems: tuple[Problem, ...] = ()) -> None:
+        super().__init__(detail)
+        self.problems = problems
 
 
 class ConflictError(Exception):

@@ -249,7 +249,7 @@ class Staging:
             try:
                 target = self._state.rulebook.reader.target(edit.kind, edit.name)
             except FieldError as error:
-                raise NotFoundError(str(error)) from None
+                raise NotFoundError(str(error), tuple(Problem(field, what) for field, what in error.problems)) from None
             path = limit_path(target)
             entry = self._limit(target)
             _check_match(index, edit.if_match, entry)

@@ -13,7 +13,7 @@ from typing import Any, Final, TypedDict
 import msgspec
 
 from admin.live.layers import Layers, laid_over
-from admin.live.model import ALL_KINDS, Configured, LimitEntry, NotFoundError, Standing, SwitchEntry
+from admin.live.model import ALL_KINDS, Configured, LimitEntry, NotFoundError, Problem, Standing, SwitchEntry
 from admin.live.paths import LIMITS, SWITCHES, limit_path, parse_time, switch_path
 from admin.rule_fields import FieldError, Target, fields_of
 from admin.rulebook import Rulebook
@@ -240,7 +240,7 @@ class State:
         try:
             target = self.rulebook.reader.target(kind, name)
         except FieldError as error:
-            raise NotFoundError(str(error)) from None
+            raise NotFoundError(str(error), tuple(Problem(field, what) for field, what in error.problems)) from None
         return self._entries.get(target) or self.entry(target, None, None)
 
     def limits(self, now: datetime) -> tuple[LimitEntry, ...]:

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from harness.api import ask, rate
 from harness.embedded import EmbeddedBroker
 from harness.sidecar import Sluice
-from test_live_restart import ask, rate
 
 TEXT = '[[limits]]\nkind = "topic"\nname = "orders"\nrate = {rate}\n'
 _PATIENCE_S = 20.0

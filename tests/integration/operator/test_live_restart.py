@@ -1,38 +1,18 @@
 """Live edits across restarts of a real process: what stands, what ends, and what happens to files that are wrong."""
 
-import json
 import subprocess
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
+from harness.api import ask, rate
 from harness.embedded import EmbeddedBroker
 from harness.ports import free_port
 from harness.sidecar import Route, Sluice, run_sluice
 
 FILE = '[[limits]]\nkind = "topic"\nname = "orders"\nrate = 5\n'
-
-
-def ask(sluice: Sluice, method: str, path: str, body: object = None) -> tuple[int, Any]:
-    data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(
-        f"http://{sluice.admin}/api/v1/{path}", data, {"content-type": "application/json"}, method=method
-    )
-    try:
-        with urllib.request.urlopen(request, timeout=20) as answer:
-            return answer.status, json.loads(answer.read())
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, json.loads(error.read())
-
-
-def rate(sluice: Sluice, name: str = "orders") -> Any:
-    return ask(sluice, "GET", f"limits/topic/{name}")[1]["limit"]["rate"]
 
 
 @pytest.fixture
