@@ -21,24 +21,26 @@ LEAST: Final = 200_000
 def short_pauses() -> Iterator[None]:
     """Keep pauses short from now on; what is there now is set aside at once."""
     gc.collect()
-    set_aside, most, look_at_all = 0, max(len(gc.get_objects()), LEAST), False
+    gc.freeze()
+    # Objects at the last look at all; how many were set aside since, those that have gone again among them.
+    stayed, set_aside, look_at_all = gc.get_freeze_count(), 0, False
 
     def looked(phase: str, info: Mapping[str, Any]) -> None:
-        nonlocal set_aside, most, look_at_all
+        nonlocal stayed, set_aside, look_at_all
         if phase != "stop" or info["generation"] != _FULL:
             return
-        stayed = len(gc.get_objects(_FULL))
+        set_aside += len(gc.get_objects(_FULL))
+        gc.freeze()
         if look_at_all:
-            set_aside, most, look_at_all = 0, max(stayed, LEAST), False
-        else:
-            set_aside += stayed
-        if set_aside < most:
-            gc.freeze()
-        else:
-            look_at_all = True
-            gc.unfreeze()
+            stayed, set_aside, look_at_all = gc.get_freeze_count(), 0, False
+        elif set_aside >= max(stayed, LEAST):
+            # To count takes a few milliseconds, so it is done this rarely. Most of it, like what a scrape gathers,
+            # was set aside and has gone since.
+            set_aside = max(gc.get_freeze_count() - stayed, 0)
+            if set_aside >= max(stayed, LEAST):
+                look_at_all = True
+                gc.unfreeze()
 
-    gc.freeze()
     gc.callbacks.append(looked)
     try:
         yield

@@ -57,3 +57,17 @@ def test_set_aside_is_no_more_than_there_was_whatever_ends_meanwhile() -> None:
             gc.collect()
             assert gc.get_freeze_count() < most
         assert len(knots) == LEAST // 2
+
+
+def test_what_was_set_aside_and_has_gone_makes_nobody_look_at_all_again() -> None:
+    with short_pauses():
+        knot: Knot | None = Knot()
+        old = weakref.ref(knot)
+        gc.collect()
+        knot = None
+        # As a scrape does it: much is gathered, survives, and goes again without any cycle.
+        for _ in range(10):
+            gathered: list[list[int]] = [[] for _ in range(LEAST // 2)]
+            gc.collect()
+            gathered.clear()
+        assert old() is not None
