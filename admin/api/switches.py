@@ -35,6 +35,10 @@ def routes(services: Services) -> APIRouter:
                 return each
         raise EditError((Problem("kind", no_kind(kind, [each.kind for each in live.switches()])),))
 
+    async def write(request: Request, edit: SetSwitch | UnsetSwitch, query: Write) -> Response:
+        changes = await live.change([edit], author_of(request), dry_run=query.dry_run, volatile=query.volatile)
+        return answer(changes[0], etag=left_by(changes[0], entry(edit.kind)))
+
     @switches.get(
         "/switches",
         summary="List the switches",
@@ -72,8 +76,7 @@ def routes(services: Services) -> APIRouter:
         limiting, reason, ttl_s = await bodies.read_switch(request)
         if_match = expected(request, entry(kind))
         edit = SetSwitch(kind=kind, limiting=limiting, reason=reason, ttl_s=ttl_s, if_match=if_match)
-        changes = await live.change([edit], author_of(request), dry_run=query.dry_run, volatile=query.volatile)
-        return answer(changes[0], etag=left_by(changes[0], entry(kind)))
+        return await write(request, edit, query)
 
     @switches.delete(
         "/switches/{kind}",
@@ -84,7 +87,6 @@ def routes(services: Services) -> APIRouter:
     )
     async def unset_switch(request: Request, kind: SwitchKind, query: Annotated[Unset, Query()]) -> Response:
         edit = UnsetSwitch(kind=kind, reason=query.reason, if_match=expected(request, entry(kind)))
-        changes = await live.change([edit], author_of(request), dry_run=query.dry_run, volatile=query.volatile)
-        return answer(changes[0], etag=left_by(changes[0], entry(kind)))
+        return await write(request, edit, query)
 
     return switches
