@@ -319,6 +319,33 @@ class Batch:
         requests = self.requests
         return [0 if requests[index].consumes else requests[index].size_bytes for index in indexes]
 
+    def sum_bytes(self, group: Group, indexes: Sequence[int]) -> int:
+        """Return what ``size_bytes`` adds up to for some requests of one group."""
+        if group.consumes:
+            return 0
+        requests = self.requests
+        return sum([requests[index].size_bytes for index in indexes])
+
+    def sums_bytes(self) -> list[int]:
+        """Return what ``sum_bytes`` is of each whole group, at less cost."""
+        groups = self.groups()
+        if len(groups) == 1:
+            return [0 if groups[0].consumes else sum([request.size_bytes for request in self.requests])]
+        sizes = [request.size_bytes for request in self.requests]
+        return [
+            0
+            if group.consumes
+            else sizes[group.indexes[0]]
+            if len(group.indexes) == 1
+            else sum([sizes[index] for index in group.indexes])
+            for group in groups
+        ]
+
+    def sum_answered(self, indexes: Sequence[int]) -> int:
+        """Return how many of some requests expect an answer."""
+        requests = self.requests
+        return len(indexes) - sum([requests[index].oneway for index in indexes])
+
     def add_verdicts(self, verdicts: Verdicts) -> None:
         """Merge what one handler decided, as Verdict says; a ticket that gives way is dropped.
 

@@ -22,6 +22,7 @@ from typing import Final
 import structlog
 import trio
 
+from limiter.recorder import Sender
 from proxy.batch import Batch, ConnectionInfo, Request, Side, Ticket, drop_tickets
 from proxy.buffers import BufferPool
 from proxy.control import RemoteReply
@@ -90,7 +91,8 @@ class Connection:
         self._woken = trio.Event()
         self._ended: Side | None = None
         self._deciding = 0
-        self._tickets = Tickets(services.tally, services.now_ns)
+        self._sender = Sender(info.address)
+        self._tickets = Tickets(services.tally, services.now_ns, self._sender)
         self._draining = False
         self._parting: tuple[str, str] | None = None
 
@@ -268,7 +270,10 @@ class Connection:
             raise
         finally:
             self._deciding -= 1
-        services.tally.count(batch, services.now_ns())
+        sender = self._sender
+        if not sender.language:
+            sender.language = self.session.language
+        services.tally.count(batch, services.now_ns(), sender)
 
     async def _charge(self, batch: Batch) -> None:
         """Charge what a held request turned out to cost; its session may be waiting for the verdicts on a chunk."""
@@ -285,7 +290,7 @@ class Connection:
         services = self._services
         now_ns = services.now_ns()
         with self._guarded():
-            services.tally.resolved(request, ticket.refuse or ticket.shadow, now_ns)
+            services.tally.resolved(request, ticket.refuse or ticket.shadow, now_ns, self._sender)
             try:
                 batch = self.session.resolved(request, ticket.refuse, now_ns)
             except Close as close:

@@ -13,6 +13,7 @@ from typing import Literal, Protocol
 import msgspec
 
 from limiter.limiter import LimiterState
+from limiter.rejections import TrafficSecond
 from limiter.rules import RuleSet
 from proxy.question import Explanation, Question
 from proxy.snapshot import BrokerReach, ConnectionState, ResourceCounts, ResourceState, Snapshot
@@ -131,6 +132,18 @@ class DataPath(Protocol):
 
         Raises:
             QuestionError: the question makes no sense.
+        """
+
+    async def take_traffic(self, *, unfinished: bool = False) -> tuple[TrafficSecond, ...]:
+        """Return what became of requests in the seconds that are over and were not taken yet, in order.
+
+        Recording begins with the first call. Seconds in which nothing was asked for are left out. A bounded number of
+        seconds is kept for a taker that is late: when they are full the last one goes on until somebody takes them.
+        The order is that of happening: if the wall clock is set back, so are the seconds. If it is cancelled nothing
+        is lost.
+
+        Args:
+            unfinished: the second under way, too, as far as it has come; its rest comes later as one of its own.
         """
 
     async def probe_brokers(self) -> tuple[BrokerReach, ...]:

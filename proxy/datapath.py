@@ -13,6 +13,7 @@ import trio
 from limiter.limiter import LimiterState
 from limiter.limits import Limits
 from limiter.registry import DEFAULT_MAX_LIVE
+from limiter.rejections import TrafficSecond
 from limiter.resource import Resource
 from limiter.rules import RuleSet
 from proxy import sockets
@@ -25,6 +26,7 @@ from proxy.overview import UNCOUNTED, Overview, direction
 from proxy.pipeline import HandlerConfig, HandlerServices, Pipeline
 from proxy.protocols.base import WireCounters
 from proxy.question import Explanation, Question
+from proxy.recording import Recording
 from proxy.remote import RemoteCommands
 from proxy.server import ListenerConfig, Server
 from proxy.snapshot import (
@@ -69,6 +71,8 @@ class DataPathConfig:
         max_live_limiters: resources with a live limiter of their own, exact-name rules not counted.
         max_resource_labels: resources told apart in the counts, exact-name rules not counted.
         buffer_budget_bytes: read buffers, all connections together.
+        max_keys_per_s: refusals told apart in a second of the traffic taken, by client, group, rule and resource.
+        max_resources: resources told apart in a second of the traffic taken, exact-name rules not counted.
     """
 
     listeners: tuple[ListenerConfig, ...]
@@ -78,6 +82,8 @@ class DataPathConfig:
     max_live_limiters: int = DEFAULT_MAX_LIVE
     max_resource_labels: int = 1000
     buffer_budget_bytes: int = 64 * 1024 * 1024
+    max_keys_per_s: int = 10_000
+    max_resources: int = 10_000
 
 
 class LocalDataPath(DataPath):
@@ -107,6 +113,8 @@ class LocalDataPath(DataPath):
         self._limits = Limits(in_force, config.max_live_limiters)
         self._pipeline = Pipeline(config.handlers, HandlerServices(self._limits, now_ns))
         self._tally = Tally(config.max_resource_labels)
+        self._config = config
+        self._recording: Recording | None = None
         self._max_resource_labels = config.max_resource_labels
         self._tell_apart(in_force.exact_resources)
         self._wire_counters = WireCounters()
@@ -258,6 +266,17 @@ class LocalDataPath(DataPath):
         """Return what would limit a request."""
         protocols = [config.protocol for config in self.server.listeners]
         return explain(question, self._limits, self.server.listeners, protocols, self._now_ns())
+
+    async def take_traffic(self, *, unfinished: bool = False) -> tuple[TrafficSecond, ...]:
+        """Return what became of requests in the seconds that are over."""
+        recording = self._recording
+        if recording is None:
+            config = self._config
+            recording = self._recording = Recording(
+                config.max_keys_per_s, config.max_resources, self._tally.pinned, self._now_ns, self._wall_clock
+            )
+            self._tally.record(recording)
+        return await recording.take(unfinished=unfinished)
 
     async def probe_brokers(self) -> tuple[BrokerReach, ...]:
         """Try to connect to each listener's broker, all at once."""

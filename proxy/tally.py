@@ -6,19 +6,21 @@ once it is in; only when the cap is reached does a new one take the place of one
 whose counts are folded into ``_other``, so that no sum ever falls.
 
 A request is counted once, when it is known what becomes of it: one that is held, when it is resolved or dropped.
-Besides, each verdict of a rule is counted for the rule.
+Besides, each verdict of a rule is counted for the rule. While somebody takes the traffic of each second, the recording
+is told of the same runs of requests.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import Final, NamedTuple, get_args
 
+from limiter.recorder import NOBODY, Recorder, Sender
+from limiter.rejections import OTHER, Outcome
 from limiter.resource import Resource
 from limiter.rotation import Rotation
 from proxy.batch import Batch, Group, Hold, Refuse, Request, Shadow, Verdict, Verdicts
+from proxy.recording import Recording, Runs, record_dropped, record_resolved
 from proxy.snapshot import RequestVerdict, ResourceCounts, RuleCounts, RuleVerdict
 
-#: The name under which everything beyond the cap is counted, for each kind.
-OTHER: Final = "_other"
 #: Silence after which a name may lose its place to a new one.
 _SILENT_NS: Final = 600 * 1_000_000_000
 #: Places looked at for each new name once the cap is reached.
@@ -28,6 +30,14 @@ _SUMMED: Final = 64
 
 _VERDICTS: Final[tuple[RequestVerdict, ...]] = get_args(RequestVerdict)
 _RULE_VERDICTS: Final[tuple[RuleVerdict, ...]] = get_args(RuleVerdict)
+_OUTCOMES: Final[dict[RequestVerdict, Outcome]] = {
+    "pass": "admitted",
+    "refuse": "refused",
+    "shadow": "shadowed",
+    "bypass": "bypassed",
+    "exempt": "exempt",
+    "drop": "dropped",
+}
 
 
 class LastStop(NamedTuple):
@@ -99,6 +109,16 @@ class Tally:
         self._counts: Rotation[Resource, _Counts] = Rotation()
         self._other: dict[str, _Counts] = {}
         self._rules: dict[str, RuleCounts] = {}
+        self._recording: Recording | None = None
+
+    @property
+    def pinned(self) -> Container[Resource]:
+        """What is told apart whatever the cap, at any time."""
+        return self._pinned
+
+    def record(self, recording: Recording) -> None:
+        """Tell that one, too, from now on."""
+        self._recording = recording
 
     def pin(self, resources: Iterable[Resource]) -> None:
         """Tell these apart from now on, whatever the cap."""
@@ -120,38 +140,67 @@ class Tally:
             else:
                 self._counts.place(resource, counts)
 
-    def count(self, batch: Batch, now_ns: int) -> None:
+    def count(self, batch: Batch, now_ns: int, sender: Sender = NOBODY) -> None:
         """Count a batch whose verdicts are complete. Handlers that were bypassed make ``bypass`` of ``pass``.
 
-        For each request with a Hold, ``resolved`` or ``dropped`` must follow once.
+        For each request with a Hold, ``resolved`` or ``dropped`` must follow once. ``sender`` is for the recording.
         """
         exempt = batch.connection.exempt
         passed: RequestVerdict = "exempt" if exempt else "bypass" if batch.bypassed else "pass"
-        verdicts = batch.verdicts
-        for group in batch.groups():
-            if verdicts:
-                self._count_judged(group, verdicts, batch.requests, passed, now_ns)
-                continue
+        recorder = None if self._recording is None else self._recording.at(now_ns)
+        if batch.verdicts:
+            runs = None if recorder is None else Runs(recorder, batch, sender, _OUTCOMES[passed])
+            for group in batch.groups():
+                self._count_judged(group, batch, passed, runs, now_ns)
+        else:
+            self._count_passed(batch, passed, recorder, sender, now_ns=now_ns)
+        if batch.charges:
+            self._count_charges(batch, recorder, sender, now_ns)
+
+    def _count_passed(
+        self, batch: Batch, passed: RequestVerdict, recorder: Recorder | None, sender: Sender, *, now_ns: int
+    ) -> None:
+        told = []
+        sizes = () if recorder is None else batch.sums_bytes()
+        for at, group in enumerate(batch.groups()):
             requests, messages = len(group.indexes), sum(group.messages)
             for resource in group.resources:
                 counts = self._find(resource, now_ns)
                 counts.requests[passed] += requests
                 counts.messages[passed] += messages
+            if recorder is not None:
+                told.append((group.resources, (requests, messages, sizes[at])))
+        if recorder is not None:
+            recorder.count(told, _OUTCOMES[passed], sender)
+
+    def _count_charges(self, batch: Batch, recorder: Recorder | None, sender: Sender, now_ns: int) -> None:
+        charged: RequestVerdict = "exempt" if batch.connection.exempt else "pass"
         for charge in batch.charges:
             for resource in charge.resources:
-                self._find(resource, now_ns).messages["exempt" if exempt else "pass"] += charge.messages
+                self._find(resource, now_ns).messages[charged] += charge.messages
+        if recorder is not None:
+            told = [
+                (charge.resources, (0, charge.messages, charge.size_bytes))
+                for charge in batch.charges
+                if charge.messages or charge.size_bytes
+            ]
+            recorder.count(told, _OUTCOMES[charged], sender)
 
-    def resolved(self, request: Request, verdict: Refuse | Shadow | None, now_ns: int) -> None:
+    def resolved(self, request: Request, verdict: Refuse | Shadow | None, now_ns: int, sender: Sender = NOBODY) -> None:
         """Count a request that was held, and now passes, though a shadow rule may say no, or is refused."""
         word: RequestVerdict = "pass"
         if verdict is not None:
             word = "refuse" if isinstance(verdict, Refuse) else "shadow"
             self._count_rule(word, verdict.rule, 1, request.messages)
         self._let_go(request, word, now_ns, verdict if isinstance(verdict, Refuse) else None)
+        if self._recording is not None:
+            record_resolved(self._recording.at(now_ns), request, verdict, sender)
 
-    def dropped(self, request: Request, now_ns: int) -> None:
+    def dropped(self, request: Request, now_ns: int, sender: Sender = NOBODY) -> None:
         """Count a request that was held when its client left."""
         self._let_go(request, "drop", now_ns)
+        if self._recording is not None:
+            record_dropped(self._recording.at(now_ns), request, sender)
 
     def _let_go(self, request: Request, verdict: RequestVerdict, now_ns: int, refuse: Refuse | None = None) -> None:
         self.held_requests -= 1
@@ -164,26 +213,17 @@ class Tally:
                 counts.refused(refuse, now_ns)
 
     def _count_judged(
-        self, group: Group, verdicts: Verdicts, wire: Sequence[Request], passed: RequestVerdict, now_ns: int
+        self, group: Group, batch: Batch, passed: RequestVerdict, recorded: Runs | None, now_ns: int
     ) -> None:
-        """Count a group some of whose batch was not simply let pass; what is held is noted, and counts later.
-
-        One verdict often stands for a whole run of requests, so it is looked at once for each run.
-        """
-        run, requests, messages = verdicts.get(group.indexes[0]), 0, 0
-        held = isinstance(run, Hold)
-        for index, cost in zip(group.indexes, group.messages, strict=True):
-            verdict = verdicts.get(index)
-            if verdict is not run:
-                self._count_run(group.resources, run, requests, messages, passed=passed, now_ns=now_ns)
-                run, requests, messages = verdict, 0, 0
-                held = isinstance(run, Hold)
-            requests += 1
-            messages += cost
-            if held:
-                self.held_requests += 1
-                self.held_bytes += wire[index].size_bytes
-        self._count_run(group.resources, run, requests, messages, passed=passed, now_ns=now_ns)
+        """Count a group some of whose batch was not simply let pass; what is held is noted, and counts later."""
+        for verdict, indexes, messages in _runs(group, batch.verdicts):
+            requests = len(indexes)
+            if isinstance(verdict, Hold):
+                self.held_requests += requests
+                self.held_bytes += sum([batch.requests[index].size_bytes for index in indexes])
+            self._count_run(group.resources, verdict, requests, messages, passed=passed, now_ns=now_ns)
+            if recorded is not None:
+                recorded.add(group, indexes, messages, verdict)
 
     def _count_run(
         self,
@@ -316,3 +356,16 @@ class Tally:
         """Yield what each rule did, by its name; safe as ``each`` is."""
         for name, counts in list(self._rules.items()):
             yield name, RuleCounts(counts.requests.copy(), counts.messages.copy())
+
+
+def _runs(group: Group, verdicts: Verdicts) -> Iterator[tuple[Verdict | None, Sequence[int], int]]:
+    """Yield verdict, indexes and messages of requests in a row that have the same: one often stands for many."""
+    indexes, first, messages = group.indexes, 0, 0
+    run = verdicts.get(indexes[0])
+    for at, (index, cost) in enumerate(zip(indexes, group.messages, strict=True)):
+        verdict = verdicts.get(index)
+        if verdict is not run:
+            yield run, indexes[first:at], messages
+            run, first, messages = verdict, at, 0
+        messages += cost
+    yield run, indexes[first:], messages

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import structlog
 
+from limiter.recorder import NOBODY, Sender
 from proxy.batch import Batch, Hold, Request, Side, Ticket
 from proxy.tally import Tally
 
@@ -19,11 +20,13 @@ class Tickets:
     Args:
         tally: where requests that are dropped are counted.
         now_ns: the data path's clock.
+        sender: whose requests they are.
     """
 
-    def __init__(self, tally: Tally, now_ns: Callable[[], int]) -> None:
+    def __init__(self, tally: Tally, now_ns: Callable[[], int], sender: Sender = NOBODY) -> None:
         self._tally = tally
         self._now_ns = now_ns
+        self._sender = sender
         #: By the peer that the requests came from, in the order of the wire.
         self._held: dict[Side, dict[Ticket, Request]] = {side: {} for side in Side}
 
@@ -49,7 +52,7 @@ class Tickets:
         for side in sides or Side:
             held, self._held[side] = self._held[side], {}
             for ticket, request in reversed(held.items()):
-                self._tally.dropped(request, self._now_ns())
+                self._tally.dropped(request, self._now_ns(), self._sender)
                 _drop(ticket)
 
 

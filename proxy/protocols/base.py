@@ -121,6 +121,11 @@ class Session(ABC):
     #: Set by sessions that use ``tick``; the driver then starts a task for it.
     ticks: bool = False
 
+    @property
+    def language(self) -> str:
+        """What the client says it is written in, as the protocol spells it; empty until it says so, then for good."""
+        return ""
+
     @abstractmethod
     def receive(self, side: Side, chunk: memoryview, now_ns: int) -> Batch | None:
         """Take what came from one peer; it is never empty.

@@ -37,15 +37,16 @@ class AboutClient:
 
     Attributes:
         listening: a heartbeat's body is still coming, and is to be shown to ``hear``.
+        language: as the first header that can be read spells it; empty until then.
         wanted: the client's id is not known, and it is worth while to look for it.
     """
 
-    __slots__ = ("_body", "_id", "_language", "_tries_left", "_version", "listening", "wanted")
+    __slots__ = ("_body", "_id", "_tries_left", "_version", "language", "listening", "wanted")
 
     def __init__(self) -> None:
         self.listening = False
         self.wanted = True
-        self._language = ""
+        self.language = ""
         self._version: int | None = None
         self._id = ""
         self._body = bytearray()
@@ -55,13 +56,13 @@ class AboutClient:
         """Return what is known."""
         if self._version is None:
             return ClientDescription(self._id)
-        return ClientDescription(self._id, self._language, version_name(self._version))
+        return ClientDescription(self._id, self.language, version_name(self._version))
 
     def meet(self, header: Header) -> None:
         """Take language and version from the first header that can be read."""
         if self._version is None and header.reading != UNPARSED:
             # Not the header itself: its words are as long as the client likes.
-            self._language, self._version = header.language[:MAX_NAME_CHARS], header.version
+            self.language, self._version = header.language[:MAX_NAME_CHARS], header.version
 
     def heartbeat(self, size_bytes: int, piece: memoryview) -> None:
         """Take the beginning of a heartbeat's body of that size; the rest is for ``hear``."""

@@ -48,6 +48,11 @@ class RocketMQSession(Session):
         self._unread = False
         self._broker_ended = False
 
+    @property
+    def language(self) -> str:
+        """The language that the client's first readable header names."""
+        return self._requests.about.language
+
     def receive(self, side: Side, chunk: memoryview, now_ns: int) -> Batch | None:
         """Take one chunk, as the base class says."""
         del now_ns

@@ -92,7 +92,7 @@ class TestGroups:
         assert set(seen) == {None}
 
     @given(names=st.lists(st.sampled_from(["a", "b", "c", ("a", "b"), ("b", "a")]), max_size=30))
-    @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
     def test_hold_every_request_once(self, batch_of: MakeBatch, names: list[str | tuple[str, ...]]) -> None:
         batch = batch_of(*names, costs=range(1, len(names) + 1))
         found = {}
@@ -108,6 +108,30 @@ def test_cost_in_bytes_is_the_size_but_for_what_consumes(batch_of: MakeBatch) ->
     batch.requests[1].consumes = True
     batch.requests[2].size_bytes = 7
     assert batch.size_bytes([2, 1, 0]) == [7, 0, 100]
+
+
+class TestSums:
+    def test_of_groups_are_those_of_their_requests_and_nothing_for_what_consumes(self, batch_of: MakeBatch) -> None:
+        batch = batch_of("a", "b", "a", "c", "c")
+        for at, request in enumerate(batch.requests):
+            request.size_bytes = 10**at
+            request.consumes = at > 2
+        assert batch.sums_bytes() == [101, 10, 0]
+        assert [batch.sum_bytes(group, group.indexes) for group in batch.groups()] == [101, 10, 0]
+        assert batch.sum_bytes(batch.groups()[0], [2]) == 100
+
+    def test_of_a_single_group_are_one(self, batch_of: MakeBatch) -> None:
+        batch = batch_of("a", "a", "a")
+        assert batch.sums_bytes() == [300]
+        for request in batch.requests:
+            request.consumes = True
+        batch._groups = None
+        assert batch.sums_bytes() == [0]
+
+    def test_of_answers_leave_out_one_way_requests(self, batch_of: MakeBatch) -> None:
+        batch = batch_of("a", "a", "a")
+        batch.requests[1].oneway = True
+        assert (batch.sum_answered([0, 1, 2]), batch.sum_answered([1])) == (2, 0)
 
 
 class TestVerdicts:

@@ -8,10 +8,11 @@ import msgspec
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from limiter.rejections import OTHER
 from limiter.resource import Resource
 from proxy.batch import Batch, ConnectionInfo, Hold, Refuse, Shadow, Ticket
 from proxy.snapshot import RequestVerdict, ResourceCounts
-from proxy.tally import _SILENT_NS, OTHER, Tally
+from proxy.tally import _SILENT_NS, Tally
 
 if TYPE_CHECKING:
     from tests.unit.proxy.conftest import MakeBatch
@@ -324,7 +325,7 @@ NAMES = ["a", "b", "c", "d", "e", OTHER]
         max_size=40,
     ),
 )
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_no_sum_ever_falls_and_none_is_lost(
     batch_of: MakeBatch, cap: int, pinned: set[str], steps: list[tuple[list[str], RequestVerdict, int]]
 ) -> None:

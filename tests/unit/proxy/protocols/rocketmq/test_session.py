@@ -439,3 +439,13 @@ def test_batch_field_that_no_client_writes_is_read_as_the_broker_would() -> None
     odd = frame(json.dumps({"code": 310, "opaque": 1, "flag": 0, "extFields": {"b": "a", "m": "TRUE"}}).encode())
     play = Playbook() >> Client(odd) << ToBroker(odd)
     assert [request.messages for request in play.requests] == [1]
+
+
+# --- Who it is ------------------------------------------------------------------------------------
+
+
+def test_language_is_that_of_the_first_header_and_known_before_its_batch_is_decided() -> None:
+    session = open_session()
+    assert session.language == ""
+    assert session.receive(Side.CLIENT, memoryview(send("a", 1)), 0) is not None
+    assert session.language == "JAVA"

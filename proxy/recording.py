@@ -1,0 +1,134 @@
+"""What became of requests in each second, on the data path's clocks: the recorder, and how it is emptied.
+
+It is told by the tally, of whole runs of requests. Without somebody who takes it nothing is recorded.
+"""
+
+from collections.abc import Callable, Container, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from itertools import chain
+from typing import Final
+
+import trio
+
+from limiter.recorder import Judged, Recorder, Sender, Sums
+from limiter.rejections import Outcome, TrafficSecond
+from limiter.resource import Resource
+from proxy.batch import Batch, Group, Hold, Refuse, Request, Shadow, Verdict
+from proxy.pace import Pace
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_US: Final = timedelta(microseconds=1)
+
+
+class Recording:
+    """A recorder that knows what time it is.
+
+    Args:
+        max_keys_per_s: rejections told apart in a second.
+        max_resources: resources told apart in a second, those of ``pinned`` not counted.
+        pinned: resources that are always told apart.
+        now_ns: the data path's monotonic clock.
+        wall_clock: the time of day.
+    """
+
+    __slots__ = ("_now_ns", "_recorder", "_wall_clock")
+
+    def __init__(
+        self,
+        max_keys_per_s: int,
+        max_resources: int,
+        pinned: Container[Resource],
+        now_ns: Callable[[], int],
+        wall_clock: Callable[[], datetime],
+    ) -> None:
+        self._now_ns = now_ns
+        self._wall_clock = wall_clock
+        self._recorder = Recorder(max_keys_per_s, max_resources, pinned, now_ns(), self._wall_ns())
+
+    def _wall_ns(self) -> int:
+        return (self._wall_clock() - _EPOCH) // _US * 1000
+
+    def at(self, now_ns: int) -> Recorder:
+        """Return what takes things that happen now."""
+        recorder = self._recorder
+        if now_ns >= recorder.ends_ns:
+            recorder.turn(now_ns, self._wall_ns())
+        return recorder
+
+    async def take(self, *, unfinished: bool) -> tuple[TrafficSecond, ...]:
+        """Hand out the seconds that are over; if it is cancelled they stay."""
+        raw = self._recorder.take(self._now_ns(), self._wall_ns(), unfinished=unfinished)
+        taken: list[TrafficSecond] = []
+        try:
+            await _in_steps(chain.from_iterable(second.steps() for second in raw), taken)
+        except BaseException:
+            self._recorder.put_back(raw)
+            raise
+        with trio.CancelScope(shield=True):
+            # From here on it is the caller's.
+            await _in_steps(chain.from_iterable(second.let_go() for second in raw), taken)
+        return tuple(taken)
+
+
+async def _in_steps(steps: Iterator[TrafficSecond | None], taken: list[TrafficSecond]) -> None:
+    pace = Pace(rests=True)
+    for second in steps:
+        if second is not None:
+            taken.append(second)
+        await pace.keep()
+
+
+class Runs:
+    """Records a batch with verdicts, one run of a group after the other.
+
+    Args:
+        recorder: told of them.
+        batch: whose requests they are.
+        sender: who sent it.
+        passed: what becomes of requests without a verdict.
+    """
+
+    __slots__ = ("_batch", "_passed", "_recorder", "_sender")
+
+    def __init__(self, recorder: Recorder, batch: Batch, sender: Sender, passed: Outcome) -> None:
+        self._recorder = recorder
+        self._batch = batch
+        self._sender = sender
+        self._passed = passed
+
+    def add(self, group: Group, indexes: Sequence[int], messages: int, verdict: Verdict | None) -> None:
+        """Record requests of one group that have the same verdict."""
+        batch, outcome = self._batch, self._passed
+        judged: Judged | None = None
+        if isinstance(verdict, Refuse):
+            outcome, judged = _refused(verdict, group.producer_group, batch.sum_answered(indexes))
+        elif isinstance(verdict, Shadow):
+            outcome, judged = "shadowed", ("shadow", verdict.rule, group.producer_group, 0, 0)
+        elif isinstance(verdict, Hold):
+            outcome, judged = "held", ("hold", verdict.rule, group.producer_group, 0, 0)
+        amount = (len(indexes), messages, batch.sum_bytes(group, indexes))
+        self._recorder.count([(group.resources, amount)], outcome, self._sender, judged)
+
+
+def record_resolved(recorder: Recorder, request: Request, verdict: Refuse | Shadow | None, sender: Sender) -> None:
+    """Record what becomes of a request that was held, and is not any more."""
+    outcome: Outcome = "admitted"
+    judged: Judged | None = None
+    if isinstance(verdict, Refuse):
+        outcome, judged = _refused(verdict, request.producer_group, int(not request.oneway))
+    elif verdict is not None:
+        outcome, judged = "shadowed", ("shadow", verdict.rule, request.producer_group, 0, 0)
+    recorder.count([(request.resources, _amount(request))], outcome, sender, judged)
+
+
+def record_dropped(recorder: Recorder, request: Request, sender: Sender) -> None:
+    """Record a request that was held when its client left."""
+    recorder.count([(request.resources, _amount(request))], "dropped", sender)
+
+
+def _amount(request: Request) -> Sums:
+    return 1, request.messages, 0 if request.consumes else request.size_bytes
+
+
+def _refused(refuse: Refuse, producer_group: str, told: int) -> tuple[Outcome, Judged]:
+    return "refused", ("refuse", refuse.rule, producer_group, refuse.wait_us, told)
