@@ -108,6 +108,8 @@ class Plan:
             max_live_limiters=bounds.max_live_limiters,
             max_resource_labels=bounds.max_resource_labels,
             buffer_budget_bytes=bounds.buffer_budget_bytes,
+            max_keys_per_s=self.settings.rejection_log.max_keys_per_s,
+            max_resources=self.settings.rejection_log.max_resources,
         )
 
     def warnings(self) -> list[str]:

@@ -5,7 +5,7 @@ It sees the data path only through ``proxy.control``. Here its parts are put tog
 """
 
 import socket
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Final
 
 import trio
@@ -47,6 +47,7 @@ def application(
     api: ASGIApp | None = None,
     page: Sequence[BaseRoute] | None = None,
     refusals: Refusals | None = None,
+    extra: Callable[[], Iterable[Family]] = tuple,
 ) -> ASGIApp:
     """Make the ASGI application.
 
@@ -58,6 +59,7 @@ def application(
         api: served below ``/api/v1``.
         page: routes without parameters, which want no token; the page's if not given.
         refusals: where refusals are counted.
+        extra: makes further metrics for each scrape.
     """
     keyring = keyring or Keyring(ANYONE)
     settings = settings or AdminSettings()
@@ -68,7 +70,8 @@ def application(
 
     async def metrics(request: Request) -> Response:
         async with scraping:
-            pieces, content_type = await scrape(data_path, request.headers.get("accept", ""), [_refusals(refusals)])
+            more = [_refusals(refusals), *extra()]
+            pieces, content_type = await scrape(data_path, request.headers.get("accept", ""), more)
         length = str(sum(map(len, pieces)))
         return StreamingResponse(_each(pieces), headers={"content-type": content_type, "content-length": length})
 

@@ -13,6 +13,7 @@ from admin.composition import Plan, PlannedListener
 from admin.live.paths import is_over
 from admin.live.places import Place, standing_in
 from admin.live.state import State
+from admin.rejection_log import places as log_places
 from admin.rule_fields import SCOPE_KINDS
 from admin.rulebook import BUILT_IN
 from admin.settings import OFF
@@ -230,6 +231,8 @@ def _rest(plan: Plan, place: Place | None) -> Rows:
         rows.append(("admin tokens", names or "none: whoever reaches it may do everything"))
     if place is not None:
         rows.append(("state_dir", _kept(place)))
+    if place is not None:
+        rows.append(("rejection_log", _recorded(plan, place)))
     rows.append(("log", f"{settings.log.level}, {settings.log.format}"))
     rows.append(("grace_s", f"{settings.grace_s:g}"))
     for key, value in settings.bounds.model_dump().items():
@@ -241,6 +244,16 @@ def _kept(place: Place) -> str:
     if place.directory is not None:
         return str(place.directory)
     return "none: edits are kept until the restart" + (f" ({place.why})" if place.why else "")
+
+
+def _recorded(plan: Plan, place: Place) -> str:
+    settings = plan.settings.rejection_log
+    log = log_places.of(settings, place.directory)
+    if log.directory is None:
+        return OFF + (f" ({log.why})" if log.why else "")
+    instance = settings.instance or "host name and port"
+    bounds = f"files of {settings.max_file_bytes} bytes or {settings.max_file_age_s:g} s"
+    return f"{log.directory}: instance {instance}, {bounds}, {settings.max_total_bytes} bytes in all"
 
 
 def _options(options: object) -> str:

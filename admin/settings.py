@@ -274,6 +274,30 @@ class LogSettings(_Table):
     format: Literal["auto", "human", "json"] = Field("auto", description="auto: human on a terminal, otherwise json")
 
 
+class RejectionLogSettings(_Table):
+    """The log of what was refused, by whom and how much, and of the traffic it stood in."""
+
+    dir: Name | None = Field(
+        None, description='folder of its files; "off" writes none; not given: `rejections` in the state directory'
+    )
+    instance: Annotated[Name, Field(max_length=200)] | None = Field(
+        None, description="this sidecar's name in the log; not given: host name and port of the first listener"
+    )
+    max_file_bytes: int = Field(64 * 1024 * 1024, ge=64 * 1024, description="a file this long is finished")
+    max_file_age_s: float = Field(
+        60.0, ge=1, le=86_400, description="seconds after which a file with refusals or traffic is finished"
+    )
+    max_total_bytes: int = Field(
+        1024 * 1024 * 1024, ge=1024 * 1024, description="all files together; beyond it the oldest are deleted"
+    )
+    max_keys_per_s: int = Field(
+        10_000, ge=1, le=1_000_000, description="refusals told apart in a second; the rest is counted as _other"
+    )
+    max_resources: int = Field(
+        10_000, ge=1, le=1_000_000, description="resources told apart in a minute; the rest is counted as _other"
+    )
+
+
 class BoundsSettings(_Table):
     """What Sluice may use at most."""
 
@@ -305,4 +329,5 @@ class Settings(_Table):
     handlers: list[HandlerSettings] = Field(default_factory=lambda: [HandlerSettings(name="rate_limit")])
     admin: AdminSettings = Field(default_factory=AdminSettings)
     log: LogSettings = Field(default_factory=LogSettings)
+    rejection_log: RejectionLogSettings = Field(default_factory=RejectionLogSettings)
     bounds: BoundsSettings = Field(default_factory=BoundsSettings)

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 import structlog
 import trio
@@ -28,10 +28,16 @@ from admin.live import places
 from admin.live.desk import Desk, utc_now
 from admin.live.model import Author
 from admin.process import raise_descriptor_limit
+from admin.rejection_log import figures
+from admin.rejection_log import places as log_places
+from admin.rejection_log.files import Bounds
+from admin.rejection_log.folder import Folder
+from admin.rejection_log.recorder import Recorder, instance_of
 from admin.reload import Reloader, reload_on_signal
 from admin.settings import OFF
 from admin.supervision import Supervisor
 from admin.version import sluice_version
+from admin.wire import RejectionLog
 from limiter.rule import Rule
 from proxy.control import DataPath
 from proxy.datapath import LocalDataPath
@@ -62,6 +68,7 @@ class Running:
         listen: the addresses that are listened on, by listener.
         admin: the admin address, or None when there is none.
         secure: it speaks HTTPS.
+        rejection_log: what writes it, or None where there is none.
     """
 
     data_path: DataPath
@@ -70,6 +77,7 @@ class Running:
     listen: dict[str, str]
     admin: Endpoint | None
     secure: bool = False
+    rejection_log: Recorder | None = None
 
     @property
     def admin_url(self) -> str | None:
@@ -98,12 +106,27 @@ async def run(
     """
     store = places.open_store(places.of(plan.settings, os.environ if environ is None else environ), utc_now())
     try:
-        await _run(plan, Desk(plan.rulebook, store), load, task_status)
+        place = log_places.of(plan.settings.rejection_log, store.directory)
+        folder, problem = log_places.take(place)
+        try:
+            await _run(plan, Desk(plan.rulebook, store), _Log(folder, problem), load, task_status)
+        finally:
+            if folder is not None:
+                folder.release()
     finally:
         store.close()
 
 
-async def _run(plan: Plan, desk: Desk, load: Callable[[], Plan] | None, task_status: trio.TaskStatus[Running]) -> None:
+class _Log(NamedTuple):
+    """Where the rejection log goes, and what is wrong with that."""
+
+    folder: Folder | None
+    problem: str | None
+
+
+async def _run(
+    plan: Plan, desk: Desk, log: _Log, load: Callable[[], Plan] | None, task_status: trio.TaskStatus[Running]
+) -> None:
     try:
         data_path = LocalDataPath(replace(plan.data_path_config(), rule_set=desk.rule_set))
     except PipelineError as error:
@@ -116,6 +139,7 @@ async def _run(plan: Plan, desk: Desk, load: Callable[[], Plan] | None, task_sta
     reloader = None
     if load is not None:
         desk.reloader = reloader = Reloader(load, plan, desk, keyring)
+    recorder: Recorder | None = None
     try:
         async with trio.open_nursery() as nursery:
             try:
@@ -126,26 +150,38 @@ async def _run(plan: Plan, desk: Desk, load: Callable[[], Plan] | None, task_sta
                 raise listen_error(
                     "listener" if name == address else f'listener "{name}"', address, error.error
                 ) from None
+            snapshot = await data_path.snapshot(whole=False)
+            listen = {listener.name: listener.listen for listener in snapshot.listeners}
+            instance = _instance(plan, listen)
             supervisor = Supervisor()
             await nursery.start(supervisor.keep, "live edits", partial(desk.run, data_path.apply))
             await nursery.start(supervisor.keep, "remote commands", partial(remote.answer, data_path, desk))
             board = Board(data_path, desk, health)
             await nursery.start(supervisor.keep, "board", board.run)
+            recorder = _recorder(plan, data_path, desk, log, instance)
+            if recorder is not None:
+                await nursery.start(supervisor.keep, "rejection log", recorder.run)
             admin = None
             if sock is not None:
                 admin = http.bound_endpoint(sock)
 
                 def warnings() -> list[str]:
                     in_force = plan if reloader is None else reloader.plan
-                    return [*in_force.warnings(), *desk.warnings(), *supervisor.warnings()]
+                    of_log = [] if recorder is None else recorder.warnings()
+                    return [*in_force.warnings(), *desk.warnings(), *of_log, *supervisor.warnings()]
+
+                def rejection_log() -> RejectionLog:
+                    directory = None if log.folder is None else str(log.folder.path)
+                    return RejectionLog(directory, log.problem if recorder is None else recorder.error)
 
                 app = http.application(
                     data_path,
                     health,
                     keyring=keyring,
                     settings=plan.settings.admin,
-                    api=api.application(api.Services(data_path, desk, board, warnings)),
+                    api=api.application(api.Services(data_path, desk, board, warnings, instance, rejection_log)),
                     refusals=refusals,
+                    extra=lambda: figures.families(recorder),
                 )
 
                 async def serve(bound: socket.socket, *, task_status: trio.TaskStatus[None]) -> None:
@@ -155,13 +191,46 @@ async def _run(plan: Plan, desk: Desk, load: Callable[[], Plan] | None, task_sta
                     )
 
                 await nursery.start(supervisor.keep, "admin address", partial(serve, sock))
-            snapshot = await data_path.snapshot(whole=False)
-            listen = {listener.name: listener.listen for listener in snapshot.listeners}
             secure = plan.certificate is not None
-            task_status.started(Running(data_path, health, desk, listen, admin, secure=secure))
+            running = Running(data_path, health, desk, listen, admin, secure=secure, rejection_log=recorder)
+            _say_where(log, instance)
+            task_status.started(running)
     finally:
         if sock is not None:
             sock.close()
+        if recorder is not None:
+            # Everybody else has ended: what they did last is in it.
+            await recorder.finish()
+
+
+def _instance(plan: Plan, listen: Mapping[str, str]) -> str:
+    """Return the name of this sidecar among others; ``listen`` has the ports that the system chose."""
+    first = next(iter(listen.values()), "")
+    return instance_of(plan.settings.rejection_log.instance, socket.gethostname(), first)
+
+
+def _recorder(plan: Plan, data_path: DataPath, desk: Desk, log: _Log, instance: str) -> Recorder | None:
+    if log.folder is None:
+        return None
+    settings = plan.settings.rejection_log
+    return Recorder(
+        data_path,
+        desk,
+        log.folder,
+        instance=instance,
+        bounds=Bounds(settings.max_file_bytes, settings.max_file_age_s, settings.max_total_bytes),
+        max_resources=settings.max_resources,
+        problem=log.problem,
+    )
+
+
+def _say_where(log: _Log, instance: str) -> None:
+    if log.folder is None:
+        _log.info("rejection log is off", reason=log.problem or 'rejection_log.dir = "off"')
+        return
+    _log.info("rejection log", dir=str(log.folder.path), instance=instance)
+    if log.problem is not None:
+        _log.warning("rejection log is not written; traffic goes on", reason=log.problem)
 
 
 def stop_signals() -> list[signal.Signals]:

@@ -155,6 +155,7 @@ RELOAD: Final = ReloadReport(
 )
 STATE: Final = wire.State(
     version="0.1.0",
+    instance="broker-a:10911",
     started_at=_AT,
     uptime_s=3600.5,
     limiting=True,
@@ -190,6 +191,7 @@ STATE: Final = wire.State(
     limiters=wire.Limiters(33, 0, 0),
     persistence=Persistence("/var/lib/sluice/127.0.0.2-10911"),
     edits=wire.Edits(1, wire.Expiring("limits/topic/orders", _AT)),
+    rejection_log=wire.RejectionLog("/var/lib/sluice/127.0.0.2-10911/rejections"),
     warnings=(),
     rule_set_version=18,
     etag=_ETAG,

@@ -54,6 +54,7 @@ class Status:
         traffic = board.traffic
         return State(
             version=self._version,
+            instance=services.instance,
             started_at=self._started_at,
             uptime_s=round((self._clock.now_ns() - self._started_ns) / NS_PER_S, 1),
             limiting=services.live.rule_set.enabled,
@@ -85,6 +86,7 @@ class Status:
             limiters=Limiters(snapshot.live_limiters, snapshot.evicted_total, snapshot.overflowed_total),
             persistence=services.live.persistence,
             edits=await self._standing(switches),
+            rejection_log=services.rejection_log(),
             warnings=tuple(services.warnings()),
             rule_set_version=services.live.rule_set.version,
             etag=services.live.etag,

@@ -11,6 +11,7 @@ from admin.client.limits import answer, batch, joined
 from admin.client.words import change_lines, difference, moment, number, span, standing, target, until
 from admin.live.model import Change, Persistence, ReloadReport, SwitchEntry
 from admin.tables import Rows
+from admin.wire import RejectionLog
 
 _PAGE: Final = 500
 
@@ -300,6 +301,8 @@ class State(msgspec.Struct, frozen=True):
     bypassed: _Bypassed = _Bypassed()
     persistence: Persistence | None = None
     edits: _Edits = _Edits()
+    instance: str = ""
+    rejection_log: RejectionLog | None = None
     warnings: tuple[str, ...] = ()
 
 
@@ -312,6 +315,8 @@ def state(api: Api, *, json: bool) -> str:
 def _state(now: State, url: str) -> Iterator[str]:
     rates = now.rates.messages_per_s
     yield f"Sluice {now.version} at {url}, up for {span(now.uptime_s)}{', draining' if now.draining else ''}"
+    if now.instance:
+        yield f"instance     {now.instance}"
     yield f"limiting     {limiting(now)}"
     shadowed = f", {number(round(rates.shadowed, 1))} would be refused" if rates.shadowed else ""
     yield f"messages/s   {number(round(rates.passed, 1))} passed, {number(round(rates.refused, 1))} refused{shadowed}"
@@ -329,6 +334,10 @@ def _state(now: State, url: str) -> Iterator[str]:
             f"; {kept.error}" if kept.error else ""
         )
         yield from (f"set aside    {file}" for file in kept.set_aside)
+    if (log := now.rejection_log) is not None:
+        yield f"recorded in  {log.directory or 'nothing: the rejection log is off'}" + (
+            f"; {log.error}" if log.error else ""
+        )
     yield from (f"warning      {line}" for line in now.warnings)
 
 

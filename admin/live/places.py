@@ -58,14 +58,21 @@ def find(state_dir: str | None, environ: Mapping[str, str], listen: Endpoint | N
     if listen is None or listen.port == 0:
         why = "a listener whose port the system chooses has no name to keep them under; give --state-dir"
         return Place(None, given=False, why=why)
+    return Place(usual_base(environ) / f"{listen.host.replace(':', '_').replace('/', '_')}-{listen.port}", given=False)
+
+
+def usual_base(environ: Mapping[str, str]) -> Path:
+    """Return the directory below which each sidecar of this machine and user has its own, unless it was given one.
+
+    Args:
+        environ: the environment.
+    """
     by_systemd = environ.get("STATE_DIRECTORY", "").split(":")[0]
     if by_systemd:
-        base = Path(by_systemd)
-    elif os.geteuid() == 0:
-        base = Path("/var/lib") / _APP
-    else:
-        base = platformdirs.user_state_path(_APP, appauthor=False)
-    return Place(base / f"{listen.host.replace(':', '_').replace('/', '_')}-{listen.port}", given=False)
+        return Path(by_systemd)
+    if os.geteuid() == 0:
+        return Path("/var/lib") / _APP
+    return platformdirs.user_state_path(_APP, appauthor=False)
 
 
 def standing_in(place: Place) -> tuple[Mapping[str, Standing], str | None]:

@@ -36,6 +36,7 @@ from admin.wire.states import (
     Limiters,
     ListenerReach,
     Rates,
+    RejectionLog,
     State,
     Totals,
 )
@@ -75,6 +76,7 @@ __all__ = [
     "Order",
     "Problem",
     "Rates",
+    "RejectionLog",
     "Row",
     "RowTotals",
     "RulePage",

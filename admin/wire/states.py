@@ -163,11 +163,24 @@ class Edits(msgspec.Struct, frozen=True):
     expiring_next: Expiring | None
 
 
+class RejectionLog(msgspec.Struct, frozen=True):
+    """Where refusals and traffic are recorded.
+
+    Attributes:
+        directory: the folder of its files; None if none are written.
+        error: why none are written, or not now; None if all is well, or it is switched off.
+    """
+
+    directory: str | None = None
+    error: str | None = None
+
+
 class State(msgspec.Struct, frozen=True, kw_only=True):
     """How Sluice is.
 
     Attributes:
         version: of Sluice.
+        instance: name of this sidecar among others, as the rejection log has it.
         started_at: when.
         uptime_s: since then.
         limiting: limiting is on at all.
@@ -183,12 +196,14 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
         limiters: in memory.
         persistence: where edits are kept.
         edits: that stand.
+        rejection_log: where it is written.
         warnings: what is right in the configuration, and probably not meant.
         rule_set_version: of the rules in force.
         etag: of all limits and switches together.
     """
 
     version: str
+    instance: str
     started_at: str
     uptime_s: float
     limiting: bool
@@ -204,6 +219,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     limiters: Limiters
     persistence: Persistence
     edits: Edits
+    rejection_log: RejectionLog
     warnings: tuple[str, ...]
     rule_set_version: int
     etag: str

@@ -14,6 +14,7 @@ from admin import http
 from admin.health import Health
 from admin.settings import Endpoint
 from limiter.limiter import LimiterState
+from limiter.rejections import TrafficSecond
 from limiter.rules import RuleSet
 from proxy.control import DataPath, Event, RemoteCommand, RemoteReply
 from proxy.question import (
@@ -84,6 +85,9 @@ class FakeDataPath(DataPath):
     Attributes:
         emit: takes what ``events`` is to yield.
         ask: takes what ``remote_commands`` is to yield.
+        traffic: what is handed to the next who takes the traffic.
+        unfinished: likewise, of the second under way, if it is asked for.
+        traffic_taken: whether it was asked for, for each time that the traffic was taken.
     """
 
     def __init__(self) -> None:
@@ -99,6 +103,9 @@ class FakeDataPath(DataPath):
         self.emit, self._events = trio.open_memory_channel[Event](1000)
         self.ask, self._commands = trio.open_memory_channel[RemoteCommand](1000)
         self.replies: list[tuple[int, RemoteReply]] = []
+        self.traffic: list[TrafficSecond] = []
+        self.unfinished: list[TrafficSecond] = []
+        self.traffic_taken: list[bool] = []
 
     async def apply(self, rule_set: RuleSet) -> None:
         self.applied.append(rule_set)
@@ -138,6 +145,13 @@ class FakeDataPath(DataPath):
         if isinstance(self.explanation, Exception):
             raise self.explanation
         return self.explanation
+
+    async def take_traffic(self, *, unfinished: bool = False) -> tuple[TrafficSecond, ...]:
+        self.traffic_taken.append(unfinished)
+        taken, self.traffic = self.traffic, []
+        if unfinished:
+            taken, self.unfinished = taken + self.unfinished, []
+        return tuple(taken)
 
     async def probe_brokers(self) -> tuple[BrokerReach, ...]:
         self.probes += 1

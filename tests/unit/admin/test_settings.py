@@ -67,12 +67,12 @@ def test_every_key_has_a_description_where_it_is_defined() -> None:
 def test_the_sample_configuration_names_every_key_with_its_default() -> None:
     text = SAMPLE.read_text(encoding="utf-8")
     settings = Settings.model_validate(tomllib.loads(text))
-    for section in ("bounds", "admin", "log", "limiting", "grace_s", "state_dir"):
+    for section in ("bounds", "admin", "log", "rejection_log", "limiting", "grace_s", "state_dir"):
         assert getattr(settings, section) == getattr(Settings(), section), section
     # Keys whose default is to be left out are there as comments, without a blank behind the #.
     sample = tomllib.loads(re.sub(r"(?m)^#(?=[a-z_]+ = )", "", text))
     assert set(sample) == set(Settings.model_fields)
-    for section in ("bounds", "admin", "log"):
+    for section in ("bounds", "admin", "log", "rejection_log"):
         assert set(sample[section]) == set(type(getattr(settings, section)).model_fields), section
     assert set(sample["listeners"][0]) == set(ListenerSettings.model_fields)
     assert set(sample["handlers"][0]) == set(HandlerSettings.model_fields)

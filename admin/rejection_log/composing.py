@@ -1,0 +1,266 @@
+"""Makes the records of one run, each with its number, as lines.
+
+Pure: what happened goes in, encoded lines come out, one small step for each; when they are written, and where, is
+others' business.
+"""
+
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from functools import lru_cache
+from typing import Any, Final
+
+import msgspec
+
+from admin.live.model import Change
+from admin.rejection_log.minute import Minute, Traffic
+from admin.rejection_log.records import (
+    OTHER,
+    VERSION,
+    HeartbeatRecord,
+    LimitChangeRecord,
+    LimitRecord,
+    RejectionRecord,
+    TrafficRecord,
+)
+from admin.rulebook import BUILT_IN
+from limiter.patterns import DEFAULT_PATTERN
+from limiter.rejections import Rejection
+from limiter.resource import SCOPES, Resource
+from limiter.rule import Action, Count, Rule
+from limiter.rules import RuleSet
+
+_encoder: Final = msgspec.json.Encoder()
+
+#: Where the unlimited rule comes from that stands for having none.
+_NOBODY: Final = "default"
+
+
+class InForce(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """A limit as it holds for a resource; the fields are those of ``records.LimitFields``."""
+
+    rule: str = ""
+    rate_per_s: float | None = None
+    burst_s: float = 1.0
+    break_s: float = 0.0
+    count: Count = "messages"
+    bytes_per_s: float | None = None
+    bytes_burst_s: float = 1.0
+    action: Action = "reject"
+
+
+NO_LIMIT: Final = InForce()
+_MANY_RULES: Final = 16_384
+
+
+@lru_cache(_MANY_RULES)
+def _fields_of(limit: InForce) -> dict[str, Any]:
+    """Return the fields that are not as they are by default: the others need not be written."""
+    return {field: value for field in limit.__struct_fields__ if (value := getattr(limit, field)) != _of_none[field]}
+
+
+_of_none: Final = msgspec.structs.asdict(NO_LIMIT)
+
+
+class LimitsInForce:
+    """The limits of one rule set at one moment, as records have them.
+
+    Args:
+        rules: as they hold at that moment.
+    """
+
+    def __init__(self, rules: RuleSet) -> None:
+        self._rules = rules
+        self._made: dict[tuple[int, bool], tuple[Rule, InForce]] = {}
+
+    def of(self, resource: Resource) -> InForce:
+        """Return the limit of a resource; what is beyond a bound has none of its own."""
+        if resource.name == OTHER:
+            return NO_LIMIT
+        return self._of_rule(self._rules.match(resource), limiting=self._rules.limiting(resource))
+
+    def of_rules(self) -> Iterator[tuple[Rule, InForce]]:
+        """Yield the rules for resources, each with its limit; of those built in only the defaults of kinds."""
+        for rule in self._rules.rules:
+            if rule.shared or rule.kind in SCOPES or (rule.source == BUILT_IN and rule.pattern != DEFAULT_PATTERN):
+                continue
+            limiting = self._rules.enabled and rule.kind not in self._rules.off_kinds
+            yield rule, self._of_rule(rule, limiting=limiting)
+
+    def _of_rule(self, rule: Rule, *, limiting: bool) -> InForce:
+        made = self._made.get((id(rule), limiting))
+        if made is None:
+            # The rule is kept, too: another one must not get its id.
+            made = self._made[id(rule), limiting] = (rule, _in_force(rule, limiting=limiting))
+        return made[1]
+
+
+def _in_force(rule: Rule, *, limiting: bool) -> InForce:
+    return InForce(
+        rule="" if rule.source == _NOBODY and not rule.limits else rule.name,
+        rate_per_s=rule.rate_per_s,
+        burst_s=rule.burst_s,
+        break_s=rule.break_in_force_s if rule.limits else 0.0,
+        count=rule.count,
+        bytes_per_s=rule.bytes_per_s,
+        bytes_burst_s=rule.bytes_burst_s,
+        action=rule.action if limiting else "off",
+    )
+
+
+class Composer:
+    """Numbers the records of a run and writes each as a line.
+
+    Args:
+        instance: name of the sidecar.
+        run: of the process.
+        last_n: the number of the last record there is.
+
+    Attributes:
+        instance: as given.
+        run: as given.
+        n: the number of the last record.
+    """
+
+    def __init__(self, instance: str, run: str, last_n: int = 0) -> None:
+        self.instance, self.run, self.n = instance, run, last_n
+
+    def rejection(self, at_s: int, rejection: Rejection) -> bytes:
+        """Write what a rule did in the second that begins then."""
+        self.n += 1
+        resource, amount = rejection.resource, rejection.amount
+        return line_of(
+            RejectionRecord(
+                v=VERSION,
+                instance=self.instance,
+                run=self.run,
+                n=self.n,
+                at_s=at_s,
+                kind=resource.kind,
+                name=resource.name,
+                client=rejection.client,
+                producer_group=rejection.producer_group,
+                rule=rejection.rule,
+                verdict=rejection.verdict,
+                requests=amount.requests,
+                messages=amount.messages,
+                bytes=amount.size_bytes,
+                wait_max_us=rejection.wait_max_us,
+            )
+        )
+
+    def traffic(self, at_s: int, resource: Resource, traffic: Traffic, limit: InForce) -> bytes:
+        """Write what became of a resource's requests in the minute that begins then."""
+        self.n += 1
+        second, admitted, refused, requests, size_bytes = traffic.seconds()
+        amounts: dict[Any, Any] = {**traffic.amounts()}
+        return line_of(
+            TrafficRecord(
+                v=VERSION,
+                instance=self.instance,
+                run=self.run,
+                n=self.n,
+                at_s=at_s,
+                kind=resource.kind,
+                name=resource.name,
+                **_fields_of(limit),
+                **amounts,
+                busy_answers=traffic.busy_answers,
+                languages=traffic.languages,
+                clients=len(traffic.clients),
+                more_clients=traffic.more_clients,
+                second=second,
+                second_admitted=admitted,
+                second_refused=refused,
+                second_requests=requests,
+                second_bytes=size_bytes,
+            )
+        )
+
+    def limit(self, at_s: int, rule: Rule, limit: InForce) -> bytes:
+        """Write how a rule stands."""
+        self.n += 1
+        return line_of(
+            LimitRecord(
+                v=VERSION,
+                instance=self.instance,
+                run=self.run,
+                n=self.n,
+                at_s=at_s,
+                kind=rule.kind,
+                name=rule.key.pattern,
+                **{**_fields_of(limit), "rule": rule.name},
+            )
+        )
+
+    def limit_change(self, change: Change) -> bytes:
+        """Write what a live change did."""
+        self.n += 1
+        what, _, rest = change.target.partition("/")
+        kind, _, name = rest.partition("/")
+        return line_of(
+            LimitChangeRecord(
+                v=VERSION,
+                instance=self.instance,
+                run=self.run,
+                n=self.n,
+                at_s=int(datetime.fromisoformat(change.at).timestamp()),
+                change_id=change.id,
+                action=change.action,
+                kind=kind,
+                name=name if what == "limits" else "",
+                rate_before_per_s=_rate(change.old),
+                rate_after_per_s=_rate(change.new),
+                by=change.by,
+                reason=change.reason,
+            )
+        )
+
+    def heartbeat(
+        self,
+        minute: Minute,
+        *,
+        version: str,
+        limiting: bool,
+        connections: int = 0,
+        bypassed_requests: Mapping[str, int] | None = None,
+        lost_records: int = 0,
+    ) -> bytes:
+        """Write that the sidecar lived in a minute; it comes behind the traffic of that minute."""
+        self.n += 1
+        return line_of(
+            HeartbeatRecord(
+                v=VERSION,
+                instance=self.instance,
+                run=self.run,
+                n=self.n,
+                at_s=minute.at_s,
+                version=version,
+                seconds=max(1, minute.seconds),
+                limiting=limiting,
+                connections=connections,
+                bypassed_requests=dict(bypassed_requests or {}),
+                other=minute.other,
+                lost_records=lost_records,
+            )
+        )
+
+
+def _rate(limit: Mapping[str, Any] | None) -> float | None:
+    rate = (limit or {}).get("rate")
+    return float(rate) if isinstance(rate, int | float) else None
+
+
+def line_of(record: msgspec.Struct) -> bytes:
+    """Write something as a line of JSON; what UTF-8 cannot hold becomes question marks."""
+    try:
+        return _encoder.encode(record) + b"\n"
+    except UnicodeEncodeError:
+        return _encoder.encode(_clean(msgspec.to_builtins(record))) + b"\n"
+
+
+def _clean(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode(errors="replace").decode()
+    if isinstance(value, dict):
+        return {_clean(key): _clean(inner) for key, inner in value.items()}
+    return [_clean(inner) for inner in value] if isinstance(value, list | tuple) else value

@@ -1,0 +1,400 @@
+"""The log of one run on the disk: written a second at a time, finished by size or age, bounded in total.
+
+Nothing here raises for a disk: what it does not take is dropped and counted, and the next second is tried again. All
+of it blocks and belongs on a thread; the figures may be read from anywhere.
+"""
+
+import errno
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final, NamedTuple
+
+import msgspec
+import structlog
+
+from admin.live.files import LockedError, sync_directory
+from admin.live.store import words_for
+from admin.rejection_log.batch import Batch, Piece
+from admin.rejection_log.folder import FileName, Folder, LineFile, slug_of
+from admin.rejection_log.sealing import Sealed, seal
+
+_log = structlog.get_logger(__name__)
+
+_QUIET_AGE_S: Final = 3600.0
+"""A file with nothing but heartbeats in it is finished after so long."""
+_TRY_AGAIN_S: Final = 5.0
+"""Another process in the folder is waited for, and asked so often."""
+_QUIET: Final = frozenset({"heartbeat"})
+
+_REASONS: Final = {
+    errno.ENOSPC: "no_space",
+    errno.EDQUOT: "no_space",
+    errno.EROFS: "not_writable",
+    errno.EACCES: "not_writable",
+    errno.EPERM: "not_writable",
+    errno.ENOENT: "folder_gone",
+    errno.ESTALE: "folder_gone",
+    errno.ENOTDIR: "folder_gone",
+}
+LOST_REASONS: Final = ("error", "folder_gone", "locked", "no_space", "not_writable", "too_late")
+
+
+class Bounds(NamedTuple):
+    """How much is written.
+
+    Attributes:
+        max_file_bytes: a file this long is finished.
+        max_file_age_s: so old, too.
+        max_total_bytes: all files together.
+    """
+
+    max_file_bytes: int
+    max_file_age_s: float
+    max_total_bytes: int
+
+
+class Figures(msgspec.Struct):
+    """Counted since the start.
+
+    Attributes:
+        records: written, by type.
+        bytes: written into log files.
+        finished_files: that got their name.
+        lost: records that could not be written, by reason.
+        lost_seconds: how often the scratch file could not be written.
+        deleted_files: for ``max_total_bytes``.
+        deleted_bytes: likewise.
+        kept_bytes: now in the folder, of whatever run.
+        sealed: what was left by killed processes.
+    """
+
+    records: Counter[str] = msgspec.field(default_factory=Counter)
+    bytes: int = 0
+    finished_files: int = 0
+    lost: Counter[str] = msgspec.field(default_factory=Counter)
+    lost_seconds: int = 0
+    deleted_files: int = 0
+    deleted_bytes: int = 0
+    kept_bytes: int = 0
+    sealed: Sealed = msgspec.field(default_factory=Sealed)
+
+
+class LogFiles:
+    """The files of one run in one folder.
+
+    Args:
+        folder: where; taken already or not.
+        instance: its name becomes a part of the files' names.
+        run: of the process.
+        bounds: how much is written.
+        clock_s: the monotonic clock, in seconds.
+
+    Attributes:
+        figures: what was done.
+        error: why nothing is written now, for people; None if all is well.
+        number: of the log file that is written now, or comes next.
+        notes_lost: how often what was written into the scratch file may not be there.
+        limits_lost: some of the records that could not be written say how the rules stand.
+    """
+
+    def __init__(
+        self, folder: Folder, instance: str, run: str, bounds: Bounds, clock_s: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.figures = Figures()
+        self.error: str | None = None
+        self.number = 1
+        self.notes_lost = 0
+        self.limits_lost = False
+        self._folder = folder
+        self._run = FileName(slug_of(instance), run, 1)
+        self._bounds = bounds
+        self._clock_s = clock_s
+        self._one_at_a_time = threading.Lock()
+        self._file: LineFile | None = None
+        self._began_s = 0.0
+        self._types: set[str] = set()
+        self._scratch: LineFile | None = None
+        #: The first line of the scratch file; and the same while it is not there.
+        self._header: bytes | None = None
+        self._begin: bytes | None = None
+        self._sealed_folder = False
+        self._kept: list[tuple[int, str, int]] = []
+        self._retry_s = -_TRY_AGAIN_S
+        self._closed = False
+        self._handed_in: deque[Batch] = deque()
+        self._busy_since_s: float | None = None
+
+    @property
+    def lost_records(self) -> int:
+        """How many could not be written."""
+        return self.figures.lost.total()
+
+    def prepare(self) -> bool:
+        """Take the folder and finish what a killed process left there; say whether it can be written to."""
+        with self._one_at_a_time:
+            try:
+                self._have_folder()
+            except (OSError, LockedError) as error:
+                self._failed(error)
+                return False
+            self._went_well()
+            return True
+
+    def hand_in(self, batch: Batch) -> None:
+        """Take what is to be written; this alone does not block."""
+        self._handed_in.append(batch)
+
+    @property
+    def waits_s(self) -> float:
+        """For how long the disk has been busy with what was handed in, in seconds."""
+        since_s = self._busy_since_s
+        return 0.0 if since_s is None else self._clock_s() - since_s
+
+    def write(self) -> None:
+        """Write what was handed in, finish the file if it is time, and keep to the bounds."""
+        with self._one_at_a_time:
+            self._busy_since_s = self._clock_s()
+            try:
+                while self._handed_in:
+                    self._write(self._handed_in.popleft())
+            finally:
+                self._busy_since_s = None
+
+    def _write(self, batch: Batch) -> None:
+        if self._closed:
+            self._lose(batch.records.pieces, "too_late")
+            return
+        error = self._write_records(batch)
+        error = self._write_scratch(batch) or error
+        error = self._keep_bounds() or error
+        if error is None:
+            self._went_well()
+        else:
+            self._failed(error)
+
+    def close(self) -> None:
+        """Finish the file; nothing is written after that."""
+        with self._one_at_a_time:
+            if self._closed:
+                return
+            self._closed = True
+            if self._scratch is not None:
+                # What it is about is in the log file.
+                with suppress(OSError):
+                    self._scratch.path.unlink()
+                self._scratch.close()
+            try:
+                self._finish()
+            except OSError as error:
+                self._failed(error)
+            self._forget_files()
+            self._folder.release()
+
+    # --- the folder
+
+    def _have_folder(self) -> None:
+        if self._folder.held:
+            if self._sealed_folder:
+                return
+        else:
+            self._sealed_folder = False
+            self._forget_files()
+            # Another process is not asked every second, and what waits for it need not be either.
+            if self._clock_s() - self._retry_s < _TRY_AGAIN_S:
+                raise LockedError(self.error or "")
+            try:
+                self._folder.take()
+            except LockedError:
+                self._retry_s = self._clock_s()
+                raise
+        found = seal(self._folder, self._run.run)
+        self._sealed_folder = True
+        total = self.figures.sealed
+        total.files += found.files
+        total.records += found.records
+        total.torn_lines += found.torn_lines
+        total.failed += found.failed
+        if found.files:
+            _log.info(
+                "rejection log of a killed process finished",
+                files=found.files,
+                records_of_its_last_minute=found.records,
+                torn_lines=found.torn_lines,
+            )
+        self._look()
+
+    def _forget_files(self) -> None:
+        """Let go of files that are in a folder that is gone, or finished."""
+        if self._file is not None:
+            self._file.close()
+            self._next_file()
+        if self._scratch is not None:
+            self._scratch.close()
+            self._scratch = None
+            self.notes_lost += 1
+
+    def _next_file(self) -> None:
+        self._file = None
+        self._types.clear()
+        self.number += 1
+
+    # --- writing
+
+    def _write_records(self, batch: Batch) -> OSError | LockedError | None:
+        pieces = batch.records.pieces
+        while pieces:
+            try:
+                self._append(*pieces[0])
+            except (OSError, LockedError) as error:
+                if self._file is not None and isinstance(error, OSError) and _is_gone(error):
+                    # The file is not there any more: the next one takes this, at once.
+                    self._file.close()
+                    self._next_file()
+                    try:
+                        self._append(*pieces[0])
+                    except (OSError, LockedError) as again:
+                        error = again
+                    else:
+                        pieces.pop(0)
+                        continue
+                self._lose(pieces, _reason(error))
+                pieces.clear()
+                return error
+            pieces.pop(0)
+        return None
+
+    def _append(self, data: bytearray, records: Counter[str]) -> None:
+        self._have_folder()
+        if self._file is None:
+            self._file = LineFile(self._folder.path / self._run._replace(number=self.number).open)
+            self._began_s = self._clock_s()
+        self._check_room(self._file, data)
+        self._file.append(data)
+        self._types.update(records)
+        self.figures.records.update(records)
+        self.figures.bytes += len(data)
+
+    def _check_room(self, file: LineFile, data: bytearray) -> None:
+        """Refuse what cannot be within the bounds, as a file that cannot be finished grows on."""
+        if file.size + len(data) > self._bounds.max_total_bytes:
+            raise OSError(errno.EFBIG, "the file would be larger than max_total_bytes", str(file.path))
+
+    def _write_scratch(self, batch: Batch) -> OSError | LockedError | None:
+        if batch.begin is not None:
+            self._begin = self._header = batch.begin
+        if not batch.scratch.pieces:
+            return None
+        try:
+            self._have_folder()
+            if self._scratch is None:
+                path = self._folder.path / self._run.scratch
+                path.unlink(missing_ok=True)
+                self._scratch = LineFile(path)
+                self._begin = self._header
+            if self._begin is not None:
+                self._scratch.begin_anew()
+            for data, _ in batch.scratch.pieces:
+                if self._begin is not None:
+                    data[:0] = self._begin
+                self._check_room(self._scratch, data)
+                self._scratch.append(data)
+                self._begin = None
+        except (OSError, LockedError) as error:
+            self.notes_lost += 1
+            self.figures.lost_seconds += 1
+            if isinstance(error, OSError) and _is_gone(error) and self._scratch is not None:
+                self._scratch.close()
+                self._scratch = None
+            return error
+        return None
+
+    # --- finishing and deleting
+
+    def _keep_bounds(self) -> OSError | None:
+        try:
+            if self._file is not None and self._is_due(self._file):
+                self._finish()
+            self._delete_oldest()
+        except OSError as error:
+            return error
+        return None
+
+    def _is_due(self, file: LineFile) -> bool:
+        # One file alone must not be all there may be.
+        if file.size >= min(self._bounds.max_file_bytes, self._bounds.max_total_bytes // 4):
+            return True
+        quiet = self._types <= _QUIET
+        return self._clock_s() - self._began_s >= (
+            max(_QUIET_AGE_S, self._bounds.max_file_age_s) if quiet else self._bounds.max_file_age_s
+        )
+
+    def _finish(self) -> None:
+        file = self._file
+        if file is None:
+            return
+        if not file.size:
+            file.path.unlink(missing_ok=True)
+            file.close()
+            self._next_file()
+            return
+        try:
+            file.sync()
+            name = self._run._replace(number=self.number).finished
+            file.path.rename(self._folder.path / name)
+        except OSError as error:
+            if _is_gone(error):
+                file.close()
+                self._next_file()
+            raise
+        file.close()
+        self._next_file()
+        self.figures.finished_files += 1
+        sync_directory(self._folder.path)
+        self._look()
+
+    def _look(self) -> None:
+        """Look which finished files there are."""
+        self._kept = self._folder.kept()
+
+    def _delete_oldest(self) -> None:
+        written = sum(file.size for file in (self._file, self._scratch) if file is not None)
+        total = written + sum(size for _, _, size in self._kept)
+        while self._kept and total > self._bounds.max_total_bytes:
+            _, name, size = self._kept[0]
+            with suppress(FileNotFoundError):
+                (self._folder.path / name).unlink()
+                self.figures.deleted_files += 1
+                self.figures.deleted_bytes += size
+            del self._kept[0]
+            total -= size
+        self.figures.kept_bytes = total
+
+    # --- how it goes
+
+    def _lose(self, pieces: list[Piece], reason: str) -> None:
+        for _, records in pieces:
+            self.figures.lost[reason] += records.total()
+            self.limits_lost |= "limit" in records
+
+    def _failed(self, error: OSError | LockedError) -> None:
+        words = f"{self._folder.path}: {words_for(error)}" if isinstance(error, OSError) else str(error)
+        if self.error is None:
+            what = "rejection log is not written; traffic goes on, and what is lost is counted"
+            _log.error(what, reason=words)
+        self.error = words
+
+    def _went_well(self) -> None:
+        if self.error is not None:
+            _log.info("rejection log is written again", records_lost=self.lost_records)
+            self.error = None
+
+
+def _is_gone(error: OSError) -> bool:
+    return error.errno in {errno.ENOENT, errno.ESTALE, errno.ENOTDIR}
+
+
+def _reason(error: OSError | LockedError) -> str:
+    return "locked" if isinstance(error, LockedError) else _REASONS.get(error.errno or 0, "error")

@@ -1,0 +1,76 @@
+"""Where the rejection log is kept: the configured folder, its usual place, and what happens when it cannot be had."""
+
+import errno
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from admin.errors import StartError
+from admin.live.files import LockedError
+from admin.live.store import words_for
+from admin.rejection_log.folder import Folder
+from admin.settings import OFF, RejectionLogSettings
+
+FOLDER: Final = "rejections"
+"""In the state directory."""
+
+#: What passes: a sidecar must come up with a disk that is full.
+_PASSING: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+
+class LogPlace(NamedTuple):
+    """Where the log is kept.
+
+    Attributes:
+        directory: None writes none.
+        given: somebody asked for this one, or for none.
+        why: why there is no usual one.
+    """
+
+    directory: Path | None
+    given: bool
+    why: str | None = None
+
+
+def of(settings: RejectionLogSettings, state_dir: Path | None) -> LogPlace:
+    """Return where the log of a sidecar is kept.
+
+    Args:
+        settings: as configured.
+        state_dir: where its live edits are kept; None if they are kept until the restart only.
+    """
+    if settings.dir == OFF:
+        return LogPlace(None, given=True)
+    if settings.dir is not None:
+        return LogPlace(Path(settings.dir).absolute(), given=True)
+    if state_dir is None:
+        return LogPlace(None, given=False, why="there is no state directory; give rejection_log.dir")
+    return LogPlace(state_dir / FOLDER, given=False)
+
+
+def take(place: LogPlace) -> tuple[Folder | None, str | None]:
+    """Take the folder of a place; return it, and what is wrong with it for the time being or for good.
+
+    A folder that is in use by another process, or whose disk is full, is tried again while traffic flows.
+
+    Raises:
+        StartError: somebody asked for the folder, and it cannot be had.
+    """
+    directory = place.directory
+    if directory is None:
+        return None, None if place.given else place.why
+    folder = Folder(directory)
+    try:
+        folder.take()
+    except LockedError:
+        return folder, f"{directory}: is in use by another process; give each sidecar a rejection_log.dir of its own"
+    except ValueError:
+        raise StartError(f"rejection_log.dir {str(directory)!r}: is no path") from None
+    except OSError as error:
+        why = "there is a file of that name" if error.errno == errno.EEXIST else words_for(error)
+        if error.errno in _PASSING:
+            return folder, f"{directory}: {why}"
+        if place.given:
+            what = 'make it writable for this user, choose another folder, or "off"'
+            raise StartError(f"rejection_log.dir {directory}: {why}; {what}") from None
+        return None, f"{directory}: {why}; give rejection_log.dir"
+    return folder, None

@@ -1,0 +1,279 @@
+"""``sluice report tail``: the end of a rejection log for people, and what is added to it while they look.
+
+It reads finished files, compressed or not, and those that are being written. What it cannot read it counts.
+"""
+
+import gzip
+import os
+import sys
+import zlib
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from heapq import nlargest
+from pathlib import Path
+from typing import BinaryIO, Final
+
+import msgspec
+import trio
+
+from admin.errors import StartError
+from admin.live.files import open_to_read
+from admin.live.store import words_for
+from admin.rejection_log.folder import open_name
+from admin.rejection_log.minute import MINUTE_S
+from admin.rejection_log.records import VERSION, AnyRecord, HeartbeatRecord, TrafficRecord
+from admin.rejection_log.wording import Tone, worded
+from admin.tables import printable
+
+_LOOK_S: Final = 0.5
+"""Twice for each second that is written."""
+_PIECE_BYTES: Final = 1024 * 1024
+_GZIP: Final = ".gz"
+_ENDINGS: Final = (".jsonl", f".jsonl{_GZIP}")
+_COLOURS: Final[dict[Tone, str]] = {"plain": "", "bad": "\x1b[31m", "good": "", "faint": "\x1b[2m"}
+_NO_COLOUR: Final = "\x1b[0m"
+_WHAT_WIDTH: Final = 8
+
+_decoder: Final = msgspec.json.Decoder(AnyRecord)
+
+
+class _Version(msgspec.Struct):
+    v: int = 0
+
+
+_version_of: Final = msgspec.json.Decoder(_Version)
+
+
+def tail(paths: Sequence[Path], lines: int = 10, follow: bool = False) -> int:  # noqa: FBT001, FBT002 - a flag of the command
+    """Print the last records, in order of time.
+
+    Args:
+        paths: files, and folders with all that is below them.
+        lines: so many records.
+        follow: go on with what is added, until Ctrl-C.
+
+    Returns:
+        The exit code: 0, or 1 if something could not be read at all.
+
+    Raises:
+        StartError: a path is not there.
+    """
+    for path in paths:
+        if not path.exists():
+            raise StartError(f"{printable(str(path))}: is not there")
+    reader = _Reader()
+    printer = _Printer()
+    try:
+        files = _find(paths, reader)
+        offsets = {_identity(path): size for path, size in files if path.suffix != _GZIP}
+        printer.print(_last(files, lines, reader))
+        if follow:
+            trio.run(_follow, paths, offsets, reader, printer)
+    finally:
+        reader.say()
+    return 1 if reader.unreadable_files else 0
+
+
+class _Reader:
+    """Decodes lines, and counts what it cannot read."""
+
+    def __init__(self) -> None:
+        self.unreadable_files: dict[Path, str] = {}
+        self._bad = 0
+        self._newer = 0
+
+    def records(self, lines: Iterable[bytes]) -> Iterator[AnyRecord]:
+        for line in lines:
+            if not line.strip():
+                continue
+            try:
+                record = _decoder.decode(line)
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                self._count(line)
+                continue
+            if record.v == VERSION:
+                yield record
+            else:
+                self._newer += 1
+
+    def _count(self, line: bytes) -> None:
+        try:
+            newer = _version_of.decode(line).v > VERSION
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            newer = False
+        self._newer += newer
+        self._bad += not newer
+
+    def cannot(self, path: Path, error: OSError | EOFError | zlib.error) -> None:
+        """Note that something cannot be read."""
+        words = words_for(error) if isinstance(error, OSError) and error.errno else str(error)
+        self.unreadable_files[path] = words
+
+    def say(self) -> None:
+        """Tell what could not be read."""
+        found = [f"{printable(str(path))}: {words}" for path, words in self.unreadable_files.items()]
+        if self._bad:
+            found.append(f"lines that could not be read: {self._bad}")
+        if self._newer:
+            found.append(f"lines of another version of Sluice's log: {self._newer}")
+        for line in found:
+            print(f"sluice: {line}", file=sys.stderr)  # noqa: T201 - the command line speaks to people here
+
+
+class _Printer:
+    """Prints records, with a line above them where it is another sidecar's turn."""
+
+    def __init__(self) -> None:
+        terminal = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+        self._colours = _COLOURS if terminal else dict.fromkeys(_COLOURS, "")
+        self._instance: str | None = None
+
+    def print(self, records: Sequence[AnyRecord]) -> None:
+        instances = {record.instance for record in records}
+        several = len(instances | ({self._instance} if self._instance else set())) > 1
+        text = []
+        for record in records:
+            if record.instance != self._instance:
+                if several:
+                    text.append(f"==> {printable(record.instance)} <==")
+                self._instance = record.instance
+            line = worded(record)
+            colour = self._colours[line.tone]
+            text.append(f"{line.when}  {colour}{line.what:<{_WHAT_WIDTH}} {line.text}{_NO_COLOUR if colour else ''}")
+        if text:
+            print("\n".join(text), flush=True)  # noqa: T201 - the command line speaks to people here
+
+
+def _find(paths: Sequence[Path], reader: _Reader) -> list[tuple[Path, int]]:
+    """Return all log files below some paths with their bytes, the latest written first."""
+    found: dict[Path, tuple[int, int]] = {}
+    for path in _files(paths, reader):
+        try:
+            status = path.stat()
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            reader.cannot(path, error)
+            continue
+        found[path] = (status.st_mtime_ns, status.st_size)
+    latest = sorted(found, key=lambda path: found[path][0], reverse=True)
+    return [(path, found[path][1]) for path in latest]
+
+
+def _files(paths: Sequence[Path], reader: _Reader) -> Iterator[Path]:
+    def cannot(error: OSError) -> None:
+        reader.cannot(Path(error.filename or ""), error)
+
+    for path in paths:
+        if not path.is_dir():
+            yield path
+            continue
+        for folder, _, names in os.walk(path, onerror=cannot):
+            for name in names:
+                visible = name.endswith(_ENDINGS) and not name.startswith(".")
+                if visible or open_name(name) is not None:
+                    yield Path(folder, name)
+
+
+def _last(files: Sequence[tuple[Path, int]], count: int, reader: _Reader) -> list[AnyRecord]:
+    """Return the last records of all files, each once, in order."""
+    best: dict[tuple[str, int], AnyRecord] = {}
+    for path, size in files if count else ():
+        if len(best) >= count:
+            # What was written last before the oldest of these cannot be later than it.
+            written_s = _written_s(path)
+            if written_s is not None and written_s < min(map(_order, best.values()))[0]:
+                break
+        try:
+            for record in reader.records(_last_lines(path, size, count)):
+                best[record.run, record.n] = record
+        except (OSError, EOFError, zlib.error) as error:
+            reader.cannot(path, error)
+        best = {(record.run, record.n): record for record in nlargest(count, best.values(), key=_order)}
+    return sorted(best.values(), key=_order)
+
+
+def _order(record: AnyRecord) -> tuple[int, str, int]:
+    """Return what records are sorted by: when they were written, which is a minute later for those of a minute."""
+    minute = MINUTE_S if isinstance(record, TrafficRecord | HeartbeatRecord) else 0
+    return record.at_s + minute, record.run, record.n
+
+
+def _written_s(path: Path) -> float | None:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return None
+
+
+def _last_lines(path: Path, size: int, count: int) -> list[bytes]:
+    """Return the last whole lines within so many bytes of a file."""
+    if path.suffix == _GZIP:
+        with os.fdopen(open_to_read(path), "rb") as packed, gzip.open(packed) as unpacked:
+            return [line for line in deque(unpacked, count) if line.endswith(b"\n")]
+    with os.fdopen(open_to_read(path), "rb") as file:
+        begin, rest = size, b""
+        while begin > 0 and rest.count(b"\n") <= count:
+            step = min(begin, max(_PIECE_BYTES // 16, len(rest)))
+            begin -= step
+            file.seek(begin)
+            rest = file.read(step) + rest
+        lines = rest[: rest.rfind(b"\n") + 1].split(b"\n")[:-1]
+        return lines[-count:] if begin == 0 or len(lines) > count else lines[1:]
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    try:
+        status = path.stat()
+    except OSError:
+        return 0, 0
+    return status.st_dev, status.st_ino
+
+
+async def _follow(
+    paths: Sequence[Path], offsets: dict[tuple[int, int], int], reader: _Reader, printer: _Printer
+) -> None:
+    """Print what is added to files, whatever they are called meanwhile, and what is in new ones."""
+    whole: dict[tuple[int, int], int] = {}
+    while True:
+        await trio.sleep(_LOOK_S)
+        records: list[AnyRecord] = []
+        for path, size in _find(paths, reader):
+            # What is compressed now was read when it was not.
+            if path.suffix == _GZIP:
+                continue
+            identity = _identity(path)
+            at = min(whole.get(identity, offsets.get(identity, 0)), size)
+            try:
+                with os.fdopen(open_to_read(path), "rb") as file:
+                    at = _begin_of_line(file, at) if identity not in whole else at
+                    whole[identity] = at
+                    if size > at:
+                        lines, whole[identity] = _added(file, at)
+                        records += reader.records(lines)
+            except FileNotFoundError:
+                # It has got its name, or was deleted.
+                continue
+            except OSError as error:
+                reader.cannot(path, error)
+        printer.print(sorted(records, key=_order))
+
+
+def _begin_of_line(file: BinaryIO, at: int) -> int:
+    """Return where the line begins that was not whole yet when the file was read before."""
+    while at > 0:
+        step = min(at, _PIECE_BYTES)
+        file.seek(at - step)
+        newline = file.read(step).rfind(b"\n")
+        if newline >= 0:
+            return at - step + newline + 1
+        at -= step
+    return 0
+
+
+def _added(file: BinaryIO, at: int) -> tuple[list[bytes], int]:
+    """Return the whole lines from a place on, and the place behind them."""
+    file.seek(at)
+    data = file.read()
+    whole = data.rfind(b"\n") + 1
+    return data[:whole].split(b"\n"), at + whole

@@ -1,0 +1,381 @@
+"""The rejection log of a real process: kills, full and missing folders, two processes in one, and what clients saw."""
+
+import json
+import random
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from harness.api import ask
+from harness.embedded import EmbeddedBroker
+from harness.frames import FrameClient, sends
+from harness.process import ManagedProcess
+from harness.sidecar import Metrics, Route, Sluice, StartSluice, run_sluice, sluice_command
+
+from proxy.protocols.rocketmq.codes import ResponseCode
+
+KILLS = 8
+_AT_A_TIME = 20
+_FILE = """
+[[limits]]
+kind = "topic"
+name = "orders"
+rate = 50
+
+[rejection_log]
+{more}
+"""
+
+
+class Answer(NamedTuple):
+    """When a client had an answer, and whether it was a refusal."""
+
+    at_s: float
+    refused: bool
+
+
+class Flood:
+    """A client that sends and reads as fast as it can, on a thread, until it is stopped or its connection ends."""
+
+    def __init__(self, address: str, group: str = "producers", topic: str = "orders") -> None:
+        self.answers: list[Answer] = []
+        self.sent = 0
+        self._stop = threading.Event()
+        self._client = FrameClient(address)
+        self._group, self._topic = group, topic
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        with suppress(OSError), self._client:
+            while not self._stop.is_set():
+                self.sent += _AT_A_TIME
+                self._client.write(*sends(_AT_A_TIME, self._topic, group=self._group))
+                for _ in range(_AT_A_TIME):
+                    (answer,) = self._client.read()
+                    self.answers.append(Answer(time.time(), answer.code == ResponseCode.SYSTEM_BUSY))
+
+    def stop(self) -> None:
+        """Stop once all that was sent is answered."""
+        self._stop.set()
+        self._thread.join()
+
+    def ended(self) -> None:
+        """Wait until the connection has ended."""
+        self._thread.join()
+
+    def count(self, *, refused: bool, until_s: float = float("inf")) -> int:
+        """Return how many answers there were."""
+        return sum(each.refused is refused and each.at_s < until_s for each in self.answers)
+
+
+class Log(NamedTuple):
+    """A folder of finished files."""
+
+    path: Path
+
+    def records(self, *types: str) -> list[dict[str, Any]]:
+        """Return what is in finished files; no line is half a one, and no record there twice."""
+        found = []
+        for path in sorted(self.path.glob("*.jsonl")):
+            data = path.read_bytes()
+            assert data.endswith(b"\n")
+            found += [json.loads(line) for line in data.splitlines()]
+        ids = [(record["run"], record["n"]) for record in found]
+        assert len(ids) == len(set(ids))
+        return [record for record in found if not types or record["type"] in types]
+
+    def total(self, outcome: str) -> int:
+        """Return the requests of that outcome in all traffic records."""
+        return sum(record.get(outcome, [0])[0] for record in self.records("traffic"))
+
+    def rejected(self) -> int:
+        """Return the requests of all rejection records."""
+        return sum(record["requests"] for record in self.records("rejection"))
+
+    def noted(self) -> tuple[int, int]:
+        """Return what changes whenever the scratch file is written."""
+        for scratch in self.path.glob(".*.scratch"):
+            with suppress(FileNotFoundError):
+                status = scratch.stat()
+                return status.st_ino, status.st_mtime_ns
+        return 0, 0
+
+
+@pytest.fixture
+def route(broker: EmbeddedBroker) -> Route:
+    return broker.route()
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Log:
+    return Log(tmp_path / "log")
+
+
+Start = Callable[..., Sluice]
+
+
+@pytest.fixture
+def start(tmp_path: Path, route: Route, log: Log) -> Start:
+    """Starts sidecars one after another that write into one folder."""
+
+    def start_one(**more: object) -> Sluice:
+        table = {"dir": str(log.path), "instance": "broker-a", **more}
+        config = _FILE.format(more="\n".join(f"{key} = {json.dumps(value)}" for key, value in table.items()))
+        return Sluice(tmp_path, (route,), config=config, covered=False)
+
+    return start_one
+
+
+def _wait_until(condition: Callable[[], object]) -> None:
+    deadline_s = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+
+
+def test_after_sigterm_all_that_clients_saw_is_in_the_log(start: Start, route: Route, log: Log) -> None:
+    with start() as sluice:
+        floods = [Flood(route.listen, f"group-{number}") for number in range(3)]
+        _wait_until(lambda: sluice.metrics().total("sluice_rejection_log_records_total", type="rejection") > 8)
+        for flood in floods:
+            flood.stop()
+        assert sluice.stop() == 0
+    admitted = sum(flood.count(refused=False) for flood in floods)
+    refused = sum(flood.count(refused=True) for flood in floods)
+    assert (log.total("admitted"), log.total("refused"), log.rejected()) == (admitted, refused, refused)
+    by_group = {f"group-{number}": flood.count(refused=True) for number, flood in enumerate(floods)}
+    found = dict.fromkeys(by_group, 0)
+    for record in log.records("rejection"):
+        assert (record["kind"], record["name"], record["client"]) == ("topic", "orders", "127.0.0.1")
+        found[record["producer_group"]] += record["requests"]
+    assert found == by_group
+    assert [
+        each for each in log.path.iterdir() if each.name != ".lock" and not each.name.startswith("rejections-")
+    ] == []
+    numbers = [record["n"] for record in log.records()]
+    assert sorted(numbers) == list(range(1, len(numbers) + 1))
+
+
+@pytest.mark.parametrize("signals", [1, 2])
+def test_a_drain_in_the_middle_of_a_flood_loses_nothing(
+    start: Start, route: Route, log: Log, broker: EmbeddedBroker, signals: int
+) -> None:
+    stored = broker.stored("orders")
+    with start() as sluice:
+        flood = Flood(route.listen)
+        _wait_until(lambda: sluice.metrics().total("sluice_rejection_log_records_total", type="rejection") > 1)
+        for _ in range(signals):
+            sluice.process.signal(signal.SIGTERM)
+        flood.ended()
+        assert sluice.process.wait(timeout_s=60) in {0, 128 + signal.SIGTERM}
+    assert log.total("refused") >= flood.count(refused=True)
+    assert log.total("refused") == log.rejected()
+    assert log.total("admitted") >= broker.stored("orders") - stored >= flood.count(refused=False)
+    assert log.total("admitted") + log.total("refused") <= flood.sent
+
+
+def test_kills_lose_what_was_not_written_yet_and_count_nothing_twice(start: Start, route: Route, log: Log) -> None:
+    chance = random.Random(20261122)
+    last: tuple[Flood, float] | None = None
+    before = [0, 0, 0]
+    for kill in range(KILLS + 1):
+        with start() as sluice:
+            # What the last one left is finished before anything is written.
+            sluice.wait_for_metrics(_is_up)
+            now = [log.total("admitted"), log.total("refused"), log.rejected()]
+            if last is not None:
+                flood, written_s = last
+                admitted, refused, rejected = (one - other for one, other in zip(now, before, strict=True))
+                # Each second is written as soon as it is over.
+                assert admitted >= flood.count(refused=False, until_s=written_s)
+                assert refused >= flood.count(refused=True, until_s=written_s)
+                assert rejected >= flood.count(refused=True, until_s=written_s)
+                assert admitted + refused <= flood.sent
+                assert rejected <= flood.sent
+            before = now
+            if kill == KILLS:
+                break
+            flood = Flood(route.listen)
+            for _ in range(chance.randrange(1, 4)):
+                noted = log.noted()
+                _wait_until(partial(_differs, log, noted))
+            time.sleep(chance.uniform(0, 1.1))
+            last = flood, float(log.noted()[1] // 1_000_000_000)
+            sluice.process.kill()
+            flood.ended()
+    assert before[0] > 0 < before[2]
+
+
+def _differs(log: Log, noted: tuple[int, int]) -> bool:
+    return log.noted() != noted
+
+
+def _is_up(metrics: Metrics) -> bool:
+    return metrics.total("sluice_rejection_log_up") > 0
+
+
+def test_a_full_disk_costs_records_and_no_traffic_and_writing_resumes(
+    start: Start, route: Route, small_disk: Path
+) -> None:
+    log = Log(small_disk / "log")
+    with (
+        start(dir=str(log.path), max_total_bytes=1024 * 1024, max_file_age_s=1) as sluice,
+        FrameClient(route.listen) as client,
+    ):
+        sluice.wait_for_metrics(_is_up)
+        _fill(small_disk / "filler")
+        answered = 0
+        metrics = sluice.metrics()
+        while not metrics.total("sluice_rejection_log_lost_records_total", reason="no_space"):
+            # Many names, for what is left of the last page.
+            answered += len(client.ask(*sends(100, "orders", group="x" * 200)))
+            metrics = sluice.metrics()
+        assert not _is_up(metrics)
+        state = json.loads(sluice.get("/api/v1/state")[1])
+        assert state["rejection_log"]["error"] == f"{log.path}: there is no space left on the disk"
+        assert any("rejection log is not written" in warning for warning in state["warnings"])
+        assert len(client.ask(*sends(100, "orders"))) == 100
+        (small_disk / "filler").unlink()
+        sluice.wait_for_metrics(_is_up)
+        client.ask(*sends(100, "orders", group="afterwards"))
+        assert sluice.stop() == 0
+        said = [line for line in sluice.process.lines if "rejection log is" in line]
+        assert len(said) == 2
+    numbers = {record["n"] for record in log.records()}
+    assert set(range(1, max(numbers))) - numbers
+    assert "afterwards" in {record["producer_group"] for record in log.records("rejection")}
+    assert log.records("heartbeat")[-1]["lost_records"] > 0
+
+
+def _fill(path: Path) -> None:
+    with path.open("wb", buffering=0) as file, suppress(OSError):
+        while True:
+            file.write(bytes(4096))
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system with hardly any room."""
+    mount = tmp_path / "small"
+    mount.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k,mode=700", "tmpfs", str(mount)], check=True)
+    yield mount
+    subprocess.run(["umount", "--lazy", str(mount)], check=True)
+
+
+def test_a_folder_that_is_removed_is_made_again(start: Start, route: Route, log: Log) -> None:
+    with start() as sluice, FrameClient(route.listen) as client:
+        sluice.wait_for_metrics(_is_up)
+        shutil.rmtree(log.path)
+        asked = sends(200, "orders")
+        refused = sum(answer.code == ResponseCode.SYSTEM_BUSY for answer in client.ask(*asked))
+        _wait_until(log.path.exists)
+        assert sluice.stop() == 0
+    assert refused
+    # All of the minute is there: it had been kept in memory, too.
+    assert (log.total("refused"), log.rejected()) == (refused, refused)
+    assert log.total("admitted") == len(asked) - refused
+
+
+def test_a_folder_that_cannot_be_is_an_error_that_names_it(tmp_path: Path, route: Route) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "sluice.toml").write_text(_FILE.format(more=f'dir = "{tmp_path}/file/log"'))
+    arguments = ("run", "--config", "sluice.toml", "--listen", route.listen, "--broker", route.broker, "--admin", "off")
+    ended = run_sluice(*arguments, "--state-dir", "off", cwd=tmp_path)
+    assert ended.returncode == 1
+    (line,) = ended.stderr.splitlines()
+    assert line.startswith(f"sluice: rejection_log.dir {tmp_path}/file/log: ")
+
+
+def test_of_two_in_one_folder_the_second_writes_nothing_until_the_first_has_ended(
+    start: Start, broker: EmbeddedBroker, log: Log, tmp_path: Path, start_sluice: StartSluice
+) -> None:
+    route = broker.route()
+    config = _FILE.format(more=f'dir = "{log.path}"\ninstance = "broker-b"')
+    with start() as first:
+        first.wait_for_metrics(_is_up)
+        second = start_sluice(routes=(route,), config=config, covered=False)
+        state = json.loads(second.get("/api/v1/state")[1])
+        assert "is in use by another process" in state["rejection_log"]["error"]
+        with FrameClient(route.listen) as client:
+            assert len(client.ask(*sends(100, "orders"))) == 100
+        first.process.kill()
+        second.wait_for_metrics(_is_up)
+        with FrameClient(route.listen) as client:
+            client.ask(*sends(100, "orders"))
+        assert second.stop() == 0
+    assert {record["instance"] for record in log.records("rejection")} == {"broker-b"}
+    # What the first one left is finished by the second.
+    assert {record["instance"] for record in log.records("limit")} == {"broker-a", "broker-b"}
+
+
+def test_all_files_together_stay_within_their_bound(start: Start, route: Route, log: Log) -> None:
+    bound = 1024 * 1024
+    with start(max_total_bytes=bound, max_file_bytes=64 * 1024, max_file_age_s=3600) as sluice:
+        names = [Flood(route.listen, f"{'g' * 200}-{number}") for number in range(4)]
+        most = 0
+        while not sluice.metrics().total("sluice_rejection_log_deleted_files_total"):
+            with FrameClient(route.listen) as client:
+                for number in range(200):
+                    client.write(*sends(5, "orders", group=f"{'x' * 230}-{number}"))
+                client.read(1000)
+            sizes = []
+            for path in log.path.iterdir():
+                with suppress(FileNotFoundError):
+                    sizes.append(path.stat().st_size)
+            most = max(most, sum(sizes))
+        for flood in names:
+            flood.stop()
+        metrics = sluice.metrics()
+        assert metrics.total("sluice_rejection_log_deleted_bytes_total") > 0
+        assert metrics.total("sluice_rejection_log_kept_bytes") <= bound
+        assert sluice.stop() == 0
+    # Between a write and the deletion that it leads to there is a second's worth more.
+    assert most < 1.5 * bound
+    assert log.records()
+
+
+def test_live_changes_and_limits_are_in_the_log(start: Start, log: Log) -> None:
+    with start() as sluice:
+        sluice.wait_for_metrics(_is_up)
+        assert ask(sluice, "PUT", "limits/topic/orders", {"rate": 70, "reason": "more"})[0] == 200
+        assert ask(sluice, "PUT", "switches/all", {"limiting": False, "reason": "r"})[0] == 200
+        assert sluice.stop() == 0
+    (limit,) = log.records("limit")
+    assert (limit["name"], limit["rate_per_s"]) == ("orders", 50)
+    rate, switch = log.records("limit_change")
+    assert (rate["kind"], rate["name"], rate["rate_before_per_s"], rate["rate_after_per_s"]) == (
+        "topic",
+        "orders",
+        50,
+        70,
+    )
+    assert (rate["reason"], switch["kind"]) == ("more", "all")
+    assert log.records("heartbeat")[-1]["limiting"] is False
+
+
+def test_tail_shows_what_is_written_while_it_is(start: Start, route: Route, log: Log, tmp_path: Path) -> None:
+    with start() as sluice, FrameClient(route.listen) as client:
+        sluice.wait_for_metrics(_is_up)
+        command = sluice_command("report", "tail", "-f", str(log.path), covered=False)
+        tail = ManagedProcess("tail", command, log=tmp_path / "tail.log", cwd=tmp_path)
+        try:
+            client.ask(*sends(200, "orders", group="shown"))
+            _wait_until(lambda: any("refused" in line and "(shown)" in line for line in tail.lines))
+            assert sluice.stop() == 0
+            _wait_until(lambda: any("minute" in line and "topic orders" in line for line in tail.lines))
+            assert sum("(shown)" in line for line in tail.lines) == len(log.records("rejection"))
+        finally:
+            tail.stop()
+    ended = run_sluice("report", "tail", "-n", "1", str(log.path), cwd=tmp_path)
+    assert (ended.returncode, ended.stdout.count("\n")) == (0, 1)
+    assert "alive" in ended.stdout

@@ -1,0 +1,310 @@
+"""What a killed process leaves, cut off at every byte: nothing twice, and at most the last second missing."""
+
+import errno
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from admin.rejection_log import sealing
+from admin.rejection_log.batch import Batch
+from admin.rejection_log.composing import Composer, LimitsInForce, line_of
+from admin.rejection_log.files import Bounds, LogFiles
+from admin.rejection_log.folder import Folder
+from admin.rejection_log.minute import Minute
+from admin.rejection_log.scratch import VERSION, Commit, Header, Notes
+from limiter.rejections import Rejection, ResourceSecond
+from limiter.rule import Rule
+from limiter.rules import RuleSet
+
+RUN = "0123456789ab"
+MINUTE = 1_700_000_040
+BOUNDS = Bounds(10_000_000, 1e9, 100_000_000)
+LIMITS = LimitsInForce(RuleSet((Rule("topic", "t0", 5),)))
+NAMES = ("t0", "t1", "t2")
+
+
+class Life:
+    """A process that writes second by second, as the recorder does; a second is 2 admitted and 1 refused of each."""
+
+    def __init__(
+        self, folder: Folder, make_second: Callable[..., ResourceSecond], make_rejection: Callable[..., Rejection]
+    ) -> None:
+        self.files = LogFiles(folder, "broker-a", RUN, BOUNDS)
+        self.composer = Composer("broker-a", RUN)
+        self._make_second, self._make_rejection = make_second, make_rejection
+        self.begin(MINUTE)
+
+    def begin(self, at_s: int) -> Batch:
+        self.minute = Minute(at_s, 100)
+        self.notes = Notes(Header(VERSION, "broker-a", RUN, "0.1", at_s, self.composer.n, 100))
+        self.batch = Batch(begin=self.notes.header)
+        return self.batch
+
+    def second(self, at_s: int) -> None:
+        for name in NAMES:
+            self.batch.records.add(self.composer.rejection(at_s, self._make_rejection(name)), "rejection")
+            second = self._make_second(name, admitted=2, refused=1)
+            resource, clients = self.minute.add(at_s, second)
+            self.batch.scratch.add(self.notes.second(at_s, resource, second, clients, LIMITS))
+        self.minute.cover(at_s, at_s + 1)
+        self.write()
+
+    def block(self) -> bytes:
+        lines = [
+            (self.composer.traffic(self.minute.at_s, resource, traffic, LIMITS.of(resource)), "traffic")
+            for resource, traffic in self.minute
+        ]
+        lines.append((self.composer.heartbeat(self.minute, version="0.1", limiting=True), "heartbeat"))
+        self.begin(self.minute.at_s + 60)
+        for line in lines:
+            self.batch.records.add(*line)
+        return b"".join(line for line, _ in lines)
+
+    def write(self) -> None:
+        commit = Commit(self.minute.covered, self.composer.n, self.files.number, 0, limiting=True, lost_records=0)
+        self.batch.scratch.add(line_of(commit))
+        self.files.hand_in(self.batch)
+        self.files.write()
+        self.batch = Batch()
+
+
+class Dead(NamedTuple):
+    """The folder as a killed process left it."""
+
+    path: Path
+
+    @property
+    def log(self) -> Path:
+        return next(self.path.glob(".*.open"))
+
+    @property
+    def scratch(self) -> Path:
+        return next(self.path.glob(".*.scratch"))
+
+    def copy(self, to: Path) -> "Dead":
+        shutil.rmtree(to, ignore_errors=True)
+        shutil.copytree(self.path, to)
+        return Dead(to)
+
+
+@pytest.fixture
+def life(folder: Folder, make_second: Callable[..., ResourceSecond], make_rejection: Callable[..., Rejection]) -> Life:
+    return Life(folder, make_second, make_rejection)
+
+
+def seal(path: Path) -> sealing.Sealed:
+    folder = Folder(path)
+    folder.take()
+    try:
+        return sealing.seal(folder)
+    finally:
+        folder.release()
+
+
+@pytest.fixture(autouse=True)
+def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sealing, "_PAUSE_S", 0)
+    # Whether it survives the loss of power is not what these are about, and a disk takes its time.
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+
+
+def totals(found: Any, path: Path) -> dict[str, int]:
+    sums: dict[str, int] = type(found)(path).totals()
+    return sums
+
+
+def test_the_running_minute_is_sealed_with_its_limits_and_a_heartbeat(life: Life, folder: Folder, found: Any) -> None:
+    for offset in range(3):
+        life.second(MINUTE + offset)
+    sealed = seal_now(folder)
+    assert (sealed.files, sealed.records, sealed.torn_lines, sealed.failed) == (1, 4, 0, 0)
+    assert found.names() == [f"rejections-broker-a-{RUN}-000001.jsonl"]
+    records = found.records()
+    assert [record["n"] for record in records] == list(range(1, 14))
+    assert {record["run"] for record in records} == {RUN}
+    *traffic, heartbeat = records[9:]
+    assert [(each["name"], each["admitted"], each["second"]) for each in traffic] == [
+        (name, [6, 12, 600], [0, 1, 2]) for name in NAMES
+    ]
+    assert [each.get("rate_per_s") for each in traffic] == [5, None, None]
+    assert [each["clients"] for each in traffic] == [1, 1, 1]
+    assert (heartbeat["type"], heartbeat["seconds"], heartbeat["at_s"]) == ("heartbeat", 3, MINUTE)
+    # There is nothing left to be done.
+    assert seal_now(folder).files == 0
+    assert found.records() == records
+
+
+def seal_now(folder: Folder) -> sealing.Sealed:
+    return sealing.seal(folder)
+
+
+def test_a_kill_at_any_byte_of_the_scratch_file_loses_the_last_second_at_most(
+    life: Life, folder: Folder, found: Any, tmp_path: Path
+) -> None:
+    life.second(MINUTE)
+    dead = Dead(folder.path)
+    before = dead.scratch.stat().st_size
+    life.second(MINUTE + 1)
+    whole = dead.scratch.read_bytes()
+    for size in range(before, len(whole) + 1):
+        copy = dead.copy(tmp_path / "copy")
+        copy.scratch.write_bytes(whole[:size])
+        assert seal(copy.path).failed == 0
+        sums = totals(found, copy.path)
+        assert sums["rejected"] == 6
+        # The newline alone may be missing.
+        assert sums["admitted"] == (12 if size >= len(whole) - 1 else 6), size
+
+
+def test_a_kill_at_any_byte_of_a_second_of_the_log_counts_nothing_twice(
+    life: Life, folder: Folder, found: Any, tmp_path: Path
+) -> None:
+    life.second(MINUTE)
+    dead = Dead(folder.path)
+    before, scratch = dead.log.stat().st_size, dead.scratch.read_bytes()
+    life.second(MINUTE + 1)
+    whole = dead.log.read_bytes()
+    for size in range(before, len(whole) + 1):
+        copy = dead.copy(tmp_path / "copy")
+        copy.log.write_bytes(whole[:size])
+        copy.scratch.write_bytes(scratch)
+        sealed = seal(copy.path)
+        assert sealed.torn_lines == (whole[:size][-1:] != b"\n")
+        sums = totals(found, copy.path)
+        assert (sums["admitted"], sums["refused"]) == (6, 3)
+        assert sums["rejected"] == 3 + whole[before:size].count(b"\n")
+
+
+def test_a_kill_at_any_byte_of_a_minutes_records_counts_nothing_twice_and_loses_nothing(
+    life: Life, folder: Folder, found: Any, tmp_path: Path
+) -> None:
+    life.second(MINUTE)
+    life.second(MINUTE + 1)
+    dead = Dead(folder.path)
+    before = dead.log.read_bytes()
+    block = life.block()
+    for size in range(len(block) + 1):
+        copy = dead.copy(tmp_path / "copy")
+        copy.log.write_bytes(before + block[:size])
+        seal(copy.path)
+        assert totals(found, copy.path) == {"admitted": 12, "refused": 6, "rejected": 6}, size
+        assert [record["type"] for record in type(found)(copy.path).records()].count("heartbeat") == 1
+
+
+def test_a_kill_at_any_byte_while_sealing_changes_nothing(
+    life: Life, folder: Folder, found: Any, tmp_path: Path
+) -> None:
+    life.second(MINUTE)
+    dead = Dead(folder.path)
+    sealed = dead.copy(tmp_path / "sealed")
+    before = len(dead.log.read_bytes())
+    seal(sealed.path)
+    (file,) = sealed.path.glob("*.jsonl")
+    whole = file.read_bytes()
+    expected = totals(found, sealed.path)
+    for size in range(before, len(whole) + 1):
+        copy = dead.copy(tmp_path / "copy")
+        copy.log.write_bytes(whole[:size])
+        seal(copy.path)
+        assert totals(found, copy.path) == expected
+        if size == len(whole):
+            # The scratch file goes before the log gets its name.
+            copy = dead.copy(tmp_path / "copy")
+            copy.log.write_bytes(whole)
+            copy.scratch.unlink()
+            seal(copy.path)
+            assert totals(found, copy.path) == expected
+
+
+def test_a_scratch_file_that_could_not_be_begun_anew_is_seen_to_be_written(
+    life: Life, folder: Folder, found: Any
+) -> None:
+    life.second(MINUTE)
+    dead = Dead(folder.path)
+    scratch = dead.scratch.read_bytes()
+    life.block()
+    life.write()
+    life.files.close()
+    life.files = LogFiles(folder, "broker-a", RUN, BOUNDS)
+    (folder.path / f".rejections-broker-a-{RUN}.scratch").write_bytes(scratch)
+    folder.take()
+    sealed = seal_now(folder)
+    assert (sealed.records, sealed.files) == (0, 0)
+    assert totals(found, folder.path) == {"admitted": 6, "refused": 3, "rejected": 3}
+    assert found.names() == [f"rejections-broker-a-{RUN}-000001.jsonl"]
+
+
+def test_a_minute_without_a_log_file_gets_one_of_a_number_that_was_not_used(
+    life: Life, folder: Folder, found: Any
+) -> None:
+    life.second(MINUTE)
+    Dead(folder.path).log.unlink()
+    seal_now(folder)
+    assert found.names() == [f"rejections-broker-a-{RUN}-000002.jsonl"]
+    assert totals(found, folder.path)["admitted"] == 6
+
+
+def test_every_run_is_sealed_and_ones_own_is_left_alone(life: Life, folder: Folder, found: Any) -> None:
+    life.second(MINUTE)
+    other = f".rejections-other-{'f' * 12}-000003.jsonl.open"
+    (folder.path / other).write_bytes(b'{"type":"heartbeat","n":1,"at_s":1}\n')
+    (folder.path / f".rejections-other-{'e' * 12}-000001.jsonl.open").write_bytes(b"")
+    (folder.path / ".something-else.open").write_bytes(b"x")
+    assert sealing.seal(folder, RUN).files == 1
+    names = found.names()
+    assert f"rejections-other-{'f' * 12}-000003.jsonl" in names
+    assert f".rejections-broker-a-{RUN}-000001.jsonl.open" in names
+    assert f".rejections-broker-a-{RUN}.scratch" in names
+    assert ".something-else.open" in names
+    assert not [name for name in names if "e" * 12 in name]
+
+
+@pytest.mark.parametrize(
+    "junk", [b"\0" * 100, b"[" * 100_000 + b"\n", b'["begin",2]\n', b'["commit",1,2,3,4,true,0]\n', b""]
+)
+def test_a_scratch_file_that_is_none_is_removed(folder: Folder, found: Any, junk: bytes) -> None:
+    (folder.path / f".rejections-broker-a-{RUN}.scratch").write_bytes(junk)
+    assert seal_now(folder) == sealing.Sealed()
+    assert found.names() == []
+
+
+def test_any_call_that_fails_leaves_it_for_the_next_time(
+    life: Life, folder: Folder, found: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    life.second(MINUTE)
+    dead = Dead(folder.path)
+    with dead.log.open("ab") as log:
+        log.write(b"{")
+    calls = ("open", "ftruncate", "write", "fsync", "rename", "unlink", "pread")
+    failing = 0
+    while True:
+        copy = dead.copy(tmp_path / "copy")
+        left = [failing]
+        with monkeypatch.context() as patch:
+            for name in calls:
+                patch.setattr(os, name, _failing(getattr(os, name), left))
+            try:
+                seal(copy.path)
+            except OSError:
+                # The lock.
+                assert left[0] < 0
+        seal(copy.path)
+        assert totals(found, copy.path) == {"admitted": 6, "refused": 3, "rejected": 3}, failing
+        if left[0] >= 0:
+            break
+        failing += 1
+    assert failing > 10
+
+
+def _failing(call: Callable[..., Any], left: list[int]) -> Callable[..., Any]:
+    def fail(*arguments: Any, **more: Any) -> Any:
+        left[0] -= 1
+        if left[0] == -1:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return call(*arguments, **more)
+
+    return fail

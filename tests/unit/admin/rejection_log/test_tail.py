@@ -1,0 +1,200 @@
+import gzip
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import trio
+import trio.testing
+
+from admin.errors import StartError
+from admin.live.files import open_to_read
+from admin.rejection_log import tail as module
+from admin.rejection_log.composing import Composer
+from admin.rejection_log.minute import Minute
+from admin.rejection_log.tail import tail
+from limiter.rejections import Rejection
+
+RUN = "0123456789ab"
+NAME = f"rejections-a-{RUN}-{{:06}}.jsonl"
+AT = 1_700_000_000
+
+
+@pytest.fixture(autouse=True)
+def _utc(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "UTC")
+
+
+@pytest.fixture
+def lines(make_rejection: Callable[..., Rejection]) -> Callable[..., list[bytes]]:
+    """Makes so many refusals, a second apart."""
+
+    def make(count: int, *, instance: str = "a", run: str = RUN, begin_s: int = AT, client: str = "c") -> list[bytes]:
+        composer = Composer(instance, run)
+        return [
+            composer.rejection(begin_s + number, make_rejection(client=f"{client}{number}")) for number in range(count)
+        ]
+
+    return make
+
+
+Lines = Callable[..., list[bytes]]
+
+
+def clients(text: str) -> list[str]:
+    return [line.partition("from ")[2].split(" ")[0] for line in text.splitlines()]
+
+
+def test_the_last_records_are_shown_in_order_over_finished_packed_and_open_files(
+    tmp_path: Path, lines: Lines, capsys: pytest.CaptureFixture[str]
+) -> None:
+    each = lines(9)
+    (tmp_path / "sub").mkdir()
+    with gzip.open(tmp_path / (NAME.format(1) + ".gz"), "wb") as packed:
+        packed.write(b"".join(each[:3]))
+    (tmp_path / "sub" / NAME.format(2)).write_bytes(b"".join(each[3:6]))
+    # Half a line is one that is being written.
+    (tmp_path / f".{NAME.format(3)}.open").write_bytes(b"".join(each[6:]) + b'{"type":')
+    (tmp_path / f".rejections-a-{RUN}.scratch").write_bytes(b"[]\n")
+    assert tail([tmp_path], 8) == 0
+    shown = capsys.readouterr()
+    assert clients(shown.out) == [f"c{number}" for number in range(1, 9)]
+    assert shown.err == ""
+    assert tail([tmp_path / "sub" / NAME.format(2), tmp_path / "sub"], 2) == 0
+    assert clients(capsys.readouterr().out) == ["c4", "c5"]
+    assert tail([tmp_path], 0) == 0
+    assert capsys.readouterr().out == ""
+
+
+def test_old_files_are_not_read_for_a_few_lines(
+    tmp_path: Path, lines: Lines, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(1, 4):
+        path = tmp_path / NAME.format(number)
+        path.write_bytes(b"".join(lines(5, begin_s=AT + 1000 * number, client=f"{number}-")))
+        os.utime(path, (AT + 1000 * number + 5, AT + 1000 * number + 5))
+    read: list[str] = []
+    real = open_to_read
+
+    def watched(path: Path) -> int:
+        read.append(path.name)
+        return real(path)
+
+    monkeypatch.setattr(module, "open_to_read", watched)
+    assert tail([tmp_path], 3) == 0
+    assert clients(capsys.readouterr().out) == ["3-2", "3-3", "3-4"]
+    assert read == [NAME.format(3)]
+
+
+@pytest.mark.parametrize("count", [1, 700, 100_000])
+def test_long_files_are_read_from_their_end(
+    tmp_path: Path, lines: Lines, capsys: pytest.CaptureFixture[str], count: int
+) -> None:
+    (tmp_path / NAME.format(1)).write_bytes(b"".join(lines(2000)))
+    assert tail([tmp_path], count) == 0
+    expected = [f"c{number}" for number in range(max(0, 2000 - count), 2000)]
+    assert clients(capsys.readouterr().out) == expected
+
+
+def test_a_copied_file_shows_nothing_twice_and_sidecars_are_named(
+    tmp_path: Path, lines: Lines, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("one.jsonl", "two.jsonl"):
+        (tmp_path / name).write_bytes(b"".join(lines(2)))
+    (tmp_path / "other.jsonl").write_bytes(b"".join(lines(1, instance="b\x1b[2J", run="f" * 12, begin_s=AT + 9)))
+    assert tail([tmp_path], 10) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "==> a <==",
+        "2023-11-14 22:13:20  refused  topic orders: 1 request, 1 bytes, from c0 (producers), wait 0 s",
+        "2023-11-14 22:13:21  refused  topic orders: 1 request, 1 bytes, from c1 (producers), wait 0 s",
+        "==> b\\x1b[2J <==",
+        "2023-11-14 22:13:29  refused  topic orders: 1 request, 1 bytes, from c0 (producers), wait 0 s",
+    ]
+
+
+def test_what_cannot_be_read_is_counted(tmp_path: Path, lines: Lines, capsys: pytest.CaptureFixture[str]) -> None:
+    junk = [b"\0\xff\n", b"[" * 100_000 + b"\n", b'{"type":"new","v":2}\n', b'{"type":"x"}\n', b"\n"]
+    newer = lines(1)[0].replace(b'"v":1', b'"v":2')
+    (tmp_path / "a.jsonl").write_bytes(b"".join([*lines(1), *junk, newer]))
+    (tmp_path / "cut.jsonl.gz").write_bytes(gzip.compress(b"".join(lines(100)))[:-20])
+    assert tail([tmp_path], 10) == 1
+    shown = capsys.readouterr()
+    assert clients(shown.out) == ["c0"]
+    assert shown.err.splitlines()[1:] == [
+        "sluice: lines that could not be read: 3",
+        "sluice: lines of another version of Sluice's log: 2",
+    ]
+    assert shown.err.startswith(f"sluice: {tmp_path}/cut.jsonl.gz: ")
+
+
+def test_a_path_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(StartError, match="nothing: is not there"):
+        tail([tmp_path / "nothing"])
+
+
+def test_colours_are_for_terminals(
+    tmp_path: Path, lines: Lines, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.jsonl").write_bytes(b"".join(lines(1)))
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    tail([tmp_path])
+    assert "\x1b[31m" in capsys.readouterr().out
+    monkeypatch.setenv("NO_COLOR", "1")
+    tail([tmp_path])
+    assert "\x1b" not in capsys.readouterr().out
+
+
+def test_every_record_has_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    composer = Composer("a", RUN)
+    minute = Minute(AT - AT % 60, 1)
+    minute.other = 3
+    beat = composer.heartbeat(
+        minute, version="1", limiting=False, bypassed_requests={"rate_limit/late": 2}, lost_records=4
+    )
+    (tmp_path / "a.jsonl").write_bytes(beat)
+    tail([tmp_path])
+    assert capsys.readouterr().out == (
+        "2023-11-14 22:13:00  alive    Sluice 1, 0 connections, limiting OFF, 1 s recorded, 2 requests bypassed"
+        " rate_limit/late, 3 counted under _other, 4 records lost so far\n"
+    )
+
+
+def test_following_goes_on_across_rotation_cuts_and_new_files(
+    tmp_path: Path, lines: Lines, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    each = lines(8)
+    opened, finished = tmp_path / f".{NAME.format(1)}.open", tmp_path / NAME.format(1)
+    opened.write_bytes(each[0] + each[1][:7])
+
+    def rest() -> None:
+        opened.write_bytes(each[0] + each[1])
+
+    def rotate() -> None:
+        with opened.open("ab") as file:
+            file.write(each[2])
+        opened.rename(finished)
+        (tmp_path / f".{NAME.format(2)}.open").write_bytes(each[3] + each[4][:9])
+
+    def cut() -> None:
+        # What the disk did not take is cut off again.
+        (tmp_path / f".{NAME.format(2)}.open").write_bytes(each[3])
+
+    def pack() -> None:
+        with gzip.open(tmp_path / (NAME.format(1) + ".gz"), "wb") as packed:
+            packed.write(finished.read_bytes())
+        finished.unlink()
+        (tmp_path / f".{NAME.format(2)}.open").write_bytes(each[3] + each[5])
+
+    steps = [rest, rotate, cut, pack]
+
+    async def step(_: float) -> None:
+        await trio.lowlevel.checkpoint()
+        if not steps:
+            raise KeyboardInterrupt
+        steps.pop(0)()
+
+    monkeypatch.setattr(trio, "sleep", step)
+    with pytest.raises(KeyboardInterrupt):
+        tail([tmp_path], 1, follow=True)
+    assert clients(capsys.readouterr().out) == ["c0", "c1", "c2", "c3", "c5"]
