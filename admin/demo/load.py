@@ -15,6 +15,7 @@ from proxy.protocols.rocketmq.command import RemotingCommand, decode, encode
 
 #: Messages that are due are written together this often.
 _TICK_S: Final = 0.02
+_MADE_UP_FOR_S: Final = 0.5
 _READ_BYTES: Final = 64 * 1024
 _BODY: Final = b"sluice demo " * 8
 _VERSION: Final = 513
@@ -62,6 +63,8 @@ class Producer:
         started_s = trio.current_time()
         sent = 0
         while not self._stopping.is_set():
+            # What a stall has kept it from sending for longer than this is left out: at once it would be a flood.
+            started_s = max(started_s, trio.current_time() - _MADE_UP_FOR_S - sent / self._load.rate_per_s)
             due = int((trio.current_time() - started_s) * self._load.rate_per_s) - sent
             if due > 0:
                 await stream.send_all(b"".join(self._frame(sent + number) for number in range(1, due + 1)))

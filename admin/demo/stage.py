@@ -4,7 +4,6 @@ import signal
 import socket
 from collections.abc import AsyncIterator
 from contextlib import nullcontext
-from dataclasses import dataclass, field
 from typing import Final
 
 import trio
@@ -54,9 +53,13 @@ async def perform(*, seconds: float | None) -> int:
     with trio.open_signal_receiver(*sidecar.stop_signals()) as signals:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_abort_on_second, signals, stopping := trio.Event(), nursery.cancel_scope)
-            ports = _Ports()
-            loopback = await _start_broker(nursery, ports)
-            running, listen = await _start_sidecar(nursery, loopback, ports)
+            loopback = await _start_broker(nursery)
+            running, listen = await _start_sidecar(nursery, loopback)
+            got = [
+                ("the name server", _NAME_SERVER, parse_endpoint(loopback.name_server_address)),
+                ("sluice", _LISTEN, listen),
+                ("the admin address", parse_endpoint(DEFAULT_ADMIN), running.admin),
+            ]
             show(
                 view.heading(
                     str(listen),
@@ -64,7 +67,7 @@ async def perform(*, seconds: float | None) -> int:
                     loopback.name_server_address,
                     running.admin_url or "",
                     LIMIT_PER_S,
-                    notes=ports.notes,
+                    notes=[note for each in got if (note := _note(*each))],
                 )
             )
             ledger = Ledger(LOADS)
@@ -88,8 +91,8 @@ async def _abort_on_second(signals: AsyncIterator[int], stopping: trio.Event, ev
     everything.cancel()
 
 
-async def _start_broker(nursery: trio.Nursery, ports: "_Ports") -> Loopback:
-    config = LoopbackConfig(broker_port=0, name_server_port=ports.take(_NAME_SERVER, "the name server"))
+async def _start_broker(nursery: trio.Nursery) -> Loopback:
+    config = LoopbackConfig(broker_port=0, name_server_port=_to_be_had(_NAME_SERVER).port)
     try:
         loopback: Loopback = await nursery.start(serve_broker, config)
     except OSError as error:
@@ -97,23 +100,18 @@ async def _start_broker(nursery: trio.Nursery, ports: "_Ports") -> Loopback:
     return loopback
 
 
-async def _start_sidecar(
-    nursery: trio.Nursery, loopback: Loopback, ports: "_Ports"
-) -> tuple[sidecar.Running, Endpoint]:
+async def _start_sidecar(nursery: trio.Nursery, loopback: Loopback) -> tuple[sidecar.Running, Endpoint]:
     """Start a sidecar as ``sluice run`` would, on free ports if the usual ones are taken."""
-    listen = Endpoint(_LISTEN.host, ports.take(_LISTEN, "sluice"))
-    admin = parse_endpoint(DEFAULT_ADMIN)
-    admin = Endpoint(admin.host, ports.take(admin, "the admin address"))
     plan = compose(
         load(
             None,
             {},
             Flags(
-                listen=[str(listen)],
+                listen=[str(_to_be_had(_LISTEN))],
                 broker=[loopback.broker_address],
                 limits=[f"topic:*={LIMIT_PER_S:g}/s"],
                 values={
-                    ("admin", "listen"): ("--admin", str(admin)),
+                    ("admin", "listen"): ("--admin", str(_to_be_had(parse_endpoint(DEFAULT_ADMIN)))),
                     # What is changed in a demo is not there in the next one, nor in a real sidecar of this machine.
                     ("state_dir",): ("--state-dir", OFF),
                     # Routine lines would tear the table apart.
@@ -167,32 +165,19 @@ async def _send(
     return elapsed_s, lost
 
 
-@dataclass(slots=True)
-class _Ports:
-    """Ports to listen on.
-
-    Attributes:
-        notes: for the heading, one for each port that was not to be had.
-    """
-
-    notes: list[str] = field(default_factory=list)
-
-    def take(self, wanted: Endpoint, what: str) -> int:
-        """Return the wanted port, or a free one, with a note, if something listens there."""
-        port = _free_port(wanted)
-        if wanted.port not in {0, port}:
-            self.notes.append(f"port {wanted.port} is taken, so {what} has {port}")
-        return port
+def _to_be_had(wanted: Endpoint) -> Endpoint:
+    """Return the address, with port 0 if something listens there: whoever listens on that gets a free one."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(wanted)
+        except OSError:
+            return Endpoint(wanted.host, 0)
+    return wanted
 
 
-def _free_port(wanted: Endpoint) -> int:
-    """Return the wanted port, or a free one if something listens there."""
-    for port in (wanted.port, 0):
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((wanted.host, port))
-            except OSError:
-                continue
-            return int(probe.getsockname()[1])
-    raise StartError(f"demo: no free port on {wanted.host}")
+def _note(what: str, wanted: Endpoint, got: Endpoint | None) -> str:
+    """Return what the heading says of a port that was not to be had; nothing if it was."""
+    if got is None or wanted.port in {0, got.port}:
+        return ""
+    return f"port {wanted.port} is taken, so {what} has {got.port}"

@@ -151,7 +151,8 @@ class Flood:
         """Wait until so many more requests have their answers."""
         with self._changed:
             wanted = self.sent + more
-            assert self._changed.wait_for(lambda: self.sent >= wanted, _SLOWEST_MS / 1000), "the flood has dried up"
+            while self.sent < wanted:
+                assert self._changed.wait(_SLOWEST_MS / 1000), "the flood has dried up"
 
     def __enter__(self) -> Self:
         """Begin; leaving the block ends it."""
@@ -207,7 +208,7 @@ def put_limit() -> Callable[..., Any]:
             data=json.dumps(limit).encode(),
             headers={"Content-Type": "application/json"},
         )
-        with urllib.request.urlopen(request, timeout=10) as answer:
+        with urllib.request.urlopen(request, timeout=60) as answer:
             return json.load(answer)
 
     return put

@@ -10,7 +10,7 @@ from harness.clients import cpp, java, node, run_client
 from harness.rocketmq import RocketMQ
 from harness.sidecar import Sluice
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.alone]
 
 _SENDING_S = 10
 # Messages to the unlimited topic before the seconds begin: neither client nor broker is fast from the first one.

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 from harness.ports import free_port
-from harness.rocketmq import RocketMQ
-from harness.sidecar import Route, Sluice, StartSluice, run_sluice
+from harness.sidecar import Route, StartSluice, run_sluice
 
 pytestmark = pytest.mark.integration
 
@@ -102,10 +101,6 @@ def test_signal_ends_it_orderly(
 
     assert sluice.process.wait(timeout_s=60) == 0
     assert "Traceback" not in sluice.process.log.read_text(encoding="utf-8")
-
-
-def test_ready_once_the_broker_accepts(rocketmq: RocketMQ, sluice: Sluice) -> None:
-    assert sluice.get("/readyz")[0] == 200
 
 
 def test_check_prints_the_limits_that_would_be_in_force(tmp_path: Path) -> None:

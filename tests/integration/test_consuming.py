@@ -15,7 +15,7 @@ from admin.composition import Plan, compose
 from admin.sources import Flags, load
 from proxy.datapath import LocalDataPath
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.alone]
 
 _LIMITED_S = 20
 # At first each queue is pulled once before anything is known of what it holds, and the limit has a second in store.

@@ -1,4 +1,4 @@
-"""What a listener does with what is no plain RocketMQ connection, or has no broker behind it."""
+"""Whether a listener is ready, and what it does with what is no plain connection, or has no broker behind it."""
 
 import socket
 
@@ -6,7 +6,7 @@ import pytest
 from harness.rocketmq import RocketMQ
 from harness.sidecar import Route, Sluice, StartSluice
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.alone]
 
 # The start of a TLS record: handshake, TLS 1.0 record version, 512 bytes.
 _CLIENT_HELLO_START = b"\x16\x03\x01\x02\x00\x01"
@@ -14,7 +14,7 @@ _CLIENT_HELLO_START = b"\x16\x03\x01\x02\x00\x01"
 
 def _connect(address: str) -> socket.socket:
     host, _, port = address.rpartition(":")
-    return socket.create_connection((host, int(port)), timeout=30)
+    return socket.create_connection((host, int(port)), timeout=60)
 
 
 def _read_to_end(connection: socket.socket) -> bytes:
@@ -26,6 +26,10 @@ def _read_to_end(connection: socket.socket) -> bytes:
     except ConnectionResetError:
         pass
     return received
+
+
+def test_ready_once_the_broker_accepts(rocketmq: RocketMQ, sluice: Sluice) -> None:
+    assert sluice.get("/readyz")[0] == 200
 
 
 def test_tls_connection_is_closed_and_counted(rocketmq: RocketMQ, sluice: Sluice) -> None:

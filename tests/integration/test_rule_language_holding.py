@@ -47,10 +47,10 @@ max_delay_s = 2
 [[limits]]
 kind = "topic"
 name = "a-while"
-rate = 2
-burst_s = 0.5
+rate = 0.5
+burst_s = 2
 action = "delay"
-max_delay_s = 1
+max_delay_s = 4
 
 [[limits]]
 kind = "producer_group"
@@ -140,7 +140,7 @@ def test_what_would_wait_too_long_is_refused_at_once(client: FrameClient, sideca
 def test_what_is_held_until_its_deadline_is_refused_then(client: FrameClient, sidecar: Sluice) -> None:
     assert stored(client.ask(send("a-while", group="also-delayed", batch=2))) == 1
 
-    # The topic's next permit is half a second away, and others overdraw meanwhile what the group has left.
+    # The topic's next permit is two seconds away, and others overdraw meanwhile what the group has left.
     held = send("a-while", group="also-delayed")
     passed, busy = client.ask(held, send("free", group="also-delayed", batch=20))
 

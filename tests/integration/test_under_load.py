@@ -12,7 +12,7 @@ from socket import IPPROTO_TCP, SHUT_WR, TCP_NODELAY, create_connection, create_
 import pytest
 from harness.sidecar import Route, Sluice, StartSluice
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.alone]
 
 _CHUNK_BYTES = 256 * 1024
 
@@ -72,7 +72,7 @@ def sink() -> Iterator[_Sink]:
 
 def _connect(sluice: Sluice) -> socket:
     host, _, port = sluice.routes[0].listen.rpartition(":")
-    connection = create_connection((host, int(port)), timeout=120)
+    connection = create_connection((host, int(port)), timeout=300)
     connection.setsockopt(IPPROTO_TCP, TCP_NODELAY, 1)
     return connection
 
@@ -97,7 +97,7 @@ def _pour(connection: socket, data: bytes, times: int) -> None:
         for _ in range(times):
             connection.sendall(data)
         connection.shutdown(SHUT_WR)
-        reader.join(120)
+        reader.join(300)
         assert not reader.is_alive()
 
 
@@ -149,7 +149,8 @@ def test_a_million_made_up_topics_take_bounded_memory_and_real_limits_hold(
                 names = range(first, first + a_chunk)
                 client.sendall(b"".join(b"%b%07d%b" % (head, name, rest) for name in names) + real * 20)
             client.shutdown(SHUT_WR)
-            reader.join(120)
+            reader.join(300)
+            assert not reader.is_alive()
         sink.finish()
         most = _most(50, begun_s)
         metrics = sluice.metrics()

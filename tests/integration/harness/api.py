@@ -15,7 +15,7 @@ def ask(sluice: Sluice, method: str, path: str, body: object = None) -> tuple[in
         f"http://{sluice.admin}/api/v1/{path}", data, {"content-type": "application/json"}, method=method
     )
     try:
-        with urllib.request.urlopen(request, timeout=20) as answer:
+        with urllib.request.urlopen(request, timeout=60) as answer:
             return answer.status, json.loads(answer.read())
     except urllib.error.HTTPError as error:
         with error:

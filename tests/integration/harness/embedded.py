@@ -10,7 +10,7 @@ from harness.ports import free_port
 from harness.sidecar import Route
 from proxy.loopback import Loopback, LoopbackConfig, serve_broker
 
-_START_TIMEOUT_S: Final = 30.0
+_START_TIMEOUT_S: Final = 60.0
 
 
 class EmbeddedBroker:

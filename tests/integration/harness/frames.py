@@ -15,7 +15,7 @@ from proxy.protocols.rocketmq.codes import FLAG_ONEWAY, RequestCode, ResponseCod
 from proxy.protocols.rocketmq.command import RemotingCommand, decode, encode
 
 #: An answer may have been held; a test that waits for longer than this waits for nothing.
-_TIMEOUT_S: Final = 30.0
+_TIMEOUT_S: Final = 60.0
 _SUBSCRIPTION: Final = 4
 _SUSPEND: Final = 2
 
@@ -133,7 +133,7 @@ class FrameClient:
 
         Raises:
             ConnectionResetError: it closed the connection before.
-            TimeoutError: it was silent for half a minute.
+            TimeoutError: it was silent for a minute.
         """
         return [self._read() for _ in range(count)]
 
@@ -147,7 +147,7 @@ class FrameClient:
 
         Raises:
             ConnectionResetError: the other side closed the connection before.
-            TimeoutError: it was silent for half a minute.
+            TimeoutError: it was silent for a minute.
         """
         commands = self.read()
         while commands[-1].opaque != request.opaque:

@@ -4,31 +4,40 @@ import itertools
 import os
 import socket
 from collections.abc import Iterable
+from contextlib import ExitStack
 
-# Below Linux's ephemeral range: no outgoing connection takes one of these between choosing it and listening on it.
+# Below Linux's ephemeral range: no outgoing connection takes one of these while nobody listens on it.
 _FIRST, _LAST = 15_000, 32_000
 # Runs that start at once begin in different places; within a run the ports only go up.
 _candidates = itertools.cycle(range(_FIRST + os.getpid() * 20 % (_LAST - _FIRST), _LAST, 5))
+# Bound and never listening: between two of their listeners the ports are nobody else's, either.
+_kept: list[ExitStack] = []
 
 
 def free_port(*hosts: str, offsets: Iterable[int] = (0,)) -> int:
     """Return a port that is free on every host, together with its neighbours at ``offsets``.
+
+    All of them stay reserved for what this process starts, until it ends: other processes that ask for a free port
+    are given another, and who listens here with SO_REUSEADDR, as all servers do, may come and go.
 
     Raises:
         RuntimeError: none was found.
     """
     wanted = tuple(offsets)
     for port in itertools.islice(_candidates, 2_000):
-        if all(_is_free(host, port + offset) for host in hosts or ("127.0.0.1",) for offset in wanted):
+        with ExitStack() as keeping:
+            try:
+                for host, offset in itertools.product(set(hosts) or {"127.0.0.1"}, wanted):
+                    _keep(keeping, host, port + offset)
+            except OSError:
+                continue
+            _kept.append(keeping.pop_all())
             return port
     raise RuntimeError("no free port was found for the integration tests")
 
 
-def _is_free(host: str, port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError:
-            return False
-        return True
+def _keep(keeping: ExitStack, host: str, port: int) -> None:
+    sock = keeping.enter_context(socket.socket())
+    # Without SO_REUSEADDR this fails if anybody else has the port, listening or not; with it, listening is possible.
+    sock.bind((host, port))
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -46,7 +46,7 @@ class RemotingClient:
         timeout_s: how long any single read or write may take.
     """
 
-    def __init__(self, host: str, port: int, *, timeout_s: float = 10.0) -> None:
+    def __init__(self, host: str, port: int, *, timeout_s: float = 60.0) -> None:
         self._socket = socket.create_connection((host, port), timeout_s)
         self._opaque = 0
 

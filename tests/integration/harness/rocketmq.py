@@ -28,7 +28,7 @@ _JAVA_OPENS = (
 _JAVA_FAST_START = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 # A loaded CI machine takes several times the usual six seconds.
 _START_TIMEOUT_S = 120.0
-_ROUTE_TIMEOUT_S = 30.0
+_ROUTE_TIMEOUT_S = 120.0
 _FILLED_AT_ONCE = 250
 _VIP_OFFSET = -2
 _HA_OFFSET = 1

@@ -37,7 +37,7 @@ async def test_everything_that_a_producer_was_told_is_stored_is_stored(
 
     for topic in ("orders", "invoices"):
         assert report[topic]["failed"] == 0, report
-        assert report[topic]["stored"] == embedded.loopback.stored(topic) > 50
+        assert report[topic]["stored"] == embedded.loopback.stored(topic) > 0
 
 
 @pytest.mark.parametrize("options", [(), _BINARY_HEADER], ids=["JSON header", "binary header"])

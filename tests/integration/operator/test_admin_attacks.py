@@ -264,17 +264,22 @@ def test_a_body_of_nothing_but_brackets_is_an_answer_and_no_failure(ask: Callabl
     assert 400 <= answer.status < 500
 
 
-def test_a_body_that_is_shorter_than_it_says_is_cut(sidecar: Sluice) -> None:
+@pytest.fixture(scope="module")
+def half_said(sidecar: Sluice) -> Iterator[dict[str, socket.socket]]:
+    """Connections that stopped in the middle of a body and of a head, both at once: each has ten seconds for it."""
     fields = {"Host": sidecar.admin, "Authorization": f"Bearer {WRITE}", "Content-Length": "100"}
-    with connect(sidecar.admin) as connection:
-        connection.sendall(head("PUT", "/api/v1/limits/topic/orders", fields) + b'{"rate"')
-        assert "10 seconds" in refused(read(connection), 408)
+    with connect(sidecar.admin) as body, connect(sidecar.admin) as half_head:
+        body.sendall(head("PUT", "/api/v1/limits/topic/orders", fields) + b'{"rate"')
+        half_head.sendall(b"GET /healthz HTTP/1.1\r\nHost: ")
+        yield {"body": body, "head": half_head}
 
 
-def test_a_head_that_does_not_end_is_cut(sidecar: Sluice) -> None:
-    with connect(sidecar.admin) as connection:
-        connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: ")
-        assert read(connection).status == 0
+def test_a_body_that_is_shorter_than_it_says_is_cut(half_said: dict[str, socket.socket]) -> None:
+    assert "10 seconds" in refused(read(half_said["body"]), 408)
+
+
+def test_a_head_that_does_not_end_is_cut(half_said: dict[str, socket.socket]) -> None:
+    assert read(half_said["head"]).status == 0
 
 
 def test_a_head_that_is_too_large_is_refused(sidecar: Sluice) -> None:

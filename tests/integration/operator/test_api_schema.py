@@ -70,7 +70,7 @@ def test_every_answer_is_as_documented_and_none_is_a_fault(
             cwd=tmp_path,
             capture_output=True,
             text=True,
-            timeout=240,
+            timeout=540,
             check=False,
         )
         assert found.returncode == 0, found.stdout[-20_000:]

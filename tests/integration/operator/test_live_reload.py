@@ -10,7 +10,7 @@ from harness.embedded import EmbeddedBroker
 from harness.sidecar import Sluice
 
 TEXT = '[[limits]]\nkind = "topic"\nname = "orders"\nrate = {rate}\n'
-_PATIENCE_S = 20.0
+_PATIENCE_S = 60.0
 
 
 @pytest.fixture

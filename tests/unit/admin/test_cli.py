@@ -18,6 +18,12 @@ PAIR = ["--listen", "127.0.0.1:0", "--broker", "127.0.0.1:1"]
 
 
 @pytest.fixture(autouse=True)
+def _own_state_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Not that of the machine, which another run of the tests may have open."""
+    monkeypatch.setenv("STATE_DIRECTORY", str(tmp_path / "state"))
+
+
+@pytest.fixture(autouse=True)
 def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith("SLUICE_")]:
         monkeypatch.delenv(name)
@@ -245,12 +251,13 @@ def test_where_to_ask_that_is_wrong_is_one_line(capsys: pytest.CaptureFixture[st
     assert complaint(capsys, "top", "--profile", "prod").startswith("--profile prod: ")
 
 
-def test_a_token_file_that_others_can_read_gets_a_warning(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_token_file_that_others_can_read_gets_a_warning(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, reserve: Callable[..., int]
+) -> None:
     token = tmp_path / "token"
     token.write_text("token-of-ada", encoding="utf-8")
     token.chmod(0o644)
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    address = f"127.0.0.1:{reserve()}"
     assert main(["state", "--admin", address, "--token-file", str(token)]) == 1
     warning, line = capsys.readouterr().err.splitlines()
     assert warning == f"sluice: warning: --token-file {token}: others can read it; run chmod 600 {token}"

@@ -76,6 +76,12 @@ class Server:
 
 
 @pytest.fixture
+def autojump_clock() -> MockClock:
+    """One that jumps only after a moment of silence: what was sent over a socket may still be on its way."""
+    return MockClock(autojump_threshold=0.005)
+
+
+@pytest.fixture
 async def server(nursery: trio.Nursery) -> AsyncIterator[Server]:
     running = Server(nursery)
     await running.start()

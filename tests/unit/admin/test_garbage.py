@@ -48,6 +48,7 @@ def test_new_garbage_is_found_at_once_and_what_was_set_aside_in_the_end() -> Non
         assert gc.get_freeze_count() > len(many)
 
 
+@pytest.mark.no_cover
 def test_set_aside_is_no_more_than_there_was_whatever_ends_meanwhile() -> None:
     with short_pauses():
         most = 2 * (max(gc.get_freeze_count(), LEAST) + LEAST)

@@ -665,6 +665,7 @@ class TestTimer:
         assert max(len(room.holding._deadlines), len(room.holding._dues), len(line._heap)) < 200
 
 
+@pytest.mark.no_cover
 class TestTenThousand:
     @staticmethod
     def held(connections: int = 10) -> Room:

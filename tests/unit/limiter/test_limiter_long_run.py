@@ -14,6 +14,8 @@ from limiter.limiter import Limiter
 from limiter.resource import Resource
 from limiter.rule import Rule
 
+pytestmark = pytest.mark.no_cover
+
 RATES_PER_S = [1, 7, 100, 2_000, 100_000]
 OVERLOADS = [1.1, 2, 10, 1000]
 

@@ -138,6 +138,7 @@ def test_eviction_looks_at_more_than_the_first_limiter() -> None:
     assert registry.state(topic("t-0"), 20 * MS) is None
 
 
+@pytest.mark.no_cover
 def test_a_million_made_up_names_stay_bounded_and_real_limits_hold() -> None:
     registry = Registry(rule_set("topic:*=2000/s", "topic:orders=50/s"), max_live=10_000)
     passed = now_ns = 0
@@ -776,6 +777,7 @@ FREE_EDITS = st.one_of(
         max_size=100,
     )
 )
+@pytest.mark.no_cover
 def test_edits_without_end_admit_no_more_than_the_bound(
     steps: list[tuple[int, Ask | tuple[str, str, bool] | str]],
 ) -> None:

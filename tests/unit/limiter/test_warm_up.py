@@ -107,6 +107,7 @@ def test_with_almost_no_burst_it_is_guavas(rate: str, warm_up_s: int, requests: 
         )
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("rate_per_s", [20, 100, 900])
 def test_rate_rises_from_a_third_to_the_full_one_within_the_warm_up(rate_per_s: int) -> None:
     it = warming(rate_per_s, warm_up_s=10, burst_s=0.1)

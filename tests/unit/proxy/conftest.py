@@ -157,17 +157,20 @@ class Peer:
 
 
 class ScriptedBroker:
-    """A listening socket; what its connections do is the test's business."""
+    """A listening socket; what its connections do is the test's business.
 
-    def __init__(self, peers: list[Peer]) -> None:
+    Its address must be reserved: nobody else may have it while it is stopped.
+    """
+
+    def __init__(self, peers: list[Peer], address: tuple[str, int]) -> None:
         self._peers = peers
-        self._listening = self._listen(0)
-        self.address: tuple[str, int] = self._listening.getsockname()
+        self.address = address
+        self._listening = self._listen()
 
-    def _listen(self, port: int) -> socket.socket:
+    def _listen(self) -> socket.socket:
         sock = socket.socket()
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind((HOST, port))
+        sock.bind(self.address)
         sock.listen(128)
         sock.setblocking(False)
         return sock
@@ -186,7 +189,7 @@ class ScriptedBroker:
         self._listening.close()
 
     def restart(self) -> None:
-        self._listening = self._listen(self.address[1])
+        self._listening = self._listen()
 
 
 @dataclass
@@ -285,8 +288,8 @@ def peers() -> Iterator[list[Peer]]:
 
 
 @pytest.fixture
-def broker(peers: list[Peer]) -> Iterator[ScriptedBroker]:
-    scripted = ScriptedBroker(peers)
+def broker(peers: list[Peer], reserve: Callable[..., int]) -> Iterator[ScriptedBroker]:
+    scripted = ScriptedBroker(peers, (HOST, reserve()))
     yield scripted
     scripted.stop()
 

@@ -1,14 +1,16 @@
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import trio
+from playbook import frames
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from limiter.limit_text import parse_limit
+from limiter.rejections import OTHER, Amount, Rejection, ResourceSecond
 from limiter.resource import Resource
 from limiter.rule import Rule
 from limiter.rules import RuleSet
@@ -21,13 +23,14 @@ from proxy.handlers.rate_limit import PLUGIN as RATE_LIMIT
 from proxy.handlers.rate_limit import RateLimitOptions
 from proxy.pipeline import Handler, HandlerConfig, HandlerPlugin, PipelineError
 from proxy.protocols.base import Protocol
+from proxy.protocols.rocketmq import PROTOCOL
 from proxy.question import Question, QuestionError
 from proxy.server import ListenerConfig
 from proxy.snapshot import BrokerReach, LaneDepth, ListenerState, Usage
 from proxy.sockets import format_address
 
 if TYPE_CHECKING:
-    from tests.unit.proxy.conftest import Peer, Rig, ScriptedBroker, StartRig
+    from tests.unit.proxy.conftest import Rig, ScriptedBroker, StartRig
 
 KIND = "line_topic"
 HOST = "127.0.0.1"
@@ -56,14 +59,17 @@ class TestBuilding:
         with pytest.raises(PipelineError, match="'rate_limit' stands in the pipeline twice"):
             LocalDataPath(DataPathConfig((), twice, RuleSet()))
 
-    async def test_cancelling_gives_the_address_back_and_closes_the_connections(self, rig: Rig) -> None:
-        address = rig.address
-        client, broker = await rig.connect()
+    async def test_cancelling_gives_the_address_back_and_closes_the_connections(
+        self, start_rig: StartRig, lines: Protocol, broker: ScriptedBroker, reserved_address: tuple[str, int]
+    ) -> None:
+        config = ListenerConfig("main", lines, lines.options(), reserved_address, broker.address)
+        rig = await start_rig(listeners=(config,))
+        client, broker_end = await rig.connect()
         rig.scope.cancel()
         assert await client.receive_to_end() == b""
-        assert await broker.receive_to_end() == b""
+        assert await broker_end.receive_to_end() == b""
         await wait_all_tasks_blocked()
-        (bound,) = await sockets.listen(*address, 1)
+        (bound,) = await sockets.listen(*reserved_address, 1)
         bound.close()
 
     async def test_is_a_data_path_as_the_admin_side_knows_it(self, rig: Rig) -> None:
@@ -601,23 +607,21 @@ class TestLimiters:
 
 class TestProbe:
     async def test_says_which_brokers_accept(
-        self, start_rig: StartRig, lines: Protocol, broker: ScriptedBroker, peers: list[Peer]
+        self, start_rig: StartRig, lines: Protocol, broker: ScriptedBroker, reserved_address: tuple[str, int]
     ) -> None:
-        dead = type(broker)(peers)
-        dead.stop()
         rig = await start_rig(
             listeners=tuple(
                 ListenerConfig(name, lines, lines.options(), (HOST, 0), address)
                 for name, address in {
                     "alive": broker.address,
-                    "dead": dead.address,
+                    "dead": reserved_address,
                     "nameless": ("a..b", 1),
                 }.items()
             )
         )
         assert await rig.path.probe_brokers() == (
             BrokerReach("alive", format_address(broker.address), None),
-            BrokerReach("dead", format_address(dead.address), "Connection refused"),
+            BrokerReach("dead", format_address(reserved_address), "Connection refused"),
             BrokerReach("nameless", "a..b:1", "'a..b' is not a host name"),
         )
 
@@ -689,3 +693,93 @@ class TestEvents:
             client, broker = await rig.connect()
             await client.send(b"free 1\n")
             assert await broker.receive_line() == b"free 1\n"
+
+
+class TestTakeTraffic:
+    @pytest.fixture
+    async def rig(self, start_rig: StartRig, now_ns: Callable[[], int]) -> Rig:
+        began = datetime(2026, 3, 29, 0, 59, 59, tzinfo=UTC)
+        slow = Rule("topic", "slow", 1, action="delay", max_delay_s=2.5)
+        return await start_rig(
+            "topic:none=0/s",
+            protocol=PROTOCOL,
+            rules=[slow],
+            wall_clock=lambda: began + timedelta(microseconds=now_ns() // 1000),
+        )
+
+    async def test_records_nothing_before_the_first_call(self, rig: Rig) -> None:
+        client, broker = await rig.connect()
+        await client.send(send := frames.send("free", 1))
+        await broker.receive(len(send))
+        assert await rig.path.take_traffic(unfinished=True) == ()
+        await client.send(send)
+        await broker.receive(len(send))
+        (second,) = await rig.path.take_traffic(unfinished=True)
+        assert second.resources[0].outcomes == {"admitted": Amount(1, 1, len(send))}
+
+    async def test_tells_who_was_refused_what_in_which_second(self, rig: Rig, mock_clock: MockClock) -> None:
+        assert await rig.path.take_traffic() == ()
+        client, broker = await rig.connect(source="127.0.0.9")
+        passes, refused, silent = (
+            frames.send("free", 1),
+            frames.send("none", 2),
+            frames.send("none", 3, flag=frames.ONEWAY),
+        )
+        mock_clock.jump(0.5)
+        await client.send(passes + refused + silent + passes)
+        await broker.receive(2 * len(passes))
+        await client.receive(8)
+        assert await rig.path.take_traffic() == ()
+        mock_clock.jump(0.5)
+        (second,) = await rig.path.take_traffic()
+        assert datetime.fromtimestamp(second.at_s, UTC) == datetime(2026, 3, 29, 0, 59, 59, tzinfo=UTC)
+        free, none = second.resources
+        assert free == ResourceSecond(
+            Resource("topic", "free"),
+            {"admitted": Amount(2, 2, 2 * len(passes))},
+            0,
+            {"JAVA": (2, 0)},
+            ("127.0.0.9",),
+            more_clients=False,
+        )
+        amount = Amount(2, 2, len(refused) + len(silent))
+        assert (none.outcomes, none.busy_answers, none.languages) == ({"refused": amount}, 1, {"JAVA": (2, 2)})
+        (rejection,) = second.rejections
+        assert rejection.wait_max_us > 0
+        assert rejection == Rejection(
+            Resource("topic", "none"), "127.0.0.9", "producers", "topic:none", "refuse", amount, rejection.wait_max_us
+        )
+        assert await rig.path.take_traffic(unfinished=True) == ()
+
+    async def test_tells_what_held_requests_come_to(self, rig: Rig, mock_clock: MockClock) -> None:
+        assert await rig.path.take_traffic() == ()
+        client, broker = await rig.connect()
+        size = len(first := frames.send("slow", 1))
+        await client.send(b"".join(frames.send("slow", opaque) for opaque in range(1, 6)))
+        assert await broker.receive(size) == first
+        await client.receive(8)
+        (second,) = await rig.path.take_traffic(unfinished=True)
+        assert second.resources[0].outcomes == {
+            "admitted": Amount(1, 1, size),
+            "held": Amount(3, 3, 3 * size),
+            "refused": Amount(1, 1, size),
+        }
+        assert [(each.verdict, each.amount.requests) for each in second.rejections] == [("hold", 3), ("refuse", 1)]
+        mock_clock.jump(1)
+        await broker.receive(size)
+        client.reset()
+        await until_held(rig, 0)
+        (later,) = await rig.path.take_traffic(unfinished=True)
+        assert later.at_s == second.at_s + 1
+        assert later.resources[0].outcomes == {"admitted": Amount(1, 1, size), "dropped": Amount(2, 2, 2 * size)}
+        assert later.resources[0].languages == {"JAVA": (3, 0)}
+
+    async def test_tells_apart_as_much_as_it_is_configured_to(self, start_rig: StartRig) -> None:
+        rig = await start_rig("topic:vip=0/s", protocol=PROTOCOL, max_resources=1, max_keys_per_s=1)
+        await rig.path.take_traffic()
+        client, broker = await rig.connect()
+        last = frames.send("c", 3)
+        await client.send(frames.send("a", 1) + frames.send("b", 2) + frames.send("vip", 4) + last)
+        await broker.receive(3 * len(last))
+        seconds = await rig.path.take_traffic(unfinished=True)
+        assert {of.resource.name for second in seconds for of in second.resources} == {"a", "vip", OTHER}

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -94,13 +95,14 @@ def jump_to(clock: MockClock, time_s: float) -> None:
 
 
 async def until(predicate: Callable[[], object]) -> None:
-    """Give the other tasks and threads their turns until something holds; time stands still meanwhile."""
-    for _ in range(10_000):
+    """Give the other tasks and threads their turns until something holds; the mock clock stands still meanwhile."""
+    patience_s = time.monotonic() + 60
+    while time.monotonic() < patience_s:
         if predicate():
             return
         # A hop to a thread, so that the loop idles and does not keep the interpreter's lock from the others.
         await trio.to_thread.run_sync(int)
-    pytest.fail("did not come about")
+    pytest.fail("did not come about within a minute")
 
 
 async def until_begun(gate: Gate) -> None:

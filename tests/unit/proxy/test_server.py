@@ -66,11 +66,9 @@ async def gated_connect(monkeypatch: pytest.MonkeyPatch) -> GatedConnect:
 
 class TestListening:
     async def test_taken_address_names_the_listener_and_gives_all_back(
-        self, rig: Rig, lines: Protocol, broker: ScriptedBroker
+        self, rig: Rig, lines: Protocol, broker: ScriptedBroker, reserved_address: tuple[str, int]
     ) -> None:
-        with socket.create_server((HOST, 0)) as probe:
-            free = probe.getsockname()
-        free_one = ListenerConfig("free", lines, lines.options(), free, broker.address)
+        free_one = ListenerConfig("free", lines, lines.options(), reserved_address, broker.address)
         taken = ListenerConfig("taken", lines, lines.options(), rig.address, broker.address)
         path = LocalDataPath(DataPathConfig((free_one, taken), (), RuleSet()))
         port = rig.address[1]
@@ -80,7 +78,7 @@ class TestListening:
             await path.run()
         assert caught.value.config is taken
         assert isinstance(caught.value.error, OSError)
-        socket.create_server(free).close()
+        socket.create_server(reserved_address).close()
 
     async def test_ipv6_is_served(self, start_rig: StartRig) -> None:
         """The loopback of IPv6 must be up on the machine that runs this: sysctl net.ipv6.conf.lo.disable_ipv6=0."""
@@ -94,9 +92,14 @@ class TestListening:
         assert connection.info.address == "::1"
 
     async def test_listeners_lead_to_their_own_brokers_and_name_their_scope(
-        self, start_rig: StartRig, lines: Protocol, broker: ScriptedBroker, peers: list[Peer]
+        self,
+        start_rig: StartRig,
+        lines: Protocol,
+        broker: ScriptedBroker,
+        peers: list[Peer],
+        reserved_address: tuple[str, int],
     ) -> None:
-        other = type(broker)(peers)
+        other = type(broker)(peers, reserved_address)
         rig = await start_rig(
             listeners=(
                 ListenerConfig("main", lines, lines.options(), (HOST, 0), broker.address),

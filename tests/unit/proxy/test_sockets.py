@@ -201,25 +201,21 @@ class TestConnect:
         wire.close()
         accepted.close()
 
-    async def test_refused_connection_is_told_in_words(self) -> None:
-        with socket.create_server((HOST, 0)) as closing:
-            port = closing.getsockname()[1]
+    async def test_refused_connection_is_told_in_words(self, reserved_address: tuple[str, int]) -> None:
         with pytest.raises(ConnectionRefusedError) as caught:
-            await sockets.connect(HOST, port)
+            await sockets.connect(*reserved_address)
         assert caught.value.strerror == "Connection refused"
 
-    async def test_addresses_of_a_name_are_tried_in_turn(self, listening: ListeningSocket) -> None:
-        with socket.create_server((HOST, 0)) as closing:
-            dead_port = closing.getsockname()[1]
-        trio.socket.set_custom_hostname_resolver(Resolver({"broker.test": [(HOST, dead_port), listening.address]}))
+    async def test_addresses_of_a_name_are_tried_in_turn(
+        self, listening: ListeningSocket, reserved_address: tuple[str, int]
+    ) -> None:
+        trio.socket.set_custom_hostname_resolver(Resolver({"broker.test": [reserved_address, listening.address]}))
         wire = await sockets.connect("broker.test", 1)
         assert wire._sock.getpeername() == listening.address
         wire.close()
 
-    async def test_last_error_is_told_when_no_address_works(self) -> None:
-        with socket.create_server((HOST, 0)) as closing:
-            dead = closing.getsockname()
-        trio.socket.set_custom_hostname_resolver(Resolver({"broker.test": [dead, dead]}))
+    async def test_last_error_is_told_when_no_address_works(self, reserved_address: tuple[str, int]) -> None:
+        trio.socket.set_custom_hostname_resolver(Resolver({"broker.test": [reserved_address] * 2}))
         with pytest.raises(ConnectionRefusedError):
             await sockets.connect("broker.test", 1)
 
@@ -275,16 +271,19 @@ class TestListen:
         with pytest.raises(OSError, match="in use"):
             await sockets.listen(*listening.address, 1)
 
-    async def test_all_addresses_of_a_name_or_none(self, listening: ListeningSocket) -> None:
-        port = listening.address[1]
+    async def test_all_addresses_of_a_name_or_none(self, reserve: Callable[..., int]) -> None:
+        port = reserve("127.0.0.2", HOST)
+        (taken,) = await sockets.listen(HOST, port, 1)
         trio.socket.set_custom_hostname_resolver(Resolver({"both.test": [("127.0.0.2", port), (HOST, port)]}))
         with pytest.raises(OSError, match="in use"):
             await sockets.listen("both.test", port, 1)
         # The first of the two was given back.
         (again,) = await sockets.listen("127.0.0.2", port, 1)
-        again.close()
+        for closing in (again, taken):
+            closing.close()
 
-    async def test_address_is_free_again_after_close(self, listening: ListeningSocket) -> None:
+    async def test_address_is_free_again_after_close(self, reserved_address: tuple[str, int]) -> None:
+        (listening,) = await sockets.listen(*reserved_address, 1)
         client = await sockets.connect(*listening.address)
         accepted, _ = await listening.accept()
         listening.close()
@@ -292,14 +291,16 @@ class TestListen:
         for closing in (again, accepted, client):
             closing.close()
 
-    async def test_ipv6_is_served_beside_ipv4_on_the_same_port(self, listening: ListeningSocket) -> None:
+    async def test_ipv6_is_served_beside_ipv4_on_the_same_port(self, reserve: Callable[..., int]) -> None:
         """The loopback of IPv6 must be up on the machine that runs this: sysctl net.ipv6.conf.lo.disable_ipv6=0."""
-        (bound,) = await sockets.listen("::1", listening.address[1], 1)
-        assert bound.address == ("::1", listening.address[1])
+        port = reserve(HOST, "::1")
+        (beside,) = await sockets.listen(HOST, port, 1)
+        (bound,) = await sockets.listen("::1", port, 1)
+        assert bound.address == ("::1", port)
         client = await sockets.connect(*bound.address)
         accepted, peer = await bound.accept()
         assert peer[0] == "::1"
-        for closing in (bound, accepted, client):
+        for closing in (bound, beside, accepted, client):
             closing.close()
 
 

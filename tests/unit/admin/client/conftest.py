@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -78,7 +79,7 @@ class FakeApi:
             def log_message(self, *_: object) -> None:
                 pass
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server = Server(("127.0.0.1", 0), Handler)
         self.address = f"127.0.0.1:{self._server.server_port}"
         self.url = f"http://{self.address}"
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
@@ -92,6 +93,14 @@ class FakeApi:
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()
+
+
+class Server(ThreadingHTTPServer):
+    """Says nothing of a client that has left: that might be said in the middle of the next test's output."""
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
 
 
 class Asked:

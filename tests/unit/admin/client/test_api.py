@@ -12,11 +12,6 @@ from admin.client.target import Target
 from admin.errors import OperatorError
 
 
-def free_address() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return f"127.0.0.1:{probe.getsockname()[1]}"
-
-
 def failure(url: str, token: str | None = None) -> OperatorError:
     with Api(Target(url, token)) as client, pytest.raises(OperatorError) as caught:
         client.get(path("state"))
@@ -73,8 +68,8 @@ def test_an_answer_of_another_kind_says_so(api: Any) -> None:
         client.get(path("state")).read(dict[str, int])
 
 
-def test_nobody_there_says_what_to_do() -> None:
-    address = free_address()
+def test_nobody_there_says_what_to_do(reserve: Callable[..., int]) -> None:
+    address = f"127.0.0.1:{reserve()}"
     (line,) = failure(f"http://{address}").lines
     assert line == (
         f"nobody answers at http://{address} (Connection refused): start `sluice run`, or name its admin address with"
@@ -95,8 +90,10 @@ def test_a_redirection_is_not_followed(api: Any) -> None:
     assert failure(api.url, "token").lines[0].startswith(f"{api.url} answers 302")
 
 
-def test_a_proxy_of_the_environment_is_left_aside(api: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HTTP_PROXY", f"http://{free_address()}")
+def test_a_proxy_of_the_environment_is_left_aside(
+    api: Any, monkeypatch: pytest.MonkeyPatch, reserve: Callable[..., int]
+) -> None:
+    monkeypatch.setenv("HTTP_PROXY", f"http://127.0.0.1:{reserve()}")
     api.answers["GET /state"] = (200, {})
     with Api(Target(api.url)) as client:
         assert client.get(path("state")).content == b"{}"

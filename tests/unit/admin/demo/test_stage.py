@@ -45,8 +45,7 @@ async def test_a_short_run_ends_with_an_account_that_is_in_order(capsys: pytest.
         assert (other, stored) == (0, passed)
         assert (refused > 0) == load.runaway
     assert "/metrics" in text
-    page = text.splitlines()[1]
-    assert re.match(r"page +open http://127.0.0.1:[0-9]+: ", page)
+    assert re.search(r"^page +open http://127\.0\.0\.1:[0-9]+: ", text, re.MULTILINE)
 
 
 async def test_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,21 +87,27 @@ async def test_ctrl_c_ends_it_with_the_account(
     assert "sent/passed/refused per second: runaway " in text
 
 
-def test_a_taken_port_is_replaced_by_a_free_one() -> None:
+async def test_a_taken_port_is_replaced_by_a_free_one_and_told(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        found = stage._free_port(Endpoint("127.0.0.1", port))
-    assert found not in {0, port}
-    assert stage._free_port(Endpoint("127.0.0.1", found)) == found
+        monkeypatch.setattr(stage, "_LISTEN", Endpoint("127.0.0.1", port))
+        assert await stage.perform(seconds=0.1) == 0
+    text = capsys.readouterr().out
+    (other,) = re.findall(rf"port {port} is taken, so sluice has ([0-9]+)", text)
+    assert int(other) not in {0, port}
+    assert text.count("is taken") == 1
 
 
-def test_a_port_that_was_taken_is_told() -> None:
-    ports = stage._Ports()
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        found = ports.take(Endpoint("127.0.0.1", port), "sluice")
-    ports.take(Endpoint("127.0.0.1", 0), "the name server")
-    assert ports.notes == [f"port {port} is taken, so sluice has {found}"]
+async def test_a_port_that_is_to_be_had_is_taken(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, reserved_address: tuple[str, int]
+) -> None:
+    monkeypatch.setattr(stage, "_NAME_SERVER", Endpoint(*reserved_address))
+    assert await stage.perform(seconds=0.1) == 0
+    text = capsys.readouterr().out
+    assert f"127.0.0.1:{reserved_address[1]}" in text
+    assert "is taken" not in text
 
 
 def test_one_topic_runs_away_tenfold_and_the_others_stay_under_the_limit() -> None:

@@ -570,6 +570,7 @@ async def test_a_limit_whose_hours_have_not_come_shows_what_holds_instead_after_
         assert desk.limit("topic", "night").limit_text == "2/s"
 
 
+@pytest.mark.no_cover
 async def test_many_edits_hold_together_and_leave_others_their_turns(open_desk: OpenDesk) -> None:
     async with open_desk(FILE) as desk:
         turns, done = 0, False

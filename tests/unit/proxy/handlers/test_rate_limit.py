@@ -195,7 +195,7 @@ STEPS = st.lists(
 
 @pytest.mark.parametrize("break_s", [0, 1.0])
 @given(steps=STEPS)
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_batch_is_decided_as_its_single_requests_are(
     batch_of: MakeBatch, break_s: float, steps: list[tuple[list[tuple[str, int]], int]]
 ) -> None:
@@ -217,7 +217,7 @@ def test_batch_is_decided_as_its_single_requests_are(
 
 
 @given(steps=STEPS, overlap=st.permutations([("a",), ("a", "b"), ("b",)]))
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_overlapping_resources_never_admit_more_than_their_limits(
     batch_of: MakeBatch,
     steps: list[tuple[list[tuple[str, int]], int]],

@@ -169,7 +169,9 @@ def test_answers_spell_their_headers_as_the_real_broker(bench: Any, captures: Pa
         assert all(isinstance(value, str) for value in answer.get("extFields", {}).values())
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(st.sampled_from(_CLIENTS), st.randoms(use_true_random=False))
 def test_damaged_recordings_end_the_connection_at_worst(
     make_bench: Any, captures: Path, name: str, random: Random
