@@ -285,10 +285,15 @@ async def _stop_on_signal(
     number = await anext(signals)
     if stopped.running is not None:
         _log.info("draining", signal=signal.Signals(number).name, grace_s=grace_s)
+        log = stopped.running.rejection_log
+        if log is not None:
+            log.grace_ends_s = trio.current_time() + grace_s
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_drain, stopped.running.data_path, grace_s, nursery.cancel_scope)
             number = await anext(signals)
             _log.warning("stopped at once", signal=signal.Signals(number).name)
+            if log is not None:
+                log.grace_ends_s = trio.current_time()
             stopped.exit_code = 128 + number
             nursery.cancel_scope.cancel()
     everything.cancel()

@@ -7,7 +7,7 @@ counted under ``_other``, and no sum is ever short.
 Nothing here writes files, knows a protocol or reads a clock.
 """
 
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from typing import Final
 
 import msgspec
@@ -64,29 +64,23 @@ class _Entry:
 
     Attributes:
         asked: what became of requests, by language and outcome.
-        sender: who was counted last,
-        outcome: with what outcome,
-        sums: and where: one client's traffic of one kind costs no further look.
         rejections: requests, messages, bytes, and the longest wait.
         clients: a dict of nothing, as the garbage collector looks at every set, but at no dict of strings.
         more_clients: there were others.
         busy_answers: refusals that were told.
     """
 
-    __slots__ = ("asked", "busy_answers", "clients", "more_clients", "outcome", "rejections", "sender", "sums")
+    __slots__ = ("asked", "busy_answers", "clients", "more_clients", "rejections")
 
     def __init__(self) -> None:
         self.asked: dict[str, dict[Outcome, _Sum]] = {}
-        self.rejections: dict[_Key, list[int]] = {}
+        self.rejections: dict[_Key, _Sum] = {}
         self.clients: dict[str, None] = {}
         self.more_clients = False
         self.busy_answers = 0
-        self.sender: Sender | None = None
-        self.outcome: Outcome = "admitted"
-        self.sums: _Sum = []
 
     def look(self, sender: Sender, outcome: Outcome) -> _Sum:
-        """Return what is added to for a sender and an outcome, and note it as the last."""
+        """Return what is added to for a sender and an outcome."""
         language, address = sender.language, sender.address
         if language not in self.asked and len(self.asked) >= MAX_LANGUAGES:
             language = OTHER
@@ -101,7 +95,6 @@ class _Entry:
         sums = outcomes.get(outcome)
         if sums is None:
             sums = outcomes[outcome] = [0, 0, 0]
-        self.sender, self.outcome, self.sums = sender, outcome, sums
         return sums
 
     def finished(self, resource: Resource) -> ResourceSecond:
@@ -171,6 +164,42 @@ class RawSecond:
             yield
 
 
+class Account:
+    """Where one sender's traffic of one kind is added up for a resource: who keeps it need not look for it again.
+
+    It is good for as long as ``second`` is the recorder's, and for what the other attributes say.
+
+    Attributes:
+        second: None if it is good but once.
+        resource: what was asked for.
+        sender: who asked.
+        outcome: what became of it.
+        rule: that had a word with it, if one had.
+        producer_group: likewise.
+        entry: of the resource.
+        sums: requests, messages and bytes.
+        rejection: the same, and the longest wait, of what the rule had a word with.
+    """
+
+    __slots__ = ("entry", "outcome", "producer_group", "rejection", "resource", "rule", "second", "sender", "sums")
+
+    def __init__(
+        self, second: RawSecond | None, resource: Resource, sender: Sender, outcome: Outcome, entry: _Entry
+    ) -> None:
+        self.second = second
+        self.resource = resource
+        self.sender = sender
+        self.outcome = outcome
+        self.rule = self.producer_group = ""
+        self.entry = entry
+        self.sums = entry.look(sender, outcome)
+        self.rejection: _Sum = []
+
+
+NO_ACCOUNT: Final = Account(None, Resource("", ""), NOBODY, "admitted", _Entry())
+"""Good for nothing."""
+
+
 class Recorder:
     """Adds up what became of requests in the second under way, and keeps those that are over until they are taken.
 
@@ -185,7 +214,8 @@ class Recorder:
         wall_ns: nanoseconds since 1970 UTC at that time.
 
     Attributes:
-        ends_ns: monotonic time at which the second under way is over.
+        second: the one under way.
+        ends_ns: monotonic time at which it is over.
     """
 
     __slots__ = (
@@ -196,9 +226,9 @@ class Recorder:
         "_max_keys",
         "_max_resources",
         "_pinned",
-        "_second",
         "_stepped_s",
         "ends_ns",
+        "second",
     )
 
     def __init__(
@@ -217,14 +247,14 @@ class Recorder:
 
     def _begin(self, now_ns: int, wall_ns: int, at_s: int) -> None:
         since_ns = wall_ns - at_s * _NS_PER_S
-        self._second = RawSecond(at_s, now_ns - since_ns, self._stepped_s)
+        self.second = RawSecond(at_s, now_ns - since_ns, self._stepped_s)
         self.ends_ns = now_ns - since_ns + _NS_PER_S
 
     def turn(self, now_ns: int, wall_ns: int) -> None:
         """Begin another second."""
         stepped_s = round((wall_ns - self._looked_wall_ns - (now_ns - self._looked_ns)) / _NS_PER_S)
         self._looked_ns, self._looked_wall_ns = now_ns, wall_ns
-        second = self._second
+        second = self.second
         at_s, over_ns = divmod(wall_ns, _NS_PER_S)
         if now_ns >= self.ends_ns and at_s == second.at_s and over_ns >= _NS_PER_S - _JITTER_NS:
             at_s += 1
@@ -257,7 +287,8 @@ class Recorder:
 
     def count(
         self,
-        told: Iterable[tuple[Sequence[Resource], Sums]],
+        resources: Sequence[Resource],
+        amount: Sums,
         outcome: Outcome,
         sender: Sender,
         judged: Judged | None = None,
@@ -265,31 +296,49 @@ class Recorder:
         """Add what became of some requests, to each of their resources.
 
         Args:
-            told: what requests were for, and how much that was; all that the other arguments hold for.
+            resources: what they were for.
+            amount: of them.
             outcome: what became of them.
             sender: who sent them.
             judged: what a rule said to them, if one did.
         """
-        entries = self._second.resources
-        for resources, amount in told:
-            requests, messages, size_bytes = amount
-            for resource in resources:
-                entry = entries.get(resource)
-                if entry is None:
-                    entry = self._place(resource)
-                if entry.sender is sender and entry.outcome is outcome:
-                    sums = entry.sums
-                else:
-                    sums = entry.look(sender, outcome)
+        requests, messages, size_bytes = amount
+        for resource in resources:
+            account = self.account(resource, sender, outcome, judged)
+            sums = account.sums
+            sums[0] += requests
+            sums[1] += messages
+            sums[2] += size_bytes
+            if judged is not None:
+                sums = account.rejection
                 sums[0] += requests
                 sums[1] += messages
                 sums[2] += size_bytes
-                if judged is not None:
-                    self._judge(resource, entry, sender.address, amount, judged)
+                sums[3] = max(sums[3], judged[3])
+                account.entry.busy_answers += judged[4]
+
+    def account(self, resource: Resource, sender: Sender, outcome: Outcome, judged: Judged | None = None) -> Account:
+        """Find where something is added up; of ``judged`` the wait and the answers do not matter."""
+        second = self.second
+        other = second.other
+        entry = second.resources.get(resource)
+        if entry is None:
+            entry = self._place(resource)
+        account = Account(second, resource, sender, outcome, entry)
+        if judged is not None:
+            verdict, rule, producer_group, _, _ = judged
+            account.rule, account.producer_group = rule, producer_group
+            key = (sender.address, producer_group, rule, verdict)
+            rejection = entry.rejections.get(key)
+            account.rejection = self._sums(resource, entry, key) if rejection is None else rejection
+        if second.other != other:
+            # It was counted that there was no room, as it is each time.
+            account.second = None
+        return account
 
     def _place(self, resource: Resource) -> _Entry:
         """Find room for a resource, or what it shares with all others of its kind."""
-        second = self._second
+        second = self.second
         if len(second.resources) >= self._max_resources and resource not in self._pinned:
             second.other += 1
             return self._other(resource)
@@ -297,25 +346,11 @@ class Recorder:
         return entry
 
     def _other(self, resource: Resource) -> _Entry:
-        return self._second.resources.setdefault(Resource(resource.kind, OTHER), _Entry())
+        return self.second.resources.setdefault(Resource(resource.kind, OTHER), _Entry())
 
-    def _judge(self, resource: Resource, entry: _Entry, address: str, amount: Sums, judged: Judged) -> None:
-        """Add what a rule said to some requests."""
-        verdict, rule, producer_group, wait_us, busy_answers = judged
-        requests, messages, size_bytes = amount
-        entry.busy_answers += busy_answers
-        key = (address, producer_group, rule, verdict)
-        sums = entry.rejections.get(key)
-        if sums is None:
-            sums = self._sums(resource, entry, key)
-        sums[0] += requests
-        sums[1] += messages
-        sums[2] += size_bytes
-        sums[3] = max(sums[3], wait_us)
-
-    def _sums(self, resource: Resource, entry: _Entry, key: _Key) -> list[int]:
+    def _sums(self, resource: Resource, entry: _Entry, key: _Key) -> _Sum:
         """Find room for a key, or one that it shares with others."""
-        second, most = self._second, self._max_keys
+        second, most = self.second, self._max_keys
         if second.keys >= most:
             second.other += 1
             key = (OTHER, OTHER, *key[2:])

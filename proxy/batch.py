@@ -319,15 +319,8 @@ class Batch:
         requests = self.requests
         return [0 if requests[index].consumes else requests[index].size_bytes for index in indexes]
 
-    def sum_bytes(self, group: Group, indexes: Sequence[int]) -> int:
-        """Return what ``size_bytes`` adds up to for some requests of one group."""
-        if group.consumes:
-            return 0
-        requests = self.requests
-        return sum([requests[index].size_bytes for index in indexes])
-
     def sums_bytes(self) -> list[int]:
-        """Return what ``sum_bytes`` is of each whole group, at less cost."""
+        """Return what ``size_bytes`` adds up to for each group."""
         groups = self.groups()
         if len(groups) == 1:
             return [0 if groups[0].consumes else sum([request.size_bytes for request in self.requests])]
@@ -341,10 +334,15 @@ class Batch:
             for group in groups
         ]
 
-    def sum_answered(self, indexes: Sequence[int]) -> int:
-        """Return how many of some requests expect an answer."""
+    def sums_of(self, group: Group, indexes: Sequence[int]) -> tuple[int, int]:
+        """Return for some requests of a group what ``size_bytes`` adds up to, and how many expect an answer."""
         requests = self.requests
-        return len(indexes) - sum([requests[index].oneway for index in indexes])
+        if len(indexes) == 1:
+            request = requests[indexes[0]]
+            return 0 if group.consumes else request.size_bytes, 0 if request.oneway else 1
+        some = requests if len(indexes) == len(requests) else [requests[index] for index in indexes]
+        size_bytes = 0 if group.consumes else sum([request.size_bytes for request in some])
+        return size_bytes, len(some) - sum([request.oneway for request in some])
 
     def add_verdicts(self, verdicts: Verdicts) -> None:
         """Merge what one handler decided, as Verdict says; a ticket that gives way is dropped.

@@ -10,8 +10,8 @@ from typing import Final
 
 import trio
 
-from limiter.recorder import Judged, Recorder, Sender, Sums
-from limiter.rejections import Outcome, TrafficSecond
+from limiter.recorder import NO_ACCOUNT, Account, Judged, Recorder, Sender, Sums
+from limiter.rejections import Outcome, RejectionVerdict, TrafficSecond
 from limiter.resource import Resource
 from proxy.batch import Batch, Group, Hold, Refuse, Request, Shadow, Verdict
 from proxy.pace import Pace
@@ -88,26 +88,85 @@ class Runs:
         passed: what becomes of requests without a verdict.
     """
 
-    __slots__ = ("_batch", "_passed", "_recorder", "_sender")
+    __slots__ = (
+        "_answers",
+        "_batch",
+        "_messages",
+        "_outcome",
+        "_passed",
+        "_producer_group",
+        "_recorder",
+        "_requests",
+        "_rule",
+        "_second",
+        "_sender",
+        "_size_bytes",
+        "_verdict",
+        "_wait_us",
+    )
 
     def __init__(self, recorder: Recorder, batch: Batch, sender: Sender, passed: Outcome) -> None:
         self._recorder = recorder
+        self._second = recorder.second
         self._batch = batch
         self._sender = sender
         self._passed = passed
+        self._verdict: RejectionVerdict | None = None
+        self._rule = self._producer_group = ""
 
-    def add(self, group: Group, indexes: Sequence[int], messages: int, verdict: Verdict | None) -> None:
-        """Record requests of one group that have the same verdict."""
-        batch, outcome = self._batch, self._passed
-        judged: Judged | None = None
+    def begin(self, group: Group, indexes: Sequence[int], messages: int, verdict: Verdict | None) -> None:
+        """Look at requests of one group that have the same verdict; ``add`` follows for each of their resources."""
+        self._requests, self._messages = len(indexes), messages
+        self._size_bytes, answers = self._batch.sums_of(group, indexes)
+        if verdict is None:
+            self._outcome, self._verdict = self._passed, None
+            self._rule = self._producer_group = ""
+            return
+        self._producer_group = group.producer_group
+        self._wait_us = self._answers = 0
         if isinstance(verdict, Refuse):
-            outcome, judged = _refused(verdict, group.producer_group, batch.sum_answered(indexes))
+            self._outcome, self._verdict, self._rule = "refused", "refuse", verdict.rule
+            self._wait_us, self._answers = verdict.wait_us, answers
         elif isinstance(verdict, Shadow):
-            outcome, judged = "shadowed", ("shadow", verdict.rule, group.producer_group, 0, 0)
+            self._outcome, self._verdict, self._rule = "shadowed", "shadow", verdict.rule
         elif isinstance(verdict, Hold):
-            outcome, judged = "held", ("hold", verdict.rule, group.producer_group, 0, 0)
-        amount = (len(indexes), messages, batch.sum_bytes(group, indexes))
-        self._recorder.count([(group.resources, amount)], outcome, self._sender, judged)
+            self._outcome, self._verdict, self._rule = "held", "hold", verdict.rule
+
+    def add(self, resource: Resource, account: Account = NO_ACCOUNT) -> Account:
+        """Record the run for one resource.
+
+        Args:
+            resource: whose.
+            account: of the run before, likely to be good for this one, too.
+
+        Returns:
+            The account of this run.
+        """
+        outcome, sender, requests, messages = self._outcome, self._sender, self._requests, self._messages
+        if (
+            account.second is not self._second
+            or account.sender is not sender
+            or account.outcome is not outcome
+            or account.resource is not resource
+            or account.rule != self._rule
+            or account.producer_group != self._producer_group
+        ):
+            verdict = self._verdict
+            judged = None if verdict is None else (verdict, self._rule, self._producer_group, 0, 0)
+            account = self._recorder.account(resource, sender, outcome, judged)
+        sums = account.sums
+        sums[0] += requests
+        sums[1] += messages
+        sums[2] += self._size_bytes
+        if self._verdict is not None:
+            sums = account.rejection
+            sums[0] += requests
+            sums[1] += messages
+            sums[2] += self._size_bytes
+            if self._wait_us > sums[3]:  # noqa: PLR1730 - max() costs as much as all of the sums
+                sums[3] = self._wait_us
+            account.entry.busy_answers += self._answers
+        return account
 
 
 def record_resolved(recorder: Recorder, request: Request, verdict: Refuse | Shadow | None, sender: Sender) -> None:
@@ -115,20 +174,17 @@ def record_resolved(recorder: Recorder, request: Request, verdict: Refuse | Shad
     outcome: Outcome = "admitted"
     judged: Judged | None = None
     if isinstance(verdict, Refuse):
-        outcome, judged = _refused(verdict, request.producer_group, int(not request.oneway))
+        outcome = "refused"
+        judged = ("refuse", verdict.rule, request.producer_group, verdict.wait_us, int(not request.oneway))
     elif verdict is not None:
         outcome, judged = "shadowed", ("shadow", verdict.rule, request.producer_group, 0, 0)
-    recorder.count([(request.resources, _amount(request))], outcome, sender, judged)
+    recorder.count(request.resources, _amount(request), outcome, sender, judged)
 
 
 def record_dropped(recorder: Recorder, request: Request, sender: Sender) -> None:
     """Record a request that was held when its client left."""
-    recorder.count([(request.resources, _amount(request))], "dropped", sender)
+    recorder.count(request.resources, _amount(request), "dropped", sender)
 
 
 def _amount(request: Request) -> Sums:
     return 1, request.messages, 0 if request.consumes else request.size_bytes
-
-
-def _refused(refuse: Refuse, producer_group: str, told: int) -> tuple[Outcome, Judged]:
-    return "refused", ("refuse", refuse.rule, producer_group, refuse.wait_us, told)

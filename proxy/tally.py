@@ -11,9 +11,10 @@ is told of the same runs of requests.
 """
 
 from collections.abc import Container, Iterable, Iterator, Sequence
+from itertools import repeat
 from typing import Final, NamedTuple, get_args
 
-from limiter.recorder import NOBODY, Recorder, Sender
+from limiter.recorder import NO_ACCOUNT, NOBODY, Recorder, Sender
 from limiter.rejections import OTHER, Outcome
 from limiter.resource import Resource
 from limiter.rotation import Rotation
@@ -61,9 +62,21 @@ NEVER: Final = LastStop(None, 0, "", None)
 
 
 class _Counts:
-    __slots__ = ("held_ns", "messages", "refused_by", "refused_ns", "requests", "seen_ns", "wait_us")
+    __slots__ = (
+        "account",
+        "held_ns",
+        "judged",
+        "messages",
+        "refused_by",
+        "refused_ns",
+        "requests",
+        "seen_ns",
+        "wait_us",
+    )
 
     def __init__(self) -> None:
+        #: Where the recorder added up last what passed, and what a rule had a word with.
+        self.account = self.judged = NO_ACCOUNT
         self.requests: dict[RequestVerdict, int] = dict.fromkeys(_VERDICTS, 0)
         self.messages: dict[RequestVerdict, int] = dict.fromkeys(_VERDICTS, 0)
         self.seen_ns = 0
@@ -160,31 +173,37 @@ class Tally:
     def _count_passed(
         self, batch: Batch, passed: RequestVerdict, recorder: Recorder | None, sender: Sender, *, now_ns: int
     ) -> None:
-        told = []
-        sizes = () if recorder is None else batch.sums_bytes()
-        for at, group in enumerate(batch.groups()):
+        outcome = _OUTCOMES[passed]
+        second = None if recorder is None else recorder.second
+        sizes = repeat(0) if recorder is None else batch.sums_bytes()
+        for group, size_bytes in zip(batch.groups(), sizes, strict=False):
             requests, messages = len(group.indexes), sum(group.messages)
             for resource in group.resources:
                 counts = self._find(resource, now_ns)
                 counts.requests[passed] += requests
                 counts.messages[passed] += messages
-            if recorder is not None:
-                told.append((group.resources, (requests, messages, sizes[at])))
-        if recorder is not None:
-            recorder.count(told, _OUTCOMES[passed], sender)
+                if recorder is None:
+                    continue
+                account = counts.account
+                if (
+                    account.second is not second
+                    or account.sender is not sender
+                    or account.outcome is not outcome
+                    or account.resource is not resource
+                ):
+                    account = counts.account = recorder.account(resource, sender, outcome)
+                sums = account.sums
+                sums[0] += requests
+                sums[1] += messages
+                sums[2] += size_bytes
 
     def _count_charges(self, batch: Batch, recorder: Recorder | None, sender: Sender, now_ns: int) -> None:
         charged: RequestVerdict = "exempt" if batch.connection.exempt else "pass"
         for charge in batch.charges:
             for resource in charge.resources:
                 self._find(resource, now_ns).messages[charged] += charge.messages
-        if recorder is not None:
-            told = [
-                (charge.resources, (0, charge.messages, charge.size_bytes))
-                for charge in batch.charges
-                if charge.messages or charge.size_bytes
-            ]
-            recorder.count(told, _OUTCOMES[charged], sender)
+            if recorder is not None and (charge.messages or charge.size_bytes):
+                recorder.count(charge.resources, (0, charge.messages, charge.size_bytes), _OUTCOMES[charged], sender)
 
     def resolved(self, request: Request, verdict: Refuse | Shadow | None, now_ns: int, sender: Sender = NOBODY) -> None:
         """Count a request that was held, and now passes, though a shadow rule may say no, or is refused."""
@@ -212,18 +231,16 @@ class Tally:
             if refuse is not None:
                 counts.refused(refuse, now_ns)
 
-    def _count_judged(
-        self, group: Group, batch: Batch, passed: RequestVerdict, recorded: Runs | None, now_ns: int
-    ) -> None:
+    def _count_judged(self, group: Group, batch: Batch, passed: RequestVerdict, runs: Runs | None, now_ns: int) -> None:
         """Count a group some of whose batch was not simply let pass; what is held is noted, and counts later."""
         for verdict, indexes, messages in _runs(group, batch.verdicts):
             requests = len(indexes)
             if isinstance(verdict, Hold):
                 self.held_requests += requests
                 self.held_bytes += sum([batch.requests[index].size_bytes for index in indexes])
-            self._count_run(group.resources, verdict, requests, messages, passed=passed, now_ns=now_ns)
-            if recorded is not None:
-                recorded.add(group, indexes, messages, verdict)
+            if runs is not None:
+                runs.begin(group, indexes, messages, verdict)
+            self._count_run(group.resources, verdict, requests, messages, passed=passed, runs=runs, now_ns=now_ns)
 
     def _count_run(
         self,
@@ -233,6 +250,7 @@ class Tally:
         messages: int,
         *,
         passed: RequestVerdict,
+        runs: Runs | None,
         now_ns: int,
     ) -> None:
         word = passed
@@ -242,6 +260,8 @@ class Tally:
                 counts = self._find(resource, now_ns)
                 counts.add("refuse", requests, messages)
                 counts.refused(verdict, now_ns)
+                if runs is not None:
+                    counts.judged = runs.add(resource, counts.judged)
             return
         if isinstance(verdict, Hold):
             self._count_rule("hold", verdict.rule, requests, messages)
@@ -250,12 +270,21 @@ class Tally:
                 known = self._counts.get(resource) or self._pinned.get(resource)
                 if known is not None:
                     known.held_ns = known.seen_ns = now_ns
+                if runs is not None:
+                    runs.add(resource)
             return
         if isinstance(verdict, Shadow):
             word = "shadow"
             self._count_rule("shadow", verdict.rule, requests, messages)
         for resource in resources:
-            self._find(resource, now_ns).add(word, requests, messages)
+            counts = self._find(resource, now_ns)
+            counts.add(word, requests, messages)
+            if runs is None:
+                continue
+            if verdict is None:
+                counts.account = runs.add(resource, counts.account)
+            else:
+                counts.judged = runs.add(resource, counts.judged)
 
     def _count_rule(self, verdict: RuleVerdict, rule: str, requests: int, messages: int) -> None:
         counts = self._rules.get(rule)

@@ -5,7 +5,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-PIECE_BYTES: Final = 1024 * 1024
+PIECE_BYTES: Final = 256 * 1024
 """What is written at a time, and dropped at a time when there is no room."""
 
 

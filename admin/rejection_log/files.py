@@ -38,6 +38,7 @@ _REASONS: Final = {
     errno.ENOENT: "folder_gone",
     errno.ESTALE: "folder_gone",
     errno.ENOTDIR: "folder_gone",
+    errno.EEXIST: "folder_gone",
 }
 LOST_REASONS: Final = ("error", "folder_gone", "locked", "no_space", "not_writable", "too_late")
 
@@ -124,6 +125,7 @@ class LogFiles:
         self._kept: list[tuple[int, str, int]] = []
         self._retry_s = -_TRY_AGAIN_S
         self._closed = False
+        self._last_is_lost = False
         self._handed_in: deque[Batch] = deque()
         self._busy_since_s: float | None = None
 
@@ -168,6 +170,7 @@ class LogFiles:
             self._lose(batch.records.pieces, "too_late")
             return
         error = self._write_records(batch)
+        self._last_is_lost = error is not None
         error = self._write_scratch(batch) or error
         error = self._keep_bounds() or error
         if error is None:
@@ -182,9 +185,10 @@ class LogFiles:
                 return
             self._closed = True
             if self._scratch is not None:
-                # What it is about is in the log file.
-                with suppress(OSError):
-                    self._scratch.path.unlink()
+                # What it is about is in the log file; if there was no room for that, the next start finds some.
+                if not self._last_is_lost:
+                    with suppress(OSError):
+                        self._scratch.path.unlink()
                 self._scratch.close()
             try:
                 self._finish()
@@ -219,7 +223,7 @@ class LogFiles:
         total.failed += found.failed
         if found.files:
             _log.info(
-                "rejection log of a killed process finished",
+                "rejection log that was left unfinished is finished",
                 files=found.files,
                 records_of_its_last_minute=found.records,
                 torn_lines=found.torn_lines,
@@ -268,6 +272,10 @@ class LogFiles:
 
     def _append(self, data: bytearray, records: Counter[str]) -> None:
         self._have_folder()
+        if self._file is not None and self._file.size + len(data) > self._bounds.max_total_bytes // 2:
+            # Much comes at once, and the total is small: what is oldest makes room for it.
+            self._finish()
+            self._delete_oldest()
         if self._file is None:
             self._file = LineFile(self._folder.path / self._run._replace(number=self.number).open)
             self._began_s = self._clock_s()
@@ -362,15 +370,27 @@ class LogFiles:
     def _delete_oldest(self) -> None:
         written = sum(file.size for file in (self._file, self._scratch) if file is not None)
         total = written + sum(size for _, _, size in self._kept)
+        stay: list[tuple[int, str, int]] = []
+        failed: OSError | None = None
         while self._kept and total > self._bounds.max_total_bytes:
-            _, name, size = self._kept[0]
-            with suppress(FileNotFoundError):
+            _, name, size = oldest = self._kept.pop(0)
+            try:
                 (self._folder.path / name).unlink()
+            except FileNotFoundError:
+                pass
+            except OSError as error:
+                # One that cannot be deleted must not keep all others.
+                failed = error
+                stay.append(oldest)
+                continue
+            else:
                 self.figures.deleted_files += 1
                 self.figures.deleted_bytes += size
-            del self._kept[0]
             total -= size
+        self._kept[:0] = stay
         self.figures.kept_bytes = total
+        if failed is not None:
+            raise failed
 
     # --- how it goes
 
@@ -380,7 +400,11 @@ class LogFiles:
             self.limits_lost |= "limit" in records
 
     def _failed(self, error: OSError | LockedError) -> None:
-        words = f"{self._folder.path}: {words_for(error)}" if isinstance(error, OSError) else str(error)
+        if isinstance(error, OSError):
+            why = "there is a file of that name" if error.errno == errno.EEXIST else words_for(error)
+            words = f"{self._folder.path}: {why}"
+        else:
+            words = str(error)
         if self.error is None:
             what = "rejection log is not written; traffic goes on, and what is lost is counted"
             _log.error(what, reason=words)

@@ -7,6 +7,7 @@ import errno
 import fcntl
 import os
 import re
+import stat
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -224,6 +225,8 @@ class Folder:
     def kept(self) -> list[tuple[int, str, int]]:
         """Return the finished files of whatever run, the oldest first: time of the last change, name and bytes.
 
+        What has such a name and is no file of its own does not count, as it cannot be deleted as one.
+
         Raises:
             OSError: it cannot be read.
         """
@@ -232,10 +235,11 @@ class Folder:
             if finished_name(name) is None:
                 continue
             try:
-                status = (self.path / name).stat()
+                status = (self.path / name).lstat()
             except FileNotFoundError:
                 continue
-            found.append((status.st_mtime_ns, name, status.st_size))
+            if stat.S_ISREG(status.st_mode):
+                found.append((status.st_mtime_ns, name, status.st_size))
         return sorted(found)
 
 

@@ -4,6 +4,7 @@ Records are made on the event loop in short stretches; everything that may wait 
 goes wrong is counted and shown, and traffic goes on.
 """
 
+import math
 import secrets
 import time
 from collections import deque
@@ -34,7 +35,7 @@ _log = structlog.get_logger(__name__)
 #: The data path's clock and this one are the same, but read one after the other.
 _AFTER_THE_SECOND_S: Final = 0.02
 _FINISH_S: Final = 5.0
-"""The end of the process waits so long for the disk."""
+"""The end of the process waits at least so long for the disk."""
 _SLOW_S: Final = 10.0
 """A disk that takes longer is worth a warning."""
 _DAY_S: Final = 86_400
@@ -60,6 +61,7 @@ class Recorder:
         clock_steps: how often the wall clock was set.
         other_runs: runs of requests that were counted under ``_other``.
         up: it runs.
+        grace_ends_s: the end of the process may wait for the disk until then, on trio's clock.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class Recorder:
         self.clock_steps = 0
         self.other_runs = 0
         self.up = False
+        self.grace_ends_s = -math.inf
         self.directory = folder.path
         run = secrets.token_hex(_RUN_BYTES)
         self.files = LogFiles(folder, instance, run, bounds)
@@ -133,14 +136,22 @@ class Recorder:
         """Write what is left, for the end of the process, and finish the file; however long the disk takes."""
         if not self._recording:
             return
-        with trio.CancelScope(shield=True, deadline=trio.current_time() + _FINISH_S) as scope:
+        # To make the last records may take its time; what is bounded is the wait for the disk.
+        with trio.CancelScope(shield=True):
             try:
-                await self._step(unfinished=True)
+                await self._compose(unfinished=True)
             except Exception as error:  # noqa: BLE001 - the process ends in order, whatever it was
                 _log.exception("the last of the rejection log could not be made", error=repr(error))
+        began_s = trio.current_time()
+        with trio.CancelScope(shield=True, deadline=max(began_s + _FINISH_S, self.grace_ends_s)) as scope:
+            try:
+                await trio.to_thread.run_sync(self.files.write, abandon_on_cancel=True)
+            except Exception as error:  # noqa: BLE001 - likewise
+                _log.exception("the last of the rejection log could not be written", error=repr(error))
             await trio.to_thread.run_sync(self.files.close, abandon_on_cancel=True)
         if scope.cancelled_caught:
-            _log.error("the last of the rejection log was not written: the disk does not answer", waited_s=_FINISH_S)
+            waited_s = round(trio.current_time() - began_s, 1)
+            _log.error("the last of the rejection log was not written: the disk does not answer", waited_s=waited_s)
 
     async def _follow_changes(self) -> None:
         """Take every change over; who follows many at once misses some, and they are in the audit trail."""

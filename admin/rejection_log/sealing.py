@@ -60,7 +60,11 @@ class Sealed(msgspec.Struct):
 
 
 def seal(folder: Folder, own_run: str = "") -> Sealed:
-    """Finish the files of all runs but one's own; the folder is locked.
+    """Finish the files of all runs; the folder is locked, and none of them is being written.
+
+    Args:
+        folder: where they are.
+        own_run: its minute goes on, and its scratch file is left alone.
 
     Raises:
         OSError: the folder cannot be read.
@@ -69,7 +73,7 @@ def seal(folder: Folder, own_run: str = "") -> Sealed:
     opened: dict[str, list[FileName]] = {}
     scratches: dict[str, FileName] = {}
     for name in folder.names():
-        if (file := open_name(name)) is not None and file.run != own_run:
+        if (file := open_name(name)) is not None:
             opened.setdefault(file.scratch, []).append(file)
         elif (file := scratch_name(name)) is not None and file.run != own_run:
             scratches[name] = file
@@ -174,7 +178,7 @@ def _paused(each_of: Iterator[_Each]) -> Iterator[_Each]:
 
 def _cut(path: Path, sealed: Sealed) -> None:
     """Cut off a last line that is not whole."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         size = os.fstat(descriptor).st_size
         whole = _whole_bytes(descriptor, size)
@@ -198,7 +202,7 @@ def _whole_bytes(descriptor: int, size: int) -> int:
 
 
 def _append(path: Path, lines: list[bytes]) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, _MODE)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, _MODE)
     try:
         rest = memoryview(b"".join(lines))
         while rest:

@@ -3,6 +3,7 @@
 It reads finished files, compressed or not, and those that are being written. What it cannot read it counts.
 """
 
+import errno
 import gzip
 import os
 import sys
@@ -28,11 +29,17 @@ from admin.tables import printable
 _LOOK_S: Final = 0.5
 """Twice for each second that is written."""
 _PIECE_BYTES: Final = 1024 * 1024
+_LINE_BYTES: Final = 4 * _PIECE_BYTES
+"""No record is so long; of a line that is only the end is read."""
+_RECORD_BYTES: Final = 4096
+_MOST_LINES: Final = 1_000_000
 _GZIP: Final = ".gz"
 _ENDINGS: Final = (".jsonl", f".jsonl{_GZIP}")
 _COLOURS: Final[dict[Tone, str]] = {"plain": "", "bad": "\x1b[31m", "good": "", "faint": "\x1b[2m"}
 _NO_COLOUR: Final = "\x1b[0m"
 _WHAT_WIDTH: Final = 8
+_LATEST_S: Final = 253_370_764_800
+"""What a calendar can show, in whatever zone: the year 9999."""
 
 _decoder: Final = msgspec.json.Decoder(AnyRecord)
 
@@ -59,8 +66,13 @@ def tail(paths: Sequence[Path], lines: int = 10, follow: bool = False) -> int:  
         StartError: a path is not there.
     """
     for path in paths:
-        if not path.exists():
-            raise StartError(f"{printable(str(path))}: is not there")
+        try:
+            path.stat()
+        except OSError as error:
+            gone = error.errno in {errno.ENOENT, errno.ENOTDIR}
+            words = "is not there" if gone else words_for(error)
+            raise StartError(f"{printable(str(path))}: {words}") from None
+    lines = min(lines, _MOST_LINES)
     reader = _Reader()
     printer = _Printer()
     try:
@@ -91,10 +103,12 @@ class _Reader:
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                 self._count(line)
                 continue
-            if record.v == VERSION:
-                yield record
-            else:
+            if record.v != VERSION:
                 self._newer += 1
+            elif not 0 <= record.at_s <= _LATEST_S:
+                self._bad += 1
+            else:
+                yield record
 
     def _count(self, line: bytes) -> None:
         try:
@@ -210,16 +224,23 @@ def _last_lines(path: Path, size: int, count: int) -> list[bytes]:
     """Return the last whole lines within so many bytes of a file."""
     if path.suffix == _GZIP:
         with os.fdopen(open_to_read(path), "rb") as packed, gzip.open(packed) as unpacked:
-            return [line for line in deque(unpacked, count) if line.endswith(b"\n")]
+            return list(deque(_whole_lines(unpacked), count))
     with os.fdopen(open_to_read(path), "rb") as file:
         begin, rest = size, b""
-        while begin > 0 and rest.count(b"\n") <= count:
+        while begin > 0 and rest.count(b"\n") <= count and len(rest) <= max(_LINE_BYTES, count * _RECORD_BYTES):
             step = min(begin, max(_PIECE_BYTES // 16, len(rest)))
             begin -= step
             file.seek(begin)
             rest = file.read(step) + rest
         lines = rest[: rest.rfind(b"\n") + 1].split(b"\n")[:-1]
         return lines[-count:] if begin == 0 or len(lines) > count else lines[1:]
+
+
+def _whole_lines(file: BinaryIO | gzip.GzipFile) -> Iterator[bytes]:
+    """Yield the lines of a file that end, and of one that is too long its end."""
+    while line := file.readline(_LINE_BYTES):
+        if line.endswith(b"\n"):
+            yield line
 
 
 def _identity(path: Path) -> tuple[int, int]:
@@ -274,6 +295,9 @@ def _begin_of_line(file: BinaryIO, at: int) -> int:
 def _added(file: BinaryIO, at: int) -> tuple[list[bytes], int]:
     """Return the whole lines from a place on, and the place behind them."""
     file.seek(at)
-    data = file.read()
+    data = file.read(_LINE_BYTES)
     whole = data.rfind(b"\n") + 1
+    if not whole and len(data) == _LINE_BYTES:
+        # Too long for a record: go on behind it.
+        whole = len(data)
     return data[:whole].split(b"\n"), at + whole

@@ -56,7 +56,7 @@ class Recorded:
     ) -> None:
         if self.clock.now_ns >= self.recorder.ends_ns:
             self.recorder.turn(self.clock.now_ns, self.clock.wall_ns)
-        self.recorder.count([(resources, amount)], outcome, sender, judged)
+        self.recorder.count(resources, amount, outcome, sender, judged)
 
     def admit(self, *resources: Resource, sender: Sender = ANN, messages: int = 1) -> None:
         self.count(resources or (A,), "admitted", sender, (1, messages, 100 * messages))

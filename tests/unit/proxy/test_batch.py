@@ -117,8 +117,8 @@ class TestSums:
             request.size_bytes = 10**at
             request.consumes = at > 2
         assert batch.sums_bytes() == [101, 10, 0]
-        assert [batch.sum_bytes(group, group.indexes) for group in batch.groups()] == [101, 10, 0]
-        assert batch.sum_bytes(batch.groups()[0], [2]) == 100
+        assert [batch.sums_of(group, group.indexes)[0] for group in batch.groups()] == [101, 10, 0]
+        assert batch.sums_of(batch.groups()[0], [2]) == (100, 1)
 
     def test_of_a_single_group_are_one(self, batch_of: MakeBatch) -> None:
         batch = batch_of("a", "a", "a")
@@ -131,7 +131,8 @@ class TestSums:
     def test_of_answers_leave_out_one_way_requests(self, batch_of: MakeBatch) -> None:
         batch = batch_of("a", "a", "a")
         batch.requests[1].oneway = True
-        assert (batch.sum_answered([0, 1, 2]), batch.sum_answered([1])) == (2, 0)
+        (group,) = batch.groups()
+        assert [batch.sums_of(group, indexes)[1] for indexes in ([0, 1, 2], [1, 2], [1])] == [2, 1, 0]
 
 
 class TestVerdicts:

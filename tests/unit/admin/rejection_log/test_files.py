@@ -142,6 +142,69 @@ def test_one_file_alone_is_within_the_bound_too(make: Callable[..., LogFiles], f
         assert sum(path.stat().st_size for path in found.path.iterdir()) <= 1000
 
 
+def test_much_at_once_makes_the_oldest_go(make: Callable[..., LogFiles], found: Any) -> None:
+    files = make(size=10**9, age_s=10**9, total=1000)
+    batch = Batch(records=Lines(piece_bytes=100))
+    for number in range(500):
+        batch.records.add(LINE % number, "rejection")
+    files.hand_in(batch)
+    files.write()
+    assert files.lost_records == 0
+    assert sum(path.stat().st_size for path in found.path.iterdir()) <= 1000
+    files.close()
+    assert found.records()[-1]["n"] == 499
+
+
+def test_a_file_that_cannot_be_deleted_does_not_keep_the_others(
+    make: Callable[..., LogFiles], found: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = make(size=25, total=100)
+    unlink = Path.unlink
+
+    def not_the_first(path: Path, *, missing_ok: bool = False) -> None:
+        if path.name == NAME.format(1):
+            raise OSError(errno.EPERM, "not this one")
+        unlink(path, missing_ok=missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", not_the_first)
+    with structlog.testing.capture_logs():
+        for number in range(9):
+            write(files, LINE % number)
+    assert found.names() == [NAME.format(number) for number in (1, 8, 9)]
+    assert "operation not permitted" in str(files.error) or "not this one" in str(files.error)
+
+
+def test_a_folder_of_a_logs_name_is_nobodys(make: Callable[..., LogFiles], found: Any) -> None:
+    (found.path / NAME.format(7)).mkdir()
+    files = make(size=25, total=100)
+    for number in range(6):
+        write(files, LINE % number)
+    assert files.error is None
+    assert (found.path / NAME.format(7)).is_dir()
+
+
+def test_a_file_in_the_folders_place_is_a_folder_that_is_gone(make: Callable[..., LogFiles], found: Any) -> None:
+    files = make()
+    found.path.rename(found.path.with_name("away"))
+    found.path.write_bytes(b"")
+    with structlog.testing.capture_logs():
+        write(files, LINE % 1)
+    assert files.figures.lost == {"folder_gone": 1}
+    assert files.error == f"{found.path}: there is a file of that name"
+
+
+def test_a_lock_that_was_removed_leaves_nothing_hidden(make: Callable[..., LogFiles], found: Any) -> None:
+    files = make()
+    write(files, LINE % 1, scratch=b"x\n", begin=b"begin\n")
+    (found.path / ".lock").unlink()
+    with structlog.testing.capture_logs():
+        write(files, LINE % 2, scratch=b"y\n")
+    assert NAME.format(1) in found.names()
+    files.close()
+    assert [record["n"] for record in found.records()] == [1, 2]
+    assert files.lost_records == 0
+
+
 def test_what_cannot_be_within_the_bound_is_dropped(make: Callable[..., LogFiles], found: Any) -> None:
     files = make(total=100)
     with structlog.testing.capture_logs():

@@ -248,6 +248,20 @@ async def test_a_disk_that_does_not_answer_holds_up_the_end_only_for_a_while(
     ]
 
 
+async def test_a_slow_disk_is_waited_for_while_the_grace_lasts(
+    recorder: Recorder, step: Any, second: Any, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    await recorder._begin()
+    await step(second(MINUTE))
+    answer = threading.Event()
+    monkeypatch.setattr(recorder.files, "write", answer.wait)
+    recorder.grace_ends_s = trio.current_time() + 60
+    with structlog.testing.capture_logs() as logged:
+        await recorder.finish()
+    answer.set()
+    assert [entry["waited_s"] for entry in logged] == [60.0]
+
+
 async def test_it_wakes_when_a_second_is_over(
     recorder: Recorder, data_path: Any, wall: Wall, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import structlog
 
 from admin.rejection_log import sealing
 from admin.rejection_log.batch import Batch
 from admin.rejection_log.composing import Composer, LimitsInForce, line_of
 from admin.rejection_log.files import Bounds, LogFiles
-from admin.rejection_log.folder import Folder
+from admin.rejection_log.folder import Folder, LineFile
 from admin.rejection_log.minute import Minute
 from admin.rejection_log.scratch import VERSION, Commit, Header, Notes
 from limiter.rejections import Rejection, ResourceSecond
@@ -248,19 +249,54 @@ def test_a_minute_without_a_log_file_gets_one_of_a_number_that_was_not_used(
     assert totals(found, folder.path)["admitted"] == 6
 
 
-def test_every_run_is_sealed_and_ones_own_is_left_alone(life: Life, folder: Folder, found: Any) -> None:
+def test_every_run_is_sealed_and_ones_own_minute_goes_on(life: Life, folder: Folder, found: Any) -> None:
     life.second(MINUTE)
     other = f".rejections-other-{'f' * 12}-000003.jsonl.open"
     (folder.path / other).write_bytes(b'{"type":"heartbeat","n":1,"at_s":1}\n')
     (folder.path / f".rejections-other-{'e' * 12}-000001.jsonl.open").write_bytes(b"")
     (folder.path / ".something-else.open").write_bytes(b"x")
-    assert sealing.seal(folder, RUN).files == 1
+    assert sealing.seal(folder, RUN).files == 2
     names = found.names()
     assert f"rejections-other-{'f' * 12}-000003.jsonl" in names
-    assert f".rejections-broker-a-{RUN}-000001.jsonl.open" in names
+    # Nothing is written while this is done: it is one that was let go of.
+    assert f"rejections-broker-a-{RUN}-000001.jsonl" in names
     assert f".rejections-broker-a-{RUN}.scratch" in names
     assert ".something-else.open" in names
     assert not [name for name in names if "e" * 12 in name]
+
+
+def test_a_link_is_not_followed(folder: Folder, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.write_bytes(b"no line")
+    (folder.path / f".rejections-broker-a-{RUN}-000001.jsonl.open").symlink_to(elsewhere)
+    with structlog.testing.capture_logs():
+        assert sealing.seal(folder).failed == 1
+    assert elsewhere.read_bytes() == b"no line"
+
+
+def test_what_there_was_no_room_for_at_the_end_is_written_by_the_next_start(
+    life: Life, folder: Folder, found: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    life.second(MINUTE)
+    life.second(MINUTE + 1)
+    life.block()
+    # The end begins no other minute.
+    life.batch.begin = None
+    with monkeypatch.context() as patch, structlog.testing.capture_logs():
+        patch.setattr(LineFile, "append", _no_room)
+        life.write()
+        life.files.close()
+    assert life.files.lost_records == len(NAMES) + 1
+    assert found.totals() == {"admitted": 0, "refused": 0, "rejected": 2 * len(NAMES)}
+    with structlog.testing.capture_logs():
+        folder.take()
+        sealing.seal(folder)
+    assert found.totals() == {"admitted": 4 * len(NAMES), "refused": 2 * len(NAMES), "rejected": 2 * len(NAMES)}
+    assert not list(found.path.glob(".rejections*"))
+
+
+def _no_room(_file: LineFile, _lines: bytes) -> None:
+    raise OSError(errno.ENOSPC, "no space")
 
 
 @pytest.mark.parametrize(

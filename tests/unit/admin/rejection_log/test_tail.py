@@ -41,6 +41,37 @@ def lines(make_rejection: Callable[..., Rejection]) -> Callable[..., list[bytes]
 Lines = Callable[..., list[bytes]]
 
 
+def test_a_time_that_no_calendar_has_is_a_line_that_cannot_be_read(
+    tmp_path: Path, lines: Lines, capsys: pytest.CaptureFixture[str]
+) -> None:
+    far, before, good = (b"".join(lines(1, begin_s=at_s)) for at_s in (10**17, -(10**12), AT))
+    (tmp_path / "a.jsonl").write_bytes(far + before + good)
+    assert tail([tmp_path]) == 0
+    shown = capsys.readouterr()
+    assert len(shown.out.splitlines()) == 1
+    assert shown.err == "sluice: lines that could not be read: 2\n"
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
+def test_a_line_without_an_end_is_not_held_in_memory(
+    tmp_path: Path, lines: Lines, capsys: pytest.CaptureFixture[str], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_LINE_BYTES", 1000)
+    monkeypatch.setattr(module, "_PIECE_BYTES", 1600)
+    content = b"x" * 100_000 + b"\n" + b"".join(lines(2))
+    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith("z") else content)
+    assert tail([tmp_path], 2) == 0
+    assert clients(capsys.readouterr().out) == ["c0", "c1"]
+    (tmp_path / name).write_bytes(gzip.compress(b"x" * 100_000) if name.endswith("z") else b"x" * 100_000)
+    assert tail([tmp_path], 10**30) == 0
+    assert capsys.readouterr().out == ""
+
+
+def test_a_path_that_cannot_be_one_is_said_in_words(tmp_path: Path) -> None:
+    with pytest.raises(StartError, match="file name too long"):
+        tail([tmp_path / ("x" * 300)])
+
+
 def clients(text: str) -> list[str]:
     return [line.partition("from ")[2].split(" ")[0] for line in text.splitlines()]
 
