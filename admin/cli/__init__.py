@@ -1,4 +1,4 @@
-"""The command line: ``sluice run``, ``check``, ``demo``, and what is asked of a Sluice that runs.
+"""The command line: ``sluice run``, ``check``, ``demo``, ``report``, and what is asked of a Sluice that runs.
 
 Parsing is cyclopts': flags are typed parameters, repeated flags become lists, a typo gets a suggestion, and
 errors come as exceptions, so that their wording and exit codes stay ours.
@@ -18,9 +18,10 @@ from typing import Annotated, Literal
 
 from cyclopts import App, Argument, CycloptsError, MissingArgumentError, Parameter, UnusedCliTokensError
 
-from admin.cli import limits, operating, running
+from admin.cli import limits, operating, report, running
 from admin.cli.options import ASKING, EXIT_CODES, say
 from admin.errors import OperatorError
+from admin.tables import printable
 from admin.version import sluice_version
 
 app = App(
@@ -44,6 +45,7 @@ app.command(operating.state, help_epilogue=ASKING)
 app.command(operating.audit)
 app.command(operating.connections)
 app.command(operating.top, help_epilogue=ASKING)
+app.command(report.app)
 app.command(running.demo, help_epilogue=running.DEMO_EPILOGUE)
 
 
@@ -111,7 +113,9 @@ def _complain(lines: Sequence[str], exit_code: int) -> int:
     # Without anyone to read it, a complaint is lost, and the exit code must do.
     with suppress(OSError):
         for line in lines:
-            print(f"sluice: {line}", file=sys.stderr)  # noqa: T201 - the command line speaks to people here
+            # Names and reasons in it may be anybody's.
+            text = "\n".join(map(printable, line.split("\n")))
+            print(f"sluice: {text}", file=sys.stderr)  # noqa: T201 - the command line speaks to people here
     return exit_code
 
 

@@ -219,24 +219,39 @@ def explain(
 
 @app.command(
     help_epilogue=(
-        "FILE has [[limits]] and [defaults] as a configuration has them; whatever else is in it is left alone. All of"
-        " it is put in force at once, or nothing. Limits that hold already as written are not touched.\n\n" + ASKING
+        "A TOML file has [[limits]] and [defaults] as a configuration has them; whatever else is in it is left alone."
+        " Limits that hold already as written are not touched.\n\n"
+        "Of the recommendations.json of `sluice report`, what is to be raised, lowered or new is put in force, with the"
+        " evidence as the reason; a limit keeps whatever else it says. It is for the sidecar of that name only.\n\n"
+        "All is put in force at once, or nothing.\n\n" + ASKING
     )
 )
 def apply(
-    file: Annotated[FileName, Parameter(help="TOML file of limits")],
+    file: Annotated[FileName, Parameter(help="TOML file of limits, or the recommendations.json of a report")],
     /,
     *,
-    prune: Annotated[bool, Switch(help="unset all edits that are not in it")] = False,
+    prune: Annotated[bool, Switch(help="of a TOML file: unset all edits that are not in it")] = False,
+    only: Annotated[str, Flag(help="of recommendations: names that match this pattern", metavar="GLOB")] = "",
+    instance: Annotated[str, Flag(help="of recommendations: those made for this sidecar", metavar="NAME")] = "",
+    force: Annotated[bool, Switch(help="of recommendations: also where the limit was changed since")] = False,
     write: Write = WRITE,
     ask: Ask = ASK,
 ) -> int:
-    """Put the limits of a file in force."""
-    from admin.client.files import Applying  # noqa: PLC0415 - as in list
-    from admin.client.files import apply as apply_file  # noqa: PLC0415 - as in list
+    """Put the limits of a file in force, or those that a report recommends."""
+    from admin.client import files, recommendations  # noqa: PLC0415 - as in list
 
-    how = Applying(write.reason, write.dry_run, write.volatile, prune)
-    say(apply_file(ask.target(), str(file), how, json=ask.json))
+    name = str(file)
+    if name.endswith(recommendations.SUFFIX):
+        if prune:
+            raise SettingsError("--prune: goes with a TOML file of limits, which says all that shall be edited")
+        chosen = recommendations.Applying(write.reason, write.dry_run, write.volatile, only, instance, force)
+        say(recommendations.apply(ask.target(), name, chosen, json=ask.json))
+        return 0
+    for flag, given in (("--only", only), ("--instance", instance), ("--force", force)):
+        if given:
+            raise SettingsError(f"{flag}: goes with the recommendations.json of a report; {name} is a TOML file")
+    how = files.Applying(write.reason, write.dry_run, write.volatile, prune)
+    say(files.apply(ask.target(), name, how, json=ask.json))
     return 0
 
 

@@ -1,0 +1,222 @@
+"""``sluice report``: what was refused, by whom, and what the limits should be, from the rejection log.
+
+Only this imports ``admin.analytics``, and only when it is run: Spark is an optional extra that takes its time.
+"""
+
+import re
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Final, NoReturn
+
+from cyclopts import App, Parameter
+
+from admin.cli.options import FileName, Flag, Switch
+from admin.errors import SettingsError
+
+_EPILOGUE: Final = (
+    "LOGS are folders with all in them, files (.jsonl, .jsonl.gz), patterns, or addresses that Spark can read "
+    "(s3a://…, hdfs://…). Logs that are there twice count once, and a second run gives the same tables. What cannot be "
+    "read or understood is counted and set aside, and the rest is reported.\n\n"
+    "In --out: report.html, one page that needs nothing else; recommendations.json for `sluice limits apply`; a folder "
+    "of Parquet for each table, by day: minutes, hours, refusals, storms, culprits, limits, limit_changes, coverage, "
+    "recommendations; and _logs/spark.log, what Spark says. If --out is an address, the tables go there, the rest to "
+    "./sluice-report.\n\n"
+    "A TIME is UTC, 2026-11-21, 2026-11-21T13:30 or 2026-11-21T13:30:05+01:00, or so long ago: 90m, 36h, 7d.\n\n"
+    "--webhook URL gets a POST of JSON when a storm begins and when it has ended, each once, with SLUICE_WEBHOOK_TOKEN "
+    "as bearer token if that is set.\n\n"
+    "It needs Java 17 or newer and pip install 'sluice-proxy[spark]'; `sluice report tail` needs neither. For large "
+    "logs: --driver-memory, and TMPDIR on a disk with as much room as they take. On a cluster: --master, or "
+    "spark-submit.\n\n"
+    "Exit codes: 0 done, 1 it cannot be done here or now, 2 wrong command line, 128 + N ended by signal N."
+)
+TAIL_EPILOGUE: Final = (
+    "It needs neither Spark nor Java. A file that is being written is read, too.\n\n"
+    "Exit codes: 0 done, 1 it cannot be read."
+)
+
+app = App(
+    name="report",
+    help="Say what was refused, by whom, and what the limits should be; from the rejection log.",
+    help_epilogue=_EPILOGUE,
+    usage="Usage: sluice report [LOGS…] [OPTIONS]\n       sluice report tail [PATHS…] [OPTIONS]",
+)
+
+Logs = Annotated[
+    tuple[FileName, ...],
+    Parameter(help="where the rejection log is; this machine's if not given", show_default=False, negative=""),
+]
+_TIME: Final = "TIME"
+_AGO: Final = re.compile(r"(?:\d+(?:\.\d+)?(?:min|[smhdw]))+")
+_MEMORY: Final = re.compile(r"(\d+)([kmgt])b?", re.IGNORECASE)
+_MEMORY_BYTES: Final = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+_LEAST_MEMORY: Final = 512 << 20
+
+
+@app.default
+def report(
+    logs: Logs = (),
+    /,
+    *,
+    since: Annotated[str | None, Flag(help="leave out what was before", metavar=_TIME)] = None,
+    until: Annotated[str | None, Flag(help="leave out what was at it or later", metavar=_TIME)] = None,
+    out: Annotated[FileName, Flag(help="where tables and page go (./sluice-report)", metavar="DIRECTORY")] = (
+        "sluice-report"
+    ),
+    html: Annotated[FileName | None, Flag(help="the page goes here instead", metavar="FILE")] = None,
+    json: Annotated[bool, Switch(help="print what was found as JSON")] = False,
+    storm_gap: Annotated[
+        str, Flag(help="refusals that are further apart are two storms (30s)", metavar="SECONDS")
+    ] = "30s",
+    headroom: Annotated[
+        float, Flag(help="so much above what is needed, as a share of it (0.2)", metavar="SHARE")
+    ] = 0.2,
+    capacity: Annotated[
+        float | None, Flag(help="messages per second that a broker can take in all", metavar="RATE")
+    ] = None,
+    follow: Annotated[bool, Switch(help="go on, and keep all of it up to date")] = False,
+    once: Annotated[bool, Switch(help="as --follow, but end when all there is has been taken; for cron")] = False,
+    webhook: Annotated[
+        str | None, Flag(help="with --follow: tell it when storms begin and end; see below", metavar="URL")
+    ] = None,
+    master: Annotated[
+        str, Flag(help="where Spark runs: local[2], spark://HOST:PORT, yarn, k8s://… (this machine)", metavar="MASTER")
+    ] = "",
+    driver_memory: Annotated[str, Flag(help="of Spark's own process here (1g)", metavar="SIZE")] = "1g",
+    conf: Annotated[
+        tuple[str, ...], Flag(help="an option of Spark's; may be repeated", metavar="KEY=VALUE", negative="")
+    ] = (),
+) -> int:
+    """Say what was refused, by whom, and what the limits should be."""
+    from admin.analytics.requirements import check_requirements  # noqa: PLC0415 - see the module
+    from admin.analytics.spark import SparkOptions, read_conf  # noqa: PLC0415 - see the module
+
+    now = datetime.now(UTC)
+    since_s, until_s = read_time(since, "--since", now), read_time(until, "--until", now)
+    if since_s is not None and until_s is not None and since_s >= until_s:
+        raise SettingsError(f"--since {since}, --until {until}: nothing is between them")
+    if webhook is not None and not (follow or once):
+        raise SettingsError("--webhook: only with --follow or --once")
+    spark = SparkOptions(master=master, driver_memory=_memory(driver_memory), conf=read_conf(conf))
+    check_requirements()
+    from admin.analytics import job  # noqa: PLC0415 - see the module
+    from admin.analytics.options import Options  # noqa: PLC0415 - see the module
+
+    wish = job.Wish(
+        logs=tuple(map(str, logs)),
+        out=str(out),
+        html=None if html is None else Path(html),
+        options=Options(
+            storm_gap_s=_gap(storm_gap),
+            since_s=since_s,
+            until_s=until_s,
+            headroom=_headroom(headroom),
+            capacity_per_s=_capacity(capacity),
+        ),
+        spark=spark,
+        json=json,
+    )
+    with _ended_in_order():
+        if follow or once:
+            return job.follow_logs(wish, once=once, webhook=webhook)
+        return job.report_logs(wish)
+
+
+@app.command(help_epilogue=TAIL_EPILOGUE)
+def tail(
+    paths: Annotated[
+        tuple[FileName, ...],
+        Parameter(help="folders or files of the log; this machine's if not given", show_default=False, negative=""),
+    ] = (),
+    /,
+    *,
+    lines: Annotated[int, Flag(name=("--lines", "-n"), help="so many records (10)", metavar="N")] = 10,
+    follow: Annotated[bool, Switch(name=("--follow", "-f"), help="go on as more are written")] = False,
+) -> int:
+    """Print the latest records of the rejection log, for people."""
+    from admin.rejection_log.tail import tail as show  # noqa: PLC0415 - as in report
+    from admin.rejection_log.usual import usual_logs  # noqa: PLC0415 - as in report
+
+    if lines < 0:
+        raise SettingsError(f"--lines {lines}: must be at least 0")
+    return show([Path(path) for path in paths] or usual_logs(), lines, follow)
+
+
+def read_time(text: str | None, flag: str, now: datetime) -> int | None:
+    """Read a time: a date or a date and time, UTC if it does not say, or so long ago.
+
+    Raises:
+        SettingsError: it is none.
+    """
+    if text is None:
+        return None
+    words = text.strip()
+    if _AGO.fullmatch(words):
+        from admin.client.words import read_seconds  # noqa: PLC0415 - as in report
+
+        return int(now.timestamp() - read_seconds(words, flag))
+    try:
+        found = datetime.fromisoformat(words)
+    except ValueError:
+        raise SettingsError(
+            f"{flag} {text}: must be a time like 2026-11-21, 2026-11-21T13:30, or so long ago: 36h, 7d"
+        ) from None
+    return int((found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp())
+
+
+def _memory(text: str) -> str:
+    found = _MEMORY.fullmatch(text)
+    if found is None:
+        raise SettingsError(f"--driver-memory {text}: must be a size like 1g or 1500m")
+    if int(found[1]) * _MEMORY_BYTES[found[2].lower()] < _LEAST_MEMORY:
+        raise SettingsError(f"--driver-memory {text}: Spark needs 512m at least")
+    return text.lower()
+
+
+def _gap(text: str) -> int:
+    from admin.client.words import read_seconds  # noqa: PLC0415 - as in report
+
+    seconds = read_seconds(text, "--storm-gap")
+    if seconds != int(seconds) or not 1 <= seconds <= 3600:
+        raise SettingsError(f"--storm-gap {text}: must be whole seconds, 1s to 1h")
+    return int(seconds)
+
+
+def _headroom(share: float) -> float:
+    if not 0 <= share <= 10:
+        raise SettingsError(f"--headroom {share:g}: must be 0 to 10; 0.2 is a fifth more than is needed")
+    return share
+
+
+def _capacity(rate: float | None) -> float | None:
+    if rate is not None and not 0 < rate < float("inf"):
+        raise SettingsError(f"--capacity {rate:g}: must be more than 0")
+    return rate
+
+
+@contextmanager
+def _ended_in_order() -> Iterator[None]:
+    """Let SIGTERM and Ctrl-C leave no Java process and no temporary file, whatever else fails because of them."""
+    noted: list[int] = []
+
+    def end(number: int, _frame: FrameType | None) -> NoReturn:
+        noted.append(number)
+        if number == signal.SIGINT:
+            raise KeyboardInterrupt
+        sys.exit(128 + number)
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    except Exception:
+        # What was under way fails in many ways when it is interrupted.
+        if not noted:
+            raise
+        sys.exit(128 + noted[0])
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,314 @@
+"""``sluice limits apply recommendations.json``: recommended limits of a report, put in force on a sidecar.
+
+A recommendation changes the rate, or the bytes, of the limit that is in force, and nothing else of it. One that was
+made for another limit than the one in force is left out, unless it is forced. Each change has the evidence as its
+reason, and is undone as any other.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from admin.client.api import LONG_TIMEOUT_S, Api, Fault, as_json, path
+from admin.client.errors import RefusedError
+from admin.client.limits import Changes, batch
+from admin.client.target import Target
+from admin.client.words import change_lines, number
+from admin.live.model import MAX_REASON, Change, LimitEntry
+from admin.wire import MAX_EDITS
+from admin.wire.recommendations import VERSION, Recommendation, RecommendationsFile
+from limiter.errors import RuleError
+from limiter.patterns import Pattern, read_glob
+
+SUFFIX: Final = ".json"
+"""A file of this name has recommendations; all others are TOML files of limits."""
+_LINES: Final = 20
+"""So many of those left out for one reason are named."""
+_DOES: Final = frozenset({"raise", "lower", "new"})
+_AT: Final = re.compile(r"(.*) - at `\$\.?(.*)`", re.DOTALL)
+_REMAKE: Final = "make it anew with `sluice report`"
+
+
+class Applying(NamedTuple):
+    """How recommendations are to be applied.
+
+    Attributes:
+        reason: put before the evidence.
+        dry_run: only say what would change.
+        volatile: until the restart only.
+        only: names that match this glob; empty is all.
+        instance: those of this sidecar; empty is the one that is asked.
+        force: also where the limit has been changed since.
+    """
+
+    reason: str = ""
+    dry_run: bool = False
+    volatile: bool = False
+    only: str = ""
+    instance: str = ""
+    force: bool = False
+
+
+class Skipped(msgspec.Struct, frozen=True):
+    """A recommendation that is left out.
+
+    Attributes:
+        instance: whose.
+        kind: of the resource.
+        name: of the resource.
+        action: that was recommended.
+        why: in words.
+    """
+
+    instance: str
+    kind: str
+    name: str
+    action: str
+    why: str
+
+
+class _Sidecar(msgspec.Struct, frozen=True):
+    instance: str = ""
+
+
+class _Planned(NamedTuple):
+    place: int
+    recommendation: Recommendation
+    edit: dict[str, Any]
+
+
+def read(file: str) -> RecommendationsFile:
+    """Read ``recommendations.json``.
+
+    Raises:
+        RefusedError: it is none, with the field that is wrong and what to do.
+    """
+    try:
+        content = Path(file).read_bytes()
+    except OSError as error:
+        why = (error.strerror or str(error)).lower()
+        raise RefusedError(f"{file}: cannot be read: {why}; name the recommendations.json of a report") from None
+    try:
+        found = msgspec.json.decode(content)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise RefusedError(f"{file}: not JSON: {_lower(str(error))}; {_REMAKE}") from None
+    if not isinstance(found, dict) or "recommendations" not in found:
+        raise RefusedError(f"{file}: no recommendations in it; name the recommendations.json of a report")
+    version = found.get("version")
+    if version != VERSION:
+        raise RefusedError(
+            f"{file}: version: found {version!r}, and this is version {VERSION}; {_REMAKE}, both of one release of"
+            " Sluice"
+        )
+    try:
+        return msgspec.convert(found, RecommendationsFile)
+    except msgspec.ValidationError as error:
+        what = _AT.fullmatch(str(error))
+        said, field = (what[1], what[2]) if what else (str(error), "")
+        raise RefusedError(f"{file}: {field + ': ' if field else ''}{_lower(said)}; {_REMAKE}") from None
+
+
+def apply(target: Target, file: str, how: Applying, *, json: bool) -> str:
+    """Put recommended limits in force: all that are not left out, or none.
+
+    Raises:
+        OperatorError: nothing was changed.
+    """
+    recommended = read(file)
+    only = _glob(how.only)
+    with Api(target, LONG_TIMEOUT_S) as api:
+        instance = how.instance or api.get(path("state")).read(_Sidecar).instance
+        _check_instance(file, recommended, instance, api.url)
+        planned, skipped = _plan(api, file, recommended.recommendations, instance, only=only, how=how)
+        if len(planned) > MAX_EDITS:
+            raise RefusedError(
+                f"{file}: more than {MAX_EDITS} limits would change, and no more can be changed at once; take some of"
+                " them with --only"
+            )
+        changes: tuple[Change, ...] = ()
+        if planned:
+            reply = batch(
+                api,
+                [each.edit for each in planned],
+                dry_run=how.dry_run,
+                volatile=how.volatile,
+                name=_place_of(file, planned),
+            )
+            changes = reply.read(Changes).changes
+    if json:
+        return as_json({"changes": changes, "skipped": skipped})
+    lines = [line for each in changes for line in _lines(each, dry_run=how.dry_run)]
+    lines += _left_out(skipped)
+    did = "would change" if how.dry_run else "changed"
+    lines.append(f"{did} {len(changes)}, left out {len(skipped)}")
+    return "\n".join(lines)
+
+
+def _glob(text: str) -> Pattern | None:
+    try:
+        return read_glob(text) if text else None
+    except RuleError as error:
+        raise RefusedError(f"--only {text}: {error}") from None
+
+
+def _check_instance(file: str, recommended: RecommendationsFile, instance: str, url: str) -> None:
+    """Refuse recommendations for others: they were made from what others were asked for."""
+    known = set(recommended.instances) | {each.instance for each in recommended.recommendations}
+    if recommended.recommendations and instance not in known:
+        names = sorted(known)
+        listed = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+        raise RefusedError(
+            f"{file}: made for {listed}, not for {instance or 'a sidecar without a name'} at {url}; ask the right one"
+            " with --admin, or name with --instance whose recommendations it shall have"
+        )
+
+
+def _plan(
+    api: Api,
+    file: str,
+    recommendations: Sequence[Recommendation],
+    instance: str,
+    *,
+    only: Pattern | None,
+    how: Applying,
+) -> tuple[list[_Planned], list[Skipped]]:
+    """Tell apart what is to be changed and what is left out."""
+    planned: list[_Planned] = []
+    skipped: list[Skipped] = []
+    seen: set[tuple[str, str]] = set()
+    for index, each in enumerate(recommendations):
+        why = _passed_over(each, instance, only)
+        if not why and (each.kind, each.name) in seen:
+            why = "in the file twice: the first one counts"
+        if not why:
+            seen.add((each.kind, each.name))
+            try:
+                entry = api.get(path("limits", each.kind, _as_pattern(each.name))).read(LimitEntry)
+            except RefusedError as error:
+                raise RefusedError(f"{file}: recommendations[{index}]: {error}") from None
+            why = _outdated(each, entry, force=how.force)
+            if not why:
+                planned.append(_Planned(index, each, _edit(each, entry, how)))
+                if len(planned) > MAX_EDITS:
+                    break
+                continue
+        skipped.append(Skipped(each.instance, each.kind, each.name, each.action, why))
+    return planned, skipped
+
+
+def _passed_over(each: Recommendation, instance: str, only: Pattern | None) -> str:
+    """Say why a recommendation is left out, whatever is in force; empty if it is not."""
+    if each.instance != instance:
+        return f"for {each.instance}"
+    if only is not None and not only.stands_for(each.name):
+        return "does not match --only"
+    if each.action not in _DOES:
+        return "keep: it is right as it is" if each.action == "keep" else "unused: unset it if nobody needs it"
+    if each.recommended_rate_per_s is None and each.recommended_bytes_per_s is None:
+        return "no rate is recommended"
+    if not each.name.isprintable():
+        return "its name has control characters, which no limit's name has"
+    return ""
+
+
+def _outdated(each: Recommendation, entry: LimitEntry, *, force: bool) -> str:
+    """Say why a recommendation does not go with the limit in force; empty if it does."""
+    limit = entry.limit
+    if limit.get("exempt"):
+        return "exempt: it is never limited"
+    if limit.get("between") is not None or limit.get("days") is not None:
+        return "its limit holds at some hours only: change it in the configuration"
+    rate, size = _in_force(limit)
+    wanted = (each.recommended_rate_per_s, each.recommended_bytes_per_s)
+    if _same((rate, size), wanted) and (entry.exact and entry.rule == f"{entry.kind}:{entry.name}"):
+        return "in force already"
+    made_for = (each.rate_per_s, each.bytes_per_s)
+    if not force and (not _same((rate, size), made_for) or limit.get("count", "messages") != each.count):
+        now, then = _text(rate, size), _text(*made_for)
+        if now == then:
+            return f"changed since: it counts {limit.get('count')} now; --force applies it all the same"
+        return f"changed since: {now} in force, made for {then}; --force applies it all the same"
+    return ""
+
+
+def _edit(each: Recommendation, entry: LimitEntry, how: Applying) -> dict[str, Any]:
+    limit = {key: value for key, value in entry.limit.items() if value is not None}
+    if each.recommended_rate_per_s is not None:
+        limit["rate"] = each.recommended_rate_per_s
+        limit["count"] = each.count
+    if each.recommended_bytes_per_s is not None:
+        limit["bytes_per_s"] = each.recommended_bytes_per_s
+    if limit.get("action") == "off":
+        # What is recommended is a limit that holds.
+        del limit["action"]
+    reason = f"{how.reason}: {each.evidence}" if how.reason else each.evidence
+    return {
+        "type": "set_limit",
+        "kind": each.kind,
+        "name": _as_pattern(each.name),
+        "limit": limit,
+        "reason": reason if len(reason) <= MAX_REASON else reason[: MAX_REASON - 1] + "…",
+        # Whoever changes it between the look at it and this, is not overruled.
+        "if_match": entry.etag,
+    }
+
+
+def _as_pattern(name: str) -> str:
+    """Write a resource's name as rules do, so that it stands for nothing else."""
+    return "".join(f"[{character}]" if character in "*?[" else character for character in name)
+
+
+def _in_force(limit: dict[str, Any]) -> tuple[float | None, float | None]:
+    if limit.get("action") == "off":
+        return None, None
+    rate, size = limit.get("rate"), limit.get("bytes_per_s")
+    return (rate if isinstance(rate, int | float) else None), size
+
+
+def _same(one: tuple[float | None, float | None], other: tuple[float | None, float | None]) -> bool:
+    return all(
+        (a is None) == (b is None) and (a is None or b is None or abs(a - b) <= 1e-6 * max(1.0, abs(a)))
+        for a, b in zip(one, other, strict=True)
+    )
+
+
+def _text(rate: float | None, size: float | None) -> str:
+    parts = ([] if rate is None else [f"{number(rate)}/s"]) + ([] if size is None else [f"{number(size)} bytes/s"])
+    return " + ".join(parts) or "unlimited"
+
+
+def _lines(change: Change, *, dry_run: bool) -> Iterator[str]:
+    yield from change_lines(change, dry_run=dry_run)
+    if change.reason:
+        yield f"   because {change.reason}"
+
+
+def _left_out(skipped: Iterable[Skipped]) -> Iterator[str]:
+    """Name what is left out, by what was recommended and why; of very many alike the first ones."""
+    found: dict[str, list[Skipped]] = defaultdict(list)
+    for each in skipped:
+        found[each.why].append(each)
+    for why, alike in found.items():
+        yield from (f"left out: {each.kind} {each.name}: {why}" for each in alike[:_LINES])
+        if (more := len(alike) - _LINES) > 0:
+            yield f"left out: {more} more: {why}"
+
+
+def _place_of(file: str, sent: Sequence[_Planned]) -> Callable[[Fault], str]:
+    def name(fault: Fault) -> str:
+        if fault.edit is None or fault.edit >= len(sent):
+            return file
+        of = sent[fault.edit]
+        key = fault.field.rpartition(".")[2]
+        named = f"{of.recommendation.kind} {of.recommendation.name}" + (f": {key}" if key and not key.isdigit() else "")
+        return f"{file}: recommendations[{of.place}]: {named}"
+
+    return name
+
+
+def _lower(text: str) -> str:
+    return text[:1].lower() + text[1:]
