@@ -17,7 +17,7 @@ FIND_PYTHON = for candidate in $(PYTHON) python3.11 python3.12 python3.13 python
 
 TESTED := proxy limiter admin tests
 
-.PHONY: help setup packages parts demo test lint types fast unit fuzz browser operator integration coverage bench constraints format clean
+.PHONY: help setup packages parts demo test lint types fast unit fuzz browser operator spark integration coverage bench constraints format clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -25,7 +25,7 @@ help: ## list the targets
 setup: packages $(VENV_STAMP) ## check the system's packages and make .venv
 
 packages:
-	@PYTHON="$(PYTHON)" sh tests/integration/packages.sh python integration browser
+	@PYTHON="$(PYTHON)" sh tests/integration/packages.sh python integration browser spark
 
 $(VENV_STAMP): pyproject.toml constraints.txt tests/plugin/pyproject.toml
 	@PYTHON="$(PYTHON)" sh tests/integration/packages.sh python
@@ -69,7 +69,7 @@ types: $(VENV_STAMP) ## mypy --strict over the packages and the test harness
 	$(BIN)/mypy --strict tests/bench
 
 fast: $(VENV_STAMP) ## unit and fuzz tests with coverage
-	$(BIN)/python -m pytest tests/unit tests/fuzz --cov -n auto --maxprocesses 4
+	$(BIN)/python -m pytest tests/unit tests/fuzz --cov --cov-report= -n auto --maxprocesses 4
 
 unit: $(VENV_STAMP) ## unit tests alone
 	$(BIN)/python -m pytest tests/unit
@@ -80,16 +80,20 @@ fuzz: $(VENV_STAMP) ## fuzz tests alone; SLUICE_FUZZ_FACTOR=20 makes 20 times th
 browser: setup ## the page in a real Chromium
 	$(BIN)/python -m pytest tests/browser
 
-# These wait more than they compute, and none of them measures a rate, so they may share the machine.
-operator: setup ## API, page, command line, edits and attacks against a real sluice, two at a time
-	$(BIN)/python -m pytest tests/integration/operator tests/browser -n 2 --dist loadfile
+# None of these measures a rate, so they may share the machine. Each worker has brokers and sidecars of its own.
+operator: parts ## API, page, rules, edits and attacks against a real sluice, two at a time
+	$(BIN)/python -m pytest tests/integration tests/browser -m "not alone" -n 2 --dist loadfile
+
+spark: $(VENV_STAMP) ## the analysis of the rejection log in a real Spark; takes its time, and is not in make test
+	@sh tests/integration/packages.sh spark
+	$(BIN)/python -m pytest tests/spark
 
 integration: parts ## real clients and a real broker through sluice
-	$(BIN)/python -m pytest tests/integration --ignore tests/integration/operator
+	$(BIN)/python -m pytest tests/integration -m alone
 
-# The sluice processes of the integration tests leave coverage files of their own.
+# With COVERED_SIDECARS=1 the sluice processes of the integration tests leave coverage files of their own.
 coverage:
-	$(BIN)/coverage combine --append --quiet
+	@ls .coverage.* >/dev/null 2>&1 || exit 0; $(BIN)/coverage combine --append --quiet
 	$(BIN)/coverage report
 
 bench: $(VENV_STAMP) ## throughput and latency against a plain relay

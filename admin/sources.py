@@ -9,8 +9,8 @@ The environment
 separated by white space, limits by commas too; ``SLUICE_PROTOCOL`` and ``SLUICE_CONFIG`` take one. Every other
 key is named after its place in the file: ``bounds.max_connections`` is ``SLUICE_BOUNDS_MAX_CONNECTIONS``;
 ``admin.listen`` is also ``SLUICE_ADMIN``, like its flag. Other variables that begin with ``SLUICE_`` are errors,
-apart from those that Kubernetes makes of a service called ``sluice``, and those of the commands that ask a sidecar
-(``SLUICE_URL`` and so on), which are no settings.
+apart from those that Kubernetes makes of a service called ``sluice``, and those of other commands (``SLUICE_URL``,
+``SLUICE_WEBHOOK_TOKEN`` and so on), which are no settings.
 """
 
 import re
@@ -22,7 +22,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from admin.client.target import CLIENT_VARIABLES
+from admin.client.target import CLIENT_VARIABLES, ENV_WEBHOOK_TOKEN
 from admin.errors import SettingsError
 from admin.faults import SECRET_KEYS, Origins, describe, given, show, spell, unknown_key
 from admin.settings import DEFAULT_PROTOCOL, KEY_HINTS, VALUE_HINTS, Settings
@@ -197,8 +197,9 @@ def _merge_environment(
     replaced = []
     keys = environment_names()
     others = {ENV_LISTEN, ENV_BROKER, ENV_LIMIT, ENV_PROTOCOL, ENV_CONFIG}
+    elsewhere = {*CLIENT_VARIABLES, ENV_WEBHOOK_TOKEN}
     for name, text in sorted(environ.items()):
-        if not name.startswith(ENV_PREFIX) or name in others or name in CLIENT_VARIABLES or _KUBERNETES.fullmatch(name):
+        if not name.startswith(ENV_PREFIX) or name in others or name in elsewhere or _KUBERNETES.fullmatch(name):
             continue
         if name not in keys:
             what = unknown_key(name, {*keys, *others}, prefix=ENV_PREFIX)

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Checks the programs of the system that setup, the integration and the browser tests need, and installs the Debian package of
+# Checks the programs of the system that setup and the tests need, and installs the Debian package of
 # each that is missing when run as root. Anything already on PATH counts, wherever it came from.
 set -eu
 
@@ -33,6 +33,9 @@ for target in "$@"; do
     browser)
         command -v chromium >/dev/null || need chromium
         ;;
+    spark)
+        newer_than 17 "$(java -version 2>&1 | sed -n 's/^[^"]*version "//p')" || need openjdk-17-jre-headless
+        ;;
     bench)
         command -v haproxy >/dev/null || [ -x /usr/sbin/haproxy ] || need haproxy
         [ -e /usr/lib/nginx/modules/ngx_stream_module.so ] || need "nginx libnginx-mod-stream"
@@ -42,7 +45,7 @@ for target in "$@"; do
         fi
         ;;
     *)
-        echo "packages.sh: unknown target $target; one of python, integration, browser, bench" >&2
+        echo "packages.sh: unknown target $target; one of python, integration, browser, spark, bench" >&2
         exit 2
         ;;
     esac

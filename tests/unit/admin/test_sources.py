@@ -113,7 +113,7 @@ def test_every_single_key_has_a_variable() -> None:
     }
 
 
-@pytest.mark.parametrize("name", ["URL", "TOKEN", "TOKEN_FILE", "CA_FILE", "PROFILE"])
+@pytest.mark.parametrize("name", ["URL", "TOKEN", "TOKEN_FILE", "CA_FILE", "PROFILE", "WEBHOOK_TOKEN"])
 def test_variables_of_the_commands_are_no_settings(name: str) -> None:
     assert load(None, {f"SLUICE_{name}": "x"}, Flags()).settings == load(None, {}, Flags()).settings
 

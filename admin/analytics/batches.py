@@ -1,0 +1,285 @@
+"""What is done with each batch of a stream: stage it, make the tables of its days anew, tell about storms.
+
+Where batches come from and when they end is ``follow``; how records are kept is ``staging``; which storms are told is
+``alerts``.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+
+from admin.analytics import tables
+from admin.analytics.alerts import AlertSettings, Ledger, Sighting
+from admin.analytics.derive import derive, hours_of, newest_of
+from admin.analytics.findings import Share, Storm
+from admin.analytics.options import Options
+from admin.analytics.reading import distinct, restage
+from admin.analytics.staging import Followed, Staging
+from admin.analytics.webhook import WebhookSettings
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from rich.console import Console
+
+MADE_BY: Final = 1
+"""Of the code that makes tables; a follower that finds others makes all of them anew."""
+_SILENT: Final = 6
+"""A storm of an instance that says nothing any more is over after so many times the watermark."""
+_COMPACT_EVERY: Final = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class FollowSettings:
+    """How it follows.
+
+    Attributes:
+        once: take what is there and end.
+        trigger_s: seconds between looks for new files.
+        watermark_s: records of an instance come at most so much later than its newest; beyond it a storm is over. Even
+            later ones still count.
+        batch_bytes: of files in one batch, about.
+        refresh_s: least seconds between recommendations and pages.
+        webhook: where alerts go; None is nowhere.
+        alerts: which storms are told.
+    """
+
+    once: bool = False
+    trigger_s: float = 30.0
+    watermark_s: int = 600
+    batch_bytes: int = 1024 * 1024 * 1024
+    refresh_s: float = 300.0
+    webhook: WebhookSettings | None = None
+    alerts: AlertSettings = field(default_factory=AlertSettings)
+
+
+class Batches:
+    """What is done with each batch; called by Spark, one at a time.
+
+    Attributes:
+        ledger: of alerts; None tells nobody.
+        refresh: see ``follow``; None does not.
+        stopping: no further batch is begun.
+        error: what went wrong in the last one.
+    """
+
+    def __init__(
+        self,
+        session: "SparkSession",
+        out: Path,
+        staging: Staging,
+        *,
+        options: Options,
+        settings: FollowSettings,
+        console: "Console",
+    ) -> None:
+        self._session, self._out, self._staging = session, out, staging
+        self._options, self._settings, self._console = options, settings, console
+        self.ledger: Ledger | None = None
+        self.refresh: Callable[[], object] | None = None
+        self.stopping = threading.Event()
+        self.error: BaseException | None = None
+        self.last = ""
+        self._refreshed_at_s = float("-inf")
+
+    def __call__(self, lines: "DataFrame", batch: int) -> None:
+        """Stage a batch, make the tables of its days anew, tell about storms."""
+        if self.stopping.is_set():
+            # Spark takes the same batch again after the next start.
+            raise StoppedError
+        try:
+            self._take(lines, batch)
+        except BaseException as error:
+            self.error = error
+            raise
+
+    def make_anew(self, followed: Followed) -> None:
+        """Make all tables of all staged days, if they were made with something else, and write that down."""
+        options = replace(self._options, headroom=0.0, capacity_per_s=None)
+        made_with = f"{MADE_BY} {options}"
+        if followed.made_with == made_with:
+            return
+        upto = self._staging.last_committed()
+        if days := self._staging.days(upto):
+            self._rewrite(days, days, self._staging.newest(upto), upto)
+        self._staging.note(Followed(version=followed.version, logs=followed.logs, made_with=made_with))
+
+    def _take(self, lines: "DataFrame", batch: int) -> None:
+        began_s = time.monotonic()
+        records, bad = self._staging.stage(batch, lines.select("value", "file"))
+        before = self._staging.newest(batch - 1)
+        newest, files = dict(before), 0
+        staged = self._staging.read_batch(batch)
+        found = newest_of(staged).join(
+            staged.groupBy("instance").agg(F.count_distinct("file").alias("files")), "instance"
+        )
+        for row in found.collect():
+            newest[row["instance"]] = max(row["newest_s"], before.get(row["instance"], row["newest_s"]))
+            files += row["files"]
+        self._staging.note_newest(batch, newest)
+        touched = self._staging.days_of(batch)
+        # Newer records of an instance close its open storms, on whichever day they are.
+        ends = {
+            tables.day_of(at_s)
+            for instance, newest_s in before.items()
+            if newest[instance] != newest_s
+            for at_s in (newest_s, newest_s - self._options.storm_gap_s)
+        }
+        storm_days = self._staging.storm_days(touched | ends, self._options.storm_gap_s, batch)
+        if touched:
+            self._rewrite(touched, storm_days, newest, batch)
+        if self.ledger is not None:
+            self._tell(self.ledger, storm_days, newest)
+        if batch % _COMPACT_EVERY == 0:
+            # Only what Spark will not run again.
+            self._staging.compact(batch - 1)
+        now_s = time.monotonic()
+        if self.refresh is not None and now_s - self._refreshed_at_s >= self._settings.refresh_s:
+            self.refresh()
+            self._refreshed_at_s = now_s
+        took_s = time.monotonic() - began_s
+        self._progress(batch, files=files, records=records, bad=bad, newest=newest, took_s=took_s)
+
+    def _rewrite(
+        self, days: Collection[date], storm_days: frozenset[date], newest: Mapping[str, int], upto: int
+    ) -> None:
+        """Make the tables of days, and the storms of more days."""
+        newest_frame = self._session.createDataFrame(list(newest.items()), "instance STRING, newest_s BIGINT")
+        out, wanted = str(self._out), frozenset(days)
+        with tables.scratch(self._session, out) as scratch:
+            once = distinct(self._staging.read(storm_days | wanted, upto))
+            records = restage(once.records, f"{scratch}/once") if once.dropped else once.records
+            derived = derive(records, self._options, newest_frame)
+            try:
+                for table in tables.BY_DAY:
+                    if table is tables.HOURS:
+                        # Minutes are there already, and reading them is faster than making them again.
+                        frame = hours_of(tables.read(self._session, out, tables.MINUTES, wanted))
+                    else:
+                        frame = derived.tables[table.name]
+                    if table is not tables.STORMS and not storm_days <= wanted:
+                        frame = frame.where(F.col("dt").isin(*wanted))
+                    tables.write(frame, out, table, storm_days if table is tables.STORMS else wanted)
+            finally:
+                derived.release()
+
+    def _tell(self, ledger: Ledger, days: Collection[date], newest: Mapping[str, int]) -> None:
+        """Look which storms of the days, and of those that were told, begin or end."""
+        known = ledger.unfinished
+        wanted = {*days, *(tables.day_of(alert.start_s) for alert in known)}
+        told = {(alert.instance, alert.kind, alert.name) for alert in known}
+        settings = self._settings.alerts
+        recent_s = int(time.time()) - settings.recent_s
+        rows = [
+            row
+            for row in tables.read(self._session, str(self._out), tables.STORMS, wanted)
+            .where(F.col("messages") >= settings.min_refused)
+            .collect()
+            if row["end_s"] >= recent_s or (row["instance"], row["kind"], row["name"]) in told
+        ]
+        limits = self._limits({(row["instance"], row["kind"], row["name"]) for row in rows}, wanted)
+        ledger.update(
+            Sighting(
+                _storm(row),
+                is_over=self._is_over(row["instance"], row["end_s"], newest),
+                limit_per_s=limits.get((row["instance"], row["kind"], row["name"])),
+            )
+            for row in rows
+        )
+
+    def _is_over(self, instance: str, end_s: int, newest: Mapping[str, int]) -> bool:
+        waited_s = end_s + self._options.storm_gap_s
+        late_s = self._settings.watermark_s
+        own_s = newest.get(instance, 0)
+        return waited_s + late_s <= own_s or waited_s + _SILENT * late_s <= max(newest.values(), default=0)
+
+    def _limits(
+        self, resources: Collection[tuple[str, str, str]], days: Collection[date]
+    ) -> dict[tuple[str, str, str], float | None]:
+        """Return the limits in force of resources, as of their last minute in some days."""
+        if not resources:
+            return {}
+        wanted = self._session.createDataFrame(sorted(resources), "instance STRING, kind STRING, name STRING")
+        rows = (
+            tables.read(self._session, str(self._out), tables.MINUTES, days)
+            .join(F.broadcast(wanted), list(tables.RESOURCE_KEY))
+            .groupBy(*tables.RESOURCE_KEY)
+            .agg(F.max_by("rate_per_s", "minute_s").alias("rate_per_s"))
+            .collect()
+        )
+        return {(row["instance"], row["kind"], row["name"]): row["rate_per_s"] for row in rows}
+
+    def _progress(
+        self, batch: int, *, files: int, records: int, bad: int, newest: Mapping[str, int], took_s: float
+    ) -> None:
+        latest = max(newest.values(), default=0)
+        words = [f"batch {batch}: {files:,} {'file' if files == 1 else 'files'}", f"{records:,} records"]
+        if bad:
+            words.append(f"{bad} bad lines")
+        if latest:
+            words.append(f"up to {datetime.fromtimestamp(latest, UTC):%Y-%m-%d %H:%M:%S}")
+            words.append(f"watermark {datetime.fromtimestamp(latest - self._settings.watermark_s, UTC):%H:%M:%S}")
+        going = self._going(newest)
+        words.append(f"{going} storm{'' if going == 1 else 's'} going on")
+        if self.ledger is not None and (pending := self.ledger.pending):
+            words.append(f"{pending} alerts wait")
+        words.append(f"{took_s:.1f} s")
+        self.last = ", ".join(words)
+        if not self._console.is_terminal:
+            say(self._console, self.last)
+
+    @contextmanager
+    def shown(self) -> Iterator[Callable[[], object]]:
+        """Show on a terminal what the last batch was: yield what brings it up to date."""
+        if not self._console.is_terminal:
+            yield lambda: None
+            return
+        waiting = "looking for files of the rejection log"
+        with self._console.status(waiting) as status:
+            yield lambda: status.update(self.last or waiting)
+
+    def _going(self, newest: Mapping[str, int]) -> int:
+        """Count the storms that may go on."""
+        if not newest:
+            return 0
+        days = {tables.day_of(at_s - back_s) for at_s in newest.values() for back_s in (0, tables.DAY_S)}
+        return tables.read(self._session, str(self._out), tables.STORMS, days).where("is_open").count()
+
+
+class StoppedError(Exception):
+    """A batch was not begun, because the process is to end."""
+
+
+def _storm(row: Any) -> Storm:
+    def shares(entries: Any) -> tuple[Share, ...]:
+        return tuple(Share(name=each["name"], messages=each["messages"], share=each["share"]) for each in entries)
+
+    return Storm(
+        instance=row["instance"],
+        kind=row["kind"],
+        name=row["name"],
+        start_s=row["start_s"],
+        end_s=row["end_s"],
+        is_open=row["is_open"],
+        requests=row["requests"],
+        messages=row["messages"],
+        size_bytes=row["bytes"],
+        peak_per_s=row["peak_per_s"],
+        peak_at_s=row["peak_at_s"],
+        rules=tuple(each["name"] for each in row["rules"]),
+        clients=shares(row["clients"]),
+        client_count=row["client_count"],
+        producer_groups=shares(row["producer_groups"]),
+        producer_group_count=row["producer_group_count"],
+    )
+
+
+def say(console: "Console", line: str) -> None:
+    """Tell people something, in a line."""
+    console.print(f"sluice: {line}", markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,283 @@
+"""From records to tables: the same for a batch job and for each batch of a stream.
+
+Everything here is DataFrame in, DataFrame out. What rules did is added up twice, and all else comes from these two,
+which are far smaller than the log: by second and resource, and by client and *slot*, a stretch of an hour that is short
+enough that no storm can end in it. Neither puts one busy resource into one task.
+
+Each table is one SQL query: Spark's planner looks at a query once, but at a chain of DataFrame calls once a call.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from pyspark import StorageLevel
+
+from admin.analytics import culprits, storms, tables
+from admin.analytics.options import Options
+from admin.analytics.schema import OUTCOMES, SECONDS
+from admin.analytics.tables import AMOUNTS, DAY_S, HOUR_S, LIMIT_KEY, MINUTE_S
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+class Tables(Mapping[str, "DataFrame"]):
+    """Tables by name, each planned when it is asked for, and computed when it is written."""
+
+    def __init__(self, makers: Mapping[str, Callable[[], "DataFrame"]]) -> None:
+        self._makers = makers
+        self._made: dict[str, DataFrame] = {}
+
+    def __getitem__(self, name: str) -> "DataFrame":
+        if name not in self._made:
+            self._made[name] = _shaped(self._makers[name](), tables.TABLES[name])
+        return self._made[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._makers)
+
+    def __len__(self) -> int:
+        return len(self._makers)
+
+
+@dataclass(frozen=True)
+class Derived:
+    """What records come to.
+
+    Attributes:
+        tables: by name, with the columns of ``tables.TABLES``.
+        kept: what several of them are made from.
+    """
+
+    tables: Mapping[str, "DataFrame"]
+    kept: list["DataFrame"]
+
+    def release(self) -> None:
+        """Let go of the memory and disk that is held while the tables are written."""
+        for frame in self.kept:
+            frame.unpersist()
+
+
+def derive(records: "DataFrame", options: Options, newest: "DataFrame | None" = None) -> Derived:
+    """Make all tables of some records.
+
+    Args:
+        records: as ``schema.RECORDS``, each once; all of the days that are to be written, and, for storms over
+            midnight, of the days before and after as far as these storms reach.
+        options: what is asked for.
+        newest: ``instance`` and ``newest_s``, the last second that is known of, where ``records`` are not all there
+            are; it says which storms may go on.
+    """
+    if options.since_s is not None:
+        records = records.where(f"at_s >= {options.since_s}")
+    if options.until_s is not None:
+        records = records.where(f"at_s < {options.until_s}")
+    session = records.sparkSession
+    slots = storms.by_slot(records, options.storm_gap_s).persist(StorageLevel.MEMORY_AND_DISK)
+    seconds = storms.by_second(records).persist(StorageLevel.MEMORY_AND_DISK)
+    kept = [slots, seconds]
+    made = Tables(
+        {
+            "minutes": lambda: _minutes(records, seconds, kept),
+            "hours": lambda: hours_of(made["minutes"]),
+            "refusals": lambda: session.sql(_REFUSALS, slots=slots),
+            "storms": lambda: storms.storms(slots, seconds, newest_of(records) if newest is None else newest, options),
+            "culprits": lambda: culprits.culprits(slots, options),
+            "limits": lambda: session.sql(_LIMITS, records=records),
+            "limit_changes": lambda: session.sql(_LIMIT_CHANGES, records=records),
+            "coverage": lambda: session.sql(_COVERAGE, records=records),
+        }
+    )
+    return Derived(made, kept)
+
+
+def _minutes(records: "DataFrame", seconds: "DataFrame", kept: list["DataFrame"]) -> "DataFrame":
+    """Return minutes; runs two small jobs, so that the many rows of traffic need not be shuffled to meet few others."""
+    session = records.sparkSession
+    several = session.sql(_SEVERAL, records=records).persist(StorageLevel.MEMORY_AND_DISK)
+    waits = session.sql(_WAITS, seconds=seconds).persist(StorageLevel.MEMORY_AND_DISK)
+    kept += (several, waits)
+    return session.sql(_MINUTES, records=records, several=_sent(several), waits=_sent(waits))
+
+
+def _sent(frame: "DataFrame") -> "DataFrame":
+    """Have a frame sent to every task if it has few rows."""
+    return frame.hint("broadcast") if frame.count() <= _FEW else frame
+
+
+def hours_of(minutes: "DataFrame") -> "DataFrame":
+    """Add up minutes by hour; rather of minutes that were written, which need not be made twice then.
+
+    Args:
+        minutes: the table.
+    """
+    return _shaped(minutes.sparkSession.sql(_HOURS, minutes=minutes), tables.HOURS)
+
+
+def newest_of(records: "DataFrame") -> "DataFrame":
+    """Return the last second that each instance's records are of, as ``instance`` and ``newest_s``."""
+    return records.sparkSession.sql(
+        f"""SELECT instance, max(at_s + IF(type IN ('traffic', 'heartbeat'), {MINUTE_S - 1}, 0)) AS newest_s
+        FROM {{records}} GROUP BY instance""",
+        records=records,
+    )
+
+
+def _shaped(frame: "DataFrame", table: tables.Table) -> "DataFrame":
+    """Give a frame exactly the columns and types of its table."""
+    columns = (column.split(" ", 1) for column in table.columns)
+    return frame.selectExpr(*(f"CAST(`{name}` AS {kind}) AS `{name}`" for name, kind in columns))
+
+
+def _list(names: tuple[str, ...], each: str = "{0}") -> str:
+    return ", ".join(each.format(name) for name in names)
+
+
+def _day(at: str) -> str:
+    """Return the day that a column of seconds is in."""
+    return f"date_from_unix_date(CAST({at} DIV {DAY_S} AS INT)) AS dt"
+
+
+_KEY: Final = "instance, kind, name, minute_s"
+_FEW: Final = 200_000
+"""So many rows are sent to every task."""
+_SUMMED: Final = (*AMOUNTS, "busy_answers")
+_DEFAULTS: Final = {
+    "rule": "''",
+    "burst_s": "1D",
+    "break_s": "0D",
+    "count": "'messages'",
+    "bytes_burst_s": "1D",
+    "action": "'reject'",
+}
+_LIMIT_FIELDS: Final = ", ".join(
+    f"coalesce({name}, {_DEFAULTS[name]}) AS {name}" if name in _DEFAULTS else name for name in LIMIT_KEY
+)
+_NO_LANGUAGES: Final = "CAST(map() AS MAP<STRING, STRUCT<requests: BIGINT, refused: BIGINT>>)"
+_DEMAND: Final = ("admitted", "shadowed", "bypassed", "exempt", "refused", "dropped")
+_SEVERAL: Final = """
+SELECT instance, kind, name, at_s AS minute_s FROM {records} WHERE type = 'traffic' GROUP BY ALL HAVING count(*) > 1"""
+_WAITS: Final = f"""
+SELECT instance, kind, name, at_s - at_s % {MINUTE_S} AS minute_s, max(wait_max_us) AS wait_max_us
+FROM {{seconds}} GROUP BY ALL"""
+# Only minutes of which there are several records are taken apart, into cells: one of each second, of each language, and
+# one of the record as a whole.
+_MINUTES: Final = f"""
+WITH flat AS (
+    SELECT instance, kind, name, at_s AS minute_s, run, n,
+        {
+    ", ".join(
+        f"coalesce({outcome}[{place}], 0) AS {outcome}_{what}"
+        for outcome in OUTCOMES
+        for place, what in enumerate(("requests", "messages", "bytes"))
+    )
+},
+        coalesce(busy_answers, 0) AS busy_answers,
+        coalesce(transform_values(languages, (k, v) -> named_struct('requests', v[0], 'refused', v[1])),
+            {_NO_LANGUAGES}) AS languages,
+        coalesce(clients, 0) AS clients, coalesce(more_clients, false) AS more_clients, {_LIMIT_FIELDS},
+        coalesce(second, CAST(array() AS ARRAY<INT>)) AS second,
+        {_list(SECONDS, "coalesce({0}, CAST(array() AS ARRAY<BIGINT>)) AS {0}")}
+    FROM {{records}} WHERE type = 'traffic'
+), cells AS (
+    SELECT {_KEY}, run, n, {_list(_SUMMED)}, clients, {_list(LIMIT_KEY)}, inline(concat(
+        array(named_struct('cell', CAST(NULL AS INT), 'language', CAST(NULL AS STRING),
+            'w', 0L, 'x', 0L, 'y', 0L, 'z', 0L)),
+        transform(map_entries(languages), e -> named_struct('cell', CAST(NULL AS INT), 'language', e.key,
+            'w', e.value.requests, 'x', e.value.refused, 'y', 0L, 'z', 0L)),
+        transform(arrays_zip(second, {_list(SECONDS)}), s -> named_struct('cell', s.second,
+            'language', CAST(NULL AS STRING), {
+    ", ".join(f"'{short}', s.{name}" for short, name in zip("wxyz", SECONDS, strict=True))
+}))))
+    FROM flat LEFT SEMI JOIN {{several}} USING ({_KEY})
+), summed AS (
+    SELECT {_KEY}, cell, language, cell IS NULL AND language IS NULL AS whole, {_list(_SUMMED, "sum({0}) AS {0}")},
+        max(clients) AS clients, max_by(struct({_list(LIMIT_KEY)}), struct(n, run)) AS held,
+        sum(w) AS w, sum(x) AS x, sum(y) AS y, sum(z) AS z
+    FROM cells GROUP BY {_KEY}, cell, language
+), gathered AS (
+    SELECT {_KEY}, {_list(_SUMMED, "max(IF(whole, {0}, NULL)) AS {0}")},
+        array_sort(collect_list(IF(language IS NULL, NULL, struct(language, struct(w AS requests, x AS refused)))))
+            AS languages,
+        max(IF(whole, clients, NULL)) AS clients, max(IF(whole, held, NULL)) AS held,
+        array_sort(collect_list(IF(cell IS NULL, NULL, struct(cell, w, x, y, z)))) AS at
+    FROM summed GROUP BY {_KEY}
+), every AS (
+    SELECT flat.* EXCEPT (run, n) FROM flat LEFT ANTI JOIN {{several}} USING ({_KEY})
+    UNION ALL SELECT {_KEY}, {_list(_SUMMED)}, map_from_entries(languages), clients, true,
+        {_list(LIMIT_KEY, "held.{0}")}, at.cell, at.w, at.x, at.y, at.z FROM gathered
+)
+SELECT * EXCEPT (wait_max_us), coalesce(wait_max_us, 0) AS wait_max_us,
+    {" + ".join(f"{outcome}_messages" for outcome in _DEMAND)} AS demand_messages,
+    coalesce(array_max(zip_with(second_admitted, second_refused, (a, r) -> a + r)), 0) AS demand_peak_per_s,
+    coalesce(array_max(second_refused), 0) AS refused_peak_per_s, {_day("minute_s")}
+FROM every LEFT JOIN {{waits}} USING ({_KEY})"""
+_HOURS: Final = f"""
+WITH each AS (
+    SELECT *, minute_s - minute_s % {HOUR_S} AS hour_s,
+        posexplode_outer(map_entries(languages)) AS (place, spoken)
+    FROM {{minutes}}
+), by_language AS (
+    SELECT instance, kind, name, hour_s, spoken.key AS language, sum(spoken.value.requests) AS spoken_requests,
+        sum(spoken.value.refused) AS spoken_refused, sum(IF(place > 0, 0, 1)) AS minutes,
+        {_list((*_SUMMED, "demand_messages"), "sum(IF(place > 0, 0, {0})) AS {0}")},
+        max(clients) AS clients, max(more_clients) AS more_clients, max(minute_s) AS minute_s,
+        max(demand_peak_per_s) AS demand_peak_per_s, max(demand_messages) AS demand_peak_per_minute,
+        max(refused_peak_per_s) AS refused_peak_per_s, max(wait_max_us) AS wait_max_us
+    FROM each GROUP BY ALL
+), by_hour AS (
+    SELECT instance, kind, name, hour_s, sum(minutes) AS minutes,
+        {_list((*_SUMMED, "demand_messages"), "sum({0}) AS {0}")},
+        map_from_entries(array_sort(collect_list(IF(language IS NULL, NULL,
+            struct(language, struct(spoken_requests AS requests, spoken_refused AS refused)))))) AS languages,
+        max(clients) AS clients, max(more_clients) AS more_clients, max(minute_s) AS minute_s,
+        max(demand_peak_per_s) AS demand_peak_per_s, max(demand_peak_per_minute) AS demand_peak_per_minute,
+        max(refused_peak_per_s) AS refused_peak_per_s, max(wait_max_us) AS wait_max_us
+    FROM by_language GROUP BY ALL
+)
+SELECT *, {_day("hour_s")}
+FROM by_hour JOIN (SELECT {_KEY}, {_list(LIMIT_KEY)} FROM {{minutes}}) USING ({_KEY})"""
+_REFUSALS: Final = f"""
+SELECT instance, kind, name, hour_s, client, producer_group, rule, verdict, sum(requests) AS requests,
+    sum(messages) AS messages, sum(bytes) AS bytes, max(wait_max_us) AS wait_max_us, {_day("hour_s")}
+FROM {{slots}} GROUP BY ALL"""
+_LIMITS: Final = f"""
+SELECT instance, kind, name, last.*, seen_s, dt FROM (
+    SELECT instance, kind, name, dt, max(at_s) AS seen_s,
+        max_by(struct({_list(LIMIT_KEY)}), struct(at_s, run, n)) AS last
+    FROM (SELECT instance, kind, name, run, n, at_s, {_LIMIT_FIELDS}, {_day("at_s")}
+        FROM {{records}} WHERE type = 'limit')
+    GROUP BY instance, kind, name, rule, dt)"""
+_LIMIT_CHANGES: Final = f"""
+SELECT instance, run, n, at_s, change_id, action, coalesce(kind, '') AS kind, coalesce(name, '') AS name,
+    rate_before_per_s, rate_after_per_s, coalesce(`by`, '') AS `by`, coalesce(reason, '') AS reason, {_day("at_s")}
+FROM {{records}} WHERE type = 'limit_change'"""
+_COVERAGE: Final = f"""
+WITH numbers AS (
+    SELECT instance, run, at_s - at_s % {HOUR_S} AS hour_s, count(*) AS records, min(n) AS first_n, max(n) AS last_n
+    FROM {{records}} GROUP BY ALL
+), beats AS (
+    SELECT instance, run, at_s - at_s % {HOUR_S} AS hour_s, at_s - at_s % {MINUTE_S} AS minute_s,
+        sum(seconds) AS seconds, min(coalesce(limiting, true)) AS limiting,
+        max(coalesce(connections, 0)) AS connections,
+        sum(coalesce(aggregate(map_values(bypassed_requests), 0L, (a, b) -> a + b), 0L)) AS bypassed,
+        sum(coalesce(other, 0)) AS other, max(coalesce(lost_records, 0)) AS lost_records, max(version) AS version
+    FROM {{records}} WHERE type = 'heartbeat' GROUP BY ALL
+), hours AS (
+    SELECT instance, run, hour_s, count(*) AS minutes, sum(least(seconds, {MINUTE_S})) AS seconds,
+        min(minute_s) AS first_minute_s, max(minute_s) AS last_minute_s,
+        count_if(NOT limiting) AS limiting_off_minutes, max(connections) AS connections_max,
+        sum(bypassed) AS bypassed_requests, sum(other) AS other, max(lost_records) AS lost_records,
+        max_by(version, minute_s) AS version
+    FROM beats GROUP BY ALL
+)
+SELECT instance, run, hour_s,
+    {
+    _list(
+        ("minutes", "seconds", "limiting_off_minutes", "connections_max", "bypassed_requests", "other", "lost_records"),
+        "coalesce({0}, 0) AS {0}",
+    )
+},
+    first_minute_s, last_minute_s, records, first_n, last_n, coalesce(version, '') AS version, {_day("hour_s")}
+FROM numbers LEFT JOIN hours USING (instance, run, hour_s)"""

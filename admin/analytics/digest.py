@@ -1,0 +1,333 @@
+"""What of the tables a report shows: the first few of everything, and how many there are.
+
+All of it is bounded before it comes to the driver, whatever the size of the tables.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from pyspark.sql import Window
+from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+
+from admin.analytics import tables
+from admin.analytics.findings import (
+    Coverage,
+    Culprit,
+    Curve,
+    Findings,
+    Inputs,
+    LimitChange,
+    Point,
+    Share,
+    Storm,
+    Totals,
+)
+from admin.analytics.options import Options
+from admin.analytics.tables import RESOURCE_KEY
+from admin.wire.recommendations import Period, Recommendation
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, Row, SparkSession
+
+MOST_POINTS: Final = 1000
+"""Of a curve."""
+_MOST_STORMS: Final = 20
+_MOST_CULPRITS: Final = 20
+_MOST_CURVES: Final = 6
+_MOST_INSTANCES: Final = 50
+_MOST_CHANGES: Final = 30
+MOST_RECOMMENDED: Final = 100
+_MINUTE_S: Final = 60
+_STEPS_S: Final = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14_400, 21_600, 43_200, 86_400)
+"""Of curves."""
+_REACHED: Final = ("admitted", "shadowed", "bypassed", "exempt")
+_NOT: Final = ("refused", "dropped")
+
+
+class Digest:
+    """Reads the tables of a report.
+
+    Args:
+        session: of Spark.
+        out: directory or address of the tables.
+        options: what is asked for.
+    """
+
+    def __init__(self, session: "SparkSession", out: str, options: Options) -> None:
+        self._session, self._out, self._options = session, out, options
+        self._days = tables.Days.of_seconds(options.since_s, options.until_s)
+
+    def findings(
+        self, made_at: str, files: str, inputs: Inputs, counts: Mapping[str, int], first: Sequence[Recommendation]
+    ) -> Findings:
+        """Return all that a report shows.
+
+        Args:
+            made_at: when, ISO 8601 UTC.
+            files: directory of what is for people.
+            inputs: what the tables were made of.
+            counts: how many recommendations there are of each action.
+            first: those that are shown.
+        """
+        coverage, instances = self._coverage()
+        totals, first_s, last_s, worst = self._demand()
+        storms, storm_count, open_count = self._storms()
+        known = [each.from_s for each in coverage] + ([] if first_s is None else [first_s])
+        until = [each.until_s for each in coverage] + ([] if last_s is None else [last_s])
+        return Findings(
+            made_at=made_at,
+            out=files,
+            period=Period(from_s=min(known, default=None), until_s=max(until, default=None)),
+            inputs=inputs,
+            totals=Totals(**totals, storms=storm_count, open_storms=open_count, recommendations=dict(counts)),
+            coverage=tuple(coverage),
+            instance_count=instances,
+            storms=tuple(storms),
+            culprits=tuple(self._culprits()),
+            curves=tuple(self._curves(worst)),
+            recommendations=tuple(first),
+            limit_changes=tuple(self._limit_changes()),
+            storm_gap_s=self._options.storm_gap_s,
+        )
+
+    def _read(self, table: tables.Table) -> "DataFrame":
+        return tables.read(self._session, self._out, table, self._days)
+
+    def _demand(self) -> "tuple[dict[str, int], int | None, int | None, list[Row]]":
+        """Return totals, beginning and end, and the resources that are worth a curve."""
+        by_resource = (
+            self._read(tables.HOURS)
+            .groupBy(*RESOURCE_KEY)
+            .agg(
+                _sum(_REACHED).alias("admitted"),
+                _sum(_NOT).alias("refused"),
+                F.min("hour_s").alias("first_s"),
+                F.max("hour_s").alias("last_s"),
+            )
+        ).persist()
+        try:
+            row = by_resource.agg(
+                F.count(F.lit(1)).alias("resources"),
+                F.count_if(F.col("refused") > 0).alias("refused_resources"),
+                F.coalesce(F.sum("admitted"), F.lit(0)).alias("admitted"),
+                F.coalesce(F.sum("refused"), F.lit(0)).alias("refused"),
+            ).collect()[0]
+            order = (F.desc("refused"), F.desc("admitted"), *RESOURCE_KEY)
+            worst = by_resource.orderBy(*order).limit(_MOST_CURVES).collect()
+        finally:
+            by_resource.unpersist()
+        span = self._read(tables.MINUTES).agg(F.min("minute_s").alias("first"), F.max("minute_s").alias("last"))
+        ends = span.collect()[0]
+        last = None if ends["last"] is None else ends["last"] + _MINUTE_S
+        return row.asDict(), ends["first"], last, worst
+
+    def _coverage(self) -> tuple[list[Coverage], int]:
+        read = self._read(tables.COVERAGE)
+        runs = read.groupBy("instance", "run").agg(
+            F.greatest(F.max("last_n") - F.min("first_n") + 1 - F.sum("records"), F.max("lost_records")).alias("lost")
+        )
+        lost = runs.groupBy("instance").agg(F.sum("lost").alias("lost"))
+        found = (
+            read.groupBy("instance")
+            .agg(
+                F.min("first_minute_s").alias("first_s"),
+                F.max("last_minute_s").alias("last_s"),
+                F.min("hour_s").alias("first_hour_s"),
+                F.sum("minutes").alias("minutes"),
+                *(F.sum(name).alias(name) for name in ("limiting_off_minutes", "bypassed_requests", "other")),
+                F.array_sort(F.collect_set("version")).alias("versions"),
+            )
+            .join(lost, "instance")
+            .persist()
+        )
+        try:
+            count = found.count()
+            rows = found.orderBy("instance").limit(_MOST_INSTANCES).collect()
+        finally:
+            found.unpersist()
+        return [_covered(row) for row in rows], count
+
+    def _storms(self) -> tuple[list[Storm], int, int]:
+        read = self._read(tables.STORMS)
+        counts = read.agg(F.count(F.lit(1)).alias("all"), F.count_if("is_open").alias("open")).collect()[0]
+        rows = read.orderBy(F.desc("messages"), "start_s", *RESOURCE_KEY).limit(_MOST_STORMS).collect()
+        return [storm(row) for row in rows], counts["all"], counts["open"]
+
+    def _culprits(self) -> list[Culprit]:
+        """Over the whole period; the table of culprits is by day."""
+        key = (*RESOURCE_KEY, "client", "producer_group")
+        refused = (
+            self._read(tables.REFUSALS)
+            .where("verdict = 'refuse'")
+            .groupBy(*key)
+            .agg(*(F.sum(name).alias(name) for name in ("requests", "messages", "bytes")))
+        )
+        whole = Window.partitionBy(*RESOURCE_KEY)
+        rows = (
+            refused.withColumn("share", F.col("messages") / F.nullif(F.sum("messages").over(whole), F.lit(0)))
+            .orderBy(F.desc("messages"), *key)
+            .limit(_MOST_CULPRITS)
+            .collect()
+        )
+        return [
+            Culprit(
+                **{name: row[name] for name in key},
+                requests=row["requests"],
+                messages=row["messages"],
+                size_bytes=row["bytes"],
+                share=row["share"] or 0.0,
+            )
+            for row in rows
+        ]
+
+    def _curves(self, worst: "Sequence[Row]") -> list[Curve]:
+        if not worst:
+            return []
+        wanted = F.broadcast(
+            self._session.createDataFrame(
+                [tuple(row[name] for name in RESOURCE_KEY) for row in worst], ", ".join(tables.RESOURCE)
+            )
+        )
+        minutes = self._read(tables.MINUTES).join(wanted, list(RESOURCE_KEY))
+        spans = minutes.groupBy(*RESOURCE_KEY).agg(
+            F.min("minute_s").alias("first_s"), (F.max("minute_s") + _MINUTE_S).alias("last_s")
+        )
+        ends = {_key(row): row for row in spans.collect()}
+        curves = []
+        for row in worst:
+            end = ends.get(_key(row))
+            if end is None:
+                continue
+            step_s = _step_s(end["last_s"] - end["first_s"])
+            one = minutes.where(_is(row))
+            points = self._fine(one, step_s) if step_s < _MINUTE_S else self._coarse(one, step_s)
+            curves.append(
+                Curve(
+                    **{name: row[name] for name in RESOURCE_KEY},
+                    step_s=step_s,
+                    admitted=row["admitted"],
+                    refused=row["refused"],
+                    points=tuple(
+                        Point(
+                            at_s=point["at"],
+                            admitted_per_s=round(point["admitted"] / step_s, 3),
+                            refused_per_s=round(point["refused"] / step_s, 3),
+                            peak_per_s=float(point["peak"]),
+                            limit_per_s=point["limit"],
+                        )
+                        for point in points
+                    ),
+                )
+            )
+        return curves
+
+    def _coarse(self, minutes: "DataFrame", step_s: int) -> "list[Row]":
+        """Return the steps of a curve, of whole minutes."""
+        return (
+            minutes.groupBy(F.expr(f"minute_s - minute_s % {step_s}").alias("at"))
+            .agg(
+                _sum(_REACHED).alias("admitted"),
+                _sum(_NOT).alias("refused"),
+                F.max("demand_peak_per_s").alias("peak"),
+                F.max_by("rate_per_s", "minute_s").alias("limit"),
+            )
+            .orderBy("at")
+            .collect()
+        )
+
+    def _fine(self, minutes: "DataFrame", step_s: int) -> "list[Row]":
+        """Return the steps of a curve, of seconds."""
+        seconds = minutes.select(
+            "minute_s", "rate_per_s", F.explode(F.arrays_zip("second", "second_admitted", "second_refused")).alias("of")
+        ).select(
+            (F.col("minute_s") + F.col("of.second")).alias("second_s"),
+            "rate_per_s",
+            F.col("of.second_admitted").alias("admitted"),
+            F.col("of.second_refused").alias("refused"),
+        )
+        return (
+            seconds.groupBy(F.expr(f"second_s - second_s % {step_s}").alias("at"))
+            .agg(
+                F.sum("admitted").alias("admitted"),
+                F.sum("refused").alias("refused"),
+                F.max(F.col("admitted") + F.col("refused")).alias("peak"),
+                F.max_by("rate_per_s", "second_s").alias("limit"),
+            )
+            .orderBy("at")
+            .collect()
+        )
+
+    def _limit_changes(self) -> list[LimitChange]:
+        names = LimitChange.__struct_fields__
+        read = self._read(tables.LIMIT_CHANGES)
+        rows = read.orderBy(F.desc("at_s"), "instance", F.desc("n")).limit(_MOST_CHANGES).collect()
+        return [LimitChange(**{name: row[name] for name in names}) for row in rows]
+
+
+def storm(row: "Row") -> Storm:
+    """Return a row of the table of storms."""
+    return Storm(
+        instance=row["instance"],
+        kind=row["kind"],
+        name=row["name"],
+        start_s=row["start_s"],
+        end_s=row["end_s"],
+        is_open=row["is_open"],
+        requests=row["requests"],
+        messages=row["messages"],
+        size_bytes=row["bytes"],
+        peak_per_s=row["peak_per_s"],
+        peak_at_s=row["peak_at_s"],
+        rules=tuple(rule["name"] for rule in row["rules"]),
+        clients=_shares(row["clients"]),
+        client_count=row["client_count"],
+        producer_groups=_shares(row["producer_groups"]),
+        producer_group_count=row["producer_group_count"],
+    )
+
+
+def _shares(rows: Any) -> tuple[Share, ...]:
+    return tuple(Share(name=row["name"], messages=row["messages"], share=row["share"]) for row in rows)
+
+
+def _covered(row: "Row") -> Coverage:
+    first_s = row["first_hour_s"] if row["first_s"] is None else row["first_s"]
+    until_s = first_s if row["last_s"] is None else row["last_s"] + _MINUTE_S
+    between = (until_s - first_s) // _MINUTE_S
+    return Coverage(
+        instance=row["instance"],
+        from_s=first_s,
+        until_s=until_s,
+        # A restart within a minute makes two of it.
+        minutes=min(row["minutes"], between),
+        gap_minutes=max(0, between - row["minutes"]),
+        lost_records=max(0, row["lost"]),
+        other=row["other"],
+        bypassed_requests=row["bypassed_requests"],
+        limiting_off_minutes=row["limiting_off_minutes"],
+        versions=tuple(version for version in row["versions"] if version),
+    )
+
+
+def _sum(outcomes: Sequence[str]) -> "Column":
+    """Add up the messages of outcomes."""
+    each = [F.coalesce(F.col(f"{outcome}_messages"), F.lit(0)) for outcome in outcomes]
+    total = each[0]
+    for more in each[1:]:
+        total += more
+    return F.sum(total)
+
+
+def _key(row: "Row") -> tuple[str, ...]:
+    return tuple(row[name] for name in RESOURCE_KEY)
+
+
+def _is(row: "Row") -> "Column":
+    """Be true for rows of the same resource."""
+    same = [F.col(name) == F.lit(row[name]) for name in RESOURCE_KEY]
+    return same[0] & same[1] & same[2]
+
+
+def _step_s(length_s: int) -> int:
+    """Return the smallest step with which a curve has no more points than there may be."""
+    return next((step for step in _STEPS_S if length_s <= step * (MOST_POINTS - 1)), _STEPS_S[-1])

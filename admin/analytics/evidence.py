@@ -1,0 +1,132 @@
+"""A recommendation's reasons in words, with their figures.
+
+Pure: nothing but the standard library.
+"""
+
+from collections.abc import Iterable
+from typing import Final
+
+from admin.analytics.figures import DAY_S, Demand, Limit
+
+TREND_LEAST: Final = 0.05
+"""A growth of less a week is none."""
+TREND_MOST: Final = 0.5
+"""No more growth a week is expected to go on."""
+TREND_FIT: Final = 0.5
+"""A trend counts where it explains half of how days differ (the coefficient of determination)."""
+
+
+def about_demand(demand: Demand, *, runaway: bool) -> str:
+    """Say what was asked for, and what the limit did to it."""
+    limit = demand.limit
+    found = demand.calm if runaway else demand.corrected
+    unit = "requests" if limit.count == "requests" else ""
+    what = "demand outside of storms" if runaway else "demand"
+    text = f"p99 of {what} over {span(demand.observed_s)} is {rate_text(found.p99, unit)}"
+    if not runaway and demand.raw.p99 > demand.corrected.p99 * 1.005:
+        text += f" ({rate_text(demand.raw.p99, unit)} with the retries of what was refused)"
+    minute = demand.calm_minute_per_s if runaway else demand.minute_per_s
+    if minute > found.p99:
+        text += f", its busiest minute {rate_text(minute, unit)}"
+    if limit.rate is not None:
+        text += f", limit {rate_text(limit.rate, unit)}"
+    if demand.refused_messages and demand.messages:
+        did = "would have refused" if limit.action == "shadow" else "refused"
+        text += f" {did} " if limit.rate is not None else f", {did} was "
+        text += percent(demand.refused_messages / demand.messages)
+        if demand.storms.count:
+            text += f" in {demand.storms.count} storm{'s' * (demand.storms.count != 1)}"
+    elif limit.rate is not None:
+        text += " refused nothing"
+    if demand.refused_messages and demand.storms.own_share < 0.5 and demand.storms.other_rule:
+        text += f" ({percent(1 - demand.storms.own_share)} of that by {demand.storms.other_rule}, not by this limit)"
+    if limit.changed:
+        text += "; the limit was changed meanwhile"
+    return text
+
+
+def about_runaway(demand: Demand) -> str:
+    """Say whose refusals do not count."""
+    storms = demand.storms
+    who = "one client" if storms.clients == 1 else "two clients" if storms.clients == 2 else "one or two clients"
+    times = demand.refusing_per_s / max(demand.calm.p99, demand.calm_minute_per_s, 1e-9)
+    far = f"{times:.0f} times as much" if times < 1000 else "far more than that"
+    return (
+        f"in storms {who} with {percent(storms.top_two_share)} of what was refused asked for {far}"
+        f" ({rate_text(demand.refusing_per_s)}), in {percent(demand.refused_s / max(1, demand.observed_s))} of the"
+        " time: stopping these is what the limit is for, and they do not count"
+    )
+
+
+def about_growth(demand: Demand) -> str:
+    """Say how the demand grows, and when most is asked for."""
+    said = []
+    trend = demand.trend_per_week
+    if trend is not None and abs(trend) >= TREND_LEAST and demand.trend_fit >= TREND_FIT:
+        said.append(f"the daily demand {'grows' if trend > 0 else 'shrinks'} by {percent(abs(trend))} a week")
+        if trend > 0:
+            said[-1] += f", and a week's growth{' of 50%' if trend > TREND_MOST else ''} is added"
+    if demand.hour_of_week is not None and demand.hour_per_s:
+        day, hour = divmod(demand.hour_of_week, 24)
+        text = f"its busiest hour is {_WEEKDAYS[day]} {hour:02}:00 UTC with {rate_text(demand.hour_per_s)}"
+        if demand.hour_times is not None and demand.hour_times >= 1.5:
+            text += f", {demand.hour_times:.1f} times the median hour"
+        said.append(text)
+    return "; ".join(said)
+
+
+def about_bytes(demand: Demand, *, runaway: bool) -> str:
+    """Say the same of bytes."""
+    found = demand.calm_bytes if runaway else demand.size_bytes
+    return f"p99 of bytes is {rate_text(found.p99, 'bytes')}, their limit {rate_text(demand.limit.bytes_rate, 'bytes')}"
+
+
+def no_limit(limit: Limit) -> str:
+    """Say why nothing is limited."""
+    return "its limit is off" if limit.action == "off" else "it has no limit"
+
+
+def doubts(demand: Demand) -> list[str]:
+    """Say what makes the figures uncertain."""
+    said = []
+    if demand.lost_records:
+        said.append(f"{demand.lost_records} records of the log are lost")
+    if demand.other:
+        said.append("there were too many names to count each, so that some of its demand may be under _other")
+    return said
+
+
+_WEEKDAYS: Final = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
+
+
+def sentences(said: Iterable[str]) -> str:
+    """Put what is said together."""
+    return " ".join(f"{text[:1].upper() if text[:3] != 'p99' else text[:1]}{text[1:]}." for text in said if text)
+
+
+def rate_text(per_s: float | None, unit: str = "") -> str:
+    """Write a rate: ``430/s``, ``12.5/s``, ``4,096 bytes/s``."""
+    if per_s is None:
+        return "unlimited"
+    digits = 0 if per_s >= 100 or per_s == int(per_s) else 1 if per_s >= 1 else 3
+    text = f"{per_s:,.{digits}f}"
+    text = text.rstrip("0").rstrip(".") if "." in text else text
+    return f"{text}{f' {unit}' if unit else ''}/s"
+
+
+def percent(share: float) -> str:
+    """Write a share: ``2.1 %``; what is more than nothing is never written as that."""
+    if 0 < share < 0.001:
+        return "less than 0.1 %"
+    return f"{share * 100:.1f}".removesuffix(".0") + " %"
+
+
+def span(seconds: float) -> str:
+    """Write a length of time in its largest unit: ``7 days``, ``3 hours``, ``2 minutes``."""
+    for size, unit in ((DAY_S, "day"), (3600, "hour"), (60, "minute")):
+        # 6 days and 23.5 hours are 7 days to whoever reads that.
+        if seconds >= size * 0.98:
+            count = round(seconds / size, 1 if seconds < 10 * size else 0)
+            text = f"{count:.1f}".removesuffix(".0")
+            return f"{text} {unit}{'s' * (text != '1')}"
+    return f"{seconds:.0f} second{'s' * (round(seconds) != 1)}"

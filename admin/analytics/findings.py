@@ -1,0 +1,273 @@
+"""What a report has found, as plain data: the terminal's summary, the page and the JSON all show the same.
+
+Bounded: of whatever there may be many, the first few are here and how many there are in all; the rest is in the tables.
+Nothing here knows Spark. Times are whole seconds since 1970 UTC, shares are between 0 and 1, rates are per second.
+"""
+
+from typing import Final
+
+import msgspec
+
+from admin.wire.recommendations import Period, Recommendation
+
+VERSION: Final = 1
+"""Of the JSON."""
+
+
+class Struct(msgspec.Struct, frozen=True, kw_only=True):
+    """Base of all that is found."""
+
+
+class SetAside(Struct, frozen=True, kw_only=True):
+    """A file that was not read, or lines of it that could not be understood.
+
+    Attributes:
+        file: its path or address.
+        reason: in words.
+        lines: how many of them; 0 is the whole file.
+        example: the beginning of one such line.
+    """
+
+    file: str
+    reason: str
+    lines: int = 0
+    example: str = ""
+
+
+class Inputs(Struct, frozen=True, kw_only=True):
+    """What was read.
+
+    Attributes:
+        logs: as they were given.
+        files: that were read.
+        size_bytes: of these.
+        records: understood, without duplicates.
+        duplicates: records that were there more than once.
+        bad_lines: lines set aside.
+        skipped_files: files that could not be read.
+        set_aside: the first of both.
+    """
+
+    logs: tuple[str, ...] = ()
+    files: int = 0
+    size_bytes: int = 0
+    records: int = 0
+    duplicates: int = 0
+    bad_lines: int = 0
+    skipped_files: int = 0
+    set_aside: tuple[SetAside, ...] = ()
+
+
+class Coverage(Struct, frozen=True, kw_only=True):
+    """How much of one sidecar's life the log shows.
+
+    Attributes:
+        instance: its name.
+        from_s: beginning of its first minute.
+        until_s: end of its last one.
+        minutes: in which it recorded anything.
+        gap_minutes: between the first and the last, of which nothing is known.
+        lost_records: that it could not write, by its own count, or whose numbers are missing.
+        other: runs of requests that it counted under ``_other``.
+        bypassed_requests: that went past the limiter.
+        limiting_off_minutes: in which limiting was switched off.
+        versions: of Sluice.
+    """
+
+    instance: str
+    from_s: int
+    until_s: int
+    minutes: int
+    gap_minutes: int = 0
+    lost_records: int = 0
+    other: int = 0
+    bypassed_requests: int = 0
+    limiting_off_minutes: int = 0
+    versions: tuple[str, ...] = ()
+
+
+class Share(Struct, frozen=True, kw_only=True):
+    """One of several that have a part in something."""
+
+    name: str
+    messages: int
+    share: float
+
+
+class Storm(Struct, frozen=True, kw_only=True):
+    """Refusals of one resource without a long pause between them.
+
+    Attributes:
+        instance: of the sidecar.
+        kind: of the resource.
+        name: of the resource.
+        start_s: of the first second with a refusal.
+        end_s: end of the last one.
+        is_open: it may go on after the end of the log.
+        requests: refused.
+        messages: refused.
+        size_bytes: refused.
+        peak_per_s: most messages refused in one second.
+        peak_at_s: that second.
+        rules: that refused.
+        clients: those with the largest shares.
+        client_count: how many there were.
+        producer_groups: likewise.
+        producer_group_count: likewise.
+    """
+
+    instance: str
+    kind: str
+    name: str
+    start_s: int
+    end_s: int
+    is_open: bool = False
+    requests: int
+    messages: int
+    size_bytes: int = 0
+    peak_per_s: int = 0
+    peak_at_s: int = 0
+    rules: tuple[str, ...] = ()
+    clients: tuple[Share, ...] = ()
+    client_count: int = 0
+    producer_groups: tuple[Share, ...] = ()
+    producer_group_count: int = 0
+
+
+class Culprit(Struct, frozen=True, kw_only=True):
+    """A client and producer group whose requests for a resource were refused, over the whole period.
+
+    Attributes:
+        instance: of the sidecar.
+        kind: of the resource.
+        name: of the resource.
+        client: address.
+        producer_group: or empty.
+        requests: refused.
+        messages: refused.
+        size_bytes: refused.
+        share: of all messages of this resource that were refused.
+    """
+
+    instance: str
+    kind: str
+    name: str
+    client: str
+    producer_group: str = ""
+    requests: int
+    messages: int
+    size_bytes: int = 0
+    share: float
+
+
+class Point(Struct, frozen=True, kw_only=True):
+    """One step of a curve, rates in messages per second.
+
+    Attributes:
+        at_s: its beginning.
+        admitted_per_s: mean of what reached the broker.
+        refused_per_s: mean of what did not.
+        peak_per_s: asked for in the busiest second.
+        limit_per_s: in force at its end; None is unlimited or not known.
+    """
+
+    at_s: int
+    admitted_per_s: float
+    refused_per_s: float
+    peak_per_s: float
+    limit_per_s: float | None = None
+
+
+class Curve(Struct, frozen=True, kw_only=True):
+    """What was asked for of one resource, over time.
+
+    Attributes:
+        instance: of the sidecar.
+        kind: of the resource.
+        name: of the resource.
+        step_s: between the points: 60, or more where there would be too many. Steps without a request are left out.
+        admitted: messages in all.
+        refused: messages in all.
+        points: in order.
+    """
+
+    instance: str
+    kind: str
+    name: str
+    step_s: int
+    admitted: int
+    refused: int
+    points: tuple[Point, ...]
+
+
+class LimitChange(Struct, frozen=True, kw_only=True):
+    """A live change of a limit within the period; see ``LimitChangeRecord``."""
+
+    instance: str
+    at_s: int
+    change_id: int
+    action: str
+    kind: str = ""
+    name: str = ""
+    rate_before_per_s: float | None = None
+    rate_after_per_s: float | None = None
+    by: str = ""
+    reason: str = ""
+
+
+class Totals(Struct, frozen=True, kw_only=True):
+    """Of the whole period, all sidecars together; messages.
+
+    Attributes:
+        resources: that were asked for.
+        refused_resources: of which something was refused.
+        admitted: messages that reached the broker.
+        refused: messages that did not.
+        storms: how many.
+        open_storms: that may go on.
+        recommendations: how many of each action.
+    """
+
+    resources: int = 0
+    refused_resources: int = 0
+    admitted: int = 0
+    refused: int = 0
+    storms: int = 0
+    open_storms: int = 0
+    recommendations: dict[str, int] = {}
+
+
+class Findings(Struct, frozen=True, kw_only=True):
+    """All that a report says.
+
+    Attributes:
+        version: of this format.
+        made_at: when, ISO 8601 UTC.
+        out: the directory with the tables.
+        period: of the records.
+        inputs: what was read.
+        totals: of the period.
+        coverage: the first few sidecars, by name.
+        instance_count: how many there are.
+        storms: those with the most messages refused.
+        culprits: likewise.
+        curves: of the resources with the most messages refused, then of the busiest.
+        recommendations: what is to be done first; the others are in ``recommendations.json``.
+        limit_changes: the latest.
+        storm_gap_s: so long a pause ends a storm.
+    """
+
+    version: int = VERSION
+    made_at: str
+    out: str
+    period: Period = Period()
+    inputs: Inputs = Inputs()
+    totals: Totals = Totals()
+    coverage: tuple[Coverage, ...] = ()
+    instance_count: int = 0
+    storms: tuple[Storm, ...] = ()
+    culprits: tuple[Culprit, ...] = ()
+    curves: tuple[Curve, ...] = ()
+    recommendations: tuple[Recommendation, ...] = ()
+    limit_changes: tuple[LimitChange, ...] = ()
+    storm_gap_s: int = 30

@@ -1,0 +1,38 @@
+"""What a report is asked for: the numbers that change what the tables say.
+
+Where logs come from, where tables go and how Spark runs is not among them. Plain data, no Spark.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+DEFAULT_GAP_S: Final = 30
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What the tables are made with.
+
+    Attributes:
+        storm_gap_s: a storm goes on while its refusals are at most so many seconds apart; at least 1, at most 3600.
+        since_s: records before this second are left out, in seconds since 1970 UTC; None is from the beginning. A storm
+            that is cut by it is cut, as if there had been nothing before.
+        until_s: records at or after this second are left out; None is to the end. Minutes are not split: the traffic
+            of a minute counts as a whole where its beginning counts.
+        top: so many clients and producer groups of a storm, and so many culprits of a resource and day.
+        headroom: a recommended limit is so much above what is needed, as a share: 0.3 is 30 % more.
+        capacity_per_s: messages per second that the broker of each instance can take; None is not known.
+    """
+
+    storm_gap_s: int = DEFAULT_GAP_S
+    since_s: int | None = None
+    until_s: int | None = None
+    top: int = 10
+    headroom: float = 0.3
+    capacity_per_s: float | None = None
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.storm_gap_s <= 3600:
+            raise ValueError(f"the gap between storms must be 1 to 3600 s, not {self.storm_gap_s}")
+        if self.top < 1:
+            raise ValueError(f"the first {self.top} are none: at least 1")

@@ -1,0 +1,104 @@
+"""One report at a time in a directory: its lock, which also waits for the Java process of a report that was killed.
+
+A Java process that has lost its owner ends by itself, but not at once, and until then it may move files into place.
+"""
+
+import fcntl
+import os
+import socket
+import time
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+import msgspec
+
+from admin.errors import StartError
+
+_ORPHAN_S: Final = 60.0
+"""So long is waited for such a process."""
+_POLL_S: Final = 0.1
+
+
+class OutLock:
+    """Keeps other reports out of OUT for as long as this process and its Java process live; a context manager.
+
+    Args:
+        out: the directory; made if it is not there.
+
+    Raises:
+        StartError: another report is at work there, or it cannot be used.
+    """
+
+    def __init__(self, out: Path) -> None:
+        path = out / "_lock"
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise StartError(f"{out}: cannot be used: {error.strerror or error}; choose another with --out") from None
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _wait_for_orphan(os.pread(self._descriptor, 500, 0), out)
+        except OSError as error:
+            os.close(self._descriptor)
+            if not isinstance(error, BlockingIOError):
+                raise StartError(f"{path}: cannot be locked: {error.strerror or error}") from None
+            raise StartError(
+                f"{out}: another report is writing there; stop it, or choose another directory with --out"
+            ) from None
+        except StartError:
+            os.close(self._descriptor)
+            raise
+
+    def owned_by(self, java_pid: int) -> None:
+        """Write down which process works for this one: if this one is killed, it may go on for a moment."""
+        self._write(msgspec.json.encode(_Owner(socket.gethostname(), java_pid, _started(java_pid))))
+
+    def __enter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Let others in."""
+        with suppress(OSError):
+            self._write(b"")
+        os.close(self._descriptor)
+
+    def _write(self, content: bytes) -> None:
+        os.ftruncate(self._descriptor, 0)
+        os.pwrite(self._descriptor, content, 0)
+
+
+class _Owner(msgspec.Struct, frozen=True):
+    host: str
+    pid: int
+    started: str
+
+
+def _started(pid: int) -> str:
+    """Return when a process began, as the kernel counts; empty if there is none, or it has ended."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return ""
+    return "" if fields[0] in {"Z", "X"} else fields[19]
+
+
+def _wait_for_orphan(content: bytes, out: Path) -> None:
+    try:
+        owner = msgspec.json.decode(content, type=_Owner)
+    except msgspec.DecodeError:
+        return
+    if owner.host != socket.gethostname() or not owner.started:
+        return
+    until_s = time.monotonic() + _ORPHAN_S
+    while _started(owner.pid) == owner.started:
+        if time.monotonic() > until_s:
+            raise StartError(
+                f"{out}: the Java process of a report that was killed, pid {owner.pid}, still writes there; end it"
+            )
+        time.sleep(_POLL_S)

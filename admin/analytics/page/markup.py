@@ -1,0 +1,73 @@
+"""HTML, escaped: every text that comes from elsewhere goes through ``text`` or ``data``."""
+
+import html
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+from admin.tables import printable
+
+_LONGEST_LABEL: Final = 44
+
+
+def text(value: object) -> str:
+    """Return a text as HTML, with what cannot be printed, or turns the writing round, as escapes."""
+    return html.escape(printable(str(value)), quote=True)
+
+
+def data(value: Any) -> str:
+    """Return JSON that can stand in a script element."""
+    written = json.dumps(value, separators=(",", ":"), allow_nan=False)
+    return written.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def label(name: str, longest: int = _LONGEST_LABEL) -> str:
+    """Return a name that fits into a chart; of what is too long, beginning and end."""
+    name = printable(name)
+    if len(name) <= longest:
+        return name
+    half = (longest - 1) // 2
+    return f"{name[:half]}…{name[-half:]}"
+
+
+def table(
+    caption: str,
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    right: Iterable[int] = (),
+    *,
+    hidden: bool = False,
+) -> str:
+    """Return a table; on narrow screens each row is a card.
+
+    Args:
+        caption: what it is of, as HTML.
+        columns: headings, as text.
+        rows: cells, as HTML; the first of each names the row.
+        right: columns of figures.
+        hidden: only those who are read to need the caption.
+    """
+    at_right = frozenset(right)
+    # The roles say again what the elements are: as cards they would not be a table otherwise.
+    head = "".join(
+        f'<th scope="col" role="columnheader"{_class(at, at_right)}>{text(each)}</th>'
+        for at, each in enumerate(columns)
+    )
+    lines = []
+    for row in rows:
+        cells = [f'<th scope="row" role="rowheader">{row[0]}</th>']
+        cells += [
+            f'<td role="cell" data-label="{text(columns[at])}"{_class(at, at_right)}>{cell}</td>'
+            for at, cell in enumerate(row)
+            if at > 0
+        ]
+        lines.append(f'<tr role="row">{"".join(cells)}</tr>\n')
+    return (
+        f'<table role="table"><caption{" class=unseen" if hidden else ""}>{caption}</caption>\n'
+        f'<thead role="rowgroup"><tr role="row">{head}</tr></thead>\n'
+        f'<tbody role="rowgroup">\n{"".join(lines)}</tbody></table>\n'
+    )
+
+
+def _class(at: int, at_right: frozenset[int]) -> str:
+    return ' class="number"' if at in at_right else ""

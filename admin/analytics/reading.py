@@ -1,0 +1,237 @@
+"""From lines of the log to records: what each line says, what could not be understood, and each record once.
+
+``parse`` is the same for a batch and for a stream. No Python runs on a row.
+"""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+
+from admin.analytics.schema import OUTCOMES, RECORDS, REQUIRED, SECONDS, VERSIONS, fields
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+LARGEST: Final = 10**12
+"""No count of one record is larger: more would be a broken line, and sums of these cannot overflow."""
+_LAST_S: Final = 253_402_300_799
+"""End of the year 9999."""
+_BLOCK_BYTES: Final = 16 * 1024 * 1024
+_SHOWN: Final = 200
+_BAD_TYPE: Final = "_bad"
+"""So much of a bad line is kept."""
+_CORRUPT: Final = "_corrupt_record"
+
+
+@dataclass(frozen=True)
+class Parsed:
+    """What lines say.
+
+    Attributes:
+        records: as ``schema.RECORDS``. Duplicates are still in it.
+        bad: as ``schema.BAD``.
+    """
+
+    records: "DataFrame"
+    bad: "DataFrame"
+
+
+def read_lines(session: "SparkSession", paths: list[str]) -> "DataFrame":
+    """Return the lines of files as ``value`` and the file of each as ``file``.
+
+    Args:
+        session: of Spark.
+        paths: files; at least one.
+    """
+    lines = session.read.option("ignoreCorruptFiles", "true").option("ignoreMissingFiles", "true").text(paths)
+    return lines.select("value", F.col("_metadata.file_path").alias("file"))
+
+
+def parse(lines: "DataFrame") -> Parsed:
+    """Read lines; blank ones are nothing.
+
+    Args:
+        lines: ``value`` and ``file``.
+    """
+    return _parted(_judged(lines))
+
+
+def stage(lines: "DataFrame", folder: str) -> Parsed:
+    """Read lines once and write what they say as Parquet, from which each table is made faster than from lines.
+
+    Args:
+        lines: ``value`` and ``file``.
+        folder: directory or address; what is there is replaced.
+    """
+    _write(_judged(lines), folder)
+    return _parted(_read(lines.sparkSession, folder))
+
+
+def restage(records: "DataFrame", folder: str) -> "DataFrame":
+    """Write records as Parquet and return them from there, as ``stage`` does.
+
+    Args:
+        records: as ``schema.RECORDS``.
+        folder: directory or address; what is there is replaced.
+    """
+    _write(records.withColumns({"_why": F.lit(None).cast("string"), "_line": F.lit(None).cast("string")}), folder)
+    return _parted(_read(records.sparkSession, folder)).records
+
+
+def _write(judged: "DataFrame", folder: str) -> None:
+    (
+        judged.withColumn("type", F.expr(f"IF(_why IS NULL, type, '{_BAD_TYPE}')"))
+        .write.mode("overwrite")
+        .option("partitionOverwriteMode", "static")
+        # Each task writes files of all types at once, and each of these buffers so much.
+        .option("parquet.block.size", _BLOCK_BYTES)
+        .partitionBy("type")
+        .parquet(folder)
+    )
+
+
+def _read(session: "SparkSession", folder: str) -> "DataFrame":
+    return session.read.schema(f"{RECORDS}, _why STRING, _line STRING").parquet(folder)
+
+
+def _parted(judged: "DataFrame") -> Parsed:
+    return Parsed(
+        judged.where(f"_why IS NULL AND type != '{_BAD_TYPE}'").select(
+            *(field.split()[0] for field in fields()), "file"
+        ),
+        judged.where("_why IS NOT NULL").selectExpr("file", "_why AS reason", "_line AS line"),
+    )
+
+
+def _judged(lines: "DataFrame") -> "DataFrame":
+    """Return what lines say, with ``_why`` one is bad and its beginning as ``_line``, or null for both."""
+    said = F.from_json(
+        "value",
+        f"{', '.join(fields())}, {_CORRUPT} STRING",
+        {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT},
+    )
+    # A generator, since Spark would otherwise copy the reading of the line into every place that looks at a field.
+    return (
+        lines.where("trim(value) != ''")
+        .select("value", "file", F.inline(F.array(said)))
+        .withColumn("_why", F.expr(_REASON))
+        .selectExpr(
+            *(field.split()[0] for field in fields()),
+            "file",
+            "_why",
+            f"IF(_why IS NULL, NULL, left(make_valid_utf8(value), {_SHOWN})) AS _line",
+        )
+    )
+
+
+def _listed(values: Iterable[object]) -> str:
+    return ", ".join(repr(value) for value in values)
+
+
+def _within(name: str) -> str:
+    return f"coalesce({name}, 0) BETWEEN 0 AND {LARGEST}"
+
+
+def _counts(names: Iterable[str]) -> str:
+    return " AND ".join(f"array_min({name}) >= 0 AND array_max({name}) <= {LARGEST}" for name in names)
+
+
+def _no_nulls(names: Iterable[str]) -> str:
+    return " AND ".join(f"coalesce(array_position(transform({name}, x -> x IS NULL), true), 0) = 0" for name in names)
+
+
+_AMOUNTS_FIT: Final = " AND ".join(f"({name} IS NULL OR size({name}) = 3 AND {_counts([name])})" for name in OUTCOMES)
+_SECONDS_FIT: Final = f"""CASE WHEN second IS NULL OR size(second) = 0 THEN
+        {" AND ".join(f"coalesce(size({name}), 0) <= 0" for name in SECONDS)}
+    ELSE size(second) <= 60 AND array_min(second) >= 0 AND array_max(second) < 60 AND {_counts(SECONDS)} AND
+        {" AND ".join(f"size({name}) = size(second)" for name in SECONDS)} END"""
+# Looking at each element is slow, and hardly any line says null at all.
+_LISTS_FULL: Final = f"(locate('null', value) = 0 OR {_no_nulls((*OUTCOMES, 'second', *SECONDS))})"
+# A second record glued to the first would go unread, since Spark stops at the end of the first.
+_READ: Final = f"""{_CORRUPT} IS NULL AND
+    (locate('}}', value) = length(value) OR coalesce(json_array_length(concat('[', value, ']')) = 1, false))"""
+_COMPLETE: Final = f"""instance IS NOT NULL AND run IS NOT NULL AND n IS NOT NULL AND at_s IS NOT NULL AND CASE type
+    {
+    " ".join(
+        f"WHEN '{kind}' THEN {' AND '.join(f'{name} IS NOT NULL' for name in names)}"
+        for kind, names in REQUIRED.items()
+    )
+} END"""
+_PLAUSIBLE: Final = f"""(n >= 1 AND at_s BETWEEN 0 AND {_LAST_S} AND CASE type
+    WHEN 'rejection' THEN verdict IN ('refuse', 'shadow', 'hold') AND
+        {" AND ".join(_within(name) for name in ("requests", "messages", "bytes", "wait_max_us"))}
+    WHEN 'traffic' THEN at_s % 60 = 0 AND {_within("busy_answers")} AND {_within("clients")}
+        AND {_AMOUNTS_FIT} AND {_SECONDS_FIT} AND {_LISTS_FULL}
+    WHEN 'heartbeat' THEN seconds BETWEEN 0 AND 60 AND
+        {" AND ".join(_within(name) for name in ("connections", "other", "lost_records"))}
+    ELSE true END)"""
+
+
+_REASON: Final = f"""CASE
+    WHEN NOT is_valid_utf8(value) THEN 'not UTF-8'
+    WHEN NOT ({_READ}) THEN 'not one JSON object with fields of the right types'
+    WHEN v IS NULL THEN 'no schema version'
+    WHEN v NOT IN ({_listed(VERSIONS)}) THEN concat('schema version ', v)
+    WHEN type IS NULL OR type NOT IN ({_listed(REQUIRED)}) THEN 'unknown type of record'
+    WHEN NOT ({_COMPLETE}) THEN 'a field is missing'
+    WHEN NOT coalesce({_PLAUSIBLE}, false) THEN 'a value is out of range' END"""
+
+
+@dataclass(frozen=True)
+class Distinct:
+    """Records, each once.
+
+    Attributes:
+        records: these.
+        dropped: how many were there once more.
+    """
+
+    records: "DataFrame"
+    dropped: int
+
+
+def distinct(records: "DataFrame") -> Distinct:
+    """Leave out records whose ``run`` and ``n`` are there already; runs a small job to see whether there are any.
+
+    Within a run numbers are taken in blocks of 64, one bit each, so that a record more than once shows as a block with
+    fewer bits than records. Only the parts of runs that have such blocks are shuffled.
+
+    Args:
+        records: as ``schema.RECORDS``; read twice, so rather from a cache or from Parquet than from lines.
+    """
+    words = (
+        records.groupBy("run", F.expr("shiftright(n, 6)").alias("word"))
+        .agg(F.count("*").alias("records"), F.expr("bit_or(shiftleft(1L, cast(n & 63 AS INT)))").alias("bits"))
+        .where(F.expr("records > bit_count(bits)"))
+    )
+    part = f"shiftright(n, {_PART_BITS})"
+    found = (
+        words.groupBy("run", F.expr(f"shiftright(word, {_PART_BITS - 6})").alias("part"))
+        .agg(F.expr("sum(records - bit_count(bits))").alias("more"))
+        .collect()
+    )
+    if not found:
+        return Distinct(records, 0)
+    # As text, and made by Java alone: a list of rows would start Python on the executors.
+    text = "\n".join(json.dumps({"run": row["run"], "part": row["part"]}) for row in found)
+    listed = records.sparkSession.range(1).select(F.explode(F.split(F.lit(text), "\n")).alias("line"))
+    marks = F.broadcast(listed.select(F.from_json("line", "run STRING, part BIGINT").alias("m")).select("m.*"))
+    keyed = records.withColumn("part", F.expr(part))
+    single = keyed.join(marks, ["run", "part"], "left_anti")
+    # Of equal ones that of the first file, so that it is the same each time.
+    chosen = keyed.join(marks, ["run", "part"], "left_semi")
+    columns = [F.col(name) for name in records.columns if name not in {"run", "n"}]
+    first = (
+        chosen.groupBy("run", "n").agg(F.min_by(F.struct(*columns), F.col("file")).alias("r")).select("run", "n", "r.*")
+    )
+    return Distinct(
+        single.select(*records.columns).unionByName(first.select(*records.columns)),
+        sum(int(row["more"]) for row in found),
+    )
+
+
+_PART_BITS: Final = 16
+"""Runs are taken in parts of so many numbers when duplicates are dropped."""

@@ -1,0 +1,289 @@
+"""What a limit would have done to a demand: the real limiter, fed with what the log says was asked for.
+
+The log has one figure for each second. Within it the requests are taken to come at even distances and to be of one
+size, with the messages of the second shared out over them. What decides are ``limiter.limiter.Limiter`` objects, one
+for messages or requests and one for bytes; what happens between two turns of theirs (the bucket runs out, the breaker
+closes) is computed at once instead of request by request, so that a second costs a few steps however much is in it.
+
+What even distances cannot know: a burst within a second that is larger than the bucket holds, which matters where
+``burst_s`` is far below a second. What the log does not say is left out: shares of askers (``fair_by``), warm-up, and
+totals or scopes that refuse besides. Action ``delay`` holds a request for up to 2 s, which is Sluice's default: it is
+admitted where its wait is not longer, as out of a bucket that holds 2 s more.
+
+Pure: no Spark and no clock. An executor that runs it needs the ``limiter`` package and nothing else.
+"""
+
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from limiter.breaker import closes_at_ns, is_open
+from limiter.bucket import NS_PER_S, UPERMITS_PER_PERMIT
+from limiter.limiter import Limiter
+from limiter.resource import Resource
+from limiter.rule import DEFAULT_MAX_DELAY_S, MAX_TIME_S, Rule
+
+_RESOURCE: Final = Resource("topic", "replay")
+
+
+class Limit(NamedTuple):
+    """A limit as the log has it.
+
+    Attributes:
+        rate_per_s: None is unlimited.
+        burst_s: seconds' worth of permits that can be stored.
+        break_s: of the breaker.
+        counts_requests: a permit is a request, not a message.
+        bytes_per_s: None is unlimited.
+        bytes_burst_s: seconds' worth of bytes that can be stored.
+        delays: what is above the limit is held for a while.
+    """
+
+    rate_per_s: float | None = None
+    burst_s: float = 1.0
+    break_s: float = 0.0
+    counts_requests: bool = False
+    bytes_per_s: float | None = None
+    bytes_burst_s: float = 1.0
+    delays: bool = False
+
+    @property
+    def is_none(self) -> bool:
+        """Whether nothing is limited."""
+        return self.rate_per_s is None and self.bytes_per_s is None
+
+
+class Second(NamedTuple):
+    """What was asked for in one second.
+
+    Attributes:
+        at_s: its beginning.
+        requests: how many.
+        messages: in them.
+        size_bytes: of them.
+    """
+
+    at_s: int
+    requests: int
+    messages: int
+    size_bytes: int
+
+
+class Replay:
+    """One resource's limit over time; seconds are told in order, those without a request can be left out.
+
+    Args:
+        limit: what limits.
+        at_s: the first second; the buckets are full then.
+    """
+
+    def __init__(self, limit: Limit, at_s: int) -> None:
+        self._gates: tuple[_Gate, ...] = ()
+        self.limit = limit
+        now_ns = at_s * NS_PER_S
+        rule = _rule(limit)
+        if limit.rate_per_s is not None:
+            self._gates += (_Gate(Limiter(_RESOURCE, rule, now_ns), by_request=limit.counts_requests),)
+        if rule.bytes_rule is not None:
+            self._gates += (_Gate(Limiter(_RESOURCE, rule.bytes_rule, now_ns), by_byte=True),)
+
+    def change(self, limit: Limit, at_s: int) -> "Replay":
+        """Return the replay that goes on under another limit from a second on, as a live change does."""
+        if limit == self.limit:
+            return self
+        after = Replay(limit, at_s)
+        for gate in after._gates:
+            for before in self._gates:
+                if before.kind == gate.kind:
+                    before.limiter.reconfigure(at_s * NS_PER_S, gate.limiter.rule)
+                    gate.limiter = before.limiter
+        return after
+
+    def second(self, at_s: int, requests: int, messages: int, size_bytes: int = 0) -> int:
+        """Play one second; return how many of its messages are refused."""
+        gates = self._gates
+        if not gates or requests <= 0:
+            return 0
+        begin_ns = at_s * NS_PER_S
+        gap_ns = NS_PER_S / requests
+        if len(gates) == 1 and gates[0].takes_all(begin_ns, requests, messages, size_bytes, gap_ns):
+            return 0
+        for gate in gates:
+            gate.ask(requests, messages, size_bytes, gap_ns)
+        refused = at = 0
+        while at < requests:
+            now_ns = begin_ns + int((at + 0.5) * gap_ns)
+            free_ns = max(gate.closed_from_ns(now_ns) for gate in gates)
+            if free_ns > now_ns:
+                # A breaker is open: whatever comes before it closes is refused, and changes nothing.
+                after = requests if free_ns >= begin_ns + NS_PER_S else _index_from(free_ns - begin_ns, gap_ns, at + 1)
+                after = min(after, requests)
+                refused += _part(messages, at, after, requests)
+                at = after
+                continue
+            runs = [gate.run(now_ns, requests - at) for gate in gates]
+            run = min(runs)
+            if run:
+                for gate in gates:
+                    gate.admit(now_ns, at, run)
+                at += run
+                if at >= requests:
+                    break
+                now_ns = begin_ns + int((at + 0.5) * gap_ns)
+            stopping = [gate for gate in gates if gate.empty(now_ns)]
+            if not stopping:
+                # Rounding: the run ended a moment early.
+                continue
+            for gate in stopping:
+                gate.limiter.refuse(now_ns)
+            if any(gate.limiter.open_next_free_ns is not None for gate in stopping):
+                refused += _part(messages, at, at + 1, requests)
+                at += 1
+                continue
+            # Without a breaker what accrues is spent at once: what is admitted of the rest follows from the rate.
+            rest = requests - at
+            admitted = min((gate.trickle(now_ns, rest) for gate in stopping), default=0)
+            for gate in gates:
+                gate.drip(begin_ns + int((requests - 0.5) * gap_ns), at, admitted)
+            total = _part(messages, at, requests, requests)
+            refused += total - round(total * admitted / rest)
+            at = requests
+        return refused
+
+    def seconds(self, seconds: Iterable[Second]) -> int:
+        """Play several seconds; return how many messages are refused."""
+        return sum(self.second(*each) for each in seconds)
+
+
+class _Gate:
+    """One limiter, and what a second asks of it."""
+
+    __slots__ = (
+        "_by_byte",
+        "_by_request",
+        "_cost_upermits",
+        "_gain_upermits",
+        "_gap_ns",
+        "_requests",
+        "_total",
+        "limiter",
+    )
+
+    def __init__(self, limiter: Limiter, *, by_request: bool = False, by_byte: bool = False) -> None:
+        self.limiter = limiter
+        self._by_request, self._by_byte = by_request, by_byte
+        self._requests = self._total = 0
+        self._gap_ns = self._cost_upermits = self._gain_upermits = 0.0
+
+    @property
+    def kind(self) -> str:
+        return "bytes" if self._by_byte else "messages"
+
+    def takes_all(self, begin_ns: int, requests: int, messages: int, size_bytes: int, gap_ns: float) -> bool:
+        """Say whether a whole second is admitted, and spend it if so: what most seconds come to, in one step."""
+        limiter = self.limiter
+        if limiter.open_next_free_ns is not None:
+            return False
+        stored = limiter.refill(begin_ns + int(0.5 * gap_ns))
+        total = requests if self._by_request else size_bytes if self._by_byte else messages
+        # What is spent more than accrues from the first request to the last, which is what the last one finds gone.
+        loss = (total * UPERMITS_PER_PERMIT - limiter.rate_upermits_per_s) * (requests - 1) // requests
+        if stored <= 0 or stored <= loss:
+            return False
+        # Where more accrues than is spent, the last one finds at most a full bucket.
+        found = min(limiter.capacity_upermits, stored - loss)
+        limiter.stored_upermits = found - total * UPERMITS_PER_PERMIT // requests
+        limiter.at_ns = begin_ns + int((requests - 0.5) * gap_ns)
+        return True
+
+    def ask(self, requests: int, messages: int, size_bytes: int, gap_ns: float) -> None:
+        """Say what comes in the next second."""
+        self._requests = requests
+        self._total = requests if self._by_request else size_bytes if self._by_byte else messages
+        self._gap_ns = gap_ns
+        self._cost_upermits = self._total * UPERMITS_PER_PERMIT / requests
+        self._gain_upermits = self.limiter.rate_upermits_per_s * gap_ns / NS_PER_S
+
+    def closed_from_ns(self, now_ns: int) -> int:
+        """Return from when on the breaker lets requests be decided; not later than now if it does."""
+        limiter = self.limiter
+        next_free_ns = limiter.open_next_free_ns
+        if next_free_ns is None:
+            return now_ns
+        if is_open(next_free_ns, limiter.rule.break_ns, now_ns):
+            return closes_at_ns(next_free_ns, limiter.rule.break_ns)
+        limiter.open_next_free_ns = None
+        return now_ns
+
+    def empty(self, now_ns: int) -> bool:
+        """Say whether a request is refused now."""
+        return self.limiter.refill(now_ns) <= 0
+
+    def run(self, now_ns: int, most: int) -> int:
+        """Return how many requests from this moment on are admitted before the first that is not."""
+        stored = self.limiter.refill(now_ns)
+        if stored <= 0:
+            return 0
+        loss = self._cost_upermits - self._gain_upermits
+        if loss <= 0:
+            return most
+        # The k-th finds what is stored less k times the loss; it is admitted while that is more than nothing.
+        return min(most, max(1, -int(-stored // loss)))
+
+    def admit(self, now_ns: int, at: int, run: int) -> None:
+        """Spend what a run of requests costs, as if each came at its time: the first now."""
+        limiter = self.limiter
+        stored = limiter.refill(now_ns)
+        permits = _part(self._total, at, at + run, self._requests)
+        if run > 1 and self._gain_upermits >= self._cost_upermits:
+            # It fills up: each request finds at most a full bucket.
+            last_ns = now_ns + int((run - 1) * self._gap_ns)
+            cost = int(self._cost_upermits)
+            full = limiter.capacity_upermits - cost
+            grown = stored + int((run - 1) * self._gain_upermits) - permits * UPERMITS_PER_PERMIT
+            limiter.stored_upermits, limiter.at_ns = min(full, grown), last_ns
+            return
+        # It runs down: nothing is ever cut off at the top, so the order of refill and spending does not matter.
+        limiter.spend(permits)
+        if run > 1:
+            limiter.refill(now_ns + int((run - 1) * self._gap_ns))
+
+    def trickle(self, now_ns: int, rest: int) -> int:
+        """Return how many of the rest of the second pass an empty bucket without a breaker, the first of them now."""
+        limiter = self.limiter
+        if not limiter.rate_upermits_per_s or not self._cost_upermits:
+            return 0 if not limiter.rate_upermits_per_s else rest
+        accrued = limiter.refill(now_ns) + (rest - 1) * self._gain_upermits
+        return min(rest, max(0, -int(-accrued // self._cost_upermits)))
+
+    def drip(self, last_ns: int, at: int, admitted: int) -> None:
+        """Spend what trickled through until the last request of the second."""
+        limiter = self.limiter
+        limiter.spend(_part(self._total, at, at + admitted, self._requests))
+        limiter.refill(last_ns)
+
+
+def _rule(limit: Limit) -> Rule:
+    held_s = DEFAULT_MAX_DELAY_S if limit.delays else 0.0
+    return Rule(
+        _RESOURCE.kind,
+        _RESOURCE.name,
+        limit.rate_per_s,
+        burst_s=min(MAX_TIME_S, limit.burst_s + held_s),
+        break_s=0.0 if limit.delays else limit.break_s,
+        bytes_per_s=limit.bytes_per_s,
+        bytes_burst_s=min(MAX_TIME_S, limit.bytes_burst_s + held_s),
+        allow_under_limit=True,
+    )
+
+
+def _part(total: int, begin: int, end: int, requests: int) -> int:
+    """Return what of a total falls upon the requests from one index up to another, shared out evenly."""
+    return total * end // requests - total * begin // requests
+
+
+def _index_from(after_ns: int, gap_ns: float, least: int) -> int:
+    """Return the first request that comes not before a time of the second."""
+    index = max(least, int(after_ns / gap_ns - 0.5))
+    while int((index + 0.5) * gap_ns) < after_ns:
+        index += 1
+    return index

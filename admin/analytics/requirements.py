@@ -1,0 +1,69 @@
+"""What a report needs of a machine besides Sluice, looked at before any of it is started."""
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Final
+
+from admin.errors import StartError
+
+INSTALL_SPARK: Final = "pip install 'sluice-proxy[spark]'"
+INSTALL_JAVA: Final = "apt-get install openjdk-17-jre-headless"
+OLDEST_JAVA: Final = 17
+
+
+def check_requirements(environ: Mapping[str, str] = os.environ) -> None:
+    """Look whether Spark can be run here, without running it.
+
+    Args:
+        environ: the environment.
+
+    Raises:
+        StartError: what is missing, and how to install it.
+    """
+    missing = [package for package in ("pyspark", "bokeh") if importlib.util.find_spec(package) is None]
+    if missing:
+        raise StartError(f"this needs {' and '.join(missing)}; install with: {INSTALL_SPARK}")
+    with suppress(PackageNotFoundError):
+        found = version("pyspark")
+        if not found.startswith("4."):
+            raise StartError(f"this needs pyspark 4, and here is {found}; install with: {INSTALL_SPARK}")
+    if not under_submit(environ):
+        _check_java(environ)
+
+
+def under_submit(environ: Mapping[str, str] = os.environ) -> bool:
+    """Tell whether ``spark-submit`` started this process, so that its Java process is there already."""
+    return "PYSPARK_GATEWAY_PORT" in environ
+
+
+def _check_java(environ: Mapping[str, str]) -> None:
+    home = environ.get("JAVA_HOME")
+    java = str(Path(home, "bin", "java")) if home else shutil.which("java", path=environ.get("PATH"))
+    install = f"install with: {INSTALL_JAVA}"
+    if java is None:
+        raise StartError(f"this needs Java {OLDEST_JAVA} or newer, and here is none; {install}")
+    try:
+        answer = subprocess.run(  # noqa: S603 - the program that Spark will run, without a shell
+            [java, "-version"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        why = getattr(error, "strerror", None) or "no answer"
+        where = "; see JAVA_HOME" if home else ""
+        raise StartError(
+            f"this needs Java {OLDEST_JAVA} or newer, and {java} cannot be run: {why}{where}; {install}"
+        ) from error
+    said = answer.stderr + answer.stdout
+    # "17.0.15", "21", "1.8.0_392", "25-ea"
+    found = re.search(r'version "(?:1\.)?(\d+)[^"]*"', said)
+    if found is None:
+        raise StartError(f"this needs Java {OLDEST_JAVA} or newer, and {java} does not say what it is; {install}")
+    if int(found[1]) < OLDEST_JAVA:
+        where = " (JAVA_HOME)" if home else ""
+        raise StartError(f"this needs Java {OLDEST_JAVA} or newer, and {java}{where} is Java {found[1]}; {install}")

@@ -1,0 +1,102 @@
+"""How a report writes times, amounts and rates, in the terminal and on the page alike."""
+
+from datetime import UTC, datetime
+from typing import Final
+
+from admin.wire.recommendations import Recommendation
+
+_MINUTE_S: Final = 60
+_HOUR_S: Final = 3600
+_DAY_S: Final = 86_400
+_MANY: Final = 1e15
+
+
+def moment(at_s: int) -> str:
+    """Write a second, UTC: ``2026-11-21 13:05:07``."""
+    return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def span(start_s: int, end_s: int) -> str:
+    """Write a time from, to, and how long: ``2026-11-21 13:05:07 to 13:09:10 (4 min 3 s)``."""
+    start, end = moment(start_s), moment(end_s)
+    if start[:10] == end[:10]:
+        end = end[11:]
+    return f"{start} to {end} ({duration(end_s - start_s)})"
+
+
+def duration(seconds: int) -> str:
+    """Write how long in the two largest units that matter: ``2 d 4 h``, ``4 min 3 s``, ``12 s``."""
+    units = (("d", _DAY_S), ("h", _HOUR_S), ("min", _MINUTE_S), ("s", 1))
+    for at, (unit, size) in enumerate(units):
+        if seconds >= size or unit == "s":
+            whole, rest = divmod(seconds, size)
+            text = f"{whole} {unit}"
+            if at + 1 < len(units) and (more := rest // units[at + 1][1]):
+                text += f" {more} {units[at + 1][0]}"
+            return text
+    return "0 s"
+
+
+def amount(number: int) -> str:
+    """Write a count with its thousands set apart."""
+    return f"{number:,}"
+
+
+def counted(number: int, one: str, many: str = "") -> str:
+    """Write how many of something: ``1 storm``, ``2 storms``."""
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
+def percent(share: float) -> str:
+    """Write a share; what is more than nothing and less than all is never written as these."""
+    if share <= 0:
+        return "0%"
+    if share < 0.001:
+        return "<0.1%"
+    if 0.999 < share < 1:
+        return ">99.9%"
+    return f"{share * 100:.1f}".removesuffix(".0") + "%"
+
+
+def rate(per_s: float | None, unit: str = "") -> str:
+    """Write a rate: ``500/s``, ``0.5/s``, ``unlimited``; with a unit, ``4,096 bytes/s``."""
+    if per_s is None:
+        return "unlimited"
+    unit = f" {unit}" if unit else ""
+    if per_s >= _MANY:
+        return f"{per_s:g}{unit}/s"
+    digits = 0 if per_s >= 100 or per_s == int(per_s) else 1 if per_s >= 1 else 3
+    text = f"{per_s:,.{digits}f}"
+    return (text.rstrip("0").rstrip(".") if "." in text else text) + f"{unit}/s"
+
+
+def size(size_bytes: int) -> str:
+    """Write bytes: ``512 B``, ``1.5 MB``."""
+    value = float(size_bytes)
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 1000:
+            return f"{value:.0f} {unit}" if unit == "B" or value >= 100 else f"{value:.1f} {unit}"
+        value /= 1000
+    return f"{value:.1f} TB"
+
+
+def change(recommendation: Recommendation) -> str:
+    """Write what would change: ``300/s → 450/s``; what stays is written once."""
+    unit = "requests" if recommendation.count == "requests" else ""
+    parts = []
+    for now, then, what in (
+        (recommendation.rate_per_s, recommendation.recommended_rate_per_s, unit),
+        (recommendation.bytes_per_s, recommendation.recommended_bytes_per_s, "bytes"),
+    ):
+        if what == "bytes" and now is None and then is None:
+            continue
+        same = now == then or then is None or recommendation.action in {"keep", "unused"}
+        parts.append(rate(now, what) if same else f"{rate(now, what)} → {rate(then, what)}")
+    return ", ".join(parts)
+
+
+def refusals(recommendation: Recommendation) -> str:
+    """Write what the limits would have refused: ``2.1% → 0%``; empty if nothing was replayed."""
+    test = recommendation.backtest
+    parts = [percent(each.refused_share) for each in (test.current, test.recommended) if each is not None]
+    return " → ".join(parts)

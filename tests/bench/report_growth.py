@@ -1,0 +1,214 @@
+"""How the report's tables grow with the log: Spark's time and memory next to DuckDB's for the same tables, in one run.
+
+Both read the same files as they are, set bad lines aside, look for duplicates in the same way, and write the same
+tables as Parquet by day; the tests hold the results against each other. DuckDB has two threads and 2 GiB, Spark two
+cores and a heap of ``--driver-memory``. Each measurement is a process of its own. Time is from the first look at the
+files to the last table, without the start of Python, of Spark and of its first job, which is told beside it; memory is
+the peak of resident memory, of Python and Java together. The exponent is of time over records: 1 is linear.
+
+On a machine with other work only the ratio means anything, and CPU seconds more than seconds.
+"""
+
+import argparse
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+HERE = Path(__file__).resolve()
+sys.path.insert(0, str(HERE.parents[1] / "support"))
+MILLION = 1_000_000
+MIB = 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One run of one engine.
+
+    Attributes:
+        start_s: seconds until it was ready for work.
+        wall_s: seconds of work.
+        cpu_s: of all its processes, in work.
+        peak_mib: resident memory of all its processes.
+        records: that it understood, each once.
+        parts: seconds of single steps.
+    """
+
+    start_s: float
+    wall_s: float
+    cpu_s: float
+    peak_mib: float
+    records: int
+    parts: dict[str, float]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, and print a table."""
+    parser = argparse.ArgumentParser(description="Spark's tables of a report next to DuckDB's, as the log grows.")
+    parser.add_argument("--records", default="1,3,10", help="millions of records, with commas")
+    parser.add_argument("--shape", default="stormy", choices=("steady", "stormy", "skewed"), help="of the traffic")
+    parser.add_argument("--driver-memory", default="2g", help="heap of Spark's Java process")
+    parser.add_argument("--engines", default="duckdb,spark", help="which, with commas")
+    parser.add_argument("--conf", action="append", default=[], help="KEY=VALUE for Spark")
+    parser.add_argument("--dir", type=Path, help="for logs and tables; kept if it is given")
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    parser.add_argument("--logs", type=Path, help=argparse.SUPPRESS)
+    given = parser.parse_args(arguments)
+    if given.worker:
+        work = _duckdb if given.worker == "duckdb" else _spark
+        print(json.dumps(asdict(work(given.logs, given.dir, given.driver_memory, given.conf))))
+        return 0
+    folder = given.dir or Path(tempfile.mkdtemp(prefix="report-growth-"))
+    try:
+        _compare(given, folder)
+    finally:
+        if given.dir is None:
+            shutil.rmtree(folder, ignore_errors=True)
+    return 0
+
+
+def _compare(given: argparse.Namespace, folder: Path) -> None:
+    from log_maker import SHAPES, make  # noqa: PLC0415 - workers do not need it
+
+    engines = given.engines.split(",")
+    found: dict[str, list[Measured]] = {engine: [] for engine in engines}
+    for millions in (float(word) for word in given.records.split(",")):
+        logs = folder / f"{given.shape}-{millions:g}"
+        began = time.monotonic()
+        if not (logs / ".made").exists():
+            shutil.rmtree(logs, ignore_errors=True)
+            make(logs, SHAPES[given.shape], int(millions * MILLION))
+            (logs / ".made").touch()
+        size = sum(file.stat().st_size for file in logs.glob("*.jsonl"))
+        print(
+            f"{millions:g} M {given.shape}: {size / 1e9:.2f} GB, made in {time.monotonic() - began:.0f} s", flush=True
+        )
+        for engine in engines:
+            measured = _run(engine, logs, folder, given)
+            found[engine].append(measured)
+            parts = ", ".join(f"{name} {seconds:.1f}" for name, seconds in measured.parts.items())
+            print(
+                f"  {engine:7} {measured.wall_s:7.1f} s, {measured.cpu_s:7.1f} CPU s, {measured.peak_mib:6.0f} MiB"
+                f" (ready after {measured.start_s:.1f} s) {measured.records:,} records: {parts}",
+                flush=True,
+            )
+        if len(engines) == 2:
+            one, other = (found[engine][-1] for engine in ("duckdb", "spark"))
+            print(f"  ratio   {other.wall_s / one.wall_s:.1f} (CPU {other.cpu_s / one.cpu_s:.1f})", flush=True)
+    for engine, runs in found.items():
+        if len(runs) > 1:
+            print(f"exponent of {engine}: {_exponent(runs):.2f}")
+
+
+def _exponent(runs: list[Measured]) -> float:
+    """Return the slope of log time over log records, by least squares."""
+    points = [(math.log(run.records), math.log(run.wall_s)) for run in runs]
+    x_mean = sum(x for x, _ in points) / len(points)
+    y_mean = sum(y for _, y in points) / len(points)
+    spread = sum((x - x_mean) ** 2 for x, _ in points)
+    return sum((x - x_mean) * (y - y_mean) for x, y in points) / spread
+
+
+def _run(engine: str, logs: Path, folder: Path, given: argparse.Namespace) -> Measured:
+    out = folder / f"out-{engine}"
+    shutil.rmtree(out, ignore_errors=True)
+    command = [sys.executable, str(HERE), "--worker", engine, "--logs", str(logs), "--dir", str(out)]
+    command += ["--driver-memory", given.driver_memory, *(f"--conf={word}" for word in given.conf)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True, cwd=HERE.parents[2])
+    shutil.rmtree(out, ignore_errors=True)
+    return Measured(**json.loads(done.stdout.splitlines()[-1]))
+
+
+def _cpu_s(pids: list[int]) -> float:
+    """Return the processor time of processes and of their children that have ended."""
+    ticks = 0
+    for pid in pids:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+        ticks += sum(int(field) for field in fields[11:15])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _peak_mib(pids: list[int]) -> float:
+    total = 0
+    for pid in pids:
+        for line in Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines():
+            if line.startswith("VmHWM:"):
+                total += int(line.split()[1]) * 1024
+    return total / MIB
+
+
+def _duckdb(logs: Path, out: Path, _memory: str, _conf: list[str]) -> Measured:
+    began = time.monotonic()
+    import duck_tables  # noqa: PLC0415 - its start is not what is measured; as below
+    import duckdb  # noqa: PLC0415
+
+    out.mkdir(parents=True)
+    pids = [os.getpid()]
+    with duckdb.connect(out / "scratch.duckdb") as duck:
+        duck.execute(f"SET threads = 2; SET memory_limit = '2GiB'; SET temp_directory = '{out / 'spill'}'")
+        duck.execute("SET preserve_insertion_order = false")
+        ready = last = time.monotonic()
+        cpu = _cpu_s(pids)
+        parts: dict[str, float] = {}
+
+        def lap(name: str) -> None:
+            nonlocal last
+            parts[name] = round(time.monotonic() - last, 1)
+            last = time.monotonic()
+
+        duck_tables.load(duck, sorted(logs.glob("*.jsonl")))
+        lap("read")
+        duck_tables.write(duck, out, lap)
+        wall, cpu = time.monotonic() - ready, _cpu_s(pids) - cpu
+        row = duck.execute("SELECT count(*) FROM records").fetchone()
+    return Measured(ready - began, wall, cpu, _peak_mib(pids), 0 if row is None else int(row[0]), parts)
+
+
+def _spark(logs: Path, out: Path, memory: str, conf: list[str]) -> Measured:
+    began = time.monotonic()
+    from admin.analytics.inputs import find  # noqa: PLC0415 - its start is not what is measured; as below
+    from admin.analytics.options import Options  # noqa: PLC0415
+    from admin.analytics.report import make_tables  # noqa: PLC0415
+    from admin.analytics.spark import SparkOptions, open_session, read_conf  # noqa: PLC0415
+
+    options = SparkOptions(
+        master="local[2]", driver_memory=memory, conf=read_conf(tuple(conf)), log=out.with_suffix(".log")
+    )
+    with open_session(options) as session:
+        session.range(1).count()
+        pids = _tree(os.getpid())
+        ready = last = time.monotonic()
+        cpu = _cpu_s(pids)
+        parts: dict[str, float] = {}
+        step = ""
+
+        def lap(name: str) -> None:
+            nonlocal last, step
+            if step:
+                parts[step] = round(time.monotonic() - last, 1)
+            last, step = time.monotonic(), name
+
+        inputs = make_tables(session, find([str(logs)]), str(out), Options(), lap)
+        lap("")
+        wall, cpu = time.monotonic() - ready, _cpu_s(pids) - cpu
+        return Measured(ready - began, wall, cpu, _peak_mib(pids), inputs.records, parts)
+
+
+def _tree(pid: int) -> list[int]:
+    """Return a process and all below it."""
+    found = [pid]
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        for child in (task / "children").read_text(encoding="ascii").split():
+            found += _tree(int(child))
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())

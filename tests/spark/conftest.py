@@ -1,0 +1,75 @@
+"""What tests with Spark share: one session for all of them, since its start takes longer than most tests."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+from log_maker import SHAPES, Shape, make, soil
+from log_maker.dirt import Soiled
+from pyspark.sql import SparkSession
+
+from admin.analytics.findings import Inputs
+from admin.analytics.inputs import find
+from admin.analytics.options import Options
+from admin.analytics.report import make_tables
+from admin.analytics.spark import SparkOptions, open_session
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """A session on two cores; without Java or pyspark the tests fail with the command that installs it."""
+    log = tmp_path_factory.mktemp("spark") / "spark.log"
+    # For jobs as small as these, compiling Java code to its best costs more than it saves.
+    conf = (("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1"),)
+    with open_session(SparkOptions(master="local[2]", driver_memory="1g", conf=conf, log=log)) as session:
+        yield session
+
+
+@dataclass(frozen=True)
+class Case:
+    """Logs as they come, and the report's tables of them.
+
+    Attributes:
+        logs: folder; in it one of each shape, and what is added to them.
+        records: clean ones.
+        soiled: what was added.
+        out: the tables.
+        inputs: what the job said it read.
+    """
+
+    logs: Path
+    records: int
+    soiled: Soiled
+    out: Path
+    inputs: Inputs
+
+    def files(self) -> list[Path]:
+        """Return the files that are not hidden."""
+        return sorted(file for file in self.logs.rglob("*.jsonl*") if not file.name.startswith("."))
+
+
+@pytest.fixture(scope="session")
+def case(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Case:
+    """Logs of all shapes, each of instances named after it, in one report: a job costs more than its rows here."""
+    folder = tmp_path_factory.mktemp("case")
+    logs, out = folder / "logs", folder / "out"
+    made = {
+        name: make(logs / name, _small(shape), 6_000, lines=2_000, name=name, seed=seed)
+        for seed, (name, shape) in enumerate(SHAPES.items(), 1)
+    }
+    soiled = soil(logs, made["stormy"])
+    inputs = make_tables(spark, find([str(logs)]), str(out), Options())
+    return Case(logs, sum(each.records for each in made.values()), soiled, out, inputs)
+
+
+def _small(shape: Shape) -> Shape:
+    return replace(
+        shape,
+        resources=30,
+        active=3,
+        storms_per_minute=min(0.1, shape.storms_per_minute),
+        storm_s=min(60.0, shape.storm_s),
+        clients=4,
+        hot_clients=min(4, shape.hot_clients),
+    )

@@ -1,0 +1,137 @@
+"""From a flood to a better limit: a real sidecar, two runaway clients, the report of its log, and the limit applied."""
+
+import json
+import threading
+import time
+from pathlib import Path
+from typing import Any, Final, Self
+
+import pytest
+from harness.embedded import EmbeddedBroker
+from harness.frames import FrameClient, refused, sends, stored
+from harness.sidecar import Sluice, run_sluice
+
+pytestmark = pytest.mark.integration
+
+_LIMIT: Final = 40
+_ROUNDS: Final = 60
+_ROUND_S: Final = 0.1
+"""Between two batches of a client, so that a flood has several seconds."""
+_SPARK_S: Final = 580.0
+
+
+class Client:
+    """One client that goes on sending, whatever it is told.
+
+    Attributes:
+        stored: sends that reached the broker.
+        refused: sends that a limit refused.
+        refusals_s: when the first and the last refusal came, in seconds since 1970.
+    """
+
+    def __init__(self, address: str, source: str, group: str, topic: str, each_round: int) -> None:
+        self.stored = self.refused = 0
+        self.refusals_s: list[float] = []
+        self._client = FrameClient(address, source=source)
+        self._what = (each_round, topic, group)
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def _run(self) -> None:
+        count, topic, group = self._what
+        for _ in range(_ROUNDS):
+            before_s = time.time()
+            answers = self._client.ask(*sends(count, topic, group=group))
+            self.stored += stored(answers)
+            if more := len(refused(answers)):
+                self.refused += more
+                self.refusals_s += [before_s, time.time()]
+            time.sleep(_ROUND_S)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._thread.join()
+        self._client.close()
+
+
+def _start(directory: Path, broker: EmbeddedBroker, route: Any) -> Sluice:
+    config = f'[[limits]]\nkind = "topic"\nname = "orders"\nrate = {_LIMIT}\nbreak_s = 0\n'
+    return Sluice(directory, [route], config=config, covered=False)
+
+
+def _flood(address: str) -> tuple[Client, Client, Client]:
+    """Let two clients flood one topic, in shares of three to one, while another topic goes on."""
+    with (
+        Client(address, "127.0.0.2", "import-a", "orders", 30) as one,
+        Client(address, "127.0.0.3", "import-b", "orders", 10) as other,
+        Client(address, "127.0.0.4", "billing", "invoices", 1) as quiet,
+    ):
+        pass
+    return one, other, quiet
+
+
+def test_a_flood_is_found_explained_and_the_limit_that_the_report_recommends_holds_for_the_next(tmp_path: Path) -> None:
+    with EmbeddedBroker() as broker:
+        route = broker.route()
+        with _start(tmp_path, broker, route) as sluice:
+            one, other, quiet = _flood(route.listen)
+            assert sluice.stop() == 0
+        logs = tmp_path / "state" / "rejections"
+        assert sorted(logs.glob("*.jsonl"))
+
+        out = tmp_path / "report"
+        answer = run_sluice(
+            "report", str(logs), "--out", str(out), "--json", "--master", "local[2]", cwd=tmp_path, timeout_s=_SPARK_S
+        )
+        assert answer.returncode == 0, answer.stderr
+        found = json.loads(answer.stdout)
+
+        # The storm: when, how much, who.
+        (storm,) = found["storms"]
+        first_s = min(one.refusals_s + other.refusals_s)
+        last_s = max(one.refusals_s + other.refusals_s)
+        assert (storm["kind"], storm["name"]) == ("topic", "orders")
+        assert abs(storm["start_s"] - first_s) <= 1
+        assert abs(storm["end_s"] - last_s) <= 1
+        assert storm["messages"] == one.refused + other.refused == found["totals"]["refused"]
+        assert storm["rules"] == ["topic:orders"]
+        assert {each["name"]: each["messages"] for each in storm["clients"]} == {
+            "127.0.0.2": one.refused,
+            "127.0.0.3": other.refused,
+        }
+        culprits = {(each["client"], each["producer_group"]): each for each in found["culprits"]}
+        assert culprits["127.0.0.2", "import-a"]["messages"] == one.refused
+        share = culprits["127.0.0.3", "import-b"]["share"]
+        assert share == pytest.approx(other.refused / (one.refused + other.refused))
+        assert quiet.refused == 0
+        assert found["totals"]["admitted"] == one.stored + other.stored + quiet.stored
+        assert "orders" in (out / "report.html").read_text()
+
+        # What it recommends is put in force in a sidecar that runs, and holds for the next flood.
+        file = out / "recommendations.json"
+        (advice,) = [each for each in json.loads(file.read_text())["recommendations"] if each["name"] == "orders"]
+        assert advice["action"] == "raise"
+        assert advice["backtest"]["current"]["refused_messages"] == pytest.approx(storm["messages"], rel=0.05)
+        recommended = advice["recommended_rate_per_s"]
+        with _start(tmp_path, broker, route) as sluice:
+            apply = ("limits", "apply", str(file), "--admin", sluice.admin)
+            dry = run_sluice(*apply, "--dry-run", cwd=tmp_path)
+            assert dry.returncode == 0, dry.stderr
+            assert json.loads(sluice.get("/api/v1/limits/topic/orders")[1])["limit"]["rate"] == _LIMIT
+            done = run_sluice(*apply, cwd=tmp_path)
+            assert done.returncode == 0, done.stderr
+            assert json.loads(sluice.get("/api/v1/limits/topic/orders")[1])["limit"]["rate"] == recommended
+
+            began_s = time.monotonic()
+            one, other, quiet = _flood(route.listen)
+            took_s = time.monotonic() - began_s
+            # Never more than the rate and one burst; and nearly all of that, since far more was asked for.
+            admitted = one.stored + other.stored
+            assert admitted <= recommended * (took_s + 1) + 1
+            assert admitted >= min(one.stored + one.refused + other.stored + other.refused, recommended * took_s) * 0.8
+            assert quiet.refused == 0
+            audit = run_sluice("audit", "--admin", sluice.admin, cwd=tmp_path)
+            assert "topic orders" in audit.stdout
+            assert advice["evidence"][:40] in audit.stdout

@@ -1,0 +1,198 @@
+"""``sluice report`` as people run it: what it prints, leaves behind, and says of what is wrong with its input."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from harness.process import ManagedProcess
+from harness.sidecar import run_sluice, sluice_command
+from pyspark.sql import SparkSession
+from small_log import FLOOD_PER_S, LIMIT_PER_S, NOON_S, STORM_S, SmallLog
+
+from admin.analytics import tables
+from admin.analytics.findings import Findings
+from admin.analytics.inputs import find
+from admin.analytics.options import Options
+from admin.analytics.report import Place, make_tables, publish, write_file
+from admin.analytics.spark import SparkOptions, open_session
+from admin.errors import StartError
+
+_SPARK_S: Final = 580.0
+_MARKUP: Final = "<script>alert(1)</script>"
+_REFUSED: Final = 2 * STORM_S * (FLOOD_PER_S - LIMIT_PER_S)
+Report = Callable[..., Findings]
+
+
+@pytest.fixture
+def report(spark: SparkSession, tmp_path: Path) -> Report:
+    """Makes a report in this process, of files and folders."""
+
+    def make(*logs: Path, **options: Any) -> Findings:
+        place = Place.of(str(tmp_path / "out"), None)
+        wish = Options(**options)
+        read = make_tables(spark, find([str(log) for log in logs]), place.tables, wish)
+        return publish(spark, place, wish, read)
+
+    return make
+
+
+def _run(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return run_sluice("report", *arguments, "--master", "local[2]", cwd=tmp_path, timeout_s=_SPARK_S)
+
+
+def test_a_report_says_it_all_in_the_terminal_and_in_files(tmp_path: Path) -> None:
+    SmallLog().write(tmp_path / "logs" / "a.jsonl")
+    answer = _run(tmp_path, "logs", "--html", "elsewhere.html")
+    assert answer.returncode == 0, answer.stderr
+    assert answer.stderr == ""
+    lines = answer.stdout.splitlines()
+    assert lines[0] == "2026-11-21 12:00:00 to 12:10:00 (10 min) UTC, 1 sidecar (small-1 10 minutes)"
+    assert f"{_REFUSED:,} messages of" in lines[1]
+    assert {"Storms", "Who was refused", "Recommended limits", "Next"} <= set(lines)
+    out = tmp_path / "sluice-report"
+    assert {path.name for path in out.iterdir() if not path.name.startswith(("_", "."))} == {
+        *("minutes", "hours", "refusals", "storms", "culprits", "limits", "limit_changes", "coverage"),
+        *("recommendations", "recommendations.json"),
+    }
+    assert json.loads((out / "recommendations.json").read_text())["instances"] == ["small-1"]
+    assert (out / "_logs" / "spark.log").exists()
+    assert "<!doctype html>" in (tmp_path / "elsewhere.html").read_text()
+
+
+def test_bad_input_is_counted_and_the_rest_is_reported_whatever_it_is_called(report: Report, tmp_path: Path) -> None:
+    logs = tmp_path / "odd {name} [1]*"
+    records = SmallLog(topic=_MARKUP)
+    good = records.write(logs / "good.jsonl")
+    # The last line of a file is cut off, and three records of it are not there.
+    lines = SmallLog(instance="small-2", run="ffff").lines()
+    (logs / "cut.jsonl").write_bytes(b"\n".join(lines[:20] + lines[23:])[:-20])
+    (logs / "junk.jsonl").write_bytes(b"\x00\xff\xfe\x80\n\x1f\x8b\x08\x00\n{}\n[1]\n")
+    (logs / "future.jsonl").write_bytes(b'{"v":7,"type":"heartbeat","instance":"x","run":"y","n":1,"at_s":1}\n')
+    (logs / "empty.jsonl").write_bytes(b"")
+    (logs / "nobody").mkdir()
+    (logs / "folder.jsonl").mkdir()
+    (logs / "link.jsonl").symlink_to(logs / "nothing")
+    (logs / "copy.jsonl").write_bytes(good.read_bytes())
+    os.mkfifo(logs / "pipe.jsonl")
+    found = report(logs)
+
+    assert found.inputs.records == len(records.records) + len(lines) - 4
+    assert found.inputs.duplicates == len(records.records)
+    assert found.inputs.bad_lines == 6
+    assert found.inputs.skipped_files == 2
+    reasons = {(Path(each.file).name, each.reason) for each in found.inputs.set_aside}
+    assert ("future.jsonl", "schema version 7") in reasons
+    assert ("link.jsonl", "is a link to nothing") in reasons
+    assert ("pipe.jsonl", "is no regular file") in reasons
+    assert {name for name, _ in reasons} >= {"cut.jsonl", "junk.jsonl"}
+    assert {each.instance: each.lost_records for each in found.coverage} == {"small-1": 0, "small-2": 3}
+
+    assert found.period.from_s == NOON_S
+    assert found.totals.storms == 4
+    storm = next(each for each in found.storms if each.name == _MARKUP)
+    assert (storm.start_s, storm.end_s) == (NOON_S + 130, NOON_S + 130 + STORM_S)
+    assert [(each.name, each.messages) for each in storm.clients] == [("10.0.0.7", 2000), ("10.0.0.8", 1000)]
+    culprit = next(each for each in found.culprits if each.name == _MARKUP)
+    assert (culprit.client, culprit.producer_group, culprit.messages) == ("10.0.0.7", "import", 4000)
+    assert culprit.share == pytest.approx(2 / 3)
+    curve = next(each for each in found.curves if each.name == _MARKUP)
+    assert curve.refused == _REFUSED
+    assert sum(point.refused_per_s * curve.step_s for point in curve.points) == pytest.approx(_REFUSED)
+    assert max(point.peak_per_s for point in curve.points) == FLOOD_PER_S
+    assert {change.by for change in found.limit_changes} == {"ada"}
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert _MARKUP not in page
+    assert "&lt;script&gt;alert(1)" in page
+
+
+def test_of_a_range_of_time_the_rest_is_left_out_and_a_file_that_has_gone_is_said(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    SmallLog().write(tmp_path / "logs" / "a.jsonl")
+    gone = SmallLog(instance="small-2", run="ffff").write(tmp_path / "logs" / "b.jsonl")
+    found = find([str(tmp_path / "logs")])
+    gone.unlink()
+    place = Place.of(str(tmp_path / "out"), None)
+    read = make_tables(spark, found, place.tables, Options(since_s=NOON_S + 300))
+    assert read.records == len(SmallLog().records)
+    assert [(each.file, each.reason) for each in read.set_aside] == [(str(gone), "vanished while it was read")]
+    (storm,) = tables.read(spark, place.tables, tables.STORMS).collect()
+    assert storm["messages"] == _REFUSED // 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint", "exit_code"),
+    [
+        (("nowhere",), "nowhere: no such file or folder", 1),
+        (("empty",), "empty: no file of a rejection log in it", 1),
+        (("logs", "--out", "logs/report"), "lies within the logs", 2),
+        (("logs", "--out", "file"), "is a file; choose a directory", 1),
+        (("logs", "--out", "/proc/report"), "/proc/report: cannot be used", 1),
+        (("logs", "--html", "empty"), "is a directory; name a file", 2),
+        (("logs", "--follow", "--out", "s3a://b/c"), "must be a directory with --follow", 2),
+    ],
+)
+def test_what_cannot_be_is_said_before_java_is_started(
+    tmp_path: Path, arguments: tuple[str, ...], complaint: str, exit_code: int
+) -> None:
+    SmallLog(minutes=1).write(tmp_path / "logs" / "a.jsonl")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_text("")
+    answer = _run(tmp_path, *arguments)
+    assert answer.returncode == exit_code, answer.stderr
+    assert complaint in answer.stderr
+    assert "Traceback" not in answer.stderr
+    assert answer.stdout == ""
+    assert not list(tmp_path.rglob("spark.log"))
+
+
+def test_a_page_that_cannot_be_written_is_named() -> None:
+    with pytest.raises(StartError, match=r"^/dev/full/report.html: cannot be written: File exists$"):
+        write_file(Path("/dev/full/report.html"), b"")
+
+
+# pyspark forgets the pipe to a Java process that has not started.
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_heap_that_java_refuses_is_named(tmp_path: Path) -> None:
+    log = tmp_path / "spark.log"
+    with (
+        pytest.raises(StartError, match=r"--driver-memory 4000t: "),
+        open_session(SparkOptions(master="local[1]", driver_memory="4000t", log=log)),
+    ):
+        pass
+
+
+@pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_it_and_its_java_process(tmp_path: Path, number: signal.Signals, exit_code: int) -> None:
+    SmallLog().write(tmp_path / "logs" / "a.jsonl")
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    command = ["env", f"TMPDIR={temporary}", *sluice_command("report", "logs", "--master", "local[2]", covered=False)]
+    process = ManagedProcess("report", command, log=tmp_path / "report.log", cwd=tmp_path)
+    try:
+        spark_log = tmp_path / "sluice-report" / "_logs" / "spark.log"
+        deadline = time.monotonic() + _SPARK_S
+        # It has something to say as soon as it runs.
+        while not (spark_log.exists() and "NativeCodeLoader" in spark_log.read_text()):
+            assert process.running
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        (java,) = _children(process.pid)
+        os.kill(process.pid, number)
+        assert process.wait(timeout_s=_SPARK_S) == exit_code
+    finally:
+        process.stop()
+    assert not Path("/proc", str(java)).exists()
+    assert list(temporary.iterdir()) == []
+    assert "Traceback" not in (tmp_path / "report.log").read_text()
+
+
+def _children(pid: int) -> list[int]:
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]

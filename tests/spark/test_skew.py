@@ -1,0 +1,108 @@
+"""A topic with 90 % of all records gives no task much more to do than the others; counted, not timed."""
+
+import json
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from admin.analytics import tables
+from admin.analytics.derive import derive
+from admin.analytics.options import Options
+from admin.analytics.reading import distinct, parse, read_lines
+
+START_S = 1_700_092_800
+SECONDS = 900
+HOT_CLIENTS = 10
+PARTITIONS = 8
+MULTIPLE = 3.0
+"""No task reads more than so many times the records of the median task of its stage."""
+LARGE = 0.05
+"""Stages that read less than this part of all records do not matter."""
+
+
+@pytest.fixture(scope="module")
+def logs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
+    """Write logs of a quarter of an hour, in as many files as there are to be tasks; return how many records."""
+    draw = random.Random(3)
+    folder = tmp_path_factory.mktemp("skew")
+    records = [
+        (START_S + second, "hot", f"10.0.0.{client}") for second in range(SECONDS) for client in range(HOT_CLIENTS)
+    ]
+    records += [
+        (START_S + draw.randrange(SECONDS), f"topic-{draw.randrange(40)}", f"10.0.1.{draw.randrange(40)}")
+        for _ in range(SECONDS * HOT_CLIENTS // 9)
+    ]
+    draw.shuffle(records)
+    for number in range(PARTITIONS):
+        lines = [
+            json.dumps({
+                "type": "rejection", "v": 1, "instance": "broker:10911", "run": f"run-{number}", "n": n, "at_s": at_s,
+                "kind": "topic", "name": name, "client": client, "producer_group": "g", "rule": "r",
+                "verdict": "refuse", "requests": 1, "messages": 1, "bytes": 100,
+            })
+            for n, (at_s, name, client) in enumerate(records[number::PARTITIONS], 1)
+        ]  # fmt: skip
+        (folder / f"{number}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return folder, len(records)
+
+
+@contextmanager
+def settings(spark: SparkSession, **values: str) -> Iterator[None]:
+    before = {key: spark.conf.get(key) for key in values}
+    for key, value in values.items():
+        spark.conf.set(key, value)
+    try:
+        yield
+    finally:
+        for key, old in before.items():
+            spark.conf.set(key, old)
+
+
+def stages(spark: SparkSession) -> dict[int, list[int]]:
+    """Return how many records each task of each stage read, from Spark's own count."""
+    store: Any = spark._jsc.sc().statusStore()
+    found = {}
+    empty = spark._jvm.java.util.ArrayList()
+    quantiles = spark.sparkContext._gateway.new_array(spark._jvm.double, 0)
+    listed = store.stageList(empty, False, False, quantiles, empty)
+    for at in range(listed.size()):
+        stage = listed.apply(at)
+        tasks = store.taskList(stage.stageId(), stage.attemptId(), 1_000)
+        read = []
+        for number in range(tasks.size()):
+            metrics = tasks.apply(number).taskMetrics()
+            if metrics.isDefined():
+                every = metrics.get()
+                read.append(every.inputMetrics().recordsRead() + every.shuffleReadMetrics().recordsRead())
+        found[stage.stageId()] = read
+    return found
+
+
+def test_hot_topic_gives_no_task_much_more_to_do(spark: SparkSession, logs: tuple[Path, int], tmp_path: Path) -> None:
+    folder, records = logs
+    files = sorted(folder.iterdir())
+    known = stages(spark)
+    # As on a large input: nothing is put together because it is small.
+    conf = {
+        "spark.sql.adaptive.enabled": "false",
+        "spark.sql.shuffle.partitions": str(PARTITIONS),
+        "spark.sql.files.maxPartitionBytes": str(max(file.stat().st_size for file in files)),
+    }
+    with settings(spark, **conf):
+        read = parse(read_lines(spark, [str(file) for file in files])).records.persist()
+        derived = derive(distinct(read).records, Options())
+        tables.write_all(derived.tables, str(tmp_path / "out"), tables.Days())
+        derived.release()
+        read.unpersist()
+    found = {stage: read for stage, read in stages(spark).items() if stage not in known}
+    large = {stage: read for stage, read in found.items() if sum(read) >= LARGE * records}
+    assert len(large) >= 3, found
+    for stage, read in large.items():
+        print(f"stage {stage}: {len(read)} tasks, {sum(read)} records, {max(read) / max(median(read), 1):.2f}")
+        assert max(read) <= MULTIPLE * max(median(read), 1), (stage, sorted(read))

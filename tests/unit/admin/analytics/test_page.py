@@ -1,0 +1,73 @@
+import json
+import re
+
+import findings_maker
+from findings_maker import LONG
+
+from admin.analytics.findings import Findings
+from admin.analytics.page import render
+from admin.analytics.page.markup import data, label, table
+
+
+def test_no_name_comes_through_unescaped() -> None:
+    page = render(findings_maker.findings())
+    body = page[page.index("<body>") : page.index('<script type="application/json" id="palette">')]
+    assert "<script>alert" not in body
+    assert "<img" not in body
+    assert "\u202e" not in page
+    assert "&lt;script&gt;alert" in body
+
+
+def test_it_names_nothing_of_elsewhere() -> None:
+    page = render(findings_maker.findings())
+    own = re.sub(r"<script>.*?</script>", "", page, flags=re.DOTALL)
+    named = re.findall(r'<[^<>]*\s(?:src|href)="([^"]*)"', own)
+    assert named
+    assert all(each.startswith(("#", "data:")) for each in named)
+    assert not re.search(r"url\((?!data:)|@import", own)
+
+
+def test_a_report_of_nothing_is_a_page_too() -> None:
+    page = render(Findings(made_at="2026-11-21T12:00:00Z", out="out"))
+    assert "There is not one record in these logs." in page
+    assert "Nothing was refused." in page
+
+
+def test_a_report_without_refusals_says_so() -> None:
+    found = findings_maker.findings(storms=(), culprits=())
+    found = findings_maker.findings(
+        storms=(), culprits=(), totals=type(found.totals)(resources=3, admitted=1000, recommendations={"keep": 3})
+    )
+    assert "refused nothing of 1,000 messages" in render(found)
+
+
+def test_every_chart_has_its_data_once_and_a_table_beside_it() -> None:
+    page = render(findings_maker.findings())
+    charts = re.findall(r'class="chart" id="([^"]+)"', page)
+    assert sorted(re.findall(r'data-chart="([^"]+)"', page)) == sorted(charts)
+    assert len(charts) == 6
+    assert page.count("<table") == 4 + len(findings_maker.findings().curves) + 2
+
+
+def test_what_is_left_out_is_said() -> None:
+    page = render(findings_maker.findings())
+    assert "The first 5 of 212 recommendations; all are in" in page
+
+
+def test_data_cannot_end_the_script_that_it_stands_in() -> None:
+    written = data({"a": "</script><!-- &"})
+    assert "<" not in written
+    assert "&" not in written
+    assert json.loads(written) == {"a": "</script><!-- &"}
+
+
+def test_long_names_keep_their_ends_in_charts() -> None:
+    assert label(LONG).startswith("billing-very")
+    assert label(LONG).endswith("very-long")
+    assert len(label(LONG)) <= 44
+
+
+def test_a_table_says_what_its_cells_are() -> None:
+    written = table("Figures", ("Name", "Count"), [("a", "1")], right=(1,))
+    assert '<th scope="row" role="rowheader">a</th>' in written
+    assert '<td role="cell" data-label="Count" class="number">1</td>' in written

@@ -1,0 +1,171 @@
+"""The replay against the real limiter, which gets the same requests one by one."""
+
+import random
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from admin.analytics.replay import Limit, Replay, Second
+from limiter.bucket import NS_PER_S
+from limiter.limiter import Limiter
+from limiter.resource import Resource
+from limiter.rule import Rule
+
+Arrival = tuple[int, int, int]
+"""When, how many messages, how many bytes."""
+DURATION_S = 30
+WITHIN = 0.02
+"""Of what was asked for."""
+
+
+def rule_of(limit: Limit) -> Rule:
+    return Rule(
+        "topic",
+        "orders",
+        limit.rate_per_s,
+        burst_s=limit.burst_s,
+        break_s=limit.break_s,
+        bytes_per_s=limit.bytes_per_s,
+        bytes_burst_s=limit.bytes_burst_s,
+        allow_under_limit=True,
+    )
+
+
+def refused_one_by_one(limit: Limit, arrivals: Iterator[Arrival]) -> int:
+    """What the real limiters refuse: both must admit, and a refusal spends from neither."""
+    rule, resource = rule_of(limit), Resource("topic", "orders")
+    limiters = [] if limit.rate_per_s is None else [(Limiter(resource, rule, 0), 1 if limit.counts_requests else 0)]
+    if rule.bytes_rule is not None:
+        limiters.append((Limiter(resource, rule.bytes_rule, 0), 2))
+    refused = 0
+    for now_ns, messages, size_bytes in arrivals:
+        costs = (messages, 1, size_bytes)
+        stopping = [limiter for limiter, unit in limiters if not limiter.check(now_ns, (costs[unit],)).admitted]
+        if stopping:
+            refused += messages
+            for limiter in stopping:
+                limiter.refuse(now_ns)
+        else:
+            for limiter, unit in limiters:
+                limiter.commit(now_ns, (costs[unit],))
+    return refused
+
+
+def evenly(seconds: list[Second]) -> Iterator[Arrival]:
+    for at_s, requests, messages, size_bytes in seconds:
+        for index in range(requests):
+            yield (
+                at_s * NS_PER_S + (2 * index + 1) * NS_PER_S // (2 * requests),
+                messages * (index + 1) // requests - messages * index // requests,
+                size_bytes * (index + 1) // requests - size_bytes * index // requests,
+            )
+
+
+def at_random(seconds: list[Second], rng: random.Random) -> Iterator[Arrival]:
+    """The same seconds, but within each the requests come when they like: a Poisson stream, given the counts."""
+    for at_s, requests, messages, size_bytes in seconds:
+        for index, at_ns in enumerate(sorted(rng.randrange(NS_PER_S) for _ in range(requests))):
+            yield (
+                at_s * NS_PER_S + at_ns,
+                messages * (index + 1) // requests - messages * index // requests,
+                size_bytes * (index + 1) // requests - size_bytes * index // requests,
+            )
+
+
+def demand(shape: str, times: float, rate: float, batch: int, rng: random.Random) -> list[Second]:
+    seconds = []
+    for at_s in range(DURATION_S):
+        per_s = {
+            "steady": times * rate,
+            "bursty": times * rate * rng.choice((0.2, 0.5, 1, 3)),
+            "poisson": max(0.0, rng.gauss(times * rate, (times * rate * batch) ** 0.5)),
+            "storms": times * rate if at_s % 15 < 6 else 0.3 * rate,
+        }[shape]
+        # Whole requests, with no drift.
+        requests = int(per_s / batch + rng.random())
+        if requests:
+            seconds.append(Second(at_s, requests, requests * batch, requests * batch * 100))
+    return seconds
+
+
+def off_by(limit: Limit, seconds: list[Second], arrivals: Iterator[Arrival]) -> float:
+    asked = sum(second.messages for second in seconds)
+    return abs(Replay(limit, 0).seconds(seconds) - refused_one_by_one(limit, arrivals)) / max(1, asked)
+
+
+@pytest.mark.parametrize(("burst_s", "break_s"), [(1, 1), (1, 0), (0.2, 0.2), (5, 1), (5, 5), (1, 2)])
+@pytest.mark.parametrize("times", [0.5, 1, 1.3, 4, 10])
+@pytest.mark.parametrize("shape", ["steady", "bursty", "poisson", "storms"])
+def test_refuses_what_the_real_limiter_refuses(shape: str, times: float, burst_s: float, break_s: float) -> None:
+    rng = random.Random(f"{shape} {times} {burst_s} {break_s}")
+    for rate, batch in ((7, 1), (60, 1), (200, 16)):
+        seconds = demand(shape, times, rate, batch, rng)
+        limit = Limit(rate, burst_s, break_s)
+        assert off_by(limit, seconds, evenly(seconds)) <= WITHIN, (rate, batch)
+
+
+@pytest.mark.parametrize("break_s", [0, 1])
+@pytest.mark.parametrize("times", [0.5, 2, 4, 10])
+def test_requests_that_come_at_random_within_a_second_make_no_difference(times: float, break_s: float) -> None:
+    rng = random.Random(f"{times} {break_s}")
+    seconds = demand("poisson", times, 100, 1, rng)
+    assert off_by(Limit(100, 1.0, break_s), seconds, at_random(seconds, rng)) <= WITHIN
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    counts=st.lists(st.integers(0, 120), min_size=1, max_size=20),
+    batch=st.integers(1, 20),
+    rate=st.floats(0.5, 300),
+    burst_s=st.sampled_from([0.5, 1.0, 2.0, 10.0]),
+    break_s=st.sampled_from([0.0, 0.5, 1.0, 3.0]),
+    bytes_per_s=st.one_of(st.none(), st.floats(1_000, 100_000)),
+    counts_requests=st.booleans(),
+)
+def test_refuses_what_the_real_limiter_refuses_of_anything(
+    *,
+    counts: list[int],
+    batch: int,
+    rate: float,
+    burst_s: float,
+    break_s: float,
+    bytes_per_s: float | None,
+    counts_requests: bool,
+) -> None:
+    limit = Limit(rate, burst_s, break_s, counts_requests, bytes_per_s)
+    seconds = [Second(at_s, count, count * batch, count * batch * 50) for at_s, count in enumerate(counts) if count]
+    asked = sum(second.messages for second in seconds)
+    off = abs(Replay(limit, 0).seconds(seconds) - refused_one_by_one(limit, evenly(seconds)))
+    # Of few requests a single one is more than 2 %: a bucket that runs out between two of them to the nanosecond.
+    assert off <= max(WITHIN * asked, 2 * batch)
+
+
+def test_a_limit_of_0_refuses_all() -> None:
+    assert Replay(Limit(0.0), 0).second(0, 10, 30) == 30
+
+
+def test_without_a_limit_nothing_is_refused() -> None:
+    assert Replay(Limit(), 0).second(0, 10, 1_000_000) == 0
+
+
+def test_delay_lets_through_what_would_wait_for_two_seconds() -> None:
+    seconds = [Second(0, 250, 250, 0)]
+    assert Replay(Limit(100, 1.0), 0).seconds(seconds) > 0
+    assert Replay(Limit(100, 1.0, delays=True), 0).seconds(seconds) == 0
+    assert Replay(Limit(100, 1.0, delays=True), 0).second(0, 1000, 1000) == pytest.approx(600, abs=5)
+
+
+def test_seconds_without_requests_fill_the_bucket() -> None:
+    replay = Replay(Limit(10, 5.0), 0)
+    assert replay.second(0, 200, 200) > 0
+    assert replay.second(100, 50, 50) == 0
+
+
+def test_after_a_change_the_bucket_keeps_what_it_has() -> None:
+    replay = Replay(Limit(10, 1.0), 0)
+    replay.second(0, 15, 15)
+    assert replay.change(Limit(10, 1.0), 1) is replay
+    raised = replay.change(Limit(1000, 1.0), 1)
+    assert 0 < raised.second(1, 2000, 2000) <= 1000

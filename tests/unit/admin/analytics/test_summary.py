@@ -1,0 +1,61 @@
+import io
+from pathlib import Path
+
+import findings_maker
+from findings_maker import HOSTILE
+from rich.console import Console
+
+from admin.analytics.findings import Findings, Inputs
+from admin.analytics.summary import summary
+from admin.report import show
+
+
+def _printed(findings: Findings) -> str:
+    stream = io.StringIO()
+    show(summary(findings, Path("sluice-report/report.html")), stream)
+    return stream.getvalue()
+
+
+def test_it_begins_with_the_period_what_was_observed_and_what_was_refused() -> None:
+    lines = _printed(findings_maker.findings()).splitlines()
+    assert lines[0] == (
+        "2026-11-21 12:00:00 to 18:00:00 (6 h) UTC, 2 sidecars (orders-eu-1 360 minutes, orders-eu-2 338 minutes)"
+    )
+    assert lines[1] == (
+        "2,188,979 messages of 13,393,530 refused (16.3%), of 4 of 212 resources, in 5 storms, 1 of them may go on"
+    )
+
+
+def test_what_is_not_known_is_said_before_all_else() -> None:
+    lines = _printed(findings_maker.findings()).splitlines()
+    assert "Attention: 2 lines could not be understood and were set aside." in lines
+    assert "Attention: 17 records were lost, so the figures are too small." in lines
+    assert "Attention" not in _printed(findings_maker.findings(inputs=Inputs(), coverage=()))
+
+
+def test_it_ends_with_what_to_do_next() -> None:
+    printed = _printed(findings_maker.findings())
+    assert printed.rstrip().endswith("sluice limits apply sluice-report/recommendations.json")
+    assert "sluice limits apply" not in _printed(findings_maker.findings(recommendations=()))
+
+
+def test_a_name_gives_a_terminal_no_orders() -> None:
+    printed = _printed(findings_maker.findings())
+    assert "\u202e" not in printed
+    assert HOSTILE.replace("\u202e", "\\u202e") in printed
+
+
+def test_a_directory_with_blanks_is_quoted_in_what_is_to_be_typed() -> None:
+    assert "apply 'my report/recommendations.json'" in _printed(findings_maker.findings(out="my report"))
+
+
+def test_a_report_of_nothing_says_so() -> None:
+    printed = _printed(Findings(made_at="2026-11-21T12:00:00Z", out="out"))
+    assert printed.startswith("There is not one record in these logs.")
+
+
+def test_it_fits_a_narrow_terminal() -> None:
+    console = Console(file=io.StringIO(), width=60, force_terminal=True, color_system=None)
+    with console.capture() as capture:
+        console.print(summary(findings_maker.findings(), Path("r.html")))
+    assert max(map(len, capture.get().splitlines())) <= 60

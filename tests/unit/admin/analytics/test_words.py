@@ -1,0 +1,58 @@
+import pytest
+
+from admin.analytics import words
+from admin.wire.recommendations import Backtest, Recommendation, Replay
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0 s"), (59, "59 s"), (60, "1 min"), (243, "4 min 3 s"), (3600, "1 h"), (90_000, "1 d 1 h"), (86_430, "1 d")],
+)
+def test_durations_have_the_two_largest_units(seconds: int, text: str) -> None:
+    assert words.duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("share", "text"),
+    [(0, "0%"), (1, "100%"), (0.0214, "2.1%"), (0.5, "50%"), (0.0000001, "<0.1%"), (0.9999, ">99.9%")],
+)
+def test_a_share_is_never_rounded_to_nothing_or_all(share: float, text: str) -> None:
+    assert words.percent(share) == text
+
+
+@pytest.mark.parametrize(
+    ("rate", "text"),
+    [(None, "unlimited"), (0, "0/s"), (500.0, "500/s"), (1234.5, "1,234/s"), (12.5, "12.5/s"), (0.25, "0.25/s")],
+)
+def test_rates_have_the_figures_that_matter(rate: float | None, text: str) -> None:
+    assert words.rate(rate) == text
+
+
+@pytest.mark.parametrize(
+    ("size", "text"), [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (265_000_000, "265 MB"), (3e15, "3000.0 TB")]
+)
+def test_sizes_go_by_thousands(size: int, text: str) -> None:
+    assert words.size(size) == text
+
+
+def test_a_span_within_a_day_says_the_day_once() -> None:
+    assert words.span(1_795_262_400, 1_795_262_643) == "2026-11-21 12:00:00 to 12:04:03 (4 min 3 s)"
+    assert words.span(1_795_262_400, 1_795_348_800) == "2026-11-21 12:00:00 to 2026-11-22 12:00:00 (1 d)"
+
+
+def _recommendation(**fields: object) -> Recommendation:
+    return Recommendation(instance="a", kind="topic", name="t", **{"action": "raise", **fields})  # type: ignore[arg-type]
+
+
+def test_a_change_says_what_was_and_what_will_be() -> None:
+    assert words.change(_recommendation(rate_per_s=300.0, recommended_rate_per_s=450.0)) == "300/s → 450/s"
+    assert words.change(_recommendation(recommended_rate_per_s=5.0, action="new")) == "unlimited → 5/s"
+    assert words.change(_recommendation(rate_per_s=5.0, action="keep")) == "5/s"
+    bytes_too = _recommendation(rate_per_s=5.0, recommended_rate_per_s=6.0, bytes_per_s=4096.0, count="requests")
+    assert words.change(bytes_too) == "5 requests/s → 6 requests/s, 4,096 bytes/s"
+
+
+def test_what_would_be_refused_is_said_of_what_was_replayed() -> None:
+    test = Backtest(current=Replay(refused_messages=21, refused_share=0.021))
+    assert words.refusals(_recommendation(backtest=test)) == "2.1%"
+    assert words.refusals(_recommendation()) == ""
