@@ -66,7 +66,7 @@ types: $(VENV_STAMP) ## mypy --strict over the packages and the test harness
 	$(BIN)/mypy --strict tests/integration/harness
 	$(BIN)/mypy --strict tests/support/playbook
 	$(BIN)/mypy --strict tests/plugin/sluice_lines
-	$(BIN)/mypy --strict tests/bench
+	MYPYPATH=tests/support $(BIN)/mypy --strict tests/bench
 
 fast: $(VENV_STAMP) ## unit and fuzz tests with coverage
 	$(BIN)/python -m pytest tests/unit tests/fuzz --cov --cov-report= -n auto --maxprocesses 4
