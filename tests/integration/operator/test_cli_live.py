@@ -301,7 +301,7 @@ def test_hangup_is_a_reload_and_no_end(run: Run, sidecar: Sluice) -> None:
 def readme_lines(begins: str) -> list[str]:
     """The lines of README's code that begin with a command, continuations put together."""
     section = (ROOT / "README.md").read_text(encoding="utf-8").split("## Change limits while it runs")[1]
-    blocks = re.findall(r"^```\n(.*?)^```$", section.split("## Operations")[0], re.DOTALL | re.MULTILINE)
+    blocks = re.findall(r"^```\n(.*?)^```$", section.split("\n## ")[0], re.DOTALL | re.MULTILINE)
     lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
     return [line for line in lines if line.startswith(begins)]
 
