@@ -291,10 +291,10 @@ class RejectionLogSettings(_Table):
         1024 * 1024 * 1024, ge=1024 * 1024, description="all files together; beyond it the oldest are deleted"
     )
     max_keys_per_s: int = Field(
-        10_000, ge=1, le=1_000_000, description="refusals told apart in a second; the rest is counted as _other"
+        2_500, ge=1, le=1_000_000, description="refusals told apart in a second; the rest is counted as _other"
     )
     max_resources: int = Field(
-        10_000, ge=1, le=1_000_000, description="resources told apart in a minute; the rest is counted as _other"
+        2_500, ge=1, le=1_000_000, description="resources told apart in a minute; the rest is counted as _other"
     )
 
 

@@ -82,8 +82,8 @@ class DataPathConfig:
     max_live_limiters: int = DEFAULT_MAX_LIVE
     max_resource_labels: int = 1000
     buffer_budget_bytes: int = 64 * 1024 * 1024
-    max_keys_per_s: int = 10_000
-    max_resources: int = 10_000
+    max_keys_per_s: int = 2_500
+    max_resources: int = 2_500
 
 
 class LocalDataPath(DataPath):
