@@ -1,6 +1,7 @@
 """What every test run shares: generated cases that are the same from run to run, and addresses that stay one's own."""
 
 import os
+import signal
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -22,6 +23,10 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("sluice")
+
+# Below nohup a hangup is ignored, and what is started there would ignore it, too: what is tested begins as by hand.
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 _FUZZ = Path(__file__).with_name("fuzz")
 
