@@ -1,7 +1,7 @@
 """``rules`` and ``explain``: the rules in force, and why a request is limited as it is."""
 
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Annotated
 
 from fastapi import APIRouter, Query
@@ -16,6 +16,7 @@ from admin.api.limits import check_kind
 from admin.api.parameters import CONDITIONAL_GET, ExplainQuery, RulesQuery
 from admin.api.routing import router
 from admin.api.services import Services
+from admin.board.clock import Clock
 from admin.rule_fields import fields_of
 from admin.wire import RulePage, RuleRow
 from limiter.rule import Rule, RuleKey
@@ -27,7 +28,7 @@ from proxy.question import Explanation, Question
 def routes(services: Services) -> APIRouter:
     """Make the routes."""
     rules = router("rules")
-    in_order = _InOrder()
+    in_order = _InOrder(services.board.clock)
 
     @rules.get(
         "/rules",
@@ -105,12 +106,13 @@ class _Ordered:
 class _InOrder:
     """Remembers the order of the last rule set; one with hours is looked at again every minute."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
         self._known: tuple[RuleSet, datetime, _Ordered] | None = None
 
     def of(self, rule_set: RuleSet) -> _Ordered:
         """Return the rules in their order."""
-        now = datetime.now(UTC)
+        now = self._clock.utc()
         minute = now.replace(second=0, microsecond=0)
         known = self._known
         if known is not None and known[0] is rule_set and (known[1] == minute or not known[2].timed):

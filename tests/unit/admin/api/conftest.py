@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
 import httpx2
@@ -12,6 +13,7 @@ from starlette.routing import Mount
 
 from admin.api import Services, application
 from admin.board import Board
+from admin.board.clock import Clock
 from admin.composition import compose
 from admin.health import Health
 from admin.live.desk import Desk
@@ -53,6 +55,10 @@ between = "02:00-03:00"
 """
 
 
+_NOW = datetime.now(UTC)
+_TO_MIDDAY = _NOW.replace(hour=12) - _NOW
+
+
 @dataclass
 class Served:
     """The API and what it stands on."""
@@ -76,6 +82,11 @@ class Served:
         return await self.ask("PUT", path, json=body, **how)
 
 
+def midday() -> datetime:
+    """Return a time of day outside the hours of the rule that has some, whenever the tests are run."""
+    return datetime.now(UTC) + _TO_MIDDAY
+
+
 def as_author(app: Any, name: str = "alice") -> Callable[..., Any]:
     """What the guard does before the application."""
 
@@ -89,9 +100,9 @@ def as_author(app: Any, name: str = "alice") -> Callable[..., Any]:
 @pytest.fixture
 async def served(data_path: Any, write: Any, nursery: trio.Nursery) -> AsyncIterator[Served]:
     plan = compose(load(write(CONFIG), {}, Flags()))
-    desk = Desk(plan.rulebook, MemoryStore())
+    desk = Desk(plan.rulebook, MemoryStore(), clock=midday)
     await nursery.start(desk.run, data_path.apply)
-    board = Board(data_path, desk, Health(data_path))
+    board = Board(data_path, desk, Health(data_path), Clock(utc=midday))
     await nursery.start(board.run)
     warnings: list[str] = []
     services = Services(data_path, desk, board, lambda: warnings)
