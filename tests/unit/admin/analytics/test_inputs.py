@@ -79,6 +79,7 @@ def test_a_folder_that_is_called_like_a_file_is_a_folder(tmp_path: Path) -> None
         (gzip.compress(b"{}\n" * 1000)[:-20], "ends in the middle; what is there was read"),
         (b"no gzip at all", "is no gzip, or damaged; what is before the damage was read"),
     ],
+    ids=["cut", "junk"],  # a gzip holds the time of its making, and each worker would give the test another name
 )
 def test_a_damaged_gzip_is_read_as_far_as_it_goes_and_said(tmp_path: Path, content: bytes, reason: str) -> None:
     file = _write(tmp_path / "a.jsonl.gz", content)
