@@ -11,14 +11,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from admin.analytics import tables
 from admin.analytics.alerts import AlertSettings, Ledger, Sighting
 from admin.analytics.derive import derive, hours_of, newest_of
-from admin.analytics.findings import Share, Storm
+from admin.analytics.digest import storm
 from admin.analytics.options import Options
 from admin.analytics.reading import distinct, restage
 from admin.analytics.staging import Followed, Staging
@@ -186,7 +186,7 @@ class Batches:
         limits = self._limits({(row["instance"], row["kind"], row["name"]) for row in rows}, wanted)
         ledger.update(
             Sighting(
-                _storm(row),
+                storm(row),
                 is_over=self._is_over(row["instance"], row["end_s"], newest),
                 limit_per_s=limits.get((row["instance"], row["kind"], row["name"])),
             )
@@ -254,30 +254,6 @@ class Batches:
 
 class StoppedError(Exception):
     """A batch was not begun, because the process is to end."""
-
-
-def _storm(row: Any) -> Storm:
-    def shares(entries: Any) -> tuple[Share, ...]:
-        return tuple(Share(name=each["name"], messages=each["messages"], share=each["share"]) for each in entries)
-
-    return Storm(
-        instance=row["instance"],
-        kind=row["kind"],
-        name=row["name"],
-        start_s=row["start_s"],
-        end_s=row["end_s"],
-        is_open=row["is_open"],
-        requests=row["requests"],
-        messages=row["messages"],
-        size_bytes=row["bytes"],
-        peak_per_s=row["peak_per_s"],
-        peak_at_s=row["peak_at_s"],
-        rules=tuple(each["name"] for each in row["rules"]),
-        clients=shares(row["clients"]),
-        client_count=row["client_count"],
-        producer_groups=shares(row["producer_groups"]),
-        producer_group_count=row["producer_group_count"],
-    )
 
 
 def say(console: "Console", line: str) -> None:

@@ -5,9 +5,10 @@ every record is here, by the same name. A line is read with all fields of all ty
 that way; what does not belong to a record's type is null.
 """
 
-from typing import Final
+from typing import Final, get_args
 
 from admin.rejection_log.records import VERSION
+from limiter.rejections import Outcome
 
 VERSIONS: Final = (VERSION,)
 """Of the lines that are understood."""
@@ -38,7 +39,7 @@ LIMIT: Final = (
     "bytes_burst_s DOUBLE",
     "action STRING",
 )
-OUTCOMES: Final = ("admitted", "refused", "held", "shadowed", "bypassed", "exempt", "dropped")
+OUTCOMES: Final[tuple[str, ...]] = get_args(Outcome)
 """Each an amount: requests, messages, bytes."""
 SECONDS: Final = ("second_admitted", "second_refused", "second_requests", "second_bytes")
 """Lists beside ``second``, as long as it is."""

@@ -7,7 +7,7 @@ A run replaces the days of its range, so that it can be repeated, and leaves all
 Times are whole seconds since 1970 UTC. Shares are between 0 and 1.
 """
 
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
@@ -56,11 +56,6 @@ class Table:
     def ddl(self) -> str:
         """The schema, as Spark reads it."""
         return ", ".join(self.columns)
-
-    @property
-    def by_day(self) -> bool:
-        """It lies in one folder a day; otherwise it is replaced as a whole."""
-        return self.columns[-1:] == _DAY
 
 
 MINUTES: Final = Table(
@@ -362,11 +357,3 @@ class _Folder:
         for name in self.names():
             if name.startswith((".spark-staging-", "_temporary")):
                 self.remove(name)
-
-
-def write_all(frames: Mapping[str, "DataFrame"], out: str, days: Container[date], only: Iterable[str] = ()) -> None:
-    """Write tables, those of ``only`` if any are named; see ``write``."""
-    chosen = frozenset(only) or frozenset(frames)
-    for table in BY_DAY:
-        if table.name in chosen and table.name in frames:
-            write(frames[table.name], out, table, days)

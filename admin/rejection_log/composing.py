@@ -14,7 +14,6 @@ import msgspec
 from admin.live.model import Change
 from admin.rejection_log.minute import Minute, Traffic
 from admin.rejection_log.records import (
-    OTHER,
     VERSION,
     HeartbeatRecord,
     LimitChangeRecord,
@@ -24,7 +23,7 @@ from admin.rejection_log.records import (
 )
 from admin.rulebook import BUILT_IN
 from limiter.patterns import DEFAULT_PATTERN
-from limiter.rejections import Rejection
+from limiter.rejections import OTHER, Rejection
 from limiter.resource import SCOPES, Resource
 from limiter.rule import Action, Count, Rule
 from limiter.rules import RuleSet

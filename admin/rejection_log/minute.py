@@ -10,8 +10,7 @@ from typing import Any, Final, get_args
 
 import msgspec
 
-from admin.rejection_log.records import OTHER
-from limiter.rejections import Amount, Outcome, ResourceSecond
+from limiter.rejections import OTHER, Amount, Outcome, ResourceSecond
 from limiter.resource import Resource
 
 MINUTE_S: Final = 60

@@ -133,7 +133,7 @@ class Recorder:
                 self.up = False
 
     async def finish(self) -> None:
-        """Write what is left, for the end of the process, and finish the file; however long the disk takes."""
+        """Write what is left, for the end of the process, and finish the file; the disk has until the grace ends."""
         if not self._recording:
             return
         # To make the last records may take its time; what is bounded is the wait for the disk.

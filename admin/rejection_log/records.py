@@ -19,8 +19,6 @@ from limiter.rule import Action, Count
 
 VERSION: Final = 1
 """Of the schema."""
-OTHER: Final = "_other"
-"""Stands for the names beyond a bound."""
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", gc=False):

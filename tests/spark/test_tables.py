@@ -93,7 +93,7 @@ def write(spark: SparkSession, tmp_path: Path) -> Callable[..., str]:
         file = tmp_path / "a.jsonl"
         file.write_text("\n".join(json.dumps(record) for record in records), encoding="utf-8")
         derived = derive(parse(read_lines(spark, [str(file)])).records, options)
-        tables.write_all(derived.tables, str(tmp_path / "out"), days, only=["storms"])
+        tables.write(derived.tables["storms"], str(tmp_path / "out"), tables.STORMS, days)
         derived.release()
         return str(tmp_path / "out")
 
