@@ -9,9 +9,11 @@ digits. Less than a tenth away from the limit in force it is left as it is.
 one or two clients and far above what is asked for otherwise, the demand outside of them counts alone.
 
 **Lowering** wants at least a day's log, since what is seldom may be missing in less, and is taken back where the replay
-says that it would refuse what the limit in force does not.
+says that it would refuse what the limit in force does not. Where runaways are left out, a replay of everything cannot
+say that, so there no limit comes below the busiest second outside of refusals. Nothing is ever lowered to 0: of what
+nobody asks for, nobody knows what it needs.
 
-Rates are per second, shares between 0 and 1. Pure: no Spark, nothing but the standard library.
+Rates are per second, shares between 0 and 1. Pure: no Spark.
 """
 
 import math
@@ -19,6 +21,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from admin.analytics import words
 from admin.analytics.evidence import (
     TREND_FIT,
     TREND_LEAST,
@@ -29,15 +32,14 @@ from admin.analytics.evidence import (
     about_runaway,
     doubts,
     no_limit,
-    percent,
-    rate_text,
     sentences,
     span,
 )
 from admin.analytics.figures import DAY_S, Demand, Limit
+from limiter.rejections import OTHER
 
 LEAST_PER_S: Final = 1.0
-"""No lower limit is recommended."""
+"""No lower limit is recommended, unless a capacity does not suffice for that."""
 SAME: Final = 0.1
 """A rate less than a tenth away from the limit is no reason to change it."""
 LEAST_LOWERING_S: Final = DAY_S
@@ -69,6 +71,7 @@ class Advice(NamedTuple):
         need_per_s: what it needs of the broker's capacity, in messages.
         weight: its part of a capacity that does not suffice.
         runaway: refusals were the work of runaways, and were left out.
+        capped: it is less than by itself, since the broker's capacity does not suffice.
     """
 
     instance: str
@@ -84,6 +87,7 @@ class Advice(NamedTuple):
     need_per_s: float
     weight: float
     runaway: bool
+    capped: bool = False
 
 
 def decide(demand: Demand, headroom: float, *, limit_all: bool = False) -> Advice:
@@ -91,7 +95,7 @@ def decide(demand: Demand, headroom: float, *, limit_all: bool = False) -> Advic
 
     Args:
         demand: its figures.
-        headroom: as a share: 0.3 is 30 % above what is needed.
+        headroom: as a share: 0.2 is 20% above what is needed.
         limit_all: the broker's capacity is known, so that what has no limit gets one.
     """
     limit = demand.limit
@@ -110,13 +114,17 @@ def decide(demand: Demand, headroom: float, *, limit_all: bool = False) -> Advic
         0.0,
         growth,
     )
-    long_enough = demand.observed_s >= LEAST_LOWERING_S
-    rate, rate_action, why = _one(limit.rate, need, demand, long_enough=long_enough)
-    size, bytes_action, bytes_why = _one(limit.bytes_rate, bytes_need, demand, long_enough=long_enough)
+    rate, rate_action, why = _one(limit.rate, need, demand, demand.calm.top if runaway else 0.0)
+    size, bytes_action, bytes_why = _one(
+        limit.bytes_rate, bytes_need, demand, demand.calm_bytes.top if runaway else 0.0, "bytes"
+    )
     actions = {rate_action, bytes_action}
     action = "raise" if "raise" in actions else "lower" if "lower" in actions else "keep"
     if limit.rate is None and limit.bytes_rate is None and limit_all and need and limit.action != "off":
-        action, rate, why = "new", need, ""
+        if demand.name == OTHER:
+            why = "these are the many names that were not told apart, which no limit can be set for"
+        else:
+            action, rate, why = "new", need, ""
     said = [about_demand(demand, runaway=runaway)]
     said += [text for text in (about_runaway(demand) if runaway else "", about_growth(demand), why) if text]
     if limit.bytes_rate is not None:
@@ -136,7 +144,8 @@ def decide(demand: Demand, headroom: float, *, limit_all: bool = False) -> Advic
         size,
         confidence(demand),
         sentences(said),
-        need_per_s=0.0 if limit.rate == 0 else need * messages_each(demand),
+        # A limit takes its part of a capacity, even if nothing counts that was asked for.
+        need_per_s=0.0 if limit.rate == 0 else (need or (LEAST_PER_S if limit.rate else 0.0)) * messages_each(demand),
         weight=_two_digits(limit.rate) if limit.rate else max(need, LEAST_PER_S),
         runaway=runaway,
     )
@@ -239,15 +248,20 @@ def share_out(advice: Advice, level: float | None, capacity_per_s: float, messag
     rate = _two_digits_down(given / messages_each)
     now = advice.rate_per_s
     action = "new" if now is None else "raise" if rate > now else "lower" if rate < now else "keep"
-    broker = f"the broker's {rate_text(capacity_per_s)}"
+    if action == "keep" and advice.recommended_bytes_per_s != advice.bytes_per_s:
+        # Of the two only that of bytes changes.
+        action = advice.action
+    broker = f"the broker's {words.rate(capacity_per_s)}"
     if advice.need_per_s <= share:
-        why = f"Limits add up to more than {broker}, so it gets the {rate_text(given)} that it needs."
+        why = f"Limits add up to more than {broker}, so it gets the {words.rate(given)} that it needs."
+        if advice.action == "keep":
+            why = f"But {why[:1].lower()}{why[1:]}"
     else:
         why = (
-            f"{broker[:1].upper()}{broker[1:]} do not suffice for all: of the {rate_text(advice.need_per_s)} that it"
-            f" needs, its fair share is {rate_text(share)}."
+            f"{broker[:1].upper()}{broker[1:]} do not suffice for all: of the {words.rate(advice.need_per_s)} that it"
+            f" needs, its fair share is {words.rate(share)}."
         )
-    return advice._replace(action=action, recommended_rate_per_s=rate, evidence=f"{advice.evidence} {why}")
+    return advice._replace(action=action, recommended_rate_per_s=rate, evidence=f"{advice.evidence} {why}", capped=True)
 
 
 def settle(advice: Advice, current_share: float | None, recommended_share: float | None) -> Advice:
@@ -260,12 +274,12 @@ def settle(advice: Advice, current_share: float | None, recommended_share: float
     """
     if advice.action != "lower" or advice.runaway or current_share is None or recommended_share is None:
         return advice
-    if "the broker's" in advice.evidence.lower() or recommended_share <= current_share + WORSE_SHARE:
+    if advice.capped or recommended_share <= current_share + WORSE_SHARE:
         return advice
-    wanted = rate_text(advice.recommended_rate_per_s)
+    wanted = words.rate(advice.recommended_rate_per_s)
     if advice.recommended_rate_per_s == advice.rate_per_s:
-        wanted = f"{rate_text(advice.recommended_bytes_per_s, 'bytes')}"
-    evidence = f"{advice.evidence} {wanted} would have refused {percent(recommended_share)} of it, so it stays."
+        wanted = f"{words.rate(advice.recommended_bytes_per_s, 'bytes')}"
+    evidence = f"{advice.evidence} {wanted} would have refused {words.percent(recommended_share)} of it, so it stays."
     return advice._replace(
         action="keep",
         recommended_rate_per_s=advice.rate_per_s,
@@ -274,23 +288,33 @@ def settle(advice: Advice, current_share: float | None, recommended_share: float
     )
 
 
-def _one(now: float | None, need: float, demand: Demand, *, long_enough: bool) -> tuple[float | None, str, str]:
-    """Decide about one of the two rates: what is recommended, what that is, and a remark."""
+def _one(now: float | None, need: float, demand: Demand, least: float, unit: str = "") -> tuple[float | None, str, str]:
+    """Decide about one of the two rates: what is recommended, what that is, and a remark.
+
+    Args:
+        now: in force.
+        need: see ``_needed``.
+        demand: all of it.
+        least: no lowering goes below.
+        unit: of the rates, for the remark.
+    """
     if now is None:
         return None, "keep", ""
     if now == 0:
         return now, "keep", "a limit of 0 is left as it is"
-    if demand.limit.changed and not need:
-        return now, "keep", ""
+    if not need:
+        return now, "keep", "too little is asked for otherwise to say what it needs" if demand.storms.count else ""
     if abs(need - now) < SAME * now:
         return now, "keep", ""
     if need > now:
         return need, "raise", ""
     if not is_own(demand):
         return now, "keep", "the limit is of a pattern, which others may need as it is"
-    if not long_enough:
+    if demand.observed_s < LEAST_LOWERING_S:
         return now, "keep", f"{span(demand.observed_s)} of log are too few to lower it"
-    return need, "lower", ""
+    lowest = max(need, _two_digits(least))
+    why = f"its busiest second outside of storms is {words.rate(least, unit)}" if lowest > need else ""
+    return (now, "keep", why) if lowest > now * (1 - SAME) else (lowest, "lower", why)
 
 
 def is_own(demand: Demand) -> bool:

@@ -42,6 +42,8 @@ _STEPS_S: Final = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200
 """Of curves."""
 _REACHED: Final = ("admitted", "shadowed", "bypassed", "exempt")
 _NOT: Final = ("refused", "dropped")
+_UNKNOWN: Final = ("gap_minutes", "lost_records", "other", "bypassed_requests", "limiting_off_minutes")
+"""Of a sidecar, and of all of them together."""
 
 
 class Digest:
@@ -69,7 +71,7 @@ class Digest:
             counts: how many recommendations there are of each action.
             first: those that are shown.
         """
-        coverage, instances = self._coverage()
+        coverage, instances, unknown = self._coverage()
         totals, first_s, last_s, worst = self._demand()
         storms, storm_count, open_count = self._storms()
         known = [each.from_s for each in coverage] + ([] if first_s is None else [first_s])
@@ -77,9 +79,12 @@ class Digest:
         return Findings(
             made_at=made_at,
             out=files,
+            tables=self._out if "://" in self._out else files,
             period=Period(from_s=min(known, default=None), until_s=max(until, default=None)),
             inputs=inputs,
-            totals=Totals(**totals, storms=storm_count, open_storms=open_count, recommendations=dict(counts)),
+            totals=Totals(
+                **totals, **unknown, storms=storm_count, open_storms=open_count, recommendations=dict(counts)
+            ),
             coverage=tuple(coverage),
             instance_count=instances,
             storms=tuple(storms),
@@ -121,31 +126,33 @@ class Digest:
         last = None if ends["last"] is None else ends["last"] + _MINUTE_S
         return row.asDict(), ends["first"], last, worst
 
-    def _coverage(self) -> tuple[list[Coverage], int]:
+    def _coverage(self) -> tuple[list[Coverage], int, dict[str, int]]:
+        """Return the first sidecars, how many there are, and what is not known of all of them."""
         read = self._read(tables.COVERAGE)
         runs = read.groupBy("instance", "run").agg(
             F.greatest(F.max("last_n") - F.min("first_n") + 1 - F.sum("records"), F.max("lost_records")).alias("lost")
         )
-        lost = runs.groupBy("instance").agg(F.sum("lost").alias("lost"))
+        lost = runs.groupBy("instance").agg(F.greatest(F.sum("lost"), F.lit(0)).alias("lost_records"))
         found = (
             read.groupBy("instance")
             .agg(
-                F.min("first_minute_s").alias("first_s"),
-                F.max("last_minute_s").alias("last_s"),
-                F.min("hour_s").alias("first_hour_s"),
+                F.coalesce(F.min("first_minute_s"), F.min("hour_s")).alias("from_s"),
+                F.coalesce(F.max("last_minute_s") + _MINUTE_S, F.min("hour_s")).alias("until_s"),
                 F.sum("minutes").alias("minutes"),
                 *(F.sum(name).alias(name) for name in ("limiting_off_minutes", "bypassed_requests", "other")),
                 F.array_sort(F.collect_set("version")).alias("versions"),
             )
+            .withColumn("gap_minutes", F.expr(f"greatest((until_s - from_s) DIV {_MINUTE_S} - minutes, 0)"))
             .join(lost, "instance")
             .persist()
         )
         try:
-            count = found.count()
             rows = found.orderBy("instance").limit(_MOST_INSTANCES).collect()
+            sums = (F.coalesce(F.sum(name), F.lit(0)).alias(name) for name in _UNKNOWN)
+            unknown = found.agg(F.count(F.lit(1)).alias("count"), *sums).collect()[0].asDict()
         finally:
             found.unpersist()
-        return [_covered(row) for row in rows], count
+        return [_covered(row) for row in rows], unknown.pop("count"), unknown
 
     def _storms(self) -> tuple[list[Storm], int, int]:
         read = self._read(tables.STORMS)
@@ -291,20 +298,13 @@ def _shares(rows: Any) -> tuple[Share, ...]:
 
 
 def _covered(row: "Row") -> Coverage:
-    first_s = row["first_hour_s"] if row["first_s"] is None else row["first_s"]
-    until_s = first_s if row["last_s"] is None else row["last_s"] + _MINUTE_S
-    between = (until_s - first_s) // _MINUTE_S
     return Coverage(
         instance=row["instance"],
-        from_s=first_s,
-        until_s=until_s,
+        from_s=row["from_s"],
+        until_s=row["until_s"],
         # A restart within a minute makes two of it.
-        minutes=min(row["minutes"], between),
-        gap_minutes=max(0, between - row["minutes"]),
-        lost_records=max(0, row["lost"]),
-        other=row["other"],
-        bypassed_requests=row["bypassed_requests"],
-        limiting_off_minutes=row["limiting_off_minutes"],
+        minutes=min(row["minutes"], (row["until_s"] - row["from_s"]) // _MINUTE_S),
+        **{name: row[name] for name in _UNKNOWN},
         versions=tuple(version for version in row["versions"] if version),
     )
 

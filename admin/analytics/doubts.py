@@ -6,13 +6,12 @@ from admin.analytics.findings import Findings
 
 def doubts(findings: Findings) -> list[str]:
     """Say what is missing of the truth, a line each; nothing if all is there."""
-    inputs, coverage = findings.inputs, findings.coverage
-    gaps, lost = sum(each.gap_minutes for each in coverage), sum(each.lost_records for each in coverage)
-    other, bypassed = sum(each.other for each in coverage), sum(each.bypassed_requests for each in coverage)
-    off = sum(each.limiting_off_minutes for each in coverage)
+    inputs, totals = findings.inputs, findings.totals
+    gaps, lost, other = totals.gap_minutes, totals.lost_records, totals.other
+    bypassed, off = totals.bypassed_requests, totals.limiting_off_minutes
     of_bad, of_lost, of_other = (_were(each) for each in (inputs.bad_lines, lost, other))
     candidates = (
-        (inputs.skipped_files, f"{words.counted(inputs.skipped_files, 'file')} could not be read."),
+        (inputs.skipped_files, f"{words.counted(inputs.skipped_files, 'file')} could not be read, or not to the end."),
         (
             inputs.bad_lines,
             f"{words.counted(inputs.bad_lines, 'line')} could not be understood and {of_bad} set aside.",

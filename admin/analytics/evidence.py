@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from admin.analytics.figures import DAY_S, Demand, Limit
+from admin.analytics.words import percent, rate
 
 TREND_LEAST: Final = 0.05
 """A growth of less a week is none."""
@@ -22,18 +23,20 @@ def about_demand(demand: Demand, *, runaway: bool) -> str:
     found = demand.calm if runaway else demand.corrected
     unit = "requests" if limit.count == "requests" else ""
     what = "demand outside of storms" if runaway else "demand"
-    text = f"p99 of {what} over {span(demand.observed_s)} is {rate_text(found.p99, unit)}"
+    text = f"p99 of {what} over {span(demand.observed_s)} is {rate(found.p99, unit)}"
     if not runaway and demand.raw.p99 > demand.corrected.p99 * 1.005:
-        text += f" ({rate_text(demand.raw.p99, unit)} with the retries of what was refused)"
+        text += f" ({rate(demand.raw.p99, unit)} with the retries of what was refused)"
     minute = demand.calm_minute_per_s if runaway else demand.minute_per_s
     if minute > found.p99:
-        text += f", its busiest minute {rate_text(minute, unit)}"
+        text += f", its busiest minute {rate(minute, unit)}"
     if limit.rate is not None:
-        text += f", limit {rate_text(limit.rate, unit)}"
+        text += f", limit {rate(limit.rate, unit)}"
     if demand.refused_messages and demand.messages:
-        did = "would have refused" if limit.action == "shadow" else "refused"
-        text += f" {did} " if limit.rate is not None else f", {did} was "
-        text += percent(demand.refused_messages / demand.messages)
+        share, shadows = percent(demand.refused_messages / demand.messages), limit.action == "shadow"
+        if limit.rate is None:
+            text += f", of which {share} {'would have been' if shadows else 'was'} refused"
+        else:
+            text += f" {'would have refused' if shadows else 'refused'} {share}"
         if demand.storms.count:
             text += f" in {demand.storms.count} storm{'s' * (demand.storms.count != 1)}"
     elif limit.rate is not None:
@@ -53,7 +56,7 @@ def about_runaway(demand: Demand) -> str:
     far = f"{times:.0f} times as much" if times < 1000 else "far more than that"
     return (
         f"in storms {who} with {percent(storms.top_two_share)} of what was refused asked for {far}"
-        f" ({rate_text(demand.refusing_per_s)}), in {percent(demand.refused_s / max(1, demand.observed_s))} of the"
+        f" ({rate(demand.refusing_per_s)}), in {percent(demand.refused_s / max(1, demand.observed_s))} of the"
         " time: stopping these is what the limit is for, and they do not count"
     )
 
@@ -68,7 +71,7 @@ def about_growth(demand: Demand) -> str:
             said[-1] += f", and a week's growth{' of 50%' if trend > TREND_MOST else ''} is added"
     if demand.hour_of_week is not None and demand.hour_per_s:
         day, hour = divmod(demand.hour_of_week, 24)
-        text = f"its busiest hour is {_WEEKDAYS[day]} {hour:02}:00 UTC with {rate_text(demand.hour_per_s)}"
+        text = f"its busiest hour is {_WEEKDAYS[day]} {hour:02}:00 UTC with {rate(demand.hour_per_s)}"
         if demand.hour_times is not None and demand.hour_times >= 1.5:
             text += f", {demand.hour_times:.1f} times the median hour"
         said.append(text)
@@ -78,7 +81,7 @@ def about_growth(demand: Demand) -> str:
 def about_bytes(demand: Demand, *, runaway: bool) -> str:
     """Say the same of bytes."""
     found = demand.calm_bytes if runaway else demand.size_bytes
-    return f"p99 of bytes is {rate_text(found.p99, 'bytes')}, their limit {rate_text(demand.limit.bytes_rate, 'bytes')}"
+    return f"p99 of bytes is {rate(found.p99, 'bytes')}, their limit {rate(demand.limit.bytes_rate, 'bytes')}"
 
 
 def no_limit(limit: Limit) -> str:
@@ -102,23 +105,6 @@ _WEEKDAYS: Final = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Sat
 def sentences(said: Iterable[str]) -> str:
     """Put what is said together."""
     return " ".join(f"{text[:1].upper() if text[:3] != 'p99' else text[:1]}{text[1:]}." for text in said if text)
-
-
-def rate_text(per_s: float | None, unit: str = "") -> str:
-    """Write a rate: ``430/s``, ``12.5/s``, ``4,096 bytes/s``."""
-    if per_s is None:
-        return "unlimited"
-    digits = 0 if per_s >= 100 or per_s == int(per_s) else 1 if per_s >= 1 else 3
-    text = f"{per_s:,.{digits}f}"
-    text = text.rstrip("0").rstrip(".") if "." in text else text
-    return f"{text}{f' {unit}' if unit else ''}/s"
-
-
-def percent(share: float) -> str:
-    """Write a share: ``2.1 %``; what is more than nothing is never written as that."""
-    if 0 < share < 0.001:
-        return "less than 0.1 %"
-    return f"{share * 100:.1f}".removesuffix(".0") + " %"
 
 
 def span(seconds: float) -> str:

@@ -38,11 +38,15 @@ _MEANINGS: Final[tuple[tuple[str, _Words], ...]] = (
         ),
     ),
     (
+        r"(?:PATH_NOT_FOUND\]? ?|FileNotFoundException: |does not exist: )[^\n]*?(\b(?!file:)\w+://[^\s'\"`,]+)",
+        lambda found: f"{_place(found[1])}: nothing is there; see whether the address is right",
+    ),
+    (
         r"(?:PATH_NOT_FOUND\]? ?|FileNotFoundException: (?:File )?|does not exist: )[^\n]*?((?:file:)?/[^\s'\"`,]+)",
         lambda found: f"{_place(found[1])}: vanished while it was read; run it again",
     ),
     (
-        r"(?:AccessControlException|AccessDeniedException|Permission denied)[^\n]*?((?:file:)?/[^\s'\"`,()]+)",
+        r"(?:AccessControlException|AccessDeniedException|Permission denied)[^\n]*?((?:\b\w+:/?)?/[^\s'\"`,()]+)",
         lambda found: f"{_place(found[1])}: permission denied; choose another place or run it as another user",
     ),
     (
@@ -81,13 +85,18 @@ def in_words(log: Path | None) -> Iterator[None]:
         log: Spark's log, to which the error is appended; None keeps it nowhere.
 
     Raises:
-        StartError: Spark failed.
+        StartError: Spark failed, or a file cannot be read or written.
     """
     try:
         yield
     except Exception as error:
         first = _first_of_sparks(error)
-        if isinstance(error, OperatorError) or first is None:
+        if isinstance(error, OperatorError | BrokenPipeError):
+            raise
+        if first is None and isinstance(error, OSError) and error.strerror:
+            file = error.filename or "a file in --out"
+            raise StartError(f"{file}: cannot be read or written: {error.strerror.lower()}") from error
+        if first is None:
             raise
         text = "".join(traceback.format_exception(error))
         if log is not None:

@@ -226,6 +226,11 @@ class Totals(Struct, frozen=True, kw_only=True):
         storms: how many.
         open_storms: that may go on.
         recommendations: how many of each action.
+        gap_minutes: of all sidecars, as are the next ones; see ``Coverage``.
+        lost_records: likewise.
+        other: likewise.
+        bypassed_requests: likewise.
+        limiting_off_minutes: likewise.
     """
 
     resources: int = 0
@@ -235,6 +240,11 @@ class Totals(Struct, frozen=True, kw_only=True):
     storms: int = 0
     open_storms: int = 0
     recommendations: dict[str, int] = {}
+    gap_minutes: int = 0
+    lost_records: int = 0
+    other: int = 0
+    bypassed_requests: int = 0
+    limiting_off_minutes: int = 0
 
 
 class Findings(Struct, frozen=True, kw_only=True):
@@ -243,7 +253,8 @@ class Findings(Struct, frozen=True, kw_only=True):
     Attributes:
         version: of this format.
         made_at: when, ISO 8601 UTC.
-        out: the directory with the tables.
+        out: the directory with what is for people.
+        tables: the directory or address with the tables.
         period: of the records.
         inputs: what was read.
         totals: of the period.
@@ -260,6 +271,7 @@ class Findings(Struct, frozen=True, kw_only=True):
     version: int = VERSION
     made_at: str
     out: str
+    tables: str = ""
     period: Period = Period()
     inputs: Inputs = Inputs()
     totals: Totals = Totals()

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
@@ -25,6 +25,7 @@ from admin.analytics.alerts import Ledger
 from admin.analytics.batches import Batches, FollowSettings, StoppedError, say
 from admin.analytics.options import Options
 from admin.analytics.out_lock import OutLock
+from admin.analytics.spark import java_pid
 from admin.analytics.staging import Staging
 from admin.analytics.webhook import Webhook
 from admin.errors import SettingsError
@@ -77,7 +78,7 @@ def follow(
     found = sources(logs)
     with ExitStack() as stack:
         lock = stack.enter_context(OutLock(out))
-        lock.owned_by(_java_pid(session))
+        lock.owned_by(java_pid(session))
         staging = Staging(session, out)
         followed = staging.open(found)
         batches = Batches(session, out, staging, options=options, settings=settings, console=console)
@@ -202,8 +203,3 @@ def _signals() -> Iterator[threading.Event]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _java_pid(session: "SparkSession") -> int:
-    jvm: Any = session._jvm  # noqa: SLF001 - Java's own view of its process has no other way in
-    return int(jvm.java.lang.ProcessHandle.current().pid())

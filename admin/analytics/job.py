@@ -16,10 +16,10 @@ import msgspec
 
 from admin.analytics import inputs
 from admin.analytics.failures import in_words
-from admin.analytics.findings import Inputs
+from admin.analytics.findings import Findings
 from admin.analytics.options import Options
 from admin.analytics.out_lock import OutLock
-from admin.analytics.report import Place, make_tables, publish
+from admin.analytics.report import Place, coming_in, make_tables, publish
 from admin.analytics.spark import SparkOptions, java_pid, open_session
 from admin.analytics.summary import summary
 from admin.client.target import ENV_WEBHOOK_TOKEN
@@ -102,7 +102,8 @@ def follow_logs(wish: Wish, *, once: bool, webhook: str | None) -> int:
         OperatorError: what is wrong.
     """
     from admin.analytics.alerts import AlertSettings  # noqa: PLC0415 - batch jobs go without
-    from admin.analytics.follow import FollowSettings, follow  # noqa: PLC0415 - as above
+    from admin.analytics.follow import FollowSettings, follow, sources  # noqa: PLC0415 - as above
+    from admin.analytics.staging import Staging  # noqa: PLC0415 - as above
     from admin.analytics.webhook import read_settings  # noqa: PLC0415 - as above
 
     if "://" in wish.out:
@@ -115,16 +116,20 @@ def follow_logs(wish: Wish, *, once: bool, webhook: str | None) -> int:
         webhook=None if webhook is None else read_settings(webhook, os.environ.get(ENV_WEBHOOK_TOKEN, "")),
         alerts=AlertSettings(link=str(place.html.absolute())),
     )
+    found = sources(logs)
     console = _console()
     log = place.files.absolute() / _LOG
+    told: list[Findings] = []
     with open_session(replace(wish.spark, log=log)) as session, in_words(log):
 
         def refresh() -> None:
-            publish(session, place, wish.options, Inputs(logs=logs))
+            came = coming_in(logs, Staging(session, place.files).bad())
+            told[:] = [publish(session, place, wish.options, came)]
 
-        return follow(
-            session, logs, place.files, options=wish.options, settings=settings, refresh=refresh, console=console
-        )
+        follow(session, found, place.files, options=wish.options, settings=settings, refresh=refresh, console=console)
+    if once and told:
+        show(summary(told[0], place.html))
+    return 0
 
 
 def _console() -> "Console":

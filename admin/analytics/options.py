@@ -20,7 +20,7 @@ class Options:
         until_s: records at or after this second are left out; None is to the end. Minutes are not split: the traffic
             of a minute counts as a whole where its beginning counts.
         top: so many clients and producer groups of a storm, and so many culprits of a resource and day.
-        headroom: a recommended limit is so much above what is needed, as a share: 0.3 is 30 % more.
+        headroom: a recommended limit is so much above what is needed, as a share: 0.2 is 20% more.
         capacity_per_s: messages per second that the broker of each instance can take; None is not known.
     """
 
@@ -28,7 +28,7 @@ class Options:
     since_s: int | None = None
     until_s: int | None = None
     top: int = 10
-    headroom: float = 0.3
+    headroom: float = 0.2
     capacity_per_s: float | None = None
 
     def __post_init__(self) -> None:

@@ -6,6 +6,7 @@ upon a capacity, and what is asked for of the result, so that there may be a mil
 """
 
 import math
+import os
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 DECIDED: Final = (
     "instance STRING, kind STRING, name STRING, action STRING, rate_per_s DOUBLE, recommended_rate_per_s DOUBLE,"
     " bytes_per_s DOUBLE, recommended_bytes_per_s DOUBLE, confidence STRING, evidence STRING, need_per_s DOUBLE,"
-    " weight DOUBLE, runaway BOOLEAN,"
+    " weight DOUBLE, runaway BOOLEAN, capped BOOLEAN,"
     f" limit STRUCT<{', '.join(field.replace(' ', ': ') for field in tables.LIMIT_FIELDS)}>,"
     " messages BIGINT, wanted_messages DOUBLE, refused_messages BIGINT, messages_each DOUBLE"
 )
@@ -96,11 +97,15 @@ class Recommended:
                 for at, each in enumerate(self.all()):
                     file.write((b",\n" if at else b"\n") + msgspec.json.encode(each))
                 file.write(b"\n]}\n")
+                file.flush()
+                os.fsync(file.fileno())
             aside.replace(path)
         except OSError as error:
-            aside.unlink(missing_ok=True)
             why = error.strerror or str(error)
             raise StartError(f"{path}: cannot be written: {why}; name another directory with --out") from None
+        finally:
+            # Spark may have failed in the middle.
+            aside.unlink(missing_ok=True)
 
 
 def recommend(session: "SparkSession", out: str, options: Options) -> Recommended:
@@ -113,11 +118,8 @@ def recommend(session: "SparkSession", out: str, options: Options) -> Recommende
     """
     days = Days.of_seconds(options.since_s, options.until_s)
     read = {table.name: tables.read(session, out, table, days) for table in _INPUTS}
-    where = f"{out}/{RECOMMENDATIONS}"
     kept: list[DataFrame] = []
-    recommendations(read, options, kept).sortWithinPartitions(*_KEY).write.mode("overwrite").option(
-        "compression", "zstd"
-    ).parquet(where)
+    where = tables.replace(recommendations(read, options, kept).sortWithinPartitions(*_KEY), out, RECOMMENDATIONS)
     for each in kept:
         each.unpersist()
     frame = session.read.schema(COLUMNS).parquet(where)

@@ -38,6 +38,7 @@ _MOST_SET_ASIDE: Final = 50
 _PARTITION_BYTES: Final = 48 * 1024 * 1024
 """Of the log, for each task of a shuffle; what is left after aggregation is a small part of it."""
 _MOST_PARTITIONS: Final = 400
+_SHUFFLES: Final = "spark.sql.shuffle.partitions"
 
 
 @dataclass(frozen=True)
@@ -121,6 +122,18 @@ def make_tables(session: "SparkSession", found: Found, out: str, options: Option
     )
 
 
+def coming_in(logs: tuple[str, ...], bad: "DataFrame | None") -> Inputs:
+    """Say what is read as it comes in; of that, only what was set aside is counted.
+
+    Args:
+        logs: as they were named.
+        bad: lines that could not be understood, as ``schema.BAD``.
+    """
+    if bad is None:
+        return Inputs(logs=logs)
+    return Inputs(logs=logs, bad_lines=bad.count(), set_aside=tuple(_bad_lines(bad)))
+
+
 def _lines(session: "SparkSession", found: Found) -> "DataFrame":
     """Return the lines of all files."""
     frames = []
@@ -135,10 +148,16 @@ def _lines(session: "SparkSession", found: Found) -> "DataFrame":
 
 
 def _size_shuffles(session: "SparkSession", found: Found) -> None:
-    """Give shuffles as many tasks as there is work for; few for a small log, which they would only slow down."""
-    cores = session.sparkContext.defaultParallelism
-    wanted = max(cores, min(_MOST_PARTITIONS, -(-found.size_bytes // _PARTITION_BYTES)))
-    session.conf.set("spark.sql.shuffle.partitions", str(wanted))
+    """Give shuffles as many tasks as there is work for; few for a small log, which they would only slow down.
+
+    Who runs a cluster has said how many; and how much there is at an address, only Spark will see.
+    """
+    context = session.sparkContext
+    is_local = (context.master or "").startswith("local")
+    if found.addresses or (not is_local and context.getConf().get(_SHUFFLES) is not None):
+        return
+    wanted = max(context.defaultParallelism, min(_MOST_PARTITIONS, -(-found.size_bytes // _PARTITION_BYTES)))
+    session.conf.set(_SHUFFLES, str(wanted))
 
 
 def _bad_lines(bad: "DataFrame") -> list[SetAside]:

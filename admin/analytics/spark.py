@@ -47,6 +47,8 @@ appender.out.layout.pattern = %d{yyyy-MM-dd HH:mm:ss} %p %c{1}: %m%n%ex
 """
 _LONGEST_LOG: Final = 16 * 1024 * 1024
 """A log that is longer is begun anew."""
+_BEGUN: Final = "--- sluice report starts Spark ---\n"
+"""What a log says of a start, before Spark says anything."""
 _JAVA_END_S: Final = 20.0
 """A Java process that is told to end has so long."""
 
@@ -136,6 +138,9 @@ _SESSION: Final = (
     ("spark.sql.sources.partitionOverwriteMode", "dynamic"),
     # Rows go into files of their type or day as they come, without being sorted first.
     ("spark.sql.maxConcurrentOutputFileWriters", "16"),
+    # Java compiles no method that is longer, and interprets a whole stage of a query for each row; Spark then makes
+    # several short ones of it.
+    ("spark.sql.codegen.hugeMethodLimit", "8000"),
     # Otherwise each word of a query is noted with the line of Python that said it, which takes seconds.
     ("spark.python.sql.dataFrameDebugging.enabled", "false"),
 )
@@ -206,6 +211,8 @@ def _log_stream(log: Path | None) -> Iterator[IO[bytes]]:
     except OSError as error:
         raise StartError(f"{log}: cannot be written: {error.strerror or error}; --out chooses another place") from error
     with stream:
+        stream.write(_BEGUN.encode())
+        stream.flush()
         yield stream
 
 
@@ -238,25 +245,25 @@ def _java(options: SparkOptions, conf: "SparkConf", stream: IO[bytes]) -> Iterat
 
 @contextmanager
 def _interrupted_later() -> Iterator[None]:
-    """Let the first Ctrl-C wait: whoever starts a process has to know it before it can be ended."""
-    noted = False
+    """Let the first Ctrl-C or SIGTERM wait: whoever starts a process has to know it before it can be ended."""
+    noted: list[int] = []
 
-    def note(_number: int, _frame: FrameType | None) -> None:
-        nonlocal noted
-        if noted:
-            raise KeyboardInterrupt
-        noted = True
+    def note(number: int, frame: FrameType | None) -> None:
+        if noted and callable(at_once := before[signal.Signals(number)]):
+            at_once(number, frame)
+        noted.append(number)
 
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGINT, note)
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
     if noted:
-        raise KeyboardInterrupt
+        signal.raise_signal(noted[0])
 
 
 def _end(gateway: Any) -> None:
@@ -307,11 +314,11 @@ def java_pid(session: "SparkSession") -> int:
 
 
 def _why_no_start(options: SparkOptions) -> str:
-    """Find in Spark's own log why it did not start."""
+    """Find in Spark's own log why it did not start this time."""
     said = ""
     if options.log is not None:
         with suppress(OSError):
-            said = options.log.read_text(encoding="utf-8", errors="replace")
+            said = options.log.read_text(encoding="utf-8", errors="replace").rpartition(_BEGUN)[2]
     for pattern, meaning in _NO_START:
         if found := re.search(pattern, said):
             return meaning.format(*found.groups(), memory=options.driver_memory, master=options.master or LOCAL)

@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
-from admin.analytics.reading import parse
-from admin.analytics.schema import RECORDS
+from admin.analytics.reading import parse, written
+from admin.analytics.schema import BAD, RECORDS
 from admin.analytics.tables import DAY_S
 from admin.errors import StartError
 from admin.live.files import replace_durably
@@ -128,7 +128,7 @@ class Staging:
 
         read, understood = Observation(), Observation()
         one = F.count(F.lit(1)).alias("count")
-        parsed = parse(lines.where(F.trim("value") != "").observe(read, one))
+        parsed = parse(written(lines).observe(read, one))
         rows = parsed.records.withColumn("dt", F.to_date(F.timestamp_seconds("at_s"))).observe(understood, one)
         _overwrite(rows, self._batch(batch), "dt")
         records = int(understood.get["count"])
@@ -140,6 +140,11 @@ class Staging:
         else:
             shutil.rmtree(folder, ignore_errors=True)
         return records, bad
+
+    def bad(self) -> "DataFrame | None":
+        """Return the lines of all batches that could not be understood, as ``schema.BAD``; None without any."""
+        folders = [str(path) for path in sorted(self._bad.glob("batch=*"))]
+        return self._session.read.schema(BAD).parquet(*folders) if folders else None
 
     def days_of(self, batch: int) -> frozenset[date]:
         """Return the days that a batch has records of."""

@@ -7,6 +7,7 @@ A run replaces the days of its range, so that it can be repeated, and leaves all
 Times are whole seconds since 1970 UTC. Shares are between 0 and 1.
 """
 
+import errno
 from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -284,6 +285,26 @@ def write(frame: "DataFrame", out: str, table: Table, days: Container[date]) -> 
             folder.remove(f"dt={day.isoformat()}")
 
 
+def replace(frame: "DataFrame", out: str, name: str) -> str:
+    """Write a table that is not by day, in place of the one that is there, which stays until the new one is complete.
+
+    Args:
+        frame: the rows.
+        out: directory or address of all tables.
+        name: of the table.
+
+    Returns:
+        its directory or address.
+    """
+    folder, aside = _Folder(frame.sparkSession, out), f"_{name}"
+    frame.write.mode("overwrite").option("partitionOverwriteMode", "static").option("compression", "zstd").parquet(
+        f"{out}/{aside}"
+    )
+    folder.remove(name)
+    folder.rename(aside, name)
+    return f"{out}/{name}"
+
+
 def read(session: "SparkSession", out: str, table: Table, days: Container[date] = Days()) -> "DataFrame":
     """Read a table; of one that is not there, no rows.
 
@@ -351,6 +372,15 @@ class _Folder:
     def remove(self, below: str) -> None:
         """Remove a folder in this one and all that is in it."""
         self._files.delete(self._path(f"{self.path}/{below}"), True)
+
+    def rename(self, before: str, after: str) -> None:
+        """Give something in this folder another name.
+
+        Raises:
+            OSError: it did not work.
+        """
+        if not self._files.rename(self._path(f"{self.path}/{before}"), self._path(f"{self.path}/{after}")):
+            raise OSError(errno.EIO, f"cannot be renamed to {after}", f"{self.path}/{before}")
 
     def clean(self) -> None:
         """Remove what jobs that were killed have left."""

@@ -45,7 +45,8 @@ class WebhookSettings:
     def where(self) -> str:
         """The receiver, for messages: without the path, which often is a secret."""
         parts = urlsplit(self.url)
-        return f"{parts.scheme}://{parts.hostname}" + (f":{parts.port}" if parts.port else "")
+        host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
+        return f"{parts.scheme}://{host}" + (f":{parts.port}" if parts.port else "")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,13 @@
-"""How a report writes times, amounts and rates, in the terminal and on the page alike."""
+"""How a report writes times, amounts and rates, in the terminal, on the page and in its evidence alike.
+
+Pure: nothing but the standard library, since evidence is written wherever Spark's Python runs.
+"""
 
 from datetime import UTC, datetime
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from admin.wire.recommendations import Recommendation
+if TYPE_CHECKING:
+    from admin.wire.recommendations import Recommendation
 
 _MINUTE_S: Final = 60
 _HOUR_S: Final = 3600
@@ -63,8 +67,9 @@ def rate(per_s: float | None, unit: str = "") -> str:
     if per_s is None:
         return "unlimited"
     unit = f" {unit}" if unit else ""
-    if per_s >= _MANY:
-        return f"{per_s:g}{unit}/s"
+    if per_s >= _MANY or 0 < per_s < 0.001:
+        # What is more than nothing is never written as that.
+        return f"{per_s:.6g}{unit}/s"
     digits = 0 if per_s >= 100 or per_s == int(per_s) else 1 if per_s >= 1 else 3
     text = f"{per_s:,.{digits}f}"
     return (text.rstrip("0").rstrip(".") if "." in text else text) + f"{unit}/s"
@@ -80,7 +85,7 @@ def size(size_bytes: int) -> str:
     return f"{value:.1f} TB"
 
 
-def change(recommendation: Recommendation) -> str:
+def change(recommendation: "Recommendation") -> str:
     """Write what would change: ``300/s → 450/s``; what stays is written once."""
     unit = "requests" if recommendation.count == "requests" else ""
     parts = []
@@ -95,7 +100,7 @@ def change(recommendation: Recommendation) -> str:
     return ", ".join(parts)
 
 
-def refusals(recommendation: Recommendation) -> str:
+def refusals(recommendation: "Recommendation") -> str:
     """Write what the limits would have refused: ``2.1% → 0%``; empty if nothing was replayed."""
     test = recommendation.backtest
     parts = [percent(each.refused_share) for each in (test.current, test.recommended) if each is not None]

@@ -22,15 +22,19 @@ _EPILOGUE: Final = (
     "LOGS are folders with all in them, files (.jsonl, .jsonl.gz), patterns, or addresses that Spark can read "
     "(s3a://…, hdfs://…). Logs that are there twice count once, and a second run gives the same tables. What cannot be "
     "read or understood is counted and set aside, and the rest is reported.\n\n"
+    "The days from --since to --until are made anew in --out, of these logs and this time alone, and other days stay: "
+    "who keeps tables there names whole days, and a storm over their ends is cut. Without the two all days are made "
+    "anew, and one that the logs have nothing of any more goes.\n\n"
     "In --out: report.html, one page that needs nothing else; recommendations.json for `sluice limits apply`; a folder "
-    "of Parquet for each table, by day: minutes, hours, refusals, storms, culprits, limits, limit_changes, coverage, "
-    "recommendations; and _logs/spark.log, what Spark says. If --out is an address, the tables go there, the rest to "
-    "./sluice-report.\n\n"
-    "A TIME is UTC, 2026-11-21, 2026-11-21T13:30 or 2026-11-21T13:30:05+01:00, or so long ago: 90m, 36h, 7d.\n\n"
+    "of Parquet for each table, minutes, hours, refusals, storms, culprits, limits, limit_changes and coverage by day, "
+    "recommendations as a whole; and _logs/spark.log, what Spark says. If --out is an address, the tables go there, "
+    "the rest to ./sluice-report.\n\n"
+    "A TIME is UTC, 2026-11-21, 2026-11-21T13:30 or 2026-11-21T13:30+01:00, or so long ago: 90m, 36h, 7d; minutes "
+    "count as a whole.\n\n"
     "--webhook URL gets a POST of JSON when a storm begins and when it has ended, each once, with SLUICE_WEBHOOK_TOKEN "
     "as bearer token if that is set.\n\n"
     "It needs Java 17 or newer and pip install 'sluice-proxy[spark]'; `sluice report tail` needs neither. For large "
-    "logs: --driver-memory, and TMPDIR on a disk with as much room as they take. On a cluster: --master, or "
+    "logs: --driver-memory, and as much room as they take in --out and in TMPDIR. On a cluster: --master, or "
     "spark-submit.\n\n"
     "Exit codes: 0 done, 1 it cannot be done here or now, 2 wrong command line, 128 + N ended by signal N."
 )
@@ -51,10 +55,14 @@ Logs = Annotated[
     Parameter(help="where the rejection log is; this machine's if not given", show_default=False, negative=""),
 ]
 _TIME: Final = "TIME"
+_MINUTE_S: Final = 60
+"""Traffic is recorded by the minute: with a part of one, what was refused in it would have no demand beside it."""
 _AGO: Final = re.compile(r"(?:\d+(?:\.\d+)?(?:min|[smhdw]))+")
 _MEMORY: Final = re.compile(r"(\d+)([kmgt])b?", re.IGNORECASE)
 _MEMORY_BYTES: Final = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _LEAST_MEMORY: Final = 512 << 20
+_LATEST_S: Final = 253_402_214_400
+"""The last day of the year 9999, as far as dates go."""
 
 
 @app.default
@@ -92,6 +100,7 @@ def report(
     ] = (),
 ) -> int:
     """Say what was refused, by whom, and what the limits should be."""
+    from admin.analytics.options import Options  # noqa: PLC0415 - see the module
     from admin.analytics.requirements import check_requirements  # noqa: PLC0415 - see the module
     from admin.analytics.spark import SparkOptions, read_conf  # noqa: PLC0415 - see the module
 
@@ -99,24 +108,29 @@ def report(
     since_s, until_s = read_time(since, "--since", now), read_time(until, "--until", now)
     if since_s is not None and until_s is not None and since_s >= until_s:
         raise SettingsError(f"--since {since}, --until {until}: nothing is between them")
-    if webhook is not None and not (follow or once):
+    if follow or once:
+        if since_s is not None or until_s is not None:
+            raise SettingsError("--since, --until: not with --follow or --once, which keep the tables of all days")
+        if json:
+            raise SettingsError("--json: not with --follow or --once")
+    elif webhook is not None:
         raise SettingsError("--webhook: only with --follow or --once")
+    options = Options(
+        storm_gap_s=_gap(storm_gap),
+        since_s=None if since_s is None else since_s - since_s % _MINUTE_S,
+        until_s=None if until_s is None else until_s + -until_s % _MINUTE_S,
+        headroom=_headroom(headroom),
+        capacity_per_s=_capacity(capacity),
+    )
     spark = SparkOptions(master=master, driver_memory=_memory(driver_memory), conf=read_conf(conf))
     check_requirements()
     from admin.analytics import job  # noqa: PLC0415 - see the module
-    from admin.analytics.options import Options  # noqa: PLC0415 - see the module
 
     wish = job.Wish(
         logs=tuple(map(str, logs)),
         out=str(out),
         html=None if html is None else Path(html),
-        options=Options(
-            storm_gap_s=_gap(storm_gap),
-            since_s=since_s,
-            until_s=until_s,
-            headroom=_headroom(headroom),
-            capacity_per_s=_capacity(capacity),
-        ),
+        options=options,
         spark=spark,
         json=json,
     )
@@ -158,14 +172,18 @@ def read_time(text: str | None, flag: str, now: datetime) -> int | None:
     if _AGO.fullmatch(words):
         from admin.client.words import read_seconds  # noqa: PLC0415 - as in report
 
-        return int(now.timestamp() - read_seconds(words, flag))
-    try:
-        found = datetime.fromisoformat(words)
-    except ValueError:
-        raise SettingsError(
-            f"{flag} {text}: must be a time like 2026-11-21, 2026-11-21T13:30, or so long ago: 36h, 7d"
-        ) from None
-    return int((found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp())
+        at_s = now.timestamp() - read_seconds(words, flag)
+    else:
+        try:
+            found = datetime.fromisoformat(words)
+        except ValueError:
+            raise SettingsError(
+                f"{flag} {text}: must be a time like 2026-11-21, 2026-11-21T13:30, or so long ago: 36h, 7d"
+            ) from None
+        at_s = (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
+    if not 0 <= at_s <= _LATEST_S:
+        raise SettingsError(f"{flag} {text}: must be from 1970 to 9999")
+    return int(at_s)
 
 
 def _memory(text: str) -> str:

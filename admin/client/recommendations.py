@@ -95,7 +95,9 @@ def read(file: str) -> RecommendationsFile:
     try:
         found = msgspec.json.decode(content)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise RefusedError(f"{file}: not JSON: {_lower(str(error))}; {_REMAKE}") from None
+        # Where in it is said in bytes already, or not at all.
+        why = _AT.sub(r"\1", str(error)).removeprefix("JSON is malformed: ")
+        raise RefusedError(f"{file}: not JSON: {_lower(why)}; {_REMAKE}") from None
     if not isinstance(found, dict) or "recommendations" not in found:
         raise RefusedError(f"{file}: no recommendations in it; name the recommendations.json of a report")
     version = found.get("version")
@@ -208,6 +210,10 @@ def _passed_over(each: Recommendation, instance: str, only: Pattern | None) -> s
         return "does not match --only"
     if each.action not in _DOES:
         return "keep: it is right as it is" if each.action == "keep" else "unused: unset it if nobody needs it"
+    if (each.recommended_rate_per_s == 0 and each.rate_per_s != 0) or (
+        each.recommended_bytes_per_s == 0 and each.bytes_per_s != 0
+    ):
+        return "0 refuses everything: if that is meant, set it with `sluice limits set`"
     if each.recommended_rate_per_s is None and each.recommended_bytes_per_s is None:
         return "no rate is recommended"
     if not each.name.isprintable():

@@ -164,7 +164,7 @@ def decided(spark: SparkSession) -> DataFrame:
         for name in ("old", "orders", "log-*")
     ]
     found = inputs(spark, minutes, known, storms=[STORM], limits=limits)
-    return recommendations(found, Options(), []).cache()
+    return recommendations(found, Options(headroom=0.3), []).cache()
 
 
 def test_each_resource_gets_its_recommendation(decided: DataFrame) -> None:

@@ -1,5 +1,6 @@
 """What the page says, section by section; beside every chart stands a table with its figures."""
 
+import shlex
 from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
 from typing import Any, Final
@@ -90,7 +91,7 @@ def _cards(findings: Findings) -> str:
             words.amount(totals.refused),
             f"{words.percent(totals.refused / asked)} of those asked for" if asked else "nothing was asked for",
         ),
-        ("Storms", words.amount(totals.storms), f"refusals less than {findings.storm_gap_s} s apart{still}"),
+        ("Storms", words.amount(totals.storms), f"refusals at most {findings.storm_gap_s} s apart{still}"),
         (
             "Resources refused",
             words.amount(totals.refused_resources),
@@ -166,7 +167,7 @@ def _storms(findings: Findings, charts: Mapping[str, Chart]) -> str:
     return (
         _picture(charts, "storms-chart", caption="A bar is how long; the dot, at its peak, how many messages.")
         + table("Storms, those with most messages refused first", columns, rows, right=(2, 3), hidden=True)
-        + _more(len(rows), findings.totals.storms, "storm", f"{findings.out}/storms")
+        + _more(len(rows), findings.totals.storms, "storm", f"{findings.tables}/storms")
     )
 
 
@@ -274,10 +275,11 @@ def _recommendations(findings: Findings, charts: Mapping[str, Chart]) -> str:
     of_all = sum(findings.totals.recommendations.values())
     columns = ("Limit of", "What to do", "Change", "Would be refused", "Why")
     file = f"{findings.out}/recommendations.json"
+    command = f"sluice limits apply {text(shlex.quote(file))}"
     todo = any(each.action in {"raise", "lower", "new"} for each in findings.recommendations)
     how = (
         f'<p class="how">To see what would change, and then to put it in force, with audit and revert:</p>'
-        f"<pre><code>sluice limits apply {text(file)} --dry-run\nsluice limits apply {text(file)}</code></pre>\n"
+        f"<pre><code>{command} --dry-run\n{command}</code></pre>\n"
         if todo
         else ""
     )
@@ -298,14 +300,14 @@ def _recommendations(findings: Findings, charts: Mapping[str, Chart]) -> str:
 
 def _data(findings: Findings) -> str:
     inputs = findings.inputs
-    read = (
-        f"{words.counted(inputs.files, 'file')}, {words.size(inputs.size_bytes)},"
-        f" {words.counted(inputs.records, 'record')}"
-        + (f", {words.amount(inputs.duplicates)} more that were copies" if inputs.duplicates else "")
-    )
+    # How many files are at an address, nobody counts.
+    files = f"{words.counted(inputs.files, 'file')}, {words.size(inputs.size_bytes)}, " if inputs.files else ""
+    read = f"{files}{words.counted(inputs.records, 'record')}"
+    if inputs.duplicates:
+        read += f", {words.amount(inputs.duplicates)} more that were copies"
     logs = "".join(f"<li><code>{text(log)}</code></li>" for log in inputs.logs)
-    # Of files that are followed nobody keeps count.
-    what = f"Read: {text(read)}, from" if inputs.files else "Read as they come in:"
+    # Of what is followed nobody keeps count.
+    what = f"Read: {text(read)}, from" if inputs.files or inputs.records else "Read as they come in:"
     return f"<p>{what}</p><ul>{logs}</ul>\n" + _coverage(findings) + _set_aside(findings) + _changes(findings)
 
 
@@ -330,7 +332,7 @@ def _coverage(findings: Findings) -> str:
     return (
         "<h3>Sidecars</h3>"
         + table("What is known of each sidecar", columns, rows, range(2, 8), hidden=True)
-        + _more(len(rows), findings.instance_count, "sidecar", f"{findings.out}/coverage")
+        + _more(len(rows), findings.instance_count, "sidecar", f"{findings.tables}/coverage")
     )
 
 
@@ -341,7 +343,7 @@ def _set_aside(findings: Findings) -> str:
     rows = [
         (
             f"<code>{text(each.file)}</code>",
-            text(words.counted(each.lines, "line") if each.lines else "all of it"),
+            text(words.counted(each.lines, "line") if each.lines else "the file"),
             text(each.reason),
             f"<code>{text(each.example)}</code>" if each.example else "",
         )

@@ -142,6 +142,7 @@ def findings(**changes: Any) -> Findings:
     made: dict[str, Any] = {
         "made_at": "2026-11-21T18:05:00Z",
         "out": "sluice-report",
+        "tables": "sluice-report",
         "period": Period(from_s=NOON_S, until_s=NOON_S + 6 * 3600),
         "inputs": Inputs(
             logs=("/var/lib/sluice/10.0.0.1-10911/rejections",),
@@ -165,6 +166,11 @@ def findings(**changes: Any) -> Findings:
             storms=5,
             open_storms=1,
             recommendations={"raise": 1, "lower": 1, "new": 1, "keep": 207, "unused": 2},
+            gap_minutes=22,
+            lost_records=17,
+            other=3,
+            bypassed_requests=12,
+            limiting_off_minutes=4,
         ),
         "coverage": (
             Coverage(instance=MAIN, from_s=NOON_S, until_s=NOON_S + 6 * 3600, minutes=360, versions=("0.1.0",)),

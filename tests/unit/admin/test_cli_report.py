@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from admin.analytics import job, requirements
 from admin.cli import main
 from admin.cli.report import read_time
 from admin.errors import SettingsError
@@ -37,6 +38,24 @@ def test_what_is_no_time_is_refused(text: str) -> None:
         read_time(text, "--since", _NOW)
 
 
+@pytest.mark.parametrize("text", ["9999-12-31T23:59:59-05:00", "1969-12-31", "0001-01-01", "99999999999d"])
+def test_times_that_no_log_is_of_are_refused(text: str) -> None:
+    with pytest.raises(SettingsError, match=f"--since {text}: must be from 1970 to 9999"):
+        read_time(text, "--since", _NOW)
+
+
+def test_minutes_count_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    wishes: list[job.Wish] = []
+    monkeypatch.setattr(requirements, "check_requirements", lambda: None)
+    monkeypatch.setattr(job, "report_logs", wishes.append)
+    assert main(("report", "logs", "--since", "2026-11-21T11:59:59", "--until", "2026-11-21T12:00:01")) == 0
+    assert main(("report", "logs", "--since", "2026-11-21T12:00", "--until", "2026-11-21T12:01")) == 0
+    assert [(wish.options.since_s, wish.options.until_s) for wish in wishes] == [
+        (_NOON_S - 60, _NOON_S + 60),
+        (_NOON_S, _NOON_S + 60),
+    ]
+
+
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
@@ -50,6 +69,9 @@ def test_what_is_no_time_is_refused(text: str) -> None:
         (("--headroom", "nan"), "must be 0 to 10"),
         (("--capacity", "0"), "must be more than 0"),
         (("--webhook", "http://localhost/"), "only with --follow or --once"),
+        (("--follow", "--since", "1d"), "not with --follow or --once"),
+        (("--once", "--until", "2026-11-21"), "not with --follow or --once"),
+        (("--once", "--json"), "--json: not with --follow or --once"),
         (("tail", "-n", "-1"), "must be at least 0"),
     ],
 )
@@ -65,6 +87,7 @@ def test_help_says_what_it_needs_and_leaves_behind(capsys: pytest.CaptureFixture
     told = " ".join(capsys.readouterr().out.split())
     assert "pip install 'sluice-proxy[spark]'" in told
     assert "recommendations.json" in told
+    assert "one that the logs have nothing of any more goes" in told
 
 
 def test_spark_is_imported_by_nothing_but_a_report() -> None:

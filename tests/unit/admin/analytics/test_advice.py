@@ -64,7 +64,7 @@ RUNAWAY: dict[str, Any] = {
 def test_a_limit_below_the_demand_is_raised_and_the_evidence_says_why() -> None:
     found = decide(demand(), 0.3)
     assert (found.action, found.rate_per_s, found.recommended_rate_per_s) == ("raise", 300, 560)
-    assert found.evidence == "p99 of demand over 7 days is 430/s, limit 300/s refused 2.1 % in 14 storms."
+    assert found.evidence == "p99 of demand over 7 days is 430/s, limit 300/s refused 2.1% in 14 storms."
     assert found.confidence == "high"
 
 
@@ -109,8 +109,32 @@ def test_a_runaway_does_not_raise_the_limit_that_stops_it() -> None:
     assert found.runaway
     assert found.action == "lower"
     assert found.recommended_rate_per_s == 130
-    assert "In storms two clients with 97 % of what was refused asked for 50 times as much (5,000/s)" in found.evidence
+    assert "In storms two clients with 97% of what was refused asked for 50 times as much (5,000/s)" in found.evidence
     assert decide(demand(limit=130, **RUNAWAY), 0.3).action == "keep"
+
+
+def test_a_limit_that_only_a_runaway_used_is_kept_and_not_lowered_to_nothing() -> None:
+    only = RUNAWAY | {"calm": Percentiles(), "calm_minute_per_s": 0.0}
+    found = decide(demand(limit=300, **only), 0.3)
+    assert (found.action, found.recommended_rate_per_s) == ("keep", 300)
+    assert found.evidence.endswith("Too little is asked for otherwise to say what it needs.")
+    limit = Limit("topic:orders", 300, bytes_per_s=50_000)
+    assert decide(replace(demand(**only), limit=limit), 0.3).recommended_bytes_per_s == 50_000
+    assert decide(replace(demand(), limit=limit), 0.3).recommended_bytes_per_s == 50_000
+    shared = share_out(found, 0.1, 100)
+    assert (shared.action, shared.recommended_rate_per_s) == ("lower", 1)
+
+
+@pytest.mark.parametrize(
+    ("busiest", "action", "recommended"), [(50, "lower", 50), (269, "lower", 270), (271, "keep", 300)]
+)
+def test_what_is_asked_for_seldom_and_at_once_is_not_refused_for_the_sake_of_a_runaway(
+    busiest: float, action: str, recommended: float
+) -> None:
+    seldom = RUNAWAY | {"calm": Percentiles(top=busiest), "calm_minute_per_s": 50 / 60}
+    found = decide(demand(limit=300, **seldom), 0.3)
+    assert (found.action, found.recommended_rate_per_s) == (action, recommended)
+    assert found.evidence.endswith(f"Its busiest second outside of storms is {busiest}/s.")
 
 
 @pytest.mark.parametrize(
@@ -131,7 +155,7 @@ def test_what_is_no_runaway_counts(change: dict[str, Any]) -> None:
 
 def test_growth_is_added_for_a_week_where_it_fits() -> None:
     assert decide(demand(trend_per_week=0.2, trend_fit=0.9), 0.3).recommended_rate_per_s == 680
-    assert "grows by 20 % a week" in decide(demand(trend_per_week=0.2, trend_fit=0.9), 0.3).evidence
+    assert "grows by 20% a week" in decide(demand(trend_per_week=0.2, trend_fit=0.9), 0.3).evidence
     assert decide(demand(trend_per_week=0.2, trend_fit=0.1), 0.3).recommended_rate_per_s == 560
     assert decide(demand(trend_per_week=9.0, trend_fit=0.9), 0.3).recommended_rate_per_s == 840
 
@@ -149,9 +173,18 @@ def test_bytes_are_decided_in_the_same_way() -> None:
     assert "p99 of bytes is 100,000 bytes/s, their limit 50,000 bytes/s." in found.evidence
 
 
+@pytest.mark.parametrize(
+    ("action", "said"),
+    [("reject", ", of which 2.1% was refused"), ("shadow", ", of which 2.1% would have been refused")],
+)
+def test_refusals_without_a_rate_are_said(action: str, said: str) -> None:
+    limit = Limit("topic:orders", bytes_per_s=50_000, action=action)
+    assert f"{said} in 14 storms." in decide(replace(demand(), limit=limit), 0.3).evidence
+
+
 def test_refusals_of_other_rules_are_not_laid_to_this_limit() -> None:
     storms = Storms(count=14, days=7, messages=21_000, top_two_share=0.3, own_share=0.1, other_rule="client:10.0.0.0/8")
-    assert "(90 % of that by client:10.0.0.0/8, not by this limit)" in decide(demand(storms=storms), 0.3).evidence
+    assert "(90% of that by client:10.0.0.0/8, not by this limit)" in decide(demand(storms=storms), 0.3).evidence
 
 
 def test_a_limit_of_0_and_a_limit_that_is_off_are_left() -> None:
@@ -166,6 +199,13 @@ def test_without_a_limit_there_is_none_recommended_unless_a_capacity_is_shared()
     assert decide(free, 0.3).recommended_rate_per_s is None
     shared = decide(free, 0.3, limit_all=True)
     assert (shared.action, shared.recommended_rate_per_s) == ("new", 560)
+
+
+def test_what_was_not_told_apart_gets_no_limit_of_that_name() -> None:
+    found = decide(replace(demand(**QUIET), name="_other", limit=Limit()), 0.3, limit_all=True)
+    assert (found.action, found.recommended_rate_per_s) == ("keep", None)
+    assert "which no limit can be set for" in found.evidence
+    assert found.need_per_s == 560
 
 
 def test_a_limit_that_nobody_used_is_named() -> None:
@@ -189,7 +229,7 @@ def test_a_lowering_that_would_refuse_more_is_taken_back() -> None:
     assert settle(lowered, 0.0, 0.0005) == lowered
     kept = settle(lowered, 0.0, 0.02)
     assert (kept.action, kept.recommended_rate_per_s) == ("keep", 1000)
-    assert kept.evidence.endswith("130/s would have refused 2 % of it, so it stays.")
+    assert kept.evidence.endswith("130/s would have refused 2% of it, so it stays.")
     assert settle(decide(demand(limit=300, **RUNAWAY), 0.3), 0.01, 0.5).action == "lower"
 
 
@@ -213,6 +253,24 @@ def test_fair_shares_use_the_capacity_and_nobody_who_wants_more_has_less_for_its
     assert wanted >= capacity * (1 - 1e-9)
 
 
+def test_under_a_capacity_a_lowering_is_not_taken_back() -> None:
+    lowered = share_out(decide(demand(), 0.3), 0.5, 1000)
+    assert settle(lowered, 0.0, 0.5) == lowered
+    # What a rule is called decides nothing.
+    storms = Storms(count=14, days=7, messages=21_000, own_share=0.1, other_rule="client:the broker's")
+    quiet = decide(replace(demand(100, 1000, **QUIET | {"refused_messages": 10}), storms=storms), 0.3)
+    assert "the broker's" in quiet.evidence
+    assert settle(quiet, 0.0, 0.5).action == "keep"
+
+
+def test_a_limit_whose_bytes_alone_change_under_a_capacity_is_changed() -> None:
+    limit = Limit("topic:orders", 560, bytes_per_s=50_000)
+    both = decide(replace(demand(700, **QUIET), limit=limit, size_bytes=percentiles(100_000)), 0.3)
+    assert (both.recommended_rate_per_s, both.recommended_bytes_per_s) == (910, 130_000)
+    less = share_out(both, 1.0, 10_000)
+    assert (less.recommended_rate_per_s, less.recommended_bytes_per_s, less.action) == (560, 130_000, "raise")
+
+
 def test_a_share_of_the_capacity_is_explained_and_rounded_down() -> None:
     each = decide(demand(), 0.3)
     assert share_out(each, None, 10_000) == each
@@ -230,7 +288,9 @@ def test_a_limit_far_above_its_need_comes_down_to_it_before_others_get_less_than
     assert (idle.action, idle.need_per_s) == ("keep", 6.5)
     less = share_out(idle, math.inf, 400)
     assert (less.action, less.recommended_rate_per_s) == ("lower", 6.5)
-    assert less.evidence.endswith("Limits add up to more than the broker's 400/s, so it gets the 6.5/s that it needs.")
+    assert less.evidence.endswith(
+        "But limits add up to more than the broker's 400/s, so it gets the 6.5/s that it needs."
+    )
 
 
 @given(

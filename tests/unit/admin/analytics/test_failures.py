@@ -1,3 +1,5 @@
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -18,7 +20,16 @@ from admin.errors import SettingsError, StartError
             "/logs/a.jsonl: vanished while it was read",
         ),
         ("java.io.FileNotFoundException: File file:/logs/b.jsonl does not exist", "/logs/b.jsonl: vanished"),
+        (
+            "[PATH_NOT_FOUND] Path does not exist: s3a://bucket/logs. Verify the spelling",
+            "s3a://bucket/logs: nothing is there",
+        ),
+        (
+            "java.io.FileNotFoundException: No such file or directory: s3a://bucket/logs/a.jsonl",
+            "s3a://bucket/logs/a.jsonl: nothing is there",
+        ),
         ("java.nio.file.AccessDeniedException: /out/minutes", "/out/minutes: permission denied"),
+        ("java.nio.file.AccessDeniedException: s3a://bucket/out: getFileStatus", "s3a://bucket/out: permission denied"),
         ("Mkdirs failed to create file:/out/x (exists=false)", "/out/x: cannot be made"),
         (
             "java.lang.ClassNotFoundException: Class org.apache.hadoop.fs.s3a.S3AFileSystem not found",
@@ -55,6 +66,19 @@ def test_the_first_error_counts_and_not_those_of_letting_go(tmp_path: Path) -> N
 
     with pytest.raises(StartError, match="out of memory"), in_words(None):
         fail()
+
+
+@pytest.mark.parametrize("file", [None, "/out/_alerts/ledger.json"])
+def test_a_file_that_cannot_be_written_is_named_if_python_knows_it(file: str | None) -> None:
+    error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), file)
+    said = f"^{file or 'a file in --out'}: cannot be read or written: no space left"
+    with pytest.raises(StartError, match=said), in_words(None):
+        raise error
+
+
+def test_who_has_read_enough_is_no_error_of_ours() -> None:
+    with pytest.raises(BrokenPipeError), in_words(None):
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
 
 def test_errors_that_are_not_sparks_stay_as_they_are() -> None:

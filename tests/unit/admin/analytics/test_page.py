@@ -2,9 +2,10 @@ import json
 import re
 
 import findings_maker
+import pytest
 from findings_maker import LONG
 
-from admin.analytics.findings import Findings
+from admin.analytics.findings import Findings, Inputs
 from admin.analytics.page import render
 from admin.analytics.page.markup import data, label, table
 
@@ -52,6 +53,25 @@ def test_every_chart_has_its_data_once_and_a_table_beside_it() -> None:
 def test_what_is_left_out_is_said() -> None:
     page = render(findings_maker.findings())
     assert "The first 5 of 212 recommendations; all are in" in page
+
+
+def test_where_the_tables_are_is_said_and_what_is_to_be_typed_is_quoted() -> None:
+    page = render(findings_maker.findings(out="my report", tables="s3a://bucket/report", instance_count=9))
+    assert "all are in <code>s3a://bucket/report/coverage</code>" in page
+    assert "sluice limits apply &#x27;my report/recommendations.json&#x27; --dry-run" in page
+
+
+@pytest.mark.parametrize(
+    ("inputs", "said"),
+    [
+        (Inputs(logs=("s3a://b/logs",), records=203), "Read: 203 records, from"),
+        (Inputs(logs=("logs",), files=1, size_bytes=1500, records=1), "Read: 1 file, 1.5 kB, 1 record, from"),
+        (Inputs(logs=("logs",)), "Read as they come in:"),
+    ],
+    ids=["address", "files", "followed"],
+)
+def test_what_was_read_is_said_as_far_as_it_was_counted(inputs: Inputs, said: str) -> None:
+    assert f"<p>{said}</p>" in render(findings_maker.findings(inputs=inputs))
 
 
 def test_data_cannot_end_the_script_that_it_stands_in() -> None:

@@ -5,7 +5,7 @@ import findings_maker
 from findings_maker import HOSTILE
 from rich.console import Console
 
-from admin.analytics.findings import Findings, Inputs
+from admin.analytics.findings import Findings, Inputs, Totals
 from admin.analytics.summary import summary
 from admin.report import show
 
@@ -30,7 +30,7 @@ def test_what_is_not_known_is_said_before_all_else() -> None:
     lines = _printed(findings_maker.findings()).splitlines()
     assert "Attention: 2 lines could not be understood and were set aside." in lines
     assert "Attention: 17 records were lost, so the figures are too small." in lines
-    assert "Attention" not in _printed(findings_maker.findings(inputs=Inputs(), coverage=()))
+    assert "Attention" not in _printed(findings_maker.findings(inputs=Inputs(), totals=Totals(admitted=1)))
 
 
 def test_it_ends_with_what_to_do_next() -> None:

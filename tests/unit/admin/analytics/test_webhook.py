@@ -57,6 +57,14 @@ def put(ledger: Ledger, *events: Event) -> None:
         ledger.changed.notify_all()
 
 
+@pytest.mark.parametrize(
+    ("url", "where"),
+    [(URL, "https://alerts.example.com"), ("http://[::1]:8080/hooks/secret", "http://[::1]:8080")],
+)
+def test_the_receiver_is_named_without_the_path_which_may_be_a_secret(url: str, where: str) -> None:
+    assert read_settings(url, "").where == where
+
+
 def post(ledger: Ledger, answer: Answer, token: str = "") -> Outcome:
     webhook = Webhook(WebhookSettings(URL, token), ledger, transport=httpx2.MockTransport(answer))
     return webhook.send(event())

@@ -22,7 +22,15 @@ def test_a_share_is_never_rounded_to_nothing_or_all(share: float, text: str) -> 
 
 @pytest.mark.parametrize(
     ("rate", "text"),
-    [(None, "unlimited"), (0, "0/s"), (500.0, "500/s"), (1234.5, "1,234/s"), (12.5, "12.5/s"), (0.25, "0.25/s")],
+    [
+        (None, "unlimited"),
+        (0, "0/s"),
+        (500.0, "500/s"),
+        (1234.5, "1,234/s"),
+        (12.5, "12.5/s"),
+        (0.25, "0.25/s"),
+        (2e-4, "0.0002/s"),
+    ],
 )
 def test_rates_have_the_figures_that_matter(rate: float | None, text: str) -> None:
     assert words.rate(rate) == text

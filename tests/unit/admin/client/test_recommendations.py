@@ -12,7 +12,7 @@ from admin.wire.recommendations import Recommendation, RecommendationsFile
 Make = Callable[..., dict[str, Any]]
 Sluice = Callable[..., Any]
 STATE = (200, {"instance": "broker-a", "version": "1"})
-EVIDENCE = "p99 of demand over 7 days is 430/s, limit 300/s refused 2.1 % in 14 storms."
+EVIDENCE = "p99 of demand over 7 days is 430/s, limit 300/s refused 2.1% in 14 storms."
 
 
 def recommendation(name: str = "orders", **fields: Any) -> Recommendation:
@@ -91,6 +91,29 @@ def test_what_cannot_be_a_limit_is_left_out_and_all_else_is_done(
         "left out: topic nothing: no rate is recommended",
         "changed 1, left out 3",
     ]
+
+
+def test_a_limit_of_0_is_put_in_force_by_nobody_but_a_person(
+    sidecar: Any, sluice: Sluice, file: Callable[..., str]
+) -> None:
+    ran = sluice("limits", "apply", file(recommendation(action="lower", recommended_rate_per_s=0.0)))
+    assert ran.exit_code == 0
+    assert "left out: topic orders: 0 refuses everything: if that is meant, set it with" in ran.out
+    assert not sidecar.writes()
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "not JSON: input data was truncated; make"),
+        ("\0", "not JSON: invalid character (byte 0); make"),
+        ('{"version": 1, "recommendations": [{"rate_per_s": 1e999}]}', "not JSON: number out of range; make"),
+    ],
+)
+def test_what_is_no_json_is_said_in_plain_words(sluice: Sluice, file: Callable[..., str], text: str, why: str) -> None:
+    ran = sluice("limits", "apply", file(text=text))
+    assert ran.exit_code == 2
+    assert why in ran.err
 
 
 def test_one_that_cannot_be_looked_up_is_named(sidecar: Any, sluice: Sluice, file: Callable[..., str]) -> None:
