@@ -15,6 +15,7 @@ from admin.endpoint import DEFAULT_ADMIN, Endpoint, parse_endpoint
 from admin.faults import number_meant
 from limiter.errors import RuleError
 from limiter.patterns import read_network
+from limiter.rejections import DEFAULT_TOLD_APART
 from limiter.rule import DEFAULT_MAX_FAIR_KEYS, MAX_FAIR_KEYS, Action, Count, FairBy
 
 DEFAULT_PROTOCOL = "rocketmq"
@@ -291,10 +292,16 @@ class RejectionLogSettings(_Table):
         1024 * 1024 * 1024, ge=1024 * 1024, description="all files together; beyond it the oldest are deleted"
     )
     max_keys_per_s: int = Field(
-        2_500, ge=1, le=1_000_000, description="refusals told apart in a second; the rest is counted as _other"
+        DEFAULT_TOLD_APART,
+        ge=1,
+        le=1_000_000,
+        description="refusals told apart in a second; the rest is counted as _other",
     )
     max_resources: int = Field(
-        2_500, ge=1, le=1_000_000, description="resources told apart in a minute; the rest is counted as _other"
+        DEFAULT_TOLD_APART,
+        ge=1,
+        le=1_000_000,
+        description="resources told apart in a minute; the rest is counted as _other",
     )
 
 

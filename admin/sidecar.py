@@ -1,7 +1,8 @@
 """Builds limiter, proxy and admin from a plan and runs them in one nursery, until a signal ends it.
 
 The first SIGTERM or SIGINT drains: no new connections, what is in flight finishes within the grace period, and
-meanwhile the admin address goes on answering. The second ends everything at once. SIGHUP reads the configuration again.
+meanwhile the admin address goes on answering. The second ends everything at once, whatever it waits for. SIGHUP reads
+the configuration again.
 """
 
 import os
@@ -28,7 +29,7 @@ from admin.live import places
 from admin.live.desk import Desk, utc_now
 from admin.live.model import Author
 from admin.process import raise_descriptor_limit
-from admin.rejection_log import figures
+from admin.rejection_log import metrics as log_metrics
 from admin.rejection_log import places as log_places
 from admin.rejection_log.files import Bounds
 from admin.rejection_log.folder import Folder
@@ -181,7 +182,7 @@ async def _run(
                     settings=plan.settings.admin,
                     api=api.application(api.Services(data_path, desk, board, warnings, instance, rejection_log)),
                     refusals=refusals,
-                    extra=lambda: figures.families(recorder),
+                    extra=lambda: log_metrics.families(recorder),
                 )
 
                 async def serve(bound: socket.socket, *, task_status: trio.TaskStatus[None]) -> None:
@@ -220,6 +221,7 @@ def _recorder(plan: Plan, data_path: DataPath, desk: Desk, log: _Log, instance: 
         instance=instance,
         bounds=Bounds(settings.max_file_bytes, settings.max_file_age_s, settings.max_total_bytes),
         max_resources=settings.max_resources,
+        grace_s=plan.settings.grace_s,
         problem=log.problem,
     )
 
@@ -257,14 +259,17 @@ async def run_until_signal(plan: Plan, load: Callable[[], Plan] | None = None) -
         # Below nohup it is ignored, and stays so.
         hears = signal.SIGHUP in stop_signals()
         reloads = hangups.enter_context(trio.open_signal_receiver(signal.SIGHUP)) if hears else None
-        async with trio.open_nursery() as nursery:
-            stopped = _Stopped()
-            nursery.start_soon(_stop_on_signal, signals, stopped, nursery.cancel_scope, plan.settings.grace_s)
-            stopped.running = running = await nursery.start(partial(run, plan, load=load))
-            _announce(plan, running)
-            nursery.start_soon(_warn_unreachable, running.health)
-            if reloads is not None:
-                nursery.start_soon(_reload_on_signal, reloads, running.live)
+        stopped = _Stopped()
+        async with trio.open_nursery() as listening:
+            async with trio.open_nursery() as nursery:
+                listening.start_soon(_stop_on_signal, signals, stopped, nursery.cancel_scope, plan.settings.grace_s)
+                stopped.running = running = await nursery.start(partial(run, plan, load=load))
+                _announce(plan, running)
+                nursery.start_soon(_warn_unreachable, running.health)
+                if reloads is not None:
+                    nursery.start_soon(_reload_on_signal, reloads, running.live)
+            # Until here: a second signal is heard while all the rest ends, too.
+            listening.cancel_scope.cancel()
         return stopped.exit_code
 
 
@@ -278,6 +283,13 @@ class _Stopped:
     running: Running | None = None
     exit_code: int = 0
 
+    def at_once(self, number: int) -> None:
+        """Note that a second signal cuts it short, and let nothing wait for a disk any more."""
+        _log.warning("stopped at once", signal=signal.Signals(number).name)
+        self.exit_code = 128 + number
+        if self.running is not None and self.running.rejection_log is not None:
+            self.running.rejection_log.hurry()
+
 
 async def _stop_on_signal(
     signals: AsyncIterator[int], stopped: _Stopped, everything: trio.CancelScope, grace_s: float
@@ -285,18 +297,12 @@ async def _stop_on_signal(
     number = await anext(signals)
     if stopped.running is not None:
         _log.info("draining", signal=signal.Signals(number).name, grace_s=grace_s)
-        log = stopped.running.rejection_log
-        if log is not None:
-            log.grace_ends_s = trio.current_time() + grace_s
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_drain, stopped.running.data_path, grace_s, nursery.cancel_scope)
-            number = await anext(signals)
-            _log.warning("stopped at once", signal=signal.Signals(number).name)
-            if log is not None:
-                log.grace_ends_s = trio.current_time()
-            stopped.exit_code = 128 + number
+            stopped.at_once(await anext(signals))
             nursery.cancel_scope.cancel()
     everything.cancel()
+    stopped.at_once(await anext(signals))
 
 
 async def _drain(data_path: DataPath, grace_s: float, waiting: trio.CancelScope) -> None:

@@ -51,7 +51,7 @@ NOBODY: Final = Sender("")
 Sums = tuple[int, int, int]
 """Requests, messages and bytes, as in Amount."""
 _Sum = list[int]
-"""An Amount that grows: a list, as that is what Python adds to fastest."""
+"""An Amount that grows, and one figure more: a list, as that is what Python adds to fastest."""
 _Key = tuple[str, str, str, RejectionVerdict]
 """Client, producer group, rule and verdict."""
 Judged = tuple[RejectionVerdict, str, str, int, int]
@@ -59,62 +59,59 @@ Judged = tuple[RejectionVerdict, str, str, int, int]
 microseconds, and how many of the requests are told."""
 
 
-class _Entry:
+class _Entry(msgspec.Struct, gc=False):
     """A ResourceSecond that grows, and the Rejections of that resource.
 
+    There are thousands, new ones each second: the garbage collector is to look at as few objects as can be.
+
     Attributes:
-        asked: what became of requests, by language and outcome.
+        asked: requests, messages, bytes, and refusals that were told, by language and outcome.
         rejections: requests, messages, bytes, and the longest wait.
         clients: a dict of nothing, as the garbage collector looks at every set, but at no dict of strings.
         more_clients: there were others.
-        busy_answers: refusals that were told.
     """
 
-    __slots__ = ("asked", "busy_answers", "clients", "more_clients", "rejections")
-
-    def __init__(self) -> None:
-        self.asked: dict[str, dict[Outcome, _Sum]] = {}
-        self.rejections: dict[_Key, _Sum] = {}
-        self.clients: dict[str, None] = {}
-        self.more_clients = False
-        self.busy_answers = 0
+    asked: dict[tuple[str, Outcome], _Sum] = {}
+    rejections: dict[_Key, _Sum] = {}
+    clients: dict[str, None] = {}
+    more_clients: bool = False
 
     def look(self, sender: Sender, outcome: Outcome) -> _Sum:
         """Return what is added to for a sender and an outcome."""
-        language, address = sender.language, sender.address
-        if language not in self.asked and len(self.asked) >= MAX_LANGUAGES:
-            language = OTHER
+        address = sender.address
         if address and address not in self.clients:
             if len(self.clients) < MAX_CLIENTS:
                 self.clients[address] = None
             else:
                 self.more_clients = True
-        outcomes = self.asked.get(language)
-        if outcomes is None:
-            outcomes = self.asked[language] = {}
-        sums = outcomes.get(outcome)
+        key = (sender.language, outcome)
+        sums = self.asked.get(key)
         if sums is None:
-            sums = outcomes[outcome] = [0, 0, 0]
+            sums = self._sums(key)
         return sums
+
+    def _sums(self, key: tuple[str, Outcome]) -> _Sum:
+        """Find room for a language, or what it shares with others."""
+        language, outcome = key
+        if len(self.asked) >= MAX_LANGUAGES:
+            known = {language for language, _ in self.asked}
+            if language not in known and len(known) >= MAX_LANGUAGES:
+                key = (OTHER, outcome)
+        return self.asked.setdefault(key, [0, 0, 0, 0])
 
     def finished(self, resource: Resource) -> ResourceSecond:
         """Return what has come together."""
         outcomes: dict[Outcome, Amount] = {}
         languages: dict[str, tuple[int, int]] = {}
-        for language, sums in self.asked.items():
-            asked = refused = 0
-            for outcome, (requests, messages, size_bytes) in sums.items():
-                if outcome != "held":
-                    asked += requests
-                if outcome == "refused":
-                    refused = requests
-                have = outcomes.get(outcome, _NOTHING)
-                outcomes[outcome] = Amount(
-                    have.requests + requests, have.messages + messages, have.size_bytes + size_bytes
-                )
-            if asked:
-                languages[language] = (asked, refused)
-        return ResourceSecond(resource, outcomes, self.busy_answers, languages, tuple(self.clients), self.more_clients)
+        told = 0
+        for (language, outcome), (requests, messages, size_bytes, answers) in self.asked.items():
+            told += answers
+            have = outcomes.get(outcome, _NOTHING)
+            outcomes[outcome] = Amount(have.requests + requests, have.messages + messages, have.size_bytes + size_bytes)
+            if requests and outcome != "held":
+                asked, refused = languages.get(language, (0, 0))
+                languages[language] = (asked + requests, refused + requests if outcome == "refused" else refused)
+        return ResourceSecond(resource, outcomes, told, languages, tuple(self.clients), self.more_clients)
 
 
 class RawSecond:
@@ -164,39 +161,34 @@ class RawSecond:
             yield
 
 
-class Account:
+class Account(msgspec.Struct, gc=False):
     """Where one sender's traffic of one kind is added up for a resource: who keeps it need not look for it again.
 
-    It is good for as long as ``second`` is the recorder's, and for what the other attributes say.
+    It is good for as long as ``second`` is the recorder's, and for what the other attributes say. Who keeps it for
+    longer keeps hardly anything of the second.
 
     Attributes:
         second: None if it is good but once.
         resource: what was asked for.
         sender: who asked.
         outcome: what became of it.
+        sums: requests, messages, bytes, and refusals that were told.
         rule: that had a word with it, if one had.
         producer_group: likewise.
-        entry: of the resource.
-        sums: requests, messages and bytes.
-        rejection: the same, and the longest wait, of what the rule had a word with.
+        rejection: requests, messages, bytes, and the longest wait, of what the rule had a word with.
     """
 
-    __slots__ = ("entry", "outcome", "producer_group", "rejection", "resource", "rule", "second", "sender", "sums")
-
-    def __init__(
-        self, second: RawSecond | None, resource: Resource, sender: Sender, outcome: Outcome, entry: _Entry
-    ) -> None:
-        self.second = second
-        self.resource = resource
-        self.sender = sender
-        self.outcome = outcome
-        self.rule = self.producer_group = ""
-        self.entry = entry
-        self.sums = entry.look(sender, outcome)
-        self.rejection: _Sum = []
+    second: RawSecond | None
+    resource: Resource
+    sender: Sender
+    outcome: Outcome
+    sums: _Sum
+    rule: str = ""
+    producer_group: str = ""
+    rejection: _Sum = []
 
 
-NO_ACCOUNT: Final = Account(None, Resource("", ""), NOBODY, "admitted", _Entry())
+NO_ACCOUNT: Final = Account(None, Resource("", ""), NOBODY, "admitted", [])
 """Good for nothing."""
 
 
@@ -310,12 +302,12 @@ class Recorder:
             sums[1] += messages
             sums[2] += size_bytes
             if judged is not None:
+                sums[3] += judged[4]
                 sums = account.rejection
                 sums[0] += requests
                 sums[1] += messages
                 sums[2] += size_bytes
                 sums[3] = max(sums[3], judged[3])
-                account.entry.busy_answers += judged[4]
 
     def account(self, resource: Resource, sender: Sender, outcome: Outcome, judged: Judged | None = None) -> Account:
         """Find where something is added up; of ``judged`` the wait and the answers do not matter."""
@@ -324,11 +316,10 @@ class Recorder:
         entry = second.resources.get(resource)
         if entry is None:
             entry = self._place(resource)
-        account = Account(second, resource, sender, outcome, entry)
+        account = Account(second, resource, sender, outcome, entry.look(sender, outcome))
         if judged is not None:
-            verdict, rule, producer_group, _, _ = judged
-            account.rule, account.producer_group = rule, producer_group
-            key = (sender.address, producer_group, rule, verdict)
+            verdict, account.rule, account.producer_group, _, _ = judged
+            key = (sender.address, account.producer_group, account.rule, verdict)
             rejection = entry.rejections.get(key)
             account.rejection = self._sums(resource, entry, key) if rejection is None else rejection
         if second.other != other:

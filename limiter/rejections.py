@@ -19,6 +19,8 @@ RejectionVerdict = Literal["refuse", "shadow", "hold"]
 
 OTHER: Final = "_other"
 """Stands for the names beyond a bound."""
+DEFAULT_TOLD_APART: Final = 2_500
+"""The bound on resources, and on entries of what rules said, unless another one is given."""
 
 
 class Amount(msgspec.Struct, frozen=True, gc=False, array_like=True):

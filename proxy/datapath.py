@@ -13,7 +13,7 @@ import trio
 from limiter.limiter import LimiterState
 from limiter.limits import Limits
 from limiter.registry import DEFAULT_MAX_LIVE
-from limiter.rejections import TrafficSecond
+from limiter.rejections import DEFAULT_TOLD_APART, TrafficSecond
 from limiter.resource import Resource
 from limiter.rules import RuleSet
 from proxy import sockets
@@ -82,8 +82,8 @@ class DataPathConfig:
     max_live_limiters: int = DEFAULT_MAX_LIVE
     max_resource_labels: int = 1000
     buffer_budget_bytes: int = 64 * 1024 * 1024
-    max_keys_per_s: int = 2_500
-    max_resources: int = 2_500
+    max_keys_per_s: int = DEFAULT_TOLD_APART
+    max_resources: int = DEFAULT_TOLD_APART
 
 
 class LocalDataPath(DataPath):

@@ -159,13 +159,13 @@ class Runs:
         sums[1] += messages
         sums[2] += self._size_bytes
         if self._verdict is not None:
+            sums[3] += self._answers
             sums = account.rejection
             sums[0] += requests
             sums[1] += messages
             sums[2] += self._size_bytes
             if self._wait_us > sums[3]:  # noqa: PLR1730 - max() costs as much as all of the sums
                 sums[3] = self._wait_us
-            account.entry.busy_answers += self._answers
         return account
 
 

@@ -45,12 +45,17 @@ class Batch(msgspec.Struct, kw_only=True):
     """What is to be written at once.
 
     Attributes:
+        run: whose records they are.
         records: for the log file.
         begin: the first line of a new scratch file: what the one there is about is among the records; None goes on
             with it.
         scratch: for the scratch file.
+        last: nothing comes after it, and what the scratch file is about is among the records: once they are written
+            it is not needed.
     """
 
+    run: str
     records: Lines = msgspec.field(default_factory=Lines)
     begin: bytes | None = None
     scratch: Lines = msgspec.field(default_factory=Lines)
+    last: bool = False

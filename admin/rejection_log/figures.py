@@ -1,72 +1,55 @@
-"""The rejection log's metrics."""
+"""What is counted of the rejection log itself: what was written, what was lost and why, what was deleted."""
 
-from collections.abc import Iterator
+import errno
+from collections import Counter
+from typing import Final
 
-from admin.metrics import Family, counter, gauge
-from admin.rejection_log.files import LOST_REASONS
-from admin.rejection_log.recorder import Recorder
+import msgspec
 
-_TYPES = ("heartbeat", "limit", "limit_change", "rejection", "traffic")
+from admin.live.files import LockedError
+from admin.rejection_log.sealing import Sealed
+
+_REASONS: Final = {
+    errno.ENOSPC: "no_space",
+    errno.EDQUOT: "no_space",
+    errno.EROFS: "not_writable",
+    errno.EACCES: "not_writable",
+    errno.EPERM: "not_writable",
+    errno.ENOENT: "folder_gone",
+    errno.ESTALE: "folder_gone",
+    errno.ENOTDIR: "folder_gone",
+    errno.EEXIST: "folder_gone",
+}
+LOST_REASONS: Final = ("error", "fault", "folder_gone", "locked", "no_space", "not_writable", "too_late")
+"""Why a record was lost; ``fault`` is one that could not even be made."""
 
 
-def families(recorder: Recorder | None) -> Iterator[Family]:
-    """Yield the metrics of a recorder; of none, that there is none."""
-    up = recorder is not None and recorder.up and recorder.error is None
-    yield gauge(
-        "sluice_rejection_log_up", "1 while the rejection log is written, 0 if it is off or fails.", (), [((), int(up))]
-    )
-    if recorder is None:
-        return
-    figures = recorder.files.figures
-    yield counter(
-        "sluice_rejection_log_records",
-        "Records written, by type.",
-        ("type",),
-        [((type_,), figures.records[type_]) for type_ in _TYPES],
-    )
-    yield counter("sluice_rejection_log_bytes", "Bytes written into log files.", (), [((), figures.bytes)])
-    yield counter(
-        "sluice_rejection_log_files",
-        "Files finished, those that a killed process had left included.",
-        (),
-        [((), figures.finished_files + figures.sealed.files)],
-    )
-    yield counter(
-        "sluice_rejection_log_lost_records",
-        "Records that could not be written, by reason.",
-        ("reason",),
-        [((reason,), figures.lost[reason]) for reason in LOST_REASONS],
-    )
-    yield counter(
-        "sluice_rejection_log_unkept_seconds",
-        "Seconds whose traffic would not have survived a crash, as the scratch file could not be written.",
-        (),
-        [((), figures.lost_seconds)],
-    )
-    yield counter(
-        "sluice_rejection_log_torn_lines",
-        "Last lines of a killed process that were cut off.",
-        (),
-        [((), figures.sealed.torn_lines)],
-    )
-    yield counter(
-        "sluice_rejection_log_deleted_files",
-        "Finished files deleted because of rejection_log.max_total_bytes.",
-        (),
-        [((), figures.deleted_files)],
-    )
-    yield counter(
-        "sluice_rejection_log_deleted_bytes", "Bytes of the files deleted.", (), [((), figures.deleted_bytes)]
-    )
-    yield gauge(
-        "sluice_rejection_log_kept_bytes", "Bytes of all log files in the folder.", (), [((), figures.kept_bytes)]
-    )
-    yield counter(
-        "sluice_rejection_log_clock_steps", "How often the wall clock was set.", (), [((), recorder.clock_steps)]
-    )
-    yield counter(
-        "sluice_rejection_log_other_runs",
-        "Runs of requests that were counted under _other because a bound was reached.",
-        (),
-        [((), recorder.other_runs)],
-    )
+def reason_of(error: OSError | LockedError) -> str:
+    """Return why a record was lost that could not be written."""
+    return "locked" if isinstance(error, LockedError) else _REASONS.get(error.errno or 0, "error")
+
+
+class Figures(msgspec.Struct):
+    """Counted since the start.
+
+    Attributes:
+        records: written, by type.
+        bytes: written into log files.
+        finished_files: that got their name.
+        lost: records that could not be made or written, by reason.
+        lost_seconds: how often the scratch file could not be written.
+        deleted_files: for ``max_total_bytes``.
+        deleted_bytes: likewise.
+        kept_bytes: now in the folder, of whatever run.
+        sealed: what was left by killed processes.
+    """
+
+    records: Counter[str] = msgspec.field(default_factory=Counter)
+    bytes: int = 0
+    finished_files: int = 0
+    lost: Counter[str] = msgspec.field(default_factory=Counter)
+    lost_seconds: int = 0
+    deleted_files: int = 0
+    deleted_bytes: int = 0
+    kept_bytes: int = 0
+    sealed: Sealed = msgspec.field(default_factory=Sealed)

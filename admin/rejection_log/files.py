@@ -1,4 +1,4 @@
-"""The log of one run on the disk: written a second at a time, finished by size or age, bounded in total.
+"""The log of one process on the disk: written a second at a time, finished by size or age, bounded in total.
 
 Nothing here raises for a disk: what it does not take is dropped and counted, and the next second is tried again. All
 of it blocks and belongs on a thread; the figures may be read from anywhere.
@@ -8,18 +8,19 @@ import errno
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Final, NamedTuple
 
-import msgspec
 import structlog
 
 from admin.live.files import LockedError, sync_directory
 from admin.live.store import words_for
 from admin.rejection_log.batch import Batch, Piece
-from admin.rejection_log.folder import FileName, Folder, LineFile, slug_of
-from admin.rejection_log.sealing import Sealed, seal
+from admin.rejection_log.figures import Figures, reason_of
+from admin.rejection_log.folder import FileName, Folder, LineFile, finished_name, new_run, slug_of
+from admin.rejection_log.kept import Kept
+from admin.rejection_log.sealing import seal
 
 _log = structlog.get_logger(__name__)
 
@@ -28,19 +29,6 @@ _QUIET_AGE_S: Final = 3600.0
 _TRY_AGAIN_S: Final = 5.0
 """Another process in the folder is waited for, and asked so often."""
 _QUIET: Final = frozenset({"heartbeat"})
-
-_REASONS: Final = {
-    errno.ENOSPC: "no_space",
-    errno.EDQUOT: "no_space",
-    errno.EROFS: "not_writable",
-    errno.EACCES: "not_writable",
-    errno.EPERM: "not_writable",
-    errno.ENOENT: "folder_gone",
-    errno.ESTALE: "folder_gone",
-    errno.ENOTDIR: "folder_gone",
-    errno.EEXIST: "folder_gone",
-}
-LOST_REASONS: Final = ("error", "folder_gone", "locked", "no_space", "not_writable", "too_late")
 
 
 class Bounds(NamedTuple):
@@ -57,39 +45,13 @@ class Bounds(NamedTuple):
     max_total_bytes: int
 
 
-class Figures(msgspec.Struct):
-    """Counted since the start.
-
-    Attributes:
-        records: written, by type.
-        bytes: written into log files.
-        finished_files: that got their name.
-        lost: records that could not be written, by reason.
-        lost_seconds: how often the scratch file could not be written.
-        deleted_files: for ``max_total_bytes``.
-        deleted_bytes: likewise.
-        kept_bytes: now in the folder, of whatever run.
-        sealed: what was left by killed processes.
-    """
-
-    records: Counter[str] = msgspec.field(default_factory=Counter)
-    bytes: int = 0
-    finished_files: int = 0
-    lost: Counter[str] = msgspec.field(default_factory=Counter)
-    lost_seconds: int = 0
-    deleted_files: int = 0
-    deleted_bytes: int = 0
-    kept_bytes: int = 0
-    sealed: Sealed = msgspec.field(default_factory=Sealed)
-
-
 class LogFiles:
-    """The files of one run in one folder.
+    """The files of one process in one folder.
 
     Args:
         folder: where; taken already or not.
         instance: its name becomes a part of the files' names.
-        run: of the process.
+        run: whose records come first.
         bounds: how much is written.
         clock_s: the monotonic clock, in seconds.
 
@@ -112,6 +74,7 @@ class LogFiles:
         self._folder = folder
         self._run = FileName(slug_of(instance), run, 1)
         self._bounds = bounds
+        self._kept = Kept(folder, bounds.max_total_bytes, self.figures)
         self._clock_s = clock_s
         self._one_at_a_time = threading.Lock()
         self._file: LineFile | None = None
@@ -121,22 +84,29 @@ class LogFiles:
         #: The first line of the scratch file; and the same while it is not there.
         self._header: bytes | None = None
         self._begin: bytes | None = None
-        self._sealed_folder = False
-        self._kept: list[tuple[int, str, int]] = []
+        #: The folder is this one's, and what a killed process had left there is finished.
+        self._ready = False
+        #: The folder was lost; so far the files up to this number, which is not among them, had been finished.
+        self._lost_at: int | None = None
         self._retry_s = -_TRY_AGAIN_S
         self._closed = False
-        self._last_is_lost = False
+        self._ended = False
         self._handed_in: deque[Batch] = deque()
         self._busy_since_s: float | None = None
 
     @property
+    def run(self) -> str:
+        """Whose records are taken: another's once somebody else has finished the files of the one before."""
+        return self._run.run
+
+    @property
     def lost_records(self) -> int:
-        """How many could not be written."""
+        """How many could not be made or written."""
         return self.figures.lost.total()
 
     def prepare(self) -> bool:
         """Take the folder and finish what a killed process left there; say whether it can be written to."""
-        with self._one_at_a_time:
+        with self._busy():
             try:
                 self._have_folder()
             except (OSError, LockedError) as error:
@@ -151,17 +121,23 @@ class LogFiles:
 
     @property
     def waits_s(self) -> float:
-        """For how long the disk has been busy with what was handed in, in seconds."""
+        """For how long the disk has been busy with one thing, in seconds."""
         since_s = self._busy_since_s
         return 0.0 if since_s is None else self._clock_s() - since_s
 
     def write(self) -> None:
         """Write what was handed in, finish the file if it is time, and keep to the bounds."""
+        with self._busy():
+            while self._handed_in:
+                self._busy_since_s = self._clock_s()
+                self._write(self._handed_in.popleft())
+
+    @contextmanager
+    def _busy(self) -> Iterator[None]:
         with self._one_at_a_time:
             self._busy_since_s = self._clock_s()
             try:
-                while self._handed_in:
-                    self._write(self._handed_in.popleft())
+                yield
             finally:
                 self._busy_since_s = None
 
@@ -169,9 +145,14 @@ class LogFiles:
         if self._closed:
             self._lose(batch.records.pieces, "too_late")
             return
+        if batch.run != self.run:
+            # Their numbers may be those of records that another process made in its place.
+            self._lose(batch.records.pieces, "locked")
+            return
         error = self._write_records(batch)
-        self._last_is_lost = error is not None
-        error = self._write_scratch(batch) or error
+        self._ended = batch.last and error is None
+        if batch.run == self.run:
+            error = self._write_scratch(batch) or error
         error = self._keep_bounds() or error
         if error is None:
             self._went_well()
@@ -180,13 +161,13 @@ class LogFiles:
 
     def close(self) -> None:
         """Finish the file; nothing is written after that."""
-        with self._one_at_a_time:
+        with self._busy():
             if self._closed:
                 return
             self._closed = True
             if self._scratch is not None:
-                # What it is about is in the log file; if there was no room for that, the next start finds some.
-                if not self._last_is_lost:
+                # As long as the log file lacks something of what it is about, the next start reads it.
+                if self._ended:
                     with suppress(OSError):
                         self._scratch.path.unlink()
                 self._scratch.close()
@@ -200,27 +181,19 @@ class LogFiles:
     # --- the folder
 
     def _have_folder(self) -> None:
-        if self._folder.held:
-            if self._sealed_folder:
-                return
-        else:
-            self._sealed_folder = False
-            self._forget_files()
-            # Another process is not asked every second, and what waits for it need not be either.
-            if self._clock_s() - self._retry_s < _TRY_AGAIN_S:
-                raise LockedError(self.error or "")
-            try:
-                self._folder.take()
-            except LockedError:
-                self._retry_s = self._clock_s()
-                raise
-        found = seal(self._folder, self._run.run)
-        self._sealed_folder = True
+        if not self._folder.held:
+            self._take_folder()
+        elif self._ready:
+            return
+        if self._lost_at is not None:
+            self._look_who_was_here(self._lost_at)
+        found = seal(self._folder, self.run)
+        self._ready = True
         total = self.figures.sealed
         total.files += found.files
         total.records += found.records
         total.torn_lines += found.torn_lines
-        total.failed += found.failed
+        total.failed = found.failed
         if found.files:
             _log.info(
                 "rejection log that was left unfinished is finished",
@@ -228,7 +201,44 @@ class LogFiles:
                 records_of_its_last_minute=found.records,
                 torn_lines=found.torn_lines,
             )
-        self._look()
+        self._kept.look()
+
+    def _take_folder(self) -> None:
+        if self._ready:
+            self._ready, self._lost_at = False, self.number
+            self._forget_files()
+        # Another process is not asked every second, and what waits for it need not be either.
+        if self._clock_s() - self._retry_s < _TRY_AGAIN_S:
+            raise LockedError(self.error or "")
+        try:
+            self._folder.take()
+        except LockedError:
+            self._retry_s = self._clock_s()
+            if self._lost_at is None:
+                raise
+            self._begin_run()
+            what = "the lock was removed, and another process has taken the folder; end one of the two, or give each"
+            raise LockedError(f"{self._folder.path}: {what} a rejection_log.dir of its own") from None
+
+    def _look_who_was_here(self, lost_at: int) -> None:
+        """See whether another process had the folder meanwhile: it has finished the files as a killed one's.
+
+        Raises:
+            LockedError: so it is; what was in them goes on as another run.
+        """
+        found = (finished_name(name) for name in self._folder.names())
+        if any(file is not None and file[:2] == self._run[:2] and file.number >= lost_at for file in found):
+            self._begin_run()
+            what = "the lock was removed, and another process finished the files; a new run begins"
+            raise LockedError(f"{self._folder.path}: {what}")
+        _log.warning("rejection log: the folder or its lock was removed; it is taken again", dir=str(self._folder.path))
+        self._lost_at = None
+
+    def _begin_run(self) -> None:
+        """Go on under another name: what counts up in a run would be in use twice."""
+        self._run = self._run._replace(run=new_run())
+        self.number = 1
+        self._header = self._begin = self._lost_at = None
 
     def _forget_files(self) -> None:
         """Let go of files that are in a folder that is gone, or finished."""
@@ -264,7 +274,7 @@ class LogFiles:
                     else:
                         pieces.pop(0)
                         continue
-                self._lose(pieces, _reason(error))
+                self._lose(pieces, reason_of(error))
                 pieces.clear()
                 return error
             pieces.pop(0)
@@ -361,36 +371,10 @@ class LogFiles:
         self._next_file()
         self.figures.finished_files += 1
         sync_directory(self._folder.path)
-        self._look()
-
-    def _look(self) -> None:
-        """Look which finished files there are."""
-        self._kept = self._folder.kept()
+        self._kept.look()
 
     def _delete_oldest(self) -> None:
-        written = sum(file.size for file in (self._file, self._scratch) if file is not None)
-        total = written + sum(size for _, _, size in self._kept)
-        stay: list[tuple[int, str, int]] = []
-        failed: OSError | None = None
-        while self._kept and total > self._bounds.max_total_bytes:
-            _, name, size = oldest = self._kept.pop(0)
-            try:
-                (self._folder.path / name).unlink()
-            except FileNotFoundError:
-                pass
-            except OSError as error:
-                # One that cannot be deleted must not keep all others.
-                failed = error
-                stay.append(oldest)
-                continue
-            else:
-                self.figures.deleted_files += 1
-                self.figures.deleted_bytes += size
-            total -= size
-        self._kept[:0] = stay
-        self.figures.kept_bytes = total
-        if failed is not None:
-            raise failed
+        self._kept.delete_oldest(sum(file.size for file in (self._file, self._scratch) if file is not None))
 
     # --- how it goes
 
@@ -418,7 +402,3 @@ class LogFiles:
 
 def _is_gone(error: OSError) -> bool:
     return error.errno in {errno.ENOENT, errno.ESTALE, errno.ENOTDIR}
-
-
-def _reason(error: OSError | LockedError) -> str:
-    return "locked" if isinstance(error, LockedError) else _REASONS.get(error.errno or 0, "error")

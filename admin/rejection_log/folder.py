@@ -1,4 +1,4 @@
-"""The folder of a rejection log: its lock, the names of its files, and how many bytes of them are kept.
+"""The folder of a rejection log: its lock, the names of its files, and files that grow by whole lines.
 
 Everything here blocks, and belongs on a thread once traffic flows.
 """
@@ -7,6 +7,7 @@ import errno
 import fcntl
 import os
 import re
+import secrets
 import stat
 from contextlib import suppress
 from pathlib import Path
@@ -14,9 +15,10 @@ from typing import Final, NamedTuple
 
 from admin.live.files import LockedError
 
-_FOLDER_MODE: Final = 0o750
-_FILE_MODE: Final = 0o640
+FILE_MODE: Final = 0o640
 """Whoever ships the files may read them as one of the group."""
+_FOLDER_MODE: Final = 0o750
+_RUN_BYTES: Final = 6
 
 _LOCK: Final = ".lock"
 _BEGIN: Final = "rejections-"
@@ -55,6 +57,11 @@ class FileName(NamedTuple):
     def scratch(self) -> str:
         """The name of the run's scratch file."""
         return f".{_BEGIN}{self.slug}-{self.run}{_SCRATCH}"
+
+
+def new_run() -> str:
+    """Return what no other run is called, as names of files have it."""
+    return secrets.token_hex(_RUN_BYTES)
 
 
 def slug_of(instance: str) -> str:
@@ -101,7 +108,7 @@ class LineFile:
         self.path = path
         self.size = 0
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
-        self._descriptor = os.open(path, flags, _FILE_MODE)
+        self._descriptor = os.open(path, flags, FILE_MODE)
         self._identity = _identity(os.fstat(self._descriptor))
         self._doubtful = False
 
@@ -177,6 +184,8 @@ class Folder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lock: int | None = None
+        #: As they were when it was taken, of the folder and of those that it is in.
+        self._modes: dict[Path, int] = {}
 
     def take(self) -> None:
         """Make the folder if it is not there, and lock it.
@@ -186,8 +195,9 @@ class Folder:
             OSError: it cannot be had.
         """
         self.release()
-        self.path.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
-        descriptor = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _FILE_MODE)
+        self._make()
+        self._modes = {each: stat.S_IMODE(each.stat().st_mode) for each in self._way()}
+        descriptor = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -197,6 +207,18 @@ class Folder:
             os.close(descriptor)
             raise
         self._lock = descriptor
+
+    def _make(self) -> None:
+        """Make what is missing of the path; what was there once becomes no less private than it was."""
+        for each in [each for each in self._way() if not each.exists()]:
+            with suppress(FileExistsError):
+                each.mkdir(self._modes.get(each, _FOLDER_MODE))
+        if not self.path.is_dir():
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(self.path))
+
+    def _way(self) -> list[Path]:
+        """Return the folder and those that it is in, itself last."""
+        return [*reversed(self.path.parents), self.path]
 
     @property
     def held(self) -> bool:
@@ -221,26 +243,6 @@ class Folder:
             OSError: it cannot be read.
         """
         return sorted(entry.name for entry in self.path.iterdir())
-
-    def kept(self) -> list[tuple[int, str, int]]:
-        """Return the finished files of whatever run, the oldest first: time of the last change, name and bytes.
-
-        What has such a name and is no file of its own does not count, as it cannot be deleted as one.
-
-        Raises:
-            OSError: it cannot be read.
-        """
-        found = []
-        for name in self.names():
-            if finished_name(name) is None:
-                continue
-            try:
-                status = (self.path / name).lstat()
-            except FileNotFoundError:
-                continue
-            if stat.S_ISREG(status.st_mode):
-                found.append((status.st_mtime_ns, name, status.st_size))
-        return sorted(found)
 
 
 def _identity(status: os.stat_result) -> tuple[int, int]:

@@ -191,7 +191,3 @@ class Minute:
         """Go through what was asked for and let go of each: to free thousands at once would take milliseconds."""
         while self._resources:
             yield self._resources.popitem()
-
-    def __len__(self) -> int:
-        """Return for how many resources there was something."""
-        return len(self._resources)

@@ -19,13 +19,14 @@ from admin.live.files import open_to_read, sync_directory
 from admin.live.store import words_for
 from admin.rejection_log import scratch
 from admin.rejection_log.composing import Composer
-from admin.rejection_log.folder import FileName, Folder, finished_name, open_name, scratch_name
+from admin.rejection_log.folder import FILE_MODE, FileName, Folder, finished_name, open_name, scratch_name
 
 _log = structlog.get_logger(__name__)
 
 _AT_ONCE: Final = 64
 _PAUSE_S: Final = 0.0005
-_MODE: Final = 0o640
+
+_COULD_NOT: Final = "rejection log that was left unfinished could not be finished; the next start tries again"
 
 _Each = TypeVar("_Each")
 
@@ -50,7 +51,7 @@ class Sealed(msgspec.Struct):
         files: that were finished.
         records: made of what scratch files held.
         torn_lines: last lines that were cut off.
-        failed: files that are left for the next time.
+        failed: runs whose files are left for the next time.
     """
 
     files: int = 0
@@ -78,16 +79,17 @@ def seal(folder: Folder, own_run: str = "") -> Sealed:
         elif (file := scratch_name(name)) is not None and file.run != own_run:
             scratches[name] = file
     for name in sorted({*opened, *scratches}):
-        files = sorted(opened.get(name, ()), key=lambda file: file.number)
+        files = left = sorted(opened.get(name, ()), key=lambda file: file.number)
         try:
             if name in scratches:
                 files = _add_minute(folder, scratches[name], files, sealed)
             for file in files:
                 _finish(folder, file, sealed)
-        except OSError as error:
+        except Exception as error:  # noqa: BLE001 - whatever is in those files, what comes now is written
             sealed.failed += 1
-            what = "what a killed process left of the rejection log could not be finished; the next start tries again"
-            _log.warning(what, file=str(folder.path / name), reason=words_for(error))
+            names = [file.open for file in left] + [name] * (name in scratches)
+            reason = words_for(error) if isinstance(error, OSError) else repr(error)
+            _log.warning(_COULD_NOT, dir=str(folder.path), files=names, reason=reason)
     return sealed
 
 
@@ -202,7 +204,7 @@ def _whole_bytes(descriptor: int, size: int) -> int:
 
 
 def _append(path: Path, lines: list[bytes]) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, _MODE)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE)
     try:
         rest = memoryview(b"".join(lines))
         while rest:

@@ -275,10 +275,12 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def test_a_folder_that_is_removed_is_made_again(start: Start, route: Route, log: Log) -> None:
     with start() as sluice, FrameClient(route.listen) as client:
         sluice.wait_for_metrics(_is_up)
+        mode = log.path.stat().st_mode
         shutil.rmtree(log.path)
         asked = sends(200, "orders")
         refused = sum(answer.code == ResponseCode.SYSTEM_BUSY for answer in client.ask(*asked))
         _wait_until(log.path.exists)
+        assert log.path.stat().st_mode == mode
         assert sluice.stop() == 0
     assert refused
     # All of the minute is there: it had been kept in memory, too.
@@ -316,6 +318,33 @@ def test_of_two_in_one_folder_the_second_writes_nothing_until_the_first_has_ende
     assert {record["instance"] for record in log.records("rejection")} == {"broker-b"}
     # What the first one left is finished by the second.
     assert {record["instance"] for record in log.records("limit")} == {"broker-a", "broker-b"}
+
+
+def test_a_lock_that_somebody_removed_makes_nothing_count_twice(
+    start: Start, route: Route, broker: EmbeddedBroker, log: Log, start_sluice: StartSluice
+) -> None:
+    config = _FILE.format(more=f'dir = "{log.path}"\ninstance = "broker-b"')
+    with start() as first:
+        flood = Flood(route.listen)
+        _wait_until(lambda: first.metrics().total("sluice_rejection_log_records_total", type="rejection") > 2)
+        # Else it would have the folder again before another one has started.
+        first.process.signal(signal.SIGSTOP)
+        (log.path / ".lock").unlink()
+        second = start_sluice(routes=(broker.route(),), config=config, covered=False)
+        second.wait_for_metrics(_is_up)
+        first.process.signal(signal.SIGCONT)
+        _wait_until(lambda: first.metrics().total("sluice_rejection_log_lost_records_total", reason="locked"))
+        state = json.loads(first.get("/api/v1/state")[1])
+        assert "the lock was removed, and another process has taken the folder" in state["rejection_log"]["error"]
+        assert second.stop() == 0
+        first.wait_for_metrics(_is_up)
+        flood.stop()
+        assert first.stop() == 0
+    assert log.total("admitted") <= flood.count(refused=False)
+    assert log.total("refused") <= flood.count(refused=True)
+    assert log.rejected() <= flood.count(refused=True)
+    # What was written before and after is there, and it is not the same run.
+    assert len({record["run"] for record in log.records("traffic") if record["instance"] == "broker-a"}) == 2
 
 
 def test_all_files_together_stay_within_their_bound(start: Start, route: Route, log: Log) -> None:

@@ -3,6 +3,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from admin import sidecar
 from admin.composition import compose
 from admin.errors import SettingsError
 from admin.process import OpenFilesLimited
+from admin.rejection_log.files import LogFiles
 from admin.sources import Flags, load
 from limiter.rule import Rule
 from limiter.schedule import read_hours
@@ -27,12 +29,12 @@ SLUICE = str(Path(sys.executable).with_name("sluice"))
 SEND = encode(RemotingCommand(code=RequestCode.SEND_MESSAGE_V2, opaque=1, fields={"a": "group", "b": "orders"}))
 
 
-def flags(broker: str = "127.0.0.1:1", *, admin: str = "127.0.0.1:0") -> Flags:
+def flags(broker: str = "127.0.0.1:1", *, admin: str = "127.0.0.1:0", log_dir: str = "off") -> Flags:
     return Flags(
         listen=["127.0.0.1:0"],
         broker=[broker],
         limits=["topic:orders=5/s"],
-        values={("admin", "listen"): ("--admin", admin)},
+        values={("admin", "listen"): ("--admin", admin), ("rejection_log", "dir"): ("", log_dir)},
     )
 
 
@@ -103,6 +105,29 @@ async def test_a_signal_ends_it_in_order(monkeypatch: pytest.MonkeyPatch, number
     with structlog.testing.capture_logs() as logged:
         assert await sidecar.run_until_signal(compose(load(None, {}, flags()))) == 0
     assert {"draining", "drained"} <= {entry["event"] for entry in logged}
+
+
+@pytest.mark.parametrize("number", sidecar.STOP_SIGNALS)
+async def test_a_second_signal_ends_the_wait_for_a_disk_that_does_not_answer(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, number: signal.Signals
+) -> None:
+    answer = threading.Event()
+
+    def hang(_: LogFiles) -> None:
+        # The log is being written: all that is left to be done.
+        signal.raise_signal(number)
+        answer.wait()
+
+    monkeypatch.setattr(LogFiles, "write", hang)
+    monkeypatch.setattr(LogFiles, "waits_s", 60.0)
+    monkeypatch.setattr(sidecar, "_announce", lambda *_: signal.raise_signal(signal.SIGTERM))
+    plan = compose(load(None, {}, flags(log_dir=str(tmp_path))))
+    with structlog.testing.capture_logs() as logged:
+        assert await sidecar.run_until_signal(plan) == 128 + number
+    answer.set()
+    events = [entry["event"] for entry in logged]
+    assert "stopped at once" in events
+    assert events[-1] == "the last of the rejection log was not written: the disk does not answer"
 
 
 class Sluice:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, get_args
@@ -213,6 +214,17 @@ class TestRejections:
         }
         assert {each.resource.name for each in second.rejections} == {"a", "b", OTHER, "vip"}
         assert second.other == 2
+
+
+class TestCollection:
+    def test_the_garbage_collector_need_not_look_at_each_entry_and_account(self) -> None:
+        recorded = Recorded()
+        recorded.refuse(A)
+        account = recorded.recorder.account(A, ANN, "refused", ("refuse", "rule", "g", 0, 0))
+        (entry,) = recorded.recorder.second.resources.values()
+        assert account.sums is entry.asked["JAVA", "refused"]
+        assert not gc.is_tracked(entry)
+        assert not gc.is_tracked(account)
 
 
 class TestSeconds:

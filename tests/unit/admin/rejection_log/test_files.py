@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import structlog
 
+from admin.live.files import LockedError
 from admin.rejection_log.batch import Batch, Lines
 from admin.rejection_log.files import Bounds, LogFiles
-from admin.rejection_log.folder import Folder, finished_name, open_name, scratch_name, slug_of
+from admin.rejection_log.folder import Folder
 from admin.rejection_log.sealing import seal
 
 RUN = "0123456789ab"
@@ -39,9 +40,14 @@ def make(folder: Folder, clock: Clock) -> Callable[..., LogFiles]:
 
 
 def write(
-    files: LogFiles, *lines: bytes, type_: str = "rejection", scratch: bytes = b"", begin: bytes | None = None
+    files: LogFiles,
+    *lines: bytes,
+    type_: str = "rejection",
+    scratch: bytes = b"",
+    begin: bytes | None = None,
+    last: bool = False,
 ) -> None:
-    batch = Batch(begin=begin)
+    batch = Batch(run=RUN, begin=begin, last=last)
     for line in lines:
         batch.records.add(line, type_)
     if scratch:
@@ -89,7 +95,7 @@ def test_a_file_with_nothing_but_heartbeats_waits_for_an_hour(
 
 def test_the_end_finishes_the_file_and_leaves_nothing_else(make: Callable[..., LogFiles], found: Any) -> None:
     files = make()
-    write(files, LINE % 1, scratch=b"x\n", begin=b"begin\n")
+    write(files, LINE % 1, scratch=b"x\n", begin=b"begin\n", last=True)
     files.close()
     assert found.names() == [NAME.format(1)]
     # What comes too late is counted.
@@ -102,9 +108,18 @@ def test_the_end_finishes_the_file_and_leaves_nothing_else(make: Callable[..., L
 
 def test_an_end_without_records_leaves_no_file(make: Callable[..., LogFiles], found: Any) -> None:
     files = make()
-    write(files, scratch=b"x\n", begin=b"begin\n")
+    write(files, scratch=b"x\n", begin=b"begin\n", last=True)
     files.close()
     assert found.names() == []
+
+
+def test_what_is_noted_stays_on_the_disk_until_it_is_among_the_records(
+    make: Callable[..., LogFiles], found: Any
+) -> None:
+    files = make()
+    write(files, LINE % 1, scratch=b"x\n", begin=b"begin\n")
+    files.close()
+    assert found.names() == [f".rejections-broker-a-{RUN}.scratch", NAME.format(1)]
 
 
 def test_the_scratch_file_begins_anew_with_each_minute(make: Callable[..., LogFiles], found: Any) -> None:
@@ -144,7 +159,7 @@ def test_one_file_alone_is_within_the_bound_too(make: Callable[..., LogFiles], f
 
 def test_much_at_once_makes_the_oldest_go(make: Callable[..., LogFiles], found: Any) -> None:
     files = make(size=10**9, age_s=10**9, total=1000)
-    batch = Batch(records=Lines(piece_bytes=100))
+    batch = Batch(run=RUN, records=Lines(piece_bytes=100))
     for number in range(500):
         batch.records.add(LINE % number, "rejection")
     files.hand_in(batch)
@@ -193,16 +208,52 @@ def test_a_file_in_the_folders_place_is_a_folder_that_is_gone(make: Callable[...
     assert files.error == f"{found.path}: there is a file of that name"
 
 
-def test_a_lock_that_was_removed_leaves_nothing_hidden(make: Callable[..., LogFiles], found: Any) -> None:
+def test_a_lock_that_was_removed_is_taken_again_and_leaves_nothing_hidden(
+    make: Callable[..., LogFiles], found: Any, folder: Folder
+) -> None:
     files = make()
     write(files, LINE % 1, scratch=b"x\n", begin=b"begin\n")
     (found.path / ".lock").unlink()
-    with structlog.testing.capture_logs():
+    with structlog.testing.capture_logs() as logged:
         write(files, LINE % 2, scratch=b"y\n")
+        write(files, LINE % 3, scratch=b"y\n", last=True)
+    assert [entry["event"] for entry in logged if entry["log_level"] == "warning"] == [
+        "rejection log: the folder or its lock was removed; it is taken again"
+    ]
+    with pytest.raises(LockedError):
+        Folder(folder.path).take()
     assert NAME.format(1) in found.names()
     files.close()
-    assert [record["n"] for record in found.records()] == [1, 2]
-    assert files.lost_records == 0
+    assert found.names() == [NAME.format(1), NAME.format(2)]
+    assert [record["n"] for record in found.records()] == [1, 2, 3]
+    assert (files.run, files.lost_records) == (RUN, 0)
+
+
+def test_a_folder_that_another_process_has_taken_is_said_and_another_run_begins(
+    make: Callable[..., LogFiles], found: Any, folder: Folder, clock: Clock
+) -> None:
+    files = make()
+    write(files, LINE % 1, scratch=b"x\n", begin=b"begin\n")
+    (found.path / ".lock").unlink()
+    other = Folder(folder.path)
+    other.take()
+    with structlog.testing.capture_logs():
+        write(files, LINE % 2, scratch=b"y\n")
+    assert files.error == (
+        f"{found.path}: the lock was removed, and another process has taken the folder; end one of the two, or give"
+        " each a rejection_log.dir of its own"
+    )
+    assert files.run != RUN
+    seal(other)
+    other.release()
+    clock.now_s += 5
+    with structlog.testing.capture_logs():
+        # What has the other run's numbers is not written.
+        write(files, LINE % 3, scratch=b"z\n")
+        files.hand_in(Batch(run=files.run, begin=b"begin 2\n"))
+        files.write()
+    assert files.figures.lost == {"locked": 2}
+    assert [record["n"] for record in found.records()] == [1]
 
 
 def test_what_cannot_be_within_the_bound_is_dropped(make: Callable[..., LogFiles], found: Any) -> None:
@@ -215,7 +266,7 @@ def test_what_cannot_be_within_the_bound_is_dropped(make: Callable[..., LogFiles
 
 def test_pieces_are_written_or_dropped_one_by_one(make: Callable[..., LogFiles], found: Any) -> None:
     files = make()
-    batch = Batch(records=Lines(piece_bytes=20))
+    batch = Batch(run=RUN, records=Lines(piece_bytes=20))
     for number in range(3):
         batch.records.add(LINE % number, "rejection")
     assert len(batch.records.pieces) == 3
@@ -382,24 +433,3 @@ def _failing(call: Callable[..., Any], left: list[int], times: int, code: int) -
         return call(*arguments, **more)
 
     return fail
-
-
-@pytest.mark.parametrize(
-    ("instance", "slug"),
-    [("broker-a:10911", "broker-a-10911"), ("../../x y", "x-y"), ("\u00e4\n", "sluice"), ("a" * 300, "a" * 100)],
-)
-def test_an_instance_becomes_a_name_of_files(instance: str, slug: str) -> None:
-    assert slug_of(instance) == slug
-    name = finished_name(f"rejections-{slug}-{RUN}-000007.jsonl")
-    assert name == (slug, RUN, 7)
-    assert (open_name(name.open), scratch_name(name.scratch)) == (name, name._replace(number=0))
-
-
-@pytest.mark.parametrize(
-    "name", ["x.jsonl", f"rejections-a-{RUN}-1.jsonl", "rejections-a-XYZ-000001.jsonl", ".lock", ""]
-)
-def test_other_names_are_nobodys(name: str) -> None:
-    assert finished_name(name) is None
-    assert open_name(f".{name}.open") is None
-    assert scratch_name(name) is None
-    assert finished_name(f"rejections-a-b-{RUN}-1234567.jsonl.gz") == ("a-b", RUN, 1234567)

@@ -8,13 +8,16 @@ import trio
 import trio.testing
 
 from admin.live.model import Change
-from admin.rejection_log.figures import families
-from admin.rejection_log.files import Bounds
+from admin.rejection_log.files import Bounds, LogFiles
 from admin.rejection_log.folder import Folder
+from admin.rejection_log.ledger import Ledger
+from admin.rejection_log.metrics import families
 from admin.rejection_log.recorder import Recorder, instance_of
+from admin.rejection_log.sealing import seal
 from limiter.rejections import TrafficSecond
 from limiter.rule import Rule
 from limiter.rules import RuleSet
+from proxy.pace import Pace
 
 MINUTE = 1_700_000_040
 BOUNDS = Bounds(10_000_000, 1e9, 100_000_000)
@@ -62,8 +65,16 @@ def live() -> Live:
 
 
 @pytest.fixture
-def recorder(data_path: Any, live: Any, folder: Folder, wall: Wall) -> Recorder:
-    return Recorder(data_path, live, folder, instance="a", bounds=BOUNDS, max_resources=10, wall_s=wall)
+def make(data_path: Any, live: Any, folder: Folder, wall: Wall) -> Callable[..., Recorder]:
+    def make_recorder(**more: Any) -> Recorder:
+        return Recorder(data_path, live, folder, instance="a", bounds=BOUNDS, max_resources=10, wall_s=wall, **more)
+
+    return make_recorder
+
+
+@pytest.fixture
+def recorder(make: Callable[..., Recorder]) -> Recorder:
+    return make()
 
 
 @pytest.fixture
@@ -113,7 +124,7 @@ async def test_refusals_are_written_at_once_and_traffic_when_its_minute_is_over(
     # As the data path made by hand says.
     assert heartbeat["connections"] == 12
     assert [record["n"] for record in found.records(".*.open")] == list(range(1, 7))
-    assert recorder.other_runs == 4
+    assert recorder.ledger.other_runs == 4
 
 
 async def test_a_minute_without_traffic_has_a_heartbeat(
@@ -172,7 +183,7 @@ async def test_a_clock_that_is_set_back_ends_the_minute_and_loses_nothing(
         MINUTE - 3660,
         MINUTE,
     ]
-    assert recorder.clock_steps == 2
+    assert recorder.ledger.clock_steps == 2
 
 
 async def test_rules_are_told_again_with_each_new_day_and_when_that_was_lost(
@@ -209,7 +220,7 @@ async def test_a_task_that_failed_goes_on_where_it_was(
 ) -> None:
     await recorder._begin()
     with monkeypatch.context() as patch:
-        patch.setattr(recorder.files, "hand_in", lambda _: 1 / 0)
+        patch.setattr(recorder.ledger, "add_limits", lambda *_, **__: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             await step(second(MINUTE))
     # As the supervisor begins it again.
@@ -217,6 +228,93 @@ async def test_a_task_that_failed_goes_on_where_it_was(
     await step(second(MINUTE + 1))
     await recorder.finish()
     assert found.totals() == {"admitted": 4, "refused": 2, "rejected": 2}
+
+
+async def test_a_fault_in_a_second_costs_none_of_the_others(
+    recorder: Recorder, step: Any, second: Any, found: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await recorder._begin()
+    add = Ledger._add_second
+
+    async def fail_once(self: Ledger, second: TrafficSecond, pace: Pace) -> None:
+        if second.at_s == MINUTE + 1:
+            raise RuntimeError("just so")
+        await add(self, second, pace)
+
+    monkeypatch.setattr(Ledger, "_add_second", fail_once)
+    with structlog.testing.capture_logs() as logged:
+        await step(*(second(MINUTE + offset) for offset in range(3)))
+        await step(second(MINUTE + 1))
+    await recorder.finish()
+    assert found.totals() == {"admitted": 4, "refused": 2, "rejected": 2}
+    assert [entry["error"] for entry in logged] == ["RuntimeError('just so')"]
+    assert recorder.files.figures.lost == {"fault": 2}
+    assert recorder.warnings() == ["rejection log: 2 records could not be made; the log of the process has the reason"]
+
+
+async def test_a_data_path_that_hands_out_nothing_costs_only_that(
+    recorder: Recorder, step: Any, second: Any, *, found: Any, data_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await recorder._begin()
+    await step(second(MINUTE))
+    monkeypatch.setattr(data_path, "take_traffic", lambda **_: 1 / 0)
+    with structlog.testing.capture_logs() as logged:
+        await recorder.finish()
+    assert [entry["of"] for entry in logged] == ["second"]
+    assert found.totals() == {"admitted": 2, "refused": 1, "rejected": 1}
+    assert len(found.names()) == 1
+
+
+async def test_what_could_not_be_made_at_the_end_stays_on_the_disk_for_the_next_start(
+    recorder: Recorder, step: Any, second: Any, *, found: Any, folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await recorder._begin()
+    await step(second(MINUTE))
+    await step(second(MINUTE + 1))
+    monkeypatch.setattr(recorder.ledger, "add", lambda *_, **__: 1 / 0)
+    with structlog.testing.capture_logs() as logged:
+        await recorder.finish()
+    assert [entry["event"] for entry in logged] == ["the last of the rejection log could not be made"]
+    assert found.totals() == {"admitted": 0, "refused": 0, "rejected": 2}
+    folder.take()
+    assert seal(folder).failed == 0
+    assert found.totals() == {"admitted": 4, "refused": 2, "rejected": 2}
+    assert not list(found.path.glob(".rejections*"))
+
+
+@pytest.mark.parametrize("stays", [False, True])
+async def test_a_folder_that_another_process_took_counts_nothing_twice(
+    recorder: Recorder, step: Any, second: Any, *, found: Any, folder: Folder, wall: Wall, stays: bool
+) -> None:
+    await recorder._begin()
+    for offset in range(5):
+        await step(second(MINUTE + offset))
+    # Somebody removes the lock, and another sidecar starts: it finishes what looks like a killed one's.
+    (folder.path / ".lock").unlink()
+    other = Folder(folder.path)
+    other.take()
+    assert seal(other).files == 1
+    with structlog.testing.capture_logs() as logged:
+        if stays:
+            await step(second(MINUTE + 5))
+            recorder.files._retry_s -= 10
+        other.release()
+        for offset in range(6, 9):
+            wall.now_s = MINUTE + offset
+            await step(second(MINUTE + offset))
+    await recorder.finish()
+    assert [entry["event"] for entry in logged] == [
+        "rejection log is not written; traffic goes on, and what is lost is counted",
+        "rejection log is written again",
+    ]
+    assert "the lock was removed, and another process" in logged[0]["reason"]
+    # The second in which it was noticed is lost, and counted.
+    seconds = 5 + stays + 3 - 1
+    assert found.totals() == {"admitted": 2 * seconds, "refused": seconds, "rejected": seconds}
+    assert recorder.files.figures.lost == {"locked": 1}
+    records = found.records()
+    assert len({record["run"] for record in records}) == 2
+    assert [record["type"] for record in records].count("limit") == 4
 
 
 async def test_what_was_taken_is_written_even_if_the_task_is_cancelled_then(
@@ -231,35 +329,93 @@ async def test_what_was_taken_is_written_even_if_the_task_is_cancelled_then(
     assert found.totals() == {"admitted": 2, "refused": 1, "rejected": 1}
 
 
+@pytest.mark.parametrize(("grace_s", "waited_s"), [(0.0, 1.0), (3.0, 3.0), (60.0, 5.0)])
 async def test_a_disk_that_does_not_answer_holds_up_the_end_only_for_a_while(
-    recorder: Recorder, step: Any, second: Any, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+    make: Callable[..., Recorder],
+    monkeypatch: pytest.MonkeyPatch,
+    autojump_clock: trio.testing.MockClock,
+    grace_s: float,
+    waited_s: float,
 ) -> None:
+    recorder = make(grace_s=grace_s)
     await recorder._begin()
-    await step(second(MINUTE))
     answer = threading.Event()
     monkeypatch.setattr(recorder.files, "write", answer.wait)
-    monkeypatch.setattr(recorder.files, "_busy_since_s", -100.0)
-    assert "the disk has not answered for" in (recorder.error or "")
     with structlog.testing.capture_logs() as logged:
         await recorder.finish()
     answer.set()
-    assert [entry["event"] for entry in logged] == [
-        "the last of the rejection log was not written: the disk does not answer"
+    assert [(entry["event"], entry["waited_s"]) for entry in logged] == [
+        ("the last of the rejection log was not written: the disk does not answer", waited_s)
     ]
 
 
-async def test_a_slow_disk_is_waited_for_while_the_grace_lasts(
-    recorder: Recorder, step: Any, second: Any, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+@pytest.mark.parametrize(("hangs_for_s", "waited_s"), [(0.0, 1.0), (0.75, 0.2), (100.0, 0.0)])
+async def test_who_is_in_a_hurry_waits_for_a_moment_and_not_for_a_disk_that_hangs_already(
+    recorder: Recorder,
+    monkeypatch: pytest.MonkeyPatch,
+    autojump_clock: trio.testing.MockClock,
+    hangs_for_s: float,
+    waited_s: float,
+) -> None:
+    await recorder._begin()
+    answer = threading.Event()
+    monkeypatch.setattr(recorder.files, "write", answer.wait)
+    monkeypatch.setattr(LogFiles, "waits_s", hangs_for_s)
+    with structlog.testing.capture_logs() as logged:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(recorder.finish)
+            await trio.testing.wait_all_tasks_blocked()
+            recorder.hurry()
+    answer.set()
+    assert [entry["waited_s"] for entry in logged] == [pytest.approx(waited_s, abs=0.1)]
+
+
+async def test_in_a_hurry_a_disk_that_answers_takes_all(
+    recorder: Recorder, step: Any, second: Any, found: Any, data_path: Any
 ) -> None:
     await recorder._begin()
     await step(second(MINUTE))
+    data_path.unfinished.append(second(MINUTE + 1))
+    recorder.hurry()
+    await recorder.finish()
+    assert found.totals() == {"admitted": 4, "refused": 2, "rejected": 2}
+
+
+async def test_a_disk_that_hangs_is_told_once_and_so_is_that_it_answers_again(
+    recorder: Recorder, step: Any, second: Any, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    await recorder._begin()
     answer = threading.Event()
     monkeypatch.setattr(recorder.files, "write", answer.wait)
-    recorder.grace_ends_s = trio.current_time() + 60
+
+    async def answer_after_an_hour() -> None:
+        await trio.sleep(3600)
+        answer.set()
+
     with structlog.testing.capture_logs() as logged:
-        await recorder.finish()
-    answer.set()
-    assert [entry["waited_s"] for entry in logged] == [60.0]
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(answer_after_an_hour)
+            await step(second(MINUTE))
+    place = str(recorder.directory)
+    assert logged == [
+        {
+            "event": "rejection log: the disk has not answered for 10 s; traffic goes on",
+            "log_level": "error",
+            "dir": place,
+        },
+        {"event": "rejection log: the disk answers again", "log_level": "info", "dir": place, "after_s": 3600},
+    ]
+
+
+async def test_how_long_a_disk_hangs_is_a_metric_and_then_an_error(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LogFiles, "waits_s", 9.5)
+    assert recorder.error is None
+    assert "sluice_rejection_log_disk_wait_seconds 9.5\n" in metrics(recorder)
+    monkeypatch.setattr(LogFiles, "waits_s", 11.0)
+    assert recorder.error == f"{recorder.directory}: the disk has not answered for 11 s"
+    assert "sluice_rejection_log_up 0.0\n" in metrics(recorder)
 
 
 async def test_it_wakes_when_a_second_is_over(
@@ -268,6 +424,9 @@ async def test_it_wakes_when_a_second_is_over(
     slept: list[float] = []
 
     async def sleep(seconds: float) -> None:
+        if seconds == 10:
+            # Who misses the disk.
+            await trio.sleep_forever()
         slept.append(seconds)
         wall.now_s += seconds
         await trio.lowlevel.checkpoint()
@@ -281,19 +440,28 @@ async def test_it_wakes_when_a_second_is_over(
     assert slept == [pytest.approx(0.77), pytest.approx(1.0), pytest.approx(1.0)]
 
 
-async def test_what_goes_wrong_is_said_and_counted(recorder: Recorder, step: Any, second: Any, folder: Folder) -> None:
+def metrics(recorder: Recorder | None) -> str:
+    return "".join(text for family in families(recorder) for text in family.texts)
+
+
+async def test_what_goes_wrong_is_said_and_counted(recorder: Recorder) -> None:
     await recorder._begin()
     recorder.up = True
     assert recorder.warnings() == []
-    values = {family.metric.name: "".join(family.texts) for family in families(recorder)}
-    assert values["sluice_rejection_log_up"] == "sluice_rejection_log_up 1.0\n"
+    assert "sluice_rejection_log_up 1.0\n" in metrics(recorder)
     recorder.files.error = "x"
-    assert recorder.warnings() == ["rejection log is not written: x"]
-    values = {family.metric.name: "".join(family.texts) for family in families(recorder)}
-    assert values["sluice_rejection_log_up"] == "sluice_rejection_log_up 0.0\n"
-    assert 'sluice_rejection_log_records_total{type="rejection"} 0.0\n' in values["sluice_rejection_log_records"]
-    (alone,) = families(None)
-    assert "".join(alone.texts) == "sluice_rejection_log_up 0.0\n"
+    recorder.files.figures.sealed.failed = 2
+    assert recorder.warnings() == [
+        "rejection log is not written: x",
+        "rejection log: files of 2 runs could not be finished; the log of the process has the reason",
+    ]
+    shown = metrics(recorder)
+    assert "sluice_rejection_log_up 0.0\n" in shown
+    assert "sluice_rejection_log_unsealed_runs 2.0\n" in shown
+    assert "sluice_rejection_log_disk_wait_seconds 0.0\n" in shown
+    assert 'sluice_rejection_log_records_total{type="rejection"} 0.0\n' in shown
+    assert 'sluice_rejection_log_lost_records_total{reason="fault"} 0.0\n' in shown
+    assert metrics(None).endswith("sluice_rejection_log_up 0.0\n")
 
 
 def test_an_instance_is_called_after_host_and_port_unless_it_has_a_name() -> None:

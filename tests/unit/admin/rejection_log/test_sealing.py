@@ -12,12 +12,12 @@ import structlog
 
 from admin.rejection_log import sealing
 from admin.rejection_log.batch import Batch
-from admin.rejection_log.composing import Composer, LimitsInForce, line_of
+from admin.rejection_log.composing import NO_LIMIT, Composer, LimitsInForce, line_of
 from admin.rejection_log.files import Bounds, LogFiles
 from admin.rejection_log.folder import Folder, LineFile
 from admin.rejection_log.minute import Minute
-from admin.rejection_log.scratch import VERSION, Commit, Header, Notes
-from limiter.rejections import Rejection, ResourceSecond
+from admin.rejection_log.scratch import VERSION, Commit, Header, Name, Notes, Seen
+from limiter.rejections import Amount, Rejection, ResourceSecond
 from limiter.rule import Rule
 from limiter.rules import RuleSet
 
@@ -42,7 +42,7 @@ class Life:
     def begin(self, at_s: int) -> Batch:
         self.minute = Minute(at_s, 100)
         self.notes = Notes(Header(VERSION, "broker-a", RUN, "0.1", at_s, self.composer.n, 100))
-        self.batch = Batch(begin=self.notes.header)
+        self.batch = Batch(run=RUN, begin=self.notes.header)
         return self.batch
 
     def second(self, at_s: int) -> None:
@@ -70,7 +70,7 @@ class Life:
         self.batch.scratch.add(line_of(commit))
         self.files.hand_in(self.batch)
         self.files.write()
-        self.batch = Batch()
+        self.batch = Batch(run=RUN)
 
 
 class Dead(NamedTuple):
@@ -268,10 +268,35 @@ def test_every_run_is_sealed_and_ones_own_minute_goes_on(life: Life, folder: Fol
 def test_a_link_is_not_followed(folder: Folder, tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.write_bytes(b"no line")
-    (folder.path / f".rejections-broker-a-{RUN}-000001.jsonl.open").symlink_to(elsewhere)
-    with structlog.testing.capture_logs():
+    name = f".rejections-broker-a-{RUN}-000001.jsonl.open"
+    (folder.path / name).symlink_to(elsewhere)
+    with structlog.testing.capture_logs() as logged:
         assert sealing.seal(folder).failed == 1
     assert elsewhere.read_bytes() == b"no line"
+    # It says what is left, and why.
+    (entry,) = logged
+    assert (entry["log_level"], entry["dir"], entry["files"]) == ("warning", str(folder.path), [name])
+    assert entry["reason"] == "too many levels of symbolic links"
+
+
+def test_what_nobody_can_read_is_left_and_costs_no_other_run(life: Life, folder: Folder, found: Any) -> None:
+    life.second(MINUTE)
+    # Bytes that are more than any sum can be.
+    scratch = f".rejections-other-{'f' * 12}.scratch"
+    lines = (
+        Header(VERSION, "other", "f" * 12, "0.1", MINUTE, 0, 10),
+        Name(0, "topic", "orders", NO_LIMIT),
+        Seen(0, MINUTE, {"admitted": Amount(1, 1, 2**63)}, 0, {}, (), more_clients=False),
+        Commit(1, 0, 1, 0, limiting=True, lost_records=0),
+    )
+    (folder.path / scratch).write_bytes(b"".join(map(line_of, lines)))
+    with structlog.testing.capture_logs() as logged:
+        sealed = sealing.seal(folder)
+    assert (sealed.files, sealed.failed) == (1, 1)
+    assert [entry["files"] for entry in logged] == [[scratch]]
+    assert "OverflowError" in logged[0]["reason"]
+    assert found.totals() == {"admitted": 6, "refused": 3, "rejected": 3}
+    assert scratch in found.names()
 
 
 def test_what_there_was_no_room_for_at_the_end_is_written_by_the_next_start(
