@@ -65,6 +65,7 @@ class Plan:
         access: who may use the admin address.
         certificate: what makes the admin address HTTPS, if it is.
         replaced: what the file says and the environment says otherwise, a line each.
+        files: those that all of it was read from.
     """
 
     settings: Settings
@@ -79,6 +80,7 @@ class Plan:
     access: Access
     certificate: Certificate | None
     replaced: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
 
     def defaults(self) -> list[Rule]:
         """Return each kind's default."""
@@ -161,7 +163,14 @@ def compose(configuration: Configuration) -> Plan:
         access=access,
         certificate=certificate,
         replaced=configuration.replaced,
+        files=_files(configuration),
     )
+
+
+def _files(configuration: Configuration) -> tuple[str, ...]:
+    admin = configuration.settings.admin
+    files = (configuration.origins.file, admin.token_file, admin.tls_certificate_file, admin.tls_key_file)
+    return tuple(file for file in files if file is not None)
 
 
 def _listeners(settings: Settings, origins: Origins, problems: list[str]) -> tuple[PlannedListener, ...]:

@@ -19,6 +19,7 @@ from admin.faults import show
 from admin.live.desk import Desk
 from admin.live.model import Author, ReloadError, ReloadReport
 from admin.live.paths import limit_path
+from admin.metrics import Family, gauge
 from admin.rule_fields import fields_of, target_of
 from admin.settings import Settings
 from limiter.rule import Rule, RuleKey
@@ -42,10 +43,12 @@ class Reloader:
 
     Attributes:
         plan: the configuration in force, less what needs a restart.
+        ok: the configuration was right when it was last read to be put in force.
     """
 
     def __init__(self, load: Callable[[], Plan], plan: Plan, desk: Desk, keyring: Keyring) -> None:
         self.plan = plan
+        self.ok = True
         self._load = load
         self._started = plan.settings
         self._desk = desk
@@ -65,6 +68,7 @@ class Reloader:
                 if old.certificate is not None and new.certificate is not None and not dry_run:
                     old.certificate.reload()
             except OperatorError as error:
+                self.ok = self.ok and dry_run
                 raise ReloadError(error.lines) from None
             rules = list(_changed_rules(old, new))
             changed = [*rules, *_changed_settings(old.settings, new.settings)]
@@ -77,6 +81,7 @@ class Reloader:
             )
             if dry_run:
                 return report
+            self.ok = True
             tokens = tuple(self._keyring.compare(new.access))
             details = (*report.changed, *tokens, *(f"needs a restart: {line}" for line in report.needs_restart))
 
@@ -113,6 +118,17 @@ class Reloader:
         for hidden, by in new.rulebook.hidden:
             if (hidden.key, _said(hidden)) not in known:
                 yield f"{hidden.source}: {hidden} does not hold: {by.source} says {by}"
+
+
+def families(reloader: Reloader | None) -> Iterator[Family]:
+    """Yield what the metrics tell of reloads; nothing where nothing can be read again."""
+    if reloader is not None:
+        yield gauge(
+            "sluice_reload_ok",
+            "0 if the configuration was wrong when it was last read again: what was in force still is.",
+            (),
+            [((), int(reloader.ok))],
+        )
 
 
 async def reload_on_signal(desk: Desk, author: Author) -> None:

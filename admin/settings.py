@@ -328,6 +328,9 @@ class Settings(_Table):
         None, description='where live edits are kept; "off" keeps them until the restart; a usual place if not given'
     )
     grace_s: Seconds = Field(10.0, description="seconds that requests in flight get to finish on SIGTERM")
+    reload_on_change: bool = Field(
+        False, description="true: the configuration and its files are read again when they change, as on SIGHUP"
+    )
     listeners: list[ListenerSettings] = Field(default_factory=list)
     limits: list[LimitSettings] = Field(default_factory=list)
     defaults: dict[str, Limit] = Field(

@@ -12,12 +12,13 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import Final, NamedTuple
 
 import structlog
 import trio
 
-from admin import api, http, remote
+from admin import api, http, reload, remote, watch
 from admin.answering import Refusals
 from admin.auth import Keyring
 from admin.board import Board
@@ -159,6 +160,8 @@ async def _run(
             await nursery.start(supervisor.keep, "remote commands", partial(remote.answer, data_path, desk))
             board = Board(data_path, desk, health)
             await nursery.start(supervisor.keep, "board", board.run)
+            if plan.settings.reload_on_change and reloader is not None:
+                await nursery.start(supervisor.keep, "file watch", partial(watch.reload_on_change, plan.files, desk))
             recorder = _recorder(plan, data_path, desk, log, instance)
             if recorder is not None:
                 await nursery.start(supervisor.keep, "rejection log", recorder.run)
@@ -182,7 +185,7 @@ async def _run(
                     settings=plan.settings.admin,
                     api=api.application(api.Services(data_path, desk, board, warnings, instance, rejection_log)),
                     refusals=refusals,
-                    extra=lambda: log_metrics.families(recorder),
+                    extra=lambda: chain(log_metrics.families(recorder), reload.families(reloader)),
                 )
 
                 async def serve(bound: socket.socket, *, task_status: trio.TaskStatus[None]) -> None:

@@ -11,6 +11,9 @@ key is named after its place in the file: ``bounds.max_connections`` is ``SLUICE
 ``admin.listen`` is also ``SLUICE_ADMIN``, like its flag. Other variables that begin with ``SLUICE_`` are errors,
 apart from those that Kubernetes makes of a service called ``sluice``, and those of other commands (``SLUICE_URL``,
 ``SLUICE_WEBHOOK_TOKEN`` and so on), which are no settings.
+
+In the file's addresses (``listen`` and ``broker`` of listeners, ``admin.listen``) ``${NAME}`` is the value of a
+variable: a container learns its address only when it starts.
 """
 
 import re
@@ -34,6 +37,7 @@ ENV_LISTEN, ENV_BROKER, ENV_LIMIT = "SLUICE_LISTEN", "SLUICE_BROKER", "SLUICE_LI
 ENV_PROTOCOL, ENV_CONFIG = "SLUICE_PROTOCOL", "SLUICE_CONFIG"
 
 _LIMIT_SEPARATOR = re.compile(r"[\s,]+")
+_VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _KUBERNETES = re.compile(
     r"SLUICE_([A-Z0-9_]+_)?(SERVICE_HOST|SERVICE_PORT(_[A-Z0-9_]+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)"
 )
@@ -106,8 +110,10 @@ def load(file: str | None, environ: Mapping[str, str], flags: Flags) -> Configur
     lines: Mapping[Place, int] = {}
     if file is not None:
         data, lines = _read(file)
+    problems = _expand_addresses(data, environ, Origins(file, lines, {}))
     named: dict[Place, str] = {}
-    problems, replaced = _merge_environment(data, named, environ, Origins(file, lines, {}))
+    found, replaced = _merge_environment(data, named, environ, Origins(file, lines, {}))
+    problems += found
     for place, (flag, value) in flags.values.items():
         _put(data, place, value)
         named[place] = flag
@@ -173,6 +179,29 @@ def _read(file: str) -> tuple[dict[str, Any], Mapping[Place, int]]:
         return tomllib.loads(text), find_lines(text)
     except tomllib.TOMLDecodeError as error:
         raise SettingsError(_not_toml(file, text, str(error))) from None
+
+
+def _expand_addresses(data: dict[str, Any], environ: Mapping[str, str], origins: Origins) -> list[str]:
+    """Put the values of variables into the file's addresses; return what is wrong with that."""
+    places: list[tuple[Any, Place]] = [(data.get("admin"), ("admin",))]
+    listeners = data.get("listeners")
+    if isinstance(listeners, list):
+        places += [(listener, ("listeners", index)) for index, listener in enumerate(listeners)]
+    problems: list[str] = []
+    for table, place in places:
+        for key in ("listen", "broker"):
+            text = table.get(key) if isinstance(table, dict) else None
+            if not isinstance(text, str):
+                continue
+            unset = [name for name in _VARIABLE.findall(text) if not environ.get(name)]
+            if unset:
+                what = (
+                    f"the environment has no {' and no '.join(unset)}; write the address itself, or set what it names"
+                )
+                problems.append(origins.problem((*place, key), what, text))
+            else:
+                table[key] = _VARIABLE.sub(lambda match: environ[match[1]], text)
+    return problems
 
 
 def _not_toml(file: str, text: str, message: str) -> str:

@@ -48,6 +48,40 @@ def test_pairs_of_flags_stand_in_for_the_files_listeners(write: Write) -> None:
     ]
 
 
+def test_addresses_of_the_file_can_name_variables(write: Write) -> None:
+    file = write(
+        '[[listeners]]\nlisten = "${POD_IP}:1"\nbroker = "${HOST_A}.${ZONE}:1"\n[admin]\nlisten = "[${POD_IP_6}]:2"\n'
+    )
+    environ = {"POD_IP": "10.0.0.1", "HOST_A": "a", "ZONE": "local", "POD_IP_6": "2001:db8::1"}
+    settings = load(file, environ, Flags()).settings
+    assert (str(settings.listeners[0].listen), str(settings.listeners[0].broker)) == ("10.0.0.1:1", "a.local:1")
+    assert settings.admin.listen == Endpoint("2001:db8::1", 2)
+
+
+def test_a_variable_that_is_not_there_is_named_with_its_place(write: Write) -> None:
+    file = write('[[listeners]]\nlisten = "${POD_IP}:1"\nbroker = "${A}${B}:1"\n')
+    assert lines(file, {"A": ""}) == [
+        (
+            'sluice.toml:2: listeners[0].listen = "${POD_IP}:1": the environment has no POD_IP; write the '
+            "address itself, or set what it names"
+        ),
+        (
+            'sluice.toml:3: listeners[0].broker = "${A}${B}:1": the environment has no A and no B; write the '
+            "address itself, or set what it names"
+        ),
+    ]
+
+
+def test_variables_are_put_into_addresses_only(write: Write) -> None:
+    file = write('[[listeners]]\nlisten = "a:1"\nbroker = "b:1"\nname = "${NAME}"\n')
+    assert load(file, {"NAME": "x"}, Flags()).settings.listeners[0].name == "${NAME}"
+
+
+@pytest.mark.parametrize("text", ["listeners = 1", 'listeners = ["a"]', "admin = 2", "[[listeners]]\nlisten = 3"])
+def test_addresses_where_none_can_be_are_left_to_the_validation(write: Write, text: str) -> None:
+    assert all("sluice.toml" in line for line in lines(write(text), {}))
+
+
 def test_pairs_come_from_the_environment_too() -> None:
     environ = {"SLUICE_LISTEN": "a:1 a:2", "SLUICE_BROKER": "b:1\nb:2", "SLUICE_PROTOCOL": "x"}
     listeners = load(None, environ, Flags()).settings.listeners
@@ -95,6 +129,7 @@ def test_every_single_key_has_a_variable() -> None:
         "SLUICE_LIMITING": ("limiting",),
         "SLUICE_STATE_DIR": ("state_dir",),
         "SLUICE_GRACE_S": ("grace_s",),
+        "SLUICE_RELOAD_ON_CHANGE": ("reload_on_change",),
         "SLUICE_ADMIN": ("admin", "listen"),
         "SLUICE_ADMIN_LISTEN": ("admin", "listen"),
         "SLUICE_ADMIN_TOKEN_FILE": ("admin", "token_file"),
