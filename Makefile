@@ -8,6 +8,9 @@ BIN := $(VENV)/bin
 PARTS := .parts
 VENV_STAMP := $(VENV)/.stamp
 PARTS_STAMPS := $(PARTS)/rocketmq/.stamp $(PARTS)/node/.stamp $(PARTS)/python/.stamp
+HELM := v3.18.4
+OPERATOR := v0.83.0
+DEPLOY_STAMPS := $(PARTS)/helm/.stamp-$(HELM) $(PARTS)/definitions/.stamp-$(OPERATOR) $(PARTS)/packaging/.stamp
 
 # The first Python that is new enough and can make virtual environments; PYTHON=… chooses another.
 FIND_PYTHON = for candidate in $(PYTHON) python3.11 python3.12 python3.13 python3; do \
@@ -17,7 +20,7 @@ FIND_PYTHON = for candidate in $(PYTHON) python3.11 python3.12 python3.13 python
 
 TESTED := proxy limiter admin tests
 
-.PHONY: help setup packages parts demo test lint types fast unit fuzz browser operator spark integration coverage bench constraints format clean
+.PHONY: help setup packages parts demo test lint types fast unit fuzz browser operator spark integration deploy chroot dist coverage bench constraints format clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -51,10 +54,33 @@ $(PARTS)/python/.stamp: tests/integration/clients/requirements.txt
 	$(@D)/bin/pip install --quiet --disable-pip-version-check -r $<
 	@touch $@
 
+$(PARTS)/helm/.stamp-$(HELM):
+	@sh tests/integration/packages.sh deploy
+	rm -rf $(@D) && mkdir -p $(@D)
+	GOBIN="$(CURDIR)/$(@D)" GOFLAGS=-trimpath CGO_ENABLED=0 go install helm.sh/helm/v3/cmd/helm@$(HELM)
+	@touch $@
+
+# What ServiceMonitor and PrometheusRule are, which Kubernetes itself does not know.
+$(PARTS)/definitions/.stamp-$(OPERATOR):
+	@sh tests/integration/packages.sh deploy
+	rm -rf $(@D) && mkdir -p $(@D)
+	@set -e; module=github.com/prometheus-operator/prometheus-operator@$(OPERATOR); \
+	folder=$$(go mod download -json $$module | sed -n 's/.*"Dir": "\(.*\)".*/\1/p'); \
+	for kind in servicemonitors prometheusrules; do \
+	  install -m 0644 "$$folder/example/prometheus-operator-crd/monitoring.coreos.com_$$kind.yaml" $(@D)/$$kind.yaml; \
+	done
+	@touch $@
+
+$(PARTS)/packaging/.stamp: deploy/container/tools.txt | $(VENV_STAMP)
+	rm -rf $(@D)
+	$(BIN)/python -m venv $(@D)
+	$(@D)/bin/pip install --quiet --disable-pip-version-check -r $<
+	@touch $@
+
 demo: $(VENV_STAMP) ## one runaway and several quiet topics, live, until Ctrl-C or SECONDS=20
 	$(BIN)/sluice demo $(if $(SECONDS),--seconds $(SECONDS))
 
-test: lint types fast operator integration coverage ## everything: lint, types, fast tests, operator's side, integration tests
+test: lint types fast deploy operator integration coverage ## everything: lint, types, fast tests, deployment, operator's side, integration tests
 
 lint: $(VENV_STAMP) ## ruff, formatting, the import contracts
 	$(BIN)/ruff check $(TESTED)
@@ -90,6 +116,27 @@ spark: $(VENV_STAMP) ## the analysis of the rejection log in a real Spark; takes
 
 integration: parts ## real clients and a real broker through sluice
 	$(BIN)/python -m pytest tests/integration -m alone
+
+deploy: $(VENV_STAMP) $(DEPLOY_STAMPS) ## packages, unit, chart, rules and dashboard, each by its own validator
+	@sh tests/integration/packages.sh deploy
+	$(BIN)/python -m pytest tests/deploy
+
+chroot: ## image, wheel and unit in a bare Debian (debootstrap, buildah, systemd-nspawn); needs root and ten minutes
+	@sh tests/integration/packages.sh chroot
+	sh deploy/container/chroot.sh $(PARTS)/chroot
+	sh deploy/container/image.sh $(PARTS)/chroot
+	sh deploy/systemd/nspawn.sh $(PARTS)/chroot
+
+dist: $(PARTS)/packaging/.stamp ## wheel, source distribution and bill of materials, in dist
+	rm -rf dist $(PARTS)/packaging/run
+	PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt $(PARTS)/packaging/bin/python -m build --quiet
+	$(BIN)/python -m venv --without-pip $(PARTS)/packaging/run
+	$(PARTS)/packaging/bin/pip --python $(PARTS)/packaging/run/bin/python install --quiet --disable-pip-version-check \
+		-c constraints.txt dist/*.whl
+	$(PARTS)/packaging/bin/cyclonedx-py environment --pyproject pyproject.toml --mc-type application \
+		--output-reproducible --validate --output-file "dist/$$(basename dist/*.tar.gz .tar.gz).cdx.json" \
+		$(PARTS)/packaging/run/bin/python
+	rm -rf $(PARTS)/packaging/run
 
 # With COVERED_SIDECARS=1 the sluice processes of the integration tests leave coverage files of their own.
 coverage:

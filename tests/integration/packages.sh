@@ -44,8 +44,22 @@ for target in "$@"; do
             exit 1
         fi
         ;;
+    deploy)
+        command -v promtool >/dev/null || need prometheus
+        command -v systemd-analyze >/dev/null || need systemd
+        # From 1.21 on it fetches the version that helm asks for by itself.
+        if ! [ "$(go version 2>/dev/null | sed 's/.*go1\.\([0-9]*\).*/\1/')" -ge 21 ] 2>/dev/null; then
+            echo "helm is built by Go 1.21 or newer, which Debian 12 has in bookworm-backports: see go.dev/doc/install" >&2
+            exit 1
+        fi
+        ;;
+    chroot)
+        command -v debootstrap >/dev/null || [ -x /usr/sbin/debootstrap ] || need debootstrap
+        command -v buildah >/dev/null || need buildah
+        command -v systemd-nspawn >/dev/null || need systemd-container
+        ;;
     *)
-        echo "packages.sh: unknown target $target; one of python, integration, browser, spark, bench" >&2
+        echo "packages.sh: unknown target $target; one of python, integration, browser, spark, bench, deploy, chroot" >&2
         exit 2
         ;;
     esac

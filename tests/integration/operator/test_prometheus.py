@@ -1,26 +1,20 @@
 """A real Prometheus scrapes running sidecars, and its queries give the figures of the traffic that went through."""
 
 import json
-import subprocess
 import time
-import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any, Final
+from collections.abc import Iterator
+from typing import Final
 
 import pytest
 from harness.embedded import EmbeddedBroker
 from harness.frames import FrameClient, refused, send, sends, stored
-from harness.paths import program
-from harness.ports import free_port
-from harness.process import ManagedProcess
+from harness.prometheus import Prometheus
 from harness.sidecar import Sluice, StartSluice
 
 pytestmark = pytest.mark.integration
 
 _TIMEOUT_S: Final = 60.0
-_POLL_S: Final = 0.1
 _RANGE_S: Final = 3600
 
 _TOKEN: Final = "scraping-0123456789abcdef0123456789abcdef"
@@ -58,86 +52,6 @@ scrape_configs:
   - job_name: without-token
     static_configs: [{{targets: ["{switched_off}"]}}]
 """
-
-Vector = dict[frozenset[tuple[str, str]], float]
-
-
-class Prometheus:
-    """A running Prometheus.
-
-    Args:
-        directory: where its configuration and its data lie.
-        config: the configuration's text.
-    """
-
-    def __init__(self, directory: Path, config: str) -> None:
-        file = directory / "prometheus.yml"
-        file.write_text(config, encoding="utf-8")
-        subprocess.run([program("promtool"), "check", "config", str(file)], check=True, capture_output=True)
-        self.address = f"127.0.0.1:{free_port('127.0.0.1')}"
-        command = [
-            program("prometheus"),
-            f"--config.file={file}",
-            f"--storage.tsdb.path={directory / 'data'}",
-            f"--web.listen-address={self.address}",
-        ]
-        self.process = ManagedProcess("prometheus", command, log=directory / "prometheus.log", cwd=directory)
-        try:
-            self.process.wait_for_line("ready to receive web requests", timeout_s=_TIMEOUT_S)
-        except BaseException:
-            self.process.stop()
-            raise
-
-    def query(self, promql: str) -> Any:
-        """Return the result of an instant query.
-
-        Raises:
-            urllib.error.HTTPError: it does not understand it.
-        """
-        url = f"http://{self.address}/api/v1/query?{urllib.parse.urlencode({'query': promql})}"
-        with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as answer:
-            return json.load(answer)["data"]["result"]
-
-    def vector(self, promql: str) -> Vector:
-        """Return the values of an instant query by their labels."""
-        return {frozenset(each["metric"].items()): float(each["value"][1]) for each in self.query(promql)}
-
-    def wait_for(self, promql: str, condition: Callable[[Vector], bool]) -> Vector:
-        """Ask until the answer is as wanted, and return it.
-
-        Raises:
-            ProcessFailedError: it never was.
-        """
-        return self._wait_for(promql, lambda: self.vector(promql), condition)
-
-    def wait_for_errors(self, condition: Callable[[dict[str, str]], bool]) -> dict[str, str]:
-        """Ask until what the last scrapes failed of is as wanted, and return it by job; empty if they did not fail.
-
-        Raises:
-            ProcessFailedError: it never was.
-        """
-        return self._wait_for("what the scrapes failed of", self._errors, condition)
-
-    def _errors(self) -> dict[str, str]:
-        with urllib.request.urlopen(f"http://{self.address}/api/v1/targets", timeout=_TIMEOUT_S) as answer:
-            targets = json.load(answer)["data"]["activeTargets"]
-        return {target["labels"]["job"]: target["lastError"] for target in targets}
-
-    def _wait_for(self, what: str, look: Callable[[], Any], condition: Callable[[Any], bool]) -> Any:
-        deadline = time.monotonic() + _TIMEOUT_S
-        while not condition(found := look()):
-            if time.monotonic() > deadline:
-                raise self.process.failure(f"{what} is {found}")
-            time.sleep(_POLL_S)
-        return found
-
-    def wait_for_value(self, promql: str, value: float) -> None:
-        """Ask until the answer is one sample of that value.
-
-        Raises:
-            ProcessFailedError: it never was.
-        """
-        self.wait_for(promql, lambda found: list(found.values()) == [pytest.approx(value)])
 
 
 @pytest.fixture(scope="module")

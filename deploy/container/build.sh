@@ -1,0 +1,29 @@
+#!/bin/sh
+# The image's first stage, on a bare Debian: build.sh SOURCE makes /opt/sluice, a virtual environment with the wheel of
+# SOURCE and the pinned versions of all that it needs, and nothing else: no pip and no compiler get into the image.
+set -eu
+
+source=$1
+export DEBIAN_FRONTEND=noninteractive PIP_ROOT_USER_ACTION=ignore PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
+packages() {
+    # dpkg says much that is of no use here; if it fails, all of it is.
+    apt-get update -qq && apt-get install -y -qq --no-install-recommends "$@" >/tmp/apt.log 2>&1 || { cat /tmp/apt.log >&2; exit 1; }
+    rm /tmp/apt.log
+}
+packages python3-venv ca-certificates
+
+python3 -m venv /tmp/tools
+# What builds the wheel is pinned, too; older versions of pip know the first variable, newer ones the second.
+export PIP_CONSTRAINT="$source/constraints.txt" PIP_BUILD_CONSTRAINT="$source/constraints.txt"
+/tmp/tools/bin/pip wheel --quiet --no-deps --wheel-dir /tmp/wheel "$source"
+
+python3 -m venv --without-pip /opt/sluice
+/tmp/tools/bin/pip --python /opt/sluice/bin/python install --quiet --compile /tmp/wheel/*.whl
+
+# The bill of materials is made by what looks at the environment from outside.
+unset PIP_CONSTRAINT PIP_BUILD_CONSTRAINT
+/tmp/tools/bin/pip install --quiet -r "$source/deploy/container/tools.txt"
+mkdir -p /opt/sluice/share/sluice
+/tmp/tools/bin/cyclonedx-py environment --pyproject "$source/pyproject.toml" --mc-type application \
+    --output-reproducible --validate --output-file /opt/sluice/share/sluice/sbom.cdx.json /opt/sluice/bin/python
+install -D -m 0644 "$source/deploy/container/healthcheck.py" /opt/sluice/libexec/healthcheck.py

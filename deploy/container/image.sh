@@ -1,0 +1,37 @@
+#!/bin/sh
+# Builds the Containerfile without a registry: its base is the bare Debian that chroot.sh has made. Any user may run it
+# who may make user namespaces; it needs buildah (Debian's package), and the tree's archive, which chroot.sh leaves.
+#   sh deploy/container/image.sh DIRECTORY [STORAGE]     DIRECTORY as for chroot.sh; STORAGE is for images, below it
+set -eu
+
+command -v buildah >/dev/null || {
+    echo "image.sh: buildah is missing: sudo apt-get install -y --no-install-recommends buildah" >&2
+    exit 1
+}
+base=$(cd "$1" && pwd)/base.tar
+[ -e "$base" ] || { echo "image.sh: $base is missing: chroot.sh makes it" >&2; exit 1; }
+storage=${2:-$(cd "$1" && pwd)/storage}
+mkdir -p "$storage"
+cd "$(dirname "$0")/../.."
+# Neither overlays nor a container runtime: these two work where nothing else is allowed.
+export STORAGE_DRIVER=vfs BUILDAH_ISOLATION=chroot
+images() { buildah --root "$storage/images" --runroot "$storage/run" "$@"; }
+
+made=$(images from scratch)
+images add --quiet "$made" "$base" / >/dev/null
+if [ -n "${PIP_CERT:-}" ]; then
+    # Whom this machine trusts, for pip.
+    images add --quiet "$made" "$PIP_CERT" /etc/trusted.pem >/dev/null
+    images config --env PIP_CERT=/etc/trusted.pem "$made"
+fi
+images commit --quiet "$made" localhost/bare-debian >/dev/null
+images rm "$made" >/dev/null
+
+images bud --network host --format docker --build-arg BASE=localhost/bare-debian \
+    --tag localhost/sluice --file deploy/container/Containerfile .
+images inspect --type image --format 'user {{.Docker.Config.User}}, health check {{.Docker.Config.Healthcheck.Test}}' \
+    localhost/sluice
+
+made=$(images from localhost/sluice)
+images run --network host "$made" -- sh -c 'id && ! command -v pip && sluice --version && sluice demo --seconds 5'
+images rm "$made" >/dev/null

@@ -1,0 +1,35 @@
+#!/bin/sh
+# Lays out what systemd needs, as a Debian package would; /opt/sluice itself is made by pip. What is configured already
+# is left alone.
+#   sudo sh deploy/systemd/install.sh          here
+#   sh deploy/systemd/install.sh DIRECTORY     below a directory, for packages and images
+#
+#   /usr/lib/systemd/system/sluice.service    /usr/lib/sysusers.d/sluice.conf    /usr/lib/tmpfiles.d/sluice.conf
+#   /etc/sluice/sluice.toml  configuration    /etc/default/sluice  variables     /var/lib/sluice  state, made at the start
+set -eu
+
+root=${1:-}
+here=$(cd "$(dirname "$0")" && pwd)
+
+put() {
+    mkdir -p "$root$(dirname "$3")"
+    install -m "$1" "$here/$2" "$root$3"
+}
+put_once() {
+    if [ -e "$root$3" ]; then echo "kept: $root$3"; else put "$@"; fi
+}
+
+put 0644 sluice.service /usr/lib/systemd/system/sluice.service
+put 0644 sluice.sysusers /usr/lib/sysusers.d/sluice.conf
+put 0644 sluice.tmpfiles /usr/lib/tmpfiles.d/sluice.conf
+put 0644 ../../README.md /usr/share/doc/sluice/README.md
+put 0644 ../sluice.toml /usr/share/doc/sluice/sluice.toml
+put_once 0640 ../sluice.toml /etc/sluice/sluice.toml
+put_once 0644 sluice.default /etc/default/sluice
+
+if [ -z "$root" ]; then
+    systemd-sysusers /usr/lib/sysusers.d/sluice.conf
+    systemd-tmpfiles --create /usr/lib/tmpfiles.d/sluice.conf
+    systemctl daemon-reload
+    echo "edit /etc/sluice/sluice.toml, then: sluice check /etc/sluice/sluice.toml && systemctl enable --now sluice"
+fi

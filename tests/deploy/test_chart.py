@@ -1,0 +1,398 @@
+"""The Helm chart: what helm and the schemas of Kubernetes say of it, and that it deploys what it promises."""
+
+import hashlib
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import jsonschema
+import kubernetes_validate
+import pytest
+import yaml
+from harness.paths import ROOT
+
+from admin.composition import compose
+from admin.sources import Flags, load
+from admin.version import sluice_version
+
+CHART: Final = ROOT / "deploy" / "helm" / "sluice"
+DEPLOYMENT_A: Final = ROOT / "deploy" / "helm" / "examples" / "deployment-a"
+#: The oldest that the validator knows of those the chart is for, and the newest.
+KUBERNETES: Final = ("1.31", kubernetes_validate.latest_version())
+
+BROKER: Final = ("--set", "broker.nameServers=name-server:9876")
+EVERYTHING: Final = (
+    *BROKER,
+    *("--set", "serviceMonitor.enabled=true,prometheusRule.enabled=true,dashboard.enabled=true"),
+    *("--set", "admin.tlsSecret=sluice-tls,image.pullSecrets={registry},labels.team=mq,state.storageClass=fast"),
+    *("--set", "broker.storage.storageClass=fast,broker.nodeSelector.disk=ssd,env[0].name=SLUICE_LOG_LEVEL"),
+    *("--set", "env[0].value=debug,networkPolicy.clients[0].podSelector.matchLabels.app=shop"),
+    *("--set", "networkPolicy.egress[0].ports[0].port=9876,networkPolicy.egress[0].ports[0].protocol=TCP"),
+    *("--set", "networkPolicy.replicas[0].ipBlock.cidr=10.2.0.0/16,podDisruptionBudget.selector.tier=brokers"),
+)
+EXISTING: Final = ("-f", str(DEPLOYMENT_A / "values.yaml"))
+VARIANTS: Final[Mapping[str, tuple[str, ...]]] = {
+    "usual": BROKER,
+    "everything": EVERYTHING,
+    "in memory": (*BROKER, "--set", "state.persistent=false,tokens.existingSecret=mine,networkPolicy.enabled=false"),
+    "ipv6": (*BROKER, "--set", "ipv6=true,podDisruptionBudget.enabled=false"),
+    "existing broker": EXISTING,
+    "existing broker, patched": (*EXISTING, "--set", "existing.patch=true,state.existingClaim=kept"),
+}
+Helm = Callable[..., subprocess.CompletedProcess[str]]
+Render = Callable[..., list[Any]]
+
+
+def one(objects: list[Any], kind: str, name: str = "") -> Any:
+    (found,) = (each for each in objects if each["kind"] == kind and each["metadata"]["name"].endswith(name))
+    return found
+
+
+def pod(objects: list[Any]) -> Any:
+    return one(objects, "StatefulSet")["spec"]["template"]["spec"]
+
+
+def sidecar(objects: list[Any]) -> Any:
+    (found,) = pod(objects)["initContainers"]
+    return found
+
+
+@pytest.fixture(scope="module")
+def usual(render: Render) -> list[Any]:
+    return render(*BROKER)
+
+
+# The patch is no object of its own, and helm would have it be one.
+@pytest.mark.parametrize("variant", [name for name in VARIANTS if not name.endswith("patched")])
+def test_helm_finds_nothing_wrong(helm: Helm, variant: str) -> None:
+    arguments = VARIANTS[variant]
+    done = helm("lint", "--strict", "--kube-version", "1.31.0", CHART, *arguments)
+    assert done.returncode == 0, done.stdout
+    assert "1 chart(s) linted, 0 chart(s) failed" in done.stdout
+    assert "[WARNING]" not in done.stdout
+
+
+@pytest.mark.parametrize("arguments", VARIANTS.values(), ids=VARIANTS)
+def test_kubernetes_would_take_it(render: Render, arguments: tuple[str, ...], definitions: dict[str, Any]) -> None:
+    objects = render(*arguments)
+    # What is to be patched has no selector and no containers of its own; the patched object is validated below.
+    whole = [each for each in objects if each["kind"] != "StatefulSet" or "selector" in each["spec"]]
+    assert len(whole) >= 4
+    for each in whole:
+        if each["kind"] in definitions:
+            jsonschema.validate(each, definitions[each["kind"]])
+        else:
+            for version in KUBERNETES:
+                kubernetes_validate.validate(each, version, strict=True)
+
+
+def test_a_misspelt_field_would_be_seen(render: Render, definitions: dict[str, Any]) -> None:
+    monitor = one(render(*EVERYTHING), "ServiceMonitor")
+    monitor["spec"]["endpoints"][0]["intervall"] = "15s"
+    with pytest.raises(jsonschema.ValidationError, match="intervall"):
+        jsonschema.validate(monitor, definitions["ServiceMonitor"])
+    stateful = one(render(*BROKER), "StatefulSet")
+    stateful["spec"]["template"]["spec"]["initContainers"][0]["restartPolicies"] = "Always"
+    with pytest.raises(kubernetes_validate.ValidationError, match="restartPolicies"):
+        kubernetes_validate.validate(stateful, KUBERNETES[0], strict=True)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "complaint"),
+    [
+        ("broker.nameServer=a:9876", "nameServer"),
+        ("admin.port=0", "admin"),
+        ("image.pullPolicy=Sometimes", "pullPolicy"),
+        ("listeners[0].name=UPPER,listeners[0].port=1", "listeners"),
+        ("broker.create=false", "existing.selector: give the labels of the broker's pods"),
+        ("existing.patch=true", "existing.patch: goes with broker.create=false"),
+    ],
+)
+def test_a_wrong_value_is_refused_by_its_name(helm: Helm, wrong: str, complaint: str) -> None:
+    done = helm("template", "mq", CHART, "--kube-version", "1.31.0", *BROKER, "--set", wrong)
+    assert done.returncode != 0
+    assert complaint in done.stderr
+
+
+def test_without_name_servers_there_is_no_broker(helm: Helm) -> None:
+    done = helm("template", "mq", CHART, "--kube-version", "1.31.0")
+    assert "broker.nameServers: give the name servers" in done.stderr
+
+
+def test_older_clusters_without_native_sidecars_are_refused(helm: Helm) -> None:
+    assert "incompatible" in helm("template", "mq", CHART, "--kube-version", "1.28.0", *BROKER).stderr
+
+
+def test_sluice_is_a_native_sidecar_that_listens_before_the_broker_starts(usual: list[Any]) -> None:
+    assert sidecar(usual)["restartPolicy"] == "Always"
+    # Readiness asks for the broker, and so must not be what the broker waits for.
+    assert sidecar(usual)["startupProbe"]["httpGet"] == {"path": "/healthz", "port": "sluice-admin"}
+    assert sidecar(usual)["readinessProbe"]["httpGet"]["path"] == "/readyz"
+    assert {port["name"] for port in sidecar(usual)["ports"]} >= {"sluice-admin"}
+    assert all(len(port["name"]) <= 15 for port in sidecar(usual)["ports"])
+
+
+@pytest.mark.parametrize("variant", ["usual", "everything"])
+def test_it_may_do_nothing_that_it_need_not(render: Render, variant: str) -> None:
+    objects = render(*VARIANTS[variant])
+    for container in (sidecar(objects), one(objects, "Pod")["spec"]["containers"][0]):
+        context = container["securityContext"]
+        assert context["runAsNonRoot"]
+        assert context["runAsUser"] == 10001
+        assert context["readOnlyRootFilesystem"]
+        assert not context["allowPrivilegeEscalation"]
+        assert context["capabilities"] == {"drop": ["ALL"]}
+        assert context["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert {"memory"} <= set(container["resources"]["limits"])
+        assert container["image"].endswith(f":{sluice_version()}")
+    assert pod(objects)["automountServiceAccountToken"] is False
+
+
+def test_it_drains_before_it_is_killed(render: Render) -> None:
+    spec = pod(render(*BROKER, "--set", "graceSeconds=25"))
+    text = one(render(*BROKER, "--set", "graceSeconds=25"), "ConfigMap", "sluice")["data"]["sluice.toml"]
+    assert "grace_s = 25\n" in text
+    assert spec["terminationGracePeriodSeconds"] > 25
+
+
+SETTINGS: Final = ("--set-string", 'listeners[0].settings=exempt = ["10.2.0.0/16"]')
+
+
+@pytest.mark.parametrize(
+    ("arguments", "address", "warning"),
+    [
+        (BROKER, "10.1.2.3", None),
+        (
+            (*BROKER, *SETTINGS, "--set", "ipv6=true,listeners[0].name=main,listeners[0].port=10911"),
+            "2001:db8::7",
+            None,
+        ),
+        ((*BROKER, "--set", "limiting=false"), "10.1.2.3", "limiting = false: everything passes"),
+        (EXISTING, "10.1.2.3", 'every limit has action = "shadow": all passes and is only counted'),
+    ],
+    ids=["usual", "ipv6, and settings of a listener", "not limiting", "existing broker"],
+)
+def test_sluice_would_run_what_is_rendered(
+    render: Render, tmp_path: Path, arguments: tuple[str, ...], address: str, warning: str | None
+) -> None:
+    objects = render(*arguments)
+    tokens, file = tmp_path / "tokens", tmp_path / "sluice.toml"
+    tokens.write_text(one(objects, "Secret")["stringData"]["tokens"], encoding="utf-8")
+    text = one(objects, "ConfigMap", "sluice")["data"]["sluice.toml"]
+    file.write_text(text.replace("/etc/sluice-tokens/tokens", str(tokens)), encoding="utf-8")
+    plan = compose(load(str(file), {"POD_IP": address}, Flags()))
+    assert {listener.settings.listen.host for listener in plan.listeners} == {address}
+    assert {listener.settings.broker.host for listener in plan.listeners} == {"127.0.0.1"}
+    exempt = [str(network) for network in plan.listeners[0].settings.exempt]
+    assert exempt == (["10.2.0.0/16"] if SETTINGS[1] in arguments else [])
+    # Within a cluster's network that is usual; a certificate mends it.
+    (clear,) = (line for line in plan.warnings() if "in the clear" in line)
+    assert {*plan.warnings()} - {clear} == ({warning} if warning else set())
+
+
+def test_a_changed_limit_or_token_restarts_nothing(render: Render, usual: list[Any]) -> None:
+    changed = render(*BROKER, "--set", "config=[defaults.topic]\nrate = 7\n")
+    assert one(changed, "ConfigMap", "sluice") != one(usual, "ConfigMap", "sluice")
+    assert one(changed, "StatefulSet") == one(usual, "StatefulSet")
+    assert "reload_on_change = true" in one(changed, "ConfigMap", "sluice")["data"]["sluice.toml"]
+    # What is mounted by subPath is never updated.
+    assert not [mount for mount in sidecar(usual)["volumeMounts"] if "subPath" in mount]
+
+
+def test_a_changed_broker_configuration_restarts_it(render: Render, usual: list[Any]) -> None:
+    changed = render(*BROKER, "--set", "broker.config=brokerId = 0\n")
+    assert one(changed, "StatefulSet") != one(usual, "StatefulSet")
+
+
+def test_sluice_is_given_digests_and_operators_the_tokens(usual: list[Any]) -> None:
+    data = one(usual, "Secret")["stringData"]
+    lines = [line.split() for line in data["tokens"].splitlines()]
+    assert lines == [
+        ["operator", "write", f"sha256:{_digest(data['operator-token'])}"],
+        ["prometheus", "read", f"sha256:{_digest(data['metrics-token'])}"],
+    ]
+    (volume,) = (each for each in pod(usual)["volumes"] if each["name"] == "sluice-tokens")
+    assert volume["secret"]["items"] == [{"key": "tokens", "path": "tokens"}]
+
+
+def _digest(token: str) -> str:
+    return hashlib.sha256(token.encode()).hexdigest()
+
+
+def test_ones_own_secret_is_used_as_it_is(render: Render) -> None:
+    objects = render(*BROKER, "--set", "tokens.existingSecret=mine,serviceMonitor.enabled=true")
+    assert not [each for each in objects if each["kind"] == "Secret"]
+    (volume,) = (each for each in pod(objects)["volumes"] if each["name"] == "sluice-tokens")
+    assert volume["secret"]["secretName"] == "mine"
+    (endpoint,) = one(objects, "ServiceMonitor")["spec"]["endpoints"]
+    assert endpoint["authorization"]["credentials"] == {"name": "mine", "key": "metrics-token"}
+
+
+def test_the_broker_hides_behind_it(usual: list[Any]) -> None:
+    text = one(usual, "ConfigMap", "broker")["data"]["broker.conf"]
+    settings = dict(line.split(" = ", 1) for line in text.splitlines())
+    assert (settings["bindAddress"], settings["listenPort"]) == ("127.0.0.1", "10911")
+    (broker,) = pod(usual)["containers"]
+    assert "brokerIP1 = $POD_IP" in broker["args"][0]
+    for probe in ("startupProbe", "livenessProbe"):
+        assert broker[probe]["exec"]["command"][-1] == "exec 3<>/dev/tcp/127.0.0.1/10911"
+
+
+def test_the_brokers_java_is_told_to_end_whoever_started_it(usual: list[Any], tmp_path: Path) -> None:
+    (broker,) = pod(usual)["containers"]
+    command = broker["lifecycle"]["preStop"]["exec"]["command"]
+    # A stand-in for Java that bears its name, and a process table with nothing else in it.
+    java = tmp_path / "java"
+    java.symlink_to("/bin/sleep")
+    with subprocess.Popen([java, "60"]) as process:
+        (tmp_path / "proc").mkdir()
+        (tmp_path / "proc" / str(process.pid)).symlink_to(f"/proc/{process.pid}")
+        ended = threading.Thread(target=process.wait)
+        ended.start()
+        subprocess.run([*command[:2], command[2].replace("/proc/", f"{tmp_path}/proc/")], check=True, timeout=60)
+        ended.join()
+    assert process.returncode == -signal.SIGTERM
+
+
+def test_state_outlives_the_pod(usual: list[Any]) -> None:
+    claims = {each["metadata"]["name"] for each in one(usual, "StatefulSet")["spec"]["volumeClaimTemplates"]}
+    assert claims == {"store", "sluice-state"}
+    (mount,) = (each for each in sidecar(usual)["volumeMounts"] if each["name"] == "sluice-state")
+    # A pod's address changes with each of its lives; the usual folder is named after it.
+    assert f'state_dir = "{mount["mountPath"]}/state"' in one(usual, "ConfigMap", "sluice")["data"]["sluice.toml"]
+
+
+def test_everything_that_selects_pods_selects_these(render: Render) -> None:
+    objects = render(*EVERYTHING)
+    labels = one(objects, "StatefulSet")["spec"]["template"]["metadata"]["labels"].items()
+    assert one(objects, "StatefulSet")["spec"]["selector"]["matchLabels"].items() <= labels
+    assert one(objects, "NetworkPolicy")["spec"]["podSelector"]["matchLabels"].items() <= labels
+    for service in (each for each in objects if each["kind"] == "Service"):
+        assert service["spec"]["selector"].items() <= labels
+    assert one(objects, "PodDisruptionBudget")["spec"]["selector"]["matchLabels"] == {"tier": "brokers"}
+
+
+def test_the_network_lets_in_clients_replicas_and_who_may_look(render: Render, usual: list[Any]) -> None:
+    clients, replicas, admin = one(usual, "NetworkPolicy")["spec"]["ingress"]
+    assert ([port["port"] for port in clients["ports"]], "from" in clients) == ([10911, 10909], False)
+    assert [port["port"] for port in replicas["ports"]] == [10912]
+    assert [port["port"] for port in admin["ports"]] == [9870]
+    assert admin["from"] == [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]
+    narrow = one(render(*EVERYTHING), "NetworkPolicy")["spec"]
+    assert narrow["ingress"][0]["from"] == [{"podSelector": {"matchLabels": {"app": "shop"}}}]
+    assert narrow["policyTypes"] == ["Ingress", "Egress"]
+
+
+def test_prometheus_finds_it_and_is_let_in(render: Render) -> None:
+    objects = render(*EVERYTHING)
+    monitor = one(objects, "ServiceMonitor")["spec"]
+    service = one(objects, "Service", "admin")
+    assert monitor["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+    (endpoint,) = monitor["endpoints"]
+    assert endpoint["port"] in {port["name"] for port in service["spec"]["ports"]}
+    assert endpoint["scheme"] == "https"
+    credentials = endpoint["authorization"]["credentials"]
+    assert credentials["key"] in one(objects, "Secret", credentials["name"])["stringData"]
+    # The rules are about jobs that begin so.
+    assert service["metadata"]["labels"][monitor["jobLabel"]] == "sluice"
+
+
+def test_rules_and_dashboard_are_those_that_are_tested(render: Render) -> None:
+    objects = render(*EVERYTHING)
+    groups = [
+        group
+        for file in ("recording.yaml", "alerts.yaml")
+        for group in yaml.safe_load((ROOT / "deploy" / "prometheus" / file).read_text(encoding="utf-8"))["groups"]
+    ]
+    assert one(objects, "PrometheusRule")["spec"] == {"groups": groups}
+    dashboard = (ROOT / "deploy" / "grafana" / "sluice.json").read_text(encoding="utf-8")
+    assert one(objects, "ConfigMap", "dashboard")["data"]["sluice.json"].strip() == dashboard.strip()
+
+
+def test_a_certificate_makes_all_of_it_https(render: Render) -> None:
+    objects = render(*EVERYTHING)
+    assert all(sidecar(objects)[f"{probe}Probe"]["httpGet"]["scheme"] == "HTTPS" for probe in ("startup", "readiness"))
+    assert 'tls_key_file = "/etc/sluice-tls/tls.key"' in one(objects, "ConfigMap", "sluice")["data"]["sluice.toml"]
+    assert "/etc/sluice-tls" in {mount["mountPath"] for mount in sidecar(objects)["volumeMounts"]}
+
+
+def _merged(old: Any, patch: Any) -> Any:
+    """Merge as `kubectl patch --type strategic` does it with what is in this patch: lists of named things by name."""
+    if isinstance(old, dict) and isinstance(patch, dict):
+        return {key: _merged(old.get(key), patch[key]) if key in patch else old[key] for key in {**old, **patch}}
+    if isinstance(old, list) and isinstance(patch, list) and all(isinstance(each, dict) for each in (*old, *patch)):
+        names = [each["name"] for each in (*old, *patch)]
+        by_name = {each["name"]: each for each in old}
+        for each in patch:
+            by_name[each["name"]] = _merged(by_name.get(each["name"]), each)
+        return [by_name[name] for name in dict.fromkeys(names)]
+    return patch
+
+
+def _documents(file: Path) -> list[Any]:
+    return list(yaml.safe_load_all(file.read_text(encoding="utf-8")))
+
+
+@pytest.fixture(scope="module")
+def patch(helm: Helm) -> Any:
+    """What README's third command prints."""
+    done = helm(
+        *("template", "sluice", CHART, "-n", "rocketmq", "--kube-version", "1.31.0", *EXISTING),
+        *("--set", "existing.patch=true", "--show-only", "templates/patch.yaml"),
+    )
+    assert done.returncode == 0, done.stderr
+    return yaml.safe_load(done.stdout)
+
+
+def test_deployment_a_puts_the_sidecar_into_a_broker_that_is_there(patch: Any) -> None:
+    before = _documents(DEPLOYMENT_A / "before.yaml")
+    old = one(before, "StatefulSet")
+    assert (patch["kind"], patch["metadata"]) == (old["kind"], old["metadata"])
+    new = _merged(old, patch)
+    for version in KUBERNETES:
+        for each in (*before, *_documents(DEPLOYMENT_A / "broker-conf.yaml"), new):
+            kubernetes_validate.validate(each, version, strict=True)
+    was, is_now = old["spec"]["template"]["spec"], new["spec"]["template"]["spec"]
+    # The broker's own container is as it was; so are its store, and what finds its pods.
+    assert is_now["containers"] == was["containers"]
+    assert {key: value for key, value in new["spec"].items() if key != "template"} == {
+        key: value for key, value in old["spec"].items() if key != "template"
+    }
+    assert [each["name"] for each in is_now["initContainers"]] == ["sluice"]
+    mounts = {mount["name"] for mount in is_now["initContainers"][0]["volumeMounts"]}
+    assert mounts <= {volume["name"] for volume in is_now["volumes"]}
+    (conf,) = (volume for volume in is_now["volumes"] if volume["name"] == "conf")
+    assert conf == {"name": "conf", "configMap": {"name": "broker-a-behind-sluice"}}
+
+
+def test_deployment_a_adds_one_line_to_the_brokers_configuration() -> None:
+    was = one(_documents(DEPLOYMENT_A / "before.yaml"), "ConfigMap")["data"]["broker.conf"]
+    (document,) = _documents(DEPLOYMENT_A / "broker-conf.yaml")
+    assert document["data"]["broker.conf"] == f"{was}bindAddress = 127.0.0.1\n"
+
+
+def test_deployment_a_finds_what_the_patch_refers_to(helm: Helm, patch: Any) -> None:
+    done = helm("template", "sluice", CHART, "-n", "rocketmq", "--kube-version", "1.31.0", *EXISTING)
+    made = {(each["kind"], each["metadata"]["name"]) for each in yaml.safe_load_all(done.stdout) if each}
+    volumes = patch["spec"]["template"]["spec"]["volumes"]
+    assert {("ConfigMap", each["configMap"]["name"]) for each in volumes[:1]} <= made
+    assert {("Secret", each["secret"]["secretName"]) for each in volumes if "secret" in each} <= made
+    pods = one(_documents(DEPLOYMENT_A / "before.yaml"), "StatefulSet")["spec"]["template"]["metadata"]["labels"]
+    service = one([each for each in yaml.safe_load_all(done.stdout) if each], "Service", "admin")
+    assert service["spec"]["selector"].items() <= pods.items()
+    assert "StatefulSet" not in {kind for kind, _ in made}
+
+
+def test_deployment_as_commands_are_those_of_its_files() -> None:
+    text = (DEPLOYMENT_A / "README.md").read_text(encoding="utf-8")
+    commands = [line.strip() for line in text.split("```")[1].replace("\\\n", "").splitlines() if line]
+    assert [command.split()[:2] for command in commands] == [
+        ["helm", "upgrade"],
+        ["kubectl", "apply"],
+        ["helm", "template"],
+        ["kubectl", "-n"],
+    ]
+    assert all((DEPLOYMENT_A / name).is_file() for name in ("values.yaml", "broker-conf.yaml", "before.yaml"))

@@ -1,0 +1,80 @@
+"""The image's definition says what it should; that its stages work is what `make chroot` shows."""
+
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+from harness.embedded import EmbeddedBroker
+from harness.paths import ROOT
+from harness.ports import free_port
+from harness.sidecar import Sluice
+
+CONTAINER: Final = ROOT / "deploy" / "container"
+INSTRUCTIONS: Final = [
+    line
+    for line in re.sub(r"\\\n\s*", "", (CONTAINER / "Containerfile").read_text(encoding="utf-8")).splitlines()
+    if line and not line.startswith("#")
+]
+STAGES: Final = "\n".join(INSTRUCTIONS).split("\nFROM ")[1:]
+Run = Callable[..., str]
+
+
+def instructions(stage: int, word: str) -> list[str]:
+    return [line.removeprefix(f"{word} ") for line in STAGES[stage].splitlines() if line.startswith(f"{word} ")]
+
+
+def test_what_builds_is_no_part_of_the_image() -> None:
+    assert [stage.splitlines()[0] for stage in STAGES] == ["${BASE} AS build", "${BASE}"]
+    assert instructions(1, "COPY")[1:] == ["--from=build /opt/sluice /opt/sluice"]
+    assert "pip" not in STAGES[1]
+
+
+@pytest.mark.parametrize("line", instructions(0, "COPY") + instructions(1, "COPY")[:1])
+def test_what_is_copied_is_there(line: str) -> None:
+    *sources, _ = line.split()
+    assert all((ROOT / source).exists() for source in sources)
+
+
+def test_it_runs_as_nobody_special_and_says_how_it_is() -> None:
+    assert instructions(1, "USER") == ["10001:10001"]
+    assert "10001" in (CONTAINER / "runtime.sh").read_text(encoding="utf-8")
+    assert len(instructions(1, "HEALTHCHECK")) == 1
+    assert instructions(1, "VOLUME") == ["/var/lib/sluice"]
+
+
+def test_nothing_is_fetched_but_by_the_stages_scripts() -> None:
+    assert [line for stage in (0, 1) for line in instructions(stage, "RUN")] == [
+        "sh /src/deploy/container/build.sh /src",
+        "sh /tmp/runtime.sh && rm /tmp/runtime.sh",
+    ]
+    assert not [line for line in INSTRUCTIONS if line.startswith("ADD ")]
+
+
+@pytest.mark.parametrize("script", sorted(ROOT.glob("deploy/**/*.sh")), ids=lambda path: path.name)
+def test_scripts_can_be_read_by_any_shell(script: Path, run: Run) -> None:
+    run("dash", "-n", script)
+    assert script.read_text(encoding="utf-8").startswith("#!/bin/sh\n")
+
+
+@pytest.fixture(scope="module")
+def sidecar(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sluice]:
+    with (
+        EmbeddedBroker() as broker,
+        Sluice(tmp_path_factory.mktemp("sluice"), (broker.route(),), covered=False) as sluice,
+    ):
+        yield sluice
+
+
+def test_the_health_check_passes_while_it_answers(sidecar: Sluice, run: Run) -> None:
+    assert run(sys.executable, CONTAINER / "healthcheck.py", env={"SLUICE_URL": f"http://{sidecar.admin}"}) == ""
+
+
+def test_the_health_check_fails_and_says_why_when_nothing_answers(run: Run) -> None:
+    url = f"http://127.0.0.1:{free_port('127.0.0.1')}"
+    command = 'if "$@"; then exit 1; fi'
+    shown = run("sh", "-c", command, "-", sys.executable, CONTAINER / "healthcheck.py", env={"SLUICE_URL": url})
+    assert shown.startswith(f"{url}/healthz: ")
+    assert "refused" in shown

@@ -1,0 +1,125 @@
+"""The wheel and the source distribution: what is in them, that they are the same each time, and that they run alone."""
+
+import hashlib
+import json
+import re
+import tarfile
+import tomllib
+import zipfile
+from collections.abc import Callable
+from email.parser import HeaderParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from harness.paths import PARTS, ROOT, VENV_BIN, required
+
+from admin.version import sluice_version
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+Run = Callable[..., str]
+
+
+def test_the_version_is_written_once_and_repeated_right() -> None:
+    chart = yaml.safe_load((ROOT / "deploy" / "helm" / "sluice" / "Chart.yaml").read_text(encoding="utf-8"))
+    assert sluice_version() == PROJECT["version"] == chart["version"] == chart["appVersion"]
+
+
+def test_the_wheel_has_the_packages_with_their_types_and_nothing_else(packages: Any) -> None:
+    with zipfile.ZipFile(packages.wheel) as wheel:
+        names = wheel.namelist()
+        metadata = HeaderParser().parsestr(wheel.read(f"sluice_proxy-{PROJECT['version']}.dist-info/METADATA").decode())
+    assert {name.split("/")[0] for name in names} == {
+        "admin",
+        "limiter",
+        "proxy",
+        f"sluice_proxy-{PROJECT['version']}.dist-info",
+    }
+    assert {"admin/py.typed", "limiter/py.typed", "proxy/py.typed"} <= set(names)
+    assert not [name for name in names if "__pycache__" in name or name.endswith(".pyc")]
+    assert any(name.startswith("admin/web/") and name.endswith(".html") for name in names)
+    assert (metadata["Version"], metadata["License-Expression"]) == (PROJECT["version"], "Apache-2.0")
+
+
+def test_the_source_distribution_has_what_a_clone_has(packages: Any) -> None:
+    with tarfile.open(packages.sdist) as sdist:
+        members = {member.name.partition("/")[2]: member for member in sdist.getmembers()}
+    assert {"Makefile", "constraints.txt", "tests/conftest.py", "deploy/container/Containerfile"} <= set(members)
+    hidden = {name for name in members if "__pycache__" in name or name.startswith((".", "out", "dist"))}
+    assert hidden == {".gitignore"}
+    # Links lead to what is in it.
+    assert all(not member.islnk() and not member.linkname.startswith("/") for member in members.values())
+
+
+def test_building_twice_gives_the_same_bytes(packages: Any, run: Run, tmp_path: Path) -> None:
+    run(VENV_BIN / "python", "-m", "hatchling", "build", "--directory", tmp_path, cwd=ROOT)
+    (wheel,), (sdist,) = tmp_path.glob("*.whl"), tmp_path.glob("*.tar.gz")
+    assert _digest(wheel) == _digest(packages.wheel)
+    assert _digest(sdist) == _digest(packages.sdist)
+
+
+def _digest(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def test_the_wheel_runs_in_an_empty_environment(empty_environment: Path, run: Run, tmp_path: Path) -> None:
+    program = empty_environment / "bin" / "sluice"
+    assert run(program, "--version", cwd=tmp_path).strip() == f"sluice {PROJECT['version']}"
+    shown = run(program, "demo", "--seconds", "3", cwd=tmp_path)
+    assert "every request got its answer: 0 did not" in shown
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_its_types_are_seen_from_outside(empty_environment: Path, run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "user.py"
+    file.write_text(
+        "from limiter.rule import Rule\n\nreveal_type(Rule('topic', 'orders', 5).rate_per_s)\nRule('topic', 5, 5)\n",
+        encoding="utf-8",
+    )
+    command = (VENV_BIN / "mypy", "--strict", "--python-executable", empty_environment / "bin" / "python")
+    # Where it lies is no place that mypy looks at for the project's own source.
+    shown = run("sh", "-c", '"$@"; test $? -eq 1', "-", *command, file.name, cwd=tmp_path)
+    assert 'user.py:3: note: Revealed type is "' in shown
+    assert "float" in shown
+    assert 'user.py:4: error: Argument 2 to "Rule" has incompatible type "int"; expected "str"' in shown
+
+
+@pytest.fixture(scope="module")
+def bill(empty_environment: Path, run: Run, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The bill of materials of that environment, which its maker has validated against the schema."""
+    file = tmp_path_factory.mktemp("sbom") / "sluice.cdx.json"
+    maker = required(PARTS / "packaging" / ".stamp", "make deploy").parent / "bin" / "cyclonedx-py"
+    run(
+        *(maker, "environment", "--pyproject", ROOT / "pyproject.toml", "--mc-type", "application"),
+        *("--output-reproducible", "--validate", "--output-file", file, empty_environment / "bin" / "python"),
+    )
+    return json.loads(file.read_text(encoding="utf-8"))
+
+
+def test_the_bill_of_materials_lists_what_is_installed(bill: Any, empty_environment: Path, run: Run) -> None:
+    assert bill["bomFormat"] == "CycloneDX"
+    root = bill["metadata"]["component"]
+    assert (root["name"], root["version"], root["type"]) == (PROJECT["name"], PROJECT["version"], "application")
+    code = "import importlib.metadata as m; print(*(f'{d.name}=={d.version}' for d in m.distributions()))"
+    installed = {_normal(each) for each in run(empty_environment / "bin" / "python", "-c", code).split()}
+    listed = {_normal(f"{each['name']}=={each['version']}") for each in bill["components"]}
+    assert listed | {_normal(f"{PROJECT['name']}=={PROJECT['version']}")} == installed
+    assert all("licenses" in each or "evidence" in each for each in bill["components"])
+
+
+def test_the_bill_of_materials_says_what_needs_what(bill: Any) -> None:
+    names = {each["bom-ref"]: each["name"] for each in (*bill["components"], bill["metadata"]["component"])}
+    needs = {names[each["ref"]]: {names[ref] for ref in each.get("dependsOn", ())} for each in bill["dependencies"]}
+    direct = {_normal(re.split(r"[<>=\[]", each)[0]) for each in PROJECT["dependencies"]}
+    assert {_normal(each) for each in needs[PROJECT["name"]]} == direct
+
+
+def test_the_bill_of_materials_names_no_machine(bill: Any) -> None:
+    text = json.dumps(bill)
+    assert str(ROOT) not in text
+    assert "file://" not in text
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name.partition("==")[0]).lower() + name[len(name.partition("==")[0]) :]

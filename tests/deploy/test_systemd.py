@@ -1,0 +1,114 @@
+"""The unit, as systemd's own tools judge it, and the places that a Debian package would give to files."""
+
+import re
+import shlex
+import shutil
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import pytest
+from harness.paths import ROOT, VENV_BIN
+
+from admin.cli import app
+from admin.sources import environment_names
+
+SYSTEMD: Final = ROOT / "deploy" / "systemd"
+UNIT: Final = SYSTEMD / "sluice.service"
+#: Tenths: 1.1 of 10.
+EXPOSURE: Final = 11
+Run = Callable[..., str]
+
+
+def tool(name: str) -> str:
+    found = shutil.which(name)
+    if found is None:
+        pytest.fail(f"{name} is missing: apt-get install systemd", pytrace=False)
+    return found
+
+
+def settings(key: str) -> list[str]:
+    return re.findall(rf"^{key}=(.*)$", UNIT.read_text(encoding="utf-8"), re.MULTILINE)
+
+
+def test_systemd_finds_nothing_wrong_with_the_unit(run: Run, tmp_path: Path) -> None:
+    copy = tmp_path / "sluice.service"
+    # All but the program's place, where it need not be on this machine.
+    copy.write_text(
+        UNIT.read_text(encoding="utf-8").replace("/opt/sluice/bin/sluice", str(VENV_BIN / "sluice")), encoding="utf-8"
+    )
+    assert run(tool("systemd-analyze"), "verify", "--man=no", copy) == ""
+
+
+def test_what_could_be_shut_is_shut(run: Run) -> None:
+    shown = run(tool("systemd-analyze"), "security", "--offline=true", "--no-pager", f"--threshold={EXPOSURE}", UNIT)
+    assert f"Overall exposure level for sluice.service: {EXPOSURE / 10:.1f} OK" in shown
+
+
+def test_its_commands_are_sluices() -> None:
+    commands = re.findall(r"/opt/sluice/bin/sluice ([^>\n]*)", "\n".join(settings("Exec(?:Start|Reload)")))
+    assert [command.split()[0] for command in commands] == ["run", "check"]
+    for command in commands:
+        app.parse_args(shlex.split(command), print_error=False, exit_on_error=False)
+
+
+def test_variables_that_are_named_are_settings() -> None:
+    named = re.findall(r"^#(SLUICE_\w+)=", (SYSTEMD / "sluice.default").read_text(encoding="utf-8"), re.MULTILINE)
+    assert named
+    assert set(named) <= set(environment_names())
+
+
+def test_it_may_open_as_many_files_as_it_will_ask_for() -> None:
+    (limit,) = settings("LimitNOFILE")
+    assert int(limit) > 2 * 10_000 + 1_000
+
+
+@pytest.fixture
+def root(run: Run, tmp_path: Path) -> Path:
+    """A root directory with the layout, its user and its folders; only the owners are this test's own."""
+    run("sh", SYSTEMD / "install.sh", tmp_path)
+    run(tool("systemd-sysusers"), f"--root={tmp_path}")
+    return tmp_path
+
+
+def mode(path: Path) -> str:
+    return stat.filemode(path.stat().st_mode)
+
+
+def test_files_lie_where_a_debian_package_puts_them(root: Path) -> None:
+    files = {f"/{path.relative_to(root)}" for path in root.rglob("*") if path.is_file()}
+    assert {
+        "/usr/lib/systemd/system/sluice.service",
+        "/usr/lib/sysusers.d/sluice.conf",
+        "/usr/lib/tmpfiles.d/sluice.conf",
+        "/etc/sluice/sluice.toml",
+        "/etc/default/sluice",
+    } <= files
+    mentioned = {line.split()[-1] for line in settings("ExecStart")}
+    assert mentioned == {"/etc/sluice/sluice.toml"}
+
+
+def test_the_service_gets_a_user_without_a_shell(root: Path) -> None:
+    (line,) = [each for each in (root / "etc" / "passwd").read_text(encoding="utf-8").splitlines() if "sluice" in each]
+    name, _, _, _, _, home, shell = line.split(":")
+    assert (name, home, shell) == ("sluice", "/var/lib/sluice", "/usr/sbin/nologin")
+    assert settings("User") == settings("Group") == [name]
+
+
+def test_configuration_is_for_the_service_alone_and_state_is_its_own(root: Path, run: Run) -> None:
+    (root / "etc" / "sluice" / "tokens").touch(mode=0o644)
+    run(tool("systemd-tmpfiles"), f"--root={root}", "--create")
+    found = {name: mode(root / name) for name in ("etc/sluice", "etc/sluice/sluice.toml", "etc/sluice/tokens")}
+    assert found == {
+        "etc/sluice": "drwxr-x---",
+        "etc/sluice/sluice.toml": "-rw-r-----",
+        "etc/sluice/tokens": "-rw-r-----",
+    }
+    assert mode(root / "var" / "lib" / "sluice") == "drwx------"
+
+
+def test_what_is_configured_already_is_left_alone(root: Path, run: Run) -> None:
+    (root / "etc" / "sluice" / "sluice.toml").write_text("mine", encoding="utf-8")
+    assert "kept: " in run("sh", SYSTEMD / "install.sh", root)
+    assert (root / "etc" / "sluice" / "sluice.toml").read_text(encoding="utf-8") == "mine"
