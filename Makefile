@@ -20,7 +20,7 @@ FIND_PYTHON = for candidate in $(PYTHON) python3.11 python3.12 python3.13 python
 
 TESTED := proxy limiter admin tests
 
-.PHONY: help setup packages parts demo test lint types fast unit fuzz browser operator spark integration deploy chroot dist coverage bench constraints format clean
+.PHONY: help setup packages parts demo test lint types fast unit fuzz browser operator spark integration deploy chroot dist coverage bench reference constraints format clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -80,7 +80,7 @@ $(PARTS)/packaging/.stamp: deploy/container/tools.txt | $(VENV_STAMP)
 demo: $(VENV_STAMP) ## one runaway and several quiet topics, live, until Ctrl-C or SECONDS=20
 	$(BIN)/sluice demo $(if $(SECONDS),--seconds $(SECONDS))
 
-test: lint types fast deploy operator integration coverage ## everything: lint, types, fast tests, deployment, operator's side, integration tests
+test: lint types fast deploy spark operator integration coverage ## everything: lint, types, fast tests, deployment, analysis, operator's side, integration tests
 
 lint: $(VENV_STAMP) ## ruff, formatting, the import contracts
 	$(BIN)/ruff check $(TESTED)
@@ -92,7 +92,7 @@ types: $(VENV_STAMP) ## mypy --strict over the packages and the test harness
 	$(BIN)/mypy --strict tests/integration/harness
 	$(BIN)/mypy --strict tests/support/playbook
 	$(BIN)/mypy --strict tests/plugin/sluice_lines
-	MYPYPATH=tests/support $(BIN)/mypy --strict tests/bench
+	MYPYPATH=tests/support $(BIN)/mypy --strict tests/bench tests/support/reference tests/support/claims.py
 
 fast: $(VENV_STAMP) ## unit and fuzz tests with coverage
 	$(BIN)/python -m pytest tests/unit tests/fuzz --cov --cov-report= -n auto --maxprocesses 4
@@ -110,9 +110,10 @@ browser: setup ## the page in a real Chromium
 operator: parts ## API, page, rules, edits and attacks against a real sluice, two at a time
 	$(BIN)/python -m pytest tests/integration tests/browser -m "not alone" -n 2 --dist loadfile
 
-spark: $(VENV_STAMP) ## the analysis of the rejection log in a real Spark; takes its time, and is not in make test
+# Each of the two has a Spark of its own, whose planner is one thread.
+spark: $(VENV_STAMP) ## the analysis of the rejection log in a real Spark, two tests at a time
 	@sh tests/integration/packages.sh spark
-	$(BIN)/python -m pytest tests/spark
+	$(BIN)/python -m pytest tests/spark -n 2 --dist loadfile
 
 integration: parts ## real clients and a real broker through sluice
 	$(BIN)/python -m pytest tests/integration -m alone
@@ -147,6 +148,9 @@ bench: $(VENV_STAMP) ## throughput and latency against a plain relay
 	@sh tests/integration/packages.sh bench
 	$(BIN)/python -m pytest --quiet tests/bench
 	$(BIN)/python tests/bench/run.py
+
+reference: $(VENV_STAMP) ## write docs/reference anew from the code
+	PYTHONPATH=tests/support $(BIN)/python -m reference
 
 format: $(VENV_STAMP) ## apply the formatter and ruff's safe fixes
 	$(BIN)/ruff format $(TESTED)

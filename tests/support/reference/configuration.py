@@ -1,0 +1,146 @@
+"""The page of every key of the configuration, from ``admin.settings`` and the options of Sluice's own plug-ins."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Final, Literal, get_args, get_origin, get_type_hints
+
+from annotated_types import Ge
+from pydantic import BaseModel
+
+from admin.client.target import CLIENT_VARIABLES, ENV_WEBHOOK_TOKEN
+from admin.endpoint import Endpoint
+from admin.settings import HandlerSettings, Limit, LimitSettings, ListenerSettings, Settings
+from admin.sources import environment_names
+from proxy.handlers.rate_limit import PLUGIN
+from proxy.protocols.rocketmq import PROTOCOL
+from reference import markdown
+from reference.markdown import attributes, code, head, shape, table, value
+
+_HEAD: Final = ("key", "value", "default", "meaning")
+_INTRODUCTION: Final = """\
+The configuration is one TOML file: `sluice run --config FILE` or `SLUICE_CONFIG`. `sluice check FILE` says what it
+would put in force, and [deploy/sluice.toml](../../deploy/sluice.toml) is a sample of all of it. A key that is not known
+is an error.
+
+Flags win over the environment, and that over the file. A key's variable is named after its place; lists and tables of
+the file have none. `SLUICE_LISTEN`, `SLUICE_BROKER`, `SLUICE_PROTOCOL` and `SLUICE_LIMIT` stand for the flags of these
+names and take several values, separated by white space, limits by commas too: pairs of addresses stand in for all the
+file's listeners, a limit for the whole rule of its name.
+
+In the file's addresses (`listen` and `broker` of listeners, `listen` of `[admin]`) `${NAME}` is the value of a variable
+of the environment; one that is not set is an error.
+
+A key without a default may be left out unless it is required; its meaning says what holds then."""
+_RELOADED: Final = """\
+`sluice reload`, `SIGHUP`, and with `reload_on_change` a change of the file, read it again. In force at once are
+limits, defaults, `limiting`, the log level, tokens, and the certificate; `sluice reload --dry-run` names what needs a
+restart."""
+
+
+def _kinds() -> str:
+    """Write what each kind of the RocketMQ protocol is, and what holds for it by itself."""
+    return table(
+        ("kind", "what it is", "limit if none is given", "above it"),
+        (
+            (
+                code(kind.name),
+                kind.meaning,
+                "none" if kind.rate_per_s is None else f"{kind.rate_per_s:g} messages per second",
+                code(kind.action) + (f" for {kind.max_delay_s:g} s" if kind.action == "delay" else ""),
+            )
+            for kind in PROTOCOL.kinds
+        ),
+    )
+
+
+def _keys(model: type[BaseModel], place: tuple[str, ...] | None = None) -> str:
+    """Write the keys of one table; ``place`` is its own in the file if it has variables."""
+    names: dict[tuple[object, ...], list[str]] = {}
+    for name, at in environment_names().items():
+        names.setdefault(tuple(at), []).append(name)
+    schema = model.model_json_schema()
+    rows = []
+    # What must be there comes first.
+    for key, info in sorted(model.model_fields.items(), key=lambda field: not field[1].is_required()):
+        if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
+            continue
+        described = schema["properties"][key]
+        variables = names.get((*place, key), []) if place is not None else []
+        default = "required" if info.is_required() else _default(info.default, described)
+        row = [code(key), _allowed(described), default, described.get("description", "see below")]
+        rows.append([*row, ", ".join(map(code, variables))] if place is not None else row)
+    return table(_HEAD if place is None else (*_HEAD, "variable"), rows)
+
+
+def _allowed(schema: Mapping[str, Any]) -> str:
+    """Say what may be written; TOML has no null."""
+    alternatives = [each for each in schema.get("anyOf", ()) if each.get("type") != "null"]
+    if schema.get("type") == "array" and "$ref" in schema.get("items", {}):
+        return "tables"
+    inner = schema.get("additionalProperties")
+    if isinstance(inner, dict) and "$ref" in inner:
+        return "tables by kind"
+    return shape({"anyOf": alternatives} if alternatives else schema)
+
+
+def _default(default: object, schema: Mapping[str, Any]) -> str:
+    if isinstance(default, Endpoint):
+        return value(str(default))
+    return "" if schema.get("default") is None else value(schema["default"])
+
+
+def _options(declared: type[Any]) -> str:
+    """Write the options of a plug-in, which are a dataclass here."""
+    return table(_HEAD, _option_rows(declared))
+
+
+def _option_rows(declared: type[Any]) -> Iterator[tuple[str, str, str, str]]:
+    hints = get_type_hints(declared, include_extras=True)
+    meanings = attributes(declared.__doc__)
+    for each in dataclasses.fields(declared):
+        bounds = [bound for bound in get_args(hints[each.name])[1:] if isinstance(bound, Ge)]
+        inner = get_args(hints[each.name])[0] if get_origin(hints[each.name]) is Annotated else hints[each.name]
+        if get_origin(inner) is Literal:
+            allowed = ", ".join(value(word) for word in get_args(inner))
+        elif inner is int:
+            allowed = ", ".join(("integer", *(f"at least {bound.ge}" for bound in bounds)))
+        else:
+            allowed = "list of addresses and networks"
+        default = value(each.default) if isinstance(each.default, int | str) else code(each.default)
+        yield code(each.name), allowed, default, meanings[each.name].rstrip(".")
+
+
+def _parts() -> Iterator[str]:
+    """Yield the parts of the page."""
+    yield _INTRODUCTION
+    yield _RELOADED
+    yield "## At the top"
+    yield _keys(Settings, ())
+    yield f"## `[[listeners]]`\n\n{head(ListenerSettings.__doc__)}"
+    yield _keys(ListenerSettings)
+    yield f"### `[listeners.options]` of protocol `{PROTOCOL.name}`"
+    yield _options(PROTOCOL.options)
+    yield f"## `[[limits]]`\n\n{head(LimitSettings.__doc__)}"
+    yield _keys(LimitSettings)
+    yield f"Kinds of resources of protocol `{PROTOCOL.name}`, and what holds where no limit at all is given:"
+    yield _kinds()
+    keys = ", ".join(map(code, Limit.model_fields))
+    yield f"## `[defaults.KIND]`\n\nThe limit of each name that no other limit matches. Keys as above: {keys}."
+    yield f"## `[[handlers]]`\n\n{head(HandlerSettings.__doc__)}"
+    yield _keys(HandlerSettings)
+    yield f"### `[handlers.options]` of handler `{PLUGIN.name}`"
+    yield _options(PLUGIN.options)
+    for key, info in Settings.model_fields.items():
+        if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
+            yield f"## `[{key}]`\n\n{head(info.annotation.__doc__)}"
+            yield _keys(info.annotation, (key,))
+    variables = ", ".join(map(code, sorted((*CLIENT_VARIABLES, ENV_WEBHOOK_TOKEN))))
+    yield (
+        "## Variables of other commands\n\n"
+        f"No settings, and left alone by `sluice run` and `sluice check`: {variables}; see [the commands](cli.md)."
+    )
+
+
+def page() -> str:
+    """Return the page."""
+    return markdown.page("Configuration", "admin/settings.py", *_parts())

@@ -1,0 +1,95 @@
+"""The page of every metric, from the families that a scrape is made of."""
+
+from collections.abc import Iterator
+from itertools import chain
+from types import SimpleNamespace
+from typing import Any, Final, NamedTuple
+
+from prometheus_client.core import Metric
+
+from admin import reload
+from admin.metrics import families
+from admin.rejection_log import metrics as log_metrics
+from admin.rejection_log.figures import Figures
+from proxy.snapshot import Snapshot
+from reference import markdown
+from reference.markdown import code, table
+
+_NOTHING: Final = Snapshot(
+    rule_set_version=0,
+    limiting=True,
+    draining=False,
+    resources={},
+    rules={},
+    held_requests=0,
+    held_bytes=0,
+    hold_refused={},
+    usage={},
+    bypassed={},
+    listeners=(),
+    connections_total=0,
+    closed_total={},
+    frames_total={},
+    bytes_total={},
+    undecodable_total={},
+    lanes={},
+    live_limiters=0,
+    evicted_total=0,
+    overflowed_total=0,
+)
+_INTRODUCTION: Final = """\
+`/metrics` on the admin address, in Prometheus' text format or as OpenMetrics, whichever is asked for. At most
+`bounds.max_resource_labels` resources are told apart; what is beyond it is counted under the resource `_other`.
+A series with labels appears when there is something to tell; one without is always there. Rules and alerts are in
+[deploy/prometheus](../../deploy/prometheus), a dashboard is in [deploy/grafana](../../deploy/grafana)."""
+
+
+class Described(NamedTuple):
+    """One metric.
+
+    Attributes:
+        name: of its samples.
+        type: as Prometheus has it.
+        labels: in alphabetical order.
+        help: what it is.
+    """
+
+    name: str
+    type: str
+    labels: tuple[str, ...]
+    help: str
+
+
+def described() -> Iterator[Described]:
+    """Yield every metric that a sidecar can show."""
+    # Of a recorder and a reloader that have done nothing only this is read.
+    files = SimpleNamespace(figures=Figures(), waits_s=0.0)
+    ledger = SimpleNamespace(clock_steps=0, other_runs=0)
+    recorder: Any = SimpleNamespace(up=True, error=None, files=files, ledger=ledger)
+    reloader: Any = SimpleNamespace(ok=True)
+    for family in chain(families(_NOTHING), log_metrics.families(recorder), reload.families(reloader)):
+        yield _described(family.metric)
+
+
+def _described(metric: Metric) -> Described:
+    suffix = {"counter": "_total", "info": "_info"}.get(metric.type, "")
+    name = metric.name.removesuffix(suffix) + suffix
+    if metric.type == "info":
+        labels = tuple(sorted(label for sample in metric.samples for label in sample.labels))
+    else:
+        # Prometheus' own families keep them for the samples to come.
+        labels = tuple(getattr(metric, "_labelnames", ()))
+    return Described(name, metric.type, labels, metric.documentation)
+
+
+def page() -> str:
+    """Return the page."""
+    rows = [(code(each.name), each.type, ", ".join(map(code, each.labels)), each.help) for each in described()]
+    parts = [
+        f"## {title}\n\n{table(('metric', 'type', 'labels', 'meaning'), some)}"
+        for title, some in (
+            ("Of Sluice", [row for row in rows if row[0].startswith("`sluice_")]),
+            ("Of its process", [row for row in rows if not row[0].startswith("`sluice_")]),
+        )
+    ]
+    return markdown.page("Metrics", "admin/metrics.py and its kin", _INTRODUCTION, *parts)

@@ -1,0 +1,111 @@
+"""What the documentation says must be so; and what is not so must be found."""
+
+from pathlib import Path
+
+import pytest
+from claims import CHECKS, ROOT, wrong_commands, wrong_files, wrong_metrics, wrong_paths, wrong_settings, wrong_targets
+
+PAGES = [
+    ROOT / name
+    for name in (
+        "README.md",
+        "CONTRIBUTING.md",
+        "SECURITY.md",
+        "CHANGELOG.md",
+        "deploy/README.md",
+    )
+] + sorted((ROOT / "docs").rglob("*.md"))
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+@pytest.mark.parametrize("check", CHECKS)
+def test_what_a_page_says_is_so(check: str, page: Path) -> None:
+    assert list(CHECKS[check](page.read_text(encoding="utf-8"))) == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_what_a_page_refers_to_is_there(page: Path) -> None:
+    assert list(wrong_files(page.read_text(encoding="utf-8"), page.parent)) == []
+
+
+RIGHT = """
+```
+sluice limits set topic orders 5 --dry-run
+curl -s http://127.0.0.1:9870/api/v1/limits/topic/orders -X DELETE
+make demo SECONDS=20
+```
+
+`sluice report tail -f`, `--storm-gap`, `make test`, `rate(sluice_requests_total{verdict="refuse"}[1m])`, `SLUICE_URL`
+
+```toml
+[bounds]
+max_connections = 5
+```
+"""
+
+
+def test_what_is_right_is_not_complained_of() -> None:
+    assert [line for check in CHECKS.values() for line in check(RIGHT)] == []
+
+
+@pytest.mark.parametrize(
+    ("check", "right", "wrong"),
+    [
+        ("commands", "orders 5 --dry-run", "orders 5 --dry-runs"),
+        ("commands", "sluice limits set", "sluice limits put"),
+        ("commands", "set topic orders 5", "set topic"),
+        ("commands", "tail -f", "tail --folow"),
+        ("commands", "sluice report", "sluice reports"),
+        ("commands", "`--storm-gap`", "`--storm-gaps`"),
+        ("targets", "make test", "make tests"),
+        ("targets", "make demo", "make demonstration"),
+        ("metrics", "sluice_requests_total", "sluice_requests"),
+        ("metrics", "sluice_requests_total", "sluice_request_total"),
+        ("metrics", "verdict=", "outcome="),
+        ("paths", "/limits/topic/", "/limit/topic/"),
+        ("paths", "/api/v1/limits/topic/orders", "/api/v1/limits/topic"),
+        ("paths", "-X DELETE", "-X PATCH"),
+        ("settings", "SLUICE_URL", "SLUICE_URI"),
+        ("settings", "max_connections", "max_conections"),
+        ("settings", "= 5", '= "many"'),
+        ("settings", "[bounds]", "[bound]"),
+    ],
+)
+def test_one_thing_that_is_wrong_is_found(check: str, right: str, wrong: str) -> None:
+    assert right in RIGHT
+    found = {name: list(each(RIGHT.replace(right, wrong))) for name, each in CHECKS.items()}
+    assert found[check]
+    assert [name for name, lines in found.items() if lines] == [check]
+
+
+@pytest.mark.parametrize(
+    ("page", "right", "wrong", "check"),
+    [
+        ("README.md", "--storm-gap", "--storm-gaps", wrong_commands),
+        ("README.md", "sluice limits diff", "sluice limits difference", wrong_commands),
+        ("README.md", "make bench", "make benches", wrong_targets),
+        ("README.md", "sluice_bypassed_total", "sluice_bypasses_total", wrong_metrics),
+        ("README.md", "/api/v1/events", "/api/v1/event", wrong_paths),
+        ("README.md", "bytes_per_s = ", "bytes_per_second = ", wrong_settings),
+        ("SECURITY.md", "sluice_reload_ok", "sluice_reload_okay", wrong_metrics),
+        ("docs/add-a-protocol.md", "sluice check sluice.toml", "sluice check --files sluice.toml", wrong_commands),
+    ],
+)
+def test_a_change_of_a_page_is_found(page: str, right: str, wrong: str, check: object) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    assert right in text
+    assert callable(check)
+    assert list(check(text.replace(right, wrong, 1)))
+
+
+def test_a_link_that_leads_nowhere_is_found() -> None:
+    text = "## Here it is\n[a](README.md) [b](READ.md) [c](#here-it-is) [d](#there) `tests/unit` `tests/units`"
+    assert list(wrong_files(text, ROOT)) == [
+        "READ.md: no such file",
+        "#there: no such heading",
+        "tests/units: no such file",
+    ]

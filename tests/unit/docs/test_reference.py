@@ -1,0 +1,36 @@
+"""The reference pages must say what the code says."""
+
+from pathlib import Path
+
+import pytest
+from reference import FOLDER, PAGES
+from reference.metrics import described
+
+from admin.settings import Settings
+from admin.sources import environment_names
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_says_what_the_code_says(name: str) -> None:
+    path = FOLDER / name
+    written = path.read_text(encoding="utf-8") if path.exists() else ""
+    assert written == PAGES[name](), f"docs/reference/{name} is not what the code says; run: make reference"
+
+
+def test_there_is_no_page_that_nobody_makes() -> None:
+    assert {path.name for path in FOLDER.iterdir()} == set(PAGES)
+
+
+def test_every_variable_and_every_table_of_the_configuration_is_there() -> None:
+    text = PAGES["configuration.md"]()
+    assert not [name for name in environment_names() if f"`{name}`" not in text]
+    assert not [key for key in Settings.model_fields if f"`{key}`" not in text and f"[{key}]" not in text]
+
+
+def test_all_that_a_scrape_joins_is_on_the_page() -> None:
+    root = Path(__file__).parents[3]
+    sources = "".join(path.read_text(encoding="utf-8") for path in (root / "admin").rglob("*.py"))
+    assert sources.count("\ndef families(") == 3, (
+        "a new source of metrics; tests/support/reference/metrics.py joins them"
+    )
+    assert len({each.name for each in described()}) == len(list(described()))
