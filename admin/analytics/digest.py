@@ -188,81 +188,39 @@ class Digest:
         ]
 
     def _curves(self, worst: "Sequence[Row]") -> list[Curve]:
+        """Return what was asked for over time; each with its own step, and all that have seconds in one query."""
         if not worst:
             return []
-        wanted = F.broadcast(
-            self._session.createDataFrame(
-                [tuple(row[name] for name in RESOURCE_KEY) for row in worst], ", ".join(tables.RESOURCE)
-            )
+        minutes = self._read(tables.MINUTES)
+        spans = (
+            minutes.join(self._few([_key(row) for row in worst]), list(RESOURCE_KEY))
+            .groupBy(*RESOURCE_KEY)
+            .agg(F.min("minute_s").alias("first_s"), (F.max("minute_s") + _MINUTE_S).alias("last_s"))
         )
-        minutes = self._read(tables.MINUTES).join(wanted, list(RESOURCE_KEY))
-        spans = minutes.groupBy(*RESOURCE_KEY).agg(
-            F.min("minute_s").alias("first_s"), (F.max("minute_s") + _MINUTE_S).alias("last_s")
-        )
-        ends = {_key(row): row for row in spans.collect()}
-        curves = []
-        for row in worst:
-            end = ends.get(_key(row))
-            if end is None:
-                continue
-            step_s = _step_s(end["last_s"] - end["first_s"])
-            one = minutes.where(_is(row))
-            points = self._fine(one, step_s) if step_s < _MINUTE_S else self._coarse(one, step_s)
-            curves.append(
-                Curve(
-                    **{name: row[name] for name in RESOURCE_KEY},
-                    step_s=step_s,
-                    admitted=row["admitted"],
-                    refused=row["refused"],
-                    points=tuple(
-                        Point(
-                            at_s=point["at"],
-                            admitted_per_s=round(point["admitted"] / step_s, 3),
-                            refused_per_s=round(point["refused"] / step_s, 3),
-                            peak_per_s=float(point["peak"]),
-                            limit_per_s=point["limit"],
-                        )
-                        for point in points
-                    ),
-                )
+        steps_s = {_key(row): _step_s(row["last_s"] - row["first_s"]) for row in spans.collect()}
+        fine = [(*key, step_s) for key, step_s in steps_s.items() if step_s < _MINUTE_S]
+        coarse = [(*key, step_s) for key, step_s in steps_s.items() if step_s >= _MINUTE_S]
+        points: dict[tuple[str, ...], list[Row]] = {key: [] for key in steps_s}
+        for steps, points_of in ((fine, _fine), (coarse, _coarse)):
+            if steps:
+                stepped = minutes.join(self._few(steps, "step_s BIGINT"), list(RESOURCE_KEY))
+                for point in points_of(stepped).orderBy("at").collect():
+                    points[_key(point)].append(point)
+        return [
+            Curve(
+                **{name: row[name] for name in RESOURCE_KEY},
+                step_s=steps_s[_key(row)],
+                admitted=row["admitted"],
+                refused=row["refused"],
+                points=tuple(_point(point, steps_s[_key(row)]) for point in points[_key(row)]),
             )
-        return curves
+            for row in worst
+            if _key(row) in steps_s
+        ]
 
-    def _coarse(self, minutes: "DataFrame", step_s: int) -> "list[Row]":
-        """Return the steps of a curve, of whole minutes."""
-        return (
-            minutes.groupBy(F.expr(f"minute_s - minute_s % {step_s}").alias("at"))
-            .agg(
-                _sum(_REACHED).alias("admitted"),
-                _sum(_NOT).alias("refused"),
-                F.max("demand_peak_per_s").alias("peak"),
-                F.max_by("rate_per_s", "minute_s").alias("limit"),
-            )
-            .orderBy("at")
-            .collect()
-        )
-
-    def _fine(self, minutes: "DataFrame", step_s: int) -> "list[Row]":
-        """Return the steps of a curve, of seconds."""
-        seconds = minutes.select(
-            "minute_s", "rate_per_s", F.explode(F.arrays_zip("second", "second_admitted", "second_refused")).alias("of")
-        ).select(
-            (F.col("minute_s") + F.col("of.second")).alias("second_s"),
-            "rate_per_s",
-            F.col("of.second_admitted").alias("admitted"),
-            F.col("of.second_refused").alias("refused"),
-        )
-        return (
-            seconds.groupBy(F.expr(f"second_s - second_s % {step_s}").alias("at"))
-            .agg(
-                F.sum("admitted").alias("admitted"),
-                F.sum("refused").alias("refused"),
-                F.max(F.col("admitted") + F.col("refused")).alias("peak"),
-                F.max_by("rate_per_s", "second_s").alias("limit"),
-            )
-            .orderBy("at")
-            .collect()
-        )
+    def _few(self, rows: list[tuple[Any, ...]], *more: str) -> "DataFrame":
+        """Make a frame of a few resources, and what else is said of each."""
+        return F.broadcast(self._session.createDataFrame(rows, ", ".join((*tables.RESOURCE, *more))))
 
     def _limit_changes(self) -> list[LimitChange]:
         names = LimitChange.__struct_fields__
@@ -322,10 +280,48 @@ def _key(row: "Row") -> tuple[str, ...]:
     return tuple(row[name] for name in RESOURCE_KEY)
 
 
-def _is(row: "Row") -> "Column":
-    """Be true for rows of the same resource."""
-    same = [F.col(name) == F.lit(row[name]) for name in RESOURCE_KEY]
-    return same[0] & same[1] & same[2]
+def _coarse(minutes: "DataFrame") -> "DataFrame":
+    """Return the steps of curves, of whole minutes."""
+    return minutes.groupBy(*RESOURCE_KEY, F.expr("minute_s - minute_s % step_s").alias("at")).agg(
+        _sum(_REACHED).alias("admitted"),
+        _sum(_NOT).alias("refused"),
+        F.max("demand_peak_per_s").alias("peak"),
+        F.max_by("rate_per_s", "minute_s").alias("limit"),
+    )
+
+
+def _fine(minutes: "DataFrame") -> "DataFrame":
+    """Return the steps of curves, of seconds."""
+    seconds = minutes.select(
+        *RESOURCE_KEY,
+        "minute_s",
+        "step_s",
+        "rate_per_s",
+        F.explode(F.arrays_zip("second", "second_admitted", "second_refused")).alias("of"),
+    ).selectExpr(
+        *RESOURCE_KEY,
+        "minute_s + of.second AS second_s",
+        "step_s",
+        "rate_per_s",
+        "of.second_admitted AS admitted",
+        "of.second_refused AS refused",
+    )
+    return seconds.groupBy(*RESOURCE_KEY, F.expr("second_s - second_s % step_s").alias("at")).agg(
+        F.sum("admitted").alias("admitted"),
+        F.sum("refused").alias("refused"),
+        F.max(F.col("admitted") + F.col("refused")).alias("peak"),
+        F.max_by("rate_per_s", "second_s").alias("limit"),
+    )
+
+
+def _point(row: "Row", step_s: int) -> Point:
+    return Point(
+        at_s=row["at"],
+        admitted_per_s=round(row["admitted"] / step_s, 3),
+        refused_per_s=round(row["refused"] / step_s, 3),
+        peak_per_s=float(row["peak"]),
+        limit_per_s=row["limit"],
+    )
 
 
 def _step_s(length_s: int) -> int:

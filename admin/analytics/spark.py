@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
 LOCAL: Final = "local[*]"
 """All of this machine."""
+BRIEF_JAVA: Final = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"
+"""Java's first compiler alone; the room for what it compiles would be 48 MB then, which the code that Spark makes of
+queries fills within minutes, and Java compiles nothing more."""
 
 _LOOPBACK: Final = "127.0.0.1"
 _SCRATCH: Final = "sluice-report-"
@@ -167,7 +170,7 @@ def _conf(options: SparkOptions, scratch: Path) -> "SparkConf":
         conf.set("spark.sql.shuffle.partitions", str(max(4, 2 * (os.cpu_count() or 1))))
     java = f"-Djava.io.tmpdir={scratch} -Dlog4j2.configurationFile=file:{scratch / 'log4j2.properties'}"
     if options.brief:
-        java += " -XX:TieredStopAtLevel=1"
+        java += f" {BRIEF_JAVA}"
     for key, value in given.items():
         conf.set(key, value)
     conf.set("spark.driver.extraJavaOptions", f"{java} {given.get('spark.driver.extraJavaOptions', '')}".strip())

@@ -20,9 +20,7 @@ from admin.analytics.spark import SparkOptions, open_session
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """A session on two cores; without Java or pyspark the tests fail with the command that installs it."""
     log = tmp_path_factory.mktemp("spark") / "spark.log"
-    # For jobs as small as these, compiling Java code to its best costs more than it saves.
-    conf = (("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1"),)
-    with open_session(SparkOptions(master="local[2]", driver_memory="1g", conf=conf, log=log)) as session:
+    with open_session(SparkOptions(master="local[2]", driver_memory="1g", log=log, brief=True)) as session:
         yield session
 
 

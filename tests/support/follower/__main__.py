@@ -17,9 +17,8 @@ def main(logs: str, out: str, *flags: str) -> int:
     place = Path(out)
     settings = FollowSettings(once="--once" in flags, trigger_s=0.2, batch_bytes=400_000, refresh_s=0.0)
     console = Console(file=sys.stdout, width=300)
-    # These processes live too short for the second compiler.
-    conf = (("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1"), ("spark.sql.shuffle.partitions", "4"))
-    options = SparkOptions(master="local[2]", conf=conf, log=place.parent / f"{place.name}.log")
+    conf = (("spark.sql.shuffle.partitions", "4"),)
+    options = SparkOptions(master="local[2]", conf=conf, log=place.parent / f"{place.name}.log", brief=True)
     try:
         with open_session(options) as session, in_words(options.log):
             return follow(

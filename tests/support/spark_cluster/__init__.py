@@ -16,6 +16,8 @@ import pyspark
 from harness.ports import free_port
 from harness.process import ManagedProcess
 
+from admin.analytics.spark import BRIEF_JAVA
+
 SPARK_HOME = Path(pyspark.__file__).parent
 LOOPBACK = "127.0.0.1"
 PATIENCE_S = 540.0
@@ -28,8 +30,8 @@ SETTINGS = (
     f"spark.driver.host={LOOPBACK}",
     f"spark.driver.bindAddress={LOOPBACK}",
     "spark.sql.shuffle.partitions=4",
-    "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1",
-    "spark.executor.extraJavaOptions=-XX:TieredStopAtLevel=1",
+    f"spark.driver.extraJavaOptions={BRIEF_JAVA}",
+    f"spark.executor.extraJavaOptions={BRIEF_JAVA}",
 )
 """What a job on it needs."""
 
