@@ -6,7 +6,7 @@ serves the stream as well. What is in the tables, and how, is decided elsewhere.
 
 import re
 import urllib.parse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import reduce
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
-from admin.analytics import page, tables
+from admin.analytics import page, tables, words
 from admin.analytics.derive import derive, hours_of
 from admin.analytics.digest import MOST_RECOMMENDED, Digest
 from admin.analytics.findings import Findings, Inputs, SetAside
@@ -35,6 +35,7 @@ Step = Callable[[str], object]
 RECOMMENDATIONS_JSON: Final = "recommendations.json"
 REPORT_HTML: Final = "report.html"
 _MOST_SET_ASIDE: Final = 50
+_MOST_NAMED: Final = 5
 _PARTITION_BYTES: Final = 48 * 1024 * 1024
 """Of the log, for each task of a shuffle; what is left after aggregation is a small part of it."""
 _MOST_PARTITIONS: Final = 400
@@ -83,6 +84,9 @@ def make_tables(session: "SparkSession", found: Found, out: str, options: Option
 
     Returns:
         what was read.
+
+    Raises:
+        StartError: there is nothing to report; the tables are as they were.
     """
     step(f"reading {len(found.paths):,} files" if len(found.paths) != 1 else "reading one file")
     _size_shuffles(session, found)
@@ -96,6 +100,7 @@ def make_tables(session: "SparkSession", found: Found, out: str, options: Option
         step(f"looking for copies among {count:,} records")
         once = distinct(staged.records)
         records = restage(once.records, f"{scratch}/once") if once.dropped else once.records
+        _check_there_is_something(records, found, set_aside, options)
         step(f"adding up {count - once.dropped:,} records")
         derived = derive(records, options)
         days = tables.Days.of_seconds(options.since_s, options.until_s)
@@ -120,6 +125,32 @@ def make_tables(session: "SparkSession", found: Found, out: str, options: Option
         skipped_files=len(skipped),
         set_aside=tuple(set_aside[:_MOST_SET_ASIDE]),
     )
+
+
+def _check_there_is_something(
+    records: "DataFrame", found: Found, set_aside: Sequence[SetAside], options: Options
+) -> None:
+    """Refuse to put an empty report in place of the one that is there.
+
+    Raises:
+        StartError: nothing was understood, or nothing is of the time that was asked for.
+    """
+    since_s = 0 if options.since_s is None else options.since_s
+    until = "" if options.until_s is None else f" AND at_s < {options.until_s}"
+    row = records.selectExpr(
+        "min(at_s) AS first_s", "max(at_s) AS last_s", f"count_if(at_s >= {since_s}{until}) AS records"
+    ).collect()[0]
+    if row["records"]:
+        return
+    if row["first_s"] is None:
+        files = words.counted(len(found.paths), "file") if found.paths else ", ".join(found.addresses)
+        why = [
+            f"{each.file}: {words.counted(each.lines, 'line') + ': ' if each.lines else ''}{each.reason}"
+            for each in set_aside[:_MOST_NAMED]
+        ]
+        raise StartError([*why, f"nothing to report: not one record of a rejection log in {files}"])
+    there = words.span(row["first_s"], row["last_s"])
+    raise StartError(f"nothing to report: no record is of the time that was asked for; there are some from {there} UTC")
 
 
 def coming_in(logs: tuple[str, ...], bad: "DataFrame | None") -> Inputs:

@@ -125,6 +125,8 @@ def apply(target: Target, file: str, how: Applying, *, json: bool) -> str:
     with Api(target, LONG_TIMEOUT_S) as api:
         instance = how.instance or api.get(path("state")).read(_Sidecar).instance
         _check_instance(file, recommended, instance, api.url)
+        if only is not None and not any(only.stands_for(each.name) for each in recommended.recommendations):
+            raise RefusedError(f"--only {how.only}: no name in {file} is like that")
         planned, skipped = _plan(api, file, recommended.recommendations, instance, only=only, how=how)
         if len(planned) > MAX_EDITS:
             raise RefusedError(
@@ -251,7 +253,8 @@ def _edit(each: Recommendation, entry: LimitEntry, how: Applying) -> dict[str, A
     if limit.get("action") == "off":
         # What is recommended is a limit that holds.
         del limit["action"]
-    reason = f"{how.reason}: {each.evidence}" if how.reason else each.evidence
+    evidence = f"{each.evidence} Confidence: {each.confidence}."
+    reason = f"{how.reason}: {evidence}" if how.reason else evidence
     return {
         "type": "set_limit",
         "kind": each.kind,

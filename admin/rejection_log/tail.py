@@ -63,7 +63,7 @@ def tail(paths: Sequence[Path], lines: int = 10, follow: bool = False) -> int:  
         The exit code: 0, or 1 if something could not be read at all.
 
     Raises:
-        StartError: a path is not there.
+        StartError: a path is not there, or there is nothing to read.
     """
     for path in paths:
         try:
@@ -77,6 +77,8 @@ def tail(paths: Sequence[Path], lines: int = 10, follow: bool = False) -> int:  
     printer = _Printer()
     try:
         files = _find(paths, reader)
+        if not files and not follow and not reader.unreadable_files:
+            raise StartError([f"{printable(str(path))}: no file of a rejection log in it" for path in paths])
         offsets = {_identity(path): size for path, size in files if path.suffix != _GZIP}
         printer.print(_last(files, lines, reader))
         if follow:

@@ -26,6 +26,6 @@ def usual_logs(environ: Mapping[str, str] = os.environ) -> list[Path]:
     if not found:
         raise SettingsError(
             f"no rejection log below {base}, where sidecars of this machine and user keep theirs; name its folder:"
-            " rejection_log.dir, or `rejections` in the --state-dir"
+            " rejection_log.dir, or `rejections` in the --state-dir; `sluice state` says it"
         )
     return found

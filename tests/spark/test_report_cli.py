@@ -126,6 +126,25 @@ def test_of_a_range_of_time_the_rest_is_left_out_and_a_file_that_has_gone_is_sai
     assert storm["messages"] == _REFUSED // 2
 
 
+def test_nothing_takes_the_place_of_a_report(spark: SparkSession, report: Report, tmp_path: Path) -> None:
+    SmallLog().write(tmp_path / "logs" / "a.jsonl")
+    report(tmp_path / "logs")
+    out = tmp_path / "out"
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()}
+    with pytest.raises(StartError, match="no record is of the time that was asked for; there are some from 2026-11-21"):
+        report(tmp_path / "logs", since_s=NOON_S + 86_400)
+    junk = tmp_path / "junk"
+    junk.mkdir()
+    (junk / "a.jsonl").write_text("{}\nnot JSON\n")
+    (junk / "b.jsonl.gz").write_bytes(b"no gzip")
+    with pytest.raises(StartError) as raised:
+        report(junk)
+    assert raised.value.lines[-1] == "nothing to report: not one record of a rejection log in 2 files"
+    assert f"{junk / 'a.jsonl'}: 1 line: no schema version" in raised.value.lines
+    assert any("b.jsonl.gz: is no gzip" in line for line in raised.value.lines)
+    assert before == {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()}
+
+
 @pytest.mark.parametrize(
     ("arguments", "complaint", "exit_code"),
     [

@@ -21,6 +21,7 @@
   async function draw() {
     const mine = (drawing += 1);
     const style = getComputedStyle(document.documentElement);
+    document.getElementById("no-charts")?.remove();
     for (const [id, written] of items) {
       let text = written;
       for (const [colour, name] of Object.entries(palette)) {
@@ -38,7 +39,6 @@
       }
       place.dataset.drawn = dark.matches ? "dark" : "light";
     }
-    document.getElementById("no-charts")?.remove();
     document.documentElement.dataset.drawn = dark.matches ? "dark" : "light";
   }
 

@@ -99,7 +99,7 @@ def test_it_holds_for_the_next_request_is_audited_and_can_be_undone(
         assert done.stdout.endswith("changed 2, left out 0\n")
         orders = json.loads(run("limits", "get", "topic", "orders", "--json").stdout)
         assert (orders["limit"]["rate"], orders["limit"]["burst_s"]) == (500, 2)
-        assert orders["edit"]["reason"] == EVIDENCE
+        assert orders["edit"]["reason"] == f"{EVIDENCE} Confidence: low."
         own = json.loads(run("limits", "get", "topic", "log-1", "--json").stdout)
         assert (own["rule"], own["limit"]["rate"], own["limit"]["break_s"]) == ("topic:log-1", 90, 0)
         assert EVIDENCE in run("audit").stdout

@@ -163,14 +163,14 @@ def test_puts_the_new_rate_in_force_and_keeps_all_else_of_the_limit(
                 "kind": "topic",
                 "name": "orders",
                 "limit": {"rate": 560.0, "burst_s": 2.0, "count": "messages", "action": "reject"},
-                "reason": EVIDENCE,
+                "reason": f"{EVIDENCE} Confidence: high.",
                 "if_match": "etag-orders",
             }
         ]
     }
     lines = ran.out.splitlines()
     assert lines[0] == "topic orders: 500/s → 1000/s"
-    assert "   because " + EVIDENCE in lines
+    assert f"   because {EVIDENCE} Confidence: high." in lines
     assert any("`sluice audit revert 17` undoes it" in line for line in lines)
     assert lines[-1] == "changed 1, left out 0"
 
@@ -181,7 +181,7 @@ def test_a_dry_run_changes_nothing_and_a_reason_comes_first(
     ran = sluice("limits", "apply", file(recommendation()), "--dry-run", "--reason", "review of May")
     (done,) = sidecar.writes()
     assert done.query == {"dry_run": "1"}
-    assert done.body["edits"][0]["reason"] == f"review of May: {EVIDENCE}"
+    assert done.body["edits"][0]["reason"] == f"review of May: {EVIDENCE} Confidence: high."
     assert ran.out.endswith("would change 1, left out 0\n")
 
 
@@ -219,6 +219,7 @@ def test_only_takes_names_that_match(sidecar: Any, sluice: Sluice, file: Callabl
         {"instance": "broker-a", "kind": "topic", "name": "log-1", "action": "raise", "why": "does not match --only"}
     ]
     assert sluice("limits", "apply", path, "--only", "[a").exit_code == 2
+    assert "--only nobody: no name in" in sluice("limits", "apply", path, "--only", "nobody").err
 
 
 @pytest.mark.parametrize(

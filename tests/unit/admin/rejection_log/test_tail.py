@@ -229,3 +229,8 @@ def test_following_goes_on_across_rotation_cuts_and_new_files(
     with pytest.raises(KeyboardInterrupt):
         tail([tmp_path], 1, follow=True)
     assert clients(capsys.readouterr().out) == ["c0", "c1", "c2", "c3", "c5"]
+
+
+def test_an_empty_folder_is_said(tmp_path: Path) -> None:
+    with pytest.raises(StartError, match="no file of a rejection log in it"):
+        tail([tmp_path])
