@@ -110,10 +110,10 @@ browser: setup ## the page in a real Chromium
 operator: parts ## API, page, rules, edits and attacks against a real sluice, two at a time
 	$(BIN)/python -m pytest tests/integration tests/browser -m "not alone" -n 2 --dist loadfile
 
-# Each of the two has a Spark of its own, whose planner is one thread.
+# Each of the two has a Spark of its own, whose planner is one thread. Files with few tests are not the quick ones here.
 spark: $(VENV_STAMP) ## the analysis of the rejection log in a real Spark, two tests at a time
 	@sh tests/integration/packages.sh spark
-	$(BIN)/python -m pytest tests/spark -n 2 --dist loadfile
+	$(BIN)/python -m pytest tests/spark -n 2 --dist loadfile --no-loadscope-reorder
 
 integration: parts ## real clients and a real broker through sluice
 	$(BIN)/python -m pytest tests/integration -m alone
