@@ -88,6 +88,11 @@ def read_glob(text: str) -> Pattern:
     return Pattern(text, None if is_glob else "".join(literals), len(literals))
 
 
+def glob_of(name: str) -> str:
+    """Write a name as the glob that stands for it and for nothing else."""
+    return "".join(f"[{character}]" if character in "*?[" else character for character in name)
+
+
 def read_network(text: str) -> Pattern:
     """Read a network of client addresses, a single address, or ``*``; IPv4 ones may be written as mapped into IPv6.
 

@@ -36,6 +36,7 @@ from admin.analytics.evidence import (
     span,
 )
 from admin.analytics.figures import DAY_S, Demand, Limit
+from limiter.patterns import glob_of
 from limiter.rejections import OTHER
 
 LEAST_PER_S: Final = 1.0
@@ -319,11 +320,7 @@ def _one(now: float | None, need: float, demand: Demand, least: float, unit: str
 
 def is_own(demand: Demand) -> bool:
     """Say whether the limit is the resource's own, not a pattern's or a default's."""
-    return demand.limit.rule in {f"{demand.kind}:{demand.name}", f"{demand.kind}:{_escaped(demand.name)}"}
-
-
-def _escaped(name: str) -> str:
-    return "".join(f"[{character}]" if character in "*?[" else character for character in name)
+    return demand.limit.rule in {f"{demand.kind}:{demand.name}", f"{demand.kind}:{glob_of(demand.name)}"}
 
 
 def _needed(percentile: float, minute: float, hour: float, growth: float) -> float:

@@ -22,7 +22,7 @@ from admin.live.model import MAX_REASON, Change, LimitEntry
 from admin.wire import MAX_EDITS
 from admin.wire.recommendations import VERSION, Recommendation, RecommendationsFile
 from limiter.errors import RuleError
-from limiter.patterns import Pattern, read_glob
+from limiter.patterns import Pattern, glob_of, read_glob
 
 SUFFIX: Final = ".json"
 """A file of this name has recommendations; all others are TOML files of limits."""
@@ -191,7 +191,7 @@ def _plan(
         if not why:
             seen.add((each.kind, each.name))
             try:
-                entry = api.get(path("limits", each.kind, _as_pattern(each.name))).read(LimitEntry)
+                entry = api.get(path("limits", each.kind, glob_of(each.name))).read(LimitEntry)
             except RefusedError as error:
                 raise RefusedError(f"{file}: recommendations[{index}]: {error}") from None
             why = _outdated(each, entry, force=how.force)
@@ -258,17 +258,12 @@ def _edit(each: Recommendation, entry: LimitEntry, how: Applying) -> dict[str, A
     return {
         "type": "set_limit",
         "kind": each.kind,
-        "name": _as_pattern(each.name),
+        "name": glob_of(each.name),
         "limit": limit,
         "reason": reason if len(reason) <= MAX_REASON else reason[: MAX_REASON - 1] + "…",
         # Whoever changes it between the look at it and this, is not overruled.
         "if_match": entry.etag,
     }
-
-
-def _as_pattern(name: str) -> str:
-    """Write a resource's name as rules do, so that it stands for nothing else."""
-    return "".join(f"[{character}]" if character in "*?[" else character for character in name)
 
 
 def _in_force(limit: dict[str, Any]) -> tuple[float | None, float | None]:

@@ -131,12 +131,12 @@ print("SBOM:", found["bomFormat"], found["specVersion"] + ",", len(found["compon
 
 say "the wheel, in a Debian with nothing but Python"
 tree clean
-install -D -t "$work/clean/root" "$work"/build/tmp/wheel/*.whl
+install -D -t "$work/clean/opt" "$work"/build/tmp/wheel/*.whl
 within clean sh -c 'apt-get update -qq && apt-get install -y -qq --no-install-recommends python3-venv >/dev/null 2>&1'
 began=$(seconds)
-within clean sh -c 'python3 -m venv /root/try && /root/try/bin/pip install --quiet /root/*.whl'
+within clean sh -c 'python3 -m venv /opt/try && /opt/try/bin/pip install --quiet /opt/*.whl'
 echo "installed in $(($(seconds) - began)) s"
-within clean /root/try/bin/sluice demo --seconds 5
+within clean /opt/try/bin/sluice demo --seconds 5
 echo "installed and demonstrated in $(($(seconds) - began)) s"
 
 say "make demo, in a Debian with nothing but Python and make"
