@@ -11,6 +11,7 @@ from typing import Final
 import msgspec
 
 from limiter.resource import Resource
+from proxy.grouping import Columns, Group, grouped
 
 
 class Side(Enum):
@@ -225,24 +226,6 @@ class Charge(msgspec.Struct, gc=False):
     consumes: bool = False
 
 
-class Group(msgspec.Struct, gc=False):
-    """The requests of a batch that are decided alike: the same resources, asked for by the same group.
-
-    Attributes:
-        resources: everything they are charged to.
-        producer_group: the group that sends them.
-        consumes: they ask for messages.
-        indexes: of the requests in the batch, ascending.
-        messages: their costs, in messages.
-    """
-
-    resources: tuple[Resource, ...]
-    producer_group: str
-    consumes: bool
-    indexes: list[int]
-    messages: list[int]
-
-
 class Batch:
     """The requests of one chunk from one peer, decided together.
 
@@ -272,59 +255,32 @@ class Batch:
         """Return the requests in groups that are decided alike, in order of first appearance.
 
         Computed once: handlers and counters share it, so their cost grows with the distinct resources
-        of a chunk and not with its messages. Where some request has an ``order_key`` each is a group of its own:
-        whether it must wait depends on what became of those before it.
+        of a chunk and not with its messages. Requests with an ``order_key`` stand alone (``grouping.grouped``).
         """
         groups = self._groups
         if groups is None:
             # Shown only when complete: a handler on a thread may ask at the same time as the loop.
-            groups = self._groups = self._one_by_one() if self._ordered() else self._grouped()
+            requests = self.requests
+            groups = self._groups = requests.groups() if isinstance(requests, Columns) else grouped(requests)
         return groups
 
-    def _ordered(self) -> bool:
-        return any(request.order_key is not None for request in self.requests)
-
-    def _one_by_one(self) -> list[Group]:
-        return [
-            Group(request.resources, request.producer_group, request.consumes, [index], [request.messages])
-            for index, request in enumerate(self.requests)
-        ]
-
-    def _grouped(self) -> list[Group]:
-        groups: dict[tuple[tuple[Resource, ...], str, bool], Group] = {}
-        run: tuple[Resource, ...] | None = None
-        producer_group = ""
-        consumes = False
-        indexes: list[int] = []
-        messages: list[int] = []
-        for index, request in enumerate(self.requests):
-            # Sessions intern the tuple, so that a run of one topic costs an identity test a message.
-            if (
-                request.resources is not run
-                or request.producer_group != producer_group
-                or request.consumes is not consumes
-            ):
-                run, producer_group, consumes = request.resources, request.producer_group, request.consumes
-                group = groups.get((run, producer_group, consumes))
-                if group is None:
-                    group = Group(run, producer_group, consumes, [], [])
-                    groups[run, producer_group, consumes] = group
-                indexes, messages = group.indexes, group.messages
-            indexes.append(index)
-            messages.append(request.messages)
-        return list(groups.values())
-
-    def size_bytes(self, indexes: Sequence[int]) -> list[int]:
+    def size_bytes(self, indexes: Sequence[int]) -> Sequence[int]:
         """Return the costs of some requests in bytes: 0 for one that consumes, which is charged by its answer."""
         requests = self.requests
+        if isinstance(requests, Columns):
+            return requests.sizes(indexes)
         return [0 if requests[index].consumes else requests[index].size_bytes for index in indexes]
 
     def sums_bytes(self) -> list[int]:
         """Return what ``size_bytes`` adds up to for each group."""
-        groups = self.groups()
+        groups, requests = self.groups(), self.requests
+        if isinstance(requests, Columns):
+            return [
+                sum(requests.sizes(group.indexes)) if group.size_bytes is None else group.size_bytes for group in groups
+            ]
         if len(groups) == 1:
-            return [0 if groups[0].consumes else sum([request.size_bytes for request in self.requests])]
-        sizes = [request.size_bytes for request in self.requests]
+            return [0 if groups[0].consumes else sum([request.size_bytes for request in requests])]
+        sizes = [request.size_bytes for request in requests]
         return [
             0
             if group.consumes
@@ -337,6 +293,9 @@ class Batch:
     def sums_of(self, group: Group, indexes: Sequence[int]) -> tuple[int, int]:
         """Return for some requests of a group what ``size_bytes`` adds up to, and how many expect an answer."""
         requests = self.requests
+        if isinstance(requests, Columns):
+            known = group.size_bytes if len(indexes) == len(group.indexes) else None
+            return sum(requests.sizes(indexes)) if known is None else known, requests.answered(indexes)
         if len(indexes) == 1:
             request = requests[indexes[0]]
             return 0 if group.consumes else request.size_bytes, 0 if request.oneway else 1

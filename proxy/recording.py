@@ -13,7 +13,8 @@ import trio
 from limiter.recorder import NO_ACCOUNT, Account, Judged, Recorder, Sender, Sums
 from limiter.rejections import Outcome, RejectionVerdict, TrafficSecond
 from limiter.resource import Resource
-from proxy.batch import Batch, Group, Hold, Refuse, Request, Shadow, Verdict
+from proxy.batch import Batch, Hold, Refuse, Request, Shadow, Verdict
+from proxy.grouping import Group
 from proxy.pace import Pace
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)

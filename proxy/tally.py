@@ -18,7 +18,8 @@ from limiter.recorder import NO_ACCOUNT, NOBODY, Recorder, Sender
 from limiter.rejections import OTHER, Outcome
 from limiter.resource import Resource
 from limiter.rotation import Rotation
-from proxy.batch import Batch, Group, Hold, Refuse, Request, Shadow, Verdict, Verdicts
+from proxy.batch import Batch, Hold, Refuse, Request, Shadow, Verdict, Verdicts
+from proxy.grouping import Group
 from proxy.recording import Recording, Runs, record_dropped, record_resolved
 from proxy.snapshot import RequestVerdict, ResourceCounts, RuleCounts, RuleVerdict
 

@@ -18,7 +18,6 @@ from limiter.resource import Resource
 from proxy.batch import (
     NO_VERDICTS,
     Batch,
-    Group,
     Hold,
     Refuse,
     Request,
@@ -28,6 +27,7 @@ from proxy.batch import (
     Verdicts,
     drop_tickets,
 )
+from proxy.grouping import Group
 from proxy.log_rate import LogRate
 from proxy.pipeline import Fails, Handler, HandlerPlugin, HandlerServices
 
@@ -146,8 +146,7 @@ class RateLimit(Handler):
             if not indexes:
                 return
         asker = Asker(connection.address, group.producer_group, connection.scope, group.consumes)
-        # Where requests have an order, each is a group of its own.
-        leader = self.holding.last_before(connection.id, batch.requests[indexes[0]].order_key)
+        leader = self.holding.last_before(connection.id, group.order_key)
         if leader is not None:
             held = _HeldRequest(self, connection.id, batch.requests[indexes[0]], asker)
             stop = self._limits.follow(now_ns, held, leader)
@@ -170,7 +169,7 @@ class RateLimit(Handler):
     def _hold(
         self,
         batch: Batch,
-        stopped: list[int],
+        stopped: Sequence[int],
         asker: Asker,
         decision: Decision,
         *,

@@ -285,6 +285,12 @@ def no_problem(rule: Rule) -> None:
     del rule
 
 
+def no_choice(options: object) -> str:
+    """Say nothing of what reads frames: there is one way."""
+    del options
+    return ""
+
+
 @dataclass(frozen=True, slots=True)
 class Protocol:
     """A protocol as the entry-point group ``sluice.protocols`` names it.
@@ -299,6 +305,7 @@ class Protocol:
         stand_ins: what requests are charged to whose own resource cannot be read. Unless an operator's rule names
             it, a stand-in gets the strictest limit in force, so that being unreadable is no way around any.
         check_rule: raises RuleError for a rule that the protocol cannot follow, or that can never match.
+        reads_by: says of a listener's options what will read its frames, where there is a choice; empty where not.
     """
 
     name: str
@@ -308,3 +315,4 @@ class Protocol:
     options: type[Any]
     stand_ins: tuple[Resource, ...] = ()
     check_rule: Callable[[Rule], None] = no_problem
+    reads_by: Callable[[Any], str] = no_choice

@@ -11,6 +11,7 @@ from playbook import frames
 from playbook.captures import CAPTURES, Capture
 from playbook.holding_trial import Choice, HoldingTrial
 from playbook.playbook import open_session
+from playbook.read_by import read_by  # noqa: F401 - every test here, in each way of reading
 
 from limiter.resource import Resource
 from proxy.batch import Charge, Side

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from playbook import frames
 from playbook.captures import CAPTURES, Capture, distinct_frames
 from playbook.playbook import busy, open_session, refuse_indexes
+from playbook.read_by import read_by  # noqa: F401 - every test here, in each way of reading
 from playbook.trial import Refuses, Trial, read_stream
 
 from limiter.resource import Resource

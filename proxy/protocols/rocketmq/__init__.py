@@ -6,6 +6,7 @@ from proxy.protocols.rocketmq import codes
 from proxy.protocols.rocketmq.options import RocketMQOptions
 from proxy.protocols.rocketmq.requests import UNPARSABLE_RESOURCES
 from proxy.protocols.rocketmq.rule_check import check_rule
+from proxy.protocols.rocketmq.scans import scan_named
 from proxy.protocols.rocketmq.session import RocketMQSession
 
 #: Replies to who waits for one, and what the brokers of a cluster tell each other and record.
@@ -37,5 +38,6 @@ PROTOCOL = Protocol(
     options=RocketMQOptions,
     stand_ins=UNPARSABLE_RESOURCES,
     check_rule=check_rule,
+    reads_by=lambda options: str(scan_named(options.scan)),
 )
 """The entry point ``rocketmq``."""

@@ -85,7 +85,13 @@ class AnswerStream:
             position = self._continue_head(chunk) if self._head else self._step(chunk, 0, self._left)
             if self.between_frames():
                 gap = position
+                opaques = self._owed.opaques
                 while end - position >= codes.PREFIX_BYTES:
+                    if opaques is not None:
+                        position, settled = opaques.settle(chunk, position)
+                        self.frames += settled
+                        if end - position < codes.PREFIX_BYTES:
+                            break
                     length, word = _prefix_at(chunk, position)
                     header_bytes = word & 0xFFFFFF
                     if header_bytes > length - 4:
@@ -167,12 +173,9 @@ class AnswerStream:
         """Match an answer with its request."""
         answer = read_answer(header)
         if answer is not None and answer.flag & codes.FLAG_RESPONSE:
-            # Not by ``settle``: nearly all answers are to sends, and the call is a tenth of the time.
-            request = self._owed.requests.pop(answer.opaque, None)
-            if request is None:
-                request = self._owed.settle_poll(answer.opaque)
-                if request is not None and request[0] in _CONSUMING and request[1]:
-                    self._expect(answer, request[1], frame_bytes)
+            request = self._owed.settle(answer.opaque)
+            if request is not None and request[1] and request[0] in _CONSUMING:
+                self._expect(answer, request[1], frame_bytes)
             if self._wants_responses:
                 code, resources = request or (None, ())
                 self.responses.append(Response(code, resources, answer.code, frame_bytes))

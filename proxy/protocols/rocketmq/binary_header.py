@@ -11,13 +11,10 @@ from typing import Final
 
 from proxy.protocols.rocketmq.codes import (
     FLAG_RESPONSE,
-    KIND_RETRY_GROUP,
-    KIND_TOPIC,
     LANGUAGES,
     LIMITABLE,
     LIMITABLE_OR_CONSUMING,
     MAX_NAME_CHARS,
-    RETRY_PREFIX,
     SEND_V1_FIELDS,
     SEND_V2_FIELDS,
     SUBSCRIPTION_FIELDS,
@@ -44,7 +41,12 @@ def read_binary(header: bytes, *, subscriptions: bool = False) -> Header:
         header: exactly the frame's header bytes.
         subscriptions: whether requests that consume are limitable.
     """
-    return _read_java_send(header) or _read_any(header, LIMITABLE_OR_CONSUMING if subscriptions else LIMITABLE)
+    send = read_java_send(header)
+    if send is None:
+        return _read_any(header, LIMITABLE_OR_CONSUMING if subscriptions else LIMITABLE)
+    code, language_code, version, opaque, flag, name, group = send
+    language = LANGUAGES[language_code] if language_code < len(LANGUAGES) else ""
+    return charge(Header("", "", code, opaque, flag, "", False, version, language), SEND_V2_FIELDS, name, group, None)
 
 
 def _read_any(header: bytes, limitable: Mapping[int, KeyFields]) -> Header:
@@ -129,7 +131,11 @@ _find_other_key: Final = re.compile(rb"\x00\x01(?:[ab]|m(?!\x00\x00\x00\x05false
 _V2_CODES: Final = frozenset(code for code, fields in LIMITABLE.items() if fields is SEND_V2_FIELDS)
 
 
-def _read_java_send(header: bytes) -> Header | None:
+JavaSend = tuple[int, int, int, int, int, str, str]
+"""Request code, number of the language, version, opaque, flag; the topic as it is written, and the producer group."""
+
+
+def read_java_send(header: bytes) -> JavaSend | None:
     """Read a send that is no batch, laid out as the Java client does: producer group first, topic second.
 
     Returns None where the header is another or may be read otherwise. Walking over all fields would take three
@@ -161,12 +167,7 @@ def _read_java_send(header: bytes) -> Header | None:
         group = header[_JAVA_START_BYTES:group_end].decode()
     except UnicodeDecodeError:
         return None
-    kind = KIND_TOPIC
-    if "%" in name and name.startswith(RETRY_PREFIX):
-        kind = KIND_RETRY_GROUP
-        name = name[len(RETRY_PREFIX) :]
-    language = LANGUAGES[language_code] if language_code < len(LANGUAGES) else ""
-    return Header(kind, name, code, opaque, flag, group, False, version, language)
+    return code, language_code, version, opaque, flag, name, group
 
 
 def read_answer_binary(header: bytes | memoryview) -> tuple[int, int, int]:

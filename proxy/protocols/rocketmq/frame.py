@@ -17,6 +17,11 @@ HEADER_LENGTH: Final = 0xFFFFFF
 HIGHEST_WORD: Final = codes.HEADER_BINARY << 24 | HEADER_LENGTH
 
 
+#: A header above this is not gathered: it passes as unparsable. Nearly all of a header are the message's
+#: properties, of which the broker takes 32 KiB: six times that in JSON if every character is escaped.
+MAX_HEADER_BYTES: Final = 256 * 1024
+
+
 class Frame(msgspec.Struct, gc=False):
     """The handle of a request: where its bytes are in the chunk, and what its answer needs.
 

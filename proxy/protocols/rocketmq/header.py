@@ -77,7 +77,8 @@ class _ConsumingHeader(msgspec.Struct, gc=False):
     extFields: _Subscription | None = None  # noqa: N815 - the wire's name
 
 
-_decode_json = msgspec.json.Decoder(_JsonHeader).decode
+decode_json = msgspec.json.Decoder(_JsonHeader).decode
+"""Reads a JSON header of which nothing is in doubt; what else there is to look at, ``classify`` says."""
 #: Only for requests that consume, and while these are limited: they cost a second decoding, and no others any more.
 _decode_consuming = msgspec.json.Decoder(_ConsumingHeader).decode
 
@@ -105,7 +106,7 @@ def classify(header: bytes | memoryview, header_type: int, subscriptions: bool =
     if header_type != HEADER_JSON:
         return read_binary(header, subscriptions=subscriptions) if header_type == HEADER_BINARY else UNPARSABLE
     try:
-        raw = _decode_json(header)
+        raw = decode_json(header)
         if not header.isascii():
             header.decode()  # our decoder skips strings unread; the broker ends them elsewhere if they are not UTF-8
     except (msgspec.DecodeError, ValueError, RecursionError):

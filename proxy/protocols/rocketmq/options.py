@@ -5,12 +5,13 @@ from ipaddress import IPv4Network, IPv6Network
 from typing import Annotated, Final, Literal
 
 from annotated_types import Ge
-from pydantic import PlainValidator
+from pydantic import AfterValidator, PlainValidator
 
 from limiter.errors import RuleError
 from limiter.patterns import read_network
 from proxy.clients import Network
 from proxy.protocols.rocketmq import codes
+from proxy.protocols.rocketmq.scans import ScanName, scan_named
 
 
 class Networks(tuple[Network, ...]):
@@ -48,6 +49,14 @@ def _read_network(value: object, allowed: str) -> Network:
 
 _NOBODY: Final = Networks()
 _LOOPBACK: Final = Networks((IPv4Network("127.0.0.0/8"), IPv6Network("::1/128")))
+
+
+def _installed(name: ScanName) -> ScanName:
+    if scan_named(name) is None:
+        raise ValueError('is not installed here: build it with "pip install ./scan", or write "auto"')
+    return name
+
+
 _Networks = Annotated[Networks, PlainValidator(_read_networks)]
 
 
@@ -62,9 +71,12 @@ class RocketMQOptions:
             length word is included. At least the words that every frame begins with.
         remote_view_from: networks of clients that may ask Sluice for the limits in force (request 9002).
         remote_update_from: networks of clients that may change limits (request 9003).
+        scan: what reads plain sends: ``compiled`` is the package sluice_scan, ``python`` is always there; ``auto``
+            takes the compiled one if it is installed.
     """
 
     tls: Literal["refuse", "pass"] = "refuse"
     max_frame_bytes: Annotated[int, Ge(codes.PREFIX_BYTES)] = codes.MAX_FRAME_BYTES
     remote_view_from: _Networks = _LOOPBACK
     remote_update_from: _Networks = _NOBODY
+    scan: Annotated[ScanName, AfterValidator(_installed)] = "auto"

@@ -8,6 +8,7 @@ from typing import Final
 
 from limiter.resource import Resource
 from proxy.protocols.rocketmq.codes import RequestCode
+from proxy.protocols.rocketmq.scanning import Opaques
 
 Owing = tuple[int, tuple[Resource, ...]]
 """A request's code, and its resources if it was limitable."""
@@ -27,35 +28,50 @@ LONG_POLLS: Final = frozenset(
 MAX_OWED: Final = 16_384
 
 
+NOT_REMEMBERED: Final[Owing] = (0, ())
+"""Of a request of which only the number was kept."""
+
+
 class Owed:
     """The requests of one connection that expect an answer, by opaque. Of two with the same one the later counts.
 
     A request is noted when it is read, before its verdict: until then it is in flight as well. One that is held is
     taken out, and noted again when it goes on.
 
+    Args:
+        opaques: where the numbers of all but long polls are kept, which is all that a drain needs of them; None
+            remembers what each was for, for those who see the answers.
+
     Attributes:
-        requests: all but long polls. Whoever adds to it directly keeps it within MAX_OWED; taking out is free.
+        opaques: as given.
     """
 
-    __slots__ = ("_polls", "requests")
+    __slots__ = ("_polls", "_requests", "opaques")
 
-    def __init__(self) -> None:
-        self.requests: dict[int, Owing] = {}
+    def __init__(self, opaques: Opaques | None = None) -> None:
+        self.opaques = opaques
+        self._requests: dict[int, Owing] = {}
         self._polls: dict[int, Owing] = {}
 
     def __len__(self) -> int:
         """Return how many there are, long polls left aside."""
-        return len(self.requests)
+        return len(self._requests) if self.opaques is None else len(self.opaques)
 
     def add(self, opaque: int, code: int, resources: tuple[Resource, ...]) -> None:
         """Note a request that expects an answer."""
-        where = self._polls if code in LONG_POLLS else self.requests
+        polls = code in LONG_POLLS
+        if self.opaques is not None and not polls:
+            self.opaques.add(opaque)
+            return
+        where = self._polls if polls else self._requests
         if len(where) < MAX_OWED or opaque in where:
             where[opaque] = (code, resources)
 
     def settle(self, opaque: int) -> Owing | None:
         """Take out a request that was answered or refused; None if it is not known."""
-        return self.requests.pop(opaque, None) or self.settle_poll(opaque)
+        if self.opaques is None:
+            return self._requests.pop(opaque, None) or self.settle_poll(opaque)
+        return NOT_REMEMBERED if self.opaques.discard(opaque) else self.settle_poll(opaque)
 
     def settle_poll(self, opaque: int) -> Owing | None:
         """Take out a long poll; None if it is not known."""

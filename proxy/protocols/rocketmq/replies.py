@@ -67,6 +67,15 @@ def _header_middle(rule: str) -> str:
     return f'{json.dumps(_after_wait(rule))[1:]},"opaque":'
 
 
+def around_opaque(refuse: Refuse, kind: str = KIND_TOPIC) -> tuple[bytes, bytes]:
+    """Return what stands before and behind the opaque in the header of a busy answer; see ``busy_answer``."""
+    code = refuse.busy_code
+    if code not in BUSY_CODES:
+        code = _FLOW_CONTROL if kind == KIND_SUBSCRIPTION else _SYSTEM_BUSY
+    start, middle = _header_start(refuse.resource, code), _header_middle(refuse.rule)
+    return f"{start}{refuse.wait_us}{middle}".encode(), b"}"
+
+
 def busy_answer(refuse: Refuse, opaque: int, kind: str) -> bytes:
     """Return the whole frame of a busy answer; its header is always JSON, which every client reads.
 
@@ -78,11 +87,8 @@ def busy_answer(refuse: Refuse, opaque: int, kind: str) -> bytes:
         opaque: number of the refused request.
         kind: of the request's own resource.
     """
-    code = refuse.busy_code
-    if code not in BUSY_CODES:
-        code = _FLOW_CONTROL if kind == KIND_SUBSCRIPTION else _SYSTEM_BUSY
-    start, middle = _header_start(refuse.resource, code), _header_middle(refuse.rule)
-    header = f"{start}{refuse.wait_us}{middle}{opaque}}}".encode()
+    head, tail = around_opaque(refuse, kind)
+    header = b"%b%d%b" % (head, opaque, tail)
     size = len(header)
     return _prefix(size + 4, size) + header
 

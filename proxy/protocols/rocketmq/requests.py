@@ -6,7 +6,7 @@ held (``held``). Besides those only a header that has not come completely is hel
 MAX_HEADER_BYTES (256 KiB) and the 8 bytes before it per connection.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Final
 
 from limiter.resource import Resource
@@ -15,23 +15,23 @@ from proxy.protocols.base import NO_BOUND, Buffer, Close, WireCounters
 from proxy.protocols.rocketmq import codes
 from proxy.protocols.rocketmq.about import AboutClient
 from proxy.protocols.rocketmq.batch_body import MIN_MESSAGE_BYTES, BatchComing, BatchCounter
+from proxy.protocols.rocketmq.cutting import NOTHING_REFUSED, Cut, Refused, answer_each, cut
 from proxy.protocols.rocketmq.frame import (
     HEADER_LENGTH,
     HIGHEST_WORD,
+    MAX_HEADER_BYTES,
     Frame,
-    Stopped,
     bad_frame,
     prefix_at,
     stopped_frames,
 )
+from proxy.protocols.rocketmq.gathered import Charged, Gathered
 from proxy.protocols.rocketmq.header import STRICT, UNPARSABLE, UNPARSED, Header, classify
 from proxy.protocols.rocketmq.held import HeldFrame, Holding
 from proxy.protocols.rocketmq.names import Names
-from proxy.protocols.rocketmq.owed import MAX_OWED, Owed
+from proxy.protocols.rocketmq.owed import Owed
+from proxy.protocols.rocketmq.scanning import Scanner, Segment
 
-#: A header above this is not gathered: it passes as unparsable. Nearly all of a header are the message's
-#: properties, of which the broker takes 32 KiB: six times that in JSON if every character is escaped.
-MAX_HEADER_BYTES: Final = 256 * 1024
 #: What is read at once of a client that is on trial, beyond the frame in hand. The slow readings take up to 1.8 ms
 #: per KiB of headers, strict ones less than 0.1 ms.
 TRIAL_READ_BYTES: Final = 2048
@@ -45,6 +45,8 @@ UNPARSABLE_RESOURCES: Final = (Resource(codes.KIND_TOPIC, "_unparsable"),)
 A client's own topic of this name shares the limit: who can send to it could as well send what nobody can read.
 """
 
+#: Frames read one by one, at most, until a scan is tried again.
+_MAX_PAUSE: Final = 63
 _PREFIX_BYTES: Final = codes.PREFIX_BYTES
 _ONEWAY: Final = codes.FLAG_ONEWAY
 _SUBSCRIPTION: Final = codes.KIND_SUBSCRIPTION
@@ -62,6 +64,7 @@ class RequestStream:
         max_frame_bytes: the longest frame allowed, its length word included.
         limits_kind: says whether resources of a kind are limited at all.
         take: takes a request for Sluice itself, if it does: header as read, its bytes and its type.
+        scanner: takes plain frames; None has each read by itself.
 
     Attributes:
         about: what the client said of itself.
@@ -78,6 +81,8 @@ class RequestStream:
         max_frame_bytes: int,
         limits_kind: Callable[[str], bool],
         take: Callable[[Header, bytes, int], bool],
+        *,
+        scanner: Scanner | None = None,
     ) -> None:
         self.about = AboutClient()
         self.frames = 0
@@ -90,6 +95,9 @@ class RequestStream:
         self._owed = owed
         self._max_length = max_frame_bytes - 4
         self._resources = self.names.known
+        self._scanner = scanner
+        #: What the scanner's keys are charged to, by their numbers.
+        self._charged: list[Charged] = []
         #: The start of a frame whose header has not come completely.
         self._head = bytearray()
         #: What is still to come of a frame whose verdict is known, and whether to swallow it. Of a frame that is
@@ -128,7 +136,7 @@ class RequestStream:
         """Return how many bytes to read next at most: little beyond the frame in hand while on trial."""
         return self.missing_bytes() + TRIAL_READ_BYTES if self._trial else NO_BOUND
 
-    def feed(self, chunk: memoryview) -> tuple[list[Request], list[Charge]]:
+    def feed(self, chunk: memoryview) -> tuple[Gathered, list[Charge]]:
         """Read the frames of one chunk; ``pass_on`` must follow before the next chunk.
 
         Returns:
@@ -136,7 +144,7 @@ class RequestStream:
         """
         self._chunk = chunk
         self._lead, self._led = b"", None
-        requests: list[Request] = []
+        requests = Gathered()
         charges: list[Charge] = []
         size, max_length = len(chunk), self._max_length
         subscriptions = self._limits_kind(_SUBSCRIPTION)
@@ -146,7 +154,19 @@ class RequestStream:
         try:
             if self._head:
                 position = self._continue_head(chunk, requests, subscriptions)
+            # A client that is on trial is read frame by frame: that is what gets to know it.
+            scanner = None if self._trial else self._scanner
+            leave = pause = 0
             while size - position >= _PREFIX_BYTES:
+                if scanner is not None and not leave:
+                    segment = scanner.scan(chunk, position, max_length)
+                    if segment:
+                        self._take_segment(segment, requests)
+                        position, pause = segment.stop, 0
+                        continue
+                    # After each scan for nothing twice as many frames are left out.
+                    leave = pause = min(2 * pause + 1, _MAX_PAUSE)
+                leave -= leave > 0
                 length, word = prefix_at(chunk, position)
                 header_bytes = word & HEADER_LENGTH
                 if header_bytes > length - 4 or length > max_length or word > HIGHEST_WORD:
@@ -171,6 +191,21 @@ class RequestStream:
             self._head += chunk[self._to :]
         return requests, charges
 
+    def _take_segment(self, segment: Segment, requests: Gathered) -> None:
+        """Note the frames of one scan."""
+        charged = self._charged
+        if not segment.first_new:
+            charged.clear()
+        for kind, name, producer_group in segment.new:
+            resources = self._resources[kind].get(name) or self.names.remember(kind, name)
+            charged.append(Charged(resources, producer_group))
+        self.frames += len(segment)
+        left = segment.stop - len(self._chunk)
+        if left > 0:
+            self._body_left = left
+            self._swallow = False
+        requests.extend(segment, [charged[number] for number, _, _, _ in segment.runs])
+
     def _continue_body(self, chunk: memoryview, charges: list[Charge]) -> int:
         """Step over what this chunk holds of an earlier frame's body; returns where it ends."""
         end = min(self._body_left, len(chunk))
@@ -192,7 +227,7 @@ class RequestStream:
                 charges.append(late)
         return end
 
-    def _continue_head(self, chunk: memoryview, requests: list[Request], subscriptions: bool) -> int:  # noqa: FBT001 - once a frame
+    def _continue_head(self, chunk: memoryview, requests: Gathered, subscriptions: bool) -> int:  # noqa: FBT001 - once a frame
         """Complete the header that earlier chunks began, if this one does.
 
         Returns:
@@ -224,7 +259,7 @@ class RequestStream:
         self._take_frame(frame, 4 + length, body_at, requests)
         return frame.stop
 
-    def _take_frame(self, frame: Frame, frame_bytes: int, body_at: int, requests: list[Request]) -> None:
+    def _take_frame(self, frame: Frame, frame_bytes: int, body_at: int, requests: Gathered) -> None:
         """Note one frame whose header is known; a limitable one becomes a request.
 
         Behind a header that nobody here can read there may be a batch; a body that could be one is counted as
@@ -253,9 +288,7 @@ class RequestStream:
                 requests.append(Request(resources, 0, frame_bytes, "", oneway, None, frame, consumes=True))
                 return
             if not oneway:
-                owed = self._owed.requests
-                if len(owed) < MAX_OWED:
-                    owed[header.opaque] = (header.code, resources)
+                self._owed.add(header.opaque, header.code, resources)
         elif header.reading == UNPARSED:
             resources = UNPARSABLE_RESOURCES
         else:
@@ -299,50 +332,60 @@ class RequestStream:
             return False
         return self._take(header, raw, header_type)
 
-    def pass_on(self, batch: Batch | None, out: list[Buffer]) -> list[tuple[Header, Refuse]]:
-        """Queue what the verdicts leave of the chunk, in the largest possible slices.
-
-        Returns:
-            The headers of the refused frames, in the order of the wire.
-        """
-        chunk, position = self._chunk, self._from
+    def pass_on(self, batch: Batch | None, out: list[Buffer]) -> Refused:
+        """Queue what the verdicts leave of the chunk, in the largest possible slices; return what was refused."""
+        chunk, start = self._chunk, self._from
         if self.held.waiting and not (self._body_left and self._open_until == len(chunk)):
-            out.append(chunk[position : self._open_until])
-            position = self._open_until
+            out.append(chunk[start : self._open_until])
+            start = self._open_until
             self.held.release_waiting(out)
-        stopped: Sequence[Stopped] = ()
+        refused, coming, first = NOTHING_REFUSED, None, None
         if self._own or (batch is not None and batch.verdicts):
-            stopped = stopped_frames(batch, self._own)
-            self._own = []
-        if self._lead and not (stopped and stopped[0][0] is self._led):
+            done = None
+            if batch is not None and not self._own and isinstance(batch.requests, Gathered):
+                done = cut(batch.requests, batch.verdicts, start, self._settle)
+            if done is None:
+                done, coming = self._stop_each(batch, start)
+            slices, start, first, refused = done
+            if self._lead and first is not self._led:
+                out.append(self._lead)
+            out += [chunk[begin:end] for begin, end in slices]
+        elif self._lead:
             out.append(self._lead)
-        refused: list[tuple[Header, Refuse]] = []
-        held: HeldFrame | None = None
-        for frame, request, refuse in stopped:
-            if frame.start > position:
-                out.append(chunk[position : frame.start])
-            position = frame.stop
-            if request is None:
-                held = None
-                continue
-            self._settle(frame.header)
-            if refuse is not None:
-                refused.append((frame.header, refuse))
-                held = None
-            else:
-                lead = self._lead if frame is self._led else b""
-                held = request.handle = self.held.hold(frame.header, lead, chunk[frame.start : frame.stop])
-        if position <= len(chunk):
-            if self._to > position:
-                out.append(chunk[position : self._to])
-        elif held is not None:
-            self.held.coming = held
+        if start <= len(chunk):
+            if self._to > start:
+                out.append(chunk[start : self._to])
+        elif coming is not None:
+            self.held.coming = coming
         else:
             self._swallow_rest()
         self._open = self._body_left > 0 and not self._swallow and self.held.coming is None
         self._chunk = memoryview(b"")
         self._lead, self._led = b"", None
         return refused
+
+    def _stop_each(self, batch: Batch | None, start: int) -> tuple[Cut, HeldFrame | None]:
+        """Take out of the chunk, frame by frame, what does not go on with it; the last one comes too, if it is held."""
+        stopped = stopped_frames(batch, self._own)
+        self._own = []
+        slices: list[tuple[int, int]] = []
+        refused: list[tuple[Header, Refuse]] = []
+        held: HeldFrame | None = None
+        for frame, request, refuse in stopped:
+            if frame.start > start:
+                slices.append((start, frame.start))
+            start = frame.stop
+            held = None
+            if request is None:
+                continue
+            self._settle(frame.header)
+            if refuse is not None:
+                refused.append((frame.header, refuse))
+            else:
+                lead = self._lead if frame is self._led else b""
+                held = request.handle = self.held.hold(frame.header, lead, self._chunk[frame.start : frame.stop])
+        first = stopped[0][0] if stopped else None
+        return Cut(slices, start, first, answer_each(refused) if refused else NOTHING_REFUSED), held
 
     def release(self, request: Request, held: HeldFrame, out: list[Buffer]) -> Charge | None:
         """Let a held request go on: behind all that has gone on, but never inside a frame.

@@ -5,15 +5,15 @@ from collections.abc import Sequence
 from proxy.batch import Batch, Refuse, Request, Response, Side
 from proxy.control import RemoteReply
 from proxy.protocols.base import NO_BOUND, Ask, Buffer, Close, Description, Session, SessionContext
-from proxy.protocols.rocketmq import codes
 from proxy.protocols.rocketmq.answers import AnswerStream
-from proxy.protocols.rocketmq.header import UNPARSED, Header
+from proxy.protocols.rocketmq.cutting import NOTHING_REFUSED, Refused, answer_each
+from proxy.protocols.rocketmq.header import Header
 from proxy.protocols.rocketmq.held import HeldFrame
 from proxy.protocols.rocketmq.options import RocketMQOptions
 from proxy.protocols.rocketmq.owed import Owed
 from proxy.protocols.rocketmq.remote import Remote
-from proxy.protocols.rocketmq.replies import busy_answer
 from proxy.protocols.rocketmq.requests import RequestStream
+from proxy.protocols.rocketmq.scans import PYTHON, scan_named
 
 _TLS_HANDSHAKE = 0x16
 #: First bytes of PROXY protocol version 1 and 2.
@@ -32,10 +32,17 @@ class RocketMQSession(Session):
         self._connection = context.connection
         self._counters = context.counters
         self._tls = options.tls
-        self._owed = Owed()
+        # Whoever sees the answers is told what each of them answers.
+        scan = None if context.wants_responses else scan_named(options.scan) or PYTHON
+        self._owed = Owed(None if scan is None else scan.opaques())
         self._remote = Remote(context.connection.address, options, context.ask)
         self._requests = RequestStream(
-            context.counters, self._owed, options.max_frame_bytes, context.limits_kind, self._take_remote
+            context.counters,
+            self._owed,
+            options.max_frame_bytes,
+            context.limits_kind,
+            self._take_remote,
+            scanner=None if scan is None else scan.scanner(self._owed.opaques),
         )
         self._answers = AnswerStream(self._owed, wants_responses=context.wants_responses)
         self._out: dict[Side, list[Buffer]] = {Side.CLIENT: [], Side.BROKER: []}
@@ -115,7 +122,7 @@ class RocketMQSession(Session):
             late = self._requests.release(request, held, self._out[Side.BROKER])
             return None if late is None else Batch(self._connection, Side.CLIENT, (), (late,))
         self._requests.give_up(held)
-        self._refuse([(held.header, refuse)])
+        self._refuse(answer_each([(held.header, refuse)]))
         return None
 
     def _pass_on(self, batch: Batch | None) -> None:
@@ -124,28 +131,22 @@ class RocketMQSession(Session):
         if stream.close is not None:
             self._say_busy(refused)
             raise stream.close
-        if refused:
+        if refused is not NOTHING_REFUSED:
             self._refuse(refused)
 
-    def _refuse(self, refused: Sequence[tuple[Header, Refuse]]) -> None:
+    def _refuse(self, refused: Refused) -> None:
         """Answer what was refused; one that nobody can answer ends the connection."""
         self._say_busy(refused)
-        for header, refuse in refused:
-            if header.reading == UNPARSED:
-                raise Close(
-                    "unparsable", f"requests with headers that cannot be read are over the limit of rule {refuse.rule}"
-                )
+        if refused.unreadable is not None:
+            raise Close(
+                "unparsable",
+                f"requests with headers that cannot be read are over the limit of rule {refused.unreadable.rule}",
+            )
 
-    def _say_busy(self, refused: Sequence[tuple[Header, Refuse]]) -> None:
+    def _say_busy(self, refused: Refused) -> None:
         """Queue the answers to refused requests."""
-        self._refused += len(refused)
-        self._answer(
-            [
-                busy_answer(refuse, header.opaque, header.kind)
-                for header, refuse in refused
-                if not header.flag & codes.FLAG_ONEWAY and header.reading != UNPARSED
-            ]
-        )
+        self._refused += refused.requests
+        self._answer(refused.answers)
 
     def _answer(self, own: Sequence[bytes]) -> None:
         """Queue answers of our own, at once if the broker's stream stands in a gap."""

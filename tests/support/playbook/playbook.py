@@ -8,8 +8,9 @@ expected with ``<<``.
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from limiter.resource import Resource
 from proxy.batch import Batch, Charge, ConnectionInfo, Hold, Refuse, Request, Side, Ticket
@@ -18,6 +19,8 @@ from proxy.protocols.base import Ask, Asked, Buffer, Close, Session, SessionCont
 from proxy.protocols.rocketmq import PROTOCOL
 from proxy.protocols.rocketmq.options import RocketMQOptions
 from proxy.protocols.rocketmq.replies import busy_answer
+from proxy.protocols.rocketmq.scans import COMPILED
+from proxy.protocols.rocketmq.session import RocketMQSession
 
 WAIT_US = 123_456
 #: The client's.
@@ -168,15 +171,30 @@ def busy(name: str, opaque: int = 1, *, kind: str = "topic") -> bytes:
     return busy_answer(Refuse(Resource(kind, name), "some rule", WAIT_US), opaque, kind)
 
 
+Reading = Literal["as it comes", "python", "compiled"]
+"""How a client's stream is read: frame by frame, as of one that is on trial, or by one of the scans."""
+READ_BY: ContextVar[Reading] = ContextVar("READ_BY", default="as it comes")
+"""How it is read unless a test says so."""
+READINGS: tuple[Reading, ...] = ("as it comes", "python", *(() if COMPILED is None else ("compiled",)))
+
+
 def open_session(
     counters: WireCounters | None = None,
     *,
     wants_responses: bool = False,
     limited: Collection[str] = (),
     ask: Callable[[Ask], Asked] = nobody_takes,
+    reading: Reading | None = None,
     **options: Any,
 ) -> Session:
-    """Return the session of a new RocketMQ connection; ``limited`` are kinds that a rule limits besides sends."""
+    """Return the session of a new RocketMQ connection.
+
+    ``limited`` are kinds that a rule limits besides sends. With a ``reading`` that names a scan the client has been on
+    trial already.
+    """
+    reading = reading or READ_BY.get()
+    if reading != "as it comes":
+        options["scan"] = reading
     connection = ConnectionInfo(1, "main", "main", f"{ADDRESS}:40000", ADDRESS)
     context = SessionContext(
         connection,
@@ -187,7 +205,11 @@ def open_session(
         RocketMQOptions(**options),
         ask,
     )
-    return PROTOCOL.open_session(context)
+    session = PROTOCOL.open_session(context)
+    assert isinstance(session, RocketMQSession)
+    if reading != "as it comes":
+        session._requests._trial = 0
+    return session
 
 
 class Playbook:

@@ -12,11 +12,13 @@ from random import Random
 from typing import NamedTuple
 
 from limiter.resource import Resource
-from playbook.playbook import open_session
+from playbook import frames
+from playbook.playbook import Reading, open_session
 from proxy.batch import Batch, Refuse, Request, Side
 from proxy.protocols.base import Close, WireCounters
 from proxy.protocols.rocketmq import answers, requests
 from proxy.protocols.rocketmq.codes import FLAG_ONEWAY, FLAG_RESPONSE, MAX_FRAME_BYTES
+from proxy.protocols.rocketmq.frame import MAX_HEADER_BYTES
 from proxy.protocols.rocketmq.header import UNPARSABLE, UNPARSED, Header, classify
 from proxy.protocols.rocketmq.owed import MAX_OWED
 from proxy.protocols.rocketmq.session import RocketMQSession
@@ -58,7 +60,7 @@ def read_stream(data: bytes) -> tuple[list[Seen], bool]:
         if not 4 <= length <= MAX_FRAME_BYTES - 4 or header_bytes > length - 4 or header_type > 1:
             return seen, True
         header: Header | None = None
-        if header_bytes > requests.MAX_HEADER_BYTES:
+        if header_bytes > MAX_HEADER_BYTES:
             header = UNPARSABLE
         elif at + 8 + header_bytes <= len(data):
             header = classify(data[at + 8 : at + 8 + header_bytes], header_type)
@@ -96,6 +98,7 @@ class Trial:
 
     Attributes:
         refuses: the verdicts.
+        reading: how the client's stream is read; None leaves that to the test.
         sent: what either peer has sent so far.
         received: what either peer was given so far.
         own: opaques of the busy answers that the client was given.
@@ -106,6 +109,7 @@ class Trial:
 
     refuses: Refuses
     wants_responses: bool = False
+    reading: Reading | None = None
     sent: dict[Side, bytearray] = field(default_factory=lambda: {side: bytearray() for side in Side})
     received: dict[Side, bytearray] = field(default_factory=lambda: {side: bytearray() for side in Side})
     own: list[bytes] = field(default_factory=list)
@@ -115,7 +119,7 @@ class Trial:
 
     def __post_init__(self) -> None:
         self.counters = WireCounters()
-        session = open_session(self.counters, wants_responses=self.wants_responses)
+        session = open_session(self.counters, wants_responses=self.wants_responses, reading=self.reading)
         assert isinstance(session, RocketMQSession)
         self.session = session
         self._undecided: tuple[Batch, memoryview] | None = None
@@ -196,7 +200,7 @@ class Trial:
             if isinstance(part, memoryview):
                 self._theirs += len(part)
             else:
-                self.own.append(part)
+                self.own += frames.split(bytes(part))
                 self._own_at.add(self._theirs)
             self.received[Side.CLIENT] += part
         self._check_bounds()
@@ -205,7 +209,7 @@ class Trial:
 
     def _check_bounds(self) -> None:
         session = self.session
-        assert len(session._requests._head) <= 8 + requests.MAX_HEADER_BYTES
+        assert len(session._requests._head) <= 8 + MAX_HEADER_BYTES
         assert len(session._answers._head) <= 8 + answers.MAX_HEADER_BYTES
         assert session.in_flight() <= MAX_OWED
         if session._waiting:

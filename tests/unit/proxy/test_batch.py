@@ -7,7 +7,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from limiter.resource import Resource
-from proxy.batch import NO_VERDICTS, Batch, Group, Hold, Refuse, Shadow, Side, Ticket, Verdict, drop_tickets
+from proxy.batch import NO_VERDICTS, Batch, Hold, Refuse, Shadow, Side, Ticket, Verdict, drop_tickets
+from proxy.grouping import Group
 
 if TYPE_CHECKING:
     from tests.unit.proxy.conftest import MakeBatch

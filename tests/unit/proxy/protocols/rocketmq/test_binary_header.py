@@ -127,7 +127,7 @@ _values = st.binary(max_size=6) | st.sampled_from(
 @given(st.lists(st.tuples(_keys, _values), max_size=6))
 def test_the_shorter_way_ends_where_the_long_one_does(fields: _Fields) -> None:
     header = _header([(b"a", b"pg"), (b"b", b"orders"), *fields])
-    short = binary_header._read_java_send(header)
+    short = read_binary(header) if binary_header.read_java_send(header) else None
     assert short is None or short == binary_header._read_any(header, LIMITABLE)
 
 

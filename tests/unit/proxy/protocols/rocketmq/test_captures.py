@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from playbook.playbook import open_session
+from playbook.read_by import read_by  # noqa: F401 - every test here, in each way of reading
 
 from proxy.batch import Side
 from proxy.loopback.records import decode_records

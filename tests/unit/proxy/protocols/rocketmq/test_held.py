@@ -28,6 +28,7 @@ from playbook.playbook import (
     busy,
     hold,
 )
+from playbook.read_by import read_by  # noqa: F401 - every test here, in each way of reading
 
 from limiter.resource import Resource
 from proxy.batch import Charge, Side

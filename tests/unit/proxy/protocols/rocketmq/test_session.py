@@ -33,6 +33,7 @@ from playbook.playbook import (
     open_session,
     refuse,
 )
+from playbook.read_by import read_by  # noqa: F401 - every test here, in each way of reading
 
 from limiter.resource import Resource
 from proxy.batch import Charge, Response, Side
@@ -445,7 +446,7 @@ def test_batch_field_that_no_client_writes_is_read_as_the_broker_would() -> None
 
 
 def test_language_is_that_of_the_first_header_and_known_before_its_batch_is_decided() -> None:
-    session = open_session()
+    session = open_session(reading="as it comes")
     assert session.language == ""
     assert session.receive(Side.CLIENT, memoryview(send("a", 1)), 0) is not None
     assert session.language == "JAVA"

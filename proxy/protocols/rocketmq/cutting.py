@@ -1,0 +1,136 @@
+"""Cuts what was refused out of a chunk, and answers it: for scanned frames run by run, not one by one."""
+
+from collections.abc import Callable, Sequence
+from itertools import chain
+from typing import Final, NamedTuple
+
+from proxy.batch import Hold, Refuse, Request, Verdicts
+from proxy.protocols.rocketmq.codes import FLAG_ONEWAY
+from proxy.protocols.rocketmq.frame import Frame
+from proxy.protocols.rocketmq.gathered import Gathered, Scanned
+from proxy.protocols.rocketmq.header import UNPARSED, Header
+from proxy.protocols.rocketmq.replies import around_opaque, busy_answer
+
+
+class Refused(NamedTuple):
+    """What was refused of one chunk.
+
+    Attributes:
+        requests: how many.
+        answers: to those that expect one and can be answered, in the order of the wire; some may stand together.
+        unreadable: what refused one whose header nobody here can read, and whom nobody can answer.
+    """
+
+    requests: int
+    answers: Sequence[bytes]
+    unreadable: Refuse | None = None
+
+
+NOTHING_REFUSED: Final = Refused(0, ())
+
+
+class Cut(NamedTuple):
+    """A chunk without what was refused of it.
+
+    Attributes:
+        slices: what goes on of it, but for the last slice.
+        start: where the last slice begins; beyond the chunk if its last frame was refused and more of that is to come.
+        first: the first frame that does not go on, if it was read by itself.
+        refused: what was refused.
+    """
+
+    slices: list[tuple[int, int]]
+    start: int
+    first: Frame | None
+    refused: Refused
+
+
+def answer_each(refused: Sequence[tuple[Header, Refuse]]) -> Refused:
+    """Make the answers to requests that were read one by one."""
+    return Refused(
+        len(refused),
+        [
+            busy_answer(refuse, header.opaque, header.kind)
+            for header, refuse in refused
+            if not header.flag & FLAG_ONEWAY and header.reading != UNPARSED
+        ],
+        next((refuse for header, refuse in refused if header.reading == UNPARSED), None),
+    )
+
+
+def cut(requests: Gathered, verdicts: Verdicts, start: int, settle: Callable[[Header], None]) -> Cut | None:
+    """Cut the refused requests out of ``[start, …)`` and answer them.
+
+    Args:
+        requests: of one chunk.
+        verdicts: on them.
+        start: where what goes on of the chunk begins.
+        settle: takes a request that was read by itself out of what is owed; a scan does that by itself.
+
+    Returns:
+        None if something is held: then each request is to be looked at by itself.
+    """
+    by_refuse = _by_refuse(verdicts)
+    if by_refuse is None:
+        return None
+    refused: Sequence[int]
+    refused = by_refuse[0][1] if len(by_refuse) == 1 else sorted(chain.from_iterable(of for _, of in by_refuse))
+    slices: list[tuple[int, int]] = []
+    answers: list[bytes] = []
+    unreadable: Refuse | None = None
+    first: Frame | None = None
+    index = 0
+    for part in requests.parts:
+        if isinstance(part, Request):
+            verdict, frame = verdicts.get(index), part.handle
+            index += 1
+            if not isinstance(verdict, Refuse) or not isinstance(frame, Frame):
+                continue
+            first = first or frame
+            if frame.start > start:
+                slices.append((start, frame.start))
+            start = frame.stop
+            settle(frame.header)
+            _, own, unread = answer_each([(frame.header, verdict)])
+            answers += own
+            unreadable = unreadable or unread
+            continue
+        index = part.stop
+        inside = part.within(refused)
+        if not inside:
+            continue
+        stop = part.segment.stop
+        left = part.segment.kept(inside, start, stop)
+        start = stop
+        if left and left[-1][1] == stop:
+            start = left.pop()[0]
+        slices += left
+        answers += _answers(part, by_refuse)
+    return Cut(slices, start, first, Refused(len(refused), answers, unreadable))
+
+
+def _by_refuse(verdicts: Verdicts) -> list[tuple[Refuse, Sequence[int]]] | None:
+    """Return which requests each Refuse refuses, ascending; None if something is held."""
+    by_refuse: dict[int, tuple[Refuse, list[int]]] = {}
+    last: object = None
+    indexes: list[int] = []
+    for index, verdict in verdicts.items():
+        # One Refuse often stands for a whole run of requests.
+        if verdict is not last:
+            last = verdict
+            if isinstance(verdict, Hold):
+                return None
+            indexes = by_refuse.setdefault(id(verdict), (verdict, []))[1] if isinstance(verdict, Refuse) else []
+        indexes.append(index)
+    return [(refuse, sorted(of_it)) for refuse, of_it in by_refuse.values()]
+
+
+def _answers(part: Scanned, by_refuse: Sequence[tuple[Refuse, Sequence[int]]]) -> list[bytes]:
+    answers = []
+    for refuse, indexes in by_refuse:
+        inside = part.within(indexes)
+        if inside:
+            data, _ = part.segment.refuse(inside, *around_opaque(refuse))
+            if data:
+                answers.append(data)
+    return answers

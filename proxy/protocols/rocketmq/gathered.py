@@ -1,0 +1,208 @@
+"""The requests of one chunk in the order of the wire: those that a scan took in columns, and others one by one.
+
+What was scanned becomes objects only if somebody looks at a single request.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, pairwise
+from typing import Final, NamedTuple, overload
+
+from limiter.asking import permits_each
+from limiter.resource import Resource
+from proxy.batch import Request
+from proxy.grouping import Columns, Group
+from proxy.protocols.rocketmq import codes
+from proxy.protocols.rocketmq.frame import Frame
+from proxy.protocols.rocketmq.header import Header
+from proxy.protocols.rocketmq.scanning import Segment
+
+_ONEWAY: Final = codes.FLAG_ONEWAY
+
+
+class Charged(NamedTuple):
+    """What a scanned send is charged to.
+
+    Attributes:
+        resources: its own.
+        producer_group: may be empty.
+    """
+
+    resources: tuple[Resource, ...]
+    producer_group: str
+
+
+class Scanned:
+    """A segment, and what its runs are charged to.
+
+    Args:
+        segment: at least one frame.
+        charged: for each of its runs.
+        first: how many requests come before it.
+
+    Attributes:
+        segment: as given.
+        first: as given.
+        stop: how many requests there are up to its end.
+    """
+
+    __slots__ = ("charged", "first", "segment", "stop")
+
+    def __init__(self, segment: Segment, charged: Sequence[Charged], first: int) -> None:
+        self.segment = segment
+        self.charged = charged
+        self.first = first
+        self.stop = first + len(segment)
+
+    def requests(self) -> Iterator[Request]:
+        """Make the requests."""
+        for index in range(len(self.segment)):
+            run, start, stop, code, opaque, flag = self.segment.frame(index)
+            resources, producer_group = self.charged[run]
+            kind, name = resources[0]
+            header = Header(kind, name, code, opaque, flag, producer_group)
+            frame = Frame(start, stop, header)
+            yield Request(resources, 1, stop - start, producer_group, flag & _ONEWAY != 0, None, frame)
+
+    def groups(self) -> Iterator[Group]:
+        """Put them in groups; two runs may be one group."""
+        first = self.first
+        for (_, indexes, size_bytes, _), (resources, producer_group) in zip(
+            self.segment.runs, self.charged, strict=True
+        ):
+            if not first:
+                at = indexes
+            elif isinstance(indexes, range):
+                at = range(indexes.start + first, indexes.stop + first)
+            else:
+                at = [index + first for index in indexes]
+            yield Group(resources, producer_group, False, at, permits_each(len(at)), size_bytes)
+
+    def within(self, indexes: Sequence[int]) -> Sequence[int]:
+        """Return which of some requests, ascending, are of this segment, by their places in it."""
+        first, stop = self.first, self.stop
+        if isinstance(indexes, range):
+            return range(max(indexes.start - first, 0), min(indexes.stop, stop) - first)
+        return [index - first for index in indexes if first <= index < stop]
+
+
+class Gathered(Columns):
+    """The requests of one chunk."""
+
+    __slots__ = ("_count", "_parts", "_requests")
+
+    def __init__(self) -> None:
+        self._parts: list[Request | Scanned] = []
+        self._count = 0
+        self._requests: list[Request] | None = None
+
+    def append(self, request: Request) -> None:
+        """Add a request that was read by itself."""
+        self._parts.append(request)
+        self._count += 1
+
+    def extend(self, segment: Segment, charged: Sequence[Charged]) -> None:
+        """Add what a scan took, at least one frame."""
+        scanned = Scanned(segment, charged, self._count)
+        self._parts.append(scanned)
+        self._count = scanned.stop
+
+    @property
+    def parts(self) -> Sequence[Request | Scanned]:
+        """Return what was added, in order."""
+        return self._parts
+
+    def __len__(self) -> int:
+        """Return how many requests there are."""
+        return self._count
+
+    @overload
+    def __getitem__(self, index: int) -> Request: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Request]: ...
+
+    def __getitem__(self, index: int | slice) -> Request | Sequence[Request]:
+        """Return one request, or some. The first time all are made."""
+        requests = self._requests
+        if requests is None:
+            requests = self._requests = list(
+                chain.from_iterable((part,) if isinstance(part, Request) else part.requests() for part in self._parts)
+            )
+        return requests[index]
+
+    def groups(self) -> Sequence[Group]:
+        """Return them in groups."""
+        parts = self._parts
+        if len(parts) == 1 and isinstance(parts[0], Scanned):
+            return _merged(parts[0].groups())
+        groups: list[Group] = []
+        index = 0
+        for part in parts:
+            if isinstance(part, Request):
+                groups.append(
+                    Group(
+                        part.resources,
+                        part.producer_group,
+                        part.consumes,
+                        range(index, index + 1),
+                        (part.messages,),
+                        0 if part.consumes else part.size_bytes,
+                    )
+                )
+                index += 1
+            else:
+                groups += part.groups()
+                index = part.stop
+        return _merged(groups)
+
+    def sizes(self, indexes: Sequence[int]) -> Sequence[int]:
+        """Return the bytes that some requests cost, in the order of their indexes, which ascend."""
+        sizes: list[int] = []
+        index = 0
+        for part in self._parts:
+            if isinstance(part, Request):
+                if index in indexes:
+                    sizes.append(0 if part.consumes else part.size_bytes)
+                index += 1
+            else:
+                sizes += part.segment.sizes(part.within(indexes))
+                index = part.stop
+        return sizes
+
+    def answered(self, indexes: Sequence[int]) -> int:
+        """Return how many of some requests, whose indexes ascend, expect an answer."""
+        count = len(indexes)
+        index = 0
+        for part in self._parts:
+            if isinstance(part, Request):
+                count -= part.oneway and index in indexes
+                index += 1
+            else:
+                oneway = sum([run[3] for run in part.segment.runs])
+                if oneway:
+                    frame = part.segment.frame
+                    count -= sum([frame(at)[5] & _ONEWAY != 0 for at in part.within(indexes)])
+                index = part.stop
+        return count
+
+
+def _merged(groups: Iterable[Group]) -> Sequence[Group]:
+    """Make one of groups that are decided alike."""
+    alike: dict[tuple[tuple[Resource, ...], str, bool], list[Group]] = {}
+    for group in groups:
+        alike.setdefault((group.resources, group.producer_group, group.consumes), []).append(group)
+    return [some[0] if len(some) == 1 else _joined(some) for some in alike.values()]
+
+
+def _joined(groups: Sequence[Group]) -> Group:
+    first = groups[0]
+    messages: Sequence[int] = [*chain.from_iterable(group.messages for group in groups)]
+    indexes: Sequence[int]
+    if all(isinstance(one.indexes, range) and one.indexes.stop == two.indexes[0] for one, two in pairwise(groups)):
+        # The usual case: the frame that an earlier chunk began, and those that were scanned behind it.
+        indexes = range(first.indexes[0], groups[-1].indexes[-1] + 1)
+    else:
+        order = sorted(zip(chain.from_iterable(group.indexes for group in groups), messages, strict=True))
+        indexes, messages = [index for index, _ in order], [cost for _, cost in order]
+    size_bytes = sum([group.size_bytes or 0 for group in groups])
+    return Group(first.resources, first.producer_group, first.consumes, indexes, messages, size_bytes)
