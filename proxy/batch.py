@@ -238,7 +238,7 @@ class Batch:
         bypassed: names of the handlers that were skipped, with the reason.
     """
 
-    __slots__ = ("_groups", "bypassed", "charges", "connection", "requests", "side", "verdicts")
+    __slots__ = ("_columns", "_groups", "bypassed", "charges", "connection", "requests", "side", "verdicts")
 
     def __init__(
         self, connection: ConnectionInfo, side: Side, requests: Sequence[Request], charges: Sequence[Charge] = ()
@@ -249,6 +249,7 @@ class Batch:
         self.charges = charges
         self.verdicts: dict[int, Verdict] = {}
         self.bypassed: dict[str, str] = {}
+        self._columns = requests if isinstance(requests, Columns) else None
         self._groups: Sequence[Group] | None = None
 
     def groups(self) -> Sequence[Group]:
@@ -260,23 +261,23 @@ class Batch:
         groups = self._groups
         if groups is None:
             # Shown only when complete: a handler on a thread may ask at the same time as the loop.
-            requests = self.requests
-            groups = self._groups = requests.groups() if isinstance(requests, Columns) else grouped(requests)
+            columns = self._columns
+            groups = self._groups = grouped(self.requests) if columns is None else columns.groups()
         return groups
 
     def size_bytes(self, indexes: Sequence[int]) -> Sequence[int]:
         """Return the costs of some requests in bytes: 0 for one that consumes, which is charged by its answer."""
+        if self._columns is not None:
+            return self._columns.sizes(indexes)
         requests = self.requests
-        if isinstance(requests, Columns):
-            return requests.sizes(indexes)
         return [0 if requests[index].consumes else requests[index].size_bytes for index in indexes]
 
     def sums_bytes(self) -> list[int]:
         """Return what ``size_bytes`` adds up to for each group."""
-        groups, requests = self.groups(), self.requests
-        if isinstance(requests, Columns):
+        groups, requests, columns = self.groups(), self.requests, self._columns
+        if columns is not None:
             return [
-                sum(requests.sizes(group.indexes)) if group.size_bytes is None else group.size_bytes for group in groups
+                sum(columns.sizes(group.indexes)) if group.size_bytes is None else group.size_bytes for group in groups
             ]
         if len(groups) == 1:
             return [0 if groups[0].consumes else sum([request.size_bytes for request in requests])]
@@ -292,10 +293,10 @@ class Batch:
 
     def sums_of(self, group: Group, indexes: Sequence[int]) -> tuple[int, int]:
         """Return for some requests of a group what ``size_bytes`` adds up to, and how many expect an answer."""
-        requests = self.requests
-        if isinstance(requests, Columns):
+        requests, columns = self.requests, self._columns
+        if columns is not None:
             known = group.size_bytes if len(indexes) == len(group.indexes) else None
-            return sum(requests.sizes(indexes)) if known is None else known, requests.answered(indexes)
+            return sum(columns.sizes(indexes)) if known is None else known, columns.answered(indexes)
         if len(indexes) == 1:
             request = requests[indexes[0]]
             return 0 if group.consumes else request.size_bytes, 0 if request.oneway else 1

@@ -145,7 +145,8 @@ class Connection:
 
     def progressed(self) -> None:
         """Look again at what had to wait for a write or for the session."""
-        self._progress.unpark_all()
+        if self._progress:
+            self._progress.unpark_all()
         if self._draining:
             self._check_drained()
 
@@ -192,20 +193,28 @@ class Connection:
         wire, buffers = self.wires[side], self._services.buffers
         forward = self._writers[side.other]
         bytes_read = self._services.bytes_read
+        more = False
         while True:
-            await wire.readable()
+            if more:
+                # There is likely more to read at once; to ask the kernel would take as long as to read.
+                more = False
+                await trio.lowlevel.checkpoint()
+            else:
+                await wire.readable()
             while self._must_wait(side):
                 await self._progress.park()
             buffer = buffers.borrow()
             try:
+                room = self._room(side, buffer)
                 try:
-                    count = wire.receive_into(self._room(side, buffer))
+                    count = wire.receive_into(room)
                 except OSError as error:
                     raise PeerError(side, error) from None
                 if count is None:
                     continue
                 if count == 0:
                     break
+                more = count == len(room)
                 self.bytes_read[side] += count
                 bytes_read[side] += count
                 if self._parting is not None:

@@ -45,7 +45,8 @@ UNPARSABLE_RESOURCES: Final = (Resource(codes.KIND_TOPIC, "_unparsable"),)
 A client's own topic of this name shares the limit: who can send to it could as well send what nobody can read.
 """
 
-#: Frames read one by one, at most, until a scan is tried again.
+#: Frames that make a scan worth while, which looks at the whole chunk; and those read one by one at most after others.
+_WORTH_WHILE: Final = 8
 _MAX_PAUSE: Final = 63
 _PREFIX_BYTES: Final = codes.PREFIX_BYTES
 _ONEWAY: Final = codes.FLAG_ONEWAY
@@ -160,12 +161,12 @@ class RequestStream:
             while size - position >= _PREFIX_BYTES:
                 if scanner is not None and not leave:
                     segment = scanner.scan(chunk, position, max_length)
+                    # After each scan that hardly took any twice as many frames are read one by one before the next.
+                    leave = pause = 0 if len(segment) >= _WORTH_WHILE else min(2 * pause + 1, _MAX_PAUSE)
                     if segment:
                         self._take_segment(segment, requests)
-                        position, pause = segment.stop, 0
+                        position = segment.stop
                         continue
-                    # After each scan for nothing twice as many frames are left out.
-                    leave = pause = min(2 * pause + 1, _MAX_PAUSE)
                 leave -= leave > 0
                 length, word = prefix_at(chunk, position)
                 header_bytes = word & HEADER_LENGTH
