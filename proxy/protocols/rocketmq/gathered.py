@@ -88,11 +88,12 @@ class Scanned:
 class Gathered(Columns):
     """The requests of one chunk."""
 
-    __slots__ = ("_count", "_parts", "_requests")
+    __slots__ = ("_count", "_parts", "_requests", "_scanned")
 
     def __init__(self) -> None:
         self._parts: list[Request | Scanned] = []
         self._count = 0
+        self._scanned = False
         self._requests: list[Request] | None = None
 
     def append(self, request: Request) -> None:
@@ -105,6 +106,11 @@ class Gathered(Columns):
         scanned = Scanned(segment, charged, self._count)
         self._parts.append(scanned)
         self._count = scanned.stop
+        self._scanned = True
+
+    def simplest(self) -> Sequence[Request]:
+        """Return them as a list if all were read by themselves, else as columns."""
+        return self if self._scanned else self._parts  # type: ignore[return-value] # nothing but requests then
 
     @property
     def parts(self) -> Sequence[Request | Scanned]:
@@ -134,7 +140,8 @@ class Gathered(Columns):
         """Return them in groups."""
         parts = self._parts
         if len(parts) == 1 and isinstance(parts[0], Scanned):
-            return _merged(parts[0].groups())
+            only = list(parts[0].groups())
+            return only if len(only) == 1 else _merged(only)
         groups: list[Group] = []
         index = 0
         for part in parts:

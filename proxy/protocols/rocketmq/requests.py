@@ -66,6 +66,7 @@ class RequestStream:
         limits_kind: says whether resources of a kind are limited at all.
         take: takes a request for Sluice itself, if it does: header as read, its bytes and its type.
         scanner: takes plain frames; None has each read by itself.
+        scan_from_bytes: the smallest chunk that is scanned.
 
     Attributes:
         about: what the client said of itself.
@@ -84,6 +85,7 @@ class RequestStream:
         take: Callable[[Header, bytes, int], bool],
         *,
         scanner: Scanner | None = None,
+        scan_from_bytes: int = 0,
     ) -> None:
         self.about = AboutClient()
         self.frames = 0
@@ -97,6 +99,7 @@ class RequestStream:
         self._max_length = max_frame_bytes - 4
         self._resources = self.names.known
         self._scanner = scanner
+        self._scan_from_bytes = scan_from_bytes
         #: What the scanner's keys are charged to, by their numbers.
         self._charged: list[Charged] = []
         #: The start of a frame whose header has not come completely.
@@ -156,7 +159,7 @@ class RequestStream:
             if self._head:
                 position = self._continue_head(chunk, requests, subscriptions)
             # A client that is on trial is read frame by frame: that is what gets to know it.
-            scanner = None if self._trial else self._scanner
+            scanner = None if self._trial or size < self._scan_from_bytes else self._scanner
             leave = pause = 0
             while size - position >= _PREFIX_BYTES:
                 if scanner is not None and not leave:

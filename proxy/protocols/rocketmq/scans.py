@@ -32,19 +32,21 @@ class Scan(NamedTuple):
         version: of its package; empty for the one in Python.
         opaques: makes the set of what is owed on one connection.
         scanner: makes the scanner of one connection, which notes in that set.
+        least_bytes: smaller chunks are read faster frame by frame.
     """
 
     name: ScanName
     version: str
     opaques: Callable[[], Opaques]
     scanner: Callable[[Any], Scanner]
+    least_bytes: int
 
     def __str__(self) -> str:
         """Return what people read: the compiled scan 0.1.0, the Python scan."""
         return f"the compiled scan {self.version}" if self.version else "the Python scan"
 
 
-PYTHON: Final = Scan("python", "", lambda: python_scan.Opaques(MAX_OWED), python_scan.Scanner)
+PYTHON: Final = Scan("python", "", lambda: python_scan.Opaques(MAX_OWED), python_scan.Scanner, 8192)
 
 
 def _compiled() -> Scan | None:
@@ -66,6 +68,7 @@ def _compiled() -> Scan | None:
         version("sluice-scan"),
         lambda: module.Opaques(MAX_OWED),
         lambda owed: module.Scanner(table, owed, MAX_KEYS),
+        0,
     )
 
 

@@ -43,6 +43,7 @@ class RocketMQSession(Session):
             context.limits_kind,
             self._take_remote,
             scanner=None if scan is None else scan.scanner(self._owed.opaques),
+            scan_from_bytes=0 if scan is None else scan.least_bytes,
         )
         self._answers = AnswerStream(self._owed, wants_responses=context.wants_responses)
         self._out: dict[Side, list[Buffer]] = {Side.CLIENT: [], Side.BROKER: []}
@@ -75,7 +76,7 @@ class RocketMQSession(Session):
         requests, charges = stream.feed(chunk)
         self._counters.frames[side] += stream.frames - before
         if requests or charges:
-            return Batch(self._connection, side, requests, charges)
+            return Batch(self._connection, side, requests.simplest(), charges)
         self._pass_on(None)
         return None
 

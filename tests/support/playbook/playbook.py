@@ -208,7 +208,7 @@ def open_session(
     session = PROTOCOL.open_session(context)
     assert isinstance(session, RocketMQSession)
     if reading != "as it comes":
-        session._requests._trial = 0
+        session._requests._trial = session._requests._scan_from_bytes = 0
     return session
 
 
