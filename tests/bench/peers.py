@@ -1,8 +1,12 @@
-"""What is measured, and its life as a process: build, start pinned, wait until it listens, end by pid."""
+"""What is measured, and its life as a process: build, start pinned, wait until it listens, end by pid.
+
+Which configurations of Sluice are measured is in ``sidecars``.
+"""
 
 import contextlib
 import http.client
 import os
+import resource
 import shutil
 import socket
 import subprocess
@@ -18,9 +22,14 @@ LOAD_CRATE = BENCH / "load"
 LOAD = LOAD_CRATE / "target" / "release" / "load"
 NGINX_STREAM = Path("/usr/lib/nginx/modules/ngx_stream_module.so")
 
+INSTALL_SLUICE = f"{sys.executable} -m pip install -e ."
+
 PROXY_CORE = 0
 LOAD_CORE = 1
 BYPASSED = "sluice_bypassed_total"
+
+# Two for each connection of a relay that has 10 000, and some.
+MANY_FILES = 32_768
 
 START_DEADLINE_S = 20.0
 STOP_DEADLINE_S = 15.0
@@ -49,6 +58,8 @@ class Peer:
         needs: files or programs without which it cannot run.
         install: how to get them.
         limited: its verdicts come from Sluice, so its bypass counter is watched.
+        group: what rows call it; its own name if empty.
+        left_out: given a folder for scratch, says why it cannot be measured here, or None if it can.
     """
 
     name: str
@@ -56,6 +67,12 @@ class Peer:
     needs: tuple[str, ...] = ()
     install: str = ""
     limited: bool = False
+    group: str = ""
+    left_out: Callable[[Path], str | None] | None = None
+
+    def answers_to(self, name: str) -> bool:
+        """Say whether it is meant by a name, its own or that of its group."""
+        return name in (self.name, self.group)
 
     def check(self) -> None:
         """Raise BenchError if something it needs is missing."""
@@ -106,6 +123,16 @@ listen relay
     return ["haproxy", "-db", "-f", str(config)]
 
 
+def open_files() -> int:
+    """Return how many files a process may have open, after asking for as many as there may be."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    for wanted in (MANY_FILES, hard):
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, max(wanted, hard)))
+            break
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
 def nginx(place: Place) -> list[str]:
     """Plain TCP relay by the stream module, one process, no access log."""
     config = place.scratch / "nginx.conf"
@@ -116,7 +143,8 @@ master_process off;
 worker_processes 1;
 pid {place.scratch}/nginx.pid;
 error_log stderr warn;
-events {{ worker_connections 4096; }}
+worker_rlimit_nofile {open_files()};
+events {{ worker_connections {open_files()}; }}
 stream {{
     server {{
         listen 127.0.0.1:{place.listen};
@@ -127,6 +155,11 @@ stream {{
 """
     )
     return ["nginx", "-e", "stderr", "-p", str(place.scratch), "-c", str(config)]
+
+
+def python() -> str:
+    """Return the interpreter that runs the bench."""
+    return sys.executable
 
 
 def trio_relay(place: Place) -> list[str]:
@@ -154,19 +187,15 @@ def sluice_program() -> Path:
 
 def sluice_peer(name: str, *limits: str) -> Peer:
     """Return Sluice under a name of its own."""
-    install = f"{sys.executable} -m pip install -e ."
-    return Peer(name, sluice(*limits), (str(sluice_program()),), install, limited=True)
+    return Peer(name, sluice(*limits), (str(sluice_program()),), INSTALL_SLUICE, limited=True)
 
 
 DIRECT = Peer("direct", None)
 HAPROXY = Peer("haproxy", haproxy, ("haproxy",), "apt-get install haproxy")
 NGINX = Peer("nginx", nginx, ("nginx", str(NGINX_STREAM)), "apt-get install nginx libnginx-mod-stream")
 TRIO_RELAY = Peer("trio-relay", trio_relay)
-SLUICE_UNLIMITED = sluice_peer("sluice-unlimited", "topic:*=unlimited")
-SLUICE_ONE_TOPIC = sluice_peer("sluice-one-topic", "topic:bench000000=1000000000/s", "topic:*=unlimited")
-SLUICE_REFUSED = sluice_peer("sluice-refused", "topic:*=0/s")
 
-PEERS = (DIRECT, HAPROXY, NGINX, TRIO_RELAY, SLUICE_UNLIMITED, SLUICE_ONE_TOPIC, SLUICE_REFUSED)
+RELAYS = (DIRECT, HAPROXY, NGINX, TRIO_RELAY)
 
 
 def build_load() -> None:

@@ -5,44 +5,23 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
+from rows import ACCEPT, ANSWERED, DECISIONS, DIRECT, FLOOD, HAPROXY, LOADED, MEMORY, REFUSED, RTT, TRIO_RELAY, Row
+
 Measurement = dict[str, Any]
+Compare = Callable[[Measurement, Measurement], float | None]
 
-HAPROXY = "haproxy"
-TRIO_RELAY = "trio-relay"
-DIRECT = "direct"
+GUAVA = "guava tryAcquire()"
 
-
-@dataclass(frozen=True)
-class Row:
-    """One question put to every peer.
-
-    Attributes:
-        name: as given on the command line.
-        kind: "throughput" or "rtt".
-        connections: how many carry the load.
-        frame_bytes: size of every frame.
-        header: "json" or "binary".
-        topics: how many take turns.
-        rate_per_s: of an open loop; None in an rtt row means one request at a time.
-    """
-
-    name: str
-    kind: str
-    connections: int
-    frame_bytes: int
-    header: str
-    topics: int
-    rate_per_s: float | None = None
-
-    @property
-    def title(self) -> str:
-        """Say in words what the row measures."""
-        frames = f"{self.frame_bytes}-byte frames, {self.header} header, topics: {self.topics}"
-        connections = f"{self.connections} connection{'s' if self.connections > 1 else ''}"
-        if self.kind == "throughput":
-            return f"throughput, {connections}, {frames}"
-        pace = f"open loop at {self.rate_per_s:g}/s" if self.rate_per_s else "one request at a time"
-        return f"round trip, {pace}, {connections}, {frames}"
+# What a line of the table is about: its spread is shown, and it is compared.
+MAIN = {
+    FLOOD: "decided_per_s",
+    ANSWERED: "decided_per_s",
+    RTT: "p50_us",
+    LOADED: "p99_us",
+    ACCEPT: "connections_per_s",
+    MEMORY: "busy_kib",
+    DECISIONS: "decisions_per_s",
+}
 
 
 @dataclass
@@ -56,90 +35,68 @@ class Table:
         """Note one measurement."""
         self.rounds.setdefault(peer, []).append(measurement)
 
+    def series(self, peer: str, figure: str) -> list[float]:
+        """Return one figure of each round, as measured or as compared with another peer within the round."""
+        main = MAIN[self.row.kind]
+        if figure == "against_haproxy":
+            return self._compared(peer, HAPROXY, lambda mine, theirs: ratio(mine[main], theirs[main]))
+        if figure == "against_guava":
+            return self._compared(peer, GUAVA, lambda mine, theirs: ratio(mine[main], theirs[main]))
+        if figure == "over_trio_relay_us":
+            if not peer.startswith("sluice"):
+                return []
+            key = "cpu_us_per_frame"
+            return self._compared(peer, TRIO_RELAY, lambda mine, theirs: mine[key] - theirs[key])
+        if figure == "p99_x_haproxy":
+            return self._compared(peer, HAPROXY, lambda mine, theirs: ratio(mine["p99_us"], theirs["p99_us"]))
+        if figure == "added_p50_us":
+            if peer == DIRECT:
+                return []
+            return self._compared(peer, DIRECT, lambda mine, theirs: mine["p50_us"] - theirs["p50_us"])
+        if figure == "added_against_haproxy":
+            pairs = zip(self.series(peer, "added_p50_us"), self.series(HAPROXY, "added_p50_us"), strict=False)
+            return [mine / theirs for mine, theirs in pairs if theirs > 0]
+        return [m[figure] for m in self.rounds.get(peer, ()) if m.get(figure) is not None]
+
+    def _compared(self, peer: str, other: str, compare: Compare) -> list[float]:
+        # Inside one round, so that drift of the machine cancels out.
+        pairs = zip(self.rounds.get(peer, ()), self.rounds.get(other, ()), strict=False)
+        values = [compare(mine, theirs) for mine, theirs in pairs if None not in (mine, theirs)]
+        return [value for value in values if value is not None]
+
     def median(self, peer: str, figure: str) -> float | None:
         """Return the median of one figure, or None if the peer has none."""
-        values = [m[figure] for m in self.rounds.get(peer, ()) if m[figure] is not None]
+        values = self.series(peer, figure)
         return median(values) if values else None
 
-    def spread(self, peer: str, figure: str) -> float | None:
-        """Return (largest - smallest) / median."""
-        values = [m[figure] for m in self.rounds[peer] if m[figure] is not None]
+    def spread(self, peer: str) -> float | None:
+        """Return (largest - smallest) / median of what the row is about."""
+        values = self.series(peer, MAIN[self.row.kind])
         middle = median(values) if values else 0
         return (max(values) - min(values)) / middle if middle else None
 
-    def against(self, peer: str, other: str, compare: Callable[[Measurement, Measurement], float]) -> float | None:
-        """Return the median over the rounds of a comparison inside one round, so that drift cancels out."""
-        pairs = zip(self.rounds.get(peer, ()), self.rounds.get(other, ()), strict=False)
-        values = [compare(mine, theirs) for mine, theirs in pairs]
-        return median(values) if values else None
-
-    def ratio(self, peer: str, figure: str) -> float | None:
-        """Return the figure against HAProxy's."""
-        if not self.median(HAPROXY, figure):
-            return None
-        return self.against(peer, HAPROXY, lambda mine, theirs: mine[figure] / theirs[figure])
-
-    def over_trio_relay_us(self, peer: str) -> float | None:
-        """Return CPU microseconds per frame on top of the raw trio relay."""
-        if not peer.startswith("sluice") or self.median(peer, "cpu_us_per_frame") is None:
-            return None
-        figure = "cpu_us_per_frame"
-        return self.against(peer, TRIO_RELAY, lambda mine, theirs: mine[figure] - theirs[figure])
-
-    def added_p50_us(self, peer: str) -> float | None:
-        """Return what the peer adds to the median of a direct round trip."""
-        if peer == DIRECT:
-            return None
-        return self.against(peer, DIRECT, lambda mine, theirs: mine["p50_us"] - theirs["p50_us"])
-
-    def added_against_haproxy(self, peer: str) -> float | None:
-        """Return what the peer adds to a direct round trip, against what HAProxy adds."""
-        mine, theirs = self.added_p50_us(peer), self.added_p50_us(HAPROXY)
-        return mine / theirs if mine is not None and theirs else None
-
     def summary(self, peer: str) -> dict[str, float | None]:
         """Return every figure of one line of the table, by name."""
-        if self.row.kind == "throughput":
-            return {
-                "mb_per_s": self.median(peer, "mb_per_s"),
-                "decided_per_s": self.median(peer, "decided_per_s"),
-                "against_haproxy": self.ratio(peer, "decided_per_s"),
-                "cpu_us_per_frame": self.median(peer, "cpu_us_per_frame"),
-                "over_trio_relay_us": self.over_trio_relay_us(peer),
-                "cpu_share": self.median(peer, "cpu_share"),
-                "waited_share": self.median(peer, "waited_share"),
-                "spread": self.spread(peer, "decided_per_s"),
-            }
-        return {
-            "p50_us": self.median(peer, "p50_us"),
-            "p99_us": self.median(peer, "p99_us"),
-            "p999_us": self.median(peer, "p999_us"),
-            "p50_against_haproxy": self.ratio(peer, "p50_us"),
-            "p99_against_haproxy": self.ratio(peer, "p99_us"),
-            "added_p50_us": self.added_p50_us(peer),
-            "added_against_haproxy": self.added_against_haproxy(peer),
-            "spread": self.spread(peer, "p50_us"),
-        }
+        figures = {key: self.median(peer, key) for key, _, _ in COLUMNS[self.row.kind]}
+        return figures | {"spread": self.spread(peer)}
 
     def text(self) -> str:
         """Return the table as a person reads it."""
-        columns = THROUGHPUT_COLUMNS if self.row.kind == "throughput" else RTT_COLUMNS
-        summaries = {peer: self.summary(peer) for peer in self.rounds}
-        lines = [["peer", *(title for _, title, _ in columns)]]
-        for peer, figures in summaries.items():
-            cells = (("-" if figures[key] is None else format(figures[key], style)) for key, _, style in columns)
-            lines.append([peer, *cells])
+        columns = (*COLUMNS[self.row.kind], ("spread", "spread", ".0%"))
+        lines = [["peer", *(heading for _, heading, _ in columns)]]
+        for peer in self.rounds:
+            figures = self.summary(peer)
+            lines.append([peer, *(cell(figures[key], style) for key, _, style in columns)])
         rounds = max((len(each) for each in self.rounds.values()), default=0)
-        return f"{self.row.title} (median of {rounds})\n{aligned(lines)}"
+        return f"{self.row.name}: {self.row.title} (median of {rounds})\n{aligned(lines)}"
 
     def as_json(self) -> dict[str, Any]:
         """Return the table with every single measurement."""
         peers = {peer: {"median": self.summary(peer), "rounds": each} for peer, each in self.rounds.items()}
-        return {"name": self.row.name, "title": self.row.title, "peers": peers}
+        return {"name": self.row.name, "kind": self.row.kind, "title": self.row.title, "peers": peers}
 
 
-# Key of the summary, heading, format.
-THROUGHPUT_COLUMNS = (
+_THROUGHPUT = (
     ("mb_per_s", "MB/s", ",.0f"),
     ("decided_per_s", "frames/s", ",.0f"),
     ("against_haproxy", "x HAProxy", ".2f"),
@@ -147,18 +104,59 @@ THROUGHPUT_COLUMNS = (
     ("over_trio_relay_us", "over trio relay", "+.2f"),
     ("cpu_share", "core used", ".0%"),
     ("waited_share", "waited", ".0%"),
-    ("spread", "spread", ".0%"),
 )
-RTT_COLUMNS = (
-    ("p50_us", "p50 us", ",.1f"),
-    ("p99_us", "p99 us", ",.1f"),
-    ("p999_us", "p99.9 us", ",.1f"),
-    ("p50_against_haproxy", "p50 x HAProxy", ".2f"),
-    ("p99_against_haproxy", "p99 x HAProxy", ".2f"),
-    ("added_p50_us", "p50 added us", "+.1f"),
-    ("added_against_haproxy", "added x HAProxy", ".2f"),
-    ("spread", "spread", ".0%"),
-)
+# By kind of row: key of the summary, heading, format.
+COLUMNS = {
+    FLOOD: _THROUGHPUT,
+    ANSWERED: _THROUGHPUT,
+    RTT: (
+        ("p50_us", "p50 us", ",.1f"),
+        ("p99_us", "p99 us", ",.1f"),
+        ("p999_us", "p99.9 us", ",.1f"),
+        ("against_haproxy", "p50 x HAProxy", ".2f"),
+        ("p99_x_haproxy", "p99 x HAProxy", ".2f"),
+        ("added_p50_us", "p50 added us", "+.1f"),
+        ("added_against_haproxy", "added x HAProxy", ".2f"),
+    ),
+    LOADED: (
+        ("rate_per_s", "requests/s", ",.0f"),
+        ("p50_us", "p50 us", ",.0f"),
+        ("p99_us", "p99 us", ",.0f"),
+        ("p999_us", "p99.9 us", ",.0f"),
+        ("late_p99_us", "load late p99", ",.0f"),
+        ("haproxy_p50_us", "HAProxy there: p50", ",.0f"),
+        ("haproxy_p99_us", "p99", ",.0f"),
+        ("p99_against_haproxy", "p99 x HAProxy", ".2f"),
+    ),
+    ACCEPT: (
+        ("connections_per_s", "connections/s", ",.0f"),
+        ("against_haproxy", "x HAProxy", ".2f"),
+        ("p50_us", "p50 us", ",.0f"),
+        ("p99_us", "p99 us", ",.0f"),
+        ("cpu_us_per_connection", "CPU us each", ",.0f"),
+        ("cpu_share", "core used", ".0%"),
+    ),
+    MEMORY: (
+        ("fresh_mb", "without any, MB", ",.1f"),
+        ("idle_kib", "KiB each, idle", ",.1f"),
+        ("busy_kib", "KiB each, busy", ",.1f"),
+    ),
+    DECISIONS: (
+        ("decisions_per_s", "decisions/s", ",.0f"),
+        ("ns_per_decision", "ns each", ",.1f"),
+        ("against_guava", "x Guava", ".2f"),
+    ),
+}
+
+
+def ratio(mine: float | None, theirs: float | None) -> float | None:
+    """Return mine / theirs, or None where one of them is not there."""
+    return mine / theirs if mine is not None and theirs else None
+
+
+def cell(value: float | None, style: str) -> str:
+    """Lay out one figure."""
+    return "-" if value is None else format(value, style)
 
 
 def aligned(lines: Sequence[Sequence[str]]) -> str:
@@ -178,11 +176,13 @@ def faults(peer: str, measurement: Measurement) -> list[str]:
     found = []
     if measurement["lost"]:
         found.append(f"{measurement['lost']} frames unaccounted for")
+    if measurement.get("unanswered"):
+        found.append(f"{measurement['unanswered']} answers did not arrive")
     if measurement.get("broken"):
         found.append(f"{measurement['broken']} connections broken inside a frame")
     for reason, count in measurement["bypassed"].items():
         found.append(f"{count} requests bypassed the limiter: {reason}")
-    if peer == "sluice-refused":
+    if peer.startswith(REFUSED):
         if measurement["arrived"]:
             found.append(f"{measurement['arrived']} frames passed although all are refused")
     elif measurement["busy"]:

@@ -5,12 +5,9 @@ See README.md beside this file for what is measured and how to read it.
 
 import argparse
 import contextlib
+import dataclasses
 import json
-import os
-import platform
-import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -18,42 +15,52 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import asking
+import goals
+import guava
+import machine
 import peers
 import report
+import rows
+from asking import Asker
 from peers import BenchError, Peer, Place, Running
-from report import Measurement, Row, Table
+from report import Table
+from rows import Row
+from sidecars import SIDECARS
 
-# The load's own deadlines (drain, late answers) end it long before this.
-LOAD_DEADLINE_S = 150.0
-# Above this share of other work the figures come with a warning.
-QUIET = 0.05
-RTT_PEERS = tuple(peer for peer in peers.PEERS if peer is not peers.SLUICE_REFUSED)
+PEERS = (*peers.RELAYS, *SIDECARS)
+RESULTS = peers.BENCH / "results"
+# Connections of a relay need two descriptors each, and it has others.
+OTHER_FILES = 600
 
 
 def options(arguments: Sequence[str]) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(prog="run.py", description=__doc__)
-    names = [peer.name for peer in peers.PEERS]
-    rows = ["throughput-1", "throughput-64", "rtt-low", "rtt-open"]
-    parser.add_argument("--quick", action="store_true", help="3 short rounds, about a minute in all; for a first look")
+    names = list(dict.fromkeys(name for peer in PEERS for name in (peer.group, peer.name) if name))
+    row_names = [row.name for row in (*rows.ROWS, *rows.ON_REQUEST)]
+    parser.add_argument("--quick", action="store_true", help="2 short rounds, a few minutes in all; for a first look")
     parser.add_argument("--rounds", type=positive_int, help="measurements of each peer in each row (default 5)")
-    parser.add_argument("--seconds", type=positive, help="length of one measurement (default 2)")
-    parser.add_argument("--warmup", type=positive, help="seconds before each measurement (default 0.5)")
-    parser.add_argument("--row", action="append", choices=rows, help="only this row; may be repeated")
-    parser.add_argument("--peer", action="append", choices=names, help="only this peer; may be repeated")
-    parser.add_argument("--without", action="append", choices=names, default=[], help="leave this peer out")
-    parser.add_argument("--size", type=int, default=536, help="bytes of a frame (default 536)")
-    parser.add_argument("--header", choices=["json", "binary"], default="json")
-    parser.add_argument("--topics", type=int, default=1, help="topics that take turns (default 1)")
-    parser.add_argument("--rate", type=positive, default=2000, help="requests per second of rtt-open (default 2000)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="keep every measurement here")
-    parser.add_argument("--base-port", type=int, default=21000, help="first of 20 ports on 127.0.0.1 (default 21000)")
+    parser.add_argument("--seconds", type=positive, help="length of one measurement (default 1)")
+    parser.add_argument("--warmup", type=positive, help="seconds before each measurement (default 0.25)")
+    parser.add_argument("--row", action="append", choices=row_names, metavar="ROW", help="only this row; repeatable")
+    parser.add_argument("--peer", action="append", choices=names, metavar="PEER", help="only this peer; repeatable")
+    parser.add_argument("--without", action="append", choices=names, default=[], metavar="PEER", help="leave it out")
+    parser.add_argument("--size", type=positive_int, help="bytes of a frame, in the rows named")
+    parser.add_argument("--header", choices=["json", "binary"], help="in the rows named")
+    parser.add_argument("--topics", type=positive_int, help="topics that take turns, in the rows named")
+    parser.add_argument("--connections", type=positive_int, help="in the rows named")
+    parser.add_argument("--rate", type=positive, help="requests per second of rtt-open (default 2000)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="keep the results here (default: in results/)")
+    parser.add_argument("--base-port", type=int, default=21000, help="first of 40 ports on 127.0.0.1 (default 21000)")
     given = parser.parse_args(arguments)
-    rounds, seconds, warmup = (3, 0.4, 0.2) if given.quick else (5, 2.0, 0.5)
+    changed = [given.size, given.header, given.topics, given.connections, given.rate]
+    if any(changed) and not given.row:
+        parser.error("--size, --header, --topics, --connections and --rate change rows that are named by --row")
+    rounds, seconds, warmup = (2, 0.3, 0.1) if given.quick else (5, 1.0, 0.25)
     given.rounds = given.rounds or rounds
     given.seconds = given.seconds or seconds
     given.warmup = given.warmup or warmup
-    given.row = given.row or rows
     return given
 
 
@@ -73,88 +80,160 @@ def positive_int(text: str) -> int:
     return value
 
 
-def rows_of(given: argparse.Namespace) -> list[Row]:
-    """Return the rows asked for."""
-    frames = (given.size, given.header, given.topics)
-    rows = [
-        Row("throughput-1", "throughput", 1, *frames),
-        Row("throughput-64", "throughput", 64, *frames),
-        Row("rtt-low", "rtt", 1, *frames),
-        Row("rtt-open", "rtt", 1, *frames, rate_per_s=given.rate),
-    ]
-    return [row for row in rows if row.name in given.row]
+def chosen_rows(given: argparse.Namespace) -> list[Row]:
+    """Return the rows asked for, as changed on the command line and as this machine allows."""
+    room = (peers.open_files() - OTHER_FILES) // 2
+    found = []
+    for row in rows.named(given.row):
+        changes = {
+            "frame_bytes": given.size,
+            "header": given.header,
+            "topics": given.topics,
+            "connections": given.connections,
+            "rate_per_s": given.rate if row.kind == rows.RTT and row.rate_per_s else None,
+        }
+        # The values are checked by the load generator.
+        changed: Row = dataclasses.replace(row, **{key: value for key, value in changes.items() if value})
+        if changed.connections > room:
+            print(
+                f"{row.name}: {room:,} connections, not {changed.connections:,}: "
+                f"a process may have {peers.open_files():,} files open here (ulimit -Hn)",
+                flush=True,
+            )
+            changed = dataclasses.replace(changed, connections=room)
+        found.append(changed)
+    return found
 
 
-def measure(row: Row, running: Running, control: int, given: argparse.Namespace) -> Measurement:
-    """Put one row's question to one peer."""
-    command = [str(peers.LOAD), "flood" if row.kind == "throughput" else "rtt"]
-    command += ["--target", f"127.0.0.1:{running.target}"]
-    command += ["--size", str(row.frame_bytes), "--header", row.header, "--topics", str(row.topics)]
-    command += ["--warmup", str(given.warmup), "--seconds", str(given.seconds)]
-    if row.kind == "throughput":
-        command += ["--control", f"127.0.0.1:{control}", "--connections", str(row.connections)]
-        command += [] if running.pid is None else ["--pid", str(running.pid)]
-    elif row.rate_per_s is None:
-        command += ["--one-at-a-time"]
-    else:
-        command += ["--rate", str(row.rate_per_s), "--connections", str(row.connections)]
-    bypassed = running.bypassed()
-    try:
-        load = subprocess.run(
-            peers.pinned(peers.LOAD_CORE, command),
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=given.warmup + given.seconds + LOAD_DEADLINE_S,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise BenchError(f"{running.peer.name}, {row.name}: no result after {error.timeout:.0f} s") from error
-    if load.returncode:
-        raise BenchError(f"{running.peer.name}, {row.name}: {load.stderr.strip()}{peers.last_words(running.log)}")
-    measurement: Measurement = json.loads(load.stdout)
-    measurement["bypassed"] = dict(running.bypassed() - bypassed)
-    if row.kind == "throughput":
-        measurement["decided_per_s"] = measurement["frames_per_s"] + measurement["busy_per_s"]
-    return measurement
+def chosen_peers(given: argparse.Namespace, of: Sequence[Row]) -> tuple[list[Peer], dict[str, str]]:
+    """Return the peers asked for and able, and why others are left out."""
+    chosen, left_out = [], {}
+    with tempfile.TemporaryDirectory(prefix="sluice-bench-") as scratch:
+        for peer in PEERS:
+            if any(peer.answers_to(name) for name in given.without):
+                continue
+            if given.peer and not any(peer.answers_to(name) for name in given.peer):
+                continue
+            if not any(peer.answers_to(name) for row in of for name in row.peers):
+                continue
+            peer.check()
+            reason = peer.left_out(Path(scratch)) if peer.left_out else None
+            if reason is None:
+                chosen.append(peer)
+            else:
+                left_out[peer.name] = reason
+    return chosen, left_out
 
 
-@contextlib.contextmanager
-def all_started(
-    chosen: Sequence[Peer], *, swallow: bool, base_port: int, scratch: Path
-) -> Iterator[tuple[list[Running], int]]:
-    """Start the sink and every peer in front of it; yield the peers and the port of the sink's counters."""
-    broker, control = base_port, base_port + 1
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(peers.sink(broker, control, swallow=swallow, scratch=scratch))
-        running = []
-        for number, peer in enumerate(chosen, start=1):
-            place = Place(base_port + 2 * number, base_port + 2 * number + 1, broker, scratch / peer.name)
-            running.append(stack.enter_context(peers.started(peer, place)))
-        yield running, control
+@dataclasses.dataclass
+class Run:
+    """One run of the bench: what it was given, and what it has found so far."""
 
+    given: argparse.Namespace
+    peers: list[Peer]
+    scratch: Path
+    tables: list[Table] = dataclasses.field(default_factory=list)
+    wrong: list[str] = dataclasses.field(default_factory=list)
+    took_s: dict[str, float] = dataclasses.field(default_factory=dict)
 
-def run_rows(
-    rows: Sequence[Row], chosen: Sequence[Peer], given: argparse.Namespace, scratch: Path
-) -> tuple[list[Table], list[str]]:
-    """Measure rows that share one kind of sink; return their tables and what was wrong."""
-    tables: list[Table] = []
-    wrong: list[str] = []
-    swallow = rows[0].kind == "throughput"
-    with all_started(chosen, swallow=swallow, base_port=given.base_port, scratch=scratch) as (running, control):
-        for row in rows:
-            table = Table(row)
-            for number in range(1, given.rounds + 1):
-                for each in running:
-                    name = each.peer.name
-                    progress(f"{row.name}, round {number} of {given.rounds}: {name}")
-                    measurement = measure(row, each, control, given)
-                    table.add(name, measurement)
-                    faults = report.faults(name, measurement)
-                    wrong += [f"{name}, {row.name}, round {number}: {fault}" for fault in faults]
-            progress("")
-            print(table.text(), end="\n\n", flush=True)
-            tables.append(table)
-    return tables, wrong
+    def taking_part(self, *of: Row) -> list[Peer]:
+        """Return the peers that some of the rows are put to."""
+        return [peer for peer in self.peers if any(peer.answers_to(name) for row in of for name in row.peers)]
+
+    def measure(self, chosen: Sequence[Row]) -> None:
+        """Measure all rows, those that can share processes together."""
+        for swallow, last in ((True, False), (False, False), (True, True)):
+            together = [
+                row
+                for row in chosen
+                if (row.swallow, row.last) == (swallow, last) and row.kind not in (rows.MEMORY, rows.DECISIONS)
+            ]
+            self._together(together, swallow=swallow)
+            if not swallow:
+                for row in chosen:
+                    if row.kind == rows.MEMORY:
+                        self._memory(row)
+                    elif row.kind == rows.DECISIONS:
+                        self._decisions(row)
+
+    def _together(self, together: Sequence[Row], *, swallow: bool) -> None:
+        """Measure rows with one process of each peer."""
+        taking_part = self.taking_part(*together)
+        if not taking_part:
+            return
+        with self._started(taking_part, swallow=swallow) as (running, asker):
+            for row in together:
+                began_s = time.monotonic()
+                table = Table(row)
+                asked = [each for each in running if each.peer in self.taking_part(row)]
+                for number in range(1, self.given.rounds + 1):
+                    for each in asked:
+                        progress(f"{row.name}, round {number} of {self.given.rounds}: {each.peer.name}")
+                        self._ask(table, number, each, asker, running)
+                self._done(table, began_s)
+
+    def _ask(self, table: Table, number: int, each: Running, asker: Asker, running: Sequence[Running]) -> None:
+        row, name = table.row, each.peer.name
+        if row.kind != rows.LOADED:
+            self._note(table, number, name, asker.measure(row, each, known=number > 1))
+            return
+        saturation = goals.saturations(self.tables).get(name, 0.0)
+        # What decides nothing is compared at its own saturation alone.
+        haproxy = next((other for other in running if other.peer is peers.HAPROXY and each.peer.limited), None)
+        mine, *theirs = asker.measure_loaded(row, each, saturation, haproxy)
+        self._note(table, number, name, mine)
+        for measurement in theirs:
+            faults = report.faults(rows.HAPROXY, measurement)
+            self.wrong += [f"haproxy at the load of {name}, {row.name}, round {number}: {fault}" for fault in faults]
+
+    def _memory(self, row: Row) -> None:
+        """Measure memory, in a fresh process each time: what has grown once does not grow again."""
+        began_s = time.monotonic()
+        table = Table(row)
+        for number in range(1, self.given.rounds + 1):
+            for peer in self.taking_part(row):
+                progress(f"{row.name}, round {number} of {self.given.rounds}: {peer.name}")
+                with self._started([peer], swallow=False) as ((each,), asker):
+                    # Imports and the like are no connection's.
+                    asker.measure(dataclasses.replace(row, connections=1), each)
+                    self._note(table, number, peer.name, asker.measure(row, each))
+        self._done(table, began_s)
+
+    def _decisions(self, row: Row) -> None:
+        progress(row.name)
+        began_s = time.monotonic()
+        table = Table(row)
+        found = asking.decisions(self.given.rounds, min(self.given.seconds, 0.5), peers.PROXY_CORE, self.scratch)
+        for line, measurements in found.items():
+            for measurement in measurements:
+                table.add(line, measurement)
+        self._done(table, began_s)
+
+    def _note(self, table: Table, number: int, name: str, measurement: report.Measurement) -> None:
+        table.add(name, measurement)
+        faults = report.faults(name, measurement)
+        self.wrong += [f"{name}, {table.row.name}, round {number}: {fault}" for fault in faults]
+
+    def _done(self, table: Table, began_s: float) -> None:
+        progress("")
+        self.took_s[table.row.name] = round(time.monotonic() - began_s, 1)
+        self.tables.append(table)
+        print(table.text(), end="\n\n", flush=True)
+
+    @contextlib.contextmanager
+    def _started(self, chosen: Sequence[Peer], *, swallow: bool) -> Iterator[tuple[list[Running], Asker]]:
+        """Start the sink and every peer in front of it."""
+        base_port = self.given.base_port
+        broker, control = base_port, base_port + 1
+        with contextlib.ExitStack() as stack:
+            # A state that another process left behind is none of this one's.
+            scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=self.scratch)))
+            stack.enter_context(peers.sink(broker, control, swallow=swallow, scratch=scratch))
+            running = []
+            for number, peer in enumerate(chosen, start=1):
+                place = Place(base_port + 2 * number, base_port + 2 * number + 1, broker, scratch / peer.name)
+                running.append(stack.enter_context(peers.started(peer, place)))
+            yield running, Asker(control, self.given.seconds, self.given.warmup)
 
 
 def progress(text: str) -> None:
@@ -163,85 +242,57 @@ def progress(text: str) -> None:
         print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
 
 
-def machine() -> dict[str, Any]:
-    """Say where the figures come from."""
-    cpuinfo = Path("/proc/cpuinfo").read_text().splitlines()
-    models = (line.partition(":")[2].strip() for line in cpuinfo if line.startswith("model name"))
-    return {
-        "cpu": next(models, platform.machine()),
-        "cores": os.cpu_count(),
-        "kernel": platform.release(),
-        "python": platform.python_version(),
-    }
-
-
-def busy_share() -> float:
-    """Look for a second at how busy all cores are; before and after the run that is other people's work."""
-
-    def times() -> tuple[int, int]:
-        ticks = [int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
-        return sum(ticks), ticks[3] + ticks[4]
-
-    total, idle = times()
-    time.sleep(1)
-    total_later, idle_later = times()
-    return 1 - (idle_later - idle) / max(1, total_later - total)
-
-
-def check_machine() -> None:
-    """Raise BenchError where the figures would mean nothing."""
-    if platform.system() != "Linux":
-        raise BenchError("the bench runs on Linux only: it pins processes and reads /proc")
-    cores = os.sched_getaffinity(0)
-    if not {peers.PROXY_CORE, peers.LOAD_CORE} <= cores:
-        raise BenchError(f"the bench needs cores 0 and 1, one for the proxy and one for the load; it may use {cores}")
-    for tool in ("taskset", "setpriv"):
-        if shutil.which(tool) is None:
-            raise BenchError(f"the bench needs {tool}: install it with `apt-get install util-linux`")
-
-
 def bench(given: argparse.Namespace) -> int:
     """Run everything; return the exit status."""
-    check_machine()
-    chosen = [p for p in peers.PEERS if p.name not in given.without and p.name in (given.peer or p.name)]
-    if not chosen:
+    machine.check()
+    wanted = chosen_rows(given)
+    chosen, left_out = chosen_peers(given, wanted)
+    if not chosen and any(row.peers for row in wanted):
         raise BenchError("no peer is left to measure")
-    for peer in chosen:
-        peer.check()
     peers.build_load()
-    where = machine()
+    if any(row.kind == rows.DECISIONS for row in wanted):
+        guava.build()
+    where = machine.described()
     print(
         f"{where['cpu']}, {where['cores']} cores, Linux {where['kernel']}, Python {where['python']}; "
-        f"{given.rounds} rounds of {given.seconds:g} s\n",
+        f"{given.rounds} rounds of {given.seconds:g} s",
+        *(f"left out: {name}: {reason}" for name, reason in left_out.items()),
+        sep="\n",
+        end="\n\n",
         flush=True,
     )
-    busy_before = busy_share()
-    tables: list[Table] = []
-    wrong: list[str] = []
-    rows = rows_of(given)
+    began_s, busy_before = time.monotonic(), machine.busy_share()
     with tempfile.TemporaryDirectory(prefix="sluice-bench-") as scratch:
-        for kind, able in (("throughput", peers.PEERS), ("rtt", RTT_PEERS)):
-            of_kind = [row for row in rows if row.kind == kind]
-            taking_part = [peer for peer in chosen if peer in able]
-            if of_kind and taking_part:
-                done, faults = run_rows(of_kind, taking_part, given, Path(scratch))
-                tables += done
-                wrong += faults
-    busy_after = busy_share()
-    if max(busy_before, busy_after) > QUIET:
+        run = Run(given, chosen, Path(scratch))
+        run.measure(wanted)
+    busy_after, took_s = machine.busy_share(), time.monotonic() - began_s
+    grown, held = goals.growth(run.tables), goals.held_against(run.tables)
+    if said := goals.growth_text(grown):
+        print(said, end="\n\n")
+    if any(each.values for each in held):
+        print(goals.goals_text(held), end="\n\n")
+    if max(busy_before, busy_after) > machine.QUIET:
         print(
             f"This machine was {busy_before:.0%} busy with other work before the run and {busy_after:.0%} after it: "
-            "the figures are worth little.",
-            flush=True,
+            "the figures are worth little."
         )
-    if given.json:
-        where |= {"busy_before": round(busy_before, 3), "busy_after": round(busy_after, 3)}
-        settings = {"rounds": given.rounds, "seconds": given.seconds, "warmup": given.warmup}
-        kept = {"machine": where, "settings": settings, "rows": [t.as_json() for t in tables], "faults": wrong}
-        given.json.write_text(json.dumps(kept, indent=1) + "\n")
-    for fault in wrong:
+    where |= {"busy_before": round(busy_before, 3), "busy_after": round(busy_after, 3)}
+    kept = write(given, where, run, {"left_out": left_out, "growth": grown, "goals": [each.as_json() for each in held]})
+    print(f"{took_s / 60:.1f} minutes; every measurement is in {kept}", flush=True)
+    for fault in run.wrong:
         print(f"fault: {fault}", file=sys.stderr)
-    return 1 if wrong else 0
+    return 1 if run.wrong else 0
+
+
+def write(given: argparse.Namespace, where: dict[str, Any], run: Run, more: dict[str, Any]) -> Path:
+    """Keep everything as JSON; return where."""
+    path: Path = given.json or RESULTS / time.strftime("%Y-%m-%d-%H%M%S.json")
+    settings = {"rounds": given.rounds, "seconds": given.seconds, "warmup": given.warmup, "took_s": run.took_s}
+    tables = [table.as_json() for table in run.tables]
+    kept = {"machine": where, "settings": settings, **more, "rows": tables, "faults": run.wrong}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(kept, indent=1) + "\n")
+    return path
 
 
 def main() -> int:

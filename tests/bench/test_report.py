@@ -3,10 +3,11 @@
 from typing import Any
 
 import pytest
-from report import Row, Table, aligned, faults
+from report import Table, aligned, faults
+from rows import EVERYBODY, Row
 
-THROUGHPUT = Row("throughput-64", "throughput", 64, 536, "json", 1)
-RTT = Row("rtt-low", "rtt", 1, 536, "json", 1)
+THROUGHPUT = Row("throughput-64", "flood", EVERYBODY)
+RTT = Row("rtt-low", "rtt", EVERYBODY, 1)
 
 
 def flood(frames_per_s: float, cpu_us: float | None = 1.0, **other: Any) -> dict[str, Any]:
@@ -41,10 +42,10 @@ def test_ratio_compares_within_a_round_so_that_drift_cancels_out() -> None:
     drifting = table(
         THROUGHPUT,
         haproxy=[flood(1000), flood(500), flood(250)],
-        sluice_one_topic=[flood(500), flood(250), flood(125)],
+        sluice_limited_python=[flood(500), flood(250), flood(125)],
     )
-    assert drifting.summary("sluice-one-topic")["against_haproxy"] == 0.5
-    assert drifting.summary("sluice-one-topic")["spread"] == pytest.approx(1.5)
+    assert drifting.summary("sluice-limited-python")["against_haproxy"] == 0.5
+    assert drifting.summary("sluice-limited-python")["spread"] == pytest.approx(1.5)
 
 
 def test_cpu_over_the_trio_relay_is_shown_for_sluice_alone() -> None:
@@ -52,9 +53,9 @@ def test_cpu_over_the_trio_relay_is_shown_for_sluice_alone() -> None:
         THROUGHPUT,
         haproxy=[flood(1000, 0.3)],
         trio_relay=[flood(1000, 0.4)],
-        sluice_one_topic=[flood(100, 3.4)],
+        sluice_limited_python=[flood(100, 3.4)],
     )
-    assert made.summary("sluice-one-topic")["over_trio_relay_us"] == pytest.approx(3.0)
+    assert made.summary("sluice-limited-python")["over_trio_relay_us"] == pytest.approx(3.0)
     assert made.summary("haproxy")["over_trio_relay_us"] is None
 
 
@@ -79,9 +80,8 @@ def test_a_single_peer_has_no_ratios() -> None:
 def test_table_names_row_rounds_and_peers() -> None:
     text = table(RTT, direct=[round_trip(20)], haproxy=[round_trip(120)]).text()
     title, heading, direct, haproxy = text.splitlines()
-    assert title == (
-        "round trip, one request at a time, 1 connection, 536-byte frames, json header, topics: 1 (median of 1)"
-    )
+    assert title == f"rtt-low: {RTT.title} (median of 1)"
+    assert RTT.title == "round trip, one request at a time, 1 connection, 536-byte frames, json header, topics: 1"
     assert heading.split("  ")[0] == "peer"
     assert direct.startswith("direct ")
     assert haproxy.startswith("haproxy ")
@@ -93,8 +93,8 @@ def test_columns_are_aligned() -> None:
 
 def test_sound_measurements_have_no_faults() -> None:
     assert faults("haproxy", flood(1000)) == []
-    assert faults("sluice-refused", flood(1000, arrived=0, busy=1000)) == []
-    assert faults("sluice-one-topic", round_trip(100)) == []
+    assert faults("sluice-refused-python", flood(1000, arrived=0, busy=1000)) == []
+    assert faults("sluice-limited-python", round_trip(100)) == []
 
 
 @pytest.mark.parametrize(
@@ -102,9 +102,13 @@ def test_sound_measurements_have_no_faults() -> None:
     [
         ("haproxy", {"lost": 3}, "3 frames unaccounted for"),
         ("haproxy", {"broken": 1}, "broken inside a frame"),
-        ("sluice-one-topic", {"busy": 5}, "5 requests refused"),
-        ("sluice-one-topic", {"bypassed": {'{reason="late"}': 7}}, '7 requests bypassed the limiter: {reason="late"}'),
-        ("sluice-refused", {"busy": 9, "arrived": 2}, "2 frames passed"),
+        ("sluice-limited-python", {"busy": 5}, "5 requests refused"),
+        (
+            "sluice-limited-python",
+            {"bypassed": {'{reason="late"}': 7}},
+            '7 requests bypassed the limiter: {reason="late"}',
+        ),
+        ("sluice-refused-python", {"busy": 9, "arrived": 2}, "2 frames passed"),
     ],
 )
 def test_worthless_measurements_are_named(peer: str, wrong: dict[str, Any], word: str) -> None:

@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 
 RUN = Path(__file__).with_name("run.py")
+# One of each kind that needs nothing but the load generator.
+ROWS = ("throughput-1", "connections-64", "rtt-low", "rtt-50", "rtt-open", "accept", "memory")
 
 
 def bench(*flags: str) -> subprocess.CompletedProcess[str]:
@@ -16,16 +18,21 @@ def bench(*flags: str) -> subprocess.CompletedProcess[str]:
 
 def test_every_frame_is_accounted_for_and_every_figure_kept(tmp_path: Path) -> None:
     kept = tmp_path / "bench.json"
-    ran = bench("--peer", "direct", "--peer", "trio-relay", "--base-port", "21900", "--json", str(kept))
+    chosen = [word for name in ROWS for word in ("--row", name)]
+    ran = bench("--peer", "direct", "--peer", "trio-relay", "--base-port", "21900", "--json", str(kept), *chosen)
     assert ran.returncode == 0, ran.stderr
-    rows = {row["name"]: row["peers"] for row in json.loads(kept.read_text())["rows"]}
-    assert list(rows) == ["throughput-1", "throughput-64", "rtt-low", "rtt-open"]
-    for name, peers in rows.items():
-        assert list(peers) == ["direct", "trio-relay"]
-        for figures in peers.values():
+    found = json.loads(kept.read_text())
+    rows = {row["name"]: row for row in found["rows"]}
+    assert set(rows) == {*ROWS, "answered-64"}, "a share of saturation brings its measurement along"
+    for row in rows.values():
+        assert "trio-relay" in row["peers"]
+        for figures in row["peers"].values():
             (measured,) = figures["rounds"]
             assert measured["lost"] == 0
-            assert measured["sent" if name.startswith("throughput") else "requests"] > 0
+            assert measured["sent" if row["kind"] in ("flood", "answered", "memory") else "requests"] > 0
+    memory = rows["memory"]["peers"]["trio-relay"]["median"]
+    assert 0 < memory["idle_kib"] < memory["busy_kib"]
+    assert {goal["met"] for goal in found["goals"]} == {"not measured"}
 
 
 def test_a_taken_port_is_named() -> None:
@@ -33,3 +40,9 @@ def test_a_taken_port_is_named() -> None:
         ran = bench("--peer", "direct", "--row", "rtt-low", "--base-port", "21950")
     assert ran.returncode == 2
     assert ran.stderr == "bench: port 21951 on 127.0.0.1 is taken: choose others with --base-port\n"
+
+
+def test_frames_are_changed_in_named_rows_only() -> None:
+    ran = bench("--size", "128")
+    assert ran.returncode == 2
+    assert "change rows that are named by --row" in ran.stderr

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::frames::{Header, Shape};
 
-const FLAGS: [&str; 2] = ["swallow", "one-at-a-time"];
+const FLAGS: [&str; 4] = ["swallow", "one-at-a-time", "memory", "known-topics"];
 
 #[derive(Debug)]
 pub struct Args(HashMap<String, String>);

@@ -17,6 +17,8 @@ pub struct Counters {
     pub frames: u64,
     pub bytes: u64,
     pub answered: u64,
+    /// Connections that there ever were.
+    pub accepted: u64,
     /// Connections that are open now.
     pub connections: u64,
     /// Connections that broke the framing or ended inside a frame.
@@ -26,8 +28,8 @@ pub struct Counters {
 impl Counters {
     pub fn to_line(self) -> String {
         format!(
-            "{} {} {} {} {} {}\n",
-            self.at_ns, self.frames, self.bytes, self.answered, self.connections, self.broken
+            "{} {} {} {} {} {} {}\n",
+            self.at_ns, self.frames, self.bytes, self.answered, self.accepted, self.connections, self.broken
         )
     }
 
@@ -36,12 +38,13 @@ impl Counters {
             .split_whitespace()
             .map(|word| word.parse().ok())
             .collect::<Option<_>>()?;
-        let [at_ns, frames, bytes, answered, connections, broken] = numbers.try_into().ok()?;
+        let [at_ns, frames, bytes, answered, accepted, connections, broken] = numbers.try_into().ok()?;
         Some(Self {
             at_ns,
             frames,
             bytes,
             answered,
+            accepted,
             connections,
             broken,
         })
@@ -97,6 +100,7 @@ mod tests {
             frames: 2,
             bytes: 3,
             answered: 4,
+            accepted: 6,
             connections: 5,
             broken: u64::MAX,
         };
@@ -105,7 +109,7 @@ mod tests {
 
     #[test]
     fn other_lines_are_refused() {
-        for line in ["", "1 2 3", "1 2 3 4 5 x", "1 2 3 4 5 6 7"] {
+        for line in ["", "1 2 3", "1 2 3 4 5 6 x", "1 2 3 4 5 6 7 8"] {
             assert_eq!(Counters::from_line(line), None);
         }
     }

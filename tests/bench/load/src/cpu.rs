@@ -1,4 +1,4 @@
-//! CPU time of another process, from /proc.
+//! CPU time and memory of another process, from /proc.
 
 use std::fs;
 
@@ -23,6 +23,19 @@ impl CpuTime {
             waited_us: wait_ns(&schedstat).ok_or_else(|| format!("{schedstat:?} has no times"))? / 1000,
         })
     }
+}
+
+/// Memory that the process has in RAM, by what the kernel counts when asked, not by its estimate.
+pub fn resident_bytes(pid: u32) -> Result<u64, String> {
+    let rollup = read(pid, "smaps_rollup")?;
+    rss_kib(&rollup)
+        .map(|kib| kib << 10)
+        .ok_or_else(|| format!("{rollup:?} has no Rss"))
+}
+
+fn rss_kib(rollup: &str) -> Option<u64> {
+    let line = rollup.lines().find_map(|line| line.strip_prefix("Rss:"))?;
+    line.split_whitespace().next()?.parse().ok()
 }
 
 fn read(pid: u32, name: &str) -> Result<String, String> {
@@ -64,5 +77,12 @@ mod tests {
     #[test]
     fn own_process_has_times() {
         assert!(CpuTime::of(std::process::id()).is_ok());
+        assert!(resident_bytes(std::process::id()).unwrap() > 0);
+    }
+
+    #[test]
+    fn memory_is_read_in_kib() {
+        assert_eq!(rss_kib("5-7 ---p 0 [rollup]\nRss:      512 kB\nPss: 3 kB\n"), Some(512));
+        assert_eq!(rss_kib("Pss: 3 kB\n"), None);
     }
 }

@@ -1,15 +1,20 @@
-//! Throughput: N connections write prebuilt frames as fast as they are taken; the sink says what arrived.
+//! Throughput: N connections send prebuilt frames; the sink says what arrived.
 //!
-//! The window between two readings of the sink's counters is what counts. Afterwards the writers stop between two
-//! frames and every frame sent must show up at the sink or as a busy answer; what does not is `lost`.
+//! Without `--window` each connection writes as fast as it is taken. With it, each has at most so many requests
+//! without an answer, as producers do: the sink answers, and what comes back counts too.
+//!
+//! The window of time between two readings of the sink's counters is what counts. Afterwards the writers stop between
+//! two frames and every frame sent must show up at the sink or as a busy answer; what does not is `lost`.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
+use rustix::net::sockopt::set_socket_send_buffer_size;
+
 use crate::args::Args;
 use crate::counters::{Control, Counters, connect};
-use crate::cpu::CpuTime;
+use crate::cpu::{CpuTime, resident_bytes};
 use crate::poller::{Interest, Poller, Ready};
 use crate::scanner::{SYSTEM_BUSY, Scanner};
 
@@ -17,14 +22,27 @@ use crate::scanner::{SYSTEM_BUSY, Scanner};
 const BLOCK_BYTES: usize = 256 << 10;
 const MAX_BLOCK_BYTES: usize = 1 << 30;
 const DRAIN: Duration = Duration::from_secs(60);
+/// How long the warm-up may last until each topic was sent and each connection served.
+const ALL_WARM: Duration = Duration::from_secs(300);
+/// Frames that come through before it counts, as many as connections times this.
+const FRAMES_EACH_TO_WARM_UP: u64 = 2;
+/// Connections made before what stands between has to have passed them on: fewer than any backlog.
+const CONNECT_AHEAD: u64 = 256;
+/// Beyond so many connections each has a smaller send buffer, so that the kernel's memory for sockets suffices.
+const MANY_CONNECTIONS: usize = 256;
+const SMALL_SEND_BUFFER_BYTES: usize = 32 << 10;
+/// From the last connection until memory is looked at.
+const SETTLE: Duration = Duration::from_millis(500);
 
 struct Client {
     stream: TcpStream,
     /// Where in the block the next write starts.
     position: usize,
+    sent_bytes: u64,
+    answered: u64,
     answers: Scanner,
+    interest: Interest,
 }
-
 #[derive(Clone, Copy, Default)]
 struct Seen {
     sent_bytes: u64,
@@ -43,6 +61,8 @@ struct Flood {
     poller: Poller,
     block: Vec<u8>,
     frame_size: usize,
+    /// Requests of a connection that may be without an answer; None: as many as are taken.
+    window: Option<u64>,
     clients: Vec<Client>,
     seen: Seen,
     ready: Vec<Ready>,
@@ -56,7 +76,10 @@ pub fn run(mut args: Args) -> Result<(), String> {
     let connections: usize = args.optional("connections")?.unwrap_or(1);
     let warmup = args.seconds("warmup", 0.5)?;
     let seconds = args.seconds("seconds", 3.0)?;
+    let window: Option<u64> = args.optional("window")?;
     let pid: Option<u32> = args.optional("pid")?;
+    let memory = args.flag("memory");
+    let known_topics = args.flag("known-topics");
     args.finish()?;
     if shape.topics as usize * shape.size > MAX_BLOCK_BYTES {
         return Err(format!(
@@ -64,22 +87,43 @@ pub fn run(mut args: Args) -> Result<(), String> {
             shape.topics, shape.size
         ));
     }
+    if window == Some(0) || connections == 0 {
+        return Err("--window and --connections must be above 0".into());
+    }
+    let measured = pid.filter(|_| memory);
+    let resident = || measured.map(resident_bytes).transpose();
 
     let before = control.counters()?;
-    let mut flood = Flood::connect(target, connections, shape.block(BLOCK_BYTES), shape.size)?;
-    flood.write_for(warmup)?;
+    let fresh_bytes = resident()?;
+    let mut flood = Flood::new(shape.block(BLOCK_BYTES), shape.size, window)?;
+    flood.connect(target, connections, &mut control, before.accepted)?;
+    if measured.is_some() {
+        std::thread::sleep(SETTLE);
+    }
+    let idle_bytes = resident()?;
+    let all_topics_bytes = if known_topics { 0 } else { flood.block.len() as u64 };
+    flood.warm_up(warmup, all_topics_bytes, &mut control, before)?;
     let from = flood.reading(&mut control, pid)?;
     flood.write_for(seconds)?;
     let to = flood.reading(&mut control, pid)?;
+    let busy_bytes = resident()?;
     let after = flood.drain(&mut control, before)?;
 
     let frames_sent = flood.seen.sent_bytes / shape.size as u64;
     let arrived = after.frames - before.frames;
     let lost = i128::from(frames_sent) - i128::from(arrived) - i128::from(flood.seen.busy);
-    let window = window(&from, &to);
+    let unanswered =
+        i128::from(after.answered - before.answered) + i128::from(flood.seen.busy) - i128::from(flood.seen.answers);
+    let window = figures(&from, &to);
+    let memory = match (fresh_bytes, idle_bytes, busy_bytes) {
+        (Some(fresh), Some(idle), Some(busy)) => {
+            format!(", \"fresh_bytes\": {fresh}, \"idle_bytes\": {idle}, \"busy_bytes\": {busy}")
+        }
+        _ => String::new(),
+    };
     println!(
         "{{\"connections\": {connections}, \"frame_bytes\": {}, {window}, \"sent\": {frames_sent}, \"arrived\": {arrived}, \
-         \"busy\": {}, \"lost\": {lost}, \"broken\": {}}}",
+         \"busy\": {}, \"lost\": {lost}, \"unanswered\": {unanswered}, \"broken\": {}{memory}}}",
         shape.size,
         flood.seen.busy,
         after.broken - before.broken,
@@ -89,7 +133,7 @@ pub fn run(mut args: Args) -> Result<(), String> {
 
 /// The figures of the window: rates at the sink, refusals, CPU of the process measured.
 #[allow(clippy::cast_precision_loss)] // counts of seconds-long windows are far below 2^52
-fn window(from: &Reading, to: &Reading) -> String {
+fn figures(from: &Reading, to: &Reading) -> String {
     let seconds = (to.sink.at_ns - from.sink.at_ns) as f64 / 1e9;
     let frames = to.sink.frames - from.sink.frames;
     let bytes = to.sink.bytes - from.sink.bytes;
@@ -117,31 +161,80 @@ fn window(from: &Reading, to: &Reading) -> String {
 }
 
 impl Flood {
-    fn connect(target: SocketAddr, connections: usize, block: Vec<u8>, frame_size: usize) -> Result<Self, String> {
-        let poller = Poller::new().map_err(|error| error.to_string())?;
-        let frames = block.len() / frame_size;
-        let mut clients = Vec::with_capacity(connections);
-        for token in 0..connections {
-            let stream = connect(target)?;
-            stream
-                .set_nonblocking(true)
-                .and_then(|()| poller.add(&stream, token, Interest::Both))
-                .map_err(|error| error.to_string())?;
-            clients.push(Client {
-                stream,
-                position: frames * token / connections * frame_size,
-                answers: Scanner::default(),
-            });
-        }
+    fn new(block: Vec<u8>, frame_size: usize, window: Option<u64>) -> Result<Self, String> {
         Ok(Self {
-            poller,
+            poller: Poller::new().map_err(|error| error.to_string())?,
             block,
             frame_size,
-            clients,
+            window,
+            clients: Vec::new(),
             seen: Seen::default(),
             ready: Vec::new(),
             buffer: vec![0; BLOCK_BYTES],
         })
+    }
+
+    /// Connect all, no faster than they are passed on to the sink, which has accepted so many `before`.
+    fn connect(
+        &mut self,
+        target: SocketAddr,
+        connections: usize,
+        control: &mut Control,
+        before: u64,
+    ) -> Result<(), String> {
+        let frames = self.block.len() / self.frame_size;
+        let mut passed_on = 0;
+        for token in 0..connections {
+            let stream = connect(target)?;
+            if connections > MANY_CONNECTIONS {
+                set_socket_send_buffer_size(&stream, SMALL_SEND_BUFFER_BYTES).map_err(|error| error.to_string())?;
+            }
+            stream
+                .set_nonblocking(true)
+                .and_then(|()| self.poller.add(&stream, token, Interest::Both))
+                .map_err(|error| error.to_string())?;
+            self.clients.push(Client {
+                stream,
+                position: frames * token / connections * self.frame_size,
+                sent_bytes: 0,
+                answered: 0,
+                answers: Scanner::default(),
+                interest: Interest::Both,
+            });
+            let made = token as u64 + 1;
+            let last = token + 1 == connections;
+            let until = Instant::now() + DRAIN;
+            while made.saturating_sub(passed_on) > CONNECT_AHEAD || (last && passed_on < made) {
+                passed_on = control.counters()?.accepted - before;
+                if Instant::now() > until {
+                    return Err(format!("{passed_on} of {made} connections reached the sink"));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Send for a time, and until so much was sent that no topic is new, and every connection has had its turn.
+    fn warm_up(
+        &mut self,
+        time: Duration,
+        all_topics_bytes: u64,
+        control: &mut Control,
+        before: Counters,
+    ) -> Result<(), String> {
+        let until = Instant::now() + ALL_WARM;
+        let enough = FRAMES_EACH_TO_WARM_UP * self.clients.len() as u64;
+        self.write_for(time)?;
+        loop {
+            let decided = control.counters()?.frames - before.frames + self.seen.busy;
+            if decided >= enough && self.seen.sent_bytes >= all_topics_bytes {
+                return Ok(());
+            }
+            if Instant::now() > until {
+                return Err(format!("not every connection and topic was served within {ALL_WARM:?}"));
+            }
+            self.write_for(Duration::from_millis(5))?;
+        }
     }
 
     fn reading(&self, control: &mut Control, pid: Option<u32>) -> Result<Reading, String> {
@@ -193,7 +286,8 @@ impl Flood {
             if event.readable {
                 self.read(event.token)?;
             }
-            if event.writable {
+            // With a window, answers make room for requests without waiting for another turn.
+            if event.writable || (self.window.is_some() && event.readable) {
                 self.write(event.token, stopping)?;
             }
         }
@@ -207,36 +301,44 @@ impl Flood {
 
     fn write(&mut self, token: usize, stopping: bool) -> Result<(), String> {
         let client = &mut self.clients[token];
-        let end = if stopping {
-            client.position.next_multiple_of(self.frame_size)
-        } else {
-            self.block.len()
-        };
-        if client.position == end {
-            return self
-                .poller
-                .modify(&client.stream, token, Interest::Read)
-                .map_err(|error| error.to_string());
-        }
-        match client.stream.write(&self.block[client.position..end]) {
-            Ok(written) => {
-                client.position = (client.position + written) % self.block.len();
-                self.seen.sent_bytes += written as u64;
-                Ok(())
+        let interest = loop {
+            let room = client.room(self.frame_size, self.window, stopping);
+            let end = self.block.len().min(client.position.saturating_add(room));
+            if client.position == end {
+                break Interest::Read;
             }
-            Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(()),
-            Err(error) => Err(format!("connection {token} broke: {error}")),
+            match client.stream.write(&self.block[client.position..end]) {
+                Ok(written) => {
+                    client.position = (client.position + written) % self.block.len();
+                    client.sent_bytes += written as u64;
+                    self.seen.sent_bytes += written as u64;
+                    // Without a window one write takes all there is; the others have their turn.
+                    if self.window.is_none() {
+                        break Interest::Both;
+                    }
+                }
+                Err(error) if error.kind() == ErrorKind::WouldBlock => break Interest::Both,
+                Err(error) => return Err(format!("connection {token} broke: {error}")),
+            }
+        };
+        if interest != client.interest {
+            client.interest = interest;
+            self.poller
+                .modify(&client.stream, token, interest)
+                .map_err(|error| error.to_string())?;
         }
+        Ok(())
     }
 
     fn read(&mut self, token: usize) -> Result<(), String> {
         let client = &mut self.clients[token];
-        let seen = &mut self.seen;
+        let (seen, answered) = (&mut self.seen, &mut client.answered);
         match client.stream.read(&mut self.buffer) {
             Ok(0) => Err(format!("connection {token} was closed by the other side")),
             Ok(read) => client
                 .answers
                 .scan(&self.buffer[..read], |head| {
+                    *answered += 1;
                     seen.answers += 1;
                     seen.busy += u64::from(head.answer().is_some_and(|(code, _)| code == SYSTEM_BUSY));
                 })
@@ -244,5 +346,51 @@ impl Flood {
             Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(()),
             Err(error) => Err(format!("connection {token} broke: {error}")),
         }
+    }
+}
+
+impl Client {
+    /// How many bytes may be sent now: those of the window, or what is left of a frame when stopping.
+    fn room(&self, frame_size: usize, window: Option<u64>, stopping: bool) -> usize {
+        if stopping {
+            return self.position.next_multiple_of(frame_size) - self.position;
+        }
+        let Some(window) = window else { return usize::MAX };
+        let allowed = (self.answered + window) * frame_size as u64;
+        usize::try_from(allowed.saturating_sub(self.sent_bytes)).expect("a window fits into memory")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    fn client(sent_bytes: u64, answered: u64, position: usize) -> Client {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        Client {
+            stream: TcpStream::connect(listener.local_addr().unwrap()).unwrap(),
+            position,
+            sent_bytes,
+            answered,
+            answers: Scanner::default(),
+            interest: Interest::Both,
+        }
+    }
+
+    #[test]
+    fn window_has_room_for_what_was_answered() {
+        assert_eq!(client(0, 0, 0).room(100, Some(4), false), 400);
+        assert_eq!(client(350, 0, 350).room(100, Some(4), false), 50);
+        assert_eq!(client(400, 0, 400).room(100, Some(4), false), 0);
+        assert_eq!(client(400, 3, 400).room(100, Some(4), false), 300);
+        assert_eq!(client(400, 0, 400).room(100, None, false), usize::MAX);
+    }
+
+    #[test]
+    fn stopping_ends_the_frame_that_was_begun() {
+        assert_eq!(client(350, 0, 350).room(100, Some(4), true), 50);
+        assert_eq!(client(400, 0, 400).room(100, None, true), 0);
     }
 }

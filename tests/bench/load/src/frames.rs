@@ -46,7 +46,7 @@ impl Shape {
         if PREFIX_BYTES + header.len() > self.size {
             header = self.header_bytes(topic, opaque, false);
         }
-        let mut frame = prefix(self.size, self.header as u8, header.len());
+        let mut frame = prefix(self.size, self.header as u8, header.len()).to_vec();
         frame.extend(header);
         frame.resize(self.size, b'x');
         frame
@@ -93,10 +93,10 @@ impl Shape {
     }
 }
 
-fn prefix(size: usize, header_type: u8, header_len: usize) -> Vec<u8> {
+fn prefix(size: usize, header_type: u8, header_len: usize) -> [u8; PREFIX_BYTES] {
     let length = u32::try_from(size - 4).expect("frame sizes are bounded");
     let word = u32::from(header_type) << 24 | u32::try_from(header_len).expect("header lengths are bounded");
-    [length.to_be_bytes(), word.to_be_bytes()].concat()
+    (u64::from(length) << 32 | u64::from(word)).to_be_bytes()
 }
 
 /// The fields of a V2 send in a Java client's order; only the topic (`b`) and the queue (`e`) if not `full`.
@@ -171,15 +171,21 @@ fn binary_header(topic: &str, opaque: u32, full: bool) -> Vec<u8> {
     header
 }
 
+const ANSWER_BEFORE_OPAQUE: &str = concat!(
+    r#"{"code":0,"extFields":{"queueId":"1","transactionId":"FD0000000000000000000000000000022CA81DBD16A668FFD3A00000","#,
+    r#""msgId":"7F00000200002A9F000000000A63287A","TRACE_ON":"true","MSG_REGION":"DefaultRegion","queueOffset":"26"},"#,
+    r#""flag":1,"language":"JAVA","opaque":"#,
+);
+const ANSWER_BEHIND_OPAQUE: &str = r#","serializeTypeCurrentRPC":"JSON","version":513}"#;
+
 /// Append a broker's answer to a send: always JSON, about 300 bytes, as a real broker's.
 pub fn push_answer(out: &mut Vec<u8>, opaque: u32) {
-    let header = format!(
-        "{{\"code\":0,\"extFields\":{{\"queueId\":\"1\",\"transactionId\":\"FD0000000000000000000000000000022CA81DBD16A668FFD3A00000\",\
-         \"msgId\":\"7F00000200002A9F000000000A63287A\",\"TRACE_ON\":\"true\",\"MSG_REGION\":\"DefaultRegion\",\"queueOffset\":\"26\"}},\
-         \"flag\":1,\"language\":\"JAVA\",\"opaque\":{opaque},\"serializeTypeCurrentRPC\":\"JSON\",\"version\":513}}"
-    );
-    out.extend(prefix(PREFIX_BYTES + header.len(), 0, header.len()));
-    out.extend(header.bytes());
+    let digits = opaque.to_string();
+    let header_len = ANSWER_BEFORE_OPAQUE.len() + digits.len() + ANSWER_BEHIND_OPAQUE.len();
+    out.extend(prefix(PREFIX_BYTES + header_len, 0, header_len));
+    out.extend_from_slice(ANSWER_BEFORE_OPAQUE.as_bytes());
+    out.extend_from_slice(digits.as_bytes());
+    out.extend_from_slice(ANSWER_BEHIND_OPAQUE.as_bytes());
 }
 
 #[cfg(test)]

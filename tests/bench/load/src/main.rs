@@ -1,8 +1,9 @@
 //! Load generator and sink of the Sluice benchmark.
 //!
-//! `load sink` plays the broker; `load flood` measures throughput and `load rtt` round trips through whatever
-//! stands between the two. Each prints one JSON object; `run.py` starts and pins them. Linux only.
+//! `load sink` plays the broker; `load flood` measures throughput, `load rtt` round trips and `load accept` new
+//! connections through whatever stands between the two. Each prints one JSON object; `run.py` starts and pins them. Linux only.
 
+mod accept;
 mod args;
 mod counters;
 mod cpu;
@@ -20,8 +21,10 @@ use args::Args;
 
 const USAGE: &str = "\
 usage: load sink  --listen ADDR --control ADDR [--swallow] [--seconds N]
-       load flood --target ADDR --control ADDR [--connections N] [FRAMES] [--warmup S] [--seconds S] [--pid PID]
+       load flood --target ADDR --control ADDR [--connections N] [--window N] [FRAMES] [--warmup S] [--seconds S]
+                  [--pid PID [--memory]] [--known-topics]
        load rtt   --target ADDR (--rate PER_SECOND [--connections N] | --one-at-a-time) [FRAMES] [--warmup S] [--seconds S]
+       load accept --target ADDR [--at-once N] [FRAMES] [--warmup S] [--seconds S] [--pid PID]
 FRAMES: [--size BYTES] [--header json|binary] [--topics N]";
 
 fn main() -> ExitCode {
@@ -31,6 +34,7 @@ fn main() -> ExitCode {
         "sink" => sink::run,
         "flood" => flood::run,
         "rtt" => rtt::run,
+        "accept" => accept::run,
         _ => {
             eprintln!("{USAGE}");
             return ExitCode::from(2);

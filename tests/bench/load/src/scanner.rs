@@ -31,7 +31,11 @@ impl Head<'_> {
 
     /// Code and opaque of an answer (always JSON).
     pub fn answer(&self) -> Option<(i64, u32)> {
-        let code = json_int(self.header, b"\"code\":")?;
+        // Brokers and Sluice put the code first: found without walking over the rest.
+        let code = match self.header.strip_prefix(b"{\"code\":") {
+            Some(behind) => leading_int(behind)?,
+            None => json_int(self.header, b"\"code\":")?,
+        };
         let opaque = json_int(self.header, b"\"opaque\":")?;
         Some((code, u32::try_from(opaque).ok()?))
     }
@@ -40,7 +44,11 @@ impl Head<'_> {
 /// The number behind a key. Searched from the end, where Java puts what is asked for most.
 fn json_int(header: &[u8], key: &[u8]) -> Option<i64> {
     let at = header.windows(key.len()).rposition(|seen| seen == key)?;
-    let digits = header[at + key.len()..].trim_ascii_start();
+    leading_int(&header[at + key.len()..])
+}
+
+fn leading_int(bytes: &[u8]) -> Option<i64> {
+    let digits = bytes.trim_ascii_start();
     let end = digits
         .iter()
         .position(|byte| !byte.is_ascii_digit())

@@ -22,6 +22,7 @@ const READ_BYTES: usize = 256 << 10;
 const RECEIVE_BUFFER_BYTES: usize = 256 << 10;
 /// A connection with more unsent answers than this is not read until they are gone.
 const MAX_UNSENT_BYTES: usize = 1 << 20;
+const BACKLOG: i32 = 4096;
 const DATA_LISTENER: usize = 0;
 const CONTROL_LISTENER: usize = 1;
 const FIRST_CONNECTION: usize = 2;
@@ -99,6 +100,8 @@ fn serve(listen: SocketAddr, control: SocketAddr, swallow: bool, time: Duration)
 fn listener(address: SocketAddr) -> io::Result<TcpListener> {
     let listener =
         TcpListener::bind(address).map_err(|error| io::Error::new(error.kind(), format!("{address}: {error}")))?;
+    // The standard library's backlog is too short for those who connect as fast as they can.
+    rustix::net::listen(&listener, BACKLOG)?;
     listener.set_nonblocking(true)?;
     Ok(listener)
 }
@@ -117,6 +120,7 @@ impl Sink {
             self.next_token += 1;
             self.poller.add(&stream, token, Interest::Read)?;
             if is_data {
+                self.counters.accepted += 1;
                 self.counters.connections += 1;
                 let work = if self.swallow {
                     Work::Swallow(EvenFrames::default())

@@ -1,0 +1,207 @@
+"""What the bench has to show: the goals of the data path, held against the tables of a run, and how cost grows."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any, Literal
+
+from report import Table, aligned
+from rows import ANSWERED, GROWTH, LIMITED, REFUSED, SATURATION, TRIO_RELAY
+
+SCANS = ("python", "compiled")
+BATCHED = "sluice, batches of a full read"
+"""The line of the decisions that decides as the data path does under load."""
+
+
+@dataclass(frozen=True)
+class Goal:
+    """One figure that is wanted.
+
+    Attributes:
+        title: what is measured.
+        row: the row it is in.
+        figure: as the row's table calls it.
+        wanted: the bound by scan; None is reported only, and a scan that is not there is not asked.
+        at_most: the bound is an upper one; else a lower one.
+        line: the line of the table, if it is not that of Sluice with a limit and the scan.
+        of: with a line, the line whose figure is divided by.
+    """
+
+    title: str
+    row: str
+    figure: str
+    wanted: Mapping[str, float | None]
+    at_most: bool = True
+    line: str = ""
+    of: str = ""
+
+    def held_against(self, tables: Mapping[str, Table]) -> "list[Held]":
+        """Return what each scan reaches."""
+        found = []
+        for scan, bound in self.wanted.items():
+            values = self._values(tables.get(self.row), scan)
+            if not values:
+                met: Met = "not measured"
+            elif bound is None:
+                met = "reported"
+            else:
+                reached = median(values) <= bound if self.at_most else median(values) >= bound
+                met = "met" if reached else "NOT met"
+            found.append(Held(self, scan, bound, values, met))
+        return found
+
+    def _values(self, table: Table | None, scan: str) -> list[float]:
+        if table is None:
+            return []
+        mine = table.series(self.line.format(scan=scan) or f"{LIMITED}-{scan}", self.figure)
+        if not self.of:
+            return mine
+        pairs = zip(mine, table.series(self.of.format(scan=scan), self.figure), strict=False)
+        return [value / other for value, other in pairs if other]
+
+
+Met = Literal["met", "NOT met", "reported", "not measured"]
+
+
+@dataclass(frozen=True)
+class Held:
+    """A goal held against a run."""
+
+    goal: Goal
+    scan: str
+    bound: float | None
+    values: list[float]
+    met: Met
+
+    def cells(self) -> list[str]:
+        """Return a line of the table."""
+        sign = "<=" if self.goal.at_most else ">="
+        wanted = "report" if self.bound is None else f"{sign} {self.bound:g}"
+        if not self.values:
+            return [self.goal.title, self.scan, wanted, "-", "-", self.met]
+        spread = f"{min(self.values):.2f} to {max(self.values):.2f}"
+        return [self.goal.title, self.scan, wanted, f"{median(self.values):.2f}", spread, self.met]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return all of it."""
+        return {
+            "goal": self.goal.title,
+            "row": self.goal.row,
+            "scan": self.scan,
+            "at_most" if self.goal.at_most else "at_least": self.bound,
+            "measured": median(self.values) if self.values else None,
+            "rounds": self.values,
+            "met": self.met,
+        }
+
+
+GOALS = (
+    Goal(
+        "CPU us per 536-byte frame over the raw trio relay, JSON header",
+        "throughput-64",
+        "over_trio_relay_us",
+        {"python": 3.0, "compiled": 0.35},
+    ),
+    Goal(
+        "CPU us per 536-byte frame over the raw trio relay, binary header",
+        "frames-536-binary",
+        "over_trio_relay_us",
+        {"python": 3.0, "compiled": 0.15},
+    ),
+    Goal(
+        "MB/s against HAProxy's, 536-byte JSON frames, 64 connections",
+        "throughput-64",
+        "against_haproxy",
+        {"python": None, "compiled": 0.45},
+        at_most=False,
+    ),
+    Goal(
+        "MB/s against HAProxy's, 1,432-byte JSON frames, 64 connections",
+        "frames-1432-json",
+        "against_haproxy",
+        {"python": None, "compiled": 0.70},
+        at_most=False,
+    ),
+    Goal(
+        "p50 added to a direct round trip at low load, against what HAProxy adds",
+        "rtt-low",
+        "added_against_haproxy",
+        {"python": 2.3, "compiled": 2.0},
+    ),
+    Goal(
+        "p99 at 50 % of own saturation, against HAProxy at the same load",
+        "rtt-50",
+        "p99_against_haproxy",
+        {"python": None, "compiled": 2.0},
+    ),
+    Goal(
+        "decisions/s, one bucket, batched as the data path does, against Guava's",
+        "decisions",
+        "against_guava",
+        {"python": 1.0},
+        at_most=False,
+        line=BATCHED,
+    ),
+    Goal(
+        "everything refused: answers/s against own frames/s that pass",
+        "throughput-64",
+        "decided_per_s",
+        {"python": None, "compiled": 0.3},
+        at_most=False,
+        line=f"{REFUSED}-{{scan}}",
+        of=f"{LIMITED}-{{scan}}",
+    ),
+)
+
+
+def held_against(tables: Sequence[Table]) -> list[Held]:
+    """Hold all goals against the tables of a run."""
+    by_row = {table.row.name: table for table in tables}
+    return [held for goal in GOALS for held in goal.held_against(by_row)]
+
+
+def goals_text(found: Sequence[Held]) -> str:
+    """Return the goals as a person reads them."""
+    heading = ["goal", "scan", "wanted", "measured", "rounds", ""]
+    return f"goals\n{aligned([heading, *(held.cells() for held in found)])}"
+
+
+def growth(tables: Sequence[Table]) -> dict[str, list[dict[str, Any]]]:
+    """Return the cost of a frame by what grows, one entry for each row that was measured."""
+    by_row = {table.row.name: table for table in tables}
+    found: dict[str, list[dict[str, Any]]] = {}
+    for what, names in GROWTH.items():
+        for table in (by_row[name] for name in names if name in by_row):
+            peers = [peer for peer in table.rounds if peer.startswith((LIMITED, TRIO_RELAY))]
+            costs = {peer: table.median(peer, "cpu_us_per_frame") for peer in peers}
+            over = {peer: table.median(peer, "over_trio_relay_us") for peer in peers if peer != TRIO_RELAY}
+            count = table.row.connections if table.row.kind == ANSWERED else table.row.topics
+            found.setdefault(what, []).append({what: count, "cpu_us_per_frame": costs, "over_trio_relay_us": over})
+    return found
+
+
+def growth_text(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
+    """Return how the cost of a frame grows as a person reads it; empty if nothing was compared."""
+    tables = []
+    for what, entries in found.items():
+        if len(entries) < 2:
+            continue
+        peers = list(dict.fromkeys(peer for entry in entries for peer in entry["cpu_us_per_frame"]))
+        lines = [[what, *peers, *(f"{peer}, over relay" for peer in peers if peer != TRIO_RELAY)]]
+        for entry in entries:
+            figures = [entry["cpu_us_per_frame"].get(peer) for peer in peers]
+            figures += [entry["over_trio_relay_us"].get(peer) for peer in peers if peer != TRIO_RELAY]
+            cells = ["-" if figure is None else f"{figure:.2f}" for figure in figures]
+            lines.append([f"{entry[what]:,}", *cells])
+        tables.append(f"growth: CPU us per frame by {what}\n{aligned(lines)}")
+    return "\n\n".join(tables)
+
+
+def saturations(tables: Sequence[Table]) -> dict[str, float]:
+    """Return the answers a second that each peer reaches, by peer."""
+    found: dict[str, float] = {}
+    for table in tables:
+        if table.row.name == SATURATION:
+            each = {peer: table.median(peer, "decided_per_s") for peer in table.rounds}
+            found = {peer: rate for peer, rate in each.items() if rate}
+    return found

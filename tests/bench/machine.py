@@ -1,0 +1,50 @@
+"""The machine that the figures come from: whether it will do, what it is, and how busy it is with other work."""
+
+import os
+import platform
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+from peers import LOAD_CORE, PROXY_CORE, BenchError
+
+# Above this share of other work the figures come with a warning.
+QUIET = 0.05
+
+
+def check() -> None:
+    """Raise BenchError where the figures would mean nothing."""
+    if platform.system() != "Linux":
+        raise BenchError("the bench runs on Linux only: it pins processes and reads /proc")
+    cores = os.sched_getaffinity(0)
+    if not {PROXY_CORE, LOAD_CORE} <= cores:
+        raise BenchError(f"the bench needs cores 0 and 1, one for the proxy and one for the load; it may use {cores}")
+    for tool in ("taskset", "setpriv"):
+        if shutil.which(tool) is None:
+            raise BenchError(f"the bench needs {tool}: install it with `apt-get install util-linux`")
+
+
+def described() -> dict[str, Any]:
+    """Say where the figures come from."""
+    cpuinfo = Path("/proc/cpuinfo").read_text().splitlines()
+    models = (line.partition(":")[2].strip() for line in cpuinfo if line.startswith("model name"))
+    return {
+        "cpu": next(models, platform.machine()),
+        "cores": os.cpu_count(),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+    }
+
+
+def busy_share() -> float:
+    """Look for a second at how busy all cores are; before and after the run that is other people's work."""
+
+    def times() -> tuple[int, int]:
+        ticks = [int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+        return sum(ticks), ticks[3] + ticks[4]
+
+    total, idle = times()
+    time.sleep(1)
+    total_later, idle_later = times()
+    return 1 - (idle_later - idle) / max(1, total_later - total)

@@ -1,0 +1,137 @@
+"""The questions of the bench: one row each, and which peers it is put to; measures nothing."""
+
+from dataclasses import dataclass
+
+DIRECT = "direct"
+HAPROXY = "haproxy"
+NGINX = "nginx"
+TRIO_RELAY = "trio-relay"
+UNLIMITED = "sluice-unlimited"
+LIMITED = "sluice-limited"
+REFUSED = "sluice-refused"
+ALL_FEATURES = "sluice-all-features"
+
+PLAIN = (DIRECT, HAPROXY, NGINX, TRIO_RELAY)
+EVERYBODY = (*PLAIN, UNLIMITED, LIMITED, REFUSED, ALL_FEATURES)
+RELAYED = (HAPROXY, TRIO_RELAY, LIMITED)
+FEW = (DIRECT, *RELAYED)
+
+FLOOD = "flood"
+ANSWERED = "answered"
+RTT = "rtt"
+LOADED = "loaded"
+ACCEPT = "accept"
+MEMORY = "memory"
+DECISIONS = "decisions"
+
+SATURATION = "answered-64"
+"""The row whose answers/s are a peer's saturation."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One question put to peers.
+
+    Attributes:
+        name: as given on the command line.
+        kind: "flood" (nobody answers), "answered" (so many requests of a connection without an answer), "rtt" (round
+            trips at a rate or one at a time), "loaded" (round trips at a share of the peer's saturation), "accept",
+            "memory" or "decisions".
+        peers: whom it is put to; Sluice's names without their scan.
+        connections: how many carry the load.
+        frame_bytes: size of every frame.
+        header: "json" or "binary".
+        topics: how many take turns.
+        window: requests of a connection that may be without an answer, where they are answered.
+        rate_per_s: of an open loop; None in an rtt row means one request at a time.
+        share: of the peer's saturation, in a loaded row.
+        stretch: times as long as other measurements: where all connections in turn take long.
+        last: it leaves the peers larger than they were, so it comes after all others, in processes of its own.
+    """
+
+    name: str
+    kind: str
+    peers: tuple[str, ...]
+    connections: int = 64
+    frame_bytes: int = 536
+    header: str = "json"
+    topics: int = 1
+    window: int | None = None
+    rate_per_s: float | None = None
+    share: float | None = None
+    stretch: float = 1.0
+    last: bool = False
+
+    @property
+    def swallow(self) -> bool:
+        """Whether its sink answers nothing."""
+        return self.kind == FLOOD
+
+    @property
+    def title(self) -> str:
+        """Say in words what the row measures."""
+        frames = f"{self.frame_bytes}-byte frames, {self.header} header, topics: {self.topics:,}"
+        connections = f"{self.connections:,} connection{'s' if self.connections > 1 else ''}"
+        if self.kind == FLOOD:
+            return f"throughput, {connections}, {frames}"
+        if self.kind == ANSWERED:
+            return f"throughput with answers, {self.window} requests outstanding on each of {connections}, {frames}"
+        if self.kind == RTT:
+            pace = f"open loop at {self.rate_per_s:g}/s" if self.rate_per_s else "one request at a time"
+            return f"round trip, {pace}, {connections}, {frames}"
+        if self.kind == LOADED:
+            return f"round trip, open loop at {self.share:.0%} of own saturation, {connections}, {frames}"
+        if self.kind == ACCEPT:
+            return f"new connections, {self.connections} at a time: connect, one request, its answer, part"
+        if self.kind == MEMORY:
+            return f"memory, {connections}, {self.window} requests outstanding on each when busy, {frames}"
+        return "limiter decisions, one bucket, one thread"
+
+
+ROWS = (
+    Row("throughput-64", FLOOD, EVERYBODY),
+    Row("throughput-1", FLOOD, (*PLAIN, UNLIMITED, LIMITED), connections=1),
+    Row("throughput-1000", FLOOD, (*PLAIN, LIMITED), connections=1000),
+    *(
+        Row(f"frames-{size}-{header}", FLOOD, FEW, frame_bytes=size, header=header)
+        for size in (128, 536, 1432, 65_536)
+        for header in ("json", "binary")
+        if (size, header) != (536, "json")  # which is throughput-64
+    ),
+    Row("topics-1000", FLOOD, FEW, topics=1000),
+    Row(SATURATION, ANSWERED, EVERYBODY, window=32),
+    Row("rtt-low", RTT, (*PLAIN, UNLIMITED, LIMITED, ALL_FEATURES), connections=1),
+    *(
+        Row(f"rtt-{percent}", LOADED, (HAPROXY, NGINX, TRIO_RELAY, LIMITED), share=percent / 100)
+        for percent in (10, 50, 90)
+    ),
+    Row("accept", ACCEPT, (*PLAIN, LIMITED)),
+    *(
+        Row(f"connections-{count}", ANSWERED, RELAYED, count, window=8, stretch=3.0 if count > 1000 else 1.0)
+        for count in (1, 64, 1000, 10_000)
+    ),
+    Row("memory", MEMORY, (HAPROXY, NGINX, TRIO_RELAY, UNLIMITED, LIMITED), 1000, window=32),
+    Row("decisions", DECISIONS, ()),
+    *(
+        Row(f"topics-{count}", FLOOD, (TRIO_RELAY, LIMITED), topics=count, stretch=3.0, last=True)
+        for count in (100_000, 1_000_000)
+    ),
+)
+ON_REQUEST = (Row("rtt-open", RTT, (*PLAIN, UNLIMITED, LIMITED), 1, rate_per_s=2000),)
+"""Rows that are measured only if they are named."""
+
+GROWTH = {
+    "topics": ("throughput-64", "topics-1000", "topics-100000", "topics-1000000"),
+    "connections": ("connections-1", "connections-64", "connections-1000", "connections-10000"),
+}
+"""Rows that differ in one thing alone."""
+
+
+def named(names: list[str] | None) -> list[Row]:
+    """Return the rows with these names, and what they need; all but those on request without names."""
+    if names is None:
+        return list(ROWS)
+    chosen = [row for row in (*ROWS, *ON_REQUEST) if row.name in names]
+    if any(row.kind == LOADED for row in chosen) and SATURATION not in names:
+        chosen.insert(0, next(row for row in ROWS if row.name == SATURATION))
+    return chosen

@@ -1,0 +1,221 @@
+"""Nanoseconds of processor time that the scan takes per frame: the compiled one, and the one in Python.
+
+A chunk is what one read of 256 KiB brings. The headers are those of the load generator, with times and identifiers that
+change from frame to frame as a client's do; in *lengths vary* their message keys are of 1 to 60 letters, and in *none
+alike* their fields are in another order each time, too, so that nothing learned from one header helps with the next.
+"""
+
+import argparse
+import json
+import os
+import struct
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from statistics import median
+
+from report import aligned
+
+from proxy.protocols.rocketmq.scans import COMPILED, PYTHON, Scan
+
+CHUNK_BYTES = 256 * 1024
+JSON_HEADER_BYTES = 400
+FIRST_OPAQUE = 1_000_000_000
+MAX_LENGTH = 1 << 24
+HEAD, TAIL = b'{"code":2,"flag":1,"remark":"[RateLimit] for bench need wait:1000microsecs","opaque":', b"}"
+
+Fields = list[tuple[str, str]]
+
+
+def fields_of(number: int, topics: int, keys: int) -> Fields:
+    """Return the fields of a send; its message key has ``keys`` letters."""
+    properties = f"UNIQ_KEY\x01FD00000000000000000000000000000{number:029X}\x02KEYS\x01{'k' * keys}\x02WAIT\x01true\x02"
+    return [
+        *(("a", "bench-producer"), ("b", f"bench{number % topics:06}"), ("c", "TBW102"), ("d", "4")),
+        *(("e", str(number % 8)), ("f", "0"), ("g", str(1_795_252_796_322 + number)), ("h", "0"), ("i", properties)),
+        *(("j", "0"), ("k", "false"), ("m", "false"), ("n", "broker-a")),
+    ]
+
+
+def json_header(fields: Fields, opaque: int) -> bytes:
+    """Return the header as the Java client writes it."""
+    header = {
+        "code": 310,
+        "extFields": dict(fields),
+        "flag": 0,
+        "language": "JAVA",
+        "opaque": opaque,
+        "serializeTypeCurrentRPC": "JSON",
+        "version": 513,
+    }
+    return json.dumps(header, separators=(",", ":")).encode()
+
+
+def binary_header(fields: Fields, opaque: int) -> bytes:
+    """Return the header in the other layout."""
+    ext = b"".join(
+        struct.pack(">h", len(key)) + key.encode() + struct.pack(">i", len(value)) + value.encode()
+        for key, value in fields
+    )
+    return struct.pack(">hBhiiii", 310, 0, 513, opaque, 0, 0, len(ext)) + ext
+
+
+@dataclass(frozen=True)
+class Case:
+    """What the chunks look like.
+
+    Attributes:
+        name: for people.
+        header_type: 0 is JSON, 1 is binary.
+        size: of a frame in bytes.
+        topics: so many, in turn.
+        alike: 2 if headers are alike, 1 if their lengths vary, 0 if their order does, too.
+        frames: so many in a chunk; 0 for as many as fit.
+    """
+
+    name: str
+    header_type: int
+    size: int
+    topics: int = 1
+    alike: int = 2
+    frames: int = 0
+
+    def chunk(self) -> tuple[bytes, int]:
+        """Return a chunk, and how many frames are in it."""
+        random, frames = Random(310), []
+        for number in range(self.frames or CHUNK_BYTES // self.size):
+            opaque = FIRST_OPAQUE + number
+            keys = 60 if self.alike == 2 else random.randrange(1, 61)
+            fields = fields_of(number, self.topics, keys)
+            if self.header_type == 0 and self.alike == 2:
+                missing = JSON_HEADER_BYTES - len(json_header(fields, opaque))
+                fields = fields_of(number, self.topics, keys + missing)
+            if not self.alike:
+                random.shuffle(fields)
+            header = binary_header(fields, opaque) if self.header_type else json_header(fields, opaque)
+            word = self.header_type << 24 | len(header)
+            body = bytes(self.size - 8 - len(header))
+            frames.append(struct.pack(">iI", self.size - 4, word) + header + body)
+        return b"".join(frames), len(frames)
+
+
+CASES = (
+    Case("JSON, 536 bytes", 0, 536),
+    Case("JSON, 536 bytes, 1000 topics", 0, 536, 1000),
+    Case("JSON, 536 bytes, lengths vary", 0, 536, 1, 1),
+    Case("JSON, 536 bytes, none alike", 0, 536, 1, 0),
+    Case("JSON, 1432 bytes", 0, 1432),
+    Case("JSON, 1432 bytes, 1000 topics", 0, 1432, 1000),
+    Case("JSON, 536 bytes, one frame a chunk", 0, 536, frames=1),
+    Case("binary, 536 bytes", 1, 536),
+    Case("binary, 536 bytes, 1000 topics", 1, 536, 1000),
+    Case("binary, 536 bytes, none alike", 1, 536, 1, 0),
+    Case("binary, 1432 bytes", 1, 1432),
+)
+
+
+def answers(count: int) -> bytes:
+    """Return a broker's answers to as many sends."""
+    frames = []
+    for number in range(count):
+        header = (
+            f'{{"code":0,"extFields":{{"queueId":"{number % 8}",'
+            f'"transactionId":"FD00000000000000000000000000{number:029X}","msgId":"7F00000200002A9F{number:016X}",'
+            f'"TRACE_ON":"true","MSG_REGION":"DefaultRegion","queueOffset":"{1000 + number}"}},"flag":1,'
+            f'"language":"JAVA","opaque":{FIRST_OPAQUE + number},"serializeTypeCurrentRPC":"JSON","version":513}}'
+        ).encode()
+        frames.append(struct.pack(">ii", 4 + len(header), len(header)) + header)
+    return b"".join(frames)
+
+
+Work = tuple[Callable[[], object], int]
+"""What is measured, and how many frames it works on."""
+
+
+def scanning(scan: Scan, case: Case) -> Work | None:
+    """Return what scans one chunk; None if this scan leaves some of its frames to the careful reading."""
+    chunk, count = case.chunk()
+    scanner = scan.scanner(scan.opaques())
+    if len(scanner.scan(memoryview(chunk), 0, MAX_LENGTH)) != count:
+        return None
+    return lambda: scanner.scan(memoryview(chunk), 0, MAX_LENGTH), count
+
+
+def refusing(scan: Scan) -> Work:
+    """Return what refuses all of a chunk that was scanned."""
+    chunk, count = CASES[0].chunk()
+    segment = scan.scanner(scan.opaques()).scan(memoryview(chunk), 0, MAX_LENGTH)
+    return lambda: (segment.kept(range(count), 0, len(chunk)), segment.refuse(range(count), HEAD, TAIL)), count
+
+
+def settling(scan: Scan) -> Work:
+    """Return what notes a chunk's sends as owed, and steps over their answers."""
+    count = CHUNK_BYTES // 536
+    chunk, opaques = memoryview(answers(count)), scan.opaques()
+    numbers = range(FIRST_OPAQUE, FIRST_OPAQUE + count)
+
+    def settle() -> None:
+        for number in numbers:
+            opaques.add(number)
+        opaques.settle(chunk, 0)
+
+    return settle, count
+
+
+def ns_per_frame(work: Work, seconds: float) -> float:
+    """Work for ``seconds`` and return the nanoseconds of processor time for each frame."""
+    call, frames = work
+    looks = max(1, 1000 // frames)
+    calls = 0
+    start_ns = now_ns = time.thread_time_ns()
+    until_ns = start_ns + round(seconds * 1e9)
+    while now_ns < until_ns:
+        for _ in range(looks):
+            call()
+        calls += looks
+        now_ns = time.thread_time_ns()
+    return (now_ns - start_ns) / calls / frames
+
+
+def main() -> int:
+    """Measure every case in turn, round by round, and print medians."""
+    parser = argparse.ArgumentParser(prog="scan.py", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=0.2, help="length of one measurement")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="keep every measurement here")
+    given = parser.parse_args()
+    if given.rounds < 1 or given.seconds <= 0:
+        parser.error("--rounds and --seconds must be above 0")
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    scans = [scan for scan in (COMPILED, PYTHON) if scan is not None]
+    makes: dict[str, Callable[[Scan], Work | None]] = {
+        **{case.name: lambda scan, case=case: scanning(scan, case) for case in CASES},  # type: ignore[misc]  # defaults
+        "all refused: what is kept, and the answers": refusing,
+        "noted by Python, and settled by answers": settling,
+    }
+    works = {
+        (name, scan.name): work for scan in scans for name, make in makes.items() if (work := make(scan)) is not None
+    }
+    rounds: dict[tuple[str, str], list[float]] = {key: [] for key in works}
+    for _ in range(given.rounds):
+        for key, work in works.items():
+            rounds[key].append(ns_per_frame(work, given.seconds))
+    lines = [["ns a frame", *map(str, scans), "spread"]]
+    for name in makes:
+        taken = [rounds.get((name, scan.name)) for scan in scans]
+        spread = max((max(some) - min(some)) / median(some) for some in taken if some)
+        lines.append([name, *(f"{median(some):,.1f}" if some else "left" for some in taken), f"{spread:.0%}"])
+    print(f"the scan of a chunk, one thread (median of {given.rounds})")
+    print(aligned(lines))
+    if given.json:
+        given.json.write_text(
+            json.dumps({f"{name}: {scan}": some for (name, scan), some in rounds.items()}, indent=1) + "\n"
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,145 @@
+"""Sluice as the bench measures it: four configurations, each with the scan in Python and the compiled one."""
+
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from goals import SCANS
+from peers import INSTALL_SLUICE, BenchError, Peer, Place, sluice_program
+from rows import ALL_FEATURES, LIMITED, REFUSED, UNLIMITED
+
+CHECK_DEADLINE_S = 60.0
+# Far above what any load reaches: it is decided, and nothing is refused.
+PLENTY = 1_000_000_000
+
+_UNLIMITED = """
+[defaults.topic]
+rate = "unlimited"
+"""
+_LIMITED = f"""
+[defaults.topic]
+rate = {PLENTY}
+"""
+_REFUSED = """
+[defaults.topic]
+rate = 0
+"""
+# What may apply to one send at the same time; one shadow rule is far below the load, so that it has something to tell.
+_ALL_FEATURES = f"""
+[[limits]]
+kind = "topic"
+name = "bench*"
+rate = {PLENTY}
+bytes_per_s = {PLENTY}
+fair_by = "producer_group"
+
+[[limits]]
+kind = "topic"
+name = "*"
+shared = true
+rate = 1000
+action = "shadow"
+
+[[limits]]
+kind = "client"
+name = "*"
+rate = {PLENTY}
+bytes_per_s = {PLENTY}
+
+[[limits]]
+kind = "client"
+name = "127.0.0.0/8"
+rate = {PLENTY}
+shared = true
+
+[[limits]]
+kind = "producer_group"
+name = "*"
+rate = {PLENTY}
+warm_up_s = 10.0
+days = ["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
+
+[[limits]]
+kind = "listener"
+name = "default"
+rate = {PLENTY}
+bytes_per_s = {PLENTY}
+"""
+
+
+@dataclass(frozen=True)
+class Sidecar:
+    """Starts Sluice with a configuration and a scan.
+
+    Attributes:
+        limits: TOML.
+        scan: "python" or "compiled".
+    """
+
+    limits: str
+    scan: str
+
+    def command(self, place: Place) -> list[str]:
+        """Write the configuration and return the command line."""
+        return [str(sluice_program()), "run", "--config", str(self.written(place))]
+
+    def written(self, place: Place) -> Path:
+        """Write the configuration."""
+        config = place.scratch / "sluice.toml"
+        # The rejection log is on, in the state's folder, as it is unless an operator turns it off.
+        config.write_text(
+            f"""state_dir = "{place.scratch / "state"}"
+
+[[listeners]]
+listen = "127.0.0.1:{place.listen}"
+broker = "127.0.0.1:{place.broker}"
+
+[listeners.options]
+scan = "{self.scan}"
+
+[admin]
+listen = "127.0.0.1:{place.admin}"
+
+[bounds]
+max_live_limiters = 1000000
+{self.limits}"""
+        )
+        return config
+
+    def left_out(self, scratch: Path) -> str | None:
+        """Say why it cannot be measured here, in Sluice's own words; None if it can."""
+        if not sluice_program().exists():
+            raise BenchError(f"sluice is not installed: `{INSTALL_SLUICE}`")
+        config = self.written(Place(1, 2, 3, scratch))
+        check = subprocess.run(
+            [str(sluice_program()), "check", str(config)],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=CHECK_DEADLINE_S,
+        )
+        return (check.stderr or check.stdout).strip().replace(f"{config}: ", "") if check.returncode else None
+
+
+def _peers(name: str, limits: str) -> tuple[Peer, ...]:
+    return tuple(
+        Peer(
+            f"{name}-{scan}",
+            sidecar.command,
+            (str(sluice_program()),),
+            INSTALL_SLUICE,
+            limited=True,
+            group=name,
+            left_out=None if scan == "python" else sidecar.left_out,
+        )
+        for scan in SCANS
+        for sidecar in (Sidecar(limits, scan),)
+    )
+
+
+SIDECARS: tuple[Peer, ...] = (
+    *_peers(UNLIMITED, _UNLIMITED),
+    *_peers(LIMITED, _LIMITED),
+    *_peers(REFUSED, _REFUSED),
+    *_peers(ALL_FEATURES, _ALL_FEATURES),
+)
