@@ -35,12 +35,14 @@ class Counts:
         passed: answered with success.
         refused: answered SYSTEM_BUSY by Sluice.
         failed: answered with anything else.
+        stray: answers that no request waited for, or waited for any more.
     """
 
     sent: int = 0
     passed: int = 0
     refused: int = 0
     failed: int = 0
+    stray: int = 0
 
     @property
     def unanswered(self) -> int:
@@ -49,7 +51,7 @@ class Counts:
 
     def copy(self) -> "Counts":
         """Return the counts of this moment."""
-        return Counts(self.sent, self.passed, self.refused, self.failed)
+        return Counts(self.sent, self.passed, self.refused, self.failed, self.stray)
 
 
 @dataclass(slots=True)
@@ -135,6 +137,6 @@ def check(ledger: Ledger, stored: Mapping[str, int], limit_per_s: float, elapsed
             f"clients and broker agree on every topic: {passed:,} passed, {all_stored:,} stored",
         )
     )
-    strange = sum(counts.failed + counts.unanswered for counts in ledger.counts.values())
+    strange = sum(counts.failed + counts.unanswered + counts.stray for counts in ledger.counts.values())
     checks.append(Check(not strange, f"every request got its answer: {strange:,} did not"))
     return checks

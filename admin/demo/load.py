@@ -4,6 +4,7 @@ One connection per topic. They do not slow down when refused, as a runaway would
 answer by what it says. No retries, no routes, no name server: not a client to copy.
 """
 
+from collections.abc import Callable
 from typing import Final
 
 import trio
@@ -27,12 +28,14 @@ class Producer:
     Args:
         load: what it sends.
         counts: where it counts.
+        observe: told of each answer how many seconds it took, and whether the message was stored.
     """
 
-    def __init__(self, load: TopicLoad, counts: Counts) -> None:
+    def __init__(self, load: TopicLoad, counts: Counts, observe: Callable[[float, bool], None] | None = None) -> None:
         self._load = load
         self._counts = counts
-        self._waiting: set[int] = set()
+        self._observe = observe
+        self._waiting: dict[int, float] = {}
         self._stopping = trio.Event()
         self._answered = trio.Event()
         self.lost: str | None = None
@@ -74,7 +77,7 @@ class Producer:
                 await self._stopping.wait()
 
     def _frame(self, opaque: int) -> bytes:
-        self._waiting.add(opaque)
+        self._waiting[opaque] = trio.current_time()
         return encode(
             RemotingCommand(
                 code=RequestCode.SEND_MESSAGE_V2,
@@ -119,11 +122,13 @@ class Producer:
         raise trio.BrokenResourceError
 
     def _count(self, answer: RemotingCommand) -> None:
-        if answer.opaque not in self._waiting:
+        sent_s = self._waiting.pop(answer.opaque, None)
+        if sent_s is None:
             # An answer to nothing, or a second one: never counted as a success.
-            self._counts.failed += 1
+            self._counts.stray += 1
             return
-        self._waiting.discard(answer.opaque)
+        if self._observe is not None:
+            self._observe(trio.current_time() - sent_s, answer.code == ResponseCode.SUCCESS)
         if answer.code == ResponseCode.SUCCESS:
             self._counts.passed += 1
         elif answer.code == ResponseCode.SYSTEM_BUSY and "RateLimit" in (answer.remark or ""):

@@ -22,6 +22,10 @@ for target in "$@"; do
     python)
         [ -n "$found_python" ] || need python3-venv
         ;;
+    rocketmq)
+        newer_than 17 "$(java -version 2>&1 | sed -n 's/^[^"]*version "//p')" || need default-jre-headless
+        command -v mvn >/dev/null || need maven
+        ;;
     integration)
         # The compiler, not only the virtual machine: the Java clients are started from their source files.
         newer_than 17 "$(javac -version 2>&1)" || need default-jdk-headless
@@ -29,6 +33,9 @@ for target in "$@"; do
         newer_than 18 "$(node --version 2>/dev/null)" || need nodejs
         command -v npm >/dev/null || need npm
         command -v promtool >/dev/null || need prometheus
+        # What the documentation's commands call.
+        command -v curl >/dev/null || need curl
+        command -v openssl >/dev/null || need openssl
         ;;
     browser)
         command -v chromium >/dev/null || need chromium
@@ -39,6 +46,8 @@ for target in "$@"; do
     bench)
         command -v haproxy >/dev/null || [ -x /usr/sbin/haproxy ] || need haproxy
         [ -e /usr/lib/nginx/modules/ngx_stream_module.so ] || need "nginx libnginx-mod-stream"
+        newer_than 17 "$(javac -version 2>&1)" || need default-jdk-headless
+        command -v mvn >/dev/null || need maven
         if ! newer_than 1 "$(cargo --version 2>/dev/null)"; then
             echo "the bench's load generator needs Rust 1.88 or newer, which Debian 12 does not have: see rustup.rs" >&2
             exit 1
@@ -59,7 +68,7 @@ for target in "$@"; do
         command -v systemd-nspawn >/dev/null || need systemd-container
         ;;
     *)
-        echo "packages.sh: unknown target $target; one of python, integration, browser, spark, bench, deploy, chroot" >&2
+        echo "packages.sh: unknown target $target; one of python, rocketmq, integration, browser, spark, bench, deploy, chroot" >&2
         exit 2
         ;;
     esac

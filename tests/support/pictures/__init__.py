@@ -1,0 +1,13 @@
+"""Makes all pictures of the README and the guides from a real run; ``make pictures``.
+
+The run is that of ``make demo-rocketmq``, once with Sluice and once without: a real RocketMQ, flooded by its own
+benchmark producer. Nothing is drawn that was not measured in it.
+"""
+
+from pathlib import Path
+from typing import Final
+
+FOLDER: Final = Path(__file__).resolve().parents[3] / "deploy" / "images"
+
+PICTURES: Final = ("limits-page.png", "flood.png", "report-page.png", "dashboard.png")
+"""What is made, in the order in which a run makes it."""
