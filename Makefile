@@ -6,8 +6,15 @@ SHELL := /bin/sh
 VENV := .venv
 BIN := $(VENV)/bin
 PARTS := .parts
+RUN_STAMP := $(VENV)/.stamp-run
 VENV_STAMP := $(VENV)/.stamp
 PARTS_STAMPS := $(PARTS)/rocketmq/.stamp $(PARTS)/node/.stamp $(PARTS)/python/.stamp
+SCAN_STAMP := $(VENV)/.stamp-scan
+SCAN_SOURCES := $(wildcard scan/*.toml scan/*.pyi scan/src/*.rs scan/core/Cargo.toml scan/core/src/*.rs)
+# The compiled scan is optional: without a Rust toolchain the one in Python serves.
+CARGO := $(shell cargo --version 2>/dev/null | awk '{ split($$2, version, "."); if (version[2] >= 88) print "cargo" }')
+SCAN := $(if $(CARGO),$(SCAN_STAMP),no-scan)
+WITHOUT_SCAN := $(if $(CARGO),,--ignore=tests/unit/scan)
 HELM := v3.18.4
 OPERATOR := v0.83.0
 DEPLOY_STAMPS := $(PARTS)/helm/.stamp-$(HELM) $(PARTS)/definitions/.stamp-$(OPERATOR) $(PARTS)/packaging/.stamp
@@ -18,27 +25,56 @@ FIND_PYTHON = for candidate in $(PYTHON) python3.11 python3.12 python3.13 python
 	  then found="$$candidate"; break; fi; done; \
 	if [ -z "$$found" ]; then echo "no Python 3.11 or newer with venv here: apt-get install python3-venv" >&2; exit 1; fi
 
-TESTED := proxy limiter admin tests
+# An environment that was left half made has no pip, and is made again.
+define MAKE_VENV
+@PYTHON="$(PYTHON)" sh tests/integration/packages.sh python
+@set -e; found=; $(FIND_PYTHON); $(BIN)/pip --version >/dev/null 2>&1 || "$$found" -m venv $(VENV)
+endef
 
-.PHONY: help setup packages parts demo test lint types fast unit fuzz browser operator spark integration deploy chroot dist coverage bench reference constraints format clean
+TESTED := proxy limiter admin scan tests deploy/demo-rocketmq
+
+.PHONY: help setup packages scan no-scan rust parts demo demo-rocketmq pictures test lint types fast unit fuzz browser operator spark integration deploy chroot dist coverage bench reference constraints format clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: packages $(VENV_STAMP) ## check the system's packages and make .venv
+setup: packages $(VENV_STAMP) $(SCAN) ## check the system's packages and make .venv
 
 packages:
 	@PYTHON="$(PYTHON)" sh tests/integration/packages.sh python integration browser spark
 
-$(VENV_STAMP): pyproject.toml constraints.txt tests/plugin/pyproject.toml
-	@PYTHON="$(PYTHON)" sh tests/integration/packages.sh python
-	@set -e; found=; $(FIND_PYTHON); [ -x $(BIN)/python ] || "$$found" -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]' -e tests/plugin
+# What Sluice itself runs on: a fraction of what development needs, so that the demo is there soon.
+$(RUN_STAMP): pyproject.toml constraints.txt
+	$(MAKE_VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e .
 	@touch $@
+
+# All that development needs, in the same place; whichever of the two comes first, the other adds what is missing.
+$(VENV_STAMP): pyproject.toml constraints.txt tests/plugin/pyproject.toml
+	$(MAKE_VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]' -e tests/plugin
+	@touch $(RUN_STAMP) $@
+
+scan: $(SCAN) ## build the compiled scan and install it in .venv, if cargo 1.88 is here
+
+no-scan:
+	@echo "no cargo 1.88 or newer here: the compiled scan is neither built nor tested, the one in Python serves; for Rust see rustup.rs" >&2
+
+$(SCAN_STAMP): $(SCAN_SOURCES) | $(VENV_STAMP)
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --force-reinstall ./scan
+	@touch $@
+
+rust: $(if $(CARGO),,no-scan) ## format, lints and tests of the compiled scan's own, if cargo 1.88 is here
+ifneq ($(CARGO),)
+	cd scan && cargo fmt --all --check
+	cd scan && cargo clippy --quiet --workspace --all-targets -- -D warnings
+	cd scan && cargo test --quiet --workspace
+endif
 
 parts: setup $(PARTS_STAMPS) ## fetch the real broker and clients of the integration tests
 
 $(PARTS)/rocketmq/.stamp: tests/integration/rocketmq/pom.xml
+	@sh tests/integration/packages.sh rocketmq
 	rm -rf $(@D) && mkdir -p $(@D)
 	mvn -q -B -f $< dependency:copy-dependencies -DoutputDirectory="$(CURDIR)/$(@D)/lib"
 	@touch $@
@@ -77,28 +113,35 @@ $(PARTS)/packaging/.stamp: deploy/container/tools.txt | $(VENV_STAMP)
 	$(@D)/bin/pip install --quiet --disable-pip-version-check -r $<
 	@touch $@
 
-demo: $(VENV_STAMP) ## one runaway and several quiet topics, live, until Ctrl-C or SECONDS=20
+demo: $(RUN_STAMP) ## one runaway and several quiet topics, live, until Ctrl-C or SECONDS=20
 	$(BIN)/sluice demo $(if $(SECONDS),--seconds $(SECONDS))
 
-test: lint types fast deploy spark operator integration coverage ## everything: lint, types, fast tests, deployment, analysis, operator's side, integration tests
+demo-rocketmq: $(RUN_STAMP) $(PARTS)/rocketmq/.stamp ## the same with a real RocketMQ and its own load generator, until Ctrl-C or SECONDS=30
+	PYTHONPATH=deploy/demo-rocketmq $(BIN)/python -m rocketmq_demo --jars $(PARTS)/rocketmq/lib \
+		--log $(PARTS)/demo-rocketmq/log $(if $(SECONDS),--seconds $(SECONDS)) $(if $(WITHOUT),--without)
+
+test: lint types rust fast deploy spark operator integration ## everything: lint, types, Rust, fast tests, deployment, analysis, operator's side, integration tests
 
 lint: $(VENV_STAMP) ## ruff, formatting, the import contracts
 	$(BIN)/ruff check $(TESTED)
 	$(BIN)/ruff format --check $(TESTED)
 	$(BIN)/lint-imports
 
-types: $(VENV_STAMP) ## mypy --strict over the packages and the test harness
+types: $(VENV_STAMP) $(SCAN) ## mypy --strict over the packages and the test harness
 	$(BIN)/mypy --strict
+	$(if $(CARGO),$(BIN)/stubtest --ignore-missing-stub sluice_scan)
 	$(BIN)/mypy --strict tests/integration/harness
 	$(BIN)/mypy --strict tests/support/playbook
 	$(BIN)/mypy --strict tests/plugin/sluice_lines
-	MYPYPATH=tests/support $(BIN)/mypy --strict tests/bench tests/support/reference tests/support/claims.py
+	MYPYPATH=deploy/demo-rocketmq:tests/support:tests/integration $(BIN)/mypy --strict deploy/demo-rocketmq/rocketmq_demo tests/support/pictures
+	MYPYPATH=tests/support $(BIN)/mypy --strict tests/bench tests/support/reference \
+		tests/support/claims.py tests/support/page_commands.py tests/support/guides.py
 
-fast: $(VENV_STAMP) ## unit and fuzz tests with coverage
-	$(BIN)/python -m pytest tests/unit tests/fuzz --cov --cov-report= -n auto --maxprocesses 4
+fast: $(VENV_STAMP) $(SCAN) ## unit and fuzz tests
+	$(BIN)/python -m pytest tests/unit tests/fuzz $(WITHOUT_SCAN) -n auto --maxprocesses 4
 
-unit: $(VENV_STAMP) ## unit tests alone
-	$(BIN)/python -m pytest tests/unit
+unit: $(VENV_STAMP) $(SCAN) ## unit tests alone
+	$(BIN)/python -m pytest tests/unit $(WITHOUT_SCAN)
 
 fuzz: $(VENV_STAMP) ## fuzz tests alone; SLUICE_FUZZ_FACTOR=20 makes 20 times the cases
 	$(BIN)/python -m pytest tests/fuzz
@@ -140,17 +183,22 @@ dist: $(PARTS)/packaging/.stamp ## wheel, source distribution and bill of materi
 	rm -rf $(PARTS)/packaging/run
 
 # With COVERED_SIDECARS=1 the sluice processes of the integration tests leave coverage files of their own.
-coverage:
+coverage: $(VENV_STAMP) $(SCAN) ## what the unit and fuzz tests cover; half as long again as without
+	$(BIN)/python -m pytest tests/unit tests/fuzz $(WITHOUT_SCAN) --cov --cov-report= -n auto --maxprocesses 4
 	@ls .coverage.* >/dev/null 2>&1 || exit 0; $(BIN)/coverage combine --append --quiet
 	$(BIN)/coverage report
 
-bench: $(VENV_STAMP) ## throughput and latency against a plain relay
+bench: $(VENV_STAMP) $(SCAN) ## Sluice next to HAProxy, nginx, a bare relay and Guava, against its goals; half an hour on a quiet machine
 	@sh tests/integration/packages.sh bench
 	$(BIN)/python -m pytest --quiet tests/bench
 	$(BIN)/python tests/bench/run.py
 
 reference: $(VENV_STAMP) ## write docs/reference anew from the code
 	PYTHONPATH=tests/support $(BIN)/python -m reference
+
+pictures: parts ## make the pictures of the README anew, from a real run; five minutes
+	@sh tests/integration/packages.sh browser spark
+	PYTHONPATH=tests/support:tests/integration:deploy/demo-rocketmq $(BIN)/python -m pictures
 
 format: $(VENV_STAMP) ## apply the formatter and ruff's safe fixes
 	$(BIN)/ruff format $(TESTED)
@@ -165,6 +213,6 @@ constraints: ## refresh constraints.txt
 	@mv constraints.txt.new constraints.txt && rm -rf $(PARTS)/fresh
 
 clean: ## remove what was made: environments, parts, caches
-	rm -rf $(VENV) $(PARTS) build dist htmlcov .coverage .coverage.* .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(PARTS) build dist htmlcov scan/target .coverage .coverage.* .hypothesis .import_linter_cache
 	rm -rf .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

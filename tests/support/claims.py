@@ -26,10 +26,16 @@ from admin.sources import ENV_BROKER, ENV_CONFIG, ENV_LIMIT, ENV_LISTEN, ENV_PRO
 from admin.wire import BASE
 
 ROOT: Final = Path(__file__).parents[2]
+PAGES: Final = (
+    *(f"{name}.md" for name in ("README", "CONTRIBUTING", "SECURITY", "CHANGELOG", "deploy/README")),
+    *sorted(str(page.relative_to(ROOT)) for page in (ROOT / "docs").rglob("*.md")),
+)
+"""What is about Sluice alone, by its path in the project; other pages have flags and paths of other programs."""
 
-_BLOCK: Final = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+BLOCK: Final = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _INLINE: Final = re.compile(r"`([^`]+)`")
 _COMMAND: Final = re.compile(r"(?:\$ )?(?:[\w./]*/bin/)?(sluice .*)")
+_TO_FILE: Final = re.compile(r" > [\w./-]+(?=\s|$)")
 _MAKE: Final = re.compile(r"(?:^|[\s(])make((?: [a-z][\w/-]*)+)", re.MULTILINE)
 _TARGET: Final = re.compile(r"^([a-z][\w-]*):", re.MULTILINE)
 _METRIC: Final = re.compile(r"(?<![\w/.$-])(sluice_[a-z0-9_]*[a-z0-9])(?![\w/.*])(\{[^}`]*\})?")
@@ -40,6 +46,7 @@ _VARIABLE: Final = re.compile(r"\bSLUICE_[A-Z_]*[A-Z]\b")
 _FLAG: Final = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
 _LINK: Final = re.compile(r"\]\((?!https?:)([^)#\s]*)(#[^)\s]*)?\)")
 _FILE: Final = re.compile(r"(?<![\w/.-])((?:tests|deploy|docs|admin|proxy|limiter)/[\w./-]*\w)")
+_ANOTHER_FILE: Final = re.compile(r"# (?!sluice)[\w-]+\.toml\n")
 _WORD: Final = re.compile(r"[a-z]+")
 
 _PAIR: Final = Flags(listen=["127.0.0.1:1"], broker=["127.0.0.1:2"])
@@ -54,8 +61,8 @@ _OTHER_VARIABLES: Final = {
     ENV_CONFIG,
 }
 _OF_DEVELOPERS: Final = frozenset({"SLUICE_FUZZ_FACTOR"})
-_PLUGIN: Final = "sluice_lines"
-"""A package, and no metric."""
+_PACKAGES: Final = frozenset({"sluice_lines", "sluice_scan"})
+"""They are called like metrics."""
 
 
 class _Texts(NamedTuple):
@@ -74,12 +81,12 @@ class _Texts(NamedTuple):
 
 def _texts(text: str) -> _Texts:
     lines, toml = [], []
-    for language, block in _BLOCK.findall(text):
+    for language, block in BLOCK.findall(text):
         if language in {"", "sh", "console"}:
             lines += block.replace("\\\n", " ").splitlines()
         elif language == "toml":
             toml.append(block)
-    inline = [" ".join(code.split()) for code in _INLINE.findall(_BLOCK.sub("", text))]
+    inline = [" ".join(code.split()) for code in _INLINE.findall(BLOCK.sub("", text))]
     return _Texts(lines, toml, inline)
 
 
@@ -104,7 +111,7 @@ def wrong_commands(text: str) -> Iterator[str]:
     lines, _, inline = _texts(text)
     for line in lines:
         if match := _COMMAND.fullmatch(line.strip()):
-            words = shlex.split(match[1], comments=True)[1:]
+            words = shlex.split(_TO_FILE.sub("", match[1]), comments=True)[1:]
             try:
                 if "--help" not in words:
                     app.parse_args(words, print_error=False, exit_on_error=False)
@@ -137,7 +144,7 @@ def _takes_words(path: tuple[str, ...]) -> bool:
     for name in path:
         of = of[name]
     return of.default_command is not None and any(
-        argument.parameter.name is None or not any(name.startswith("-") for name in argument.names)
+        not any(name.startswith(("-", "*")) for name in argument.names)
         for argument in of.assemble_argument_collection()
     )
 
@@ -157,7 +164,7 @@ def wrong_metrics(text: str) -> Iterator[str]:
     """Find metrics that are not there, and labels that they do not have."""
     there = {each.name: set(each.labels) for each in described()}
     for name, selector in _METRIC.findall(text):
-        if name == _PLUGIN:
+        if name in _PACKAGES:
             continue
         if name not in there:
             yield f"{name}: no such metric"
@@ -192,7 +199,7 @@ def wrong_settings(text: str) -> Iterator[str]:
         except tomllib.TOMLDecodeError as error:
             yield f"not TOML: {error}"
             continue
-        if "project" in data:
+        if _ANOTHER_FILE.match(block):
             continue
         yield from _wrong_keys(block, data)
     known = {*environment_names(), *_OTHER_VARIABLES, *_OF_DEVELOPERS}
@@ -227,7 +234,7 @@ def wrong_files(text: str, folder: Path) -> Iterator[str]:
 
 
 def _anchors(text: str) -> Iterator[str]:
-    for heading in re.findall(r"^#+ (.*)$", _BLOCK.sub("", text), re.MULTILINE):
+    for heading in re.findall(r"^#+ (.*)$", BLOCK.sub("", text), re.MULTILINE):
         yield re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 

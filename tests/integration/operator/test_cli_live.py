@@ -2,8 +2,6 @@
 
 import json
 import os
-import re
-import shlex
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
@@ -13,7 +11,7 @@ from typing import Any
 import pytest
 from harness.embedded import EmbeddedBroker
 from harness.frames import FrameClient, refused, send, stored
-from harness.paths import ROOT, VENV_BIN, program
+from harness.paths import VENV_BIN
 from harness.sidecar import Sluice, StartSluice
 
 from admin.cli import main
@@ -296,31 +294,3 @@ def test_hangup_is_a_reload_and_no_end(run: Run, sidecar: Sluice) -> None:
     before = run("state", "--json").json["started_at"]
     sidecar.process.signal(signal.SIGHUP)
     assert run("state", "--json").json["started_at"] == before
-
-
-def readme_lines(begins: str) -> list[str]:
-    """The lines of README's code that begin with a command, continuations put together."""
-    section = (ROOT / "README.md").read_text(encoding="utf-8").split("## Change limits while it runs")[1]
-    blocks = re.findall(r"^```\n(.*?)^```$", section.split("\n## ")[0], re.DOTALL | re.MULTILINE)
-    lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
-    return [line for line in lines if line.startswith(begins)]
-
-
-def test_the_commands_of_the_readme_work(run: Run) -> None:
-    for command in readme_lines("sluice "):
-        words = shlex.split(command, comments=True)[1:]
-        if words[0] != "run" and words[:2] != ["audit", "revert"]:
-            done = run(*words)
-            assert done.exit_code == 0, f"{command}: {done.err}"
-
-
-def test_the_requests_of_the_readme_work(sidecar: Sluice) -> None:
-    statuses = []
-    for command in readme_lines("curl "):
-        words = shlex.split(command.replace("127.0.0.1:9870", sidecar.admin))[1:]
-        if "-N" not in words:
-            words += ["-H", f"Authorization: Bearer {WRITE}", "-o", "/dev/null", "-w", "%{http_code}"]
-            done = subprocess.run([program("curl"), *words], capture_output=True, text=True, timeout=60, check=True)
-            statuses.append(done.stdout[-3:])
-    # The ETag in README is nobody's.
-    assert statuses == ["200", "200", "412", "200"]

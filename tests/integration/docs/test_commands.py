@@ -1,0 +1,244 @@
+"""Every command that a page shows, typed in the page's order against a `sluice run` with a broker behind it.
+
+What a reader would adapt is adapted: addresses are this machine's, `/opt/sluice` is the environment of the tests, and
+numbers of a change or an ETag are those of this run. What cannot be run here is in ``page_commands.NOT_RUN``.
+"""
+
+import os
+import re
+import signal
+import subprocess
+import tomllib
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from claims import BLOCK
+from guides import write_package
+from harness.api import ask
+from harness.embedded import EmbeddedBroker
+from harness.frames import FrameClient, refused, sends
+from harness.paths import ROOT, VENV_BIN, program
+from harness.ports import free_port
+from harness.process import ManagedProcess
+from harness.sidecar import Sluice
+from page_commands import NOT_RUN, PAGES, SHELL, Command, commands_of, files_of, is_there
+from small_log import SmallLog
+
+pytestmark = pytest.mark.integration
+
+_TIMEOUT_S = 580.0
+_LISTED = {each.line for each in NOT_RUN}
+_TEXTS = {page: (ROOT / page).read_text(encoding="utf-8") for page in PAGES}
+_COMMANDS = {page: tuple(commands_of(text)) for page, text in _TEXTS.items()}
+_RUN_HERE = [page for page, commands in _COMMANDS.items() if any(each.line not in _LISTED for each in commands)]
+_TOML = re.findall(r"\*\*(\d+)\. .*?```toml\n(.*?)```", _TEXTS["README.md"], re.DOTALL)
+
+_OTHER_LANGUAGES = {"text", "toml", "python", "properties", "yaml"}
+
+_CONFIG = """
+[[limits]]
+kind = "topic"
+name = "orders"
+rate = 500
+
+[rejection_log]
+instance = "small-1"
+"""
+"""The instance is that of the log that a report is made of."""
+
+_ADDRESS = re.compile(r"(--broker )?\b(\d+\.\d+\.\d+\.\d+:\d+)\b")
+_ADMIN = "127.0.0.1:9870"
+_ETAG = re.compile(r'(?<=If-Match: )"[0-9a-f]+"')
+_CHANGE = re.compile(r"(?<=audit revert )\d+")
+_NUMBER = re.compile(r"\d+(?:\.\d+)?")
+
+
+class Reader:
+    """Types what a page says, in a folder of its own.
+
+    Args:
+        folder: where relative paths lead; the project's files are there, too.
+        sluice: the sidecar that the commands ask.
+        client: of the broker behind it.
+        broker: for those that start a sidecar themselves.
+    """
+
+    def __init__(self, folder: Path, sluice: Sluice, client: FrameClient, broker: str) -> None:
+        self._folder = folder
+        self._sluice = sluice
+        self._client = client
+        self._broker = broker
+        self._addresses = {_ADMIN: sluice.admin}
+        self._started = 0
+        for each in ("deploy", "docs", "tests", "constraints.txt", "pyproject.toml", ".venv"):
+            (folder / each).symlink_to(ROOT / each)
+        kept = {name: text for name, text in os.environ.items() if not name.startswith(("SLUICE_", "PYTEST_", "XDG_"))}
+        self._env = kept | {
+            "PATH": f"{VENV_BIN}:{os.environ['PATH']}",
+            "HOME": str(folder),
+            "STATE_DIRECTORY": str(folder / "machine"),
+            "SLUICE_URL": f"http://{sluice.admin}",
+            # Packages of a guide, which its reader would install.
+            "PYTHONPATH": str(folder),
+        }
+
+    def type(self, command: Command) -> None:
+        """Run one command; whatever is wrong with it fails the test."""
+        line = self._adapted(command.line)
+        if line.startswith("sluice run "):
+            self._start_and_end(line)
+        elif line.startswith("curl ") and " -N " in line:
+            self._stream(line)
+        elif command.shown:
+            self._until_shown(line, command.shown)
+        else:
+            self._done(line)
+
+    def check(self, file: Path) -> str:
+        """Return what `sluice check` says of a file."""
+        given = "" if "listeners" in tomllib.loads(file.read_text(encoding="utf-8")) else self._listeners()
+        return self._done(f"{given}sluice check {file}")
+
+    def _adapted(self, line: str) -> str:
+        line = line.replace("/opt/sluice/bin/", f"{VENV_BIN}/").replace("/opt/sluice", str(self._folder / "opt"))
+        line = _ADDRESS.sub(lambda found: (found[1] or "") + self._address(found[2], broker=bool(found[1])), line)
+        line = _ETAG.sub(lambda _: self._etag(), line)
+        line = _CHANGE.sub(lambda _: str(ask(self._sluice, "GET", "audit")[1]["changes"][0]["id"]), line)
+        # An HTTP error is a failure as well.
+        return re.sub(r"^curl ", "curl --fail-with-body ", line)
+
+    def _address(self, text: str, *, broker: bool) -> str:
+        return self._broker if broker else self._addresses.setdefault(text, f"127.0.0.1:{free_port('127.0.0.1')}")
+
+    def _etag(self) -> str:
+        with urllib.request.urlopen(f"http://{self._sluice.admin}/api/v1/limits/topic/orders") as answer:
+            return str(answer.headers["ETag"])
+
+    def _listeners(self) -> str:
+        return f"SLUICE_LISTEN=127.0.0.1:{free_port('127.0.0.1')} SLUICE_BROKER={self._broker} "
+
+    def _done(self, line: str) -> str:
+        done = subprocess.run(
+            [program("sh"), "-c", line],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=_TIMEOUT_S,
+            check=False,
+            # Its tests are found from the project's own root alone.
+            cwd=ROOT if " -m pytest " in line else self._folder,
+            env=self._env,
+        )
+        if done.returncode != 0:
+            pytest.fail(f"{line}\nended with {done.returncode}:\n{done.stdout}", pytrace=False)
+        return done.stdout
+
+    def _until_shown(self, line: str, shown: tuple[str, ...]) -> None:
+        # How it is with some traffic after a refusal is only so once the pause after the refusal is over.
+        wanted, printed = _shape("\n".join(shown)), ""
+        for _ in range(20):
+            self._client.ask(*sends(5, "orders"))
+            printed = _shape(self._done(line).replace(f"{self._folder}/", ""))
+            if printed == wanted:
+                return
+        pytest.fail(f"{line}\nprinted, numbers apart:\n{printed}\nand the page says:\n{wanted}", pytrace=False)
+
+    def _start_and_end(self, line: str) -> None:
+        self._started += 1
+        settings = "" if "--listen" in line else self._listeners()
+        admin = re.search(r"--admin (\S+)", line)
+        where = admin[1] if admin else self._address("the sidecar that this starts", broker=False)
+        if not admin:
+            settings += f"SLUICE_ADMIN={where} "
+        with ManagedProcess(
+            "sluice",
+            [
+                program("env"),
+                *(f"{name}={text}" for name, text in self._env.items()),
+                "sh",
+                "-c",
+                f"{settings}exec {line}",
+            ],
+            log=self._folder / f"run-{self._started}.log",
+            cwd=self._folder,
+        ) as running:
+            self._wait_until_ready(where, running)
+            assert running.stop() == 0, running.tail()
+
+    def _wait_until_ready(self, admin: str, running: ManagedProcess) -> None:
+        self._done(
+            f"until curl --silent --fail http://{admin}/readyz; do kill -0 {running.pid} || exit 1; sleep 0.1; done"
+        )
+
+    def _stream(self, line: str) -> None:
+        with subprocess.Popen([program("sh"), "-c", f"exec {line}"], stdout=subprocess.PIPE, env=self._env) as running:
+            assert running.stdout is not None
+            assert running.stdout.readline()
+            running.send_signal(signal.SIGTERM)
+
+
+def _shape(text: str) -> str:
+    """Return a text without its numbers, and without the blanks behind its lines."""
+    return "\n".join(line.rstrip() for line in _NUMBER.sub("#", text).strip().splitlines())
+
+
+@pytest.fixture
+def reader(tmp_path: Path, broker: EmbeddedBroker) -> Iterator[Callable[[str], Reader]]:
+    """Someone who has a page before him, whatever it takes for granted, and a sidecar that has had some traffic."""
+    sidecar = Sluice(tmp_path, (broker.route(),), config=_CONFIG)
+    with sidecar, FrameClient(sidecar.routes[0].listen) as client:
+        assert refused(client.ask(*sends(600, "orders")))
+
+        def read(page: str) -> Reader:
+            reader = Reader(tmp_path, sidecar, client, broker.address)
+            if "pyproject.toml" in files_of(_TEXTS[page]):
+                (tmp_path / "pyproject.toml").unlink()
+                write_package(_TEXTS[page], tmp_path)
+            # What this machine has refused so far.
+            SmallLog().write(tmp_path / "machine" / "127.0.0.1-10911" / "rejections" / "small.jsonl")
+            return reader
+
+        yield read
+
+
+@pytest.mark.parametrize("page", _RUN_HERE)
+def test_the_commands_of_a_page_work(page: str, reader: Callable[[str], Reader]) -> None:
+    typing = reader(page)
+    for command in _COMMANDS[page]:
+        if command.line not in _LISTED:
+            typing.type(command)
+
+
+@pytest.mark.parametrize(("number", "text"), _TOML)
+def test_sluice_check_takes_an_example_of_the_readme(
+    number: str, text: str, tmp_path: Path, reader: Callable[[str], Reader]
+) -> None:
+    file = tmp_path / "example.toml"
+    file.write_text(text, encoding="utf-8")
+    assert tomllib.loads(text)["limits"][0]["name"] in reader("README.md").check(file)
+
+
+def test_there_are_ten_of_them() -> None:
+    assert [number for number, _ in _TOML] == [str(number) for number in range(1, 11)]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_block_is_of_a_language_that_is_known_here(page: str) -> None:
+    assert {language for language, _ in BLOCK.findall(_TEXTS[page])} <= {*SHELL, *_OTHER_LANGUAGES}
+
+
+def test_whatever_is_not_run_is_on_a_page() -> None:
+    shown = {command.line for commands in _COMMANDS.values() for command in commands}
+    assert not [each.line for each in NOT_RUN if each.line not in shown]
+    assert len(_LISTED) == len(NOT_RUN)
+
+
+def test_what_is_done_instead_is_there() -> None:
+    assert not [each.instead for each in NOT_RUN if not is_there(each.instead)]
+
+
+def test_most_of_sluice_itself_is_run() -> None:
+    assert not [line for line in _LISTED if line.startswith("sluice ")]
