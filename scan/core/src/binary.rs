@@ -1,0 +1,69 @@
+//! Binary headers of requests: fixed numbers, then fields of which each says its own length.
+
+use crate::answers::RESPONSE;
+use crate::plain::{Loose, Plain, Span};
+use crate::table::{Table, Values};
+
+/// Headers with more fields are left to Python, which does not read them either.
+pub const MAX_FIELDS: usize = 512;
+
+const OPAQUE_AT: usize = 5;
+/// Code, language, version, opaque, flag, length of the remark, length of the fields.
+const FIXED_BYTES: usize = 21;
+
+#[inline]
+fn chunk<const N: usize>(header: &[u8], at: usize) -> Option<[u8; N]> {
+    header.get(at..).and_then(|rest| rest.first_chunk::<N>()).copied()
+}
+
+/// The opaque of a header.
+#[inline]
+#[must_use]
+pub fn opaque(header: &[u8]) -> Option<i32> {
+    chunk(header, OPAQUE_AT).map(i32::from_be_bytes)
+}
+
+/// Read the header of a request.
+#[must_use]
+pub fn read<const LOOSE: bool>(header: &[u8], table: &Table) -> Option<(Plain, Loose)> {
+    let fixed: [u8; FIXED_BYTES] = chunk(header, 0)?;
+    let code = i32::from(i16::from_be_bytes(chunk(&fixed, 0)?));
+    let flag = i32::from_be_bytes(chunk(&fixed, 9)?);
+    let remark_bytes = i32::from_be_bytes(chunk(&fixed, 13)?);
+    let fields_bytes = i32::from_be_bytes(chunk(&fixed, 17)?);
+    if flag & RESPONSE != 0 || remark_bytes != 0 || usize::try_from(fields_bytes) != Ok(header.len() - FIXED_BYTES) {
+        return None;
+    }
+    let (number, entry) = table.entry_of(code)?;
+    let mut loose = Loose::default();
+    if LOOSE {
+        // Language and version, too.
+        loose.text.push(Span::new(2, 9));
+    }
+    let mut values = Values::default();
+    let mut at = FIXED_BYTES;
+    let mut left = MAX_FIELDS;
+    while at < header.len() {
+        left = left.checked_sub(1)?;
+        let key_bytes = usize::try_from(i16::from_be_bytes(chunk(header, at)?)).ok()?;
+        let length_at = at + 2 + key_bytes;
+        let key = header.get(at + 2..length_at)?;
+        let value_bytes = usize::try_from(i32::from_be_bytes(chunk(header, length_at)?)).ok()?;
+        let value_at = length_at + 4;
+        at = value_at + value_bytes;
+        if at > header.len() {
+            return None;
+        }
+        let value = Span::new(value_at, at);
+        let field = table.field(key);
+        if let Some(field) = field {
+            values.note(field, value)?;
+        }
+        if LOOSE && !field.is_some_and(|field| table.is_batch(field)) {
+            loose.text.push(value);
+        }
+    }
+    let (name, group) = values.charge(header, table, entry)?;
+    let opaque_at = Span::new(OPAQUE_AT, OPAQUE_AT + 4);
+    Some((Plain { entry: number, code, flag, opaque: opaque(header)?, name, group, opaque_at }, loose))
+}

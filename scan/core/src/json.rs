@@ -1,0 +1,310 @@
+//! JSON headers of requests, read strictly: one pass over the tokens, no look back, nothing guessed.
+
+use crate::plain::{Loose, Plain, Span};
+use crate::table::{Table, Values};
+
+/// Steps over the tokens of one header. Every method returns None where the header is not plain.
+///
+/// With `LOOSE` it notes which bytes could be others.
+pub struct Reader<'a, const LOOSE: bool> {
+    bytes: &'a [u8],
+    at: usize,
+    pub loose: Loose,
+}
+
+/// A value that was stepped over.
+pub enum Value {
+    /// A string without escapes.
+    Text(Span),
+    Other,
+}
+
+impl<'a, const LOOSE: bool> Reader<'a, LOOSE> {
+    /// Begin with a header that is UTF-8 as a whole.
+    #[must_use]
+    pub fn new(bytes: &'a [u8]) -> Option<Self> {
+        if !bytes.is_ascii() && std::str::from_utf8(bytes).is_err() {
+            return None;
+        }
+        Some(Self { bytes, at: 0, loose: Loose::default() })
+    }
+
+    #[inline]
+    fn peek(&self) -> Option<u8> {
+        self.bytes.get(self.at).copied()
+    }
+
+    /// Step over white space, and return the byte behind it.
+    #[inline]
+    pub fn next_mark(&mut self) -> Option<u8> {
+        loop {
+            let byte = self.peek()?;
+            if byte > b' ' {
+                return Some(byte);
+            }
+            if !matches!(byte, b' ' | b'\t' | b'\n' | b'\r') {
+                return None;
+            }
+            self.at += 1;
+        }
+    }
+
+    #[inline]
+    pub fn expect(&mut self, mark: u8) -> Option<()> {
+        (self.next_mark()? == mark).then(|| self.at += 1)
+    }
+
+    /// Step over the mark that follows a member; false at the object's end.
+    #[inline]
+    pub fn more(&mut self) -> Option<bool> {
+        let mark = self.next_mark()?;
+        self.at += 1;
+        match mark {
+            b',' => Some(true),
+            b'}' => Some(false),
+            _ => None,
+        }
+    }
+
+    /// Open an object; false if it is empty.
+    #[inline]
+    pub fn open(&mut self) -> Option<bool> {
+        self.expect(b'{')?;
+        if self.next_mark()? == b'}' {
+            self.at += 1;
+            return Some(false);
+        }
+        Some(true)
+    }
+
+    /// Make sure that nothing but white space is left.
+    pub fn end(&mut self) -> Option<()> {
+        (self.next_mark().is_none() && self.at == self.bytes.len()).then_some(())
+    }
+
+    /// A key without escapes, and the colon behind it.
+    #[inline]
+    pub fn key(&mut self) -> Option<&'a [u8]> {
+        self.expect(b'"')?;
+        let start = self.at;
+        if self.peek()? == b'$' {
+            return None;
+        }
+        self.at = text_end(self.bytes, start);
+        if self.peek()? != b'"' {
+            return None;
+        }
+        let key = &self.bytes[start..self.at];
+        self.at += 1;
+        self.expect(b':')?;
+        Some(key)
+    }
+
+    /// A string, behind its first quote.
+    #[inline]
+    fn text(&mut self) -> Option<Value> {
+        let start = self.at;
+        let mut piece = start;
+        let mut plain = true;
+        if self.peek()? == b'$' {
+            return None;
+        }
+        loop {
+            self.at = text_end(self.bytes, self.at);
+            if LOOSE {
+                self.loose.text.push(Span::new(piece, self.at));
+            }
+            match self.peek()? {
+                b'"' => break,
+                b'\\' => self.escape()?,
+                _ => return None,
+            }
+            plain = false;
+            piece = self.at;
+        }
+        let span = Span::new(start, self.at);
+        self.at += 1;
+        Some(if plain { Value::Text(span) } else { Value::Other })
+    }
+
+    fn escape(&mut self) -> Option<()> {
+        let rest = self.bytes.get(self.at + 1..)?;
+        match *rest.first()? {
+            // Behind a quote no reference may begin.
+            b'"' if rest.get(1) == Some(&b'$') => return None,
+            b'"' | b'\\' | b'/' | b'b' | b'f' | b'n' | b'r' | b't' => self.at += 2,
+            b'u' => {
+                let digits = rest.get(1..5)?;
+                let hex = |byte: u8| char::from(byte).to_digit(16);
+                let (first, second) = (hex(digits[0])?, hex(digits[1])?);
+                hex(digits[2])?;
+                hex(digits[3])?;
+                // Halves of characters.
+                if first == 0xd && second >= 8 {
+                    return None;
+                }
+                self.at += 6;
+            }
+            _ => return None,
+        }
+        Some(())
+    }
+
+    /// An integer of at most 18 digits, without a leading zero, and where its digits stand.
+    #[inline]
+    fn integer(&mut self) -> Option<(i64, Span)> {
+        let negative = self.peek()? == b'-';
+        self.at += usize::from(negative);
+        let start = self.at;
+        let mut value = 0_i64;
+        while let Some(digit) = self.peek().map(|byte| byte.wrapping_sub(b'0')).filter(|digit| *digit < 10) {
+            if self.at - start == 18 {
+                return None;
+            }
+            value = value * 10 + i64::from(digit);
+            self.at += 1;
+        }
+        let digits = self.at - start;
+        if digits == 0 || (self.bytes[start] == b'0' && (digits > 1 || negative)) {
+            return None;
+        }
+        Some((if negative { -value } else { value }, Span::new(start, self.at)))
+    }
+
+    /// An integer where an i32 belongs.
+    #[inline]
+    pub fn i32(&mut self) -> Option<(i32, Span)> {
+        self.next_mark()?;
+        let (value, span) = self.integer()?;
+        Some((i32::try_from(value).ok()?, span))
+    }
+
+    /// A string, an integer, true, false or null.
+    #[inline]
+    pub fn scalar(&mut self) -> Option<Value> {
+        match self.next_mark()? {
+            b'"' => {
+                self.at += 1;
+                self.text()
+            }
+            b'-' | b'0'..=b'9' => {
+                let (_, span) = self.integer()?;
+                if LOOSE {
+                    self.loose.digits.push(span);
+                }
+                Some(Value::Other)
+            }
+            b't' => self.word(b"true"),
+            b'f' => self.word(b"false"),
+            b'n' => self.word(b"null"),
+            _ => None,
+        }
+    }
+
+    fn word(&mut self, word: &[u8]) -> Option<Value> {
+        if !self.bytes.get(self.at..)?.starts_with(word) {
+            return None;
+        }
+        self.at += word.len();
+        Some(Value::Other)
+    }
+
+    fn any_text(&mut self) -> Option<()> {
+        self.expect(b'"')?;
+        self.text().map(drop)
+    }
+}
+
+/// Where, from `at` on, the first quote, backslash or control character stands; the end if there is none.
+#[inline]
+fn text_end(bytes: &[u8], mut at: usize) -> usize {
+    const ONES: u64 = u64::MAX / 255;
+    const HIGH: u64 = ONES << 7;
+    const QUOTE: u64 = 0x22;
+    const BACKSLASH: u64 = 0x5c;
+    // Eight at once. A byte that is looked for has its high bit set in the sum; above the first such byte others may
+    // have it, too.
+    while let Some(word) = bytes.get(at..).and_then(|rest| rest.first_chunk::<8>()) {
+        let word = u64::from_le_bytes(*word);
+        let quote = word ^ (ONES * QUOTE);
+        let backslash = word ^ (ONES * BACKSLASH);
+        let found = (quote.wrapping_sub(ONES) & !quote)
+            | (backslash.wrapping_sub(ONES) & !backslash)
+            | (word.wrapping_sub(ONES * 0x20) & !word);
+        if found & HIGH != 0 {
+            return at + (found & HIGH).trailing_zeros() as usize / 8;
+        }
+        at += 8;
+    }
+    while bytes.get(at).is_some_and(|byte| *byte >= b' ' && *byte != b'"' && *byte != b'\\') {
+        at += 1;
+    }
+    at.min(bytes.len())
+}
+
+/// Note a top-level value; None if it was there already.
+#[inline]
+fn once<T>(place: &mut Option<T>, value: T) -> Option<()> {
+    place.replace(value).is_none().then_some(())
+}
+
+/// Read the header of a request.
+#[must_use]
+pub fn read<const LOOSE: bool>(header: &[u8], table: &Table) -> Option<(Plain, Loose)> {
+    let mut reader = Reader::<LOOSE>::new(header)?;
+    let (mut code, mut opaque, mut flag, mut version) = (None, None, None, None);
+    let (mut language, mut remark, mut serialize, mut values) = (None, None, None, None);
+    let mut more = reader.open()?;
+    while more {
+        match reader.key()? {
+            b"code" => once(&mut code, reader.i32()?)?,
+            b"opaque" => once(&mut opaque, reader.i32()?)?,
+            b"flag" => once(&mut flag, reader.i32()?)?,
+            b"version" => once(&mut version, reader.i32()?)?,
+            b"extFields" => once(&mut values, fields(&mut reader, table)?)?,
+            b"language" => once(&mut language, reader.any_text()?)?,
+            b"serializeTypeCurrentRPC" => once(&mut serialize, reader.any_text()?)?,
+            b"remark" => {
+                let value = match reader.next_mark()? {
+                    b'n' => reader.word(b"null").map(drop),
+                    _ => reader.any_text(),
+                };
+                once(&mut remark, value?)?;
+            }
+            _ => return None,
+        }
+        more = reader.more()?;
+    }
+    reader.end()?;
+    let flag = flag.map_or(0, |(flag, _)| flag);
+    let (code, _) = code?;
+    let (opaque, opaque_at) = opaque?;
+    if flag & crate::answers::RESPONSE != 0 {
+        return None;
+    }
+    let (number, entry) = table.entry_of(code)?;
+    let (name, group) = values?.charge(header, table, entry)?;
+    Some((Plain { entry: number, code, flag, opaque, name, group, opaque_at }, reader.loose))
+}
+
+/// Read `extFields`.
+#[inline]
+fn fields<const LOOSE: bool>(reader: &mut Reader<LOOSE>, table: &Table) -> Option<Values> {
+    let mut values = Values::default();
+    let mut more = reader.open()?;
+    while more {
+        let field = table.field(reader.key()?);
+        match (field, reader.scalar()?) {
+            (Some(field), Value::Text(span)) => {
+                values.note(field, span)?;
+                if LOOSE && table.is_batch(field) {
+                    reader.loose.text.pop();
+                }
+            }
+            (Some(_), _) => return None,
+            (None, _) => (),
+        }
+        more = reader.more()?;
+    }
+    Some(values)
+}

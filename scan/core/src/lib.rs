@@ -1,0 +1,18 @@
+//! Reads frames whose meaning is beyond doubt, and nothing else: the parts of the extension that need no Python.
+//!
+//! A frame is *plain* if its header is one send or send-back that every JSON library, or every reader of the binary
+//! layout, reads in the same way. Whatever is not plain ends a scan and is read by Python; so nothing here is ever
+//! lenient: when in doubt, not plain.
+#![forbid(unsafe_code)]
+
+pub mod answers;
+pub mod binary;
+pub mod json;
+pub mod keys;
+pub mod opaques;
+pub mod plain;
+pub mod scan;
+pub mod table;
+pub mod templates;
+#[cfg(test)]
+mod tests;

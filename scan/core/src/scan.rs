@@ -1,0 +1,244 @@
+//! Takes the plain frames at the front of a chunk, and says by what they are charged.
+
+use crate::keys::Keys;
+use crate::opaques::Opaques;
+use crate::plain::{Loose, Plain};
+use crate::table::Table;
+use crate::templates::{Rules, Templates};
+use crate::{binary, json};
+
+/// Two words: the frame's length behind the first, and type and length of the header.
+pub const PREFIX_BYTES: usize = 8;
+const HEADER_LENGTH: u32 = 0x00ff_ffff;
+/// The bit of `flag` that a request has that gets no answer.
+const ONEWAY: i32 = 2;
+
+/// The two words of the frame at `at`, if they have come.
+#[inline]
+#[must_use]
+pub fn prefix(chunk: &[u8], at: usize) -> Option<(i32, u32)> {
+    let words = chunk.get(at..)?.first_chunk::<PREFIX_BYTES>()?;
+    let word = u64::from_be_bytes(*words);
+    #[allow(clippy::cast_possible_truncation)]
+    Some((((word >> 32) as u32).cast_signed(), word as u32))
+}
+
+/// One frame that was taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Frame {
+    pub run: u32,
+    pub start: u32,
+    /// Of the whole frame, which may be longer than the chunk.
+    pub size: u32,
+    pub code: i32,
+    pub opaque: i32,
+    pub flag: i32,
+}
+
+impl Frame {
+    #[must_use]
+    pub fn stop(&self) -> usize {
+        self.start as usize + self.size as usize
+    }
+
+    #[must_use]
+    pub fn is_oneway(&self) -> bool {
+        self.flag & ONEWAY != 0
+    }
+}
+
+/// The frames of one key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Run {
+    pub key: usize,
+    pub first: u32,
+    pub last: u32,
+    pub frames: u32,
+    pub bytes: u64,
+    pub oneway: u32,
+}
+
+/// A key that was met for the first time.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NewKey {
+    pub kind: String,
+    pub name: String,
+    pub group: String,
+}
+
+/// What one scan took.
+#[derive(Debug, Default)]
+pub struct Taken {
+    pub stop: usize,
+    pub frames: Vec<Frame>,
+    pub runs: Vec<Run>,
+    pub first_new: usize,
+    pub new: Vec<NewKey>,
+}
+
+/// What a scan is to keep to.
+#[derive(Clone, Copy, Debug)]
+pub struct Bounds {
+    /// The highest length that a frame may name in its first word.
+    pub max_length: i64,
+    /// When a scan begins with more keys, all are forgotten.
+    pub most_keys: usize,
+}
+
+/// How headers of both types were read lately.
+#[derive(Debug, Default)]
+pub struct Known {
+    json: Templates,
+    binary: Templates,
+}
+
+struct Json<'a>(&'a Table);
+struct Binary<'a>(&'a Table);
+
+impl Rules for Json<'_> {
+    const JSON: bool = true;
+
+    fn read<const LOOSE: bool>(&self, header: &[u8]) -> Option<(Plain, Loose)> {
+        json::read::<LOOSE>(header, self.0)
+    }
+}
+
+impl Rules for Binary<'_> {
+    const JSON: bool = false;
+
+    fn read<const LOOSE: bool>(&self, header: &[u8]) -> Option<(Plain, Loose)> {
+        binary::read::<LOOSE>(header, self.0)
+    }
+}
+
+/// What is remembered of one connection between its chunks.
+#[derive(Debug, Default)]
+pub struct Scanner {
+    keys: Keys,
+    /// How many frames the last chunk had.
+    expected: usize,
+}
+
+impl Scanner {
+    /// Take the plain frames from `position` on, as long as they come one after the other.
+    ///
+    /// A frame is taken when its header has come, and is noted in `owed` unless it is oneway.
+    pub fn scan(
+        &mut self,
+        chunk: &[u8],
+        position: usize,
+        bounds: &Bounds,
+        table: &Table,
+        known: &mut Known,
+        owed: &mut Opaques,
+    ) -> Taken {
+        self.keys.begin(bounds.most_keys);
+        let mut taken = Taken { stop: position, first_new: self.keys.len(), ..Taken::default() };
+        taken.frames.reserve(self.expected);
+        while let Some(frame) = self.frame(chunk, &mut taken, bounds.max_length, table, known) {
+            if !frame.is_oneway() {
+                owed.add(frame.opaque);
+            }
+            taken.stop = frame.stop();
+            taken.frames.push(frame);
+        }
+        self.expected = taken.frames.len();
+        taken
+    }
+
+    #[inline]
+    fn frame(
+        &mut self,
+        chunk: &[u8],
+        taken: &mut Taken,
+        max_length: i64,
+        table: &Table,
+        known: &mut Known,
+    ) -> Option<Frame> {
+        let start = taken.stop;
+        let (length, word) = prefix(chunk, start)?;
+        let header_bytes = (word & HEADER_LENGTH) as usize;
+        let size = usize::try_from(length).ok()?.checked_add(4)?;
+        if size < PREFIX_BYTES + header_bytes || i64::from(length) > max_length || header_bytes > table.max_header_bytes
+        {
+            return None;
+        }
+        let header = chunk.get(start + PREFIX_BYTES..)?.get(..header_bytes)?;
+        let plain = match word >> 24 {
+            0 => known.json.read(header, &Json(table))?,
+            1 => known.binary.read(header, &Binary(table))?,
+            _ => return None,
+        };
+        let index = u32::try_from(taken.frames.len()).ok()?;
+        let frame = Frame {
+            run: 0,
+            start: u32::try_from(start).ok()?,
+            size: u32::try_from(size).ok()?,
+            code: plain.code,
+            opaque: plain.opaque,
+            flag: plain.flag,
+        };
+        let run = self.run(header, &plain, taken, table)?;
+        let of_key = taken.runs.get_mut(run as usize)?;
+        if of_key.frames == 0 {
+            of_key.first = index;
+        }
+        of_key.last = index;
+        of_key.frames += 1;
+        of_key.bytes += size as u64;
+        of_key.oneway += u32::from(frame.is_oneway());
+        Some(Frame { run, ..frame })
+    }
+
+    /// The number of the run that a frame belongs to.
+    #[inline]
+    fn run(&mut self, header: &[u8], plain: &Plain, taken: &mut Taken, table: &Table) -> Option<u32> {
+        let (name, group) = (plain.name.of(header), plain.group.of(header));
+        let key = match self.keys.find(plain.entry, name, group) {
+            Some(key) => key,
+            None => self.meet(plain.entry, name, group, taken, table)?,
+        };
+        let next = u32::try_from(taken.runs.len()).ok()?;
+        let run = self.keys.run(key, next);
+        if run == next {
+            taken.runs.push(Run { key, first: 0, last: 0, frames: 0, bytes: 0, oneway: 0 });
+        }
+        Some(run)
+    }
+
+    #[cold]
+    fn meet(&mut self, entry: u8, name: &[u8], group: &[u8], taken: &mut Taken, table: &Table) -> Option<usize> {
+        let (kind, bare) = table.resource(entry, std::str::from_utf8(name).ok()?)?;
+        let new = NewKey {
+            kind: kind.to_owned(),
+            name: bare.to_owned(),
+            group: std::str::from_utf8(group).ok().filter(|group| !group.contains('\u{fffd}'))?.to_owned(),
+        };
+        let key = self.keys.add(entry, name, group)?;
+        taken.new.push(new);
+        Some(key)
+    }
+}
+
+impl Taken {
+    /// The indexes of the frames of every run, one run after the other.
+    #[must_use]
+    pub fn indexes(&self) -> Vec<u32> {
+        let mut next: Vec<usize> = Vec::with_capacity(self.runs.len());
+        let mut total = 0;
+        for run in &self.runs {
+            next.push(total);
+            total += run.frames as usize;
+        }
+        let mut indexes = vec![0; self.frames.len()];
+        for (index, frame) in (0..).zip(&self.frames) {
+            if let Some(place) = next.get_mut(frame.run as usize) {
+                if let Some(slot) = indexes.get_mut(*place) {
+                    *slot = index;
+                }
+                *place += 1;
+            }
+        }
+        indexes
+    }
+}

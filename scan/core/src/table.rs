@@ -1,0 +1,156 @@
+//! Which requests are limitable and by which fields: Python's constants, as the scan needs them.
+
+/// One way to say what a request is charged to: numbers of fields in `Table::fields`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    pub kind: String,
+    pub name: u8,
+    pub group: Option<u8>,
+    pub batch: Option<u8>,
+}
+
+/// More distinct field names than this are refused.
+pub const MAX_FIELDS: usize = 16;
+const NO_FIELD: u8 = u8::MAX;
+
+/// The limitable requests, shared by all scanners.
+#[derive(Debug)]
+pub struct Table {
+    codes: Vec<(i32, u8)>,
+    entries: Vec<Entry>,
+    fields: Vec<Box<[u8]>>,
+    /// Bits of the fields that say whether the body is a batch.
+    batches: u32,
+    /// The field with a name of one letter, which most are.
+    of_one_byte: [u8; 256],
+    pub max_header_bytes: usize,
+    pub max_name_bytes: usize,
+    pub retry_prefix: String,
+    pub retry_kind: String,
+}
+
+impl Table {
+    #[must_use]
+    pub fn new(max_header_bytes: usize, max_name_bytes: usize, retry_prefix: String, retry_kind: String) -> Self {
+        Self {
+            codes: Vec::new(),
+            entries: Vec::new(),
+            fields: Vec::new(),
+            batches: 0,
+            of_one_byte: [NO_FIELD; 256],
+            max_header_bytes,
+            max_name_bytes,
+            retry_prefix,
+            retry_kind,
+        }
+    }
+
+    /// Make requests of `code` limitable; None if there are too many entries or fields.
+    pub fn add(&mut self, code: i32, kind: &str, name: &str, group: Option<&str>, batch: Option<&str>) -> Option<()> {
+        let name = self.number(name)?;
+        let group = group.map_or(Some(None), |field| self.number(field).map(Some))?;
+        let batch = batch.map_or(Some(None), |field| self.number(field).map(Some))?;
+        self.batches |= batch.map_or(0, |field| 1 << field);
+        let entry = Entry { kind: kind.to_owned(), name, group, batch };
+        let index = self.entries.len();
+        self.entries.push(entry);
+        self.codes.push((code, u8::try_from(index).ok()?));
+        Some(())
+    }
+
+    fn number(&mut self, name: &str) -> Option<u8> {
+        if let Some(known) = self.field(name.as_bytes()) {
+            return u8::try_from(known).ok();
+        }
+        if self.fields.len() == MAX_FIELDS {
+            return None;
+        }
+        let number = u8::try_from(self.fields.len()).ok()?;
+        if let [byte] = name.as_bytes() {
+            self.of_one_byte[usize::from(*byte)] = number;
+        }
+        self.fields.push(name.as_bytes().into());
+        Some(number)
+    }
+
+    /// The number of the field with this name, if any entry has one.
+    #[inline]
+    #[must_use]
+    pub fn field(&self, name: &[u8]) -> Option<usize> {
+        if let [byte] = name {
+            let number = self.of_one_byte[usize::from(*byte)];
+            return (number != NO_FIELD).then_some(usize::from(number));
+        }
+        self.fields.iter().position(|field| **field == *name)
+    }
+
+    /// Whether the value of this field says if the body is a batch.
+    #[must_use]
+    pub fn is_batch(&self, field: usize) -> bool {
+        self.batches >> field & 1 != 0
+    }
+
+    #[inline]
+    #[must_use]
+    pub fn entry_of(&self, code: i32) -> Option<(u8, &Entry)> {
+        let (_, entry) = self.codes.iter().find(|(known, _)| *known == code)?;
+        Some((*entry, self.entries.get(usize::from(*entry))?))
+    }
+
+    /// Kind and bare name of what a request by this entry is charged to; None where that is not beyond doubt.
+    #[must_use]
+    pub fn resource<'a>(&'a self, entry: u8, name: &'a str) -> Option<(&'a str, &'a str)> {
+        let kind = &self.entries.get(usize::from(entry))?.kind;
+        // A replacement character may stand for bytes that are no UTF-8.
+        if name.is_empty() || name.len() > self.max_name_bytes || name.contains('\u{fffd}') {
+            return None;
+        }
+        match name.strip_prefix(&self.retry_prefix) {
+            Some("") => None,
+            Some(group) if *kind != self.retry_kind => Some((&self.retry_kind, group)),
+            _ => Some((kind, name)),
+        }
+    }
+}
+
+/// The values of the fields that the table names, while a header is read; each at most once.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Values([Option<crate::plain::Span>; MAX_FIELDS]);
+
+impl Values {
+    /// Note a field; None if it was there already.
+    #[inline]
+    pub fn note(&mut self, field: usize, value: crate::plain::Span) -> Option<()> {
+        let place = self.0.get_mut(field)?;
+        if place.is_some() {
+            return None;
+        }
+        *place = Some(value);
+        Some(())
+    }
+
+    #[inline]
+    fn get(&self, field: u8) -> Option<crate::plain::Span> {
+        self.0.get(usize::from(field)).copied().flatten()
+    }
+
+    /// The spans of name and producer group, if this is a send or send-back of one message.
+    #[inline]
+    #[must_use]
+    pub fn charge(
+        &self,
+        header: &[u8],
+        table: &Table,
+        entry: &Entry,
+    ) -> Option<(crate::plain::Span, crate::plain::Span)> {
+        let name = self.get(entry.name)?;
+        let group = entry.group.and_then(|field| self.get(field)).unwrap_or_default();
+        if name.is_empty() || name.len() > table.max_name_bytes || group.len() > table.max_name_bytes {
+            return None;
+        }
+        match entry.batch.and_then(|field| self.get(field)).map(|span| span.of(header)) {
+            None | Some(b"false" | b"0") => Some((name, group)),
+            Some(_) => None,
+        }
+    }
+}

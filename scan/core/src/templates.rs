@@ -1,0 +1,231 @@
+//! Headers that were read before, to which new ones are held: most differ in a few values only.
+//!
+//! A header has the *shape* of a template if it is as long and the same in all bytes but the loose ones: the contents
+//! of strings, and the digits of numbers. It is then read just as the template was, provided that its loose bytes
+//! change no shape themselves. In JSON these are the ordinary ones, without quotes, backslashes and control characters
+//! (and without `$`, so that no `$ref` arises); digits are held to be digits. In a binary header, where lengths say
+//! what is what, they may be any. To compare takes a fraction of the time of reading, in vector registers, and the
+//! same on every machine: the loops below are written so that the compiler makes vectors of them.
+
+use crate::plain::{Loose, Plain, Span};
+
+/// How headers of one sort are read from scratch.
+pub trait Rules {
+    /// Whether they are JSON; else binary.
+    const JSON: bool;
+
+    /// Read a header; None if it is not plain.
+    fn read<const LOOSE: bool>(&self, header: &[u8]) -> Option<(Plain, Loose)>;
+}
+
+/// Headers of one length share a bucket, and with them those that are longer by a multiple of this.
+const BUCKETS: usize = 256;
+/// Shapes that a bucket remembers.
+const WAYS: usize = 4;
+/// Longer headers become no templates.
+const MAX_BYTES: usize = 2048;
+/// After so many misses in a row, a bucket compares and remembers only one header in so many.
+const PATIENCE: u32 = 16;
+const LANE: usize = 32;
+/// Lanes that are compared before a look at the result.
+const LANES: usize = 4;
+
+#[derive(Debug)]
+struct Template {
+    bytes: Box<[u8]>,
+    /// 0xff where a byte must be the same, 0 where it is loose.
+    fixed: Box<[u8]>,
+    /// Numbers whose digits are loose, but for the opaque.
+    numbers: Box<[Span]>,
+    plain: Plain,
+}
+
+#[derive(Debug, Default)]
+struct Bucket {
+    ways: Vec<Template>,
+    misses: u32,
+}
+
+/// What was read lately, by length; shared by all connections, as their headers are much alike.
+///
+/// At most 4 MiB if somebody sends headers of all lengths, and some ten KiB with usual clients.
+#[derive(Debug, Default)]
+pub struct Templates(Vec<Bucket>);
+
+impl Templates {
+    /// Read a header; None if it is not plain.
+    #[inline]
+    pub fn read<R: Rules>(&mut self, header: &[u8], rules: &R) -> Option<Plain> {
+        if header.len() < LANE || header.len() > MAX_BYTES {
+            return rules.read::<false>(header).map(|(plain, _)| plain);
+        }
+        if self.0.is_empty() {
+            self.0.resize_with(BUCKETS, Bucket::default);
+        }
+        let bucket = self.0.get_mut(header.len() % BUCKETS)?;
+        let ways = if bucket.is_tried() { bucket.ways.len() } else { 0 };
+        for way in 0..ways {
+            if let Some(plain) = bucket.ways[way].read::<R>(header) {
+                bucket.misses = 0;
+                if way > 0 {
+                    bucket.ways.swap(way - 1, way);
+                }
+                return Some(plain);
+            }
+        }
+        bucket.miss(header, rules)
+    }
+}
+
+impl Bucket {
+    #[inline]
+    fn is_tried(&self) -> bool {
+        self.misses < PATIENCE || self.misses.is_multiple_of(PATIENCE)
+    }
+
+    #[cold]
+    fn miss<R: Rules>(&mut self, header: &[u8], rules: &R) -> Option<Plain> {
+        let remembers = self.is_tried();
+        self.misses = self.misses.wrapping_add(1);
+        if !remembers {
+            return rules.read::<false>(header).map(|(plain, _)| plain);
+        }
+        let (plain, loose) = rules.read::<true>(header)?;
+        self.ways.truncate(WAYS - 1);
+        self.ways.insert(0, Template::new::<R>(header, plain, &loose));
+        Some(plain)
+    }
+}
+
+/// Whether a loose byte of a JSON header leaves its shape alone: one of ASCII above `$`, but no backslash.
+///
+/// Spaces, `!` and `#` would, too; without them it takes two comparisons. No branches: it becomes part of a vector.
+#[inline]
+#[allow(clippy::needless_bitwise_bool)]
+fn is_ordinary(byte: u8) -> bool {
+    // Bytes above ASCII are negative.
+    (byte.cast_signed() > b'$'.cast_signed()) & (byte != b'\\')
+}
+
+impl Template {
+    fn new<R: Rules>(header: &[u8], plain: Plain, loose: &Loose) -> Self {
+        let mut fixed = vec![0xff; header.len()];
+        let spans = loose.text.iter().chain(&loose.digits).chain([&plain.opaque_at]);
+        for at in spans.flat_map(|span| span.start as usize..span.end as usize) {
+            if let (Some(mark), Some(byte)) = (fixed.get_mut(at), header.get(at)) {
+                if !R::JSON || is_ordinary(*byte) {
+                    *mark = 0;
+                }
+            }
+        }
+        let numbers = loose.digits.clone().into_boxed_slice();
+        Self { bytes: header.into(), fixed: fixed.into_boxed_slice(), numbers, plain }
+    }
+
+    /// Read a header if it has this shape.
+    #[inline]
+    fn read<R: Rules>(&self, header: &[u8]) -> Option<Plain> {
+        if !self.has_shape::<R>(header) {
+            return None;
+        }
+        let opaque = if R::JSON {
+            for span in &self.numbers {
+                number(header, *span)?;
+            }
+            i32::try_from(number(header, self.plain.opaque_at)?).ok()?
+        } else {
+            crate::binary::opaque(header)?
+        };
+        Some(Plain { opaque, ..self.plain })
+    }
+
+    #[inline]
+    fn has_shape<R: Rules>(&self, header: &[u8]) -> bool {
+        let size = header.len();
+        let (bytes, fixed) = (&*self.bytes, &*self.fixed);
+        if bytes.len() != size || fixed.len() != size {
+            return false;
+        }
+        let mut bad = [0; LANE];
+        let lanes = header.chunks_exact(LANE).zip(bytes.chunks_exact(LANE)).zip(fixed.chunks_exact(LANE));
+        for (index, ((header, bytes), fixed)) in lanes.enumerate() {
+            compare::<R>(header, bytes, fixed, &mut bad);
+            if index % LANES == LANES - 1 && any(&bad) {
+                return false;
+            }
+        }
+        // The last lane overlaps the one before.
+        let last = size.saturating_sub(LANE);
+        compare::<R>(&header[last..], &bytes[last..], &fixed[last..], &mut bad);
+        !any(&bad)
+    }
+}
+
+/// Set bytes of `bad` where a header has not a template's shape.
+#[inline]
+fn compare<R: Rules>(header: &[u8], bytes: &[u8], fixed: &[u8], bad: &mut [u8; LANE]) {
+    let (Some(header), Some(bytes), Some(fixed)) =
+        (header.first_chunk::<LANE>(), bytes.first_chunk::<LANE>(), fixed.first_chunk::<LANE>())
+    else {
+        *bad = [1; LANE];
+        return;
+    };
+    for at in 0..LANE {
+        let differs = (header[at] ^ bytes[at]) & fixed[at];
+        let breaks = if R::JSON && !is_ordinary(header[at]) { !fixed[at] } else { 0 };
+        bad[at] |= differs | breaks;
+    }
+}
+
+#[inline]
+fn any(bad: &[u8; LANE]) -> bool {
+    *bad != [0; LANE]
+}
+
+/// The number whose digits stand at `span`, with the sign before them; None if it is spelled oddly.
+#[inline]
+fn number(header: &[u8], span: Span) -> Option<i64> {
+    let value = i64::try_from(digits(span.of(header))?).ok()?;
+    match header.get((span.start as usize).checked_sub(1)?)? {
+        b'-' if value == 0 => None,
+        b'-' => Some(-value),
+        _ => Some(value),
+    }
+}
+
+/// The value of 1 to 18 digits without a leading zero; None if they are something else.
+#[inline]
+fn digits(text: &[u8]) -> Option<u64> {
+    if text.len() > 18 || (text.len() > 1 && text[0] == b'0') || text.is_empty() {
+        return None;
+    }
+    let mut value = 0;
+    let mut rest = text;
+    while let Some((eight, after)) = rest.split_first_chunk::<8>() {
+        value = value * 100_000_000 + eight_digits(u64::from_le_bytes(*eight))?;
+        rest = after;
+    }
+    for byte in rest {
+        let digit = byte.wrapping_sub(b'0');
+        if digit > 9 {
+            return None;
+        }
+        value = value * 10 + u64::from(digit);
+    }
+    Some(value)
+}
+
+/// The value of eight digits, the first in the lowest byte: pairs, then fours, then all are added up.
+#[inline]
+fn eight_digits(word: u64) -> Option<u64> {
+    const ONES: u64 = u64::MAX / 255;
+    const HIGH_NIBBLES: u64 = ONES * 0xf0;
+    // Both the byte and the byte plus six have the high nibble of a digit.
+    if word & HIGH_NIBBLES != ONES * 0x30 || word.wrapping_add(ONES * 6) & HIGH_NIBBLES != ONES * 0x30 {
+        return None;
+    }
+    let digits = word & (ONES * 0x0f);
+    let pairs = (digits.wrapping_mul(10).wrapping_add(digits >> 8)) & 0x00ff_00ff_00ff_00ff;
+    let fours = (pairs.wrapping_mul(100).wrapping_add(pairs >> 16)) & 0x0000_ffff_0000_ffff;
+    Some((fours.wrapping_mul(10_000).wrapping_add(fours >> 32)) & 0xffff_ffff)
+}

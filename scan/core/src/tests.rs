@@ -1,0 +1,138 @@
+//! What can be tested without Python; headers and their readings are tested from Python, against the readings there.
+
+use std::collections::BTreeSet;
+
+use crate::opaques::Opaques;
+use crate::plain::Span;
+use crate::scan::{Bounds, Known, Scanner, Taken};
+use crate::table::Table;
+use crate::{answers, json};
+
+fn table() -> Table {
+    let mut table = Table::new(1 << 18, 255, "%RETRY%".to_owned(), "retry_group".to_owned());
+    table.add(310, "topic", "b", Some("a"), Some("m")).unwrap();
+    table.add(10, "topic", "topic", Some("producerGroup"), Some("batch")).unwrap();
+    table.add(36, "retry_group", "group", None, None).unwrap();
+    table
+}
+
+fn send(topic: &str, opaque: i32, filler: &str) -> Vec<u8> {
+    format!(r#"{{"code":310,"extFields":{{"a":"pg","b":"{topic}","i":"{filler}","m":"false"}},"opaque":{opaque}}}"#)
+        .into()
+}
+
+fn frame(header: &[u8]) -> Vec<u8> {
+    let size = u32::try_from(header.len()).unwrap();
+    [&(size + 4).to_be_bytes(), &size.to_be_bytes(), header].concat()
+}
+
+/// Scan headers one after the other, each as a chunk of its own, and return what was read last.
+fn scan(known: &mut Known, headers: &[Vec<u8>]) -> Taken {
+    let (mut scanner, table, mut owed) = (Scanner::default(), table(), Opaques::new(10));
+    let bounds = Bounds { max_length: 1 << 24, most_keys: 10 };
+    let mut last = Taken::default();
+    for header in headers {
+        last = scanner.scan(&frame(header), 0, &bounds, &table, known, &mut owed);
+    }
+    last
+}
+
+#[test]
+fn a_header_like_the_one_before_is_read_by_itself() {
+    let mut known = Known::default();
+    for opaque in [1_000_000_007, 2_147_483_647, 1_999_999_999] {
+        for topic in ["orders", "offers"] {
+            let taken = scan(&mut known, &[send(topic, opaque, "x")]);
+            assert_eq!(taken.frames[0].opaque, opaque);
+            assert_eq!((taken.new[0].name.as_str(), taken.new[0].group.as_str()), (topic, "pg"));
+        }
+    }
+}
+
+#[test]
+fn no_byte_of_a_template_lets_another_header_pass() {
+    let header = send("orders", -10, r"a\u0001b\n");
+    let table = table();
+    let mut known = Known::default();
+    for at in 0..header.len() {
+        for byte in 0..=255 {
+            let mut other = header.clone();
+            other[at] = byte;
+            let afresh = json::read::<false>(&other, &table);
+            let taken = scan(&mut known, &[header.clone(), other.clone()]);
+            // The name decides as well: whether it is one is found out when it is met.
+            assert_eq!(taken.frames.len(), usize::from(afresh.is_some()), "{:?}", String::from_utf8_lossy(&other));
+            if let (Some((plain, _)), Some(frame)) = (afresh, taken.frames.first()) {
+                assert_eq!((frame.code, frame.opaque, frame.flag), (plain.code, plain.opaque, plain.flag));
+            }
+        }
+    }
+}
+
+#[test]
+fn every_length_of_header_is_compared_to_its_end() {
+    let mut known = Known::default();
+    for length in 0..200 {
+        let filler = "x".repeat(length);
+        let header = send("orders", 7, &filler);
+        let mut cut = header.clone();
+        *cut.last_mut().unwrap() = b']';
+        assert_eq!(scan(&mut known, &[header.clone(), header]).frames.len(), 1);
+        assert_eq!(scan(&mut known, &[cut]).frames.len(), 0);
+    }
+}
+
+#[test]
+fn loose_are_the_contents_of_strings_but_of_the_batch_flag() {
+    let header = send("orders", 7, r"a\u0001b");
+    let (plain, loose) = json::read::<true>(&header, &table()).unwrap();
+    let loose: Vec<&[u8]> = loose.text.iter().map(|span| span.of(&header)).collect();
+    assert_eq!(loose, [&b"pg"[..], b"orders", b"a", b"b"]);
+    assert_eq!(plain.opaque_at.of(&header), b"7");
+}
+
+#[test]
+fn an_answer_is_read_whatever_else_it_says() {
+    let header = br#"{"x":{"y":1,"z":"q"},"code":0,"flag":1,"opaque":-3,"z":null,"remark":"\"}"}"#;
+    let (plain, _) = answers::read::<false>(header).unwrap();
+    assert_eq!((plain.code, plain.flag, plain.opaque), (0, 1, -3));
+}
+
+#[test]
+fn a_span_beyond_the_header_is_empty() {
+    assert_eq!(Span::new(2, 9).of(b"abc"), b"");
+    assert_eq!(Span::new(2, 1).of(b"abc"), b"");
+    assert!(Span::new(2, 1).is_empty());
+    assert_eq!(Span::new(2, 1).len(), 0);
+}
+
+#[test]
+fn opaques_that_collide_are_told_apart() {
+    let mut opaques = Opaques::new(5_000);
+    let mut model = BTreeSet::new();
+    let mut state = 1_u64;
+    for step in 0..100_000 {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        // A few hundred numbers, many in the same line, and others far from each other.
+        let number = i32::try_from(state >> 33 & 0x1ff).unwrap() << (step % 3 * 8);
+        if state >> 60 < 9 {
+            opaques.add(number);
+            model.insert(number);
+        } else {
+            assert_eq!(opaques.discard(number), model.remove(&number));
+        }
+        assert_eq!(opaques.len(), model.len());
+    }
+    assert!(model.iter().all(|number| opaques.contains(*number)));
+}
+
+#[test]
+fn a_full_set_of_opaques_takes_no_more() {
+    let mut opaques = Opaques::new(2);
+    for number in [0, 1, 2] {
+        opaques.add(number);
+    }
+    assert_eq!(opaques.len(), 2);
+    assert!(!opaques.contains(2));
+    assert!(!opaques.is_empty());
+}

@@ -1,0 +1,47 @@
+//! `Opaques`: the numbers of sends that have no answer yet.
+
+use std::sync::{Mutex, PoisonError};
+
+use pyo3::buffer::PyBuffer;
+use pyo3::prelude::*;
+use sluice_scan_core::templates::Templates;
+use sluice_scan_core::{answers, opaques};
+
+use crate::buffer::with_bytes;
+
+/// How answers were read lately; one broker's are much like the other's.
+static ANSWERS: Mutex<Option<Templates>> = Mutex::new(None);
+
+#[pyclass(module = "sluice_scan")]
+pub struct Opaques(pub opaques::Opaques);
+
+#[pymethods]
+impl Opaques {
+    #[new]
+    fn new(most: usize) -> Self {
+        Self(opaques::Opaques::new(most))
+    }
+
+    fn add(&mut self, opaque: i32) {
+        self.0.add(opaque);
+    }
+
+    fn discard(&mut self, opaque: i32) -> bool {
+        self.0.discard(opaque)
+    }
+
+    fn __len__(&self) -> usize {
+        self.0.len()
+    }
+
+    fn __contains__(&self, opaque: i32) -> bool {
+        self.0.contains(opaque)
+    }
+
+    #[allow(clippy::needless_pass_by_value)]
+    fn settle(&mut self, py: Python<'_>, chunk: PyBuffer<u8>, position: usize) -> (usize, usize) {
+        let mut answers = ANSWERS.lock().unwrap_or_else(PoisonError::into_inner);
+        let templates = answers.get_or_insert_default();
+        with_bytes(py, &chunk, |bytes| answers::settle(bytes, position, &mut self.0, templates))
+    }
+}

@@ -1,0 +1,61 @@
+//! `Table`: what all scanners share.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
+
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::PyRange;
+use sluice_scan_core::scan::Known;
+use sluice_scan_core::table;
+
+type Entry = (String, String, Option<String>, Option<String>);
+
+#[pyclass(module = "sluice_scan", frozen)]
+pub struct Table {
+    pub limitable: table::Table,
+    pub known: Mutex<Known>,
+    /// The ranges from a number to the next, for runs of one frame: most are, where there are many topics.
+    singles: Mutex<Vec<Py<PyRange>>>,
+}
+
+/// More ranges are not kept.
+const MOST_SINGLES: usize = 4096;
+
+impl Table {
+    /// The range from `start` to `stop`.
+    pub fn range<'py>(&self, py: Python<'py>, start: u32, stop: u32) -> PyResult<Bound<'py, PyRange>> {
+        let make = |start: usize, stop: usize| PyRange::new(py, isize::try_from(start)?, isize::try_from(stop)?);
+        let (start, stop) = (start as usize, stop as usize);
+        if stop - start != 1 || start >= MOST_SINGLES {
+            return make(start, stop);
+        }
+        let mut singles = self.singles.lock().unwrap_or_else(PoisonError::into_inner);
+        while singles.len() <= start {
+            let next = singles.len();
+            singles.push(make(next, next + 1)?.unbind());
+        }
+        Ok(singles[start].bind(py).clone())
+    }
+}
+
+#[pymethods]
+impl Table {
+    #[new]
+    #[allow(clippy::needless_pass_by_value)]
+    fn new(
+        limitable: BTreeMap<i32, Entry>,
+        max_name_bytes: usize,
+        retry_prefix: String,
+        retry_kind: String,
+        max_header_bytes: usize,
+    ) -> PyResult<Self> {
+        let mut table = table::Table::new(max_header_bytes, max_name_bytes, retry_prefix, retry_kind);
+        for (code, (kind, name, group, batch)) in &limitable {
+            table
+                .add(*code, kind, name, group.as_deref(), batch.as_deref())
+                .ok_or_else(|| PyValueError::new_err(format!("more than {} field names", table::MAX_FIELDS)))?;
+        }
+        Ok(Self { limitable: table, known: Mutex::default(), singles: Mutex::default() })
+    }
+}

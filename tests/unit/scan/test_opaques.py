@@ -1,0 +1,171 @@
+"""The set of what is owed, and the answers that settle it."""
+
+import struct
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from oracle.tricky import Tricks, changed
+from playbook import frames
+from playbook.captures import CAPTURES, Capture
+from playbook.extension import Extension
+
+from proxy.protocols.rocketmq.header import read_answer
+
+_i32 = st.integers(-(2**31), 2**31 - 1)
+_near = st.integers(-3, 300)
+
+
+@given(st.integers(0, 100), st.lists(st.tuples(st.booleans(), _near | _i32), max_size=400))
+def test_it_is_a_set_with_a_bound(most: int, steps: list[tuple[bool, int]]) -> None:
+    opaques, model = Extension().opaques(most), set()
+    for adds, number in steps:
+        if adds:
+            opaques.add(number)
+            if len(model) < most:
+                model.add(number)
+        else:
+            assert opaques.discard(number) is (number in model)
+            model.discard(number)
+        assert len(opaques) == len(model)
+    assert all(number in opaques for number in model)
+    assert all((number in opaques) is (number in model) for number in range(-3, 300))
+
+
+def test_many_come_and_go(extension: Extension) -> None:
+    random = Random(7)
+    opaques, model = extension.opaques(16_384), set()
+    for step in range(200_000):
+        number = random.randrange(2**31) if step % 3 else step
+        opaques.add(number)
+        if len(model) < 16_384:
+            model.add(number)
+        if len(model) > 8_000:
+            gone = model.pop()
+            assert opaques.discard(gone)
+    assert len(opaques) == len(model)
+    assert all(map(opaques.discard, model))
+    assert len(opaques) == 0
+
+
+def _settle(extension: Extension, stream: bytes, numbers: list[int]) -> tuple[list[int], int, int]:
+    """Settle a stream; returns which numbers that settled, the offset, and how many answers that were."""
+    opaques = extension.opaques(numbers=numbers)
+    stop, count = opaques.settle(stream, 0)
+    return [number for number in numbers if number not in opaques], stop, count
+
+
+def test_answers_to_what_is_owed_are_stepped_over(extension: Extension) -> None:
+    stream = b"".join(frames.answer(opaque, body=bytes(opaque)) for opaque in (3, 1, 2))
+    assert _settle(extension, stream, [1, 2, 3, 4]) == ([1, 2, 3], len(stream), 3)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        frames.answer(9),
+        frames.broker_request(1),
+        frames.frame(b'{"code":0,"flag":1,"opaque":2', b"}"),
+        frames.frame(b'{"code":0,"flag":1}'),
+        frames.frame(b'{"flag":1,"opaque":2}'),
+        frames.frame(b' {"code":0,"flag":1,"opaque":2}'),
+        frames.frame(b'{"code":0,"opaque":2}'),
+        frames.frame(b'{"code":0,"flag":1,"opaque":2,"opaque":3}'),
+        frames.frame(b'{"code":0,"flag":1,"opaque":2,"op\\u0061que":3}'),
+        frames.frame(b'{"code":0,"flag":1,"opaque":"2"}'),
+        frames.frame(b'{"code":0,"flag":0,"opaque":2}'),
+        frames.frame(b'{"code":0,"flag":1,"opaque":2,"x":[1]}'),
+        frames.frame(b'{"code":0,"flag":1,"opaque":2,"x":{"y":{}}}'),
+        frames.frame(b'{"code":0,"flag":1,"opaque":2}', header_type=1),
+        struct.pack(">iI", 3, 0),
+        struct.pack(">iI", 10, 11) + bytes(20),
+        struct.pack(">iI", -4, 0),
+        frames.answer(2)[:-1],
+        frames.answer(2)[:7],
+        b"",
+    ],
+)
+def test_anything_else_is_not_stepped_over(extension: Extension, other: bytes) -> None:
+    first = frames.answer(1)
+    assert _settle(extension, first + other, [1, 2]) == ([1], len(first), 1)
+
+
+def test_a_second_answer_to_one_request_is_not_stepped_over(extension: Extension) -> None:
+    first = frames.answer(1)
+    assert _settle(extension, first * 2, [1]) == ([1], len(first), 1)
+
+
+def test_the_body_of_the_last_answer_may_be_still_to_come(extension: Extension) -> None:
+    whole = frames.answer(1, body=bytes(1000))
+    assert _settle(extension, whole[:-900], [1]) == ([1], len(whole), 1)
+
+
+def test_it_begins_where_it_is_told(extension: Extension) -> None:
+    first, second = frames.answer(1), frames.answer(2)
+    opaques = extension.opaques(numbers=[1, 2])
+    assert opaques.settle(memoryview(first + second), len(first)) == (len(first + second), 1)
+    assert 1 in opaques
+    assert opaques.settle(first, 2**40) == (2**40, 0)
+
+
+def _answers(stream: bytes) -> list[tuple[bytes, int]]:
+    """Return the frames of a stream that are answers, and what they answer."""
+    found = []
+    for whole in frames.split(stream):
+        word = int.from_bytes(whole[4:8], "big")
+        answer = read_answer(whole[8 : 8 + (word & 0xFFFFFF)])
+        if answer is not None and answer.is_response:
+            found.append((whole, answer.opaque))
+    return found
+
+
+@pytest.mark.parametrize("capture", CAPTURES, ids=str)
+def test_all_answers_of_a_real_broker_are_stepped_over(extension: Extension, capture: Capture) -> None:
+    for _ in range(2):
+        for whole, opaque in _answers(capture.to_client):
+            assert _settle(extension, whole, [opaque]) == ([opaque], len(whole), 1)
+
+
+def _check(extension: Extension, header: bytes) -> bool:
+    """Hold one header to the reading in Python; returns whether it was stepped over."""
+    answer = read_answer(header)
+    numbers = [0, 1, 2, 3, 5, 7, 8] + ([] if answer is None else [answer.opaque])
+    owed = [number for number in dict.fromkeys(numbers) if -(2**31) <= number < 2**31]
+    whole = frames.frame(header)
+    for _ in range(2):
+        settled, stop, count = _settle(extension, whole, owed)
+        assert (stop, count) == ((len(whole), 1) if settled else (0, 0))
+        if settled:
+            assert answer is not None
+            assert answer.is_response
+            assert settled == [answer.opaque]
+    return bool(settled)
+
+
+_RECORDED = [whole[8:] for capture in CAPTURES for whole, _ in _answers(capture.to_client)]
+_HEADERS = [header[: header.index(b'"version":513}') + 14] for header in _RECORDED]
+
+
+@given(st.integers(0, 2**32), st.booleans())
+def test_changed_answers_are_read_as_in_python(seed: int, in_place: bool) -> None:  # noqa: FBT001 - drawn
+    random = Random(seed)
+    extension = Extension()
+    for _ in range(30):
+        header = random.choice(_HEADERS)
+        assert _check(extension, header)
+        if in_place:
+            data = bytearray(header)
+            for _ in range(random.choice((1, 1, 2, 3))):
+                data[random.randrange(len(data))] = random.choice(b'"\\$:,{}[] \n\0\x80\xff0123456789-+.etfn')
+            _check(extension, bytes(data))
+        else:
+            _check(extension, changed(random, header, _HEADERS))
+
+
+@given(st.integers(0, 2**32), st.sampled_from([0.05, 0.3, 1.0]))
+def test_made_up_answers_are_read_as_in_python(seed: int, level: float) -> None:
+    random = Random(seed)
+    extension = Extension()
+    for _ in range(30):
+        _check(extension, Tricks(random, level).header())

@@ -1,0 +1,197 @@
+"""Frames, keys, and what is owed."""
+
+import struct
+
+import pytest
+import sluice_scan
+from playbook import frames
+from playbook.extension import Extension
+
+
+def _prefix(length: int, header_bytes: int, header_type: int = 0) -> bytes:
+    return struct.pack(">iI", length, header_type << 24 | header_bytes)
+
+
+def test_all_plain_frames_of_a_chunk_are_taken(extension: Extension) -> None:
+    sends = [frames.send("orders", opaque, body=bytes(opaque)) for opaque in range(1, 6)]
+    segment = extension.scan(b"".join(sends))
+    assert len(segment) == 5
+    assert segment.stop == sum(map(len, sends))
+    assert segment.runs == [(0, range(5), segment.stop, 0)]
+    assert segment.new == [("topic", "orders", "producers")]
+    assert [opaque in extension.owed for opaque in range(7)] == [False, True, True, True, True, True, False]
+
+
+def test_a_scan_begins_where_it_is_told(extension: Extension) -> None:
+    first, second = frames.send("hot"), frames.send("orders", 2)
+    segment = extension.scan(first + second, len(first))
+    assert segment.new == [("topic", "orders", "producers")]
+    assert segment.frame(0) == (0, len(first), len(first + second), 310, 2, 0)
+    assert len(extension.owed) == 1
+
+
+@pytest.mark.parametrize("position", [99, 2**40])
+def test_behind_the_chunk_there_is_nothing(extension: Extension, position: int) -> None:
+    segment = extension.scan(frames.heartbeat()[:99], position)
+    assert (len(segment), segment.stop) == (0, position)
+
+
+@pytest.mark.parametrize("other", [frames.heartbeat(), frames.unparsable(), frames.send_batch("orders", 3)])
+def test_the_first_other_frame_ends_it(extension: Extension, other: bytes) -> None:
+    first = frames.send("orders")
+    segment = extension.scan(first + other + first)
+    assert (len(segment), segment.stop) == (1, len(first))
+    assert extension.scan(first + other + first, len(first + other)).stop == len(first + other + first)
+
+
+def test_a_frame_is_taken_as_soon_as_its_header_is_there(extension: Extension) -> None:
+    whole = frames.send("orders", body=b"hello")
+    for cut in range(len(whole)):
+        segment = extension.scan(whole[:cut])
+        assert len(segment) == (cut >= len(whole) - 5)
+        assert segment.stop == (len(whole) if len(segment) else 0)
+
+
+def test_the_last_frame_ends_beyond_the_chunk_if_more_is_to_come(extension: Extension) -> None:
+    first, second = frames.send("orders"), frames.send("orders", 2, body=bytes(10_000))
+    chunk = first + second[:-9_000]
+    segment = extension.scan(chunk)
+    assert (len(segment), segment.stop) == (2, len(chunk) + 9_000)
+    assert segment.runs == [(0, range(2), len(chunk) + 9_000, 0)]
+
+
+_HEADER = frames.send("orders", body=b"")[8:]
+_SIZE = len(_HEADER)
+
+
+@pytest.mark.parametrize(
+    ("length", "header_bytes", "header_type"),
+    [
+        (_SIZE + 3, _SIZE, 0),
+        (3, 0, 0),
+        (0, 0, 0),
+        (-1, 0, 0),
+        (-(2**31), 0, 0),
+        (2**31 - 1, _SIZE, 0),
+        (_SIZE + 4, _SIZE, 2),
+        (_SIZE + 4, _SIZE, 255),
+        (_SIZE + 4, 0xFFFFFF, 0),
+        (_SIZE + 4, _SIZE, 1),
+        (4, 0, 0),
+    ],
+)
+def test_what_is_no_frame_is_left_alone(extension: Extension, length: int, header_bytes: int, header_type: int) -> None:
+    chunk = _prefix(length, header_bytes, header_type) + _HEADER
+    segment = extension.scan(chunk)
+    assert (len(segment), segment.stop, len(extension.owed)) == (0, 0, 0)
+
+
+def test_a_frame_longer_than_allowed_is_left_alone(extension: Extension) -> None:
+    whole = frames.send("orders")
+    assert len(extension.scan(whole, 0, len(whole) - 4)) == 1
+    assert len(extension.scan(whole, 0, len(whole) - 5)) == 0
+    assert len(extension.scan(whole, 0, -1)) == 0
+
+
+def test_frames_are_grouped_by_name_group_and_code(extension: Extension) -> None:
+    chunk = b"".join(
+        [
+            frames.send("a", 1, group="g"),
+            frames.send("b", 2, group="g", flag=frames.ONEWAY),
+            frames.send("a", 3, group="h"),
+            frames.send("a", 4, group="g", binary=True),
+            frames.send("a", 5, group="g", code=320),
+            frames.send_back("g", 6),
+            frames.send("b", 7, group="g"),
+            frames.send("b", 8, group="g"),
+        ]
+    )
+    sizes = list(map(len, frames.split(chunk)))
+    segment = extension.scan(chunk)
+    assert segment.first_new == 0
+    assert segment.new == [
+        ("topic", "a", "g"),
+        ("topic", "b", "g"),
+        ("topic", "a", "h"),
+        ("topic", "a", "g"),
+        ("retry_group", "g", ""),
+    ]
+    assert segment.runs == [
+        (0, [0, 3], sizes[0] + sizes[3], 0),
+        (1, [1, 6, 7], sizes[1] + sizes[6] + sizes[7], 1),
+        (2, range(2, 3), sizes[2], 0),
+        (3, range(4, 5), sizes[4], 0),
+        (4, range(5, 6), sizes[5], 0),
+    ]
+    assert segment.sizes(range(8)) == segment.sizes(list(range(8))) == sizes
+    assert [segment.frame(index)[0] for index in range(8)] == [0, 1, 2, 0, 3, 4, 1, 1]
+    assert 2 not in extension.owed
+
+
+def test_keys_keep_their_numbers_from_chunk_to_chunk(extension: Extension) -> None:
+    extension.scan(frames.send("a") + frames.send("b"))
+    segment = extension.scan(frames.send("b") + frames.send("c") + frames.send("a"))
+    assert (segment.first_new, segment.new) == (2, [("topic", "c", "producers")])
+    assert [number for number, *_ in segment.runs] == [1, 2, 0]
+    segment = extension.scan(frames.send("c"))
+    assert (segment.first_new, segment.new) == (3, [])
+
+
+def test_one_scanners_keys_are_not_the_others(extension: Extension) -> None:
+    extension.scan(frames.send("a"))
+    segment = extension.new_scanner().scan(frames.send("b"), 0, 1000)
+    assert (segment.first_new, segment.new) == (0, [("topic", "b", "producers")])
+
+
+def test_too_many_keys_are_forgotten_when_the_next_scan_begins(extension: Extension) -> None:
+    scanner = extension.new_scanner(most_keys=2)
+    names = ["a", "b", "c"]
+    segment = scanner.scan(b"".join(map(frames.send, names)), 0, 1000)
+    assert len(segment.new) == 3
+    segment = scanner.scan(frames.send("c") + frames.send("a"), 0, 1000)
+    assert (segment.first_new, [name for _, name, _ in segment.new]) == (0, ["c", "a"])
+    segment = scanner.scan(frames.send("c"), 0, 1000)
+    assert (segment.first_new, segment.new, segment.runs[0][0]) == (2, [], 0)
+
+
+def test_many_keys_are_told_apart(extension: Extension) -> None:
+    scanner = extension.new_scanner(most_keys=5000)
+    chunk = b"".join(frames.send(f"topic{number}", number) for number in range(3000))
+    for _ in range(2):
+        segment = scanner.scan(chunk, 0, 1000)
+        assert [number for number, *_ in segment.runs] == list(range(3000))
+    assert segment.new == []
+
+
+def test_a_name_is_not_mixed_up_with_its_group(extension: Extension) -> None:
+    segment = extension.scan(frames.send("ab", group="c") + frames.send("a", group="bc"))
+    assert segment.new == [("topic", "ab", "c"), ("topic", "a", "bc")]
+
+
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
+def test_any_buffer_is_read(extension: Extension, kind: type) -> None:
+    assert len(extension.scan(kind(frames.send("orders")))) == 1
+
+
+def test_bytes_that_do_not_lie_side_by_side_are_not_read(extension: Extension) -> None:
+    assert len(extension.scan(memoryview(frames.send("orders") * 2)[::2])) == 0
+
+
+def test_a_segment_keeps_nothing_of_the_chunk(extension: Extension) -> None:
+    chunk = bytearray(frames.send("orders"))
+    segment = extension.scan(chunk)
+    chunk.clear()
+    assert segment.new == [("topic", "orders", "producers")]
+
+
+def test_more_than_fits_is_not_owed(extension: Extension) -> None:
+    owed = extension.opaques(most=2)
+    scanner = sluice_scan.Scanner(extension.table, owed, 10)
+    segment = scanner.scan(b"".join(frames.send("a", opaque) for opaque in range(5)), 0, 1000)
+    assert (len(segment), len(owed)) == (5, 2)
+
+
+def test_a_table_has_room_for_sixteen_fields(extension: Extension) -> None:
+    entries = {code: ("topic", f"name{code}", None, None) for code in range(17)}
+    with pytest.raises(ValueError, match="more than 16 field names"):
+        sluice_scan.Table(entries, 255, "%RETRY%", "retry_group", 1000)

@@ -1,0 +1,170 @@
+"""Whatever the extension takes for plain, the careful readings in Python read the same, beyond doubt.
+
+Headers are held to those read before, so each is read twice: by an extension that remembers much, and by one that has
+read nothing yet. No header may be taken for plain because of another.
+"""
+
+from collections.abc import Callable
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracle.tricky import Tricks, binary, changed
+from playbook import frames
+from playbook.captures import CAPTURES, Capture
+from playbook.extension import Extension
+
+from proxy.protocols.rocketmq.header import classify
+
+Check = Callable[[bytes, int], bool]
+
+_LEVELS = (0.0, 0.02, 0.05, 0.1, 0.3, 1.0)
+_ROUNDS = 30
+
+
+def _headers(stream: bytes) -> list[tuple[bytes, int]]:
+    found = []
+    for whole in frames.split(stream):
+        word = int.from_bytes(whole[4:8], "big")
+        found.append((whole[8 : 8 + (word & 0xFFFFFF)], word >> 24))
+    return found
+
+
+def _is_single_send(header: bytes, header_type: int) -> bool:
+    reading = classify(header, header_type)
+    return reading.kind != "" and not reading.is_batch
+
+
+_RECORDED = [
+    (header, header_type)
+    for capture in CAPTURES
+    for header, header_type in _headers(capture.to_broker)
+    if _is_single_send(header, header_type)
+]
+
+
+@pytest.fixture(scope="module")
+def check(seasoned: Extension) -> Check:
+    """Reads a header in both ways, and says whether it is plain."""
+
+    def read(header: bytes, header_type: int) -> bool:
+        for _ in range(2):
+            remembered = seasoned.read(header, header_type)
+            fresh = Extension().read(header, header_type)
+            assert remembered == fresh, (header, header_type)
+            if fresh is not None:
+                assert fresh.agrees_with(classify(header, header_type)), (header, header_type)
+        return fresh is not None
+
+    return read
+
+
+@pytest.mark.parametrize("capture", CAPTURES, ids=str)
+def test_sends_and_send_backs_of_real_clients_are_plain(capture: Capture, check: Check) -> None:
+    for header, header_type in _headers(capture.to_broker):
+        assert check(header, header_type) is _is_single_send(header, header_type)
+
+
+@pytest.mark.parametrize("capture", CAPTURES, ids=str)
+def test_what_a_broker_says_is_no_send(capture: Capture, check: Check) -> None:
+    assert not any(check(header, header_type) for header, header_type in _headers(capture.to_client))
+
+
+@given(st.integers(0, 2**32), st.sampled_from(_LEVELS))
+def test_made_up_json_is_read_as_in_python(check: Check, seed: int, level: float) -> None:
+    random = Random(seed)
+    for _ in range(_ROUNDS):
+        check(Tricks(random, level).header(), 0)
+
+
+@given(st.integers(0, 2**32))
+def test_made_up_binary_headers_are_read_as_in_python(check: Check, seed: int) -> None:
+    random = Random(seed)
+    for _ in range(_ROUNDS):
+        check(binary(random), 1)
+
+
+@given(st.integers(0, 2**32))
+def test_changed_headers_of_real_clients_are_read_as_in_python(check: Check, seed: int) -> None:
+    random = Random(seed)
+    headers = [header for header, _ in _RECORDED]
+    for _ in range(_ROUNDS):
+        header, header_type = random.choice(_RECORDED)
+        check(changed(random, header, headers), header_type)
+
+
+_SPECIAL = b"\"\\$'/:,{}[] \t\n\0\x1f\x20\x7f\x80\xc3\xa9\xff0123456789-+.eEtfnu%bm"
+
+
+@given(st.integers(0, 2**32))
+def test_headers_as_long_as_one_read_before_are_read_as_in_python(check: Check, seed: int) -> None:
+    """Only bytes are replaced, so that the header before is what they are held to."""
+    random = Random(seed)
+    header, header_type = random.choice(_RECORDED)
+    assert check(header, header_type)
+    for _ in range(_ROUNDS):
+        data = bytearray(header)
+        for _ in range(random.choice((1, 1, 2, 3, 8))):
+            data[random.randrange(len(data))] = (
+                random.choice(_SPECIAL) if random.random() < 0.8 else random.randrange(256)
+            )
+        check(bytes(data), header_type)
+
+
+@pytest.mark.parametrize("capture", CAPTURES, ids=str)
+def test_every_byte_that_could_be_another_is(capture: Capture, check: Check) -> None:
+    """Each byte of one header of each sort becomes each of the bytes that could matter."""
+    sorts = {
+        header_type: header
+        for header, header_type in _headers(capture.to_broker)
+        if _is_single_send(header, header_type)
+    }
+    for header_type, header in sorts.items():
+        plain = check(header, header_type)
+        for at in range(len(header)):
+            for byte in b'"\\$\x1f\x80 0-b}':
+                check(header[:at] + bytes([byte]) + header[at + 1 :], header_type)
+        assert check(header, header_type) is plain
+
+
+def test_plain_headers_are_among_the_made_up_ones(check: Check) -> None:
+    """The tests above are worth something only while enough of what they make up is plain."""
+    random = Random(0)
+    assert sum(check(Tricks(random, 0.05).header(), 0) for _ in range(500)) > 50
+    assert sum(check(binary(random), 1) for _ in range(500)) > 50
+
+
+@given(st.binary(max_size=300), st.integers(0, 300), st.integers(-10, 2**31))
+@settings(max_examples=300)
+def test_any_bytes_are_scanned_without_an_error(chunk: bytes, at: int, most: int) -> None:
+    extension = Extension()
+    segment = extension.scan(chunk, at, most)
+    assert segment.stop >= at
+    extension.opaques().settle(chunk, at)
+
+
+@given(st.integers(0, 2**32))
+def test_frames_are_taken_up_to_the_first_that_is_not_plain(seed: int) -> None:
+    random = Random(seed)
+    extension = Extension()
+    chunk, expected = b"", []
+    for _ in range(20):
+        header, header_type = random.choice(_RECORDED)
+        if random.random() < 0.1:
+            header = changed(random, header, [header])
+        start = len(chunk)
+        chunk += frames.frame(header, bytes(random.randrange(50)), header_type=header_type)
+        expected.append((header, header_type, start, len(chunk)))
+    segment = extension.scan(chunk)
+    keys = [segment.new[number] for number, _, _, _ in segment.runs]
+    for index, (header, header_type, start, stop) in enumerate(expected[: len(segment)]):
+        run, *rest = segment.frame(index)
+        reading = classify(header, header_type)
+        assert rest == [start, stop, reading.code, reading.opaque, reading.flag]
+        assert keys[run] == (reading.kind, reading.name, reading.producer_group)
+        assert index in segment.runs[run][1]
+    if len(segment) < len(expected):
+        header, header_type, start, _ = expected[len(segment)]
+        assert segment.stop == start
+        assert Extension().read(header, header_type) is None
