@@ -24,7 +24,7 @@ import trio
 
 from limiter.recorder import Sender
 from proxy.batch import Batch, ConnectionInfo, Request, Side, Ticket, drop_tickets
-from proxy.buffers import BufferPool
+from proxy.buffers import CHUNK_BYTES, BufferPool
 from proxy.control import RemoteReply
 from proxy.pipeline import Pipeline
 from proxy.protocols.base import Ask, Asked, Close, Session
@@ -193,7 +193,7 @@ class Connection:
         wire, buffers = self.wires[side], self._services.buffers
         forward = self._writers[side.other]
         bytes_read = self._services.bytes_read
-        more = False
+        more = large = False
         while True:
             if more:
                 # There is likely more to read at once; to ask the kernel would take as long as to read.
@@ -203,9 +203,10 @@ class Connection:
                 await wire.readable()
             while self._must_wait(side):
                 await self._progress.park()
-            buffer = buffers.borrow()
+            buffer = buffers.borrow(large=large and self.session.reads_fast(side))
             try:
-                room = self._room(side, buffer)
+                held_back = self.session.held_back(side)
+                room = self._room(side, buffer, held_back)
                 try:
                     count = wire.receive_into(room)
                 except OSError as error:
@@ -215,6 +216,7 @@ class Connection:
                 if count == 0:
                     break
                 more = count == len(room)
+                large = more or count > CHUNK_BYTES
                 self.bytes_read[side] += count
                 bytes_read[side] += count
                 if self._parting is not None:
@@ -222,7 +224,9 @@ class Connection:
                 if self._ended is not None:
                     self._scope.deadline = trio.current_time() + HALF_CLOSED_S
                 try:
-                    await self._relay(side, buffer[:count])
+                    if held_back:
+                        buffer[:held_back] = self.session.take_back(side)
+                    await self._relay(side, buffer[: held_back + count])
                 except Close as close:
                     await self._part(close.reason, close.detail)
                     continue
@@ -234,14 +238,17 @@ class Connection:
             self.progressed()
         await self._pass_end_on(side)
 
-    def _room(self, side: Side, buffer: memoryview) -> memoryview:
-        """Return as much of the buffer as may be filled: a drain takes no more than the client's frame in hand."""
+    def _room(self, side: Side, buffer: memoryview, held_back: int) -> memoryview:
+        """Return as much of the buffer as may be filled, behind what is held back of the peer's frame.
+
+        A drain takes no more than the client's frame in hand.
+        """
         if self._parting is not None:
             return buffer
         most = self.session.most_bytes(side)
         if self._draining and side is Side.CLIENT:
             most = min(most, self.session.missing_bytes(side))
-        return buffer[:most]
+        return buffer[held_back : held_back + most]
 
     async def _relay(self, side: Side, chunk: memoryview) -> None:
         """Give one chunk to the session, and what it holds to the pipeline."""

@@ -135,6 +135,19 @@ class Session(ABC):
             A batch can come from either side: deliveries and credit travel from the broker.
         """
 
+    def held_back(self, side: Side) -> int:
+        """Return how many bytes of that peer ``take_back`` would hand out."""
+        del side
+        return 0
+
+    def take_back(self, side: Side) -> bytes:
+        """Hand out the beginning of an unfinished frame, with which the next chunk of that side begins then.
+
+        A driver need not ask; one that does spares the session a frame in two pieces. It asks right before ``receive``.
+        """
+        del side
+        return b""
+
     @abstractmethod
     def decided(self, batch: Batch, now_ns: int) -> None:
         """Queue what the verdicts of ``batch`` make of its bytes, for either side.
@@ -215,6 +228,11 @@ class Session(ABC):
         """
         del side
         return NO_BOUND
+
+    def reads_fast(self, side: Side) -> bool:
+        """Say whether ``receive`` and ``decided`` take so little for that peer's bytes that it may get large reads."""
+        del side
+        return False
 
     def next_tick_ns(self) -> int | None:
         """Return when ``tick`` wants to be called next, or None while only a wake-up should call it.

@@ -22,6 +22,8 @@ from proxy.protocols.rocketmq.record_counter import RecordCounter
 #: An answer's header above this is not gathered when it comes in pieces; its request stays owed.
 MAX_HEADER_BYTES: Final = 64 * 1024
 
+#: Frames looked at one by one up to which much may be read at once: each takes some microseconds.
+_FEW_STEPS: Final = 64
 _CONSUMING: Final = frozenset(codes.CONSUMING)
 _SUCCESS: Final = codes.ResponseCode.SUCCESS.value
 _prefix_at = Struct(">iI").unpack_from
@@ -67,6 +69,12 @@ class AnswerStream:
         #: What is still to come of a frame whose header is known.
         self._left = 0
         self._bringing: _Bringing | None = None
+        #: Frames of the last chunk that were looked at one by one.
+        self._steps = 0
+
+    def reads_fast(self) -> bool:
+        """Say whether the last chunk was read in few steps."""
+        return self._steps <= _FEW_STEPS
 
     def between_frames(self) -> bool:
         """Return whether the stream stands in a gap."""
@@ -86,12 +94,14 @@ class AnswerStream:
             if self.between_frames():
                 gap = position
                 opaques = self._owed.opaques
+                steps = 0
                 while end - position >= codes.PREFIX_BYTES:
                     if opaques is not None:
                         position, settled = opaques.settle(chunk, position)
                         self.frames += settled
                         if end - position < codes.PREFIX_BYTES:
                             break
+                    steps += 1
                     length, word = _prefix_at(chunk, position)
                     header_bytes = word & 0xFFFFFF
                     if header_bytes > length - 4:
@@ -107,6 +117,7 @@ class AnswerStream:
                         position -= 4 + length
                         break
                     self.frames += 1
+                self._steps = steps
                 if position < end:
                     self._head += chunk[position:]
                 else:

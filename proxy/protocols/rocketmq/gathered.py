@@ -86,14 +86,19 @@ class Scanned:
 
 
 class Gathered(Columns):
-    """The requests of one chunk."""
+    """The requests of one chunk.
 
-    __slots__ = ("_count", "_parts", "_requests", "_scanned")
+    Attributes:
+        scanned: how many of them a scan took.
+        runs: how many runs those are.
+    """
+
+    __slots__ = ("_count", "_parts", "_requests", "runs", "scanned")
 
     def __init__(self) -> None:
         self._parts: list[Request | Scanned] = []
         self._count = 0
-        self._scanned = False
+        self.scanned = self.runs = 0
         self._requests: list[Request] | None = None
 
     def append(self, request: Request) -> None:
@@ -106,11 +111,12 @@ class Gathered(Columns):
         scanned = Scanned(segment, charged, self._count)
         self._parts.append(scanned)
         self._count = scanned.stop
-        self._scanned = True
+        self.scanned += len(segment)
+        self.runs += len(charged)
 
     def simplest(self) -> Sequence[Request]:
         """Return them as a list if all were read by themselves, else as columns."""
-        return self if self._scanned else self._parts  # type: ignore[return-value] # nothing but requests then
+        return self if self.scanned else self._parts  # type: ignore[return-value] # nothing but requests then
 
     @property
     def parts(self) -> Sequence[Request | Scanned]:

@@ -48,6 +48,10 @@ A client's own topic of this name shares the limit: who can send to it could as 
 #: Frames that make a scan worth while, which looks at the whole chunk; and those read one by one at most after others.
 _WORTH_WHILE: Final = 8
 _MAX_PAUSE: Final = 63
+#: A header's beginning of up to so many bytes may come again with the next chunk; nearly all whole headers are shorter.
+_READ_AGAIN_BYTES: Final = 2048
+#: Groups and single requests of a chunk up to which much may be read at once: each takes some microseconds.
+_FEW_STEPS: Final = 64
 _PREFIX_BYTES: Final = codes.PREFIX_BYTES
 _ONEWAY: Final = codes.FLAG_ONEWAY
 _SUBSCRIPTION: Final = codes.KIND_SUBSCRIPTION
@@ -100,6 +104,7 @@ class RequestStream:
         self._resources = self.names.known
         self._scanner = scanner
         self._scan_from_bytes = scan_from_bytes
+        self._fast = False
         #: What the scanner's keys are charged to, by their numbers.
         self._charged: list[Charged] = []
         #: The start of a frame whose header has not come completely.
@@ -138,7 +143,25 @@ class RequestStream:
 
     def most_bytes(self) -> int:
         """Return how many bytes to read next at most: little beyond the frame in hand while on trial."""
-        return self.missing_bytes() + TRIAL_READ_BYTES if self._trial else NO_BOUND
+        if self._trial:
+            return self.missing_bytes() + TRIAL_READ_BYTES
+        return NO_BOUND
+
+    def reads_fast(self) -> bool:
+        """Say whether the last chunk was read in few steps, by compiled code."""
+        return self._fast
+
+    def held_back(self) -> int:
+        """Return the length of the header's beginning in hand; 0 if it is too long to be read once more."""
+        size = len(self._head)
+        return size if size <= _READ_AGAIN_BYTES else 0
+
+    def take_back(self) -> bytes:
+        """Hand out the header's beginning in hand, as ``held_back`` says."""
+        head = bytes(self._head) if self.held_back() else b""
+        if head:
+            self._head.clear()
+        return head
 
     def feed(self, chunk: memoryview) -> tuple[Gathered, list[Charge]]:
         """Read the frames of one chunk; ``pass_on`` must follow before the next chunk.
@@ -148,7 +171,7 @@ class RequestStream:
         """
         self._chunk = chunk
         self._lead, self._led = b"", None
-        requests = Gathered()
+        requests, before = Gathered(), self.frames
         charges: list[Charge] = []
         size, max_length = len(chunk), self._max_length
         subscriptions = self._limits_kind(_SUBSCRIPTION)
@@ -193,6 +216,8 @@ class RequestStream:
         else:
             self._to = min(position, size)
             self._head += chunk[self._to :]
+        steps = self.frames - before - requests.scanned + requests.runs
+        self._fast = steps <= _FEW_STEPS and not self._scan_from_bytes
         return requests, charges
 
     def _take_segment(self, segment: Segment, requests: Gathered) -> None:

@@ -80,6 +80,14 @@ class RocketMQSession(Session):
         self._pass_on(None)
         return None
 
+    def held_back(self, side: Side) -> int:
+        """Return the length of a header's beginning, if it is worth while to read it once more."""
+        return self._requests.held_back() if side is Side.CLIENT else 0
+
+    def take_back(self, side: Side) -> bytes:
+        """Hand out a header's beginning."""
+        return self._requests.take_back() if side is Side.CLIENT else b""
+
     def _sniff(self, first: int) -> None:
         """Tell by its first byte what the client speaks; every legal frame begins with a zero."""
         if first == _TLS_HANDSHAKE:
@@ -225,3 +233,7 @@ class RocketMQSession(Session):
         if self._unread or side is Side.BROKER:
             return NO_BOUND
         return self._requests.most_bytes()
+
+    def reads_fast(self, side: Side) -> bool:
+        """Say so of what is relayed unread, and of streams whose last chunk was read in few steps."""
+        return self._unread or (self._requests if side is Side.CLIENT else self._answers).reads_fast()

@@ -1,4 +1,4 @@
-from proxy.buffers import CHUNK_BYTES, SMALL_CHUNK_BYTES, BufferPool
+from proxy.buffers import CHUNK_BYTES, LARGE_CHUNK_BYTES, SMALL_CHUNK_BYTES, BufferPool
 
 
 def test_buffer_given_back_is_lent_again() -> None:
@@ -48,3 +48,26 @@ def test_nothing_is_made_before_it_is_needed() -> None:
     for _ in range(10):
         pool.give_back(pool.borrow())
     assert len(pool._free) == 1
+
+
+def test_large_buffer_is_lent_to_who_asks_for_one() -> None:
+    pool = BufferPool(10 * CHUNK_BYTES)
+    large = pool.borrow(large=True)
+    assert len(large) == LARGE_CHUNK_BYTES
+    pool.give_back(large)
+    assert len(pool.borrow()) == CHUNK_BYTES
+    assert pool.borrow(large=True) is large
+
+
+def test_who_asks_for_a_large_buffer_gets_what_the_budget_has_left() -> None:
+    pool = BufferPool(LARGE_CHUNK_BYTES + CHUNK_BYTES)
+    lent = [pool.borrow(large=True) for _ in range(3)]
+    assert [len(buffer) for buffer in lent] == [LARGE_CHUNK_BYTES, CHUNK_BYTES, SMALL_CHUNK_BYTES]
+
+
+def test_free_large_buffer_is_better_than_a_small_one() -> None:
+    pool = BufferPool(LARGE_CHUNK_BYTES)
+    large = pool.borrow(large=True)
+    pool.give_back(large)
+    assert pool.borrow() is large
+    assert pool.small_total == 0

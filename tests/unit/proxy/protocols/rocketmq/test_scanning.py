@@ -332,3 +332,50 @@ def test_close_ends_a_scanned_chunk_behind_its_last_frame() -> None:
         out: list[bytes | memoryview] = []
         stream.pass_on(None, out)
         assert b"".join(out) == send("a")
+
+
+@pytest.mark.parametrize("reading", READINGS[1:])
+def test_beginning_of_a_header_may_come_again_with_the_next_chunk(reading: Reading) -> None:
+    data = send("a", 1) + send("b", 2) + send("c", 3)
+    expected = fed(reading, [data], {1}.__contains__)
+    cut_at = len(send("a", 1)) + 20
+    stream = stream_of(reading)
+    requests, _ = stream.feed(memoryview(data[:cut_at]))
+    assert len(requests) == 1
+    out: list[bytes | memoryview] = []
+    stream.pass_on(Batch(CONNECTION, Side.CLIENT, requests), out)
+    assert stream.held_back() == 20
+    back = stream.take_back()
+    assert back == data[cut_at - 20 : cut_at]
+    assert stream.held_back() == 0
+    requests, _ = stream.feed(memoryview(back + data[cut_at:]))
+    batch = Batch(CONNECTION, Side.CLIENT, requests)
+    batch.verdicts[0] = Refuse(Resource("topic", "any"), "rule", 7)
+    refused = stream.pass_on(batch, out)
+    assert b"".join(out) == expected[2]
+    assert list(refused.answers) == expected[4]
+
+
+def test_beginning_of_a_long_header_is_not_read_again() -> None:
+    stream = stream_of("python")
+    long = frames.json_frame(310, {"a": "pg", "b": "t", "i": "x" * 5000})
+    stream.feed(memoryview(long[:4000]))
+    stream.pass_on(None, [])
+    assert (stream.held_back(), stream.take_back()) == (0, b"")
+    requests, _ = stream.feed(memoryview(long[4000:]))
+    assert len(requests) == 1
+
+
+def test_stream_reads_fast_while_its_chunks_take_few_steps() -> None:
+    for reading in READINGS[1:]:
+        stream = stream_of(reading)
+        stream._scan_from_bytes = scan_of(reading).least_bytes
+        for data, fast in (
+            (send("a") * 500, True),
+            (b"".join(send(f"t{at}") for at in range(100)), False),
+            (frames.json_frame(34, body=b"{}") * 100, False),
+            (send("a") * 500, True),
+        ):
+            requests, _ = stream.feed(memoryview(data))
+            stream.pass_on(Batch(CONNECTION, Side.CLIENT, requests.simplest()), [])
+            assert stream.reads_fast() == (fast and reading == "compiled")
