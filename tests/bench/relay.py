@@ -1,7 +1,7 @@
 """A TCP relay in trio that looks at nothing: what Sluice would cost if deciding were free.
 
 Run it as ``relay.py HOST:PORT HOST:PORT``: where it listens, and the broker behind it. It has Sluice's shape, one task
-per direction with one 256 KiB buffer, one receive and one send at a time, on bare trio sockets.
+per direction, one receive and one send at a time, on bare trio sockets. Its buffers are as large as Sluice's largest.
 """
 
 import socket
@@ -9,7 +9,7 @@ import sys
 
 import trio
 
-BUFFER_BYTES = 256 * 1024
+BUFFER_BYTES = 1024 * 1024
 
 
 async def pump(source: trio.socket.SocketType, sink: trio.socket.SocketType) -> None:
