@@ -1,4 +1,4 @@
-"""The Kubernetes manifest of the report is valid, and says what the rest of the project says."""
+"""The Kubernetes manifests of the report are valid, and say what the rest of the project says."""
 
 import subprocess
 import sys
@@ -13,12 +13,14 @@ from admin.analytics.spark import read_conf
 from admin.version import sluice_version
 
 DEPLOY = Path(__file__).resolve().parents[3] / "deploy" / "spark"
-MANIFEST = DEPLOY / "cronjob.yaml"
+WORKLOADS = ("CronJob", "Deployment")
 KUBERNETES = "1.31"
 
 
 def documents() -> list[Any]:
-    return list(yaml.safe_load_all(MANIFEST.read_text(encoding="utf-8")))
+    return [
+        document for path in sorted(DEPLOY.glob("*.yaml")) for document in yaml.safe_load_all(path.read_text("utf-8"))
+    ]
 
 
 def by_kind(kind: str) -> Any:
@@ -26,8 +28,13 @@ def by_kind(kind: str) -> Any:
     return found
 
 
-def driver() -> Any:
-    return by_kind("CronJob")["spec"]["jobTemplate"]["spec"]["template"]["spec"]["containers"][0]
+def pod(workload: str) -> Any:
+    spec = by_kind(workload)["spec"]
+    return (spec["jobTemplate"]["spec"] if workload == "CronJob" else spec)["template"]["spec"]
+
+
+def driver(workload: str) -> Any:
+    return pod(workload)["containers"][0]
 
 
 def properties() -> dict[str, str]:
@@ -41,14 +48,15 @@ def test_manifest_is_valid(document: Any) -> None:
     kubernetes_validate.validate(document, KUBERNETES, strict=True)
 
 
-def test_executors_see_the_volumes_where_the_driver_does() -> None:
+@pytest.mark.parametrize("workload", WORKLOADS)
+def test_executors_see_the_volumes_where_the_driver_does(workload: str) -> None:
     prefix = "spark.kubernetes.executor.volumes.persistentVolumeClaim"
     claims = {
         volume["name"]: volume["persistentVolumeClaim"]["claimName"]
-        for volume in by_kind("CronJob")["spec"]["jobTemplate"]["spec"]["template"]["spec"]["volumes"]
+        for volume in pod(workload)["volumes"]
         if "persistentVolumeClaim" in volume
     }
-    mounts = {mount["name"]: mount["mountPath"] for mount in driver()["volumeMounts"]}
+    mounts = {mount["name"]: mount["mountPath"] for mount in driver(workload)["volumeMounts"]}
     found = properties()
     for name, claim in claims.items():
         assert found[f"{prefix}.{name}.options.claimName"] == claim
@@ -56,18 +64,30 @@ def test_executors_see_the_volumes_where_the_driver_does() -> None:
     assert set(claims.values()) == {each["metadata"]["name"] for each in documents() if "Claim" in each["kind"]}
 
 
-def test_properties_are_sparks_own_and_images_are_of_this_version() -> None:
+@pytest.mark.parametrize("workload", WORKLOADS)
+def test_properties_are_sparks_own_and_images_are_of_this_version(workload: str) -> None:
     found = properties()
     assert len(read_conf(tuple(f"{key}={value}" for key, value in found.items()))) == len(found)
     image = f"registry.example.com/sluice-report:{sluice_version()}"
-    assert driver()["image"] == found["spark.kubernetes.container.image"] == image
+    assert driver(workload)["image"] == found["spark.kubernetes.container.image"] == image
 
 
-def test_submitted_script_takes_the_arguments_of_the_manifest() -> None:
-    arguments = driver()["args"]
+@pytest.mark.parametrize("workload", WORKLOADS)
+def test_submitted_script_takes_the_arguments_of_the_manifest(workload: str) -> None:
+    arguments = driver(workload)["args"]
     script = arguments.index("/opt/sluice/report.py")
     report = [word for word in arguments[script + 1 :] if word.startswith("--")]
     helped = subprocess.run(
         [sys.executable, DEPLOY / "report.py", "--help"], capture_output=True, text=True, check=True
     ).stdout
     assert all(flag in helped for flag in report)
+
+
+def test_the_one_that_follows_is_the_only_one_and_may_finish_its_batch() -> None:
+    spec = by_kind("Deployment")["spec"]
+    assert spec["replicas"] == 1
+    assert spec["strategy"] == {"type": "Recreate"}
+    assert spec["selector"]["matchLabels"].items() <= spec["template"]["metadata"]["labels"].items()
+    assert pod("Deployment")["terminationGracePeriodSeconds"] == 120
+    assert "--follow" in driver("Deployment")["args"]
+    assert "--once" in driver("CronJob")["args"]
