@@ -114,6 +114,9 @@ class Lane:
         self._threaded = threaded
         #: Decide without a hop while the lane is idle: not on a thread, nor where the handler awaits.
         self._at_once = not threaded
+        #: Batches since the serving task last had its turn: as many as may be queued. Those of one turn of the loop are
+        #: bounded by that, as a queue that is served once in a turn bounds them.
+        self._decided_at_once = 0
         self._now_ns = now_ns
         self._thread_limiter = trio.CapacityLimiter(1)
         self._capacity = capacity
@@ -141,7 +144,8 @@ class Lane:
             self._send_probe(batch)
             return Bypass("late")
         begun: Awaitable[Verdicts] | None = None
-        if self._server is not None and self._at_once and self._capacity:
+        if self._server is not None and self._at_once and self._decided_at_once < self._capacity:
+            self._decided_at_once += 1
             decided = self._decide_at_once(batch)
             if not isinstance(decided, Awaitable):
                 return decided
@@ -196,6 +200,7 @@ class Lane:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._watch)
             while True:
+                self._decided_at_once = 0
                 while self._queue:
                     self._turn_s = trio.current_time()
                     if self._threaded:

@@ -580,3 +580,53 @@ class TestBusyLoop:
         gate.release()
         await self.hog(executor, batch_of, mock_clock, rounds=10)
         assert late_lanes(executor) == 0
+
+
+async def test_idle_lane_decides_at_once_without_a_turn_of_its_task(start: StartExecutor, batch_of: MakeBatch) -> None:
+    executor = await start(lambda batch, now_ns: REFUSED)
+    submitted = executor.submit(batch_of("a"))
+    with pytest.raises(StopIteration) as done:
+        submitted.send(None)
+    assert done.value.value == REFUSED
+
+
+async def test_what_comes_at_once_is_bounded_by_the_capacity(
+    start: StartExecutor, batch_of: MakeBatch, nursery: trio.Nursery
+) -> None:
+    executor = await start(lambda batch, now_ns: REFUSED, capacity=3)
+    all_at_once = [Submission(nursery, executor, batch_of("a")) for _ in range(20)]
+    await wait_all_tasks_blocked()
+    outcomes = [each.outcome for each in all_at_once]
+    assert outcomes.count(REFUSED) == 6
+    assert outcomes.count(FULL) == 14
+    later = Submission(nursery, executor, batch_of("a"))
+    await later.done.wait()
+    assert later.outcome == REFUSED
+
+
+async def test_one_after_the_other_is_never_full(start: StartExecutor, batch_of: MakeBatch) -> None:
+    executor = await start(lambda batch, now_ns: REFUSED, capacity=1)
+    assert [await executor.submit(batch_of("a")) for _ in range(10)] == [REFUSED] * 10
+
+
+async def test_handler_that_begins_to_await_is_awaited_on_the_lane(start: StartExecutor, batch_of: MakeBatch) -> None:
+    async def later() -> Verdicts:
+        await trio.lowlevel.checkpoint()
+        return REFUSED
+
+    executor = await start(lambda batch, now_ns: later())
+    assert [await executor.submit(batch_of("a")) for _ in range(3)] == [REFUSED] * 3
+
+
+async def test_what_a_cancelled_batch_had_begun_is_closed(
+    start: StartExecutor, batch_of: MakeBatch, nursery: trio.Nursery
+) -> None:
+    async def never() -> Verdicts:
+        await trio.sleep_forever()
+        return REFUSED
+
+    executor = await start(lambda batch, now_ns: never())
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        await executor.submit(batch_of("a"))
+    await wait_all_tasks_blocked()  # a coroutine that nobody awaited would be an error here
