@@ -13,7 +13,9 @@ from typing import Final
 
 from admin.errors import StartError
 
-INSTALL_SPARK: Final = "pip install 'sluice-proxy[spark]'"
+INSTALL_SPARK: Final = (
+    "pip install 'sluice-proxy[spark]', or where Sluice's source is: pip install -c constraints.txt '.[spark]'"
+)
 INSTALL_JAVA: Final = "apt-get install openjdk-17-jre-headless"
 OLDEST_JAVA: Final = 17
 

@@ -71,10 +71,12 @@ async def perform(*, seconds: float | None) -> int:
                 )
             )
             ledger = Ledger(LOADS)
+            version = (await running.data_path.snapshot(whole=False)).rule_set_version
             elapsed_s, lost = await _send(console, ledger, listen, seconds, stopping)
             stored = loopback.stored_by_topic()
             snapshot = await running.data_path.snapshot(whole=False)
-            checks = check(ledger, stored, LIMIT_PER_S, elapsed_s)
+            edited = snapshot.rule_set_version != version
+            checks = check(ledger, stored, LIMIT_PER_S, elapsed_s, edited=edited)
             bypassed = sum(snapshot.bypassed.values())
             checks.append(Check(not bypassed, f"the limiter decided every request: {bypassed:,} bypassed it"))
             checks += [Check(holds=False, text=line) for line in lost]

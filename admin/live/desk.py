@@ -206,7 +206,9 @@ class Desk(LiveLimits):
             after = max([later, *(id_ for id_, path in self._recent if path == change.target and id_ > change_id)])
             after = max([after, *(each.id for each in staging.changes if each.target == change.target)])
             if after and not force:
-                raise ConflictError(f"change {after} changed {change.target} since; force reverts it all the same")
+                raise ConflictError(
+                    f"change {after} changed {change.target} since; with force (--force) it is reverted all the same"
+                )
             staging.revert(change, author, reason)
 
         (done,) = await self._jobs.do(Job(stage, 1, dry_run, change.durable and self._store.directory is not None))

@@ -3,17 +3,21 @@
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from prometheus_client import Metric
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from admin.demo.ledger import WINDOW_S, Check, Ledger
+from admin.demo.ledger import EDITED, WINDOW_S, Check, Ledger
 from admin.endpoint import Endpoint
 from admin.tables import Rows
 from rocketmq_demo.broker import RocketMQ
+
+#: What the report is told that the broker can take: a little more than the quiet topics' messages and the flooded one's
+#: limit.
+CAPACITY_PER_S: Final = 400
 
 
 class Limit(NamedTuple):
@@ -67,6 +71,11 @@ def of_metrics(families: Iterable[Metric], topic: str) -> tuple[int, int, int]:
     return int(passed), int(refused), int(bypassed)
 
 
+def version_of(families: Iterable[Metric]) -> float:
+    """Return the version of the rules in force: another one when somebody has changed a limit."""
+    return next((each.samples[0].value for each in families if each.name == "sluice_rule_set_version"), 0.0)
+
+
 def of_benchmark(output: str) -> int:
     """Return how many messages the benchmark producer could not send, by its last report."""
     found = re.findall(r"Send Failed: (\d+) \| Response Failed: (\d+)", output)
@@ -80,6 +89,7 @@ def checks(
     flooded_s: float,
     *,
     bypassed: int,
+    edited: bool = False,
 ) -> list[Check]:
     """Hold what the clients saw against what the broker stored and what the limit allows.
 
@@ -89,6 +99,7 @@ def checks(
         limit: the limit of each topic; None without Sluice, when there is nothing to hold anybody to.
         flooded_s: how long the flood lasted.
         bypassed: requests that passed without a decision, since the machine was too slow for one.
+        edited: somebody changed limits meanwhile, so that nobody knows what they should have allowed.
     """
     quiet = [ledger.counts[load.topic] for load in ledger.loads if not load.runaway]
     sent = sum(each.sent for each in quiet)
@@ -99,6 +110,8 @@ def checks(
     if limit is None:
         lost = f"of {sent:,} messages for quiet topics the broker refused {refused:,}"
         return [answered, Check(holds=True, text=f"without Sluice, {lost}")]
+    if edited:
+        return [EDITED, answered]
     (flooded,) = (load.topic for load in ledger.loads if load.runaway)
     # The bound of the limiter: the rate's integral and one burst; the last message may go into debt.
     most = int(limit.rate_per_s * flooded_s + limit.burst) + 1 + bypassed
@@ -136,5 +149,7 @@ def farewell(log: Path) -> RenderableType:
     """Say where the rejection log lies, and what may be done with it."""
     return Text(
         f"\nThe rejection log is in {log} until the next run. Who was refused, and what the limit should be:\n"
-        f"    .venv/bin/sluice report {log}"
+        f"    .venv/bin/sluice report {log} --capacity {CAPACITY_PER_S:g}\n"
+        "It needs Java, and once: .venv/bin/pip install -c constraints.txt '.[spark]'. A flood this short tells it "
+        "nothing of quiet times,\nso it is told what the broker can take in all."
     )

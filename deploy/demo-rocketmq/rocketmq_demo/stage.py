@@ -273,7 +273,9 @@ async def _play(options: Options, cast: Cast, nursery: trio.Nursery, stopping: t
     stored = {topic: await cast.rocketmq.stored(topic) - before.get(topic, 0) for topic in topics}
     await sending.look()
     limit = account.Limit(LIMIT_PER_S, BURST_S) if options.sluice else None
-    checks = account.checks(sending.ledger, stored, limit, sending.flooded_s, bypassed=sending.bypassed)
+    checks = account.checks(
+        sending.ledger, stored, limit, sending.flooded_s, bypassed=sending.bypassed, edited=sending.edited
+    )
     checks += [Check(holds=False, text=line) for line in lost]
     show(view.summary(sending.ledger, stored, limit.rate_per_s if limit else inf, sending.elapsed_s, checks))
     show(account.waits(sending.waits))
@@ -294,6 +296,7 @@ class Sending:
         elapsed_s: how long messages were sent.
         flooded_s: how long the benchmark producer ran.
         bypassed: requests that Sluice let pass without a decision.
+        edited: somebody changed limits in the flood.
     """
 
     def __init__(self, options: Options, cast: Cast, nursery: trio.Nursery) -> None:
@@ -304,6 +307,8 @@ class Sending:
         self.record: list[dict[str, object]] = []
         self.elapsed_s = self.flooded_s = 0.0
         self.bypassed = 0
+        self.edited = False
+        self._version: float | None = None
         self._seen = {load.topic: Counts() for load in QUIET}
         self._told = dict.fromkeys(self.waits, 0)
         self._flood: Child | None = None
@@ -362,7 +367,11 @@ class Sending:
             text = await _get(f"{self._cast.admin_url}metrics")
             if text is None:
                 return
-            passed, refused, self.bypassed = account.of_metrics(text_string_to_metric_families(text), FLOODED)
+            families = list(text_string_to_metric_families(text))
+            passed, refused, self.bypassed = account.of_metrics(families, FLOODED)
+            version = account.version_of(families)
+            self.edited = self.edited or version != (self._version or version)
+            self._version = version
         else:
             passed = await self._cast.rocketmq.stored(FLOODED)
             refused = account.of_benchmark(flood.output())

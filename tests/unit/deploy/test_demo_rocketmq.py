@@ -164,3 +164,16 @@ def test_without_sluice_there_is_nothing_to_hold_the_flood_to() -> None:
     checks = account.checks(counted, {"orders": 10, "runaway": 9000}, None, 10.0, bypassed=0)
     assert all(check.holds for check in checks)
     assert checks[-1].text == "without Sluice, of 40 messages for quiet topics the broker refused 30"
+
+
+def test_where_limits_were_changed_nothing_is_held_against_them() -> None:
+    counted = ledger(Counts(40, 10, 30), Counts(9000, 8000, 1000))
+    checks = account.checks(counted, {"orders": 10, "runaway": 8000}, LIMIT, 10.0, bypassed=0, edited=True)
+    assert all(check.holds for check in checks)
+    assert checks[0].text.startswith("limits were changed meanwhile")
+
+
+def test_the_version_of_the_rules_tells_an_edit() -> None:
+    text = "# TYPE sluice_rule_set_version gauge\nsluice_rule_set_version 3.0\n"
+    assert account.version_of(text_string_to_metric_families(text)) == 3
+    assert account.version_of(text_string_to_metric_families("")) == 0

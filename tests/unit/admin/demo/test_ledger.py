@@ -81,3 +81,11 @@ def test_rates_are_those_of_the_last_seconds() -> None:
     assert made.rates("orders") == (100, 60, 40)
     made.mark(19 + WINDOW_S)
     assert made.rates("orders") == (0, 0, 0)
+
+
+def test_where_limits_were_changed_nothing_is_held_against_them() -> None:
+    ledger = Ledger(LOADS)
+    ledger.counts = {load.topic: Counts(10, 5, 5) for load in LOADS}
+    checks = check(ledger, {load.topic: 5 for load in LOADS}, LIMIT_PER_S, 1.0, edited=True)
+    assert checks[0].text.startswith("limits were changed meanwhile")
+    assert all(each.holds for each in checks)
