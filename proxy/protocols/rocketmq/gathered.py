@@ -208,12 +208,15 @@ def _merged(groups: Iterable[Group]) -> Sequence[Group]:
 
 
 def _joined(groups: Sequence[Group]) -> Group:
-    first = groups[0]
+    first, last = groups[0], groups[-1]
     messages: Sequence[int] = [*chain.from_iterable(group.messages for group in groups)]
     indexes: Sequence[int]
-    if all(isinstance(one.indexes, range) and one.indexes.stop == two.indexes[0] for one, two in pairwise(groups)):
+    in_order = all(one.indexes[-1] < two.indexes[0] for one, two in pairwise(groups))
+    if in_order and last.indexes[-1] - first.indexes[0] + 1 == len(messages):
         # The usual case: the frame that an earlier chunk began, and those that were scanned behind it.
-        indexes = range(first.indexes[0], groups[-1].indexes[-1] + 1)
+        indexes = range(first.indexes[0], last.indexes[-1] + 1)
+    elif in_order:
+        indexes = [*chain.from_iterable(group.indexes for group in groups)]
     else:
         order = sorted(zip(chain.from_iterable(group.indexes for group in groups), messages, strict=True))
         indexes, messages = [index for index, _ in order], [cost for _, cost in order]
