@@ -33,18 +33,26 @@ class BufferPool:
         self.small_total = 0
 
     def borrow(self, *, large: bool = False) -> memoryview:
-        """Take one buffer, to be given back: a small one if the budget is spent, a large one if asked for and there."""
+        """Take one buffer, to be given back: a small one if the budget is lent out, a large one if asked for and there.
+
+        Where the budget is made already, free buffers of the other size make room.
+        """
         if large:
             if self._free_large:
                 return self._free_large.pop()
+            missing = _USUAL_IN_LARGE - self._unmade
+            if 0 < missing <= len(self._free):
+                del self._free[:missing]
+                self._unmade += missing
             if self._unmade >= _USUAL_IN_LARGE:
                 return self._make(LARGE_CHUNK_BYTES)
         if self._free:
             return self._free.pop()
+        if not self._unmade and self._free_large:
+            del self._free_large[0]
+            self._unmade += _USUAL_IN_LARGE
         if self._unmade:
             return self._make(CHUNK_BYTES)
-        if self._free_large:
-            return self._free_large.pop()
         self.small_total += 1
         return memoryview(bytearray(SMALL_CHUNK_BYTES))
 

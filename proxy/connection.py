@@ -191,7 +191,6 @@ class Connection:
     async def _pump(self, side: Side) -> None:
         """Carry one direction until its end."""
         wire, buffers = self.wires[side], self._services.buffers
-        forward = self._writers[side.other]
         bytes_read = self._services.bytes_read
         more = large = False
         while True:
@@ -226,13 +225,10 @@ class Connection:
                 try:
                     if held_back:
                         buffer[:held_back] = self.session.take_back(side)
-                    await self._relay(side, buffer[: held_back + count])
+                    await self._carry(side, buffer[: held_back + count])
                 except Close as close:
                     await self._part(close.reason, close.detail)
                     continue
-                # Before the other peer's, which may have to wait: refusals need not wait for a slow broker.
-                self._writers[side].flush_soon()
-                await forward.flush()
             finally:
                 buffers.give_back(buffer)
             self.progressed()
@@ -249,6 +245,20 @@ class Connection:
         if self._draining and side is Side.CLIENT:
             most = min(most, self.session.missing_bytes(side))
         return buffer[held_back : held_back + most]
+
+    async def _carry(self, side: Side, chunk: memoryview) -> None:
+        """Relay one chunk, in as many turns as the session asks for, and write what comes of it."""
+        while True:
+            await self._relay(side, chunk)
+            # Before the other peer's, which may have to wait: refusals need not wait for a slow broker.
+            self._writers[side].flush_soon()
+            await self._writers[side.other].flush()
+            left = self.session.left_bytes(side)
+            if not left or self._parting is not None:
+                return
+            chunk = chunk[-left:]
+            self.progressed()
+            await trio.lowlevel.checkpoint()
 
     async def _relay(self, side: Side, chunk: memoryview) -> None:
         """Give one chunk to the session, and what it holds to the pipeline."""

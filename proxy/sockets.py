@@ -2,8 +2,8 @@
 
 Plain non-blocking sockets with trio's readiness waits instead of trio's own streams: a write that the kernel
 takes at once costs no turn of the event loop, a read needs no buffer before there is something to read, and
-many slices go out in one ``sendmsg``. Fairness comes from reading: every read is preceded by ``readable``,
-which always gives the other tasks their turn.
+many slices go out in one ``sendmsg``. Fairness comes from reading: whoever reads gives the other tasks their turn
+first, by ``readable`` or, where more is known to be there, by a checkpoint.
 """
 
 import errno

@@ -5,11 +5,14 @@ is read here: whatever is not plain ends a scan.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Self, final
+from typing import Final, Self, final
 
 from typing_extensions import Buffer
 
-__all__ = ["Opaques", "Scanner", "Segment", "Table"]
+__all__ = ["INTERFACE", "Opaques", "Scanner", "Segment", "Table"]
+
+INTERFACE: Final[int]
+"""Another number whenever what is offered, or what it means, changes."""
 
 @final
 class Opaques:
@@ -68,9 +71,10 @@ class Scanner:
         table: what is limitable.
         owed: where requests that expect an answer are noted.
         most_keys: when a scan begins with more keys than this, all are forgotten.
+        most_runs: a scan ends when it has taken frames of so many keys.
     """
 
-    def __new__(cls, table: Table, owed: Opaques, most_keys: int) -> Self: ...
+    def __new__(cls, table: Table, owed: Opaques, most_keys: int, most_runs: int) -> Self: ...
     def scan(self, chunk: Buffer, position: int, max_length: int) -> Segment:
         """Take the plain frames from ``position`` on, as long as they come one after the other.
 

@@ -135,6 +135,14 @@ class Session(ABC):
             A batch can come from either side: deliveries and credit travel from the broker.
         """
 
+    def left_bytes(self, side: Side) -> int:
+        """Return how many bytes at the end of that peer's last chunk were not looked at, as there was much in it.
+
+        The driver gives them again, as the next chunk of that side, when others had their turn.
+        """
+        del side
+        return 0
+
     def held_back(self, side: Side) -> int:
         """Return how many bytes of that peer ``take_back`` would hand out."""
         del side

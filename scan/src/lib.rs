@@ -11,6 +11,10 @@ use pyo3::prelude::*;
 
 #[pymodule]
 mod sluice_scan {
+    /// Told apart by who imports it; another number whenever what is offered, or what it means, changes.
+    #[pymodule_export]
+    const INTERFACE: u32 = 1;
+
     #[pymodule_export]
     use crate::opaques::Opaques;
     #[pymodule_export]

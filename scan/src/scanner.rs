@@ -17,13 +17,14 @@ pub struct Scanner {
     table: Py<Table>,
     owed: Py<Opaques>,
     most_keys: usize,
+    most_runs: usize,
 }
 
 #[pymethods]
 impl Scanner {
     #[new]
-    fn new(table: Py<Table>, owed: Py<Opaques>, most_keys: usize) -> Self {
-        Self { state: scan::Scanner::default(), table, owed, most_keys }
+    fn new(table: Py<Table>, owed: Py<Opaques>, most_keys: usize, most_runs: usize) -> Self {
+        Self { state: scan::Scanner::default(), table, owed, most_keys, most_runs }
     }
 
     #[allow(clippy::needless_pass_by_value)]
@@ -32,7 +33,7 @@ impl Scanner {
             let shared = self.table.get();
             let mut known = shared.known.lock().unwrap_or_else(PoisonError::into_inner);
             let mut owed = self.owed.try_borrow_mut(py)?;
-            let bounds = Bounds { max_length, most_keys: self.most_keys };
+            let bounds = Bounds { max_length, most_keys: self.most_keys, most_runs: self.most_runs };
             with_bytes(py, &chunk, |bytes| {
                 self.state.scan(bytes, position, &bounds, &shared.limitable, &mut known, &mut owed.0)
             })

@@ -51,7 +51,7 @@ fn runs<'py>(py: Python<'py>, taken: &Taken, table: &Table) -> PyResult<Bound<'p
 /// Length and header length of a frame that is all header.
 fn prefix(header_bytes: usize) -> Option<[u8; 8]> {
     let size = i32::try_from(header_bytes).ok()?;
-    let words = u64::from(size.checked_add(4)?.cast_unsigned()) << 32 | u64::from(size.cast_unsigned());
+    let words = u64::try_from(size.checked_add(4)?).ok()? << 32 | u64::try_from(size).ok()?;
     Some(words.to_be_bytes())
 }
 

@@ -73,12 +73,14 @@ def play(to_broker: bytes, to_client: bytes, random: Random, longest: int, netwo
             if piece is None:
                 del left[side]
                 continue
-            chunk = memoryview(bytearray(piece))
-            batch = session.receive(side, chunk, 0)
-            if batch is not None:
-                session.decided(batch, 0)
-            take()
-            chunk[:] = b"\xee" * len(chunk)
+            while piece:
+                chunk = memoryview(bytearray(piece))
+                batch = session.receive(side, chunk, 0)
+                if batch is not None:
+                    session.decided(batch, 0)
+                take()
+                chunk[:] = b"\xee" * len(chunk)
+                piece = piece[len(piece) - session.left_bytes(side) :]
             while waiting and (len(waiting) > MAX_OPEN // 2 or random.random() < 0.4):
                 asked = waiting.pop(random.randrange(len(waiting)))
                 failed = asked.verb == "update_limit" and asked.rate_per_s == 7

@@ -1,6 +1,6 @@
 """Cuts what was refused out of a chunk, and answers it: for scanned frames run by run, not one by one."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from typing import Final, NamedTuple
 
@@ -17,7 +17,8 @@ class Refused(NamedTuple):
 
     Attributes:
         requests: how many.
-        answers: to those that expect one and can be answered, in the order of the wire; some may stand together.
+        answers: to those that expect one and can be answered; some may stand together. They come in the order of the
+            wire, but for frames of one scan that were refused by different rules.
         unreadable: what refused one whose header nobody here can read, and whom nobody can answer.
     """
 
@@ -79,12 +80,15 @@ def cut(requests: Gathered, verdicts: Verdicts, start: int, settle: Callable[[He
     answers: list[bytes] = []
     unreadable: Refuse | None = None
     first: Frame | None = None
-    index = 0
+    index = done = 0
     for part in requests.parts:
         if isinstance(part, Request):
             verdict, frame = verdicts.get(index), part.handle
             index += 1
-            if not isinstance(verdict, Refuse) or not isinstance(frame, Frame):
+            if not isinstance(verdict, Refuse):
+                continue
+            done += 1
+            if not isinstance(frame, Frame):
                 continue
             first = first or frame
             if frame.start > start:
@@ -96,7 +100,7 @@ def cut(requests: Gathered, verdicts: Verdicts, start: int, settle: Callable[[He
             unreadable = unreadable or unread
             continue
         index = part.stop
-        inside = part.within(refused)
+        inside, done = part.within(refused, done)
         if not inside:
             continue
         stop = part.segment.stop
@@ -105,7 +109,11 @@ def cut(requests: Gathered, verdicts: Verdicts, start: int, settle: Callable[[He
         if left and left[-1][1] == stop:
             start = left.pop()[0]
         slices += left
-        answers += _answers(part, by_refuse)
+        of_each = [(by_refuse[0][0], inside)] if len(by_refuse) == 1 else _by_refuse_within(part, inside, verdicts)
+        for refuse, indexes in of_each:
+            data, _ = part.segment.refuse(indexes, *around_opaque(refuse))
+            if data:
+                answers.append(data)
     return Cut(slices, start, first, Refused(len(refused), answers, unreadable))
 
 
@@ -125,12 +133,13 @@ def _by_refuse(verdicts: Verdicts) -> list[tuple[Refuse, Sequence[int]]] | None:
     return [(refuse, sorted(of_it)) for refuse, of_it in by_refuse.values()]
 
 
-def _answers(part: Scanned, by_refuse: Sequence[tuple[Refuse, Sequence[int]]]) -> list[bytes]:
-    answers = []
-    for refuse, indexes in by_refuse:
-        inside = part.within(indexes)
-        if inside:
-            data, _ = part.segment.refuse(inside, *around_opaque(refuse))
-            if data:
-                answers.append(data)
-    return answers
+def _by_refuse_within(
+    part: Scanned, inside: Sequence[int], verdicts: Verdicts
+) -> Iterable[tuple[Refuse, Sequence[int]]]:
+    """Return which of a segment's refused frames, by their places in it, each Refuse refuses."""
+    by_refuse: dict[int, tuple[Refuse, list[int]]] = {}
+    for index in inside:
+        verdict = verdicts[part.first + index]
+        if isinstance(verdict, Refuse):
+            by_refuse.setdefault(id(verdict), (verdict, []))[1].append(index)
+    return by_refuse.values()

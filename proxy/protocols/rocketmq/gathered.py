@@ -3,6 +3,7 @@
 What was scanned becomes objects only if somebody looks at a single request.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, pairwise
 from typing import Final, NamedTuple, overload
@@ -77,12 +78,23 @@ class Scanned:
                 at = [index + first for index in indexes]
             yield Group(resources, producer_group, False, at, permits_each(len(at)), size_bytes)
 
-    def within(self, indexes: Sequence[int]) -> Sequence[int]:
-        """Return which of some requests, ascending, are of this segment, by their places in it."""
-        first, stop = self.first, self.stop
-        if isinstance(indexes, range):
-            return range(max(indexes.start - first, 0), min(indexes.stop, stop) - first)
-        return [index - first for index in indexes if first <= index < stop]
+    def within(self, indexes: Sequence[int], done: int) -> tuple[Sequence[int], int]:
+        """Return which of some requests are of this segment, by their places in it, and how many are done then.
+
+        Args:
+            indexes: of requests, ascending.
+            done: how many of them come before this segment.
+        """
+        first = self.first
+        stop = bisect_left(indexes, self.stop, done)
+        inside = indexes if stop - done == len(indexes) else indexes[done:stop]
+        if not inside:
+            return (), stop
+        if not first:
+            return inside, stop
+        if isinstance(inside, range):
+            return range(inside.start - first, inside.stop - first), stop
+        return [index - first for index in inside], stop
 
 
 class Gathered(Columns):
@@ -90,15 +102,14 @@ class Gathered(Columns):
 
     Attributes:
         scanned: how many of them a scan took.
-        runs: how many runs those are.
     """
 
-    __slots__ = ("_count", "_parts", "_requests", "runs", "scanned")
+    __slots__ = ("_count", "_parts", "_requests", "scanned")
 
     def __init__(self) -> None:
         self._parts: list[Request | Scanned] = []
         self._count = 0
-        self.scanned = self.runs = 0
+        self.scanned = 0
         self._requests: list[Request] | None = None
 
     def append(self, request: Request) -> None:
@@ -112,7 +123,6 @@ class Gathered(Columns):
         self._parts.append(scanned)
         self._count = scanned.stop
         self.scanned += len(segment)
-        self.runs += len(charged)
 
     def simplest(self) -> Sequence[Request]:
         """Return them as a list if all were read by themselves, else as columns."""
@@ -171,30 +181,34 @@ class Gathered(Columns):
     def sizes(self, indexes: Sequence[int]) -> Sequence[int]:
         """Return the bytes that some requests cost, in the order of their indexes, which ascend."""
         sizes: list[int] = []
-        index = 0
+        index = done = 0
         for part in self._parts:
             if isinstance(part, Request):
-                if index in indexes:
+                if done < len(indexes) and indexes[done] == index:
                     sizes.append(0 if part.consumes else part.size_bytes)
+                    done += 1
                 index += 1
             else:
-                sizes += part.segment.sizes(part.within(indexes))
+                inside, done = part.within(indexes, done)
+                sizes += part.segment.sizes(inside)
                 index = part.stop
         return sizes
 
     def answered(self, indexes: Sequence[int]) -> int:
         """Return how many of some requests, whose indexes ascend, expect an answer."""
         count = len(indexes)
-        index = 0
+        index = done = 0
         for part in self._parts:
             if isinstance(part, Request):
-                count -= part.oneway and index in indexes
+                if done < len(indexes) and indexes[done] == index:
+                    count -= part.oneway
+                    done += 1
                 index += 1
             else:
-                oneway = sum([run[3] for run in part.segment.runs])
-                if oneway:
+                inside, done = part.within(indexes, done)
+                if any(run[3] for run in part.segment.runs):
                     frame = part.segment.frame
-                    count -= sum([frame(at)[5] & _ONEWAY != 0 for at in part.within(indexes)])
+                    count -= sum([frame(at)[5] & _ONEWAY != 0 for at in inside])
                 index = part.stop
         return count
 

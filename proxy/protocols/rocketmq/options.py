@@ -53,7 +53,7 @@ _LOOPBACK: Final = Networks((IPv4Network("127.0.0.0/8"), IPv6Network("::1/128"))
 
 def _installed(name: ScanName) -> ScanName:
     if scan_named(name) is None:
-        raise ValueError('is not installed here: build it with "pip install ./scan", or write "auto"')
+        raise ValueError('is not here in this version: build it with "pip install ./scan", or write "auto"')
     return name
 
 

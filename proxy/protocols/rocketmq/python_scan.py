@@ -29,7 +29,7 @@ from proxy.protocols.rocketmq.codes import (
 )
 from proxy.protocols.rocketmq.frame import HEADER_LENGTH, MAX_HEADER_BYTES, prefix_at
 from proxy.protocols.rocketmq.header import decode_json
-from proxy.protocols.rocketmq.scanning import MAX_KEYS, Key, Run
+from proxy.protocols.rocketmq.scanning import MAX_KEYS, MAX_RUNS, Key, Run
 
 _answer_prefix: Final = Struct(">ii").pack
 _fields_of: Final = LIMITABLE.get
@@ -219,7 +219,7 @@ class Scanner:
         runs: dict[tuple[int, str, str], int] = {}
         last_code, last_name = -1, ""
         last_group: str | None = None
-        while size - position >= PREFIX_BYTES:
+        while size - position >= PREFIX_BYTES and len(runs) < MAX_RUNS:
             length, word = prefix_at(data, position)
             body_at = position + PREFIX_BYTES + (word & HEADER_LENGTH)
             stop = position + 4 + length

@@ -50,8 +50,13 @@ _WORTH_WHILE: Final = 8
 _MAX_PAUSE: Final = 63
 #: A header's beginning of up to so many bytes may come again with the next chunk; nearly all whole headers are shorter.
 _READ_AGAIN_BYTES: Final = 2048
-#: Groups and single requests of a chunk up to which much may be read at once: each takes some microseconds.
+#: Steps are groups of scanned requests, and frames read by themselves: each takes some microseconds to read, decide and
+#: count. One that needs the slow readings counts as many as would take as long.
+_SLOW_BYTES_A_STEP: Final = 8
+#: Up to so many in a chunk, much may be read at once.
 _FEW_STEPS: Final = 64
+#: After so many the rest of the chunk is left for later, so that others wait some milliseconds at most.
+_MOST_STEPS: Final = 512
 _PREFIX_BYTES: Final = codes.PREFIX_BYTES
 _ONEWAY: Final = codes.FLAG_ONEWAY
 _SUBSCRIPTION: Final = codes.KIND_SUBSCRIPTION
@@ -77,6 +82,7 @@ class RequestStream:
         frames: whole headers seen so far.
         close: set when the last chunk ended in something that is no frame; what came before it still goes on.
         held: the requests that are held.
+        left_bytes: at the end of the last chunk that are to come again.
         names: what the client asked for.
     """
 
@@ -105,6 +111,8 @@ class RequestStream:
         self._scanner = scanner
         self._scan_from_bytes = scan_from_bytes
         self._fast = False
+        #: How much of the end of the last chunk was not looked at.
+        self.left_bytes = 0
         #: What the scanner's keys are charged to, by their numbers.
         self._charged: list[Charged] = []
         #: The start of a frame whose header has not come completely.
@@ -129,7 +137,7 @@ class RequestStream:
 
     def between_frames(self) -> bool:
         """Return whether nothing is in hand: no part of a frame, and no chunk that waits for its verdicts."""
-        return not self._head and not self._body_left and not self._chunk
+        return not self._head and not self._body_left and not self._chunk and not self.left_bytes
 
     def missing_bytes(self) -> int:
         """Return how many bytes are certain to belong to the frame in hand, or to the next one's prefix."""
@@ -166,12 +174,15 @@ class RequestStream:
     def feed(self, chunk: memoryview) -> tuple[Gathered, list[Charge]]:
         """Read the frames of one chunk; ``pass_on`` must follow before the next chunk.
 
+        After many steps its end is left, ``left_bytes``, which must be the next chunk.
+
         Returns:
             The limitable requests whose headers are complete, and what finished batches still owe.
         """
         self._chunk = chunk
         self._lead, self._led = b"", None
-        requests, before = Gathered(), self.frames
+        self.left_bytes = 0
+        requests = Gathered()
         charges: list[Charge] = []
         size, max_length = len(chunk), self._max_length
         subscriptions = self._limits_kind(_SUBSCRIPTION)
@@ -183,8 +194,11 @@ class RequestStream:
                 position = self._continue_head(chunk, requests, subscriptions)
             # A client that is on trial is read frame by frame: that is what gets to know it.
             scanner = None if self._trial or size < self._scan_from_bytes else self._scanner
-            leave = pause = 0
+            leave = pause = steps = 0
             while size - position >= _PREFIX_BYTES:
+                if steps >= _MOST_STEPS:
+                    self.left_bytes = size - position
+                    break
                 if scanner is not None and not leave:
                     segment = scanner.scan(chunk, position, max_length)
                     # After each scan that hardly took any twice as many frames are read one by one before the next.
@@ -192,6 +206,7 @@ class RequestStream:
                     if segment:
                         self._take_segment(segment, requests)
                         position = segment.stop
+                        steps += len(segment.runs)
                         continue
                 leave -= leave > 0
                 length, word = prefix_at(chunk, position)
@@ -209,15 +224,16 @@ class RequestStream:
                 stop = position + 4 + length
                 self._take_frame(Frame(position, stop, header), 4 + length, body_at, requests)
                 position = stop
+                steps += 1 if header.reading == STRICT else 1 + header_bytes // _SLOW_BYTES_A_STEP
         except Close as close:
             self.close = close
             self._head.clear()
             self._to = min(position, size)
         else:
             self._to = min(position, size)
-            self._head += chunk[self._to :]
-        steps = self.frames - before - requests.scanned + requests.runs
-        self._fast = steps <= _FEW_STEPS and not self._scan_from_bytes
+            if not self.left_bytes:
+                self._head += chunk[self._to :]
+            self._fast = steps <= _FEW_STEPS and not self._scan_from_bytes
         return requests, charges
 
     def _take_segment(self, segment: Segment, requests: Gathered) -> None:

@@ -14,6 +14,8 @@ from proxy.protocols.base import Buffer
 
 #: Keys remembered by a scanner. What is kept by name is kept for each connection.
 MAX_KEYS: Final = 1024
+#: A scan ends when it has taken frames of so many keys.
+MAX_RUNS: Final = 512
 
 Key = tuple[str, str, str]
 """What a send is charged to: kind and name of the resource, and the producer group, which may be empty."""
@@ -97,6 +99,8 @@ class Scanner(Protocol):
 
     def scan(self, chunk: Buffer, position: int, max_length: int, /) -> Segment:
         """Take the plain frames from ``position`` on whose headers are complete, and note them as owed.
+
+        It ends after frames of MAX_RUNS keys.
 
         Args:
             chunk: from the client.

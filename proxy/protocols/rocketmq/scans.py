@@ -16,12 +16,13 @@ from proxy.protocols.rocketmq.codes import (
 )
 from proxy.protocols.rocketmq.frame import MAX_HEADER_BYTES
 from proxy.protocols.rocketmq.owed import MAX_OWED
-from proxy.protocols.rocketmq.scanning import MAX_KEYS, Opaques, Scanner
+from proxy.protocols.rocketmq.scanning import MAX_KEYS, MAX_RUNS, Opaques, Scanner
 
 ScanName = Literal["auto", "compiled", "python"]
 
-#: The module of the compiled scan.
+#: The module of the compiled scan, and which of its interfaces this is made for.
 _MODULE: Final = "sluice_scan"
+_INTERFACE: Final = 1
 
 
 class Scan(NamedTuple):
@@ -30,6 +31,7 @@ class Scan(NamedTuple):
     Attributes:
         name: as the options call it.
         version: of its package; empty for the one in Python.
+        instead: why it is not the other one; empty if that is not installed.
         opaques: makes the set of what is owed on one connection.
         scanner: makes the scanner of one connection, which notes in that set.
         least_bytes: smaller chunks are read faster frame by frame.
@@ -40,44 +42,50 @@ class Scan(NamedTuple):
     opaques: Callable[[], Opaques]
     scanner: Callable[[Any], Scanner]
     least_bytes: int
+    instead: str = ""
 
     def __str__(self) -> str:
         """Return what people read: the compiled scan 0.1.0, the Python scan."""
-        return f"the compiled scan {self.version}" if self.version else "the Python scan"
+        if self.version:
+            return f"the compiled scan {self.version}"
+        return f"the Python scan{self.instead and f'; {self.instead}'}"
 
 
 PYTHON: Final = Scan("python", "", lambda: python_scan.Opaques(MAX_OWED), python_scan.Scanner, 8192)
+_OTHER_VERSION: Final = (
+    "the compiled scan that is installed belongs to another version of Sluice: build it again from the folder scan"
+)
 
 
-def _compiled() -> Scan | None:
-    """Return the compiled scan, or None if it is not installed."""
+def find(module_name: str = _MODULE) -> tuple[Scan | None, Scan]:
+    """Return the compiled scan, or None if there is none of this version; and the one to be used if nobody chooses."""
     try:
-        module = import_module(_MODULE)
+        module = import_module(module_name)
     except ImportError:
-        return None
+        return None, PYTHON
+    if getattr(module, "INTERFACE", None) != _INTERFACE:
+        return None, PYTHON._replace(instead=_OTHER_VERSION)
     limitable = {
         code: (KIND_RETRY_GROUP if fields is SEND_BACK_FIELDS else KIND_TOPIC, *fields)
         for code, fields in LIMITABLE.items()
     }
-    try:
-        table = module.Table(limitable, MAX_NAME_CHARS, RETRY_PREFIX, KIND_RETRY_GROUP, MAX_HEADER_BYTES)
-    except (AttributeError, TypeError):
-        return None  # of another version, made for other words
-    return Scan(
+    table = module.Table(limitable, MAX_NAME_CHARS, RETRY_PREFIX, KIND_RETRY_GROUP, MAX_HEADER_BYTES)
+    compiled = Scan(
         "compiled",
         version("sluice-scan"),
         lambda: module.Opaques(MAX_OWED),
-        lambda owed: module.Scanner(table, owed, MAX_KEYS),
+        lambda owed: module.Scanner(table, owed, MAX_KEYS, MAX_RUNS),
         0,
     )
+    return compiled, compiled
 
 
-COMPILED: Final = _compiled()
-"""None if it is not installed."""
+COMPILED, _AUTO = find()
+"""The compiled one is None if none of this version is installed."""
 
 
 def scan_named(name: ScanName) -> Scan | None:
     """Return the scan that the options name; None for a compiled one that is not installed."""
     if name == "python":
         return PYTHON
-    return COMPILED or (PYTHON if name == "auto" else None)
+    return _AUTO if name == "auto" else COMPILED

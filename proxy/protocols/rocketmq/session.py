@@ -88,6 +88,10 @@ class RocketMQSession(Session):
         """Hand out a header's beginning."""
         return self._requests.take_back() if side is Side.CLIENT else b""
 
+    def left_bytes(self, side: Side) -> int:
+        """Return what is left of the client's chunk after many steps."""
+        return self._requests.left_bytes if side is Side.CLIENT else 0
+
     def _sniff(self, first: int) -> None:
         """Tell by its first byte what the client speaks; every legal frame begins with a zero."""
         if first == _TLS_HANDSHAKE:

@@ -78,7 +78,7 @@ impl Opaques {
 
     #[must_use]
     pub fn contains(&self, opaque: i32) -> bool {
-        let number = opaque.cast_unsigned();
+        let number = u32::from_ne_bytes(opaque.to_ne_bytes());
         if number == 0 {
             return self.has_zero;
         }
@@ -88,7 +88,7 @@ impl Opaques {
     /// Add a number; without effect when the set is full.
     #[inline]
     pub fn add(&mut self, opaque: i32) {
-        let number = opaque.cast_unsigned();
+        let number = u32::from_ne_bytes(opaque.to_ne_bytes());
         if self.len >= self.most {
             return;
         }
@@ -120,7 +120,7 @@ impl Opaques {
     /// Take a number out; returns whether it was there.
     #[inline]
     pub fn discard(&mut self, opaque: i32) -> bool {
-        let number = opaque.cast_unsigned();
+        let number = u32::from_ne_bytes(opaque.to_ne_bytes());
         if number == 0 {
             let was = std::mem::take(&mut self.has_zero);
             self.len -= usize::from(was);

@@ -20,7 +20,7 @@ pub fn prefix(chunk: &[u8], at: usize) -> Option<(i32, u32)> {
     let words = chunk.get(at..)?.first_chunk::<PREFIX_BYTES>()?;
     let word = u64::from_be_bytes(*words);
     #[allow(clippy::cast_possible_truncation)]
-    Some((((word >> 32) as u32).cast_signed(), word as u32))
+    Some(((word >> 32) as i32, word as u32))
 }
 
 /// One frame that was taken.
@@ -83,6 +83,8 @@ pub struct Bounds {
     pub max_length: i64,
     /// When a scan begins with more keys, all are forgotten.
     pub most_keys: usize,
+    /// A scan ends when it has so many runs.
+    pub most_runs: usize,
 }
 
 /// How headers of both types were read lately.
@@ -135,7 +137,8 @@ impl Scanner {
         self.keys.begin(bounds.most_keys);
         let mut taken = Taken { stop: position, first_new: self.keys.len(), ..Taken::default() };
         taken.frames.reserve(self.expected);
-        while let Some(frame) = self.frame(chunk, &mut taken, bounds.max_length, table, known) {
+        while taken.runs.len() < bounds.most_runs {
+            let Some(frame) = self.frame(chunk, &mut taken, bounds.max_length, table, known) else { break };
             if !frame.is_oneway() {
                 owed.add(frame.opaque);
             }

@@ -48,7 +48,7 @@ struct Bucket {
 
 /// What was read lately, by length; shared by all connections, as their headers are much alike.
 ///
-/// At most 4 MiB if somebody sends headers of all lengths, and some ten KiB with usual clients.
+/// At most 7 MiB if somebody sends headers of all lengths that are full of numbers, and some ten KiB with usual clients.
 #[derive(Debug, Default)]
 pub struct Templates(Vec<Bucket>);
 
@@ -80,7 +80,7 @@ impl Templates {
 impl Bucket {
     #[inline]
     fn is_tried(&self) -> bool {
-        self.misses < PATIENCE || self.misses.is_multiple_of(PATIENCE)
+        self.misses < PATIENCE || self.misses % PATIENCE == 0
     }
 
     #[cold]
@@ -104,7 +104,7 @@ impl Bucket {
 #[allow(clippy::needless_bitwise_bool)]
 fn is_ordinary(byte: u8) -> bool {
     // Bytes above ASCII are negative.
-    (byte.cast_signed() > b'$'.cast_signed()) & (byte != b'\\')
+    (i8::from_ne_bytes([byte]) > i8::from_ne_bytes([b'$'])) & (byte != b'\\')
 }
 
 impl Template {

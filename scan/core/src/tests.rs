@@ -29,7 +29,7 @@ fn frame(header: &[u8]) -> Vec<u8> {
 /// Scan headers one after the other, each as a chunk of its own, and return what was read last.
 fn scan(known: &mut Known, headers: &[Vec<u8>]) -> Taken {
     let (mut scanner, table, mut owed) = (Scanner::default(), table(), Opaques::new(10));
-    let bounds = Bounds { max_length: 1 << 24, most_keys: 10 };
+    let bounds = Bounds { max_length: 1 << 24, most_keys: 10, most_runs: 10 };
     let mut last = Taken::default();
     for header in headers {
         last = scanner.scan(&frame(header), 0, &bounds, &table, known, &mut owed);

@@ -66,9 +66,9 @@ class Extension:
             opaques.add(number)
         return opaques
 
-    def new_scanner(self, most_keys: int = MOST_KEYS) -> sluice_scan.Scanner:
+    def new_scanner(self, most_keys: int = MOST_KEYS, most_runs: int = MOST_KEYS) -> sluice_scan.Scanner:
         """Make another scanner with the same table and set."""
-        return sluice_scan.Scanner(self.table, self.owed, most_keys)
+        return sluice_scan.Scanner(self.table, self.owed, most_keys, most_runs)
 
     def scan(
         self, chunk: bytes | bytearray | memoryview, position: int = 0, max_length: int = MAX_FRAME_BYTES - 4

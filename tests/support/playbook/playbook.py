@@ -306,14 +306,18 @@ class Playbook:
         else:
             self._chunk = bytearray(event.data)
             side = Side.BROKER if isinstance(event, Broker) else Side.CLIENT
-            batch_or_none = self.session.receive(side, memoryview(self._chunk), 0)
-            if batch_or_none is not None:
-                self.requests += batch_or_none.requests
-                self.charges += batch_or_none.charges
-                if isinstance(event, Undecided):
-                    self._waiting = (batch_or_none, self._chunk)
-                else:
-                    self._decided(batch_or_none)
+            left = len(self._chunk)
+            while left:
+                batch_or_none = self.session.receive(side, memoryview(self._chunk)[-left:], 0)
+                if batch_or_none is not None:
+                    self.requests += batch_or_none.requests
+                    self.charges += batch_or_none.charges
+                    if isinstance(event, Undecided):
+                        self._waiting = (batch_or_none, self._chunk)
+                        assert not self.session.left_bytes(side), "more than is looked at in one turn"
+                    else:
+                        self._decided(batch_or_none)
+                left = self.session.left_bytes(side)
 
     def _ask(self, ask: Ask) -> Asked:
         self.asks.append(ask)

@@ -123,6 +123,8 @@ class Trial:
         assert isinstance(session, RocketMQSession)
         self.session = session
         self._undecided: tuple[Batch, memoryview] | None = None
+        #: The end of the client's last chunk, if it was not looked at.
+        self._rest = b""
         self._theirs = 0
         self._own_at: set[int] = set()
 
@@ -139,8 +141,10 @@ class Trial:
             if side is Side.CLIENT and self._undecided is not None:
                 self.decide()
                 continue
-            piece = next(left[side], None)
-            if piece is None:
+            piece = None if side is Side.CLIENT and self._rest else next(left[side], None)
+            if side is Side.CLIENT and self._rest:
+                self._again()
+            elif piece is None:
                 del left[side]
             else:
                 self.feed(side, piece)
@@ -152,12 +156,21 @@ class Trial:
     def feed(self, side: Side, piece: bytes) -> None:
         """Let one peer send a piece; a batch of it waits for ``decide``."""
         self.sent[side] += piece
+        self._feed(side, piece)
+
+    def _again(self) -> None:
+        rest, self._rest = self._rest, b""
+        self._feed(Side.CLIENT, rest)
+
+    def _feed(self, side: Side, piece: bytes) -> None:
         chunk = memoryview(bytearray(piece))
         try:
             batch = self.session.receive(side, chunk, 0)
         except Close as close:
             self._close(close)
             batch = None
+        if side is Side.CLIENT and self.session.left_bytes(side):
+            self._rest = piece[-self.session.left_bytes(side) :]
         self._take()
         if batch is not None:
             self._undecided = (batch, chunk)

@@ -59,15 +59,28 @@ def test_large_buffer_is_lent_to_who_asks_for_one() -> None:
     assert pool.borrow(large=True) is large
 
 
+def test_budget_that_was_made_in_one_size_is_there_in_the_other() -> None:
+    pool = BufferPool(2 * LARGE_CHUNK_BYTES)
+    for _ in range(3):
+        both = [pool.borrow(large=True) for _ in range(2)]
+        assert [len(buffer) for buffer in both] == [LARGE_CHUNK_BYTES] * 2
+        for buffer in both:
+            pool.give_back(buffer)
+        many = [pool.borrow() for _ in range(8)]
+        assert [len(buffer) for buffer in many] == [CHUNK_BYTES] * 8
+        assert len(pool.borrow()) == SMALL_CHUNK_BYTES
+        for buffer in many:
+            pool.give_back(buffer)
+
+
 def test_who_asks_for_a_large_buffer_gets_what_the_budget_has_left() -> None:
     pool = BufferPool(LARGE_CHUNK_BYTES + CHUNK_BYTES)
     lent = [pool.borrow(large=True) for _ in range(3)]
     assert [len(buffer) for buffer in lent] == [LARGE_CHUNK_BYTES, CHUNK_BYTES, SMALL_CHUNK_BYTES]
 
 
-def test_free_large_buffer_is_better_than_a_small_one() -> None:
+def test_who_asks_for_no_large_buffer_gets_none() -> None:
     pool = BufferPool(LARGE_CHUNK_BYTES)
-    large = pool.borrow(large=True)
-    pool.give_back(large)
-    assert pool.borrow() is large
+    pool.give_back(pool.borrow(large=True))
+    assert len(pool.borrow()) == CHUNK_BYTES
     assert pool.small_total == 0

@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -81,6 +82,34 @@ class PlainSession(Session):
         return Batch(self.context.connection, side, [request])
 
 
+class InTurns(PlainSession):
+    """Looks at four bytes of the client's in a turn; after ``at`` of them it does something."""
+
+    def __init__(
+        self, context: SessionContext, order: list[int], at: int = -1, do: Callable[[], None] = lambda: None
+    ) -> None:
+        super().__init__(context)
+        self._order = order
+        self._at = at
+        self._do = do
+        self._left = 0
+
+    def receive(self, side: Side, chunk: memoryview, now_ns: int) -> Batch | None:
+        if side is Side.CLIENT:
+            self._order.append(self.context.connection.id)
+            self._left = max(0, len(chunk) - 4)
+            self._at -= 4
+            if self._at == 0:
+                self._do()
+        return super().receive(side, chunk[:4] if side is Side.CLIENT else chunk, now_ns)
+
+    def left_bytes(self, side: Side) -> int:
+        return self._left if side is Side.CLIENT else 0
+
+    def between_frames(self, side: Side) -> bool:
+        return not self.left_bytes(side)
+
+
 def speaking(lines: Protocol, session: Callable[[SessionContext], Session]) -> Protocol:
     return replace(lines, name="own", open_session=session)
 
@@ -125,6 +154,46 @@ class TestRelay:
         for _, broker in pairs:
             await broker.receive(100)
         assert all(len(set(order[turn : turn + 20])) == 2 for turn in range(0, 180, 20))
+
+    async def test_what_a_session_leaves_of_a_chunk_comes_again_when_others_had_their_turn(
+        self, start_rig: StartRig, lines: Protocol
+    ) -> None:
+        order: list[int] = []
+        rig = await start_rig(protocol=speaking(lines, partial(InTurns, order=order)))
+        pairs = [await rig.connect() for _ in range(2)]
+        for client, _ in pairs:
+            client.send_now(bytes(range(100)))
+        for _, broker in pairs:
+            assert await broker.receive(100) == bytes(range(100))
+        assert len(order) == 50
+        assert all(len(set(order[turn : turn + 10])) == 2 for turn in range(0, 40, 10))
+
+    async def test_a_drain_waits_for_what_is_left_of_a_chunk(self, start_rig: StartRig, lines: Protocol) -> None:
+        def drain() -> None:
+            nursery.start_soon(rig.path.drain, 30)
+
+        rig = await start_rig(protocol=speaking(lines, partial(InTurns, order=[], at=20, do=drain)))
+        async with trio.open_nursery() as nursery:
+            client, broker = await rig.connect()
+            client.send_now(bytes(range(100)))
+            assert await broker.receive_to_end() == bytes(range(100))
+            client.end()
+            broker.end()
+            await rig.until_closed("drained")
+
+    async def test_what_is_left_of_a_chunk_when_the_session_ends_it_is_dropped(
+        self, start_rig: StartRig, lines: Protocol
+    ) -> None:
+        def close() -> None:
+            raise Close("enough", "is enough")
+
+        rig = await start_rig(protocol=speaking(lines, partial(InTurns, order=[], at=20, do=close)))
+        client, broker = await rig.connect()
+        client.send_now(bytes(range(100)))
+        assert await broker.receive_to_end() == bytes(range(16))
+        client.end()
+        broker.end()
+        await rig.until_closed("enough")
 
     async def test_carries_both_directions(self, rig: Rig) -> None:
         client, broker = await rig.connect()

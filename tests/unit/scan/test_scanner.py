@@ -155,12 +155,20 @@ def test_too_many_keys_are_forgotten_when_the_next_scan_begins(extension: Extens
 
 
 def test_many_keys_are_told_apart(extension: Extension) -> None:
-    scanner = extension.new_scanner(most_keys=5000)
+    scanner = extension.new_scanner(most_keys=5000, most_runs=3000)
     chunk = b"".join(frames.send(f"topic{number}", number) for number in range(3000))
     for _ in range(2):
         segment = scanner.scan(chunk, 0, 1000)
         assert [number for number, *_ in segment.runs] == list(range(3000))
     assert segment.new == []
+
+
+def test_a_scan_ends_with_as_many_runs_as_there_may_be(extension: Extension) -> None:
+    scanner = extension.new_scanner(most_runs=2)
+    a, b, c = map(frames.send, "abc")
+    segment = scanner.scan(a + a + b + b + c, 0, 1000)
+    assert segment.stop == len(a + a + b)
+    assert [(number, list(indexes)) for number, indexes, *_ in segment.runs] == [(0, [0, 1]), (1, [2])]
 
 
 def test_a_name_is_not_mixed_up_with_its_group(extension: Extension) -> None:
@@ -186,7 +194,7 @@ def test_a_segment_keeps_nothing_of_the_chunk(extension: Extension) -> None:
 
 def test_more_than_fits_is_not_owed(extension: Extension) -> None:
     owed = extension.opaques(most=2)
-    scanner = sluice_scan.Scanner(extension.table, owed, 10)
+    scanner = sluice_scan.Scanner(extension.table, owed, 10, 10)
     segment = scanner.scan(b"".join(frames.send("a", opaque) for opaque in range(5)), 0, 1000)
     assert (len(segment), len(owed)) == (5, 2)
 

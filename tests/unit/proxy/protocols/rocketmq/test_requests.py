@@ -1,5 +1,7 @@
 """The client's stream: frames out of chunks, requests out of frames, and what remains of a chunk."""
 
+from itertools import chain
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,12 +19,14 @@ from playbook.frames import (
     unparsable,
 )
 from playbook.playbook import (
+    READINGS,
     Anything,
     Broker,
     Client,
     Closed,
     End,
     Playbook,
+    Reading,
     ToBroker,
     ToClient,
     busy,
@@ -33,7 +37,7 @@ from playbook.playbook import (
 
 from limiter.resource import Resource
 from proxy.batch import Side
-from proxy.protocols.base import NO_BOUND, WireCounters
+from proxy.protocols.base import NO_BOUND, Session, WireCounters
 from proxy.protocols.rocketmq.batch_body import MIN_MESSAGE_BYTES, BatchCounter
 from proxy.protocols.rocketmq.codes import MAX_FRAME_BYTES
 from proxy.protocols.rocketmq.names import MAX_NAMES
@@ -43,6 +47,7 @@ from proxy.protocols.rocketmq.requests import (
     TRIAL_READ_BYTES,
     UNPARSABLE_RESOURCES,
 )
+from proxy.protocols.rocketmq.scans import COMPILED
 
 A, B, C = send("a", 1), send("b", 2), send("c", 3)
 
@@ -504,6 +509,54 @@ def test_broker_and_unread_streams_are_read_without_a_bound() -> None:
     assert play.session.most_bytes(Side.BROKER) == NO_BOUND
     play = Playbook(tls="pass") >> Client(b"\x16\3\1") << Anything()
     assert play.session.most_bytes(Side.CLIENT) == NO_BOUND
+
+
+# --- How much is looked at in one turn ------------------------------------------------------------
+
+
+def turns(session: Session, chunk: bytes) -> list[list[str]]:
+    """Play one chunk as the driver does; returns the topics that were asked about in each turn."""
+    asked, out = [], b""
+    left = len(chunk)
+    while left:
+        batch = session.receive(Side.CLIENT, memoryview(chunk)[-left:], 0)
+        assert batch is not None
+        asked.append([request.resources[0].name for request in batch.requests])
+        session.decided(batch, 0)
+        out += b"".join(session.take(Side.BROKER))
+        left = session.left_bytes(Side.CLIENT)
+        assert session.between_frames(Side.CLIENT) is (not left)
+    assert out == chunk
+    return asked
+
+
+@pytest.mark.parametrize("reading", READINGS)
+def test_many_topics_are_looked_at_in_turns(reading: Reading) -> None:
+    topics = [f"t{number}" for number in range(2500)]
+    asked = turns(open_session(reading=reading), b"".join(map(send, topics)))
+    assert [len(turn) for turn in asked] == [512, 512, 512, 512, 452]
+    assert list(chain.from_iterable(asked)) == topics
+
+
+@pytest.mark.parametrize("reading", READINGS[1:])
+def test_scans_and_single_frames_count_together(reading: Reading) -> None:
+    unit = A * 20 + send_batch("a", 2)
+    asked = turns(open_session(reading=reading), unit * 600)
+    assert max(map(len, asked)) <= 22 * 256
+    assert len(asked) == 3
+
+
+@pytest.mark.parametrize("reading", READINGS)
+def test_slow_headers_are_looked_at_a_few_at_a_time(reading: Reading) -> None:
+    slow = frame(b'{"code":"310","opaque":1,"extFields":{"a":"g","b":"a"}}')
+    asked = turns(open_session(reading=reading), slow * 1000)
+    assert max(map(len, asked)) * len(slow) < 2 * TRIAL_READ_BYTES + len(slow) * 20
+
+
+def test_one_topic_is_looked_at_in_one_turn() -> None:
+    if COMPILED is not None:
+        assert len(turns(open_session(reading="compiled"), A * 10_000)) == 1
+    assert len(turns(open_session(reading="python"), A * 10_000)) == 1
 
 
 def test_overlong_header_over_the_limit_ends_the_connection() -> None:

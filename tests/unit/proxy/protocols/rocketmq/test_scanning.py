@@ -1,7 +1,9 @@
 """The scans and the columns they fill: both read the same, and columns say what the requests in them would."""
 
+import sys
 from collections.abc import Callable, Sequence
 from random import Random
+from types import ModuleType
 
 import pytest
 from hypothesis import given, settings
@@ -20,7 +22,7 @@ from proxy.protocols.rocketmq.gathered import Gathered
 from proxy.protocols.rocketmq.owed import Owed
 from proxy.protocols.rocketmq.requests import RequestStream
 from proxy.protocols.rocketmq.scanning import MAX_KEYS, Opaques, Scanner, Segment
-from proxy.protocols.rocketmq.scans import Scan, scan_named
+from proxy.protocols.rocketmq.scans import PYTHON, Scan, find, scan_named
 
 MOST = MAX_FRAME_BYTES - 4
 CONNECTION = ConnectionInfo(1, "main", "main", "192.0.2.1:40000", "192.0.2.1")
@@ -159,6 +161,22 @@ def test_keys_are_forgotten_when_there_are_too_many(scanner: Scanner) -> None:
         assert read(scanner, send(f"t{at}")).first_new == at
     segment = read(scanner, send("t0") + send("fresh"))
     assert (segment.first_new, len(segment.new)) == (0, 2)
+
+
+def test_compiled_scan_of_another_version_is_not_used_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    other = ModuleType("other_scan")
+    monkeypatch.setitem(sys.modules, "other_scan", other)
+    for interface in (None, 0, 2):
+        other.INTERFACE = interface  # type: ignore[attr-defined]
+        compiled, used = find("other_scan")
+        assert compiled is None
+        assert used.name == "python"
+        assert str(used).startswith("the Python scan; the compiled scan that is installed belongs to another version")
+
+
+def test_without_a_compiled_scan_the_one_in_python_is_used() -> None:
+    assert find("no_such_scan") == (None, PYTHON)
+    assert str(PYTHON) == "the Python scan"
 
 
 def test_what_is_owed_is_bounded(scan: Scan) -> None:
@@ -315,8 +333,13 @@ def test_frames_that_are_not_plain_do_not_make_a_scan_of_each_other_one(
         return scan(self, chunk, position, max_length)
 
     monkeypatch.setattr(scanner_type, "scan", noted)
-    stream.feed(memoryview((frames.json_frame(34, body=b"{}") + send("a") * plain) * 500))
-    assert 1 <= len(at) <= 12 + 500 * (1 + plain) // 64
+    chunk = memoryview((frames.json_frame(34, body=b"{}") + send("a") * plain) * 500)
+    left, turns = len(chunk), 0
+    while left:
+        stream.feed(chunk[-left:])
+        stream.pass_on(None, [])
+        left, turns = stream.left_bytes, turns + 1
+    assert turns <= len(at) <= 12 * turns + 500 * (1 + plain) // 64
     assert stream.frames == 500 * (1 + plain)
 
 
