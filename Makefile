@@ -12,7 +12,7 @@ PARTS_STAMPS := $(PARTS)/rocketmq/.stamp $(PARTS)/node/.stamp $(PARTS)/python/.s
 SCAN_STAMP := $(VENV)/.stamp-scan
 SCAN_SOURCES := $(wildcard scan/*.toml scan/*.pyi scan/src/*.rs scan/core/Cargo.toml scan/core/src/*.rs)
 # The compiled scan is optional: without a Rust toolchain the one in Python serves.
-CARGO := $(shell cargo --version 2>/dev/null | awk '{ split($$2, version, "."); if (version[2] >= 88) print "cargo" }')
+CARGO := $(shell cargo --version 2>/dev/null | awk '{ split($$2, version, "."); if (version[2] >= 85) print "cargo" }')
 SCAN := $(if $(CARGO),$(SCAN_STAMP),no-scan)
 WITHOUT_SCAN := $(if $(CARGO),,--ignore=tests/unit/scan)
 HELM := v3.18.4
@@ -55,16 +55,16 @@ $(VENV_STAMP): pyproject.toml constraints.txt tests/plugin/pyproject.toml
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]' -e tests/plugin
 	@touch $(RUN_STAMP) $@
 
-scan: $(SCAN) ## build the compiled scan and install it in .venv, if cargo 1.88 is here
+scan: $(SCAN) ## build the compiled scan and install it in .venv, if cargo 1.85 is here
 
 no-scan:
-	@echo "no cargo 1.88 or newer here: the compiled scan is neither built nor tested, the one in Python serves; for Rust see rustup.rs" >&2
+	@echo "no cargo 1.85 or newer here: the compiled scan is neither built nor tested, the one in Python serves; Debian 13 has it in cargo, Debian 12 in cargo-web" >&2
 
 $(SCAN_STAMP): $(SCAN_SOURCES) | $(VENV_STAMP)
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --force-reinstall ./scan
 	@touch $@
 
-rust: $(if $(CARGO),,no-scan) ## format, lints and tests of the compiled scan's own, if cargo 1.88 is here
+rust: $(if $(CARGO),,no-scan) ## format, lints and tests of the compiled scan's own, if cargo 1.85 is here
 ifneq ($(CARGO),)
 	cd scan && cargo fmt --all --check
 	cd scan && cargo clippy --quiet --workspace --all-targets -- -D warnings
@@ -171,12 +171,13 @@ chroot: ## image, wheel and unit in a bare Debian (debootstrap, buildah, systemd
 	sh deploy/container/image.sh $(PARTS)/chroot
 	sh deploy/systemd/nspawn.sh $(PARTS)/chroot
 
-dist: $(PARTS)/packaging/.stamp ## wheel, source distribution and bill of materials, in dist
+dist: $(PARTS)/packaging/.stamp ## wheels, source distribution and bill of materials, in dist
 	rm -rf dist $(PARTS)/packaging/run
 	PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt $(PARTS)/packaging/bin/python -m build --quiet
 	$(BIN)/python -m venv --without-pip $(PARTS)/packaging/run
 	$(PARTS)/packaging/bin/pip --python $(PARTS)/packaging/run/bin/python install --quiet --disable-pip-version-check \
 		-c constraints.txt dist/*.whl
+	$(if $(CARGO),$(PARTS)/packaging/bin/pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist ./scan)
 	$(PARTS)/packaging/bin/cyclonedx-py environment --pyproject pyproject.toml --mc-type application \
 		--output-reproducible --validate --output-file "dist/$$(basename dist/*.tar.gz .tar.gz).cdx.json" \
 		$(PARTS)/packaging/run/bin/python

@@ -36,7 +36,7 @@ tree() {
 within() {
     inside=$1
     shift
-    if [ -e "$work/$inside/tmp/trusted.pem" ]; then set -- PIP_CERT=/tmp/trusted.pem "$@"; fi
+    if [ -e "$work/$inside/tmp/trusted.pem" ]; then set -- PIP_CERT=/tmp/trusted.pem CARGO_HTTP_CAINFO=/tmp/trusted.pem "$@"; fi
     env -i HOME=/root PATH=/usr/sbin:/usr/bin:/sbin:/bin LC_ALL=C.UTF-8 chroot "$work/$inside" /usr/bin/env "$@"
 }
 # The source as a clone would be: what git knows, and what is new; where there is no git, all but what is made here.
@@ -65,7 +65,7 @@ say "stage 1: build.sh"
 began=$(seconds)
 tree build
 copy_source build
-within build sh /src/deploy/container/build.sh /src
+within build sh /src/deploy/container/build.sh /src compiled
 echo "built in $(($(seconds) - began)) s: $(cd "$work/build/tmp/wheel" && ls)"
 
 say "stage 2: runtime.sh"
@@ -110,6 +110,9 @@ until (contained python /opt/sluice/libexec/healthcheck.py) 2>"$work/health.log"
     sleep 0.2
 done
 echo "health check passed"
+cp "$source/deploy/sluice.toml" "$root/var/lib/sluice/sluice.toml"
+(contained sluice check /var/lib/sluice/sluice.toml) >"$work/check.log"
+grep "compiled scan" "$work/check.log"
 grep -E '^(Uid|CapEff|CapBnd|NoNewPrivs):' "/proc/$sluice/status"
 grep -qE '^Uid:[[:space:]]10001' "/proc/$sluice/status"
 if (contained touch /opt/sluice/written) 2>/dev/null; then
@@ -131,7 +134,7 @@ print("SBOM:", found["bomFormat"], found["specVersion"] + ",", len(found["compon
 
 say "the wheel, in a Debian with nothing but Python"
 tree clean
-install -D -t "$work/clean/opt" "$work"/build/tmp/wheel/*.whl
+install -D -t "$work/clean/opt" "$work"/build/tmp/wheel/sluice_proxy-*.whl
 within clean sh -c 'apt-get update -qq && apt-get install -y -qq --no-install-recommends python3-venv >/dev/null 2>&1'
 began=$(seconds)
 within clean sh -c 'python3 -m venv /opt/try && /opt/try/bin/pip install --quiet /opt/*.whl'

@@ -20,9 +20,9 @@ images() { buildah --root "$storage/images" --runroot "$storage/run" "$@"; }
 made=$(images from scratch)
 images add --quiet "$made" "$base" / >/dev/null
 if [ -n "${PIP_CERT:-}" ]; then
-    # Whom this machine trusts, for pip.
+    # Whom this machine trusts, for pip and cargo.
     images add --quiet "$made" "$PIP_CERT" /etc/trusted.pem >/dev/null
-    images config --env PIP_CERT=/etc/trusted.pem "$made"
+    images config --env PIP_CERT=/etc/trusted.pem --env CARGO_HTTP_CAINFO=/etc/trusted.pem "$made"
 fi
 images commit --quiet "$made" localhost/bare-debian >/dev/null
 images rm "$made" >/dev/null

@@ -47,7 +47,7 @@ def test_it_runs_as_nobody_special_and_says_how_it_is() -> None:
 
 def test_nothing_is_fetched_but_by_the_stages_scripts() -> None:
     assert [line for stage in (0, 1) for line in instructions(stage, "RUN")] == [
-        "sh /src/deploy/container/build.sh /src",
+        "sh /src/deploy/container/build.sh /src ${SCAN}",
         "sh /tmp/runtime.sh && rm /tmp/runtime.sh",
     ]
     assert not [line for line in INSTRUCTIONS if line.startswith("ADD ")]
