@@ -13,6 +13,7 @@ from admin.composition import Plan, PlannedListener
 from admin.live.paths import is_over
 from admin.live.places import Place, standing_in
 from admin.live.state import State
+from admin.numbers import number
 from admin.rejection_log import places as log_places
 from admin.rule_fields import SCOPE_KINDS
 from admin.rulebook import BUILT_IN
@@ -102,7 +103,7 @@ def _listener(listener: PlannedListener) -> Sequence[str]:
     if settings.max_connections_per_client is not None:
         connections.append(f"{settings.max_connections_per_client} per client")
     if settings.new_connections_per_s is not None:
-        connections.append(f"{settings.new_connections_per_s:g} new/s")
+        connections.append(f"{number(settings.new_connections_per_s)} new/s")
     return (
         str(settings.listen),
         str(settings.broker),
@@ -201,10 +202,10 @@ def _order(plan: Plan) -> RenderableType:
     scopes = [kind for kind in SCOPE_KINDS if kind.name in limited]
     rows = []
     steps = ([resources] if resources else []) + [[scope] for scope in scopes]
-    for number, step in enumerate(steps, 1):
+    for place, step in enumerate(steps, 1):
         names = [kind.name for kind in step]
         total = "its own limit, then the total it falls under" if totals.intersection(names) else "its own limit"
-        rows.append((f"{number}", _alternatives(names), total))
+        rows.append((f"{place}", _alternatives(names), total))
     if not steps:
         return Text("none")
     notes = "All must admit it; what one refuses spends nothing in the others."

@@ -8,6 +8,11 @@ digits. Less than a tenth away from the limit in force it is left as it is.
 **Runaways.** A limit that stops a client that has gone wild does its job. Where refusals were short, rare, the work of
 one or two clients and far above what is asked for otherwise, the demand outside of them counts alone.
 
+**Raising** wants to know the demand from a flood, and a short log may know nothing but the flood. A limit that refused
+is raised where at least ten minutes of the demand lie outside of refusals, and where either the log has a whole day or
+what was refused is not far above them. Refusals that come back over a day or more, on half of the days, are a demand in
+any case. Otherwise it stays.
+
 **Lowering** wants at least a day's log, since what is seldom may be missing in less, and is taken back where the replay
 says that it would refuse what the limit in force does not. Where runaways are left out, a replay of everything cannot
 say that, so there no limit comes below the busiest second outside of refusals. Nothing is ever lowered to 0: of what
@@ -30,6 +35,7 @@ from admin.analytics.evidence import (
     about_demand,
     about_growth,
     about_runaway,
+    about_untold,
     doubts,
     no_limit,
     sentences,
@@ -51,6 +57,8 @@ RUNAWAY_TIMES: Final = 3.0
 """So many times what is asked for otherwise is far above it."""
 RUNAWAY_ACTIVE_SHARE: Final = 0.34
 """Refusals in more of the seconds with demand are no exception."""
+LEAST_QUIET_S: Final = 600
+"""Of less demand outside of refusals nobody knows what is asked for otherwise."""
 WORSE_SHARE: Final = 0.001
 """A lower limit may refuse so much more of the demand."""
 
@@ -115,10 +123,15 @@ def decide(demand: Demand, headroom: float, *, limit_all: bool = False) -> Advic
         0.0,
         growth,
     )
-    rate, rate_action, why = _one(limit.rate, need, demand, demand.calm.top if runaway else 0.0)
+    untold = "" if runaway else _untold(demand)
+    least, bytes_least = (demand.calm.top, demand.calm_bytes.top) if runaway else (0.0, 0.0)
+    rate, rate_action, why = _one(limit.rate, need, demand, least=least, untold=untold)
     size, bytes_action, bytes_why = _one(
-        limit.bytes_rate, bytes_need, demand, demand.calm_bytes.top if runaway else 0.0, "bytes"
+        limit.bytes_rate, bytes_need, demand, least=bytes_least, untold=untold, unit="bytes"
     )
+    if untold and untold == why and limit.rate:
+        # Nor does it take more of a capacity than its limit.
+        need = min(need, limit.rate)
     actions = {rate_action, bytes_action}
     action = "raise" if "raise" in actions else "lower" if "lower" in actions else "keep"
     if limit.rate is None and limit.bytes_rate is None and limit_all and need and limit.action != "off":
@@ -143,7 +156,7 @@ def decide(demand: Demand, headroom: float, *, limit_all: bool = False) -> Advic
         rate,
         limit.bytes_rate,
         size,
-        confidence(demand),
+        "low" if untold and untold in said else confidence(demand),
         sentences(said),
         # A limit takes its part of a capacity, even if nothing counts that was asked for.
         need_per_s=0.0 if limit.rate == 0 else (need or (LEAST_PER_S if limit.rate else 0.0)) * messages_each(demand),
@@ -185,6 +198,33 @@ def is_runaway(demand: Demand) -> bool:
     if demand.refused_s > RUNAWAY_ACTIVE_SHARE * demand.active_s:
         return False
     return demand.refusing_per_s >= RUNAWAY_TIMES * max(demand.calm.p99, demand.calm_minute_per_s)
+
+
+def is_untold(demand: Demand) -> bool:
+    """Say whether a flood may be all that the log knows above the limit: a reason to let the limit stay."""
+    if not (demand.refused_s or demand.refused_messages):
+        return False
+    if demand.refused_span_s >= DAY_S and demand.refused_days * 2 >= demand.days:
+        # It comes back, or does not end.
+        return False
+    return demand.quiet_s < LEAST_QUIET_S or (demand.observed_s < DAY_S and _is_far_above(demand))
+
+
+def _is_far_above(demand: Demand) -> bool:
+    # Of a limit that only shadows, only minutes without a refusal are known to be calm.
+    shadows = demand.limit.action == "shadow"
+    calm = demand.quiet_minute_per_s if shadows else max(demand.calm.p99, demand.quiet_minute_per_s)
+    calm_bytes = (
+        demand.quiet_minute_bytes_per_s if shadows else max(demand.calm_bytes.p99, demand.quiet_minute_bytes_per_s)
+    )
+    return (
+        max(demand.corrected.p99, demand.minute_per_s, demand.refusing_per_s) >= RUNAWAY_TIMES * calm
+        or max(demand.size_bytes.p99, demand.minute_bytes_per_s) > RUNAWAY_TIMES * calm_bytes
+    )
+
+
+def _untold(demand: Demand) -> str:
+    return about_untold(demand, LEAST_QUIET_S) if is_untold(demand) else ""
 
 
 def confidence(demand: Demand) -> str:
@@ -289,7 +329,9 @@ def settle(advice: Advice, current_share: float | None, recommended_share: float
     )
 
 
-def _one(now: float | None, need: float, demand: Demand, least: float, unit: str = "") -> tuple[float | None, str, str]:
+def _one(
+    now: float | None, need: float, demand: Demand, *, least: float, untold: str, unit: str = ""
+) -> tuple[float | None, str, str]:
     """Decide about one of the two rates: what is recommended, what that is, and a remark.
 
     Args:
@@ -297,6 +339,7 @@ def _one(now: float | None, need: float, demand: Demand, least: float, unit: str
         need: see ``_needed``.
         demand: all of it.
         least: no lowering goes below.
+        untold: why it is not raised; empty if it may be.
         unit: of the rates, for the remark.
     """
     if now is None:
@@ -308,7 +351,7 @@ def _one(now: float | None, need: float, demand: Demand, least: float, unit: str
     if abs(need - now) < SAME * now:
         return now, "keep", ""
     if need > now:
-        return need, "raise", ""
+        return (now, "keep", untold) if untold else (need, "raise", "")
     if not is_own(demand):
         return now, "keep", "the limit is of a pattern, which others may need as it is"
     if demand.observed_s < LEAST_LOWERING_S:

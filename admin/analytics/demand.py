@@ -103,6 +103,9 @@ def _totals(minutes: "DataFrame") -> "DataFrame":
     """Add up the minutes of each resource, and collect their seconds: a list in place of a row for each of them."""
     refused_s = F.coalesce(F.col("refused_to") - F.col("refused_from") + 1, F.lit(0))
     calm = F.col("shares").isNull()
+    # Which seconds a limit that only shadows would have refused, minutes do not say.
+    shadowed = F.col("shadowed_messages") > 0
+    quiet, loud = calm & ~shadowed, ~calm | shadowed
     requests = sum(
         (F.col(f"{name}_requests") for name in ("admitted", "shadowed", "bypassed", "exempt", "refused", "dropped")),
         F.lit(0),
@@ -131,6 +134,11 @@ def _totals(minutes: "DataFrame") -> "DataFrame":
             F.sum(F.size("second")).alias("active_s"),
             F.sum(refused_s).alias("refused_s"),
             F.sum(F.when(calm, 0).otherwise(F.size("within"))).alias("refused_active_s"),
+            F.sum(F.when(shadowed, 0).when(calm, F.size("second")).otherwise(F.size("outside"))).alias("quiet_s"),
+            F.count_distinct(F.when(loud, F.col("dt"))).alias("refused_days"),
+            F.coalesce(
+                F.max(F.when(loud, F.col("minute_s"))) - F.min(F.when(loud, F.col("minute_s"))) + MINUTE_S, F.lit(0)
+            ).alias("refused_span_s"),
             F.sum(requests).alias("requests"),
             F.sum("demand_messages").alias("messages"),
             F.sum("wanted_sum").alias("wanted_messages"),
@@ -142,10 +150,15 @@ def _totals(minutes: "DataFrame") -> "DataFrame":
                 / F.greatest(F.sum(refused_s), F.lit(1))
             ).alias("refusing_per_s"),
             (F.max("corrected_sum") / MINUTE_S).alias("minute_per_s"),
-            (F.coalesce(F.max(F.when(calm, F.col("corrected_sum"))), F.lit(0.0)) / MINUTE_S).alias("calm_minute_per_s"),
             (F.max("corrected_bytes_sum") / MINUTE_S).alias("minute_bytes_per_s"),
-            (F.coalesce(F.max(F.when(calm, F.col("corrected_bytes_sum"))), F.lit(0.0)) / MINUTE_S).alias(
-                "calm_minute_bytes_per_s"
+            *(
+                (F.coalesce(F.max(F.when(when, F.col(of))), F.lit(0.0)) / MINUTE_S).alias(name)
+                for name, when, of in (
+                    ("calm_minute_per_s", calm, "corrected_sum"),
+                    ("quiet_minute_per_s", quiet, "corrected_sum"),
+                    ("calm_minute_bytes_per_s", calm, "corrected_bytes_sum"),
+                    ("quiet_minute_bytes_per_s", quiet, "corrected_bytes_sum"),
+                )
             ),
             F.collect_list("demand_messages").alias("by_minute"),
             # Nulls are left out. In calm minutes all is left of what was asked for.
@@ -318,6 +331,9 @@ def of_row(row: "Row") -> Demand:
         days=row["days"] or 0,
         active_s=row["active_s"],
         refused_s=row["refused_s"],
+        quiet_s=row["quiet_s"],
+        refused_days=row["refused_days"],
+        refused_span_s=row["refused_span_s"],
         requests=row["requests"],
         messages=row["messages"],
         refused_messages=row["refused_messages"],
@@ -327,10 +343,12 @@ def of_row(row: "Row") -> Demand:
         refusing_per_s=row["refusing_per_s"],
         minute_per_s=row["minute_per_s"],
         calm_minute_per_s=row["calm_minute_per_s"],
+        quiet_minute_per_s=row["quiet_minute_per_s"],
         size_bytes=_five(row["corrected_bytes_per_s"]),
         calm_bytes=_five(row["calm_bytes_per_s"]),
         minute_bytes_per_s=row["minute_bytes_per_s"],
         calm_minute_bytes_per_s=row["calm_minute_bytes_per_s"],
+        quiet_minute_bytes_per_s=row["quiet_minute_bytes_per_s"],
         hour_per_s=row["hour_per_s"],
         hour_of_week=row["hour_of_week"],
         hour_times=row["hour_times"],

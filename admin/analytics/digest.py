@@ -3,18 +3,21 @@
 All of it is bounded before it comes to the driver, whatever the size of the tables.
 """
 
+import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
 from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
-from admin.analytics import tables
+from admin.analytics import edits, tables
 from admin.analytics.findings import (
     Coverage,
     Culprit,
     Curve,
     Findings,
+    Held,
     Inputs,
     LimitChange,
     Point,
@@ -36,6 +39,10 @@ _MOST_CULPRITS: Final = 20
 _MOST_CURVES: Final = 6
 _MOST_INSTANCES: Final = 50
 _MOST_CHANGES: Final = 30
+_MOST_KNOWN_CHANGES: Final = 1000
+"""So many are looked at for what held before the first ones, and for curves."""
+_MOST_RULES: Final = 10_000
+"""So many patterns may be what held before."""
 MOST_RECOMMENDED: Final = 100
 _MINUTE_S: Final = 60
 _STEPS_S: Final = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14_400, 21_600, 43_200, 86_400)
@@ -74,6 +81,7 @@ class Digest:
         coverage, instances, unknown = self._coverage()
         totals, first_s, last_s, worst = self._demand()
         storms, storm_count, open_count = self._storms()
+        changes = self._changes()
         known = [each.from_s for each in coverage] + ([] if first_s is None else [first_s])
         until = [each.until_s for each in coverage] + ([] if last_s is None else [last_s])
         return Findings(
@@ -89,9 +97,9 @@ class Digest:
             instance_count=instances,
             storms=tuple(storms),
             culprits=tuple(self._culprits()),
-            curves=tuple(self._curves(worst)),
+            curves=tuple(self._curves(worst, changes)),
             recommendations=tuple(first),
-            limit_changes=tuple(self._limit_changes()),
+            limit_changes=tuple(self._with_what_held(changes, changes[:_MOST_CHANGES])),
             storm_gap_s=self._options.storm_gap_s,
         )
 
@@ -187,7 +195,7 @@ class Digest:
             for row in rows
         ]
 
-    def _curves(self, worst: "Sequence[Row]") -> list[Curve]:
+    def _curves(self, worst: "Sequence[Row]", changes: Sequence[LimitChange]) -> list[Curve]:
         """Return what was asked for over time; each with its own step, and all that have seconds in one query."""
         if not worst:
             return []
@@ -206,27 +214,92 @@ class Digest:
                 stepped = minutes.join(self._few(steps, "step_s BIGINT"), list(RESOURCE_KEY))
                 for point in points_of(stepped).orderBy("at").collect():
                     points[_key(point)].append(point)
-        return [
-            Curve(
-                **{name: row[name] for name in RESOURCE_KEY},
-                step_s=steps_s[_key(row)],
-                admitted=row["admitted"],
-                refused=row["refused"],
-                points=tuple(_point(point, steps_s[_key(row)]) for point in points[_key(row)]),
-            )
-            for row in worst
-            if _key(row) in steps_s
-        ]
+        return [_curve(row, steps_s[_key(row)], points[_key(row)], changes) for row in worst if _key(row) in steps_s]
 
     def _few(self, rows: list[tuple[Any, ...]], *more: str) -> "DataFrame":
         """Make a frame of a few resources, and what else is said of each."""
         return F.broadcast(self._session.createDataFrame(rows, ", ".join((*tables.RESOURCE, *more))))
 
-    def _limit_changes(self) -> list[LimitChange]:
-        names = LimitChange.__struct_fields__
+    def _changes(self) -> list[LimitChange]:
+        """Return the latest changes as they were written down."""
+        names = [column.split()[0] for column in tables.LIMIT_CHANGES.columns]
+        names = [name for name in LimitChange.__struct_fields__ if name in names]
         read = self._read(tables.LIMIT_CHANGES)
-        rows = read.orderBy(F.desc("at_s"), "instance", F.desc("n")).limit(_MOST_CHANGES).collect()
+        rows = read.orderBy(F.desc("at_s"), "instance", F.desc("n")).limit(_MOST_KNOWN_CHANGES).collect()
         return [LimitChange(**{name: row[name] for name in names}) for row in rows]
+
+    def _with_what_held(self, changes: Sequence[LimitChange], shown: Sequence[LimitChange]) -> list[LimitChange]:
+        """Add what held before and after the edits of limits that were none of their own then."""
+        around = edits.unclear(changes, shown)
+        if not around:
+            return list(shown)
+        traffic = self._traffic_around(around)
+        rules = self._rules([each.change for each in around])
+        found = {}
+        for at, each in enumerate(around):
+            change, (before, after) = each.change, traffic.get(at, (None, None))
+            stood = edits.stood(rules, change.instance, change.at_s)
+            by_rules = edits.by_rules(stood, change.kind, edits.exact_name(change)) if stood else None
+            if not stood or stood[0]["seen_s"] <= each.rules_from_s:
+                by_rules = None
+            found[id(change)] = msgspec.structs.replace(
+                change,
+                held_before=(before or by_rules) if change.rate_before_per_s is None else None,
+                held_after=(after or by_rules) if change.rate_after_per_s is None else None,
+            )
+        return [found.get(id(change), change) for change in shown]
+
+    def _traffic_around(self, around: Sequence[edits.Between]) -> dict[int, tuple[Held | None, Held | None]]:
+        """Return the limit at the end of the last minute before each edit and of the first one after it."""
+        asked = [
+            (*_of(each.change), at, each.change.at_s, each.from_s, each.until_s or sys.maxsize)
+            for at, each in enumerate(around)
+        ]
+        few = self._few(asked, "at INT", "at_s BIGINT", "from_s BIGINT", "until_s BIGINT")
+        end = F.col("minute_s") + _MINUTE_S
+        limit = F.struct("rule", "rate_per_s", "action")
+        before = (end <= F.col("at_s")) & (end > F.col("from_s")) & (end >= F.col("at_s") - edits.NEAR_S)
+        after = (end > F.col("at_s")) & (end <= F.col("until_s")) & (end <= F.col("at_s") + edits.NEAR_S)
+        rows = (
+            self._read(tables.MINUTES)
+            .join(few, list(RESOURCE_KEY))
+            .groupBy("at")
+            .agg(
+                F.max_by(limit, F.when(before, F.col("minute_s"))).alias("before"),
+                F.min_by(limit, F.when(after, F.col("minute_s"))).alias("after"),
+            )
+            .collect()
+        )
+        return {row["at"]: (_held(row["before"]), _held(row["after"])) for row in rows}
+
+    def _rules(self, changes: "Sequence[LimitChange]") -> "list[dict[str, Any]]":
+        """Return the rules that were written down of some instances, as far as they may stand for these names."""
+        # In the period only: what was seen before it says nothing of what was changed since.
+        several = F.col("name").rlike(r"[*?\[/]") | F.col("name").isin([each.name for each in changes])
+        instances = F.col("instance").isin(sorted({each.instance for each in changes}))
+        rows = self._read(tables.LIMITS).where(several & instances).limit(_MOST_RULES + 1).collect()
+        return [] if len(rows) > _MOST_RULES else [row.asDict() for row in rows]
+
+
+def _held(limit: "Row | None") -> Held | None:
+    return None if limit is None else edits.held(limit.asDict())
+
+
+def _of(change: LimitChange) -> tuple[str, str, str]:
+    return change.instance, change.kind, edits.exact_name(change)
+
+
+def _curve(row: "Row", step_s: int, found: "Sequence[Row]", changes: Sequence[LimitChange]) -> Curve:
+    its = [change for change in changes if change.instance == row["instance"]]
+    points, edited = edits.placed([_point(each, step_s) for each in found], step_s, its, row["kind"], row["name"])
+    return Curve(
+        **{name: row[name] for name in RESOURCE_KEY},
+        step_s=step_s,
+        admitted=row["admitted"],
+        refused=row["refused"],
+        points=points,
+        edits=edited,
+    )
 
 
 def storm(row: "Row") -> Storm:
@@ -317,8 +390,9 @@ def _fine(minutes: "DataFrame") -> "DataFrame":
 def _point(row: "Row", step_s: int) -> Point:
     return Point(
         at_s=row["at"],
-        admitted_per_s=round(row["admitted"] / step_s, 3),
-        refused_per_s=round(row["refused"] / step_s, 3),
+        # Six digits that count: one message a day is not nothing.
+        admitted_per_s=float(f"{row['admitted'] / step_s:.6g}"),
+        refused_per_s=float(f"{row['refused'] / step_s:.6g}"),
         peak_per_s=float(row["peak"]),
         limit_per_s=row["limit"],
     )

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from admin.analytics.figures import DAY_S, Demand, Limit
-from admin.analytics.words import percent, rate
+from admin.analytics.words import counted, percent, rate
 
 TREND_LEAST: Final = 0.05
 """A growth of less a week is none."""
@@ -61,6 +61,24 @@ def about_runaway(demand: Demand) -> str:
     )
 
 
+def about_untold(demand: Demand, least_s: int) -> str:
+    """Say why the log does not tell a demand from a flood.
+
+    Args:
+        demand: all of it.
+        least_s: seconds of demand outside of refusals that would do.
+    """
+    if demand.quiet_s < least_s:
+        known = "nothing" if not demand.quiet_s else f"only {span(demand.quiet_s)}"
+        why = f"not enough quiet time to tell demand from a flood: {known} of it lies outside of refusals"
+    else:
+        why = (
+            f"{span(demand.observed_s)} of log are too few to tell demand from a flood: what was refused is far above"
+            " what is asked for otherwise"
+        )
+    return f"{why}, so the limit stays as it is; a longer log may tell, and raise it yourself if all of this is wanted"
+
+
 def about_growth(demand: Demand) -> str:
     """Say how the demand grows, and when most is asked for."""
     said = []
@@ -93,7 +111,9 @@ def doubts(demand: Demand) -> list[str]:
     """Say what makes the figures uncertain."""
     said = []
     if demand.lost_records:
-        said.append(f"{demand.lost_records} records of the log are lost")
+        said.append(
+            f"{counted(demand.lost_records, 'record')} of the log {'is' if demand.lost_records == 1 else 'are'} lost"
+        )
     if demand.other:
         said.append("there were too many names to count each, so that some of its demand may be under _other")
     return said

@@ -95,6 +95,10 @@ class Demand:
         days: days (UTC) of which it knows anything.
         active_s: seconds with demand.
         refused_s: seconds of refusals: from the first to the last of each minute.
+        quiet_s: seconds with demand outside of refusals; of a minute with messages that a limit would have refused,
+            since it only shadows, none.
+        refused_days: days (UTC) with a minute in which something was refused, or would have been.
+        refused_span_s: from the first such minute to the last one.
         requests: asked for in all, retries among them.
         messages: in them.
         refused_messages: of these; would have been, if the limit only shadows.
@@ -104,10 +108,12 @@ class Demand:
         refusing_per_s: mean demand in the seconds of refusals, without retries.
         minute_per_s: mean of the busiest minute, without retries.
         calm_minute_per_s: likewise, of minutes without a refusal.
+        quiet_minute_per_s: likewise, of minutes in which nothing would have been refused either.
         size_bytes: bytes per second, without retries.
         calm_bytes: likewise, outside the seconds of refusals.
         minute_bytes_per_s: as ``minute_per_s``, of bytes.
         calm_minute_bytes_per_s: likewise.
+        quiet_minute_bytes_per_s: likewise.
         hour_per_s: mean of the busiest hour of the week; None where the log is too short to say.
         hour_of_week: that hour, 0 is Monday from 00:00 to 01:00 UTC.
         hour_times: how many times the median hour that is; None where that is 0.
@@ -126,6 +132,9 @@ class Demand:
     days: int = 0
     active_s: int = 0
     refused_s: int = 0
+    quiet_s: int = 0
+    refused_days: int = 0
+    refused_span_s: int = 0
     requests: int = 0
     messages: int = 0
     refused_messages: int = 0
@@ -135,10 +144,12 @@ class Demand:
     refusing_per_s: float = 0.0
     minute_per_s: float = 0.0
     calm_minute_per_s: float = 0.0
+    quiet_minute_per_s: float = 0.0
     size_bytes: Percentiles = _NOTHING
     calm_bytes: Percentiles = _NOTHING
     minute_bytes_per_s: float = 0.0
     calm_minute_bytes_per_s: float = 0.0
+    quiet_minute_bytes_per_s: float = 0.0
     hour_per_s: float | None = None
     hour_of_week: int | None = None
     hour_times: float | None = None

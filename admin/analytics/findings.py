@@ -168,7 +168,7 @@ class Point(Struct, frozen=True, kw_only=True):
         admitted_per_s: mean of what reached the broker.
         refused_per_s: mean of what did not.
         peak_per_s: asked for in the busiest second.
-        limit_per_s: in force at its end; None is unlimited or not known.
+        limit_per_s: in force at its end, for all that the log knows of it; None is unlimited or not known.
     """
 
     at_s: int
@@ -176,6 +176,14 @@ class Point(Struct, frozen=True, kw_only=True):
     refused_per_s: float
     peak_per_s: float
     limit_per_s: float | None = None
+
+
+class Edit(Struct, frozen=True, kw_only=True):
+    """A live edit that may have changed a curve's limit; None is unlimited or not known."""
+
+    at_s: int
+    before_per_s: float | None = None
+    after_per_s: float | None = None
 
 
 class Curve(Struct, frozen=True, kw_only=True):
@@ -189,6 +197,7 @@ class Curve(Struct, frozen=True, kw_only=True):
         admitted: messages in all.
         refused: messages in all.
         points: in order.
+        edits: of its limit, in order.
     """
 
     instance: str
@@ -198,10 +207,22 @@ class Curve(Struct, frozen=True, kw_only=True):
     admitted: int
     refused: int
     points: tuple[Point, ...]
+    edits: tuple[Edit, ...] = ()
+
+
+class Held(Struct, frozen=True, kw_only=True):
+    """The limit that a resource met; see ``LimitFields``."""
+
+    rule: str = ""
+    rate_per_s: float | None = None
 
 
 class LimitChange(Struct, frozen=True, kw_only=True):
-    """A live change of a limit within the period; see ``LimitChangeRecord``."""
+    """A live change of a limit within the period; see ``LimitChangeRecord``.
+
+    Where the resource had no rate of its own, ``held_before`` and ``held_after`` are what it met then, as far as the
+    log knows it.
+    """
 
     instance: str
     at_s: int
@@ -213,6 +234,8 @@ class LimitChange(Struct, frozen=True, kw_only=True):
     rate_after_per_s: float | None = None
     by: str = ""
     reason: str = ""
+    held_before: Held | None = None
+    held_after: Held | None = None
 
 
 class Totals(Struct, frozen=True, kw_only=True):

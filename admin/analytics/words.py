@@ -3,16 +3,20 @@
 Pure: nothing but the standard library, since evidence is written wherever Spark's Python runs.
 """
 
+import math
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from admin.analytics.findings import Held, LimitChange
     from admin.wire.recommendations import Recommendation
 
 _MINUTE_S: Final = 60
 _HOUR_S: Final = 3600
 _DAY_S: Final = 86_400
 _MANY: Final = 1e15
+_FEW: Final = 1e-9
+"""Beyond both a rate in full would be nothing but zeros."""
 
 
 def moment(at_s: int) -> str:
@@ -67,10 +71,12 @@ def rate(per_s: float | None, unit: str = "") -> str:
     if per_s is None:
         return "unlimited"
     unit = f" {unit}" if unit else ""
-    if per_s >= _MANY or 0 < per_s < 0.001:
-        # What is more than nothing is never written as that.
+    if per_s >= _MANY or 0 < per_s < _FEW:
         return f"{per_s:.6g}{unit}/s"
     digits = 0 if per_s >= 100 or per_s == int(per_s) else 1 if per_s >= 1 else 3
+    if 0 < per_s < 0.01:
+        # What is more than nothing is never written as that.
+        digits = 2 - math.floor(math.log10(per_s))
     text = f"{per_s:,.{digits}f}"
     return (text.rstrip("0").rstrip(".") if "." in text else text) + f"{unit}/s"
 
@@ -98,6 +104,31 @@ def change(recommendation: "Recommendation") -> str:
         same = now == then or then is None or recommendation.action in {"keep", "unused"}
         parts.append(rate(now, what) if same else f"{rate(now, what)} → {rate(then, what)}")
     return ", ".join(parts)
+
+
+def edit(change: "LimitChange") -> str:
+    """Write what an edit changed: ``300/s → 450/s``; what held beside it, where the resource had no limit of its own.
+
+    ``200/s (by orders-*) → 450/s``, or ``own limit: none → 450/s`` where the log does not know what held.
+    """
+    before, after = change.rate_before_per_s, change.rate_after_per_s
+    if before is None and after is None:
+        return ""
+    sides = (_side(before, change.held_before), _side(after, change.held_after))
+    if None in sides:
+        return f"own limit: {' → '.join('none' if each is None else rate(each) for each in (before, after))}"
+    return f"{sides[0]} → {sides[1]}"
+
+
+def _side(own: float | None, held: "Held | None") -> str | None:
+    if own is not None:
+        return rate(own)
+    if held is None:
+        return None
+    if not held.rule:
+        return rate(None)
+    pattern = held.rule.partition(":")[2]
+    return f"{rate(held.rate_per_s)} (by {'the default' if pattern == '*' else pattern})"
 
 
 def refusals(recommendation: "Recommendation") -> str:

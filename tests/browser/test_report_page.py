@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import findings_maker
+import msgspec
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from findings_maker import HOSTILE
@@ -71,6 +72,40 @@ def test_it_is_accessible_and_fits(
     assert found.violations_count == 0, found.generate_report()
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     assert _canvases(page) >= len(page.locator(".chart").all())
+
+
+@pytest.mark.parametrize("width", [961, 1100, 1440])
+def test_tables_have_room_for_long_names_and_break_them_between_their_parts(
+    open_report: OpenReport, width: int
+) -> None:
+    made = findings_maker.findings()
+    name = "com.example.billing.invoices.customer-facing.v2.retries"
+    storms = tuple(
+        msgspec.structs.replace(each, name=each.name if each.name == HOSTILE else name) for each in made.storms
+    )
+    page = open_report(render(findings_maker.findings(storms=storms)), width=width)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    lines = page.locator("#storms tbody th").first.evaluate(
+        """cell => {
+            const range = document.createRange(), lines = new Map();
+            const texts = document.createTreeWalker(cell, NodeFilter.SHOW_TEXT);
+            while (texts.nextNode()) {
+                for (let at = 0; at < texts.currentNode.length; at += 1) {
+                    range.setStart(texts.currentNode, at);
+                    range.setEnd(texts.currentNode, at + 1);
+                    const top = Math.round(range.getBoundingClientRect().top);
+                    lines.set(top, (lines.get(top) ?? "") + range.toString());
+                }
+            }
+            return [...lines.values()];
+        }"""
+    )
+    assert "".join(lines).startswith(name)
+    assert all(line[-1] in ".- " for line in lines[:-1]), lines
+    client = page.locator("#storms tbody tr").first.locator("td").nth(3)
+    assert client.evaluate("cell => cell.innerText.split('\\n').length") == 2  # clients
+    heights = page.locator("#culprits tbody th code").evaluate_all("all => all.map(one => one.getClientRects().length)")
+    assert set(heights) == {1}
 
 
 def test_a_name_that_is_markup_is_a_name(open_report: OpenReport) -> None:

@@ -151,7 +151,8 @@ def decided(spark: SparkSession) -> DataFrame:
         at_s = MONDAY_S + index * 60
         # Clients that try three times: of 300 admitted and 260 refused 333 were wanted.
         busy = {offset: Asked(300, 260, size_bytes=56_000) for offset in range(60)}
-        minutes.append(minute("orders", at_s, busy, LIMITED, language="JAVA"))
+        # On both days: it is no single flood.
+        minutes.append(minute("orders", at_s + DAY_S * (index % 2), busy, LIMITED, language="JAVA"))
         minutes.append(minute("roomy", at_s, {offset: Asked(40) for offset in range(60)}, Limit("topic:roomy", 1000.0)))
         minutes.append(minute("free", at_s, {offset: Asked(40) for offset in range(60)}, Limit()))
         storm = {offset: Asked(100, 2000) if index == 0 and 20 <= offset < 30 else Asked(40) for offset in range(60)}
@@ -187,6 +188,34 @@ def test_the_replay_of_the_limit_in_force_comes_to_what_was_refused(decided: Dat
     assert "with the retries of what was refused" in orders["evidence"]
 
 
+def test_what_may_be_a_flood_raises_nothing_and_what_is_no_flood_raises(spark: SparkSession) -> None:
+    flood = {offset: Asked(300, 9000) for offset in range(5, 45)}
+    shadow = Limit("topic:shadow", 300.0, action="shadow")
+    shadowed = {"shadowed_requests": 40 * 9000, "shadowed_messages": 40 * 9000}
+    minutes = [
+        minute("runaway", MONDAY_S, flood, LIMITED),
+        minute("shadow", MONDAY_S, {at: Asked(9300) for at in flood}, shadow) | shadowed,
+    ]
+    for index in range(20):
+        at_s = MONDAY_S + 60 * index
+        tight = {offset: Asked(300, 60 if offset < 2 else 0) for offset in range(60)}
+        minutes.append(minute("tight", at_s, tight, Limit("topic:tight", 300.0)))
+        usual = {offset: Asked(100) for offset in range(60)} if index else flood
+        minutes.append(minute("seldom", at_s, usual, Limit("topic:seldom", 300.0)))
+    tables_ = inputs(spark, minutes, coverage([MONDAY_S], 1200))
+    found = by_name(recommendations(tables_, Options(), []))
+    assert {name: (row["action"], row["recommended_rate_per_s"]) for name, row in found.items()} == {
+        "runaway": ("keep", 300.0),
+        "shadow": ("keep", 300.0),
+        "seldom": ("keep", 300.0),
+        "tight": ("raise", 440.0),
+    }
+    assert "quiet time to tell demand from a flood: nothing of it" in found["runaway"]["evidence"]
+    assert "quiet time to tell demand from a flood: nothing of it" in found["shadow"]["evidence"]
+    assert "20 minutes of log are too few to tell demand from a flood" in found["seldom"]["evidence"]
+    assert {row["confidence"] for row in found.values()} == {"low"}
+
+
 def test_a_capacity_is_shared_out(spark: SparkSession) -> None:
     asked = {"big": 900, "mid": 300, "small": 20, "none": 100}
     minutes = [
@@ -218,7 +247,7 @@ def test_the_table_and_the_file_say_the_same_and_a_rerun_changes_nothing(spark: 
         written.append(path.read_bytes())
     content, again = written
     assert content == again
-    assert recommended.counts == {"raise": 1}
+    assert recommended.counts == {"keep": 1}
     read = read_file(str(path))
     assert list(read.recommendations) == recommended.first(10) == list(recommended.all())
     assert read.instances == ("a",)

@@ -15,6 +15,7 @@ from bokeh.models import ColumnDataSource, HoverTool, NumeralTickFormatter, Rang
 from bokeh.plotting import figure
 
 from admin.analytics import words
+from admin.analytics.edits import limit_line
 from admin.analytics.findings import Curve, Findings, Storm
 from admin.analytics.page.markup import label
 from admin.wire.recommendations import Recommendation
@@ -225,9 +226,9 @@ def _curve(curve: Curve, chart_id: str) -> Chart:
     """What was asked for of one resource: admitted and refused, the busiest second behind them, the limit before."""
     points = curve.points
     highest = max((point.peak_per_s for point in points), default=0.0)
-    limits = [point.limit_per_s for point in points if point.limit_per_s is not None]
+    line = [piece for piece in limit_line(curve) if piece.limit_per_s is not None]
     # A limit far above all demand would press the demand flat; it stands in the caption.
-    seen = [limit for limit in limits if limit <= 2 * highest]
+    seen = [piece.limit_per_s for piece in line if piece.limit_per_s is not None and piece.limit_per_s <= 2 * highest]
     top = max([highest, *seen, 1.0]) * _ROOM
     start, end = (points[0].at_s, points[-1].at_s + curve.step_s) if points else (0, curve.step_s)
     plot = _figure(
@@ -244,9 +245,9 @@ def _curve(curve: Curve, chart_id: str) -> Chart:
             "right": [(point.at_s + curve.step_s) * _MS for point in points],
             "admitted": [point.admitted_per_s for point in points],
             "asked": [point.admitted_per_s + point.refused_per_s for point in points],
-            "refused": [point.refused_per_s for point in points],
+            "admitted_text": [words.rate(point.admitted_per_s) for point in points],
+            "refused_text": [words.rate(point.refused_per_s) for point in points],
             "peak": [point.peak_per_s for point in points],
-            "limit": [math.nan if point.limit_per_s is None else point.limit_per_s for point in points],
             "limit_text": [words.rate(point.limit_per_s) for point in points],
             "when": [words.moment(point.at_s) for point in points],
         }
@@ -269,11 +270,17 @@ def _curve(curve: Curve, chart_id: str) -> Chart:
     )  # fmt: skip
     if seen:
         plot.segment(
-            x0="left",
-            x1="right",
+            x0="from",
+            x1="until",
             y0="limit",
             y1="limit",
-            source=source,
+            source=ColumnDataSource(
+                {
+                    "from": [piece.from_s * _MS for piece in line],
+                    "until": [piece.until_s * _MS for piece in line],
+                    "limit": [piece.limit_per_s for piece in line],
+                }
+            ),
             line_color=Palette.LIMIT,
             line_width=2,
             line_cap="square",
@@ -283,8 +290,8 @@ def _curve(curve: Curve, chart_id: str) -> Chart:
         [whole],
         [
             ("from", "@when UTC"),
-            ("admitted", "@admitted{0,0.0}/s"),
-            ("refused", "@refused{0,0.0}/s"),
+            ("admitted", "@admitted_text"),
+            ("refused", "@refused_text"),
             ("busiest second", "@peak{0,0}"),
             ("limit", "@limit_text"),
         ],
@@ -346,7 +353,8 @@ def _recommendations(shown: Sequence[Recommendation]) -> Chart:
     rates = [rate for each in shown for rate in (each.rate_per_s, each.recommended_rate_per_s) if rate]
     low, high = (min(rates) / 3, max(rates) * 3) if rates else (1.0, 10.0)
     plot = _rows_figure(names, x_axis_type="log", x_range=Range1d(start=low, end=high))
-    plot.xaxis.formatter = NumeralTickFormatter(format="0,0.[0]")
+    # As many decimals as the smallest tick has.
+    plot.xaxis.formatter = NumeralTickFormatter(format=f"0,0.[{'0' * max(1, math.ceil(-math.log10(low)))}]")
     _name_rows(plot, names, low)
     rows = [
         {

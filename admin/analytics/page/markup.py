@@ -2,17 +2,38 @@
 
 import html
 import json
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from admin.tables import printable
 
 _LONGEST_LABEL: Final = 44
+_WHOLE: Final = 20
+"""A word of so many characters has room in a column."""
+_PARTS: Final = re.compile(r"[^-._:/@]{1,20}[-._:/@]?|[-._:/@]+")
+"""Of a longer word: what stands between the characters that commonly part names, or so much of it as has room."""
 
 
 def text(value: object) -> str:
     """Return a text as HTML, with what cannot be printed, or turns the writing round, as escapes."""
     return html.escape(printable(str(value)), quote=True)
+
+
+def broken(name: str) -> str:
+    """Return a name as HTML that is broken between its parts where it is too long for its column."""
+    return " ".join(_whole(word) if len(word) <= _WHOLE else _parted(word) for word in printable(name).split(" "))
+
+
+def _whole(word: str) -> str:
+    # Browsers would part it at a hyphen.
+    return (
+        f'<span class="whole">{html.escape(word, quote=True)}</span>' if "-" in word else html.escape(word, quote=True)
+    )
+
+
+def _parted(word: str) -> str:
+    return "<wbr>".join(html.escape(part, quote=True) for part in _PARTS.findall(word))
 
 
 def data(value: Any) -> str:

@@ -7,9 +7,10 @@ from typing import Any, Final
 
 from admin.analytics import words
 from admin.analytics.doubts import doubts
+from admin.analytics.edits import limit_line
 from admin.analytics.findings import Curve, Findings, Point, Storm
 from admin.analytics.page.charts import Chart, resource_words
-from admin.analytics.page.markup import table, text
+from admin.analytics.page.markup import broken, table, text
 
 _MOST_STEPS: Final = 24
 """Rows of the table beside a curve."""
@@ -132,8 +133,8 @@ def _picture(
     )
 
 
-def _named(name: str) -> str:
-    return f'<span class="name">{text(name)}</span>'
+def _named(words_: str) -> str:
+    return f'<span class="name">{broken(words_)}</span>'
 
 
 def _muted(words_: str) -> str:
@@ -154,12 +155,12 @@ def _storms(findings: Findings, charts: Mapping[str, Chart]) -> str:
     rows = [
         (
             _named(name_of(storm)),
-            f"{text(words.moment(storm.start_s))}<br>{_muted(_until(storm))}",
+            f'<span class="moment">{text(words.moment(storm.start_s))}</span><br>{_muted(_until(storm))}',
             text(words.amount(storm.messages)),
             f"{text(words.rate(storm.peak_per_s))}<br>{_muted(words.moment(storm.peak_at_s)[11:])}",
             _shares(storm.clients, storm.client_count, "client"),
             _shares(storm.producer_groups, storm.producer_group_count, "group"),
-            "<br>".join(f"<code>{text(rule)}</code>" for rule in storm.rules),
+            "<br>".join(f"<code>{broken(rule)}</code>" for rule in storm.rules),
         )
         for storm in findings.storms
     ]
@@ -177,7 +178,8 @@ def _until(storm: Storm) -> str:
 
 def _shares(shares: Iterable[Any], count: int, what: str, most: int = 3) -> str:
     shown = list(islice(shares, most))
-    lines = [f"{text(each.name or 'none')} <b>{text(words.percent(each.share))}</b>" for each in shown]
+    # The share stays beside the last part of the name.
+    lines = [f"{broken(each.name or 'none')}&nbsp;<b>{text(words.percent(each.share))}</b>" for each in shown]
     if count > len(shown):
         lines.append(f'<span class="muted">and {text(words.counted(count - len(shown), what))}</span>')
     return "<br>".join(lines)
@@ -195,12 +197,12 @@ def _demand(findings: Findings, charts: Mapping[str, Chart]) -> str:
 
 
 def _curve(curve: Curve, chart_id: str, name_of: Callable[[Any], str], charts: Mapping[str, Chart]) -> str:
-    limits = list(dict.fromkeys(point.limit_per_s for point in curve.points))
+    limits = list(dict.fromkeys(piece.limit_per_s for piece in limit_line(curve)))
     limit = ", ".join(words.rate(each) for each in limits[:3]) + (", …" if len(limits) > 3 else "")
     legend = (("pass", "admitted"), ("refuse", "refused"), ("ghost", "busiest second"), ("limit", f"limit {limit}"))
     step = words.duration(curve.step_s)
     caption = f"Messages per second, means of {text(step)}"
-    caption += "." if curve.step_s == 60 else ": so many minutes are drawn as one, so that there is room."
+    caption += ": so many minutes are drawn as one, so that there is room." if curve.step_s > 60 else "."
     rows = [
         (
             text(words.moment(part[0].at_s)),
@@ -231,8 +233,8 @@ def _culprits(findings: Findings, charts: Mapping[str, Chart]) -> str:
     name_of = resource_words(findings)
     rows = [
         (
-            f"<code>{text(each.client)}</code>",
-            text(each.producer_group or "none"),
+            f"<code>{broken(each.client)}</code>",
+            broken(each.producer_group or "none"),
             _named(name_of(each)),
             text(words.amount(each.messages)),
             text(words.amount(each.requests)),
@@ -264,7 +266,7 @@ def _recommendations(findings: Findings, charts: Mapping[str, Chart]) -> str:
     rows = [
         (
             _named(each.name if each.kind == "topic" else f"{each.kind} {each.name}")
-            + (f'<br><span class="muted">on {text(each.instance)}</span>' if several else ""),
+            + (f'<br><span class="muted">on {broken(each.instance)}</span>' if several else ""),
             f'<span class="tag {each.action}">{text(_ACTIONS[each.action])}</span>',
             text(words.change(each)),
             text(words.refusals(each) or "not replayed"),
@@ -342,7 +344,7 @@ def _set_aside(findings: Findings) -> str:
         return ""
     rows = [
         (
-            f"<code>{text(each.file)}</code>",
+            f"<code>{broken(each.file)}</code>",
             text(words.counted(each.lines, "line") if each.lines else "the file"),
             text(each.reason),
             f"<code>{text(each.example)}</code>" if each.example else "",
@@ -360,10 +362,10 @@ def _changes(findings: Findings) -> str:
     rows = [
         (
             text(words.moment(each.at_s)),
-            text(each.instance),
+            broken(each.instance),
             _named(f"{each.kind} {each.name}".strip() or "configuration"),
             text(each.action),
-            text(_before_after(each.rate_before_per_s, each.rate_after_per_s)),
+            text(words.edit(each)),
             text(each.by),
             text(each.reason),
         )
@@ -373,7 +375,3 @@ def _changes(findings: Findings) -> str:
     return "<h3>Limits changed meanwhile</h3>" + table(
         "Live changes of limits, the latest first", columns, rows, hidden=True
     )
-
-
-def _before_after(before: float | None, after: float | None) -> str:
-    return "" if before is None and after is None else f"{words.rate(before)} → {words.rate(after)}"

@@ -10,6 +10,12 @@ from playwright.sync_api import Browser, Page
 from pictures import FOLDER, PICTURES, dashboard, flood, studio
 
 _MARGIN: Final = 20
+_EXCERPT: Final = """
+    nav, #culprits, .curves article + article, .curves details, #recommendations figure,
+    #recommendations tbody tr:nth-child(n + 4) { display: none; }
+"""
+"""Of a report that is too long for one picture: the storm, the curve of what was refused most, and what is to be done
+first."""
 _STYLE: Final = Path(__file__).with_name("style.css")
 
 
@@ -48,10 +54,11 @@ def shoot_page(page: Page, address: str, began_s: float, picture: Path) -> None:
 
 
 def shoot_report(page: Page, report: Path, picture: Path) -> None:
-    """Look at the report as far as the curve of what was refused most."""
+    """Look at the report: the storm, the curve of what was refused most, and the table of recommended limits."""
     page.goto(report.as_uri())
     page.wait_for_selector("html[data-drawn=light]", state="attached")
-    box = page.locator("#demand figure").first.bounding_box()
+    page.add_style_tag(content=_EXCERPT)
+    box = page.locator("#recommendations table").bounding_box()
     assert box is not None
     page.set_viewport_size({"width": page.evaluate("innerWidth"), "height": round(box["y"] + box["height"]) + _MARGIN})
     page.screenshot(path=picture)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from typing import Final
 
@@ -11,6 +11,9 @@ MUTED: Final = "#5b6570"
 _GRID: Final = "#e3e7ea"
 _SHADE: Final = "#f3ece4"
 _LEFT: Final = 52
+_CHARACTER: Final = 6.3
+"""A character of a label is so wide, on average, and has a gap before the scale."""
+_LABEL_GAP: Final = 6
 _RIGHT: Final = 16
 _TOP: Final = 8
 _BOTTOM: Final = 22
@@ -47,6 +50,7 @@ class Chart:
         fill: opacity below a line.
         most: where the scale ends at least.
         shaded_s: a time that stands out.
+        left: where the scale stands, in pixels; further to the right where its values need the room.
     """
 
     width: int
@@ -57,6 +61,7 @@ class Chart:
     fill: float = 0.0
     most: float = 0.0
     shaded_s: tuple[float, float] | None = None
+    left: int = _LEFT
 
     def draw(self, series: Sequence[Series]) -> str:
         """Return the SVG, and its legend."""
@@ -64,6 +69,9 @@ class Chart:
         values = [y for _, points, _ in drawn for _, y in points if not math.isnan(y)]
         ticks = _ticks(max([*values, self.most], default=0.0))
         top = ticks[-1]
+        needed = math.ceil(max(len(self.value(tick)) for tick in ticks) * _CHARACTER) + _LABEL_GAP
+        if needed > self.left:
+            return replace(self, left=needed).draw(series)
         parts = [f'<svg width="{self.width}" height="{self.height}" viewBox="0 0 {self.width} {self.height}">']
         if self.shaded_s is not None:
             left, right = (self._x(max(self.span_s[0], min(self.span_s[1], at_s))) for at_s in self.shaded_s)
@@ -73,8 +81,8 @@ class Chart:
             )
         for tick in ticks:
             y = self._y(tick, top)
-            parts.append(f'<path d="M{_LEFT} {y:.1f}H{self.width - _RIGHT}" stroke="{_GRID}"/>')
-            parts.append(_text(_LEFT - 6, y + 4, self.value(tick), "end"))
+            parts.append(f'<path d="M{self.left} {y:.1f}H{self.width - _RIGHT}" stroke="{_GRID}"/>')
+            parts.append(_text(self.left - _LABEL_GAP, y + 4, self.value(tick), "end"))
         parts += self._seconds()
         # From behind: what is drawn last is what stands lowest in a stack.
         parts += [self._one(each, points, below, top) for each, points, below in reversed(drawn)]
@@ -137,7 +145,7 @@ class Chart:
 
     def _x(self, at_s: float) -> float:
         first, last = self.span_s
-        return _LEFT + (at_s - first) / (last - first) * (self.width - _LEFT - _RIGHT)
+        return self.left + (at_s - first) / (last - first) * (self.width - self.left - _RIGHT)
 
     def _y(self, value: float, top: float) -> float:
         return self.height - _BOTTOM - value / top * (self.height - _TOP - _BOTTOM)

@@ -36,6 +36,9 @@ def demand(p99: float = 430, limit: float | None = 300, **fields: Any) -> Demand
         "days": 7,
         "active_s": WEEK_S // 2,
         "refused_s": 2000,
+        "quiet_s": WEEK_S // 2 - 2000,
+        "refused_days": 7,
+        "refused_span_s": 6 * DAY_S,
         "requests": 1_000_000,
         "messages": 1_000_000,
         "refused_messages": 21_000,
@@ -45,12 +48,38 @@ def demand(p99: float = 430, limit: float | None = 300, **fields: Any) -> Demand
         "refusing_per_s": p99 * 1.1,
         "minute_per_s": p99 / 2,
         "calm_minute_per_s": p99 / 2,
+        "quiet_minute_per_s": p99 / 2,
         "storms": Storms(count=14, days=7, messages=21_000, top_two_share=0.3, clients=40),
     }
     return Demand("a", "topic", "orders", **(usual | fields))
 
 
-QUIET: dict[str, Any] = {"refused_messages": 0, "refused_s": 0, "storms": Storms()}
+QUIET: dict[str, Any] = {
+    "refused_messages": 0,
+    "refused_s": 0,
+    "refused_days": 0,
+    "refused_span_s": 0,
+    "storms": Storms(),
+}
+FLOOD: dict[str, Any] = {
+    "observed_s": 120,
+    "days": 1,
+    "active_s": 40,
+    "refused_s": 37,
+    "quiet_s": 3,
+    "refused_days": 1,
+    "refused_span_s": 60,
+    "messages": 280_000,
+    "refused_messages": 270_000,
+    "corrected": percentiles(9000),
+    "calm": Percentiles(),
+    "refusing_per_s": 8000.0,
+    "minute_per_s": 4600.0,
+    "calm_minute_per_s": 0.0,
+    "quiet_minute_per_s": 0.0,
+    "storms": Storms(count=1, days=1, messages=270_000, top_two_share=1.0, clients=1),
+}
+"""Two minutes of log that know a topic in a flood, and hardly otherwise."""
 RUNAWAY: dict[str, Any] = {
     "corrected": percentiles(2000),
     "calm": percentiles(100),
@@ -86,11 +115,82 @@ def test_less_than_a_tenth_is_left_as_it_is(limit: float) -> None:
 
 
 def test_less_than_a_day_of_log_lowers_nothing_but_raises() -> None:
-    short = {"observed_s": 600, "days": 1}
-    found = decide(demand(100, 1000, **QUIET, **short), 0.3)
+    short = {"observed_s": 1200, "days": 1, "quiet_s": 900, "refused_days": 1, "refused_span_s": 600}
+    found = decide(demand(100, 1000, **(short | QUIET)), 0.3)
     assert (found.action, found.confidence) == ("keep", "low")
-    assert "10 minutes of log are too few to lower it" in found.evidence
+    assert "20 minutes of log are too few to lower it" in found.evidence
     assert decide(demand(430, 300, **short), 0.3).action == "raise"
+
+
+def test_a_flood_that_is_all_the_log_knows_does_not_raise_the_limit_that_stops_it() -> None:
+    found = decide(demand(9000, 200, **FLOOD), 0.2)
+    assert (found.action, found.recommended_rate_per_s, found.confidence) == ("keep", 200, "low")
+    assert "Not enough quiet time to tell demand from a flood: only 3 seconds of it lies outside" in found.evidence
+    assert "nothing of it lies outside" in decide(demand(9000, 200, **FLOOD | {"quiet_s": 0}), 0.2).evidence
+    assert found.need_per_s == 200
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"storms": Storms(count=1, days=1, messages=270_000, top_two_share=0.2, clients=30)},
+        {"observed_s": 3600},
+        {"observed_s": 3 * DAY_S, "days": 3, "active_s": 2000, "refused_s": 1900},
+        {"refused_s": 0, "action": "shadow", "storms": Storms()},
+        {"refused_s": 0, "action": "shadow", "storms": Storms(), "calm": percentiles(9000), "quiet_s": 5000},
+        {"storms": Storms()},
+        {"quiet_s": 5000, "observed_s": 7200, "calm": percentiles(90), "active_s": 5100, "refused_s": 2000},
+    ],
+    ids=[
+        "many clients",
+        "nothing else in an hour",
+        "once in three days",
+        "shadow",
+        "long shadow",
+        "records lost",
+        "far above",
+    ],
+)
+def test_what_may_be_a_flood_raises_nothing(change: dict[str, Any]) -> None:
+    limit = Limit("topic:orders", 200, action=change.get("action", "reject"))
+    fields = {name: value for name, value in (FLOOD | change).items() if name != "action"}
+    found = decide(replace(demand(9000, **fields), limit=limit), 0.2)
+    assert (found.action, found.recommended_rate_per_s, found.confidence) == ("keep", 200, "low")
+    assert "to tell demand from a flood" in found.evidence
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"refused_days": 2, "refused_span_s": DAY_S, "observed_s": 2 * DAY_S, "days": 2},
+        {"refused_days": 4, "refused_span_s": 6 * DAY_S, "observed_s": WEEK_S, "days": 7},
+        {"quiet_s": 3000, "observed_s": 7200, "calm": percentiles(4000)},
+        {"quiet_s": 3000, "observed_s": DAY_S, "active_s": 3040, "calm": percentiles(90), "storms": Storms(count=1)},
+    ],
+    ids=["comes back the next day", "on half of the days", "not far above", "in a day's log, of many"],
+)
+def test_what_the_log_knows_for_a_demand_raises_the_limit(change: dict[str, Any]) -> None:
+    found = decide(demand(9000, 200, **FLOOD | change), 0.2)
+    assert found.action == "raise"
+    assert "flood" not in found.evidence
+
+
+def test_bytes_of_a_flood_raise_nothing_either() -> None:
+    limit = Limit("topic:orders", bytes_per_s=50_000)
+    bytes_ = {"size_bytes": percentiles(2_000_000), "minute_bytes_per_s": 900_000.0}
+    found = decide(replace(demand(9000, **FLOOD | bytes_), limit=limit), 0.2)
+    assert (found.action, found.recommended_bytes_per_s, found.confidence) == ("keep", 50_000, "low")
+    assert found.evidence.count("tell demand from a flood") == 1
+    # The messages are as ever, the bytes are not.
+    calm = {"quiet_s": 3000, "observed_s": 7200, "calm": percentiles(8000), "calm_bytes": percentiles(9000)}
+    assert decide(replace(demand(9000, **FLOOD | bytes_ | calm), limit=limit), 0.2).action == "keep"
+
+
+def test_a_flood_gets_no_more_of_a_capacity_than_its_limit() -> None:
+    found = decide(demand(9000, 200, **FLOOD), 0.2, limit_all=True)
+    assert (found.need_per_s, found.weight) == (200, 200)
+    shared = share_out(found, 0.5, 1000)
+    assert (shared.action, shared.recommended_rate_per_s) == ("lower", 100)
 
 
 def test_a_limit_is_never_below_the_busiest_minute() -> None:

@@ -1,13 +1,17 @@
+import html
 import json
 import re
 
 import findings_maker
+import msgspec
 import pytest
-from findings_maker import LONG
+from findings_maker import HOSTILE, LONG
 
-from admin.analytics.findings import Findings, Inputs
+from admin.analytics.findings import Edit, Findings, Inputs, LimitChange, Point
 from admin.analytics.page import render
-from admin.analytics.page.markup import data, label, table
+from admin.analytics.page.markup import broken, data, label, table
+from admin.tables import printable
+from admin.wire.recommendations import Recommendation
 
 
 def test_no_name_comes_through_unescaped() -> None:
@@ -85,6 +89,52 @@ def test_long_names_keep_their_ends_in_charts() -> None:
     assert label(LONG).startswith("billing-very")
     assert label(LONG).endswith("very-long")
     assert len(label(LONG)) <= 44
+
+
+def test_a_name_is_broken_between_its_parts_only_and_not_at_all_if_it_is_short() -> None:
+    assert broken("10.20.0.7") == "10.20.0.7"
+    assert broken("orders-eu-1") == '<span class="whole">orders-eu-1</span>'
+    assert broken("com.example.orders_of.eu") == "com.<wbr>example.<wbr>orders_<wbr>of.<wbr>eu"
+    assert broken("topic " + "x" * 45) == f"topic {'x' * 20}<wbr>{'x' * 20}<wbr>{'x' * 5}"
+    assert broken('<b a="1">') == "&lt;b a=&quot;1&quot;&gt;"
+    for name in (LONG, HOSTILE, "", " a  b", "-" * 50, "a::b" * 9):
+        assert html.unescape(re.sub(r"<[^<>]+>", "", broken(name))) == printable(name)
+
+
+@pytest.mark.parametrize("limit", [0.0001, 0.00002, 0.05])
+def test_no_limit_above_nothing_reads_as_nothing(limit: float) -> None:
+    point = Point(at_s=0, admitted_per_s=limit, refused_per_s=limit, peak_per_s=1.0, limit_per_s=limit)
+    curve = msgspec.structs.replace(findings_maker.curve("slow", limit), points=(point,))
+    change = LimitChange(instance="a", at_s=0, change_id=1, action="set", rate_before_per_s=limit, rate_after_per_s=1.0)
+    advice = Recommendation(
+        instance="a", kind="topic", name="slow", action="raise", rate_per_s=limit, recommended_rate_per_s=1.0
+    )
+    found = findings_maker.findings(curves=(curve,), limit_changes=(change,), recommendations=(advice,))
+    page = render(found)
+    own = re.sub(r"<script>.*?</script>", "", page, flags=re.DOTALL)
+    assert not re.search(r"(?<![\d.,])0/s", own)
+    written = f"{limit:.5f}".rstrip("0")
+    assert f"{written}/s → 1/s" in own
+    # The smallest tick of the scale has as many decimals.
+    (decimals,) = re.findall(r'"format":"0,0\.\[(0+)\]"', own)
+    assert len(decimals) >= len(written.partition(".")[2])
+
+
+def test_a_step_is_said_to_be_of_many_minutes_only_if_it_is() -> None:
+    steps = {60: False, 1: False, 300: True}
+    for step_s, many in steps.items():
+        curve = msgspec.structs.replace(findings_maker.curve("orders", 300.0, points=5), step_s=step_s)
+        assert ("so many minutes are drawn as one" in render(findings_maker.findings(curves=(curve,)))) is many
+
+
+def test_an_edit_is_drawn_at_its_time() -> None:
+    curve = findings_maker.curve("orders", 300.0, points=3, storms=0)
+    at_s = curve.points[1].at_s + 25
+    curve = msgspec.structs.replace(curve, edits=(Edit(at_s=at_s, before_per_s=200.0, after_per_s=300.0),))
+    page = render(findings_maker.findings(curves=(curve,)))
+    assert "limit 300/s, 200/s" in page
+    (drawn,) = re.findall(r'class="chart-data" data-chart="curve-0">(.*?)</script>', page)
+    assert f'["from",[{curve.points[0].at_s}000,{curve.points[1].at_s}000,{at_s}000,' in drawn
 
 
 def test_a_table_says_what_its_cells_are() -> None:

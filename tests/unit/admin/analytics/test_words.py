@@ -1,6 +1,9 @@
+from typing import Any
+
 import pytest
 
 from admin.analytics import words
+from admin.analytics.findings import Held, LimitChange
 from admin.wire.recommendations import Backtest, Recommendation, Replay
 
 
@@ -30,6 +33,11 @@ def test_a_share_is_never_rounded_to_nothing_or_all(share: float, text: str) -> 
         (12.5, "12.5/s"),
         (0.25, "0.25/s"),
         (2e-4, "0.0002/s"),
+        (1e-4, "0.0001/s"),
+        (1.26e-5, "0.0000126/s"),
+        (0.0014, "0.0014/s"),
+        (1e-12, "1e-12/s"),
+        (1 / 60, "0.017/s"),
     ],
 )
 def test_rates_have_the_figures_that_matter(rate: float | None, text: str) -> None:
@@ -58,6 +66,24 @@ def test_a_change_says_what_was_and_what_will_be() -> None:
     assert words.change(_recommendation(rate_per_s=5.0, action="keep")) == "5/s"
     bytes_too = _recommendation(rate_per_s=5.0, recommended_rate_per_s=6.0, bytes_per_s=4096.0, count="requests")
     assert words.change(bytes_too) == "5 requests/s → 6 requests/s, 4,096 bytes/s"
+
+
+def _change(before: float | None, after: float | None, **held: Any) -> LimitChange:
+    return LimitChange(
+        instance="a", at_s=0, change_id=1, action="set", rate_before_per_s=before, rate_after_per_s=after, **held
+    )
+
+
+def test_an_edit_says_what_held_beside_it_and_claims_nothing_where_that_is_not_known() -> None:
+    pattern = Held(rule="topic:orders-*", rate_per_s=200.0)
+    assert words.edit(_change(300, 450)) == "300/s → 450/s"
+    assert words.edit(_change(None, 1000)) == "own limit: none → 1,000/s"
+    assert words.edit(_change(1000, None)) == "own limit: 1,000/s → none"
+    assert words.edit(_change(None, None)) == ""
+    assert words.edit(_change(None, 1000, held_before=pattern)) == "200/s (by orders-*) → 1,000/s"
+    default = Held(rule="topic:*", rate_per_s=2000.0)
+    assert words.edit(_change(1000, None, held_after=default)) == "1,000/s → 2,000/s (by the default)"
+    assert words.edit(_change(None, 1000, held_before=Held())) == "unlimited → 1,000/s"
 
 
 def test_what_would_be_refused_is_said_of_what_was_replayed() -> None:
