@@ -4,6 +4,7 @@ Between the configuration and the data path: plug-ins are loaded and given their
 checked with all of that at hand is checked. How rules come about is ``admin.rulebook``. Nothing is started here.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -12,7 +13,6 @@ from admin.addresses import collides, reaches
 from admin.auth import ANYONE, Access, read_access
 from admin.endpoint import Endpoint
 from admin.errors import SettingsError
-from admin.faults import Origins
 from admin.rule_fields import SCOPE_KINDS, kinds_of
 from admin.rulebook import BUILT_IN, Rulebook
 from admin.settings import DEFAULT_PROTOCOL, OFF, ListenerSettings, Settings
@@ -132,22 +132,29 @@ def compose(configuration: Configuration) -> Plan:
     Raises:
         SettingsError: with a line for each fault.
     """
-    problems: list[str] = []
+    problems = list(configuration.problems)
     origins = configuration.origins
     settings = configuration.settings
-    listeners = _listeners(settings, origins, problems)
-    _check_addresses(settings, origins, problems)
-    access, certificate = _admin(settings, origins, problems)
-    handlers, handler_sources = _handlers(settings, origins, problems)
-    protocols = {listener.protocol.name: listener.protocol for listener in listeners}
-    if not settings.listeners:
+    faulty = configuration.faulty
+    protocols = _protocols(configuration, problems)
+    listeners = _listeners(configuration, protocols, problems)
+    _check_addresses(configuration, problems)
+    access, certificate = _admin(configuration, problems)
+    handlers, handler_sources = _handlers(configuration, problems)
+    kinds_known = ("listeners",) not in faulty and all(each.protocol in protocols for each in settings.listeners)
+    if not protocols:
         # Rules can be checked before there is a listener.
         protocols = {DEFAULT_PROTOCOL: plugins.protocol(DEFAULT_PROTOCOL, ("listeners",), origins)}
-    if problems:
-        raise SettingsError([*configuration.problems, *problems])
     kinds = kinds_of(protocols.values())
-    scopes = [listener.settings.scope for listener in listeners]
-    book = rulebook.build(configuration, tuple(protocols.values()), scopes)
+    places = [("listeners", index) for index in range(len(settings.listeners))]
+    scopes_known = ("listeners",) not in faulty and all((*place, "scope") not in faulty for place in places)
+    scopes = [listener.scope for listener in settings.listeners] if scopes_known else []
+    try:
+        book = rulebook.build(configuration, tuple(protocols.values()), scopes, kinds_known=kinds_known)
+    except SettingsError as error:
+        raise SettingsError(sorted((*problems, *error.lines), key=origins.line)) from None
+    if problems:
+        raise SettingsError(sorted(problems, key=origins.line))
     rule_set = book.rule_set()
     doubtful = doubts.about(settings, rule_set, (*kinds, *SCOPE_KINDS), origins, datetime.now(UTC))
     return Plan(
@@ -173,18 +180,38 @@ def _files(configuration: Configuration) -> tuple[str, ...]:
     return tuple(file for file in files if file is not None)
 
 
-def _listeners(settings: Settings, origins: Origins, problems: list[str]) -> tuple[PlannedListener, ...]:
+def _protocols(configuration: Configuration, problems: list[str]) -> dict[str, Protocol]:
+    """Load the listeners' protocols, by the names that listeners call them."""
+    protocols: dict[str, Protocol] = {}
+    for index, listener in enumerate(configuration.settings.listeners):
+        place = ("listeners", index, "protocol")
+        if place in configuration.faulty or listener.protocol in protocols:
+            continue
+        try:
+            protocols[listener.protocol] = plugins.protocol(listener.protocol, place, configuration.origins)
+        except SettingsError as error:
+            problems.extend(error.lines)
+    return protocols
+
+
+def _listeners(
+    configuration: Configuration, protocols: Mapping[str, Protocol], problems: list[str]
+) -> tuple[PlannedListener, ...]:
+    origins, faulty = configuration.origins, configuration.faulty
     planned = []
     labels: set[str] = set()
-    for index, listener in enumerate(settings.listeners):
+    for index, listener in enumerate(configuration.settings.listeners):
         place = ("listeners", index)
-        if listener.label in labels:
-            problems.append(
-                origins.problem((*place, "name"), "used by another listener too; choose another", listener.label)
-            )
-        labels.add(listener.label)
+        if (*place, "name" if listener.name else "listen") not in faulty:
+            if listener.label in labels:
+                problems.append(
+                    origins.problem((*place, "name"), "used by another listener too; choose another", listener.label)
+                )
+            labels.add(listener.label)
+        protocol = protocols.get(listener.protocol)
+        if protocol is None or (*place, "protocol") in faulty:
+            continue
         try:
-            protocol = plugins.protocol(listener.protocol, (*place, "protocol"), origins)
             given = listener.options if listener.tls is None else {"tls": listener.tls, **listener.options}
             options = plugins.options(protocol.options, given, (*place, "options"), origins)
         except SettingsError as error:
@@ -194,11 +221,14 @@ def _listeners(settings: Settings, origins: Origins, problems: list[str]) -> tup
     return tuple(planned)
 
 
-def _check_addresses(settings: Settings, origins: Origins, problems: list[str]) -> None:
+def _check_addresses(configuration: Configuration, problems: list[str]) -> None:
     """Refuse a broker that is Sluice itself, and addresses that cannot both be listened on."""
+    settings, origins, faulty = configuration.settings, configuration.origins, configuration.faulty
     for index, listener in enumerate(settings.listeners):
+        if ("listeners", index, "broker") in faulty:
+            continue
         for other, target in enumerate(settings.listeners):
-            if reaches(listener.broker, target.listen):
+            if ("listeners", other, "listen") not in faulty and reaches(listener.broker, target.listen):
                 there = origins.name(("listeners", other, "listen"), str(target.listen))
                 what = f"is where Sluice itself listens ({there}), so it would connect to itself without end"
                 problems.append(
@@ -212,6 +242,7 @@ def _check_addresses(settings: Settings, origins: Origins, problems: list[str]) 
     ]
     if settings.admin.listen != OFF:
         bound.append((("admin", "listen"), settings.admin.listen))
+    bound = [(place, address) for place, address in bound if place not in faulty]
     for index, (place, address) in enumerate(bound):
         for earlier, taken in bound[:index]:
             if collides(address, taken):
@@ -220,26 +251,31 @@ def _check_addresses(settings: Settings, origins: Origins, problems: list[str]) 
                 break
 
 
-def _admin(settings: Settings, origins: Origins, problems: list[str]) -> tuple[Access, Certificate | None]:
+def _admin(configuration: Configuration, problems: list[str]) -> tuple[Access, Certificate | None]:
+    admin, origins = configuration.settings.admin, configuration.origins
     access, certificate = ANYONE, None
+    if ("admin",) in configuration.faulty or configuration.faulty.keys(("admin",)):
+        # Who may use it depends on nearly all keys together.
+        return access, certificate
     try:
-        access = read_access(settings.admin, origins)
+        access = read_access(admin, origins)
     except SettingsError as error:
         problems.extend(error.lines)
     try:
-        certificate = read_certificate(settings.admin, origins)
+        certificate = read_certificate(admin, origins)
     except SettingsError as error:
         problems.extend(error.lines)
     return access, certificate
 
 
-def _handlers(
-    settings: Settings, origins: Origins, problems: list[str]
-) -> tuple[tuple[HandlerConfig, ...], tuple[str, ...]]:
+def _handlers(configuration: Configuration, problems: list[str]) -> tuple[tuple[HandlerConfig, ...], tuple[str, ...]]:
+    origins = configuration.origins
     configs: list[HandlerConfig] = []
     sources: list[str] = []
-    for index, handler in enumerate(settings.handlers):
+    for index, handler in enumerate(configuration.settings.handlers):
         place = ("handlers", index)
+        if (*place, "name") in configuration.faulty:
+            continue
         if any(config.plugin.name == handler.name for config in configs):
             problems.append(origins.problem((*place, "name"), "stands in the pipeline twice; remove one", handler.name))
             continue

@@ -79,7 +79,7 @@ class Origins:
 
 
 def describe(
-    error: ValidationError,
+    details: Iterable[ErrorDetails],
     origins: Origins,
     *,
     model: type[Any],
@@ -90,7 +90,7 @@ def describe(
     """Turn pydantic's errors into lines for an operator.
 
     Args:
-        error: what pydantic raised.
+        details: what pydantic found.
         origins: where the values came from.
         model: what it was validated against, for the names of the keys that are allowed.
         prefix: the place of what was validated in the configuration.
@@ -99,7 +99,7 @@ def describe(
     """
     return [
         origins.problem((*prefix, *detail["loc"]), *_words(detail, model, hints or {}, words or {}))
-        for detail in error.errors(include_url=False)
+        for detail in details
     ]
 
 

@@ -67,9 +67,10 @@ def options(declared: type[Any], given: Mapping[str, object], place: Place, orig
         value = TypeAdapter(declared).validate_python(dict(given))
     except ValidationError as error:
         surplus = {"extra_forbidden", "unexpected_keyword_argument"}
-        if any(detail["type"] not in surplus for detail in error.errors(include_url=False)) or not problems:
+        details = error.errors(include_url=False)
+        if any(detail["type"] not in surplus for detail in details) or not problems:
             problems += [
-                line for line in describe(error, origins, model=declared, prefix=place) if line not in problems
+                line for line in describe(details, origins, model=declared, prefix=place) if line not in problems
             ]
         raise SettingsError(problems) from None
     if problems:

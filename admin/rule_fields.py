@@ -11,9 +11,9 @@ from pydantic import ValidationError
 from admin.faults import describe_fields, unknown_key
 from admin.settings import EDIT_KEY_HINTS, KIND_HINTS, UNLIMITED, VALUE_HINTS, Limit, WrittenLimit
 from limiter.errors import RuleError
-from limiter.patterns import Matcher
+from limiter.patterns import DEFAULT_PATTERN, Matcher
 from limiter.resource import CLIENT, LISTENER, PRODUCER_GROUP, TOTAL
-from limiter.rule import Rule
+from limiter.rule import MAX_TIME_S, Rule
 from limiter.schedule import DAYS, EVERY_DAY, Hours, read_hours
 from proxy.protocols.base import Kind, Protocol
 
@@ -24,8 +24,17 @@ SCOPE_KINDS: Final = (
 )
 """The kinds that every protocol has, in the order in which they are asked."""
 
+IDENTITY: Final = frozenset({"kind", "name", "shared", "between", "days", "time_zone"})
+"""The keys that tell a rule from others of its source."""
+
 #: How attributes of a rule are called where operators write them, where that is another name.
 _KEYS: Final = {"rate_per_s": "rate", "pattern": "name"}
+#: What stands in for a faulty value where its default could make another one wrong: any break fits these.
+_HARMLESS: Final[Mapping[str, float]] = {"burst_s": MAX_TIME_S, "bytes_burst_s": MAX_TIME_S}
+#: Fields of which nothing is known without another one.
+_LEANING: Final[Mapping[str, tuple[str, ...]]] = {"shared": ("fair_by",)}
+#: What a rule is of whose kind is no word.
+_ANY_KIND: Final = "unknown"
 #: A glob's characters that never stand for themselves.
 _SPECIAL: Final = frozenset("*?[")
 
@@ -88,7 +97,7 @@ class RuleReader:
         """Make the checked rule of a limit.
 
         Args:
-            kind: one that there is.
+            kind: of what is limited; one that there is not is checked by no protocol.
             pattern: as written.
             limit: the written fields.
             source: where it was written.
@@ -97,30 +106,65 @@ class RuleReader:
         Raises:
             RuleError: it cannot be, no protocol can follow it, or no listener has the scope.
         """
-        of = self.kinds[kind]
-        return self.check(
-            Rule(
-                kind=kind,
-                pattern=pattern,
-                rate_per_s=None if limit.rate == UNLIMITED else limit.rate,
-                burst_s=limit.burst_s,
-                break_s=limit.break_s,
-                count=limit.count,
-                bytes_per_s=limit.bytes_per_s,
-                bytes_burst_s=limit.bytes_burst_s,
-                shared=shared,
-                action=limit.action or of.action,
-                max_delay_s=of.max_delay_s if limit.max_delay_s is None else limit.max_delay_s,
-                busy_code=limit.busy_code,
-                fair_by=limit.fair_by,
-                max_fair_keys=limit.max_fair_keys,
-                warm_up_s=limit.warm_up_s,
-                hours=_hours(limit),
-                allow_under_limit=limit.allow_under_limit,
-                exempt=isinstance(limit, WrittenLimit) and limit.exempt,
-                source=source,
-            )
+        of = self.kinds.get(kind, Kind(kind, ""))
+        rule = Rule(
+            kind=kind,
+            pattern=pattern,
+            rate_per_s=None if limit.rate == UNLIMITED else limit.rate,
+            burst_s=limit.burst_s,
+            break_s=limit.break_s,
+            count=limit.count,
+            bytes_per_s=limit.bytes_per_s,
+            bytes_burst_s=limit.bytes_burst_s,
+            shared=shared,
+            action=limit.action or of.action,
+            max_delay_s=of.max_delay_s if limit.max_delay_s is None else limit.max_delay_s,
+            busy_code=limit.busy_code,
+            fair_by=limit.fair_by,
+            max_fair_keys=limit.max_fair_keys,
+            warm_up_s=limit.warm_up_s,
+            hours=_hours(limit),
+            allow_under_limit=limit.allow_under_limit,
+            exempt=isinstance(limit, WrittenLimit) and limit.exempt,
+            source=source,
         )
+        return self.check(rule) if kind in self.kinds else rule
+
+    def salvage(
+        self, kind: str, pattern: str, limit: Limit, source: str, *, shared: bool = False
+    ) -> tuple[Rule | None, list[RuleError]]:
+        """Make the rule of a limit without the fields that are wrong; the arguments are those of ``rule``.
+
+        A kind that there is not is no error here: all that does not depend on it is checked.
+
+        Returns:
+            The rule, for no other use than to be told from others, or None if it is not known when or for what it
+            would hold; and each thing that is wrong.
+        """
+        errors: list[RuleError] = []
+        identified = True
+        while True:
+            try:
+                rule = self.rule(kind, pattern, limit, source, shared=shared)
+            except RuleError as error:
+                key = key_of(error)
+                identified = identified and key not in IDENTITY
+                if key == "kind":
+                    kind = _ANY_KIND
+                    continue
+                errors.append(error)
+                dropped = {key, *_LEANING.get(key, ())} & limit.model_fields_set
+                if key == "name" and pattern != DEFAULT_PATTERN:
+                    pattern = DEFAULT_PATTERN
+                elif key == "shared" and shared:
+                    shared = False
+                elif key not in dropped:
+                    return None, errors
+                fields = type(limit).model_fields
+                limit = limit.model_copy(update={each: _HARMLESS.get(each, fields[each].default) for each in dropped})
+                limit.model_fields_set.difference_update(dropped)
+            else:
+                return (rule if identified else None), errors
 
     def check(self, rule: Rule) -> Rule:
         """Return the rule if every protocol it is for can follow it.
@@ -165,10 +209,10 @@ class RuleReader:
         except ValidationError as error:
             problems = describe_fields(error, model=WrittenLimit, hints=EDIT_KEY_HINTS, words=VALUE_HINTS)
             raise FieldError((field or "rate", what) for field, what in problems) from None
-        try:
-            return self.rule(named.kind, named.pattern, limit, source, shared=named.shared)
-        except RuleError as error:
-            raise _field_error(error) from None
+        rule, errors = self.salvage(named.kind, named.pattern, limit, source, shared=named.shared)
+        if rule is None or errors:
+            raise FieldError(_field_problem(error) for error in errors)
+        return rule
 
     def _unlimited(self, kind: str, name: str) -> Rule:
         """Return an unlimited rule for what is addressed."""
@@ -182,7 +226,7 @@ class RuleReader:
         try:
             return self.check(Rule(of, pattern, None, shared=shared))
         except RuleError as error:
-            raise _field_error(error) from None
+            raise FieldError([_field_problem(error)]) from None
 
 
 def no_kind(kind: str, kinds: Iterable[str]) -> str:
@@ -240,10 +284,10 @@ def worded(error: RuleError) -> str:
     return str(error).replace("rate_per_s", "rate")
 
 
-def _field_error(error: RuleError) -> FieldError:
+def _field_problem(error: RuleError) -> tuple[str, str]:
     key = key_of(error)
     # What is shared is said by the address.
-    return FieldError([("name" if key == "shared" else key, worded(error))])
+    return "name" if key == "shared" else key, worded(error)
 
 
 def _between(hours: Hours, *, whole_day: bool) -> str | None:

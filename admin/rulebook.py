@@ -8,9 +8,8 @@ from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Final, NamedTuple
 
 from admin.errors import SettingsError
-from admin.faults import Origins
-from admin.rule_fields import RuleReader, key_of, kinds_of, worded
-from admin.settings import Limit, Settings
+from admin.rule_fields import IDENTITY, RuleReader, key_of, kinds_of, worded
+from admin.settings import Limit
 from admin.sources import Configuration, LimitText
 from admin.toml_lines import Path as Place
 from limiter.errors import RuleError
@@ -68,25 +67,27 @@ class Rulebook:
         return RuleSet(rules=self.rules(), enabled=self.enabled)
 
 
-def build(configuration: Configuration, protocols: Sequence[Protocol], scopes: Iterable[str]) -> Rulebook:
+def build(
+    configuration: Configuration, protocols: Sequence[Protocol], scopes: Iterable[str], *, kinds_known: bool = True
+) -> Rulebook:
     """Lay the operator's rules over the protocols' own.
 
     Args:
         configuration: with the limits of all sources.
         protocols: whose kinds there are.
         scopes: those of the listeners; none leaves the names in rules of kind ``listener`` unchecked.
+        kinds_known: there are no other protocols, so that a kind of none of these is wrong.
 
     Raises:
-        SettingsError: with a line for each fault.
+        SettingsError: with a line for each fault of the rules, besides those that the configuration tells of.
     """
-    reader = _Sources(configuration.origins, RuleReader(protocols, scopes))
+    reader = _Sources(configuration, RuleReader(protocols, scopes), kinds_known=kinds_known)
     settings = configuration.settings
-    places = configuration.limit_places
-    from_file = reader.single([*reader.limits(settings, places), *reader.defaults(settings)])
+    from_file = reader.single([*reader.limits(), *reader.defaults()])
     from_env = reader.single(reader.texts(configuration.env_limits))
     from_flags = reader.single(reader.texts(configuration.flag_limits))
-    if problems := sorted((*configuration.problems, *reader.problems), key=configuration.origins.line):
-        raise SettingsError(problems)
+    if reader.problems:
+        raise SettingsError(reader.problems)
     given = (from_file, from_env, from_flags)
     built_in = [protocol.default_rules for protocol in protocols]
     if not any(given):
@@ -179,36 +180,45 @@ def _strictest(rules: Iterable[Rule], sent_to: Container[str]) -> Strictest | No
 class _Sources:
     """Makes rules of what operators write, and collects what is wrong with it."""
 
-    def __init__(self, origins: Origins, reader: RuleReader) -> None:
+    def __init__(self, configuration: Configuration, reader: RuleReader, *, kinds_known: bool) -> None:
         self.problems: list[str] = []
         self.reader = reader
-        self._origins = origins
+        self._settings = configuration.settings
+        self._faulty = configuration.faulty
+        self._origins = configuration.origins
         self._kinds = reader.kinds
+        self._kinds_known = kinds_known
 
-    def limits(self, settings: Settings, places: Iterable[Place]) -> Iterable[Rule]:
-        """Yield the rules of the file."""
-        for place, limit in zip(places, settings.limits, strict=True):
-            if limit.kind not in self._kinds:
-                what = self.reader.unknown(limit.kind)
-                self.problems.append(self._origins.problem((*place, "kind"), what, limit.kind))
-                continue
-            try:
-                source = self._origins.of(place)
-                yield self.reader.rule(limit.kind, limit.name, limit, source, shared=limit.shared)
-            except RuleError as error:
-                self._refuse(place, limit, error)
+    def limits(self) -> Iterable[Rule]:
+        """Yield the rules of the file, and what is left of those that are wrong, to be told from others."""
+        for index, limit in enumerate(self._settings.limits):
+            place = ("limits", index)
+            yield from self._rules(place, (*place, "kind"), limit.kind, limit.name, limit, shared=limit.shared)
 
-    def defaults(self, settings: Settings) -> Iterable[Rule]:
-        """Yield the defaults of the file."""
-        for kind, default in settings.defaults.items():
+    def defaults(self) -> Iterable[Rule]:
+        """Yield the defaults of the file, likewise."""
+        for kind, default in self._settings.defaults.items():
             place = ("defaults", kind)
-            if kind not in self._kinds:
-                self.problems.append(self._origins.problem(place, self.reader.unknown(kind)))
-                continue
-            try:
-                yield self.reader.rule(kind, DEFAULT_PATTERN, default, self._origins.of(place))
-            except RuleError as error:
-                self._refuse(place, default, error)
+            yield from self._rules(place, place, kind, DEFAULT_PATTERN, default)
+
+    def _rules(
+        self, place: Place, kind_place: Place, kind: str, pattern: str, limit: Limit, *, shared: bool = False
+    ) -> Iterable[Rule]:
+        if place in self._faulty:
+            return
+        faulty = self._faulty.keys(place)
+        is_kind = kind in self._kinds
+        if not is_kind and self._kinds_known and kind_place not in self._faulty:
+            value = kind if kind_place != place else None
+            self.problems.append(self._origins.problem(kind_place, self.reader.unknown(kind), value))
+        rule, errors = self.reader.salvage(kind, pattern, limit, self._origins.of(place), shared=shared)
+        for error in errors:
+            # What stands in for a faulty value is nobody's fault.
+            if key_of(error) not in faulty:
+                self._refuse(place, limit, error)
+        # A mistyped key may have been to tell it from others.
+        if rule is not None and is_kind and not faulty & IDENTITY and faulty <= type(limit).model_fields.keys():
+            yield rule
 
     def texts(self, limits: Iterable[LimitText]) -> Iterable[Rule]:
         """Yield the rules of a variable or of flags."""
@@ -229,8 +239,9 @@ class _Sources:
                 self.problems.append(f"{limit.source} {text}")
                 continue
             if rule.kind not in self._kinds:
-                what = f"kind '{rule.kind}' is {self.reader.unknown(rule.kind)}"
-                self.problems.append(f"{limit.source} '{limit.text}': {what}")
+                if self._kinds_known:
+                    what = f"kind '{rule.kind}' is {self.reader.unknown(rule.kind)}"
+                    self.problems.append(f"{limit.source} '{limit.text}': {what}")
                 continue
             yield rule
 

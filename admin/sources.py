@@ -23,11 +23,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from admin.client.target import CLIENT_VARIABLES, ENV_WEBHOOK_TOKEN
 from admin.errors import SettingsError
 from admin.faults import SECRET_KEYS, Origins, describe, given, show, spell, unknown_key
+from admin.salvage import Faulty, salvage
 from admin.settings import DEFAULT_PROTOCOL, KEY_HINTS, VALUE_HINTS, Settings
 from admin.toml_lines import Path as Place
 from admin.toml_lines import find_lines
@@ -79,9 +80,8 @@ class Configuration:
         env_limits: limits of the environment, stronger than the file's.
         flag_limits: limits of the command line, stronger than the environment's.
         origins: where each value came from.
-        limit_places: the place of each of the settings' limits.
-        problems: what is wrong with the limits that the settings leave out for that; whoever reads the others tells
-            all at once.
+        problems: what is wrong so far, a line each; whoever checks the rest tells all at once.
+        faulty: what the settings do not say as it was written, because it is wrong.
         replaced: what the file says and the environment says otherwise, a line each.
     """
 
@@ -89,13 +89,15 @@ class Configuration:
     env_limits: tuple[LimitText, ...]
     flag_limits: tuple[LimitText, ...]
     origins: Origins
-    limit_places: tuple[Place, ...]
     problems: tuple[str, ...] = ()
+    faulty: Faulty = field(default_factory=Faulty)
     replaced: tuple[str, ...] = ()
 
 
 def load(file: str | None, environ: Mapping[str, str], flags: Flags) -> Configuration:
     """Read, merge and validate the configuration.
+
+    What is wrong with values is told by the configuration that is returned: the rest of it can still be checked.
 
     Args:
         file: path of the TOML file; None looks at SLUICE_CONFIG.
@@ -103,50 +105,31 @@ def load(file: str | None, environ: Mapping[str, str], flags: Flags) -> Configur
         flags: the command line.
 
     Raises:
-        SettingsError: with a line for each fault, unless all faults are of limits.
+        SettingsError: the file cannot be read, or is not TOML.
     """
+    name = "" if file else f"{ENV_CONFIG}="
     file = file or environ.get(ENV_CONFIG) or None
     data: dict[str, Any] = {}
     lines: Mapping[Place, int] = {}
     if file is not None:
-        data, lines = _read(file)
-    problems = _expand_addresses(data, environ, Origins(file, lines, {}))
+        data, lines = _read(file, name)
+    faulty: set[Place] = set()
+    problems = _expand_addresses(data, environ, Origins(file, lines, {}), faulty)
     named: dict[Place, str] = {}
     found, replaced = _merge_environment(data, named, environ, Origins(file, lines, {}))
     problems += found
     for place, (flag, value) in flags.values.items():
         _put(data, place, value)
         named[place] = flag
-    problems += _merge_listeners(data, named, environ, flags)
+    problems += _merge_listeners(data, named, environ, flags, faulty)
     origins = Origins(file, lines, named)
-    limits = data.get("limits")
-    limit_places: dict[int, Place] = dict(
-        enumerate(("limits", index) for index in range(len(limits) if isinstance(limits, list) else 0))
-    )
-    try:
-        settings = Settings.model_validate(data)
-    except ValidationError as error:
-        faults = describe(error, origins, model=Settings, hints=KEY_HINTS, words=VALUE_HINTS)
-        faulty = {detail["loc"][:2] for detail in error.errors(include_url=False)}
-        if problems or any(len(place) < 2 or place[0] not in {"limits", "defaults"} for place in faulty):
-            raise SettingsError(problems + faults) from None
-        limit_places = {index: place for index, place in limit_places.items() if place not in faulty}
-        data["limits"] = [limits[index] for index in limit_places] if isinstance(limits, list) else []
-        data["defaults"] = {
-            kind: limit for kind, limit in data.get("defaults", {}).items() if ("defaults", kind) not in faulty
-        }
-        settings = Settings.model_validate(data)
-    else:
-        faults = []
-    if problems:
-        raise SettingsError(problems)
+    settings, details = salvage(data, faulty)
+    problems += describe(details, origins, model=Settings, hints=KEY_HINTS, words=VALUE_HINTS)
     env_limits = tuple(
         LimitText(text, ENV_LIMIT) for text in _LIMIT_SEPARATOR.split(environ.get(ENV_LIMIT, "")) if text
     )
     flag_limits = tuple(LimitText(text, "--limit") for text in flags.limits)
-    return Configuration(
-        settings, env_limits, flag_limits, origins, tuple(limit_places.values()), tuple(faults), replaced
-    )
+    return Configuration(settings, env_limits, flag_limits, origins, tuple(problems), Faulty(faulty), replaced)
 
 
 def environment_names() -> dict[str, Place]:
@@ -167,22 +150,29 @@ def _environment_names(model: type[BaseModel], parent: Place) -> Iterable[tuple[
             yield ENV_PREFIX + "_".join(map(str, place)).upper(), place
 
 
-def _read(file: str) -> tuple[dict[str, Any], Mapping[Place, int]]:
+def _read(file: str, name: str) -> tuple[dict[str, Any], Mapping[Place, int]]:
+    """Read the file; ``name`` is what named it, if that is not on the command line."""
     try:
         text = Path(file).read_text(encoding="utf-8")
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
-        raise SettingsError(f"{file}: cannot be read: {reason}; name a TOML file") from None
+        # Which file that is depends on where the command runs.
+        is_relative = isinstance(error, FileNotFoundError) and not Path(file).is_absolute()
+        looked_for = f" (looked for {Path(file).absolute()})" if is_relative else ""
+        raise SettingsError(f"{name}{file}: cannot be read: {reason}{looked_for}; name a TOML file") from None
     except UnicodeDecodeError as error:
-        raise SettingsError(f"{file}: not UTF-8 text: byte {error.start} cannot be read; save it as UTF-8") from None
+        what = f"not UTF-8 text: byte {error.start} cannot be read; save it as UTF-8"
+        raise SettingsError(f"{name}{file}: {what}") from None
     try:
         return tomllib.loads(text), find_lines(text)
     except tomllib.TOMLDecodeError as error:
         raise SettingsError(_not_toml(file, text, str(error))) from None
 
 
-def _expand_addresses(data: dict[str, Any], environ: Mapping[str, str], origins: Origins) -> list[str]:
-    """Put the values of variables into the file's addresses; return what is wrong with that."""
+def _expand_addresses(
+    data: dict[str, Any], environ: Mapping[str, str], origins: Origins, faulty: set[Place]
+) -> list[str]:
+    """Put the values of variables into the file's addresses; note what is no address then, and return why."""
     places: list[tuple[Any, Place]] = [(data.get("admin"), ("admin",))]
     listeners = data.get("listeners")
     if isinstance(listeners, list):
@@ -199,6 +189,7 @@ def _expand_addresses(data: dict[str, Any], environ: Mapping[str, str], origins:
                     f"the environment has no {' and no '.join(unset)}; write the address itself, or set what it names"
                 )
                 problems.append(origins.problem((*place, key), what, text))
+                faulty.add((*place, key))
             else:
                 table[key] = _VARIABLE.sub(lambda match: environ[match[1]], text)
     return problems
@@ -276,7 +267,7 @@ def _put(data: dict[str, Any], place: Place, value: object) -> None:
 
 
 def _merge_listeners(
-    data: dict[str, Any], named: dict[Place, str], environ: Mapping[str, str], flags: Flags
+    data: dict[str, Any], named: dict[Place, str], environ: Mapping[str, str], flags: Flags, faulty: set[Place]
 ) -> list[str]:
     """Pairs of listen and broker addresses stand in for all the file's listeners."""
     listen, listen_name = _pair_half(flags.listen, "--listen", environ, ENV_LISTEN)
@@ -289,8 +280,10 @@ def _merge_listeners(
             return [f"{given(protocol_name, protocol)}: goes with --listen and --broker; give these too"]
         return []
     if len(listen) != len(broker):
+        faulty.add(("listeners",))
         counts = f"{listen_name} is given {_times(listen)}, {broker_name} {_times(broker)}"
         return [f"{counts}: give them in pairs, each address to listen on with that of its broker"]
+    faulty.difference_update([place for place in faulty if place[0] == "listeners"])
     data["listeners"] = [
         {"listen": here, "broker": there, "protocol": protocol or DEFAULT_PROTOCOL}
         for here, there in zip(listen, broker, strict=True)

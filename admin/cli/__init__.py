@@ -5,7 +5,7 @@ errors come as exceptions, so that their wording and exit codes stay ours.
 
 Whatever goes wrong is said in single lines on stderr that begin with ``sluice:``. Exit codes: 0 done, 1 cannot
 run here, or nobody answers, or it cannot be done now; 2 wrong command line or configuration, or refused as invalid;
-3 somebody else changed it first; 4 not permitted; 5 not found; 128 + N ended by signal N.
+3 somebody else changed it first; 4 not permitted; 5 not found, or nothing to undo; 128 + N ended by signal N.
 """
 
 import errno
@@ -37,7 +37,7 @@ app = App(
     ),
 )
 app.command(running.run, help_epilogue=running.RUN_EPILOGUE)
-app.command(running.check, help_epilogue=running.CHECK_EPILOGUE)
+app.command(running.check, usage="Usage: sluice check [FILE]", help_epilogue=running.CHECK_EPILOGUE)
 app.command(limits.app)
 app.command(operating.switch)
 app.command(operating.reload, help_epilogue=ASKING)

@@ -36,7 +36,7 @@ FileName = str | Path
 
 EXIT_CODES: Final = (
     "Exit codes: 0 done, 1 nobody answers or it cannot be done now, 2 wrong command line or refused as invalid,"
-    " 3 somebody else changed it first (--if-match), 4 not permitted, 5 not found."
+    " 3 somebody else changed it first, 4 not permitted, 5 not found, or nothing to undo."
 )
 
 WHOM: Final = (

@@ -102,7 +102,7 @@ def run(
     return exit_code
 
 
-def check(file: Annotated[FileName, Parameter(help="TOML file to validate")], /) -> int:
+def check(file: Annotated[FileName | None, Parameter(help="TOML file to validate (SLUICE_CONFIG)")] = None, /) -> int:
     """Validate a configuration file and print what it would put in force.
 
     The environment counts, as it would for `sluice run --config FILE`.
@@ -110,9 +110,14 @@ def check(file: Annotated[FileName, Parameter(help="TOML file to validate")], /)
     from admin.composition import compose  # noqa: PLC0415 - as in run
     from admin.live import places  # noqa: PLC0415 - as in run
     from admin.report import report, show  # noqa: PLC0415 - as in run
-    from admin.sources import Flags, load  # noqa: PLC0415 - as in run
+    from admin.sources import ENV_CONFIG, Flags, load  # noqa: PLC0415 - as in run
 
-    plan = compose(load(str(file), os.environ, Flags()))
+    if not (file or os.environ.get(ENV_CONFIG)):
+        raise SettingsError(
+            f"no file to check: none is given, and {ENV_CONFIG} is not set; name the one that `sluice run --config` is"
+            " to read, as in `sluice check /etc/sluice/sluice.toml` (no file is looked for by itself)"
+        )
+    plan = compose(load(str(file or "") or None, os.environ, Flags()))
     show(report(plan, datetime.now(UTC), places.of(plan.settings, os.environ)))
     warn(tuple(plan.warnings()))
     return 0

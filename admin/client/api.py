@@ -280,7 +280,8 @@ class Api:
                 # A configuration that cannot be read again.
                 return RefusedError([problem.detail, *lines])
             case 409:
-                return NoAnswerError([problem.detail, *lines])
+                # A change that is to be undone has been overtaken by another one.
+                return StaleError(problem.detail)
             case _:
                 return NoAnswerError(lines or problem.detail)
 

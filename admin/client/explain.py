@@ -9,8 +9,10 @@ from datetime import UTC, datetime
 
 import msgspec
 
+from admin import numbers
 from admin.client.api import Api, Fault, flag, path
 from admin.errors import SettingsError
+from admin.numbers import measured, number
 from limiter.resource import SCOPES
 from proxy.question import AppliedLimit, Explanation, LimitState, Question, QuestionError, ShareView
 
@@ -84,9 +86,9 @@ def _lines(explanation: Explanation, *, live: bool) -> Iterator[str]:
     if not explanation.limits:
         yield ""
         yield "Nothing limits it." if explanation.unapplied else "No rule matches, so nothing limits it."
-    for number, limit in enumerate(explanation.limits, 1):
+    for place, limit in enumerate(explanation.limits, 1):
         yield ""
-        yield f"{number}. {_spaced(limit.kind)} {limit.name}: {_admitted(limit)}"
+        yield f"{place}. {_spaced(limit.kind)} {limit.name}: {_admitted(limit)}"
         yield from (f"   {word:<6} {what}" for word, what in _details(limit, live=live))
     if explanation.unapplied:
         yield ""
@@ -117,9 +119,9 @@ def _admitted(limit: AppliedLimit) -> str:
     figures = limit.limit
     if not figures.rate_per_s:
         return f"no {figures.unit} at all"
-    parts = [f"{_number(figures.rate_per_s)} {figures.unit} per second", f"burst {_number(figures.burst_s)} s"]
+    parts = [f"{numbers.limit(figures.rate_per_s)} {figures.unit} per second", f"burst {number(figures.burst_s)} s"]
     if figures.warm_up_s:
-        parts.append(f"warming up in {_number(figures.warm_up_s)} s")
+        parts.append(f"warming up in {number(figures.warm_up_s)} s")
     if figures.fair_by is not None:
         parts.append(f"shared fairly by {_spaced(figures.fair_by)}")
     return ", ".join(parts)
@@ -132,11 +134,11 @@ def _above(limit: AppliedLimit) -> str:
         case "shadow":
             return "passes, and is counted as what would be refused"
         case "delay":
-            return f"held for up to {_number(figures.max_delay_s or 0)} s, then {refused}"
+            return f"held for up to {number(figures.max_delay_s or 0)} s, then {refused}"
         case _ if not figures.rate_per_s:
             return f"everything is {refused}"
         case _ if figures.break_s:
-            return f"{refused}, with all that comes until {_number(figures.break_s)} s after there are permits again"
+            return f"{refused}, with all that comes until {number(figures.break_s)} s after there are permits again"
         case _:
             return refused
 
@@ -146,7 +148,7 @@ def _now(limit: AppliedLimit, state: LimitState) -> str:
     if state.last_refused_s is None:
         refused = "nothing would have been refused so far" if shadow else "nothing refused so far"
     else:
-        refused = f"{'would last have refused' if shadow else 'last refused'} {_number(state.last_refused_s)} s ago"
+        refused = f"{'would last have refused' if shadow else 'last refused'} {measured(state.last_refused_s)} s ago"
     return f"{_stored(limit, state)}; {refused}"
 
 
@@ -157,14 +159,14 @@ def _stored(limit: AppliedLimit, state: LimitState | ShareView) -> str:
     if not limit.limit.rate_per_s:
         return f"{refuses} everything"
     if state.open:
-        return f"{refuses} everything for another {_number(state.wait_s)} s"
+        return f"{refuses} everything for another {measured(state.wait_s)} s"
     if state.wait_s:
-        owed = f", {_number(-state.stored_permits)} {unit} owed" if state.stored_permits < 0 else ""
-        return f"{admits} again in {_number(state.wait_s)} s{owed}"
+        owed = f", {measured(-state.stored_permits)} {unit} owed" if state.stored_permits < 0 else ""
+        return f"{admits} again in {measured(state.wait_s)} s{owed}"
     if state.stored_permits < 0:
         # Only a share: what keeps it going is not its own.
-        return f"{_number(-state.stored_permits)} {unit} owed, {admits} what others leave over"
-    return f"{_number(state.stored_permits)} {unit} in store"
+        return f"{measured(-state.stored_permits)} {unit} owed, {admits} what others leave over"
+    return f"{measured(state.stored_permits)} {unit} in store"
 
 
 def _alternatives(scopes: Sequence[str]) -> str:
@@ -179,7 +181,3 @@ def _not_asked(kind: str) -> str:
 
 def _spaced(word: str) -> str:
     return word.replace("_", " ")
-
-
-def _number(value: float) -> str:
-    return f"{value:.3f}".rstrip("0").rstrip(".")

@@ -7,8 +7,9 @@ import msgspec
 
 from admin.client.api import Api, Reply, as_json, path
 from admin.client.errors import NotFoundError
-from admin.client.words import change_lines, further, number, short, standing
+from admin.client.words import change_lines, further, short, standing
 from admin.live.model import Change, LimitEntry, Standing, SwitchEntry
+from admin.numbers import measured, per_second
 from admin.tables import Rows
 
 _LINES: Final = 20
@@ -162,16 +163,12 @@ def live_cells(live: Live | None) -> tuple[str, str, str, str, str]:
     rates, by_rule = live.messages_per_s, live.rule_messages_per_s
     stopped = rates if rates is not None else by_rule
     return (
-        _NOT_COUNTED if rates is None else _rate(rates.passed),
-        _NOT_COUNTED if stopped is None else _rate(stopped.refused),
-        "" if stopped is None or not stopped.shadowed else _rate(stopped.shadowed),
+        _NOT_COUNTED if rates is None else per_second(rates.passed),
+        _NOT_COUNTED if stopped is None else per_second(stopped.refused),
+        "" if stopped is None or not stopped.shadowed else per_second(stopped.shadowed),
         "" if live.used_ratio is None else f"{live.used_ratio:.0%}",
-        f"{number(live.wait_s)} s" if live.wait_s else "",
+        f"{measured(live.wait_s)} s" if live.wait_s else "",
     )
-
-
-def _rate(per_s: float) -> str:
-    return number(round(per_s, 1))
 
 
 def get(api: Api, kind: str, name: str, *, json: bool) -> str:

@@ -8,8 +8,9 @@ import msgspec
 from admin.client.api import Api, Fault, Reply, as_json, flag, path
 from admin.client.errors import NotFoundError
 from admin.client.limits import answer, batch, joined
-from admin.client.words import change_lines, difference, moment, number, span, standing, target, until
+from admin.client.words import change_lines, difference, moment, span, standing, target, until
 from admin.live.model import Change, Persistence, ReloadReport, SwitchEntry
+from admin.numbers import per_second
 from admin.tables import Rows
 from admin.wire import RejectionLog
 
@@ -318,8 +319,8 @@ def _state(now: State, url: str) -> Iterator[str]:
     if now.instance:
         yield f"instance     {now.instance}"
     yield f"limiting     {limiting(now)}"
-    shadowed = f", {number(round(rates.shadowed, 1))} would be refused" if rates.shadowed else ""
-    yield f"messages/s   {number(round(rates.passed, 1))} passed, {number(round(rates.refused, 1))} refused{shadowed}"
+    shadowed = f", {per_second(rates.shadowed)} would be refused" if rates.shadowed else ""
+    yield f"messages/s   {per_second(rates.passed)} passed, {per_second(rates.refused)} refused{shadowed}"
     yield f"connections  {now.totals.connections_open} open, {now.totals.connections} since the start"
     for each in now.listeners:
         reached = {None: "not tried yet", True: "reachable", False: f"NOT REACHABLE: {each.error}"}[each.reachable]

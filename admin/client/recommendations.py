@@ -13,11 +13,12 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from admin import numbers
 from admin.client.api import LONG_TIMEOUT_S, Api, Fault, as_json, path
 from admin.client.errors import RefusedError
 from admin.client.limits import Changes, batch
 from admin.client.target import Target
-from admin.client.words import change_lines, number
+from admin.client.words import change_lines
 from admin.live.model import MAX_REASON, Change, LimitEntry
 from admin.wire import MAX_EDITS
 from admin.wire.recommendations import VERSION, Recommendation, RecommendationsFile
@@ -281,7 +282,9 @@ def _same(one: tuple[float | None, float | None], other: tuple[float | None, flo
 
 
 def _text(rate: float | None, size: float | None) -> str:
-    parts = ([] if rate is None else [f"{number(rate)}/s"]) + ([] if size is None else [f"{number(size)} bytes/s"])
+    parts = ([] if rate is None else [f"{numbers.limit(rate)}/s"]) + (
+        [] if size is None else [f"{numbers.limit(size)} bytes/s"]
+    )
     return " + ".join(parts) or "unlimited"
 
 

@@ -13,7 +13,8 @@ from rich.text import Text
 from admin.client.errors import NoAnswerError
 from admin.client.limits import Live, Row, action, live_cells
 from admin.client.operate import State, limiting
-from admin.client.words import moment, number, span, until
+from admin.client.words import moment, span, until
+from admin.numbers import per_second
 from admin.tables import printable
 
 _SORTS: Final = ("refused", "passed", "used", "wait", "name", "kind")
@@ -159,10 +160,10 @@ def head(view: View, shown: str) -> Iterator[Text]:
     if now is None:
         return
     rates = now.rates.messages_per_s
-    refused = f"{number(round(rates.refused, 1))} refused"
-    shadowed = f", {number(round(rates.shadowed, 1))} would be refused" if rates.shadowed else ""
+    refused = f"{per_second(rates.refused)} refused"
+    shadowed = f", {per_second(rates.shadowed)} would be refused" if rates.shadowed else ""
     yield Text.assemble(
-        f"messages/s  {number(round(rates.passed, 1))} passed, ",
+        f"messages/s  {per_second(rates.passed)} passed, ",
         (refused, "red" if rates.refused else ""),
         shadowed,
         f"   connections {now.totals.connections_open}   edits {now.edits.standing}",
@@ -170,7 +171,7 @@ def head(view: View, shown: str) -> Iterator[Text]:
     if now.off or not now.limiting:
         yield Text(f" LIMITING IS {limiting(now)} ", style="bold white on red")
     if now.bypassed.per_s_last_60s:
-        per_s = number(round(now.bypassed.per_s_last_60s, 1))
+        per_s = per_second(now.bypassed.per_s_last_60s)
         yield Text(f" BYPASSING: {per_s} requests/s went by the limiter in the last minute ", style="black on yellow")
     if now.draining:
         yield Text(" DRAINING: it accepts nobody and ends soon ", style="black on yellow")

@@ -6,8 +6,11 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from admin import numbers
 from admin.client.errors import RefusedError
-from admin.live.model import Change, Standing
+from admin.live.model import Change, RuleInForce, Standing
+from admin.numbers import number
+from limiter.patterns import DEFAULT_PATTERN
 
 _UNITS: Final = {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _DURATION: Final = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|min|[smhdw]))+")
@@ -47,11 +50,6 @@ def read_rate(text: str) -> float | str:
     return float(found[1])
 
 
-def number(value: float) -> str:
-    """Write a figure without a needless decimal point."""
-    return f"{value:.3f}".rstrip("0").rstrip(".") if value < 1e15 else f"{value:g}"
-
-
 def short(limit: Mapping[str, Any] | None) -> str:
     """Write a limit, or a switch, in short; all else that it says is ``further``."""
     if limit is None:
@@ -63,9 +61,9 @@ def short(limit: Mapping[str, Any] | None) -> str:
     parts = []
     rate, bytes_per_s = limit.get("rate"), limit.get("bytes_per_s")
     if isinstance(rate, int | float):
-        parts.append(f"{number(rate)}{' requests' if limit.get('count') == 'requests' else ''}/s")
+        parts.append(f"{numbers.limit(rate)}{' requests' if limit.get('count') == 'requests' else ''}/s")
     if bytes_per_s is not None:
-        parts.append(f"{number(bytes_per_s)} bytes/s")
+        parts.append(f"{numbers.limit(bytes_per_s)} bytes/s")
     text = " + ".join(parts) or "unlimited"
     return f"off ({text})" if limit.get("action") == "off" else text
 
@@ -135,9 +133,9 @@ def span(seconds: float) -> str:
 
 
 def difference(change: Change) -> str:
-    """Write what a change did: ``500/s → 1000/s, burst_s 1 → 2``."""
+    """Write what a change did: ``500/s → 1000/s, burst_s 1 → 2``, or ``500/s (by orders-*) → 1000/s``."""
     parts = []
-    old, new = short(change.old), short(change.new)
+    old, new = _side(change.old, change.old_rule), _side(change.new, change.new_rule)
     parts.append(old if old == new else f"{old} → {new}")
     before, after = further(change.old), further(change.new)
     if change.old is None:
@@ -149,6 +147,15 @@ def difference(change: Change) -> str:
         if before.get(key) != after.get(key)
     ]
     return ", ".join(parts)
+
+
+def _side(limit: Mapping[str, Any] | None, rule: RuleInForce | None) -> str:
+    """Write a limit in short; where there is none of that very name, the one in force and whose it is."""
+    if limit is not None or rule is None:
+        return short(limit)
+    # The kind is said already.
+    pattern = rule.rule.partition(":")[2]
+    return f"{rule.limit_text} (by {'the default' if pattern == DEFAULT_PATTERN else pattern})"
 
 
 def change_lines(change: Change, *, dry_run: bool = False) -> Iterator[str]:

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from admin.numbers import number
+
 #: Rates are shown over this many seconds: long enough to cover a breaker's full cycle several times.
 WINDOW_S = 5.0
 
@@ -145,7 +147,7 @@ def _held(ledger: Ledger, stored: Mapping[str, int], limit_per_s: float, elapsed
             # The bound of the limiter: the rate's integral and one burst; the last message may go into debt.
             most = int(limit_per_s * elapsed_s + limit_per_s) + 1
             kept, sent = stored.get(load.topic, 0), ledger.counts[load.topic].sent
-            bound = f"{limit_per_s:g}/s for {elapsed_s:.1f} s and one burst of {limit_per_s:g}"
+            bound = f"{number(limit_per_s)}/s for {elapsed_s:.1f} s and one burst of {number(limit_per_s)}"
             checks.append(
                 Check(
                     kept <= most and (sent <= most or ledger.counts[load.topic].refused > 0),

@@ -37,7 +37,7 @@ from admin.live.model import (
     SwitchEntry,
 )
 from admin.live.paths import is_over
-from admin.live.staged import Staging
+from admin.live.staged import Mark, Staging
 from admin.live.state import State
 from admin.live.store import Store, words_for
 from admin.rulebook import Rulebook
@@ -312,6 +312,7 @@ class Desk(LiveLimits):
     async def _commit(self, jobs: list[Job], *, without_disk: bool = False) -> str | None:
         """Do jobs together; returns why the disk does not take them, or None."""
         now = self._clock()
+        self._state.refresh(now)
         staging = Staging(self._state, self._store.standings, self._next_id, now)
         for path, standing in self._over.items():
             staging.tell_end(path, standing)
@@ -326,6 +327,7 @@ class Desk(LiveLimits):
         if not staging.changes:
             await self._heal()
             return None
+        await _tell_rules(staging, jobs)
         durable = tuple(change for change in staging.changes if change.durable)
         passing = tuple(change for change in staging.changes if not change.durable)
         record = Record(staging.written, durable)
@@ -387,6 +389,15 @@ class Desk(LiveLimits):
                 return change, latest.get(change.target, 0)
             latest.setdefault(change.target, change.id)
         return None, 0
+
+
+async def _tell_rules(staging: Staging, jobs: Sequence[Job]) -> None:
+    """Complete all that was done, also where it is told to whoever handed it in."""
+    await staging.tell_rules(Mark(0, 0))
+    told = {change.id: change for change in staging.changes}
+    for job in jobs:
+        if not job.dry_run:
+            job.changes = tuple(told[change.id] for change in job.changes)
 
 
 def _same(state: State) -> State:

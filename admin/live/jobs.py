@@ -46,6 +46,9 @@ class Job:
         self.error, self.changes = None, ()
         try:
             await self.stage(staging)
+            if self.dry_run:
+                # Of what is done it is told when all that is done together is known.
+                await staging.tell_rules(mark)
         except Exception as error:  # noqa: BLE001 - it is raised where the job was handed in
             self.error = error
             staging.back_to(mark)

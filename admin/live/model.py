@@ -130,6 +130,18 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     under: "Standing | None" = None
 
 
+class RuleInForce(msgspec.Struct, frozen=True):
+    """The rule in force for a name which has none of its own.
+
+    Attributes:
+        rule: its name, e.g. ``topic:orders-*``.
+        limit_text: what it admits, in short.
+    """
+
+    rule: str
+    limit_text: str
+
+
 class Change(msgspec.Struct, frozen=True, kw_only=True):
     """One change, as the audit trail has it and every write answers it.
 
@@ -141,8 +153,11 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
         action: what was done.
         target: what was changed, as the API's path has it, not percent-encoded: ``limits/topic/orders``,
             ``switches/all``; ``configuration`` of a reload.
-        old: the limit, all fields, or ``{"limiting": …}``, that was in force before; None if there was no rule.
-        new: what is in force since.
+        old: the limit, all fields, or ``{"limiting": …}``, that was in force before; None if there was no rule of
+            that very name.
+        new: what is in force since, likewise.
+        old_rule: the pattern's rule or the default that was in force where ``old`` is None; None if none was.
+        new_rule: the one that is in force since where ``new`` is None.
         reason: why.
         expires_at: when it ends by itself; None is never.
         reverts: the change that it undid.
@@ -159,6 +174,8 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     target: str
     old: Mapping[str, Any] | None = None
     new: Mapping[str, Any] | None = None
+    old_rule: RuleInForce | None = None
+    new_rule: RuleInForce | None = None
     reason: str = ""
     expires_at: str | None = None
     reverts: int | None = None

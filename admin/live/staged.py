@@ -114,6 +114,27 @@ class Staging:
 
         return layers.rule_set, commit
 
+    async def tell_rules(self, since: Mark) -> None:
+        """Complete the changes that leave a name without a rule of its own: say which rule is in force for it then.
+
+        It takes what all that is staged comes to, so it is done once for many.
+
+        Args:
+            since: those before are left as they are.
+        """
+        left = [
+            (index, target)
+            for index, change in enumerate(self.changes[since.changes :], since.changes)
+            if change.new is None and (target := _target(change.target)) is not None
+        ]
+        if not left:
+            return
+        layers = await self._state.edited(self.standings, self.edits, self.pace)
+        rules = layers.rule_set.at(self._now)
+        for index, target in left:
+            rule = self._state.rule_in_force(target, rules)
+            self.changes[index] = msgspec.structs.replace(self.changes[index], new_rule=rule)
+
     # --- what can be done
 
     def edit(self, index: int, edit: Edit, author: Author, *, durable: bool) -> Change:
@@ -190,7 +211,7 @@ class Staging:
 
     def tell_end(self, path: str, standing: Standing) -> Change:
         """Record that a standing ended while nobody was looking; what stood under it stands again already."""
-        target = Target(*path.removeprefix(LIMITS).split("/", 1)) if path.startswith(LIMITS) else None
+        target = _target(path)
         self._set(self.written, path, standing.under)
         old: dict[str, Any] | None = None if standing.limiting is None else {"limiting": standing.limiting}
         if target is not None:
@@ -286,8 +307,7 @@ class Staging:
         if standing is not None and action == "set":
             standing = _over(standing, before)
             kept = _over(standing, self._stands_durably(path))
-        is_limit = path.startswith(LIMITS)
-        target = Target(*path.removeprefix(LIMITS).split("/", 1)) if is_limit else None
+        target = _target(path)
         if standing is not None and target is not None and rule is None:
             try:
                 rule = self._state.read(*target, standing)
@@ -296,6 +316,9 @@ class Staging:
                 if action != "expire":
                     raise EditError(tuple(Problem(field, what) for field, what in error.problems)) from None
         old = self._shown(path, target)
+        # What is in force for a name that was set and unset in one go is not known before all of it is done.
+        has_none = target is not None and old is None and target not in self.edits
+        old_rule = self._state.rule_in_force(target) if target is not None and has_none else None
         self._set(self.standings, path, standing)
         if target is not None:
             self._set(self.edits, target, rule)
@@ -307,6 +330,7 @@ class Staging:
             author,
             old=old,
             new=self._shown(path, target),
+            old_rule=old_rule,
             reason=(standing.reason if standing is not None else "") if reason is None else reason,
             expires_at=None if standing is None else standing.expires_at,
             reverts=reverts,
@@ -348,6 +372,11 @@ class Staging:
 
 
 _NOTHING: Final = object()
+
+
+def _target(path: str) -> Target | None:
+    """Return what a path of a limit is for; None of a switch."""
+    return Target(*path.removeprefix(LIMITS).split("/", 1)) if path.startswith(LIMITS) else None
 
 
 def _same(standing: Standing, other: Standing | None) -> bool:

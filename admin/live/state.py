@@ -13,7 +13,16 @@ from typing import Any, Final, TypedDict
 import msgspec
 
 from admin.live.layers import Layers, laid_over
-from admin.live.model import ALL_KINDS, Configured, LimitEntry, NotFoundError, Problem, Standing, SwitchEntry
+from admin.live.model import (
+    ALL_KINDS,
+    Configured,
+    LimitEntry,
+    NotFoundError,
+    Problem,
+    RuleInForce,
+    Standing,
+    SwitchEntry,
+)
 from admin.live.paths import LIMITS, SWITCHES, limit_path, parse_time, switch_path
 from admin.rule_fields import FieldError, Target, fields_of
 from admin.rulebook import Rulebook
@@ -296,9 +305,12 @@ class State:
         self._rules_now: RuleSet | None = None
 
     def _match(self, target: Target) -> Rule:
+        return self._in_force().match(Resource(*target))
+
+    def _in_force(self) -> RuleSet:
         if self._rules_now is None:
             self._rules_now = self.rule_set.at(self._now)
-        return self._rules_now.match(Resource(*target))
+        return self._rules_now
 
     def _has_hours(self, target: Target) -> bool:
         edit = self.edits.get(target)
@@ -338,6 +350,22 @@ class State:
         """Return the configuration's rule for the very same name: of several the one that would hold now."""
         rules = self.layers.configured(target)
         return self._holding(rules) or next(iter(rules), None)
+
+    def rule_in_force(self, target: Target, rules: RuleSet | None = None) -> RuleInForce | None:
+        """Return the rule in force for a name without one of its own; None if none is.
+
+        Args:
+            target: the name, or a pattern: then the wider pattern's rule.
+            rules: those that hold at the moment; the ones in force if not given.
+        """
+        if target.kind not in self.rulebook.reader.kinds:
+            # A total has no other that would hold in its place.
+            return None
+        rules = self._in_force() if rules is None else rules
+        rule = rules.match(Resource(*target))
+        if rules.rule(rule.key) is not rule:
+            return None
+        return RuleInForce(rule.name, f"off ({rule.limit_text})" if rule.action == "off" else rule.limit_text)
 
     def entry(self, target: Target, edit: Rule | None, standing: Standing | None) -> LimitEntry:
         """Return what the limit of a name is if that edit stands over the configuration, or none does."""

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, tzinfo
 from typing import Final, Literal, NamedTuple
 
-from admin.client.words import number
+from admin import numbers
+from admin.numbers import measured
 from admin.rejection_log.minute import MINUTE_S
 from admin.rejection_log.records import (
     AnyRecord,
@@ -71,7 +72,7 @@ def _rejection(record: RejectionRecord) -> Iterator[str]:
     yield size(record.bytes)
     yield f"from {record.client}" + (f" ({record.producer_group})" if record.producer_group else "")
     if record.wait_max_us:
-        yield f"wait {number(record.wait_max_us / _US_PER_S)} s"
+        yield f"wait {measured(record.wait_max_us / _US_PER_S)} s"
 
 
 def _traffic(record: TrafficRecord) -> Iterator[str]:
@@ -96,9 +97,9 @@ def _traffic(record: TrafficRecord) -> Iterator[str]:
 
 def _limit(limit: LimitFields) -> str:
     unit = " requests" if limit.count == "requests" else ""
-    parts = [] if limit.rate_per_s is None else [f"{number(limit.rate_per_s)}{unit}/s"]
+    parts = [] if limit.rate_per_s is None else [f"{numbers.limit(limit.rate_per_s)}{unit}/s"]
     if limit.bytes_per_s is not None:
-        parts.append(f"{number(limit.bytes_per_s)} bytes/s")
+        parts.append(f"{numbers.limit(limit.bytes_per_s)} bytes/s")
     text = " + ".join(parts) or "none"
     return text if limit.action == "reject" or not parts else f"{text} ({limit.action})"
 
@@ -111,7 +112,7 @@ def _change(record: LimitChangeRecord) -> str:
 
 
 def _rate(rate: float | None) -> str:
-    return "none" if rate is None else f"{number(rate)}/s"
+    return "none" if rate is None else f"{numbers.limit(rate)}/s"
 
 
 def _heartbeat(record: HeartbeatRecord) -> Iterator[str]:

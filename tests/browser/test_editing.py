@@ -88,7 +88,7 @@ def test_lowered_limit_is_stored_slower_until_it_is_reverted(
     expect(drawer.get_by_text("too loud")).to_be_visible()
     drawer.get_by_role("button", name="Revert to file").click()
     expect(drawer.locator("del")).to_have_text("20/s")
-    expect(drawer.locator("ins")).to_have_text("no rule of its own")
+    expect(drawer.locator("ins")).to_have_text("200/s by topic:*")
     drawer.get_by_role("button", name="Revert", exact=True).click()
     expect(drawer).to_be_hidden()
     expect(_row(page, topic).locator("td.limit")).to_have_text("200/s")
@@ -130,7 +130,7 @@ def test_change_of_the_audit_trail_is_reverted_after_a_look(
 
     page.get_by_role("button", name="Revert change").click()
     dialog = page.get_by_role("dialog")
-    expect(dialog.locator("ins")).to_have_text("no rule of its own")
+    expect(dialog.locator("ins")).to_have_text("200/s by topic:*")
     dialog.get_by_label("Reason").fill("not that one")
     dialog.get_by_role("button", name="Revert", exact=True).click()
 

@@ -3,8 +3,8 @@
 import { get } from "./api.js";
 import { app, on, writing } from "./app.js";
 import { debounced, fill, h } from "./dom.js";
-import { ago, exact, limitText } from "./format.js";
-import { differenceTable, furtherText, targetText } from "./preview.js";
+import { ago, exact } from "./format.js";
+import { differenceTable, furtherText, newText, oldText, targetText } from "./preview.js";
 import { revertChange } from "./reverts.js";
 import { navigate } from "./router.js";
 import { failed } from "./writes.js";
@@ -91,7 +91,7 @@ function oldNew(/** @type {any} */ change, /** @type {string} */ word) {
     change.durable === false && h("span", { class: "tag warn" }, "until restart"),
   ];
   if (change.details?.length) return [tags, h("ul", { class: "details" }, change.details.map((/** @type {string} */ line) => h("li", {}, line)))];
-  const [before, after, further] = [limitText(change.old), limitText(change.new), furtherText(change)];
+  const [before, after, further] = [oldText(change), newText(change), furtherText(change)];
   const moved = before !== after || !further;
   const summary = [moved && [h("del", {}, before), h("span", { class: "faint" }, " → ")], moved ? h("ins", {}, after) : after, further && [", ", h("span", { class: "further" }, further)], " ", tags];
   return h("details", {}, h("summary", {}, summary), differenceTable(change));

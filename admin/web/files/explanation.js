@@ -41,7 +41,7 @@ function limit(/** @type {any} */ each) {
   if (state) {
     facts.push(`${number(Math.floor(state.stored_permits))} permits in store`);
     if (state.open) facts.push(shadow ? "would refuse everything" : "breaker open");
-    if (state.wait_s) facts.push(`${shadow ? "for" : "wait"} ${number(state.wait_s)} s`);
+    if (state.wait_s) facts.push(`${shadow ? "for" : "wait"} ${number(Math.round(state.wait_s * 1000) / 1000)} s`);
     if (state.last_refused_s !== null) {
       facts.push(`${shadow ? "would last have refused" : "last refused"} ${duration(state.last_refused_s)} ago`);
     }

@@ -2,8 +2,8 @@
 
 const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 const tenths = new Intl.NumberFormat("en", { maximumFractionDigits: 1, minimumFractionDigits: 1 });
-/** Without separators, so that what is shown is what may be typed. */
-const exactNumber = new Intl.NumberFormat("en", { maximumFractionDigits: 3, useGrouping: false });
+/** Without separators, so that what is shown is what may be typed; limits are in millionths. */
+const exactNumber = new Intl.NumberFormat("en", { maximumFractionDigits: 6, useGrouping: false });
 const when = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "medium" });
 const clock = new Intl.DateTimeFormat(undefined, { timeStyle: "medium" });
 

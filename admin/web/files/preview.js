@@ -16,7 +16,21 @@ const IDLE = /** @type {Record<string, (limit: any) => boolean>} */ ({
 /** @returns {string} a change in one line. */
 export function changeLine(/** @type {any} */ change) {
   const further = furtherText(change);
-  return `${targetText(change.target)}: ${limitText(change.old)} → ${limitText(change.new)}${further && `, ${further}`}`;
+  return `${targetText(change.target)}: ${oldText(change)} → ${newText(change)}${further && `, ${further}`}`;
+}
+
+/** @returns {string} what was in force before a change; for a name without a rule of its own, by which rule. */
+export function oldText(/** @type {any} */ change) {
+  return change.old ? limitText(change.old) : ruleText(change.old_rule);
+}
+
+/** @returns {string} what is in force since a change, likewise. */
+export function newText(/** @type {any} */ change) {
+  return change.new ? limitText(change.new) : ruleText(change.new_rule);
+}
+
+function ruleText(/** @type {any} */ rule) {
+  return rule ? `${rule.limit_text} by ${rule.rule}` : limitText(null);
 }
 
 /** @returns {string} what a change did besides what limits say in short: `burst_s 2 → 1, break_s 1 → 0`. */
@@ -77,11 +91,11 @@ export function preview(change, entry = null) {
       "p",
       { class: "old-new" },
       h("span", { class: "visually-hidden" }, "now "),
-      h("del", {}, inherits && !entry.rule ? "unlimited" : limitText(old)),
+      h("del", {}, inherits ? (entry.rule ? limitText(old) : "unlimited") : oldText(change)),
       inherits && entry.rule && h("span", { class: "by" }, ` by ${entry.rule}`),
       h("span", { class: "faint", "aria-hidden": "true" }, " → "),
       h("span", { class: "visually-hidden" }, ", then "),
-      h("ins", {}, limitText(change.new)),
+      h("ins", {}, newText(change)),
     ),
     inherits && entry.rule && h("p", { class: "muted" }, `A limit of its own; ${entry.rule} stays as it is for all others.`),
     change.new ? differenceTable({ ...change, old }) : h("p", { class: "muted" }, "Then the most specific pattern that matches holds, or the default."),

@@ -4,8 +4,8 @@ import { ApiError, call, get } from "./api.js";
 import { app } from "./app.js";
 import { field, openDialog, showProblem } from "./dialog.js";
 import { fill, h } from "./dom.js";
-import { count, limitText } from "./format.js";
-import { preview, targetText } from "./preview.js";
+import { count } from "./format.js";
+import { newText, oldText, preview, targetText } from "./preview.js";
 import { toast } from "./toast.js";
 import { done, failed } from "./writes.js";
 
@@ -54,7 +54,7 @@ export async function revertAll() {
           "tbody",
           {},
           changes.map((/** @type {any} */ change) =>
-            h("tr", {}, h("th", { scope: "row" }, targetText(change.target)), h("td", {}, limitText(change.old)), h("td", { class: "then" }, limitText(change.new))),
+            h("tr", {}, h("th", { scope: "row" }, targetText(change.target)), h("td", {}, oldText(change)), h("td", { class: "then" }, newText(change))),
           ),
         ),
       ),

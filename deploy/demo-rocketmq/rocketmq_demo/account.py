@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from prometheus_client import Metric
 from rich.console import Group, RenderableType
@@ -14,10 +14,6 @@ from admin.demo.ledger import EDITED, WINDOW_S, Check, Ledger
 from admin.endpoint import Endpoint
 from admin.tables import Rows
 from rocketmq_demo.broker import RocketMQ
-
-#: What the report is told that the broker can take: a little more than the quiet topics' messages and the flooded one's
-#: limit.
-CAPACITY_PER_S: Final = 400
 
 
 class Limit(NamedTuple):
@@ -149,7 +145,6 @@ def farewell(log: Path) -> RenderableType:
     """Say where the rejection log lies, and what may be done with it."""
     return Text(
         f"\nThe rejection log is in {log} until the next run. Who was refused, and what the limit should be:\n"
-        f"    .venv/bin/sluice report {log} --capacity {CAPACITY_PER_S:g}\n"
-        "It needs Java, and once: .venv/bin/pip install -c constraints.txt '.[spark]'. A flood this short tells it "
-        "nothing of quiet times,\nso it is told what the broker can take in all."
+        f"    .venv/bin/sluice report {log}\n"
+        "It needs Java, and once: .venv/bin/pip install -c constraints.txt '.[spark]'."
     )

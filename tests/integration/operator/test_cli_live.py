@@ -248,11 +248,19 @@ def test_all_is_switched_off_and_on_again(run: Run) -> None:
     assert "OFF for topic" in run("state").out
 
 
+def test_a_change_names_the_rule_that_held_and_the_one_that_holds(run: Run) -> None:
+    run("limits", "set", "topic", "new*", "0.0001")
+    assert run("limits", "set", "topic", "newest", "5").out.startswith("topic newest: 0.0001/s (by new*) → 5/s\n")
+    unset = run("limits", "unset", "topic", "newest")
+    assert unset.out.startswith("topic newest: 5/s → 0.0001/s (by new*)\n")
+    assert "5/s → 0.0001/s (by new*)" in run("audit", "--limit", "1").out
+
+
 def test_a_change_is_reverted_unless_the_same_changed_since(run: Run) -> None:
     first = run("limits", "set", "topic", "orders", "1", "--json").json["id"]
     run("limits", "set", "topic", "orders", "2")
     late = run("audit", "revert", str(first))
-    assert late.exit_code == 1
+    assert late.exit_code == 3
     assert late.err.startswith("sluice: ")
     assert run("audit", "revert", str(first), "--force").exit_code == 0
     trail = run("audit", "--target", "limits/topic/orders", "--limit", "1", "--json").json["changes"]

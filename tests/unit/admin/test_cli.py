@@ -51,7 +51,6 @@ def complaint(capsys: pytest.CaptureFixture[str], *tokens: str, exit_code: int =
         ("run x", 'unexpected argument "x"; see sluice run --help'),
         ("run --grace-s x", 'invalid value for --grace-s: unable to convert "x" into float; see sluice run --help'),
         ("run --grace-s -1", "--grace-s -1.0: must be at least 0"),
-        ("check", "FILE: nothing given; see sluice check --help"),
         ("check /nowhere.toml", "/nowhere.toml: cannot be read: no such file or directory; name a TOML file"),
         ("run --config /nowhere.toml", "/nowhere.toml: cannot be read: no such file or directory; name a TOML file"),
         ("run", "nothing to listen on: give --listen and --broker, or [[listeners]] in a --config file"),
@@ -63,6 +62,16 @@ def test_a_wrong_command_line_is_one_line_and_exit_code_2(
     capsys: pytest.CaptureFixture[str], command: str, line: str
 ) -> None:
     assert complaint(capsys, *command.split()) == line
+
+
+def test_check_without_a_file_says_which_one_to_name(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, write: Write
+) -> None:
+    for command in (["check"], ["check", ""]):
+        line = complaint(capsys, *command)
+        assert line.startswith("no file to check: none is given, and SLUICE_CONFIG is not set; name the one")
+    monkeypatch.setenv("SLUICE_CONFIG", write("grace_s = -1\n"))
+    assert complaint(capsys, "check") == "sluice.toml:1: grace_s = -1: must be at least 0"
 
 
 def test_a_wrong_choice_names_what_is_allowed(capsys: pytest.CaptureFixture[str]) -> None:

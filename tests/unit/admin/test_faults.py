@@ -50,5 +50,5 @@ def test_an_error_that_has_no_words_of_ours_keeps_pydantics() -> None:
 
     with pytest.raises(ValidationError) as caught:
         Model.model_validate({"value": 1})
-    (line,) = describe(caught.value, Origins(None, {}, {}), model=Model)
+    (line,) = describe(caught.value.errors(), Origins(None, {}, {}), model=Model)
     assert line == "value = 1: input should be a valid bytes"

@@ -1,4 +1,5 @@
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import pytest
 
@@ -214,7 +215,7 @@ NETWORK = 'must be an address or a network: "10.1.2.3", "10.0.0.0/8" or "2001:db
 LEVEL = 'must be "debug", "info", "warning" or "error"'
 LISTENER = '[[listeners]]\nlisten = "{}"\nbroker = "{}"'
 LIMIT = '[[limits]]\nkind = "topic"\nname = "a"\n'
-HANDLER = '[[handlers]]\nname = "x"\n'
+HANDLER = '[[handlers]]\nname = "rate_limit"\n'
 
 
 @pytest.mark.parametrize(
@@ -347,8 +348,8 @@ def test_every_fault_has_a_line_of_its_own(write: Write) -> None:
     assert lines(file, {"SLUICE_LOGLEVEL": "info"}) == [
         'environment variable SLUICE_LOGLEVEL: unknown; did you mean "SLUICE_LOG_LEVEL"?',
         "sluice.toml:1: limiting = 3: must be true or false",
-        "sluice.toml:5: log.x: unknown; allowed here: format, level",
         "sluice.toml:3: bounds.max_connections = 0: must be at least 1",
+        "sluice.toml:5: log.x: unknown; allowed here: format, level",
     ]
 
 
@@ -383,8 +384,10 @@ def test_a_protocol_without_addresses_is_refused() -> None:
 
 
 def test_a_file_that_cannot_be_read_is_named(write: Write) -> None:
-    write("")
-    assert lines("nowhere.toml") == ["nowhere.toml: cannot be read: no such file or directory; name a TOML file"]
+    here = Path(write("")).absolute().parent
+    why = "cannot be read: no such file or directory"
+    assert lines("nowhere.toml") == [f"nowhere.toml: {why} (looked for {here}/nowhere.toml); name a TOML file"]
+    assert lines(None, {"SLUICE_CONFIG": "/no/file"}) == [f"SLUICE_CONFIG=/no/file: {why}; name a TOML file"]
     assert lines(".") == [".: cannot be read: is a directory; name a TOML file"]
 
 

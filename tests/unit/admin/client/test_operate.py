@@ -118,10 +118,10 @@ class TestAudit:
         assert api.asked[0].body == {"reason": "too much", "force": True}
         assert "`sluice audit revert 18` undoes it" in ran.out
 
-    def test_revert_of_what_was_changed_since_is_exit_code_1(self, api: Any, sluice: Sluice, problem: Any) -> None:
+    def test_revert_of_what_was_changed_since_is_exit_code_3(self, api: Any, sluice: Sluice, problem: Any) -> None:
         api.answers["POST /audit/17/revert"] = problem(409, "change 19 changed it since; force reverts all the same")
         ran = sluice("audit", "revert", "17")
-        assert (ran.exit_code, ran.err) == (1, "sluice: change 19 changed it since; force reverts all the same\n")
+        assert (ran.exit_code, ran.err) == (3, "sluice: change 19 changed it since; force reverts all the same\n")
 
 
 CONNECTION = {

@@ -77,10 +77,18 @@ def make(**fields: Any) -> Change:
         (None, {"rate": 500, "burst_s": 1}, "none → 500/s"),
         ({"rate": 500, "burst_s": 1}, None, "500/s → none"),
         ({"limiting": True}, {"limiting": False}, "on → off"),
+        ({"rate": 0.0001}, {"rate": 2.00005}, "0.0001/s → 2.00005/s"),
     ],
 )
 def test_a_change_says_what_differs(old: Any, new: Any, text: str) -> None:
     assert words.difference(make(old=old, new=new)) == text
+
+
+def test_a_change_says_whose_limit_held_or_holds_for_a_name_without_one() -> None:
+    pattern, default = {"rule": "topic:a-*", "limit_text": "500/s"}, {"rule": "topic:*", "limit_text": "2000/s"}
+    limit = {"rate": 7, "burst_s": 3}
+    assert words.difference(make(old_rule=pattern, new=limit)) == "500/s (by a-*) → 7/s"
+    assert words.difference(make(old=limit, new_rule=default)) == "7/s → 2000/s (by the default)"
 
 
 def test_a_change_says_who_made_it_and_how_it_is_undone() -> None:

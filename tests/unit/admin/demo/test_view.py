@@ -4,7 +4,7 @@ import pytest
 from rich.console import Console, RenderableType
 
 from admin.demo import view
-from admin.demo.ledger import Check, Counts, Ledger
+from admin.demo.ledger import EDITED, Check, Counts, Ledger
 from admin.demo.stage import LOADS
 
 
@@ -62,6 +62,24 @@ def test_what_is_shown_is_labelled(ledger: Ledger) -> None:
     assert "mean of the last 5 s" in text
     assert "one burst of 200" in text
     assert "port 1 is taken" in text
+
+
+def test_a_mean_above_the_limit_is_explained_by_the_burst(ledger: Ledger) -> None:
+    stored = {topic: counts.passed for topic, counts in ledger.counts.items()}
+    text = "\n".join(screen(view.summary(ledger, stored, 200, 10, [])))
+    assert "A topic may store 200/s and one burst of 200: up to 220/s over 10.0 s" in text
+    for checks, elapsed_s in (([EDITED], 10.0), ([], 0.0)):
+        assert "one burst" not in "\n".join(screen(view.summary(ledger, stored, 200, elapsed_s, checks)))
+
+
+def test_a_slow_rate_does_not_read_as_none() -> None:
+    made = Ledger(LOADS)
+    made.mark(0.0)
+    made.counts["runaway"] = Counts(2, 1, 1)
+    made.mark(5.0)
+    assert "runaway 0.4/0.2/0.2" in view.line(made, 5.0)
+    (runaway,) = [line.split() for line in screen(view.live(made, 5.0, None)) if line.strip().startswith("runaway")]
+    assert runaway[1:4] == ["0.4", "0.2", "0.2"]
 
 
 def test_one_refusal_among_many_shows(ledger: Ledger) -> None:

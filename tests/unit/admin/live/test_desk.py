@@ -15,6 +15,7 @@ from admin.live import files
 from admin.live.desk import Desk
 from admin.live.model import (
     Author,
+    Change,
     ConflictError,
     Edit,
     EditError,
@@ -63,6 +64,79 @@ async def test_an_edit_holds_once_it_is_answered_and_replaces_the_whole_limit(
         assert entry.configured is not None
         assert (entry.limit["rate"], entry.configured.limit["rate"], entry.source) == (9, 5, "live edit 1")
         assert entry.configured.source.endswith("sluice.toml:1")
+
+
+def other(change: Change) -> list[tuple[str, str] | None]:
+    """Return which other rule held before a change, and which one holds since."""
+    return [each and (each.rule, each.limit_text) for each in (change.old_rule, change.new_rule)]
+
+
+WIDE = '[[limits]]\nkind = "topic"\nname = "ord*"\nrate = 50\n[defaults.topic]\nrate = 70\n'
+ORD, REST = ("topic:ord*", "50/s"), ("topic:*", "70/s")
+
+
+async def test_a_change_names_the_rule_that_held_for_a_name_without_one(open_desk: OpenDesk) -> None:
+    async with open_desk(WIDE) as desk:
+        changes = await desk.change([put(), put("other"), put("orders-*"), put("*")], ALICE)
+        assert [other(change) for change in changes] == [[ORD, None], [REST, None], [ORD, None], [None, None]]
+        assert [change.old is None for change in changes] == [True, True, True, False]
+        # What has a rule of its own by now needs no other one.
+        (again,) = await desk.change([put(rate=1)], ALICE)
+        assert other(again) == [None, None]
+
+
+async def test_a_change_names_the_rule_that_holds_when_the_last_of_its_own_is_gone(open_desk: OpenDesk) -> None:
+    async with open_desk(WIDE) as desk:
+        (first,) = await desk.change([put()], ALICE)
+        unset = [UnsetLimit(kind="topic", name="orders")]
+        (would,) = await desk.change(unset, ALICE, dry_run=True)
+        (done,) = await desk.change(unset, ALICE)
+        (kept, *_) = await desk.audit()
+        assert other(would) == other(done) == other(kept) == [None, ORD]
+        await desk.change([put()], ALICE)
+        assert other(await desk.revert(first.id, ALICE, force=True)) == [None, ORD]
+
+
+async def test_what_is_done_together_counts_for_what_holds_afterwards(open_desk: OpenDesk) -> None:
+    async with open_desk(WIDE) as desk:
+        await desk.change([put()], ALICE)
+        together = [UnsetLimit(kind="topic", name="orders"), put("orde*", 8)]
+        for dry_run in (True, False):
+            unset, put_ = await desk.change(together, ALICE, dry_run=dry_run)
+            assert (other(unset), other(put_)) == ([None, ("topic:orde*", "8/s")], [ORD, None])
+
+
+async def test_what_is_set_and_unset_in_one_go_blames_no_rule_of_its_own(open_desk: OpenDesk) -> None:
+    async with open_desk(WIDE) as desk:
+        await desk.change([put()], ALICE)
+        _, last = await desk.change([UnsetLimit(kind="topic", name="orders"), put()], ALICE)
+        assert other(last) == [None, None]
+
+
+async def test_what_no_rule_matches_and_a_total_have_none_that_other(open_desk: OpenDesk) -> None:
+    async with open_desk(FILE) as desk:
+        changes = await desk.change([put("x"), put("topic:a*", kind="total"), put("1.2.3.4", kind="client")], ALICE)
+        assert [other(change) for change in changes] == [[None, None]] * 3
+
+
+async def test_the_end_of_an_edit_names_the_rule_that_holds_then(open_desk: OpenDesk, clock: Any) -> None:
+    async with open_desk(WIDE) as desk:
+        following = desk.changes()
+        await desk.change([put(ttl_s=5)], ALICE)
+        await anext(following)
+        clock.advance(6)
+        await desk.change([put("x")], ALICE)
+        expired = await anext(following)
+        assert (expired.action, other(expired)) == ("expire", [None, ORD])
+
+
+async def test_a_rule_with_hours_held_only_at_its_hours(open_desk: OpenDesk, clock: Any) -> None:
+    at_noon = WIDE.replace("rate = 50", 'rate = 5\nbetween = "12:00-13:00"', 1)
+    async with open_desk(at_noon) as desk:
+        (noon,) = await desk.change([put()], ALICE, dry_run=True)
+        clock.advance(3600)
+        (later,) = await desk.change([put()], ALICE, dry_run=True)
+        assert (other(noon)[0], other(later)[0]) == (("topic:ord* 12:00-13:00 UTC", "5/s"), REST)
 
 
 async def test_undoing_the_last_edit_gives_exactly_the_configured_rules(open_desk: OpenDesk) -> None:

@@ -1,0 +1,40 @@
+"""How figures are written for people, everywhere on the command line and in the demo; without their units."""
+
+import math
+from typing import Final
+
+#: From here on, and below the other one, a figure in full would be nothing but zeros.
+_MOST: Final = 1e15
+_LEAST: Final = 1e-9
+
+
+def number(value: float, decimals: int = 3, *, grouped: bool = False) -> str:
+    """Write a figure without needless decimals, such that only 0 reads as 0.
+
+    Args:
+        value: the figure.
+        decimals: so many at most; and so many digits that count (one at least) however many decimals that takes.
+        grouped: with commas between thousands.
+    """
+    size = abs(value)
+    if not math.isfinite(value) or size >= _MOST or 0 < size < _LEAST:
+        return f"{value:g}"
+    if 0 < size < 1:
+        decimals = max(decimals, max(1, decimals) - 1 - math.floor(math.log10(size)))
+    text = f"{value:{',' if grouped else ''}.{decimals}f}"
+    return text.rstrip("0").rstrip(".") if decimals else text
+
+
+def limit(rate: float) -> str:
+    """Write the rate of a limit, which is in millionths."""
+    return number(rate, 6)
+
+
+def measured(value: float) -> str:
+    """Write what was measured, to a thousandth: what is less is nothing."""
+    return number(round(value, 3))
+
+
+def per_second(rate: float) -> str:
+    """Write a rate that was measured, which is known to a tenth at most."""
+    return number(rate, 1)
