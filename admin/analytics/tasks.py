@@ -49,7 +49,8 @@ def settled(row: "Row") -> tuple[Any, ...]:
     current_share = share(current, messages)
     recommended_share = share(recommended, wanted)
     found = advice.settle(by_itself, current_share, recommended_share)
-    if found.action != by_itself.action:
+    if found.action == "keep":
+        # The same limit, and of the same messages: those that were retries are among what it refuses.
         recommended, recommended_share = current, current_share
     error = None if current is None or not messages else (row["error"] or 0) / messages
     return (

@@ -211,6 +211,8 @@ def test_what_may_be_a_flood_raises_nothing_and_what_is_no_flood_raises(spark: S
         "tight": ("raise", 440.0),
     }
     assert "quiet time to tell demand from a flood: nothing of it" in found["runaway"]["evidence"]
+    # The same limit refuses the same share, though most of what it refuses were retries.
+    assert found["runaway"]["recommended_share"] == found["runaway"]["current_share"] > 0.5
     assert "quiet time to tell demand from a flood: nothing of it" in found["shadow"]["evidence"]
     assert "20 minutes of log are too few to tell demand from a flood" in found["seldom"]["evidence"]
     assert {row["confidence"] for row in found.values()} == {"low"}
