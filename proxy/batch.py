@@ -313,15 +313,21 @@ class Batch:
             IndexError: a verdict names a request that is not in the batch.
             TypeError: a value is no verdict, or a verdict's attributes are not of their types.
         """
+        if not verdicts:
+            return
         count = len(self.requests)
+        if min(verdicts) < 0 or max(verdicts) >= count:
+            wrong = next(index for index in verdicts if not 0 <= index < count)
+            raise IndexError(f"verdict for request {wrong} of a batch of {count}")
         checked: object = verdicts
         for index, verdict in verdicts.items():
-            if not 0 <= index < count:
-                raise IndexError(f"verdict for request {index} of a batch of {count}")
             # One verdict often stands for a whole run of requests.
             if verdict is not checked:
                 _check_verdict(verdict, index)
                 checked = verdict
+        if not self.verdicts:
+            self.verdicts.update(verdicts)
+            return
         for index, verdict in verdicts.items():
             self._merge(index, verdict)
 

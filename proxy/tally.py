@@ -391,9 +391,12 @@ class Tally:
 def _runs(group: Group, verdicts: Verdicts) -> Iterator[tuple[Verdict | None, Sequence[int], int]]:
     """Yield verdict, indexes and messages of requests in a row that have the same: one often stands for many."""
     indexes, first, messages = group.indexes, 0, 0
-    run = verdicts.get(indexes[0])
-    for at, (index, cost) in enumerate(zip(indexes, group.messages, strict=True)):
-        verdict = verdicts.get(index)
+    of_each = [*map(verdicts.get, indexes)]
+    run = of_each[0]
+    if len(set(map(id, of_each))) == 1:
+        yield run, indexes, sum(group.messages)
+        return
+    for at, (verdict, cost) in enumerate(zip(of_each, group.messages, strict=True)):
         if verdict is not run:
             yield run, indexes[first:at], messages
             run, first, messages = verdict, at, 0

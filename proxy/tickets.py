@@ -32,6 +32,8 @@ class Tickets:
 
     def take(self, batch: Batch) -> dict[Ticket, Request]:
         """Wait for the held requests of a batch that was decided and counted; returns them."""
+        if not any(issubclass(kind, Hold) for kind in set(map(type, batch.verdicts.values()))):
+            return {}
         taken = {
             verdict.ticket: batch.requests[index]
             for index, verdict in sorted(batch.verdicts.items())

@@ -159,8 +159,7 @@ class RateLimit(Handler):
                 self._hold(batch, stopped, asker, decision, now_ns=now_ns, verdicts=verdicts)
             else:
                 refuse = self.refuse(decision.stop, asker.client, group.resources, len(stopped))
-                for index in stopped:
-                    verdicts[index] = refuse
+                verdicts.update(dict.fromkeys(stopped, refuse))
         for shade in decision.shades:
             shadow = Shadow(shade.resource, shade.rule)
             for index in indexes[shade.first : decision.admitted]:

@@ -120,6 +120,9 @@ def cut(requests: Gathered, verdicts: Verdicts, start: int, settle: Callable[[He
 def _by_refuse(verdicts: Verdicts) -> list[tuple[Refuse, Sequence[int]]] | None:
     """Return which requests each Refuse refuses, ascending; None if something is held."""
     by_refuse: dict[int, tuple[Refuse, list[int]]] = {}
+    if len(set(map(id, verdicts.values()))) == 1:
+        only = next(iter(verdicts.values()))
+        return None if isinstance(only, Hold) else [(only, sorted(verdicts))] if isinstance(only, Refuse) else []
     last: object = None
     indexes: list[int] = []
     for index, verdict in verdicts.items():

@@ -32,12 +32,11 @@ from proxy.protocols.rocketmq.names import Names
 from proxy.protocols.rocketmq.owed import Owed
 from proxy.protocols.rocketmq.scanning import Scanner, Segment
 
-#: What is read at once of a client that is on trial, beyond the frame in hand. The slow readings take up to 1.8 ms
-#: per KiB of headers, strict ones less than 0.1 ms.
-TRIAL_READ_BYTES: Final = 2048
+#: What is read at once of a client that is on trial, beyond the frame in hand: a trial in one read, as a rule.
+TRIAL_READ_BYTES: Final = 64 * 1024
 #: The trial with which a connection begins lasts for so many strict headers, and every header that was not strict
 #: makes it longer by as many. So mixing the two buys no large reads either.
-TRIAL_FRAMES: Final = 64
+TRIAL_FRAMES: Final = 16
 
 UNPARSABLE_RESOURCES: Final = (Resource(codes.KIND_TOPIC, "_unparsable"),)
 """What a request is charged to whose header nobody here can read.
@@ -51,8 +50,9 @@ _MAX_PAUSE: Final = 63
 #: A header's beginning of up to so many bytes may come again with the next chunk; nearly all whole headers are shorter.
 _READ_AGAIN_BYTES: Final = 2048
 #: Steps are groups of scanned requests, and frames read by themselves: each takes some microseconds to read, decide and
-#: count. One that needs the slow readings counts as many as would take as long.
-_SLOW_BYTES_A_STEP: Final = 8
+#: count. One that needs the slow readings counts as many as would take as long: they take up to 1.8 ms per KiB of
+#: headers, strict ones less than 0.1 ms.
+_SLOW_BYTES_A_STEP: Final = 4
 #: Up to so many in a chunk, much may be read at once.
 _FEW_STEPS: Final = 64
 #: After so many the rest of the chunk is left for later, so that others wait some milliseconds at most.
@@ -193,13 +193,13 @@ class RequestStream:
             if self._head:
                 position = self._continue_head(chunk, requests, subscriptions)
             # A client that is on trial is read frame by frame: that is what gets to know it.
-            scanner = None if self._trial or size < self._scan_from_bytes else self._scanner
+            scanner = None if size < self._scan_from_bytes else self._scanner
             leave = pause = steps = 0
             while size - position >= _PREFIX_BYTES:
                 if steps >= _MOST_STEPS:
                     self.left_bytes = size - position
                     break
-                if scanner is not None and not leave:
+                if scanner is not None and not leave and not self._trial:
                     segment = scanner.scan(chunk, position, max_length)
                     # After each scan that hardly took any twice as many frames are read one by one before the next.
                     leave = pause = 0 if len(segment) >= _WORTH_WHILE else min(2 * pause + 1, _MAX_PAUSE)
