@@ -10,7 +10,8 @@ BENCH = Path(__file__).with_name("rejection_log.py")
 
 def test_every_row_has_its_ratios_and_the_growth_its_bytes(tmp_path: Path) -> None:
     kept = tmp_path / "bench.json"
-    command = [sys.executable, str(BENCH), "--rounds", "1", "--seconds", "0.2", "--warmup", "0.1", "--topics", "10"]
+    # The log is written once a second: so long a measurement has one of these in it.
+    command = [sys.executable, str(BENCH), "--rounds", "1", "--seconds", "1.2", "--warmup", "0.1", "--topics", "10"]
     command += ["--row", "10 topics, big batches", "--base-port", "21970", "--json", str(kept)]
     command += ["--growth-seconds", "3", "--refusals", "1000"]
     ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
