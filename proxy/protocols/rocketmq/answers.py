@@ -18,12 +18,11 @@ from proxy.protocols.rocketmq import codes
 from proxy.protocols.rocketmq.header import Answer, read_answer
 from proxy.protocols.rocketmq.owed import Owed
 from proxy.protocols.rocketmq.record_counter import RecordCounter
+from proxy.protocols.rocketmq.scanning import FEW_STEPS
 
 #: An answer's header above this is not gathered when it comes in pieces; its request stays owed.
 MAX_HEADER_BYTES: Final = 64 * 1024
 
-#: Frames looked at one by one up to which much may be read at once: each takes some microseconds.
-_FEW_STEPS: Final = 64
 _CONSUMING: Final = frozenset(codes.CONSUMING)
 _SUCCESS: Final = codes.ResponseCode.SUCCESS.value
 _prefix_at = Struct(">iI").unpack_from
@@ -74,7 +73,7 @@ class AnswerStream:
 
     def reads_fast(self) -> bool:
         """Say whether the last chunk was read in few steps."""
-        return self._steps <= _FEW_STEPS
+        return self._steps <= FEW_STEPS
 
     def between_frames(self) -> bool:
         """Return whether the stream stands in a gap."""

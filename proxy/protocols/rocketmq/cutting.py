@@ -1,7 +1,6 @@
 """Cuts what was refused out of a chunk, and answers it: for scanned frames run by run, not one by one."""
 
 from collections.abc import Callable, Iterable, Sequence
-from itertools import chain
 from typing import Final, NamedTuple
 
 from proxy.batch import Hold, Refuse, Request, Verdicts
@@ -71,11 +70,10 @@ def cut(requests: Gathered, verdicts: Verdicts, start: int, settle: Callable[[He
     Returns:
         None if something is held: then each request is to be looked at by itself.
     """
-    by_refuse = _by_refuse(verdicts)
-    if by_refuse is None:
+    found = _refused(verdicts)
+    if found is None:
         return None
-    refused: Sequence[int]
-    refused = by_refuse[0][1] if len(by_refuse) == 1 else sorted(chain.from_iterable(of for _, of in by_refuse))
+    refused, only = found
     slices: list[tuple[int, int]] = []
     answers: list[bytes] = []
     unreadable: Refuse | None = None
@@ -109,7 +107,7 @@ def cut(requests: Gathered, verdicts: Verdicts, start: int, settle: Callable[[He
         if left and left[-1][1] == stop:
             start = left.pop()[0]
         slices += left
-        of_each = [(by_refuse[0][0], inside)] if len(by_refuse) == 1 else _by_refuse_within(part, inside, verdicts)
+        of_each = _by_refuse_within(part, inside, verdicts) if only is None else [(only, inside)]
         for refuse, indexes in of_each:
             data, _ = part.segment.refuse(indexes, *around_opaque(refuse))
             if data:
@@ -117,23 +115,18 @@ def cut(requests: Gathered, verdicts: Verdicts, start: int, settle: Callable[[He
     return Cut(slices, start, first, Refused(len(refused), answers, unreadable))
 
 
-def _by_refuse(verdicts: Verdicts) -> list[tuple[Refuse, Sequence[int]]] | None:
-    """Return which requests each Refuse refuses, ascending; None if something is held."""
-    by_refuse: dict[int, tuple[Refuse, list[int]]] = {}
-    if len(set(map(id, verdicts.values()))) == 1:
-        only = next(iter(verdicts.values()))
-        return None if isinstance(only, Hold) else [(only, sorted(verdicts))] if isinstance(only, Refuse) else []
-    last: object = None
-    indexes: list[int] = []
-    for index, verdict in verdicts.items():
-        # One Refuse often stands for a whole run of requests.
-        if verdict is not last:
-            last = verdict
-            if isinstance(verdict, Hold):
-                return None
-            indexes = by_refuse.setdefault(id(verdict), (verdict, []))[1] if isinstance(verdict, Refuse) else []
-        indexes.append(index)
-    return [(refuse, sorted(of_it)) for refuse, of_it in by_refuse.values()]
+def _refused(verdicts: Verdicts) -> tuple[Sequence[int], Refuse | None] | None:
+    """Return which requests are refused, ascending, and by what, if all by the same; None if something is held."""
+    # One verdict often stands for a whole run of requests.
+    distinct = {id(verdict): verdict for verdict in verdicts.values()}.values()
+    if any(isinstance(verdict, Hold) for verdict in distinct):
+        return None
+    refuses = [verdict for verdict in distinct if isinstance(verdict, Refuse)]
+    if len(refuses) == len(distinct):
+        refused = sorted(verdicts)
+    else:
+        refused = sorted(index for index, verdict in verdicts.items() if isinstance(verdict, Refuse))
+    return refused, refuses[0] if len(refuses) == 1 else None
 
 
 def _by_refuse_within(

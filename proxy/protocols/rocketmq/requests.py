@@ -30,7 +30,7 @@ from proxy.protocols.rocketmq.header import STRICT, UNPARSABLE, UNPARSED, Header
 from proxy.protocols.rocketmq.held import HeldFrame, Holding
 from proxy.protocols.rocketmq.names import Names
 from proxy.protocols.rocketmq.owed import Owed
-from proxy.protocols.rocketmq.scanning import Scanner, Segment
+from proxy.protocols.rocketmq.scanning import FEW_STEPS, MAX_RUNS, Scanner, Segment
 
 #: What is read at once of a client that is on trial, beyond the frame in hand: a trial in one read, as a rule.
 TRIAL_READ_BYTES: Final = 64 * 1024
@@ -49,14 +49,11 @@ _WORTH_WHILE: Final = 8
 _MAX_PAUSE: Final = 63
 #: A header's beginning of up to so many bytes may come again with the next chunk; nearly all whole headers are shorter.
 _READ_AGAIN_BYTES: Final = 2048
-#: Steps are groups of scanned requests, and frames read by themselves: each takes some microseconds to read, decide and
-#: count. One that needs the slow readings counts as many as would take as long: they take up to 1.8 ms per KiB of
-#: headers, strict ones less than 0.1 ms.
+#: A header that needs the slow readings counts as many steps as would take as long: they take up to 1.8 ms per KiB,
+#: strict ones less than 0.1 ms.
 _SLOW_BYTES_A_STEP: Final = 4
-#: Up to so many in a chunk, much may be read at once.
-_FEW_STEPS: Final = 64
-#: After so many the rest of the chunk is left for later, so that others wait some milliseconds at most.
-_MOST_STEPS: Final = 512
+#: After so many steps the rest of the chunk is left for later, so that others wait some milliseconds at most.
+_MOST_STEPS: Final = MAX_RUNS
 _PREFIX_BYTES: Final = codes.PREFIX_BYTES
 _ONEWAY: Final = codes.FLAG_ONEWAY
 _SUBSCRIPTION: Final = codes.KIND_SUBSCRIPTION
@@ -151,9 +148,7 @@ class RequestStream:
 
     def most_bytes(self) -> int:
         """Return how many bytes to read next at most: little beyond the frame in hand while on trial."""
-        if self._trial:
-            return self.missing_bytes() + TRIAL_READ_BYTES
-        return NO_BOUND
+        return self.missing_bytes() + TRIAL_READ_BYTES if self._trial else NO_BOUND
 
     def reads_fast(self) -> bool:
         """Say whether the last chunk was read in few steps, by compiled code."""
@@ -233,7 +228,7 @@ class RequestStream:
             self._to = min(position, size)
             if not self.left_bytes:
                 self._head += chunk[self._to :]
-            self._fast = steps <= _FEW_STEPS and not self._scan_from_bytes
+            self._fast = steps <= FEW_STEPS and not self._scan_from_bytes
         return requests, charges
 
     def _take_segment(self, segment: Segment, requests: Gathered) -> None:

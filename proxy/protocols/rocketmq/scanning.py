@@ -16,6 +16,9 @@ from proxy.protocols.base import Buffer
 MAX_KEYS: Final = 1024
 #: A scan ends when it has taken frames of so many keys.
 MAX_RUNS: Final = 512
+#: Steps, in either direction, are frames looked at one by one, and keys of a scan: each takes some microseconds. Up to
+#: so many in a chunk, much may be read at once.
+FEW_STEPS: Final = 64
 
 Key = tuple[str, str, str]
 """What a send is charged to: kind and name of the resource, and the producer group, which may be empty."""

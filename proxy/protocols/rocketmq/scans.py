@@ -31,10 +31,10 @@ class Scan(NamedTuple):
     Attributes:
         name: as the options call it.
         version: of its package; empty for the one in Python.
-        instead: why it is not the other one; empty if that is not installed.
         opaques: makes the set of what is owed on one connection.
         scanner: makes the scanner of one connection, which notes in that set.
         least_bytes: smaller chunks are read faster frame by frame.
+        instead: why it is not the other one; empty if that is not installed.
     """
 
     name: ScanName
