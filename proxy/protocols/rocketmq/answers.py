@@ -6,7 +6,6 @@ the messages are counted as they pass.
 """
 
 from collections.abc import Sequence
-from struct import Struct
 from typing import Final
 
 import msgspec
@@ -15,6 +14,8 @@ from limiter.resource import Resource
 from proxy.batch import Charge, Response
 from proxy.protocols.base import Buffer, Close
 from proxy.protocols.rocketmq import codes
+from proxy.protocols.rocketmq.beginning import Beginning
+from proxy.protocols.rocketmq.frame import HEADER_LENGTH, prefix_at
 from proxy.protocols.rocketmq.header import Answer, read_answer
 from proxy.protocols.rocketmq.owed import Owed
 from proxy.protocols.rocketmq.record_counter import RecordCounter
@@ -25,7 +26,6 @@ MAX_HEADER_BYTES: Final = 64 * 1024
 
 _CONSUMING: Final = frozenset(codes.CONSUMING)
 _SUCCESS: Final = codes.ResponseCode.SUCCESS.value
-_prefix_at = Struct(">iI").unpack_from
 
 
 class _Bringing(msgspec.Struct, gc=False):
@@ -63,8 +63,8 @@ class AnswerStream:
         self.close: Close | None = None
         self._owed = owed
         self._wants_responses = wants_responses
-        #: A copy of the start of a frame whose header has not come completely; its bytes have been passed on.
-        self._head = bytearray()
+        #: The bytes of a header that has not come completely have been passed on.
+        self._beginning = Beginning(MAX_HEADER_BYTES, _header_bytes_of)
         #: What is still to come of a frame whose header is known.
         self._left = 0
         self._bringing: _Bringing | None = None
@@ -77,7 +77,7 @@ class AnswerStream:
 
     def between_frames(self) -> bool:
         """Return whether the stream stands in a gap."""
-        return not self._head and not self._left
+        return not self._beginning.pieces and not self._left
 
     def feed(self, chunk: memoryview, waiting: Sequence[bytes], out: list[Buffer]) -> bool:
         """Queue one chunk, and ``waiting`` in its first gap.
@@ -89,7 +89,7 @@ class AnswerStream:
         gap: int | None = None
         position = 0
         try:
-            position = self._continue_head(chunk) if self._head else self._step(chunk, 0, self._left)
+            position = self._continue_head(chunk) if self._beginning.pieces else self._step(chunk, 0, self._left)
             if self.between_frames():
                 gap = position
                 opaques = self._owed.opaques
@@ -101,10 +101,8 @@ class AnswerStream:
                         if end - position < codes.PREFIX_BYTES:
                             break
                     steps += 1
-                    length, word = _prefix_at(chunk, position)
-                    header_bytes = word & 0xFFFFFF
-                    if header_bytes > length - 4:
-                        raise _bad_frame(length, header_bytes)
+                    length, word = prefix_at(chunk, position)
+                    header_bytes = _header_bytes_of(length, word)
                     header_at = position + codes.PREFIX_BYTES
                     body_at = header_at + header_bytes
                     position += 4 + length
@@ -118,12 +116,12 @@ class AnswerStream:
                     self.frames += 1
                 self._steps = steps
                 if position < end:
-                    self._head += chunk[position:]
+                    self._beginning.pieces += chunk[position:]
                 else:
                     self._left = position - end
         except Close as close:
             self.close = close
-            self._head.clear()
+            self._beginning.pieces.clear()
             end = position
         passed = 0
         if waiting and gap is not None:
@@ -157,27 +155,14 @@ class AnswerStream:
 
     def _continue_head(self, chunk: memoryview) -> int:
         """Complete the header that earlier chunks began, and step on; returns where the frame ends in this chunk."""
-        head, end = self._head, len(chunk)
-        position = min(max(0, codes.PREFIX_BYTES - len(head)), end)
-        head += chunk[:position]
-        if len(head) < codes.PREFIX_BYTES:
-            return end
-        length, word = _prefix_at(head)
-        header_bytes = word & 0xFFFFFF
-        if header_bytes > length - 4:
-            raise _bad_frame(length, header_bytes)
-        gathered = header_bytes <= MAX_HEADER_BYTES
-        wanted = codes.PREFIX_BYTES + (header_bytes if gathered else 0)
-        step = min(wanted - len(head), end - position)
-        head += chunk[position : position + step]
-        position += step
-        if len(head) < wanted:
-            return end
+        begun = self._beginning.go_on(chunk)
+        if begun is None:
+            return len(chunk)
         self.frames += 1
-        if gathered:
-            self._note(memoryview(bytes(head))[codes.PREFIX_BYTES :], 4 + length)
-        head.clear()
-        return self._step(chunk, position, 4 + length - wanted)
+        header = begun.header
+        if header is not None:
+            self._note(memoryview(header), begun.frame_bytes)
+        return self._step(chunk, begun.position, begun.stop - begun.position)
 
     def _note(self, header: memoryview, frame_bytes: int) -> None:
         """Match an answer with its request."""
@@ -198,5 +183,9 @@ class AnswerStream:
             self.charges.append(Charge(resources, 0, consumes=True))
 
 
-def _bad_frame(length: int, header_bytes: int) -> Close:
-    return Close("bad_answer", f"the broker sent a header of {header_bytes} bytes in a frame of length {length}")
+def _header_bytes_of(length: int, word: int) -> int:
+    """Return the length of the header in a broker's frame that begins with these two words."""
+    header_bytes = word & HEADER_LENGTH
+    if header_bytes > length - 4:
+        raise Close("bad_answer", f"the broker sent a header of {header_bytes} bytes in a frame of length {length}")
+    return header_bytes

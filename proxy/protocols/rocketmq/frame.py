@@ -14,7 +14,7 @@ prefix_at = Struct(">iI").unpack_from
 """Length, and type and length of the header: the two words that every frame begins with."""
 HEADER_LENGTH: Final = 0xFFFFFF
 """Masks the length of the header in a frame's second word."""
-HIGHEST_WORD: Final = codes.HEADER_BINARY << 24 | HEADER_LENGTH
+_HIGHEST_WORD: Final = codes.HEADER_BINARY << 24 | HEADER_LENGTH
 
 
 #: A header above this is not gathered: it passes as unparsable. Nearly all of a header are the message's
@@ -62,12 +62,24 @@ def stopped_frames(batch: Batch | None, own: list[Frame]) -> list[Stopped]:
     return stopped
 
 
-def bad_frame(length: int, word: int, max_length: int) -> Close:
-    """Return the end of a connection whose client sent these two words, which begin no frame."""
+def header_bytes_of(length: int, word: int, max_length: int) -> int:
+    """Return the length of the header in a client's frame that begins with these two words.
+
+    Args:
+        length: of the frame, without this word.
+        word: type and length of the header.
+        max_length: the longest frame allowed.
+
+    Raises:
+        Close: no frame begins so.
+    """
+    header_bytes = word & HEADER_LENGTH
+    if header_bytes <= length - 4 and length <= max_length and word <= _HIGHEST_WORD:
+        return header_bytes
     if not codes.MIN_LENGTH <= length <= max_length:
         detail = f"a frame of length {length}, where {codes.MIN_LENGTH} to {max_length} are allowed"
-    elif word > HIGHEST_WORD:
+    elif word > _HIGHEST_WORD:
         detail = f"a header of type {word >> 24}, where {codes.HEADER_JSON} and {codes.HEADER_BINARY} are known"
     else:
-        detail = f"a header of {word & HEADER_LENGTH} bytes in a frame of length {length}"
-    return Close("bad_frame", f"the client sent {detail}")
+        detail = f"a header of {header_bytes} bytes in a frame of length {length}"
+    raise Close("bad_frame", f"the client sent {detail}")

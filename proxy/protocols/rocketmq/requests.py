@@ -7,6 +7,7 @@ MAX_HEADER_BYTES (256 KiB) and the 8 bytes before it per connection.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from limiter.resource import Resource
@@ -15,16 +16,9 @@ from proxy.protocols.base import NO_BOUND, Buffer, Close, WireCounters
 from proxy.protocols.rocketmq import codes
 from proxy.protocols.rocketmq.about import AboutClient
 from proxy.protocols.rocketmq.batch_body import MIN_MESSAGE_BYTES, BatchComing, BatchCounter
+from proxy.protocols.rocketmq.beginning import Beginning
 from proxy.protocols.rocketmq.cutting import NOTHING_REFUSED, Cut, Refused, answer_each, cut
-from proxy.protocols.rocketmq.frame import (
-    HEADER_LENGTH,
-    HIGHEST_WORD,
-    MAX_HEADER_BYTES,
-    Frame,
-    bad_frame,
-    prefix_at,
-    stopped_frames,
-)
+from proxy.protocols.rocketmq.frame import MAX_HEADER_BYTES, Frame, header_bytes_of, prefix_at, stopped_frames
 from proxy.protocols.rocketmq.gathered import Charged, Gathered
 from proxy.protocols.rocketmq.header import STRICT, UNPARSABLE, UNPARSED, Header, classify
 from proxy.protocols.rocketmq.held import HeldFrame, Holding
@@ -47,8 +41,6 @@ A client's own topic of this name shares the limit: who can send to it could as 
 #: Frames that make a scan worth while, which looks at the whole chunk; and those read one by one at most after others.
 _WORTH_WHILE: Final = 8
 _MAX_PAUSE: Final = 63
-#: A header's beginning of up to so many bytes may come again with the next chunk; nearly all whole headers are shorter.
-_READ_AGAIN_BYTES: Final = 2048
 #: A header that needs the slow readings counts as many steps as would take as long: they take up to 1.8 ms per KiB,
 #: strict ones less than 0.1 ms.
 _SLOW_BYTES_A_STEP: Final = 4
@@ -104,6 +96,7 @@ class RequestStream:
         self._counters = counters
         self._owed = owed
         self._max_length = max_frame_bytes - 4
+        self._header_bytes_of = partial(header_bytes_of, max_length=self._max_length)
         self._resources = self.names.known
         self._scanner = scanner
         self._scan_from_bytes = scan_from_bytes
@@ -112,8 +105,7 @@ class RequestStream:
         self.left_bytes = 0
         #: What the scanner's keys are charged to, by their numbers.
         self._charged: list[Charged] = []
-        #: The start of a frame whose header has not come completely.
-        self._head = bytearray()
+        self._beginning = Beginning(MAX_HEADER_BYTES, self._header_bytes_of)
         #: What is still to come of a frame whose verdict is known, and whether to swallow it. Of a frame that is
         #: neither swallowed nor held, the beginning has gone on.
         self._body_left = 0
@@ -134,17 +126,11 @@ class RequestStream:
 
     def between_frames(self) -> bool:
         """Return whether nothing is in hand: no part of a frame, and no chunk that waits for its verdicts."""
-        return not self._head and not self._body_left and not self._chunk and not self.left_bytes
+        return not self._beginning.pieces and not self._body_left and not self._chunk and not self.left_bytes
 
     def missing_bytes(self) -> int:
         """Return how many bytes are certain to belong to the frame in hand, or to the next one's prefix."""
-        if self._body_left:
-            return self._body_left
-        head = self._head
-        if len(head) < _PREFIX_BYTES:
-            return _PREFIX_BYTES - len(head)
-        word: int = prefix_at(head)[1]
-        return _PREFIX_BYTES + (word & HEADER_LENGTH) - len(head)
+        return self._body_left or self._beginning.missing_bytes()
 
     def most_bytes(self) -> int:
         """Return how many bytes to read next at most: little beyond the frame in hand while on trial."""
@@ -156,15 +142,11 @@ class RequestStream:
 
     def held_back(self) -> int:
         """Return the length of the header's beginning in hand; 0 if it is too long to be read once more."""
-        size = len(self._head)
-        return size if size <= _READ_AGAIN_BYTES else 0
+        return self._beginning.readable_again()
 
     def take_back(self) -> bytes:
         """Hand out the header's beginning in hand, as ``held_back`` says."""
-        head = bytes(self._head) if self.held_back() else b""
-        if head:
-            self._head.clear()
-        return head
+        return self._beginning.take() if self.held_back() else b""
 
     def feed(self, chunk: memoryview) -> tuple[Gathered, list[Charge]]:
         """Read the frames of one chunk; ``pass_on`` must follow before the next chunk.
@@ -185,7 +167,7 @@ class RequestStream:
         self._from = 0 if self._open else position
         self._open_until = position
         try:
-            if self._head:
+            if self._beginning.pieces:
                 position = self._continue_head(chunk, requests, subscriptions)
             # A client that is on trial is read frame by frame: that is what gets to know it.
             scanner = None if size < self._scan_from_bytes else self._scanner
@@ -205,9 +187,7 @@ class RequestStream:
                         continue
                 leave -= leave > 0
                 length, word = prefix_at(chunk, position)
-                header_bytes = word & HEADER_LENGTH
-                if header_bytes > length - 4 or length > max_length or word > HIGHEST_WORD:
-                    raise bad_frame(length, word, max_length)
+                header_bytes = self._header_bytes_of(length, word)
                 header_at = position + _PREFIX_BYTES
                 body_at = header_at + header_bytes
                 if header_bytes > MAX_HEADER_BYTES:
@@ -222,12 +202,12 @@ class RequestStream:
                 steps += 1 if header.reading == STRICT else 1 + header_bytes // _SLOW_BYTES_A_STEP
         except Close as close:
             self.close = close
-            self._head.clear()
+            self._beginning.pieces.clear()
             self._to = min(position, size)
         else:
             self._to = min(position, size)
             if not self.left_bytes:
-                self._head += chunk[self._to :]
+                self._beginning.pieces += chunk[self._to :]
             self._fast = steps <= FEW_STEPS and not self._scan_from_bytes
         return requests, charges
 
@@ -273,30 +253,16 @@ class RequestStream:
         Returns:
             Where its frame ends, which may be beyond the chunk; the chunk's end while it is incomplete.
         """
-        head, size = self._head, len(chunk)
-        position = min(max(0, _PREFIX_BYTES - len(head)), size)
-        head += chunk[:position]
-        self._from = size
-        if len(head) < _PREFIX_BYTES:
-            return size
-        length, word = prefix_at(head)
-        header_bytes = word & HEADER_LENGTH
-        if header_bytes > length - 4 or length > self._max_length or word > HIGHEST_WORD:
-            raise bad_frame(length, word, self._max_length)
-        gathered = header_bytes <= MAX_HEADER_BYTES
-        wanted = _PREFIX_BYTES + (header_bytes if gathered else 0)
-        step = min(wanted - len(head), size - position)
-        head += chunk[position : position + step]
-        if len(head) < wanted:
-            return size
-        self._lead = bytes(head)
-        head.clear()
-        position += step
-        header = classify(self._lead[_PREFIX_BYTES:], word >> 24, subscriptions) if gathered else UNPARSABLE
-        frame = self._led = Frame(position, position + 4 + length - wanted, header)
-        self._from = position
-        body_at = position if gathered else position + header_bytes
-        self._take_frame(frame, 4 + length, body_at, requests)
+        self._from = len(chunk)
+        begun = self._beginning.go_on(chunk)
+        if begun is None:
+            return len(chunk)
+        self._lead = begun.prefix_and_header
+        self._from = begun.position
+        raw = begun.header
+        header = UNPARSABLE if raw is None else classify(raw, begun.header_type, subscriptions)
+        frame = self._led = Frame(begun.position, begun.stop, header)
+        self._take_frame(frame, begun.frame_bytes, begun.body_at, requests)
         return frame.stop
 
     def _take_frame(self, frame: Frame, frame_bytes: int, body_at: int, requests: Gathered) -> None:
@@ -461,6 +427,5 @@ class RequestStream:
     def end(self, out: list[Buffer]) -> None:
         """Queue what was held back of an unfinished header, at the end of the stream; what is held is dropped."""
         self.held.end()
-        if self._head:
-            out.append(bytes(self._head))
-            self._head.clear()
+        if self._beginning.pieces:
+            out.append(self._beginning.take())

@@ -222,8 +222,8 @@ class Trial:
 
     def _check_bounds(self) -> None:
         session = self.session
-        assert len(session._requests._head) <= 8 + MAX_HEADER_BYTES
-        assert len(session._answers._head) <= 8 + answers.MAX_HEADER_BYTES
+        assert len(session._requests._beginning.pieces) <= 8 + MAX_HEADER_BYTES
+        assert len(session._answers._beginning.pieces) <= 8 + answers.MAX_HEADER_BYTES
         assert session.in_flight() <= MAX_OWED
         if session._waiting:
             waiting = sum(map(len, session._waiting))

@@ -240,7 +240,7 @@ def test_largest_frame_streams_through_without_being_gathered() -> None:
         (out,) = session.take(Side.BROKER)
         assert isinstance(out, memoryview)
         assert out == chunk
-        assert not session._requests._head  # type: ignore[attr-defined]
+        assert not session._requests._beginning.pieces  # type: ignore[attr-defined]
     assert session.between_frames(Side.CLIENT)
 
 
