@@ -1,11 +1,12 @@
 """How a report writes times, amounts and rates, in the terminal, on the page and in its evidence alike.
 
-Pure: nothing but the standard library, since evidence is written wherever Spark's Python runs.
+Pure: nothing but the standard library below it, since evidence is written wherever Spark's Python runs.
 """
 
-import math
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
+
+from admin import numbers
 
 if TYPE_CHECKING:
     from admin.analytics.findings import Held, LimitChange
@@ -14,9 +15,6 @@ if TYPE_CHECKING:
 _MINUTE_S: Final = 60
 _HOUR_S: Final = 3600
 _DAY_S: Final = 86_400
-_MANY: Final = 1e15
-_FEW: Final = 1e-9
-"""Beyond both a rate in full would be nothing but zeros."""
 
 
 def moment(at_s: int) -> str:
@@ -71,14 +69,8 @@ def rate(per_s: float | None, unit: str = "") -> str:
     if per_s is None:
         return "unlimited"
     unit = f" {unit}" if unit else ""
-    if per_s >= _MANY or 0 < per_s < _FEW:
-        return f"{per_s:.6g}{unit}/s"
-    digits = 0 if per_s >= 100 or per_s == int(per_s) else 1 if per_s >= 1 else 3
-    if 0 < per_s < 0.01:
-        # What is more than nothing is never written as that.
-        digits = 2 - math.floor(math.log10(per_s))
-    text = f"{per_s:,.{digits}f}"
-    return (text.rstrip("0").rstrip(".") if "." in text else text) + f"{unit}/s"
+    decimals = 0 if per_s >= 100 else 1 if per_s >= 1 else 3
+    return f"{numbers.number(per_s, decimals, grouped=True)}{unit}/s"
 
 
 def size(size_bytes: int) -> str:
