@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 from harness.embedded import EmbeddedBroker
-from harness.frames import FrameClient, refused, send, send_back, sends, stored
+from harness.frames import FrameClient, refused, send, send_back, sends, spend_ten, stored
 from harness.sidecar import Sluice, StartSluice
 
 pytestmark = pytest.mark.integration
@@ -87,15 +87,6 @@ def _wait_until_held(sidecar: Sluice, count: int) -> None:
     sidecar.wait_for_metrics(lambda metrics: metrics.total("sluice_held_requests") == count)
 
 
-def _spend_all(client: FrameClient, topic: str) -> None:
-    """Spend a topic's ten permits, and then the fraction of one that came back: an eleventh passes on that.
-
-    Were the eleventh sent with the others it might be read at the same moment, and be held until there is a fraction.
-    """
-    assert stored(client.ask(*sends(10, topic))) == 10
-    assert stored(client.ask(send(topic))) == 1
-
-
 def test_held_requests_go_on_in_their_order_at_the_limits_rate(client: FrameClient, sidecar: Sluice) -> None:
     def of_the_rule(count: str) -> float:
         return sidecar.metrics().total(f"sluice_rule_{count}_total", rule="topic:steady*")
@@ -127,7 +118,7 @@ def test_newcomers_queue_behind_what_is_held(client: FrameClient, sidecar: Sluic
 
 def test_request_behind_held_ones_passes_them(client: FrameClient, sidecar: Sluice) -> None:
     _wait_until_held(sidecar, 0)
-    _spend_all(client, "never-passed")
+    spend_ten(client, "never-passed")
 
     client.write(*sends(5, "never-passed"), free := send("free"))
     (answer,) = client.read_until_answered(free)
@@ -137,7 +128,7 @@ def test_request_behind_held_ones_passes_them(client: FrameClient, sidecar: Slui
 
 
 def test_what_would_wait_too_long_is_refused_at_once(client: FrameClient, sidecar: Sluice) -> None:
-    _spend_all(client, "too-long")
+    spend_ten(client, "too-long")
 
     answers = client.ask(*sends(15, "too-long"))
 
@@ -167,7 +158,7 @@ def test_what_is_held_is_dropped_when_its_client_leaves(
     client: FrameClient, sidecar: Sluice, broker: EmbeddedBroker
 ) -> None:
     _wait_until_held(sidecar, 0)
-    _spend_all(client, "never-dropped")
+    spend_ten(client, "never-dropped")
     client.write(*sends(9, "never-dropped"), free := send("free"))
     client.read_until_answered(free)
     metrics = sidecar.metrics()
@@ -187,7 +178,7 @@ def test_what_is_over_the_bound_is_refused_and_counted(client: FrameClient, side
     _wait_until_held(sidecar, 0)
     before = sidecar.metrics().total("sluice_hold_refused_total", bound="max_held_per_connection")
 
-    _spend_all(client, "never-so-many")
+    spend_ten(client, "never-so-many")
     client.write(*sends(_MAX_HELD + 25, "never-so-many"))
     answers = client.read(25)
 

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 
 import pytest
 from harness.embedded import EmbeddedBroker
-from harness.frames import FrameClient, refused, send, sends, stored
+from harness.frames import FrameClient, refused, send, sends, spend_ten, stored
 from harness.sidecar import Sluice, StartSluice
 
 pytestmark = pytest.mark.integration
@@ -144,9 +144,7 @@ def test_each_address_of_a_network_has_its_own_limit(connect: Connect, sidecar: 
 
 def test_log_names_rule_and_client_of_a_refusal(connect: Connect, sidecar: Sluice) -> None:
     client = connect(source="127.0.2.21")
-    client.ask(*sends(10, "free"))
-    # On the fraction of a permit that came back meanwhile.
-    client.ask(send("free"))
+    spend_ten(client, "free")
 
     # There is one line a second for each rule; the other refusals are counted in it.
     while not (lines := [line for line in sidecar.process.lines if "127.0.2.21" in line]):

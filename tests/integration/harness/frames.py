@@ -187,3 +187,13 @@ class FrameClient:
                 raise ConnectionResetError("the other side closed the connection")
             parts += part
         return bytes(parts)
+
+
+def spend_ten(client: FrameClient, topic: str) -> None:
+    """Spend ten permits, which is all that a limit has stored, and then the fraction of one that came back.
+
+    An eleventh request passes on that fraction. Sent with the others it might be read at the same moment, and be
+    refused or held until there is one.
+    """
+    assert stored(client.ask(*sends(10, topic))) == 10
+    assert stored(client.ask(send(topic))) == 1
