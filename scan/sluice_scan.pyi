@@ -19,9 +19,14 @@ class Opaques:
     """The numbers of requests that have no answer yet, ``most`` of them at most; i32.
 
     It keeps 8 to 16 bytes for each.
+
+    Attributes:
+        ambiguous: a number was added that was there already, or for which there was no room.
     """
 
     def __new__(cls, most: int) -> Self: ...
+    @property
+    def ambiguous(self) -> bool: ...
     def add(self, opaque: int) -> None:
         """Add a number; without effect when the set is full."""
     def discard(self, opaque: int) -> bool:
@@ -44,11 +49,14 @@ class Table:
 
     Args:
         limitable: by request code: kind of the resource, and the names of the fields in ``extFields`` with its name,
-            with the producer group, and that says whether the body is a batch.
+            with the producer group, that says whether the body is a batch, and that says what the message is.
         max_name_bytes: headers with longer names or producer groups are not plain.
         retry_prefix: a name that begins with it is that of ``retry_kind``, without it.
         retry_kind: see there.
         max_header_bytes: longer headers are not plain.
+        plain_sys_flags: what a plain message may be, as it is spelled.
+        internal_topics: sends to these are not plain.
+        internal_prefix: nor are those to what begins with it.
 
     Raises:
         ValueError: there are more than 16 distinct field names.
@@ -56,11 +64,14 @@ class Table:
 
     def __new__(
         cls,
-        limitable: Mapping[int, tuple[str, str, str | None, str | None]],
+        limitable: Mapping[int, tuple[str, str, str | None, str | None, str | None]],
         max_name_bytes: int,
         retry_prefix: str,
         retry_kind: str,
         max_header_bytes: int,
+        plain_sys_flags: Sequence[str],
+        internal_topics: Sequence[str],
+        internal_prefix: str,
     ) -> Self: ...
 
 @final

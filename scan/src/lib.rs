@@ -13,7 +13,7 @@ use pyo3::prelude::*;
 mod sluice_scan {
     /// Told apart by who imports it; another number whenever what is offered, or what it means, changes.
     #[pymodule_export]
-    const INTERFACE: u32 = 1;
+    const INTERFACE: u32 = 3;
 
     #[pymodule_export]
     use crate::opaques::Opaques;

@@ -30,6 +30,11 @@ impl Opaques {
         self.0.discard(opaque)
     }
 
+    #[getter]
+    fn ambiguous(&self) -> bool {
+        self.0.ambiguous()
+    }
+
     fn __len__(&self) -> usize {
         self.0.len()
     }

@@ -9,7 +9,7 @@ use pyo3::types::PyRange;
 use sluice_scan_core::scan::Known;
 use sluice_scan_core::table;
 
-type Entry = (String, String, Option<String>, Option<String>);
+type Entry = (String, String, Option<String>, Option<String>, Option<String>);
 
 #[pyclass(module = "sluice_scan", frozen)]
 pub struct Table {
@@ -42,18 +42,24 @@ impl Table {
 #[pymethods]
 impl Table {
     #[new]
-    #[allow(clippy::needless_pass_by_value)]
+    #[allow(clippy::needless_pass_by_value, clippy::too_many_arguments)]
     fn new(
         limitable: BTreeMap<i32, Entry>,
         max_name_bytes: usize,
         retry_prefix: String,
         retry_kind: String,
         max_header_bytes: usize,
+        plain_sys_flags: Vec<String>,
+        internal_topics: Vec<String>,
+        internal_prefix: String,
     ) -> PyResult<Self> {
         let mut table = table::Table::new(max_header_bytes, max_name_bytes, retry_prefix, retry_kind);
-        for (code, (kind, name, group, batch)) in &limitable {
+        table.plain_sys_flags = plain_sys_flags;
+        table.internal_topics = internal_topics;
+        table.internal_prefix = internal_prefix;
+        for (code, (kind, name, group, batch, sys_flag)) in &limitable {
             table
-                .add(*code, kind, name, group.as_deref(), batch.as_deref())
+                .add(*code, kind, name, group.as_deref(), batch.as_deref(), sys_flag.as_deref())
                 .ok_or_else(|| PyValueError::new_err(format!("more than {} field names", table::MAX_FIELDS)))?;
         }
         Ok(Self { limitable: table, known: Mutex::default(), singles: Mutex::default() })

@@ -6,7 +6,7 @@ import pytest
 from playbook.captures import CAPTURES, Capture
 from playbook.trial import Trial
 
-from proxy.batch import Side
+from proxy.deciding.batch import Side
 
 
 @pytest.mark.parametrize("longest", [1, 6, 64, 1000, 30_000])

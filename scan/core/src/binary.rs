@@ -5,7 +5,7 @@ use crate::plain::{Loose, Plain, Span};
 use crate::table::{Table, Values};
 
 /// Headers with more fields are left to Python, which does not read them either.
-pub const MAX_FIELDS: usize = 512;
+pub const MAX_FIELDS: usize = 128;
 
 const OPAQUE_AT: usize = 5;
 /// Code, language, version, opaque, flag, length of the remark, length of the fields.
@@ -59,7 +59,7 @@ pub fn read<const LOOSE: bool>(header: &[u8], table: &Table) -> Option<(Plain, L
         if let Some(field) = field {
             values.note(field, value)?;
         }
-        if LOOSE && !field.is_some_and(|field| table.is_batch(field)) {
+        if LOOSE && !field.is_some_and(|field| table.tells(field)) {
             loose.text.push(value);
         }
     }

@@ -16,6 +16,8 @@ pub struct Reader<'a, const LOOSE: bool> {
 pub enum Value {
     /// A string without escapes.
     Text(Span),
+    /// An integer without a sign.
+    Digits(Span),
     Other,
 }
 
@@ -188,11 +190,12 @@ impl<'a, const LOOSE: bool> Reader<'a, LOOSE> {
                 self.text()
             }
             b'-' | b'0'..=b'9' => {
+                let negative = self.peek()? == b'-';
                 let (_, span) = self.integer()?;
                 if LOOSE {
                     self.loose.digits.push(span);
                 }
-                Some(Value::Other)
+                Some(if negative { Value::Other } else { Value::Digits(span) })
             }
             b't' => self.word(b"true"),
             b'f' => self.word(b"false"),
@@ -297,8 +300,14 @@ fn fields<const LOOSE: bool>(reader: &mut Reader<LOOSE>, table: &Table) -> Optio
         match (field, reader.scalar()?) {
             (Some(field), Value::Text(span)) => {
                 values.note(field, span)?;
-                if LOOSE && table.is_batch(field) {
+                if LOOSE && table.tells(field) {
                     reader.loose.text.pop();
+                }
+            }
+            (Some(field), Value::Digits(span)) if table.is_sys_flag(field) => {
+                values.note(field, span)?;
+                if LOOSE {
+                    reader.loose.digits.pop();
                 }
             }
             (Some(_), _) => return None,

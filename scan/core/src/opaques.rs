@@ -15,6 +15,7 @@ pub struct Opaques {
     len: usize,
     most: usize,
     secret: u64,
+    ambiguous: bool,
 }
 
 const LINE_BITS: u32 = 4;
@@ -27,7 +28,7 @@ impl Opaques {
     #[must_use]
     pub fn new(most: usize) -> Self {
         let secret = RandomState::new().hash_one(0_u8) | 1;
-        Self { slots: Vec::new(), has_zero: false, len: 0, most, secret }
+        Self { slots: Vec::new(), has_zero: false, len: 0, most, secret, ambiguous: false }
     }
 
     #[must_use]
@@ -38,6 +39,12 @@ impl Opaques {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
+    }
+
+    /// Whether a number was ever added that was there already, or for which there was no room.
+    #[must_use]
+    pub fn ambiguous(&self) -> bool {
+        self.ambiguous
     }
 
     /// The step of the probing at which the search for a number begins.
@@ -90,9 +97,11 @@ impl Opaques {
     pub fn add(&mut self, opaque: i32) {
         let number = u32::from_ne_bytes(opaque.to_ne_bytes());
         if self.len >= self.most {
+            self.ambiguous = true;
             return;
         }
         if number == 0 {
+            self.ambiguous |= self.has_zero;
             self.len += usize::from(!self.has_zero);
             self.has_zero = true;
             return;
@@ -101,7 +110,9 @@ impl Opaques {
             self.grow();
         }
         if let Some(slot) = self.find(number).map(|step| self.slot(step)) {
-            self.len += usize::from(self.slots[slot] == 0);
+            let new = self.slots[slot] == 0;
+            self.ambiguous |= !new;
+            self.len += usize::from(new);
             self.slots[slot] = number;
         }
     }

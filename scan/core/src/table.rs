@@ -7,6 +7,7 @@ pub struct Entry {
     pub name: u8,
     pub group: Option<u8>,
     pub batch: Option<u8>,
+    pub sys_flag: Option<u8>,
 }
 
 /// More distinct field names than this are refused.
@@ -19,14 +20,21 @@ pub struct Table {
     codes: Vec<(i32, u8)>,
     entries: Vec<Entry>,
     fields: Vec<Box<[u8]>>,
-    /// Bits of the fields that say whether the body is a batch.
-    batches: u32,
+    /// Bits of the fields whose values decide whether a header is plain.
+    telling: u32,
+    /// Bits of those that say what the message is.
+    sys_flags: u32,
     /// The field with a name of one letter, which most are.
     of_one_byte: [u8; 256],
     pub max_header_bytes: usize,
     pub max_name_bytes: usize,
     pub retry_prefix: String,
     pub retry_kind: String,
+    /// What a plain message is.
+    pub plain_sys_flags: Vec<String>,
+    /// Sends to these, or to what begins so, are not plain.
+    pub internal_topics: Vec<String>,
+    pub internal_prefix: String,
 }
 
 impl Table {
@@ -36,22 +44,36 @@ impl Table {
             codes: Vec::new(),
             entries: Vec::new(),
             fields: Vec::new(),
-            batches: 0,
+            telling: 0,
+            sys_flags: 0,
             of_one_byte: [NO_FIELD; 256],
             max_header_bytes,
             max_name_bytes,
             retry_prefix,
             retry_kind,
+            plain_sys_flags: Vec::new(),
+            internal_topics: Vec::new(),
+            internal_prefix: String::new(),
         }
     }
 
     /// Make requests of `code` limitable; None if there are too many entries or fields.
-    pub fn add(&mut self, code: i32, kind: &str, name: &str, group: Option<&str>, batch: Option<&str>) -> Option<()> {
+    pub fn add(
+        &mut self,
+        code: i32,
+        kind: &str,
+        name: &str,
+        group: Option<&str>,
+        batch: Option<&str>,
+        sys_flag: Option<&str>,
+    ) -> Option<()> {
         let name = self.number(name)?;
         let group = group.map_or(Some(None), |field| self.number(field).map(Some))?;
         let batch = batch.map_or(Some(None), |field| self.number(field).map(Some))?;
-        self.batches |= batch.map_or(0, |field| 1 << field);
-        let entry = Entry { kind: kind.to_owned(), name, group, batch };
+        let sys_flag = sys_flag.map_or(Some(None), |field| self.number(field).map(Some))?;
+        self.sys_flags |= sys_flag.map_or(0, |field| 1 << field);
+        self.telling |= batch.map_or(0, |field| 1 << field) | self.sys_flags;
+        let entry = Entry { kind: kind.to_owned(), name, group, batch, sys_flag };
         let index = self.entries.len();
         self.entries.push(entry);
         self.codes.push((code, u8::try_from(index).ok()?));
@@ -84,10 +106,16 @@ impl Table {
         self.fields.iter().position(|field| **field == *name)
     }
 
-    /// Whether the value of this field says if the body is a batch.
+    /// Whether the value of this field decides if a header is plain: it says if the body is a batch, or what the message is.
     #[must_use]
-    pub fn is_batch(&self, field: usize) -> bool {
-        self.batches >> field & 1 != 0
+    pub fn tells(&self, field: usize) -> bool {
+        self.telling >> field & 1 != 0
+    }
+
+    /// Whether the value of this field says what the message is; it may be a number.
+    #[must_use]
+    pub fn is_sys_flag(&self, field: usize) -> bool {
+        self.sys_flags >> field & 1 != 0
     }
 
     #[inline]
@@ -97,12 +125,20 @@ impl Table {
         Some((*entry, self.entries.get(usize::from(*entry))?))
     }
 
+    fn is_internal(&self, name: &str) -> bool {
+        !self.internal_prefix.is_empty() && name.starts_with(&self.internal_prefix)
+            || self.internal_topics.iter().any(|topic| topic == name)
+    }
+
     /// Kind and bare name of what a request by this entry is charged to; None where that is not beyond doubt.
     #[must_use]
     pub fn resource<'a>(&'a self, entry: u8, name: &'a str) -> Option<(&'a str, &'a str)> {
         let kind = &self.entries.get(usize::from(entry))?.kind;
         // A replacement character may stand for bytes that are no UTF-8.
         if name.is_empty() || name.len() > self.max_name_bytes || name.contains('\u{fffd}') {
+            return None;
+        }
+        if self.is_internal(name) {
             return None;
         }
         match name.strip_prefix(&self.retry_prefix) {
@@ -147,6 +183,11 @@ impl Values {
         let group = entry.group.and_then(|field| self.get(field)).unwrap_or_default();
         if name.is_empty() || name.len() > table.max_name_bytes || group.len() > table.max_name_bytes {
             return None;
+        }
+        if let Some(sys_flag) = entry.sys_flag.and_then(|field| self.get(field)).map(|span| span.of(header)) {
+            if !table.plain_sys_flags.iter().any(|plain| plain.as_bytes() == sys_flag) {
+                return None;
+            }
         }
         match entry.batch.and_then(|field| self.get(field)).map(|span| span.of(header)) {
             None | Some(b"false" | b"0") => Some((name, group)),

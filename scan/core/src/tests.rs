@@ -10,9 +10,12 @@ use crate::{answers, json};
 
 fn table() -> Table {
     let mut table = Table::new(1 << 18, 255, "%RETRY%".to_owned(), "retry_group".to_owned());
-    table.add(310, "topic", "b", Some("a"), Some("m")).unwrap();
-    table.add(10, "topic", "topic", Some("producerGroup"), Some("batch")).unwrap();
-    table.add(36, "retry_group", "group", None, None).unwrap();
+    table.plain_sys_flags = vec!["0".to_owned(), "1".to_owned()];
+    table.internal_topics = vec!["SCHEDULE_TOPIC_XXXX".to_owned()];
+    table.internal_prefix = "rmq_sys_".to_owned();
+    table.add(310, "topic", "b", Some("a"), Some("m"), Some("f")).unwrap();
+    table.add(10, "topic", "topic", Some("producerGroup"), Some("batch"), Some("sysFlag")).unwrap();
+    table.add(36, "retry_group", "group", None, None, None).unwrap();
     table
 }
 
@@ -89,6 +92,27 @@ fn loose_are_the_contents_of_strings_but_of_the_batch_flag() {
     let loose: Vec<&[u8]> = loose.text.iter().map(|span| span.of(&header)).collect();
     assert_eq!(loose, [&b"pg"[..], b"orders", b"a", b"b"]);
     assert_eq!(plain.opaque_at.of(&header), b"7");
+}
+
+#[test]
+fn a_message_that_is_special_is_not_plain() {
+    let header = |value: &str| -> Vec<u8> {
+        format!(r#"{{"code":310,"extFields":{{"a":"pg","b":"t","f":{value},"m":"false"}},"opaque":1}}"#).into()
+    };
+    let mut known = Known::default();
+    for plain in ["\"0\"", "\"1\"", "0", "1"] {
+        assert_eq!(scan(&mut known, &[header(plain), header(plain)]).frames.len(), 1);
+    }
+    for special in ["\"4\"", "\"128\"", "\"\"", "4", "128", "-1", "true", "null"] {
+        assert_eq!(scan(&mut known, &[header("\"0\""), header("0"), header(special)]).frames.len(), 0);
+    }
+}
+
+#[test]
+fn a_send_to_an_internal_topic_is_not_plain() {
+    for topic in ["rmq_sys_wheel_timer", "SCHEDULE_TOPIC_XXXX"] {
+        assert_eq!(scan(&mut Known::default(), &[send("orders", 1, ""), send(topic, 2, "")]).frames.len(), 0);
+    }
 }
 
 #[test]

@@ -5,8 +5,8 @@ import struct
 import pytest
 from playbook.extension import Extension
 
-from proxy.protocols.rocketmq.binary_header import MAX_FIELDS
-from proxy.protocols.rocketmq.header import classify
+from proxy.protocols.rocketmq.wire.binary import MAX_FIELDS
+from proxy.protocols.rocketmq.wire.header import classify
 
 
 def _fields(*fields: tuple[bytes, bytes]) -> bytes:
@@ -72,6 +72,8 @@ def test_an_everyday_send_is_plain(extension: Extension, header: bytes, reading:
         pytest.param(_header(_TOPIC, _TOPIC), id="topic twice"),
         pytest.param(_header(_TOPIC, (b"m", b"false"), (b"m", b"true")), id="batch said twice"),
         pytest.param(_header(_TOPIC, (b"m", b"true")), id="batch"),
+        pytest.param(_header(_TOPIC, (b"f", b"4")), id="half message"),
+        pytest.param(_header(_TOPIC, (b"f", b"128")), id="inner batch"),
         pytest.param(_header(_TOPIC, (b"m", b"True")), id="batch in another case"),
         pytest.param(_header(_TOPIC, (b"m", b"")), id="batch left empty"),
         pytest.param(_header((b"B", b"orders")), id="key in another case"),

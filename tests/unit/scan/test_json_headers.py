@@ -5,7 +5,7 @@ import json
 import pytest
 from playbook.extension import Extension
 
-from proxy.protocols.rocketmq.header import _JsonHeader, classify
+from proxy.protocols.rocketmq.wire.header import _JsonHeader, classify
 
 _JAVA = (
     rb'{"code":310,"extFields":{"a":"pg","b":"orders","c":"TBW102","d":"4","e":"1","f":"0","g":"1795252796322","h":"0",'
@@ -101,6 +101,13 @@ def test_an_everyday_send_is_plain(extension: Extension, header: bytes, reading:
         pytest.param(_send(b'"b":"x","m":true'), id="batch that is a literal"),
         pytest.param(_send(b'"b":"x","m":false'), id="no batch that is a literal"),
         pytest.param(_send(b'"b":"x","m":"false","m":"true"'), id="batch said twice"),
+        pytest.param(_send(b'"b":"x","f":"4"'), id="half message"),
+        pytest.param(_send(b'"b":"x","f":"128"'), id="inner batch"),
+        pytest.param(_send(b'"b":"x","f":128'), id="inner batch as a number"),
+        pytest.param(_send(b'"b":"x","f":-1'), id="all flags"),
+        pytest.param(_send(b'"b":"x","f":"\\u00312"'), id="flags with an escape"),
+        pytest.param(_send(b'"b":"rmq_sys_wheel_timer"'), id="internal topic"),
+        pytest.param(_send(b'"b":"SCHEDULE_TOPIC_XXXX"'), id="internal topic of another name"),
         pytest.param(_send(b'"b":"x","z":{}'), id="object in a field"),
         pytest.param(_send(b'"b":"x","z":[]'), id="array in a field"),
         pytest.param(_send(b'"b":"x","z":1.5'), id="fraction"),

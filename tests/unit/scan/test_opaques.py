@@ -11,24 +11,31 @@ from playbook import frames
 from playbook.captures import CAPTURES, Capture
 from playbook.extension import Extension
 
-from proxy.protocols.rocketmq.header import read_answer
+from proxy.protocols.rocketmq import python_scan
+from proxy.protocols.rocketmq.scanning import Opaques
+from proxy.protocols.rocketmq.wire.codes import FLAG_RESPONSE
+from proxy.protocols.rocketmq.wire.header import read_answer
 
 _i32 = st.integers(-(2**31), 2**31 - 1)
 _near = st.integers(-3, 300)
 
 
+@pytest.mark.parametrize("compiled", [True, False])
 @given(st.integers(0, 100), st.lists(st.tuples(st.booleans(), _near | _i32), max_size=400))
-def test_it_is_a_set_with_a_bound(most: int, steps: list[tuple[bool, int]]) -> None:
-    opaques, model = Extension().opaques(most), set()
+def test_it_is_a_set_with_a_bound(compiled: bool, most: int, steps: list[tuple[bool, int]]) -> None:  # noqa: FBT001
+    opaques: Opaques = Extension().opaques(most) if compiled else python_scan.Opaques(most)
+    model: set[int] = set()
+    ambiguous = False
     for adds, number in steps:
         if adds:
             opaques.add(number)
+            ambiguous |= number in model or len(model) == most
             if len(model) < most:
                 model.add(number)
         else:
             assert opaques.discard(number) is (number in model)
             model.discard(number)
-        assert len(opaques) == len(model)
+        assert (len(opaques), opaques.ambiguous) == (len(model), ambiguous)
     assert all(number in opaques for number in model)
     assert all((number in opaques) is (number in model) for number in range(-3, 300))
 
@@ -115,7 +122,7 @@ def _answers(stream: bytes) -> list[tuple[bytes, int]]:
     for whole in frames.split(stream):
         word = int.from_bytes(whole[4:8], "big")
         answer = read_answer(whole[8 : 8 + (word & 0xFFFFFF)])
-        if answer is not None and answer.is_response:
+        if answer is not None and answer.flag & FLAG_RESPONSE:
             found.append((whole, answer.opaque))
     return found
 
@@ -138,7 +145,7 @@ def _check(extension: Extension, header: bytes) -> bool:
         assert (stop, count) == ((len(whole), 1) if settled else (0, 0))
         if settled:
             assert answer is not None
-            assert answer.is_response
+            assert answer.flag & FLAG_RESPONSE
             assert settled == [answer.opaque]
     return bool(settled)
 

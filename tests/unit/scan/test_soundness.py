@@ -15,7 +15,7 @@ from playbook import frames
 from playbook.captures import CAPTURES, Capture
 from playbook.extension import Extension
 
-from proxy.protocols.rocketmq.header import classify
+from proxy.protocols.rocketmq.wire.header import classify
 
 Check = Callable[[bytes, int], bool]
 

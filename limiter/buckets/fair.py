@@ -1,0 +1,540 @@
+"""Fair shares: one limit among several callers, so that one that floods does not starve the others.
+
+The limit itself is an ordinary bucket, the *total*, at the rule's rate R and capacity C. Each of the n *active*
+keys (a client, a producer group) has a *share*: a bucket at R / n and C / n that holds part of what the total
+holds. What the total holds beyond the shares is the *pool*, from which every key may borrow. A request spends ::
+
+    from      if                     takes off
+    the share the share is positive  the share and the total
+    the pool  the pool is positive   the total
+
+and is refused otherwise, which opens the breaker of that share alone. What a share cannot store flows into the
+pool, since the total goes on filling. A request may leave the pool owing what ``max_debt_s`` of the rule allows, and a
+share an n-th of that; one for which that is too little is refused alone (see ``limiter``).
+
+**Who is active.** A key asked within the last 10 s; at most ``max_fair_keys``, beyond them all are one more key,
+``_other``. A new key's share holds a single micro-permit: as good as nothing, but its first request is admitted and
+paid for later out of the share, so a newcomer need not find anything in the pool. A key that is no longer
+active leaves what it holds to the pool; one whose share owes, or whose breaker is open, stays active until that
+is over.
+
+Keys are what callers say of themselves. One that makes up keys takes as many shares as it has names for, up to all
+that are not in use; whoever comes after that shares ``_other`` with it. A client's address it can't make up.
+
+**What is guaranteed.** Whatever others do, a share holds and admits at least what a bucket of its own with R / n and
+C / n would: min(demand, R / n). Over any stretch of time the permits admitted to all keys together are less than ::
+
+    integral of the rate + capacity + (n + 1) * largest cost
+
+because each of the shares and the pool may end in a debt of less than one request. Nothing is lost either: the
+total overflows only while nobody is refused, for an open share closes when the total is full, even before its break
+is over (reserves of quiet keys would otherwise leave too little room to store what accrues during a break).
+
+Memory is bounded: ``max_fair_keys`` + 1 shares of some 150 bytes for each limiter of such a rule. Work that grows
+with n is done only where a share must look into the pool, or n changes.
+"""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Final, NamedTuple
+
+from limiter.buckets.bucket import Bucket, closes_at_ns, is_open
+from limiter.buckets.limiter import Admission, Limiter, LimiterState, ShareState, run_of_larger, until_us
+from limiter.rules.resource import Resource
+from limiter.rules.rule import NS_PER_S, UPERMITS_PER_PERMIT, Rule, debt_upermits
+
+OTHER_KEY: Final = "_other"
+"""The key of all that come when ``max_fair_keys`` are told apart already, and of a debt that no key made."""
+ACTIVE_NS: Final = 10 * NS_PER_S
+"""How long a key that asks no more counts among the active ones."""
+
+_NEVER_NS: Final = 2**63
+_LOOK_AGAIN_US: Final = 1_000_000
+"""The wait of a request for which room depends on what other keys do."""
+
+
+class _Split(NamedTuple):
+    """What is admitted of some requests, and out of what.
+
+    Attributes:
+        admitted: how many from the front.
+        own: what they take of the share, in permits.
+        pooled: what they take of the pool.
+        stored: what that leaves in the share, in micro-permits.
+        pool: what it leaves in the pool.
+    """
+
+    admitted: int
+    own: int
+    pooled: int
+    stored: int
+    pool: int
+
+
+class FairShare(Bucket):
+    """One key's share of a fair limiter, which makes it. Fulfils ``Gate``.
+
+    As a live limiter it is good for decisions at the time at which it was asked for, not beyond.
+
+    Attributes:
+        key: who asks.
+        seen_ns: when it last asked.
+        open_next_free_ns: the breaker's state; "free" is when the share or the pool would admit again. Without a break
+            it is kept too, so that while that is known nobody need look into the pool.
+    """
+
+    __slots__ = ("key", "open_next_free_ns", "seen_ns", "total")
+
+    def __init__(self, total: "FairLimiter", key: str, now_ns: int) -> None:
+        super().__init__(0, 0, now_ns)
+        self.total = total
+        self.key = key
+        self.seen_ns = now_ns
+        self.open_next_free_ns: int | None = None
+
+    @property
+    def rule(self) -> Rule:
+        """The rule in force."""
+        return self.total.rule
+
+    @property
+    def resource(self) -> Resource:
+        """What is limited."""
+        return self.total.resource
+
+    def admits(self, now_ns: int, before: int, permits: int) -> bool:
+        """Bring the balances up to ``now_ns``; say whether the share's own admits requests that cost ``permits``.
+
+        Args:
+            now_ns: the time.
+            before: what all of them but the last cost.
+            permits: what all of them cost.
+        """
+        self.total.refill(now_ns)
+        if self.open_next_free_ns is not None:
+            return False
+        stored = self.refill(now_ns)
+        left = stored - permits * UPERMITS_PER_PERMIT
+        return left > 0 or (stored > before * UPERMITS_PER_PERMIT and left >= -self._max_debt_upermits())
+
+    def spend(self, permits: int) -> None:
+        """Take ``permits`` off the share and the total. The caller has refilled both."""
+        super().spend(permits)
+        self.total.spend(permits)
+
+    def check(self, now_ns: int, costs: Sequence[int]) -> Admission:
+        """Say how many requests from the front would be admitted, without any effect."""
+        count = len(costs)
+        if not count:
+            return Admission(0, 0)
+        total = self.total
+        if not total.rate_upermits_per_s:
+            return Admission(0, total.refuse_all_wait_us())
+        most = total.rule.most_permits
+        if self.open_next_free_ns is not None and self.is_open(now_ns):
+            if costs[0] > most:
+                return self._alone(now_ns, costs, 0, most)
+            return Admission(0, self._wait_us(now_ns, self.open_next_free_ns, 0))
+        if self._admits_all(self.settled(now_ns)[0], costs):
+            return Admission(count, 0)
+        admitted, own, pooled, stored, pool = self._split(now_ns, costs)
+        if admitted == count:
+            return Admission(count, 0)
+        if stored > 0 or pool > 0:
+            here = (stored + self._max_debt_upermits()) // UPERMITS_PER_PERMIT if stored > 0 else 0
+            there = (pool + total.rule.max_debt_upermits) // UPERMITS_PER_PERMIT if pool > 0 else 0
+            return self._alone(now_ns, costs, admitted, max(here, there))
+        if costs[admitted] > most:
+            return self._alone(now_ns, costs, admitted, most)
+        next_free_ns = self._ready_ns(now_ns, stored, self.settled(now_ns)[1], pool, 0)
+        return Admission(admitted, self._wait_us(now_ns, next_free_ns, own + pooled))
+
+    def commit(self, now_ns: int, costs: Sequence[int]) -> None:
+        """Spend what ``check`` has admitted at the same ``now_ns``, or a prefix of it."""
+        if not costs:
+            return
+        stays_open = self._stays_open(now_ns)
+        own, pooled = sum(costs), 0
+        if not self._admits_all(self.refill(now_ns), costs):
+            split = self._split(now_ns, costs)
+            own, pooled = split.own, split.pooled
+        self.total.refill(now_ns)
+        self.total.spend(pooled)
+        self.spend(own)
+        if stays_open:
+            self.follow_debt(now_ns)
+
+    def _admits_all(self, stored: int, costs: Sequence[int]) -> bool:
+        """Say whether the share's own admits all, which is known without looking at each."""
+        left = stored - sum(costs) * UPERMITS_PER_PERMIT
+        return stored > 0 and left + costs[-1] * UPERMITS_PER_PERMIT > 0 and left >= -self._max_debt_upermits()
+
+    def _split(self, now_ns: int, costs: Sequence[int]) -> _Split:
+        """Say what of some requests is admitted, and what each of share and pool gives for it."""
+        count = len(costs)
+        stored, pool = self.settled(now_ns)[0], self.total.pool_upermits(now_ns)
+        max_debt, max_debt_of_pool = self._max_debt_upermits(), self.rule.max_debt_upermits
+        # Where no debt is too great, which those of single permits never are, the share comes first and then the pool.
+        spent = list(accumulate(costs, initial=0))
+        of_own = bisect_right(spent, (stored - 1) // UPERMITS_PER_PERMIT, 0, count)
+        own = spent[of_own]
+        admitted = bisect_right(spent, own + (pool - 1) // UPERMITS_PER_PERMIT, of_own, count)
+        pooled = spent[admitted] - own
+        left, left_in_pool = stored - own * UPERMITS_PER_PERMIT, pool - pooled * UPERMITS_PER_PERMIT
+        if (not own or left >= -max_debt) and (not pooled or left_in_pool >= -max_debt_of_pool):
+            return _Split(admitted, own, pooled, left, left_in_pool)
+        admitted = own = pooled = 0
+        for cost in costs:
+            price = cost * UPERMITS_PER_PERMIT
+            if stored > 0 and stored - price >= -max_debt:
+                stored -= price
+                own += cost
+            elif pool > 0 and pool - price >= -max_debt_of_pool:
+                pool -= price
+                pooled += cost
+            else:
+                break
+            admitted += 1
+        return _Split(admitted, own, pooled, stored, pool)
+
+    def _max_debt_upermits(self) -> int:
+        return debt_upermits(self.rate_upermits_per_s, self.total.rule.max_debt_ns)
+
+    def _alone(self, now_ns: int, costs: Sequence[int], admitted: int, most: int) -> Admission:
+        """Return the admission of those before a request that costs too much; so do those next to it, perhaps."""
+        alone = run_of_larger(costs, admitted, most, self.rule.most_permits)
+        return Admission(admitted, self._wait_us_alone(now_ns, costs[admitted], sum(costs[:admitted])), alone)
+
+    def refuse(self, now_ns: int) -> int:
+        """Do what a refusal does: open the share's breaker and remember the refusal; spend nothing.
+
+        Returns:
+            Microseconds, rounded up, until a request would be admitted again if no other key borrows or comes
+            meanwhile.
+        """
+        total = self.total
+        if not total.rate_upermits_per_s:
+            wait_us = total.refuse_all_wait_us()
+        else:
+            next_free_ns = self.open_next_free_ns
+            if next_free_ns is None or not self._stays_open(now_ns):
+                next_free_ns = self.open_next_free_ns = self.ready_ns(now_ns)
+            wait_us = self._wait_us(now_ns, next_free_ns, 0)
+        total.last_refused_ns = now_ns
+        total.last_wait_us = wait_us
+        return wait_us
+
+    def refuse_alone(self, now_ns: int, permits: int) -> int:
+        """Remember the refusal of a single request that costs too much; the breaker stays as it is.
+
+        Returns:
+            Microseconds, rounded up, until it would be admitted if no other key borrows or comes meanwhile; 1 s for one
+            that never will, and where that depends on other keys.
+        """
+        total = self.total
+        total.last_refused_ns = now_ns
+        total.last_wait_us = wait_us = self._wait_us_alone(now_ns, permits)
+        return wait_us
+
+    def _wait_us_alone(self, now_ns: int, permits: int, before: int = 0) -> int:
+        if permits > self.rule.most_permits:
+            return _LOOK_AGAIN_US
+        return max(1, self.wait_us_behind(now_ns, before, permits))
+
+    def charge(self, now_ns: int, permits: int) -> None:
+        """Debit ``permits`` after the fact from what would admit a request now, or else from the share.
+
+        Never opens the breaker; if it is open, a deeper debt keeps it open for longer.
+
+        Raises:
+            ValueError: ``permits`` is negative.
+        """
+        if permits < 0:
+            raise ValueError(f"cannot spend {permits} permits: a cost is zero or more")
+        stays_open = self._stays_open(now_ns)
+        own = self.refill(now_ns) > 0 or self.total.pool_upermits(now_ns) <= 0
+        self.total.refill(now_ns)
+        (self if own else self.total).spend(permits)
+        if stays_open:
+            self.follow_debt(now_ns)
+
+    def wait_us_behind(self, now_ns: int, permits: int, cost: int = 1) -> int:
+        """Return how long a request of that cost would wait if others of this key that cost ``permits`` came before it.
+
+        As if there were no breaker, no other key borrowed, and they spent as soon as they may.
+
+        Returns:
+            Microseconds, rounded up; 0 if it would be admitted at once, and the refuse-all wait at rate 0.
+        """
+        if not self.total.rate_upermits_per_s:
+            return self.total.refuse_all_wait_us()
+        needed = permits * UPERMITS_PER_PERMIT
+        stored, at_ns = self.settled(now_ns)
+        pool = self.total.pool_upermits(now_ns)
+        if cost * UPERMITS_PER_PERMIT > self._max_debt_upermits():
+            return self._wait_us_of_large(now_ns, needed, cost * UPERMITS_PER_PERMIT)
+        if stored > needed:
+            return 0
+        if max(stored, 0) + max(pool, 0) > needed:
+            return 0
+        return until_us(now_ns, self._ready_ns(now_ns, stored, at_ns, pool, needed))
+
+    def _wait_us_of_large(self, now_ns: int, needed: int, price: int) -> int:
+        """Return how long a request would wait for whose debt something must be stored, behind others; roughly."""
+        total = self.total
+        stored, at_ns = self.settled(now_ns)
+        floor = needed + max(1, price - self._max_debt_upermits())
+        if stored >= floor or total.pool_upermits(now_ns) >= needed + max(1, price - total.rule.max_debt_upermits):
+            return 0
+        if not self.rate_upermits_per_s or floor > self.capacity_upermits:
+            # Only the pool can take it: what is in there depends on who else is active.
+            return _LOOK_AGAIN_US
+        return until_us(now_ns, at_ns - (-(floor - stored) * NS_PER_S // self.rate_upermits_per_s))
+
+    def is_open(self, now_ns: int) -> bool:
+        """Say whether everything is refused at ``now_ns`` since it was before; it is not while the total is full."""
+        total = self.total
+        return (
+            is_open(self.open_next_free_ns, total.rule.break_ns, now_ns)
+            and total.settled(now_ns)[0] < total.capacity_upermits
+        )
+
+    def has_permits(self, now_ns: int) -> bool:
+        """Say whether the share or the pool has something in store, the breaker aside."""
+        return self.settled(now_ns)[0] > 0 or self.total.pool_upermits(now_ns) > 0
+
+    def ready_ns(self, now_ns: int) -> int:
+        """Return when a request would be admitted if no other key borrows, the breaker aside. Not at rate 0."""
+        stored, at_ns = self.settled(now_ns)
+        pool = self.total.pool_upermits(now_ns)
+        return now_ns if stored > 0 or pool > 0 else self._ready_ns(now_ns, stored, at_ns, pool, 0)
+
+    def active_until_ns(self) -> int | None:
+        """Return until when the key counts as active if it asks no more; None for ever (a debt at rate 0)."""
+        until_ns = self.seen_ns + ACTIVE_NS
+        # Back to what it was given at the start, so that keys that come and go wear nothing out of the pool.
+        missing = min(1, self.capacity_upermits) - self.stored_upermits
+        if missing > 0:
+            if not self.rate_upermits_per_s:
+                return None
+            until_ns = max(until_ns, self.at_ns - (-missing * NS_PER_S // self.rate_upermits_per_s))
+        if self.open_next_free_ns is not None:
+            until_ns = max(until_ns, closes_at_ns(self.open_next_free_ns, self.rule.break_ns))
+        return until_ns
+
+    def set_rate(self, now_ns: int, rate_upermits_per_s: int, capacity_upermits: int) -> None:
+        """Change rate and capacity: a lowered limit scales what is stored, what a raised one adds is the pool's."""
+        stored = self.refill(now_ns)
+        if stored > 0 and capacity_upermits < self.capacity_upermits:
+            self.stored_upermits = stored * capacity_upermits // self.capacity_upermits
+        self.at_ns = max(self.at_ns, now_ns)
+        self.rate_upermits_per_s = rate_upermits_per_s
+        self.capacity_upermits = capacity_upermits
+
+    def resize(self, now_ns: int, rate_upermits_per_s: int, capacity_upermits: int) -> None:
+        """Take another part of the limit from ``now_ns`` on; what it cannot hold any more flows into the pool."""
+        self.refill(now_ns)
+        self.at_ns = max(self.at_ns, now_ns)
+        self.rate_upermits_per_s = rate_upermits_per_s
+        self.capacity_upermits = capacity_upermits
+        self.stored_upermits = min(self.stored_upermits, capacity_upermits)
+        if not self.rule.break_ns:
+            # It may be free earlier than was known.
+            self.open_next_free_ns = None
+
+    def close_if_due(self, now_ns: int) -> None:
+        """Close the breaker if it is time to, or if there is none."""
+        if not self.rule.break_ns:
+            self.open_next_free_ns = None
+        self._stays_open(now_ns)
+
+    def follow_debt(self, now_ns: int) -> None:
+        """Let an open breaker follow a debt that has changed otherwise than by time."""
+        if self.open_next_free_ns is not None:
+            self.open_next_free_ns = max(self.open_next_free_ns, self.ready_ns(now_ns))
+
+    def state(self, now_ns: int) -> ShareState:
+        """Return what an operator sees at ``now_ns``; changes nothing."""
+        return ShareState(
+            key=self.key,
+            stored_permits=self.settled(now_ns)[0] / UPERMITS_PER_PERMIT,
+            open=self.rule.break_ns > 0 and self.is_open(now_ns),
+            wait_us=self.check(now_ns, (1,)).wait_us,
+        )
+
+    def _stays_open(self, now_ns: int) -> bool:
+        """Close the breaker if it is time to; say whether it is still open."""
+        if self.open_next_free_ns is not None and self.is_open(now_ns):
+            return True
+        self.open_next_free_ns = None
+        return False
+
+    def _wait_us(self, now_ns: int, next_free_ns: int, permits: int) -> int:
+        """Return the microseconds until the breaker closes, once ``permits`` are off the total."""
+        total = self.total
+        stored, at_ns = total.settled(now_ns)
+        missing = total.capacity_upermits - stored + permits * UPERMITS_PER_PERMIT
+        full_at_ns = at_ns - (-missing * NS_PER_S // total.rate_upermits_per_s)
+        closes_ns = min(closes_at_ns(next_free_ns, self.rule.break_ns), full_at_ns)
+        return until_us(now_ns, max(next_free_ns, closes_ns))
+
+    def _ready_ns(self, now_ns: int, stored: int, at_ns: int, pool: int, needed: int) -> int:
+        """Return when share and pool, as far as they are positive, hold more than ``needed`` if nobody else spends.
+
+        Args:
+            now_ns: the time.
+            stored: what the share holds, accounted until ``at_ns``.
+            at_ns: see there.
+            pool: what the pool holds at ``now_ns``.
+            needed: the micro-permits wanted; share and pool do not hold more than that now.
+        """
+        total = self.total
+        rate = self.rate_upermits_per_s
+        shares = total.shares
+        ready_ns = _NEVER_NS
+        if rate and self.capacity_upermits:
+            ready_ns = at_ns - (-(needed + 1 - stored) * NS_PER_S // rate)
+            shares = [share for share in shares if share is not self]
+        # Every bucket's balance is rounded down by up to a micro-permit, some to this key's favour and some not.
+        enough = needed + len(shares) + 2
+        fill_ns = sorted(share.fills_in_ns(now_ns) for share in shares) if rate else []
+        # The pool grows by what no share takes; the more of them are full, the faster.
+        pool_rate = total.rate_upermits_per_s - rate * len(total.shares)
+        passed_ns = 0
+        for end_ns in (*fill_ns, _NEVER_NS):
+            for balance, grows in ((pool, pool_rate), (pool + stored, pool_rate + rate)):
+                if balance >= enough:
+                    ready_ns = min(ready_ns, now_ns + passed_ns)
+                elif grows:
+                    ready_ns = min(ready_ns, now_ns + passed_ns - ((balance - enough) * NS_PER_S // grows))
+            if ready_ns <= now_ns + end_ns:
+                break
+            pool += pool_rate * (end_ns - passed_ns) // NS_PER_S
+            stored += rate * (end_ns - passed_ns) // NS_PER_S
+            passed_ns = end_ns
+            pool_rate += rate
+        return max(ready_ns, now_ns)
+
+    def fills_in_ns(self, now_ns: int) -> int:
+        """Return how long it takes to fill if nothing is spent. The rate must not be 0."""
+        missing = self.capacity_upermits - self.settled(now_ns)[0]
+        return -(-missing * NS_PER_S // self.rate_upermits_per_s)
+
+
+class FairLimiter(Limiter):
+    """The live limit of one resource, kept apart for those who ask. It is itself the total.
+
+    Who asks the limiter and not a share of it spends without regard to keys.
+    """
+
+    __slots__ = ("_look_ns", "_shares")
+
+    def __init__(self, resource: Resource, rule: Rule, now_ns: int) -> None:
+        super().__init__(resource, rule, now_ns)
+        self._shares: dict[str, FairShare] = {}
+        # Before this no key ceases to be active.
+        self._look_ns = _NEVER_NS
+
+    @property
+    def shares(self) -> Sequence[FairShare]:
+        """The shares of the active keys."""
+        return list(self._shares.values())
+
+    def share(self, key: str, now_ns: int) -> FairShare:
+        """Return the share of a key that asks now; which makes it an active one."""
+        if now_ns >= self._look_ns:
+            self._drop_inactive(now_ns)
+        share = self._shares.get(key)
+        if share is None:
+            told_apart = len(self._shares) - (OTHER_KEY in self._shares)
+            if told_apart >= self.rule.max_fair_keys:
+                key = OTHER_KEY
+            share = self._shares.get(key) or self._add(key, now_ns)
+        share.seen_ns = max(share.seen_ns, now_ns)
+        return share
+
+    def pool_upermits(self, now_ns: int) -> int:
+        """Return what the total holds beyond the shares, in micro-permits; negative is a debt."""
+        return self.settled(now_ns)[0] - sum(share.settled(now_ns)[0] for share in self._shares.values())
+
+    def reconfigure(self, now_ns: int, rule: Rule) -> None:
+        """Put another rule in force; the shares follow as the total does.
+
+        A raised limit closes the breakers of the shares for which it leaves something, in them or in the pool.
+        Keys of another ``fair_by``, or beyond a lower ``max_fair_keys``, stay until they are no longer active.
+        """
+        for share in self._shares.values():
+            share.close_if_due(now_ns)
+        raised = rule.rate_upermits_per_s > self.rate_upermits_per_s or rule.capacity_upermits > self.capacity_upermits
+        super().reconfigure(now_ns, rule)
+        rate, capacity = self._part()
+        for share in self._shares.values():
+            share.set_rate(now_ns, rate, capacity)
+        for share in self._shares.values():
+            if rule.break_ns and rule.rate_upermits_per_s and not (raised and share.has_permits(now_ns)):
+                share.follow_debt(now_ns)
+            else:
+                share.open_next_free_ns = None
+        self._look_again()
+
+    def inherit(self, other: Bucket, now_ns: int) -> None:
+        """Store no more, and owe no less, than another bucket does; a debt is paid by the share of ``_other``."""
+        super().inherit(other, now_ns)
+        if self.pool_upermits(now_ns) < 0:
+            share = self._shares.get(OTHER_KEY) or self._add(OTHER_KEY, now_ns)
+            share.stored_upermits += self.pool_upermits(now_ns)
+            self._look_again()
+
+    def idle_at_ns(self) -> int | None:
+        """Return from when on the limiter is full, closed and without active keys if nothing asks it."""
+        idle_at_ns = super().idle_at_ns()
+        for share in self._shares.values():
+            until_ns = share.active_until_ns()
+            if idle_at_ns is None or until_ns is None:
+                return None
+            idle_at_ns = max(idle_at_ns, until_ns)
+        return idle_at_ns
+
+    def state(self, now_ns: int) -> LimiterState:
+        """Return what an operator sees at ``now_ns``; changes nothing."""
+        shares = tuple(share.state(now_ns) for share in self._shares.values())
+        return super().state(now_ns)._replace(shares=shares)
+
+    def _add(self, key: str, now_ns: int) -> FairShare:
+        share = self._shares[key] = FairShare(self, key, now_ns)
+        self._divide(now_ns)
+        share.stored_upermits = min(1, share.capacity_upermits)
+        return share
+
+    def _drop_inactive(self, now_ns: int) -> None:
+        count = len(self._shares)
+        for key, share in list(self._shares.items()):
+            until_ns = share.active_until_ns()
+            if until_ns is not None and until_ns <= now_ns:
+                del self._shares[key]
+                # Whoever still holds it finds nothing in it: what it held is in the pool now.
+                share.resize(now_ns, 0, 0)
+        if len(self._shares) < count:
+            self._divide(now_ns)
+        else:
+            self._look_again()
+
+    def _divide(self, now_ns: int) -> None:
+        """Give each share its part of the limit, after their number has changed."""
+        self.refill(now_ns)
+        # Were the clock to run backwards, no share may take the same stretch of time as the total did before.
+        now_ns = max(now_ns, self.at_ns)
+        rate, capacity = self._part()
+        for share in self._shares.values():
+            share.resize(now_ns, rate, capacity)
+        self._look_again()
+
+    def _part(self) -> tuple[int, int]:
+        """Return the rate and the capacity of each share."""
+        count = max(1, len(self._shares))
+        return self.rate_upermits_per_s // count, self.capacity_upermits // count
+
+    def _look_again(self) -> None:
+        times_ns = (share.active_until_ns() for share in self._shares.values())
+        self._look_ns = min((until_ns for until_ns in times_ns if until_ns is not None), default=_NEVER_NS)

@@ -1,0 +1,153 @@
+"""Warm-up: a limit whose rate rises to the full one after idleness, after Guava's ``SmoothWarmingUp``.
+
+What stands behind the limit may be slow when cold: caches, connections, page cache. So a permit costs more *time*
+while the limiter is cold: up to three times (Guava's ``coldFactor``) what it costs when warm.
+
+In Guava's terms: a rate R and a warm-up of W seconds make ``maxPermits`` M = W * R, half of which is the threshold H.
+*Stored* permits measure coldness. Taking one of those above H costs ``1 / R * (1 + 2 * a / H)`` seconds, where a is
+how many lie above H; every other costs 1 / R. Time in which nothing is owed stores R permits per second, up to M. So
+it takes W seconds under load to warm up from M to H, and W seconds of idleness to get quite cold. It starts cold.
+
+Guava admits a request when nothing is owed, and has no burst. Here the idle time of up to ``burst_s`` is kept first
+and may be spent at once; only what exceeds it cools. With a burst of almost nothing it is Guava's.
+
+The balance is therefore time. It is kept as what that time is worth when warm, in micro-permits, so that all else is
+a plain bucket: a permit takes one permit off when warm and up to three when cold. The price is a difference of
+two integers that depend on coldness only, so a batch costs to the micro-permit what its requests cost singly.
+
+**The bound.** The permits admitted are no more than a plain bucket's; and from cold no more than a third of the rate
+at first. What one request may leave owing is bounded by what it costs when warm, so that the same requests are too
+large when cold; a cold limiter takes up to three times as long to be paid.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Final
+
+from limiter.buckets.bucket import free_at_ns
+from limiter.buckets.limiter import Admission, Limiter
+from limiter.rules.resource import Resource
+from limiter.rules.rule import NS_PER_S, UPERMITS_PER_PERMIT, Rule
+
+_COLD_FACTOR: Final = 3
+
+
+class WarmUpLimiter(Limiter):
+    """The live limit of one resource under a rule with ``warm_up_s``, which has no breaker. Starts cold.
+
+    Attributes:
+        cold_upermits: Guava's ``storedPermits``, in micro-permits: how cold it is at ``at_ns``.
+        coldest_upermits: Guava's ``maxPermits``.
+    """
+
+    __slots__ = ("cold_upermits", "coldest_upermits")
+
+    def __init__(self, resource: Resource, rule: Rule, now_ns: int) -> None:
+        super().__init__(resource, rule, now_ns)
+        self.coldest_upermits = _coldest_upermits(rule)
+        self.cold_upermits = self.coldest_upermits
+
+    def acquire(self, now_ns: int, costs: Sequence[int]) -> Admission:
+        """Admit the longest prefix of ``costs`` and spend it; what is refused spends nothing."""
+        admission = self.check(now_ns, costs)
+        self.commit(now_ns, costs[: admission.admitted])
+        if admission.alone:
+            self.refuse_alone(now_ns, costs[admission.admitted])
+        elif admission.admitted < len(costs):
+            self.refuse(now_ns)
+        return admission
+
+    def admits(self, now_ns: int, before: int, permits: int) -> bool:
+        """Bring the balance up to ``now_ns``; say whether requests that cost ``permits`` would surely be admitted."""
+        left = self.refill(now_ns) - self._price(self.cold_upermits, before)
+        return left > 0 and left - (permits - before) * UPERMITS_PER_PERMIT >= -self.rule.max_debt_upermits
+
+    def check(self, now_ns: int, costs: Sequence[int]) -> Admission:
+        """Say what ``acquire`` would, without any effect."""
+        if not costs:
+            return Admission(0, 0)
+        if not self.rate_upermits_per_s:
+            return Admission(0, self.refuse_all_wait_us())
+        stored, at_ns = self.settled(now_ns)
+        cold = self._settled_cold(now_ns)
+        spent = [self._price(cold, permits) for permits in accumulate(costs, initial=0)]
+        admitted = bisect_left(spent, stored, 0, len(costs))
+        if admitted:
+            # It is the last one that leaves a debt. What it costs is counted as when warm.
+            most = (stored - spent[admitted - 1] + self.rule.max_debt_upermits) // UPERMITS_PER_PERMIT
+            if costs[admitted - 1] > most:
+                return self._alone(now_ns, costs, admitted - 1, most)
+        if admitted == len(costs):
+            return Admission(admitted, 0)
+        if costs[admitted] > self.rule.most_permits:
+            return self._alone(now_ns, costs, admitted, self.rule.most_permits)
+        next_free_ns = free_at_ns(stored - spent[admitted], at_ns, self.rate_upermits_per_s)
+        return Admission(admitted, self._wait_us(now_ns, next_free_ns))
+
+    def price_upermits(self, now_ns: int, permits: int) -> int:
+        """Return what ``permits`` take off the balance at ``now_ns``."""
+        return self._price(self._settled_cold(now_ns), permits)
+
+    def refill(self, now_ns: int) -> int:
+        """Bring balance and coldness up to ``now_ns``; return the balance, in micro-permits worth of time."""
+        self.cold_upermits = self._settled_cold(now_ns)
+        return super().refill(now_ns)
+
+    def spend(self, permits: int) -> None:
+        """Take the price of ``permits`` off the balance, which may become a debt. The caller has refilled."""
+        self.stored_upermits -= self._price(self.cold_upermits, permits)
+        self.cold_upermits = max(0, self.cold_upermits - permits * UPERMITS_PER_PERMIT)
+
+    def whole_permits(self) -> int:
+        """Return how many permits can be spent without leaving a debt. The caller has refilled."""
+        at_most = range(1, super().whole_permits() + 1)
+        return bisect_right(at_most, self.stored_upermits, key=lambda permits: self._price(self.cold_upermits, permits))
+
+    def reconfigure(self, now_ns: int, rule: Rule) -> None:
+        """Put another rule in force: it is as cold, in proportion, as it was, as Guava's ``setRate`` makes it.
+
+        From rate 0 it is quite cold. Under a rule without warm-up what is stored counts in permits: as many as it
+        would have bought.
+        """
+        self.refill(now_ns)
+        if not rule.warm_up_ns:
+            self.stored_upermits = min(self.stored_upermits, self.whole_permits() * UPERMITS_PER_PERMIT)
+        super().reconfigure(now_ns, rule)
+        old, new = self.coldest_upermits, _coldest_upermits(rule)
+        self.cold_upermits = -(-self.cold_upermits * new // old) if old else new
+        self.coldest_upermits = new
+
+    def idle_at_ns(self) -> int | None:
+        """Return from when on the limiter is full, closed and cold if nothing asks it; None for never."""
+        full_at_ns, idle_at_ns = self.full_at_ns(), super().idle_at_ns()
+        if full_at_ns is None or idle_at_ns is None:
+            return None
+        missing = self.coldest_upermits - self.cold_upermits
+        cold_at_ns = full_at_ns - (-missing * NS_PER_S // self.rate_upermits_per_s) if missing else full_at_ns
+        return max(idle_at_ns, cold_at_ns)
+
+    def _settled_cold(self, now_ns: int) -> int:
+        """Return what ``cold_upermits`` is after a refill at ``now_ns``: what the balance cannot hold cools."""
+        if now_ns <= self.at_ns:
+            return self.cold_upermits
+        accrued = (now_ns - self.at_ns) * self.rate_upermits_per_s // NS_PER_S
+        excess = max(0, self.stored_upermits + accrued - self.capacity_upermits)
+        return min(self.coldest_upermits, self.cold_upermits + excess)
+
+    def _price(self, cold_upermits: int, permits: int) -> int:
+        """Return what ``permits`` cost from a coldness on, in micro-permits: Guava's ``storedPermitsToWaitTime``."""
+        taken = permits * UPERMITS_PER_PERMIT
+        threshold = self.coldest_upermits // 2
+        above = cold_upermits - threshold
+        if above <= 0:
+            return taken
+        left = max(0, above - taken)
+        # The area under a line that falls from coldFactor to 1, as the difference of two triangles.
+        height = self.coldest_upermits - threshold
+        steepness = _COLD_FACTOR - 1
+        return taken + above * above * steepness // (2 * height) - left * left * steepness // (2 * height)
+
+
+def _coldest_upermits(rule: Rule) -> int:
+    return rule.warm_up_ns * rule.rate_upermits_per_s // NS_PER_S

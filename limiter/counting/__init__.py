@@ -1,0 +1,1 @@
+"""Counts what became of requests, second by second."""

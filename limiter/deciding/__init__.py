@@ -1,0 +1,1 @@
+"""Asks all limits of a request together, and explains the answer."""

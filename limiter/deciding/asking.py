@@ -1,0 +1,177 @@
+"""Asking several limits together: all are checked before any is charged.
+
+What one refuses spends nothing in the others. Mostly all admit all, so that is asked first, and costs each limit
+little more than it would alone. Shadow rules are asked for what the enforcing ones admit, and restrict nothing.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Final
+
+from limiter.buckets.limiter import Gate, run_of_larger
+from limiter.plans.plans import BYTES, MESSAGES, ApplicableLimit, Caller, gate_of
+from limiter.waiting.delays import Decision, Delays, Demand, all_pass, too_large
+from limiter.waiting.lines import Denial, Held, ShadowDenial
+
+_NOTHING: Final = (0, 0, 0)
+_ONES: Final = tuple((1,) * count for count in range(257))
+
+
+class Asking:
+    """Asks limits together.
+
+    Args:
+        delays: says who must wait.
+    """
+
+    def __init__(self, delays: Delays) -> None:
+        self._delays = delays
+
+    def ask(
+        self,
+        now_ns: int,
+        parts: Sequence[ApplicableLimit],
+        caller: Caller,
+        messages: Sequence[int],
+        sizes: Sequence[int],
+        *,
+        held: Held | None = None,
+        doubled: bool = False,
+    ) -> Decision:
+        """Check all, then commit all; of requests that arrive, or of one that is held already.
+
+        Args:
+            now_ns: the time.
+            parts: the limits.
+            caller: who asks.
+            messages: the costs of the requests in messages, in order; at least one.
+            sizes: their costs in bytes; may be missing if no part limits bytes.
+            held: the request that is held.
+            doubled: two of the parts may be one limiter, which is then charged for both.
+        """
+        count = len(messages)
+        costs_by_unit = (messages, permits_each(count), sizes)
+        # What is admitted whole is admitted for what comes before the last: that one may end in a debt.
+        if count == 1:
+            before, sums = _NOTHING, (messages[0], 1, sizes[0] if sizes else 0)
+        else:
+            sums = (sum(messages), count, sum(sizes))
+            before = (sums[MESSAGES] - messages[-1], count - 1, sums[BYTES] - sizes[-1] if sizes else 0)
+        somebody_waits = self._delays.lines
+        all_admit = held is None
+        asked: list[Demand] = []
+        for part in parts:
+            limiter = part.registry.get(part.resource, now_ns)
+            if limiter is None:
+                continue
+            gate: Gate = limiter if part.fair_by is None else gate_of(limiter, caller, now_ns)
+            unit = part.unit
+            asked.append((part, gate, costs_by_unit[unit]))
+            all_admit = (
+                all_admit and not (somebody_waits and part.delays) and gate.admits(now_ns, before[unit], sums[unit])
+            )
+        if not all_admit or (doubled and len({gate for _, gate, _ in asked}) < len(asked)):
+            return self._ask_each(now_ns, asked, caller, count, held=held, doubled=doubled)
+        for part, gate, _ in asked:
+            permits = sums[part.unit]
+            gate.spend(permits)
+            meter = part.meter
+            if now_ns < meter.ends_ns:
+                meter.spent += permits
+            else:
+                meter.turn(now_ns, permits)
+        return all_pass(count)
+
+    def _ask_each(
+        self, now_ns: int, asked: Sequence[Demand], caller: Caller, count: int, *, held: Held | None, doubled: bool
+    ) -> Decision:
+        """Find the longest prefix that all admit, and what ends it."""
+        distinct = _distinct(asked) if doubled else asked
+        admitted = count
+        stoppers: list[Demand] = []
+        large: list[tuple[Demand, int]] = []
+        for one in distinct:
+            part, gate, costs = one
+            if part.delays and self._delays.must_wait(now_ns, part, gate, caller, held=held):
+                most = gate.rule.most_permits
+                passing, alone = 0, run_of_larger(costs, 0, most, most) if gate.rule.rate_per_s else 0
+            else:
+                passing, _, alone = gate.check(now_ns, costs)
+            if alone and part.delays and costs[passing] <= gate.rule.most_permits:
+                # It waits until there is enough.
+                alone = 0
+            if passing < admitted:
+                admitted = passing
+                stoppers, large = [], []
+            if passing < count and passing == admitted:
+                stoppers.append(one)
+                if alone:
+                    large.append((one, alone))
+        if admitted:
+            for _, gate, costs in distinct:
+                gate.commit(now_ns, costs if admitted == count else costs[:admitted])
+        for part, _, costs in asked:
+            part.meter.add(now_ns, sum(costs[:admitted]))
+        if held is not None and admitted:
+            self._delays.released(now_ns, asked, caller)
+        if admitted == count:
+            return all_pass(count)
+        if large:
+            # Whatever else stops it: that it costs too much is nobody else's fault, so no breaker opens for it.
+            (part, gate, costs), alone = large[0]
+            cost = costs[admitted]
+            stop = too_large(part, gate.rule, cost, gate.refuse_alone(now_ns, cost))
+            return Decision(admitted, stop, alone=alone)
+        return self._stopped(now_ns, admitted, stoppers)
+
+    def _stopped(self, now_ns: int, admitted: int, stoppers: Sequence[Demand]) -> Decision:
+        """Refuse in the name of those that stop the rest, or say that only delay rules do."""
+        stop: Denial | None = None
+        for part, gate, _ in stoppers:
+            if not part.delays:
+                wait_us = gate.refuse(now_ns)
+                stop = stop or Denial(part.resource, gate.rule, wait_us)
+        if stop is not None:
+            return Decision(admitted, stop)
+        part, gate, costs = stoppers[0]
+        wait_us = self._delays.wait_us(now_ns, part, gate, costs[admitted])
+        return Decision(admitted, Denial(part.resource, gate.rule, max(1, wait_us)), tuple(stoppers))
+
+    def shades(
+        self,
+        now_ns: int,
+        shadows: Sequence[Sequence[ApplicableLimit]],
+        caller: Caller,
+        messages: Sequence[int],
+        sizes: Sequence[int],
+    ) -> tuple[ShadowDenial, ...]:
+        """Ask each shadow rule, as if it were the only one besides those that enforce; see ``ask``."""
+        shades = []
+        count = len(messages)
+        for parts in shadows:
+            at = 0
+            while at < count:
+                decision = self.ask(now_ns, parts, caller, messages[at:], sizes[at:])
+                if decision.stop is None:
+                    break
+                first = at + decision.admitted
+                at = first + decision.alone if decision.alone else count
+                shades.append(ShadowDenial(decision.stop.resource, decision.stop.rule.name, first, at))
+        return tuple(shades)
+
+
+def permits_each(count: int) -> Sequence[int]:
+    """Return the costs of so many requests that cost one permit each."""
+    return _ONES[count] if count < len(_ONES) else (1,) * count
+
+
+def _distinct(asked: Sequence[Demand]) -> list[Demand]:
+    """Put together what is one limiter: it is charged for all of them."""
+    times = Counter(gate for _, gate, _ in asked)
+    first = {gate: one for one in reversed(asked) for gate in (one[1],)}
+    return [
+        (part, gate, [cost * times[gate] for cost in costs] if times[gate] > 1 else costs)
+        for one in asked
+        for part, gate, costs in (one,)
+        if first[gate] is one
+    ]

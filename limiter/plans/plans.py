@@ -1,0 +1,270 @@
+"""Plans: which limits apply to a request, worked out once for each set of resources and each caller.
+
+A plan is a matter of the rules alone: what is stored, held or open has no part in it. Plans are remembered as
+long as the rules that they are made of, as many as fit in a bound, since names and addresses come from clients.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final, NamedTuple, TypeVar
+
+from limiter.buckets.limiter import Gate, Limiter
+from limiter.plans.registry import Registry
+from limiter.plans.usage import Meter, Meters
+from limiter.rules.resource import CLIENT, LISTENER, PRODUCER_GROUP, SCOPES, TOTAL, Resource
+from limiter.rules.rule import Dimension, FairBy, Rule
+from limiter.rules.rule_set import Changes, RuleSet
+
+_MAX_REMEMBERED: Final = 16_384
+"""Plans remembered of each sort. One that is not takes some ten microseconds to make."""
+
+MESSAGES: Final = 0
+REQUESTS: Final = 1
+BYTES: Final = 2
+"""Units of cost; also where the costs in that unit stand in a tuple of all three."""
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class Caller(NamedTuple):
+    """Who asks: the scopes a request belongs to, and the keys of its fair shares.
+
+    Attributes:
+        client: the client's IP address.
+        producer_group: the group it sends for, or empty.
+        listener: the scope of its listener.
+        consumes: it asks for messages; the scopes of those who produce do not limit it.
+    """
+
+    client: str
+    producer_group: str
+    listener: str
+    consumes: bool = False
+
+
+def gate_of(limiter: Limiter, caller: Caller, now_ns: int) -> Gate:
+    """Return what decides for an caller: the limiter, or the caller's share of it."""
+    fair_by = limiter.rule.fair_by
+    if fair_by is None:
+        return limiter
+    return limiter.share(caller.client if fair_by == CLIENT else caller.producer_group, now_ns)
+
+
+class QueueKey(NamedTuple):
+    """Where requests wait in line: for one limiter, or for one share of it.
+
+    It is what decides that has a line, not what is asked for: names come from clients, and where many share one
+    limiter or one share, a line for each would be asked in vain whenever one permit is there.
+
+    Attributes:
+        dimension: what the limiter limits.
+        resource: what the limiter stands under.
+        share: the key of the share; empty where no shares are kept apart.
+    """
+
+    dimension: Dimension
+    resource: Resource
+    share: str
+
+
+class ApplicableLimit:
+    """One limit that applies: whose, in what, and where its limiter lives.
+
+    Attributes:
+        registry: where.
+        resource: the resource, scope or total that is limited.
+        rule: the rule, with this dimension as its only limit.
+        unit: what a request costs there: its messages, one permit or its bytes.
+        fair_by: whose shares are kept apart.
+        delays: what is over the limit is held for a while.
+        by_answer: what is held costs nothing yet if it consumes, but its answer will.
+        meter: what the limit has spent.
+    """
+
+    __slots__ = ("by_answer", "delays", "fair_by", "meter", "registry", "resource", "rule", "unit")
+
+    def __init__(self, registry: Registry, resource: Resource, rule: Rule, meter: Meter) -> None:
+        self.registry = registry
+        self.resource = resource
+        self.rule = rule
+        self.unit = BYTES if registry.dimension == "bytes" else REQUESTS if rule.count == "requests" else MESSAGES
+        self.fair_by: FairBy | None = rule.fair_by
+        self.delays = rule.action == "delay"
+        self.by_answer = self.delays and self.unit != REQUESTS
+        self.meter = meter
+
+    def line(self, gate: Gate) -> QueueKey:
+        """Return where requests wait for what decides."""
+        return QueueKey(self.registry.dimension, gate.resource, gate.key)
+
+
+class Plan:
+    """All limits that apply, in the order in which they are asked.
+
+    Attributes:
+        parts: all of them.
+        enforcing: those that stop what is over them.
+        shadows: the others; those of one rule and resource stand together.
+        only: the one part, if there is no other, and it is of the plain sort: it refuses and makes no difference
+            between callers, and its costs are messages or requests.
+        doubled: two of the enforcing may be one limiter, which is then charged for both.
+        has_bytes: some part limits bytes.
+        exempt: nothing limits what it is for, the scopes of the caller included.
+    """
+
+    __slots__ = ("doubled", "enforcing", "exempt", "has_bytes", "only", "parts", "shadows")
+
+    def __init__(self, parts: Iterable[ApplicableLimit], *, exempt: bool = False) -> None:
+        self.exempt = exempt
+        self.parts = self.enforcing = tuple(parts)
+        self.shadows: tuple[tuple[ApplicableLimit, ...], ...] = ()
+        self.has_bytes = any(part.unit == BYTES for part in self.parts)
+        self.doubled = False
+        self.only: ApplicableLimit | None = None
+        if any(part.rule.action == "shadow" for part in self.parts):
+            self._part_shadows()
+        elif len(self.parts) == 1:
+            first = self.parts[0]
+            self.only = None if self.has_bytes or first.delays or first.fair_by is not None else first
+        if len(self.enforcing) > 1:
+            # What the registry has no room for shares one limiter with others of its rule, as does all of one total.
+            rules = [(part.registry.dimension, id(part.rule)) for part in self.enforcing]
+            self.doubled = len(set(rules)) < len(rules)
+
+    def _part_shadows(self) -> None:
+        self.enforcing = tuple(part for part in self.parts if part.rule.action != "shadow")
+        shadows: dict[Resource, list[ApplicableLimit]] = {}
+        for part in self.parts:
+            if part.rule.action == "shadow":
+                shadows.setdefault(part.resource, []).append(part)
+        self.shadows = tuple(map(tuple, shadows.values()))
+
+
+NO_PLAN: Final = Plan(())
+
+
+class Plans:
+    """The plans under one rule set.
+
+    Args:
+        rule_set: the rules in force.
+        registries: where limiters live, by what they limit.
+        board: where meters come from.
+
+    Attributes:
+        by_resources: the plans that ``of`` remembers; one that is not there must be asked for.
+        scoped: some rule limits scopes.
+    """
+
+    __slots__ = (
+        "_board",
+        "_by_asker",
+        "_of_several",
+        "_parts",
+        "_registries",
+        "_rule_set",
+        "_scopes",
+        "by_resources",
+        "scoped",
+    )
+
+    def __init__(self, rule_set: RuleSet, registries: Mapping[Dimension, Registry], board: Meters) -> None:
+        self._board = board
+        self._rule_set = rule_set
+        self._registries = registries
+        self._scopes = rule_set.scopes
+        self.scoped = bool(rule_set.scopes)
+        self.by_resources: dict[Sequence[Resource], Plan] = {}
+        self._by_asker: dict[Caller, Plan] = {}
+        #: By each of several resources, what has it in it among the keys of ``by_resources``.
+        self._of_several: dict[Resource, set[Sequence[Resource]]] = {}
+        #: One part for each limit, whichever plans it stands in.
+        self._parts: dict[tuple[Dimension, Resource], ApplicableLimit] = {}
+
+    def follow(self, rule_set: RuleSet, changes: Changes) -> bool:
+        """Go on under other rules, if only the own rules of some resources changed; say whether that is so."""
+        if not changes.only_exact or rule_set.scopes != self._scopes:
+            return False
+        self._rule_set = rule_set
+        scopes_changed = False
+        for resource in changes.exact:
+            self.by_resources.pop((resource,), None)
+            for resources in self._of_several.pop(resource, ()):
+                self._forget(resource, resources)
+            for dimension in self._registries:
+                self._parts.pop((dimension, resource), None)
+            scopes_changed = scopes_changed or resource.kind in SCOPES
+        if scopes_changed:
+            self._by_asker.clear()
+        return True
+
+    def _forget(self, one: Resource, resources: Sequence[Resource]) -> None:
+        """Forget the plan of several resources, of which one is forgotten already."""
+        self.by_resources.pop(resources, None)
+        for resource in resources:
+            others = self._of_several.get(resource) if resource != one else None
+            if others is not None:
+                others.discard(resources)
+                if not others:
+                    del self._of_several[resource]
+
+    def of(self, resources: Sequence[Resource]) -> Plan:
+        """Return what applies to resources, given as a tuple."""
+        plan = self.by_resources.get(resources)
+        if plan is None:
+            limited = [resource for resource in resources if not self._rule_set.match(resource).exempt]
+            plan = Plan(
+                (part for resource in limited for part in self._of(resource)), exempt=bool(resources) and not limited
+            )
+            if len(self.by_resources) >= _MAX_REMEMBERED:
+                self._of_several.clear()
+            _remember(self.by_resources, resources, plan)
+            if len(resources) > 1:
+                for resource in resources:
+                    self._of_several.setdefault(resource, set()).add(resources)
+        return plan
+
+    def of_scopes(self, caller: Caller, plan: Plan) -> Plan:
+        """Return what applies to an caller besides the plan of what is asked for."""
+        if not self._scopes or caller.consumes or plan.exempt:
+            return NO_PLAN
+        scoped = self._by_asker.get(caller)
+        if scoped is None:
+            scoped = Plan(part for scope in scopes(caller) if scope.kind in self._scopes for part in self._of(scope))
+            _remember(self._by_asker, caller, scoped)
+        return scoped
+
+    def _of(self, resource: Resource) -> list[ApplicableLimit]:
+        if not self._rule_set.limiting(resource):
+            return []
+        parts = self._of_one(resource, self._rule_set.match(resource))
+        total = self._rule_set.match_total(resource)
+        return parts if total is None else parts + self._of_one(Resource(TOTAL, total.target), total)
+
+    def _of_one(self, resource: Resource, rule: Rule) -> list[ApplicableLimit]:
+        parts = []
+        for dimension, registry in self._registries.items():
+            limit = rule.part(dimension)
+            if limit is not None:
+                part = self._parts.get((dimension, resource))
+                if part is None:
+                    part = ApplicableLimit(registry, resource, limit, self._board.meter(dimension, resource))
+                    _remember(self._parts, (dimension, resource), part)
+                parts.append(part)
+        return parts
+
+
+def _remember(memory: dict[K, V], key: K, value: V) -> None:
+    if len(memory) >= _MAX_REMEMBERED:
+        memory.clear()
+    memory[key] = value
+
+
+def scopes(caller: Caller) -> Iterator[Resource]:
+    """Yield the scopes that an caller belongs to, in the order in which they are asked."""
+    if caller.client:
+        yield Resource(CLIENT, caller.client)
+    if caller.producer_group:
+        yield Resource(PRODUCER_GROUP, caller.producer_group)
+    if caller.listener:
+        yield Resource(LISTENER, caller.listener)

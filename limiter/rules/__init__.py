@@ -1,0 +1,1 @@
+"""What a rule says, which names it stands for, and the set of rules in force."""

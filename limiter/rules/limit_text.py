@@ -1,0 +1,68 @@
+"""Limits as people write them in one word: ``KIND:NAME=RATE/s``, on a command line or in an environment.
+
+It reads the text alone; what else a rule can say is only in the file.
+"""
+
+import re
+from collections.abc import Callable
+from typing import Final
+
+from limiter.rules.errors import RuleError
+from limiter.rules.rule import Rule
+
+_NUMBER = r"[0-9]+(?:\.[0-9]+)?"
+_RATE = re.compile(rf"({_NUMBER})/s")
+_BARE_NUMBER = re.compile(_NUMBER)
+_OTHER_UNIT = re.compile(rf"{_NUMBER}/[a-z]+", re.IGNORECASE)
+_NEGATIVE = re.compile(rf"-{_NUMBER}(/s)?")
+_ALLOWED: Final = "KIND:NAME-or-glob=RATE/s, =0/s or =unlimited, with a number of messages per second"
+
+
+def parse_limit(text: str, make: Callable[[str, str, float | None], Rule] = Rule, example: str = "") -> Rule:
+    """Read ``KIND:NAME-or-glob=RATE/s``, ``=0/s`` or ``=unlimited``, with all else as ``make`` sets it.
+
+    The name may hold ``:``, but neither ``=`` nor what separates limits in a list, ``,`` and white space: with
+    them, two limits in a row would be read as one with a strange name.
+
+    Args:
+        text: what was written.
+        make: makes the rule of a kind, a pattern and a rate per second; None is unlimited.
+        example: a limit for the error to show.
+
+    Raises:
+        RuleError: the text is not of that form; the error shows it and the form.
+    """
+    allowed = f"{_ALLOWED}, e.g. {example}" if example else _ALLOWED
+    target, equals, rate = text.rpartition("=")
+    kind, colon, pattern = target.partition(":")
+    if not (equals and colon and kind and pattern):
+        raise RuleError(f"limit {text!r} is not of the form KIND:NAME=RATE/s", allowed)
+    if any(character in "=," or character.isspace() for character in target):
+        raise RuleError(
+            f"limit {text!r}: a name with =, a comma or white space can only be written in the file; this one is"
+            f" {pattern!r}",
+            allowed,
+        )
+    if rate == "unlimited":
+        rate_per_s = None
+    elif number := _RATE.fullmatch(rate):
+        rate_per_s = float(number[1])
+    else:
+        raise RuleError(f"limit {text!r}: {_why_no_rate(rate)}", allowed)
+    try:
+        return make(kind, pattern, rate_per_s)
+    except RuleError as error:
+        raise RuleError(f"limit {text!r}: {error.what}", error.allowed, error.attribute) from None
+
+
+def _why_no_rate(text: str) -> str:
+    """Say what is wrong with the part behind the ``=``."""
+    if _BARE_NUMBER.fullmatch(text):
+        return f"the rate needs its unit: {text}/s"
+    if _OTHER_UNIT.fullmatch(text):
+        return f"rate {text!r} is not per second, the only unit"
+    if _NEGATIVE.fullmatch(text):
+        return f"rate {text!r} is negative; 0/s refuses everything"
+    if text.lower() == "unlimited":
+        return f"rate {text!r} is written in lower case: unlimited"
+    return f"rate {text!r}"

@@ -1,0 +1,32 @@
+"""Resources: the things that have a limit of their own.
+
+A resource is named by its kind and its name. Kinds are plain strings, because each protocol brings its own. The kinds
+of *scopes* are the same for every protocol: who asks is limited, whatever is asked for.
+"""
+
+from typing import Final, NamedTuple
+
+CLIENT: Final = "client"
+PRODUCER_GROUP: Final = "producer_group"
+LISTENER: Final = "listener"
+SCOPES: Final = (CLIENT, PRODUCER_GROUP, LISTENER)
+"""The kinds of scopes: a client's address, the group it sends for, and all that comes through a listener's scope."""
+
+TOTAL: Final = "total"
+"""The kind of what a shared rule limits: all that it matches together. The name is that of the rule, without this."""
+
+
+class Resource(NamedTuple):
+    """One limited thing, e.g. ``Resource("topic", "orders")``.
+
+    Attributes:
+        kind: what sort of thing it is; the same word in rules, metrics and the API.
+        name: its bare name, as an operator writes it.
+    """
+
+    kind: str
+    name: str
+
+    def __str__(self) -> str:
+        """Return ``kind:name``, the spelling of limits on the command line."""
+        return f"{self.kind}:{self.name}"

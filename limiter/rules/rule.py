@@ -1,0 +1,321 @@
+"""One rule: what it matches, how much it admits, and what happens above that.
+
+A rule names a kind of resource or scope, and a pattern. It may limit messages per second, bytes per second, or
+both: then both must admit, and a refusal spends from neither. What is written here is only what ought to be in
+force; which rule wins is ``rules``', the live state is the registry's.
+"""
+
+import re
+from dataclasses import dataclass, field, replace
+from typing import Final, Literal, NamedTuple, get_args
+
+from limiter.rules.errors import RuleError
+from limiter.rules.patterns import Pattern, read_glob, read_network
+from limiter.rules.resource import CLIENT, SCOPES, TOTAL, Resource
+from limiter.rules.schedule import Hours
+
+UPERMITS_PER_PERMIT: Final = 1_000_000
+NS_PER_S: Final = 1_000_000_000
+
+Action = Literal["reject", "shadow", "delay", "off"]
+"""What happens above the limit: refuse; count what would be refused and let it pass; hold for a while, then refuse.
+
+``off`` is no limit at all, with the figures kept for later."""
+Count = Literal["messages", "requests"]
+"""What one permit stands for: a message, or a request however many messages it holds."""
+FairBy = Literal["client", "producer_group"]
+"""Whose shares of one limit are kept apart."""
+Dimension = Literal["messages", "bytes"]
+"""The two things that a rule can limit; the first counts requests if the rule says so."""
+DIMENSIONS: Final[tuple[Dimension, ...]] = get_args(Dimension)
+
+MAX_RATE_PER_S: Final = 1_000_000_000
+"""With ``MAX_TIME_S`` as the burst this still fits a signed 64-bit integer of micro-permits."""
+MAX_TIME_S: Final = 3600
+"""The longest burst, break, debt, delay or warm-up, in seconds."""
+MAX_FAIR_KEYS: Final = 256
+DEFAULT_MAX_FAIR_KEYS: Final = 32
+DEFAULT_BREAK_S: Final = 1.0
+DEFAULT_MAX_DELAY_S: Final = 2.0
+DEFAULT_MAX_DEBT_S: Final = 10.0
+
+_KIND = re.compile(r"[a-z][a-z0-9_]*")
+_RATES_ALLOWED: Final = f"0 to {MAX_RATE_PER_S} messages per second, or unlimited"
+_BYTES_ALLOWED: Final = f"0 to {MAX_RATE_PER_S} bytes per second"
+
+
+class RuleKey(NamedTuple):
+    """What two rules of one source must not share.
+
+    Attributes:
+        kind: the rule's kind.
+        pattern: the one name it stands for, or else the pattern as written.
+        exact: which of the two.
+        shared: whether it limits all that match together.
+        hours: when it holds.
+    """
+
+    kind: str
+    pattern: str
+    exact: bool
+    shared: bool
+    hours: Hours | None
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """The limit of what matches: each name of its own, or all names together.
+
+    Attributes:
+        kind: the kind of resource, e.g. ``topic``, or a scope: ``client``, ``producer_group``, ``listener``.
+        pattern: an exact name or a glob, of clients an address or a network; ``*`` is the kind's default.
+        rate_per_s: permits per second, in steps of a millionth; 0 refuses everything, None is unlimited.
+        burst_s: how many seconds' worth of permits can be stored.
+        break_s: how long the breaker stays open after permits are available again, in seconds; 0 turns it off.
+            None is 1 s where a breaker does no harm, or the burst if that is shorter. Elsewhere it is 0: a scope or
+            a total that tripped would refuse every quiet resource, and neither holding nor warming up works against
+            an open breaker.
+        count: what a permit is.
+        bytes_per_s: a second limit, in bytes per second; None is unlimited.
+        bytes_burst_s: how many seconds' worth of bytes can be stored.
+        shared: all that match share one bucket; it stacks upon whatever limits each of them.
+        action: what happens above the limit.
+        max_debt_s: how many seconds' worth of permits one request may leave owing. One that would owe more is refused
+            alone. A single permit may always be owed.
+        max_delay_s: with action ``delay``, how long a request is held at most, in seconds.
+        busy_code: the protocol's number for the refusal; None leaves it to the protocol.
+        fair_by: whose shares of this limit are kept apart; None makes no difference between callers.
+        max_fair_keys: how many are told apart; the rest share one share.
+        warm_up_s: seconds in which the rate rises to the full one after idleness; 0 is always the full one.
+        hours: when the rule holds; None is always. While it does not, it is as if it were not there.
+        allow_under_limit: allow a break longer than the burst, which admits less than the rate on average.
+        exempt: what matches is never limited: not by this rule, nor by the scopes and totals it would belong to.
+        source: where the rule comes from, e.g. ``flag``, ``file:NAME``, ``built-in``; for people to read.
+        name: ``kind:pattern``, or ``total:kind:pattern`` if shared, and the hours if it has some: the rule's name in
+            answers, logs and metrics.
+        rate_upermits_per_s: the rate in micro-permits per second; 0 if unlimited.
+        capacity_upermits: the most that is stored, in micro-permits.
+        max_debt_upermits: the most that one request may leave owing, in micro-permits.
+        most_permits: what one request may cost to be ever admitted: with all of the burst and all of the debt.
+        burst_ns: ``burst_s`` in nanoseconds.
+        break_ns: the break in force, in nanoseconds.
+        max_debt_ns: ``max_debt_s`` in nanoseconds.
+        max_delay_ns: ``max_delay_s`` in nanoseconds.
+        warm_up_ns: ``warm_up_s`` in nanoseconds.
+        matches: the pattern as read.
+        bytes_rule: the same rule with the bytes as its only limit; None if they are not limited.
+        key: what tells the rule from the others of its source.
+
+    Raises:
+        RuleError: some value, or their combination, is not allowed.
+    """
+
+    kind: str
+    pattern: str
+    rate_per_s: float | None
+    burst_s: float = 1.0
+    break_s: float | None = None
+    count: Count = "messages"
+    bytes_per_s: float | None = None
+    bytes_burst_s: float = 1.0
+    shared: bool = False
+    action: Action = "reject"
+    max_debt_s: float = DEFAULT_MAX_DEBT_S
+    max_delay_s: float = DEFAULT_MAX_DELAY_S
+    busy_code: int | None = None
+    fair_by: FairBy | None = None
+    max_fair_keys: int = DEFAULT_MAX_FAIR_KEYS
+    warm_up_s: float = 0.0
+    hours: Hours | None = None
+    allow_under_limit: bool = False
+    exempt: bool = False
+    source: str = "default"
+    name: str = field(init=False, repr=False, compare=False)
+    rate_upermits_per_s: int = field(init=False, repr=False, compare=False)
+    capacity_upermits: int = field(init=False, repr=False, compare=False)
+    max_debt_upermits: int = field(init=False, repr=False, compare=False)
+    most_permits: int = field(init=False, repr=False, compare=False)
+    burst_ns: int = field(init=False, repr=False, compare=False)
+    break_ns: int = field(init=False, repr=False, compare=False)
+    max_debt_ns: int = field(init=False, repr=False, compare=False)
+    max_delay_ns: int = field(init=False, repr=False, compare=False)
+    warm_up_ns: int = field(init=False, repr=False, compare=False)
+    matches: Pattern = field(init=False, repr=False, compare=False)
+    bytes_rule: "Rule | None" = field(init=False, repr=False, compare=False)
+    key: RuleKey = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if not _KIND.fullmatch(self.kind) or self.kind == TOTAL:
+            raise RuleError(f"rule kind {self.kind!r}", "lower-case letters, digits and _; not total", "kind")
+        self._derive("matches", read_network(self.pattern) if self.kind == CLIENT else read_glob(self.pattern))
+        exact = self.exact_name is not None
+        key = RuleKey(self.kind, self.exact_name or self.matches.text, exact, self.shared, self.hours)
+        self._derive("key", key)
+        self._derive("name", self.bare_name if self.hours is None else f"{self.bare_name} {self.hours}")
+        rate = 0 if self.rate_per_s is None else self._scaled("rate_per_s", MAX_RATE_PER_S, UPERMITS_PER_PERMIT)
+        burst_ns = self._seconds("burst_s")
+        capacity = rate * burst_ns // NS_PER_S
+        if self.rate_per_s and not capacity:
+            raise RuleError(
+                f"rule {self.name}: rate_per_s {self.rate_per_s} with burst_s {self.burst_s} stores nothing",
+                "a rate and a burst that store at least a millionth of a permit, or a rate of 0",
+                "rate_per_s",
+            )
+        self._derive("rate_upermits_per_s", rate)
+        self._derive("capacity_upermits", capacity)
+        self._derive("burst_ns", burst_ns)
+        self._derive("max_debt_ns", self._seconds("max_debt_s"))
+        self._derive("max_debt_upermits", debt_upermits(rate, self.max_debt_ns))
+        self._derive("most_permits", (capacity + self.max_debt_upermits) // UPERMITS_PER_PERMIT)
+        self._derive("max_delay_ns", self._seconds("max_delay_s"))
+        self._derive("warm_up_ns", self._seconds("warm_up_s"))
+        self._derive("break_ns", self._checked_break_ns())
+        self._check_words()
+        self._derive("bytes_rule", self._of_bytes())
+
+    def __str__(self) -> str:
+        """Return the name and all that is admitted; of a rule with just a rate, what ``parse_limit`` reads."""
+        return f"{self.bare_name}={self.limit_text}"
+
+    @property
+    def bare_name(self) -> str:
+        """The name without the hours: rules that take turns share it."""
+        return f"{TOTAL}:{self.target}" if self.shared else self.target
+
+    @property
+    def target(self) -> str:
+        """The kind and the pattern, ``topic:orders``; of a network in its canonical spelling."""
+        return f"{self.kind}:{self.matches.text}"
+
+    @property
+    def limit_text(self) -> str:
+        """All that is admitted, as people read it: ``500/s``, ``500 requests/s + 1048576 bytes/s``, ``unlimited``.
+
+        And ``exempt``.
+        """
+        if self.exempt:
+            return "exempt"
+        texts = []
+        if self.rate_per_s is not None:
+            texts.append(self._rate_number + ("/s" if self.count == "messages" else " requests/s"))
+        if self.bytes_rule is not None:
+            texts.append(f"{self.bytes_rule._rate_number} bytes/s")  # noqa: SLF001 - a rule of its own kind
+        return " + ".join(texts) or "unlimited"
+
+    @property
+    def _rate_number(self) -> str:
+        whole, millionths = divmod(self.rate_upermits_per_s, UPERMITS_PER_PERMIT)
+        return f"{whole}.{millionths:06}".rstrip("0").rstrip(".")
+
+    @property
+    def exact_name(self) -> str | None:
+        """The one name that the pattern stands for, or None if it may stand for several."""
+        return self.matches.exact_name
+
+    @property
+    def limits(self) -> bool:
+        """Whether the rule limits anything: it is not off and not unlimited."""
+        return self.action != "off" and (self.rate_per_s is not None or self.bytes_per_s is not None)
+
+    @property
+    def break_in_force_s(self) -> float:
+        """The break that holds, in seconds, whether written or not."""
+        return self.break_ns / NS_PER_S
+
+    def part(self, dimension: Dimension) -> "Rule | None":
+        """Return the rule that limits one dimension, or None if that is not limited."""
+        if self.action == "off":
+            return None
+        if dimension == "bytes":
+            return self.bytes_rule
+        return None if self.rate_per_s is None else self
+
+    def applies_to(self, resource: Resource) -> bool:
+        """Say whether the pattern matches a resource of the kind, whatever the hours and other rules say."""
+        return self.kind == resource.kind and self.matches.stands_for(resource.name)
+
+    def _checked_break_ns(self) -> int:
+        """Return the break that holds, in nanoseconds."""
+        no_breaker = 'action "delay"' if self.action == "delay" else "warm_up_s" if self.warm_up_s else None
+        if self.break_s is None:
+            harmful = no_breaker is not None or self.shared or self.kind in SCOPES
+            return 0 if harmful else min(round(DEFAULT_BREAK_S * NS_PER_S), self.burst_ns)
+        break_ns = self._seconds("break_s")
+        if break_ns and no_breaker is not None:
+            what = f"rule {self.name}: break_s {self.break_s} with {no_breaker}, which has no breaker"
+            raise RuleError(what, "0", "break_s")
+        if break_ns > self.burst_ns and self.rate_per_s is not None and not self.allow_under_limit:
+            raise RuleError(
+                f"rule {self.name}: break_s {break_ns / NS_PER_S:g} is longer than burst_s {self.burst_s},"
+                " which admits less than the limit",
+                f"0 to {self.burst_s}, or allow_under_limit",
+                "break_s",
+            )
+        return break_ns
+
+    def _check_words(self) -> None:
+        """Refuse what is no word of its field, and fields that contradict each other."""
+        words: tuple[tuple[str, object, tuple[str, ...]], ...] = (
+            ("action", self.action, get_args(Action)),
+            ("count", self.count, get_args(Count)),
+            ("fair_by", self.fair_by, get_args(FairBy)),
+        )
+        for attribute, value, allowed in words:
+            if value not in allowed and not (attribute == "fair_by" and value is None):
+                raise RuleError(f"rule {self.name}: {attribute} {value!r}", ", ".join(allowed), attribute)
+        if self.exempt:
+            self._check_exempt()
+        if self.shared and self.exact_name is not None:
+            raise RuleError(f"rule {self.name}: shared, but it matches one name only", "a pattern", "shared")
+        if self.fair_by is not None and self.warm_up_s:
+            raise RuleError(f"rule {self.name}: fair_by with warm_up_s", "fair_by or warm_up_s, not both", "fair_by")
+        if self.fair_by == self.kind and not self.shared:
+            what = f"rule {self.name}: fair_by {self.fair_by!r} where there is only one {self.kind} to each limit"
+            raise RuleError(what, "shared = true with it, or no fair_by", "fair_by")
+        if not 1 <= self.max_fair_keys <= MAX_FAIR_KEYS:
+            what = f"rule {self.name}: max_fair_keys {self.max_fair_keys}"
+            raise RuleError(what, f"1 to {MAX_FAIR_KEYS}", "max_fair_keys")
+
+    def _check_exempt(self) -> None:
+        if self.rate_per_s is not None or self.bytes_per_s is not None:
+            raise RuleError(f"rule {self.name}: exempt, but with a limit", "exempt or a limit, not both", "exempt")
+        if self.shared or self.kind in SCOPES:
+            what = f"rule {self.name}: exempt, which is for resources, not for scopes and totals"
+            raise RuleError(what, "a kind of resource, without shared; clients are exempt by their listener", "exempt")
+
+    def _of_bytes(self) -> "Rule | None":
+        if self.bytes_per_s is None:
+            return None
+        try:
+            return replace(
+                self, rate_per_s=self.bytes_per_s, burst_s=self.bytes_burst_s, bytes_per_s=None, count="messages"
+            )
+        except RuleError as error:
+            allowed = error.allowed.replace(_RATES_ALLOWED, _BYTES_ALLOWED).replace("of a permit", "of a byte")
+            attribute = error.attribute and _in_bytes(error.attribute)
+            raise RuleError(_in_bytes(error.what), allowed, attribute) from None
+
+    def _seconds(self, attribute: str) -> int:
+        return self._scaled(attribute, MAX_TIME_S, NS_PER_S)
+
+    def _scaled(self, attribute: str, most: int, scale: int) -> int:
+        """Return a number as an integer of its smallest unit; refuse what is none or out of range."""
+        value: object = getattr(self, attribute)
+        allowed = _RATES_ALLOWED if attribute == "rate_per_s" else f"0 to {most} seconds"
+        # The comparison is false for NaN, too.
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= most:
+            return round(value * scale)
+        raise RuleError(f"rule {self.kind}:{self.pattern}: {attribute} {value!r}", allowed, attribute)
+
+    def _derive(self, attribute: str, value: object) -> None:
+        object.__setattr__(self, attribute, value)
+
+
+def debt_upermits(rate_upermits_per_s: int, max_debt_ns: int) -> int:
+    """Return the most that one request may leave owing at a rate: never less than a permit, which passes any limit."""
+    return max(UPERMITS_PER_PERMIT, rate_upermits_per_s * max_debt_ns // NS_PER_S)
+
+
+def _in_bytes(text: str) -> str:
+    """Name the attributes from which a rule of bytes was made, in place of those that it has."""
+    return text.replace("rate_per_s", "bytes_per_s").replace("burst_s", "bytes_burst_s")

@@ -1,0 +1,148 @@
+"""Schedules: the hours at which a rule holds, by the clocks of some place.
+
+A rule holds while the clocks there show a time within its hours. So when clocks are put forward, hours that they
+skip do not come; when they are put back, hours that they show twice come twice.
+
+Everything here is a function of the moment it is asked about; what tells the time and wakes up when a rule
+begins or ceases to hold is the data path.
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import cached_property
+from typing import Final
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from limiter.rules.errors import RuleError
+
+DAYS: Final = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
+EVERY_DAY: Final = frozenset(range(len(DAYS)))
+_BETWEEN: Final = re.compile(r"([0-9]{2}):([0-9]{2})-([0-9]{2}):([0-9]{2})")
+_DAY_MINUTES: Final = 24 * 60
+#: The longest that one state can last: the one hour of the week is among those that the clocks skip.
+_LOOK_AHEAD: Final = timedelta(days=15)
+
+
+@dataclass(frozen=True)
+class Hours:
+    """Stretches of time that come back every week.
+
+    Attributes:
+        from_minute: minute of the day at which one begins, 0 to 1439.
+        to_minute: minute of the day before which it ends, 1 to 1440. Not after ``from_minute`` means the next day:
+            such a stretch belongs to the day on which it begins.
+        days: on which they begin, as indexes into DAYS.
+        time_zone: name of the place in the IANA database whose clocks count.
+    """
+
+    from_minute: int
+    to_minute: int
+    days: frozenset[int]
+    time_zone: str
+
+    def __str__(self) -> str:
+        """Return it as people read it: ``09:00-18:00 mon,tue Europe/Berlin``."""
+        between = f"{_clock(self.from_minute)}-{_clock(self.to_minute)}"
+        days = "" if self.days == EVERY_DAY else " " + ",".join(DAYS[day] for day in sorted(self.days))
+        return f"{between}{days} {self.time_zone}"
+
+    @cached_property
+    def _zone(self) -> ZoneInfo:
+        return ZoneInfo(self.time_zone)
+
+    def holds(self, at: datetime) -> bool:
+        """Say whether a moment lies within one of the stretches; ``at`` knows its time zone."""
+        local = at.astimezone(self._zone)
+        minute, today = local.hour * 60 + local.minute, local.weekday()
+        if self.from_minute < self.to_minute:
+            return today in self.days and self.from_minute <= minute < self.to_minute
+        yesterday = (today - 1) % len(DAYS)
+        return (today in self.days and minute >= self.from_minute) or (
+            yesterday in self.days and minute < self.to_minute
+        )
+
+    def next_change(self, after: datetime) -> datetime | None:
+        """Return the first moment after ``after`` at which ``holds`` changes, in UTC; None if it never does."""
+        holds_now = self.holds(after)
+        moment = after.astimezone(UTC)
+        last = moment + _LOOK_AHEAD
+        while moment < last:
+            moment = self._next_edge(moment)
+            if self.holds(moment) != holds_now:
+                return moment
+        return None
+
+    def _next_edge(self, moment: datetime) -> datetime:
+        """Return when the clocks next show the begin or end of a stretch, or before that are put forward or back."""
+        local = moment.astimezone(self._zone).replace(tzinfo=None)
+        midnight = local.replace(hour=0, minute=0, second=0, microsecond=0)
+        shown = min(
+            midnight + timedelta(days=days, minutes=minute % _DAY_MINUTES)
+            for days in (0, 1)
+            for minute in (self.from_minute, self.to_minute)
+            if midnight + timedelta(days=days, minutes=minute % _DAY_MINUTES) > local
+        )
+        edge = moment + (shown - local)
+        offset = self._offset(moment)
+        if self._offset(edge) == offset:
+            return edge
+        # The clocks are put forward or back on the way, at a full second: halve until it is found.
+        before = moment.replace(microsecond=0)
+        while edge - before > timedelta(seconds=1):
+            middle = before + timedelta(seconds=(edge - before) // timedelta(seconds=2))
+            if self._offset(middle) == offset:
+                before = middle
+            else:
+                edge = middle
+        return edge
+
+    def _offset(self, moment: datetime) -> timedelta | None:
+        return moment.astimezone(self._zone).utcoffset()
+
+
+def read_hours(between: str | None, days: Iterable[str], time_zone: str) -> Hours:
+    """Read a schedule as operators write it.
+
+    Args:
+        between: ``HH:MM-HH:MM``, up to 24:00; None for the whole day.
+        days: names from DAYS; none for every day.
+        time_zone: a name of the IANA database, or ``UTC``.
+
+    Raises:
+        RuleError: one of them cannot be read.
+    """
+    from_minute, to_minute = (0, _DAY_MINUTES) if between is None else _read_between(between)
+    wanted = set()
+    for day in days:
+        if day not in DAYS:
+            raise RuleError(f"days {day!r}", ", ".join(DAYS), "days")
+        wanted.add(DAYS.index(day))
+    try:
+        ZoneInfo(time_zone)
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        # A folder of the database is an OSError, a path out of it a ValueError.
+        raise RuleError(f"time_zone {time_zone!r}", 'a name like "Europe/Berlin", or "UTC"', "time_zone") from None
+    return Hours(from_minute, to_minute, frozenset(wanted) or EVERY_DAY, time_zone)
+
+
+def _read_between(text: str) -> tuple[int, int]:
+    """Return the minutes of the day from which and to which."""
+    found = _BETWEEN.fullmatch(text)
+    if found is None:
+        raise RuleError(f"between {text!r}", "HH:MM-HH:MM, for example 09:00-18:00", "between")
+    from_hour, from_minute, to_hour, to_minute = map(int, found.groups())
+    begin, end = from_hour * 60 + from_minute, to_hour * 60 + to_minute
+    if begin >= _DAY_MINUTES or end > _DAY_MINUTES or max(from_minute, to_minute) > 59:
+        raise RuleError(f"between {text!r}", "times of the day from 00:00 to 24:00", "between")
+    # Until midnight, whichever way it is written.
+    end = end or _DAY_MINUTES
+    if begin == end:
+        what = f"between {text!r} is no time at all"
+        raise RuleError(what, "two different times; leave it out for always", "between")
+    return begin, end
+
+
+def _clock(minute: int) -> str:
+    return f"{minute // 60:02}:{minute % 60:02}"

@@ -1,0 +1,1 @@
+"""Requests that may wait for their permits: in which order, and for how long."""

@@ -1,0 +1,212 @@
+"""Delays: who may wait for delay rules, for which, and for how long.
+
+It puts what the limits said into the words of the waiting room, which keeps order and time (``holding``), with
+regard to what answers still under way will cost (``ExpectedCosts``).
+"""
+
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from limiter.buckets.limiter import Gate
+from limiter.plans.plans import BYTES, ApplicableLimit, Caller, QueueKey
+from limiter.rules.rule import MAX_TIME_S, NS_PER_S, Rule
+from limiter.waiting.holding import Holding
+from limiter.waiting.lines import Denial, Held, ShadowDenial, Wait
+
+REGARD_NS: Final = 1_000_000_000
+_MAX_LINES: Final = 4_096
+"""Lines told apart; names come from clients. One that is forgotten starts anew with an answer of one permit."""
+
+
+class _Flow:
+    __slots__ = ("last_cost", "released_ns")
+
+    def __init__(self) -> None:
+        self.last_cost = 1
+        self.released_ns: deque[int] = deque()
+
+
+# What answers still under way are expected to cost.
+#
+# A request that asks for messages costs nothing itself; its answer does, and only when it is there. Were all that
+# are held let go as soon as a permit is stored, their answers together would cost many times what is. So
+# those that were let go are regarded as spending what the last answer did that brought anything, until an answer
+# comes or a second has passed without one: it may be a long poll on an empty queue.
+class ExpectedCosts:
+    """The expectations, by where the requests were held."""
+
+    def __init__(self) -> None:
+        self._flows: OrderedDict[QueueKey, _Flow] = OrderedDict()
+
+    def ahead(self, line: QueueKey, now_ns: int) -> int:
+        """Return how many permits the answers under way are expected to cost."""
+        flow = self._flows.get(line)
+        if flow is None:
+            return 0
+        released_ns = flow.released_ns
+        while released_ns and released_ns[0] + REGARD_NS <= now_ns:
+            released_ns.popleft()
+        return len(released_ns) * flow.last_cost
+
+    def regard_ends_ns(self, line: QueueKey) -> int | None:
+        """Return when the next request ceases to be regarded, or None if none is."""
+        flow = self._flows.get(line)
+        return flow.released_ns[0] + REGARD_NS if flow is not None and flow.released_ns else None
+
+    def released(self, line: QueueKey, now_ns: int) -> None:
+        """Note that a held request was let go: its answer is under way."""
+        self._flow(line).released_ns.append(now_ns)
+
+    def answered(self, line: QueueKey, cost: int) -> None:
+        """Note an answer; one that brought nothing says nothing about the others' cost."""
+        flow = self._flow(line)
+        if cost:
+            flow.last_cost = cost
+        if flow.released_ns:
+            flow.released_ns.popleft()
+
+    def _flow(self, line: QueueKey) -> _Flow:
+        flow = self._flows.get(line)
+        if flow is None:
+            if len(self._flows) >= _MAX_LINES:
+                self._flows.popitem(last=False)
+            flow = self._flows[line] = _Flow()
+        else:
+            self._flows.move_to_end(line)
+        return flow
+
+
+Demand = tuple[ApplicableLimit, Gate, Sequence[int]]
+"""One limit that was asked: which, what decides (its limiter, or the caller's share of it), the costs there."""
+
+
+class Decision(NamedTuple):
+    """What becomes of several requests that were asked for together.
+
+    Attributes:
+        admitted: how many from the front pass.
+        stop: what stops the others; None if there are none.
+        delays: the delay rules that stop the others, if nothing else does: they may be held.
+        shades: what shadow rules say to those that pass.
+        alone: only so many of the others are stopped, each because it costs too much; those behind them are to be asked
+            for anew. 0: all are stopped.
+    """
+
+    admitted: int
+    stop: Denial | None = None
+    delays: tuple[Demand, ...] = ()
+    shades: tuple[ShadowDenial, ...] = ()
+    alone: int = 0
+
+
+_ALL_PASS: Final = tuple(Decision(count) for count in range(257))
+"""The usual answers, made once."""
+
+
+def all_pass(count: int) -> Decision:
+    """Return the decision that so many requests pass."""
+    return _ALL_PASS[count] if count < len(_ALL_PASS) else Decision(count)
+
+
+_NS_PER_US: Final = 1_000
+
+
+class Delays:
+    """What delay rules ask of the waiting room.
+
+    Args:
+        holding: the waiting room.
+    """
+
+    def __init__(self, holding: Holding) -> None:
+        self._holding = holding
+        self._answers = ExpectedCosts()
+        #: All lines in which somebody waits; the usual question is whether there are any.
+        self.lines = holding.lines
+
+    def must_wait(self, now_ns: int, part: ApplicableLimit, gate: Gate, caller: Caller, *, held: Held | None) -> bool:
+        """Say whether a request must wait for a delay rule, whatever its limiter has stored."""
+        if held is None:
+            return bool(self.lines) and self._holding.is_behind(part.line(gate), None)
+        line = part.line(gate)
+        if self._holding.is_behind(line, held.number):
+            return True
+        ahead = self._ahead(now_ns, part, caller, line)
+        return ahead > 0 and gate.wait_us_behind(now_ns, ahead) > 0
+
+    def wait_us(self, now_ns: int, part: ApplicableLimit, gate: Gate, cost: int = 1) -> int:
+        """Return how long a request would wait for one limit if it came now; 0 if not at all."""
+        line = self.lines.get(part.line(gate))
+        return gate.wait_us_behind(now_ns, line.permits if line is not None else 0, cost)
+
+    def hold(self, now_ns: int, decision: Decision, held: Held, behind: int) -> Denial | None:
+        """Let a request wait, or return what refuses it; see ``Limits.hold``."""
+        longest: Wait | None = None
+        longest_us = -1
+        max_delay_ns = MAX_TIME_S * NS_PER_S
+        for part, gate, costs in decision.delays:
+            rule, cost = gate.rule, costs[len(costs) - behind - 1]
+            if rule.rate_upermits_per_s and cost > rule.most_permits:
+                return too_large(part, rule, cost, gate.refuse_alone(now_ns, cost))
+            wait_us = self.wait_us(now_ns, part, gate, cost)
+            too_long = wait_us * _NS_PER_US > rule.max_delay_ns and not held.caller.consumes
+            if too_long or not rule.rate_upermits_per_s:
+                return Denial(part.resource, rule, max(wait_us, gate.refuse(now_ns)))
+            max_delay_ns = min(max_delay_ns, rule.max_delay_ns)
+            if wait_us > longest_us:
+                due_ns = now_ns + gate.wait_us_behind(now_ns, 0, cost) * _NS_PER_US
+                longest, longest_us = Wait(part.line(gate), cost, due_ns, part.resource, rule), wait_us
+        assert longest is not None  # noqa: S101 - a decision to be held names what delays it
+        if self._holding.over_bound(held, behind):
+            return Denial(longest.resource, longest.rule, max(1, longest_us))
+        self._holding.hold(now_ns, held, longest, max_delay_ns)
+        return None
+
+    def follow(self, now_ns: int, held: Held, leader: Held) -> Denial | None:
+        """Let a request wait for one that it must not overtake, or return what refuses it."""
+        if self._holding.over_bound(held):
+            return Denial(leader.resource, leader.rule, max(1, (leader.deadline_ns - now_ns) // _NS_PER_US))
+        self._holding.follow(now_ns, held, leader)
+        return None
+
+    def still_waits(self, now_ns: int, delays: Sequence[Demand], held: Held) -> Denial | Wait:
+        """Say where a held request waits on: where it is if it must, or else for the one that takes longest."""
+        waits = []
+        for part, gate, costs in delays:
+            rule = gate.rule
+            if not rule.rate_upermits_per_s:
+                return Denial(part.resource, rule, gate.refuse(now_ns))
+            line = part.line(gate)
+            ahead = self._ahead(now_ns, part, held.caller, line)
+            due_ns = now_ns + max(1, gate.wait_us_behind(now_ns, ahead, costs[0])) * _NS_PER_US
+            if ahead:
+                due_ns = min(due_ns, self._answers.regard_ends_ns(line) or due_ns)
+            waits.append(Wait(line, costs[0], due_ns, part.resource, rule))
+            if held.line is not None and held.line.key == line:
+                return waits[-1]
+        return max(waits, key=lambda wait: wait.due_ns)
+
+    def released(self, now_ns: int, asked: Sequence[Demand], caller: Caller) -> None:
+        """Note that a held request of an caller was let go: if it consumes, its answer is under way."""
+        if caller.consumes:
+            for part, gate, _ in asked:
+                if part.by_answer:
+                    self._answers.released(part.line(gate), now_ns)
+
+    def answered(self, now_ns: int, part: ApplicableLimit, gate: Gate, caller: Caller, cost: int) -> None:
+        """Note what an answer cost: it may be the turn of the next that waits."""
+        if part.by_answer and caller.consumes:
+            line = part.line(gate)
+            self._answers.answered(line, cost)
+            self._holding.ask_soon(line, now_ns)
+
+    def _ahead(self, now_ns: int, part: ApplicableLimit, caller: Caller, line: QueueKey) -> int:
+        """Return how many permits the answers under way are expected to cost one limit."""
+        return self._answers.ahead(line, now_ns) if part.by_answer and caller.consumes else 0
+
+
+def too_large(part: ApplicableLimit, rule: Rule, cost: int, wait_us: int) -> Denial:
+    """Return what stops a request that costs too much, now or for ever."""
+    most = rule.most_permits if cost > rule.most_permits else None
+    return Denial(part.resource, rule, wait_us, most, "bytes" if part.unit == BYTES else "messages")

@@ -1,0 +1,346 @@
+"""The waiting room: requests that are held until the limits admit them, or until they have waited too long.
+
+It keeps order and time, and knows neither limits nor clients nor a clock; it asks through a function.
+
+Order
+=====
+Each request waits in one *line*: that of the limiter, or of the share of it, which stopped it. Its number says
+when it came. Whoever comes to a line that has somebody in it goes behind; when the limiter admits again, the
+first in line is asked for anew, by *all* its limits. It passes, is refused, stays, or goes over to another line, where
+it stands by its number. Of all that wait, nobody but a limiter ever keeps the one that came first, so lines
+never wait for each other in a circle.
+
+What shares a connection and an order key with a held request follows it: it is in no limiter's line, and asked only
+once those before it are gone.
+
+Time
+====
+``next_due_ns`` says when something is to be done, ``release`` does it, and ``earlier`` is called when it has
+moved to an earlier time than was last said. A request that is still held at its deadline is refused; its permits
+are spent when it passes and not before.
+
+Work is constant for each request but for heaps. What has gone stays in a heap until it is looked at, or until
+the heap is half of such.
+"""
+
+from collections import Counter, deque
+from collections.abc import Callable, Collection
+from heapq import heapify, heappop, heappush
+from typing import Final, Literal, NamedTuple
+
+from limiter.plans.plans import QueueKey
+from limiter.plans.registry import OVERFLOW_NAME
+from limiter.rules.resource import Resource
+from limiter.rules.rule import Rule
+from limiter.waiting.lines import SLACK, Denial, Held, Wait, WaitQueue
+
+RELEASED_AT_ONCE: Final = 32
+"""Requests asked for by one ``release``, so that it ends within a few milliseconds; what is left is due at once."""
+_ENDS_BEFORE_NS: Final = 200_000_000
+"""How long before the end of a drain what is still held is refused, so that the refusals can be sent."""
+
+BoundName = Literal["max_held", "max_held_bytes", "max_held_per_connection", "max_held_bytes_per_connection"]
+
+
+class Bounds(NamedTuple):
+    """How much may be held.
+
+    Attributes:
+        requests: of all connections together.
+        size_bytes: of all connections together.
+        requests_per_connection: of one connection.
+        size_bytes_per_connection: of one connection.
+    """
+
+    requests: int = 10_000
+    size_bytes: int = 64 * 1024 * 1024
+    requests_per_connection: int = 1_000
+    size_bytes_per_connection: int = 16 * 1024 * 1024
+
+
+class HeldNow(NamedTuple):
+    """What is held at this moment.
+
+    Attributes:
+        requests: how many.
+        size_bytes: how large they are together.
+    """
+
+    requests: int
+    size_bytes: int
+
+
+class _Load:
+    __slots__ = ("requests", "size_bytes")
+
+    def __init__(self) -> None:
+        self.requests = self.size_bytes = 0
+
+
+class Holding:
+    """All that is held.
+
+    Args:
+        ask: asks all limits of a held request for it: None if they admit it, which spends; what refuses it; or where
+            it waits.
+        expire: does what a limit does when a request that waits for it is refused, and says by what.
+
+    Attributes:
+        bounds: how much may be held from now on.
+        earlier: called when something is due earlier than ``next_due_ns`` last said.
+        refused_by_bound: requests refused because as many as allowed were held, by the bound's option.
+    """
+
+    def __init__(
+        self, ask: Callable[[Held, int], "Denial | Wait | None"], expire: Callable[[Held, int], Denial]
+    ) -> None:
+        self.bounds = Bounds()
+        self.earlier: Callable[[], None] = _nobody
+        self.refused_by_bound: Counter[BoundName] = Counter()
+        self._ask = ask
+        self._expire = expire
+        self._total = _Load()
+        self._connections: dict[int, _Load] = {}
+        self.lines: dict[QueueKey, WaitQueue] = {}
+        #: By connection and order key, those that are held and what follows them, first the one that is asked for.
+        self._orders: dict[tuple[int, str | int], deque[Held]] = {}
+        #: Those whose turn has come to be asked for, because nobody is before them any more.
+        self._turns: deque[Held] = deque()
+        self._dues: list[tuple[int, int, WaitQueue]] = []
+        self._deadlines: list[tuple[int, int, Held]] = []
+        self._number = 0
+        self._due_number = 0
+        self._ends_ns: int | None = None
+        self._said_ns: int | None = None
+
+    @property
+    def now(self) -> HeldNow:
+        """What is held at this moment."""
+        return HeldNow(self._total.requests, self._total.size_bytes)
+
+    def over_bound(self, held: Held, behind: int = 0) -> BoundName | None:
+        """Return which bound has no room for a request, and count it and those behind it; None if there is room."""
+        bounds, total = self.bounds, self._total
+        own = self._connections.get(held.connection)
+        bound: BoundName | None = None
+        if total.requests >= bounds.requests:
+            bound = "max_held"
+        elif total.size_bytes + held.size_bytes > bounds.size_bytes:
+            bound = "max_held_bytes"
+        elif (own.requests if own else 0) >= bounds.requests_per_connection:
+            bound = "max_held_per_connection"
+        elif (own.size_bytes if own else 0) + held.size_bytes > bounds.size_bytes_per_connection:
+            bound = "max_held_bytes_per_connection"
+        if bound is not None:
+            self.refused_by_bound[bound] += 1 + behind
+        return bound
+
+    def hold(self, now_ns: int, held: Held, wait: Wait, max_delay_ns: int) -> None:
+        """Let a request wait in line, until ``max_delay_ns`` from now at the latest. ``over_bound`` was asked."""
+        self._take_in(held, wait.resource, wait.rule, now_ns + max_delay_ns)
+        self._enter(held, wait)
+
+    def last_before(self, connection: int, order_key: str | int | None) -> Held | None:
+        """Return the last held request that what has this order key must not overtake; None if there is none."""
+        if order_key is None or not self._orders:
+            return None
+        order = self._orders.get((connection, order_key))
+        return next(held for held in reversed(order) if not held.gone) if order else None
+
+    def follow(self, now_ns: int, held: Held, leader: Held) -> None:
+        """Let a request wait for one that it must not overtake, for as long as that one's rule allows."""
+        self._take_in(held, leader.resource, leader.rule, now_ns + leader.rule.max_delay_ns)
+
+    def is_behind(self, key: QueueKey, number: int | None) -> bool:
+        """Say whether somebody waits in a line who came before that number, or anybody if it is None."""
+        line = self.lines.get(key)
+        if line is None:
+            return False
+        first = line.first()
+        return first is not None and (number is None or first.number < number)
+
+    def waiting_for(self, resource: Resource, dimension: str) -> int:
+        """Return how many wait for a limit, of all its shares; walks over all lines."""
+        return sum(
+            line.waiting for key, line in self.lines.items() if key.resource == resource and key.dimension == dimension
+        )
+
+    def drop(self, held: Held) -> None:
+        """Forget a request for which nobody waits any more; without effect if it is gone already."""
+        if not held.gone:
+            self._let_go(held)
+
+    def ask_soon(self, key: QueueKey, now_ns: int) -> None:
+        """Ask for the first in a line at the next ``release``: what kept it may have changed."""
+        line = self.lines.get(key)
+        if line is not None and line.due_ns > now_ns:
+            self._arm(line, now_ns)
+
+    def ask_soon_for(self, resources: Collection[Resource], now_ns: int) -> None:
+        """Ask for the first in each line for a limit of these at the next ``release``: their rules have changed.
+
+        And in lines for limits that many names share: one of them may have a limit of its own now.
+        """
+        for key in self.lines:
+            if key.resource in resources or key.resource.name == OVERFLOW_NAME:
+                self.ask_soon(key, now_ns)
+
+    def ask_all_soon(self, now_ns: int) -> None:
+        """Ask for the first in each line at the next ``release``: the rules have changed."""
+        for key in self.lines:
+            self.ask_soon(key, now_ns)
+
+    def drain(self, ends_ns: int) -> None:
+        """Let nobody wait until ``ends_ns``: what is still held is refused a little before."""
+        self._ends_ns = ends_ns - _ENDS_BEFORE_NS
+        self._tell(self._ends_ns)
+
+    def next_due_ns(self) -> int | None:
+        """Return when ``release`` has something to do, or None while nothing is held."""
+        self._said_ns = None
+        if self._total.requests:
+            dues, deadlines = self._dues, self._deadlines
+            while dues and dues[0][0] != dues[0][2].due_ns:
+                heappop(dues)
+            while deadlines[0][2].gone:
+                heappop(deadlines)
+            due_ns = deadlines[0][0]
+            if dues:
+                due_ns = min(due_ns, dues[0][0])
+            if self._ends_ns is not None:
+                due_ns = min(due_ns, self._ends_ns)
+            if self._turns:
+                due_ns = 0
+            self._said_ns = due_ns
+        return self._said_ns
+
+    def release(self, now_ns: int) -> None:
+        """Do what is due: ask for the first in each line whose limiter admits again, refuse those at their deadline."""
+        left = RELEASED_AT_ONCE
+        ends = self._ends_ns is not None and self._ends_ns <= now_ns
+        while left and self._turns:
+            held = self._turns.popleft()
+            if not held.gone:
+                left -= 1
+                self._ask_for(held, now_ns)
+        dues = self._dues
+        while left and dues and dues[0][0] <= now_ns:
+            due_ns, _, line = heappop(dues)
+            if line.due_ns == due_ns:
+                left = self._ask_line(line, now_ns, left)
+        left = RELEASED_AT_ONCE
+        deadlines = self._deadlines
+        while left and deadlines and (ends or deadlines[0][0] <= now_ns):
+            held = heappop(deadlines)[2]
+            if not held.gone:
+                left -= 1
+                self._finish(held, self._expire(held, now_ns))
+
+    def _ask_line(self, line: WaitQueue, now_ns: int, left: int) -> int:
+        """Ask for those in a line, one after the other, until one stays; return how many may still be asked for."""
+        stayed = False
+        try:
+            while left and not stayed and (held := line.first()) is not None:
+                left -= 1
+                self._ask_for(held, now_ns)
+                stayed = held.line is line
+        finally:
+            # Those for whom there is no time now, or whom a failure kept from being asked for.
+            if line.waiting and not stayed:
+                self._arm(line, now_ns)
+        return left
+
+    def _ask_for(self, held: Held, now_ns: int) -> None:
+        answer = self._ask(held, now_ns)
+        if not isinstance(answer, Wait):
+            self._finish(held, answer)
+            return
+        held.resource, held.rule = answer.resource, answer.rule
+        line = held.line
+        if line is not None and line.key == answer.line:
+            self._arm(line, answer.due_ns)
+            return
+        if line is not None:
+            self._leave(held, line)
+        self._enter(held, answer)
+
+    def _take_in(self, held: Held, resource: Resource, rule: Rule, deadline_ns: int) -> None:
+        self._number += 1
+        held.number, held.resource, held.rule, held.deadline_ns = self._number, resource, rule, deadline_ns
+        own = self._connections.get(held.connection)
+        if own is None:
+            own = self._connections[held.connection] = _Load()
+        for load in (self._total, own):
+            load.requests += 1
+            load.size_bytes += held.size_bytes
+        if held.order_key is not None:
+            self._orders.setdefault((held.connection, held.order_key), deque()).append(held)
+        heappush(self._deadlines, (deadline_ns, held.number, held))
+        self._tell(deadline_ns)
+
+    def _enter(self, held: Held, wait: Wait) -> None:
+        line = self.lines.get(wait.line)
+        if line is None:
+            line = self.lines[wait.line] = WaitQueue(wait.line, wait.due_ns)
+            line.enter(held, wait.cost)
+            self._arm(line, wait.due_ns)
+        else:
+            line.enter(held, wait.cost)
+
+    def _leave(self, held: Held, line: WaitQueue) -> None:
+        line.leave(held)
+        if not line.waiting:
+            line.due_ns = -1
+            del self.lines[line.key]
+
+    def _arm(self, line: WaitQueue, due_ns: int) -> None:
+        """Set when the first in a line is asked for."""
+        line.due_ns = due_ns
+        self._due_number += 1
+        heappush(self._dues, (due_ns, self._due_number, line))
+        if len(self._dues) > 2 * len(self.lines) + SLACK:
+            self._dues[:] = {entry[2]: entry for entry in self._dues if entry[0] == entry[2].due_ns}.values()
+            heapify(self._dues)
+        self._tell(due_ns)
+
+    def _finish(self, held: Held, stop: Denial | None) -> None:
+        """Resolve a request. What that leads to may change everything here but what has gone."""
+        self._let_go(held)
+        held.resolved(stop)
+
+    def _let_go(self, held: Held) -> None:
+        held.gone = True
+        if held.line is not None:
+            self._leave(held, held.line)
+        own = self._connections[held.connection]
+        for load in (self._total, own):
+            load.requests -= 1
+            load.size_bytes -= held.size_bytes
+        if not own.requests:
+            del self._connections[held.connection]
+        if held.order_key is not None:
+            self._advance(held, (held.connection, held.order_key))
+        if len(self._deadlines) > 2 * self._total.requests + SLACK:
+            self._deadlines[:] = [entry for entry in self._deadlines if not entry[2].gone]
+            heapify(self._deadlines)
+
+    def _advance(self, held: Held, key: tuple[int, str | int]) -> None:
+        """Give the next in an order its turn if it was the first that has gone."""
+        order = self._orders[key]
+        was_first = order[0] is held
+        while order and order[0].gone:
+            order.popleft()
+        if not order:
+            del self._orders[key]
+        elif was_first:
+            self._turns.append(order[0])
+            self._tell(0)
+
+    def _tell(self, due_ns: int) -> None:
+        if self._said_ns is None or due_ns < self._said_ns:
+            self._said_ns = due_ns
+            self.earlier()
+
+
+def _nobody() -> None:
+    """Tell nobody that something is due earlier."""

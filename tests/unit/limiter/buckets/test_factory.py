@@ -1,0 +1,164 @@
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from idleness import is_idle
+
+from limiter.buckets.factory import begun_anew, new_limiter, put_in_force
+from limiter.buckets.fair import OTHER_KEY, FairLimiter
+from limiter.buckets.limiter import Limiter
+from limiter.buckets.warm_up import WarmUpLimiter
+from limiter.rules.resource import Resource
+from limiter.rules.rule import NS_PER_S, UPERMITS_PER_PERMIT, Rule
+
+ORDERS = Resource("topic", "orders")
+PLAIN = Rule("topic", "orders", 90, break_s=0, max_debt_s=3600)
+FAIR = replace(PLAIN, fair_by="client")
+WARM = replace(PLAIN, warm_up_s=10)
+KINDS: dict[str, tuple[Rule, type[Limiter]]] = {
+    "plain": (PLAIN, Limiter),
+    "fair": (FAIR, FairLimiter),
+    "warm-up": (WARM, WarmUpLimiter),
+}
+
+
+def another(rule: Rule, **changes: Any) -> Rule:
+    return replace(rule, **changes)
+
+
+def most_at_once(limiter: Limiter, now_ns: int) -> int:
+    return limiter.share("a", now_ns).check(now_ns, [1] * 1000).admitted
+
+
+@pytest.mark.parametrize(("rule", "kind"), KINDS.values(), ids=KINDS)
+def test_rule_gets_the_kind_that_it_needs(rule: Rule, kind: type[Limiter]) -> None:
+    assert type(new_limiter(ORDERS, rule, 0)) is kind
+
+
+@given(
+    rule=st.sampled_from(
+        [*(rule for rule, _ in KINDS.values()), replace(FAIR, rate_per_s=0), replace(PLAIN, break_s=1)]
+    ),
+    steps=st.lists(
+        st.tuples(
+            st.sampled_from([0, 1, NS_PER_S // 7, NS_PER_S, 9 * NS_PER_S]),
+            st.sampled_from("ab"),
+            st.lists(st.integers(0, 60), min_size=1, max_size=4),
+        ),
+        max_size=12,
+    ),
+)
+def test_what_admits_says_yes_to_is_spent_as_check_and_commit_do(
+    rule: Rule, steps: list[tuple[int, str, list[int]]]
+) -> None:
+    quick, exact = new_limiter(ORDERS, rule, 0), new_limiter(ORDERS, rule, 0)
+    now_ns = 0
+    for pause_ns, key, costs in steps:
+        now_ns += pause_ns
+        gate, other = quick.share(key, now_ns), exact.share(key, now_ns)
+        admitted = other.check(now_ns, costs).admitted
+        other.commit(now_ns, costs[:admitted])
+        if gate.admits(now_ns, sum(costs[:-1]), sum(costs)):
+            assert admitted == len(costs)
+            gate.spend(sum(costs))
+        else:
+            gate.commit(now_ns, costs[: gate.check(now_ns, costs).admitted])
+        if admitted < len(costs):
+            assert gate.refuse(now_ns) == other.refuse(now_ns)
+        assert quick.state(now_ns) == exact.state(now_ns)
+
+
+@pytest.mark.parametrize(("rule", "kind"), KINDS.values(), ids=KINDS)
+def test_other_figures_of_the_same_kind_leave_the_limiter_where_it_is(rule: Rule, kind: type[Limiter]) -> None:
+    limiter = new_limiter(ORDERS, rule, 0)
+    faster = another(rule, rate_per_s=900)
+
+    assert type(limiter) is kind
+    assert put_in_force(limiter, 0, faster) is limiter
+    assert limiter.rule is faster
+    assert limiter.stored_upermits == 900 * UPERMITS_PER_PERMIT
+
+
+@pytest.mark.parametrize(("new", "kind"), KINDS.values(), ids=[f"to {name}" for name in KINDS])
+@pytest.mark.parametrize("old", [rule for rule, _ in KINDS.values()], ids=KINDS)
+def test_successor_stores_no_more_and_owes_no_less(old: Rule, new: Rule, kind: type[Limiter]) -> None:
+    for spent in (0, 20, 500):
+        before = new_limiter(ORDERS, old, 0)
+        before.share("a", 0).charge(0, spent)
+        balance, could = before.stored_upermits, most_at_once(before, 0)
+        after = put_in_force(before, 0, another(new, rate_per_s=90))
+
+        assert type(after) is kind
+        assert after.stored_upermits <= max(balance, 0)
+        assert after.stored_upermits <= balance or balance > 0
+        assert (after.stored_upermits < 0) == (balance < 0)
+        # A key that a fair limiter does not know yet gets its first request on credit.
+        assert most_at_once(after, 0) <= could + (kind is FairLimiter)
+
+
+@pytest.mark.parametrize("new", [rule for rule, _ in KINDS.values()], ids=[f"to {name}" for name in KINDS])
+@pytest.mark.parametrize("old", [rule for rule, _ in KINDS.values()], ids=KINDS)
+def test_what_begins_anew_is_full_and_closed_and_owes_nothing(old: Rule, new: Rule) -> None:
+    before = new_limiter(ORDERS, another(old, break_s=None), 0)
+    before.share("a", 0).charge(0, 500)
+    before.share("a", 0).refuse(0)
+    after = begun_anew(before, NS_PER_S, new)
+
+    assert is_idle(after, NS_PER_S)
+    assert after.stored_upermits == after.capacity_upermits
+    assert (after.last_refused_ns, after.at_ns) == (0, NS_PER_S)
+
+
+@pytest.mark.parametrize(("other", "most"), [(WARM, 90), (FAIR, 90 + 150)], ids=["warm-up", "fair"])
+def test_to_and_fro_mints_nothing(other: Rule, most: int) -> None:
+    """A key that is new to a fair limiter gets one on credit each time, which is owed for."""
+    limiter = new_limiter(ORDERS, PLAIN, 0)
+    admitted = 0
+    for at in range(300):
+        share = limiter.share("a", 0)
+        costs = [1] * share.check(0, [1, 1]).admitted
+        share.commit(0, costs)
+        admitted += len(costs)
+        limiter = put_in_force(limiter, 0, (other, PLAIN)[at % 2])
+
+    assert admitted <= most
+    assert limiter.stored_upermits <= (90 - admitted) * UPERMITS_PER_PERMIT
+
+
+def test_what_a_cold_limiter_stored_counts_as_the_permits_it_would_have_bought() -> None:
+    cold = new_limiter(ORDERS, another(WARM, warm_up_s=3600), 0)
+    could = most_at_once(cold, 0)
+    after = put_in_force(cold, 0, PLAIN)
+
+    assert could == pytest.approx(30, abs=1)
+    assert most_at_once(after, 0) <= could
+    assert after.stored_upermits >= (could - 1) * UPERMITS_PER_PERMIT
+
+
+def test_warming_up_begins_cold() -> None:
+    after = put_in_force(new_limiter(ORDERS, PLAIN, 0), 0, WARM)
+
+    assert isinstance(after, WarmUpLimiter)
+    assert after.cold_upermits == after.coldest_upermits
+    assert after.stored_upermits == after.capacity_upermits
+
+
+def test_debt_that_no_key_made_is_paid_by_the_share_of_others() -> None:
+    plain = new_limiter(ORDERS, PLAIN, 0)
+    plain.charge(0, 590)
+    after = put_in_force(plain, 0, FAIR)
+
+    assert [(state.key, state.stored_permits) for state in after.state(0).shares] == [(OTHER_KEY, -500.0)]
+
+
+def test_last_refusal_and_the_registrys_bookkeeping_go_along() -> None:
+    plain = new_limiter(ORDERS, another(PLAIN, break_s=1), 0)
+    plain.acquire(5, [1] * 100)
+    plain.epoch, plain.asked_ns, plain.filed = 3, 4, True
+    after = put_in_force(plain, 6, FAIR)
+
+    assert (after.last_refused_ns, after.last_wait_us) == (5, 1_000_000)
+    assert (after.epoch, after.asked_ns, after.filed) == (3, 4, True)
+    assert not after.state(6).open

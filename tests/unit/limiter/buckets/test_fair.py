@@ -1,0 +1,718 @@
+from collections.abc import Sequence
+from fractions import Fraction
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from idleness import is_idle
+
+from limiter.buckets.bucket import Bucket
+from limiter.buckets.fair import ACTIVE_NS, OTHER_KEY, FairLimiter, FairShare
+from limiter.buckets.limiter import Admission, Gate, Limiter
+from limiter.rules.resource import Resource
+from limiter.rules.rule import NS_PER_S, UPERMITS_PER_PERMIT, Rule
+
+ORDERS = Resource("topic", "orders")
+MS = NS_PER_S // 1000
+US_PER_S = 1_000_000
+
+
+def rule(
+    rate_per_s: float,
+    *,
+    burst_s: float = 1.0,
+    break_s: float = 1.0,
+    max_fair_keys: int = 16,
+    max_debt_s: float = 3600,
+) -> Rule:
+    return Rule(
+        "topic",
+        "orders",
+        rate_per_s,
+        burst_s=burst_s,
+        break_s=break_s,
+        fair_by="producer_group",
+        max_fair_keys=max_fair_keys,
+        max_debt_s=max_debt_s,
+        allow_under_limit=True,
+    )
+
+
+def fair(
+    rate_per_s: float,
+    *,
+    burst_s: float = 1.0,
+    break_s: float = 1.0,
+    max_fair_keys: int = 16,
+    max_debt_s: float = 3600,
+    empty: bool = False,
+) -> FairLimiter:
+    made = rule(rate_per_s, burst_s=burst_s, break_s=break_s, max_fair_keys=max_fair_keys, max_debt_s=max_debt_s)
+    it = FairLimiter(ORDERS, made, 0)
+    if empty:
+        it.stored_upermits = 0
+    return it
+
+
+def acquire(gate: Gate, now_ns: int, costs: Sequence[int]) -> Admission:
+    """Ask as everybody asks: check, then commit what is admitted, then refuse if something is not."""
+    admission = gate.check(now_ns, costs)
+    gate.commit(now_ns, costs[: admission.admitted])
+    if admission.alone:
+        assert gate.refuse_alone(now_ns, costs[admission.admitted]) <= admission.wait_us
+    elif admission.admitted < len(costs):
+        assert gate.refuse(now_ns) == admission.wait_us
+    return admission
+
+
+def ask(limiter: FairLimiter, key: str, now_ns: int, costs: Sequence[int]) -> int:
+    """Return the permits admitted."""
+    return sum(costs[: acquire(limiter.share(key, now_ns), now_ns, costs).admitted])
+
+
+def everything(limiter: FairLimiter) -> object:
+    """Return all that a fair limiter remembers."""
+    total = limiter.stored_upermits, limiter.at_ns, limiter.last_refused_ns, limiter.last_wait_us
+    shares = [
+        (share.key, share.stored_upermits, share.at_ns, share.seen_ns, share.open_next_free_ns)
+        for share in limiter.shares
+    ]
+    return total, shares
+
+
+Offer = tuple[Sequence[int], int]
+"""What a key asks for again and again: the costs, and the nanoseconds from one time to the next."""
+
+
+def offer(rate_per_s: int, costs: Sequence[int]) -> Offer:
+    return costs, sum(costs) * NS_PER_S // rate_per_s
+
+
+def run(limiter: FairLimiter, offers: dict[str, Offer], duration_s: int) -> dict[str, tuple[int, int]]:
+    """Let keys ask evenly; return the permits asked for and admitted by key."""
+    asked = dict.fromkeys(offers, 0)
+    admitted = dict.fromkeys(offers, 0)
+    next_ns = {key: at * 7 * MS for at, key in enumerate(offers)}
+    while (now_ns := min(next_ns.values())) < duration_s * NS_PER_S:
+        key = min(next_ns, key=next_ns.__getitem__)
+        costs, gap_ns = offers[key]
+        asked[key] += sum(costs)
+        admitted[key] += ask(limiter, key, now_ns, costs)
+        next_ns[key] += gap_ns
+    return {key: (asked[key], admitted[key]) for key in offers}
+
+
+def total_admitted(done: dict[str, tuple[int, int]]) -> int:
+    return sum(admitted for _, admitted in done.values())
+
+
+# --- what it is for
+
+
+@pytest.mark.parametrize("break_s", [0, 0.3, 1])
+@pytest.mark.parametrize("cost", [1, 16])
+@pytest.mark.parametrize("small_first", [False, True])
+def test_flood_of_one_key_costs_another_at_half_its_share_nothing(
+    *, break_s: float, cost: int, small_first: bool
+) -> None:
+    """A limit of 80/s over 60 s: one key offers 8 000/s, the other 20/s, half of its share of 40."""
+    limiter = fair(80, break_s=break_s)
+    offers = {"flood": offer(8_000, [cost] * (32 // cost)), "small": offer(20, [cost])}
+    done = run(limiter, dict(reversed(offers.items())) if small_first else offers, 60)
+
+    asked, admitted = done["small"]
+    assert admitted == asked
+    assert asked == pytest.approx(20 * 60, abs=16)
+    assert 80 * 60 - 16 <= total_admitted(done) <= 80 * 60 + 80 + 3 * cost
+
+
+@pytest.mark.no_cover
+@pytest.mark.parametrize("break_s", [0, 1])
+def test_small_keys_lose_nothing_beside_two_floods_which_share_the_rest(break_s: float) -> None:
+    limiter = fair(400, break_s=break_s)
+    flood, small = offer(10_000, [1] * 50), offer(50, [1])
+    done = run(limiter, {"f1": flood, "s1": small, "f2": flood, "s2": small}, 60)
+
+    for key in ("s1", "s2"):
+        assert done[key][0] == done[key][1]
+    # All that the small ones leave is used; each flood gets its own share at least.
+    assert total_admitted(done) == pytest.approx(400 * 60, abs=400 + 5)
+    for key in ("f1", "f2"):
+        assert done[key][1] >= 100 * 59
+
+
+@pytest.mark.parametrize("break_s", [0, 1])
+def test_key_that_comes_in_the_middle_of_a_flood_loses_nothing(break_s: float) -> None:
+    limiter = fair(100, break_s=break_s)
+    run(limiter, {"flood": offer(10_000, [1] * 50)}, 5)
+    asked = admitted = 0
+    for tick in range(1000, 4000):
+        now_ns = tick * 5 * MS
+        ask(limiter, "flood", now_ns, [1] * 50)
+        if not tick % 8:
+            asked += 1
+            admitted += ask(limiter, "small", now_ns, [1])
+
+    assert admitted == asked == 375
+
+
+@pytest.mark.no_cover
+@pytest.mark.parametrize("break_s", [0, 1])
+def test_all_that_flood_get_the_same(break_s: float) -> None:
+    done = run(fair(300, break_s=break_s), dict.fromkeys("abc", offer(3000, [1] * 5)), 30)
+
+    for _, admitted in done.values():
+        assert admitted == pytest.approx(100 * 30, abs=305)
+    assert total_admitted(done) <= 300 * 31 + 4
+
+
+@pytest.mark.no_cover
+@pytest.mark.parametrize("break_s", [0, 1])
+def test_who_asks_alone_gets_the_whole_limit(break_s: float) -> None:
+    done = run(fair(100, break_s=break_s), {"only": offer(1000, [1])}, 30)
+
+    assert 100 * 30 - 1 <= done["only"][1] <= 100 * 31 + 2
+
+
+@pytest.mark.no_cover
+@pytest.mark.parametrize("break_s", [0, 1])
+def test_keys_that_come_and_go_leave_the_long_run_total_at_the_limit(break_s: float) -> None:
+    limiter = fair(100, break_s=break_s, max_fair_keys=4)
+    admitted = 0
+    for tick in range(120 * 200):
+        now_ns = tick * 5 * MS
+        admitted += ask(limiter, "flood", now_ns, [1, 1])
+        # Another visitor every 3 s, who stays for a few requests.
+        if tick % 600 < 5:
+            admitted += ask(limiter, f"visitor-{tick // 600}", now_ns, [1, 2])
+
+    assert admitted == pytest.approx(100 * 120, abs=100 + 6 * 2)
+
+
+# --- what a share is
+
+
+def test_limiter_without_fairness_is_its_own_share() -> None:
+    plain = Limiter(ORDERS, Rule("topic", "orders", 10), 0)
+
+    assert plain.share("a", 0) is plain
+
+
+def test_share_is_the_same_while_its_key_is_active() -> None:
+    limiter = fair(100)
+    first = limiter.share("a", 0)
+    assert limiter.share("a", ACTIVE_NS - 1) is first
+    assert first.rule is limiter.rule
+
+    assert limiter.share("a", 2 * ACTIVE_NS) is not first
+
+
+def test_share_spends_its_own_first_then_borrows() -> None:
+    limiter = fair(100, break_s=0)
+    limiter.share("b", 0)
+    share = limiter.share("a", 0)
+    acquire(share, 0, [1] * 31)
+    # One from its own, which was enough for one; the others from the pool.
+    assert share.stored_upermits == 1 - UPERMITS_PER_PERMIT
+    assert limiter.pool_upermits(0) == 70 * UPERMITS_PER_PERMIT - 2
+
+    now_ns = 100 * MS
+    assert acquire(share, now_ns, [1] * 10).admitted == 10
+    assert share.stored_upermits == 1 - UPERMITS_PER_PERMIT
+    assert limiter.pool_upermits(now_ns) == 65 * UPERMITS_PER_PERMIT - 2
+    assert limiter.stored_upermits == 69 * UPERMITS_PER_PERMIT
+
+
+def test_new_key_starts_empty_but_may_borrow() -> None:
+    limiter = fair(100)
+
+    assert ask(limiter, "a", 0, [1] * 71) == 71  # one on credit, the others from the pool
+    assert ask(limiter, "b", 0, [1] * 71) == 31  # likewise
+
+
+def test_new_keys_first_request_is_paid_for_out_of_its_share() -> None:
+    limiter = fair(100, break_s=0, empty=True)
+
+    assert ask(limiter, "a", 0, [1, 1]) == 1
+    assert ask(limiter, "a", 10 * MS - 10, [1]) == 0
+    assert ask(limiter, "a", 10 * MS, [1]) == 1
+
+
+def test_breaker_is_the_shares_own() -> None:
+    limiter = fair(100)
+    ask(limiter, "flood", 0, [1] * 200)
+
+    states = {state.key: state for state in limiter.state(0).shares}
+    assert states["flood"].open
+    assert ask(limiter, "small", 0, [1]) == 1
+    assert not limiter.share("small", 0).is_open(0)
+    assert not limiter.state(0).open
+
+
+def test_share_closes_when_the_total_is_full() -> None:
+    """The other key keeps half of the limit in reserve, so what accrues in a whole break could not be stored."""
+    limiter = fair(100)
+    limiter.share("quiet", 0)
+    limiter.share("flood", 0)
+    now_ns = NS_PER_S
+    assert ask(limiter, "flood", now_ns, [1] * 100) == pytest.approx(50, abs=1)
+    wait_us = limiter.share("flood", now_ns).check(now_ns, [1]).wait_us
+
+    assert wait_us == pytest.approx(US_PER_S // 2, abs=20_000)
+    now_ns += wait_us * 1000
+    assert limiter.share("flood", now_ns).check(now_ns - 10_000, [1]).admitted == 0
+    assert ask(limiter, "flood", now_ns, [1] * 100) == pytest.approx(50, abs=1)
+
+
+def test_keys_beyond_the_most_share_one_share() -> None:
+    limiter = fair(100, max_fair_keys=2)
+    for key in ("a", "b", "c", "d"):
+        limiter.share(key, 0)
+
+    assert [share.key for share in limiter.shares] == ["a", "b", OTHER_KEY]
+    assert limiter.share("c", 1) is limiter.share("d", 1)
+
+
+@pytest.mark.no_cover
+def test_made_up_keys_take_bounded_room_and_no_more_than_the_limit() -> None:
+    limiter = fair(100, break_s=0, max_fair_keys=8)
+    admitted = sum(ask(limiter, f"made-up-{number}", number * MS, [1]) for number in range(20_000))
+
+    assert len(limiter.shares) == 9
+    assert admitted <= 100 * 20 + 100 + 10
+
+
+def test_key_that_is_gone_leaves_what_it_holds_to_the_pool() -> None:
+    limiter = fair(100, break_s=0)
+    limiter.share("gone", 0)
+    now_ns = ACTIVE_NS - 1
+    assert ask(limiter, "b", now_ns, [1] * 200) == pytest.approx(50, abs=1)
+
+    now_ns = ACTIVE_NS
+    assert limiter.share("b", now_ns).check(now_ns, [1] * 200).admitted == 50
+
+
+def test_share_that_has_ended_has_nothing_of_its_own_left() -> None:
+    limiter = fair(100, break_s=0)
+    stale = limiter.share("a", 0)
+    acquire(limiter.share("b", 3 * ACTIVE_NS), 3 * ACTIVE_NS, [1] * 200)
+
+    assert stale.check(3 * ACTIVE_NS, [1]).admitted == 0
+
+
+def test_refused_key_is_admitted_as_soon_as_another_leaves_it_something() -> None:
+    limiter = fair(0.1, burst_s=100, break_s=0)
+    limiter.share("quiet", 0)
+    now_ns = 9 * NS_PER_S
+    assert ask(limiter, "a", now_ns, [1] * 20) == 11  # one on credit
+    assert limiter.share("a", now_ns).check(now_ns, [1]).wait_us > 5 * US_PER_S
+
+    now_ns = ACTIVE_NS
+    assert limiter.share("a", now_ns).check(now_ns, [1]).admitted == 1
+
+
+def test_key_in_debt_stays_active_until_it_is_paid() -> None:
+    limiter = fair(10, break_s=0)
+    limiter.share("other", 0)
+    limiter.share("debtor", 0).charge(0, 100)
+    share = limiter.share("debtor", 0)
+    owed = -share.stored_upermits
+    paid_ns = NS_PER_S * owed // share.rate_upermits_per_s
+    assert paid_ns > ACTIVE_NS
+
+    assert limiter.share("debtor", ACTIVE_NS + 1) is share
+    limiter.share("other", 2 * ACTIVE_NS - 2)
+    assert share in limiter.shares
+    limiter.share("other", 60 * NS_PER_S)
+    assert share not in limiter.shares
+
+
+def test_charge_debits_what_would_admit_or_else_the_share() -> None:
+    limiter = fair(100, break_s=0)
+    share = limiter.share("a", 0)
+    share.charge(0, 10)  # the micro-permit it was given admits
+    share.charge(0, 200)  # then the pool
+    share.charge(0, 5)
+
+    assert share.stored_upermits == 1 - 15 * UPERMITS_PER_PERMIT
+    assert limiter.stored_upermits == (100 - 215) * UPERMITS_PER_PERMIT
+    assert not share.is_open(0)
+    with pytest.raises(ValueError, match="-1 permits"):
+        share.charge(0, -1)
+
+
+def test_charge_keeps_an_open_share_open_for_as_long_as_it_owes() -> None:
+    limiter = fair(100)
+    ask(limiter, "a", 0, [1] * 200)
+    share = limiter.share("a", 0)
+    share.charge(0, 50)
+
+    assert share.check(0, [1]).wait_us == pytest.approx(1_520_000, abs=20_000)
+
+
+def test_rate_0_refuses_every_key_and_states_the_break() -> None:
+    limiter = fair(0, break_s=0.25)
+
+    assert acquire(limiter.share("a", 0), 0, [1, 1]) == Admission(0, 250_000)
+    assert limiter.share("a", 0).wait_us_behind(0, 5) == 250_000
+    assert limiter.share("b", 10**15).check(10**15, [0]) == Admission(0, 250_000)
+
+
+def test_rates_too_low_to_divide_are_borrowed_from_the_pool() -> None:
+    limiter = fair(0.000002, burst_s=1, break_s=0)
+    for key in ("a", "b", "c"):
+        limiter.share(key, 0)
+    admitted = sum(
+        ask(limiter, key, second * NS_PER_S, [1]) for second in range(0, 2_000_000, 100_000) for key in "abc"
+    )
+
+    assert 3 <= admitted <= 3 + 5
+
+
+# --- waits
+
+
+@given(
+    rate_per_s=st.sampled_from([0.01, 1, 7, 100, 12_345.678]),
+    break_s=st.sampled_from([0, 0.2, 1]),
+    before=st.lists(
+        st.tuples(st.integers(0, NS_PER_S), st.sampled_from("abc"), st.lists(st.integers(0, 40), max_size=5)),
+        max_size=12,
+    ),
+    gap_ns=st.integers(0, NS_PER_S),
+)
+def test_stated_wait_is_long_enough_and_hardly_longer_if_nobody_else_asks(
+    rate_per_s: float, break_s: float, before: list[tuple[int, str, list[int]]], gap_ns: int
+) -> None:
+    limiter = fair(rate_per_s, break_s=break_s)
+    now_ns = 0
+    for step_ns, key, costs in before:
+        now_ns += step_ns
+        ask(limiter, key, now_ns, costs)
+    now_ns += gap_ns
+    share = limiter.share("a", now_ns)
+    if share.is_open(now_ns):
+        return  # for as long as was true when it opened: another key may have come since
+    wait_us = share.check(now_ns, [1]).wait_us
+    if wait_us:
+        assert share.refuse(now_ns) == wait_us
+        assert share.check(now_ns + wait_us * 1000, [1]).admitted == 1
+        # Every balance is known to a micro-permit, and the pool grows at some share's rate at least.
+        slack_ns = 1000 + 12 * NS_PER_S // share.rate_upermits_per_s
+        assert share.check(now_ns + wait_us * 1000 - slack_ns, [1]).admitted == 0
+
+
+@given(
+    rate_per_s=st.sampled_from([1, 7, 100]),
+    before=st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 60)), max_size=6),
+    gap_ns=st.integers(0, NS_PER_S),
+    ahead=st.integers(0, 30),
+)
+def test_wait_behind_others_is_when_they_have_been_admitted(
+    rate_per_s: float, before: list[tuple[str, int]], gap_ns: int, ahead: int
+) -> None:
+    limiter = fair(rate_per_s, break_s=0)
+    for key, cost in before:
+        ask(limiter, key, 0, [cost])
+    now_ns = gap_ns
+    share = limiter.share("a", now_ns)
+    wait_us = share.wait_us_behind(now_ns, ahead)
+    assert (share.wait_us_behind(now_ns, 0) == 0) == (share.check(now_ns, [1]).admitted == 1)
+
+    # What is ahead is let through one by one, as soon as it may.
+    at_ns = now_ns
+    for _ in range(ahead):
+        at_ns += share.check(at_ns, [1]).wait_us * 1000
+        assert acquire(share, at_ns, [1]).admitted == 1
+    at_ns += share.check(at_ns, [1]).wait_us * 1000
+    # Nobody waits for longer than was said, nor much less: two balances may each be overdrawn by one.
+    assert at_ns <= now_ns + wait_us * 1000 + 1000 * (ahead + 2)
+    assert at_ns >= now_ns + wait_us * 1000 - 3 * 3 * NS_PER_S // rate_per_s
+
+
+# --- properties
+
+KEYS = st.sampled_from(["a", "b", "c", "d", "e"])
+COSTS = st.lists(st.one_of(st.integers(0, 3), st.integers(0, 60)), max_size=8)
+STEPS = st.one_of(st.integers(0, 200 * MS), st.integers(0, 3 * NS_PER_S), st.sampled_from([0, 11 * NS_PER_S]))
+CALLS = st.lists(st.tuples(STEPS, KEYS, COSTS), max_size=25)
+RATES = st.sampled_from([0, 0.01, 1, 7, 33.333333, 100, 5000])
+BREAKS = st.sampled_from([0, 0.3, 1, 2])
+MOST_KEYS = st.integers(1, 4)
+
+
+@given(rate_per_s=RATES, break_s=BREAKS, most=MOST_KEYS, calls=CALLS)
+def test_batch_is_its_single_calls_and_check_changes_nothing(
+    rate_per_s: float, break_s: float, most: int, calls: list[tuple[int, str, list[int]]]
+) -> None:
+    batched, single = (fair(rate_per_s, break_s=break_s, max_fair_keys=most) for _ in range(2))
+    now_ns = 0
+    for step_ns, key, costs in calls:
+        now_ns += step_ns
+        share = batched.share(key, now_ns)
+        before = everything(batched)
+        assert share.check(now_ns, costs) == share.check(now_ns, costs)
+        assert everything(batched) == before
+        batch = acquire(share, now_ns, costs)
+        one = single.share(key, now_ns)
+        singles = [acquire(one, now_ns, [cost]) for cost in costs]
+
+        assert [bool(each.admitted) for each in singles] == [at < batch.admitted for at in range(len(costs))]
+        assert batch.wait_us == (singles[-1].wait_us if singles else 0)
+        assert everything(batched) == everything(single)
+
+
+@settings(max_examples=200)
+@given(
+    rate_per_s=RATES,
+    burst_s=st.sampled_from([0.01, 0.5, 1, 3]),
+    break_s=BREAKS,
+    most=MOST_KEYS,
+    back_ns=st.integers(0, NS_PER_S),
+    calls=CALLS,
+)
+def test_total_never_exceeds_the_bound_and_permits_are_neither_made_nor_lost(
+    *,
+    rate_per_s: float,
+    burst_s: float,
+    break_s: float,
+    most: int,
+    back_ns: int,
+    calls: list[tuple[int, str, list[int]]],
+) -> None:
+    """Integral of the rate + capacity + (n + 1) * largest cost; also while keys come, go, and clocks run backwards."""
+    limiter = fair(rate_per_s, burst_s=burst_s, break_s=break_s, max_fair_keys=most)
+    now_ns = latest_ns = spent = largest = 0
+    for at, (step_ns, key, costs) in enumerate(calls):
+        now_ns += step_ns if at % 7 else -min(now_ns, back_ns)
+        latest_ns = max(latest_ns, now_ns)
+        share = limiter.share(key, now_ns)
+        total, pool = limiter.settled(now_ns)[0], limiter.pool_upermits(now_ns)
+        own = share.settled(now_ns)[0]
+        admission = acquire(share, now_ns, costs)
+        admitted = costs[: admission.admitted]
+        spent += sum(admitted)
+        largest = max([largest, *admitted])
+        cost = sum(admitted) * UPERMITS_PER_PERMIT
+
+        assert limiter.settled(now_ns)[0] == total - cost
+        assert (share.settled(now_ns)[0] - own) + (limiter.pool_upermits(now_ns) - pool) == -cost
+        assert limiter.stored_upermits <= limiter.capacity_upermits
+        assert len(limiter.shares) <= most + 1
+        bound = Fraction(limiter.rate_upermits_per_s * latest_ns, NS_PER_S) + limiter.capacity_upermits
+        debts = (len(limiter.shares) + 1) * largest
+        assert spent * UPERMITS_PER_PERMIT <= bound + debts * UPERMITS_PER_PERMIT
+
+
+@settings(max_examples=200)
+@given(
+    rate_per_s=st.sampled_from([0.5, 1, 7, 100, 5000]),
+    keys=st.integers(1, 5),
+    calls=st.lists(st.tuples(st.integers(0, NS_PER_S), st.integers(0, 4), COSTS), max_size=40),
+)
+def test_share_admits_whatever_a_bucket_of_its_own_would(
+    rate_per_s: float, keys: int, calls: list[tuple[int, int, list[int]]]
+) -> None:
+    """The guarantee, request by request, whatever the other keys do."""
+    limiter = fair(rate_per_s, break_s=0)
+    names = [str(number) for number in range(keys)]
+    own: dict[str, Bucket] = {}
+    for name in names:
+        limiter.share(name, 0)
+    for name in names:
+        share = limiter.share(name, 0)
+        own[name] = Bucket(share.rate_upermits_per_s, share.capacity_upermits, 0)
+        own[name].stored_upermits = 0
+        own[name].stored_upermits = 1
+    now_ns = 0
+    for step_ns, number, costs in calls:
+        now_ns += step_ns
+        for name in names:
+            limiter.share(name, now_ns)
+        name = names[number % keys]
+        alone = own[name]
+        admission = acquire(limiter.share(name, now_ns), now_ns, costs)
+        for at, cost in enumerate(costs):
+            if alone.refill(now_ns) > 0:
+                alone.spend(cost)
+                assert at < admission.admitted
+
+
+# --- rules that change
+
+
+def test_reconfigure_divides_the_new_limit() -> None:
+    limiter = fair(100, break_s=0)
+    for key in ("a", "b"):
+        limiter.share(key, 0)
+    now_ns = NS_PER_S
+    limiter.reconfigure(now_ns, rule(50, break_s=0))
+
+    assert limiter.stored_upermits == 50 * UPERMITS_PER_PERMIT
+    for share in limiter.shares:
+        assert share.rate_upermits_per_s == 25 * UPERMITS_PER_PERMIT
+        assert share.stored_upermits == pytest.approx(25 * UPERMITS_PER_PERMIT, abs=2)
+
+
+def test_lowering_and_raising_mints_nothing() -> None:
+    limiter = fair(1000, break_s=0)
+    admitted = 0
+    for at in range(200):
+        admitted += ask(limiter, "ab"[at % 2], 0, [10, 10])
+        limiter.reconfigure(0, rule(1, break_s=0))
+        limiter.reconfigure(0, rule(1000, break_s=0))
+
+    assert admitted <= 1000 + 3 * 10
+
+
+def test_new_break_holds_for_open_shares_too() -> None:
+    limiter = fair(100)
+    ask(limiter, "a", 0, [1] * 200)
+    limiter.reconfigure(0, rule(100, break_s=0.5))
+    assert limiter.share("a", 0).check(0, [1]).wait_us == pytest.approx(500_000, abs=20_000)
+
+    limiter.reconfigure(0, rule(100, break_s=0))
+    assert not limiter.share("a", 0).is_open(0)
+
+
+def test_raised_limit_closes_open_shares() -> None:
+    limiter = fair(1)
+    for key in ("a", "b"):
+        ask(limiter, key, 0, [1] * 5)
+        assert limiter.share(key, 0).is_open(0)
+    limiter.reconfigure(0, rule(1000))
+
+    assert [share.is_open(0) for share in limiter.shares] == [False, False]
+    assert ask(limiter, "a", 0, [1]) == 1
+
+
+def test_raised_limit_that_leaves_a_debt_leaves_shares_open() -> None:
+    limiter = fair(10)
+    ask(limiter, "a", 0, [1])
+    # The pool's to pay: the share is in debt already.
+    limiter.share("a", 0).charge(0, 5000)
+    ask(limiter, "a", 0, [1])
+    limiter.reconfigure(0, rule(20))
+
+    assert limiter.share("a", 0).is_open(0)
+
+
+def test_inherited_debt_is_paid_before_it_is_forgotten() -> None:
+    plain = Limiter(ORDERS, Rule("topic", "orders", 100, break_s=0), 0)
+    plain.charge(0, 400)
+    limiter = fair(100, break_s=0)
+    limiter.inherit(plain, 0)
+
+    assert limiter.stored_upermits == -300 * UPERMITS_PER_PERMIT
+    assert [share.key for share in limiter.shares] == [OTHER_KEY]
+    assert limiter.pool_upermits(0) == 0
+    # Half of the limit pays it while one key asks.
+    admitted = sum(ask(limiter, "a", tick * MS, [1]) for tick in range(6000))
+    assert admitted == pytest.approx(300, abs=3)
+
+
+# --- idle
+
+
+def test_new_one_is_idle_and_a_used_one_is_not_while_keys_are_active() -> None:
+    limiter = fair(100)
+    assert is_idle(limiter, 0)
+    limiter.share("a", 5)
+
+    assert limiter.idle_at_ns() == 5 + ACTIVE_NS
+    assert not is_idle(limiter, 5 + ACTIVE_NS - 1)
+    assert is_idle(limiter, 5 + ACTIVE_NS)
+
+
+def test_debt_of_a_share_that_is_made_up_for_by_others_is_not_forgiven_by_idleness() -> None:
+    limiter = fair(10, break_s=0)
+    limiter.share("b", 0)
+    share = limiter.share("a", 0)
+    share.charge(0, 100)
+    paid_ns = -share.stored_upermits * NS_PER_S // share.rate_upermits_per_s
+
+    idle_at_ns = limiter.idle_at_ns()
+    assert idle_at_ns is not None
+    assert idle_at_ns >= paid_ns > ACTIVE_NS
+
+
+def test_debt_at_rate_0_is_never_idle() -> None:
+    limiter = fair(100)
+    limiter.share("a", 0).charge(0, 1000)
+    limiter.reconfigure(0, rule(0))
+
+    assert limiter.idle_at_ns() is None
+    assert limiter.share("b", 10**15).check(10**15, [1]).admitted == 0
+
+
+@given(rate_per_s=RATES, break_s=BREAKS, calls=CALLS, later=CALLS)
+def test_idle_is_indistinguishable_from_new(
+    rate_per_s: float, break_s: float, calls: list[tuple[int, str, list[int]]], later: list[tuple[int, str, list[int]]]
+) -> None:
+    used = fair(rate_per_s, break_s=break_s)
+    now_ns = 0
+    for step_ns, key, costs in calls:
+        now_ns += step_ns
+        ask(used, key, now_ns, costs)
+    idle_at_ns = used.idle_at_ns()
+    if idle_at_ns is None:
+        assert rate_per_s == 0
+        return
+    now_ns = max(now_ns, idle_at_ns)
+    assert is_idle(used, now_ns)
+    new = FairLimiter(ORDERS, used.rule, now_ns)
+    for step_ns, key, costs in later:
+        now_ns += step_ns
+        ours, theirs = (acquire(it.share(key, now_ns), now_ns, costs) for it in (used, new))
+
+        assert ours.admitted == theirs.admitted
+        assert ours.wait_us == pytest.approx(theirs.wait_us, abs=2 + 40 * US_PER_S // max(1, used.rate_upermits_per_s))
+
+
+# --- what operators see
+
+
+def test_state_shows_the_shares_and_changes_nothing() -> None:
+    limiter = fair(100)
+    ask(limiter, "a", 0, [1] * 200)
+    limiter.share("b", 0)
+    before = everything(limiter)
+    state = limiter.state(NS_PER_S // 2)
+
+    assert (state.stored_permits, state.open, state.last_refused_ns) == (49.0, False, 0)
+    assert [(share.key, round(share.stored_permits), share.open) for share in state.shares] == [
+        ("a", 24, True),
+        ("b", 25, False),
+    ]
+    assert state.shares[0].wait_us > state.shares[1].wait_us == 0
+    assert everything(limiter) == before
+
+
+def test_share_is_a_gate() -> None:
+    gate: Gate = fair(100).share("a", 0)
+
+    assert isinstance(gate, FairShare)
+
+
+# --- too large for what may be owed
+
+
+def test_a_share_may_owe_its_part_and_what_it_cannot_the_pool_may() -> None:
+    limiter = fair(100, max_debt_s=10)
+    a, b = limiter.share("a", 0), limiter.share("b", 0)
+    now_ns = NS_PER_S
+
+    # Both shares are full, so there is nothing in the pool.
+    assert acquire(a, now_ns, [551, 550, 1]) == Admission(0, US_PER_S, 1)
+    assert not a.is_open(now_ns)
+    assert acquire(a, now_ns, [550]).admitted == 1
+    assert a.stored_upermits == -500 * UPERMITS_PER_PERMIT
+    assert acquire(b, now_ns, [1] * 50).admitted == 50
+
+
+def test_what_no_share_can_ever_take_is_refused_alone() -> None:
+    limiter = fair(100, max_debt_s=10)
+    share = limiter.share("a", 0)
+
+    assert acquire(share, 0, [1, 1101, 1]) == Admission(1, US_PER_S, 1)
+    assert acquire(share, 2 * NS_PER_S, [1100, 1]).admitted == 1

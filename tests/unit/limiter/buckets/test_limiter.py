@@ -1,0 +1,668 @@
+import math
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from idleness import is_idle
+
+from limiter.buckets.limiter import Admission, Gate, Limiter
+from limiter.rules.resource import Resource
+from limiter.rules.rule import NS_PER_S, UPERMITS_PER_PERMIT, Rule
+
+ORDERS = Resource("topic", "orders")
+US_PER_S = 1_000_000
+
+
+def rule(rate_per_s: float | None, *, burst_s: float = 1.0, break_s: float = 1.0, max_debt_s: float = 3600) -> Rule:
+    more = {"burst_s": burst_s, "break_s": break_s, "max_debt_s": max_debt_s}
+    return Rule("topic", "orders", rate_per_s, allow_under_limit=True, **more)
+
+
+def limiter(
+    rate_per_s: float,
+    *,
+    burst_s: float = 1.0,
+    break_s: float = 1.0,
+    max_debt_s: float = 3600,
+    empty: bool = False,
+) -> Limiter:
+    it = Limiter(ORDERS, rule(rate_per_s, burst_s=burst_s, break_s=break_s, max_debt_s=max_debt_s), 0)
+    if empty:
+        it.stored_upermits = 0
+    return it
+
+
+def everything(it: Limiter) -> tuple[object, ...]:
+    """Return all that a limiter remembers."""
+    return (
+        it.stored_upermits,
+        it.at_ns,
+        it.rate_upermits_per_s,
+        it.capacity_upermits,
+        it.open_next_free_ns,
+        it.last_refused_ns,
+        it.last_wait_us,
+        it.rule,
+    )
+
+
+# --- remembering
+
+
+def test_what_a_shadow_rule_would_have_refused_is_no_refusal_once_it_enforces() -> None:
+    shadow = Rule("topic", "orders", 1, action="shadow")
+    it = Limiter(ORDERS, shadow, 0)
+    it.acquire(0, [1, 1])
+    it.reconfigure(0, Rule("topic", "orders", 2, action="shadow"))
+    assert it.last_refused_ns == 0
+    it.reconfigure(0, Rule("topic", "orders", 2))
+    assert (it.last_refused_ns, it.last_wait_us) == (None, 0)
+
+
+# --- deciding
+
+
+def test_admits_one_burst_at_once() -> None:
+    assert limiter(100).acquire(0, [1] * 150) == Admission(100, 1 * US_PER_S)
+
+
+def test_last_fraction_of_a_permit_admits_and_leaves_a_debt() -> None:
+    it = limiter(100)
+    it.acquire(0, [99])
+    it.charge(0, 0)
+
+    assert it.acquire(0, [500]) == Admission(1, 0)
+    assert it.stored_upermits == -499 * UPERMITS_PER_PERMIT
+
+
+def test_balance_of_exactly_zero_admits_nothing() -> None:
+    it = limiter(100)
+
+    assert it.acquire(0, [100]).admitted == 1
+    assert it.acquire(0, [1]).admitted == 0
+
+
+def test_burst_that_is_no_whole_permit_admits_its_ceiling() -> None:
+    assert limiter(2.5).acquire(0, [1] * 10).admitted == 3
+
+
+def test_no_costs_are_no_request() -> None:
+    it = limiter(0.001)
+    it.acquire(0, [1, 1])
+    before = everything(it)
+
+    assert it.acquire(1, []) == it.check(1, []) == Admission(0, 0)
+    assert everything(it) == before
+
+
+def test_batches_larger_than_the_prepared_answers_are_admitted_whole() -> None:
+    assert limiter(1000).acquire(0, [1] * 1000) == Admission(1000, 0)
+
+
+def test_refused_request_spends_nothing() -> None:
+    it = limiter(100)
+    it.acquire(0, [1] * 101)
+    stored = it.stored_upermits
+    for now_ns in range(0, NS_PER_S // 2, NS_PER_S // 100):
+        assert it.acquire(now_ns, [50, 50]).admitted == 0
+
+    assert it.settled(NS_PER_S // 2)[0] == stored + 50 * UPERMITS_PER_PERMIT
+
+
+# --- the breaker
+
+
+def test_must_wait_opens_for_a_break_after_the_debt_is_paid() -> None:
+    it = limiter(100, break_s=0.25)
+    it.acquire(0, [150])
+
+    assert it.acquire(0, [1]) == Admission(0, 750_000)
+    assert it.acquire(NS_PER_S // 2, [1]) == Admission(0, 250_000)
+    assert it.acquire(3 * NS_PER_S // 4 - 1, [1]) == Admission(0, 1)
+    assert it.acquire(3 * NS_PER_S // 4, [1] * 30) == Admission(25, 250_000)
+
+
+def test_break_as_long_as_the_burst_closes_on_a_full_bucket() -> None:
+    it = limiter(100)
+    it.acquire(0, [1] * 101)
+
+    assert it.acquire(NS_PER_S, [1] * 101) == Admission(100, US_PER_S)
+
+
+def test_break_of_0_is_a_plain_bucket() -> None:
+    it = limiter(100, break_s=0)
+
+    assert it.acquire(0, [1] * 101) == Admission(100, 1)
+    assert it.acquire(NS_PER_S // 100, [1, 1]) == Admission(1, 1)
+    assert not it.state(NS_PER_S // 100).open
+
+
+def test_break_longer_than_the_burst_admits_less_than_the_rate() -> None:
+    it = limiter(100, break_s=2)
+    admitted = sum(it.acquire(tick * NS_PER_S // 1000, [1]).admitted for tick in range(100_000))
+
+    assert 0.51 < admitted / (100 * 100) < 0.55
+
+
+def test_clock_that_runs_backwards_opens_closes_and_refills_nothing() -> None:
+    it = limiter(100)
+    it.acquire(NS_PER_S, [1] * 101)
+    before = it.stored_upermits, it.at_ns, it.open_next_free_ns
+
+    assert it.acquire(0, [1]) == Admission(0, 2 * US_PER_S)
+    assert (it.stored_upermits, it.at_ns, it.open_next_free_ns) == before
+
+
+@given(
+    rate_per_s=st.sampled_from([0.001, 0.7, 1, 7, 333.3, 100_000]),
+    break_s=st.sampled_from([0, 1e-9, 0.001, 1, 2]),
+    costs=st.lists(st.integers(1, 300), min_size=1, max_size=5),
+    gap_ns=st.integers(0, 3 * NS_PER_S),
+)
+def test_stated_wait_is_long_enough_and_not_a_microsecond_longer(
+    rate_per_s: float, break_s: float, costs: list[int], gap_ns: int
+) -> None:
+    it = limiter(rate_per_s, break_s=break_s)
+    it.acquire(0, costs)
+    wait_us = it.acquire(gap_ns, [1]).wait_us
+
+    if wait_us:
+        assert it.check(gap_ns + wait_us * 1000, [1]) == Admission(1, 0)
+        # The first micro-permit may take longer than a break of almost nothing.
+        slack_ns = 1000 + NS_PER_S // it.rate_upermits_per_s
+        assert it.check(gap_ns + wait_us * 1000 - slack_ns, [1]).admitted == 0
+
+
+# --- batches
+
+
+COSTS = st.lists(st.one_of(st.integers(0, 3), st.integers(0, 200)), max_size=12)
+CALLS = st.lists(st.tuples(st.integers(-NS_PER_S, 2 * NS_PER_S), COSTS), max_size=12)
+RATES = st.sampled_from([0, 0.001, 0.5, 1, 7, 33.333333, 100, 100_000])
+BREAKS = st.sampled_from([0, 0.3, 1, 2])
+DEBTS = st.sampled_from([0, 0.5, 10, 3600])
+
+
+@settings(max_examples=120)
+@given(rate_per_s=RATES, break_s=BREAKS, max_debt_s=DEBTS, calls=CALLS)
+def test_batch_is_its_single_calls(
+    rate_per_s: float, break_s: float, max_debt_s: float, calls: list[tuple[int, list[int]]]
+) -> None:
+    batched = limiter(rate_per_s, break_s=break_s, max_debt_s=max_debt_s)
+    single = limiter(rate_per_s, break_s=break_s, max_debt_s=max_debt_s)
+    now_ns = 0
+    for step_ns, costs in calls:
+        now_ns += step_ns
+        at = 0
+        while True:
+            batch = batched.acquire(now_ns, costs[at:])
+            end = at + batch.admitted + batch.alone if batch.alone else len(costs)
+            singles = [single.acquire(now_ns, [cost]) for cost in costs[at:end]]
+            assert [bool(each.admitted) for each in singles] == [at < batch.admitted for at in range(end - at)]
+            if not batch.alone:
+                # Behind one that stops all, one that costs too much is told of that and not of itself.
+                if not any(each.alone for each in singles):
+                    # One that was refused alone brought the balance up to date; the batch may leave that for later.
+                    batched.refill(now_ns)
+                    single.refill(now_ns)
+                    assert batch.wait_us == (singles[-1].wait_us if singles else 0)
+                    assert everything(batched) == everything(single)
+                single.last_wait_us = batched.last_wait_us
+                break
+            assert [each.alone for each in singles[batch.admitted :]] == [1] * batch.alone
+            single.last_wait_us = batched.last_wait_us
+            assert everything(batched) == everything(single)
+            at = end
+
+
+@settings(max_examples=120)
+@given(rate_per_s=RATES, break_s=BREAKS, max_debt_s=DEBTS, calls=CALLS)
+@example(
+    rate_per_s=100_000, break_s=0, max_debt_s=10, calls=[(1, [0]), (-1, [])]
+)  # costs nothing, then the clock runs backwards
+def test_acquire_is_check_then_commit_then_refuse(
+    rate_per_s: float, break_s: float, max_debt_s: float, calls: list[tuple[int, list[int]]]
+) -> None:
+    whole = limiter(rate_per_s, break_s=break_s, max_debt_s=max_debt_s)
+    parts = limiter(rate_per_s, break_s=break_s, max_debt_s=max_debt_s)
+    now_ns = 0
+    for step_ns, costs in calls:
+        now_ns += step_ns
+        before = everything(parts)
+        admission = parts.check(now_ns, costs)
+        assert everything(parts) == before
+        parts.commit(now_ns, costs[: admission.admitted])
+        if admission.alone:
+            assert parts.refuse_alone(now_ns, costs[admission.admitted]) == admission.wait_us
+        elif admission.admitted < len(costs):
+            assert parts.refuse(now_ns) == admission.wait_us
+
+        assert whole.acquire(now_ns, costs) == admission
+        assert whole.settled(now_ns) == parts.settled(now_ns)
+        assert whole.check(now_ns, [1]) == parts.check(now_ns, [1])
+        assert whole.last_wait_us == parts.last_wait_us
+
+
+def decide_together(limiters: Sequence[Limiter], now_ns: int, costs: Sequence[int]) -> int:
+    """Admit what all limiters admit, as the module's docstring says."""
+    admissions = [it.check(now_ns, costs) for it in limiters]
+    admitted = min(admission.admitted for admission in admissions)
+    for it, admission in zip(limiters, admissions, strict=True):
+        it.commit(now_ns, costs[:admitted])
+        if admission.admitted == admitted < len(costs):
+            it.refuse(now_ns)
+    return admitted
+
+
+@settings(max_examples=120)
+@given(
+    rates=st.tuples(RATES, RATES, RATES),
+    calls=st.lists(
+        st.tuples(st.integers(0, NS_PER_S), st.lists(st.integers(0, 50), min_size=1, max_size=8)), max_size=10
+    ),
+)
+def test_several_limiters_agree_on_a_batch_as_on_its_single_requests(
+    rates: tuple[float, float, float], calls: list[tuple[int, list[int]]]
+) -> None:
+    batched = [limiter(rate) for rate in rates]
+    single = [limiter(rate) for rate in rates]
+    now_ns = 0
+    for step_ns, costs in calls:
+        now_ns += step_ns
+        admitted = decide_together(batched, now_ns, costs)
+
+        assert [decide_together(single, now_ns, [cost]) for cost in costs] == [
+            int(at < admitted) for at in range(len(costs))
+        ]
+        assert [everything(it)[:5] for it in batched] == [everything(it)[:5] for it in single]
+
+
+def test_limiter_that_would_admit_is_not_opened_by_another_ones_refusal() -> None:
+    tight, wide = limiter(2), limiter(100)
+
+    assert decide_together([tight, wide], 0, [1, 1, 1]) == 2
+    assert tight.state(0).open
+    assert not wide.state(0).open
+    assert wide.stored_upermits == 98 * UPERMITS_PER_PERMIT
+
+
+# --- the bound
+
+
+@settings(max_examples=150)
+@given(
+    rate_per_s=st.sampled_from([0.3, 1, 7, 33.333333, 100, 2000]),
+    burst_s=st.sampled_from([0.01, 0.5, 1, 3]),
+    break_s=BREAKS,
+    start=st.booleans(),
+    calls=CALLS,
+)
+def test_never_admits_more_than_integral_and_burst_and_the_largest_cost_less_one(
+    *, rate_per_s: float, burst_s: float, break_s: float, start: bool, calls: list[tuple[int, list[int]]]
+) -> None:
+    """Integral and burst are rounded up to a whole permit: the last fraction may be borrowed against."""
+    it = limiter(rate_per_s, burst_s=burst_s, break_s=break_s, empty=start)
+    capacity = it.stored_upermits
+    now_ns = latest_ns = spent = largest = 0
+    for step_ns, costs in calls:
+        now_ns += step_ns
+        latest_ns = max(latest_ns, now_ns)
+        admitted = it.acquire(now_ns, costs).admitted
+        spent += sum(costs[:admitted])
+        largest = max([largest, *costs[:admitted]])
+        earned = it.rate_upermits_per_s * latest_ns + capacity * NS_PER_S
+
+        assert spent <= max(0, -(-earned // (NS_PER_S * UPERMITS_PER_PERMIT)) + largest - 1)
+
+
+def test_the_bound_is_reached() -> None:
+    it = limiter(2.5)
+
+    assert it.acquire(0, [1, 1, 40]).admitted == 3
+    assert math.ceil(2.5) + 40 - 1 == 1 + 1 + 40
+
+
+# --- too large for what may be owed
+
+
+def test_request_that_would_owe_more_than_allowed_is_refused_alone_until_enough_is_stored() -> None:
+    it = limiter(50, max_debt_s=10)
+    it.acquire(0, [1] * 30)
+
+    assert it.acquire(0, [530, 1]) == Admission(0, 200_000, 1)
+    assert not it.state(0).open
+    assert it.acquire(0, [1] * 19).admitted == 19
+    assert it.acquire(NS_PER_S, [550]).admitted == 1
+    assert it.stored_upermits == -500 * UPERMITS_PER_PERMIT
+
+
+def test_request_that_can_never_be_admitted_spends_nothing_and_stops_nobody() -> None:
+    it = limiter(50, max_debt_s=10)
+
+    assert it.acquire(0, [1, 10_000, 551, 1, 551]) == Admission(1, US_PER_S, 2)
+    assert it.acquire(0, [1, 551]) == Admission(1, US_PER_S, 1)
+    assert not it.state(0).open
+    assert it.stored_upermits == 48 * UPERMITS_PER_PERMIT
+
+
+def test_such_a_request_is_told_so_while_the_breaker_is_open_too() -> None:
+    it = limiter(50, max_debt_s=10)
+    it.acquire(0, [1] * 51)
+
+    assert it.acquire(0, [551, 1]) == Admission(0, US_PER_S, 1)
+    assert it.acquire(0, [550, 1]).alone == 0
+
+
+@pytest.mark.parametrize("rate_per_s", [0.01, 1, 50])
+def test_a_single_permit_may_always_be_owed(rate_per_s: float) -> None:
+    it = limiter(rate_per_s, max_debt_s=0)
+    it.acquire(0, [1] * int(rate_per_s))
+
+    assert it.acquire(NS_PER_S - 1, [1]).admitted == 1
+
+
+def test_nobody_waits_longer_than_the_debt_allowed_for_one_request() -> None:
+    it = limiter(50, max_debt_s=10, break_s=0)
+    it.acquire(0, [550])
+
+    assert it.check(0, [1]).wait_us == 10 * US_PER_S + 1
+
+
+# --- waiting behind others
+
+
+def test_wait_behind_others_is_until_they_are_paid_for_whatever_the_breaker_says() -> None:
+    it = limiter(100)
+    assert it.wait_us_behind(0, 99) == 0
+    assert it.wait_us_behind(0, 100) == 1
+    assert it.wait_us_behind(0, 150) == US_PER_S // 2 + 1
+
+    it.acquire(0, [1] * 101)
+    assert it.state(0).open
+    assert it.wait_us_behind(NS_PER_S // 2, 0) == 0
+    assert it.wait_us_behind(NS_PER_S // 2, 60) == US_PER_S // 10 + 1
+
+
+def test_at_rate_0_waiting_behind_others_is_as_hopeless_as_in_front() -> None:
+    it = limiter(0, break_s=0.25)
+
+    assert it.wait_us_behind(0, 0) == it.wait_us_behind(0, 10) == 250_000
+
+
+@given(
+    rate_per_s=st.sampled_from([0.7, 1, 7, 333.3, 100_000]),
+    spent=st.integers(0, 300),
+    gap_ns=st.integers(0, NS_PER_S),
+    ahead=st.lists(st.integers(0, 20), max_size=5),
+)
+def test_who_waits_behind_others_is_admitted_when_it_was_told(
+    rate_per_s: float, spent: int, gap_ns: int, ahead: list[int]
+) -> None:
+    it = limiter(rate_per_s, break_s=0)
+    it.charge(0, spent)
+    now_ns = gap_ns
+    told_ns = now_ns + it.wait_us_behind(now_ns, sum(ahead)) * 1000
+    for cost in ahead:
+        now_ns += it.wait_us_behind(now_ns, 0) * 1000
+        assert it.acquire(now_ns, [cost]).admitted == 1
+    now_ns += it.wait_us_behind(now_ns, 0) * 1000
+
+    assert it.check(now_ns, [1]).admitted == 1
+    assert now_ns <= told_ns + 1000 * (1 + len(ahead))
+    # Costs of nothing are let through as early as the rest.
+    slack_ns = (2 + len(ahead)) * (1000 + 2 * NS_PER_S // it.rate_upermits_per_s)
+    assert now_ns >= told_ns - slack_ns
+
+
+def test_limiter_is_the_share_of_everybody() -> None:
+    it = limiter(1)
+    gate: Gate = it.share("a", 0)
+
+    assert gate is it
+
+
+# --- charge
+
+
+def test_charge_goes_into_debt_without_opening_the_breaker() -> None:
+    it = limiter(100)
+    it.charge(0, 150)
+
+    assert it.stored_upermits == -50 * UPERMITS_PER_PERMIT
+    assert not it.state(0).open
+    assert it.acquire(NS_PER_S // 2 + 10_000, [1]).admitted == 1
+
+
+def test_charge_keeps_an_open_breaker_open_for_as_long_as_it_owes() -> None:
+    it = limiter(100)
+    it.acquire(0, [1] * 101)
+    it.charge(0, 50)
+
+    assert it.check(0, [1]) == Admission(0, 1_500_000)
+
+
+def test_charge_out_of_what_has_accrued_does_not_lengthen_the_break() -> None:
+    it = limiter(100)
+    it.acquire(0, [1] * 101)
+    it.charge(NS_PER_S // 2, 10)
+
+    assert it.check(NS_PER_S // 2, [1]) == Admission(0, 500_000)
+    assert it.acquire(NS_PER_S, [1] * 100).admitted == 90
+
+
+def test_negative_permits_are_an_error() -> None:
+    it = limiter(100)
+
+    with pytest.raises(ValueError, match="-1 permits"):
+        it.charge(0, -1)
+
+
+# --- rates that change, 0 and unlimited
+
+
+def test_rate_0_refuses_everything_and_states_the_break_as_wait() -> None:
+    it = limiter(0, break_s=0.25)
+
+    assert it.acquire(0, [1, 1]) == it.acquire(10**18, [1]) == Admission(0, 250_000)
+
+
+def test_rate_0_without_a_break_states_one_second() -> None:
+    assert limiter(0, break_s=0).acquire(0, [0]) == Admission(0, US_PER_S)
+
+
+def test_unlimited_has_no_limiter() -> None:
+    with pytest.raises(ValueError, match="topic:orders does not limit"):
+        Limiter(ORDERS, rule(None), 0)
+    with pytest.raises(ValueError, match="topic:orders does not limit"):
+        limiter(1).reconfigure(0, rule(None))
+
+
+def test_from_0_it_has_refilled_meanwhile_and_is_closed() -> None:
+    it = limiter(100)
+    it.acquire(0, [1] * 101)
+    it.reconfigure(0, rule(0))
+    assert it.acquire(0, [1]).admitted == 0
+
+    it.reconfigure(NS_PER_S // 2, rule(100))
+    assert it.acquire(NS_PER_S // 2, [1] * 51).admitted == 50
+
+
+def test_to_0_and_back_in_an_instant_gives_no_second_burst_and_takes_none_away() -> None:
+    full, spent = limiter(100), limiter(100)
+    spent.acquire(0, [1] * 99)
+    for it in (full, spent):
+        for rate_per_s in (0, 100, 0, 100):
+            it.reconfigure(0, rule(rate_per_s))
+
+    assert full.acquire(0, [1] * 101).admitted == 100
+    assert spent.acquire(0, [1] * 2).admitted == 1
+
+
+def test_lowered_rate_takes_its_share_of_what_is_stored() -> None:
+    it = limiter(1000)
+    it.reconfigure(0, rule(10))
+
+    assert it.acquire(0, [1] * 1000).admitted == 10
+
+
+def test_raised_limit_holds_what_it_would_had_it_always_been_in_force() -> None:
+    full, spent = limiter(10), limiter(10)
+    spent.acquire(0, [1] * 10)
+    for it in (full, spent):
+        it.reconfigure(0, rule(1000))
+
+    assert full.acquire(0, [1] * 1001).admitted == 1000
+    assert spent.acquire(0, [1] * 1001).admitted == 990
+
+
+def test_debt_is_paid_at_the_new_rate_and_by_what_a_larger_burst_would_have_held() -> None:
+    it = limiter(100)
+    it.acquire(0, [2000])
+    it.acquire(0, [1])
+    it.reconfigure(0, rule(1000))
+
+    assert it.check(0, [1]) == Admission(0, 2_000_000)
+
+
+def test_raised_limit_closes_the_breaker_if_something_is_stored_then() -> None:
+    it = limiter(100)
+    it.acquire(0, [1] * 101)
+    it.reconfigure(0, rule(100))
+    assert it.state(0).open
+
+    it.reconfigure(0, rule(200))
+    assert not it.state(0).open
+    assert it.acquire(0, [1] * 101).admitted == 100
+
+
+def test_lowering_and_raising_mints_nothing() -> None:
+    it = limiter(1000)
+    admitted = 0
+    for _ in range(100):
+        admitted += sum([100, 100][: it.acquire(0, [100, 100]).admitted])
+        it.reconfigure(0, rule(1))
+        it.reconfigure(0, rule(1000))
+
+    assert admitted <= 1000 + 99
+
+
+def test_new_break_holds_for_an_open_breaker_too() -> None:
+    it = limiter(100)
+    it.acquire(0, [1] * 101)
+    it.reconfigure(0, rule(100, break_s=0.5))
+
+    assert it.check(0, [1]) == Admission(0, 500_000)
+    it.reconfigure(0, rule(100, break_s=0))
+    assert not it.state(0).open
+
+
+def test_breaker_that_was_due_to_close_is_not_opened_again_by_a_longer_break() -> None:
+    it = limiter(100)
+    it.acquire(0, [1] * 101)
+    it.reconfigure(NS_PER_S, rule(100, break_s=10))
+
+    assert it.acquire(NS_PER_S, [1]).admitted == 1
+
+
+def test_inherits_the_lower_balance() -> None:
+    spent, fresh = limiter(100), limiter(100)
+    spent.acquire(0, [150])
+    fresh.inherit(spent, NS_PER_S // 4)
+    assert fresh.stored_upermits == -25 * UPERMITS_PER_PERMIT
+
+    fresh.inherit(limiter(100), NS_PER_S // 4)
+    assert fresh.stored_upermits == -25 * UPERMITS_PER_PERMIT
+
+
+# --- idle, and what operators see
+
+
+def test_new_limiter_is_idle_and_a_used_one_is_when_full_again() -> None:
+    it = limiter(100)
+    assert is_idle(it, 0)
+
+    it.acquire(0, [1])
+    assert it.idle_at_ns() == NS_PER_S // 100
+    assert not is_idle(it, NS_PER_S // 100 - 1)
+    assert is_idle(it, NS_PER_S // 100)
+
+
+def test_open_limiter_is_not_idle() -> None:
+    it = limiter(100, burst_s=0.5, break_s=2)
+    it.acquire(0, [1] * 51)
+
+    assert not is_idle(it, 2 * NS_PER_S - 1)
+    assert is_idle(it, 2 * NS_PER_S)
+
+
+def test_debt_at_rate_0_is_never_idle() -> None:
+    it = limiter(100)
+    it.charge(0, 150)
+    it.reconfigure(0, rule(0))
+
+    assert it.idle_at_ns() is None
+    assert not is_idle(it, 10**18)
+
+
+@settings(max_examples=120)
+@given(
+    rate_per_s=RATES,
+    break_s=BREAKS,
+    calls=CALLS,
+    later=CALLS,
+    idle_for_ns=st.integers(0, NS_PER_S),
+)
+def test_idle_is_indistinguishable_from_new(
+    rate_per_s: float,
+    break_s: float,
+    calls: list[tuple[int, list[int]]],
+    later: list[tuple[int, list[int]]],
+    idle_for_ns: int,
+) -> None:
+    used = limiter(rate_per_s, break_s=break_s)
+    now_ns = 0
+    for step_ns, costs in calls:
+        now_ns += step_ns
+        used.acquire(now_ns, costs)
+    idle_at_ns = used.idle_at_ns()
+    assert (idle_at_ns is None) == (rate_per_s == 0 and used.stored_upermits < 0)
+    if idle_at_ns is None:
+        return
+
+    now_ns = max(now_ns, idle_at_ns) + idle_for_ns
+    assert is_idle(used, now_ns)
+    new = Limiter(ORDERS, used.rule, now_ns)
+    for step_ns, costs in later:
+        now_ns += abs(step_ns)
+        ours, theirs = used.acquire(now_ns, costs), new.acquire(now_ns, costs)
+
+        assert ours.admitted == theirs.admitted
+        # The remainder of a micro-permit may be accounted a nanosecond apart.
+        assert abs(ours.wait_us - theirs.wait_us) <= 1 + US_PER_S // max(1, used.rate_upermits_per_s)
+
+
+def test_state_shows_what_operators_ask_for_and_changes_nothing() -> None:
+    it = limiter(100)
+    it.acquire(5, [1] * 101)
+    before = everything(it)
+    state = it.state(5 + NS_PER_S // 4)
+
+    assert state._asdict() == {
+        "resource": ORDERS,
+        "rule": "topic:orders",
+        "rate_per_s": 100.0,
+        "stored_permits": 25.0,
+        "open": True,
+        "wait_us": 750_000,
+        "last_refused_ns": 5,
+        "last_wait_us": US_PER_S,
+        "shares": (),
+    }
+    assert everything(it) == before
+
+
+def test_state_of_a_new_limiter_knows_of_no_refusal() -> None:
+    state = limiter(100).state(0)
+
+    assert (state.open, state.wait_us, state.last_refused_ns, state.last_wait_us) == (False, 0, None, 0)

@@ -1,0 +1,365 @@
+from collections.abc import Sequence
+from fractions import Fraction
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from idleness import is_idle
+
+from limiter.buckets.limiter import Admission, Gate, Limiter
+from limiter.buckets.warm_up import WarmUpLimiter
+from limiter.rules.resource import Resource
+from limiter.rules.rule import NS_PER_S, UPERMITS_PER_PERMIT, Rule
+
+ORDERS = Resource("topic", "orders")
+MS = NS_PER_S // 1000
+US_PER_S = 1_000_000
+ALMOST_NO_BURST_S = 1e-7
+
+
+def rule(rate_per_s: float, *, warm_up_s: float = 10, burst_s: float = 1.0) -> Rule:
+    return Rule("topic", "orders", rate_per_s, burst_s=burst_s, warm_up_s=warm_up_s, max_debt_s=3600)
+
+
+def warming(rate_per_s: float, *, warm_up_s: float = 10, burst_s: float = 1.0, empty: bool = False) -> WarmUpLimiter:
+    it = WarmUpLimiter(ORDERS, rule(rate_per_s, warm_up_s=warm_up_s, burst_s=burst_s), 0)
+    if empty:
+        it.stored_upermits = 0
+    return it
+
+
+class Guava:
+    """Guava's SmoothWarmingUp in seconds, without rounding; written from its formulas.
+
+    They are ``resync``, ``reserveEarliestAvailable`` and ``storedPermitsToWaitTime`` of ``SmoothRateLimiter``, with
+    coldFactor 3.
+    """
+
+    def __init__(self, rate_per_s: Fraction, warm_up_s: Fraction) -> None:
+        self.stable_s = 1 / rate_per_s
+        cold_s = 3 * self.stable_s
+        self.threshold = warm_up_s / (2 * self.stable_s)
+        self.max_permits = self.threshold + 2 * warm_up_s / (self.stable_s + cold_s)
+        self.slope = (cold_s - self.stable_s) / (self.max_permits - self.threshold)
+        self.cool_down_s = warm_up_s / self.max_permits
+        self.stored = self.max_permits
+        self.next_free_s = Fraction(0)
+
+    def reserve(self, now_s: Fraction, permits: int) -> None:
+        """Admit a request at a time at which nothing is owed."""
+        assert now_s >= self.next_free_s
+        self.stored = min(self.max_permits, self.stored + (now_s - self.next_free_s) / self.cool_down_s)
+        from_stored = min(Fraction(permits), self.stored)
+        wait_s = self.wait_time_s(from_stored) + (permits - from_stored) * self.stable_s
+        self.next_free_s = now_s + wait_s
+        self.stored -= from_stored
+
+    def wait_time_s(self, take: Fraction) -> Fraction:
+        above = self.stored - self.threshold
+        wait_s = Fraction(0)
+        if above > 0:
+            take_above = min(above, take)
+            wait_s = take_above * (self.to_time_s(above) + self.to_time_s(above - take_above)) / 2
+            take -= take_above
+        return wait_s + self.stable_s * take
+
+    def to_time_s(self, permits: Fraction) -> Fraction:
+        return self.stable_s + permits * self.slope
+
+
+def everything(it: WarmUpLimiter) -> tuple[object, ...]:
+    return it.stored_upermits, it.at_ns, it.cold_upermits, it.coldest_upermits, it.last_refused_ns, it.last_wait_us
+
+
+def admitted_in(it: Limiter, from_s: float, to_s: float, step_ns: int = MS) -> int:
+    """Return what is admitted while single requests come all the time."""
+    times_ns = range(round(from_s * NS_PER_S), round(to_s * NS_PER_S), step_ns)
+    return sum(it.acquire(now_ns, [1] * 3).admitted for now_ns in times_ns)
+
+
+# --- the rate
+
+
+@settings(max_examples=150)
+@given(
+    rate=st.sampled_from(["0.5", "1", "7", "100", "33.333333", "20000"]),
+    warm_up_s=st.sampled_from([1, 7, 60]),
+    requests=st.lists(
+        st.tuples(st.one_of(st.just(0), st.integers(0, 5000), st.integers(0, 100_000)), st.integers(1, 40)), max_size=40
+    ),
+)
+def test_with_almost_no_burst_it_is_guavas(rate: str, warm_up_s: int, requests: list[tuple[int, int]]) -> None:
+    """Each request comes some milliseconds after the one before is paid for, and is admitted."""
+    it = warming(float(rate), warm_up_s=warm_up_s, burst_s=1e-5 if float(rate) < 10 else ALMOST_NO_BURST_S)
+    guava = Guava(Fraction(rate), Fraction(warm_up_s))
+    # Each step may round by a few micro-permits, which cost up to three times their time.
+    slack_us = 2.0
+    now_ns = 0
+    for gap_ms, cost in requests:
+        now_ns += it.wait_us_behind(now_ns, 0) * 1000 + gap_ms * MS
+        assert it.acquire(now_ns, [cost]) == Admission(1, 0)
+        # What was rounded up while waiting is no idleness of Guava's.
+        guava.reserve(max(guava.next_free_s, Fraction(now_ns, NS_PER_S)), cost)
+        slack_us += 2 + (2 * it.capacity_upermits + 10) / float(rate)
+        wait_us = it.wait_us_behind(now_ns, 0)
+
+        assert wait_us == pytest.approx(float(guava.next_free_s * US_PER_S) - now_ns / 1000, abs=slack_us)
+        assert it.cold_upermits / UPERMITS_PER_PERMIT == pytest.approx(
+            float(guava.stored), abs=slack_us * float(rate) / US_PER_S
+        )
+
+
+@pytest.mark.no_cover
+@pytest.mark.parametrize("rate_per_s", [20, 100, 900])
+def test_rate_rises_from_a_third_to_the_full_one_within_the_warm_up(rate_per_s: int) -> None:
+    it = warming(rate_per_s, warm_up_s=10, burst_s=0.1)
+    first = admitted_in(it, 0, 1) - it.capacity_upermits // (3 * UPERMITS_PER_PERMIT)
+    seconds = [admitted_in(it, second, second + 1) for second in range(1, 30)]
+
+    # The interval falls with every permit, so within the first second the rate has risen by some 7 %.
+    assert first == pytest.approx(rate_per_s / 3 * 1.07, rel=0.05, abs=1)
+    assert all(later >= earlier - 1 for earlier, later in pairwise(seconds))
+    # Half of what W seconds at the full rate would be: that is Guava's threshold.
+    assert first + sum(seconds[:9]) == pytest.approx(rate_per_s * 10 / 2, rel=0.02)
+    assert all(admitted == pytest.approx(rate_per_s, abs=1) for admitted in seconds[10:])
+
+
+def test_cold_start_admits_a_third_of_a_burst_at_once() -> None:
+    assert warming(300, warm_up_s=1000).acquire(0, [1] * 300).admitted == pytest.approx(100, abs=1)
+
+
+def test_idleness_fills_the_burst_first_and_then_cools() -> None:
+    it = warming(100, warm_up_s=10, burst_s=2)
+    admitted_in(it, 0, 40)
+    assert it.cold_upermits <= it.coldest_upermits // 2
+    warm = it.cold_upermits
+
+    now_ns = 40 * NS_PER_S
+    it.refill(now_ns + 19 * NS_PER_S // 10)
+    assert it.cold_upermits == warm
+    it.refill(now_ns + 5 * NS_PER_S)
+    assert it.cold_upermits == pytest.approx(warm + 300 * UPERMITS_PER_PERMIT, rel=0.02)
+    it.refill(now_ns + 60 * NS_PER_S)
+    assert it.cold_upermits == it.coldest_upermits
+    # As slow as at the start.
+    assert admitted_in(it, 100, 101) == admitted_in(warming(100, warm_up_s=10, burst_s=2), 0, 1)
+
+
+def test_pauses_shorter_than_the_burst_do_not_cool() -> None:
+    it = warming(100, warm_up_s=5, burst_s=1)
+    admitted_in(it, 0, 20)
+    total = sum(admitted_in(it, second, second + 0.1) for second in range(20, 40))
+
+    assert total == pytest.approx(100 * 20, abs=100)
+
+
+def test_debt_of_a_cold_request_is_what_its_permits_cost() -> None:
+    """From cold to the threshold takes the warm-up: half of its permits at twice the stable interval."""
+    it = warming(100, warm_up_s=10, burst_s=1)
+    it.acquire(0, [500])
+
+    assert it.stored_upermits == (100 - 1000) * UPERMITS_PER_PERMIT
+    assert it.cold_upermits == it.coldest_upermits // 2
+    assert it.wait_us_behind(0, 0) == 9 * US_PER_S + 1
+
+
+def test_wait_behind_others_counts_their_price() -> None:
+    it = warming(100, warm_up_s=10, burst_s=1)
+
+    assert it.wait_us_behind(0, 1) == 0
+    assert it.wait_us_behind(0, 500) == 9 * US_PER_S + 1
+    assert it.wait_us_behind(0, 600) == 10 * US_PER_S + 1
+
+
+def test_it_has_no_breaker() -> None:
+    it = warming(100)
+    admission = it.acquire(0, [1] * 200)
+
+    assert not it.state(0).open
+    assert it.acquire(admission.wait_us * 1000, [1]).admitted == 1
+
+
+def test_rate_0_refuses_everything() -> None:
+    it = warming(0)
+
+    assert it.acquire(0, [1]) == it.acquire(10**15, [0]) == Admission(0, US_PER_S)
+    assert it.wait_us_behind(0, 1) == US_PER_S
+
+
+def test_no_costs_are_no_request() -> None:
+    assert warming(1).acquire(0, []) == Admission(0, 0)
+
+
+def test_it_is_a_gate_and_its_own_share() -> None:
+    it = warming(1)
+    gate: Gate = it.share("a", 0)
+
+    assert gate is it
+
+
+# --- batches and bounds
+
+
+COSTS = st.lists(st.one_of(st.integers(0, 3), st.integers(0, 200)), max_size=12)
+CALLS = st.lists(
+    st.tuples(st.one_of(st.integers(-NS_PER_S, 2 * NS_PER_S), st.integers(0, 60 * NS_PER_S)), COSTS), max_size=12
+)
+RATES = st.sampled_from([0, 0.001, 0.5, 1, 7, 33.333333, 100, 100_000, 10**9])
+WARM_UPS = st.sampled_from([0.000001, 0.1, 3, 3600])
+
+
+@given(rate_per_s=RATES, warm_up_s=WARM_UPS, calls=CALLS)
+def test_batch_is_its_single_calls_and_its_parts(
+    rate_per_s: float, warm_up_s: float, calls: list[tuple[int, list[int]]]
+) -> None:
+    batched, single, parts = (warming(rate_per_s, warm_up_s=warm_up_s) for _ in range(3))
+    now_ns = 0
+    for step_ns, all_costs in calls:
+        now_ns += step_ns
+        before = everything(parts)
+        admission = parts.check(now_ns, all_costs)
+        # What is behind one that is refused alone would be asked for anew.
+        costs = all_costs[: admission.admitted + 1] if admission.alone else all_costs
+        assert everything(parts) == before
+        parts.commit(now_ns, costs[: admission.admitted])
+        if admission.alone:
+            assert parts.refuse_alone(now_ns, costs[-1]) == admission.wait_us
+        elif admission.admitted < len(costs):
+            assert parts.refuse(now_ns) == admission.wait_us
+        singles = [single.acquire(now_ns, [cost]) for cost in costs]
+        batch = batched.acquire(now_ns, costs)
+
+        assert batch.admitted == admission.admitted
+        assert [bool(each.admitted) for each in singles] == [at < batch.admitted for at in range(len(costs))]
+        if not any(each.alone for each in singles) or admission.alone:
+            assert batch.wait_us == admission.wait_us == (singles[-1].wait_us if singles else 0)
+            assert everything(batched) == everything(single) == everything(parts)
+        single.last_wait_us = batched.last_wait_us
+
+
+@given(rate_per_s=st.sampled_from([0.01, 1, 33.333333, 100, 5000]), warm_up_s=WARM_UPS, calls=CALLS)
+def test_admits_no_more_than_integral_and_burst_and_the_largest_cost_less_one(
+    rate_per_s: float, warm_up_s: float, calls: list[tuple[int, list[int]]]
+) -> None:
+    it = warming(rate_per_s, warm_up_s=warm_up_s)
+    now_ns = latest_ns = spent = largest = 0
+    for step_ns, costs in calls:
+        now_ns += step_ns
+        latest_ns = max(latest_ns, now_ns)
+        admitted = costs[: it.acquire(now_ns, costs).admitted]
+        spent += sum(admitted)
+        largest = max([largest, *admitted])
+        earned = it.rate_upermits_per_s * latest_ns + it.capacity_upermits * NS_PER_S
+
+        assert spent <= max(0, -(-earned // (NS_PER_S * UPERMITS_PER_PERMIT)) + largest - 1)
+        assert 0 <= it.cold_upermits <= it.coldest_upermits
+
+
+@given(
+    rate_per_s=st.sampled_from([0.01, 1, 7, 333.3, 100_000]),
+    warm_up_s=WARM_UPS,
+    costs=st.lists(st.integers(1, 300), min_size=1, max_size=5),
+    gap_ns=st.integers(0, 3 * NS_PER_S),
+)
+def test_stated_wait_is_long_enough_and_not_a_microsecond_longer(
+    rate_per_s: float, warm_up_s: float, costs: Sequence[int], gap_ns: int
+) -> None:
+    it = warming(rate_per_s, warm_up_s=warm_up_s)
+    it.acquire(0, costs)
+    wait_us = it.acquire(gap_ns, [1]).wait_us
+    if wait_us:
+        assert wait_us == it.wait_us_behind(gap_ns, 0)
+        assert it.check(gap_ns + wait_us * 1000, [1]) == Admission(1, 0)
+        slack_ns = 1000 + NS_PER_S // it.rate_upermits_per_s
+        assert it.check(gap_ns + wait_us * 1000 - slack_ns, [1]).admitted == 0
+
+
+# --- rules that change
+
+
+def test_reconfigured_it_is_as_cold_in_proportion_as_it_was() -> None:
+    it = warming(100, warm_up_s=10)
+    it.acquire(0, [250])
+    assert it.cold_upermits == 3 * it.coldest_upermits // 4
+    it.reconfigure(0, rule(1000, warm_up_s=30))
+
+    assert it.coldest_upermits == 30_000 * UPERMITS_PER_PERMIT
+    assert it.cold_upermits == 3 * it.coldest_upermits // 4
+
+
+def test_from_rate_0_it_is_cold_and_has_refilled_meanwhile() -> None:
+    it = warming(100)
+    admitted_in(it, 0, 30)
+    it.reconfigure(30 * NS_PER_S, rule(0))
+    it.reconfigure(40 * NS_PER_S, rule(100))
+
+    assert it.cold_upermits == it.coldest_upermits == 1000 * UPERMITS_PER_PERMIT
+    assert it.stored_upermits == 100 * UPERMITS_PER_PERMIT
+
+
+def test_lowering_and_raising_mints_nothing() -> None:
+    it = warming(1000, warm_up_s=10)
+    admitted = 0
+    for _ in range(100):
+        admitted += it.acquire(0, [1] * 50).admitted
+        it.reconfigure(0, rule(1))
+        it.reconfigure(0, rule(1000))
+
+    assert admitted <= 1000 / 3 * 1.1
+
+
+# --- idle, and what operators see
+
+
+def test_new_one_is_idle_and_a_used_one_is_when_it_is_full_and_cold_again() -> None:
+    it = warming(100, warm_up_s=10)
+    assert is_idle(it, 0)
+
+    it.acquire(0, [500])
+    # It owes 900, stores 100 and cools by 500.
+    assert it.idle_at_ns() == 15 * NS_PER_S
+    assert not is_idle(it, 15 * NS_PER_S - 1)
+    assert is_idle(it, 15 * NS_PER_S)
+    it.refill(15 * NS_PER_S)
+    assert it.cold_upermits == it.coldest_upermits
+
+
+def test_debt_at_rate_0_is_never_idle() -> None:
+    it = warming(100)
+    it.charge(0, 1000)
+    it.reconfigure(0, rule(0))
+
+    assert it.idle_at_ns() is None
+
+
+@given(rate_per_s=st.sampled_from([0.5, 7, 100, 5000]), warm_up_s=WARM_UPS, calls=CALLS, later=CALLS)
+def test_idle_is_indistinguishable_from_new(
+    rate_per_s: float, warm_up_s: float, calls: list[tuple[int, list[int]]], later: list[tuple[int, list[int]]]
+) -> None:
+    used = warming(rate_per_s, warm_up_s=warm_up_s)
+    now_ns = 0
+    for step_ns, costs in calls:
+        now_ns += step_ns
+        used.acquire(now_ns, costs)
+    idle_at_ns = used.idle_at_ns()
+    assert idle_at_ns is not None
+    now_ns = max(now_ns, idle_at_ns)
+    assert is_idle(used, now_ns)
+    new = WarmUpLimiter(ORDERS, used.rule, now_ns)
+    for step_ns, costs in later:
+        now_ns += abs(step_ns)
+        ours, theirs = used.acquire(now_ns, costs), new.acquire(now_ns, costs)
+
+        assert ours.admitted == theirs.admitted
+        assert ours.wait_us == pytest.approx(theirs.wait_us, abs=2 + 20 * US_PER_S // used.rate_upermits_per_s)
+
+
+def test_state_shows_what_is_stored_and_changes_nothing() -> None:
+    it = warming(100)
+    it.acquire(0, [10])
+    before = everything(it)
+    state = it.state(NS_PER_S)
+
+    assert (state.rate_per_s, state.stored_permits, state.wait_us) == (100.0, 100.0, 0)
+    assert everything(it) == before

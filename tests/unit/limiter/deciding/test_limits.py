@@ -1,0 +1,442 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from limiter.buckets.fair import FairLimiter
+from limiter.buckets.limiter import LimiterState
+from limiter.deciding.limits import Caller, Decision, Limits, ShadowDenial
+from limiter.plans import plans
+from limiter.rules.resource import CLIENT, LISTENER, PRODUCER_GROUP, TOTAL, Resource
+from limiter.rules.rule import Dimension, Rule
+from limiter.rules.rule_set import RuleSet
+
+NS_PER_S = 1_000_000_000
+ORDERS = Resource("topic", "orders")
+AUDIT = Resource("topic", "audit")
+ASKER = Caller("10.1.2.3", "g", "main")
+
+
+def topic(pattern: str, rate_per_s: float | None, **more: Any) -> Rule:
+    return Rule("topic", pattern, rate_per_s, **more)
+
+
+def limits_by(*rules: Rule, **more: Any) -> Limits:
+    return Limits(RuleSet(rules), **more)
+
+
+def decide(
+    limits: Limits,
+    messages: Sequence[int],
+    *resources: Resource,
+    now_ns: int = 0,
+    caller: Caller = ASKER,
+    sizes: Sequence[int] = (),
+) -> Decision:
+    return limits.decide(now_ns, resources or (ORDERS,), caller, messages, lambda: sizes or [100] * len(messages))
+
+
+def stored(limits: Limits, resource: Resource, dimension: Dimension = "messages", now_ns: int = 0) -> float | None:
+    states: dict[tuple[Resource, str], LimiterState] = {}
+    for name, registry in limits._registries.items():
+        for state in registry.states(now_ns):
+            states[state.resource, name] = state
+    found = states.get((resource, dimension))
+    return None if found is None else found.stored_permits
+
+
+def stopped_by(decision: Decision) -> str:
+    assert decision.stop is not None
+    return f"{decision.stop.resource} by {decision.stop.rule.name}"
+
+
+class TestOneRule:
+    def test_admits_a_prefix_and_names_what_stops_the_rest(self) -> None:
+        decision = decide(limits_by(topic("orders", 2)), [1, 1, 1, 1])
+        assert decision.admitted == 2
+        assert stopped_by(decision) == "topic:orders by topic:orders"
+        assert decision.stop is not None
+        assert 1_000_000 <= decision.stop.wait_us <= 1_000_001
+        assert not decision.delays
+
+    def test_without_a_rule_everything_passes_and_nothing_lives(self) -> None:
+        limits = limits_by(topic("other", 1))
+        assert decide(limits, [1] * 300) == Decision(300)
+        assert limits.live == 0
+
+    @pytest.mark.parametrize("rule", [topic("*", None), topic("*", 0, action="off")])
+    def test_rule_that_limits_nothing_lets_everything_pass(self, rule: Rule) -> None:
+        assert decide(limits_by(rule), [1] * 5) == Decision(5)
+
+    def test_nothing_is_limited_while_limiting_is_switched_off(self) -> None:
+        limits = Limits(RuleSet((topic("*", 0),), enabled=False))
+        assert decide(limits, [1] * 5) == Decision(5)
+
+    def test_no_requests_are_asked_of_nobody(self) -> None:
+        limits = limits_by(topic("*", 1), Rule(CLIENT, "*", 1))
+        assert decide(limits, []) == Decision(0)
+
+    def test_batch_costs_its_messages(self) -> None:
+        limits = limits_by(topic("*", 10))
+        assert decide(limits, [4, 6, 1]).admitted == 2
+        assert stored(limits, ORDERS) == 0
+
+    def test_counting_requests_makes_no_difference_between_batches(self) -> None:
+        limits = limits_by(topic("*", 3, count="requests"))
+        assert decide(limits, [1000, 1, 50, 1]).admitted == 3
+        assert stored(limits, ORDERS) == 0
+
+    def test_many_requests_at_once(self) -> None:
+        limits = limits_by(topic("*", 1000, count="requests"))
+        assert decide(limits, [2] * 600).admitted == 600
+        assert decide(limits, [2] * 600).admitted == 400
+
+
+class TestBytes:
+    def test_both_must_admit(self) -> None:
+        limits = limits_by(topic("*", 10, bytes_per_s=250))
+        decision = decide(limits, [1] * 5)
+        assert decision.admitted == 3
+        assert stopped_by(decision) == "topic:orders by topic:*"
+
+    def test_refusal_spends_from_neither(self) -> None:
+        limits = limits_by(topic("*", 10, bytes_per_s=250))
+        decide(limits, [2] * 5)
+        assert stored(limits, ORDERS) == 4
+        assert stored(limits, ORDERS, "bytes") == -50
+
+    def test_alone(self) -> None:
+        limits = limits_by(topic("*", None, bytes_per_s=250, bytes_burst_s=2))
+        assert decide(limits, [1] * 9).admitted == 5
+        assert stored(limits, ORDERS) is None
+
+    def test_are_asked_for_once_and_only_if_some_rule_limits_them(self) -> None:
+        calls: list[int] = []
+
+        def sizes() -> list[int]:
+            calls.append(1)
+            return [100]
+
+        limits = limits_by(
+            topic("audit", 5), topic("orders", 5, bytes_per_s=1000), Rule(CLIENT, "*", None, bytes_per_s=1)
+        )
+        limits.decide(0, (AUDIT,), replace_asker(client=""), [1], sizes)
+        assert calls == []
+        limits.decide(0, (ORDERS,), ASKER, [1], sizes)
+        assert calls == [1]
+
+
+def replace_asker(**changes: Any) -> Caller:
+    return ASKER._replace(**changes)
+
+
+class TestScopes:
+    RULES = (
+        topic("*", 100),
+        Rule(CLIENT, "10.0.0.0/8", 4),
+        Rule(PRODUCER_GROUP, "*", 8),
+        Rule(LISTENER, "main", 16),
+    )
+
+    def test_the_narrowest_stops_and_is_named(self) -> None:
+        decision = decide(limits_by(*self.RULES), [1] * 10)
+        assert decision.admitted == 4
+        assert stopped_by(decision) == "client:10.1.2.3 by client:10.0.0.0/8"
+
+    def test_refusal_spends_from_none(self) -> None:
+        limits = limits_by(*self.RULES)
+        decide(limits, [1] * 10)
+        names = (ORDERS, Resource(CLIENT, "10.1.2.3"), Resource(PRODUCER_GROUP, "g"), Resource(LISTENER, "main"))
+        assert [stored(limits, name) for name in names] == [96, 0, 4, 12]
+
+    def test_each_address_of_a_range_has_its_own_bucket(self) -> None:
+        limits = limits_by(*self.RULES)
+        assert decide(limits, [1] * 4).admitted == 4
+        assert decide(limits, [1] * 4, caller=replace_asker(client="10.1.2.4")).admitted == 4
+        assert decide(limits, [1] * 4).admitted == 0
+
+    def test_who_falls_under_no_rule_is_not_limited(self) -> None:
+        decision = decide(limits_by(*self.RULES), [1] * 9, caller=Caller("192.0.2.1", "", "other"))
+        assert decision == Decision(9)
+
+    def test_do_not_limit_what_consumes(self) -> None:
+        limits = limits_by(*self.RULES)
+        assert decide(limits, [1] * 10, caller=replace_asker(consumes=True)) == Decision(10)
+        assert stored(limits, Resource(CLIENT, "10.1.2.3")) is None
+
+    def test_are_in_force_for_what_has_no_rule_of_its_own(self) -> None:
+        assert decide(limits_by(Rule(LISTENER, "*", 1)), [1, 1]).admitted == 1
+
+    def test_only_who_stopped_opens_a_breaker(self) -> None:
+        limits = limits_by(topic("*", 2), Rule(CLIENT, "*", 5))
+        decide(limits, [1] * 4)
+        by_name = {state.resource.kind: state for state in limits.states(0)}
+        assert by_name["topic"].open
+        assert not by_name["client"].open
+
+    def test_resource_is_named_before_its_scopes_if_both_stop(self) -> None:
+        decision = decide(limits_by(topic("*", 2), Rule(CLIENT, "*", 2)), [1] * 4)
+        assert stopped_by(decision) == "topic:orders by topic:*"
+
+
+class TestTotals:
+    def test_stack_upon_the_limits_of_each(self) -> None:
+        limits = limits_by(topic("*", 3), topic("*", 5, shared=True))
+        assert decide(limits, [1] * 4).admitted == 3
+        decision = decide(limits, [1] * 4, AUDIT)
+        assert decision.admitted == 2
+        assert stopped_by(decision) == "total:topic:* by total:topic:*"
+
+    def test_of_a_network_are_one_bucket(self) -> None:
+        limits = limits_by(Rule(CLIENT, "10.0.0.0/8", 3, shared=True))
+        assert decide(limits, [1] * 2).admitted == 2
+        assert decide(limits, [1] * 2, caller=replace_asker(client="10.9.9.9")).admitted == 1
+
+    def test_are_charged_for_each_resource_that_falls_under_them(self) -> None:
+        limits = limits_by(topic("*", 10, shared=True))
+        assert decide(limits, [1, 2, 3, 1], ORDERS, AUDIT).admitted == 3
+        assert stored(limits, Resource(TOTAL, "topic:*")) == -2
+
+
+class TestSeveralResources:
+    def test_names_that_share_an_overflow_limiter_are_each_charged_to_it(self) -> None:
+        limits = limits_by(topic("*", 4), max_live=1)
+        decide(limits, [1])
+        names = (Resource("topic", "x"), Resource("topic", "y"))
+        assert decide(limits, [1, 1, 1], *names).admitted == 2
+        assert stored(limits, Resource("topic", "_overflow")) == 0
+
+    def test_refusal_by_a_shared_overflow_limiter_names_the_requests_own_resource(self) -> None:
+        limits = limits_by(topic("*", 1), max_live=1)
+        decide(limits, [1])
+        x, y = Resource("topic", "x"), Resource("topic", "y")
+        assert stopped_by(decide(limits, [1, 1], x)) == "topic:x by topic:*"
+        assert stopped_by(decide(limits, [1, 1], y)) == "topic:y by topic:*"
+        assert stopped_by(decide(limits, [1, 1], x, y)) == "topic:x by topic:*"
+
+    def test_same_resource_twice_is_charged_twice(self) -> None:
+        limits = limits_by(topic("*", 4))
+        decide(limits, [1], ORDERS, ORDERS)
+        assert stored(limits, ORDERS) == 2
+
+
+class TestShadow:
+    def test_restricts_nothing_and_says_what_it_would_have_refused(self) -> None:
+        decision = decide(limits_by(topic("*", 2, action="shadow")), [1] * 5)
+        assert decision == Decision(5, shades=(ShadowDenial(ORDERS, "topic:*", 2, 5),))
+
+    def test_spends_what_it_would_have_admitted(self) -> None:
+        limits = limits_by(topic("*", 2, action="shadow"))
+        decide(limits, [1] * 5)
+        assert stored(limits, ORDERS) == 0
+
+    def test_is_asked_only_for_what_the_others_admit(self) -> None:
+        limits = limits_by(topic("*", 3), Rule(CLIENT, "*", 5, action="shadow"))
+        decision = decide(limits, [1] * 9)
+        assert (decision.admitted, decision.shades) == (3, ())
+        assert stored(limits, Resource(CLIENT, "10.1.2.3")) == 2
+
+    def test_both_its_limits_must_admit(self) -> None:
+        limits = limits_by(topic("*", 4, bytes_per_s=150, action="shadow"))
+        assert decide(limits, [1] * 5).shades == (ShadowDenial(ORDERS, "topic:*", 2, 5),)
+        assert stored(limits, ORDERS) == 2
+
+    def test_rules_are_asked_each_for_itself(self) -> None:
+        limits = limits_by(topic("*", 2, action="shadow"), Rule(CLIENT, "*", 4, action="shadow"))
+        assert [(shade.rule, shade.first) for shade in decide(limits, [1] * 5).shades] == [
+            ("topic:*", 2),
+            ("client:*", 4),
+        ]
+
+    def test_alone_among_scopes(self) -> None:
+        assert decide(limits_by(Rule(CLIENT, "*", 1, action="shadow")), [1, 1]).shades[0].first == 1
+
+
+class TestFair:
+    def test_shares_are_kept_apart_by_group(self) -> None:
+        limits = limits_by(topic("*", 10, fair_by="producer_group", break_s=0))
+        small = replace_asker(producer_group="small")
+        assert decide(limits, [1] * 100).admitted > 0
+        assert decide(limits, [1]).admitted == 0
+        assert decide(limits, [1], caller=small).admitted == 1
+
+    def test_shares_are_kept_apart_by_client_also_for_what_consumes(self) -> None:
+        limits = limits_by(topic("*", 10, fair_by="client", break_s=0))
+        flood, small = (Caller(client, "", "main", consumes=True) for client in ("10.0.0.1", "10.0.0.2"))
+        decide(limits, [1] * 100, caller=flood)
+        assert decide(limits, [1], caller=flood).admitted == 0
+        assert decide(limits, [1], caller=small).admitted == 1
+
+
+class TestCharges:
+    def test_are_debited_from_every_limit(self) -> None:
+        limits = limits_by(
+            topic("*", 5, bytes_per_s=100), Rule(CLIENT, "*", 5, action="shadow"), topic("*", 9, shared=True)
+        )
+        limits.charge(0, (ORDERS,), ASKER, 7, 300)
+        assert stored(limits, ORDERS) == -2
+        assert stored(limits, ORDERS, "bytes") == -200
+        assert stored(limits, Resource(CLIENT, "10.1.2.3")) == -2
+        assert stored(limits, Resource(TOTAL, "topic:*")) == 2
+
+    def test_leave_the_scopes_of_what_consumes_alone(self) -> None:
+        limits = limits_by(topic("*", 5), Rule(CLIENT, "*", 5))
+        limits.charge(0, (ORDERS,), replace_asker(consumes=True), 7, 300)
+        assert stored(limits, ORDERS) == -2
+        assert stored(limits, Resource(CLIENT, "10.1.2.3")) is None
+
+    def test_of_messages_cost_nothing_where_requests_are_counted(self) -> None:
+        limits = limits_by(topic("*", 5, count="requests"))
+        limits.charge(0, (ORDERS,), ASKER, 7, 300)
+        assert stored(limits, ORDERS) == 5
+
+    def test_go_to_the_share_of_who_asked(self) -> None:
+        limits = limits_by(topic("*", 10, fair_by="producer_group", break_s=0))
+        other = replace_asker(producer_group="other")
+        decide(limits, [1], caller=other)
+        limits.charge(0, (ORDERS,), ASKER, 30, 0)
+        assert stored(limits, ORDERS) == -21
+        limiter = limits._registries["messages"].get(ORDERS, 0)
+        assert isinstance(limiter, FairLimiter)
+        assert {share.key: share.stored_upermits // 1_000_000 for share in limiter.shares} == {"g": -30, "other": -1}
+
+
+class TestSwap:
+    def test_holds_for_the_very_next_request(self) -> None:
+        limits = limits_by(topic("*", 100))
+        assert decide(limits, [1]).admitted == 1
+        limits.swap(limits.rule_set.replace(rules=[topic("*", 0), Rule(CLIENT, "*", 1)]), 1)
+        assert decide(limits, [1], now_ns=1).admitted == 0
+        limits.swap(limits.rule_set.replace(rules=[Rule(CLIENT, "*", 1)]), 2)
+        assert stopped_by(decide(limits, [1, 1], now_ns=2)) == "client:10.1.2.3 by client:*"
+        limits.swap(limits.rule_set.replace(enabled=False), 3)
+        assert decide(limits, [1, 1], now_ns=3) == Decision(2)
+
+    def test_plans_are_bounded_and_forgetting_them_changes_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(plans, "_MAX_REMEMBERED", 4)
+        limits = limits_by(topic("*", 2), Rule(CLIENT, "*", 1000))
+        for round_ in range(3):
+            for number in range(10):
+                caller = replace_asker(client=f"10.0.0.{number}")
+                decision = decide(limits, [1], Resource("topic", str(number)), caller=caller)
+                assert decision.admitted == (round_ < 2)
+        held = limits._plans
+        assert max(len(held.by_resources), len(held._by_asker), len(held._parts)) <= 4
+
+
+class TestFigures:
+    def test_sum_both_dimensions(self) -> None:
+        limits = limits_by(topic("*", 1, bytes_per_s=1), max_live=1)
+        for name in ("a", "b"):
+            decide(limits, [1], Resource("topic", name))
+        assert limits.live == 2
+        assert limits.overflowed_total == 2
+        decide(limits, [1], Resource("topic", "c"), now_ns=1000 * NS_PER_S)
+        assert limits.evicted_total == 2
+        assert limits.state(Resource("topic", "c"), 0) is not None
+        assert limits.held == (0, 0)
+
+
+class TestEdits:
+    """A rule set that differs in some names' own rules leaves everything else as it is."""
+
+    def test_of_others_leave_plans_meters_breakers_and_shares_alone(self) -> None:
+        limits = limits_by(
+            topic("*", 10), topic("fair", 10, fair_by="client"), topic("warm", 10, warm_up_s=5), topic("x", 1)
+        )
+        names = [ORDERS, AUDIT, Resource("topic", "fair"), Resource("topic", "warm")]
+        for name in names:
+            decide(limits, [1] * 20, name)
+        before = list(limits.states(1))
+        plans_before = {name: limits._plans.of((name,)) for name in names}
+        for rate in range(2, 40):
+            limits.swap(limits.rule_set.edited([topic("x", rate)]), 1)
+        assert [state for state in limits.states(1) if state.resource.name != "x"] == before
+        assert all(limits._plans.of((name,)) is plan for name, plan in plans_before.items())
+        assert limits.used(ORDERS, NS_PER_S)["messages"].used_1s == 1.0
+
+    def test_hold_for_the_very_next_request_in_every_plan_with_the_name(self) -> None:
+        limits = limits_by(topic("*", None), topic("orders", 5), Rule(CLIENT, "10.1.2.3", 100))
+        assert decide(limits, [1] * 9).admitted == 5
+        assert decide(limits, [1] * 9, AUDIT, ORDERS, now_ns=10 * NS_PER_S).admitted == 5
+        limits.swap(limits.rule_set.edited([topic("orders", 0), topic("audit", 3)]), 20 * NS_PER_S)
+        assert decide(limits, [1] * 9, now_ns=20 * NS_PER_S).admitted == 0
+        assert decide(limits, [1] * 9, AUDIT, ORDERS, now_ns=20 * NS_PER_S).admitted == 0
+        assert stopped_by(decide(limits, [1] * 9, AUDIT, now_ns=30 * NS_PER_S)) == "topic:audit by topic:audit"
+        limits.swap(limits.rule_set.edited([Rule(CLIENT, "10.1.2.3", 0)], [topic("orders", 1).key]), 40 * NS_PER_S)
+        assert stopped_by(decide(limits, [1], now_ns=50 * NS_PER_S)) == "client:10.1.2.3 by client:10.1.2.3"
+
+    def test_of_the_first_scope_and_of_a_pattern_are_seen_as_well(self) -> None:
+        limits = limits_by(topic("*", None))
+        assert decide(limits, [1] * 9).admitted == 9
+        limits.swap(limits.rule_set.edited([Rule(CLIENT, "10.1.2.3", 0)]), 1)
+        assert decide(limits, [1]).admitted == 0
+        limits.swap(limits.rule_set.edited([topic("ord*", 0)], [Rule(CLIENT, "10.1.2.3", 0).key]), 2)
+        assert stopped_by(decide(limits, [1])) == "topic:orders by topic:ord*"
+
+    def test_switching_a_kind_off_lets_its_totals_rest_too(self) -> None:
+        limits = limits_by(topic("*", 1), topic("o*", 0, shared=True), Rule(CLIENT, "*", 3))
+        limits.swap(limits.rule_set.replace(off_kinds={"topic"}), 0)
+        assert decide(limits, [1] * 9).admitted == 3
+        applied = limits.explain(0, (ORDERS,), ASKER)
+        assert [each.why.rpartition("; ")[2] for each in applied if not each.limits] == [
+            "limiting of kind topic is switched off"
+        ] * 2
+        limits.swap(limits.rule_set.replace(off_kinds=()), 0)
+        assert decide(limits, [1]).admitted == 0
+
+
+class TestUsages:
+    def test_are_shares_of_the_rate_by_limit(self) -> None:
+        limits = limits_by(topic("*", 10, bytes_per_s=1000), Rule(CLIENT, "*", 100))
+        for second in range(1, 6):
+            decide(limits, [1] * 5, now_ns=second * NS_PER_S)
+        limits.charge(5 * NS_PER_S, (ORDERS,), ASKER, 3, 0)
+        found: Any = {(resource, dimension): usage for resource, dimension, usage in limits.usages(6 * NS_PER_S)}
+        assert found == {
+            (ORDERS, "messages"): (0.8, 0.28, pytest.approx(28 / 600)),
+            (ORDERS, "bytes"): (0.5, 0.25, pytest.approx(2500 / 60_000)),
+            (Resource(CLIENT, "10.1.2.3"), "messages"): (0.08, 0.028, pytest.approx(28 / 6000)),
+        }
+
+    def test_of_what_is_refused_are_nothing_but_at_rate_0(self) -> None:
+        limits = limits_by(topic("orders", 0), topic("audit", 1))
+        decide(limits, [1])
+        decide(limits, [1, 1], AUDIT)
+        usages = {resource.name: usage for resource, _, usage in limits.usages(NS_PER_S) if usage}
+        assert usages == {"orders": (1.0, 1.0, 1.0), "audit": (1.0, 0.1, pytest.approx(1 / 60))}
+
+    def test_go_on_under_another_rule_and_end_without_one(self) -> None:
+        limits = limits_by(topic("*", 10))
+        decide(limits, [1] * 10)
+        limits.swap(limits.rule_set.replace(rules=[topic("*", 20)]), 1)
+        decide(limits, [1] * 2, now_ns=2)
+        assert [usage.used_1s for _, _, usage in limits.usages(NS_PER_S) if usage] == [0.6]
+        limits.swap(limits.rule_set.replace(rules=[]), NS_PER_S)
+        assert limits.used(ORDERS, NS_PER_S) == {}
+
+
+def test_batch_is_decided_by_rules_of_all_sorts_as_its_single_requests_are() -> None:
+    rules = (
+        topic("*", 7, bytes_per_s=550, break_s=0),
+        Rule(CLIENT, "*", 6, count="requests"),
+        topic("*", 9, shared=True),
+        Rule(LISTENER, "*", 4, action="shadow"),
+    )
+    together, singly = limits_by(*rules), limits_by(*rules)
+    for now_ns in (0, NS_PER_S // 3, NS_PER_S, 5 * NS_PER_S):
+        decision = decide(together, [1, 2, 1, 1, 3, 1], now_ns=now_ns)
+        one_by_one = [decide(singly, [cost], now_ns=now_ns) for cost in (1, 2, 1, 1, 3, 1)]
+        admitted = [each.admitted for each in one_by_one]
+        assert admitted == [1] * decision.admitted + [0] * (6 - decision.admitted)
+        first_shaded = next((at for at, each in enumerate(one_by_one) if each.shades), None)
+        assert first_shaded == (decision.shades[0].first if decision.shades else None)
+        assert list(together.states(now_ns)) == list(singly.states(now_ns))
+
+
+def test_rule_counts_requests_and_bytes_at_once() -> None:
+    rule = replace(topic("*", 2), count="requests", bytes_per_s=1000)
+    assert decide(limits_by(rule), [50, 50, 50]).admitted == 2

@@ -1,0 +1,265 @@
+"""Stacked limits against a model that knows only rules and sums.
+
+For any rule set and any sequence of arrivals:
+
+* what is spent in each bucket in one step is exactly what was admitted in it to whom the bucket's rule applies;
+* no bucket is ever over its bound: what was admitted between any two moments is at most
+  ``ceil(rate * time + capacity) + largest cost - 1``, and where n callers have fair shares less than
+  ``rate * time + capacity + (n + 1) * largest cost``;
+* a request that is refused spends nothing anywhere, one that is held spends when it is let go, and none is
+  resolved twice or forgotten.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from limiter.deciding.limits import Caller, Denial, Held, Limits
+from limiter.rules.resource import SCOPES, TOTAL, Resource
+from limiter.rules.rule import UPERMITS_PER_PERMIT, Action, Dimension, Rule
+from limiter.rules.rule_set import RuleSet
+
+NS_PER_S = 1_000_000_000
+DIMENSIONS: tuple[Dimension, ...] = ("messages", "bytes")
+A, B = Resource("topic", "a"), Resource("topic", "b")
+Bucket = tuple[Dimension, Resource]
+
+RATES = st.sampled_from([None, 0, 0.5, 1, 3, 7.25])
+BYTES = st.sampled_from([None, None, None, 0, 40, 333])
+
+
+@st.composite
+def rules(draw: st.DrawFn) -> Rule:
+    kind = draw(st.sampled_from(["topic", "topic", *SCOPES]))
+    shared = draw(st.booleans())
+    action: Action = draw(st.sampled_from(["reject", "reject", "shadow", "delay", "delay", "off"]))
+    more: dict[str, Any] = {}
+    if kind in ("topic", "listener") and draw(st.booleans()):
+        more["fair_by"] = draw(st.sampled_from(["client", "producer_group"]))
+    if action != "delay" and draw(st.booleans()):
+        more["break_s"] = 0
+    exact = {"topic": "a", "client": "10.0.0.1", "producer_group": "g", "listener": "main"}[kind]
+    return Rule(
+        kind,
+        "*" if shared else draw(st.sampled_from(["*", exact])),
+        draw(RATES),
+        burst_s=draw(st.sampled_from([1.0, 2.5])),
+        count=draw(st.sampled_from(["messages", "requests"])),
+        bytes_per_s=draw(BYTES),
+        shared=shared,
+        action=action,
+        max_delay_s=draw(st.sampled_from([0.5, 3.0])),
+        **more,
+    )
+
+
+RULE_SETS = st.lists(rules(), max_size=8, unique_by=lambda rule: rule.key)
+ASKERS = st.builds(
+    Caller,
+    st.sampled_from(["10.0.0.1", "10.0.0.2"]),
+    st.sampled_from(["", "g", "h"]),
+    st.just("main"),
+    st.just(value=False),
+)
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from([0, 1, NS_PER_S // 7, NS_PER_S, 4 * NS_PER_S]),
+        st.sampled_from([(A,), (B,), (A, B)]),
+        ASKERS,
+        st.lists(st.tuples(st.integers(1, 4), st.integers(20, 90)), min_size=1, max_size=6),
+    ),
+    min_size=1,
+    max_size=12,
+)
+
+
+@dataclass(frozen=True)
+class Request:
+    resources: tuple[Resource, ...]
+    caller: Caller
+    messages: int
+    size_bytes: int
+
+
+class Model:
+    """Which rules apply is found anew for each request, by walking over all of them."""
+
+    def __init__(self, rules: list[Rule]) -> None:
+        self.rules = rules
+        self.spent: dict[Bucket, list[tuple[int, int]]] = defaultdict(list)
+
+    def applying(self, resource: Resource) -> Iterator[tuple[Resource, Rule]]:
+        own = [rule for rule in self.rules if rule.kind == resource.kind and not rule.shared]
+        exact = [rule for rule in own if rule.pattern == resource.name]
+        for rule in exact or [rule for rule in own if rule.pattern == "*"]:
+            yield resource, rule
+        for rule in self.rules:
+            if rule.kind == resource.kind and rule.shared:
+                yield Resource(TOTAL, f"{rule.kind}:*"), rule
+
+    def costs(self, request: Request) -> Iterator[tuple[Bucket, Rule, int]]:
+        """Yield what a request costs where; a bucket that stands above two of its resources costs twice."""
+        caller = request.caller
+        names = [("client", caller.client), ("producer_group", caller.producer_group), ("listener", caller.listener)]
+        for resource in (*request.resources, *(Resource(*name) for name in names if name[1])):
+            for bucket, rule in self.applying(resource):
+                if rule.action == "off":
+                    continue
+                if rule.rate_per_s is not None:
+                    yield ("messages", bucket), rule, request.messages if rule.count == "messages" else 1
+                if rule.bytes_per_s is not None:
+                    yield ("bytes", bucket), rule, request.size_bytes
+
+    def admitted(self, now_ns: int, request: Request) -> None:
+        for bucket, rule, cost in self.costs(request):
+            if rule.action != "shadow":
+                self.spent[bucket].append((now_ns, cost))
+
+    def is_enforced(self, bucket: Bucket) -> bool:
+        dimension, resource = bucket
+        rule = self.rule_of(resource)
+        return rule.action in ("reject", "delay") and rule.part(dimension) is not None
+
+    def rule_of(self, resource: Resource) -> Rule:
+        if resource.kind == TOTAL:
+            return next(rule for rule in self.rules if rule.shared and rule.target == resource.name)
+        return next(rule for bucket, rule in self.applying(resource) if bucket == resource)
+
+
+class Waiting(Held):
+    """A held request of the test."""
+
+    __slots__ = ("outcomes", "request")
+
+    def __init__(self, request: Request, outcomes: list[tuple[Waiting, Denial | None]]) -> None:
+        super().__init__(
+            request.resources, request.caller, request.messages, request.size_bytes, connection=1, order_key=None
+        )
+        self.request = request
+        self.outcomes = outcomes
+
+    def resolved(self, stop: Denial | None) -> None:
+        self.outcomes.append((self, stop))
+
+
+class Run:
+    """The limits and the model side by side."""
+
+    def __init__(self, rules: list[Rule]) -> None:
+        self.model = Model(rules)
+        self.limits = Limits(RuleSet(tuple(rules)))
+        self.outcomes: list[tuple[Waiting, Denial | None]] = []
+        self.held: set[Waiting] = set()
+        self.largest: dict[Bucket, int] = defaultdict(int)
+
+    def balances(self, now_ns: int) -> dict[Bucket, int]:
+        """Return what is stored in each bucket that lives, in micro-permits."""
+        return {
+            (dimension, limiter.resource): limiter.settled(now_ns)[0]
+            for dimension in DIMENSIONS
+            for limiter in self.limits._registries[dimension]._live.values()
+        }
+
+    def full(self, bucket: Bucket) -> int:
+        part = self.model.rule_of(bucket[1]).part(bucket[0])
+        assert part is not None
+        return part.capacity_upermits
+
+    def step(self, now_ns: int, requests: list[Request]) -> None:
+        """Let what is due go, then ask for requests; compare what both spent."""
+        before = self.balances(now_ns)
+        resolved = len(self.outcomes)
+        self.limits.holding.release(now_ns)
+        passed = self.account(resolved)
+        if requests:
+            passed += self.arrive(now_ns, requests)
+        expected: dict[Bucket, int] = defaultdict(int)
+        for request in passed:
+            self.model.admitted(now_ns, request)
+            costs: dict[Bucket, int] = defaultdict(int)
+            for bucket, rule, cost in self.model.costs(request):
+                if rule.action != "shadow":
+                    costs[bucket] += cost
+            for bucket, cost in costs.items():
+                expected[bucket] += cost
+                self.largest[bucket] = max(self.largest[bucket], cost)
+        after = self.balances(now_ns)
+        for bucket, stored in after.items():
+            if self.model.is_enforced(bucket):
+                spent = before.get(bucket, self.full(bucket)) - stored
+                assert spent == expected[bucket] * UPERMITS_PER_PERMIT, bucket
+        assert set(expected) <= set(after)
+
+    def account(self, since: int) -> list[Request]:
+        passed = []
+        for waiting, stop in self.outcomes[since:]:
+            self.held.remove(waiting)
+            if stop is None:
+                passed.append(waiting.request)
+        return passed
+
+    def arrive(self, now_ns: int, requests: list[Request]) -> list[Request]:
+        first = requests[0]
+        decision = self.limits.decide(
+            now_ns,
+            first.resources,
+            first.caller,
+            [request.messages for request in requests],
+            lambda: [request.size_bytes for request in requests],
+        )
+        if decision.delays:
+            for at in range(decision.admitted, len(requests)):
+                waiting = Waiting(requests[at], self.outcomes)
+                if self.limits.hold(now_ns, decision, waiting, len(requests) - at - 1) is not None:
+                    break
+                self.held.add(waiting)
+        return requests[: decision.admitted]
+
+    def check_bounds(self) -> None:
+        for (dimension, resource), spent in self.model.spent.items():
+            rule = self.model.rule_of(resource)
+            part = rule.part(dimension)
+            assert part is not None
+            largest = self.largest[dimension, resource]
+            rate = Fraction(part.rate_upermits_per_s, UPERMITS_PER_PERMIT)
+            capacity = Fraction(part.capacity_upermits, UPERMITS_PER_PERMIT)
+            for first in range(len(spent)):
+                total = 0
+                for at_ns, cost in spent[first:]:
+                    total += cost
+                    allowed = rate * (at_ns - spent[first][0]) / NS_PER_S + capacity
+                    if rule.fair_by is None:
+                        assert total <= math.ceil(allowed) + largest - 1
+                    else:
+                        shares = 2 if rule.fair_by == "client" else 3
+                        assert total < allowed + (shares + 1) * largest
+
+
+@given(rules=RULE_SETS, steps=STEPS)
+def test_every_bucket_spends_what_was_admitted_and_is_never_over_its_bound(
+    rules: list[Rule], steps: list[tuple[int, tuple[Resource, ...], Caller, list[tuple[int, int]]]]
+) -> None:
+    run = Run(rules)
+    now_ns = NS_PER_S
+    for pause_ns, resources, caller, costs in steps:
+        until_ns = now_ns + pause_ns
+        while (due_ns := run.limits.holding.next_due_ns()) is not None and due_ns <= until_ns:
+            now_ns = max(now_ns, due_ns)
+            run.step(now_ns, [])
+        now_ns = until_ns
+        run.step(now_ns, [Request(resources, caller, messages, size) for messages, size in costs])
+    while (due_ns := run.limits.holding.next_due_ns()) is not None:
+        now_ns = max(now_ns, due_ns)
+        run.step(now_ns, [])
+    assert not run.held
+    assert len({waiting for waiting, _ in run.outcomes}) == len(run.outcomes)
+    assert run.limits.held == (0, 0)
+    run.check_bounds()

@@ -1,0 +1,876 @@
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from limiter.buckets.fair import FairLimiter
+from limiter.buckets.limiter import Limiter
+from limiter.buckets.warm_up import WarmUpLimiter
+from limiter.plans.registry import OVERFLOW_NAME, Registry
+from limiter.rules.limit_text import parse_limit
+from limiter.rules.resource import Resource
+from limiter.rules.rule import NS_PER_S, UPERMITS_PER_PERMIT, Rule
+from limiter.rules.rule_set import RuleSet
+from limiter.rules.schedule import read_hours
+
+MS = NS_PER_S // 1000
+
+
+def topic(name: str) -> Resource:
+    return Resource("topic", name)
+
+
+def rule_set(*texts: str, enabled: bool = True) -> RuleSet:
+    return RuleSet(tuple(parse_limit(text) for text in texts), enabled=enabled)
+
+
+def live(registry: Registry, name: str, now_ns: int) -> Limiter:
+    limiter = registry.get(topic(name), now_ns)
+    assert limiter is not None
+    return limiter
+
+
+def admitted(registry: Registry, name: str, now_ns: int, count: int) -> int:
+    """Ask for ``count`` permits one by one; what is not limited is admitted."""
+    limiter = registry.get(topic(name), now_ns)
+    return count if limiter is None else limiter.acquire(now_ns, [1] * count).admitted
+
+
+# --- looking up
+
+
+def test_each_resource_has_its_own_limiter_and_keeps_it() -> None:
+    registry = Registry(rule_set("topic:*=100/s"))
+
+    assert admitted(registry, "a", 0, 150) == 100
+    assert admitted(registry, "b", 0, 150) == 100
+    assert admitted(registry, "a", 0, 1) == 0
+    assert live(registry, "a", 0) is live(registry, "a", 1)
+    assert registry.live == 2
+
+
+def test_what_nothing_limits_has_no_limiter_and_takes_no_room() -> None:
+    off = Rule("topic", "off", 1, action="off")
+    registry = Registry(RuleSet((parse_limit("topic:free-*=unlimited"), off)), max_live=1)
+
+    for name in ("free-1", "off", "anything"):
+        assert registry.get(topic(name), 0) is None
+        assert registry.get(topic(name), 1) is None
+    assert registry.live == 0
+
+
+def test_max_live_below_1_is_refused() -> None:
+    with pytest.raises(ValueError, match="max_live is 0; allowed: 1 or more"):
+        Registry(RuleSet(), max_live=0)
+
+
+def test_new_name_starts_full_whatever_the_clock_says() -> None:
+    registry = Registry(rule_set("topic:*=100/s"))
+
+    assert admitted(registry, "a", -(10**15), 150) == 100
+    assert admitted(registry, "b", 10**15, 150) == 100
+
+
+# --- the bound on live limiters
+
+
+def test_idle_limiter_is_evicted_to_make_room() -> None:
+    registry = Registry(rule_set("topic:*=100/s"), max_live=2)
+    for name in ("a", "b", "c"):
+        admitted(registry, name, 0, 1)
+    assert (registry.live, registry.evicted_total, registry.overflowed_total) == (2, 0, 1)
+
+    admitted(registry, "c", NS_PER_S, 1)
+    assert (registry.live, registry.evicted_total, registry.overflowed_total) == (2, 1, 1)
+
+
+def test_limiter_that_is_not_full_or_not_closed_is_never_evicted() -> None:
+    registry = Registry(rule_set("topic:*=100/s"), max_live=2)
+    admitted(registry, "open", 0, 101)
+    live(registry, "debtor", 0).charge(0, 300)
+    for now_ms in range(0, 1000, 10):
+        admitted(registry, f"made-up-{now_ms}", now_ms * MS, 1)
+    assert registry.evicted_total == 0
+
+    admitted(registry, "another", 1050 * MS, 1)
+    assert registry.evicted_total == 1
+    assert live(registry, "debtor", 1050 * MS).stored_upermits < 0
+
+
+def test_limiter_just_handed_out_is_not_evicted_by_the_next_question_at_the_same_time() -> None:
+    """A handler asks for all limiters of a batch before it spends from any."""
+    registry = Registry(rule_set("topic:*=100/s"), max_live=2)
+    for name in ("a", "b"):
+        live(registry, name, 0)
+    now_ns = NS_PER_S
+    first = live(registry, "a", now_ns)
+    live(registry, "c", now_ns)
+    live(registry, "d", now_ns)
+    first.acquire(now_ns, [1] * 100)
+
+    assert live(registry, "a", now_ns) is first
+    assert (registry.evicted_total, registry.overflowed_total) == (1, 1)
+
+
+def test_resources_with_a_rule_of_their_own_stand_outside_the_bound() -> None:
+    registry = Registry(rule_set("topic:*=100/s", "topic:a=10/s", "topic:b=10/s"), max_live=1)
+    for now_ns in (0, NS_PER_S):
+        for name in ("a", "b", f"made-up-{now_ns}"):
+            admitted(registry, name, now_ns, 1)
+    pinned = live(registry, "a", NS_PER_S)
+    admitted(registry, "made-up", 10 * NS_PER_S, 1)
+
+    assert (registry.live, registry.pinned, registry.evicted_total, registry.overflowed_total) == (3, 2, 2, 0)
+    assert live(registry, "a", 10 * NS_PER_S) is pinned
+
+
+def test_eviction_looks_at_more_than_the_first_limiter() -> None:
+    registry = Registry(rule_set("topic:*=100/s"), max_live=300)
+    for at in range(300):
+        admitted(registry, f"t-{at}", 0, 1 if at == 0 else 100)
+    admitted(registry, "new", 20 * MS, 1)
+
+    assert (registry.evicted_total, registry.overflowed_total) == (1, 0)
+    assert registry.state(topic("t-0"), 20 * MS) is None
+
+
+@pytest.mark.no_cover
+def test_a_million_made_up_names_stay_bounded_and_real_limits_hold() -> None:
+    registry = Registry(rule_set("topic:*=2000/s", "topic:orders=50/s"), max_live=10_000)
+    passed = now_ns = 0
+    for number in range(1_000_000):
+        now_ns += 5_000
+        limiter = registry.get(Resource("topic", f"made-up-{number}"), now_ns)
+        assert limiter is not None
+        limiter.acquire(now_ns, (1,))
+        if not number % 1000:
+            passed += admitted(registry, "orders", now_ns, 10)
+
+    assert registry.live == 10_001
+    assert registry.evicted_total == 990_000
+    assert registry.overflowed_total == 0
+    assert passed <= 50 * 5 + 50
+
+
+def test_made_up_names_without_a_limit_take_bounded_room_too() -> None:
+    registry = Registry(rule_set("topic:orders=1/s"))
+    for number in range(50_000):
+        assert registry.get(Resource("topic", f"made-up-{number}"), 0) is None
+
+    assert registry.live == 0
+    assert len(registry._unlimited) <= 16_384
+
+
+# --- overflow
+
+
+def test_names_past_the_bound_share_the_limiter_of_their_kinds_default() -> None:
+    registry = Registry(rule_set("topic:*=100/s", "retry_group:*=10/s"), max_live=1)
+    admitted(registry, "busy", 0, 100)
+
+    assert admitted(registry, "a", 0, 60) == 60
+    assert admitted(registry, "b", 0, 60) == 40
+    group = registry.get(Resource("retry_group", "g"), 0)
+    assert group is not None
+    assert group.acquire(0, [1] * 100).admitted == 10
+    assert group.resource == Resource("retry_group", OVERFLOW_NAME)
+    assert (registry.live, registry.overflowed_total) == (1, 3)
+
+
+def test_no_overflow_is_a_way_around_a_patterns_own_limit() -> None:
+    registry = Registry(rule_set("topic:*=100/s", "topic:closed-*=0/s", "topic:slow-*=1/s"), max_live=1)
+    admitted(registry, "busy", 0, 100)
+
+    assert admitted(registry, "closed-1", 0, 10) == 0
+    assert admitted(registry, "slow-1", 0, 10) == 1
+
+
+def test_name_that_leaves_the_overflow_takes_along_what_is_missing_there() -> None:
+    registry = Registry(rule_set("topic:*=100/s"), max_live=1)
+    admitted(registry, "busy", 0, 1)
+    assert admitted(registry, "a", 0, 80) == 80
+
+    assert admitted(registry, "a", 20 * MS, 100) == 22
+    assert registry.overflowed_total == 1
+
+
+# --- rule sets that change
+
+
+def test_swap_takes_effect_at_once_and_carries_stored_permits_over() -> None:
+    registry = Registry(rule_set("topic:*=100/s"))
+    admitted(registry, "a", 0, 60)
+    registry.swap(rule_set("topic:*=50/s"), 0)
+
+    assert admitted(registry, "a", 0, 1000) == 20
+
+
+def test_untouched_limiter_pays_its_debt_at_the_rates_that_were_in_force() -> None:
+    registry = Registry(rule_set("topic:*=100/s"))
+    live(registry, "a", 0).charge(0, 400)
+    registry.swap(rule_set("topic:*=10/s"), NS_PER_S)
+    registry.swap(rule_set("topic:*=0/s"), 2 * NS_PER_S)
+    registry.swap(rule_set("topic:*=50/s"), 3 * NS_PER_S)
+    state = registry.state(topic("a"), 4 * NS_PER_S)
+
+    assert state is not None
+    # A second at rate 0 counts at the rate that follows it.
+    assert state.stored_permits == -300 + 100 + 10 + 50 + 50
+
+
+def test_what_a_lowered_limit_forgave_keeps_a_limiter_from_being_evicted() -> None:
+    """1000/s is spent, 1/s is full after a second, and 1000/s does not start full again."""
+    registry = Registry(rule_set("topic:*=1000/s"), max_live=1)
+    assert admitted(registry, "a", 0, 1000) == 1000
+    registry.swap(rule_set("topic:*=1/s"), 0)
+    live(registry, "b", 2 * NS_PER_S)
+    assert registry.evicted_total == 0
+    registry.swap(rule_set("topic:*=1000/s"), 2 * NS_PER_S)
+
+    assert admitted(registry, "a", 2 * NS_PER_S + 50 * MS, 1000) <= 53
+
+
+def test_name_that_nobody_has_asked_for_starts_full_whatever_was_changed() -> None:
+    registry = Registry(rule_set("topic:*=10/s"))
+    registry.swap(rule_set("topic:*=1000/s"), 0)
+
+    assert admitted(registry, "a", 0, 2000) == 1000
+
+
+def test_name_that_a_swap_does_not_concern_starts_full_right_after_it() -> None:
+    rules = rule_set("topic:*=100/s")
+    registry = Registry(rules)
+    registry.swap(rules.replace(rules=(*rules.rules, parse_limit("topic:other=5/s"))), 0)
+
+    assert admitted(registry, "a", 0, 200) == 100
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["known", "unknown"])
+@pytest.mark.parametrize(
+    "before",
+    [rule_set("topic:*=unlimited"), rule_set("topic:*=0/s"), rule_set("topic:*=100/s", enabled=False), RuleSet()],
+    ids=["unlimited", "zero", "switched off", "no rule"],
+)
+def test_from_0_or_unlimited_it_starts_full(*, before: RuleSet, known: bool) -> None:
+    registry = Registry(before)
+    if known:
+        registry.get(topic("a"), 0)
+    registry.swap(rule_set("topic:*=100/s"), NS_PER_S)
+
+    assert admitted(registry, "a", NS_PER_S, 200) == 100
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["own rule", "default"])
+def test_after_no_limit_it_begins_anew_whatever_it_owed(*, own: bool) -> None:
+    name = "a" if own else "*"
+    registry = Registry(rule_set(f"topic:{name}=100/s"))
+    live(registry, "a", 0).acquire(0, [1] * 101)
+    live(registry, "a", 0).charge(0, 10_000)
+    registry.swap(registry.rule_set.edited([parse_limit(f"topic:{name}=unlimited")]), 0)
+    registry.swap(registry.rule_set.edited([parse_limit(f"topic:{name}=100/s")]), 0)
+
+    assert admitted(registry, "a", 0, 200) == 100
+    assert live(registry, "a", 0).last_refused_ns == 0
+
+
+def test_global_switch_off_and_on_again_while_running() -> None:
+    rules = rule_set("topic:*=100/s")
+    registry = Registry(rules)
+    admitted(registry, "a", 0, 101)
+    off = rules.replace(enabled=False)
+    registry.swap(off, 0)
+    assert registry.get(topic("a"), 0) is None
+    assert list(registry.states(0)) == []
+
+    registry.swap(off.replace(enabled=True), 0)
+    assert admitted(registry, "a", 0, 101) == 100
+    assert registry.rule_set.version == 3
+
+
+def test_limiter_that_misses_more_swaps_than_are_remembered_goes_on_as_if_some_had_not_been() -> None:
+    rules = rule_set("topic:*=100/s")
+    registry = Registry(rules)
+    live(registry, "a", 0).charge(0, 250)
+    for _ in range(40):
+        rules = rules.edited([parse_limit("topic:*=100/s")])
+        registry.swap(rules, NS_PER_S)
+    state = registry.state(topic("a"), NS_PER_S)
+
+    assert state is not None
+    assert state.stored_permits == -50
+
+
+def test_edit_of_one_name_is_in_force_for_it_alone() -> None:
+    rules = rule_set("topic:*=100/s", "topic:a=100/s")
+    registry = Registry(rules)
+    a, b = live(registry, "a", 0), live(registry, "b", 0)
+    for rate in range(1, 100):
+        rules = rules.edited([parse_limit(f"topic:a={rate}/s")])
+        registry.swap(rules, 0)
+
+    assert registry.get(topic("b"), 0) is b
+    assert b.stored_upermits == 100 * UPERMITS_PER_PERMIT
+    # Full whatever the limit: nobody has asked for it.
+    assert (registry.get(topic("a"), 0), a.stored_upermits) == (a, 99 * UPERMITS_PER_PERMIT)
+
+
+def test_kind_that_is_switched_off_has_no_limits_and_begins_anew() -> None:
+    rules = rule_set("topic:*=100/s", "retry_group:*=100/s")
+    registry = Registry(rules)
+    live(registry, "a", 0).charge(0, 150)
+    registry.swap(rules.replace(off_kinds={"topic"}), 0)
+    assert registry.get(topic("a"), NS_PER_S) is None
+    assert registry.get(Resource("retry_group", "g"), NS_PER_S) is not None
+
+    registry.swap(registry.rule_set.replace(off_kinds=()), NS_PER_S)
+    assert admitted(registry, "a", NS_PER_S, 101) == 100
+
+
+def test_reset_begins_anew_for_one_name_or_for_all_under_a_patterns_rule() -> None:
+    registry = Registry(rule_set("topic:*=100/s", "topic:b*=100/s", "topic:own=100/s"), max_live=3)
+    for name in ("a", "b", "own", "c", "d"):
+        live(registry, name, 0).charge(0, 1000)
+    overflow = live(registry, "d", 0)
+    assert overflow.resource.name == OVERFLOW_NAME
+
+    before = registry.reset(topic("b"), 0)
+    assert before is not None
+    assert (before.stored_permits, live(registry, "b", 0).stored_upermits) == (-900, 100 * UPERMITS_PER_PERMIT)
+    assert registry.reset(topic("nobody"), 0) is None
+
+    live(registry, "b", 0).charge(0, 1000)
+    states = [state for state in registry.reset_all_of(Rule("topic", "*", None), 0) if state is not None]
+    assert [state.resource.name for state in states] == ["a", "c", OVERFLOW_NAME]
+    assert live(registry, "a", 0).stored_upermits == 100 * UPERMITS_PER_PERMIT
+    assert live(registry, "d", 0).stored_upermits == 100 * UPERMITS_PER_PERMIT
+    for name in ("b", "own"):
+        assert live(registry, name, 0).stored_upermits == -900 * UPERMITS_PER_PERMIT
+
+
+def test_exact_rule_that_goes_returns_its_limiter_to_the_bound() -> None:
+    registry = Registry(rule_set("topic:*=100/s", "topic:a=10/s"), max_live=1)
+    admitted(registry, "a", 0, 1)
+    admitted(registry, "b", 0, 1)
+    registry.swap(rule_set("topic:*=100/s"), 0)
+    assert (registry.live, registry.pinned) == (2, 0)
+
+    admitted(registry, "c", 10 * NS_PER_S, 1)
+    assert (registry.live, registry.evicted_total) == (1, 2)
+
+
+def test_rules_that_come_and_go_leave_no_more_limiters_than_the_bound() -> None:
+    registry = Registry(rule_set("topic:*=100/s"), max_live=2)
+    for number in range(10):
+        rule = parse_limit(f"topic:made-up-{number}=10/s")
+        registry.swap(registry.rule_set.edited([rule]), number * NS_PER_S)
+        registry.swap(registry.rule_set.edited(drop=[rule.key]), number * NS_PER_S)
+    assert registry.live <= 2
+
+
+def test_exact_rule_that_comes_pins_a_limiter_that_already_lives() -> None:
+    registry = Registry(rule_set("topic:*=100/s"), max_live=1)
+    before = live(registry, "a", 0)
+    registry.swap(rule_set("topic:*=100/s", "topic:a=10/s"), 0)
+    for number in range(5):
+        admitted(registry, f"made-up-{number}", number * NS_PER_S, 1)
+
+    assert live(registry, "a", 5 * NS_PER_S) is before
+    assert (registry.live, registry.pinned) == (2, 1)
+
+
+def test_pinning_to_and_fro_files_a_limiter_once() -> None:
+    plain, own = rule_set("topic:*=100/s"), rule_set("topic:*=100/s", "topic:a=10/s")
+    registry = Registry(plain, max_live=1)
+    live(registry, "a", 0)
+    for number in range(10):
+        registry.swap(own if number % 2 == 0 else plain, number)
+    live(registry, "b", NS_PER_S)
+    live(registry, "c", 2 * NS_PER_S)
+
+    assert (registry.live, registry.evicted_total) == (1, 2)
+
+
+def test_raised_rate_makes_limiters_evictable_earlier() -> None:
+    registry = Registry(rule_set("topic:*=0.001/s"), max_live=1)
+    admitted(registry, "a", 0, 1)
+    registry.swap(rule_set("topic:*=1000/s"), 0)
+    admitted(registry, "b", 2 * NS_PER_S, 1)
+
+    assert (registry.evicted_total, registry.overflowed_total) == (1, 0)
+
+
+def test_debt_under_a_limit_of_0_is_kept_until_the_limit_rises() -> None:
+    registry = Registry(rule_set("topic:*=100/s"), max_live=1)
+    live(registry, "a", 0).charge(0, 150)
+    registry.swap(rule_set("topic:*=0/s"), 0)
+    assert admitted(registry, "b", 10 * NS_PER_S, 1) == 0
+    assert (registry.evicted_total, registry.overflowed_total) == (0, 1)
+
+    registry.swap(rule_set("topic:*=100/s"), 10 * NS_PER_S)
+    admitted(registry, "b", 20 * NS_PER_S, 1)
+    assert registry.evicted_total == 1
+
+
+def test_limiter_whose_limit_went_away_makes_room() -> None:
+    registry = Registry(rule_set("topic:*=100/s"), max_live=1)
+    live(registry, "a", 0).charge(0, 10**6)
+    registry.swap(rule_set("topic:b*=100/s"), 0)
+    admitted(registry, "b", 0, 1)
+
+    assert (registry.live, registry.evicted_total, registry.overflowed_total) == (1, 1, 0)
+
+
+def test_overflow_limiters_follow_a_swap() -> None:
+    registry = Registry(rule_set("topic:*=100/s"), max_live=1)
+    live(registry, "busy", 0).charge(0, 10**6)
+    admitted(registry, "a", 0, 60)
+    registry.swap(rule_set("topic:*=50/s"), 0)
+    assert admitted(registry, "b", 0, 100) == 20
+
+    registry.swap(RuleSet(), 0)
+    assert registry.get(topic("b"), 0) is None
+    registry.swap(rule_set("topic:*=50/s"), 0)
+    live(registry, "busy", 0).charge(0, 1)
+    assert admitted(registry, "b", 0, 100) == 50
+
+
+# --- what operators see
+
+
+def test_states_show_live_limiters_then_overflow() -> None:
+    registry = Registry(rule_set("topic:*=100/s", "topic:a=10/s"), max_live=1)
+    for name in ("a", "b", "c"):
+        admitted(registry, name, 0, 1)
+
+    assert [(str(state.resource), state.rule, state.stored_permits) for state in registry.states(0)] == [
+        ("topic:a", "topic:a", 9.0),
+        ("topic:b", "topic:*", 99.0),
+        ("topic:_overflow", "topic:*", 99.0),
+    ]
+
+
+def test_states_survive_changes_between_two_steps() -> None:
+    registry = Registry(rule_set("topic:*=100/s"), max_live=3)
+    for name in ("a", "b", "c"):
+        admitted(registry, name, 0, 1)
+    states = registry.states(NS_PER_S)
+    seen = [next(states).resource.name]
+    for name in ("d", "e", "f"):
+        live(registry, name, NS_PER_S)
+    registry.swap(rule_set("topic:*=7/s", "topic:b=unlimited"), NS_PER_S)
+    seen += [state.resource.name for state in states]
+
+    assert seen[0] == "a"
+    assert not {"d", "e", "f"} & set(seen)
+    assert len(seen) == len(set(seen))
+
+
+def test_state_shows_the_rule_in_force_without_waiting_for_a_request() -> None:
+    registry = Registry(rule_set("topic:*=100/s"))
+    live(registry, "a", 0)
+    registry.swap(rule_set("topic:*=7/s"), 0)
+    state = registry.state(topic("a"), 0)
+
+    assert state is not None
+    assert (state.rate_per_s, state.stored_permits) == (7.0, 7.0)
+    assert registry.state(topic("unknown"), 0) is None
+    assert registry.live == 1
+
+
+# --- bytes, totals, and the kinds of limiters
+
+
+def test_each_dimension_has_its_own_registry() -> None:
+    both = Rule("topic", "*", 100, bytes_per_s=1000, bytes_burst_s=2)
+    only_bytes = Rule("topic", "logs", None, bytes_per_s=50)
+    rules = RuleSet((both, only_bytes))
+    messages, sizes = Registry(rules), Registry(rules, dimension="bytes")
+
+    assert admitted(messages, "a", 0, 5000) == 100
+    assert admitted(sizes, "a", 0, 5000) == 2000
+    assert messages.get(topic("logs"), 0) is None
+    assert admitted(sizes, "logs", 0, 5000) == 50
+    assert (messages.live, sizes.live) == (1, 2)
+
+
+def test_bytes_limit_that_comes_or_goes_concerns_the_bytes_only() -> None:
+    plain = Rule("topic", "*", 100)
+    registry = Registry(RuleSet((plain,)), dimension="bytes")
+    assert registry.get(topic("a"), 0) is None
+    registry.swap(RuleSet((Rule("topic", "*", 100, bytes_per_s=1000),)), 0)
+    # As whenever there was no limit: it starts full.
+    assert admitted(registry, "a", 100 * MS, 5000) == 1000
+
+    registry.swap(RuleSet((plain,)), 100 * MS)
+    assert registry.get(topic("a"), 100 * MS) is None
+
+
+def test_totals_are_pinned() -> None:
+    rules = RuleSet((parse_limit("topic:*=100/s"), Rule("topic", "*", 30, shared=True)))
+    registry = Registry(rules, max_live=1)
+    total = Resource("total", "topic:*")
+    limiter = registry.get(total, 0)
+    assert limiter is not None
+    for number in range(5):
+        admitted(registry, f"made-up-{number}", number * 2 * NS_PER_S, 1)
+
+    assert registry.get(total, 10 * NS_PER_S) is limiter
+    assert (registry.live, registry.pinned, registry.evicted_total) == (2, 1, 4)
+
+
+def test_total_whose_rule_goes_limits_nothing_and_makes_room() -> None:
+    plain = parse_limit("topic:*=100/s")
+    registry = Registry(RuleSet((plain, Rule("topic", "*", 30, shared=True))), max_live=1)
+    assert registry.get(Resource("total", "topic:*"), 0) is not None
+    registry.swap(RuleSet((plain,)), 0)
+
+    assert registry.get(Resource("total", "topic:*"), 0) is None
+    assert list(registry.states(0)) == []
+    admitted(registry, "a", NS_PER_S, 1)
+    assert (registry.live, registry.pinned, registry.overflowed_total) == (1, 0, 0)
+
+
+def kinds_of_rule(rate_per_s: float = 100, pattern: str = "*") -> dict[type[Limiter], Rule]:
+    return {
+        Limiter: Rule("topic", pattern, rate_per_s, break_s=0),
+        FairLimiter: Rule("topic", pattern, rate_per_s, break_s=0, fair_by="client"),
+        WarmUpLimiter: Rule("topic", pattern, rate_per_s, warm_up_s=10),
+    }
+
+
+@pytest.mark.parametrize("kind", kinds_of_rule())
+def test_rule_gets_the_kind_of_limiter_that_it_needs(kind: type[Limiter]) -> None:
+    registry = Registry(RuleSet((kinds_of_rule()[kind],)), max_live=1)
+
+    assert type(live(registry, "a", 0)) is kind
+    live(registry, "a", 0).charge(0, 200)
+    overflow = live(registry, "b", 0)
+    assert (type(overflow), overflow.resource.name) == (kind, OVERFLOW_NAME)
+
+
+@pytest.mark.parametrize("new", kinds_of_rule(), ids=lambda kind: f"to {kind.__name__}")
+@pytest.mark.parametrize("old", kinds_of_rule(), ids=lambda kind: kind.__name__)
+def test_swap_replaces_the_limiter_by_the_kind_that_the_new_rule_needs(old: type[Limiter], new: type[Limiter]) -> None:
+    registry = Registry(RuleSet((kinds_of_rule()[old],)), max_live=1)
+    live(registry, "a", 0).charge(0, 300)
+    owed = live(registry, "a", 0).stored_upermits
+    admitted(registry, "b", 0, 50)
+    overflow = live(registry, "b", 0).stored_upermits
+    registry.swap(RuleSet((kinds_of_rule()[new],)), 0)
+
+    assert type(live(registry, "a", 0)) is new
+    assert live(registry, "a", 0).stored_upermits == owed < 0
+    assert live(registry, "a", 0) is live(registry, "a", 0)
+    assert type(live(registry, "b", 0)) is new
+    assert live(registry, "b", 0).stored_upermits <= overflow
+    states = list(registry.states(0))
+    assert [state.resource.name for state in states] == ["a", OVERFLOW_NAME]
+
+
+def test_replaced_limiter_is_filed_once_and_evicted_when_idle() -> None:
+    registry = Registry(RuleSet((kinds_of_rule()[Limiter],)), max_live=1)
+    live(registry, "a", 0)
+    for number in range(50):
+        for rule in kinds_of_rule().values():
+            registry.swap(RuleSet((rule,)), number)
+            live(registry, "a", number)
+    registry.swap(RuleSet((kinds_of_rule()[Limiter],)), 50)
+    live(registry, "b", 2 * NS_PER_S)
+    live(registry, "c", 4 * NS_PER_S)
+
+    assert (registry.live, registry.evicted_total) == (1, 2)
+
+
+def test_fair_limiter_is_not_evicted_while_its_keys_are_active_or_owe() -> None:
+    registry = Registry(RuleSet((kinds_of_rule()[FairLimiter],)), max_live=1)
+    live(registry, "a", 0).share("k", 0)
+    live(registry, "b", 9 * NS_PER_S)
+    assert registry.evicted_total == 0
+    live(registry, "b", 11 * NS_PER_S)
+    assert registry.evicted_total == 1
+
+    live(registry, "b", 11 * NS_PER_S).share("k", 11 * NS_PER_S).charge(11 * NS_PER_S, 3000)
+    live(registry, "c", 30 * NS_PER_S)
+    assert registry.evicted_total == 1
+    live(registry, "c", 60 * NS_PER_S)
+    assert registry.evicted_total == 2
+
+
+def test_warm_limiter_is_not_evicted_before_it_is_cold() -> None:
+    registry = Registry(RuleSet((kinds_of_rule()[WarmUpLimiter],)), max_live=1)
+    live(registry, "a", 0).charge(0, 500)  # owes 9 s, then fills for 1 s and cools for 5 s
+    live(registry, "b", 14 * NS_PER_S)
+    assert registry.evicted_total == 0
+
+    live(registry, "b", 16 * NS_PER_S)
+    assert registry.evicted_total == 1
+
+
+def test_rule_with_hours_holds_from_swap_to_swap() -> None:
+    night = Rule("topic", "*", 10, hours=read_hours("22:00-06:00", (), "UTC"), fair_by="client", break_s=0)
+    rules = RuleSet((Rule("topic", "*", 100, break_s=0), night))
+    at_noon, at_midnight = (rules.at(datetime(2026, 3, 2, hour, tzinfo=UTC)) for hour in (12, 0))
+    registry = Registry(at_noon)
+    assert admitted(registry, "a", 0, 60) == 60
+    registry.swap(at_midnight, 0)
+    assert isinstance(live(registry, "a", 0), FairLimiter)
+    assert live(registry, "a", 0).stored_upermits == 4 * UPERMITS_PER_PERMIT
+
+    registry.swap(at_noon, NS_PER_S)
+    assert live(registry, "a", NS_PER_S).rule.rate_per_s == 100
+    # Of the 60 that were missing, ten are back.
+    assert live(registry, "a", NS_PER_S).stored_upermits == 50 * UPERMITS_PER_PERMIT
+    # Nobody asked for this one at night.
+    assert admitted(registry, "b", NS_PER_S, 200) == 100
+
+
+# --- properties
+
+NAMES = ["a1", "a2", "b1", "b2", "own"]
+TEXT_RATES = st.sampled_from(["0/s", "1/s", "7/s", "100/s", "2.5/s", "unlimited"])
+RULE_SETS = st.builds(
+    lambda default, glob, kind, own, enabled: RuleSet(
+        (
+            parse_limit(f"topic:*={default}"),
+            replace(parse_limit(f"topic:a*={glob}"), **kind),
+            parse_limit(f"topic:own={own}"),
+        ),
+        enabled=enabled,
+    ),
+    TEXT_RATES,
+    TEXT_RATES,
+    st.sampled_from([{}, {"fair_by": "client"}, {"warm_up_s": 3}]),
+    TEXT_RATES,
+    st.integers(0, 9).map(bool),
+)
+STEPS_NS = st.one_of(
+    st.integers(0, 50 * MS), st.integers(0, 3 * NS_PER_S), st.integers(-2 * NS_PER_S, 0), st.sampled_from([0, NS_PER_S])
+)
+
+
+@dataclass
+class Ask:
+    name: str
+    costs: list[int]
+
+
+ASKS = st.builds(
+    Ask, st.sampled_from(NAMES), st.lists(st.one_of(st.just(1), st.integers(1, 120)), min_size=1, max_size=8)
+)
+ACTIONS = st.one_of(ASKS, ASKS, ASKS, RULE_SETS)
+
+
+class Account:
+    """What one name may have been admitted: the integral of its rate, the largest burst, the largest cost less one.
+
+    Time at rate 0 counts at the rate that follows it.
+    """
+
+    def __init__(self, rule: Rule | None) -> None:
+        self.rule = rule
+        self.burst = 0 if rule is None else rule.capacity_upermits
+        self.earned = self.spent = self.largest = self.at_0_ns = 0
+
+    def pass_time(self, elapsed_ns: int) -> None:
+        if self.rule is not None and self.rule.rate_upermits_per_s:
+            self.earned += self.rule.rate_upermits_per_s * elapsed_ns
+        else:
+            self.at_0_ns += elapsed_ns
+
+    def change(self, rule: Rule | None, *, overflowed: bool = False) -> None:
+        if rule is None or self.rule is None:
+            # The integral of no limit is endless; what follows begins anew.
+            self.__init__(rule)  # type: ignore[misc]  # starting over is the point
+            return
+        self.rule = rule
+        self.burst = max(self.burst, rule.capacity_upermits)
+        if rule.rate_upermits_per_s:
+            self.earned += rule.rate_upermits_per_s * self.at_0_ns
+            self.at_0_ns = 0
+        if overflowed:
+            # Who shared a limiter for want of room may be given one of its own by a swap.
+            self.earned += rule.capacity_upermits * NS_PER_S
+
+    def spend(self, costs: Sequence[int]) -> None:
+        self.spent += sum(costs)
+        self.largest = max([self.largest, *costs])
+
+    def most(self) -> int:
+        earned = self.earned + self.burst * NS_PER_S
+        return max(0, -(-earned // (NS_PER_S * UPERMITS_PER_PERMIT)) + self.largest - 1)
+
+
+@settings(max_examples=150)
+@given(
+    first=RULE_SETS,
+    max_live=st.integers(1, 4),
+    steps=st.lists(st.tuples(STEPS_NS, ACTIONS), min_size=10, max_size=60),
+)
+def test_nothing_ever_admits_more_than_the_bound(
+    first: RuleSet, max_live: int, steps: list[tuple[int, Ask | RuleSet]]
+) -> None:
+    """Through arrivals, changed rates, evictions, overflow and clock jumps, also backwards."""
+    registry = Registry(first, max_live=max_live)
+    accounts = {name: Account(first.limit(topic(name))) for name in NAMES}
+    now_ns = 0
+    latest_ns = steps[0][0]
+    for step_ns, action in steps:
+        now_ns += step_ns
+        for account in accounts.values():
+            account.pass_time(max(0, now_ns - latest_ns))
+        latest_ns = max(latest_ns, now_ns)
+        if isinstance(action, RuleSet):
+            registry.swap(action, now_ns)
+            for name, account in accounts.items():
+                account.change(action.limit(topic(name)), overflowed=registry.overflowed_total > 0)
+            continue
+        limiter = registry.get(topic(action.name), now_ns)
+        account = accounts[action.name]
+        assert (limiter is None) == (account.rule is None)
+        if limiter is None:
+            continue
+        account.spend(action.costs[: limiter.acquire(now_ns, action.costs).admitted])
+
+        assert account.spent <= account.most()
+        assert registry.live - registry.pinned <= max_live
+
+
+FREE_EDITS = st.one_of(
+    st.tuples(
+        st.sampled_from(["own", "a", "a*", "b", "*", "zz*"]),
+        st.sampled_from(["0/s", "1/s", "7/s", "100/s", "unlimited", ""]),
+        st.booleans(),
+    ),
+    st.sampled_from(["all", "kind"]),
+)
+"""Put a rule, shared or not, or drop it if there is no rate; or switch limiting off or on."""
+
+
+@settings(max_examples=150)
+@given(
+    steps=st.lists(
+        st.tuples(STEPS_NS, st.one_of(ASKS, ASKS, FREE_EDITS, FREE_EDITS)),
+        min_size=20,
+        max_size=100,
+    )
+)
+@pytest.mark.no_cover
+def test_edits_without_end_admit_no_more_than_the_bound(
+    steps: list[tuple[int, Ask | tuple[str, str, bool] | str]],
+) -> None:
+    """What is in force changes all the time, one rule after the other; totals are asked as what they are."""
+    rules = rule_set("topic:*=10/s", "topic:own=30/s")
+    registry = Registry(rules)
+    totals = [Resource("total", f"topic:{pattern}") for pattern in ("a*", "*")]
+    accounts = {resource: Account(rules.limit(resource)) for resource in (*map(topic, NAMES), *totals)}
+    now_ns = latest_ns = steps[0][0]
+    for step_ns, action in steps:
+        now_ns += step_ns
+        for account in accounts.values():
+            account.pass_time(max(0, now_ns - latest_ns))
+        latest_ns = max(latest_ns, now_ns)
+        if isinstance(action, Ask):
+            for resource in (topic(action.name), *totals):
+                limiter, account = registry.get(resource, now_ns), accounts[resource]
+                assert (limiter is None) == (account.rule is None)
+                if limiter is not None:
+                    account.spend(action.costs[: limiter.acquire(now_ns, action.costs).admitted])
+                assert account.spent <= account.most()
+            continue
+        if isinstance(action, str):
+            kinds = rules.off_kinds ^ {"topic"}
+            rules = rules.edited(enabled=not rules.enabled) if action == "all" else rules.edited(off_kinds=kinds)
+        else:
+            pattern, rate, shared = action
+            rule = parse_limit(f"topic:{pattern}={rate or '1/s'}")
+            rule = replace(rule, shared=True) if shared and rule.exact_name is None else rule
+            rules = rules.edited([rule]) if rate else rules.edited(drop=[rule.key])
+        registry.swap(rules, now_ns)
+        for resource, account in accounts.items():
+            account.change(rules.limit(resource))
+
+
+@settings(max_examples=60)
+@given(max_live=st.integers(1, 4), steps=st.lists(st.tuples(STEPS_NS, ASKS), min_size=10, max_size=60))
+def test_eviction_makes_no_difference_to_anybody(max_live: int, steps: list[tuple[int, Ask]]) -> None:
+    """Without overflow a small registry decides like a large one."""
+    rules = rule_set("topic:*=100/s", "topic:a*=8/s")
+    small, large = Registry(rules, max_live=max_live), Registry(rules)
+    now_ns = 0
+    for step_ns, ask in steps:
+        now_ns += abs(step_ns)
+        limiter = live(small, ask.name, now_ns)
+        if small.overflowed_total:
+            return
+        ours = limiter.acquire(now_ns, ask.costs)
+        theirs = live(large, ask.name, now_ns).acquire(now_ns, ask.costs)
+
+        assert ours.admitted == theirs.admitted
+        assert ours.wait_us == pytest.approx(theirs.wait_us, abs=1)
+
+
+@settings(max_examples=60)
+@given(
+    first=RULE_SETS,
+    steps=st.lists(st.tuples(st.integers(0, 3000), ACTIONS), min_size=10, max_size=40),
+)
+def test_missed_swaps_are_made_up_for_exactly(first: RuleSet, steps: list[tuple[int, Ask | RuleSet]]) -> None:
+    """A limiter that nobody looked at between swaps decides like one that was brought up to date after each."""
+    lazy, eager = Registry(first), Registry(first)
+    swaps = now_ns = 0
+    for step_ms, action in steps:
+        # Whole milliseconds make whole micro-permits, so that rounding is the same however often it happens.
+        now_ns += step_ms * MS
+        if isinstance(action, RuleSet):
+            swaps += 1
+            for registry in (lazy, eager):
+                registry.swap(action, now_ns)
+            list(eager.states(now_ns))
+        elif swaps < 16:
+            ours, theirs = (registry.get(topic(action.name), now_ns) for registry in (lazy, eager))
+            assert (ours is None) == (theirs is None)
+            if ours is not None and theirs is not None:
+                assert ours.acquire(now_ns, action.costs) == theirs.acquire(now_ns, action.costs)
+
+
+QUIET = ("quiet-1", "quiet-2", "quiet-own")
+"""Names whose rules are never edited below."""
+ASKS_OF_QUIET = st.builds(Ask, st.sampled_from(QUIET), st.just([1, 30]))
+EDITS = st.tuples(
+    st.sampled_from(["a", "b", "quiet", "*", "q*", "zzzzzzzz*"]), st.sampled_from(["1/s", "7/s", "50/s", ""])
+)
+
+
+@settings(max_examples=80)
+@given(
+    steps=st.lists(
+        st.tuples(
+            st.integers(0, 900),
+            st.one_of(EDITS, EDITS, EDITS, st.builds(Ask, st.sampled_from(QUIET), st.just([1, 30]))),
+        ),
+        min_size=30,
+        max_size=120,
+    )
+)
+def test_edits_of_other_limits_take_nothing_and_give_nothing(steps: list[tuple[int, Ask | tuple[str, str]]]) -> None:
+    """However many swaps a limiter sleeps through: its rule never changed, so it decides as if there had been none."""
+    rules = rule_set("topic:*=10/s", "topic:quiet-*=20/s", "topic:quiet-own=30/s", "topic:a=5/s")
+    edited, never = Registry(rules), Registry(rules)
+    now_ns = 0
+    for step_ms, action in steps:
+        now_ns += step_ms * MS
+        if isinstance(action, Ask):
+            ours, theirs = (
+                live(registry, action.name, now_ns).acquire(now_ns, action.costs) for registry in (edited, never)
+            )
+            assert ours == theirs
+        else:
+            pattern, rate = action
+            rule = parse_limit(f"topic:{pattern}={rate or '1/s'}")
+            rules = rules.edited([rule]) if rate else rules.edited(drop=[rule.key])
+            edited.swap(rules, now_ns)
+    for name in QUIET:
+        assert live(edited, name, now_ns).state(now_ns) == live(never, name, now_ns).state(now_ns)

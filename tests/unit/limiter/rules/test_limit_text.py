@@ -1,0 +1,147 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from limiter.rules.errors import RuleError
+from limiter.rules.limit_text import parse_limit
+from limiter.rules.rule import Rule
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "pattern", "rate_per_s"),
+    [
+        ("topic:orders=500/s", "topic", "orders", 500),
+        ("topic:orders=0.5/s", "topic", "orders", 0.5),
+        ("topic:orders=500.5/s", "topic", "orders", 500.5),
+        ("topic:*=2000/s", "topic", "*", 2000),
+        ("retry_group:%RETRY%x=0/s", "retry_group", "%RETRY%x", 0),
+        ("topic:orders=unlimited", "topic", "orders", None),
+        ("address:queue://a:b=1/s", "address", "queue://a:b", 1),
+        ("client:10.0.0.0/8=100/s", "client", "10.0.0.0/8", 100),
+        ("client:2001:db8::/32=100/s", "client", "2001:db8::/32", 100),
+        ("subscription:billing@orders=100/s", "subscription", "billing@orders", 100),
+    ],
+)
+def test_reads_a_limit(text: str, kind: str, pattern: str, rate_per_s: float | None) -> None:
+    rule = parse_limit(text)
+
+    assert rule == Rule(kind, pattern, rate_per_s)
+    assert str(rule) == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "topic",
+        "topic:orders",
+        "orders=5/s",
+        ":orders=5/s",
+        "topic:=5/s",
+        "topic:orders=",
+        "topic:orders=5",
+        "topic:orders=5/m",
+        "topic:orders=5/h",
+        "topic:orders=5 /s",
+        "topic:orders=-5/s",
+        "topic:orders=+5/s",
+        "topic:orders=nan/s",
+        "topic:orders=inf/s",
+        "topic:orders=1e3/s",
+        "topic:orders=.5/s",
+        "topic:orders=\u0665/s",
+        "topic:orders=Unlimited",
+    ],
+)
+def test_limit_of_another_form_is_refused_with_the_text_and_the_form(text: str) -> None:
+    with pytest.raises(RuleError) as error:
+        parse_limit(text)
+
+    assert repr(text) in str(error.value)
+    assert "KIND:NAME-or-glob=RATE/s" in error.value.allowed
+    assert "per second" in error.value.allowed
+
+
+@pytest.mark.parametrize(
+    ("rate", "reason"),
+    [
+        ("500", "the rate needs its unit: 500/s"),
+        ("0.5", "the rate needs its unit: 0.5/s"),
+        ("500/m", "rate '500/m' is not per second, the only unit"),
+        ("500/min", "rate '500/min' is not per second, the only unit"),
+        ("500/S", "rate '500/S' is not per second, the only unit"),
+        ("-5/s", "rate '-5/s' is negative; 0/s refuses everything"),
+        ("Unlimited", "rate 'Unlimited' is written in lower case: unlimited"),
+        ("fast", "rate 'fast'"),
+    ],
+)
+def test_rate_of_another_form_is_refused_with_its_own_reason(rate: str, reason: str) -> None:
+    with pytest.raises(RuleError) as error:
+        parse_limit(f"topic:orders={rate}")
+
+    assert error.value.what == f"limit 'topic:orders={rate}': {reason}"
+
+
+@pytest.mark.parametrize("name", ["a=3/s,topic:b", "a=b", "a,b", "a b", " a", "a\tb", "a\u2003b"])
+def test_name_that_could_be_several_limits_is_refused_in_the_text_form_alone(name: str) -> None:
+    with pytest.raises(RuleError) as error:
+        parse_limit(f"topic:{name}=4/s")
+
+    assert "can only be written in the file" in error.value.what
+    assert repr(name) in error.value.what
+    if name.isprintable():
+        assert Rule("topic", name, 4).exact_name == name
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("topic:orders=1000000001/s", "rate_per_s 1000000001.0"),
+        ("topic:orders=0.0000001/s", "stores nothing"),
+        ("Topic:orders=1/s", "rule kind 'Topic'"),
+        ("topic:a[b=1/s", "never closed"),
+        ("client:10.*=1/s", "no address and no network"),
+    ],
+)
+def test_limit_with_a_value_that_cannot_be_is_refused_with_the_text_too(text: str, what: str) -> None:
+    with pytest.raises(RuleError) as error:
+        parse_limit(text)
+
+    assert repr(text) in error.value.what
+    assert what in error.value.what
+
+
+@given(st.text(max_size=30))
+def test_no_text_raises_anything_else(text: str) -> None:
+    for candidate in (text, f"topic:{text}", f"topic:x={text}", f"topic:{text}=5/s"):
+        try:
+            parse_limit(candidate)
+        except RuleError:
+            continue
+
+
+@given(st.one_of(st.none(), st.just(0), st.floats(0.000001, 1e9)))
+def test_text_form_is_read_back_as_the_same_rate(rate_per_s: float | None) -> None:
+    rule = Rule("topic", "orders", rate_per_s)
+    again = parse_limit(str(rule))
+
+    assert (again.limits, again.rate_upermits_per_s) == (rule.limits, rule.rate_upermits_per_s)
+
+
+def test_all_but_the_text_is_set_by_who_reads_it() -> None:
+    def held(kind: str, pattern: str, rate_per_s: float | None) -> Rule:
+        return Rule(kind, pattern, rate_per_s, action="delay", source="flag")
+
+    rule = parse_limit("topic:orders=5/s", held)
+
+    assert rule == Rule("topic", "orders", 5, action="delay", source="flag")
+
+
+def test_refusal_of_who_makes_the_rule_has_the_text_and_the_attribute() -> None:
+    def refusing(kind: str, pattern: str, rate_per_s: float | None) -> Rule:
+        raise RuleError(f"no {kind} here", "others", "kind")
+
+    with pytest.raises(RuleError, match="limit 'topic:a=5/s': no topic here; allowed: others") as error:
+        parse_limit("topic:a=5/s", refusing)
+
+    assert error.value.attribute == "kind"

@@ -1,0 +1,222 @@
+import fnmatch
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from limiter.rules.errors import RuleError
+from limiter.rules.patterns import Matcher, Pattern, read_glob, read_network
+
+
+def globs(*texts: str) -> Matcher[str]:
+    return Matcher((read_glob(text), text) for text in texts)
+
+
+def networks(*texts: str) -> Matcher[str]:
+    return Matcher((read_network(text), text) for text in texts)
+
+
+# --- globs
+
+
+@pytest.mark.parametrize("text", ["", "a\nb", "a[b", "[", "[]", "[!]", "a*[x", "[!x"])
+def test_glob_that_cannot_be_is_refused(text: str) -> None:
+    with pytest.raises(RuleError, match="rule pattern") as error:
+        read_glob(text)
+
+    assert error.value.attribute == "pattern"
+
+
+@pytest.mark.parametrize(
+    ("text", "exact_name"),
+    [
+        ("orders", "orders"),
+        ("%RETRY%x", "%RETRY%x"),
+        ("a[*]b", "a*b"),
+        ("[[]x]", "[x]"),
+        ("[]]", "]"),
+        ("a*", None),
+        ("a?", None),
+        ("a[bc]", None),
+        ("a[!b]", None),
+    ],
+)
+def test_glob_is_an_exact_name_if_it_can_match_only_one(text: str, exact_name: str | None) -> None:
+    assert read_glob(text).exact_name == exact_name
+
+
+@given(st.text(alphabet="ab*?[]!-^&~|.\\", min_size=1, max_size=8), st.text(alphabet="ab*[]!-^.\\", max_size=5))
+def test_any_glob_either_is_refused_or_matches_as_fnmatch_does(text: str, name: str) -> None:
+    try:
+        pattern = read_glob(text)
+    except RuleError:
+        return
+
+    assert (Matcher([(pattern, text)]).match(name) is not None) == fnmatch.fnmatchcase(name, text)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("orders", "orders"),
+        ("orders-eu-1", "orders-eu-*"),
+        ("orders-us-1", "orders-*"),
+        ("payments-1", "payments-?"),
+        ("payments-12", "*"),
+        ("", "*"),
+    ],
+)
+def test_exact_name_wins_over_more_literals_over_fewer(name: str, expected: str) -> None:
+    assert globs("*", "orders-*", "orders-eu-*", "orders", "payments-?").match(name) == expected
+
+
+def test_of_equally_literal_globs_the_first_wins() -> None:
+    assert globs("a*", "*a").match("aba") == "a*"
+    assert globs("*a", "a*").match("aba") == "*a"
+
+
+def test_sets_count_as_no_literal_unless_they_are_an_escape() -> None:
+    assert globs("[abc]b*", "[*][*]*").match("**b") == "[*][*]*"
+
+
+@pytest.mark.parametrize("text", ["orders", "orders-*", "*"])
+def test_of_one_glob_given_twice_the_first_counts_alone(text: str) -> None:
+    matcher = Matcher([(read_glob(text), "first"), (read_glob(text), "second")])
+
+    assert matcher.match(text) == "first"
+    assert list(matcher.in_order()) == ["first"]
+
+
+def test_everything_can_be_listed_as_it_is_tried() -> None:
+    assert list(globs("*", "a*", "*ab*", "z").in_order()) == ["z", "*ab*", "a*", "*"]
+
+
+def test_name_that_nothing_matches_has_nothing() -> None:
+    assert globs("a", "b*").match("c") is None
+    assert networks("10.0.0.0/8").match("11.0.0.1") is None
+
+
+def test_many_wildcards_do_not_make_a_made_up_name_expensive() -> None:
+    assert globs("a*" * 30 + "b").match("a" * 4000) is None
+
+
+# --- networks
+
+
+@pytest.mark.parametrize(
+    ("text", "canonical", "exact_name"),
+    [
+        ("10.1.2.3", "10.1.2.3", "10.1.2.3"),
+        ("10.1.2.3/32", "10.1.2.3", "10.1.2.3"),
+        ("10.0.0.0/8", "10.0.0.0/8", None),
+        ("10.0.0.0/255.0.0.0", "10.0.0.0/8", None),
+        ("0.0.0.0/0", "0.0.0.0/0", None),
+        ("2001:DB8::0/32", "2001:db8::/32", None),
+        ("2001:db8:0:0:0:0:0:1", "2001:db8::1", "2001:db8::1"),
+        ("2001:db8::1/128", "2001:db8::1", "2001:db8::1"),
+        ("*", "*", None),
+        ("::ffff:10.0.0.1", "10.0.0.1", "10.0.0.1"),
+        ("::ffff:10.0.0.0/104", "10.0.0.0/8", None),
+    ],
+)
+def test_network_has_one_canonical_spelling(text: str, canonical: str, exact_name: str | None) -> None:
+    pattern = read_network(text)
+
+    assert (pattern.text, pattern.exact_name) == (canonical, exact_name)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "orders", "10.0.0.0.0", "10.0.0.0/33", "300.*", "::1/129", "10.0.0.0/8/8", " 10.0.0.1"]
+)
+def test_what_is_no_network_is_refused_with_what_would_be(text: str) -> None:
+    with pytest.raises(RuleError, match="no address and no network") as error:
+        read_network(text)
+
+    assert "10.0.0.0/8" in error.value.allowed
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"), [("10.*", "10.0.0.0/8"), ("10.1.*.*", "10.1.0.0/16"), ("10.1.2.", "10.1.2.0/24")]
+)
+def test_network_written_as_a_glob_is_refused_with_the_one_meant(text: str, meant: str) -> None:
+    with pytest.raises(RuleError, match="no address and no network") as error:
+        read_network(text)
+
+    assert error.value.allowed == meant
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"), [("10.1.2.3/8", "10.0.0.0/8"), ("2001:db8::1/32", "2001:db8::/32"), ("1.2.3.4/0", "0.0.0.0/0")]
+)
+def test_network_with_bits_beyond_its_prefix_is_refused_with_the_one_meant(text: str, meant: str) -> None:
+    with pytest.raises(RuleError, match="bits set beyond its prefix") as error:
+        read_network(text)
+
+    assert error.value.allowed == meant
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("10.1.2.3", "10.1.2.3"),
+        ("10.1.2.4", "10.1.2.0/24"),
+        ("10.1.3.4", "10.0.0.0/8"),
+        ("192.0.2.1", "0.0.0.0/0"),
+        ("2001:db8:1::1", "2001:db8:1::/48"),
+        ("2001:db8:2::1", "2001:db8::/32"),
+        ("::ffff:10.1.2.3", "*"),
+        ("fe80::1%eth0", "*"),
+        ("no-address", "*"),
+    ],
+)
+def test_longest_prefix_wins_and_no_ipv4_network_has_an_ipv6_address(name: str, expected: str) -> None:
+    matcher = networks("*", "0.0.0.0/0", "10.0.0.0/8", "10.1.2.0/24", "10.1.2.3", "2001:db8::/32", "2001:db8:1::/48")
+
+    assert matcher.match(name) == expected
+
+
+def test_every_ipv6_address_is_in_its_own_everything_alone() -> None:
+    assert networks("::/0").match("10.0.0.1") is None
+    assert networks("::/0").match("::a00:1") == "::/0"
+    assert networks("0.0.0.0/0").match("::a00:1") is None
+
+
+def test_of_one_network_given_twice_the_first_counts_alone() -> None:
+    matcher = Matcher([(read_network("10.0.0.0/8"), 1), (read_network("10.0.0.0/255.0.0.0"), 2)])
+
+    assert matcher.match("10.0.0.1") == 1
+    assert list(matcher.in_order()) == [1]
+
+
+_ADDRESSES = st.one_of(
+    st.integers(0, 2**32 - 1).map(IPv4Address),
+    # Few bits of an IPv6 address differ, so that prefixes are met.
+    st.integers(0, 255).map(lambda low: IPv6Address((0x20010DB8 << 96) | low << 88)),
+    st.integers(0, 2**32 - 1).map(IPv6Address),
+)
+_NETWORKS = st.tuples(_ADDRESSES, st.integers(0, 128)).map(
+    lambda each: ip_network((each[0], min(each[1], each[0].max_prefixlen)), strict=False)
+)
+
+
+@given(st.lists(_NETWORKS, max_size=8), _ADDRESSES)
+def test_match_is_the_smallest_network_that_has_the_address(given_networks: list[object], address: object) -> None:
+    texts = [str(network) for network in given_networks]
+    having = [
+        network
+        for network in map(ip_network, texts)
+        if network.version == ip_address(str(address)).version and ip_address(str(address)) in network
+    ]
+    smallest = max(having, key=lambda network: network.prefixlen, default=None)
+    matcher: Matcher[Pattern] = Matcher((pattern, pattern) for pattern in map(read_network, texts))
+    found = matcher.match(str(address))
+
+    assert (None if found is None else found.network) == smallest
+
+
+@pytest.mark.parametrize("text", ["10.0.0.0/8", "2001:db8::/32", "::ffff:192.0.2.0/120", "10.1.2.3", "*"])
+@pytest.mark.parametrize("name", ["10.1.2.3", "11.1.2.3", "2001:db8::1", "192.0.2.9", "fe80::1%lo", "a pipe", ""])
+def test_network_stands_for_what_is_found_by_it(text: str, name: str) -> None:
+    pattern = read_network(text)
+    assert pattern.stands_for(name) == (Matcher([(pattern, "found")]).match(name) is not None)

@@ -1,0 +1,300 @@
+from typing import Any
+
+import pytest
+
+from limiter.rules.errors import RuleError
+from limiter.rules.rule import MAX_FAIR_KEYS, MAX_RATE_PER_S, Rule
+from limiter.rules.schedule import read_hours
+
+NIGHT = read_hours("22:00-06:00", (), "UTC")
+
+
+def test_rule_has_a_name_for_logs_and_integers_for_the_bucket() -> None:
+    rule = Rule("topic", "orders", 500.5, burst_s=2, break_s=0.25, max_delay_s=0.5, warm_up_s=0)
+
+    assert (rule.name, rule.target) == ("topic:orders", "topic:orders")
+    assert rule.rate_upermits_per_s == 500_500_000
+    assert rule.capacity_upermits == 1_001_000_000
+    assert (rule.burst_ns, rule.break_ns, rule.max_delay_ns) == (2_000_000_000, 250_000_000, 500_000_000)
+    assert rule.break_in_force_s == 0.25
+
+
+def test_shared_rule_is_called_a_total() -> None:
+    rule = Rule("topic", "orders-*", 5, shared=True)
+
+    assert (rule.name, rule.target) == ("total:topic:orders-*", "topic:orders-*")
+
+
+def test_client_rule_is_called_by_its_canonical_network() -> None:
+    assert Rule("client", "2001:DB8:0::/32", 5).name == "client:2001:db8::/32"
+
+
+def test_largest_numbers_fit_64_bits() -> None:
+    assert Rule("topic", "orders", MAX_RATE_PER_S, burst_s=3600).capacity_upermits < 2**63
+
+
+@pytest.mark.parametrize(
+    ("rate_per_s", "bytes_per_s", "action", "does"),
+    [
+        (1.0, None, "reject", True),
+        (0, None, "reject", True),
+        (None, 1.0, "shadow", True),
+        (None, None, "delay", False),
+        (1.0, 1.0, "off", False),
+    ],
+)
+def test_rule_limits_if_it_is_not_off_and_not_unlimited(
+    *, rate_per_s: float | None, bytes_per_s: float | None, action: Any, does: bool
+) -> None:
+    assert Rule("topic", "orders", rate_per_s, bytes_per_s=bytes_per_s, action=action).limits is does
+
+
+@pytest.mark.parametrize(
+    ("rule", "text"),
+    [
+        (Rule("topic", "a", None), "unlimited"),
+        (Rule("topic", "a", 500), "500/s"),
+        (Rule("topic", "a", 0.5), "0.5/s"),
+        (Rule("topic", "a", 0), "0/s"),
+        (Rule("topic", "a", 1e-6, burst_s=1), "0.000001/s"),
+        (Rule("topic", "a", 500, count="requests"), "500 requests/s"),
+        (Rule("topic", "a", 500, bytes_per_s=1048576), "500/s + 1048576 bytes/s"),
+        (Rule("topic", "a", None, bytes_per_s=1048576), "1048576 bytes/s"),
+    ],
+)
+def test_limit_is_written_for_people(rule: Rule, text: str) -> None:
+    assert rule.limit_text == text
+    assert str(rule) == f"topic:a={text}"
+
+
+# --- the second dimension
+
+
+def test_rule_of_bytes_has_the_bytes_as_its_permits_and_all_else_in_common() -> None:
+    rule = Rule("topic", "a", 5, bytes_per_s=1000, bytes_burst_s=2, count="requests", action="shadow", busy_code=215)
+    of_bytes = rule.part("bytes")
+
+    assert rule.part("messages") is rule
+    assert of_bytes is rule.bytes_rule is not None
+    assert (of_bytes.rate_upermits_per_s, of_bytes.capacity_upermits) == (1_000_000_000, 2_000_000_000)
+    assert (of_bytes.name, of_bytes.action, of_bytes.busy_code) == ("topic:a", "shadow", 215)
+    assert of_bytes.bytes_rule is None
+
+
+def test_part_of_what_is_not_limited_is_none() -> None:
+    only_bytes = Rule("topic", "a", None, bytes_per_s=1000)
+    off = Rule("topic", "a", 5, bytes_per_s=1000, action="off")
+
+    assert only_bytes.part("messages") is None
+    assert Rule("topic", "a", 5).part("bytes") is None
+    assert (off.part("messages"), off.part("bytes")) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("values", "what", "attribute"),
+    [
+        ({"bytes_per_s": -1}, "bytes_per_s -1", "bytes_per_s"),
+        ({"bytes_per_s": 1e10}, "bytes_per_s 10000000000.0", "bytes_per_s"),
+        ({"bytes_per_s": 5, "bytes_burst_s": 4000}, "bytes_burst_s 4000", "bytes_burst_s"),
+        ({"bytes_per_s": 5, "bytes_burst_s": 0}, "bytes_per_s 5 with bytes_burst_s 0 stores nothing", "bytes_per_s"),
+        (
+            {"bytes_per_s": 5, "bytes_burst_s": 0.5, "break_s": 1},
+            "break_s 1 is longer than bytes_burst_s 0.5",
+            "break_s",
+        ),
+    ],
+)
+def test_faults_of_the_bytes_name_their_own_attributes(values: Any, what: str, attribute: str) -> None:
+    with pytest.raises(RuleError, match=f"topic:a: {what}") as error:
+        Rule("topic", "a", 5, **values)
+
+    assert error.value.attribute == attribute
+    assert "messages" not in error.value.allowed
+
+
+# --- the breaker
+
+
+@pytest.mark.parametrize(
+    ("values", "break_s"),
+    [
+        ({}, 1),
+        ({"burst_s": 5}, 1),
+        ({"burst_s": 0.2}, 0.2),
+        ({"shared": True}, 0),
+        ({"kind": "client"}, 0),
+        ({"kind": "producer_group"}, 0),
+        ({"kind": "listener"}, 0),
+        ({"action": "delay"}, 0),
+        ({"warm_up_s": 5}, 0),
+        ({"action": "shadow"}, 1),
+        ({"kind": "listener", "break_s": 0.5}, 0.5),
+        ({"shared": True, "break_s": 0.5}, 0.5),
+        ({"action": "delay", "break_s": 0}, 0),
+    ],
+)
+def test_break_that_is_not_written_is_there_where_it_does_no_harm(values: dict[str, Any], break_s: float) -> None:
+    rule = Rule(**({"kind": "topic", "pattern": "*", "rate_per_s": 100} | values))
+
+    assert rule.break_in_force_s == break_s
+
+
+def test_each_dimension_has_a_break_that_fits_its_burst() -> None:
+    rule = Rule("topic", "a", 100, burst_s=2, bytes_per_s=1000, bytes_burst_s=0.5)
+
+    assert rule.bytes_rule is not None
+    assert (rule.break_in_force_s, rule.bytes_rule.break_in_force_s) == (1, 0.5)
+
+
+def test_break_longer_than_the_burst_is_refused_unless_allowed() -> None:
+    with pytest.raises(RuleError, match=r"break_s 2 is longer than burst_s 1.0.*allow_under_limit") as error:
+        Rule("topic", "orders", 100, break_s=2)
+
+    assert error.value.attribute == "break_s"
+    assert Rule("topic", "orders", 100, break_s=2, allow_under_limit=True).break_ns == 2_000_000_000
+
+
+def test_break_is_measured_by_the_bytes_burst_where_only_bytes_are_limited() -> None:
+    rule = Rule("topic", "orders", None, bytes_per_s=100, bytes_burst_s=2, break_s=2)
+
+    assert rule.bytes_rule is not None
+    assert rule.bytes_rule.break_in_force_s == 2
+
+
+@pytest.mark.parametrize(("values", "why"), [({"action": "delay"}, 'action "delay"'), ({"warm_up_s": 1}, "warm_up_s")])
+def test_break_where_there_is_no_breaker_is_refused(values: dict[str, Any], why: str) -> None:
+    with pytest.raises(RuleError, match=f"break_s 1 with {why}, which has no breaker"):
+        Rule("topic", "orders", 100, break_s=1, **values)
+
+
+# --- values that cannot be
+
+
+@pytest.mark.parametrize("rate", [float("nan"), float("inf"), -1, -0.001, 1e9 + 1, True, "5"])
+def test_rate_that_is_no_number_of_permits_is_refused(rate: Any) -> None:
+    with pytest.raises(RuleError, match="topic:orders: rate_per_s") as error:
+        Rule("topic", "orders", rate)
+
+    assert "unlimited" in error.value.allowed
+    assert error.value.attribute == "rate_per_s"
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1, 3601, "1", False])
+@pytest.mark.parametrize("field", ["burst_s", "break_s", "max_delay_s", "warm_up_s"])
+def test_time_out_of_range_is_refused(field: str, value: Any) -> None:
+    with pytest.raises(RuleError, match=f"topic:orders: {field} .*; allowed: 0 to 3600 seconds") as error:
+        Rule("topic", "orders", 1, allow_under_limit=True, **{field: value})
+
+    assert error.value.attribute == field
+
+
+@pytest.mark.parametrize(("rate_per_s", "burst_s"), [(1e-7, 1.0), (0.001, 0.0001), (100, 0)])
+def test_rate_that_could_never_store_anything_is_refused(rate_per_s: float, burst_s: float) -> None:
+    with pytest.raises(RuleError, match="stores nothing"):
+        Rule("topic", "orders", rate_per_s, burst_s=burst_s, break_s=0)
+
+
+@pytest.mark.parametrize("kind", ["", "Topic", "a b", "topic:", "1st", "total"])
+def test_kind_that_is_no_word_is_refused(kind: str) -> None:
+    with pytest.raises(RuleError, match="rule kind"):
+        Rule(kind, "orders", 1)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "allowed"),
+    [
+        ("action", "refuse", "reject, shadow, delay, off"),
+        ("action", None, "reject, shadow, delay, off"),
+        ("count", "bytes", "messages, requests"),
+        ("fair_by", "topic", "client, producer_group"),
+        ("fair_by", "", "client, producer_group"),
+        ("max_fair_keys", 0, f"1 to {MAX_FAIR_KEYS}"),
+        ("max_fair_keys", MAX_FAIR_KEYS + 1, f"1 to {MAX_FAIR_KEYS}"),
+    ],
+)
+def test_word_that_is_none_of_its_field_is_refused_with_those_that_are(field: str, value: Any, allowed: str) -> None:
+    with pytest.raises(RuleError, match=f"topic:orders: {field} ") as error:
+        Rule("topic", "orders", 1, **{field: value})
+
+    assert (error.value.allowed, error.value.attribute) == (allowed, field)
+
+
+@pytest.mark.parametrize(("kind", "pattern"), [("topic", "orders"), ("topic", "a[*]"), ("client", "10.0.0.1/32")])
+def test_total_of_one_name_is_refused(kind: str, pattern: str) -> None:
+    with pytest.raises(RuleError, match="shared, but it matches one name only"):
+        Rule(kind, pattern, 1, shared=True)
+
+
+@pytest.mark.parametrize(
+    ("values", "why"),
+    [
+        ({"kind": "client", "fair_by": "client"}, "only one client to each limit"),
+        ({"kind": "producer_group", "fair_by": "producer_group"}, "only one producer_group to each limit"),
+        ({"kind": "topic", "fair_by": "client", "warm_up_s": 1}, "fair_by with warm_up_s"),
+    ],
+)
+def test_fair_shares_where_there_are_none_to_be_had_are_refused(values: dict[str, Any], why: str) -> None:
+    with pytest.raises(RuleError, match=why):
+        Rule(pattern="*", rate_per_s=1, **values)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"kind": "client", "fair_by": "client", "shared": True},
+        {"kind": "client", "fair_by": "producer_group"},
+        {"kind": "listener", "fair_by": "client"},
+    ],
+)
+def test_fair_shares_of_several_askers_are_taken(values: dict[str, Any]) -> None:
+    assert Rule(pattern="*", rate_per_s=1, **values).fair_by == values["fair_by"]
+
+
+@pytest.mark.parametrize(
+    ("values", "why"),
+    [
+        ({"kind": "topic", "rate_per_s": 1}, "exempt, but with a limit"),
+        ({"kind": "topic", "rate_per_s": None, "bytes_per_s": 1}, "exempt, but with a limit"),
+        ({"kind": "topic", "rate_per_s": None, "shared": True}, "not for scopes and totals"),
+        ({"kind": "client", "rate_per_s": None}, "not for scopes and totals"),
+    ],
+)
+def test_exempt_contradicts_a_limit_and_is_for_resources(values: dict[str, Any], why: str) -> None:
+    with pytest.raises(RuleError, match=why) as caught:
+        Rule(pattern="*", exempt=True, **values)
+    assert caught.value.attribute == "exempt"
+
+
+def test_exempt_rule_limits_nothing_and_says_so() -> None:
+    rule = Rule("topic", "alarms", None, exempt=True)
+    assert not rule.limits
+    assert str(rule) == "topic:alarms=exempt"
+
+
+# --- what tells rules apart
+
+
+def test_rules_are_told_apart_by_kind_name_sharing_and_hours() -> None:
+    rules = [
+        Rule("topic", "a*", 1),
+        Rule("topic", "a[*]", 1),
+        Rule("topic", "b*", 1),
+        Rule("retry_group", "a*", 1),
+        Rule("topic", "a*", 1, shared=True),
+        Rule("topic", "a*", 1, hours=NIGHT),
+    ]
+
+    assert len({rule.key for rule in rules}) == len(rules)
+
+
+@pytest.mark.parametrize(
+    ("kind", "one", "other"),
+    [
+        ("topic", "ab", "a[b]"),
+        ("client", "10.0.0.1", "10.0.0.1/32"),
+        ("client", "10.0.0.0/8", "10.0.0.0/255.0.0.0"),
+        ("client", "2001:db8::/32", "2001:0DB8:0:0::/32"),
+    ],
+)
+def test_two_spellings_of_one_pattern_are_one_key(kind: str, one: str, other: str) -> None:
+    assert Rule(kind, one, 1).key == Rule(kind, other, 2, action="shadow").key

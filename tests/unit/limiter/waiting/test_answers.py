@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import pytest
+
+from limiter.plans.plans import QueueKey
+from limiter.rules.resource import Resource
+from limiter.waiting import delays
+from limiter.waiting.delays import ExpectedCosts
+
+S = 1_000_000_000
+
+
+def line(name: str) -> QueueKey:
+    return QueueKey("messages", Resource("subscription", name), "")
+
+
+A = line("a")
+
+
+def test_nothing_is_expected_of_whom_nobody_asked() -> None:
+    assert ExpectedCosts().ahead(A, 0) == 0
+    assert ExpectedCosts().regard_ends_ns(A) is None
+
+
+def test_each_that_was_let_go_is_expected_to_cost_what_the_last_answer_did() -> None:
+    expected = ExpectedCosts()
+    expected.answered(A, 32)
+    for at_ns in (0, 1):
+        expected.released(A, at_ns)
+    assert expected.ahead(A, 1) == 64
+    expected.answered(A, 10)
+    assert expected.ahead(A, 1) == 10
+
+
+def test_before_any_answer_one_permit_is_expected() -> None:
+    expected = ExpectedCosts()
+    expected.released(A, 0)
+    assert expected.ahead(A, 0) == 1
+
+
+def test_answer_that_brings_nothing_says_nothing_about_the_cost() -> None:
+    expected = ExpectedCosts()
+    expected.answered(A, 32)
+    for at_ns in (0, 1):
+        expected.released(A, at_ns)
+    expected.answered(A, 0)
+    assert expected.ahead(A, 1) == 32
+
+
+def test_regard_ends_after_a_second() -> None:
+    expected = ExpectedCosts()
+    expected.released(A, 5)
+    assert expected.regard_ends_ns(A) == S + 5
+    assert expected.ahead(A, S + 4) == 1
+    assert expected.ahead(A, S + 5) == 0
+    assert expected.regard_ends_ns(A) is None
+
+
+def test_lines_are_told_apart_within_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delays, "_MAX_LINES", 2)
+    expected = ExpectedCosts()
+    for name in "abac":
+        expected.released(line(name), 0)
+    assert [expected.ahead(line(name), 0) for name in "abc"] == [2, 0, 1]
