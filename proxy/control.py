@@ -12,11 +12,11 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from limiter.limiter import LimiterState
-from limiter.rejections import TrafficSecond
-from limiter.rules import RuleSet
-from proxy.question import Explanation, Question
-from proxy.snapshot import BrokerReach, ConnectionState, ResourceCounts, ResourceState, Snapshot
+from limiter.buckets.limiter import LimiterState
+from limiter.counting.rejections import TrafficSecond
+from limiter.rules.rule_set import RuleSet
+from proxy.stats.question import Explanation, Question
+from proxy.stats.snapshot import BrokerReach, ConnectionState, ResourceCounts, ResourceState, Snapshot
 
 
 class Event(msgspec.Struct, frozen=True):
@@ -33,10 +33,10 @@ class Event(msgspec.Struct, frozen=True):
     detail: Mapping[str, str | int]
 
 
-RemoteVerb = Literal["view_limits", "update_limit"]
+LimitCommandVerb = Literal["view_limits", "update_limit"]
 
 
-class RemoteCommand(msgspec.Struct, frozen=True):
+class LimitCommand(msgspec.Struct, frozen=True):
     """What a client asks of Sluice itself in the broker's own protocol, where its listener lets it.
 
     Attributes:
@@ -52,13 +52,13 @@ class RemoteCommand(msgspec.Struct, frozen=True):
     id: int
     listener: str
     peer: str
-    verb: RemoteVerb
+    verb: LimitCommandVerb
     kind: str = ""
     name: str = ""
     rate_per_s: float = 0.0
 
 
-class RemoteLimit(msgspec.Struct, frozen=True):
+class ListedLimit(msgspec.Struct, frozen=True):
     """One limit as ``view_limits`` is told.
 
     Attributes:
@@ -76,7 +76,7 @@ class RemoteLimit(msgspec.Struct, frozen=True):
     last_refused_ms: int
 
 
-class RemoteReply(msgspec.Struct, frozen=True):
+class LimitCommandReply(msgspec.Struct, frozen=True):
     """The answer to a RemoteCommand.
 
     Attributes:
@@ -87,7 +87,25 @@ class RemoteReply(msgspec.Struct, frozen=True):
 
     error: str = ""
     version: int = 0
-    limits: tuple[RemoteLimit, ...] = ()
+    limits: tuple[ListedLimit, ...] = ()
+
+
+class Cleared(msgspec.Struct, frozen=True):
+    """What was cleared when limiters began anew.
+
+    Attributes:
+        limiters: how many.
+        debt_messages: what they owed, in messages or requests.
+        debt_bytes: what they owed in bytes.
+        open_breakers: how many of their breakers, and of their shares', were open.
+        shares: fair shares that ended.
+    """
+
+    limiters: int = 0
+    debt_messages: float = 0.0
+    debt_bytes: float = 0.0
+    open_breakers: int = 0
+    shares: int = 0
 
 
 class DataPath(Protocol):
@@ -98,6 +116,15 @@ class DataPath(Protocol):
 
         Raises:
             ValueError: its version is not above the one in force.
+        """
+
+    async def reset(self, kind: str, name: str) -> Cleared:
+        """Let limiters begin anew, full and closed, in small steps; each decides at every moment by one or the other.
+
+        Args:
+            kind: of what is limited, or ``total``.
+            name: of one resource or scope; of a total ``KIND:PATTERN``; or a pattern: of all names for which its rule
+                is in force.
         """
 
     async def snapshot(self, *, whole: bool = True) -> Snapshot:
@@ -152,13 +179,13 @@ class DataPath(Protocol):
     def events(self) -> AbstractAsyncContextManager[AsyncIterator[Event]]:
         """Subscribe; a subscriber that does not keep up loses the oldest events, never the data path's time."""
 
-    def remote_commands(self) -> AbstractAsyncContextManager[AsyncIterator[RemoteCommand]]:
+    def remote_commands(self) -> AbstractAsyncContextManager[AsyncIterator[LimitCommand]]:
         """Take what clients ask of Sluice itself; each is answered by ``reply``. There is one taker at most.
 
         While nobody takes them, such requests go on to the broker as all others do.
         """
 
-    async def reply(self, command_id: int, reply: RemoteReply) -> None:
+    async def reply(self, command_id: int, reply: LimitCommandReply) -> None:
         """Answer a command; one whose client has left is forgotten."""
 
     async def drain(self, grace_s: float) -> None:

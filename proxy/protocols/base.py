@@ -3,7 +3,7 @@
 A session is a pure function of what it is told, in the manner of h11: bytes, ends of stream, verdicts and
 the time go in; batches to decide and bytes to write come out. It owns no socket, no task and no clock.
 
-The driver (``proxy.connection``) keeps these promises:
+The driver (``proxy.net.connection``) keeps these promises:
 
 1. Calls never overlap, and all come from one thread. Between two calls about one side there may be calls
    about the other.
@@ -15,21 +15,23 @@ The driver (``proxy.connection``) keeps these promises:
    bytes for one peer go through one writer.
 5. While ``paused(side)`` is true that side is not read, so TCP carries the back pressure to that peer.
 
-How an AMQP session sits in the same interface is written in ``proxy.pipeline``.
+How an AMQP session sits in the same interface is written in ``proxy.deciding.pipeline``.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 import msgspec
 
-from limiter.resource import Resource
-from limiter.rule import DEFAULT_MAX_DELAY_S, Action, Rule
-from proxy.batch import Batch, ConnectionInfo, Refuse, Request, Response, Side
-from proxy.control import RemoteReply, RemoteVerb
-from proxy.snapshot import ClientDescription
+from limiter.rules.resource import Resource
+from limiter.rules.rule import DEFAULT_MAX_DELAY_S, Action, Rule
+from proxy.common.buffers import GatherRoom
+from proxy.control import LimitCommandReply, LimitCommandVerb
+from proxy.deciding.batch import Batch, ConnectionInfo, Refuse, Request, Response, Side
+from proxy.stats.snapshot import ClientDescription
+from proxy.stats.timing import Histogram
 
 Buffer = bytes | memoryview
 
@@ -58,13 +60,15 @@ class WireCounters:
     Attributes:
         frames: whole frames seen, by the peer they came from.
         undecodable: headers that only the lenient parser could read, or that none could, by which of the two.
+        round_trip: how long the broker took to answer requests, of as many as a session cares to time.
     """
 
     frames: dict[Side, int] = field(default_factory=lambda: dict.fromkeys(Side, 0))
     undecodable: dict[str, int] = field(default_factory=dict)
+    round_trip: Histogram = field(default_factory=Histogram)
 
 
-class Ask(msgspec.Struct, gc=False):
+class CommandRequest(msgspec.Struct, gc=False):
     """What a client asks of Sluice itself, in the words of ``proxy.control.RemoteCommand``.
 
     Attributes:
@@ -75,26 +79,26 @@ class Ask(msgspec.Struct, gc=False):
         handle: belongs to the session: what its answer needs.
     """
 
-    verb: RemoteVerb
+    verb: LimitCommandVerb
     kind: str = ""
     name: str = ""
     rate_per_s: float = 0.0
     handle: object = None
 
 
-Asked = Literal["taken", "full", "nobody"]
-"""What became of an Ask: ``replied`` follows; too much is open already; nobody takes such requests, so that it goes on
-to the broker as all others do."""
+CommandStatus = Literal["taken", "full", "nobody"]
+"""What became of a CommandRequest: ``replied`` follows; too much is open already; nobody takes such requests, so
+that it goes on to the broker as all others do."""
 
 
-def nobody_takes(ask: Ask) -> Asked:
+def nobody_takes(ask: CommandRequest) -> CommandStatus:
     """Take no request to Sluice itself."""
     del ask
     return "nobody"
 
 
 class Description(msgspec.Struct, frozen=True):
-    """One connection as its session knows it, in the words of ``proxy.snapshot.ConnectionState``.
+    """One connection as its session knows it, in the words of ``proxy.stats.snapshot.ConnectionState``.
 
     Attributes:
         client: what the client said of itself.
@@ -165,25 +169,22 @@ class Session(ABC):
         """
 
     @abstractmethod
-    def resolved(self, request: Request, refuse: Refuse | None, now_ns: int) -> Batch | None:
+    def resolved(self, request: Request, refuse: Refuse | None, now_ns: int) -> None:
         """Queue what becomes of a request that was held: its bytes for the broker, or the refusal.
 
         It comes after ``decided`` for the request's batch and before the end of its side's stream, once or, when the
         request was dropped, never. It may raise Close.
-
-        Returns:
-            A batch of charges alone, if it became known meanwhile that the request costs more than it was decided
-            by and it goes on. ``decided`` does not follow for it.
         """
 
     def take_responses(self) -> Sequence[Response]:
         """Hand out, once, the broker's answers seen since the last call; only asked if a handler wants them."""
         return ()
 
-    def replied(self, ask: Ask, reply: RemoteReply, now_ns: int) -> None:
+    def replied(self, ask: CommandRequest, reply: LimitCommandReply, now_ns: int) -> None:
         """Queue the answer to what the client asked of Sluice itself.
 
-        It comes once for every Ask that was ``taken``, after that ``receive``, unless the connection ends first.
+        It comes once for every CommandRequest that was ``taken``, after that ``receive``, unless the connection ends
+        first.
         """
         del ask, reply, now_ns
 
@@ -197,6 +198,9 @@ class Session(ABC):
 
         With the client's stream its held requests end as well: their tickets have been dropped.
         """
+
+    def close(self) -> None:  # noqa: B027 - few sessions have anything to do
+        """Give back what the session has taken of things that it shares with others; nothing else follows."""
 
     @abstractmethod
     def take(self, side: Side) -> Sequence[Buffer]:
@@ -242,6 +246,15 @@ class Session(ABC):
         del side
         return False
 
+    def takes_turns(self, side: Side) -> bool:
+        """Say whether that peer's bytes take long of late: asked before each read, and where bytes are left.
+
+        The driver then has connections of which this is said wait for each other, so that all others together wait for
+        one chunk of theirs at a time.
+        """
+        del side
+        return False
+
     def next_tick_ns(self) -> int | None:
         """Return when ``tick`` wants to be called next, or None while only a wake-up should call it.
 
@@ -272,6 +285,9 @@ class SessionContext:
             session need not make requests of what nobody limits.
         options: the protocol's own typed configuration.
         ask: asks the operator's side what a client wants of Sluice itself; called in ``receive``.
+        limiting: says whether limiting is on at all; what a session refuses by itself passes while it is off.
+        room: for frames that have to be whole before they can be decided; shared by all sessions.
+        shared: what all sessions of one broker share, whatever their listener; each protocol names what it puts in.
     """
 
     connection: ConnectionInfo
@@ -280,7 +296,10 @@ class SessionContext:
     wants_responses: bool
     limits_kind: Callable[[str], bool]
     options: Any
-    ask: Callable[[Ask], Asked] = nobody_takes
+    ask: Callable[[CommandRequest], CommandStatus] = nobody_takes
+    limiting: Callable[[], bool] = lambda: True
+    room: GatherRoom = field(default_factory=GatherRoom)
+    shared: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,20 +309,24 @@ class Kind:
     Attributes:
         name: the word in rules, metrics and the API.
         meaning: what such a resource is and how its name is written, for people to read.
+        spelling: how its names are written, as ``GROUP@TOPIC``, if they have parts.
         rate_per_s: the limit of each when the operator gives none at all; None is unlimited.
         action: what a rule does that does not say it.
         max_delay_s: with action ``delay``, how long a rule holds that does not say it, in seconds.
         consumes: its requests ask for messages, so that the scopes of those who send do not limit them.
         patience_s: how long clients wait for an answer unless they are told otherwise, in seconds; None is unknown.
+        in_commands: clients may ask for its limits, and change them, in the protocol itself.
     """
 
     name: str
     meaning: str
+    spelling: str = ""
     rate_per_s: float | None = None
     action: Action = "reject"
     max_delay_s: float = DEFAULT_MAX_DELAY_S
     consumes: bool = False
     patience_s: float | None = None
+    in_commands: bool = False
 
 
 def no_problem(rule: Rule) -> None:
@@ -317,21 +340,35 @@ def no_choice(options: object) -> str:
     return ""
 
 
+def no_refusal(options: object, resource: Resource) -> str:
+    """Name no rule: nothing is refused whatever the limits are."""
+    del options, resource
+    return ""
+
+
 @dataclass(frozen=True, slots=True)
 class Protocol:
     """A protocol as the entry-point group ``sluice.protocols`` names it.
 
     Attributes:
         name: the word after ``--protocol``.
-        kinds: the kinds of resources it makes; a rule for another kind is an error.
+        kinds: the kinds of resources it makes; a rule for another kind is an error. The first is the one that most
+            limits are for: forms begin with it, and reports need not say it.
         default_rules: built-in rules, weaker than any rule of the operator's with the same name; they
             carry the protocol's exemptions.
         open_session: makes the session of a new connection.
         options: a pydantic model or dataclass; the listener's ``options`` table is read into it.
-        stand_ins: what requests are charged to whose own resource cannot be read. Unless an operator's rule names
-            it, a stand-in gets the strictest limit in force, so that being unreadable is no way around any.
         check_rule: raises RuleError for a rule that the protocol cannot follow, or that can never match.
         reads_by: says of a listener's options what will read its frames, where there is a choice; empty where not.
+        always_refuses: says, of a listener's options and a resource, as which rule its sessions refuse what is for that
+            resource while limiting is on, whatever the limits are; empty where they do not.
+        half_closes: a peer may end its stream and still wait for what the other one has to say. Where none does, the
+            end of one stream is the end of the connection, and a broker that hangs does not keep it open.
+        second_port_offset: where a broker has a second port, that port minus the main one; 0 is none. Sessions of both
+            share what those of one broker do.
+        kinds_meant: the kinds that may be meant by words that are none.
+        busy_attempts: how often clients try in all when they are refused as busy, by the language that sessions say
+            they are written in. Of the others, once.
     """
 
     name: str
@@ -339,6 +376,10 @@ class Protocol:
     default_rules: tuple[Rule, ...]
     open_session: Callable[[SessionContext], Session]
     options: type[Any]
-    stand_ins: tuple[Resource, ...] = ()
     check_rule: Callable[[Rule], None] = no_problem
     reads_by: Callable[[Any], str] = no_choice
+    always_refuses: Callable[[Any, Resource], str] = no_refusal
+    half_closes: bool = True
+    second_port_offset: int = 0
+    kinds_meant: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    busy_attempts: Mapping[str, int] = field(default_factory=dict)

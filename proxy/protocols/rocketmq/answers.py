@@ -5,26 +5,85 @@ request they answer: a drain must know what is still in flight. In the bodies of
 the messages are counted as they pass.
 """
 
+import struct
 from collections.abc import Sequence
 from typing import Final
 
 import msgspec
 
-from limiter.resource import Resource
-from proxy.batch import Charge, Response
+from limiter.rules.resource import Resource
+from proxy.deciding.batch import Charge, Response
 from proxy.protocols.base import Buffer, Close
-from proxy.protocols.rocketmq import codes
-from proxy.protocols.rocketmq.beginning import Beginning
-from proxy.protocols.rocketmq.frame import HEADER_LENGTH, prefix_at
-from proxy.protocols.rocketmq.header import Answer, read_answer
-from proxy.protocols.rocketmq.owed import Owed
-from proxy.protocols.rocketmq.record_counter import RecordCounter
+from proxy.protocols.rocketmq.pending import Pending
 from proxy.protocols.rocketmq.scanning import FEW_STEPS
+from proxy.protocols.rocketmq.transactions import Question, Transactions, read_about_half
+from proxy.protocols.rocketmq.wire import codes
+from proxy.protocols.rocketmq.wire.frame import HEADER_LENGTH, PartialFrame, prefix_at
+from proxy.protocols.rocketmq.wire.header import Answer, read_answer
+
+_size_at = struct.Struct(">i").unpack_from
+_SIZE_BYTES: Final = 4
+#: A record with neither topic nor body nor properties, its hosts being IPv4. A shorter one is nonsense.
+MIN_RECORD_BYTES: Final = 91
+_ALL_THE_REST: Final = 1 << 62
+
+
+# Bodies of answers to pulls and pops: how many messages one brings, counted while it streams through.
+#
+# Such a body is the stored records one behind the other, each beginning with its i32 totalSize. Nothing of it is
+# copied or held, but for the beginning of a size that a piece ended in. Records themselves are read by the embedded
+# broker alone.
+class RecordCounter:
+    """Counts the records of one body, however it is cut into pieces.
+
+    A size that is nonsense counts as one record that takes all the rest; so does one that is longer than the rest.
+
+    Attributes:
+        count: records begun so far, by those whose size has come.
+    """
+
+    __slots__ = ("_part", "_skip", "count")
+
+    def __init__(self) -> None:
+        self.count = 0
+        #: Bytes still to come of the record in hand.
+        self._skip = 0
+        #: The beginning of a size.
+        self._part = b""
+
+    def feed(self, data: memoryview) -> None:
+        """Take the next piece of the body."""
+        size = len(data)
+        at = self._skip
+        if self._part:
+            wanted = _SIZE_BYTES - len(self._part)
+            part = self._part + bytes(data[:wanted])
+            if size < wanted:
+                self._part = part
+                return
+            self._part = b""
+            self.count += 1
+            at = wanted - _SIZE_BYTES + _length(part, 0)
+        last = size - _SIZE_BYTES
+        while at <= last:
+            self.count += 1
+            at += _length(data, at)
+        if at < size:
+            self._part = bytes(data[at:])
+        self._skip = max(0, at - size)
+
+
+def _length(data: bytes | memoryview, at: int) -> int:
+    """Return how many bytes a record takes by its size."""
+    record_bytes: int = _size_at(data, at)[0]
+    return record_bytes if record_bytes >= MIN_RECORD_BYTES else _ALL_THE_REST
+
 
 #: An answer's header above this is not gathered when it comes in pieces; its request stays owed.
 MAX_HEADER_BYTES: Final = 64 * 1024
 
 _CONSUMING: Final = frozenset(codes.CONSUMING)
+_CHECK: Final = codes.RequestCode.CHECK_TRANSACTION_STATE.value
 _SUCCESS: Final = codes.ResponseCode.SUCCESS.value
 
 
@@ -47,6 +106,7 @@ class AnswerStream:
 
     Args:
         owed: the requests that answers are matched with.
+        transactions: told of half messages.
         wants_responses: gather a Response for every answer.
 
     Attributes:
@@ -56,18 +116,20 @@ class AnswerStream:
         close: set when the last chunk ended in something that is no frame; what came before it was queued.
     """
 
-    def __init__(self, owed: Owed, *, wants_responses: bool) -> None:
+    def __init__(self, owed: Pending, transactions: Transactions, *, wants_responses: bool) -> None:
         self.frames = 0
         self.responses: list[Response] = []
         self.charges: list[Charge] = []
         self.close: Close | None = None
         self._owed = owed
+        self._transactions = transactions
         self._wants_responses = wants_responses
         #: The bytes of a header that has not come completely have been passed on.
-        self._beginning = Beginning(MAX_HEADER_BYTES, _header_bytes_of)
+        self._beginning = PartialFrame(MAX_HEADER_BYTES, _header_bytes_of)
         #: What is still to come of a frame whose header is known.
         self._left = 0
-        self._bringing: _Bringing | None = None
+        #: What reads the body that is still coming.
+        self._bringing: _Bringing | Question | None = None
         #: Frames of the last chunk that were looked at one by one.
         self._steps = 0
 
@@ -142,9 +204,15 @@ class AnswerStream:
         return position + step
 
     def _bring(self, piece: memoryview, *, left: bool) -> None:
-        """Count the messages in a piece of an answer's body, and charge them if nothing is left to come."""
+        """Read a piece of a body: count the messages in it, and charge them if nothing is left to come."""
         bringing = self._bringing
         if bringing is None:
+            return
+        if isinstance(bringing, Question):
+            bringing.feed(piece)
+            if not left:
+                self._bringing = None
+                self._transactions.asked(bringing)
             return
         counter = bringing.counter
         counter.feed(piece)
@@ -167,7 +235,17 @@ class AnswerStream:
     def _note(self, header: memoryview, frame_bytes: int) -> None:
         """Match an answer with its request."""
         answer = read_answer(header)
-        if answer is not None and answer.flag & codes.FLAG_RESPONSE:
+        if answer is None:
+            return
+        if not answer.flag & codes.FLAG_RESPONSE:
+            asked = read_about_half(header) if answer.code == _CHECK else None
+            if asked is not None:
+                self._bringing = Question(asked)
+        else:
+            half = self._owed.half_of(answer.opaque)
+            about_half = None if half is None else read_about_half(header)
+            if half is not None and about_half is not None:
+                self._transactions.answered(half, about_half)
             request = self._owed.settle(answer.opaque)
             if request is not None and request[1] and request[0] in _CONSUMING:
                 self._expect(answer, request[1], frame_bytes)

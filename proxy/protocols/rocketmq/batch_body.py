@@ -1,29 +1,39 @@
 """Batch bodies: several messages in the body of one send.
 
 A batch body is ``i32 totalSize, i32 magic 0, i32 crc 0, i32 flag, i32 bodyLen, body, i16 propLen, properties``,
-repeated. ``BatchCounter`` counts the messages of a body that arrives in pieces; the rest makes and reads whole
-bodies for the embedded broker and the tests. Message properties, a string of ``name 0x01 value 0x02``, are
-here as well.
+repeated. ``BatchReader`` counts the messages of a body; the rest reads them for the embedded broker. Message
+properties, a string of ``name 0x01 value 0x02``, are here as well.
 """
 
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
 from typing import Final
 
 import msgspec
 
-from proxy.batch import Charge, Request
-from proxy.protocols.rocketmq.errors import LocalProtocolError, RemoteProtocolError
+from proxy.protocols.rocketmq.wire.codes import RemoteProtocolError
 
 _HEAD: Final = struct.Struct(">iiiii")  # totalSize, magic, crc, flag, bodyLen
 _head_at = _HEAD.unpack_from
 _HEAD_BYTES: Final = _HEAD.size
 _I16: Final = struct.Struct(">h")
 _i16_at = _I16.unpack_from
+_i32_at = struct.Struct(">i").unpack_from
+#: Of a message: totalSize and the length of its body.
+_lengths_at = struct.Struct(">i12xi").unpack_from
 #: A message with neither body nor properties.
 MIN_MESSAGE_BYTES: Final = _HEAD_BYTES + 2
 #: The length of the properties is an i16.
 MAX_PROPERTIES_BYTES: Final = 32_767
+#: The properties by which a message says what is for the broker alone to say: as how many it counts, and in which other
+#: queues, of any topic, it is an entry as well, and where. Most batches are searched for their beginning only.
+_INNER: Final = b"INNER_"
+_INNERS: Final = (b"INNER_NUM\x01", b"INNER_MULTI_DISPATCH\x01", b"INNER_MULTI_QUEUE_OFFSET\x01")
+_INNER_BYTES: Final = max(map(len, _INNERS))
+#: So many bytes are searched in the time that it takes to read a message, or less.
+_SEARCHED_A_MESSAGE_BYTES: Final = 512
 
 
 class BatchMessage(msgspec.Struct, frozen=True):
@@ -40,176 +50,82 @@ class BatchMessage(msgspec.Struct, frozen=True):
     flag: int = 0
 
 
-class BatchCounter:
-    """Counts the messages of one batch body, however it is cut into pieces.
+class BatchReader:
+    """Reads the messages that the broker makes of one batch body, in steps of a bounded size.
 
-    The broker takes the messages apart by the lengths of their body and properties and ignores totalSize (for
-    topics of the batch-queue type it is the other way round), so counting by one of them could be fooled. A
-    message whose lengths do not add up makes the body malformed: from its start on every 22 bytes count as a
-    message, the smallest there is, which is never too few. A message that is longer than what follows of the
-    body counts as one; the broker refuses such a body altogether.
+    The broker takes the messages apart by the lengths of their body and properties, and ignores totalSize
+    (``MessageExtEncoder.encode``). For topics of the batch-queue type it is the other way round
+    (``MessageDecoder.countInnerMsgNum``). Which type a topic has is not known here, so a body counts if both find the
+    same messages in it.
 
-    Args:
-        doubtful_bytes: the body's length if nobody knows whether it is a batch, else 0. A doubtful body counts as
-            one message if its first 20 bytes show that the broker could take it apart in neither way.
+    Where they part, the body holds no message if neither of them can go on: the broker then refuses it as a whole.
+    Otherwise it is malformed. Nobody says here what the broker stores of such a body: it steps back by negative
+    lengths, so a short one may be any number of messages.
 
     Attributes:
-        count: messages begun so far; one counts as soon as its first 20 bytes have come. It never falls.
-        malformed: some lengths did not add up.
+        count: messages, once everything is read; 0 of a body that is malformed or that the broker refuses.
+        malformed: the broker might store something of a body whose lengths do not add up.
+        sets_inner: a message says itself what is for the broker alone to say. As how many it counts: by that many, up
+            to 32 767, a queue of a topic of the batch-queue type then grows. Or in which queues it is an entry: a
+            broker with enableMultiDispatch then puts it in these, whatever their topics' limits.
+        effort: how long the reading took, in messages.
     """
 
-    __slots__ = (
-        "_body_bytes",
-        "_doubtful_bytes",
-        "_in_head",
-        "_part",
-        "_properties_bytes",
-        "_skip",
-        "_spare",
-        "count",
-        "malformed",
-    )
+    __slots__ = ("_at", "_searched", "count", "effort", "malformed", "sets_inner")
 
-    def __init__(self, *, doubtful_bytes: int = 0) -> None:
-        self.count = 0
-        self.malformed = False
-        self._doubtful_bytes = doubtful_bytes
-        #: Whether a message's first 20 bytes come next, or the length of its properties.
-        self._in_head = True
-        #: The beginning of whichever comes next, when a piece ended in it.
-        self._part = b""
-        #: Bytes of body or properties still to be skipped.
-        self._skip = 0
-        #: Of the message in hand: the length of its body, and what totalSize leaves for its properties.
-        self._body_bytes = 0
-        self._properties_bytes = 0
-        #: Bytes of a malformed body not counted yet, fewer than a message's.
-        self._spare = 0
+    def __init__(self) -> None:
+        self.count = self.effort = 0
+        self.malformed = self.sets_inner = False
+        #: Where the next message begins, and up to where those before it were searched.
+        self._at = self._searched = 0
 
-    def feed(self, data: bytes | memoryview) -> None:
-        """Take the next piece of the body; it may be empty."""
-        size = len(data)
-        at = self._count_whole(data)
-        while not self.malformed:
-            if self._skip:
-                step = min(self._skip, size - at)
-                self._skip -= step
-                at += step
-                if self._skip:
-                    return
-            wanted = (_HEAD_BYTES if self._in_head else 2) - len(self._part)
-            if size - at < wanted:
-                self._part += bytes(data[at:])
-                return
-            if self._part:
-                part, self._part = self._part + bytes(data[at : at + wanted]), b""
-                self._step(part, 0)
-            else:
-                self._step(data, at)
-            at += wanted
-        self._count_bytes(size - at)
+    def go_on(self, body: bytes | memoryview, most: int = sys.maxsize) -> bool:
+        """Read some more messages of a whole body, ``most`` or a few more; say whether that was all.
 
-    def _count_whole(self, data: bytes | memoryview) -> int:
-        """Count the sound messages that ``data`` begins with and holds wholly; returns where they end.
-
-        This is what nearly all batches consist of, at a third of the price.
+        It takes 0.4 µs for each, and as long at most to search so many bytes as count as one.
         """
-        at = 0
-        if not self._in_head or self._skip or self._part or self.malformed:
-            return at
-        size = len(data)
-        while size - at >= MIN_MESSAGE_BYTES:
-            total_bytes, _, _, _, body_bytes = _head_at(data, at)
-            properties_bytes = total_bytes - MIN_MESSAGE_BYTES - body_bytes
-            if body_bytes < 0 or properties_bytes < 0 or total_bytes > size - at:
-                break
-            if _i16_at(data, at + _HEAD_BYTES + body_bytes)[0] != properties_bytes:
-                break
-            self.count += 1
-            at += total_bytes
-        return at
-
-    def _step(self, data: bytes | memoryview, at: int) -> None:
-        """Read whichever lengths come next; they are complete."""
-        if self._in_head:
-            total_bytes, _, _, _, body_bytes = _head_at(data, at)
-            self.count += 1
-            self._in_head = False
-            self._skip = self._body_bytes = body_bytes
-            self._properties_bytes = total_bytes - MIN_MESSAGE_BYTES - body_bytes
-            if body_bytes < 0 or not 0 <= self._properties_bytes <= MAX_PROPERTIES_BYTES:
-                room = self._doubtful_bytes
-                fits = 0 <= body_bytes <= room - MIN_MESSAGE_BYTES or MIN_MESSAGE_BYTES <= total_bytes <= room
-                if room and self.count == 1 and not fits:
-                    self._skip = room  # no batch: all that follows belongs to this one message
-                else:
-                    self._give_up(_HEAD_BYTES)
-        else:
-            (properties_bytes,) = _i16_at(data, at)
-            self._in_head = True
-            self._skip = properties_bytes
-            if properties_bytes != self._properties_bytes:
-                self._give_up(MIN_MESSAGE_BYTES + self._body_bytes)
-
-    def _give_up(self, message_bytes: int) -> None:
-        """Go on by bytes; ``message_bytes`` of the message that was counted last have been passed."""
-        self.malformed = True
-        self.count -= 1
-        self._count_bytes(message_bytes)
-        if message_bytes < MIN_MESSAGE_BYTES:
-            self.count += 1
-            self._spare = 0
-
-    def _count_bytes(self, passed_bytes: int) -> None:
-        messages, self._spare = divmod(self._spare + passed_bytes, MIN_MESSAGE_BYTES)
-        self.count += messages
+        at, size, left = self._at, len(body), most
+        with suppress(struct.error):
+            while left and at < size:
+                total_bytes, body_bytes = _lengths_at(body, at)
+                (properties_bytes,) = _i16_at(body, at + _HEAD_BYTES + body_bytes)
+                if body_bytes < 0 or properties_bytes < 0:
+                    break
+                if total_bytes != MIN_MESSAGE_BYTES + body_bytes + properties_bytes or total_bytes > size - at:
+                    break
+                at += total_bytes
+                left -= 1
+        self._at = at
+        self.count += most - left
+        parted = left > 0 and at < size
+        if parted:
+            self.count = 0
+            self.malformed = not _is_refused(body, at)
+        searched = min(at, self._searched + most * _SEARCHED_A_MESSAGE_BYTES)
+        # The name may have begun in what was searched before.
+        piece = bytes(body[max(0, self._searched - _INNER_BYTES + 1) : searched])
+        if _INNER in piece and any(name in piece for name in _INNERS):
+            self.sets_inner = True
+        self.effort += most - left + (searched - self._searched) // _SEARCHED_A_MESSAGE_BYTES
+        self._searched = searched
+        return searched == at and (parted or at == size)
 
 
-class BatchComing(msgspec.Struct, gc=False):
-    """A batch whose body is still coming.
-
-    Attributes:
-        counter: is shown the body.
-        request: what it is charged to.
-    """
-
-    counter: BatchCounter
-    request: Request
-
-    def late(self) -> Charge | None:
-        """Return what the batch costs beyond what it was decided by, once its body has come."""
-        request, count = self.request, self.counter.count
-        if count <= request.messages:
-            return None
-        return Charge(request.resources, count - request.messages, producer_group=request.producer_group)
-
-
-def count_messages(body: bytes | memoryview) -> int:
-    """Return how many messages a complete batch body holds, as BatchCounter counts."""
-    counter = BatchCounter()
-    counter.feed(body)
-    return counter.count
-
-
-def encode_batch(messages: Iterable[BatchMessage]) -> bytes:
-    """Return the batch body that holds these messages.
-
-    Raises:
-        LocalProtocolError: the properties of one are longer than 32 767 bytes.
-    """
-    parts: list[bytes] = []
-    for message in messages:
-        properties = message.properties.encode()
-        if len(properties) > MAX_PROPERTIES_BYTES:
-            raise LocalProtocolError("bad_batch", f"{len(properties)} bytes of properties do not fit a message")
-        total_bytes = MIN_MESSAGE_BYTES + len(message.body) + len(properties)
-        parts += (
-            _HEAD.pack(total_bytes, 0, 0, message.flag, len(message.body)),
-            message.body,
-            _I16.pack(len(properties)),
-            properties,
-        )
-    return b"".join(parts)
+def _is_refused(body: bytes | memoryview, at: int) -> bool:
+    """Say whether the broker can go on at a message neither by its lengths nor by totalSize."""
+    size = len(body)
+    # A totalSize of 0 leads a batch queue's reading nowhere, but never to an end.
+    if size - at >= 4 and 0 <= at + _i32_at(body, at)[0] <= size:
+        return False
+    if size - at < MIN_MESSAGE_BYTES:
+        return True
+    _, body_bytes = _lengths_at(body, at)
+    properties_at = at + _HEAD_BYTES + body_bytes
+    return (
+        body_bytes < 0
+        or properties_at > size - 2
+        or not 0 <= properties_at + 2 + _i16_at(body, properties_at)[0] <= size
+    )
 
 
 def decode_batch(body: bytes) -> Iterator[BatchMessage]:
@@ -245,18 +161,6 @@ def _bad_message(at: int) -> RemoteProtocolError:
 
 _NAME_END: Final = "\x01"
 _VALUE_END: Final = "\x02"
-
-
-def encode_properties(properties: Mapping[str, str]) -> str:
-    """Return properties as they travel.
-
-    Raises:
-        LocalProtocolError: a name or value holds one of the two separators.
-    """
-    for text in (*properties.keys(), *properties.values()):
-        if _NAME_END in text or _VALUE_END in text:
-            raise LocalProtocolError("bad_properties", f"{text!r} holds a separator of the properties string")
-    return "".join(f"{name}{_NAME_END}{value}{_VALUE_END}" for name, value in properties.items())
 
 
 def decode_properties(text: str) -> dict[str, str]:

@@ -3,12 +3,12 @@
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple
 
-from proxy.batch import Hold, Refuse, Request, Verdicts
-from proxy.protocols.rocketmq.codes import FLAG_ONEWAY
-from proxy.protocols.rocketmq.frame import Frame
+from proxy.deciding.batch import Hold, Refuse, Request, Verdicts
 from proxy.protocols.rocketmq.gathered import Gathered, Scanned
-from proxy.protocols.rocketmq.header import UNPARSED, Header
 from proxy.protocols.rocketmq.replies import around_opaque, busy_answer
+from proxy.protocols.rocketmq.wire.codes import FLAG_ONEWAY
+from proxy.protocols.rocketmq.wire.frame import Frame
+from proxy.protocols.rocketmq.wire.header import Header
 
 
 class Refused(NamedTuple):
@@ -16,14 +16,12 @@ class Refused(NamedTuple):
 
     Attributes:
         requests: how many.
-        answers: to those that expect one and can be answered; some may stand together. They come in the order of the
+        answers: to those that expect one; some may stand together. They come in the order of the
             wire, but for frames of one scan that were refused by different rules.
-        unreadable: what refused one whose header nobody here can read, and whom nobody can answer.
     """
 
     requests: int
     answers: Sequence[bytes]
-    unreadable: Refuse | None = None
 
 
 NOTHING_REFUSED: Final = Refused(0, ())
@@ -52,9 +50,8 @@ def answer_each(refused: Sequence[tuple[Header, Refuse]]) -> Refused:
         [
             busy_answer(refuse, header.opaque, header.kind)
             for header, refuse in refused
-            if not header.flag & FLAG_ONEWAY and header.reading != UNPARSED
+            if not header.flag & FLAG_ONEWAY
         ],
-        next((refuse for header, refuse in refused if header.reading == UNPARSED), None),
     )
 
 
@@ -76,7 +73,6 @@ def cut(requests: Gathered, verdicts: Verdicts, start: int, settle: Callable[[He
     refused, only = found
     slices: list[tuple[int, int]] = []
     answers: list[bytes] = []
-    unreadable: Refuse | None = None
     first: Frame | None = None
     index = done = 0
     for part in requests.parts:
@@ -93,9 +89,7 @@ def cut(requests: Gathered, verdicts: Verdicts, start: int, settle: Callable[[He
                 slices.append((start, frame.start))
             start = frame.stop
             settle(frame.header)
-            _, own, unread = answer_each([(frame.header, verdict)])
-            answers += own
-            unreadable = unreadable or unread
+            answers += answer_each([(frame.header, verdict)]).answers
             continue
         index = part.stop
         inside, done = part.within(refused, done)
@@ -112,7 +106,7 @@ def cut(requests: Gathered, verdicts: Verdicts, start: int, settle: Callable[[He
             data, _ = part.segment.refuse(indexes, *around_opaque(refuse))
             if data:
                 answers.append(data)
-    return Cut(slices, start, first, Refused(len(refused), answers, unreadable))
+    return Cut(slices, start, first, Refused(len(refused), answers))
 
 
 def _refused(verdicts: Verdicts) -> tuple[Sequence[int], Refuse | None] | None:

@@ -8,14 +8,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, pairwise
 from typing import Final, NamedTuple, overload
 
-from limiter.asking import permits_each
-from limiter.resource import Resource
-from proxy.batch import Request
-from proxy.grouping import Columns, Group
-from proxy.protocols.rocketmq import codes
-from proxy.protocols.rocketmq.frame import Frame
-from proxy.protocols.rocketmq.header import Header
+from limiter.deciding.asking import permits_each
+from limiter.rules.resource import Resource
+from proxy.deciding.batch import Columns, Group, Request
 from proxy.protocols.rocketmq.scanning import Segment
+from proxy.protocols.rocketmq.wire import codes
+from proxy.protocols.rocketmq.wire.frame import Frame
+from proxy.protocols.rocketmq.wire.header import Header
 
 _ONEWAY: Final = codes.FLAG_ONEWAY
 
@@ -117,6 +116,13 @@ class Gathered(Columns):
         self._parts.append(request)
         self._count += 1
 
+    @property
+    def last(self) -> Request:
+        """Return the request that was added last, which was read by itself."""
+        last = self._parts[-1]
+        assert isinstance(last, Request)  # noqa: S101 - as the caller knows
+        return last
+
     def extend(self, segment: Segment, charged: Sequence[Charged]) -> None:
         """Add what a scan took, at least one frame."""
         scanned = Scanned(segment, charged, self._count)
@@ -211,6 +217,15 @@ class Gathered(Columns):
                     count -= sum([frame(at)[5] & _ONEWAY != 0 for at in inside])
                 index = part.stop
         return count
+
+
+def first_opaque(requests: Sequence[Request]) -> int | None:
+    """Return the number of a chunk's first request, without making objects of all; None if it cannot be read."""
+    first = requests.parts[0] if isinstance(requests, Gathered) else requests[0]
+    if isinstance(first, Scanned):
+        return first.segment.frame(0)[4]
+    header = getattr(first.handle, "header", None)
+    return None if header is None else header.opaque
 
 
 def _merged(groups: Iterable[Group]) -> Sequence[Group]:

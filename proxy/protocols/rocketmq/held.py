@@ -7,9 +7,8 @@ stays within that. Nothing here cuts frames or knows verdicts.
 
 import msgspec
 
-from proxy.batch import Charge
 from proxy.protocols.base import Buffer
-from proxy.protocols.rocketmq.header import Header
+from proxy.protocols.rocketmq.wire.header import Header
 
 
 class HeldFrame(msgspec.Struct):
@@ -18,12 +17,10 @@ class HeldFrame(msgspec.Struct):
     Attributes:
         header: as read.
         data: the frame as far as it has come.
-        late: what its body turned out to cost while it was held, to be charged when it is released.
     """
 
     header: Header
     data: bytearray
-    late: Charge | None = None
 
 
 class Holding:

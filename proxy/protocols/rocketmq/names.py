@@ -5,9 +5,9 @@ What becomes of requests for them is not known here.
 
 from typing import Final
 
-from limiter.resource import Resource
-from proxy.protocols.rocketmq import codes
-from proxy.snapshot import MAX_RESOURCES_SHOWN
+from limiter.rules.resource import Resource
+from proxy.protocols.rocketmq.wire import codes
+from proxy.stats.snapshot import MAX_RESOURCES_SHOWN
 
 #: Names whose resources are remembered per connection and kind.
 MAX_NAMES: Final = 1024
@@ -27,6 +27,7 @@ class Names:
             codes.KIND_TOPIC: {},
             codes.KIND_RETRY_GROUP: {},
             codes.KIND_SUBSCRIPTION: {},
+            codes.KIND_TRANSACTION: {},
         }
 
     def remember(self, kind: str, name: str) -> tuple[Resource, ...]:

@@ -7,11 +7,20 @@ from typing import Annotated, Final, Literal
 from annotated_types import Ge
 from pydantic import AfterValidator, PlainValidator
 
-from limiter.errors import RuleError
-from limiter.patterns import read_network
-from proxy.clients import Network
-from proxy.protocols.rocketmq import codes
+from limiter.rules.errors import RuleError
+from limiter.rules.patterns import read_network
+from limiter.rules.rule import Rule
+from proxy.common.admission import Network
 from proxy.protocols.rocketmq.scans import ScanName, scan_named
+from proxy.protocols.rocketmq.wire import codes
+from proxy.protocols.rocketmq.wire.codes import (
+    BUSY_CODES,
+    KIND_RETRY_GROUP,
+    KIND_SUBSCRIPTION,
+    KIND_TOPIC,
+    RETRY_PREFIX,
+    SUBSCRIPTION_MARK,
+)
 
 
 class Networks(tuple[Network, ...]):
@@ -65,18 +74,56 @@ class RocketMQOptions:
     """What can be set for a RocketMQ listener.
 
     Attributes:
-        tls: what to do with a client that begins with a TLS handshake, which Sluice does not decode:
-            ``refuse`` closes the connection, ``pass`` relays it unread and therefore unlimited.
-        max_frame_bytes: a frame above this ends its connection, as it would at the broker; the frame's own
-            length word is included. At least the words that every frame begins with.
+        tls: for clients that begin with a TLS handshake, which Sluice does not decode: ``refuse`` closes the
+            connection, ``pass`` relays it unread, without limits.
+        max_frame_bytes: longest frame, its length word included. A longer one ends the connection, as it would at the
+            broker.
         remote_view_from: networks of clients that may ask Sluice for the limits in force (request 9002).
         remote_update_from: networks of clients that may change limits (request 9003).
-        scan: what reads plain sends: ``compiled`` is the package sluice_scan, ``python`` is always there; ``auto``
-            takes the compiled one if it is installed.
+        internal_topics: for sends to the broker's internal topics, such as ``rmq_sys_wheel_timer``, and for messages
+            that set their own count (``INNER_NUM``). Both are ways around every limit. ``refuse`` answers as a broker
+            answers forbidden requests, ``pass`` treats them like any other send.
+        scan: parser of plain sends: ``compiled`` is the package sluice_scan, ``python`` is always available, ``auto``
+            uses the compiled one if it is installed.
     """
 
     tls: Literal["refuse", "pass"] = "refuse"
     max_frame_bytes: Annotated[int, Ge(codes.PREFIX_BYTES)] = codes.MAX_FRAME_BYTES
     remote_view_from: _Networks = _LOOPBACK
     remote_update_from: _Networks = _NOBODY
+    internal_topics: Literal["refuse", "pass"] = "refuse"
     scan: Annotated[ScanName, AfterValidator(_installed)] = "auto"
+
+
+# What a rule cannot say about RocketMQ: numbers that are no refusal, and patterns that no name can match.
+#
+# Rules themselves are ``limiter.rules.rule``'s; this is asked once for each when it is read.
+def check_rule(rule: Rule) -> None:
+    """Refuse a rule that cannot be followed, or that can never match.
+
+    Raises:
+        RuleError: its ``busy_code`` is no word for busy; or its pattern names a retry topic where the group is meant,
+            or a subscription without its topic.
+    """
+    if rule.busy_code is not None and rule.busy_code not in BUSY_CODES:
+        raise RuleError(
+            f"rule {rule.name}: busy_code {rule.busy_code}, which clients do not take for busy",
+            " or ".join(map(str, sorted(BUSY_CODES))),
+            "busy_code",
+        )
+    name = rule.matches.exact_name
+    written = rule.pattern if name is None else name
+    if rule.kind in {KIND_TOPIC, KIND_RETRY_GROUP} and written.startswith(RETRY_PREFIX):
+        group = written.removeprefix(RETRY_PREFIX) or "*"
+        raise RuleError(
+            f"rule {rule.name}: {RETRY_PREFIX} is no part of a name here; retry topics are limited by their group",
+            f"kind {KIND_RETRY_GROUP} and the bare group, {group}",
+            "pattern",
+        )
+    if rule.kind == KIND_SUBSCRIPTION and name is not None and SUBSCRIPTION_MARK not in name:
+        raise RuleError(
+            f"rule {rule.name}: {name} names no subscription",
+            f"GROUP{SUBSCRIPTION_MARK}TOPIC, e.g. {name}{SUBSCRIPTION_MARK}* for the group or"
+            f" *{SUBSCRIPTION_MARK}{name} for the topic",
+            "pattern",
+        )

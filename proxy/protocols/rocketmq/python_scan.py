@@ -11,28 +11,30 @@ from typing import Final
 import msgspec
 
 from proxy.protocols.base import Buffer
-from proxy.protocols.rocketmq.binary_header import read_java_send
-from proxy.protocols.rocketmq.codes import (
+from proxy.protocols.rocketmq.forbidden import is_internal
+from proxy.protocols.rocketmq.scanning import MAX_KEYS, MAX_RUNS, Key, Run
+from proxy.protocols.rocketmq.wire.binary import read_java_send
+from proxy.protocols.rocketmq.wire.codes import (
     FLAG_ONEWAY,
     FLAG_RESPONSE,
     HEADER_BINARY,
     HEADER_JSON,
     KIND_RETRY_GROUP,
     KIND_TOPIC,
-    LIMITABLE,
     MAX_NAME_CHARS,
+    PLAIN_SYS_FLAG_VALUES,
     PREFIX_BYTES,
     RETRY_PREFIX,
     SEND_BACK_FIELDS,
     SEND_V1_FIELDS,
     SEND_V2_FIELDS,
+    SENDS,
 )
-from proxy.protocols.rocketmq.frame import HEADER_LENGTH, MAX_HEADER_BYTES, prefix_at
-from proxy.protocols.rocketmq.header import decode_json
-from proxy.protocols.rocketmq.scanning import MAX_KEYS, MAX_RUNS, Key, Run
+from proxy.protocols.rocketmq.wire.frame import HEADER_LENGTH, MAX_HEADER_BYTES, prefix_at
+from proxy.protocols.rocketmq.wire.header import decode_json
 
 _answer_prefix: Final = Struct(">ii").pack
-_fields_of: Final = LIMITABLE.get
+_fields_of: Final = SENDS.get
 _DOLLAR: Final = ord("$")
 
 
@@ -41,11 +43,15 @@ class Opaques:
 
     Args:
         most: how many it holds; what comes beyond is not put in.
+
+    Attributes:
+        ambiguous: a number was put in that was there already, or for which there was no room.
     """
 
-    __slots__ = ("_most", "_numbers")
+    __slots__ = ("_most", "_numbers", "ambiguous")
 
     def __init__(self, most: int) -> None:
+        self.ambiguous = False
         self._most = most
         self._numbers: set[int] = set()
 
@@ -59,16 +65,23 @@ class Opaques:
 
     def add(self, opaque: int) -> None:
         """Put one in, if there is room."""
-        if len(self._numbers) < self._most:
+        if opaque in self._numbers or len(self._numbers) >= self._most:
+            self.ambiguous = True
+        else:
             self._numbers.add(opaque)
 
     def add_all(self, opaques: Sequence[int]) -> None:
         """Put in as many as there is room for, from the front."""
-        if len(self._numbers) + len(opaques) <= self._most:
-            self._numbers.update(opaques)
+        numbers = self._numbers
+        expected = len(numbers) + len(opaques)
+        if expected <= self._most:
+            numbers.update(opaques)
         else:
             for opaque in opaques:
-                self.add(opaque)
+                if len(numbers) < self._most:
+                    numbers.add(opaque)
+        if len(numbers) < expected:
+            self.ambiguous = True
 
     def discard(self, opaque: int) -> bool:
         """Take one out; say whether it was there."""
@@ -208,10 +221,7 @@ class Scanner:
 
     def scan(self, chunk: Buffer, position: int, max_length: int) -> Segment:
         """Take the plain frames from ``position`` on, as ``scanning`` says."""
-        data = bytes(chunk)
-        size = len(data)
-        # Looked at once for all: a dollar may begin "$ref", and what is not ASCII may not be UTF-8.
-        harmless = data.isascii() and _DOLLAR not in data
+        size = len(chunk)
         starts: list[int] = []
         opaques: list[int] = []
         flags: dict[int, int] = {}
@@ -220,37 +230,40 @@ class Scanner:
         last_code, last_name = -1, ""
         last_group: str | None = None
         while size - position >= PREFIX_BYTES and len(runs) < MAX_RUNS:
-            length, word = prefix_at(data, position)
+            length, word = prefix_at(chunk, position)
             body_at = position + PREFIX_BYTES + (word & HEADER_LENGTH)
             stop = position + 4 + length
             if body_at > size or body_at > stop or length > max_length or word & HEADER_LENGTH > MAX_HEADER_BYTES:
                 break
             header_type = word >> 24
+            # Only the headers are copied: a chunk may be scanned again behind each frame that is not plain.
+            header = bytes(chunk[position + PREFIX_BYTES : body_at])
             if header_type == HEADER_JSON:
-                header = data[position + PREFIX_BYTES : body_at]
                 try:
                     raw = decode_json(header)
-                    if not harmless and not header.isascii():
+                    if not header.isascii():
                         header.decode()
                 except (msgspec.DecodeError, ValueError, RecursionError):
                     break
                 code, flag, opaque, ext = raw.code, raw.flag, raw.opaque, raw.extFields
                 fields = _fields_of(code)
-                if fields is None or ext is None or flag & FLAG_RESPONSE or (not harmless and _DOLLAR in header):
+                if fields is None or ext is None or flag & FLAG_RESPONSE or _DOLLAR in header:
                     break
                 name: str | None
                 group: str | None
                 batch: str | bool | None
                 if fields is SEND_V2_FIELDS:
-                    name, group, batch = ext.b, ext.a, ext.m
+                    name, group, batch, sys_flag = ext.b, ext.a, ext.m, ext.f
                 elif fields is SEND_V1_FIELDS:
-                    name, group, batch = ext.topic, ext.producerGroup, ext.batch
+                    name, group, batch, sys_flag = ext.topic, ext.producerGroup, ext.batch, ext.sysFlag
                 else:
-                    name, group, batch = ext.group, "", None
+                    name, group, batch, sys_flag = ext.group, "", None, None
+                if sys_flag is not None and sys_flag not in PLAIN_SYS_FLAG_VALUES:
+                    break
                 if batch is not None and batch != "false" and (batch is True or str(batch).lower() == "true"):
                     break
             elif header_type == HEADER_BINARY:
-                send = read_java_send(data[position + PREFIX_BYTES : body_at])
+                send = read_java_send(header)
                 if send is None:
                     break
                 code, _, _, opaque, flag, name, group = send
@@ -258,6 +271,8 @@ class Scanner:
                 break
             if name != last_name or group != last_group or code != last_code:
                 if not name or name == RETRY_PREFIX or len(name) > MAX_NAME_CHARS:
+                    break
+                if is_internal(name):
                     break
                 if group is not None and len(group) > MAX_NAME_CHARS:
                     break
@@ -311,7 +326,7 @@ class Scanner:
 
 def _charged(code: int, name: str, group: str) -> Key:
     """Return what a send is charged to, as ``reading.charge`` does."""
-    if LIMITABLE[code] is SEND_BACK_FIELDS:
+    if SENDS[code] is SEND_BACK_FIELDS:
         return KIND_RETRY_GROUP, name, group
     if name.startswith(RETRY_PREFIX):
         return KIND_RETRY_GROUP, name[len(RETRY_PREFIX) :], group

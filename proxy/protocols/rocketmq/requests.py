@@ -1,54 +1,68 @@
 """Client to broker: cuts chunks into frames, and chunks with refusals into what remains.
 
-Every frame's header is read. A request is decided when its header is complete; of a body that is still to
-come, the verdict covers the rest: it streams through, is swallowed, or is added to the copy of a request that is
-held (``held``). Besides those only a header that has not come completely is held back, as a copy: at most
-MAX_HEADER_BYTES (256 KiB) and the 8 bytes before it per connection.
+Every frame's header is read; one that nobody here can read ends the connection while limits hold for it. A request is
+decided when its header is complete; of a body that is still to come, the verdict covers the rest: it streams through,
+is swallowed, or is added to the copy of a request that is held (``held``). What a batch costs is in its body, so a
+batch is decided when all of it is there: it is gathered, if there is room, and refused if not. Besides those only a
+header that has not come completely is held back, as a copy: at most MAX_HEADER_BYTES (256 KiB) and the 8 bytes before
+it per connection.
 """
 
 from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from limiter.resource import Resource
-from proxy.batch import Batch, Charge, Refuse, Request
-from proxy.protocols.base import NO_BOUND, Buffer, Close, WireCounters
-from proxy.protocols.rocketmq import codes
+from limiter.rules.resource import Resource
+from proxy.common.buffers import Gathering
+from proxy.deciding.batch import Batch, Refuse, Request
+from proxy.protocols.base import NO_BOUND, Buffer, Close, SessionContext
+from proxy.protocols.rocketmq import forbidden
 from proxy.protocols.rocketmq.about import AboutClient
-from proxy.protocols.rocketmq.batch_body import MIN_MESSAGE_BYTES, BatchComing, BatchCounter
-from proxy.protocols.rocketmq.beginning import Beginning
+from proxy.protocols.rocketmq.batch_body import BatchReader
 from proxy.protocols.rocketmq.cutting import NOTHING_REFUSED, Cut, Refused, answer_each, cut
-from proxy.protocols.rocketmq.frame import MAX_HEADER_BYTES, Frame, header_bytes_of, prefix_at, stopped_frames
 from proxy.protocols.rocketmq.gathered import Charged, Gathered
-from proxy.protocols.rocketmq.header import STRICT, UNPARSABLE, UNPARSED, Header, classify
 from proxy.protocols.rocketmq.held import HeldFrame, Holding
 from proxy.protocols.rocketmq.names import Names
-from proxy.protocols.rocketmq.owed import Owed
+from proxy.protocols.rocketmq.pending import Pending
 from proxy.protocols.rocketmq.scanning import FEW_STEPS, MAX_RUNS, Scanner, Segment
+from proxy.protocols.rocketmq.transactions import Ended, EndOfTransaction, Transactions, read_half
+from proxy.protocols.rocketmq.wire import codes
+from proxy.protocols.rocketmq.wire.binary import MAX_FIELDS
+from proxy.protocols.rocketmq.wire.frame import (
+    HEADER_LENGTH,
+    MAX_HEADER_BYTES,
+    Frame,
+    PartialFrame,
+    header_bytes_of,
+    prefix_at,
+    stopped_frames,
+)
+from proxy.protocols.rocketmq.wire.header import LENIENT, STRICT, UNPARSABLE, Header, classify
 
 #: What is read at once of a client that is on trial, beyond the frame in hand: a trial in one read, as a rule.
 TRIAL_READ_BYTES: Final = 64 * 1024
-#: The trial with which a connection begins lasts for so many strict headers, and every header that was not strict
-#: makes it longer by as many. So mixing the two buys no large reads either.
+#: The trial with which a connection begins lasts for so many strict headers. Every header that was not strict makes it
+#: longer by twice as many; for the first half of these the connection takes turns with others of its kind. So mixing
+#: the two buys neither large reads nor more time.
 TRIAL_FRAMES: Final = 16
-
-UNPARSABLE_RESOURCES: Final = (Resource(codes.KIND_TOPIC, "_unparsable"),)
-"""What a request is charged to whose header nobody here can read.
-
-A client's own topic of this name shares the limit: who can send to it could as well send what nobody can read.
-"""
 
 #: Frames that make a scan worth while, which looks at the whole chunk; and those read one by one at most after others.
 _WORTH_WHILE: Final = 8
 _MAX_PAUSE: Final = 63
-#: A header that needs the slow readings counts as many steps as would take as long: they take up to 1.8 ms per KiB,
-#: strict ones less than 0.1 ms.
-_SLOW_BYTES_A_STEP: Final = 4
+#: A header that is not read strictly counts as many steps more as would take as long: half a millisecond at most, see
+#: ``lenient.MAX_JSON_BYTES``. One alone makes a chunk long.
+_SLOW_STEPS: Final = FEW_STEPS
+#: Of one that is, so many bytes are a step: the fields of a binary header may be as short as six bytes.
+_BYTES_A_STEP: Final = 256
 #: After so many steps the rest of the chunk is left for later, so that others wait some milliseconds at most.
 _MOST_STEPS: Final = MAX_RUNS
+#: Messages of a batch that take as long as a step.
+_MESSAGES_A_STEP: Final = 16
 _PREFIX_BYTES: Final = codes.PREFIX_BYTES
 _ONEWAY: Final = codes.FLAG_ONEWAY
 _SUBSCRIPTION: Final = codes.KIND_SUBSCRIPTION
+_TOPIC: Final = codes.KIND_TOPIC
+_TRANSACTION: Final = codes.KIND_TRANSACTION
 _HEARD: Final = codes.HEARD
 _HEART_BEAT: Final = codes.RequestCode.HEART_BEAT.value
 _UNREGISTER: Final = codes.RequestCode.UNREGISTER_CLIENT.value
@@ -58,10 +72,9 @@ class RequestStream:
     """The client's stream of one connection.
 
     Args:
-        counters: where undecodable headers are counted.
+        context: of the session.
         owed: where requests that expect an answer are noted.
-        max_frame_bytes: the longest frame allowed, its length word included.
-        limits_kind: says whether resources of a kind are limited at all.
+        transactions: of the broker.
         take: takes a request for Sluice itself, if it does: header as read, its bytes and its type.
         scanner: takes plain frames; None has each read by itself.
         scan_from_bytes: the smallest chunk that is scanned.
@@ -73,14 +86,15 @@ class RequestStream:
         held: the requests that are held.
         left_bytes: at the end of the last chunk that are to come again.
         names: what the client asked for.
+        refusals: of the last chunk's requests, by their indexes: what is refused whatever the limits are.
+        lost: one of these cannot pass even while limiting is off, as its beginning had to make room for others.
     """
 
     def __init__(
         self,
-        counters: WireCounters,
-        owed: Owed,
-        max_frame_bytes: int,
-        limits_kind: Callable[[str], bool],
+        context: SessionContext,
+        owed: Pending,
+        transactions: Transactions,
         take: Callable[[Header, bytes, int], bool],
         *,
         scanner: Scanner | None = None,
@@ -91,21 +105,29 @@ class RequestStream:
         self.close: Close | None = None
         self.held = Holding()
         self.names = Names()
+        self.refusals: dict[int, Refuse] = {}
+        self.lost = False
         self._take = take
-        self._limits_kind = limits_kind
-        self._counters = counters
+        self._limits_kind = context.limits_kind
+        self._counters = context.counters
         self._owed = owed
-        self._max_length = max_frame_bytes - 4
+        self._transactions = transactions
+        self._address = context.connection.address
+        self._exempt = context.connection.exempt
+        self._limiting = context.limiting
+        self._refuses_internal = context.options.internal_topics == "refuse" and not self._exempt
+        self._room = context.room
+        self._max_length = context.options.max_frame_bytes - 4
         self._header_bytes_of = partial(header_bytes_of, max_length=self._max_length)
         self._resources = self.names.known
         self._scanner = scanner
         self._scan_from_bytes = scan_from_bytes
-        self._fast = False
+        self._fast = self._long = False
         #: How much of the end of the last chunk was not looked at.
         self.left_bytes = 0
         #: What the scanner's keys are charged to, by their numbers.
         self._charged: list[Charged] = []
-        self._beginning = Beginning(MAX_HEADER_BYTES, self._header_bytes_of)
+        self._beginning = PartialFrame(MAX_HEADER_BYTES, self._header_bytes_of)
         #: What is still to come of a frame whose verdict is known, and whether to swallow it. Of a frame that is
         #: neither swallowed nor held, the beginning has gone on.
         self._body_left = 0
@@ -114,7 +136,13 @@ class RequestStream:
         self._open = False
         #: Strict headers still to come until reads may be large.
         self._trial = TRIAL_FRAMES
-        self._counting: BatchComing | None = None
+        #: Header of the batch that is gathered, its room, and what reads a whole one in turns.
+        self._gathering: Header | None = None
+        self._gathered = Gathering(self._address)
+        #: That of a long header. What was gathered of it goes with it, and so does the connection with the next bytes.
+        self._header_room = Gathering(self._address, self._beginning.pieces.clear)
+        self._reader = BatchReader()
+        self._now_ns = 0
         # About the chunk in hand: what goes on of it lies in [from, to), after the lead, which is the
         # completed header that earlier chunks began. The frame that was open ends at _open_until.
         self._chunk = memoryview(b"")
@@ -123,6 +151,10 @@ class RequestStream:
         self._led: Frame | None = None
         #: Those of its frames that Sluice answers itself.
         self._own: list[Frame] = []
+        #: The transactions that its requests end, and those that held ones do, by the identity of their headers: to be
+        #: undone if they do not go on.
+        self._ended: dict[int, Ended] = {}
+        self._ended_by_held: dict[int, Ended] = {}
 
     def between_frames(self) -> bool:
         """Return whether nothing is in hand: no part of a frame, and no chunk that waits for its verdicts."""
@@ -140,6 +172,10 @@ class RequestStream:
         """Say whether the last chunk was read in few steps, by compiled code."""
         return self._fast
 
+    def takes_turns(self) -> bool:
+        """Say whether the last chunk took many steps, or headers of late needed the slow readings."""
+        return self._long or self._trial > TRIAL_FRAMES
+
     def held_back(self) -> int:
         """Return the length of the header's beginning in hand; 0 if it is too long to be read once more."""
         return self._beginning.readable_again()
@@ -148,31 +184,35 @@ class RequestStream:
         """Hand out the header's beginning in hand, as ``held_back`` says."""
         return self._beginning.take() if self.held_back() else b""
 
-    def feed(self, chunk: memoryview) -> tuple[Gathered, list[Charge]]:
+    def feed(self, chunk: memoryview, now_ns: int) -> Gathered:
         """Read the frames of one chunk; ``pass_on`` must follow before the next chunk.
 
         After many steps its end is left, ``left_bytes``, which must be the next chunk.
 
         Returns:
-            The limitable requests whose headers are complete, and what finished batches still owe.
+            The limitable requests that can be decided now.
         """
         self._chunk = chunk
         self._lead, self._led = b"", None
         self.left_bytes = 0
+        self.refusals = {}
+        self.lost = False
+        self._now_ns = now_ns
         requests = Gathered()
-        charges: list[Charge] = []
         size, max_length = len(chunk), self._max_length
         subscriptions = self._limits_kind(_SUBSCRIPTION)
-        position = self._continue_body(chunk, charges) if self._body_left else 0
+        position = self._continue_body(chunk) if self._body_left else 0
         self._from = 0 if self._open else position
         self._open_until = position
+        leave = pause = steps = 0
         try:
+            if self._header_room.lost:
+                self._grow_header()
             if self._beginning.pieces:
-                position = self._continue_head(chunk, requests, subscriptions)
+                position, steps = self._continue_frame(chunk, requests, subscriptions)
             # A client that is on trial is read frame by frame: that is what gets to know it.
             scanner = None if size < self._scan_from_bytes else self._scanner
-            leave = pause = steps = 0
-            while size - position >= _PREFIX_BYTES:
+            while size - position >= _PREFIX_BYTES and not self.left_bytes:
                 if steps >= _MOST_STEPS:
                     self.left_bytes = size - position
                     break
@@ -196,20 +236,39 @@ class RequestStream:
                     header = classify(chunk[header_at:body_at].tobytes(), word >> 24, subscriptions)
                 else:
                     break
-                stop = position + 4 + length
-                self._take_frame(Frame(position, stop, header), 4 + length, body_at, requests)
-                position = stop
-                steps += 1 if header.reading == STRICT else 1 + header_bytes // _SLOW_BYTES_A_STEP
+                if header is UNPARSABLE:
+                    self._take_unreadable(header_bytes, word >> 24)
+                frame = Frame(position, position + 4 + length, header)
+                steps += _steps_of(header, header_bytes)
+                if not header.is_batch:
+                    self._take_frame(frame, 4 + length, body_at, requests)
+                elif frame.stop <= size:
+                    read = self._read_batch(chunk[body_at : frame.stop], steps)
+                    if read is None:
+                        self.left_bytes = size - position
+                        break
+                    steps = read
+                    self._take_batch(frame, 4 + length, body_at, requests)
+                elif self._gather(header, 4 + length, size - position):
+                    break
+                else:
+                    self._take_batch(frame, 4 + length, body_at, requests, whole=False)
+                position = frame.stop
+            if not self.left_bytes:
+                self._beginning.pieces += chunk[position:]
+                if self._gathering is None:
+                    self._grow_header()
         except Close as close:
             self.close = close
-            self._beginning.pieces.clear()
+            self._beginning.take()
             self._to = min(position, size)
         else:
             self._to = min(position, size)
-            if not self.left_bytes:
-                self._beginning.pieces += chunk[self._to :]
             self._fast = steps <= FEW_STEPS and not self._scan_from_bytes
-        return requests, charges
+            self._long = steps > FEW_STEPS
+        if requests.scanned:
+            self._owed.scanned()
+        return requests
 
     def _take_segment(self, segment: Segment, requests: Gathered) -> None:
         """Note the frames of one scan."""
@@ -226,51 +285,142 @@ class RequestStream:
             self._swallow = False
         requests.extend(segment, [charged[number] for number, _, _, _ in segment.runs])
 
-    def _continue_body(self, chunk: memoryview, charges: list[Charge]) -> int:
+    def _continue_body(self, chunk: memoryview) -> int:
         """Step over what this chunk holds of an earlier frame's body; returns where it ends."""
         end = min(self._body_left, len(chunk))
         self._body_left -= end
         held = self.held.coming
         if held is not None:
             self.held.gather(held, chunk[:end])
-        if self._counting is not None:
-            self._counting.counter.feed(chunk[:end])
         if self.about.listening:
             self.about.hear(chunk[:end], more=self._body_left > 0)
         if not self._body_left:
             self.held.coming = None
-            counting, self._counting = self._counting, None
-            late = counting.late() if counting is not None else None
-            if late is not None and held is not None:
-                held.late = late
-            elif late is not None:
-                charges.append(late)
         return end
 
-    def _continue_head(self, chunk: memoryview, requests: Gathered, subscriptions: bool) -> int:  # noqa: FBT001 - once a frame
-        """Complete the header that earlier chunks began, if this one does.
+    def _continue_frame(self, chunk: memoryview, requests: Gathered, subscriptions: bool) -> tuple[int, int]:  # noqa: FBT001 - once a frame
+        """Complete what earlier chunks began, a header or a whole batch, if this one does.
 
         Returns:
-            Where its frame ends, which may be beyond the chunk; the chunk's end while it is incomplete.
+            Where its frame ends, which may be beyond the chunk; the chunk's end while it is incomplete. And how many
+            steps it took.
         """
+        if self._gathering is not None:
+            return self._continue_batch(chunk, 0, self._gathering, requests)
         self._from = len(chunk)
         begun = self._beginning.go_on(chunk)
         if begun is None:
-            return len(chunk)
-        self._lead = begun.prefix_and_header
-        self._from = begun.position
+            return len(chunk), 0
+        self._room.give_back(self._header_room)
         raw = begun.header
         header = UNPARSABLE if raw is None else classify(raw, begun.header_type, subscriptions)
+        if header is UNPARSABLE:
+            self._take_unreadable(begun.body_at - begun.position if raw is None else len(raw), begun.header_type)
+        if header.is_batch and self._gather(header, begun.frame_bytes, len(begun.prefix_and_header)):
+            self._beginning.pieces += begun.prefix_and_header
+            return self._continue_batch(chunk, begun.position, header, requests)
+        self._lead = begun.prefix_and_header
+        self._from = begun.position
         frame = self._led = Frame(begun.position, begun.stop, header)
-        self._take_frame(frame, begun.frame_bytes, begun.body_at, requests)
+        if header.is_batch:
+            self._take_batch(frame, begun.frame_bytes, begun.body_at, requests, whole=False)
+        else:
+            self._take_frame(frame, begun.frame_bytes, begun.body_at, requests)
+        return frame.stop, _steps_of(header, len(self._lead))
+
+    def _grow_header(self) -> None:
+        """Take room for what has come of a header; without any, or once it was lost, the connection ends."""
+        if not self._exempt and not self._room.grow(self._header_room, len(self._beginning.pieces), self._now_ns):
+            raise Close("unparsable", "there is no room to gather a long header of which only a part has come")
+
+    # --- Batches ----------------------------------------------------------------------------------
+
+    def _gather(self, header: Header, frame_bytes: int, come_bytes: int) -> bool:
+        """Begin to gather a batch of which some has come, if there is room for it, as things stand."""
+        gathered = self._gathered = Gathering(self._address, None if self._exempt else self._beginning.forget_body)
+        if not self._room.fits(gathered, frame_bytes, self._now_ns) or not self._grow(come_bytes):
+            return False
+        self._gathering = header
+        self._beginning.whole_bytes = frame_bytes
+        return True
+
+    def _let_go(self) -> None:
+        """Forget what was gathered of a batch, and give back its room and that of a header."""
+        self._room.give_back(self._header_room)
+        if self._gathering is not None:
+            self._gathering = None
+            self._room.give_back(self._gathered)
+            self._beginning.whole_bytes = 0
+
+    def _grow(self, come_bytes: int) -> bool:
+        """Take room for what has come of a batch, if there is some."""
+        return self._room.grow(self._gathered, come_bytes, self._now_ns)
+
+    def _continue_batch(self, chunk: memoryview, position: int, header: Header, requests: Gathered) -> tuple[int, int]:
+        """Gather what the chunk holds of a batch, from ``position`` on; as ``_continue_frame``."""
+        beginning = self._beginning
+        self._from = len(chunk)
+        have = len(beginning.pieces)
+        if not self._grow(min(beginning.whole_bytes, have + len(chunk) - position)):
+            return self._stop_gathering(position, header, requests), 0
+        position = beginning.gather(chunk, position)
+        if beginning.missing_bytes():
+            return len(chunk), 0
+        pieces = beginning.pieces
+        word: int = prefix_at(pieces)[1]
+        with memoryview(pieces) as whole, whole[_PREFIX_BYTES + (word & HEADER_LENGTH) :] as body:
+            read = self._read_batch(body, 0)
+        if read is None:
+            # What comes next completes it again, and the reading goes on.
+            del pieces[-1:]
+            self.left_bytes = len(chunk) - position + 1
+            return position - 1, 0
+        self._let_go()
+        self._lead = beginning.take()
+        self._from = position
+        frame = self._led = Frame(position, position, header)
+        self._take_batch(frame, len(self._lead), position, requests)
+        return position, read
+
+    def _stop_gathering(self, position: int, header: Header, requests: Gathered) -> int:
+        """Take a batch for whose next piece, at ``position``, there is no room; return where it ends."""
+        self.lost = self._gathered.lost
+        beginning = self._beginning
+        frame_bytes = beginning.whole_bytes
+        word: int = prefix_at(beginning.pieces)[1]
+        self._let_go()
+        self._lead = beginning.take()
+        self._from = position
+        # Where all of it would begin, if the chunk held it.
+        start = position - len(self._lead)
+        frame = self._led = Frame(position, start + frame_bytes, header)
+        self._take_batch(frame, frame_bytes, start + _PREFIX_BYTES + (word & HEADER_LENGTH), requests, whole=False)
         return frame.stop
 
-    def _take_frame(self, frame: Frame, frame_bytes: int, body_at: int, requests: Gathered) -> None:
-        """Note one frame whose header is known; a limitable one becomes a request.
+    def _read_batch(self, body: memoryview, steps: int) -> int | None:
+        """Read on in a batch; return how many steps have been done then, or None if there is more to read."""
+        most = max(1, _MOST_STEPS - steps) * _MESSAGES_A_STEP
+        if not self._reader.go_on(body, most):
+            return None
+        return steps + self._reader.effort // _MESSAGES_A_STEP
 
-        Behind a header that nobody here can read there may be a batch; a body that could be one is counted as
-        one. Behind a header too long to be gathered the body counts, unseen, as the most messages it can hold.
-        """
+    def _take_batch(
+        self, frame: Frame, frame_bytes: int, body_at: int, requests: Gathered, *, whole: bool = True
+    ) -> None:
+        """Note a batch that was read, or if it is not whole one for which there is no room."""
+        reader, self._reader = self._reader, BatchReader()
+        index = len(requests)
+        self._take_frame(frame, frame_bytes, body_at, requests, max(1, reader.count))
+        resource = requests.last.resources[0]
+        if not whole and not self._exempt:
+            self.refusals[index] = forbidden.unreadable_batch(resource)
+        elif reader.malformed and not self._exempt:
+            self.refusals[index] = forbidden.malformed_batch(resource)
+        elif reader.sets_inner and self._refuses_internal:
+            self.refusals[index] = forbidden.inner_batch(resource)
+
+    def _take_frame(self, frame: Frame, frame_bytes: int, body_at: int, requests: Gathered, messages: int = 1) -> None:
+        """Note one frame whose header is known; a limitable one becomes a request."""
         self.frames += 1
         header = frame.header
         left = frame.stop - len(self._chunk)
@@ -278,8 +428,10 @@ class RequestStream:
             self._body_left = left
             self._swallow = False
         if header.reading != STRICT:
-            self._count_undecodable(header)
-            self._trial += TRIAL_FRAMES
+            if header.reading == LENIENT:
+                self._count_undecodable("lenient")
+            self._owed.add_unknown()  # the broker may read another number, or none and give one of its own
+            self._trial += 2 * TRIAL_FRAMES
             self.about.meet(header)
         elif self._trial:
             self._trial -= 1
@@ -293,10 +445,14 @@ class RequestStream:
                     self._owed.add(header.opaque, header.code, resources)
                 requests.append(Request(resources, 0, frame_bytes, "", oneway, None, frame, consumes=True))
                 return
+            if kind == _TRANSACTION:
+                resources = self._end_transaction(frame, body_at, resources, len(requests))
+            elif _is_special(header):
+                self._look_closer(frame, body_at, resources[0], len(requests))
             if not oneway:
-                self._owed.add(header.opaque, header.code, resources)
-        elif header.reading == UNPARSED:
-            resources = UNPARSABLE_RESOURCES
+                self._owed.add(header.opaque, header.code, resources, header.half)
+        elif header is UNPARSABLE:
+            return
         else:
             if header.code in _HEARD and not header.flag & codes.FLAG_RESPONSE and self._listen(frame, body_at):
                 self._own.append(frame)
@@ -304,20 +460,67 @@ class RequestStream:
             if not header.flag & (codes.FLAG_RESPONSE | _ONEWAY):
                 self._owed.add(header.opaque, header.code, ())
             return
-        request = Request(resources, 1, frame_bytes, header.producer_group, oneway, None, frame)
-        requests.append(request)
-        unparsed = header.reading == UNPARSED
-        if unparsed and body_at > len(self._chunk):
-            request.messages = max(1, (frame.stop - body_at) // MIN_MESSAGE_BYTES)
-        elif unparsed or header.is_batch:
-            counter = BatchCounter(doubtful_bytes=frame.stop - body_at if unparsed else 0)
-            counter.feed(self._chunk[body_at : frame.stop])
-            request.messages = max(1, counter.count)
-            if left > 0:
-                self._counting = BatchComing(counter, request)
+        requests.append(Request(resources, messages, frame_bytes, header.producer_group, oneway, None, frame))
 
-    def _count_undecodable(self, header: Header) -> None:
-        read_by = "none" if header.reading == UNPARSED else "lenient"
+    def _end_transaction(
+        self, frame: Frame, body_at: int, resources: tuple[Resource, ...], index: int
+    ) -> tuple[Resource, ...]:
+        """Take the end of a transaction; return what it is charged to."""
+        strict = frame.header.reading == STRICT
+        end = EndOfTransaction.read(*self._raw(frame, body_at)) if strict else None
+        ended = None if end is None else self._transactions.end(end)
+        if ended is None:
+            # An end that cannot be read may be a commit.
+            if (end is None or end.commits) and not self._exempt:
+                self.refusals[index] = forbidden.unknown_transaction(resources[0])
+            return resources
+        self._ended[id(frame.header)] = ended
+        if not ended.topic:
+            return resources
+        name = ended.topic.removeprefix(codes.RETRY_PREFIX)
+        kind = _TOPIC if name == ended.topic else codes.KIND_RETRY_GROUP
+        return resources + (self._resources[kind].get(name) or self.names.remember(kind, name))
+
+    def _look_closer(self, frame: Frame, body_at: int, resource: Resource, index: int) -> None:
+        """Look at a send by which a broker's own features might evade the limits."""
+        header = frame.header
+        if self._refuses_internal and forbidden.is_internal(header.name):
+            self.refusals[index] = forbidden.internal_topic(resource)
+        elif self._refuses_internal and header.sys_flag & codes.SYS_FLAG_INNER_BATCH:
+            self.refusals[index] = forbidden.inner_batch(resource)
+        elif (
+            header.sys_flag & codes.SYS_FLAG_TRANSACTION == codes.SYS_FLAG_HALF
+            and header.reading == STRICT
+            and header.kind == _TOPIC
+            and not header.is_batch
+        ):
+            header.half = read_half(*self._raw(frame, body_at), header.name)
+
+    def _raw(self, frame: Frame, body_at: int) -> tuple[bytes, int]:
+        """Return the bytes of a frame's header, and its type."""
+        if frame is self._led:
+            word: int = prefix_at(self._lead)[1]
+            return self._lead[_PREFIX_BYTES : _PREFIX_BYTES + (word & HEADER_LENGTH)], word >> 24
+        chunk = self._chunk
+        return chunk[frame.start + _PREFIX_BYTES : body_at].tobytes(), chunk[frame.start + 4]
+
+    def _take_unreadable(self, header_bytes: int, header_type: int) -> None:
+        """Count a header that nobody here can read; while limits hold for the client, it ends the connection.
+
+        The broker might read anything in it, and there is no number to answer it with.
+        """
+        self._count_undecodable("none")
+        if self._exempt or not self._limiting():
+            return
+        if header_bytes > MAX_HEADER_BYTES:
+            why = f"{MAX_HEADER_BYTES} bytes at most are read"
+        elif header_type == codes.HEADER_JSON:
+            why = "it is no JSON as clients write it, not even nearly, or names what no broker can have"
+        else:
+            why = f"its fields do not add up, are more than {MAX_FIELDS}, or name what no broker can have"
+        raise Close("unparsable", f"the client sent a header of {header_bytes} bytes that cannot be read: {why}")
+
+    def _count_undecodable(self, read_by: str) -> None:
         counts = self._counters.undecodable
         counts[read_by] = counts.get(read_by, 0) + 1
 
@@ -328,10 +531,7 @@ class RequestStream:
             if self.about.wanted:
                 self.about.heartbeat(frame.stop - body_at, chunk[body_at : frame.stop])
             return False
-        if frame is self._led:
-            raw, header_type = self._lead[_PREFIX_BYTES:], self._lead[4]
-        else:
-            raw, header_type = chunk[frame.start + _PREFIX_BYTES : body_at].tobytes(), chunk[frame.start + 4]
+        raw, header_type = self._raw(frame, body_at)
         if header.code == _UNREGISTER:
             if self.about.wanted:
                 self.about.sign_off(raw, header_type)
@@ -349,10 +549,11 @@ class RequestStream:
         if self._own or (batch is not None and batch.verdicts):
             done = None
             if batch is not None and not self._own and isinstance(batch.requests, Gathered):
-                done = cut(batch.requests, batch.verdicts, start, self._settle)
+                done = cut(batch.requests, batch.verdicts, start, self._settle_refused)
             if done is None:
                 done, coming = self._stop_each(batch, start)
             slices, start, first, refused = done
+            self._owed.withdrawn()
             if self._lead and first is not self._led:
                 out.append(self._lead)
             out += [chunk[begin:end] for begin, end in slices]
@@ -368,6 +569,7 @@ class RequestStream:
         self._open = self._body_left > 0 and not self._swallow and self.held.coming is None
         self._chunk = memoryview(b"")
         self._lead, self._led = b"", None
+        self._ended.clear()
         return refused
 
     def _stop_each(self, batch: Batch | None, start: int) -> tuple[Cut, HeldFrame | None]:
@@ -384,48 +586,84 @@ class RequestStream:
             held = None
             if request is None:
                 continue
-            self._settle(frame.header)
             if refuse is not None:
+                self._settle_refused(frame.header)
                 refused.append((frame.header, refuse))
             else:
+                self._settle(frame.header)
+                ended = self._ended.pop(id(frame.header), None)
+                if ended is not None:
+                    self._ended_by_held[id(frame.header)] = ended
                 lead = self._lead if frame is self._led else b""
                 held = request.handle = self.held.hold(frame.header, lead, self._chunk[frame.start : frame.stop])
         first = stopped[0][0] if stopped else None
         return Cut(slices, start, first, answer_each(refused) if refused else NOTHING_REFUSED), held
 
-    def release(self, request: Request, held: HeldFrame, out: list[Buffer]) -> Charge | None:
-        """Let a held request go on: behind all that has gone on, but never inside a frame.
-
-        Returns:
-            What it turned out to cost beyond what it was decided by.
-        """
+    def release(self, request: Request, held: HeldFrame, out: list[Buffer]) -> None:
+        """Let a held request go on: behind all that has gone on, but never inside a frame."""
         header = held.header
-        if header.reading != UNPARSED and not header.flag & _ONEWAY:
-            self._owed.add(header.opaque, header.code, request.resources)
+        self._ended_by_held.pop(id(header), None)
+        if not header.flag & _ONEWAY:
+            self._owed.add(header.opaque, header.code, request.resources, header.half)
         if held is self.held.coming:
             self._open = True  # by what is queued here; the rest of the body streams through
             self.held.release(held, out)
         else:
             self.held.release(held, None if self._open else out)
-        return held.late
 
     def give_up(self, held: HeldFrame) -> None:
         """Forget a held request that was refused, and what is still to come of it."""
         if held is self.held.coming:
             self._swallow_rest()
+        self._undo(self._ended_by_held, held.header)
         self.held.drop(held)
 
     def _swallow_rest(self) -> None:
         self._swallow = True
-        self._counting = None
 
     def _settle(self, header: Header) -> None:
         """Take a request that does not go on, or not yet, out of what the broker owes."""
-        if header.reading != UNPARSED and not header.flag & _ONEWAY:
+        if not header.flag & _ONEWAY:
             self._owed.settle(header.opaque)
+
+    def _settle_refused(self, header: Header) -> None:
+        """Settle a request that never goes on."""
+        self._settle(header)
+        self._undo(self._ended, header)
+
+    def _undo(self, ended_by: dict[int, Ended], header: Header) -> None:
+        """Undo the end of a transaction, if a request was one."""
+        ended = ended_by.pop(id(header), None)
+        if ended is not None:
+            self._transactions.undo(ended)
+
+    def _undo_all(self, ended_by: dict[int, Ended]) -> None:
+        while ended_by:
+            self._transactions.undo(ended_by.popitem()[1])
 
     def end(self, out: list[Buffer]) -> None:
         """Queue what was held back of an unfinished header, at the end of the stream; what is held is dropped."""
         self.held.end()
+        self._undo_all(self._ended_by_held)
+        self._let_go()
         if self._beginning.pieces:
             out.append(self._beginning.take())
+
+    def give_back(self) -> None:
+        """Forget what was gathered, and undo what has not gone on: the connection is over."""
+        self._undo_all(self._ended)
+        self._undo_all(self._ended_by_held)
+        self._let_go()
+        self._beginning.take()
+
+
+def _steps_of(header: Header, header_bytes: int) -> int:
+    """Return how many steps it took to read a header by itself."""
+    return 1 + (header_bytes // _BYTES_A_STEP if header.reading == STRICT else _SLOW_STEPS)
+
+
+def _is_special(header: Header) -> bool:
+    """Say whether a send needs a closer look."""
+    return header.sys_flag & codes.SYS_FLAGS_SPECIAL != 0 or (
+        header.kind == _TOPIC and forbidden.is_internal(header.name)
+    )

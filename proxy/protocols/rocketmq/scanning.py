@@ -15,7 +15,7 @@ from proxy.protocols.base import Buffer
 #: Keys remembered by a scanner. What is kept by name is kept for each connection.
 MAX_KEYS: Final = 1024
 #: A scan ends when it has taken frames of so many keys.
-MAX_RUNS: Final = 512
+MAX_RUNS: Final = 256
 #: Steps, in either direction, are frames looked at one by one, and keys of a scan: each takes some microseconds. Up to
 #: so many in a chunk, much may be read at once.
 FEW_STEPS: Final = 64
@@ -28,7 +28,14 @@ Run = tuple[int, Sequence[int], int, int]
 
 
 class Opaques(Protocol):
-    """The numbers of sends that have no answer yet, as many as there is room for."""
+    """The numbers of sends that have no answer yet, as many as there is room for.
+
+    Attributes:
+        ambiguous: a number was put in that was there already, or for which there was no room.
+    """
+
+    @property
+    def ambiguous(self) -> bool: ...  # noqa: D102 - as above
 
     def __len__(self) -> int:
         """Return how many there are."""

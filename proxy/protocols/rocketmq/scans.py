@@ -6,23 +6,25 @@ from importlib.metadata import version
 from typing import Any, Final, Literal, NamedTuple
 
 from proxy.protocols.rocketmq import python_scan
-from proxy.protocols.rocketmq.codes import (
+from proxy.protocols.rocketmq.forbidden import INTERNAL_PREFIX, INTERNAL_TOPICS
+from proxy.protocols.rocketmq.pending import MAX_PENDING
+from proxy.protocols.rocketmq.scanning import MAX_KEYS, MAX_RUNS, Opaques, Scanner
+from proxy.protocols.rocketmq.wire.codes import (
     KIND_RETRY_GROUP,
     KIND_TOPIC,
-    LIMITABLE,
     MAX_NAME_CHARS,
+    PLAIN_SYS_FLAGS,
     RETRY_PREFIX,
     SEND_BACK_FIELDS,
+    SENDS,
 )
-from proxy.protocols.rocketmq.frame import MAX_HEADER_BYTES
-from proxy.protocols.rocketmq.owed import MAX_OWED
-from proxy.protocols.rocketmq.scanning import MAX_KEYS, MAX_RUNS, Opaques, Scanner
+from proxy.protocols.rocketmq.wire.frame import MAX_HEADER_BYTES
 
 ScanName = Literal["auto", "compiled", "python"]
 
 #: The module of the compiled scan, and which of its interfaces this is made for.
 _MODULE: Final = "sluice_scan"
-_INTERFACE: Final = 1
+_INTERFACE: Final = 3
 
 
 class Scan(NamedTuple):
@@ -51,10 +53,28 @@ class Scan(NamedTuple):
         return f"the Python scan{self.instead and f'; {self.instead}'}"
 
 
-PYTHON: Final = Scan("python", "", lambda: python_scan.Opaques(MAX_OWED), python_scan.Scanner, 8192)
+PYTHON: Final = Scan("python", "", lambda: python_scan.Opaques(MAX_PENDING), python_scan.Scanner, 8192)
 _OTHER_VERSION: Final = (
     "the compiled scan that is installed belongs to another version of Sluice: build it again from the folder scan"
 )
+
+
+def make_table(module: Any) -> Any:
+    """Return the table of a compiled scan: what its scanners share."""
+    limitable = {
+        code: (KIND_RETRY_GROUP if fields is SEND_BACK_FIELDS else KIND_TOPIC, *fields)
+        for code, fields in SENDS.items()
+    }
+    return module.Table(
+        limitable,
+        MAX_NAME_CHARS,
+        RETRY_PREFIX,
+        KIND_RETRY_GROUP,
+        MAX_HEADER_BYTES,
+        PLAIN_SYS_FLAGS,
+        sorted(INTERNAL_TOPICS),
+        INTERNAL_PREFIX,
+    )
 
 
 def find(module_name: str = _MODULE) -> tuple[Scan | None, Scan]:
@@ -65,15 +85,11 @@ def find(module_name: str = _MODULE) -> tuple[Scan | None, Scan]:
         return None, PYTHON
     if getattr(module, "INTERFACE", None) != _INTERFACE:
         return None, PYTHON._replace(instead=_OTHER_VERSION)
-    limitable = {
-        code: (KIND_RETRY_GROUP if fields is SEND_BACK_FIELDS else KIND_TOPIC, *fields)
-        for code, fields in LIMITABLE.items()
-    }
-    table = module.Table(limitable, MAX_NAME_CHARS, RETRY_PREFIX, KIND_RETRY_GROUP, MAX_HEADER_BYTES)
+    table = make_table(module)
     compiled = Scan(
         "compiled",
         version("sluice-scan"),
-        lambda: module.Opaques(MAX_OWED),
+        lambda: module.Opaques(MAX_PENDING),
         lambda owed: module.Scanner(table, owed, MAX_KEYS, MAX_RUNS),
         0,
     )

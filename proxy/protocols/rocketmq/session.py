@@ -2,18 +2,20 @@
 
 from collections.abc import Sequence
 
-from proxy.batch import Batch, Refuse, Request, Response, Side
-from proxy.control import RemoteReply
-from proxy.protocols.base import NO_BOUND, Ask, Buffer, Close, Description, Session, SessionContext
+from proxy.control import LimitCommandReply
+from proxy.deciding.batch import Batch, Refuse, Request, Response, Side
+from proxy.protocols.base import NO_BOUND, Buffer, Close, CommandRequest, Description, Session, SessionContext
 from proxy.protocols.rocketmq.answers import AnswerStream
 from proxy.protocols.rocketmq.cutting import NOTHING_REFUSED, Refused, answer_each
-from proxy.protocols.rocketmq.header import Header
+from proxy.protocols.rocketmq.gathered import first_opaque
 from proxy.protocols.rocketmq.held import HeldFrame
+from proxy.protocols.rocketmq.limit_commands import LimitCommandReader
 from proxy.protocols.rocketmq.options import RocketMQOptions
-from proxy.protocols.rocketmq.owed import Owed
-from proxy.protocols.rocketmq.remote import Remote
+from proxy.protocols.rocketmq.pending import Pending
 from proxy.protocols.rocketmq.requests import RequestStream
 from proxy.protocols.rocketmq.scans import PYTHON, scan_named
+from proxy.protocols.rocketmq.transactions import Transactions
+from proxy.protocols.rocketmq.wire.header import Header
 
 _TLS_HANDSHAKE = 0x16
 #: First bytes of PROXY protocol version 1 and 2.
@@ -32,20 +34,21 @@ class RocketMQSession(Session):
         self._connection = context.connection
         self._counters = context.counters
         self._tls = options.tls
+        self._limiting = context.limiting
         # Whoever sees the answers is told what each of them answers.
         scan = None if context.wants_responses else scan_named(options.scan) or PYTHON
-        self._owed = Owed(None if scan is None else scan.opaques())
-        self._remote = Remote(context.connection.address, options, context.ask)
+        transactions = context.shared.setdefault("rocketmq.transactions", Transactions())
+        self._owed = Pending(None if scan is None else scan.opaques())
+        self._remote = LimitCommandReader(context.connection.address, options, context.ask)
         self._requests = RequestStream(
-            context.counters,
+            context,
             self._owed,
-            options.max_frame_bytes,
-            context.limits_kind,
+            transactions,
             self._take_remote,
             scanner=None if scan is None else scan.scanner(self._owed.opaques),
             scan_from_bytes=0 if scan is None else scan.least_bytes,
         )
-        self._answers = AnswerStream(self._owed, wants_responses=context.wants_responses)
+        self._answers = AnswerStream(self._owed, transactions, wants_responses=context.wants_responses)
         self._out: dict[Side, list[Buffer]] = {Side.CLIENT: [], Side.BROKER: []}
         self._refused = 0
         #: Answers of our own that wait for a gap between the broker's frames.
@@ -63,7 +66,6 @@ class RocketMQSession(Session):
 
     def receive(self, side: Side, chunk: memoryview, now_ns: int) -> Batch | None:
         """Take one chunk, as the base class says."""
-        del now_ns
         if not self._begun and side is Side.CLIENT:
             self._begun = True
             self._sniff(chunk[0])
@@ -71,12 +73,15 @@ class RocketMQSession(Session):
             self._out[side.other].append(chunk)
             return None
         if side is Side.BROKER:
-            return self._receive_answers(chunk)
+            return self._receive_answers(chunk, now_ns)
         stream, before = self._requests, self._requests.frames
-        requests, charges = stream.feed(chunk)
+        requests = stream.feed(chunk, now_ns)
         self._counters.frames[side] += stream.frames - before
-        if requests or charges:
-            return Batch(self._connection, side, requests.simplest(), charges)
+        if requests:
+            batch = Batch(self._connection, side, requests.simplest())
+            if stream.refusals and (stream.lost or self._limiting()):
+                batch.verdicts.update(stream.refusals)
+            return batch
         self._pass_on(None)
         return None
 
@@ -105,11 +110,14 @@ class RocketMQSession(Session):
         elif first in _PROXY_PROTOCOL:
             raise Close("proxy_protocol", "the client began with a PROXY protocol header, which is not accepted here")
 
-    def _receive_answers(self, chunk: memoryview) -> Batch | None:
+    def _receive_answers(self, chunk: memoryview, now_ns: int) -> Batch | None:
         stream, before = self._answers, self._answers.frames
         if stream.feed(chunk, self._waiting, self._out[Side.CLIENT]):
             self._waiting = []
         self._counters.frames[Side.BROKER] += stream.frames - before
+        round_trip_ns = self._owed.timed(now_ns)
+        if round_trip_ns is not None:
+            self._counters.round_trip.observe(round_trip_ns)
         if stream.close is not None:
             self._broker_ended = True
             raise stream.close
@@ -120,43 +128,36 @@ class RocketMQSession(Session):
 
     def decided(self, batch: Batch, now_ns: int) -> None:
         """Queue what passes for the broker and what is refused for the client, and copy what is held."""
-        del now_ns
         # A batch of the broker's side only charges; the answers that it stands for have gone on.
         if batch.side is Side.CLIENT:
             self._pass_on(batch)
+            if batch.requests and self._owed.may_time(now_ns):
+                # Of those that a limit lets pass in part it is the first ones; what was refused is owed no more.
+                opaque = first_opaque(batch.requests)
+                if opaque is not None:
+                    self._owed.time(opaque, now_ns)
 
-    def resolved(self, request: Request, refuse: Refuse | None, now_ns: int) -> Batch | None:
+    def resolved(self, request: Request, refuse: Refuse | None, now_ns: int) -> None:
         """Queue the copy of a held request for the broker, or its busy answer."""
         del now_ns
         held = request.handle
         if not isinstance(held, HeldFrame):
-            return None
+            return
         if refuse is None:
-            late = self._requests.release(request, held, self._out[Side.BROKER])
-            return None if late is None else Batch(self._connection, Side.CLIENT, (), (late,))
+            self._requests.release(request, held, self._out[Side.BROKER])
+            return
         self._requests.give_up(held)
         self._refuse(answer_each([(held.header, refuse)]))
-        return None
 
     def _pass_on(self, batch: Batch | None) -> None:
         stream = self._requests
         refused = stream.pass_on(batch, self._out[Side.BROKER])
-        if stream.close is not None:
-            self._say_busy(refused)
-            raise stream.close
         if refused is not NOTHING_REFUSED:
             self._refuse(refused)
+        if stream.close is not None:
+            raise stream.close
 
     def _refuse(self, refused: Refused) -> None:
-        """Answer what was refused; one that nobody can answer ends the connection."""
-        self._say_busy(refused)
-        if refused.unreadable is not None:
-            raise Close(
-                "unparsable",
-                f"requests with headers that cannot be read are over the limit of rule {refused.unreadable.rule}",
-            )
-
-    def _say_busy(self, refused: Refused) -> None:
         """Queue the answers to refused requests."""
         self._refused += refused.requests
         self._answer(refused.answers)
@@ -174,7 +175,7 @@ class RocketMQSession(Session):
             self._answer([answer])
         return answer is not None
 
-    def replied(self, ask: Ask, reply: RemoteReply, now_ns: int) -> None:
+    def replied(self, ask: CommandRequest, reply: LimitCommandReply, now_ns: int) -> None:
         """Queue the answer to what the client asked of Sluice itself."""
         del now_ns
         answer = self._remote.reply(ask, reply)
@@ -202,6 +203,10 @@ class RocketMQSession(Session):
             self._broker_ended = True
             self._own_bytes -= sum(map(len, self._waiting))
             self._waiting.clear()
+
+    def close(self) -> None:
+        """Give back the room for what was gathered, and half messages whose commits have not gone on."""
+        self._requests.give_back()
 
     def take(self, side: Side) -> Sequence[Buffer]:
         """Hand out what may be written now."""
@@ -237,6 +242,10 @@ class RocketMQSession(Session):
         if self._unread or side is Side.BROKER:
             return NO_BOUND
         return self._requests.most_bytes()
+
+    def takes_turns(self, side: Side) -> bool:
+        """Say so of a client whose headers need the slow readings, or whose chunks take many steps."""
+        return side is Side.CLIENT and not self._unread and self._requests.takes_turns()
 
     def reads_fast(self, side: Side) -> bool:
         """Say so of what is relayed unread, and of streams whose last chunk was read in few steps."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import socket
 import struct
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,20 +24,21 @@ import structlog
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from limiter.limit_text import parse_limit
-from limiter.resource import Resource
-from limiter.rule import Rule
-from limiter.rules import RuleSet
-from proxy.batch import Batch, Charge, ConnectionInfo, Request, Side
-from proxy.connection import Connection
-from proxy.datapath import DataPathConfig, LocalDataPath
-from proxy.handlers.rate_limit import PLUGIN as RATE_LIMIT
-from proxy.handlers.rate_limit import RateLimitOptions
-from proxy.pipeline import HandlerConfig
+from limiter.rules.limit_text import parse_limit
+from limiter.rules.resource import Resource
+from limiter.rules.rule import Rule
+from limiter.rules.rule_set import RuleSet
+from proxy.datapath.datapath import DataPathConfig, LocalDataPath
+from proxy.deciding.batch import Batch, Charge, ConnectionInfo, Request, Side
+from proxy.deciding.pipeline import HandlerConfig
+from proxy.deciding.rate_limit import PLUGIN as RATE_LIMIT
+from proxy.deciding.rate_limit import RateLimitOptions
+from proxy.net import broker_watch
+from proxy.net.connection import Connection
+from proxy.net.server import ListenerConfig
+from proxy.net.sockets import format_address
 from proxy.protocols.base import Protocol
-from proxy.server import ListenerConfig
-from proxy.snapshot import Snapshot
-from proxy.sockets import format_address
+from proxy.stats.snapshot import Snapshot
 
 HOST = "127.0.0.1"
 KIND = "line_topic"
@@ -176,14 +178,19 @@ class ScriptedBroker:
         return sock
 
     async def accept(self) -> Peer:
+        """Return the next connection that is not over already, as those are that only ask whether it listens."""
         while True:
             try:
                 sock, _ = self._listening.accept()
             except BlockingIOError:
                 await trio.lowlevel.wait_readable(self._listening)
-            else:
-                self._peers.append(Peer(sock))
-                return self._peers[-1]
+                continue
+            peer = Peer(sock)
+            self._peers.append(peer)
+            with suppress(BlockingIOError):
+                if sock.recv(1, socket.MSG_PEEK) == b"":
+                    continue
+            return peer
 
     def stop(self) -> None:
         self._listening.close()
@@ -208,7 +215,11 @@ class Rig:
 
     @property
     def closed(self) -> Mapping[str, int]:
-        return self.path.server.counters.closed
+        """How many connections have ended, by reason."""
+        reasons: Counter[str] = Counter()
+        for (_, reason), count in self.path.server.counters.closed.items():
+            reasons[reason] += count
+        return reasons
 
     @property
     def connections(self) -> list[Connection]:
@@ -228,6 +239,12 @@ class Rig:
         await trio.lowlevel.wait_writable(sock)
         return peer
 
+    def client_in_backlog(self) -> Peer:
+        """Connect a client, which nobody has accepted yet."""
+        peer = Peer(socket.create_connection(self.address))
+        self.peers.append(peer)
+        return peer
+
     async def connect(self, *, receive_buffer: int = 0, source: str = "") -> tuple[Peer, Peer]:
         """Connect a client; returns it and the broker's end of its connection once there is a session between."""
         client = await self.client(receive_buffer=receive_buffer, source=source)
@@ -235,6 +252,14 @@ class Rig:
         name = format_address(client.sock.getsockname())
         await until(lambda: any(connection.info.peer == name for connection in self.connections))
         return client, broker
+
+    async def until(self, predicate: Callable[[], object]) -> None:
+        """Wait until something holds that ought to come about at once."""
+        await until(predicate)
+
+    async def settle(self) -> None:
+        """Wait until nothing is under way."""
+        await settle()
 
     async def until_closed(self, reason: str, count: int = 1) -> None:
         """Wait until so many connections have ended for that reason, and none for another."""
@@ -301,13 +326,20 @@ def log() -> Iterator[list[Any]]:
 
 
 @pytest.fixture
-async def start_rig(
-    nursery: trio.Nursery, lines: Protocol, broker: ScriptedBroker, peers: list[Peer], now_ns: Callable[[], int]
+async def start_rig(  # noqa: PLR0917 - fixtures
+    nursery: trio.Nursery,
+    lines: Protocol,
+    broker: ScriptedBroker,
+    peers: list[Peer],
+    now_ns: Callable[[], int],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> AsyncIterator[StartRig]:
     """Start data paths: by default one listener, speaking lines, with the rate limiter.
 
-    Topic ``a`` admits two requests a second, ``zero`` none, ``free`` everything.
+    Topic ``a`` admits two requests a second, ``zero`` none, ``free`` everything. When the broker ends a connection the
+    client hears of it at once.
     """
+    monkeypatch.setattr(broker_watch, "SETTLE_S", 0.0)
     scopes: list[trio.CancelScope] = []
 
     async def start(

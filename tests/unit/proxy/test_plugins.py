@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from proxy.control import RemoteLimit, RemoteReply
-from proxy.handlers.rate_limit import PLUGIN as RATE_LIMIT
-from proxy.handlers.rate_limit import RateLimitOptions
-from proxy.pipeline import HandlerConfig, HandlerPlugin
+from proxy.control import LimitCommandReply, ListedLimit
+from proxy.deciding.pipeline import HandlerConfig, HandlerPlugin
+from proxy.deciding.rate_limit import PLUGIN as RATE_LIMIT
+from proxy.deciding.rate_limit import RateLimitOptions
 from proxy.protocols.base import Protocol
-from proxy.question import Question
-from proxy.snapshot import ClientDescription
+from proxy.stats.question import Question
+from proxy.stats.snapshot import ClientDescription
 
 if TYPE_CHECKING:
     from tests.unit.proxy.conftest import StartRig
@@ -113,7 +113,7 @@ async def test_session_asks_and_is_answered_while_somebody_takes_what_clients_as
         assert await broker.receive(8) == b"other 1\n"
         command = await anext(commands)
         assert (command.verb, command.listener) == ("view_limits", "main")
-        await rig.path.reply(command.id, RemoteReply(limits=(RemoteLimit("line_topic", "a", 5.0, 0, 0),)))
+        await rig.path.reply(command.id, LimitCommandReply(limits=(ListedLimit("line_topic", "a", 5.0, 0, 0),)))
         assert await client.receive_line() == b"LIMITS a 5.0\n"
 
 

@@ -5,27 +5,28 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from playbook.frames import answer, binary_frame, broker_request, cut, frame, records, split
 
-from limiter.resource import Resource
-from proxy.batch import Charge, Response
+from limiter.rules.resource import Resource
+from proxy.deciding.batch import Charge, Response
 from proxy.protocols.base import Buffer
 from proxy.protocols.rocketmq.answers import MAX_HEADER_BYTES, AnswerStream
-from proxy.protocols.rocketmq.owed import Owed
+from proxy.protocols.rocketmq.pending import Pending
+from proxy.protocols.rocketmq.transactions import Transactions
 
 FIRST, SECOND = answer(1, body=b"first body"), answer(2)
 OWN = b"<our own>"
 
 
 @pytest.fixture
-def owed() -> Owed:
-    owed = Owed()
+def owed() -> Pending:
+    owed = Pending()
     owed.add(1, 310, (Resource("topic", "a"),))
     owed.add(2, 34, ())
     return owed
 
 
 @pytest.fixture
-def stream(owed: Owed) -> AnswerStream:
-    return AnswerStream(owed, wants_responses=True)
+def stream(owed: Pending) -> AnswerStream:
+    return AnswerStream(owed, Transactions(), wants_responses=True)
 
 
 def feed(stream: AnswerStream, data: bytes, *waiting: bytes) -> tuple[list[bytes], bool]:
@@ -83,7 +84,7 @@ def test_own_answers_never_land_inside_a_frame(cuts: list[int], at: int) -> None
     broker = [FIRST, broker_request(), SECOND, answer(3, body=b"x" * 40), frame(b"")]
     data = b"".join(broker)
     own = answer(99, 2)
-    stream = AnswerStream(Owed(), wants_responses=False)
+    stream = AnswerStream(Pending(), Transactions(), wants_responses=False)
     waiting: tuple[bytes, ...] = ()
     sent = b""
     for number, part in enumerate(cut(data, *cuts)):
@@ -100,7 +101,7 @@ def test_own_answers_never_land_inside_a_frame(cuts: list[int], at: int) -> None
 # --- Matching -------------------------------------------------------------------------------------
 
 
-def test_answers_are_matched_with_their_requests(stream: AnswerStream, owed: Owed) -> None:
+def test_answers_are_matched_with_their_requests(stream: AnswerStream, owed: Pending) -> None:
     feed(stream, FIRST + SECOND)
     assert stream.responses == [
         Response(310, (Resource("topic", "a"),), 0, len(FIRST)),
@@ -110,7 +111,7 @@ def test_answers_are_matched_with_their_requests(stream: AnswerStream, owed: Owe
 
 
 @pytest.mark.parametrize("at", range(1, len(FIRST)))
-def test_answer_in_two_pieces_is_matched_once(stream: AnswerStream, owed: Owed, at: int) -> None:
+def test_answer_in_two_pieces_is_matched_once(stream: AnswerStream, owed: Pending, at: int) -> None:
     feed(stream, FIRST[:at])
     feed(stream, FIRST[at:])
     assert len(owed) == 1
@@ -118,7 +119,7 @@ def test_answer_in_two_pieces_is_matched_once(stream: AnswerStream, owed: Owed, 
     assert stream.frames == 1
 
 
-def test_answers_in_single_bytes_are_matched(stream: AnswerStream, owed: Owed) -> None:
+def test_answers_in_single_bytes_are_matched(stream: AnswerStream, owed: Pending) -> None:
     for part in cut(FIRST + SECOND, *range(300)):
         feed(stream, part)
     assert len(owed) == 0
@@ -130,40 +131,40 @@ def test_status_of_an_answer_is_its_code(stream: AnswerStream) -> None:
     assert stream.responses[0].status == 14
 
 
-def test_answer_to_an_unknown_request_is_still_a_response(stream: AnswerStream, owed: Owed) -> None:
+def test_answer_to_an_unknown_request_is_still_a_response(stream: AnswerStream, owed: Pending) -> None:
     feed(stream, answer(77))
     assert stream.responses == [Response(None, (), 0, len(answer(77)))]
     assert len(owed) == 2
 
 
-def test_broker_requests_answer_nothing(stream: AnswerStream, owed: Owed) -> None:
+def test_broker_requests_answer_nothing(stream: AnswerStream, owed: Pending) -> None:
     feed(stream, broker_request(1))
     assert len(owed) == 2
     assert not stream.responses
     assert stream.frames == 1
 
 
-def test_binary_answer_is_matched(stream: AnswerStream, owed: Owed) -> None:
+def test_binary_answer_is_matched(stream: AnswerStream, owed: Pending) -> None:
     feed(stream, binary_frame(0, opaque=1, flag=1))
     assert len(owed) == 1
 
 
-def test_header_that_cannot_be_read_passes_unmatched(stream: AnswerStream, owed: Owed) -> None:
+def test_header_that_cannot_be_read_passes_unmatched(stream: AnswerStream, owed: Pending) -> None:
     odd = frame(b"{no json") + frame(b"")
     assert feed(stream, odd) == ([odd], True)
     assert len(owed) == 2
     assert stream.frames == 2
 
 
-def test_responses_are_only_gathered_when_wanted(owed: Owed) -> None:
-    stream = AnswerStream(owed, wants_responses=False)
+def test_responses_are_only_gathered_when_wanted(owed: Pending) -> None:
+    stream = AnswerStream(owed, Transactions(), wants_responses=False)
     feed(stream, FIRST)
     assert not stream.responses
     assert len(owed) == 1
 
 
 @pytest.mark.parametrize("first", [4, 8, 1000])
-def test_overlong_header_in_pieces_is_not_gathered(stream: AnswerStream, owed: Owed, first: int) -> None:
+def test_overlong_header_in_pieces_is_not_gathered(stream: AnswerStream, owed: Pending, first: int) -> None:
     whole = answer(1, filler=MAX_HEADER_BYTES)
     for part in cut(whole, first, 2000, 60_000):
         feed(stream, part)
@@ -194,10 +195,10 @@ THREE = answer(5, body=records(91, 200, 120))
 
 
 @pytest.fixture
-def consuming(owed: Owed) -> AnswerStream:
+def consuming(owed: Pending) -> AnswerStream:
     for opaque, code in ((5, 11), (6, 361), (7, 200_050)):
         owed.add(opaque, code, SUBSCRIPTION)
-    return AnswerStream(owed, wants_responses=False)
+    return AnswerStream(owed, Transactions(), wants_responses=False)
 
 
 @pytest.mark.parametrize("opaque", [5, 6, 7])
@@ -218,7 +219,7 @@ def test_an_answer_without_a_body_is_a_charge_of_nothing(consuming: AnswerStream
     assert consuming.charges == [Charge(SUBSCRIPTION, 0, 0, consumes=True)]
 
 
-def test_other_answers_are_no_charge(consuming: AnswerStream, owed: Owed) -> None:
+def test_other_answers_are_no_charge(consuming: AnswerStream, owed: Pending) -> None:
     owed.add(8, 11, ())
     feed(consuming, answer(1) + answer(2) + answer(8, body=records(91)) + answer(99) + broker_request(5))
     assert consuming.charges == []

@@ -1,32 +1,26 @@
-"""Batch bodies: counted in pieces, written and read."""
+"""Batch bodies: counted, written and read."""
 
+import itertools
 import struct
-from itertools import pairwise
+import sys
 
 import pytest
+from harness.wire_bytes import count_messages, encode_batch, encode_properties
 from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.protocols.rocketmq.batch_body import (
     MIN_MESSAGE_BYTES,
-    BatchCounter,
     BatchMessage,
-    count_messages,
+    BatchReader,
     decode_batch,
     decode_properties,
-    encode_batch,
-    encode_properties,
 )
-from proxy.protocols.rocketmq.errors import LocalProtocolError, RemoteProtocolError
+from proxy.protocols.rocketmq.wire.codes import LocalProtocolError, RemoteProtocolError
 
 _messages = st.lists(
     st.builds(BatchMessage, st.binary(max_size=40), st.text(max_size=10), st.integers(-(2**31), 2**31 - 1)), max_size=6
 )
-
-
-def _pieces(body: bytes, cuts: list[int]) -> list[bytes]:
-    edges = [0, *sorted(cut % (len(body) + 1) for cut in cuts), len(body)]
-    return [body[start:end] for start, end in pairwise(edges)]
 
 
 @given(_messages)
@@ -34,79 +28,90 @@ def test_a_batch_is_read_as_it_was_written(messages: list[BatchMessage]) -> None
     assert list(decode_batch(encode_batch(messages))) == messages
 
 
-@given(_messages, st.lists(st.integers(min_value=0), max_size=8))
-def test_a_count_does_not_depend_on_how_the_body_is_cut(messages: list[BatchMessage], cuts: list[int]) -> None:
-    counter = BatchCounter()
-    for piece in _pieces(encode_batch(messages), cuts):
-        counter.feed(memoryview(piece))
-    assert (counter.count, counter.malformed) == (len(messages), False)
-
-
-@given(_messages)
-def test_a_count_byte_by_byte_never_falls(messages: list[BatchMessage]) -> None:
+@given(_messages, st.integers(1, 8))
+def test_a_batch_is_counted_in_steps_of_any_size(messages: list[BatchMessage], most: int) -> None:
     body = encode_batch(messages)
-    counter = BatchCounter()
-    counts = []
-    for at in range(len(body)):
-        counter.feed(body[at : at + 1])
-        counts.append(counter.count)
-    assert counts == sorted(counts)
+    assert _read(body, most).count == count_messages(body) == len(messages)
 
 
-@given(st.binary(max_size=200), st.lists(st.integers(min_value=0), max_size=8))
-def test_any_body_counts_the_same_however_it_is_cut(body: bytes, cuts: list[int]) -> None:
-    counter = BatchCounter()
-    for piece in _pieces(body, cuts):
-        counter.feed(piece)
-    assert counter.count == count_messages(body)
-    assert counter.count <= len(body) // MIN_MESSAGE_BYTES + 1
+@given(st.binary(max_size=200), st.integers(1, 8))
+def test_any_body_counts_the_same_in_steps_of_any_size(body: bytes, most: int) -> None:
+    assert _read(body, most).count == count_messages(body)
+    assert count_messages(body) <= len(body)
 
 
-def _as_the_broker_counts(body: bytes) -> int | None:
-    """The broker's loop over a batch: it goes by the lengths of body and properties. None where it fails."""
+def test_a_step_reads_no_more_than_it_may() -> None:
+    reader, body = BatchReader(), encode_batch([BatchMessage(b"x")] * 10)
+    steps = 1
+    while not reader.go_on(body, 3):
+        steps += 1
+    assert (steps, reader.count) == (4, 10)
+
+
+def _read(body: bytes | memoryview, most: int = sys.maxsize) -> BatchReader:
+    reader = BatchReader()
+    while not reader.go_on(body, most):
+        pass
+    return reader
+
+
+_ONE = encode_batch([BatchMessage(b"x")])
+
+
+@pytest.mark.parametrize(
+    "body", [b"\xff" * 1000, b"some text " * 100, b"\x78\x9c" * 500, b"short", (_ONE * 5)[:-1], _ONE * 5 + b"x"]
+)
+def test_a_body_of_which_the_broker_stores_nothing_holds_no_message(body: bytes) -> None:
+    reader = _read(body)
+    assert (reader.count, reader.malformed) == (0, False)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        bytes(21),  # a batch queue's reading would never come to an end
+        struct.pack(">iiiiih", 22, 0, 0, 0, 0, -1) * 100,
+        bytes(16) + (bytes(4) + b"\xff\xf0") * 20 + bytes(6),
+        _ONE * 3 + struct.pack(">i", -len(_ONE)) + _ONE[4:],
+        struct.pack(">i", 7) + _ONE[4:] + _ONE,
+        struct.pack(">i", len(_ONE) * 2) + _ONE[4:] + _ONE,
+        struct.pack(">i", 4) * 40_000,
+        struct.pack(">i", 20) + encode_batch([BatchMessage(struct.pack(">i", 26) + bytes(20))])[4:],
+    ],
+)
+def test_a_body_of_which_the_broker_might_store_something_else_is_malformed(body: bytes) -> None:
+    for reader in (_read(body), _read(body, 1)):
+        assert (reader.count, reader.malformed) == (0, True)
+
+
+def _as_the_broker_counts(body: bytes) -> int:
+    """The broker's loop over a batch: it goes by the lengths of body and properties. 0 where it fails."""
     at = count = 0
-    while at < len(body):
-        if at + 20 > len(body):
-            return None
+    while at != len(body):
+        if at < 0 or at + 20 > len(body) or count > len(body):
+            return 0
         (body_bytes,) = struct.unpack_from(">i", body, at + 16)
         at += 20 + body_bytes
         if body_bytes < 0 or at + 2 > len(body):
-            return None
+            return 0
         (properties_bytes,) = struct.unpack_from(">h", body, at)
         at += 2 + properties_bytes
-        if properties_bytes < 0 or at > len(body):
-            return None
+        if at > len(body):
+            return 0
         count += 1
     return count
 
 
-@given(st.binary(max_size=200), st.lists(st.integers(min_value=0), max_size=8))
-def test_a_doubtful_body_counts_the_same_however_it_is_cut(body: bytes, cuts: list[int]) -> None:
-    counter, whole = (BatchCounter(doubtful_bytes=len(body)) for _ in range(2))
-    whole.feed(body)
-    for piece in _pieces(body, cuts):
-        counter.feed(piece)
-    assert counter.count == whole.count
-    assert counter.count in {min(1, len(body) // 20), count_messages(body)}
-
-
-@pytest.mark.parametrize("body", [b"some text " * 100, b"\x78\x9c" * 500, b"\xff" * 1000, b"short"])
-def test_a_doubtful_body_that_can_be_no_batch_is_one_message_at_most(body: bytes) -> None:
-    counter = BatchCounter(doubtful_bytes=len(body))
-    counter.feed(body)
-    assert counter.count <= 1
-
-
-def _as_sizes_count(body: bytes) -> int | None:
-    """The broker's loop for batch-queue topics, for sizes that a message can have: it goes by totalSize."""
+def _as_sizes_count(body: bytes) -> int:
+    """The broker's loop for batch-queue topics: it goes by totalSize."""
     at = count = 0
-    while at < len(body):
-        if at + 4 > len(body):
-            return None
+    while at != len(body):
+        if at < 0 or at + 4 > len(body) or count > len(body):
+            return 0
         (total_bytes,) = struct.unpack_from(">i", body, at)
-        if total_bytes < MIN_MESSAGE_BYTES or at + total_bytes > len(body):
-            return None
         at += total_bytes
+        if at > len(body):
+            return 0
         count += 1
     return count
 
@@ -127,21 +132,48 @@ _lying = st.lists(
 ).map(b"".join)
 
 
-@given(_lying)
-def test_no_lie_about_lengths_makes_the_count_too_small(body: bytes) -> None:
-    for count in (_as_the_broker_counts(body), _as_sizes_count(body)):
-        doubtful = BatchCounter(doubtful_bytes=len(body))
-        doubtful.feed(body)
-        assert count is None or min(count_messages(body), doubtful.count) >= count
+@given(_lying | st.binary(max_size=60) | st.lists(st.sampled_from([bytes(4), b"\xff\xf0", b"\0\x17"])).map(b"".join))
+def test_no_lie_about_lengths_changes_the_count(body: bytes) -> None:
+    reader, stored = _read(body), (_as_the_broker_counts(body), _as_sizes_count(body))
+    assert (reader.malformed and not reader.count) or stored == (reader.count, reader.count)
 
 
-def test_one_message_that_claims_to_be_the_whole_body_counts_for_all_it_may_hide() -> None:
-    body = encode_batch([BatchMessage(b"x")] * 10)
-    lying = struct.pack(">i", len(body)) + body[4:]
-    counter = BatchCounter()
-    counter.feed(lying)
-    assert counter.malformed
-    assert counter.count == len(body) // MIN_MESSAGE_BYTES
+def _with_properties(properties: str, body: bytes = b"x") -> bytes:
+    return encode_batch([BatchMessage(b""), BatchMessage(body, properties)])
+
+
+@pytest.mark.parametrize("most", [1, 2, sys.maxsize])
+@pytest.mark.parametrize(
+    "properties",
+    [
+        "INNER_NUM\x011000\x02",
+        "a\x01b\x02INNER_NUM\x011\x02INNER_BASE\x010\x02",
+        "INNER_MULTI_DISPATCH\x01orders\x02",
+        "INNER_\x01\x02INNER_MULTI_QUEUE_OFFSET\x010\x02",
+    ],
+)
+def test_a_message_that_says_what_is_for_the_broker_to_say_is_found(properties: str, most: int) -> None:
+    assert _read(memoryview(_with_properties(properties)), most).sets_inner
+    name = properties.rpartition("\x01")[0].rpartition("\x02")[2].partition("\x01")[0]
+    other = encode_batch([BatchMessage(name.encode()), BatchMessage(b"x", f"k\x01{name}\x02")])
+    assert not _read(other, most).sets_inner
+
+
+@pytest.mark.parametrize("name", ["INNER_NUM", "INNER_MULTI_DISPATCH", "INNER_MULTI_QUEUE_OFFSET"])
+@pytest.mark.parametrize("before", range(430, 520))
+def test_a_name_is_found_where_two_steps_of_the_search_meet(before: int, name: str) -> None:
+    assert _read(_with_properties(f"{name}\x011\x02", bytes(before)), 1).sets_inner
+
+
+def test_a_step_searches_no_more_than_it_may() -> None:
+    reader, steps, seen = BatchReader(), 1, [0]
+    body = _with_properties("", bytes(100_000))
+    while not reader.go_on(body, 10):
+        steps += 1
+        seen.append(reader._searched)
+    assert max(after - before for before, after in itertools.pairwise(seen)) <= 10 * 512
+    assert steps == len(body) // (10 * 512) + 1
+    assert reader.effort >= len(body) // 512
 
 
 def test_an_empty_body_holds_no_message() -> None:

@@ -6,16 +6,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from harness.wire_bytes import count_messages, decode_all, encode_batch
 from playbook.playbook import open_session
 from playbook.read_by import read_by  # noqa: F401 - every test here, in each way of reading
+from stored_records import decode_records
 
-from proxy.batch import Side
-from proxy.loopback.records import decode_records
-from proxy.protocols.rocketmq import lenient
-from proxy.protocols.rocketmq.batch_body import count_messages, decode_batch, encode_batch
-from proxy.protocols.rocketmq.codes import CONSUMING, FLAG_RESPONSE
-from proxy.protocols.rocketmq.command import decode, decode_all, encode
-from proxy.protocols.rocketmq.header import STRICT, classify, read_answer
+from proxy.deciding.batch import Side
+from proxy.protocols.rocketmq.batch_body import decode_batch
+from proxy.protocols.rocketmq.wire import lenient
+from proxy.protocols.rocketmq.wire.codes import CONSUMING, FLAG_RESPONSE
+from proxy.protocols.rocketmq.wire.command import decode, encode
+from proxy.protocols.rocketmq.wire.header import STRICT, classify, read_answer
 
 _CAPTURES = Path(__file__).parents[4] / "captures" / "rocketmq"
 _ALL = sorted(_CAPTURES.glob("*/*.bin"))
@@ -160,7 +161,7 @@ def test_answers_are_told_from_the_brokers_own_requests(path: Path) -> None:
         command, answer = decode(frame), read_answer(memoryview(_header_of(frame)))
         assert answer is not None
         assert (answer.code, answer.opaque) == (command.code, command.opaque)
-        assert answer.is_response == (command.code != 40)
+        assert bool(answer.flag & FLAG_RESPONSE) == (command.code != 40)
 
 
 # --- Consuming ------------------------------------------------------------------------------------

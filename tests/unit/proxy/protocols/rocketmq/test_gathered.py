@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 from playbook.frames import ONEWAY, frame, heartbeat, send, send_back, send_batch
 from playbook.playbook import READINGS, Reading, open_session
 
-from limiter.resource import Resource
-from proxy.batch import Batch, Refuse, Side
-from proxy.grouping import grouped
+from limiter.rules.resource import Resource
+from proxy.deciding.batch import Batch, Refuse, Side, grouped
 
 REFUSE = Refuse(Resource("topic", "a"), "rule", 5)
 #: Read by itself: the name of a field is spelled with an escape.

@@ -4,19 +4,16 @@ import pytest
 from playbook.frames import (
     ONEWAY,
     answer,
-    batch_body,
     cut,
     heartbeat,
     pull,
     send,
     send_back,
     send_batch,
-    unparsable,
 )
 from playbook.playbook import (
     Broker,
     Client,
-    Closed,
     Decided,
     End,
     GiveUp,
@@ -30,8 +27,7 @@ from playbook.playbook import (
 )
 from playbook.read_by import read_by  # noqa: F401 - every test here, in each way of reading
 
-from limiter.resource import Resource
-from proxy.batch import Charge, Side
+from proxy.deciding.batch import Side
 from proxy.protocols.rocketmq.session import RocketMQSession
 
 A, B, C = send("a", 1), send("b", 2), send("c", 3)
@@ -86,16 +82,6 @@ def test_a_oneway_request_is_refused_in_silence() -> None:
     play = Playbook(hold("a"))
     assert play >> Client(send("a", flag=ONEWAY)) >> GiveUp(0)
     assert play.session.in_flight() == 0
-
-
-def test_one_that_nobody_can_read_ends_the_connection_when_it_is_refused() -> None:
-    play = Playbook(hold("_unparsable"))
-    assert play >> Client(unparsable() + B) << ToBroker(B)
-    assert play >> GiveUp(0) << Closed("unparsable")
-
-
-def test_one_that_nobody_can_read_goes_on_when_it_is_released() -> None:
-    assert Playbook(hold("_unparsable")) >> Client(unparsable()) >> Release(0) << ToBroker(unparsable())
 
 
 def test_held_and_refused_requests_of_one_chunk_are_kept_apart() -> None:
@@ -251,33 +237,22 @@ def test_a_held_pull_is_refused_with_the_word_that_makes_clients_ask_again() -> 
 # --- Batches --------------------------------------------------------------------------------------
 
 BATCH = send_batch("a", 10, 1)
-HALF = len(BATCH) - 5 * len(batch_body(1))
 
 
-def test_a_batch_that_came_while_it_was_held_is_charged_when_it_is_released() -> None:
+@pytest.mark.parametrize("at", [5, 100, len(BATCH) - 1])
+def test_a_batch_that_came_in_pieces_is_released_as_it_came(at: int) -> None:
     play = Playbook(hold("a"))
-    assert play >> Client(BATCH[:HALF]) >> Client(BATCH[HALF:])
-    assert [request.messages for request in play.requests] == [5]
-    assert play.charges == []
+    assert play >> Client(BATCH[:at]) >> Client(BATCH[at:])
+    assert [request.messages for request in play.requests] == [10]
     assert play >> Release(0) << ToBroker(BATCH)
-    assert play.charges == [Charge((Resource("topic", "a"),), 5, producer_group="producers")]
 
 
-def test_a_batch_that_comes_after_its_release_is_charged_when_it_has_come() -> None:
+def test_a_batch_that_came_in_pieces_is_given_up() -> None:
     play = Playbook(hold("a"))
-    assert play >> Client(BATCH[:HALF]) >> Release(0) << ToBroker(BATCH[:HALF])
-    assert play >> Client(BATCH[HALF:]) << ToBroker(BATCH[HALF:])
-    assert play.charges == [Charge((Resource("topic", "a"),), 5, producer_group="producers")]
-
-
-@pytest.mark.parametrize("come", [HALF, len(BATCH)])
-def test_a_batch_that_is_refused_is_charged_no_more(come: int) -> None:
-    play = Playbook(hold("a"))
-    for piece in cut(BATCH[:come], HALF):
-        assert play >> Client(piece)
+    assert play >> Client(BATCH[:100]) >> Client(BATCH[100:])
     assert play >> GiveUp(0) << ToClient(busy("a", 1))
-    assert play >> Client(BATCH[come:] + heartbeat()) << ToBroker(heartbeat())
-    assert play.charges == []
+    assert play >> Client(heartbeat()) << ToBroker(heartbeat())
+    assert held_bytes(play) == 0
 
 
 # --- Ends -----------------------------------------------------------------------------------------

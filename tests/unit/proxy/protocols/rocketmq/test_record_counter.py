@@ -3,12 +3,13 @@
 import struct
 
 import pytest
+from harness.wire_bytes import count_records
 from hypothesis import given
 from hypothesis import strategies as st
 from playbook.frames import cut, records
 
-from proxy.loopback.records import Message, encode_record, pack_host
-from proxy.protocols.rocketmq.record_counter import MIN_RECORD_BYTES, RecordCounter, count_records
+from admin.demo.broker.store import Message, encode_record, pack_host
+from proxy.protocols.rocketmq.answers import MIN_RECORD_BYTES, RecordCounter
 
 
 def test_an_empty_body_brings_nothing() -> None:

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from limiter.resource import Resource
-from proxy.batch import Refuse
-from proxy.protocols.rocketmq.command import RemotingCommand, decode
-from proxy.protocols.rocketmq.replies import busy_answer, busy_remark
+from limiter.rules.resource import Resource
+from proxy.deciding.batch import Refuse
+from proxy.protocols.rocketmq.replies import busy_answer
+from proxy.protocols.rocketmq.wire.command import RemotingCommand, decode
 
 RULE = "topic:orders"
 
@@ -42,8 +42,8 @@ def test_a_busy_answer_has_code_remark_and_the_requests_number() -> None:
 )
 def test_a_remark_names_what_is_over_its_limit(resource: Resource, shown: str) -> None:
     refuse = Refuse(resource, "the rule", 1)
-    assert busy_remark(refuse) == f"[RateLimit] for {shown} need wait:1microsecs, rule the rule"
-    assert decode(busy_answer(refuse, 7, "topic")).remark == busy_remark(refuse)
+    remark = f"[RateLimit] for {shown} need wait:1microsecs, rule the rule"
+    assert decode(busy_answer(refuse, 7, "topic")).remark == remark
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,8 @@ def test_any_names_make_an_answer_that_can_be_read(name: str, rule: str, wait_us
     refuse = Refuse(Resource("topic", name), rule, wait_us)
     frame = busy_answer(refuse, opaque, "topic")
     header = json.loads(frame[8:])
-    assert (header["remark"], header["opaque"]) == (busy_remark(refuse), opaque)
+    remark = f"[RateLimit] for {name} need wait:{wait_us}microsecs, rule {rule}"
+    assert (header["remark"], header["opaque"]) == (remark, opaque)
     assert frame[:8] == (len(frame) - 4).to_bytes(4, "big") + (len(frame) - 8).to_bytes(4, "big")
 
 
@@ -77,3 +78,10 @@ def test_any_names_make_an_answer_that_can_be_read(name: str, rule: str, wait_us
 def test_names_longer_than_any_topic_are_cut(kind: str) -> None:
     refuse = Refuse(Resource(kind, "x" * 100_000), "y" * 100_000, 1)
     assert len(busy_answer(refuse, 7, "topic")) < 700
+
+
+def test_one_that_can_never_be_admitted_is_told_how_much_can() -> None:
+    refuse = Refuse(Resource("topic", "orders"), "topic:orders", 1_000_000, most=550)
+
+    remark = "[RateLimit] for orders at most 550 messages at once, rule topic:orders"
+    assert decode(busy_answer(refuse, 7, "topic")).remark == remark

@@ -2,10 +2,10 @@
 
 import pytest
 
-from limiter.errors import RuleError
-from limiter.rule import Rule
+from limiter.rules.errors import RuleError
+from limiter.rules.rule import Rule
 from proxy.protocols.rocketmq import PROTOCOL
-from proxy.protocols.rocketmq.rule_check import check_rule
+from proxy.protocols.rocketmq.options import check_rule
 
 
 @pytest.mark.parametrize("busy_code", [None, 2, 215])

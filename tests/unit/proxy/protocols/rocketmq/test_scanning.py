@@ -10,19 +10,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from playbook import frames
 from playbook.captures import distinct_frames
-from playbook.playbook import READINGS, Reading
+from playbook.playbook import READINGS, Anything, Client, Playbook, Reading
 
-from limiter.resource import Resource
-from proxy.batch import Batch, ConnectionInfo, Refuse, Request, Side
-from proxy.grouping import grouped
-from proxy.protocols.base import Close, WireCounters
-from proxy.protocols.rocketmq.codes import MAX_FRAME_BYTES
+from limiter.rules.resource import Resource
+from proxy.deciding.batch import Batch, ConnectionInfo, Refuse, Request, Side, grouped
+from proxy.protocols.base import Close, SessionContext, WireCounters, nobody_takes
 from proxy.protocols.rocketmq.cutting import cut
 from proxy.protocols.rocketmq.gathered import Gathered
-from proxy.protocols.rocketmq.owed import Owed
+from proxy.protocols.rocketmq.options import RocketMQOptions
+from proxy.protocols.rocketmq.pending import Pending
 from proxy.protocols.rocketmq.requests import RequestStream
 from proxy.protocols.rocketmq.scanning import MAX_KEYS, Opaques, Scanner, Segment
 from proxy.protocols.rocketmq.scans import PYTHON, Scan, find, scan_named
+from proxy.protocols.rocketmq.transactions import Transactions
+from proxy.protocols.rocketmq.wire.codes import MAX_FRAME_BYTES
 
 MOST = MAX_FRAME_BYTES - 4
 CONNECTION = ConnectionInfo(1, "main", "main", "192.0.2.1:40000", "192.0.2.1")
@@ -166,7 +167,7 @@ def test_keys_are_forgotten_when_there_are_too_many(scanner: Scanner) -> None:
 def test_compiled_scan_of_another_version_is_not_used_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
     other = ModuleType("other_scan")
     monkeypatch.setitem(sys.modules, "other_scan", other)
-    for interface in (None, 0, 2):
+    for interface in (None, 0, 1):
         other.INTERFACE = interface  # type: ignore[attr-defined]
         compiled, used = find("other_scan")
         assert compiled is None
@@ -207,6 +208,15 @@ SENDS: Sequence[Callable[[int], bytes]] = (
     lambda opaque: frames.json_frame(310, {"a": "pg", "b": "orders", "m": "true"}, opaque=opaque, body=b"z" * 30),
     lambda opaque: frames.json_frame(10, {"producerGroup": "pg", "topic": "orders"}, opaque=opaque),
     lambda opaque: frames.json_frame(36, {"group": "g"}, opaque=opaque),
+    lambda opaque: frames.send("a", opaque, sys_flag="1"),
+    lambda opaque: frames.send("a", opaque, sys_flag=1),
+    lambda opaque: frames.send("a", opaque, sys_flag="128"),
+    lambda opaque: frames.send("a", opaque, sys_flag=132, binary=False),
+    lambda opaque: frames.send("a", opaque, sys_flag="128", binary=True),
+    lambda opaque: frames.send("rmq_sys_wheel_timer", opaque),
+    lambda opaque: frames.send("SCHEDULE_TOPIC_XXXX", opaque, binary=True),
+    lambda opaque: frames.send_half("a", opaque),
+    lambda opaque: frames.end_transaction(opaque, opaque, flag=0),
     lambda opaque: frames.json_frame(34, {}, opaque=opaque, body=b"{}"),
     lambda opaque: frames.json_frame(11, {"consumerGroup": "g", "topic": "t"}, opaque=opaque),
     lambda opaque: frames.frame(b"{'code':310,\"opaque\":%d,extFields:{b:'odd'}}" % opaque),
@@ -222,9 +232,12 @@ _streams = st.lists(
 
 def stream_of(reading: Reading) -> RequestStream:
     scan = None if reading == "as it comes" else scan_of(reading)
-    owed = Owed(scan_of("python").opaques() if scan is None else scan.opaques())
+    owed = Pending(scan_of("python").opaques() if scan is None else scan.opaques())
     scanner = None if scan is None else scan.scanner(owed.opaques)
-    stream = RequestStream(WireCounters(), owed, MAX_FRAME_BYTES, lambda kind: False, lambda *_: False, scanner=scanner)
+    context = SessionContext(
+        CONNECTION, WireCounters(), lambda: None, False, lambda kind: False, RocketMQOptions(), nobody_takes
+    )
+    stream = RequestStream(context, owed, Transactions(), lambda *_: False, scanner=scanner)
     stream._trial = 0
     return stream
 
@@ -235,8 +248,8 @@ def fed(reading: Reading, pieces: Sequence[bytes], refuses: Callable[[int], bool
     told: list[object] = []
     count = 0
     for piece in pieces:
-        requests, charges = stream.feed(memoryview(bytearray(piece)))
-        batch = Batch(CONNECTION, Side.CLIENT, requests, charges)
+        requests = stream.feed(memoryview(bytearray(piece)), 0)
+        batch = Batch(CONNECTION, Side.CLIENT, requests)
         refuse = Refuse(Resource("topic", "any"), "rule", 7)
         batch.verdicts.update({at: refuse for at in range(len(requests)) if refuses(count + at)})
         count += len(requests)
@@ -244,11 +257,10 @@ def fed(reading: Reading, pieces: Sequence[bytes], refuses: Callable[[int], bool
         refused = stream.pass_on(batch, out)
         told += [
             [_plain(request) for request in requests],
-            charges,
+            stream.refusals,
             b"".join(out),
             refused.requests,
             list(frames.split(b"".join(refused.answers))),
-            refused.unreadable,
             stream.frames,
             len(stream._owed),
             stream.missing_bytes(),
@@ -296,7 +308,7 @@ def test_columns_say_what_their_requests_do(reading: Reading, data: bytes, rando
     for piece in (data[:first], data[first:]):
         if not piece:
             continue
-        gathered, _ = stream.feed(memoryview(piece))
+        gathered = stream.feed(memoryview(piece), 0)
         batch = Batch(CONNECTION, Side.CLIENT, gathered)
         groups = batch.groups()
         made = list(gathered)
@@ -336,7 +348,7 @@ def test_frames_that_are_not_plain_do_not_make_a_scan_of_each_other_one(
     chunk = memoryview((frames.json_frame(34, body=b"{}") + send("a") * plain) * 500)
     left, turns = len(chunk), 0
     while left:
-        stream.feed(chunk[-left:])
+        stream.feed(chunk[-left:], 0)
         stream.pass_on(None, [])
         left, turns = stream.left_bytes, turns + 1
     assert turns <= len(at) <= 12 * turns + 500 * (1 + plain) // 64
@@ -350,7 +362,7 @@ def test_nothing_is_cut_where_something_is_held() -> None:
 def test_close_ends_a_scanned_chunk_behind_its_last_frame() -> None:
     for reading in READINGS:
         stream = stream_of(reading)
-        stream.feed(memoryview(send("a") + b"\xff" * 8))
+        stream.feed(memoryview(send("a") + b"\xff" * 8), 0)
         assert isinstance(stream.close, Close)
         out: list[bytes | memoryview] = []
         stream.pass_on(None, out)
@@ -363,7 +375,7 @@ def test_beginning_of_a_header_may_come_again_with_the_next_chunk(reading: Readi
     expected = fed(reading, [data], {1}.__contains__)
     cut_at = len(send("a", 1)) + 20
     stream = stream_of(reading)
-    requests, _ = stream.feed(memoryview(data[:cut_at]))
+    requests = stream.feed(memoryview(data[:cut_at]), 0)
     assert len(requests) == 1
     out: list[bytes | memoryview] = []
     stream.pass_on(Batch(CONNECTION, Side.CLIENT, requests), out)
@@ -371,7 +383,7 @@ def test_beginning_of_a_header_may_come_again_with_the_next_chunk(reading: Readi
     back = stream.take_back()
     assert back == data[cut_at - 20 : cut_at]
     assert stream.held_back() == 0
-    requests, _ = stream.feed(memoryview(back + data[cut_at:]))
+    requests = stream.feed(memoryview(back + data[cut_at:]), 0)
     batch = Batch(CONNECTION, Side.CLIENT, requests)
     batch.verdicts[0] = Refuse(Resource("topic", "any"), "rule", 7)
     refused = stream.pass_on(batch, out)
@@ -382,10 +394,10 @@ def test_beginning_of_a_header_may_come_again_with_the_next_chunk(reading: Readi
 def test_beginning_of_a_long_header_is_not_read_again() -> None:
     stream = stream_of("python")
     long = frames.json_frame(310, {"a": "pg", "b": "t", "i": "x" * 5000})
-    stream.feed(memoryview(long[:4000]))
+    stream.feed(memoryview(long[:4000]), 0)
     stream.pass_on(None, [])
     assert (stream.held_back(), stream.take_back()) == (0, b"")
-    requests, _ = stream.feed(memoryview(long[4000:]))
+    requests = stream.feed(memoryview(long[4000:]), 0)
     assert len(requests) == 1
 
 
@@ -399,6 +411,19 @@ def test_stream_reads_fast_while_its_chunks_take_few_steps() -> None:
             (frames.json_frame(34, body=b"{}") * 100, False),
             (send("a") * 500, True),
         ):
-            requests, _ = stream.feed(memoryview(data))
+            requests = stream.feed(memoryview(data), 0)
             stream.pass_on(Batch(CONNECTION, Side.CLIENT, requests.simplest()), [])
             assert stream.reads_fast() == (fast and reading == "compiled")
+
+
+def test_half_messages_are_compared_with_what_was_scanned_once_for_each_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+    monkeypatch.setattr(Pending, "scanned", lambda _: calls.append(1))
+    play = Playbook(reading="python")
+    for piece, count in (
+        ((send("a", 1) * 20 + frames.send_half("a", 2)) * 5, 1),
+        (frames.send_half("a", 3), 1),
+        (send("a", 1) * 20 + bytes(8), 2),
+    ):
+        play = play >> Client(piece) << Anything()
+        assert len(calls) == count

@@ -35,10 +35,10 @@ from playbook.playbook import (
 )
 from playbook.read_by import read_by  # noqa: F401 - every test here, in each way of reading
 
-from limiter.resource import Resource
-from proxy.batch import Charge, Response, Side
-from proxy.protocols.base import Close
-from proxy.protocols.rocketmq.owed import MAX_OWED
+from limiter.rules.resource import Resource
+from proxy.deciding.batch import Charge, Response, Side
+from proxy.protocols.base import Close, Session, WireCounters
+from proxy.protocols.rocketmq.pending import MAX_PENDING
 
 A, B = send("a", 1), send("b", 2)
 
@@ -211,7 +211,7 @@ def test_broker_requests_pass_and_are_owed_by_nobody() -> None:
 def test_clients_responses_to_broker_requests_are_never_limited_or_owed() -> None:
     for code in (40, 309, 10, 310, 36):
         response = json_frame(code, {"topic": "a", "b": "a", "group": "a"}, opaque=7, flag=1)
-        play = Playbook(refuse("a", "_unparsable")) >> Client(response) << ToBroker(response)
+        play = Playbook(refuse("a")) >> Client(response) << ToBroker(response)
         assert play
         assert not play.requests
         assert play.session.in_flight() == 0
@@ -325,10 +325,10 @@ def test_request_is_in_flight_while_it_is_being_decided() -> None:
 def test_what_is_remembered_as_in_flight_is_bounded() -> None:
     play = Playbook()
     step = 500
-    for first in range(0, MAX_OWED + 2 * step, step):
+    for first in range(0, MAX_PENDING + 2 * step, step):
         chunk = b"".join(send("a", first + number, body=b"") for number in range(step))
         play = play >> Client(chunk) << ToBroker(chunk)
-    assert play.session.in_flight() == MAX_OWED
+    assert play.session.in_flight() == MAX_PENDING
 
 
 def test_request_of_a_frame_that_is_still_coming_is_in_flight() -> None:
@@ -381,7 +381,8 @@ def test_stream_does_not_end_while_a_oneway_request_is_being_decided() -> None:
 
 
 def test_frames_are_counted_by_the_peer_they_came_from() -> None:
-    play = Playbook(refuse("a")) >> Client(A + B + unparsable()) << ToBroker(B + unparsable()) << ToClient(busy("a"))
+    play = Playbook(refuse("a"), limiting=False) >> Client(A + B + unparsable())
+    play = play << ToBroker(B + unparsable()) << ToClient(busy("a"))
     play = play >> Broker(answer(2) + broker_request() + answer(3)[:9])
     assert play << ToClient(answer(2) + broker_request() + answer(3)[:9])
     assert play.counters.frames == {Side.CLIENT: 3, Side.BROKER: 2}
@@ -450,3 +451,46 @@ def test_language_is_that_of_the_first_header_and_known_before_its_batch_is_deci
     assert session.language == ""
     assert session.receive(Side.CLIENT, memoryview(send("a", 1)), 0) is not None
     assert session.language == "JAVA"
+
+
+# --- The broker's round trip ----------------------------------------------------------------------
+
+
+def _round_trips(counters: WireCounters) -> tuple[int, float]:
+    durations = counters.round_trip.durations()
+    return sum(durations.counts), durations.sum_s
+
+
+def _ask(session: Session, stream: bytes, now_ns: int, *refused: str) -> None:
+    batch = session.receive(Side.CLIENT, memoryview(stream), now_ns)
+    assert batch is not None
+    if refused:
+        refuse(*refused)(batch)
+    session.decided(batch, now_ns)
+
+
+def test_round_trip_is_from_passing_a_request_to_its_own_answer() -> None:
+    counters = WireCounters()
+    session = open_session(counters)
+    _ask(session, A + B, 1_000_000)
+    session.receive(Side.BROKER, memoryview(answer(2)), 3_000_000)
+    assert _round_trips(counters) == (0, 0)
+    session.receive(Side.BROKER, memoryview(answer(1)), 6_000_000)
+    assert _round_trips(counters) == (1, 0.005)
+
+
+def test_refused_and_oneway_requests_and_long_polls_have_no_round_trip() -> None:
+    for stream, refused in ((A, "a"), (send("a", 1, flag=ONEWAY), "b"), (pull(), "b")):
+        counters = WireCounters()
+        session = open_session(counters, limited=("subscription",))
+        _ask(session, stream, 0, refused)
+        session.receive(Side.BROKER, memoryview(answer(1)), 1_000_000)
+        assert _round_trips(counters) == (0, 0)
+
+
+def test_round_trip_is_timed_for_those_who_see_answers_too() -> None:
+    counters = WireCounters()
+    session = open_session(counters, wants_responses=True)
+    _ask(session, A, 0)
+    session.receive(Side.BROKER, memoryview(answer(1)), 2_000_000)
+    assert _round_trips(counters) == (1, 0.002)

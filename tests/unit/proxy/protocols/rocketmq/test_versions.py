@@ -2,7 +2,7 @@
 
 import pytest
 
-from proxy.protocols.rocketmq.versions import version_name
+from proxy.protocols.rocketmq.about import version_name
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,1 @@
+"""What the whole data path uses: buffers, admission, turns of the event loop, rate-limited log lines."""

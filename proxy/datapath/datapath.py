@@ -1,0 +1,396 @@
+"""One data path: listeners, pipeline and live limiters of one process, behind ``control.DataPath``."""
+
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final, Literal
+
+import structlog
+import trio
+
+from limiter.buckets.limiter import LimiterState
+from limiter.counting.rejections import DEFAULT_TOLD_APART, TrafficSecond
+from limiter.deciding.limits import Limits
+from limiter.plans.registry import DEFAULT_MAX_LIVE
+from limiter.rules.resource import Resource
+from limiter.rules.rule import Dimension
+from limiter.rules.rule_set import RuleSet
+from proxy.common.buffers import BufferPool
+from proxy.common.cooperative import Pace
+from proxy.control import Cleared, DataPath, Event, LimitCommand, LimitCommandReply
+from proxy.datapath.explanation import explain
+from proxy.datapath.overview import UNCOUNTED, Overview, direction
+from proxy.deciding.batch import Side
+from proxy.deciding.pipeline import HandlerConfig, HandlerServices, Pipeline
+from proxy.net.connection import Services
+from proxy.net.limit_commands import LimitCommands
+from proxy.net.server import ListenerConfig, Server
+from proxy.net.sockets import format_address
+from proxy.protocols.base import WireCounters
+from proxy.stats.question import Explanation, Question
+from proxy.stats.recording import Recording
+from proxy.stats.snapshot import (
+    BrokerReach,
+    ConnectionState,
+    LaneDepth,
+    ListenerState,
+    ResourceCounts,
+    ResourceState,
+    Snapshot,
+)
+from proxy.stats.tally import Tally
+from proxy.stats.timing import Timings
+
+_log = structlog.get_logger(__name__)
+
+#: Events kept for a subscriber that does not keep up.
+_EVENTS_KEPT: Final = 1000
+#: A quarter of a minute after a flood a quarter of its read buffers is left.
+_SHRINK_EVERY_S: Final = 5.0
+#: The wall clock may jump, so rules with hours are looked at this often even if none is due to change.
+_LOOK_AT_HOURS_S: Final = 30.0
+#: When a change is due the wall clock may be a little behind.
+_SHORTEST_WAIT_S: Final = 0.05
+#: Handlers resolve what they hold this long before a drain ends, so that the answers still go out.
+_DRAIN_MARGIN_S: Final = 0.5
+_NS_PER_S: Final = 1_000_000_000
+
+
+def _utc_now() -> datetime:
+    return datetime.now(UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class DataPathConfig:
+    """Everything a data path is built from.
+
+    Attributes:
+        listeners: what to bind, and the broker behind each; names are unique.
+        handlers: the pipeline, first to decide first.
+        rule_set: in force from the start.
+        max_connections: clients beyond it are closed as soon as they are accepted.
+        room_for_connections: clients that there are file descriptors for; likewise. None is any number.
+        max_live_limiters: resources with a live limiter of their own, exact-name rules not counted.
+        max_resource_labels: resources told apart in the counts, exact-name rules not counted.
+        buffer_budget_bytes: read buffers, all connections together.
+        max_keys_per_s: refusals told apart in a second of the traffic taken, by client, group, rule and resource.
+        max_resources: resources told apart in a second of the traffic taken, exact-name rules not counted.
+    """
+
+    listeners: tuple[ListenerConfig, ...]
+    handlers: tuple[HandlerConfig, ...]
+    rule_set: RuleSet
+    max_connections: int = 10_000
+    room_for_connections: int | None = None
+    max_live_limiters: int = DEFAULT_MAX_LIVE
+    max_resource_labels: int = 1000
+    buffer_budget_bytes: int = 64 * 1024 * 1024
+    max_keys_per_s: int = DEFAULT_TOLD_APART
+    max_resources: int = DEFAULT_TOLD_APART
+
+
+class LocalDataPath(DataPath):
+    """The data path of this process.
+
+    Args:
+        config: what to build.
+        now_ns: the monotonic clock, in nanoseconds.
+        wall_clock: tells the time of day, for rules with hours; what it returns knows its time zone.
+
+    Raises:
+        PipelineError: the handlers do not make a pipeline.
+    """
+
+    def __init__(
+        self,
+        config: DataPathConfig,
+        now_ns: Callable[[], int] = time.monotonic_ns,
+        wall_clock: Callable[[], datetime] = _utc_now,
+    ) -> None:
+        self._now_ns = now_ns
+        self._wall_clock = wall_clock
+        # As configured; what is in force is made of it for each moment.
+        self._rule_set = config.rule_set
+        self._rules_changed = trio.Event()
+        in_force = config.rule_set.at(wall_clock())
+        self._limits = Limits(in_force, config.max_live_limiters)
+        self._pipeline = Pipeline(config.handlers, HandlerServices(self._limits, now_ns))
+        self._tally = Tally(config.max_resource_labels)
+        self._config = config
+        self._recording: Recording | None = None
+        self._max_resource_labels = config.max_resource_labels
+        self._tell_apart(in_force.exact_resources)
+        self._timings = Timings()
+        self._wire_counters = WireCounters(round_trip=self._timings.round_trip)
+        self._bytes_read = dict.fromkeys(Side, 0)
+        self._buffers = BufferPool(config.buffer_budget_bytes)
+        self._commands = LimitCommands()
+        services = Services(
+            self._pipeline,
+            self._tally,
+            self._buffers,
+            now_ns,
+            self._bytes_read,
+            self._limits_kind,
+            self._commands,
+            self._timings,
+            self._limiting,
+        )
+        self.server = Server(
+            config.listeners,
+            services,
+            self._wire_counters,
+            self._connection,
+            max_connections=config.max_connections,
+            room=config.room_for_connections,
+        )
+        self._overview = Overview(self._limits, self._tally, self.server, now_ns)
+        self._subscribers: dict[trio.MemorySendChannel[Event], trio.MemoryReceiveChannel[Event]] = {}
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Bind, then serve until cancelled; started once all listeners are bound, and listen where the broker answers.
+
+        Raises:
+            ListenError: an address can't be had.
+        """
+        await self.server.bind()
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._pipeline.run)
+                nursery.start_soon(self._follow_the_clock)
+                nursery.start_soon(self._shrink_buffers)
+                await nursery.start(self.server.run)
+                task_status.started()
+        finally:
+            self.server.close()
+
+    async def apply(self, rule_set: RuleSet) -> None:
+        """Put a rule set in force; the very next batch is decided by it."""
+        version = self._rule_set.version
+        if rule_set.version <= version:
+            raise ValueError(f"rule set version {rule_set.version} is not above {version}, which is in force")
+        self._rule_set = rule_set
+        self._put_in_force(self._wall_clock())
+        self._rules_changed.set()
+        self._emit("rules", {"version": rule_set.version, "limiting": int(rule_set.enabled)})
+
+    async def reset(self, kind: str, name: str) -> Cleared:
+        """Let limiters begin anew; see ``DataPath``."""
+        pace = Pace()
+        cleared = Cleared()
+        for dimension, state in self._limits.reset(kind, name, self._now_ns()):
+            if state is not None:
+                cleared = _added(cleared, dimension, state)
+            await pace.keep()
+        return cleared
+
+    async def _shrink_buffers(self) -> None:
+        """Give the memory of a load that is over back to the system."""
+        while True:
+            await trio.sleep(_SHRINK_EVERY_S)
+            self._buffers.shrink()
+
+    async def _follow_the_clock(self) -> None:
+        """Switch rules with hours on and off when it is time."""
+        while True:
+            self._switch_by_the_clock()
+            self._rules_changed = trio.Event()
+            now = self._wall_clock()
+            wait_s = _LOOK_AT_HOURS_S if self._rule_set.has_hours else float("inf")
+            change = self._rule_set.next_change(now)
+            if change is not None:
+                wait_s = min(wait_s, max((change - now).total_seconds(), _SHORTEST_WAIT_S))
+            with trio.move_on_after(wait_s):
+                await self._rules_changed.wait()
+
+    def _switch_by_the_clock(self) -> None:
+        now, held = self._wall_clock(), self._limits.rule_set
+        with_hours = self._rule_set.with_hours
+        # Many rules have the same hours.
+        now_on = {hours for hours in {rule.hours for rule in with_hours} if hours is not None and hours.holds(now)}
+        began = [f"{rule} ({rule.hours})" for rule in with_hours if rule.hours in now_on and not held.holds(rule)]
+        ceased = [f"{rule} ({rule.hours})" for rule in with_hours if rule.hours not in now_on and held.holds(rule)]
+        if not began and not ceased:
+            return
+        self._put_in_force(now)
+        _log.info("rules switched by the clock", began=began, ceased=ceased)
+        detail = {"began": ", ".join(began), "ceased": ", ".join(ceased)}
+        version = {"version": self._rule_set.version, "limiting": int(self._rule_set.enabled)}
+        self._emit("rules", version | {word: rules for word, rules in detail.items() if rules})
+
+    def _put_in_force(self, moment: datetime) -> None:
+        in_force, now_ns = self._rule_set.at(moment), self._now_ns()
+        changes = self._limits.swap(in_force, now_ns)
+        changed = {resource: in_force.has_own(resource) for resource in changes.exact}
+        self._tell_apart(resource for resource, own in changed.items() if own)
+        self._tally.unpin((resource for resource, own in changed.items() if not own), now_ns)
+
+    def _tell_apart(self, resources: Iterable[Resource]) -> None:
+        """Count resources that have a rule of their own apart from all others; scopes and totals are not counted."""
+        self._tally.pin(resource for resource in resources if resource.kind not in UNCOUNTED)
+
+    async def snapshot(self, *, whole: bool = True) -> Snapshot:
+        """Return the counters of this moment."""
+        usage = await self._overview.usage(self._max_resource_labels) if whole else {}
+        resources = await self._overview.counts() if whole else {}
+        rules = await self._overview.rules() if whole else {}
+        rule_set, server = self._limits.rule_set, self.server
+        return Snapshot(
+            rule_set_version=rule_set.version,
+            limiting=rule_set.enabled,
+            draining=server.draining,
+            resources=resources,
+            rules=rules,
+            held_requests=self._tally.held_requests,
+            held_bytes=self._tally.held_bytes,
+            hold_refused=dict(self._limits.refused_by_bound),
+            usage=usage,
+            bypassed=self._pipeline.bypassed(),
+            listeners=tuple(self._listener(config) for config in server.listeners),
+            connections_total=dict(server.counters.accepted),
+            closed_total=dict(server.counters.closed),
+            frames_total={direction(side): count for side, count in self._wire_counters.frames.items()},
+            bytes_total={direction(side): count for side, count in self._bytes_read.items()},
+            undecodable_total=dict(self._wire_counters.undecodable),
+            lanes={
+                name: LaneDepth(
+                    queued=sum(lane.depth for lane in lanes),
+                    capacity=sum(lane.capacity for lane in lanes),
+                    late_lanes=sum(lane.late for lane in lanes),
+                )
+                for name, lanes in self._pipeline.lanes().items()
+            },
+            live_limiters=self._limits.live,
+            evicted_total=self._limits.evicted_total,
+            overflowed_total=self._limits.overflowed_total,
+            off_kinds=tuple(sorted(rule_set.off_kinds)),
+            limits=await self._overview.configured(self._max_resource_labels) if whole else {},
+            processing=self._timings.processing.durations(),
+            held=self._timings.held.durations(),
+            round_trip=self._timings.round_trip.durations(),
+        )
+
+    def _listener(self, config: ListenerConfig) -> ListenerState:
+        return ListenerState(
+            config.name,
+            format_address(self.server.bound(config.name)),
+            format_address(config.broker),
+            self.server.open_connections(config.name),
+            self.server.listening(config.name),
+        )
+
+    async def totals(self) -> ResourceCounts:
+        """Return what the counts of all resources add up to."""
+        return await self._overview.totals()
+
+    def limiters(self) -> AsyncGenerator[LimiterState, None]:
+        """Go through the live limiters."""
+        return self._overview.limiters()
+
+    def resources(self, since_ns: int = 0) -> AsyncGenerator[ResourceState, None]:
+        """Go through what was asked for since then."""
+        return self._overview.resources(since_ns)
+
+    async def connections(self) -> tuple[ConnectionState, ...]:
+        """Return the open connections."""
+        return await self._overview.connections()
+
+    async def close_connection(self, connection_id: int, reason: str) -> bool:
+        """Close one connection."""
+        connection = self.server.connections.get(connection_id)
+        if connection is None:
+            return False
+        connection.finish("closed_by_operator", reason)
+        return True
+
+    async def explain(self, question: Question) -> Explanation:
+        """Return what would limit a request."""
+        protocols = [config.protocol for config in self.server.listeners]
+        return explain(question, self._limits, self.server.listeners, protocols, self._now_ns())
+
+    async def take_traffic(self, *, unfinished: bool = False) -> tuple[TrafficSecond, ...]:
+        """Return what became of requests in the seconds that are over."""
+        recording = self._recording
+        if recording is None:
+            config = self._config
+            recording = self._recording = Recording(
+                config.max_keys_per_s, config.max_resources, self._tally.pinned, self._now_ns, self._wall_clock
+            )
+            self._tally.record(recording)
+        return await recording.take(unfinished=unfinished)
+
+    async def probe_brokers(self) -> tuple[BrokerReach, ...]:
+        """Try to connect to each listener's broker, all at once."""
+        reach: dict[str, BrokerReach] = {}
+
+        async def probe(config: ListenerConfig) -> None:
+            error = await self.server.reach(config.name)
+            reach[config.name] = BrokerReach(config.name, format_address(config.broker), error)
+
+        async with trio.open_nursery() as nursery:
+            for config in self.server.listeners:
+                nursery.start_soon(probe, config)
+        return tuple(reach[config.name] for config in self.server.listeners)
+
+    @asynccontextmanager
+    async def events(self) -> AsyncIterator[AsyncIterator[Event]]:
+        """Subscribe; the oldest events are lost to a subscriber that does not keep up."""
+        send, receive = trio.open_memory_channel[Event](_EVENTS_KEPT)
+        self._subscribers[send] = receive
+        try:
+            async with send, receive:
+                yield receive
+        finally:
+            del self._subscribers[send]
+
+    def remote_commands(self) -> AbstractAsyncContextManager[AsyncIterator[LimitCommand]]:
+        """Take what clients ask of Sluice itself."""
+        return self._commands.take()
+
+    async def reply(self, command_id: int, reply: LimitCommandReply) -> None:
+        """Answer a command."""
+        self._commands.reply(command_id, reply)
+
+    async def drain(self, grace_s: float) -> None:
+        """Stop accepting, let what is in flight finish, close."""
+        self._emit("drain", {"connections": len(self.server.connections)})
+        hold_s = max(grace_s - _DRAIN_MARGIN_S, grace_s / 2)
+        self._pipeline.drain(self._now_ns() + round(hold_s * _NS_PER_S))
+        await self.server.drain(grace_s)
+
+    def _limits_kind(self, kind: str) -> bool:
+        return self._limits.rule_set.limits_kind(kind)
+
+    def _limiting(self) -> bool:
+        return self._limits.rule_set.enabled
+
+    def _connection(self, kind: Literal["opened", "closed"], detail: dict[str, str | int]) -> None:
+        if self._subscribers:
+            self._emit(kind, detail)
+
+    def _emit(self, kind: Literal["rules", "opened", "closed", "drain"], detail: dict[str, str | int]) -> None:
+        event = Event(kind, self._now_ns(), detail)
+        for send, receive in self._subscribers.items():
+            # A subscriber may have closed its end early.
+            with suppress(trio.BrokenResourceError):
+                try:
+                    send.send_nowait(event)
+                except trio.WouldBlock:
+                    # Losing an event is better than waiting for a reader; what counts is in the snapshot.
+                    receive.receive_nowait()
+                    send.send_nowait(event)
+
+
+def _added(cleared: Cleared, dimension: Dimension, state: LimiterState) -> Cleared:
+    """Count one more limiter that began anew; ``state`` is what it was."""
+    debt = max(0.0, -state.stored_permits, -sum(min(0.0, share.stored_permits) for share in state.shares))
+    in_bytes = dimension == "bytes"
+    return Cleared(
+        cleared.limiters + 1,
+        cleared.debt_messages + (0.0 if in_bytes else debt),
+        cleared.debt_bytes + (debt if in_bytes else 0.0),
+        cleared.open_breakers + state.open + sum(share.open for share in state.shares),
+        cleared.shares + len(state.shares),
+    )

@@ -1,0 +1,225 @@
+"""Explains what would limit a request: which limits, in which order, why, and the state they are in.
+
+A function of the limits and the listeners, for a running data path as well as for a configuration that is
+only being looked at. It changes nothing: what has no live state gets none.
+"""
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import Any, Final, Literal
+
+from limiter.deciding.explain import Applied
+from limiter.deciding.limits import Limits
+from limiter.plans.plans import Caller
+from limiter.rules.errors import RuleError
+from limiter.rules.resource import CLIENT, LISTENER, SCOPES, Resource
+from limiter.rules.rule import Count, Rule
+from proxy.common.admission import client_address, in_networks
+from proxy.net.server import ListenerConfig
+from proxy.protocols.base import Protocol
+from proxy.stats.question import (
+    AppliedLimit,
+    Explanation,
+    LimitState,
+    LimitView,
+    Question,
+    QuestionError,
+    RuleView,
+    ShareView,
+    StandingRefusal,
+    UnappliedRule,
+)
+from proxy.stats.snapshot import Usage
+
+_US_PER_S: Final = 1e6
+_NS_PER_S: Final = 1e9
+#: Moments that every time zone has, with the days around them.
+_FIRST_YEAR, _LAST_YEAR = 1970, 9998
+
+
+def explain(
+    question: Question, limits: Limits, listeners: Sequence[ListenerConfig], protocols: Iterable[Protocol], now_ns: int
+) -> Explanation:
+    """Say what would limit a request.
+
+    Args:
+        question: the request.
+        limits: the limits in force.
+        listeners: that it may come through.
+        protocols: whose kinds its resource may be of, besides the scopes.
+        now_ns: the time.
+
+    Raises:
+        QuestionError: the question makes no sense.
+    """
+    protocols = tuple(protocols)
+    kinds_by_name = {kind.name: kind for protocol in protocols for kind in protocol.kinds}
+    through = _through(question.listener, listeners)
+    named = [scope for scope in SCOPES if getattr(question, scope)]
+    question = _understood(question, kinds_by_name, listeners, through)
+    _check_name(question, protocols)
+    if question.at:
+        limits = Limits(limits.rule_set.at(_moment(question.at)))
+    resource = Resource(question.kind, question.name)
+    kind = kinds_by_name.get(question.kind)
+    # A scope that is asked about by itself is not asked for by anybody in particular.
+    caller = (
+        Caller("", "", "")
+        if kind is None
+        else Caller(question.client, question.producer_group, question.listener, consumes=kind.consumes)
+    )
+    rule_set = limits.rule_set
+    applied = limits.explain(now_ns, (resource,), caller)
+    client = question.name if question.kind == CLIENT else question.client
+    exempt_on = tuple(listener.name for listener in through if client and in_networks(client, listener.exempt))
+    unapplied = {
+        (each.resource, id(each.rule)): each
+        for each in applied
+        # What no rule matches is given one that nobody wrote.
+        if not each.limits and rule_set.rule(each.rule.key) is each.rule
+    }
+    if exempt_on and len(exempt_on) == len(through):
+        unapplied |= {
+            (each.resource, id(each.rule)): each._replace(why=f"{each.why}; the client is exempt")
+            for each in applied
+            if each.limits
+        }
+        applied = ()
+    return Explanation(
+        question=question,
+        rule_set_version=rule_set.version,
+        limiting=rule_set.enabled,
+        off_kinds=tuple(sorted(rule_set.off_kinds)),
+        exempt_on=exempt_on,
+        limits=tuple(_limit(each, now_ns) for each in applied if each.limits),
+        unapplied=tuple(UnappliedRule(*each.resource, each.why, _rule_view(each.rule)) for each in unapplied.values()),
+        ignored=tuple(named) if kind is None or kind.consumes else (),
+        refusals=_refusals(resource, through, exempt_on) if rule_set.enabled else (),
+    )
+
+
+def _refusals(
+    resource: Resource, through: Iterable[ListenerConfig], exempt_on: Sequence[str]
+) -> tuple[StandingRefusal, ...]:
+    """Return what the listeners refuse whatever the limits are."""
+    found: dict[str, list[str]] = {}
+    for listener in through:
+        rule = listener.protocol.always_refuses(listener.options, resource)
+        if rule and listener.name not in exempt_on:
+            found.setdefault(rule, []).append(listener.name)
+    return tuple(StandingRefusal(rule, tuple(names)) for rule, names in found.items())
+
+
+def _understood(
+    question: Question, kinds: Iterable[str], listeners: Sequence[ListenerConfig], through: Sequence[ListenerConfig]
+) -> Question:
+    known = (*kinds, *SCOPES)
+    if question.kind not in known:
+        raise QuestionError("kind", f"{question.kind!r} is not one of {', '.join(known)}")
+    if not question.name:
+        raise QuestionError("name", f"must name a {question.kind.replace('_', ' ')}")
+    name, client = question.name, question.client
+    if question.kind == CLIENT:
+        name = _address("name", name)
+    elif question.kind == LISTENER:
+        (name,) = {listener.scope_name for listener in _through(name, listeners, "name")}
+    if client:
+        client = _address("client", client)
+    scopes = {listener.scope_name for listener in through}
+    scope = scopes.pop() if len(scopes) == 1 else ""
+    return Question(question.kind, name, client, question.producer_group, scope, question.at)
+
+
+def _check_name(question: Question, protocols: Iterable[Protocol]) -> None:
+    """Refuse a name that no resource of its kind can have."""
+    pattern = "".join(f"[{character}]" if character in "*?[" else character for character in question.name)
+    for protocol in protocols:
+        if all(kind.name != question.kind for kind in protocol.kinds):
+            continue
+        try:
+            rule = Rule(question.kind, pattern, None)
+            protocol.check_rule(rule)
+        except RuleError as error:
+            what = error.what.removeprefix(f"rule {question.kind}:{pattern}: ")
+            raise QuestionError("name", f"{what}; allowed: {error.allowed}") from None
+
+
+def _moment(text: str) -> datetime:
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        what = f"{text!r} is no time; write 2026-11-21T23:00+01:00, or Z in place of +01:00 for UTC"
+        raise QuestionError("at", what) from None
+    if moment.tzinfo is None:
+        what = f"{text!r} has no time zone; write one behind it, like +01:00, or Z for UTC (in a URL + is %2B)"
+        raise QuestionError("at", what)
+    if not _FIRST_YEAR <= moment.year <= _LAST_YEAR:
+        raise QuestionError("at", f"{text!r} is too far away; allowed: the years {_FIRST_YEAR} to {_LAST_YEAR}")
+    return moment
+
+
+def _address(parameter: str, value: str) -> str:
+    try:
+        return client_address(value)
+    except ValueError:
+        raise QuestionError(parameter, f"{value!r} is not an IP address") from None
+
+
+def _through(
+    wanted: str, listeners: Sequence[ListenerConfig], parameter: str = "listener"
+) -> tuple[ListenerConfig, ...]:
+    """Return the listeners that a request may come through: of a name or a scope, or all of them."""
+    if not wanted:
+        return tuple(listeners)
+    through = tuple(listener for listener in listeners if listener.name == wanted) or tuple(
+        listener for listener in listeners if listener.scope_name == wanted
+    )
+    if not through:
+        there_are = ", ".join(f"{listener.name} (scope {listener.scope_name})" for listener in listeners) or "none"
+        raise QuestionError(parameter, f"{wanted!r} is neither a listener nor a scope; there are: {there_are}")
+    return through
+
+
+def _limit_view(rule: Rule, unit: Count | Literal["bytes"]) -> LimitView:
+    """Return what a limit is made of: fields of the rule, unless something else holds than is written."""
+    fields: dict[str, Any] = {name: getattr(rule, name, None) for name in LimitView.__struct_fields__} | {
+        "unit": unit,
+        "rate_per_s": rule.rate_per_s or 0.0,
+        "break_s": rule.break_in_force_s,
+        "most_at_once": rule.most_permits,
+        "max_delay_s": rule.max_delay_s if rule.action == "delay" else None,
+    }
+    return LimitView(**fields)
+
+
+def _limit(applied: Applied, now_ns: int) -> AppliedLimit:
+    rule, state = applied.rule, applied.state
+    part = rule.part(applied.dimension) or rule
+    return AppliedLimit(
+        kind=applied.resource.kind,
+        name=applied.resource.name,
+        why=applied.why,
+        rule=_rule_view(rule),
+        limit=_limit_view(part, "bytes" if applied.dimension == "bytes" else rule.count),
+        state=state
+        and LimitState(
+            stored_permits=state.stored_permits,
+            open=state.open,
+            wait_s=state.wait_us / _US_PER_S,
+            last_refused_s=(
+                None if state.last_refused_ns is None else max(0, now_ns - state.last_refused_ns) / _NS_PER_S
+            ),
+            shares=tuple(
+                ShareView(share.key, share.stored_permits, share.open, share.wait_us / _US_PER_S)
+                for share in state.shares
+            ),
+        ),
+        held=applied.held,
+        usage=applied.usage and Usage(*applied.usage),
+    )
+
+
+def _rule_view(rule: Rule) -> RuleView:
+    return RuleView(
+        rule.name, rule.source, rule.limit_text, rule.action, None if rule.hours is None else str(rule.hours)
+    )

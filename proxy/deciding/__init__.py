@@ -1,0 +1,1 @@
+"""Batches of requests, the handlers that decide on them, and the executor these run on."""

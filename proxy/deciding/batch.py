@@ -1,0 +1,461 @@
+"""The protocol-neutral words between protocols and handlers: Request, Response, Charge, Batch, Verdict, Ticket.
+
+A protocol's session makes batches out of bytes and turns verdicts back into bytes; a handler sees only
+what is defined here. Nothing in this module knows a protocol, does I/O or reads a clock.
+"""
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+from typing import Final
+
+import msgspec
+
+from limiter.rules.resource import Resource
+from limiter.rules.rule import Dimension
+
+
+# Requests of a batch in groups that are decided alike, whether they are there as objects or in columns.
+#
+# What a batch costs to decide and to count grows with its groups, not with its requests.
+class Group(msgspec.Struct, gc=False):
+    """The requests of a batch that are decided alike: the same resources, asked for by the same group.
+
+    Attributes:
+        resources: everything they are charged to.
+        producer_group: the group that sends them.
+        consumes: they ask for messages.
+        indexes: of the requests in the batch, ascending.
+        messages: their costs, in messages.
+        size_bytes: what their costs in bytes add up to, if that is known already.
+        order_key: as in the one request that it is, if that has one.
+    """
+
+    resources: tuple[Resource, ...]
+    producer_group: str
+    consumes: bool
+    indexes: Sequence[int]
+    messages: Sequence[int]
+    size_bytes: int | None = None
+    order_key: str | int | None = None
+
+
+class Columns(Sequence["Request"]):
+    """Requests that are kept in columns: grouped as they were read, and made into objects only for who looks at one."""
+
+    @abstractmethod
+    def groups(self) -> Sequence[Group]:
+        """Return them in groups, as ``Batch.groups`` says."""
+
+    @abstractmethod
+    def sizes(self, indexes: Sequence[int]) -> Sequence[int]:
+        """Return the bytes that some of them are on the wire, in the order of their indexes, which ascend."""
+
+    @abstractmethod
+    def answered(self, indexes: Sequence[int]) -> int:
+        """Return how many of some, whose indexes ascend, expect an answer."""
+
+
+def grouped(requests: "Sequence[Request]") -> Sequence[Group]:
+    """Put requests in groups, in order of first appearance.
+
+    Where some request has an ``order_key`` each is a group of its own: whether it must wait depends on what became of
+    those before it.
+    """
+    if any(request.order_key is not None for request in requests):
+        return [
+            Group(
+                request.resources,
+                request.producer_group,
+                request.consumes,
+                [index],
+                [request.messages],
+                order_key=request.order_key,
+            )
+            for index, request in enumerate(requests)
+        ]
+    groups: dict[tuple[tuple[Resource, ...], str, bool], Group] = {}
+    run: tuple[Resource, ...] | None = None
+    producer_group = ""
+    consumes = False
+    indexes: list[int] = []
+    messages: list[int] = []
+    for index, request in enumerate(requests):
+        # Sessions intern the tuple, so that a run of one topic costs an identity test a message.
+        if request.resources is not run or request.producer_group != producer_group or request.consumes is not consumes:
+            run, producer_group, consumes = request.resources, request.producer_group, request.consumes
+            key = (run, producer_group, consumes)
+            group = groups.get(key)
+            if group is None:
+                indexes, messages = [], []
+                groups[key] = Group(run, producer_group, consumes, indexes, messages)
+            else:
+                indexes, messages = group.indexes, group.messages  # type: ignore[assignment] # lists, as made above
+        indexes.append(index)
+        messages.append(request.messages)
+    return list(groups.values())
+
+
+class Side(Enum):
+    """One of the two peers of a proxied connection; also the direction of what comes *from* that peer."""
+
+    CLIENT = "client"
+    BROKER = "broker"
+
+    # Members are singletons compared by identity; Enum's own hash is Python code, and costs several times a lookup.
+    __hash__ = object.__hash__
+
+    @property
+    def other(self) -> "Side":
+        """Return the opposite peer."""
+        return Side.BROKER if self is Side.CLIENT else Side.CLIENT
+
+
+class ConnectionInfo(msgspec.Struct, frozen=True):
+    """Who is on the other end; what handlers may decide by and operators see.
+
+    Attributes:
+        id: number of the connection, unique within one data path for its lifetime.
+        listener: name of the listener that accepted it.
+        scope: what the listener's limits are shared under; a VIP port names its main port's scope.
+        peer: the client's ``address:port``, as in every log line about it.
+        address: the client's IP address alone; an IPv4 one that came over IPv6 in its IPv4 spelling.
+        exempt: the listener's configuration says that this client is not to be limited.
+    """
+
+    id: int
+    listener: str
+    scope: str
+    peer: str
+    address: str
+    exempt: bool = False
+
+
+class Request(msgspec.Struct, gc=False):
+    """One limitable request of a client.
+
+    Attributes:
+        resources: everything it is charged to; all must admit. Most often one; several with copies, like AMQP's CC.
+        messages: its cost in messages (a batch counts as what it holds), at least 1; 0 if it consumes.
+        size_bytes: bytes on the wire, the frame's own framing included.
+        producer_group: the group that sends it, or empty where the protocol has none.
+        oneway: the client expects no answer, so that a refusal is silent.
+        order_key: requests of one connection with equal keys never overtake each other; None is independent.
+        handle: belongs to the session, opaque to handlers. A verdict on it also covers bytes still to come.
+        consumes: it asks for messages. What it costs is known from the answer, and comes as a Charge; only its
+            own resources limit it, not the scopes of those who produce.
+    """
+
+    resources: tuple[Resource, ...]
+    messages: int
+    size_bytes: int
+    producer_group: str
+    oneway: bool
+    order_key: str | int | None
+    handle: object
+    consumes: bool = False
+
+
+class Response(msgspec.Struct, gc=False):
+    """One answer of the broker, made only when some handler asks for responses.
+
+    Attributes:
+        request_code: the protocol's number of the request that it answers, or None when that is not known.
+        resources: the resources of the request that it answers; empty when that request was not limitable.
+        status: the protocol's own result code.
+        size_bytes: bytes on the wire, the frame's own framing included.
+    """
+
+    request_code: int | None
+    resources: tuple[Resource, ...]
+    status: int
+    size_bytes: int
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """What a handler decided about one request; a request without a verdict passes.
+
+    A request keeps the first Refuse it gets. Hold gives way to a Refuse, Shadow to both.
+    """
+
+
+class Refuse(Verdict, frozen=True):
+    """The request does not reach the broker; the session says so in the protocol's own words.
+
+    Attributes:
+        resource: the resource, scope or total whose limit refused it.
+        rule: name of the rule that refused it, for the log, the metric and the answer's remark.
+        wait_us: microseconds until the same request could be admitted, as far as is known.
+        busy_code: the protocol's number to refuse it with; None leaves that to the protocol.
+        most: the request can never be admitted, since it costs more than what the rule admits at once: so many
+            messages, or bytes. None: it can.
+        most_of: what ``most`` counts.
+    """
+
+    resource: Resource
+    rule: str
+    wait_us: int
+    busy_code: int | None = None
+    most: int | None = None
+    most_of: Dimension = "messages"
+
+
+class Shadow(Verdict, frozen=True):
+    """The request passes, and is counted: a rule would refuse it if it were in earnest.
+
+    Attributes:
+        resource: the resource, scope or total whose limit would have refused it.
+        rule: name of that rule.
+    """
+
+    resource: Resource
+    rule: str
+
+
+class Ticket:
+    """The claim of one held request: it is resolved once, to pass or to be refused, unless it is dropped before.
+
+    The handler that made it resolves it; the driver attaches itself and tells the session. Both on the event
+    loop.
+
+    Args:
+        on_dropped: told if nobody waits for the request any more: its client left, or another handler refused it.
+
+    Attributes:
+        resolved: it has been.
+        refuse: how, once it has; None is pass.
+        shadow: if it passes, what a shadow rule says to it.
+        dropped: nobody waits any more; it will not be resolved.
+    """
+
+    __slots__ = ("_on_dropped", "_on_resolved", "dropped", "refuse", "resolved", "shadow")
+
+    def __init__(self, on_dropped: Callable[[], None]) -> None:
+        self.resolved = False
+        self.dropped = False
+        self.refuse: Refuse | None = None
+        self.shadow: Shadow | None = None
+        self._on_dropped: Callable[[], None] | None = on_dropped
+        self._on_resolved: Callable[[Ticket], None] | None = None
+
+    def attach(self, on_resolved: "Callable[[Ticket], None]") -> None:
+        """Have a function called when the ticket is resolved, at once if it is already."""
+        if self.resolved:
+            on_resolved(self)
+        elif not self.dropped:
+            self._on_resolved = on_resolved
+
+    def resolve(self, refuse: Refuse | None, shadow: Shadow | None = None) -> None:
+        """Say what becomes of the request; without effect once it was resolved or dropped."""
+        if self.resolved or self.dropped:
+            return
+        self.resolved = True
+        self.refuse = refuse
+        self.shadow = shadow
+        self._on_dropped = None
+        on_resolved, self._on_resolved = self._on_resolved, None
+        if on_resolved is not None:
+            on_resolved(self)
+
+    def drop(self) -> None:
+        """Give the request up; without effect once it was resolved or dropped."""
+        if self.resolved or self.dropped:
+            return
+        self.dropped = True
+        self._on_resolved = None
+        on_dropped, self._on_dropped = self._on_dropped, None
+        if on_dropped is not None:
+            on_dropped()
+
+
+class Hold(Verdict, frozen=True):
+    """The request waits in the session, in its own copy, until its ticket is resolved.
+
+    Attributes:
+        resource: the resource, scope or total whose limit it waits for.
+        rule: name of that rule.
+        ticket: resolved by the handler.
+    """
+
+    resource: Resource
+    rule: str
+    ticket: Ticket
+
+
+Verdicts = Mapping[int, Verdict]
+"""Verdicts by the request's index in its batch. Requests that are not in it pass."""
+
+NO_VERDICTS: Final[Verdicts] = {}
+
+
+def drop_tickets(verdicts: Verdicts) -> None:
+    """Drop the tickets among verdicts that come to nothing."""
+    for verdict in verdicts.values():
+        if isinstance(verdict, Hold):
+            verdict.ticket.drop()
+
+
+class Charge(msgspec.Struct, gc=False):
+    """A cost that became known only after its request had been decided; it can no longer be refused.
+
+    Attributes:
+        resources: everything it is charged to.
+        messages: the cost in messages beyond what its request was decided by.
+        size_bytes: the cost in bytes beyond that.
+        producer_group: as in the request.
+        consumes: it is an answer to a request that consumes; one that brought nothing is a charge of 0.
+    """
+
+    resources: tuple[Resource, ...]
+    messages: int
+    size_bytes: int = 0
+    producer_group: str = ""
+    consumes: bool = False
+
+
+class Batch:
+    """The requests of one chunk from one peer, decided together.
+
+    Attributes:
+        connection: whose requests they are.
+        side: the peer they came from.
+        requests: in the order of the wire.
+        charges: costs to be debited without a decision. Requests and charges are not both empty.
+        verdicts: what the pipeline decided so far. Only the pipeline adds to it.
+        bypassed: names of the handlers that were skipped, with the reason.
+    """
+
+    __slots__ = ("_columns", "_groups", "bypassed", "charges", "connection", "requests", "side", "verdicts")
+
+    def __init__(
+        self, connection: ConnectionInfo, side: Side, requests: Sequence[Request], charges: Sequence[Charge] = ()
+    ) -> None:
+        self.connection = connection
+        self.side = side
+        self.requests = requests
+        self.charges = charges
+        self.verdicts: dict[int, Verdict] = {}
+        self.bypassed: dict[str, str] = {}
+        self._columns = requests if isinstance(requests, Columns) else None
+        self._groups: Sequence[Group] | None = None
+
+    def groups(self) -> Sequence[Group]:
+        """Return the requests in groups that are decided alike, in order of first appearance.
+
+        Computed once: handlers and counters share it, so their cost grows with the distinct resources
+        of a chunk and not with its messages. Requests with an ``order_key`` stand alone (``grouping.grouped``).
+        """
+        groups = self._groups
+        if groups is None:
+            # Shown only when complete: a handler on a thread may ask at the same time as the loop.
+            columns = self._columns
+            groups = self._groups = grouped(self.requests) if columns is None else columns.groups()
+        return groups
+
+    def size_bytes(self, indexes: Sequence[int]) -> Sequence[int]:
+        """Return the costs of some requests in bytes: 0 for one that consumes, which is charged by its answer."""
+        if self._columns is not None:
+            return self._columns.sizes(indexes)
+        requests = self.requests
+        return [0 if requests[index].consumes else requests[index].size_bytes for index in indexes]
+
+    def sums_bytes(self) -> list[int]:
+        """Return what ``size_bytes`` adds up to for each group."""
+        groups, requests, columns = self.groups(), self.requests, self._columns
+        if columns is not None:
+            return [
+                sum(columns.sizes(group.indexes)) if group.size_bytes is None else group.size_bytes for group in groups
+            ]
+        if len(groups) == 1:
+            return [0 if groups[0].consumes else sum([request.size_bytes for request in requests])]
+        sizes = [request.size_bytes for request in requests]
+        return [
+            0
+            if group.consumes
+            else sizes[group.indexes[0]]
+            if len(group.indexes) == 1
+            else sum([sizes[index] for index in group.indexes])
+            for group in groups
+        ]
+
+    def sums_of(self, group: Group, indexes: Sequence[int]) -> tuple[int, int]:
+        """Return for some requests of a group what ``size_bytes`` adds up to, and how many expect an answer."""
+        requests, columns = self.requests, self._columns
+        if columns is not None:
+            known = group.size_bytes if len(indexes) == len(group.indexes) else None
+            return sum(columns.sizes(indexes)) if known is None else known, columns.answered(indexes)
+        if len(indexes) == 1:
+            request = requests[indexes[0]]
+            return 0 if group.consumes else request.size_bytes, 0 if request.oneway else 1
+        some = requests if len(indexes) == len(requests) else [requests[index] for index in indexes]
+        size_bytes = 0 if group.consumes else sum([request.size_bytes for request in some])
+        return size_bytes, len(some) - sum([request.oneway for request in some])
+
+    def add_verdicts(self, verdicts: Verdicts) -> None:
+        """Merge what one handler decided, as Verdict says; a ticket that gives way is dropped.
+
+        Nothing is merged of an answer that is wrong in part.
+
+        Raises:
+            IndexError: a verdict names a request that is not in the batch.
+            TypeError: a value is no verdict, or a verdict's attributes are not of their types.
+        """
+        if not verdicts:
+            return
+        count = len(self.requests)
+        if min(verdicts) < 0 or max(verdicts) >= count:
+            wrong = next(index for index in verdicts if not 0 <= index < count)
+            raise IndexError(f"verdict for request {wrong} of a batch of {count}")
+        checked: object = verdicts
+        for index, verdict in verdicts.items():
+            # One verdict often stands for a whole run of requests.
+            if verdict is not checked:
+                _check_verdict(verdict, index)
+                checked = verdict
+        if not self.verdicts:
+            self.verdicts.update(verdicts)
+            return
+        for index, verdict in verdicts.items():
+            self._merge(index, verdict)
+
+    def refuse_all(self, refuse: Refuse) -> None:
+        """Refuse what nobody has refused yet."""
+        for index in range(len(self.requests)):
+            self._merge(index, refuse)
+
+    def _merge(self, index: int, verdict: Verdict) -> None:
+        present = self.verdicts.get(index)
+        if present is None:
+            self.verdicts[index] = verdict
+            return
+        gives_way = verdict
+        if _weight(verdict) > _weight(present):
+            self.verdicts[index] = verdict
+            gives_way = present
+        if isinstance(gives_way, Hold):
+            gives_way.ticket.drop()
+
+
+def _weight(verdict: Verdict) -> int:
+    """Return which of two verdicts a request keeps: the greater, or of equals the first."""
+    return 0 if isinstance(verdict, Shadow) else 1 if isinstance(verdict, Hold) else 2
+
+
+def _check_verdict(verdict: object, index: int) -> None:
+    """Refuse what a session could not make an answer of: it must be the handler's fault, not the connection's."""
+    if not isinstance(verdict, Verdict):
+        raise TypeError(f"{verdict!r} is not a verdict for request {index}")
+    given: tuple[object, ...] = ()
+    wanted: tuple[type, ...] = ()
+    match verdict:
+        case Refuse():
+            given, wanted = (verdict.resource, verdict.rule, verdict.wait_us), (Resource, str, int)
+        case Hold():
+            given, wanted = (verdict.resource, verdict.rule, verdict.ticket), (Resource, str, Ticket)
+        case Shadow():
+            given, wanted = (verdict.resource, verdict.rule), (Resource, str)
+    for value, kind in zip(given, wanted, strict=True):
+        if not isinstance(value, kind):
+            raise TypeError(f"{verdict!r} holds {value!r} where a {kind.__name__} belongs")
+    if isinstance(verdict, Refuse) and not isinstance(verdict.busy_code, int | None):
+        raise TypeError(f"{verdict!r} holds {verdict.busy_code!r} where a number belongs")

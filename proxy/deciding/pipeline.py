@@ -1,0 +1,366 @@
+"""The handler pipeline: the contract for plug-ins, and the order in which they decide.
+
+A pipeline is an ordered list of named handlers, built from configuration. Every batch of every connection
+goes through it before any of its bytes reach the broker.
+
+The contract of a handler
+=========================
+*One instance* serves all connections of a data path.
+
+*Which task.* A handler runs on the lane it is configured for, never in the connection's own task unless the
+lane is ``inline``:
+
+========  ==========================================================================================
+lane      what it means
+========  ==========================================================================================
+task      a trio task behind a bounded queue. ``on_requests`` may be sync or async. It must not compute
+          for long: a task that does not await stops every connection, its own deadline included.
+thread    a worker thread behind the same queue. ``on_requests`` must be sync; it may block or compute.
+          Several lanes means several threads: then the handler must be thread-safe. It shares the
+          interpreter's lock with the loop, and while that is saturated it may be late for want of it.
+inline    called directly in the connection's task, sync, for what takes microseconds. No deadline.
+========  ==========================================================================================
+
+*How often, in what order.* Once per batch, in the order of the configuration. A batch holds the requests of
+one read from one connection; batches of one connection arrive one after another in the order of the wire.
+Batches of different connections interleave. A handler sees the verdicts of the handlers before it in
+``batch.verdicts``. A request keeps the first Refuse it gets, so charge only requests without one; a Hold gives
+way to a Refuse, and a Shadow, which only counts, to both.
+
+*What may be kept.* Batches, requests and responses hold no buffers and may be kept; they must not be changed.
+
+*What it answers.* A mapping of request index to Verdict; what is not named passes. ``NO_VERDICTS`` is "all
+pass". A handler that holds two views of one request returns the verdict of the stricter. A held request
+(Hold) waits with its ticket, which the handler resolves later, on the event loop: it passes or is refused then, without
+asking the handlers behind once more. So whoever holds stands last.
+
+*Its own task.* ``run`` is started with the pipeline, for what is due at some time rather than at some batch; an
+exception there is counted under reason ``error`` and logged, and ``run`` is started again a second later. ``drain``
+says that the data path is about to end.
+
+*What an exception means.* The batch bypasses that handler only: the others still decide. It is counted under
+reason ``error``, and logged at most once a second. The same holds for a queue that is full (``full``) and for
+a verdict that is not there after the deadline (``late``). ``fails`` says what a bypass means: an ``open``
+handler's requests pass, a ``closed`` handler's are refused. Late verdicts are thrown away, and the tickets among
+them dropped.
+
+*Responses.* With ``sees_responses`` a handler gets the broker's answers by ``on_responses``, inline, after
+their bytes were queued: it observes and can change nothing.
+
+What AMQP will need of these interfaces
+=======================================
+Written down so that nothing here has to change shape for it.
+
+*Requests interleaved over channels and chunks* (0.9.1). The session decides at the method frame:
+``basic.publish`` makes a Request whose ``handle`` names (channel, client sequence); its header and body
+frames come later, between frames of other channels. The verdict stays with the handle in the session's
+channel table, which swallows or forwards those frames as they come. ``resources`` holds exchange plus routing
+key and what CC and BCC add; because the headers with CC come one frame after the method, the session makes
+the Request when the content header is complete and keeps the method frame (at most frame_max) till then.
+``order_key`` is the channel for a channel in tx mode, (channel, resource) otherwise.
+
+*Two outputs and translated tags* (0.9.1). A refusal on a confirm channel queues ``basic.nack`` for the
+client through the same ``take(Side.CLIENT)``; the broker's acks go through the session's tag table in
+``receive(Side.BROKER)``, which may grow (``multiple`` expanded into single acks) or shrink what it queues.
+
+*Batches from either side.* Deliveries to be limited come as a batch out of ``receive(Side.BROKER)`` and
+``decided`` queues them for the client or keeps them. ``Batch.side`` says which.
+
+*Holding.* A Hold carries a ticket. The session copies the held frames to the store that owns them; when the
+ticket is resolved the driver calls ``resolved``, in which the session queues the bytes or the refusal. What must
+not overtake a held request is known by ``order_key``.
+
+*Credit* (1.0). ``flow`` from the broker raises an absolute limit per link; the session asks by a batch of
+side BROKER whose request costs the credit that could be granted, and a further Verdict, Grant, carries the
+``k`` of ``n`` permits that were stored. Refills come by ``next_tick_ns`` and ``tick``, which may return
+such a batch itself. The synthetic ``flow`` frames are queued for the client between two of the broker's frames.
+
+*Pause and resume.* ``paused(side)`` stops reading either peer (no confirms, a full store, an alarm heard from
+the hub through ``wake``) while heartbeats queued by ``tick`` keep both ends alive.
+"""
+
+import inspect
+import traceback
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Final, Literal
+
+import structlog
+import trio
+
+from limiter.deciding.limits import Limits
+from limiter.rules.resource import Resource
+from proxy.common.log_rate import LogRate
+from proxy.deciding.batch import Batch, ConnectionInfo, Refuse, Response, Verdicts, drop_tickets
+from proxy.deciding.executor import Bypass, Executor, LaneStats, checked
+
+LaneKind = Literal["task", "thread", "inline"]
+Fails = Literal["open", "closed"]
+
+_RESTART_PAUSE_S: Final = 1.0
+
+_log = structlog.get_logger(__name__)
+
+
+class Handler(ABC):
+    """One link of the pipeline; the contract is this module's docstring.
+
+    Attributes:
+        fails: what a bypass means: ``open`` lets the requests pass, ``closed`` refuses them.
+        sees_responses: ask for ``on_responses``; costs the decoding of every answer of the broker.
+        thread_safe: False keeps it off thread lanes, because it shares state with the event loop.
+        lane: where it runs unless the configuration says otherwise.
+    """
+
+    fails: ClassVar[Fails] = "open"
+    sees_responses: ClassVar[bool] = False
+    thread_safe: ClassVar[bool] = True
+    lane: ClassVar[LaneKind] = "task"
+
+    @abstractmethod
+    def on_requests(self, batch: Batch, now_ns: int) -> Verdicts | Awaitable[Verdicts]:
+        """Decide the requests of one batch; ``now_ns`` is the monotonic time at which its turn came."""
+
+    async def run(self) -> None:  # noqa: B027 - optional
+        """Do what is due by itself, on the event loop, until cancelled; returning at once is fine."""
+
+    def drain(self, ends_ns: int) -> None:  # noqa: B027 - optional
+        """Prepare for the end: what is held must be resolved by ``ends_ns``, when its client will be gone."""
+
+    def on_responses(self, connection: ConnectionInfo, responses: Sequence[Response]) -> None:  # noqa: B027 - optional
+        """Look at the broker's answers to one connection."""
+
+
+@dataclass(frozen=True, slots=True)
+class HandlerServices:
+    """What the data path lends a handler.
+
+    Attributes:
+        limits: the limits in force and their live state; not thread-safe, for use on the event loop.
+        now_ns: the data path's monotonic clock, in nanoseconds; callable from any thread.
+    """
+
+    limits: Limits
+    now_ns: Callable[[], int]
+
+
+@dataclass(frozen=True, slots=True)
+class HandlerPlugin:
+    """A handler as the entry-point group ``sluice.handlers`` names it.
+
+    Attributes:
+        name: the word in the configuration's ``[[handlers]]`` tables.
+        options: a pydantic model or dataclass; the table's ``options`` are read into it.
+        build: makes the handler from its options.
+    """
+
+    name: str
+    options: type[Any]
+    build: Callable[[Any, HandlerServices], Handler]
+
+
+@dataclass(frozen=True, slots=True)
+class HandlerConfig:
+    """One configured link of the pipeline.
+
+    Attributes:
+        plugin: what to build.
+        options: an instance of ``plugin.options``.
+        lane: where it runs; None leaves it to the handler.
+        lanes: how many lanes its connections are spread over.
+        capacity: batches that may wait on each lane before it bypasses.
+        deadline_ms: milliseconds a batch waits for its verdict before it bypasses.
+    """
+
+    plugin: HandlerPlugin
+    options: Any
+    lane: LaneKind | None = None
+    lanes: int = 1
+    capacity: int = 10_000
+    deadline_ms: float = 20.0
+
+
+class PipelineError(ValueError):
+    """The configured pipeline cannot be built; the message names the handler and what to change."""
+
+
+@dataclass(slots=True)
+class _Link:
+    name: str
+    handler: Handler
+    executor: Executor | None
+    bypassed: Counter[str] = field(default_factory=Counter)
+
+
+class Pipeline:
+    """The handlers of one data path, in order.
+
+    Args:
+        configs: the links, first to decide first.
+        services: lent to each handler.
+
+    Raises:
+        PipelineError: two links share a name, an async handler is put where only a sync one can run, or a
+            lane's figures are not above 0.
+    """
+
+    def __init__(self, configs: Sequence[HandlerConfig], services: HandlerServices) -> None:
+        self._now_ns = services.now_ns
+        self._log_rate = LogRate()
+        self._links: list[_Link] = []
+        for config in configs:
+            name = config.plugin.name
+            if any(link.name == name for link in self._links):
+                raise PipelineError(f"handler {name!r} stands in the pipeline twice; remove one of them")
+            handler = config.plugin.build(config.options, services)
+            self._links.append(_Link(name, handler, _executor(name, handler, config, services.now_ns)))
+        self._observers = [link for link in self._links if link.handler.sees_responses]
+
+    @property
+    def wants_responses(self) -> bool:
+        """Whether some handler asks to see the broker's answers."""
+        return bool(self._observers)
+
+    async def run(self) -> None:
+        """Run the lanes of all handlers until cancelled."""
+        async with trio.open_nursery() as nursery:
+            for link in self._links:
+                if link.executor is not None:
+                    nursery.start_soon(link.executor.run, name=f"lanes of {link.name}")
+                nursery.start_soon(self._run_handler, link, name=f"task of {link.name}")
+
+    async def _run_handler(self, link: _Link) -> None:
+        """Run a handler's own task, again and again if it fails."""
+        while True:
+            try:
+                await link.handler.run()
+            except (trio.Cancelled, KeyboardInterrupt, GeneratorExit):
+                raise
+            except BaseException as error:  # noqa: BLE001 - not even sys.exit costs anybody a message
+                link.bypassed["error"] += 1
+                _log.exception("handler's task failed", handler=link.name, error=_describe(error))
+                await trio.sleep(_RESTART_PAUSE_S)
+            else:
+                return
+
+    def drain(self, ends_ns: int) -> None:
+        """Tell the handlers that the data path ends at the latest at ``ends_ns``."""
+        for link in self._links:
+            try:
+                link.handler.drain(ends_ns)
+            except Exception as error:  # noqa: BLE001 - a fault of a handler does not stop a drain
+                link.bypassed["error"] += 1
+                _log.warning("handler failed to drain", handler=link.name, error=_describe(error))
+
+    async def decide(self, batch: Batch) -> None:
+        """Send one batch through all handlers; afterwards ``batch.verdicts`` is complete."""
+        try:
+            for link in self._links:
+                if link.executor is not None:
+                    outcome = await link.executor.submit(batch)
+                else:
+                    outcome = self._decide_inline(link, batch)
+                self._take(link, batch, outcome)
+        except BaseException:
+            # The connection has ended meanwhile: nobody is left who would wait for what is held.
+            drop_tickets(batch.verdicts)
+            raise
+
+    def _take(self, link: _Link, batch: Batch, outcome: Verdicts | Bypass) -> None:
+        if not isinstance(outcome, Bypass):
+            try:
+                batch.add_verdicts(outcome)
+            except Exception as error:  # noqa: BLE001 - a mapping of the handler's own may raise anything
+                with suppress(Exception):
+                    drop_tickets(outcome)
+                outcome = Bypass("error", error)
+            else:
+                return
+        self._bypass(link, batch, outcome)
+
+    def _decide_inline(self, link: _Link, batch: Batch) -> Verdicts | Bypass:
+        try:
+            return checked(link.handler.on_requests(batch, self._now_ns()))
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001 - not even sys.exit costs anybody a message
+            return Bypass("error", error)
+
+    def _bypass(self, link: _Link, batch: Batch, bypass: Bypass) -> None:
+        link.bypassed[bypass.reason] += len(batch.requests) + len(batch.charges)
+        batch.bypassed[link.name] = bypass.reason
+        if link.handler.fails == "closed":
+            batch.refuse_all(Refuse(Resource("handler", link.name), link.name, 0))
+        not_logged = self._log_rate.take((link.name, bypass.reason), trio.current_time())
+        if not_logged is not None:
+            _log.warning(
+                "handler bypassed",
+                handler=link.name,
+                reason=bypass.reason,
+                requests_total=link.bypassed[bypass.reason],
+                fails=link.handler.fails,
+                error=_describe(bypass.error),
+                not_logged=not_logged,
+            )
+
+    def observe(self, connection: ConnectionInfo, responses: Sequence[Response]) -> None:
+        """Show the broker's answers to the handlers that asked for them."""
+        for link in self._observers:
+            try:
+                link.handler.on_responses(connection, responses)
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # noqa: BLE001 - an observer costs nobody an answer
+                link.bypassed["error"] += len(responses)
+                not_logged = self._log_rate.take((link.name, "responses"), trio.current_time())
+                if not_logged is not None:
+                    _log.warning(
+                        "handler failed on responses",
+                        handler=link.name,
+                        error=_describe(error),
+                        not_logged=not_logged,
+                    )
+
+    def bypassed(self) -> dict[tuple[str, str], int]:
+        """Return by (handler, reason) what bypassed so far: requests and charges, and what a handler failed on."""
+        return {(link.name, reason): count for link in self._links for reason, count in link.bypassed.items()}
+
+    def lanes(self) -> dict[str, tuple[LaneStats, ...]]:
+        """Return the figures of each handler's lanes; a handler on lane ``inline`` has none."""
+        return {
+            link.name: tuple(lane.stats() for lane in link.executor.lanes) if link.executor else ()
+            for link in self._links
+        }
+
+
+def _describe(error: BaseException | None) -> str | None:
+    """Name an error and the line that raised it, for people who write handlers."""
+    if error is None:
+        return None
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+    return f"{error!r}{where}"
+
+
+def _executor(name: str, handler: Handler, config: HandlerConfig, now_ns: Callable[[], int]) -> Executor | None:
+    lane = config.lane or handler.lane
+    if lane != "task" and inspect.iscoroutinefunction(handler.on_requests):
+        raise PipelineError(f"handler {name!r} is async and cannot run on lane {lane!r}; use lane 'task'")
+    if lane == "thread" and not handler.thread_safe:
+        raise PipelineError(f"handler {name!r} is not thread-safe and cannot run on lane 'thread'; use lane 'task'")
+    if lane == "inline":
+        return None
+    for what, value in (("lanes", config.lanes), ("capacity", config.capacity), ("deadline_ms", config.deadline_ms)):
+        if not value > 0:
+            raise PipelineError(f"handler {name!r} has {what} {value}; it must be above 0")
+    return Executor(
+        handler.on_requests,
+        lanes=config.lanes,
+        capacity=config.capacity,
+        deadline_s=config.deadline_ms / 1000,
+        threaded=lane == "thread",
+        now_ns=now_ns,
+    )

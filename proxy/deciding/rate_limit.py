@@ -1,0 +1,260 @@
+"""The rate limiter as a handler: asks the limits, once per group of requests that are decided alike.
+
+What only delay rules stop waits in the limits' waiting room with a ticket; one task wakes up when something there is
+due. It knows no protocol; the decision itself is ``limiter``'s.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Final
+
+import structlog
+import trio
+from annotated_types import Ge
+
+from limiter.deciding.limits import Caller, Decision, Denial, Held, Limits
+from limiter.rules.resource import Resource
+from limiter.waiting.holding import Bounds
+from proxy.common.log_rate import LogRate
+from proxy.deciding.batch import (
+    NO_VERDICTS,
+    Batch,
+    Group,
+    Hold,
+    Refuse,
+    Request,
+    Shadow,
+    Ticket,
+    Verdict,
+    Verdicts,
+    drop_tickets,
+)
+from proxy.deciding.pipeline import Fails, Handler, HandlerPlugin, HandlerServices
+
+_DEFAULTS = Bounds()
+_LOG_LINES_PER_S: Final = 10
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class RateLimitOptions:
+    """How much may be held for rules with action ``delay``; what is over a bound is refused at once.
+
+    Rules and limits are no options of the handler.
+
+    Attributes:
+        max_held: requests held at most, of all connections together.
+        max_held_bytes: bytes of held requests at most, of all connections together.
+        max_held_per_connection: requests held at most of one connection.
+        max_held_bytes_per_connection: bytes of held requests at most of one connection.
+    """
+
+    max_held: Annotated[int, Ge(0)] = _DEFAULTS.requests
+    max_held_bytes: Annotated[int, Ge(0)] = _DEFAULTS.size_bytes
+    max_held_per_connection: Annotated[int, Ge(0)] = _DEFAULTS.requests_per_connection
+    max_held_bytes_per_connection: Annotated[int, Ge(0)] = _DEFAULTS.size_bytes_per_connection
+
+
+class _HeldRequest(Held):
+    """A request in the waiting room, with the ticket that says so to its connection."""
+
+    __slots__ = ("handler", "ticket")
+
+    def __init__(self, handler: "RateLimit", connection: int, request: Request, caller: Caller) -> None:
+        super().__init__(
+            request.resources,
+            caller,
+            request.messages,
+            request.size_bytes,
+            connection=connection,
+            order_key=request.order_key,
+        )
+        self.handler = handler
+        self.ticket = Ticket(self.dropped)
+
+    @property
+    def verdict(self) -> Hold:
+        return Hold(self.resource, self.rule.name, self.ticket)
+
+    def dropped(self) -> None:
+        self.handler.holding.drop(self)
+
+    def resolved(self, stop: Denial | None) -> None:
+        if stop is not None:
+            self.ticket.resolve(self.handler.refuse(stop, self.caller.client, self.resources))
+        else:
+            shade = self.shades[0] if self.shades else None
+            self.ticket.resolve(None, None if shade is None else Shadow(shade.resource, shade.rule))
+
+
+class RateLimit(Handler):
+    """Refuses or holds what is over any limit that applies to it; fails open.
+
+    Args:
+        options: how much may be held.
+        services: the limits, and the clock.
+
+    Attributes:
+        holding: where held requests wait.
+    """
+
+    fails: ClassVar[Fails] = "open"
+    #: The limits are swapped, read and explained from the event loop, and tickets resolved there.
+    thread_safe: ClassVar[bool] = False
+
+    def __init__(self, options: RateLimitOptions, services: HandlerServices) -> None:
+        self._limits: Limits = services.limits
+        self._now_ns = services.now_ns
+        self._log_rate = LogRate(_LOG_LINES_PER_S)
+        self._woken = trio.Event()
+        self.holding = services.limits.holding
+        self.holding.bounds = Bounds(
+            options.max_held,
+            options.max_held_bytes,
+            options.max_held_per_connection,
+            options.max_held_bytes_per_connection,
+        )
+        self.holding.earlier = self._wake_up
+
+    def on_requests(self, batch: Batch, now_ns: int) -> Verdicts:
+        """Decide each group of requests in one go."""
+        if batch.connection.exempt:
+            return NO_VERDICTS
+        verdicts: dict[int, Verdict] = {}
+        try:
+            for group in batch.groups():
+                self._decide(batch, group, now_ns, verdicts)
+            self._charge(batch, now_ns)
+        except BaseException:
+            drop_tickets(verdicts)
+            raise
+        return verdicts or NO_VERDICTS
+
+    def _charge(self, batch: Batch, now_ns: int) -> None:
+        connection = batch.connection
+        for charge in batch.charges:
+            caller = Caller(connection.address, charge.producer_group, connection.scope, charge.consumes)
+            self._limits.charge(now_ns, charge.resources, caller, charge.messages, charge.size_bytes)
+
+    def _decide(self, batch: Batch, group: Group, now_ns: int, verdicts: dict[int, Verdict]) -> None:
+        connection, indexes, messages = batch.connection, group.indexes, group.messages
+        if batch.verdicts:
+            # What an earlier handler refused must not be charged.
+            left = [at for at, index in enumerate(indexes) if not isinstance(batch.verdicts.get(index), Refuse)]
+            indexes, messages = [indexes[at] for at in left], [messages[at] for at in left]
+            if not indexes:
+                return
+        caller = Caller(connection.address, group.producer_group, connection.scope, group.consumes)
+        leader = self.holding.last_before(connection.id, group.order_key)
+        if leader is not None:
+            held = _HeldRequest(self, connection.id, batch.requests[indexes[0]], caller)
+            stop = self._limits.follow(now_ns, held, leader)
+            verdicts[indexes[0]] = held.verdict if stop is None else self.refuse(stop, caller.client, group.resources)
+            return
+        while True:
+            some = indexes
+            decision = self._limits.decide(now_ns, group.resources, caller, messages, lambda: batch.size_bytes(some))  # noqa: B023 - asked within the call
+            # What is refused alone, for its size, stops nobody behind it.
+            end = decision.admitted + decision.alone if decision.alone else len(indexes)
+            if decision.stop is not None:
+                stopped = indexes[decision.admitted : end]
+                if decision.delays:
+                    self._hold(batch, stopped, caller, decision, now_ns=now_ns, verdicts=verdicts)
+                else:
+                    refuse = self.refuse(decision.stop, caller.client, group.resources, len(stopped))
+                    verdicts.update(dict.fromkeys(stopped, refuse))
+            for shade in decision.shades:
+                shadow = Shadow(shade.resource, shade.rule)
+                for index in indexes[shade.first : shade.end]:
+                    verdicts.setdefault(index, shadow)
+            if end == len(indexes):
+                return
+            indexes, messages = indexes[end:], messages[end:]
+
+    def _hold(
+        self,
+        batch: Batch,
+        stopped: Sequence[int],
+        caller: Caller,
+        decision: Decision,
+        *,
+        now_ns: int,
+        verdicts: dict[int, Verdict],
+    ) -> None:
+        """Hold requests until one is refused; those behind it are, too, unless it was for its size alone."""
+        for at, index in enumerate(stopped):
+            held = _HeldRequest(self, batch.connection.id, batch.requests[index], caller)
+            behind = len(stopped) - at - 1
+            stop = self._limits.hold(now_ns, decision, held, behind)
+            if stop is None:
+                verdicts[index] = held.verdict
+                continue
+            if stop.most is not None:
+                verdicts[index] = self.refuse(stop, caller.client, held.resources)
+                continue
+            refuse = self.refuse(stop, caller.client, held.resources, 1 + behind)
+            for refused in stopped[at:]:
+                verdicts[refused] = refuse
+            return
+
+    def refuse(self, stop: Denial, client: str, resources: Sequence[Resource], times: int = 1) -> Refuse:
+        """Make a refusal of a stop, and say so in the log at most once a second for each rule.
+
+        Args:
+            stop: what stops the request.
+            client: who sent it.
+            resources: what the request is for, which may be another than what is limited.
+            times: how many requests are refused.
+        """
+        name = stop.rule.name
+        not_logged = self._log_rate.take(name, self._now_ns() / 1e9, times)
+        if not_logged is not None:
+            _log.warning(
+                "over the limit",
+                rule=name,
+                resource=str(stop.resource),
+                client=client,
+                **_others(stop.resource, resources),
+                **({"wait_us": stop.wait_us} if stop.most is None else {"most": f"{stop.most} {stop.most_of} at once"}),
+                not_logged=not_logged,
+            )
+        return Refuse(stop.resource, name, stop.wait_us, stop.rule.busy_code, stop.most, stop.most_of)
+
+    async def run(self) -> None:
+        """Release what is held when its time has come."""
+        while True:
+            self._woken = trio.Event()
+            due_ns = self.holding.next_due_ns()
+            if due_ns is None:
+                await self._woken.wait()
+                continue
+            wait_ns = due_ns - self._now_ns()
+            if wait_ns > 0:
+                with trio.move_on_after(wait_ns / 1e9):
+                    await self._woken.wait()
+            else:
+                # One turn of many: the others on the loop have theirs in between.
+                await trio.lowlevel.checkpoint()
+                self.holding.release(self._now_ns())
+
+    def drain(self, ends_ns: int) -> None:
+        """Let nothing be held for longer than until ``ends_ns``."""
+        self.holding.drain(ends_ns)
+
+    def _wake_up(self) -> None:
+        self._woken.set()
+
+
+def _others(limited: Resource, resources: Sequence[Resource]) -> dict[str, str]:
+    """Return the request's own resources for the log, unless what is limited is the only one."""
+    own = ", ".join(str(resource) for resource in resources)
+    return {} if own == str(limited) else {"for": own}
+
+
+def _build(options: RateLimitOptions, services: HandlerServices) -> Handler:
+    return RateLimit(options, services)
+
+
+PLUGIN = HandlerPlugin("rate_limit", RateLimitOptions, _build)
+"""The entry point ``rate_limit``."""

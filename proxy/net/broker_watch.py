@@ -1,0 +1,177 @@
+"""Whether the broker behind one listener takes connections: the listener listens only while it does.
+
+A client whose connection is refused tries another broker, or this one again later. One that is accepted and closed
+again takes it for a connection that broke. There are clients that open the next one at once, and keep several to one
+broker when it is back, of which they use any for anything, and what needs to know its own connection suffers for
+minutes.
+So Sluice answers a connect as its broker would:
+
+- The broker **refuses**, cannot be routed to, or its name does not resolve: Sluice does not listen, so clients are
+  refused, too. What waits in the backlog is reset.
+- A client's connection to the broker **times out** (``connect_timeout_s``): the same. Directly the client would wait
+  as long for nothing; accepted here it would send what nobody gets. A refusal tells it at once.
+- The broker's system takes connections and the broker **hangs**: Sluice listens. Directly, clients would be connected
+  and wait for their answers, too; whether and when an answer is due is the client's to know. Those who are connected
+  stay so, and lose nothing when it goes on. When the broker's backlog is full connects time out, as above.
+- **One of several** brokers: each listener goes by the address behind it alone. Clients know of their brokers by
+  themselves, from a name server or their configuration, and go on with the others.
+
+While it waits it tries to connect often at first, then once a second, and listens as soon as that succeeds. While it
+listens it asks only when there is a reason: at the start, when somebody wants to know, and when the broker has ended
+a connection, before the client of that connection hears of it and comes again.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+import structlog
+import trio
+
+from proxy.common.log_rate import LogRate
+from proxy.net import sockets
+from proxy.net.sockets import Address, ListeningSocket, format_address
+
+_log = structlog.get_logger(__name__)
+
+#: How long one try may take; also what a probe of the broker's health waits at most.
+_TRY_S: Final = 1.0
+#: A broker that has been away for 3 s is tried every 0.1 s, one that has for 30 s or longer every second.
+_SHORTEST_WAIT_S: Final = 0.1
+_LONGEST_WAIT_S: Final = 1.0
+_WAIT_SHARE: Final = 1 / 30
+#: A broker that ends may close its connections before it stops listening: one was seen to do so up to 50 ms before,
+#: most often less than 10. It is tried after so long, and before the client hears of it.
+SETTLE_S: Final = 0.05
+#: So long the end of a client's connection waits for that try.
+_HOLD_BACK_S: Final = 0.2
+
+
+class BrokerWatch:
+    """Opens and closes one listener's sockets to clients.
+
+    Args:
+        listener: its name, for the log.
+        broker: the address behind it.
+        connect_timeout_s: what a connection to the broker may take.
+        listening: the listener's sockets, bound.
+    """
+
+    def __init__(
+        self, listener: str, broker: Address, connect_timeout_s: float, listening: Sequence[ListeningSocket]
+    ) -> None:
+        self.sockets = listening
+        self.error: str | None = "not tried yet"
+        """What happened at the last try; None when the broker took the connection."""
+        self.listening = False
+        self._broker = broker
+        self._try_s = min(_TRY_S, connect_timeout_s)
+        self._about = {
+            "listener": listener,
+            "listen": ", ".join(format_address(each.address) for each in listening),
+            "broker": format_address(broker),
+        }
+        self._closed = False
+        self._away_since_s: float | None = None
+        self._wanted = trio.Event()
+        self._tried = trio.Event()
+        self._log_rate = LogRate()
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Follow the broker until cancelled; started once it has been tried for the first time."""
+        await self._try()
+        task_status.started()
+        while True:
+            with trio.move_on_after(self._wait_s()):
+                await self._wanted.wait()
+            await self._try()
+
+    async def reach(self) -> str | None:
+        """Try the broker, unless it is known to be away, and return what is wrong with it."""
+        if self._away_since_s is None:
+            self._wanted.set()
+            await self._tried.wait()
+        return self.error
+
+    async def broker_left(self) -> None:
+        """Try the broker, because it has ended a connection; returns when that is done or takes too long."""
+        if self.listening:
+            await trio.sleep(SETTLE_S)
+            with trio.move_on_after(_HOLD_BACK_S):
+                await self.reach()
+
+    def lost(self, error: str) -> None:
+        """Stop listening, because the broker could not be connected to for a client."""
+        self._away(error)
+        self._wanted.set()
+
+    def close(self) -> None:
+        """Stop listening for good; the broker may still be asked about."""
+        self._closed = True
+        self.listening = False
+        for each in self.sockets:
+            each.close()
+
+    def _wait_s(self) -> float:
+        if self._away_since_s is None:
+            return float("inf")
+        away_s = trio.current_time() - self._away_since_s
+        return min(max(away_s * _WAIT_SHARE, _SHORTEST_WAIT_S), _LONGEST_WAIT_S)
+
+    async def _try(self) -> None:
+        # Before the try: whoever wants one while it is under way gets another one.
+        self._wanted = trio.Event()
+        try:
+            with trio.fail_after(self._try_s):
+                (await sockets.connect(*self._broker)).close()
+        except sockets.NoRoomError as error:
+            # It says nothing of the broker, but that it has to be tried again.
+            self.error = f"no socket left to try it: {error.strerror}"
+            if not self.listening:
+                self._away(self.error)
+        except OSError as error:
+            self._away(error.strerror or str(error))
+        except trio.TooSlowError:
+            self.error = f"no answer within {self._try_s:g} s"
+            if not self.listening:
+                self._away(self.error)
+        else:
+            self._answers()
+        self._tried.set()
+        self._tried = trio.Event()
+
+    def _away(self, error: str) -> None:
+        self.error = error
+        if self._closed or self._away_since_s is not None:
+            return
+        self._away_since_s = trio.current_time()
+        if self.listening:
+            self.listening = False
+            for each in self.sockets:
+                each.pause()
+        _log.warning("broker unreachable; not listening until it answers", **self._about, error=error)
+
+    def _answers(self) -> None:
+        self.error = None
+        if self._closed or self.listening:
+            return
+        try:
+            for each in self.sockets:
+                each.start()
+        except OSError as error:
+            self._give_way(error)
+            return
+        self.listening = True
+        if self._away_since_s is not None:
+            self._away_since_s = None
+            _log.info("broker answers; listening", **self._about)
+
+    def _give_way(self, error: OSError) -> None:
+        """Try again later: somebody else took the address while nobody listened there."""
+        for each in self.sockets:
+            each.pause()
+        if self._away_since_s is None:
+            self._away_since_s = trio.current_time()
+        self.error = f"cannot listen on {self._about['listen']}: {error.strerror or error}"
+        not_logged = self._log_rate.take(error.errno, trio.current_time())
+        if not_logged is not None:
+            _log.error("cannot listen", **self._about, error=error.strerror, not_logged=not_logged)

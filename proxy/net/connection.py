@@ -1,0 +1,498 @@
+"""One proxied connection: drives a sans-IO session between two sockets.
+
+One task per direction, each read, decide, write, read: while a write waits nothing is read, so TCP carries
+the back pressure. A third task exists only for sessions that tick. What is written to one peer goes through
+that peer's one writer, whoever queued it.
+
+A request that is held belongs to its ticket: when that is resolved, the session is told and what it queues is
+written, whatever else the connection does. When its peer's stream has ended, or the connection ends, the
+ticket is dropped.
+
+A connection that Sluice itself ends is parted from in order: what is queued is written, both peers are sent
+the end of the stream, and what they still send is read and dropped for a moment. Closing with unread bytes
+would make the kernel send a reset, and a reset can destroy answers that the client has not read yet.
+"""
+
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final
+
+import structlog
+import trio
+
+from limiter.counting.recorder import NOBODY, Sender
+from proxy.common.buffers import CHUNK_BYTES, BufferPool
+from proxy.common.cooperative import connection_turn
+from proxy.common.log_rate import LogRate
+from proxy.control import LimitCommandReply
+from proxy.deciding.batch import Batch, ConnectionInfo, Hold, Request, Side, Ticket, drop_tickets
+from proxy.deciding.pipeline import Pipeline
+from proxy.net.limit_commands import LimitCommands
+from proxy.net.sockets import Wire
+from proxy.net.writer import PeerError, Writer
+from proxy.protocols.base import Close, CommandRequest, CommandStatus, Session
+from proxy.stats.tally import Tally
+from proxy.stats.timing import Timings
+
+_log = structlog.get_logger(__name__)
+
+
+# The held requests of one connection, by their tickets: whose they are, until they are resolved or dropped.
+#
+# What becomes of their bytes is the session's business; when they are resolved is their handler's.
+class Tickets:
+    """The tickets that one connection waits for.
+
+    Args:
+        tally: where requests that are dropped are counted.
+        now_ns: the data path's clock.
+        sender: whose requests they are.
+    """
+
+    def __init__(self, tally: Tally, now_ns: Callable[[], int], sender: Sender = NOBODY) -> None:
+        self._tally = tally
+        self._now_ns = now_ns
+        self._sender = sender
+        #: By the peer that the requests came from, in the order of the wire.
+        self._held: dict[Side, dict[Ticket, Request]] = {side: {} for side in Side}
+
+    def take(self, batch: Batch) -> dict[Ticket, Request]:
+        """Wait for the held requests of a batch that was decided and counted; returns them."""
+        if not any(issubclass(kind, Hold) for kind in set(map(type, batch.verdicts.values()))):
+            return {}
+        taken = {
+            verdict.ticket: batch.requests[index]
+            for index, verdict in sorted(batch.verdicts.items())
+            if isinstance(verdict, Hold)
+        }
+        self._held[batch.side].update(taken)
+        return taken
+
+    def claim(self, side: Side, ticket: Ticket) -> bool:
+        """Wait for a ticket no longer, since it was resolved; False if nobody waited any more."""
+        return self._held[side].pop(ticket, None) is not None
+
+    def drop(self, *sides: Side) -> None:
+        """Give up the held requests of these peers, or of both.
+
+        The last goes first, so that no handler passes on to a request what the one before it leaves.
+        """
+        for side in sides or Side:
+            held, self._held[side] = self._held[side], {}
+            for ticket, request in reversed(held.items()):
+                self._tally.dropped(request, self._now_ns(), self._sender)
+                _drop(ticket)
+
+
+def _drop(ticket: Ticket) -> None:
+    try:
+        ticket.drop()
+    except Exception:  # noqa: BLE001 - whatever it is, the other tickets are dropped all the same
+        _log.exception("handler failed to drop a held request")
+
+
+#: A client whose unwritten answers have grown to this is not read until they are gone.
+OUTBOX_BYTES: Final = 1024 * 1024
+#: How long one direction may stay silent after the other has ended, where a peer may do that and wait.
+HALF_CLOSED_S: Final = 60.0
+#: How long parting may take.
+PARTING_S: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """What all connections of a data path share."""
+
+    pipeline: Pipeline
+    tally: Tally
+    buffers: BufferPool
+    now_ns: Callable[[], int]
+    bytes_read: dict[Side, int]
+    limits_kind: Callable[[str], bool]
+    commands: LimitCommands
+    timings: Timings
+    limiting: Callable[[], bool] = lambda: True
+    log_rate: LogRate = field(default_factory=LogRate)
+
+    def log_failed(self, info: ConnectionInfo, error: Exception) -> None:
+        """Write down which fault of ours or of a plug-in's ends a connection, at a bounded rate."""
+        not_logged = self.log_rate.take((info.listener, type(error)), trio.current_time())
+        if not_logged is not None:
+            _log.error(
+                "connection failed", peer=info.peer, listener=info.listener, not_logged=not_logged, exc_info=error
+            )
+
+
+class Connection:
+    """Two sockets and the session between them.
+
+    Args:
+        info: whose connection it is.
+        client: the accepted socket.
+        broker: the connected socket.
+        services: shared by all connections.
+        open_session: makes the session; it is given the connection's waker, and what takes questions to Sluice itself.
+        broker_left: called when the broker has ended the connection of itself, before the client hears of it.
+        half_closes: as the protocol says.
+    """
+
+    def __init__(
+        self,
+        info: ConnectionInfo,
+        client: Wire,
+        broker: Wire,
+        services: Services,
+        open_session: Callable[[Callable[[], None], Callable[[CommandRequest], CommandStatus]], Session],
+        *,
+        broker_left: Callable[[], Awaitable[None]],
+        half_closes: bool,
+    ) -> None:
+        self.info = info
+        self.wires = {Side.CLIENT: client, Side.BROKER: broker}
+        self.opened_ns = services.now_ns()
+        self.bytes_read = dict.fromkeys(Side, 0)
+        self._services = services
+        self._broker_left = broker_left
+        self._half_closes = half_closes
+        self._half_closed_s = HALF_CLOSED_S
+        self.session = open_session(self._wake_up, self._ask)
+        self._writers = {
+            side: Writer(side, self.wires[side], self.session.take, self.start_soon, self.progressed) for side in Side
+        }
+        self._scope = trio.CancelScope()
+        self._nursery: trio.Nursery | None = None
+        self._progress = trio.lowlevel.ParkingLot()
+        self._woken = trio.Event()
+        self._ended: Side | None = None
+        self._deciding = 0
+        self._sender = Sender(info.address)
+        self._tickets = Tickets(services.tally, services.now_ns, self._sender)
+        self._draining = False
+        self._parting: tuple[str, str] | None = None
+
+    async def run(self) -> tuple[str, str]:
+        """Relay until both directions have ended, or something ends the connection.
+
+        Returns:
+            Why it ended: one word for the metric, and a sentence for the log.
+        """
+        try:
+            with self._scope:
+                await self._relay_both()
+        finally:
+            self._tickets.drop()
+            self.session.close()
+            self._services.commands.forget(self.info.id)
+            # They know this connection, and it them. What a session remembers of unanswered requests can be a megabyte,
+            # and the garbage collector seldom looks at what lives as long as a connection.
+            self._writers.clear()
+            del self.session
+        if self._parting is not None:
+            return self._parting
+        ended = (self._ended or Side.CLIENT).value
+        reason = "half_closed" if self._half_closes else f"{ended}_closed"
+        return reason, f"silent for {self._half_closed_s:.0f} s after the end of the {ended}'s stream"
+
+    async def _relay_both(self) -> None:
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            if self.session.ticks:
+                nursery.start_soon(self._guard, self._tick)
+            async with trio.open_nursery() as pumps:
+                for side in Side:
+                    pumps.start_soon(self._guard, self._pump, side)
+            ended = (self._ended or Side.CLIENT).value
+            self._parting = self._parting or (f"{ended}_closed", f"the {ended} closed first")
+            nursery.cancel_scope.cancel()
+
+    def finish(self, reason: str, detail: str) -> None:
+        """End the connection at once, whatever is under way; the first reason given is the one that counts."""
+        if self._parting is None:
+            self._parting = (reason, detail)
+        self._scope.cancel()
+        self._tickets.drop()
+
+    def drain(self) -> None:
+        """Read no further requests, and part once every request in flight has its answer."""
+        self._draining = True
+        with self._guarded():
+            self._check_drained()
+
+    def start_soon(self, task: Callable[..., Awaitable[None]], *args: object) -> None:
+        """Run something beside the pumps: the remainder of a write, or what is called for from outside."""
+        assert self._nursery is not None  # noqa: S101 - there is nothing to do before the connection runs
+        self._nursery.start_soon(self._guard, task, *args)
+
+    def progressed(self) -> None:
+        """Look again at what had to wait for a write or for the session."""
+        if self._progress:
+            self._progress.unpark_all()
+        if self._draining:
+            self._check_drained()
+
+    def _wake_up(self) -> None:
+        self._woken.set()
+
+    def _ask(self, ask: CommandRequest) -> CommandStatus:
+        return self._services.commands.ask(self.info, ask, self._on_replied)
+
+    def _on_replied(self, ask: CommandRequest, reply: LimitCommandReply) -> None:
+        """Tell the session what is answered to its client; called by whoever answers."""
+        if self._parting is not None or self._scope.cancel_called:
+            return
+        with self._guarded():
+            try:
+                self.session.replied(ask, reply, self._services.now_ns())
+            except Close as close:
+                self._part_soon(close.reason, close.detail)
+                return
+            self._writers[Side.CLIENT].flush_soon()
+            self.progressed()
+
+    async def _guard(self, task: Callable[..., Awaitable[None]], *args: object) -> None:
+        with self._guarded():
+            await task(*args)
+
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """Let no error of one connection reach another."""
+        try:
+            yield
+        except PeerError as error:
+            # Who is parted from may be gone already; the other peer is still written what waits for it.
+            if self._parting is None:
+                self.finish(f"{error.side.value}_error", str(error))
+        except trio.ClosedResourceError:
+            self.finish("closed", "closed while in use")
+        except Exception as error:  # noqa: BLE001 - a fault of ours ends this connection, and no other
+            self._services.log_failed(self.info, error)
+            self.finish("internal_error", repr(error))
+
+    async def _pump(self, side: Side) -> None:
+        """Carry one direction until its end."""
+        wire, buffers = self.wires[side], self._services.buffers
+        bytes_read = self._services.bytes_read
+        more = large = False
+        while True:
+            if more:
+                # There is likely more to read at once; to ask the kernel would take as long as to read.
+                more = False
+                await trio.lowlevel.checkpoint()
+            else:
+                await wire.readable()
+            if self.session.takes_turns(side):
+                await connection_turn()
+            while self._must_wait(side):
+                await self._progress.park()
+            buffer = buffers.borrow(large=large and self.session.reads_fast(side))
+            try:
+                held_back = self.session.held_back(side)
+                room = self._room(side, buffer, held_back)
+                try:
+                    count = wire.receive_into(room)
+                except OSError as error:
+                    raise PeerError(side, error) from None
+                if count is None:
+                    continue
+                if count == 0:
+                    break
+                more = count == len(room)
+                large = more or count > CHUNK_BYTES
+                self.bytes_read[side] += count
+                bytes_read[side] += count
+                if self._parting is not None:
+                    continue
+                if self._ended is not None:
+                    self._scope.deadline = trio.current_time() + self._half_closed_s
+                try:
+                    if held_back:
+                        buffer[:held_back] = self.session.take_back(side)
+                    await self._carry(side, buffer[: held_back + count])
+                except Close as close:
+                    await self._part(close.reason, close.detail)
+                    continue
+            finally:
+                buffers.give_back(buffer)
+            self.progressed()
+        await self._pass_end_on(side)
+
+    def _room(self, side: Side, buffer: memoryview, held_back: int) -> memoryview:
+        """Return as much of the buffer as may be filled, behind what is held back of the peer's frame.
+
+        A drain takes no more than the client's frame in hand.
+        """
+        if self._parting is not None:
+            return buffer
+        most = self.session.most_bytes(side)
+        if self._draining and side is Side.CLIENT:
+            most = min(most, self.session.missing_bytes(side))
+        return buffer[held_back : held_back + most]
+
+    async def _carry(self, side: Side, chunk: memoryview) -> None:
+        """Relay one chunk, in as many turns as the session asks for, and write what comes of it."""
+        services = self._services
+        read_ns = services.now_ns()
+        while True:
+            requests = await self._relay(side, chunk)
+            if requests:
+                # Before the write, which lasts for as long as the broker does not read.
+                services.timings.processing.observe(services.now_ns() - read_ns, requests)
+            # Before the other peer's, which may have to wait: refusals need not wait for a slow broker.
+            self._writers[side].flush_soon()
+            await self._writers[side.other].flush()
+            left = self.session.left_bytes(side)
+            if not left or self._parting is not None:
+                return
+            chunk = chunk[-left:]
+            self.progressed()
+            await connection_turn()
+            read_ns = services.now_ns()
+
+    async def _relay(self, side: Side, chunk: memoryview) -> int:
+        """Give one chunk to the session, and what it holds to the pipeline; return how many requests go on or back."""
+        services, session, requests = self._services, self.session, 0
+        batch = session.receive(side, chunk, services.now_ns())
+        if batch is not None:
+            if not batch.requests:
+                # It only charges: what the session queued need not wait for that.
+                self._writers[side.other].flush_soon()
+            requests = await self._decide(batch)
+        if side is Side.BROKER and services.pipeline.wants_responses:
+            responses = session.take_responses()
+            if responses:
+                services.pipeline.observe(self.info, responses)
+        return requests
+
+    async def _decide(self, batch: Batch) -> int:
+        """Have the handlers decide one batch, count it, and tell the session; return how many are not held."""
+        await self._judge(batch)
+        now_ns = self._services.now_ns()
+        tickets = self._tickets.take(batch) if batch.verdicts else {}
+        if tickets and (self._parting is not None or self._scope.cancel_called):
+            self._tickets.drop()
+        self.session.decided(batch, now_ns)
+        for ticket, request in tickets.items():
+            ticket.attach(partial(self._on_resolved, batch.side, request, now_ns))
+        return len(batch.requests) - len(tickets)
+
+    async def _judge(self, batch: Batch) -> None:
+        """Have the handlers decide one batch, and count it."""
+        services = self._services
+        self._deciding += 1
+        try:
+            await services.pipeline.decide(batch)
+        except BaseException:
+            drop_tickets(batch.verdicts)
+            raise
+        finally:
+            self._deciding -= 1
+        sender = self._sender
+        if not sender.language:
+            sender.language = self.session.language
+        services.tally.count(batch, services.now_ns(), sender)
+
+    def _on_resolved(self, side: Side, request: Request, held_ns: int, ticket: Ticket) -> None:
+        """Tell the session what becomes of a request that was held since then; called by who resolved its ticket."""
+        if self._scope.cancel_called:
+            # What was read into may be another's buffer by now, so nothing is written any more.
+            self._tickets.drop()
+        if not self._tickets.claim(side, ticket):
+            return
+        services = self._services
+        now_ns = services.now_ns()
+        services.timings.held.observe(now_ns - held_ns)
+        with self._guarded():
+            services.tally.resolved(request, ticket.refuse or ticket.shadow, now_ns, self._sender)
+            try:
+                self.session.resolved(request, ticket.refuse, now_ns)
+            except Close as close:
+                self._part_soon(close.reason, close.detail)
+                return
+            for writer in self._writers.values():
+                writer.flush_soon()
+            self.progressed()
+
+    async def _pass_end_on(self, side: Side) -> None:
+        """Carry one peer's end of stream to the other; the other direction goes on for as long as it is used.
+
+        Where the protocol knows no half-close nobody waits for what the other peer still has to say. It may hang, so
+        both sides end soon, once all that came before the end is written.
+        """
+        if side is Side.BROKER and self._ended is None and self._parting is None:
+            await self._broker_left()
+        if self._ended is None:
+            self._ended = side
+            if self._parting is None:
+                self._scope.deadline = trio.current_time() + HALF_CLOSED_S
+        if self._parting is None:
+            self._tickets.drop(side)
+            self.session.end(side, self._services.now_ns())
+            await self._writers[side.other].end()
+            if not self._half_closes and self._parting is None:
+                self._half_closed_s = PARTING_S
+                self._scope.deadline = trio.current_time() + PARTING_S
+
+    def _must_wait(self, side: Side) -> bool:
+        """Whether this peer may not be read now."""
+        if self._parting is not None:
+            return False
+        session = self.session
+        if session.paused(side):
+            return True
+        if side is Side.CLIENT:
+            if self._draining and session.between_frames(side):
+                return True
+            return session.backlog_bytes(side) > OUTBOX_BYTES
+        return False
+
+    async def _tick(self) -> None:
+        """Call the session when its timer is due or someone woke it."""
+        services, session = self._services, self.session
+        while True:
+            due_ns = session.next_tick_ns()
+            with trio.CancelScope() as timer:
+                if due_ns is not None:
+                    timer.deadline = trio.current_time() + max(0, due_ns - services.now_ns()) / 1e9
+                await self._woken.wait()
+            self._woken = trio.Event()
+            if self._parting is not None:
+                return
+            try:
+                batch = session.tick(services.now_ns())
+                if batch is not None:
+                    await self._decide(batch)
+            except Close as close:
+                await self._part(close.reason, close.detail)
+                return
+            for writer in self._writers.values():
+                writer.flush_soon()
+            self.progressed()
+
+    def _check_drained(self) -> None:
+        if (
+            self._parting is None
+            and self._nursery is not None
+            and not self._deciding
+            and self.session.in_flight() == 0
+            and all(self.session.between_frames(side) and not self._writers[side].busy for side in Side)
+        ):
+            self._part_soon("drained", "no request was in flight")
+
+    def _part_soon(self, reason: str, detail: str) -> None:
+        """Part in a task of its own; from here on nothing else is begun."""
+        if self._parting is None:
+            self._parting = (reason, detail)
+            self._tickets.drop()
+            self.start_soon(self._part, reason, detail)
+
+    async def _part(self, reason: str, detail: str) -> None:
+        """End the connection in order, as the module's docstring says; the pumps drop what they read from here on."""
+        self._parting = self._parting or (reason, detail)
+        self._scope.deadline = trio.current_time() + PARTING_S
+        self._tickets.drop()
+        self._progress.unpark_all()
+        async with trio.open_nursery() as nursery:
+            for writer in self._writers.values():
+                nursery.start_soon(self._guard, writer.end)

@@ -1,0 +1,118 @@
+"""What clients ask of Sluice itself, from the session that read it until the answer is back there.
+
+It is kept here which questions are open and whose they are. What they mean, and who may ask, is the sessions'
+business; the answers come from the admin side, through ``proxy.control``.
+"""
+
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager
+from typing import Final, NamedTuple
+
+import trio
+
+from proxy.common.admission import client_of
+from proxy.control import LimitCommand, LimitCommandReply
+from proxy.deciding.batch import ConnectionInfo
+from proxy.protocols.base import CommandRequest, CommandStatus
+
+MAX_OPEN: Final = 256
+"""Commands open at a time, of all connections together."""
+MAX_OPEN_OF_CLIENT: Final = 16
+"""Those of all connections of one client, by its address or, of IPv6, its /64, so that it leaves room for others."""
+_NOBODY: Final = LimitCommandReply(error="nobody answers such requests any more; try again later")
+
+
+class _Open(NamedTuple):
+    info: ConnectionInfo
+    ask: CommandRequest
+    answer: Callable[[CommandRequest, LimitCommandReply], None]
+
+
+class LimitCommands:
+    """The open commands of a data path."""
+
+    def __init__(self) -> None:
+        self._open: dict[int, _Open] = {}
+        #: How many of these are whose, by the client's address.
+        self._open_of: Counter[str] = Counter()
+        #: Those of the open ones that nobody has taken yet.
+        self._waiting: dict[int, LimitCommand] = {}
+        self._asked = trio.lowlevel.ParkingLot()
+        self._taken = False
+        self._last_id = 0
+
+    @property
+    def open(self) -> int:
+        """How many are without an answer."""
+        return len(self._open)
+
+    def ask(
+        self, info: ConnectionInfo, ask: CommandRequest, answer: Callable[[CommandRequest, LimitCommandReply], None]
+    ) -> CommandStatus:
+        """Hand a command on, if somebody takes it and there is room for one more.
+
+        Args:
+            info: whose it is.
+            ask: what a client asks.
+            answer: called once with it and its answer, but not before this returns; never, if the connection's
+                commands are forgotten before.
+        """
+        if not self._taken:
+            return "nobody"
+        client = client_of(info.address)
+        if len(self._open) >= MAX_OPEN or self._open_of[client] >= MAX_OPEN_OF_CLIENT:
+            return "full"
+        self._open_of[client] += 1
+        self._last_id += 1
+        self._open[self._last_id] = _Open(info, ask, answer)
+        self._waiting[self._last_id] = LimitCommand(
+            self._last_id, info.listener, info.peer, ask.verb, ask.kind, ask.name, ask.rate_per_s
+        )
+        self._asked.unpark_all()
+        return "taken"
+
+    def reply(self, command_id: int, reply: LimitCommandReply) -> None:
+        """Answer a command; one whose client has left is forgotten."""
+        asked = self._close(command_id)
+        if asked is not None:
+            asked.answer(asked.ask, reply)
+
+    def forget(self, connection_id: int) -> None:
+        """Drop the commands of a connection that has ended."""
+        for command_id in [each for each, asked in self._open.items() if asked.info.id == connection_id]:
+            self._close(command_id)
+
+    def _close(self, command_id: int) -> _Open | None:
+        self._waiting.pop(command_id, None)
+        asked = self._open.pop(command_id, None)
+        if asked is not None:
+            client = client_of(asked.info.address)
+            self._open_of[client] -= 1
+            if not self._open_of[client]:
+                del self._open_of[client]
+        return asked
+
+    @asynccontextmanager
+    async def take(self) -> AsyncIterator[AsyncIterator[LimitCommand]]:
+        """Take commands from now on; those without an answer in the end are told so.
+
+        Raises:
+            RuntimeError: somebody takes them already.
+        """
+        if self._taken:
+            raise RuntimeError("remote commands have a taker already")
+        self._taken = True
+        try:
+            async with aclosing(self._commands()) as commands:
+                yield commands
+        finally:
+            self._taken = False
+            for command_id in list(self._open):
+                self.reply(command_id, _NOBODY)
+
+    async def _commands(self) -> AsyncGenerator[LimitCommand, None]:
+        while True:
+            while not self._waiting:
+                await self._asked.park()
+            yield self._waiting.pop(next(iter(self._waiting)))

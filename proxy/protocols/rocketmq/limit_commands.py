@@ -1,0 +1,234 @@
+"""Requests 9002 and 9003: what a client asks of Sluice itself, in the broker's own protocol.
+
+They are those of the limiter that some brokers have built in, so that its tools work with Sluice as well. Who may ask,
+what is asked and how it is answered is known here; who answers is the operator's side.
+
+========  ==============================================================================================
+9002      wants the limits in force. No fields. The answer's body is JSON, see ``_Limits``.
+9003      changes one. Fields ``topic`` and ``topicLimitQps``; the answer has neither fields nor body.
+========  ==============================================================================================
+
+A consumer group's retries go by the name of their retry topic, ``%RETRY%group``, in both. Three things are unlike the
+original: a limit of 0 refuses everything; what has never been asked for can be changed, too; and the defaults, for
+which some tools have fields in 9003, cannot be changed here: with the original that overwrote every topic's own limit.
+"""
+
+import math
+import re
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from limiter.rules.rule import MAX_RATE_PER_S
+from proxy.common.admission import in_networks
+from proxy.control import LimitCommandReply
+from proxy.protocols.base import CommandRequest, CommandStatus
+from proxy.protocols.rocketmq.options import RocketMQOptions
+from proxy.protocols.rocketmq.replies import VERSION
+from proxy.protocols.rocketmq.wire.codes import (
+    FLAG_ONEWAY,
+    FLAG_RESPONSE,
+    KIND_RETRY_GROUP,
+    KIND_TOPIC,
+    MAX_NAME_CHARS,
+    RETRY_PREFIX,
+    LocalProtocolError,
+    RemoteProtocolError,
+    RequestCode,
+    ResponseCode,
+)
+from proxy.protocols.rocketmq.wire.command import RemotingCommand, decode_header, encode
+from proxy.protocols.rocketmq.wire.reading import Header
+
+REMOTE: Final = frozenset({RequestCode.VIEW_SEND_RATE_LIMITS.value, RequestCode.UPDATE_SEND_RATE_LIMIT.value})
+"""The codes of these requests."""
+#: Of one client, without an answer. Tools wait for each.
+MAX_OPEN: Final = 8
+#: A longer header is not read: what belongs in it is a name and a number.
+MAX_HEADER_BYTES: Final = 4 * 1024
+UNLIMITED_QPS: Final = -1.0
+"""Says that there is no limit: JSON has no infinity, and in the original's own 9003 this means "no limit given"."""
+
+#: The protocol has no name for anything else.
+_SHOWN: Final = frozenset({KIND_TOPIC, KIND_RETRY_GROUP})
+_VIEW: Final = RequestCode.VIEW_SEND_RATE_LIMITS.value
+#: What the broker lets a name consist of, ``TopicValidator`` and its like. So none is a pattern by mistake.
+_NAME: Final = re.compile(r"[%|a-zA-Z0-9_-]+", re.ASCII)
+#: As Java and people write a number.
+_NUMBER: Final = re.compile(r"[+-]?[0-9]{1,40}(?:\.[0-9]{0,40})?(?:[eE][+-]?[0-9]{1,3})?", re.ASCII)
+#: Fields of 9003 for what cannot be changed here, and the values that mean "leave it".
+_DEFAULTS: Final = {"disabled": ("",), "defaultLimitQps": ("", "-1.0", "-1"), "sendMsgBackLimitQps": ("", "-1.0", "-1")}
+_RATES_ALLOWED: Final = f"a number from 0, which refuses everything, to {MAX_RATE_PER_S}, in messages per second"
+_NAMES_ALLOWED: Final = (
+    f"a topic or {RETRY_PREFIX}GROUP, at most {MAX_NAME_CHARS} characters out of letters, digits and % | - _"
+)
+
+
+class _Limit(msgspec.Struct, gc=False):
+    """One entry of the view: names and units of the wire.
+
+    The original shows what it limits as it was last asked for. What it writes for a topic that it never had to limit is
+    not known; here both are 0.
+    """
+
+    topic: str
+    limitQps: float  # noqa: N815 - the wire's name
+    lastNeedWaitMicrosecs: int  # noqa: N815 - the wire's name
+    lastRateLimitTimestamp: int  # noqa: N815 - the wire's name
+
+
+class _DataVersion(msgspec.Struct):
+    """RocketMQ's ``DataVersion``, with which a reader tells whether anything has changed since it last asked.
+
+    ``counter`` is the version of the rules in force, ``stateVersion`` an epoch that only brokers of a newer kind have.
+    When a version was made is not known here, so ``timestamp`` stays 0; readers compare it, and nothing more.
+    """
+
+    counter: int
+    stateVersion: int = 0  # noqa: N815 - the wire's name
+    timestamp: int = 0
+
+
+class _Limits(msgspec.Struct):
+    """The body of the answer to 9002."""
+
+    dataVersion: _DataVersion  # noqa: N815 - the wire's name
+    topicRateLimitList: list[_Limit]  # noqa: N815 - the wire's name
+
+
+class _Asker(msgspec.Struct):
+    """The handle of a CommandRequest: what its answer needs."""
+
+    opaque: int
+    oneway: bool
+
+
+class _BadFieldError(Exception):
+    """A field of 9003 cannot be what it is; the message says what is allowed."""
+
+
+_encode_limits = msgspec.json.Encoder().encode
+
+
+class LimitCommandReader:
+    """One client's requests to Sluice.
+
+    Args:
+        address: the client's IP address.
+        options: of the listener.
+        ask: hands a request on.
+
+    Attributes:
+        open: how many wait for their answer.
+    """
+
+    def __init__(self, address: str, options: RocketMQOptions, ask: Callable[[CommandRequest], CommandStatus]) -> None:
+        self.open = 0
+        self._address = address
+        self._options = options
+        self._ask = ask
+
+    def take(self, header: Header, raw: bytes, header_type: int) -> bytes | None:
+        """Take a request whose code is one of REMOTE.
+
+        Args:
+            header: as read.
+            raw: exactly the frame's header bytes.
+            header_type: HEADER_JSON or HEADER_BINARY.
+
+        Returns:
+            What to answer at once, empty if nothing yet or at all; None if it is for the broker.
+        """
+        caller = _Asker(header.opaque, header.flag & FLAG_ONEWAY != 0)
+        what, option = ("see", "remote_view_from") if header.code == _VIEW else ("change", "remote_update_from")
+        networks = getattr(self._options, option)
+        if not in_networks(self._address, networks):
+            remark = f"{self._address} may not {what} limits here: the listener's option {option} is {networks}"
+            return _answer(caller, ResponseCode.NO_PERMISSION, remark)
+        ask = CommandRequest("view_limits", handle=caller)
+        if header.code != _VIEW:
+            try:
+                ask = _read_update(raw, header_type, caller)
+            except _BadFieldError as error:
+                return _answer(caller, ResponseCode.INVALID_PARAMETER, str(error))
+        asked = self._ask(ask) if self.open < MAX_OPEN else "full"
+        if asked == "nobody":
+            return None
+        if asked == "full":
+            return _answer(caller, ResponseCode.SYSTEM_BUSY, "too many requests of this kind are open; try again")
+        self.open += 1
+        return b""
+
+    def reply(self, ask: CommandRequest, reply: LimitCommandReply) -> bytes:
+        """Return what to answer to a request that was handed on, empty if nothing."""
+        self.open -= 1
+        caller = ask.handle
+        if not isinstance(caller, _Asker):
+            return b""
+        if reply.error:
+            return _answer(caller, ResponseCode.SYSTEM_ERROR, reply.error)
+        if ask.verb != "view_limits":
+            return _answer(caller, ResponseCode.SUCCESS)
+        return _answer(caller, ResponseCode.SUCCESS, body=_view(reply))
+
+
+def _read_update(raw: bytes, header_type: int, caller: _Asker) -> CommandRequest:
+    """Read 9003.
+
+    Raises:
+        _BadFieldError: something in it is missing or not allowed.
+    """
+    if len(raw) > MAX_HEADER_BYTES:
+        raise _BadFieldError(f"a header of {len(raw)} bytes; at most {MAX_HEADER_BYTES} are read")
+    try:
+        fields = decode_header(raw, header_type).fields
+    except RemoteProtocolError as error:
+        raise _BadFieldError(f"the header cannot be read: {error.detail}") from None
+    for field, leave in _DEFAULTS.items():
+        if fields.get(field, "") not in leave:
+            raise _BadFieldError(
+                f"{field} cannot be changed by this request; leave it out, and use Sluice's own API or configuration"
+            )
+    topic, qps = fields.get("topic", ""), fields.get("topicLimitQps", "")
+    kind, name = KIND_TOPIC, topic
+    if topic.startswith(RETRY_PREFIX):
+        kind, name = KIND_RETRY_GROUP, topic.removeprefix(RETRY_PREFIX)
+    if not _NAME.fullmatch(name) or len(topic) > MAX_NAME_CHARS:
+        raise _BadFieldError(_found("topic", topic, _NAMES_ALLOWED))
+    rate = float(qps) if _NUMBER.fullmatch(qps) else math.nan
+    if not 0 <= rate <= MAX_RATE_PER_S:
+        raise _BadFieldError(_found("topicLimitQps", qps, _RATES_ALLOWED))
+    return CommandRequest("update_limit", kind, name, abs(rate), caller)
+
+
+def _found(field: str, value: str, allowed: str) -> str:
+    shown = repr(value[:64]) + ("…" if len(value) > 64 else "")
+    return f"{field} is {shown if value else 'missing'}; it must be {allowed}"
+
+
+def _view(reply: LimitCommandReply) -> bytes:
+    shown = [
+        _Limit(
+            RETRY_PREFIX + each.name if each.kind == KIND_RETRY_GROUP else each.name,
+            UNLIMITED_QPS if each.rate_per_s is None else each.rate_per_s,
+            each.last_wait_us,
+            each.last_refused_ms,
+        )
+        for each in reply.limits
+        if each.kind in _SHOWN
+    ]
+    return _encode_limits(_Limits(_DataVersion(reply.version), shown))
+
+
+def _answer(caller: _Asker, code: ResponseCode, remark: str | None = None, body: bytes = b"") -> bytes:
+    """Return the whole frame of an answer; its header is always JSON, as a broker's is."""
+    if caller.oneway:
+        return b""
+    answer = RemotingCommand(
+        code=code.value, opaque=caller.opaque, flag=FLAG_RESPONSE, version=VERSION, remark=remark, body=body
+    )
+    try:
+        return encode(answer)
+    except LocalProtocolError as error:
+        return _answer(caller, ResponseCode.SYSTEM_ERROR, f"the limits do not fit a frame: {error.detail}; use the API")

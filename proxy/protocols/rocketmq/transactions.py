@@ -1,0 +1,289 @@
+"""Transactions: which half messages wait for their end, so that each is committed once.
+
+A broker stores whatever it finds at the offset that a commit names, as often as it is named, in the topic that the
+message there says (``EndTransactionProcessor``): a delayed message as well, or one that was committed before. So a
+commit goes on only for a half message of which the broker itself has told: in its answer to the send, or when it asked
+what became of it. What is not known is not lost, as the broker asks again.
+
+Clients choose the ids of their transactions, and may choose another's. So a transaction is known by its producer group
+and topic as well, and a send takes nothing from anybody.
+"""
+
+import struct
+from typing import Final, NamedTuple, Self
+
+import msgspec
+
+from proxy.protocols.rocketmq.batch_body import decode_properties
+from proxy.protocols.rocketmq.wire.codes import (
+    HEADER_BINARY,
+    HEADER_JSON,
+    MAX_NAME_CHARS,
+    RemoteProtocolError,
+    RequestCode,
+    ResponseCode,
+)
+from proxy.protocols.rocketmq.wire.command import RemotingCommand, decode_header
+from proxy.protocols.rocketmq.wire.reading import HalfSend
+
+#: Half messages remembered for each broker, some 300 bytes each beside the names of group and topic; beyond, the oldest
+#: is forgotten, and its commit has to wait until the broker asks for it.
+MAX_HALVES: Final = 65_536
+
+_COMMIT: Final = 8
+_ROLLBACK: Final = 12
+#: What the broker answers when a message is stored; its replicas may not have it yet.
+_STORED: Final = frozenset({ResponseCode.SUCCESS.value, 10, 11, 12})
+#: Of a message's id, in hexadecimal: the broker's address, 4 or 16 bytes, its port, and the offset.
+_ID_CHARS: Final = frozenset({2 * (4 + 4 + 8), 2 * (16 + 4 + 8)})
+_OFFSET_CHARS: Final = 16
+#: The requests that send half messages, no batches, and where in them the message's properties are. The others store
+#: a plain message whatever these say.
+_PROPERTIES_AT: Final = {RequestCode.SEND_MESSAGE.value: "properties", RequestCode.SEND_MESSAGE_V2.value: "i"}
+#: Of a message as the broker writes it: its flags, and the two that say that a host's address is one of IPv6. Before
+#: the body's length come the two hosts and so many bytes.
+_FLAGS_AT: Final = 36
+_HOSTS_IN_IPV6: Final = (0x10, 0x20)
+_HOST_BYTES: Final = 8
+_MORE_IN_IPV6_BYTES: Final = 12
+_BESIDES_HOSTS_BYTES: Final = 68
+_i32_at = struct.Struct(">i").unpack_from
+#: With one of these a half message would come to be elsewhere than among the halves.
+_DELAYS: Final = frozenset({"DELAY", "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS"})
+
+
+class EndOfTransaction(msgspec.Struct, frozen=True):
+    """What ends a transaction (request 37), as far as it matters here.
+
+    Attributes:
+        group: the producer group that says so.
+        offset: of the half message in the commit log.
+        queue_offset: of the half message in its queue.
+        commits: the message is to be stored.
+        ends: it is to be stored or thrown away; otherwise the broker only takes note.
+    """
+
+    group: str
+    offset: int
+    queue_offset: int
+    commits: bool
+    ends: bool
+
+    @classmethod
+    def read(cls, header: bytes, header_type: int) -> Self | None:
+        """Read a request's header; None if it is not written as clients do."""
+        try:
+            fields = decode_header(header, header_type).fields
+            what = int(fields["commitOrRollback"])
+            offset, queue_offset = int(fields["commitLogOffset"]), int(fields["tranStateTableOffset"])
+            return cls(fields["producerGroup"], offset, queue_offset, what == _COMMIT, what in {_COMMIT, _ROLLBACK})
+        except (RemoteProtocolError, KeyError, ValueError):
+            return None
+
+
+def read_half(header: bytes, header_type: int, topic: str) -> HalfSend | None:
+    """Return what a send to a topic begins; None if the broker does not store it as a half message."""
+    try:
+        send = decode_header(header, header_type)
+    except RemoteProtocolError:
+        return None
+    properties = decode_properties(send.fields.get(_PROPERTIES_AT.get(send.code, ""), ""))
+    if properties.get("TRAN_MSG", "").lower() != "true" or not _DELAYS.isdisjoint(properties):
+        return None
+    return _half_of(properties.get("PGROUP"), topic)
+
+
+def _half_of(group: str | None, topic: str | None) -> HalfSend | None:
+    """Return what is known of a half message; None without the names, or if clients cannot have them."""
+    if group is None or topic is None or max(len(group), len(topic)) > MAX_NAME_CHARS:
+        return None
+    return HalfSend(group, topic)
+
+
+class Question:
+    """The broker's question what became of a transaction (request 39): its body is the half message as it is stored.
+
+    The body may come in pieces. Of the message's own body nothing is kept.
+
+    Args:
+        request: with its header only.
+    """
+
+    __slots__ = ("_behind", "_kept", "_skip", "fields")
+
+    def __init__(self, request: RemotingCommand) -> None:
+        self.fields = request.fields
+        #: What comes before the message's body, and later what comes behind it.
+        self._kept = bytearray()
+        self._behind = False
+        #: Bytes of the message's body that are still to come.
+        self._skip = 0
+
+    def feed(self, piece: memoryview) -> None:
+        """Take the next piece of the body."""
+        kept = self._kept
+        kept += piece[self._skip :]
+        self._skip = max(0, self._skip - len(piece))
+        if self._behind or len(kept) < _FLAGS_AT + 4:
+            return
+        flags = _i32_at(kept, _FLAGS_AT)[0]
+        hosts_bytes = sum(_HOST_BYTES + (_MORE_IN_IPV6_BYTES if flags & each else 0) for each in _HOSTS_IN_IPV6)
+        length_at = _BESIDES_HOSTS_BYTES + hosts_bytes
+        if len(kept) >= length_at + 4:
+            end = length_at + 4 + max(0, _i32_at(kept, length_at)[0])
+            self._skip = max(0, end - len(kept))
+            del kept[:end]
+            self._behind = True
+
+    def half(self) -> HalfSend | None:
+        """Return what the message says of itself, when all of it is there; None if it cannot be read."""
+        if not self._behind or not self._kept:
+            return None
+        # The topic with its length, a byte, and the length of the properties come first.
+        properties = decode_properties(self._kept[1 + self._kept[0] + 2 :].decode(errors="replace"))
+        return _half_of(properties.get("PGROUP"), properties.get("REAL_TOPIC"))
+
+
+class _Half(msgspec.Struct):
+    """A half message.
+
+    Attributes:
+        queue_offset: in its queue.
+        send: whose it is, and for which topic.
+        transaction: hash of the transaction's id, group and topic.
+        paid: nothing of this transaction has been committed yet, which its send has paid for.
+    """
+
+    queue_offset: int
+    send: HalfSend
+    transaction: int
+    paid: bool
+
+
+class Ended(NamedTuple):
+    """A transaction that was ended.
+
+    Attributes:
+        end: what ended it.
+        half: its half message.
+        topic: in which another message of the transaction is to be stored; empty if it is the first.
+    """
+
+    end: EndOfTransaction
+    half: _Half
+    topic: str = ""
+
+
+class Transactions:
+    """The half messages of one broker whose transactions have not ended.
+
+    Offsets are those of one commit log: each broker needs an instance of its own, which all listeners that lead to it
+    share, its VIP port's too.
+    """
+
+    def __init__(self) -> None:
+        #: By their offsets in the commit log.
+        self._halves: dict[int, _Half] = {}
+        #: The last offset of each transaction. The broker stores a half message anew each time that it asks, and then
+        #: the one before counts no more.
+        self._offsets: dict[int, int] = {}
+        #: How many messages of a transaction were committed, or are to be: of as many transactions as half messages,
+        #: at most. The broker may ask again, and store another one, if it has not taken note of the commit by then.
+        self._committed: dict[int, int] = {}
+
+    def __len__(self) -> int:
+        """Return how many are remembered."""
+        return len(self._halves)
+
+    def answered(self, half: HalfSend, answer: RemotingCommand) -> None:
+        """Take the broker's answer to the send of a half message."""
+        fields = answer.fields
+        message_id = fields.get("msgId", "")
+        if answer.code not in _STORED or len(message_id) not in _ID_CHARS:
+            return
+        try:
+            offset, queue_offset = int(message_id[-_OFFSET_CHARS:], 16), int(fields["queueOffset"])
+        except (KeyError, ValueError):
+            return
+        # Another send of the same id is another message, which is paid for.
+        self._forget(offset)
+        transaction = _transaction(fields.get("transactionId"), offset, half)
+        self._put(offset, _Half(queue_offset, half, transaction, paid=True))
+
+    def asked(self, question: Question) -> None:
+        """Take the broker's question what became of a transaction."""
+        fields, send = question.fields, question.half()
+        try:
+            offset, queue_offset = int(fields["commitLogOffset"]), int(fields["tranStateTableOffset"])
+        except (KeyError, ValueError):
+            return
+        if send is None:
+            return
+        transaction = _transaction(fields.get("transactionId") or fields.get("msgId"), offset, send)
+        before = self._forget(self._offsets.get(transaction))
+        paid = transaction not in self._committed and (before is None or before.paid)
+        self._forget(offset)
+        self._put(offset, _Half(queue_offset, send, transaction, paid))
+
+    def _put(self, offset: int, half: _Half) -> None:
+        if len(self._halves) >= MAX_HALVES:
+            self._forget(next(iter(self._halves)))
+        self._halves[offset] = half
+        self._offsets[half.transaction] = offset
+
+    def _forget(self, offset: int | None) -> _Half | None:
+        half = None if offset is None else self._halves.pop(offset, None)
+        if half is not None and self._offsets.get(half.transaction) == offset:
+            del self._offsets[half.transaction]
+        return half
+
+    def end(self, end: EndOfTransaction) -> Ended | None:
+        """End a transaction; ``undo`` must follow if the request does not go on.
+
+        Returns:
+            None unless it was one that waits for its end, and this is who may end it.
+        """
+        half = self._halves.get(end.offset)
+        if half is None or half.queue_offset != end.queue_offset:
+            return None
+        if half.send.group != end.group:
+            return None
+        if end.ends:
+            self._forget(end.offset)
+        if not end.commits:
+            return Ended(end, half)
+        if half.transaction not in self._committed and len(self._committed) >= MAX_HALVES:
+            del self._committed[next(iter(self._committed))]
+        self._committed[half.transaction] = self._committed.get(half.transaction, 0) + 1
+        return Ended(end, half, "" if half.paid else half.send.topic)
+
+    def undo(self, ended: Ended) -> None:
+        """Take back the end of a transaction, which has not reached the broker."""
+        end, half = ended.end, ended.half
+        if not end.ends:
+            return
+        if end.commits:
+            count = self._committed.pop(half.transaction, 0)
+            if count > 1:
+                self._committed[half.transaction] = count - 1
+        offset = self._offsets.get(half.transaction)
+        if offset is not None:
+            # The broker has asked meanwhile: only the message that it has stored since counts.
+            later = self._halves[offset]
+            later.paid = later.paid or (half.paid and half.transaction not in self._committed)
+        elif end.offset not in self._halves:
+            self._put(end.offset, half)
+
+
+def _transaction(transaction_id: str | None, offset: int, send: HalfSend) -> int:
+    """Return the hash that a transaction is known by; without an id it stands by itself."""
+    return hash((transaction_id or offset, send))
+
+
+def read_about_half(header: bytes | memoryview) -> RemotingCommand | None:
+    """Read the whole header of a broker's frame that is about a half message; None if it cannot be read."""
+    header = bytes(header)
+    try:
+        return decode_header(header, HEADER_JSON if header[:1] == b"{" else HEADER_BINARY)
+    except RemoteProtocolError:
+        return None

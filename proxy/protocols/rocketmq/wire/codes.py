@@ -1,0 +1,230 @@
+"""RocketMQ's numbers and names: request and response codes, flags, languages, limits, name prefixes; and its errors.
+
+The one place that says which requests are limitable and by which field. It decodes nothing.
+"""
+
+from collections.abc import Mapping
+from enum import IntEnum
+from typing import Final, NamedTuple
+
+# --- Framing -------------------------------------------------------------------------------------
+
+#: The largest frame that a broker accepts, its own length word included.
+MAX_FRAME_BYTES: Final = 16_777_216
+#: ``i32 length`` and ``u32 (type << 24 | headerLength)``.
+PREFIX_BYTES: Final = 8
+#: The length word counts what follows it: at least the second word.
+MIN_LENGTH: Final = 4
+
+HEADER_JSON: Final = 0
+HEADER_BINARY: Final = 1
+
+# --- Flags ---------------------------------------------------------------------------------------
+
+FLAG_RESPONSE: Final = 1
+FLAG_ONEWAY: Final = 2
+
+# --- Codes ---------------------------------------------------------------------------------------
+
+
+class RequestCode(IntEnum):
+    """The requests that Sluice or its embedded broker has to know by name.
+
+    9002 and 9003 are no broker's of Apache: they are those of the limiter inside a broker that Sluice stands in for,
+    and Sluice answers them itself (see ``rocketmq.limit_commands``).
+    """
+
+    SEND_MESSAGE = 10
+    PULL_MESSAGE = 11
+    QUERY_CONSUMER_OFFSET = 14
+    UPDATE_CONSUMER_OFFSET = 15
+    SEARCH_OFFSET_BY_TIMESTAMP = 29
+    GET_MAX_OFFSET = 30
+    GET_MIN_OFFSET = 31
+    VIEW_MESSAGE_BY_ID = 33
+    HEART_BEAT = 34
+    UNREGISTER_CLIENT = 35
+    CONSUMER_SEND_MSG_BACK = 36
+    END_TRANSACTION = 37
+    GET_CONSUMER_LIST_BY_GROUP = 38
+    CHECK_TRANSACTION_STATE = 39
+    NOTIFY_CONSUMER_IDS_CHANGED = 40
+    LOCK_BATCH_MQ = 41
+    UNLOCK_BATCH_MQ = 42
+    REGISTER_BROKER = 103
+    UNREGISTER_BROKER = 104
+    GET_ROUTEINFO_BY_TOPIC = 105
+    GET_BROKER_CLUSTER_INFO = 106
+    RESET_CONSUMER_CLIENT_OFFSET = 220
+    GET_CONSUMER_STATUS_FROM_CLIENT = 221
+    GET_CONSUMER_RUNNING_INFO = 307
+    CONSUME_MESSAGE_DIRECTLY = 309
+    SEND_MESSAGE_V2 = 310
+    SEND_BATCH_MESSAGE = 320
+    SEND_REPLY_MESSAGE = 324
+    SEND_REPLY_MESSAGE_V2 = 325
+    PUSH_REPLY_MESSAGE_TO_CLIENT = 326
+    LITE_PULL_MESSAGE = 361
+    VIEW_SEND_RATE_LIMITS = 9002
+    UPDATE_SEND_RATE_LIMIT = 9003
+    POP_MESSAGE = 200_050
+    NOTIFICATION = 200_054
+    POP_LITE_MESSAGE = 200_070
+
+
+class ResponseCode(IntEnum):
+    """The answers that Sluice or its embedded broker gives."""
+
+    SUCCESS = 0
+    SYSTEM_ERROR = 1
+    SYSTEM_BUSY = 2
+    REQUEST_CODE_NOT_SUPPORTED = 3
+    MESSAGE_ILLEGAL = 13
+    SERVICE_NOT_AVAILABLE = 14
+    NO_PERMISSION = 16
+    TOPIC_NOT_EXIST = 17
+    PULL_NOT_FOUND = 19
+    PULL_RETRY_IMMEDIATELY = 20
+    PULL_OFFSET_MOVED = 21
+    QUERY_NOT_FOUND = 22
+    SUBSCRIPTION_NOT_EXIST = 24
+    SUBSCRIPTION_GROUP_NOT_EXIST = 26
+    INVALID_PARAMETER = 29
+    FLOW_CONTROL = 215
+    GO_AWAY = 1500
+
+
+# --- Languages -----------------------------------------------------------------------------------
+
+#: Names as a JSON header spells them; the index is the number of the binary header.
+LANGUAGES: Final = (
+    "JAVA",
+    "CPP",
+    "DOTNET",
+    "PYTHON",
+    "DELPHI",
+    "ERLANG",
+    "RUBY",
+    "OTHER",
+    "HTTP",
+    "GO",
+    "PHP",
+    "OMS",
+    "RUST",
+    "NODE_JS",
+)
+LANGUAGE_CODES: Final = {name: code for code, name in enumerate(LANGUAGES)}
+
+# --- What is limitable ---------------------------------------------------------------------------
+
+KIND_TOPIC: Final = "topic"
+KIND_RETRY_GROUP: Final = "retry_group"
+KIND_SUBSCRIPTION: Final = "subscription"
+KIND_TRANSACTION: Final = "transaction"
+
+RETRY_PREFIX: Final = "%RETRY%"
+#: Stands between group and topic in the name of a subscription. Names may hold it themselves: people read it at
+#: the first one, rules are matched with the whole.
+SUBSCRIPTION_MARK: Final = "@"
+#: The longest name that a broker takes: a retry topic's. Longer ones are not read, so that what is
+#: kept by name stays small.
+MAX_NAME_CHARS: Final = 255
+
+
+class KeyFields(NamedTuple):
+    """Where a limitable request says what it is charged to: names of keys in ``extFields``.
+
+    Attributes:
+        resource: its topic or, for a send-back, its consumer group.
+        producer_group: who sends; None where the request has none.
+        batch: whether the body is a batch; None where it never is.
+        sys_flag: what the message is (``MessageSysFlag``); None where there is none.
+    """
+
+    resource: str
+    producer_group: str | None
+    batch: str | None
+    sys_flag: str | None = None
+
+
+SEND_V1_FIELDS: Final = KeyFields("topic", "producerGroup", "batch", "sysFlag")
+SEND_V2_FIELDS: Final = KeyFields("b", "a", "m", "f")
+SEND_BACK_FIELDS: Final = KeyFields("group", None, None)
+TRANSACTION_FIELDS: Final = KeyFields("producerGroup", "producerGroup", None)
+#: The group stands where a send has its producer group; it is part of the name here.
+SUBSCRIPTION_FIELDS: Final = KeyFields("topic", "consumerGroup", None)
+
+#: The requests that bring messages. The broker takes "batch" from the field, not from code 320.
+SENDS: Final[Mapping[int, KeyFields]] = {
+    RequestCode.SEND_MESSAGE.value: SEND_V1_FIELDS,
+    RequestCode.SEND_REPLY_MESSAGE.value: SEND_V1_FIELDS,
+    RequestCode.SEND_MESSAGE_V2.value: SEND_V2_FIELDS,
+    RequestCode.SEND_BATCH_MESSAGE.value: SEND_V2_FIELDS,
+    RequestCode.SEND_REPLY_MESSAGE_V2.value: SEND_V2_FIELDS,
+    RequestCode.CONSUMER_SEND_MSG_BACK.value: SEND_BACK_FIELDS,
+}
+#: The limitable requests.
+LIMITABLE: Final[Mapping[int, KeyFields]] = {**SENDS, RequestCode.END_TRANSACTION.value: TRANSACTION_FIELDS}
+
+#: The requests that ask for messages; limitable only where subscriptions are limited, and then by what they bring.
+CONSUMING: Final[Mapping[int, KeyFields]] = {
+    RequestCode.PULL_MESSAGE.value: SUBSCRIPTION_FIELDS,
+    RequestCode.LITE_PULL_MESSAGE.value: SUBSCRIPTION_FIELDS,
+    RequestCode.POP_MESSAGE.value: SUBSCRIPTION_FIELDS,
+}
+LIMITABLE_OR_CONSUMING: Final[Mapping[int, KeyFields]] = {**LIMITABLE, **CONSUMING}
+
+#: The requests that say who the client is, or that are for Sluice itself.
+HEARD: Final = frozenset(
+    {
+        RequestCode.HEART_BEAT.value,
+        RequestCode.UNREGISTER_CLIENT.value,
+        RequestCode.VIEW_SEND_RATE_LIMITS.value,
+        RequestCode.UPDATE_SEND_RATE_LIMIT.value,
+    }
+)
+
+# --- What a message is, by its sysFlag ------------------------------------------------------------
+
+SYS_FLAG_TRANSACTION: Final = 0b1100
+#: Of these two bits: the half of a transaction.
+SYS_FLAG_HALF: Final = 0b0100
+#: One message that counts as many.
+SYS_FLAG_INNER_BATCH: Final = 0b1000_0000
+#: A send with one of these needs a closer look.
+SYS_FLAGS_SPECIAL: Final = SYS_FLAG_TRANSACTION | SYS_FLAG_INNER_BATCH
+#: What nearly all sends are, none of it special: with several tags or not, and however the body is compressed.
+_PLAIN: Final = (0, 1, 2, 3, 257, 259, 513, 515, 769, 771)
+#: As they are spelled.
+PLAIN_SYS_FLAGS: Final = tuple(map(str, _PLAIN))
+#: As a JSON header may have them.
+PLAIN_SYS_FLAG_VALUES: Final = frozenset({*_PLAIN, *PLAIN_SYS_FLAGS})
+
+# --- Refusing ------------------------------------------------------------------------------------
+
+#: What a refusal may be numbered. Clients read others as failures that they act upon, or even as success.
+BUSY_CODES: Final = frozenset({ResponseCode.SYSTEM_BUSY.value, ResponseCode.FLOW_CONTROL.value})
+
+
+# What can be wrong with the wire, and whose fault it was; in the manner of h11.
+#
+# Only the codec raises these. Reading a request's header for a decision never raises: see ``header``.
+class ProtocolError(Exception):
+    """The bytes are not RocketMQ's remoting protocol, or would not be; never raised itself.
+
+    Attributes:
+        reason: one word for a metric, e.g. ``bad_frame``.
+    """
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(f"{reason}: {detail}")
+        self.reason = reason
+        self.detail = detail
+
+
+class RemoteProtocolError(ProtocolError):
+    """The peer sent what the protocol does not allow; a broker closes the connection on it."""
+
+
+class LocalProtocolError(ProtocolError):
+    """Our own side asked for a command that cannot be written, e.g. a code too large for a binary header."""

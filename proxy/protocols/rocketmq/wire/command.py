@@ -1,0 +1,230 @@
+"""Whole commands: RocketMQ's requests and answers as values, for the embedded broker and the tests.
+
+The data path uses this for few requests only: ends of transactions, heartbeats, and 9002 and 9003 (``transactions``,
+``about``, ``limit_commands``). Of all others it reads only what deciding needs (``header``), and passes bytes on as
+they came.
+
+Decoding here takes what clients and brokers write and refuses the rest; how a real broker reads what nobody writes is
+the business of ``lenient``.
+"""
+
+import struct
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+from proxy.protocols.rocketmq.wire.codes import (
+    HEADER_BINARY,
+    HEADER_JSON,
+    LANGUAGE_CODES,
+    LANGUAGES,
+    MAX_FRAME_BYTES,
+    MIN_LENGTH,
+    PREFIX_BYTES,
+    LocalProtocolError,
+    RemoteProtocolError,
+)
+
+_prefix = struct.Struct(">iI")
+_BINARY = struct.Struct(">hBhiii")  # code, language, version, opaque, flag, length of the remark
+_I16 = struct.Struct(">h")
+_I32 = struct.Struct(">i")
+
+
+class RemotingCommand(msgspec.Struct, kw_only=True):
+    """One request or answer.
+
+    Attributes:
+        code: request code, or result code of an answer; i32, in a binary header i16.
+        opaque: the requester's number of the request, i32.
+        flag: bits FLAG_RESPONSE and FLAG_ONEWAY.
+        language: one of ``codes.LANGUAGES``.
+        version: the sender's protocol version, in a binary header i16.
+        remark: a sentence for people, mostly in answers.
+        fields: the header's ``extFields``; values that came as numbers or booleans are spelled as Java would.
+        body: the bytes behind the header.
+        header_type: HEADER_JSON or HEADER_BINARY.
+    """
+
+    code: int
+    opaque: int
+    flag: int = 0
+    language: str = "JAVA"
+    version: int = 0
+    remark: str | None = None
+    fields: Mapping[str, str] = {}
+    body: bytes = b""
+    header_type: int = HEADER_JSON
+
+
+class _Json(msgspec.Struct, omit_defaults=True):
+    """A JSON header; keys that are not here are ignored."""
+
+    code: int
+    language: str
+    version: int
+    opaque: int
+    flag: int
+    remark: str | None = None
+    extFields: Mapping[str, str | int | float | bool | None] | None = None  # noqa: N815 - the wire's name
+
+
+class _GivenJson(msgspec.Struct, kw_only=True):
+    """The same as others write it, who may leave out what the broker does without."""
+
+    code: int
+    language: str = ""
+    version: int = 0
+    opaque: int
+    flag: int = 0
+    remark: str | None = None
+    extFields: Mapping[str, str | int | float | bool | None] | None = None  # noqa: N815 - the wire's name
+
+
+_encode_json = msgspec.json.Encoder().encode
+_decode_json = msgspec.json.Decoder(_GivenJson).decode
+
+
+def encode(command: RemotingCommand) -> bytes:
+    """Return the whole frame of a command, its length word included.
+
+    Raises:
+        LocalProtocolError: a number or string does not fit the binary header, or the frame is too long.
+    """
+    if command.header_type == HEADER_BINARY:
+        header = _encode_binary(command)
+    else:
+        header = _encode_json(
+            _Json(
+                command.code,
+                command.language,
+                command.version,
+                command.opaque,
+                command.flag,
+                command.remark,
+                command.fields or None,
+            )
+        )
+    length = 4 + len(header) + len(command.body)
+    if 4 + length > MAX_FRAME_BYTES:
+        raise LocalProtocolError("too_long", f"a frame of {4 + length} bytes, where {MAX_FRAME_BYTES} are allowed")
+    return _prefix.pack(length, command.header_type << 24 | len(header)) + header + command.body
+
+
+def _encode_binary(command: RemotingCommand) -> bytes:
+    remark = (command.remark or "").encode()
+    try:
+        parts = [
+            _BINARY.pack(
+                command.code,
+                LANGUAGE_CODES[command.language],
+                command.version,
+                command.opaque,
+                command.flag,
+                len(remark),
+            ),
+            remark,
+            b"",
+        ]
+        for name, value in command.fields.items():
+            key, text = name.encode(), value.encode()
+            parts += (_I16.pack(len(key)), key, _I32.pack(len(text)), text)
+    except (struct.error, KeyError) as error:
+        raise LocalProtocolError("bad_header", f"this does not fit a binary header: {error}") from error
+    parts[2] = _I32.pack(sum(map(len, parts[3:])))
+    return b"".join(parts)
+
+
+def decode(frame: bytes) -> RemotingCommand:
+    """Return the command in a whole frame, its length word included.
+
+    Raises:
+        RemoteProtocolError: the bytes are not exactly one frame, or its header cannot be read.
+    """
+    if len(frame) < PREFIX_BYTES:
+        raise RemoteProtocolError("bad_frame", f"{len(frame)} bytes are no frame")
+    length, word = _prefix.unpack_from(frame)
+    header_type, header_bytes = word >> 24, word & 0xFFFFFF
+    if length != len(frame) - 4 or header_bytes > length - MIN_LENGTH:
+        raise RemoteProtocolError(
+            "bad_frame", f"a frame of {len(frame)} bytes has length {length} and a header of {header_bytes} bytes"
+        )
+    body_at = PREFIX_BYTES + header_bytes
+    return decode_header(frame[PREFIX_BYTES:body_at], header_type, frame[body_at:])
+
+
+def decode_header(header: bytes, header_type: int, body: bytes = b"") -> RemotingCommand:
+    """Return the command of a header and its body.
+
+    Raises:
+        RemoteProtocolError: the header cannot be read.
+    """
+    if header_type == HEADER_JSON:
+        return _read_json(header, body)
+    if header_type == HEADER_BINARY:
+        return _read_binary(header, body)
+    raise RemoteProtocolError("bad_header", f"there is no header type {header_type}")
+
+
+def _read_json(header: bytes, body: bytes) -> RemotingCommand:
+    try:
+        raw = _decode_json(header)
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        raise RemoteProtocolError("bad_header", f"a JSON header cannot be read: {error}") from error
+    fields = raw.extFields or {}
+    return RemotingCommand(
+        code=raw.code,
+        opaque=raw.opaque,
+        flag=raw.flag,
+        language=raw.language,
+        version=raw.version,
+        remark=raw.remark,
+        fields={name: _spell(value) for name, value in fields.items() if value is not None},
+        body=body,
+    )
+
+
+def _spell(value: str | float) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value)
+
+
+_NOT_EXT: Final = "the fields of a binary header overrun it"
+
+
+def _read_binary(header: bytes, body: bytes) -> RemotingCommand:
+    try:
+        code, language, version, opaque, flag, remark_bytes = _BINARY.unpack_from(header)
+        remark, at = _read_string(header, _BINARY.size, remark_bytes)
+        (ext_bytes,) = _I32.unpack_from(header, at)
+        at += _I32.size
+        if at + max(ext_bytes, 0) != len(header):
+            raise RemoteProtocolError("bad_header", _NOT_EXT)
+        fields: dict[str, str] = {}
+        while at < len(header):
+            (length,) = _I16.unpack_from(header, at)
+            name, at = _read_string(header, at + _I16.size, length)
+            (length,) = _I32.unpack_from(header, at)
+            fields[name], at = _read_string(header, at + _I32.size, length)
+    except (struct.error, UnicodeDecodeError) as error:
+        raise RemoteProtocolError("bad_header", f"a binary header cannot be read: {error}") from error
+    return RemotingCommand(
+        code=code,
+        opaque=opaque,
+        flag=flag,
+        language=LANGUAGES[language] if language < len(LANGUAGES) else "OTHER",
+        version=version,
+        remark=remark or None,
+        fields=fields,
+        body=body,
+        header_type=HEADER_BINARY,
+    )
+
+
+def _read_string(header: bytes, at: int, length: int) -> tuple[str, int]:
+    end = at + length
+    if length < 0 or end > len(header):
+        raise RemoteProtocolError("bad_header", _NOT_EXT)
+    return header[at:end].decode(), end

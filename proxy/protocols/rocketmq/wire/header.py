@@ -1,0 +1,218 @@
+"""The fast reading of a request's header: only what deciding needs, as the broker would read it.
+
+``classify`` never raises and never guesses. The strict readings in this module answer only where the broker
+is sure to read the same; everything else goes to ``lenient``, and what that cannot read either comes back as
+``UNPARSABLE``, which ends the connection of who is limited. Whole commands are decoded in ``command``, not here.
+
+A binary header that cannot be limitable is told by its code, which stands in a fixed place. For JSON there is no
+such look that costs less than the reading: ``code`` may stand anywhere, twice, and be spelled with escapes, so
+the shortest one that nobody can dodge searches for the three keys of a resource and for a backslash. That takes
+1.4 µs for a pull request of 370 bytes; reading it takes 1.0 µs, and reading a send of 400 bytes 1.5 µs.
+"""
+
+import struct
+from typing import Annotated, Final
+
+import msgspec
+
+from proxy.protocols.rocketmq.wire import lenient
+from proxy.protocols.rocketmq.wire.binary import read_answer_binary, read_binary
+from proxy.protocols.rocketmq.wire.codes import (
+    CONSUMING,
+    FLAG_RESPONSE,
+    HEADER_BINARY,
+    HEADER_JSON,
+    KIND_RETRY_GROUP,
+    KIND_SUBSCRIPTION,
+    KIND_TOPIC,
+    KIND_TRANSACTION,
+    LIMITABLE,
+    MAX_NAME_CHARS,
+    PLAIN_SYS_FLAG_VALUES,
+    RETRY_PREFIX,
+    SEND_BACK_FIELDS,
+    SEND_V1_FIELDS,
+    SEND_V2_FIELDS,
+    TRANSACTION_FIELDS,
+)
+from proxy.protocols.rocketmq.wire.reading import (
+    LENIENT,
+    STRICT,
+    UNPARSABLE,
+    UNPARSED,
+    Header,
+    read_sys_flag,
+    subscription_name,
+)
+
+__all__ = ["LENIENT", "STRICT", "UNPARSABLE", "UNPARSED", "Answer", "Header", "classify", "read_answer"]
+
+#: The bound also keeps reading cheap: of numbers of many digits, which take the square of these, only one is made.
+_I32 = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
+
+
+class _ExtFields(msgspec.Struct, gc=False):
+    """The few of ``extFields`` that matter; all others are skipped, as the broker keeps but never asks for them."""
+
+    a: str | None = None
+    b: str | None = None
+    m: str | bool | None = None
+    f: str | _I32 | None = None
+    topic: str | None = None
+    producerGroup: str | None = None  # noqa: N815 - the wire's name
+    batch: str | bool | None = None
+    sysFlag: str | _I32 | None = None  # noqa: N815 - the wire's name
+    group: str | None = None
+
+
+class _JsonHeader(msgspec.Struct, gc=False, forbid_unknown_fields=True):
+    """The JSON header's own keys; an unknown one is for the lenient reading."""
+
+    code: _I32
+    opaque: _I32
+    flag: _I32 = 0
+    extFields: _ExtFields | None = None  # noqa: N815 - the wire's name
+    version: _I32 = 0
+    language: str = ""
+    remark: str | None = None
+    serializeTypeCurrentRPC: str | None = None  # noqa: N815 - the wire's name
+
+
+class _Subscription(msgspec.Struct, gc=False):
+    """The two of ``extFields`` that name a subscription."""
+
+    topic: str | None = None
+    consumerGroup: str | None = None  # noqa: N815 - the wire's name
+
+
+class _ConsumingHeader(msgspec.Struct, gc=False):
+    """All that is still to be read of a request that consumes."""
+
+    extFields: _Subscription | None = None  # noqa: N815 - the wire's name
+
+
+decode_json = msgspec.json.Decoder(_JsonHeader).decode
+"""Reads a JSON header of which nothing is in doubt; what else there is to look at, ``classify`` says."""
+#: Only for requests that consume, and while these are limited: they cost a second decoding, and no others any more.
+_decode_consuming = msgspec.json.Decoder(_ConsumingHeader).decode
+
+_fields_of = LIMITABLE.get
+_V2: Final = SEND_V2_FIELDS
+_V1: Final = SEND_V1_FIELDS
+_BACK: Final = SEND_BACK_FIELDS
+_TRANSACTION: Final = TRANSACTION_FIELDS
+_DOLLAR: Final = ord("$")
+
+
+def classify(header: bytes | memoryview, header_type: int, subscriptions: bool = False) -> Header:  # noqa: FBT001, FBT002 - once a frame
+    """Read the header of a frame that came from a client.
+
+    Args:
+        header: exactly the frame's header bytes.
+        header_type: the high byte of the frame's second word, 0 to 255.
+        subscriptions: whether requests that consume are limitable.
+
+    Returns:
+        What the broker reads in it, or UNPARSABLE. A broker closes the connection on a ``header_type`` other
+        than 0 and 1; such a header is UNPARSABLE here.
+    """
+    if type(header) is not bytes:
+        header = bytes(header)
+    if header_type != HEADER_JSON:
+        return read_binary(header, subscriptions=subscriptions) if header_type == HEADER_BINARY else UNPARSABLE
+    try:
+        raw = decode_json(header)
+        if not header.isascii():
+            header.decode()  # our decoder skips strings unread; the broker ends them elsewhere if they are not UTF-8
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        return lenient.read_json(header, subscriptions=subscriptions)
+    if _DOLLAR in header and b'"$ref"' in header:
+        # A reference: the broker may overwrite what was just read.
+        return lenient.read_json(header, subscriptions=subscriptions)
+    code = raw.code
+    fields = _fields_of(code)
+    if fields is None or raw.flag & FLAG_RESPONSE:
+        if subscriptions and code in CONSUMING and not raw.flag & FLAG_RESPONSE:
+            return _read_consuming(header, raw)
+        return Header("", "", code, raw.opaque, raw.flag, "", False, raw.version, raw.language)
+    ext = raw.extFields
+    if ext is None:
+        return lenient.read_json(header)
+    batch: str | bool | None
+    if fields is _V2:
+        name, group, batch, sys_flag = ext.b, ext.a, ext.m, ext.f
+    elif fields is _V1:
+        name, group, batch, sys_flag = ext.topic, ext.producerGroup, ext.batch, ext.sysFlag
+    elif fields is _BACK:
+        name, group, batch, sys_flag = ext.group, None, None, None
+    else:
+        name, group, batch, sys_flag = ext.producerGroup, ext.producerGroup, None, None
+    if name is None or len(name) > MAX_NAME_CHARS or (group is not None and len(group) > MAX_NAME_CHARS):
+        return lenient.read_json(header)
+    # What follows is ``reading.charge``, written out because the call alone is a tenth of the time.
+    kind = KIND_TOPIC
+    if fields is _BACK:
+        kind = KIND_RETRY_GROUP
+    elif fields is _TRANSACTION:
+        kind = KIND_TRANSACTION
+    elif "%" in name and name.startswith(RETRY_PREFIX):
+        kind = KIND_RETRY_GROUP
+        name = name[len(RETRY_PREFIX) :]
+    is_batch = batch != "false" and batch is not None and (batch is True or str(batch).lower() == "true")
+    answer = Header(kind, name, code, raw.opaque, raw.flag, group or "", is_batch, raw.version, raw.language)
+    if sys_flag not in PLAIN_SYS_FLAG_VALUES:
+        answer.sys_flag = read_sys_flag(sys_flag)
+    return answer
+
+
+def _read_consuming(header: bytes, raw: _JsonHeader) -> Header:
+    """Read the subscription of a request that consumes."""
+    try:
+        ext = _decode_consuming(header).extFields
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        ext = None
+    if (
+        ext is None
+        or ext.topic is None
+        or ext.consumerGroup is None
+        or len(ext.topic) > MAX_NAME_CHARS
+        or len(ext.consumerGroup) > MAX_NAME_CHARS
+    ):
+        return lenient.read_json(header, subscriptions=True)
+    name = subscription_name(ext.consumerGroup, ext.topic)
+    return Header(KIND_SUBSCRIPTION, name, raw.code, raw.opaque, raw.flag, "", False, raw.version, raw.language)
+
+
+# --- Answers --------------------------------------------------------------------------------------
+
+
+class Answer(msgspec.Struct, gc=False):
+    """What matching a broker's answer with its request needs; the frame may also be the broker's own request.
+
+    Attributes:
+        code: response code of an answer, request code of a request.
+        opaque: number of the request; the broker's own requests have numbers of their own.
+        flag: bits FLAG_RESPONSE and FLAG_ONEWAY.
+    """
+
+    code: int
+    opaque: int
+    flag: int = 0
+
+
+_decode_answer = msgspec.json.Decoder(Answer).decode
+_OPENING_BRACE: Final = ord("{")
+
+
+def read_answer(header: bytes | memoryview) -> Answer | None:
+    """Read the header of a frame that came from the broker, or return None if it has none of ours.
+
+    The broker writes JSON whatever the client speaks; a binary header's code would have to be above 31 000 to
+    be taken for one. It is not asked to be strict: a broker plays no games with its own clients.
+    """
+    try:
+        if header[0] == _OPENING_BRACE:
+            return _decode_answer(header)
+        return Answer(*read_answer_binary(header))
+    except (msgspec.DecodeError, ValueError, RecursionError, IndexError, struct.error):
+        return None

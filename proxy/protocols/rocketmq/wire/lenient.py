@@ -1,0 +1,461 @@
+"""The slow reading of a JSON header: as the broker reads what no well-behaved client writes.
+
+The rules were found by asking the broker's own decoder (RocketMQ 5.5.0, fastjson2 2.0.59): the differential
+test in ``tests/integration/oracle`` holds this module to it. What a client might plausibly write is read:
+duplicate keys, escaped and single-quoted names and strings, codes as strings or fractions, nulls, numbers and
+booleans in ``extFields``, unknown keys, raw control characters, text that is not UTF-8, stray trailing commas
+and NULs. What only someone who plays games would write (comments, references, missing commas, numbers with
+exponents or suffixes, arrays where strings belong) is answered with UNPARSABLE: it ends the connection, so
+it is no way around a limit, and no second JSON library has to be imitated down to its bugs. So is what would take
+long to read: more than MAX_JSON_BYTES, or more steps than ``MAX_STEPS``.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from proxy.protocols.rocketmq.wire.codes import (
+    FLAG_RESPONSE,
+    LANGUAGE_CODES,
+    LANGUAGES,
+    LIMITABLE,
+    LIMITABLE_OR_CONSUMING,
+    MAX_NAME_CHARS,
+    SEND_V1_FIELDS,
+    SEND_V2_FIELDS,
+    SUBSCRIPTION_FIELDS,
+    KeyFields,
+)
+from proxy.protocols.rocketmq.wire.reading import LENIENT, REPLACEMENT, UNPARSABLE, Header, charge
+
+#: More steps are not taken: this is Python on the data path, about a microsecond for each. A token is a step, four make
+#: a field, and so are an escape in a name and eight characters of a name that has to be hashed. A send has some twenty
+#: fields, keys of the header's own included, so this is enough for three times as many; a message's properties, however
+#: many, are one field.
+MAX_STEPS: Final = 256
+_MAX_DEPTH: Final = 16
+_MAX_NAME_BYTES: Final = 128
+
+
+# The tokens and values of a JSON header, told apart as the broker's JSON library does.
+#
+# What a header means is the business of ``read_json``, below; UnsureError is raised wherever the broker is not sure to
+# read the same.
+#
+# Reading takes time linear in the header's bytes: each token is matched where the one before it ended, no pattern
+# backtracks, and the number of steps is bounded.
+class UnsureError(Exception):
+    """The broker refuses it too, or may read it differently."""
+
+
+class Number(bytes):
+    """A number as it is spelled."""
+
+    __slots__ = ()
+
+
+class _Word(bytes):
+    """A name without quotes, or true, false or null."""
+
+    __slots__ = ()
+
+
+class String(bytes):
+    """What stands between a string's quotes."""
+
+    __slots__ = ()
+
+    def text(self) -> str:
+        """Return the string itself, which can always be written as UTF-8.
+
+        Bytes that are not UTF-8 are replaced, and so are surrogates that are escaped without their other half.
+        """
+        text = self.decode(errors="replace")
+        if "\\" not in text:
+            return text
+        text = _ESCAPE.sub(_unescape, text)
+        if _SURROGATE.search(text) is None:
+            return text
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
+class Nested:
+    """An array or an object that was skipped."""
+
+    __slots__ = ()
+
+
+NESTED: Final = Nested()
+
+_Token = String | Number | _Word | int
+Value = String | Number | bool | Nested | None
+
+# --- Tokens ---------------------------------------------------------------------------------------
+
+# The broker's strings end where these do, whether they are UTF-8 or not: a lead byte takes its share of bytes
+# along, a quote among them. A continuation byte without a lead byte is an error there.
+_STRING: Final = (
+    rb"%(quote)b((?:[^%(quote)b\\\x80-\xff]++"
+    rb"|\\(?:[\"'\\/bfnrt]|u[0-9A-Fa-f]{4}|x[0-9A-Fa-f]{2})"
+    rb"|[\xc0-\xdf].|[\xe0-\xef]..|[\xf0-\xf7]...)*+)%(quote)b"
+)
+_TOKEN: Final = re.compile(
+    rb"[ \t\n\r\f\b]*+(?:%b|%b|%b|%b|%b)"
+    % (
+        _STRING % {b"quote": b'"'},
+        _STRING % {b"quote": b"'"},
+        rb"([+-]?(?:[0-9]++(?:\.[0-9]*+)?|\.[0-9]++))",
+        rb"([A-Za-z_][A-Za-z0-9_]*+)",
+        rb"([{}\[\]:,])",
+    ),
+    re.DOTALL,
+).match
+#: By the number of the group that matched.
+_TYPES: Final = (_Word, String, String, Number, _Word)
+_MARK: Final = len(_TYPES)
+OPEN, _CLOSE, _OPEN_ARRAY, _CLOSE_ARRAY, _COLON, _COMMA = b"{}[]:,"
+_END: Final = re.compile(rb"[ \t\n\r\f\b\0]*+\Z").match
+_LITERALS: Final[Mapping[bytes, bool | None]] = {b"true": True, b"false": False, b"null": None}
+
+_ESCAPE: Final = re.compile(r"\\(?:u([0-9A-Fa-f]{4})|x([0-9A-Fa-f]{2})|(.))", re.DOTALL)
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")
+_ESCAPES: Final = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
+
+
+def _unescape(match: re.Match[str]) -> str:
+    unicode, latin, single = match.groups()
+    if single is not None:
+        return _ESCAPES.get(single, single)
+    return chr(int(unicode or latin, 16))
+
+
+class Parser:
+    """Takes the tokens of one header one after another.
+
+    Attributes:
+        is_utf8: all of the header is.
+    """
+
+    __slots__ = ("_data", "_end", "_steps_left", "_token", "is_utf8")
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._end = 0
+        self._steps_left = MAX_STEPS
+        self._token: _Token | None = None
+        self._step()
+        try:
+            data.decode()
+        except UnicodeDecodeError:
+            self.is_utf8 = False
+        else:
+            self.is_utf8 = True
+
+    def spend(self, steps: int) -> None:
+        """Count steps that were taken with what was read."""
+        self._steps_left -= steps
+        if self._steps_left < 0:
+            raise UnsureError
+
+    def _step(self) -> None:
+        """Read the token behind the one in hand; None at the end. Braces, brackets, colons and commas are numbers."""
+        self.spend(1)
+        match = _TOKEN(self._data, self._end)
+        if match is None:
+            if _END(self._data, self._end) is None:
+                raise UnsureError
+            self._token = None
+            return
+        self._end = match.end()
+        kind = match.lastindex or 0
+        text = match[kind]
+        self._token = text[0] if kind == _MARK else _TYPES[kind](text)
+
+    def next(self) -> _Token:
+        """Return the next token, which stays."""
+        if self._token is None:
+            raise UnsureError
+        return self._token
+
+    def skip(self, mark: int) -> bool:
+        """Step over ``mark`` if it comes next."""
+        if self.next() != mark:
+            return False
+        self._step()
+        return True
+
+    def expect(self, mark: int) -> None:
+        """Step over ``mark``, which must come next."""
+        if not self.skip(mark):
+            raise UnsureError
+
+    def end(self) -> None:
+        """Make sure that nothing is left."""
+        if self._token is not None:
+            raise UnsureError
+
+    def members(self) -> Iterator[str]:
+        """Read an object; after each name the caller reads the value. One trailing comma is allowed."""
+        self.expect(OPEN)
+        while not self.skip(_CLOSE):
+            yield self._name()
+            if self.next() != _CLOSE:
+                self.expect(_COMMA)  # the broker goes on without a comma here and there
+
+    def _name(self) -> str:
+        r"""Read a member's name and the colon behind it.
+
+        A name with a NUL in it is left alone: the broker packs short names into a number and forgets their
+        length, so that it takes ``"code\u0000"`` for ``"code"``.
+        """
+        token = self.next()
+        self._step()
+        if isinstance(token, String) and len(token) <= _MAX_NAME_BYTES:
+            self.spend(token.count(b"\\"))
+            name = token.text()
+        elif isinstance(token, _Word):
+            name = token.decode()  # 5.5.0 refuses bare names, brokers with an older JSON library read them
+        else:
+            raise UnsureError
+        if "\0" in name:
+            raise UnsureError
+        self.expect(_COLON)
+        return name
+
+    def value(self, depth: int = 0) -> Value:
+        """Read a value; an array or object is only checked and skipped."""
+        token = self.next()
+        if token in (OPEN, _OPEN_ARRAY):
+            self._skip_nested(depth + 1)
+            return NESTED
+        self._step()
+        if isinstance(token, _Word) and token in _LITERALS:
+            return _LITERALS[token]
+        if isinstance(token, String | Number):
+            return token
+        raise UnsureError
+
+    def _skip_nested(self, depth: int) -> None:
+        if depth > _MAX_DEPTH or not self.is_utf8:
+            raise UnsureError
+        closing = _CLOSE if self.skip(OPEN) else _CLOSE_ARRAY
+        if closing == _CLOSE_ARRAY:
+            self.expect(_OPEN_ARRAY)
+        if self.skip(closing):
+            return
+        while True:
+            if closing == _CLOSE:
+                self._name()
+            self.value(depth)
+            if self.skip(closing):
+                return
+            self.expect(_COMMA)
+
+
+#: Longer headers are not read here, on the data path. Nearly all of a long header are the message's properties, of
+#: which the broker takes this much; recorded clients' headers have up to half a KiB. With the parser's bound on steps
+#: this makes about half a millisecond for the worst header there is.
+MAX_JSON_BYTES: Final = 32 * 1024
+
+_Fields = Mapping[str, Value]
+
+# --- Names of the header's own keys ---------------------------------------------------------------
+
+#: What the broker's class can be given by JSON, whether it then uses it or not.
+_KEYS: Final = (
+    "code",
+    "language",
+    "version",
+    "opaque",
+    "flag",
+    "remark",
+    "extFields",
+    "serializeTypeCurrentRPC",
+    "body",
+    "suspended",
+    "processTimer",
+    "callbackList",
+)
+#: Unknown keys with longer names are not worth the time that hashing them takes.
+_MAX_UNKNOWN_CHARS: Final = 32
+#: Of a name that is hashed; see ``MAX_STEPS``.
+_CHARS_A_STEP: Final = 8
+_MAX_PACKED_CHARS: Final = 8
+
+
+def _hashes(name: str) -> frozenset[int]:
+    """Return what the broker's JSON library may tell the name apart by.
+
+    That is 64 bits: the FNV-1a hash, but for up to 8 characters of Latin-1 the characters themselves.
+    """
+    number = 0xCBF29CE484222325
+    for character in name:
+        number = ((number ^ ord(character)) * 0x100000001B3) & 0xFFFFFFFFFFFFFFFF
+    packed = name.encode("latin-1", "ignore")
+    if len(packed) == len(name) <= _MAX_PACKED_CHARS:
+        return frozenset((number, int.from_bytes(packed, "little")))
+    return frozenset((number,))
+
+
+_KEY_HASHES: Final = frozenset().union(*map(_hashes, _KEYS))
+_FOLDED_KEYS: Final = frozenset(key.lower() for key in _KEYS)
+
+
+def _check_unknown(name: str) -> None:
+    """Raise unless every broker is sure to ignore a key of this name.
+
+    The current one goes by a hash whose collisions are easily made; older ones also took ``Code``, ``co_de``
+    and the like for ``code``. The hash goes over UTF-16, so a name with characters of two units is left alone,
+    and so is one in which something was replaced.
+    """
+    if len(name) > _MAX_UNKNOWN_CHARS or not name.isprintable() or max(name, default="") >= REPLACEMENT:
+        raise UnsureError
+    folded = name.lower().replace("_", "").replace("-", "")
+    if folded in _FOLDED_KEYS or not _KEY_HASHES.isdisjoint(_hashes(name)):
+        raise UnsureError
+
+
+# --- The header -----------------------------------------------------------------------------------
+
+_REFERENCE: Final = re.compile(rb"[\"']\$ref[\"']")
+
+
+def read_json(header: bytes, *, subscriptions: bool = False) -> Header:
+    """Read a JSON header as the broker does, or return UNPARSABLE.
+
+    Args:
+        header: exactly the frame's header bytes.
+        subscriptions: whether requests that consume are limitable.
+    """
+    # A reference lets the broker put one part of the header in another's place when all is read.
+    if len(header) > MAX_JSON_BYTES or _REFERENCE.search(header):
+        return UNPARSABLE
+    try:
+        return _interpret(Parser(header), LIMITABLE_OR_CONSUMING if subscriptions else LIMITABLE)
+    except UnsureError:
+        return UNPARSABLE
+
+
+def _interpret(parser: Parser, limitable: Mapping[int, KeyFields]) -> Header:
+    top: dict[str, Value] = {}
+    ext: dict[str, Value] = {}
+    for name in parser.members():
+        if name == "extFields":
+            ext = _read_ext_fields(parser)
+        elif name in _KEYS:
+            top[name] = parser.value()
+        elif parser.is_utf8:
+            parser.spend(len(name) // _CHARS_A_STEP)
+            _check_unknown(name)
+            parser.value()
+        else:
+            raise UnsureError  # the broker ends a string that it skips elsewhere than one that it reads
+    parser.end()
+    # A request without a number gets one from the broker; no client could match the answer anyway.
+    header = Header("", "", _integer(top.get("code")), _integer(top.get("opaque")), _integer(top.get("flag")))
+    header.version = _integer(top.get("version"))
+    header.language = _language(top["language"]) if "language" in top else LANGUAGES[0]
+    header.reading = LENIENT
+    return _charge(header, ext, limitable)
+
+
+def _read_ext_fields(parser: Parser) -> dict[str, Value]:
+    if parser.next() == OPEN:
+        return {name: parser.value() for name in parser.members()}
+    if parser.value() not in (None, b""):
+        raise UnsureError
+    return {}
+
+
+#: A resource's name with every character escaped; nothing that is looked into is longer. Escapes are taken one by one.
+_MAX_SPELLED_BYTES: Final = 6 * MAX_NAME_CHARS
+#: More digits behind the point are not plausible, and from some number on they make a difference.
+_INTEGER: Final = re.compile(r"([+-]?[0-9]{1,12})(?:\.[0-9]{0,5})?", re.ASCII)
+_WORDS: Final = {"": 0, "null": 0, "false": 0, "true": 1}
+
+
+def _integer(value: Value) -> int:
+    """Return what the broker makes of a value where an i32 belongs; fractions lose their fraction."""
+    if value is None:
+        return 0
+    if isinstance(value, bool):
+        return int(value)
+    if isinstance(value, Nested) or len(value) > _MAX_SPELLED_BYTES:
+        raise UnsureError
+    spelled = value.text() if isinstance(value, String) else value.decode()
+    if spelled in _WORDS:
+        return _WORDS[spelled]
+    match = _INTEGER.fullmatch(spelled)
+    if match is None:
+        raise UnsureError
+    integer = int(match[1])
+    if not -(2**31) <= integer < 2**31:
+        raise UnsureError
+    return integer
+
+
+def _language(value: Value) -> str:
+    if not isinstance(value, String | Number) or len(value) > _MAX_SPELLED_BYTES:
+        return ""
+    if isinstance(value, String):
+        name = value.text()
+        return name if name.upper() in LANGUAGE_CODES else ""
+    if value.isdigit() and int(value) < len(LANGUAGES):
+        return LANGUAGES[int(value)]
+    return ""
+
+
+_PLAIN_INTEGER: Final = re.compile(rb"-?(?:0|[1-9][0-9]*+)")
+
+
+def _text(value: Value) -> str | None:
+    """Return the string that the broker makes of a value in ``extFields``."""
+    if value is None:
+        return None
+    if isinstance(value, String):
+        if len(value) > _MAX_SPELLED_BYTES:
+            raise UnsureError
+        return value.text()
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, Number) and _PLAIN_INTEGER.fullmatch(value):
+        return value.decode()
+    raise UnsureError
+
+
+def _charge(header: Header, ext: _Fields, limitable: Mapping[int, KeyFields]) -> Header:
+    """Fill in the resource, if the header has one."""
+    fields = None if header.flag & FLAG_RESPONSE else limitable.get(header.code)
+    if fields is None:
+        return header
+    value = _text(ext.get(fields.resource))
+    if value is None and fields is SEND_V2_FIELDS:
+        value = _text(ext.get(SEND_V1_FIELDS.resource))  # the current broker refuses such a send; others may not
+    if value is None:
+        return header
+    if len(value) > MAX_NAME_CHARS or REPLACEMENT in value:
+        raise UnsureError
+    if fields is SUBSCRIPTION_FIELDS:
+        return _subscribe(header, fields, value, _text(ext.get(fields.producer_group or "")))
+    group = ext.get(fields.producer_group) if fields.producer_group else None
+    batch = ext.get(fields.batch) if fields.batch else None
+    if batch is NESTED:
+        raise UnsureError  # the broker takes ["true"] for "true"
+    if isinstance(batch, String) and len(batch) > _MAX_SPELLED_BYTES:
+        batch = None
+    return charge(
+        header,
+        fields,
+        value,
+        # A character may be two escapes: what is cut off here is beyond what is kept of a group.
+        String(group[: 2 * _MAX_SPELLED_BYTES]).text() if isinstance(group, String) else None,
+        "true" if batch is True else batch.text() if isinstance(batch, String) else None,
+        sys_flag=_text(ext.get(fields.sys_flag)) if fields.sys_flag else None,
+    )
+
+
+def _subscribe(header: Header, fields: KeyFields, topic: str, group: str | None) -> Header:
+    """Fill in the subscription, of which the group is a part."""
+    if group is not None and (len(group) > MAX_NAME_CHARS or REPLACEMENT in group):
+        raise UnsureError
+    return charge(header, fields, topic, group, None)

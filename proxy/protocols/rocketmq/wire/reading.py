@@ -1,0 +1,128 @@
+"""What reading a request's header gives: the words shared by ``header`` and ``lenient``.
+
+It reads nothing itself.
+"""
+
+from typing import Final, NamedTuple
+
+import msgspec
+
+from proxy.protocols.rocketmq.wire.codes import (
+    KIND_RETRY_GROUP,
+    KIND_SUBSCRIPTION,
+    KIND_TOPIC,
+    KIND_TRANSACTION,
+    MAX_NAME_CHARS,
+    RETRY_PREFIX,
+    SEND_BACK_FIELDS,
+    SUBSCRIPTION_FIELDS,
+    SUBSCRIPTION_MARK,
+    SYS_FLAG_INNER_BATCH,
+    TRANSACTION_FIELDS,
+    KeyFields,
+)
+
+#: How a header was read (``Header.reading``).
+STRICT: Final = 0
+LENIENT: Final = 1
+UNPARSED: Final = 2
+
+#: Stands for bytes that are not UTF-8. Decoders differ in how many they put, so a resource's name with one in it
+#: is not read; the broker refuses such names anyway.
+REPLACEMENT: Final = "\ufffd"
+
+
+class HalfSend(NamedTuple):
+    """The send of a half message.
+
+    Attributes:
+        group: who is to end the transaction.
+        topic: where the message is to be stored then.
+    """
+
+    group: str
+    topic: str
+
+
+class Header(msgspec.Struct, gc=False):
+    """What deciding about a frame needs of its header.
+
+    Attributes:
+        kind: ``topic``, ``retry_group``, ``transaction`` or ``subscription`` for a limitable request, else empty: a
+            response, another request, or one in which the broker misses a topic or group and which it therefore
+            refuses itself.
+        name: bare name of the resource (no ``%RETRY%``), meaningful only where ``kind`` is not empty.
+        code: request code, or response code where ``flag`` has FLAG_RESPONSE.
+        opaque: the requester's number of the request; i32.
+        flag: bits FLAG_RESPONSE and FLAG_ONEWAY.
+        producer_group: of a send, else empty; cut after 255 characters.
+        is_batch: the broker reads the body as a batch; its messages are to be counted (see ``batch_body``).
+        version: the client's protocol version.
+        language: name of the client's language, or empty where the broker reads none.
+        sys_flag: of a send: what the message is.
+        half: what the send of a half message begins; not read with the rest.
+        reading: STRICT, LENIENT or UNPARSED; of an unparsed header nothing else is known.
+    """
+
+    kind: str
+    name: str
+    code: int
+    opaque: int
+    flag: int
+    producer_group: str = ""
+    is_batch: bool = False
+    version: int = 0
+    language: str = ""
+    reading: int = STRICT
+    sys_flag: int = 0
+    half: HalfSend | None = None
+
+
+UNPARSABLE: Final = Header("", "", 0, 0, 0, reading=UNPARSED)
+"""The answer for a header that nobody here can read. Shared: do not write to it."""
+
+
+def subscription_name(consumer_group: str, topic: str) -> str:
+    """Return the name of what a consumer group takes from a topic."""
+    return f"{consumer_group}{SUBSCRIPTION_MARK}{topic}"
+
+
+def read_sys_flag(value: str | int | None) -> int:
+    """Return the number that the broker reads; of what is none, one that says the worst."""
+    try:
+        return int(value or 0)
+    except ValueError:
+        return SYS_FLAG_INNER_BATCH
+
+
+def charge(
+    header: Header,
+    fields: KeyFields,
+    value: str,
+    producer_group: str | None,
+    batch: str | None,
+    *,
+    sys_flag: str | None = None,
+) -> Header:
+    """Fill in what a limitable request is charged to, from the values of its key fields; returns ``header``.
+
+    A send to ``%RETRY%<group>`` and a send-back (36) of that group are the same resource: clients fall back
+    to the one when the other is refused. A batch is what Java's parseBoolean calls true: C++ writes ``"1"``
+    where it means a batch, and the broker stores it as a single message.
+    """
+    if fields is SUBSCRIPTION_FIELDS:
+        if producer_group is not None:
+            header.kind, header.name = KIND_SUBSCRIPTION, subscription_name(producer_group, value)
+        return header
+    if fields is SEND_BACK_FIELDS:
+        header.kind, header.name = KIND_RETRY_GROUP, value
+    elif fields is TRANSACTION_FIELDS:
+        header.kind, header.name = KIND_TRANSACTION, value
+    elif value.startswith(RETRY_PREFIX):
+        header.kind, header.name = KIND_RETRY_GROUP, value[len(RETRY_PREFIX) :]
+    else:
+        header.kind, header.name = KIND_TOPIC, value
+    header.producer_group = (producer_group or "")[:MAX_NAME_CHARS]
+    header.is_batch = batch is not None and batch.lower() == "true"
+    header.sys_flag = read_sys_flag(sys_flag)
+    return header

@@ -1,0 +1,1 @@
+"""What a data path tells operators: counters, snapshots, explanations."""

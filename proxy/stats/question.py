@@ -1,0 +1,205 @@
+"""Why a request is limited as it is: the question, and the answer in full.
+
+Plain data that can cross a process boundary; who finds the answer is ``proxy.datapath.explanation``.
+"""
+
+from typing import Literal
+
+import msgspec
+
+from limiter.rules.rule import Action, Count, FairBy
+from proxy.stats.snapshot import Usage
+
+
+class Question(msgspec.Struct, frozen=True):
+    """A hypothetical request: which limits would apply to it?
+
+    Attributes:
+        kind: kind of the resource, or of a scope.
+        name: name of the resource.
+        client: the client's IP address; empty leaves out limits of clients.
+        producer_group: the producer group; empty leaves out limits of producer groups.
+        listener: name or scope of the listener that it comes through; empty is the only scope there is, or leaves
+            out what limits listeners.
+        at: a moment, as ISO 8601 writes it with its time zone: the rules of that moment, without live state; empty is
+            now.
+    """
+
+    kind: str
+    name: str
+    client: str = ""
+    producer_group: str = ""
+    listener: str = ""
+    at: str = ""
+
+
+class QuestionError(ValueError):
+    """A question that makes no sense.
+
+    Attributes:
+        parameter: the attribute of the question that is wrong.
+        detail: what is wrong with it and what is allowed.
+    """
+
+    def __init__(self, parameter: str, detail: str) -> None:
+        super().__init__(parameter, detail)
+        self.parameter = parameter
+        self.detail = detail
+
+
+class RuleView(msgspec.Struct, frozen=True):
+    """A rule for people to read.
+
+    Attributes:
+        name: as in logs and metrics.
+        source: where it was written.
+        limit: what it admits, e.g. ``500/s`` or ``unlimited``.
+        action: what happens above that.
+        hours: when it holds; None is always.
+    """
+
+    name: str
+    source: str
+    limit: str
+    action: Action
+    hours: str | None
+
+
+class LimitView(msgspec.Struct, frozen=True):
+    """What a limit is made of.
+
+    Attributes:
+        unit: what a permit is.
+        rate_per_s: permits per second, in the long run.
+        burst_s: seconds' worth of permits that can be stored.
+        break_s: seconds for which it keeps refusing after permits are available again.
+        max_debt_s: largest debt of one request, in seconds of the rate.
+        most_at_once: cost of the largest request that can pass, in permits.
+        max_delay_s: longest time that it holds a request, in seconds; None if it holds none.
+        fair_by: whose fair shares there are, or None.
+        warm_up_s: seconds until the full rate after an idle time.
+        busy_code: response code of a refusal, or None for the protocol's own.
+    """
+
+    unit: Count | Literal["bytes"]
+    rate_per_s: float
+    burst_s: float
+    break_s: float
+    max_debt_s: float
+    most_at_once: int
+    max_delay_s: float | None
+    fair_by: FairBy | None
+    warm_up_s: float
+    busy_code: int | None
+
+
+class ShareView(msgspec.Struct, frozen=True):
+    """The live state of one caller's fair share of a limit.
+
+    Attributes:
+        key: the caller.
+        stored_permits: permits kept for that caller alone; negative is a debt.
+        open: whether the share's breaker refuses everything at this moment.
+        wait_s: seconds until a request of that caller would be admitted; 0 is at once.
+    """
+
+    key: str
+    stored_permits: float
+    open: bool
+    wait_s: float
+
+
+class LimitState(msgspec.Struct, frozen=True):
+    """The live state of a limit.
+
+    Attributes:
+        stored_permits: permits stored; negative is a debt.
+        open: whether the breaker refuses everything at this moment.
+        wait_s: seconds until a request would be admitted; 0 is at once.
+        last_refused_s: seconds since a request was last refused; None if none was.
+        shares: the fair shares of recent callers, if there are fair shares.
+    """
+
+    stored_permits: float
+    open: bool
+    wait_s: float
+    last_refused_s: float | None
+    shares: tuple[ShareView, ...] = ()
+
+
+class AppliedLimit(msgspec.Struct, frozen=True):
+    """One of the limits that a request must pass.
+
+    Attributes:
+        kind: the kind of what is limited: a resource, a scope, or ``total``.
+        name: its name; of a total that of its rule.
+        why: why this rule applies.
+        rule: the rule.
+        limit: its figures.
+        state: the bucket's state, or None while no request has needed it.
+        held: requests that wait for it now.
+        usage: how much of it was used recently; None while no request has needed it.
+    """
+
+    kind: str
+    name: str
+    why: str
+    rule: RuleView
+    limit: LimitView
+    state: LimitState | None
+    held: int
+    usage: Usage | None
+
+
+class UnappliedRule(msgspec.Struct, frozen=True):
+    """A rule that matches but does not apply.
+
+    Attributes:
+        kind: kind of what it matches.
+        name: the name that it matches.
+        why: why it does not apply.
+        rule: the rule.
+    """
+
+    kind: str
+    name: str
+    why: str
+    rule: RuleView
+
+
+class StandingRefusal(msgspec.Struct, frozen=True):
+    """A refusal that does not depend on limits.
+
+    Attributes:
+        rule: its name, as in logs and metrics.
+        listeners: the listeners that refuse.
+    """
+
+    rule: str
+    listeners: tuple[str, ...]
+
+
+class Explanation(msgspec.Struct, frozen=True):
+    """Why a request is limited as it is.
+
+    Attributes:
+        question: as it was understood: the address in its one spelling, the listener's scope.
+        rule_set_version: of the rules in force.
+        limiting: whether limiting is on at all; without it nothing below limits.
+        exempt_on: listeners on which this client is exempt, so that nothing below limits it there.
+        limits: what limits the request, in the order in which it is asked.
+        unapplied: rules that match and do not limit.
+        ignored: scopes in the question whose limits do not apply to it.
+        off_kinds: kinds whose limiting is switched off.
+        refusals: refusals of this request that do not depend on limits.
+    """
+
+    question: Question
+    rule_set_version: int
+    limiting: bool
+    exempt_on: tuple[str, ...]
+    limits: tuple[AppliedLimit, ...]
+    unapplied: tuple[UnappliedRule, ...]
+    ignored: tuple[str, ...] = ()
+    off_kinds: tuple[str, ...] = ()
+    refusals: tuple[StandingRefusal, ...] = ()

@@ -1,0 +1,279 @@
+import weakref
+
+import pytest
+
+from proxy.common.buffers import (
+    CHUNK_BYTES,
+    KEPT_NS,
+    LARGE_CHUNK_BYTES,
+    SMALL_CHUNK_BYTES,
+    SMALL_FRAME_BYTES,
+    BufferPool,
+    Gathering,
+    GatherRoom,
+)
+
+
+def test_buffer_given_back_is_lent_again() -> None:
+    pool = BufferPool(10 * CHUNK_BYTES)
+    first = pool.borrow()
+    pool.give_back(first)
+    assert pool.borrow() is first
+
+
+def test_most_recently_used_buffer_is_lent_first() -> None:
+    pool = BufferPool(10 * CHUNK_BYTES)
+    older, newer = pool.borrow(), pool.borrow()
+    pool.give_back(older)
+    pool.give_back(newer)
+    assert pool.borrow() is newer
+
+
+def test_two_borrowers_never_share_a_buffer() -> None:
+    pool = BufferPool(10 * CHUNK_BYTES)
+    first, second = pool.borrow(), pool.borrow()
+    first[:1] = b"1"
+    second[:1] = b"2"
+    assert bytes(first[:1]) == b"1"
+
+
+def test_buffers_are_small_once_the_budget_is_spent() -> None:
+    pool = BufferPool(2 * CHUNK_BYTES)
+    assert [len(pool.borrow()) for _ in range(4)] == [CHUNK_BYTES] * 2 + [SMALL_CHUNK_BYTES] * 2
+    assert pool.small_total == 2
+
+
+def test_small_buffers_are_not_kept() -> None:
+    pool = BufferPool(CHUNK_BYTES)
+    large, small = pool.borrow(), pool.borrow()
+    pool.give_back(small)
+    pool.give_back(large)
+    assert pool.borrow() is large
+    assert pool.borrow() is not small
+
+
+def test_even_the_smallest_budget_has_one_buffer() -> None:
+    assert len(BufferPool(0).borrow()) == CHUNK_BYTES
+
+
+def test_nothing_is_made_before_it_is_needed() -> None:
+    pool = BufferPool(1000 * CHUNK_BYTES)
+    for _ in range(10):
+        pool.give_back(pool.borrow())
+    assert len(pool._free) == 1
+
+
+def test_large_buffer_is_lent_to_who_asks_for_one() -> None:
+    pool = BufferPool(10 * CHUNK_BYTES)
+    large = pool.borrow(large=True)
+    assert len(large) == LARGE_CHUNK_BYTES
+    pool.give_back(large)
+    assert len(pool.borrow()) == CHUNK_BYTES
+    assert pool.borrow(large=True) is large
+
+
+def test_budget_that_was_made_in_one_size_is_there_in_the_other() -> None:
+    pool = BufferPool(2 * LARGE_CHUNK_BYTES)
+    for _ in range(3):
+        both = [pool.borrow(large=True) for _ in range(2)]
+        assert [len(buffer) for buffer in both] == [LARGE_CHUNK_BYTES] * 2
+        for buffer in both:
+            pool.give_back(buffer)
+        many = [pool.borrow() for _ in range(8)]
+        assert [len(buffer) for buffer in many] == [CHUNK_BYTES] * 8
+        assert len(pool.borrow()) == SMALL_CHUNK_BYTES
+        for buffer in many:
+            pool.give_back(buffer)
+
+
+def test_who_asks_for_a_large_buffer_gets_what_the_budget_has_left() -> None:
+    pool = BufferPool(LARGE_CHUNK_BYTES + CHUNK_BYTES)
+    lent = [pool.borrow(large=True) for _ in range(3)]
+    assert [len(buffer) for buffer in lent] == [LARGE_CHUNK_BYTES, CHUNK_BYTES, SMALL_CHUNK_BYTES]
+
+
+def test_who_asks_for_no_large_buffer_gets_none() -> None:
+    pool = BufferPool(LARGE_CHUNK_BYTES)
+    pool.give_back(pool.borrow(large=True))
+    assert len(pool.borrow()) == CHUNK_BYTES
+    assert pool.small_total == 0
+
+
+def test_free_buffers_go_back_to_the_system_bit_by_bit() -> None:
+    pool = BufferPool(4 * LARGE_CHUNK_BYTES)
+    lent = [pool.borrow() for _ in range(8)]
+    large = [pool.borrow(large=True) for _ in range(2)]
+    pages = [weakref.ref(buffer.obj) for buffer in (*lent, *large)]
+    for buffer in (*lent[1:], *large):
+        pool.give_back(buffer)
+    kept = lent[0]
+    del buffer
+    lent.clear()
+    large.clear()
+    for _ in range(4):
+        pool.shrink()
+    # What is lent out stays, and of each size one is there at once.
+    assert sum(page() is not None for page in pages) == 3
+    pool.give_back(kept)
+    # And the budget is what it was.
+    assert [len(pool.borrow()) for _ in range(12)] == [CHUNK_BYTES] * 12
+
+
+KIB = 1024
+
+
+def _losable(client: str = "10.0.0.1") -> Gathering:
+    return Gathering(client, lambda: None)
+
+
+def test_room_is_taken_up_to_its_budget_and_given_back() -> None:
+    room = GatherRoom(4096 * KIB)
+    gatherings = [Gathering(f"10.0.0.{number}") for number in range(5)]
+    assert [room.grow(each, 900 * KIB, 0) for each in gatherings] == [True] * 4 + [False]
+    assert (room.taken_bytes, gatherings[0].has_bytes, gatherings[4].has_bytes) == (3840 * KIB, 960 * KIB, 0)
+    room.give_back(gatherings[1])
+    assert room.grow(gatherings[4], 900 * KIB, 0)
+
+
+def test_room_is_taken_for_what_has_come() -> None:
+    room, one = GatherRoom(4096 * KIB), Gathering("10.0.0.1")
+    assert room.fits(one, 4096 * KIB, 0)
+    for size_bytes, expected in (
+        (64 * KIB, 0),
+        (64 * KIB + 1, 128 * KIB),
+        (128 * KIB, 128 * KIB),
+        (4095 * KIB, 4096 * KIB),
+    ):
+        assert room.grow(one, size_bytes, 0)
+        assert one.has_bytes == room.taken_bytes == expected
+    assert not room.grow(one, 4097 * KIB, 0)
+    assert room.taken_bytes == one.has_bytes == 4096 * KIB
+    room.give_back(one)
+    assert room.taken_bytes == len(room._by_client) == len(room._gatherings) == 0
+
+
+@pytest.mark.parametrize(
+    ("one", "another"), [("10.0.0.1", "10.0.0.1"), ("2001:db8::1", "2001:db8::ffff:0:0:2"), ("::1", "::1")]
+)
+def test_one_client_takes_a_quarter_of_the_room_or_a_single_frame(one: str, another: str) -> None:
+    room = GatherRoom(4096 * KIB)
+    small = [Gathering(one), Gathering(another), Gathering(one)]
+    assert [room.grow(each, 448 * KIB, 0) for each in small] == [True, True, False]
+    assert room.grow(small[1], 576 * KIB, 0)
+    assert not room.grow(small[1], 577 * KIB, 0)
+    large = Gathering("10.0.0.2")
+    assert room.grow(large, 2048 * KIB, 0)
+    assert room.grow(large, 2112 * KIB, 0)
+    assert not room.fits(Gathering("10.0.0.2"), 100 * KIB, 0)
+
+
+def test_neighbours_in_ipv6_are_two_clients() -> None:
+    room = GatherRoom(4096 * KIB)
+    assert room.grow(Gathering("2001:db8:0:1::1"), 1024 * KIB, 0)
+    assert room.grow(Gathering("2001:db8:0:2::1"), 1024 * KIB, 0)
+
+
+def test_small_frames_need_no_room() -> None:
+    room, one = GatherRoom(0), Gathering("10.0.0.1")
+    assert room.grow(one, SMALL_FRAME_BYTES, 0)
+    assert not room.grow(one, SMALL_FRAME_BYTES + 1, 0)
+    room.give_back(one)
+    assert room.taken_bytes == 0
+    full = GatherRoom(1024 * KIB)
+    assert full.grow(one, 1024 * KIB, 0)
+    assert full.fits(Gathering("10.0.0.1"), SMALL_FRAME_BYTES, 0)
+
+
+def test_oldest_lose_their_room_to_those_who_find_none() -> None:
+    room = GatherRoom(4096 * KIB)
+    lost: list[int] = []
+    for number in range(4):
+        assert room.grow(Gathering(f"10.0.0.{number}", lambda number=number: lost.append(number)), 1024 * KIB, number)  # type: ignore[misc]
+    new = _losable("10.0.1.1")
+    assert not room.fits(new, 1025 * KIB, KEPT_NS)
+    assert not room.grow(new, 1025 * KIB, KEPT_NS)
+    assert room.fits(new, 1025 * KIB, KEPT_NS + 1)
+    assert not lost
+    assert room.grow(new, 1024 * KIB, KEPT_NS + 3)
+    assert (lost, room.taken_bytes) == ([0], 4096 * KIB)
+    assert room.grow(new, 1025 * KIB, KEPT_NS + 3)
+    assert lost == [0, 1]
+
+
+def test_client_with_the_most_room_loses_first() -> None:
+    room = GatherRoom(4096 * KIB)
+    old, many = _losable(), [_losable("10.0.0.2") for _ in range(3)]
+    assert room.grow(old, 448 * KIB, 0)
+    for number, each in enumerate(many):
+        assert room.grow(each, 320 * KIB, number)
+    others = [_losable(f"10.0.1.{number}") for number in range(6)]
+    assert all(room.grow(each, 448 * KIB, KEPT_NS) for each in others)
+    assert room.grow(_losable("10.0.0.3"), 320 * KIB, 2 * KEPT_NS)
+    assert [each.lost for each in (old, *many)] == [False, True, False, False]
+    assert room.grow(_losable("10.0.0.4"), 320 * KIB, 2 * KEPT_NS)
+    assert [each.lost for each in (old, *many)] == [False, True, True, False]
+    assert room.grow(_losable("10.0.0.5"), 320 * KIB, 2 * KEPT_NS)
+    assert [each.lost for each in (old, *many)] == [True, True, True, False], "of equals the oldest loses first"
+
+
+def test_who_has_little_takes_room_at_once_from_those_who_have_more() -> None:
+    room = GatherRoom(4096 * KIB)
+    large = [_losable(f"10.0.0.{number}") for number in range(4)]
+    assert all(room.grow(each, 1024 * KIB, 0) for each in large)
+    small = [_losable("10.0.1.1") for _ in range(3)]
+    assert [room.grow(each, 128 * KIB, 0) for each in small] == [True] * 3
+    assert [each.lost for each in large] == [True, False, False, False]
+    # Beyond a sixteenth it waits like the others.
+    assert room.grow(_losable("10.0.1.2"), 640 * KIB, 0)
+    assert not room.fits(_losable("10.0.1.1"), 128 * KIB, 0)
+    assert room.fits(_losable("10.0.1.3"), 256 * KIB, 0)
+    assert not room.fits(_losable("10.0.1.3"), 257 * KIB, 0)
+
+
+def test_those_who_have_little_take_nothing_from_each_other() -> None:
+    room = GatherRoom(4096 * KIB)
+    others = [_losable(f"10.0.0.{number}") for number in range(16)]
+    assert all(room.grow(each, 256 * KIB, 0) for each in others)
+    assert not room.grow(_losable("10.0.1.1"), 128 * KIB, KEPT_NS - 1)
+    assert room.grow(_losable("10.0.1.1"), 128 * KIB, KEPT_NS)
+
+
+def test_nobody_loses_room_while_there_is_some() -> None:
+    room, slow = GatherRoom(4096 * KIB), _losable()
+    for step in range(1, 41):
+        assert room.grow(slow, step * 100 * KIB, step * KEPT_NS)
+    assert room.taken_bytes == slow.has_bytes == 4032 * KIB
+
+
+def test_who_has_lost_its_room_gets_none_again() -> None:
+    room, old = GatherRoom(1024 * KIB), _losable()
+    assert room.grow(old, 1024 * KIB, 0)
+    new = _losable("10.0.0.2")
+    assert room.grow(new, 100 * KIB, KEPT_NS)
+    room.give_back(new)
+    assert (old.lost, old.has_bytes, room.taken_bytes) == (True, 0, 0)
+    assert not room.grow(old, 100 * KIB, KEPT_NS)
+
+
+def test_in_its_own_part_a_client_makes_room_for_itself_alone() -> None:
+    room = GatherRoom(4096 * KIB)
+    other, old = _losable("10.0.0.2"), _losable()
+    for each in (other, old):
+        assert room.grow(each, 900 * KIB, 0)
+    assert room.grow(_losable(), 900 * KIB, KEPT_NS)
+    assert (other.lost, old.lost) == (False, True)
+
+
+def test_nobody_loses_room_in_vain() -> None:
+    room = GatherRoom(1024 * KIB)
+    old, new = _losable(), _losable("10.0.0.2")
+    assert room.grow(old, 512 * KIB, 0)
+    assert room.grow(new, 512 * KIB, KEPT_NS)
+    assert not room.grow(_losable("10.0.0.3"), 600 * KIB, KEPT_NS)
+    assert not old.lost
+
+
+def test_who_never_loses_its_room_keeps_it() -> None:
+    room, exempt = GatherRoom(1024 * KIB), Gathering("10.0.0.1")
+    assert room.grow(exempt, 1024 * KIB, 0)
+    assert not room.grow(_losable("10.0.0.2"), 100 * KIB, 10 * KEPT_NS)

@@ -1,0 +1,45 @@
+from proxy.common.log_rate import LogRate
+
+
+def test_first_line_is_written() -> None:
+    assert LogRate().take("a", 0.0) == 0
+
+
+def test_lines_within_a_second_are_counted_in_the_next_one() -> None:
+    rate = LogRate()
+    rate.take("a", 10.0)
+    assert [rate.take("a", 10.0 + tenths / 10) for tenths in range(1, 10)] == [None] * 9
+    assert rate.take("a", 11.0) == 9
+    assert rate.take("a", 12.5) == 0
+
+
+def test_each_key_has_a_line_of_its_own() -> None:
+    rate = LogRate()
+    rate.take(("main", "reset"), 0.0)
+    assert rate.take(("vip", "reset"), 0.0) == 0
+    assert rate.take(("main", "reset"), 0.5) is None
+
+
+def test_one_line_may_stand_for_many() -> None:
+    rate = LogRate()
+    assert rate.take("a", 0.0, 5) == 0
+    assert rate.take("a", 0.5, 3) is None
+    assert rate.take("a", 1.0) == 7
+    assert rate.take("a", 2.0) == 0
+
+
+def test_all_keys_together_have_so_many_lines_a_second() -> None:
+    rate = LogRate(lines_per_s=3)
+    assert [rate.take(key, 0.0) for key in "abcde"] == [0, 0, 0, None, None]
+    assert rate.take("d", 0.9) is None
+    assert rate.take("d", 1.0) == 2
+
+
+def test_more_keys_than_lines_take_turns() -> None:
+    rate = LogRate(lines_per_s=2)
+    rate.take("a", -1.0)
+    written = [key for tenths in range(80) for key in "abcdef" if rate.take(key, tenths / 10) is not None]
+
+    assert len(written) <= 2 * 8
+    # The first second does not know yet how many there are.
+    assert {written.count(key) for key in "abcdef"} <= {2, 3}

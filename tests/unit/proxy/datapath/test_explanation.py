@@ -1,0 +1,294 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+from ipaddress import ip_network
+from typing import Any
+
+import pytest
+
+from limiter.deciding.limits import Limits
+from limiter.plans.plans import Caller
+from limiter.rules.resource import Resource
+from limiter.rules.rule import Rule
+from limiter.rules.rule_set import RuleSet
+from limiter.rules.schedule import read_hours
+from proxy.datapath.explanation import explain
+from proxy.net.server import ListenerConfig
+from proxy.protocols.base import Kind, Protocol
+from proxy.stats.question import Explanation, Question, QuestionError
+
+NS_PER_S = 1_000_000_000
+HOST = "127.0.0.1"
+KINDS = (Kind("topic", "what is sent"), Kind("subscription", "what is consumed", consumes=True))
+RULES = (
+    Rule("topic", "orders", 500, bytes_per_s=1024, source="file:1"),
+    Rule("topic", "o*", 1000, shared=True),
+    Rule("topic", "free", None),
+    Rule("topic", "old", 5, action="off"),
+    Rule("topic", "day*", 7, hours=read_hours("09:00-18:00", (), "UTC")),
+    Rule("subscription", "*", 100),
+    Rule("client", "10.0.0.0/8", 50, action="delay", max_delay_s=1.5, busy_code=215),
+    Rule("producer_group", "*", 60, count="requests"),
+    Rule("listener", "one", 5000, fair_by="client"),
+)
+THERE_ARE = "main (scope one), vip (scope one), other (scope two)"
+ALL = Question("topic", "orders", "10.1.2.3", "g", "main")
+
+
+@pytest.fixture
+def listeners(lines: Protocol) -> tuple[ListenerConfig, ...]:
+    def listener(name: str, scope: str, **config: Any) -> ListenerConfig:
+        return ListenerConfig(name, lines, lines.options(), (HOST, 0), (HOST, 1), scope=scope, **config)
+
+    return (
+        listener("main", "one", exempt=(ip_network("10.9.0.0/16"),)),
+        listener("vip", "one"),
+        listener("other", "two", exempt=(ip_network("10.9.9.0/24"),)),
+    )
+
+
+def rule_set(hour: int = 12) -> RuleSet:
+    return RuleSet(RULES).at(datetime(2026, 1, 5, hour, tzinfo=UTC))
+
+
+def ask(
+    question: Question, listeners: tuple[ListenerConfig, ...], limits: Limits | None = None, now_ns: int = 0
+) -> Explanation:
+    protocols = [replace(listeners[0].protocol, kinds=KINDS)]
+    return explain(question, limits or Limits(rule_set()), listeners, protocols, now_ns)
+
+
+def names(explanation: Explanation) -> list[str]:
+    return [f"{limit.kind} {limit.name} {limit.limit.unit}" for limit in explanation.limits]
+
+
+class TestLimits:
+    def test_are_listed_as_they_are_asked(self, listeners: tuple[ListenerConfig, ...]) -> None:
+        explanation = ask(ALL, listeners)
+        assert names(explanation) == [
+            "topic orders messages",
+            "topic orders bytes",
+            "total topic:o* messages",
+            "client 10.1.2.3 messages",
+            "producer_group g requests",
+            "listener one messages",
+        ]
+        assert explanation.question == Question("topic", "orders", "10.1.2.3", "g", "one")
+        assert explanation.unapplied == ()
+
+    def test_say_what_they_are_made_of(self, listeners: tuple[ListenerConfig, ...]) -> None:
+        messages, size, *_, client, _, listener = ask(ALL, listeners).limits
+        assert (messages.rule.name, messages.rule.source) == ("topic:orders", "file:1")
+        assert (messages.limit.rate_per_s, size.limit.rate_per_s) == (500, 1024)
+        assert messages.rule == size.rule
+        assert (messages.limit.break_s, messages.limit.max_delay_s) == (1, None)
+        assert (client.rule.action, client.limit.max_delay_s, client.limit.busy_code) == ("delay", 1.5, 215)
+        assert listener.limit.fair_by == "client"
+        assert all(limit.why for limit in ask(ALL, listeners).limits)
+
+    def test_leave_out_what_the_question_does_not_say(self, listeners: tuple[ListenerConfig, ...]) -> None:
+        assert names(ask(Question("topic", "orders"), listeners)) == [
+            "topic orders messages",
+            "topic orders bytes",
+            "total topic:o* messages",
+        ]
+
+    def test_of_who_consumes_are_not_those_of_who_sends(self, listeners: tuple[ListenerConfig, ...]) -> None:
+        question = Question("subscription", "g@orders", "10.1.2.3", "g", "main")
+        explanation = ask(question, listeners)
+        assert names(explanation) == ["subscription g@orders messages"]
+        assert explanation.ignored == ("client", "producer_group", "listener")
+        assert ask(ALL, listeners).ignored == ()
+
+    def test_of_a_moment_are_by_the_rules_of_then_and_without_live_state(
+        self, listeners: tuple[ListenerConfig, ...]
+    ) -> None:
+        limits = Limits(rule_set())
+        limits.decide(0, (Resource("topic", "day"),), Caller("", "", ""), [1], lambda: [0])
+        for at, asked in (("2026-01-05T10:00Z", ["topic day messages"]), ("2026-01-05T19:30+01:00", [])):
+            explanation = ask(Question("topic", "day", at=at), listeners, limits)
+            assert names(explanation) == asked
+            assert all(limit.state is None for limit in explanation.limits)
+            assert explanation.question.at == at
+
+    @pytest.mark.parametrize(
+        ("at", "said"),
+        [
+            ("tomorrow", "is no time"),
+            ("2026-01-05T10:00", "has no time zone"),
+            ("0001-01-01T00:00:00+14:00", "is too far away"),
+            ("9999-12-31T23:59:59-14:00", "is too far away"),
+        ],
+    )
+    def test_of_a_moment_that_is_none_are_an_error(
+        self, listeners: tuple[ListenerConfig, ...], at: str, said: str
+    ) -> None:
+        with pytest.raises(QuestionError) as caught:
+            ask(Question("topic", "day", at=at), listeners)
+        assert caught.value.parameter == "at"
+        assert said in caught.value.detail
+
+    def test_of_a_client_that_is_exempt_wherever_it_may_come_are_none(
+        self, listeners: tuple[ListenerConfig, ...]
+    ) -> None:
+        explanation = ask(Question("topic", "orders", "10.9.1.2", listener="main"), listeners)
+        assert explanation.exempt_on == ("main",)
+        assert explanation.limits == ()
+        assert {each.rule.name: each.why.partition("; ")[2] for each in explanation.unapplied} == dict.fromkeys(
+            ("topic:orders", "total:topic:o*", "client:10.0.0.0/8", "listener:one"), "the client is exempt"
+        )
+        assert names(ask(Question("topic", "orders", "10.9.1.2", listener="one"), listeners)) != []
+
+    @pytest.mark.parametrize(
+        ("kind", "name", "asked"),
+        [
+            ("client", "::ffff:10.1.2.3", "client 10.1.2.3 messages"),
+            ("producer_group", "g", "producer_group g requests"),
+            ("listener", "vip", "listener one messages"),
+        ],
+    )
+    def test_of_a_scope_can_be_asked_for_alone(
+        self, listeners: tuple[ListenerConfig, ...], kind: str, name: str, asked: str
+    ) -> None:
+        assert names(ask(Question(kind, name, "10.7.7.7", "x"), listeners)) == [asked]
+
+    def test_of_what_no_rule_matches_are_none(self, listeners: tuple[ListenerConfig, ...]) -> None:
+        explanation = ask(Question("topic", "unheard-of"), listeners)
+        assert (explanation.limits, explanation.unapplied) == ((), ())
+
+
+class TestState:
+    def test_is_that_of_the_live_limiter(self, listeners: tuple[ListenerConfig, ...]) -> None:
+        limits = Limits(rule_set())
+        caller = Caller("10.1.2.3", "g", "one")
+        orders = (Resource("topic", "orders"),)
+        limits.decide(NS_PER_S, orders, caller, [40, 20], lambda: [0, 0])
+        limits.decide(NS_PER_S, orders, caller, [1], lambda: [0])
+        states = {
+            (limit.kind, limit.limit.unit): limit.state
+            for limit in ask(ALL, listeners, limits, 3 * NS_PER_S).limits
+            if limit.state is not None
+        }
+        topic, client = states["topic", "messages"], states["client", "messages"]
+        assert topic.stored_permits == 500
+        assert topic.last_refused_s is None
+        assert client.stored_permits == 50
+        assert not client.open
+
+    def test_tells_how_long_ago_something_was_refused(self, listeners: tuple[ListenerConfig, ...]) -> None:
+        limits = Limits(rule_set())
+        limits.decide(0, (Resource("topic", "orders"),), Caller("", "", ""), [500, 1], lambda: [0, 0])
+        (topic, *_) = ask(Question("topic", "orders"), listeners, limits, NS_PER_S // 4).limits
+        assert topic.state is not None
+        assert topic.state.open
+        assert topic.state.last_refused_s == 0.25
+        assert 0.7 < topic.state.wait_s <= 0.76
+
+    def test_of_fair_shares_is_shown(self, listeners: tuple[ListenerConfig, ...]) -> None:
+        limits = Limits(rule_set())
+        limits.decide(0, (Resource("topic", "free"),), Caller("10.1.2.3", "", "one"), [1], lambda: [0])
+        *_, listener = ask(Question("topic", "free", listener="one"), listeners, limits).limits
+        assert listener.state is not None
+        assert [share.key for share in listener.state.shares] == ["10.1.2.3"]
+
+    def test_comes_into_being_by_no_question(self, listeners: tuple[ListenerConfig, ...]) -> None:
+        limits = Limits(rule_set())
+        assert {limit.state for limit in ask(ALL, listeners, limits).limits} == {None}
+        assert limits.live == 0
+
+
+class TestUnapplied:
+    @pytest.mark.parametrize(
+        ("name", "rule", "why"),
+        [
+            ("free", "topic:free", "unlimited"),
+            ("old", "topic:old", "off"),
+        ],
+    )
+    def test_rules_are_named_with_the_reason(
+        self, listeners: tuple[ListenerConfig, ...], name: str, rule: str, why: str
+    ) -> None:
+        explanation = ask(Question("topic", name), listeners)
+        (unapplied,) = [each for each in explanation.unapplied if each.rule.name == rule]
+        assert (unapplied.kind, unapplied.name) == ("topic", name)
+        assert why in unapplied.why
+
+    def test_rule_outside_its_hours_is_one(self, listeners: tuple[ListenerConfig, ...]) -> None:
+        question = Question("topic", "daybreak")
+        assert names(ask(question, listeners)) == ["topic daybreak messages"]
+        explanation = ask(question, listeners, Limits(rule_set(hour=20)))
+        assert explanation.limits == ()
+        (unapplied,) = explanation.unapplied
+        assert unapplied.rule.hours == "09:00-18:00 UTC"
+
+    def test_without_limiting_all_are(self, listeners: tuple[ListenerConfig, ...]) -> None:
+        explanation = ask(ALL, listeners, Limits(rule_set().replace(enabled=False)))
+        assert not explanation.limiting
+        assert explanation.limits == ()
+        assert {unapplied.rule.name for unapplied in explanation.unapplied} >= {"topic:orders", "client:10.0.0.0/8"}
+
+
+class TestListeners:
+    @pytest.mark.parametrize(
+        ("asked", "understood"), [("main", "one"), ("vip", "one"), ("one", "one"), ("other", "two"), ("", "")]
+    )
+    def test_name_or_scope_leads_to_the_scope(
+        self, listeners: tuple[ListenerConfig, ...], asked: str, understood: str
+    ) -> None:
+        assert ask(Question("topic", "orders", listener=asked), listeners).question.listener == understood
+
+    def test_only_scope_there_is_need_not_be_said(self, listeners: tuple[ListenerConfig, ...]) -> None:
+        assert ask(Question("topic", "orders"), listeners[:2]).question.listener == "one"
+
+    @pytest.mark.parametrize(
+        ("client", "listener", "exempt_on"),
+        [
+            ("10.9.9.1", "", ("main", "other")),
+            ("10.9.9.1", "one", ("main",)),
+            ("::ffff:10.9.9.1", "main", ("main",)),
+            ("10.9.9.1", "vip", ()),
+            ("10.1.1.1", "", ()),
+            ("", "", ()),
+        ],
+    )
+    def test_tell_who_is_exempt(
+        self, listeners: tuple[ListenerConfig, ...], client: str, listener: str, exempt_on: tuple[str, ...]
+    ) -> None:
+        question = Question("topic", "orders", client=client, listener=listener)
+        assert ask(question, listeners).exempt_on == exempt_on
+
+    def test_tell_of_a_client_asked_for_alone_too(self, listeners: tuple[ListenerConfig, ...]) -> None:
+        assert ask(Question("client", "10.9.0.1"), listeners).exempt_on == ("main",)
+
+
+class TestSenselessQuestions:
+    @pytest.mark.parametrize(
+        ("question", "parameter", "detail"),
+        [
+            (
+                Question("topc", "a"),
+                "kind",
+                "'topc' is not one of topic, subscription, client, producer_group, listener",
+            ),
+            (Question("topic", ""), "name", "must name a topic"),
+            (Question("topic", "a", client="10.1"), "client", "'10.1' is not an IP address"),
+            (Question("client", "host"), "name", "'host' is not an IP address"),
+            (
+                Question("topic", "a", listener="x"),
+                "listener",
+                f"'x' is neither a listener nor a scope; there are: {THERE_ARE}",
+            ),
+            (
+                Question("listener", "x"),
+                "name",
+                f"'x' is neither a listener nor a scope; there are: {THERE_ARE}",
+            ),
+        ],
+    )
+    def test_name_what_is_wrong(
+        self, listeners: tuple[ListenerConfig, ...], question: Question, parameter: str, detail: str
+    ) -> None:
+        with pytest.raises(QuestionError) as caught:
+            ask(question, listeners)
+        assert (caught.value.parameter, caught.value.detail) == (parameter, detail)

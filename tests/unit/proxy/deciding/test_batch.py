@@ -1,0 +1,266 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from limiter.rules.resource import Resource
+from proxy.deciding.batch import NO_VERDICTS, Batch, Group, Hold, Refuse, Shadow, Side, Ticket, Verdict, drop_tickets
+
+if TYPE_CHECKING:
+    from tests.unit.proxy.conftest import MakeBatch
+
+A = Resource("line_topic", "a")
+B = Resource("line_topic", "b")
+
+
+def refuse(rule: str) -> Refuse:
+    return Refuse(A, rule, 1)
+
+
+def test_each_side_is_the_others_other() -> None:
+    assert Side.CLIENT.other is Side.BROKER
+    assert Side.BROKER.other is Side.CLIENT
+
+
+def group(names: str | tuple[str, ...], indexes: list[int], messages: list[int]) -> Group:
+    resources = tuple(Resource("line_topic", name) for name in names)
+    return Group(resources, "", False, indexes, messages)
+
+
+class Tickets:
+    """Makes holds and remembers which tickets were dropped."""
+
+    def __init__(self) -> None:
+        self.dropped: list[str] = []
+
+    def hold(self, rule: str) -> Hold:
+        return Hold(A, rule, Ticket(lambda: self.dropped.append(rule)))
+
+
+class TestGroups:
+    def test_group_by_distinct_resources_in_order_of_appearance(self, batch_of: MakeBatch) -> None:
+        batch = batch_of("b", "a", "b", "b", costs=[1, 2, 3, 4])
+        assert batch.groups() == [group("b", [0, 2, 3], [1, 3, 4]), group("a", [1], [2])]
+
+    def test_another_set_of_resources_is_another_group(self, batch_of: MakeBatch) -> None:
+        batch = batch_of("a", ("a", "b"), "a")
+        assert [group.indexes for group in batch.groups()] == [[0, 2], [1]]
+
+    def test_another_producer_group_is_another_group(self, batch_of: MakeBatch) -> None:
+        batch = batch_of("a", "a", "a")
+        batch.requests[1].producer_group = "g"
+        assert [(group.producer_group, group.indexes) for group in batch.groups()] == [("", [0, 2]), ("g", [1])]
+
+    def test_what_consumes_is_a_group_apart(self, batch_of: MakeBatch) -> None:
+        batch = batch_of("a", "a", "a")
+        batch.requests[1].consumes = True
+        assert [(group.consumes, group.indexes) for group in batch.groups()] == [(False, [0, 2]), (True, [1])]
+
+    def test_each_request_stands_alone_where_some_have_an_order(self, batch_of: MakeBatch) -> None:
+        batch = batch_of("a", "b", "a")
+        batch.requests[2].order_key = 7
+        assert [group.indexes for group in batch.groups()] == [[0], [1], [2]]
+
+    def test_equal_resources_need_not_be_the_same_object(self, batch_of: MakeBatch) -> None:
+        batch = batch_of("a", "a")
+        assert batch.requests[0].resources is not batch.requests[1].resources
+        assert batch.groups() == [group("a", [0, 1], [1, 1])]
+
+    def test_are_computed_once(self, batch_of: MakeBatch) -> None:
+        batch = batch_of("a")
+        assert batch.groups() is batch.groups()
+
+    def test_are_none_without_requests(self, batch_of: MakeBatch) -> None:
+        assert batch_of(charges=[("a", 5)]).groups() == []
+
+    def test_are_never_seen_unfinished(self, batch_of: MakeBatch) -> None:
+        """A handler on a thread and the loop may both ask for them at the same time."""
+        complete = batch_of("a", "b", "a")
+        seen: list[object] = []
+
+        class Watched(list[Any]):
+            def __iter__(self) -> Any:
+                for request in super().__iter__():
+                    seen.append(batch._groups)
+                    yield request
+
+        batch = Batch(complete.connection, Side.CLIENT, Watched(complete.requests))
+        assert batch.groups() == complete.groups()
+        assert set(seen) == {None}
+
+    @given(names=st.lists(st.sampled_from(["a", "b", "c", ("a", "b"), ("b", "a")]), max_size=30))
+    @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+    def test_hold_every_request_once(self, batch_of: MakeBatch, names: list[str | tuple[str, ...]]) -> None:
+        batch = batch_of(*names, costs=range(1, len(names) + 1))
+        found = {}
+        for group in batch.groups():
+            assert group.indexes == sorted(group.indexes)
+            for index, cost in zip(group.indexes, group.messages, strict=True):
+                found[index] = (group.resources, cost)
+        assert found == {index: (request.resources, index + 1) for index, request in enumerate(batch.requests)}
+
+
+def test_cost_in_bytes_is_the_size_but_for_what_consumes(batch_of: MakeBatch) -> None:
+    batch = batch_of("a", "a", "a")
+    batch.requests[1].consumes = True
+    batch.requests[2].size_bytes = 7
+    assert batch.size_bytes([2, 1, 0]) == [7, 0, 100]
+
+
+class TestSums:
+    def test_of_groups_are_those_of_their_requests_and_nothing_for_what_consumes(self, batch_of: MakeBatch) -> None:
+        batch = batch_of("a", "b", "a", "c", "c")
+        for at, request in enumerate(batch.requests):
+            request.size_bytes = 10**at
+            request.consumes = at > 2
+        assert batch.sums_bytes() == [101, 10, 0]
+        assert [batch.sums_of(group, group.indexes)[0] for group in batch.groups()] == [101, 10, 0]
+        assert batch.sums_of(batch.groups()[0], [2]) == (100, 1)
+
+    def test_of_a_single_group_are_one(self, batch_of: MakeBatch) -> None:
+        batch = batch_of("a", "a", "a")
+        assert batch.sums_bytes() == [300]
+        for request in batch.requests:
+            request.consumes = True
+        batch._groups = None
+        assert batch.sums_bytes() == [0]
+
+    def test_of_answers_leave_out_one_way_requests(self, batch_of: MakeBatch) -> None:
+        batch = batch_of("a", "a", "a")
+        batch.requests[1].oneway = True
+        (group,) = batch.groups()
+        assert [batch.sums_of(group, indexes)[1] for indexes in ([0, 1, 2], [1, 2], [1])] == [2, 1, 0]
+
+
+class TestVerdicts:
+    def test_first_verdict_stays(self, batch_of: MakeBatch) -> None:
+        batch = batch_of("a", "a")
+        batch.add_verdicts({0: refuse("first")})
+        batch.add_verdicts({0: refuse("second"), 1: refuse("second")})
+        assert batch.verdicts == {0: refuse("first"), 1: refuse("second")}
+
+    def test_no_verdicts_leave_everything_to_pass(self, batch_of: MakeBatch) -> None:
+        batch = batch_of("a")
+        batch.add_verdicts(NO_VERDICTS)
+        assert batch.verdicts == {}
+
+    def test_further_kinds_of_verdicts_are_taken(self, batch_of: MakeBatch) -> None:
+        class Grant(Verdict, frozen=True):
+            """Not one of today's."""
+
+        batch = batch_of("a")
+        batch.add_verdicts({0: Grant()})
+        assert batch.verdicts == {0: Grant()}
+
+    @pytest.mark.parametrize("index", [-1, 2, 10**9])
+    def test_verdict_for_no_request_is_refused(self, batch_of: MakeBatch, index: int) -> None:
+        with pytest.raises(IndexError, match=f"verdict for request {index} of a batch of 2"):
+            batch_of("a", "a").add_verdicts({index: refuse("x")})
+
+    @pytest.mark.parametrize("nonsense", [None, True, "refuse", Refuse])
+    def test_what_is_no_verdict_is_refused(self, batch_of: MakeBatch, nonsense: Any) -> None:
+        with pytest.raises(TypeError, match="not a verdict for request 0"):
+            batch_of("a").add_verdicts({0: nonsense})
+
+    @pytest.mark.parametrize(("resource", "rule", "wait_us"), [("a", "r", 0), (A, None, 0), (A, "r", None)])
+    def test_refusal_that_no_answer_can_be_made_of_is_refused(
+        self, batch_of: MakeBatch, resource: Any, rule: Any, wait_us: Any
+    ) -> None:
+        with pytest.raises(TypeError, match="belongs"):
+            batch_of("a").add_verdicts({0: Refuse(resource, rule, wait_us)})
+
+    def test_of_a_faulty_answer_nothing_is_taken(self, batch_of: MakeBatch) -> None:
+        batch = batch_of("a", "a")
+        with pytest.raises(IndexError):
+            batch.add_verdicts({0: refuse("x"), 7: refuse("x")})
+        assert batch.verdicts == {}
+
+    @pytest.mark.parametrize(
+        "verdict",
+        [Hold(A, "r", None), Hold("a", "r", Ticket(print)), Shadow(A, None), Shadow("a", "r"), Refuse(A, "r", 1, "2")],  # type: ignore[arg-type]  # the faults
+    )
+    def test_verdict_with_a_wrong_attribute_is_refused(self, batch_of: MakeBatch, verdict: Verdict) -> None:
+        with pytest.raises(TypeError, match="belongs"):
+            batch_of("a").add_verdicts({0: verdict})
+
+
+class TestPrecedence:
+    """Refuse over Hold over Shadow; the first of equals."""
+
+    def test_refusal_takes_the_place_of_a_hold_whose_ticket_is_dropped(self, batch_of: MakeBatch) -> None:
+        tickets, batch = Tickets(), batch_of("a")
+        batch.add_verdicts({0: tickets.hold("slow")})
+        batch.add_verdicts({0: refuse("no")})
+        assert batch.verdicts == {0: refuse("no")}
+        assert tickets.dropped == ["slow"]
+
+    def test_hold_after_a_refusal_is_dropped(self, batch_of: MakeBatch) -> None:
+        tickets, batch = Tickets(), batch_of("a")
+        batch.add_verdicts({0: refuse("no")})
+        batch.add_verdicts({0: tickets.hold("slow")})
+        assert batch.verdicts == {0: refuse("no")}
+        assert tickets.dropped == ["slow"]
+
+    def test_second_hold_is_dropped(self, batch_of: MakeBatch) -> None:
+        tickets, batch = Tickets(), batch_of("a")
+        first = tickets.hold("first")
+        batch.add_verdicts({0: first})
+        batch.add_verdicts({0: tickets.hold("second")})
+        assert batch.verdicts == {0: first}
+        assert tickets.dropped == ["second"]
+
+    def test_shadow_gives_way_to_both(self, batch_of: MakeBatch) -> None:
+        tickets, batch = Tickets(), batch_of("a", "a", "a")
+        hold, shadow = tickets.hold("slow"), Shadow(A, "shadow")
+        batch.add_verdicts(dict.fromkeys(range(3), shadow))
+        batch.add_verdicts({0: hold, 1: refuse("no"), 2: Shadow(A, "later")})
+        batch.add_verdicts(dict.fromkeys(range(2), shadow))
+        assert batch.verdicts == {0: hold, 1: refuse("no"), 2: shadow}
+        assert tickets.dropped == []
+
+    def test_refusing_all_drops_what_is_held_and_keeps_the_first_refusals(self, batch_of: MakeBatch) -> None:
+        tickets, batch = Tickets(), batch_of("a", "a", "a")
+        batch.add_verdicts({0: tickets.hold("slow"), 1: refuse("first")})
+        batch.refuse_all(refuse("closed"))
+        assert batch.verdicts == {0: refuse("closed"), 1: refuse("first"), 2: refuse("closed")}
+        assert tickets.dropped == ["slow"]
+
+    def test_verdicts_that_come_to_nothing_drop_their_tickets(self) -> None:
+        tickets = Tickets()
+        drop_tickets({0: tickets.hold("a"), 1: refuse("no"), 3: tickets.hold("b")})
+        assert tickets.dropped == ["a", "b"]
+
+
+class TestTicket:
+    def test_is_resolved_once(self) -> None:
+        seen: list[Refuse | None] = []
+        ticket = Ticket(pytest.fail)
+        ticket.attach(lambda resolved: seen.append(resolved.refuse))
+        ticket.resolve(refuse("no"))
+        ticket.resolve(None)
+        ticket.drop()
+        assert seen == [refuse("no")]
+        assert ticket.resolved
+        assert not ticket.dropped
+
+    def test_resolved_before_anybody_is_attached_tells_at_once(self) -> None:
+        seen: list[Refuse | None] = []
+        ticket = Ticket(pytest.fail)
+        ticket.resolve(None)
+        ticket.attach(lambda resolved: seen.append(resolved.refuse))
+        assert seen == [None]
+
+    def test_is_dropped_once_and_never_resolved_after(self) -> None:
+        dropped: list[bool] = []
+        ticket = Ticket(lambda: dropped.append(True))
+        ticket.attach(lambda _: pytest.fail("resolved"))
+        ticket.drop()
+        ticket.drop()
+        ticket.resolve(None)
+        ticket.attach(lambda _: pytest.fail("resolved"))
+        assert dropped == [True]
+        assert ticket.dropped
+        assert not ticket.resolved

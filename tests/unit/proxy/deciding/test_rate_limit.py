@@ -1,0 +1,595 @@
+from __future__ import annotations
+
+import gc
+import tracemalloc
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import trio
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pydantic import TypeAdapter, ValidationError
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from limiter.buckets.limiter import LimiterState
+from limiter.deciding.limits import Caller, Limits
+from limiter.rules.resource import Resource
+from limiter.rules.rule import Rule
+from limiter.rules.rule_set import RuleSet
+from proxy.deciding.batch import (
+    NO_VERDICTS,
+    Batch,
+    Charge,
+    ConnectionInfo,
+    Hold,
+    Refuse,
+    Request,
+    Shadow,
+    Side,
+    Ticket,
+    Verdicts,
+)
+from proxy.deciding.pipeline import HandlerServices
+from proxy.deciding.rate_limit import PLUGIN, RateLimitOptions
+
+if TYPE_CHECKING:
+    from tests.unit.proxy.conftest import MakeBatch
+
+KIND = "line_topic"
+NS_PER_S = 1_000_000_000
+
+
+@dataclass
+class Limiting:
+    """The handler with its limits, so that tests can look at both."""
+
+    limits: Limits
+    handler: Any
+
+    @classmethod
+    def by(cls, *rules: Rule, options: RateLimitOptions | None = None, max_live: int = 1000) -> Limiting:
+        limits = Limits(RuleSet(rules), max_live)
+        return cls(limits, PLUGIN.build(options or RateLimitOptions(), HandlerServices(limits, lambda: 0)))
+
+    def decide(self, batch: Batch, now_ns: int = 0) -> Verdicts:
+        verdicts: Verdicts = self.handler.on_requests(batch, now_ns)
+        batch.add_verdicts(verdicts)
+        return verdicts
+
+    def state(self, name: str, now_ns: int = 0) -> LimiterState:
+        state = self.limits.state(Resource(KIND, name), now_ns)
+        assert state is not None
+        return state
+
+    def stored(self, name: str, now_ns: int = 0) -> float:
+        return self.state(name, now_ns).stored_permits
+
+
+def rule(name: str, rate_per_s: float | None, *, break_s: float = 1.0) -> Rule:
+    return Rule(KIND, name, rate_per_s, break_s=break_s)
+
+
+def test_what_is_over_the_limit_is_refused(batch_of: MakeBatch) -> None:
+    limiting = Limiting.by(rule("a", 2))
+    verdicts = limiting.decide(batch_of("a", "a", "a", "a"))
+    assert verdicts.keys() == {2, 3}
+    refuse = verdicts[2]
+    assert refuse == verdicts[3]
+    assert isinstance(refuse, Refuse)
+    assert refuse.resource == Resource(KIND, "a")
+    assert refuse.rule == "line_topic:a"
+    assert 1_000_000 <= refuse.wait_us <= 1_000_001
+
+
+def test_nothing_refused_is_no_verdicts(batch_of: MakeBatch) -> None:
+    assert Limiting.by(rule("a", 2)).decide(batch_of("a", "a")) is NO_VERDICTS
+
+
+def test_unlimited_resource_has_no_limiter(batch_of: MakeBatch) -> None:
+    limiting = Limiting.by(rule("a", None))
+    assert limiting.decide(batch_of("a", "other")) is NO_VERDICTS
+    assert limiting.limits.live == 0
+
+
+def test_each_resource_has_its_own_limit(batch_of: MakeBatch) -> None:
+    limiting = Limiting.by(rule("*", 1))
+    assert limiting.decide(batch_of("a", "b", "a", "c", "b")).keys() == {2, 4}
+
+
+def test_batch_of_messages_costs_its_messages(batch_of: MakeBatch) -> None:
+    limiting = Limiting.by(rule("a", 10))
+    assert limiting.decide(batch_of("a", "a", "a", costs=[4, 6, 1])).keys() == {2}
+    assert limiting.stored("a") == 0
+
+
+def test_refused_request_spends_nothing(batch_of: MakeBatch) -> None:
+    limiting = Limiting.by(rule("a", 1, break_s=0))
+    limiting.decide(batch_of("a", "a", costs=[1, 1000]))
+    assert limiting.stored("a") == 0
+
+
+class TestSeveralResources:
+    def test_all_must_admit(self, batch_of: MakeBatch) -> None:
+        limiting = Limiting.by(rule("wide", 10), rule("narrow", 2))
+        verdicts = limiting.decide(batch_of(*[("wide", "narrow")] * 5))
+        assert verdicts.keys() == {2, 3, 4}
+        assert {verdict.rule for verdict in verdicts.values() if isinstance(verdict, Refuse)} == {"line_topic:narrow"}
+
+    def test_refusal_spends_from_none(self, batch_of: MakeBatch) -> None:
+        limiting = Limiting.by(rule("wide", 10), rule("narrow", 2))
+        limiting.decide(batch_of(*[("wide", "narrow")] * 5))
+        assert limiting.stored("wide") == 8
+        assert limiting.stored("narrow") == 0
+
+    def test_only_who_refused_opens_its_breaker(self, batch_of: MakeBatch) -> None:
+        limiting = Limiting.by(rule("wide", 10), rule("narrow", 2))
+        limiting.decide(batch_of(*[("wide", "narrow")] * 5))
+        assert not limiting.state("wide").open
+        assert limiting.state("narrow").open
+
+    def test_unlimited_ones_have_no_say(self, batch_of: MakeBatch) -> None:
+        limiting = Limiting.by(rule("a", 1), rule("free", None))
+        assert limiting.decide(batch_of(("free", "a"), ("a", "free"), ("free",))).keys() == {1}
+
+    def test_all_of_them_unlimited_is_unlimited(self, batch_of: MakeBatch) -> None:
+        limiting = Limiting.by(rule("free", None))
+        assert limiting.decide(batch_of(("free", "other"))) is NO_VERDICTS
+        assert limiting.limits.live == 0
+
+    def test_both_that_stop_at_the_same_request_open(self, batch_of: MakeBatch) -> None:
+        limiting = Limiting.by(rule("a", 3), rule("b", 3))
+        assert limiting.decide(batch_of(*[("a", "b")] * 4)).keys() == {3}
+        assert limiting.state("a").open
+        assert limiting.state("b").open
+
+
+class TestTooLarge:
+    def test_batch_that_can_never_be_admitted_locks_nobody_out(self, batch_of: MakeBatch) -> None:
+        limiting = Limiting.by(rule("a", 50))
+        verdicts = limiting.decide(batch_of("a", "a", "a", "a", costs=[1, 10_000, 190_000, 1]))
+        refuse = Refuse(Resource(KIND, "a"), "line_topic:a", 1_000_000, most=550)
+        assert verdicts == {1: refuse, 2: refuse}
+        assert limiting.stored("a") == 48
+        assert not limiting.state("a").open
+
+    def test_a_limit_that_has_nothing_stored_does_not_break_for_it(self, batch_of: MakeBatch) -> None:
+        limiting = Limiting.by(rule("a", 50), rule("b", 2))
+        limiting.decide(batch_of("b", "b"))
+        assert limiting.decide(batch_of(("a", "b"), costs=[551])).keys() == {0}
+        assert not limiting.state("b").open
+
+    def test_one_that_is_too_large_for_now_is_told_when_it_is_not(self, batch_of: MakeBatch) -> None:
+        limiting = Limiting.by(rule("a", 50))
+        limiting.decide(batch_of(*["a"] * 30))
+        verdicts = limiting.decide(batch_of("a", "a", costs=[530, 1]))
+        assert verdicts == {0: Refuse(Resource(KIND, "a"), "line_topic:a", 200_000)}
+
+    def test_shadow_counts_it_alone(self, batch_of: MakeBatch) -> None:
+        limiting = Limiting.by(replace(rule("a", 50), action="shadow"))
+        verdicts = limiting.decide(batch_of("a", "a", "a", costs=[1, 10_000, 1]))
+        assert verdicts == {1: Shadow(Resource(KIND, "a"), "line_topic:a")}
+
+    def test_it_is_refused_and_not_held_and_those_behind_it_are_held(self, batch_of: MakeBatch) -> None:
+        limiting = Limiting.by(Rule(KIND, "a", 10, action="delay", max_delay_s=60, max_debt_s=1))
+        limiting.decide(batch_of(*["a"] * 10))
+        verdicts = limiting.decide(batch_of("a", "a", "a", costs=[1, 21, 1]))
+        assert [type(verdicts[index]) for index in range(3)] == [Hold, Refuse, Hold]
+        assert verdicts[1] == Refuse(Resource(KIND, "a"), "line_topic:a", 1_000_000, most=20)
+
+
+class TestEarlierHandlers:
+    def test_their_refusals_are_not_charged(self, batch_of: MakeBatch) -> None:
+        limiting = Limiting.by(rule("a", 10))
+        batch = batch_of("a", "a", "a", costs=[4, 3, 2])
+        batch.add_verdicts({1: Refuse(Resource(KIND, "a"), "other", 0)})
+        assert limiting.decide(batch) is NO_VERDICTS
+        assert limiting.stored("a") == 4
+
+    def test_their_refusals_keep_the_others_apart(self, batch_of: MakeBatch) -> None:
+        limiting = Limiting.by(rule("a", 2))
+        batch = batch_of("a", "a", "a", "a")
+        batch.add_verdicts({0: Refuse(Resource(KIND, "a"), "other", 0)})
+        assert limiting.decide(batch).keys() == {3}
+
+    def test_batch_refused_throughout_touches_no_limiter(self, batch_of: MakeBatch) -> None:
+        limiting = Limiting.by(rule("a", 2))
+        batch = batch_of("a")
+        batch.add_verdicts({0: Refuse(Resource(KIND, "a"), "other", 0)})
+        limiting.decide(batch)
+        assert limiting.limits.live == 0
+
+
+class TestCharges:
+    def test_are_debited_into_debt_and_refuse_nothing_themselves(self, batch_of: MakeBatch) -> None:
+        limiting = Limiting.by(rule("a", 2))
+        assert limiting.decide(batch_of(charges=[("a", 5)])) is NO_VERDICTS
+        assert limiting.stored("a") == -3
+        assert limiting.decide(batch_of("a")).keys() == {0}
+
+    def test_of_what_is_unlimited_are_nothing(self, batch_of: MakeBatch) -> None:
+        limiting = Limiting.by(rule("a", None))
+        assert limiting.decide(batch_of(charges=[("a", 5)])) is NO_VERDICTS
+
+    def test_come_after_the_requests_of_their_chunk(self, batch_of: MakeBatch) -> None:
+        limiting = Limiting.by(rule("a", 2))
+        assert limiting.decide(batch_of("a", charges=[("a", 100)])) is NO_VERDICTS
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.lists(st.tuples(st.sampled_from(["a", "b", "pair"]), st.integers(1, 4)), min_size=1, max_size=12),
+        st.sampled_from([0, 1, NS_PER_S // 3, NS_PER_S, 3 * NS_PER_S]),
+    ),
+    min_size=1,
+    max_size=8,
+)
+
+
+@pytest.mark.parametrize("break_s", [0, 1.0])
+@given(steps=STEPS)
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+def test_batch_is_decided_as_its_single_requests_are(
+    batch_of: MakeBatch, break_s: float, steps: list[tuple[list[tuple[str, int]], int]]
+) -> None:
+    """For resources that stand in one set only; sets that overlap share permits in the order of the groups."""
+    resources: dict[str, str | tuple[str, ...]] = {"a": "a", "b": "b", "pair": ("c", "d")}
+    rules = [rule(name, rate, break_s=break_s) for name, rate in {"a": 3, "b": 7, "c": 5, "d": 4}.items()]
+    together, singly = Limiting.by(*rules), Limiting.by(*rules)
+    now_ns = 0
+    for wanted, pause_ns in steps:
+        now_ns += pause_ns
+        names = [resources[name] for name, _ in wanted]
+        costs = [cost for _, cost in wanted]
+        expected = {}
+        for index, (name, cost) in enumerate(zip(names, costs, strict=True)):
+            for verdict in singly.decide(batch_of(name, costs=[cost]), now_ns).values():
+                expected[index] = verdict
+        assert together.decide(batch_of(*names, costs=costs), now_ns) == expected
+        assert list(together.limits.states(now_ns)) == list(singly.limits.states(now_ns))
+
+
+@given(steps=STEPS, overlap=st.permutations([("a",), ("a", "b"), ("b",)]))
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+def test_overlapping_resources_never_admit_more_than_their_limits(
+    batch_of: MakeBatch,
+    steps: list[tuple[list[tuple[str, int]], int]],
+    overlap: list[tuple[str, ...]],
+) -> None:
+    sets = dict(zip(["a", "b", "pair"], overlap, strict=True))
+    rates = {"a": 3, "b": 7}
+    limiting = Limiting.by(*(rule(name, rate, break_s=0) for name, rate in rates.items()))
+    admitted = dict.fromkeys(rates, 0)
+    now_ns = 0
+    for wanted, pause_ns in steps:
+        now_ns += pause_ns
+        verdicts = limiting.decide(batch_of(*(sets[name] for name, _ in wanted), costs=[c for _, c in wanted]), now_ns)
+        for index, (name, cost) in enumerate(wanted):
+            if index not in verdicts:
+                for resource in sets[name]:
+                    admitted[resource] += cost
+    largest = 4
+    for resource, rate in rates.items():
+        assert admitted[resource] <= rate * (now_ns / NS_PER_S) + rate + largest
+
+
+def test_a_refusal_by_a_shared_overflow_limiter_names_the_requests_own_resource(batch_of: MakeBatch) -> None:
+    verdicts = Limiting.by(rule("*", 1), max_live=1).decide(batch_of("a", "a", "b", "b"))
+    refused = [verdict.resource.name for verdict in verdicts.values() if isinstance(verdict, Refuse)]
+    assert refused == ["a", "b"]
+
+
+def test_names_that_share_an_overflow_limiter_are_each_charged_to_it(batch_of: MakeBatch) -> None:
+    limiting = Limiting.by(rule("*", 4), max_live=1)
+    limiting.decide(batch_of("a"))
+    assert limiting.decide(batch_of(*[("x", "y")] * 3)).keys() == {2}
+
+
+def request(name: str = "a", **more: Any) -> Request:
+    resources = (Resource(more.pop("kind", KIND), name),)
+    fields: dict[str, Any] = {"messages": 1, "size_bytes": 100, "producer_group": "g", "oneway": False}
+    return Request(resources, **{**fields, "order_key": None, "handle": None, **more})
+
+
+def batch_by(*requests: Request, charges: tuple[Charge, ...] = (), exempt: bool = False, number: int = 1) -> Batch:
+    info = ConnectionInfo(number, "main", "scope", f"10.1.2.3:{4000 + number}", "10.1.2.3", exempt)
+    return Batch(info, Side.CLIENT, requests, charges)
+
+
+class TestScopes:
+    @pytest.mark.parametrize(("kind", "name"), [("client", "10.1.2.3"), ("producer_group", "g"), ("listener", "scope")])
+    def test_are_taken_from_the_connection_and_the_request(self, kind: str, name: str) -> None:
+        limiting = Limiting.by(Rule(kind, name, 1, busy_code=215))
+        verdicts = limiting.decide(batch_by(request("a"), request("b"), request("c", producer_group="h")))
+        refuse = verdicts[1]
+        assert isinstance(refuse, Refuse)
+        assert (refuse.resource, refuse.rule, refuse.busy_code) == (Resource(kind, name), f"{kind}:{name}", 215)
+        assert (2 in verdicts) is (kind != "producer_group")
+
+    def test_do_not_limit_what_consumes(self) -> None:
+        limiting = Limiting.by(Rule("client", "*", 0))
+        charge = Charge((Resource(KIND, "a"),), 5, consumes=True)
+        assert limiting.decide(batch_by(request(consumes=True, messages=0), charges=(charge,))) is NO_VERDICTS
+        assert limiting.limits.live == 0
+
+    def test_exempt_connections_are_neither_limited_nor_charged(self) -> None:
+        limiting = Limiting.by(Rule("client", "*", 0), rule("*", 5))
+        charge = Charge((Resource(KIND, "a"),), 5)
+        assert limiting.decide(batch_by(request(), charges=(charge,), exempt=True)) is NO_VERDICTS
+        assert limiting.limits.live == 0
+
+
+class TestBytes:
+    def test_are_those_of_the_frames(self) -> None:
+        limiting = Limiting.by(Rule(KIND, "*", None, bytes_per_s=1000))
+        assert limiting.decide(batch_by(*(request(size_bytes=size) for size in (600, 500, 1)))).keys() == {2}
+
+    def test_of_an_answer_are_charged(self) -> None:
+        limiting = Limiting.by(Rule(KIND, "*", None, bytes_per_s=1000))
+        charge = Charge((Resource(KIND, "a"),), 3, size_bytes=1500)
+        limiting.decide(batch_by(charges=(charge,)))
+        assert limiting.decide(batch_by(request())).keys() == {0}
+
+
+class TestShadow:
+    def test_is_the_verdict_of_what_would_be_refused(self) -> None:
+        limiting = Limiting.by(Rule(KIND, "a", 2, action="shadow"))
+        verdicts = limiting.decide(batch_by(request(), request("free"), request(), request()))
+        assert verdicts == {3: Shadow(Resource(KIND, "a"), "line_topic:a")}
+
+    def test_first_rule_in_order_is_named(self) -> None:
+        limiting = Limiting.by(Rule("client", "*", 0, action="shadow"), Rule(KIND, "a", 1, action="shadow"))
+        verdicts = limiting.decide(batch_by(request(), request()))
+        assert {index: shadow.rule for index, shadow in verdicts.items() if isinstance(shadow, Shadow)} == {
+            0: "client:*",
+            1: "line_topic:a",
+        }
+
+
+def delay(rate_per_s: float, name: str = "*", max_delay_s: float = 2) -> Rule:
+    return Rule(KIND, name, rate_per_s, action="delay", max_delay_s=max_delay_s, max_debt_s=3600)
+
+
+def tickets_of(verdicts: Verdicts) -> list[Ticket]:
+    return [verdict.ticket for verdict in verdicts.values() if isinstance(verdict, Hold)]
+
+
+class TestHolding:
+    def test_what_may_wait_gets_a_ticket_and_the_rest_is_refused(self) -> None:
+        limiting = Limiting.by(delay(1))
+        verdicts = limiting.decide(batch_by(*(request() for _ in range(6))))
+        assert [type(verdicts[index]) for index in sorted(verdicts)] == [Hold, Hold, Refuse, Refuse, Refuse]
+        hold = verdicts[1]
+        assert isinstance(hold, Hold)
+        assert (hold.resource, hold.rule) == (Resource(KIND, "a"), "line_topic:*")
+        assert verdicts[3] is verdicts[5]
+        assert limiting.limits.held == (2, 200)
+
+    def test_what_passes_behind_a_held_request_passes(self) -> None:
+        verdicts = Limiting.by(delay(1, "slow")).decide(batch_by(request("slow"), request("slow"), request("free")))
+        assert verdicts.keys() == {1}
+
+    def test_requests_with_an_order_key_stay_in_order(self) -> None:
+        limiting = Limiting.by(delay(1, "slow"))
+        first = batch_by(request("slow"), request("slow", order_key=1), request("free", order_key=1), request("free"))
+        assert [type(verdict) for verdict in limiting.decide(first).values()] == [Hold, Hold]
+        again = limiting.decide(batch_by(request("free", order_key=1)))
+        assert isinstance(again[0], Hold)
+        assert limiting.decide(batch_by(request("free", order_key=1), number=2)) is NO_VERDICTS
+
+    def test_bounds_are_the_options(self) -> None:
+        limiting = Limiting.by(delay(100), options=RateLimitOptions(max_held=3))
+        verdicts = limiting.decide(batch_by(*(request() for _ in range(110))))
+        assert [type(verdicts[index]) for index in sorted(verdicts)] == [Hold] * 3 + [Refuse] * 7
+        assert limiting.limits.refused_by_bound == {"max_held": 7}
+
+    def test_follower_over_a_bound_is_refused(self) -> None:
+        limiting = Limiting.by(delay(1, "slow"), options=RateLimitOptions(max_held_per_connection=1))
+        verdicts = limiting.decide(
+            batch_by(request("slow"), request("slow", order_key=1), request("free", order_key=1))
+        )
+        assert [type(verdict) for verdict in verdicts.values()] == [Hold, Refuse]
+
+    def test_dropped_ticket_leaves_nothing_held(self) -> None:
+        limiting = Limiting.by(delay(1))
+        for ticket in tickets_of(limiting.decide(batch_by(*(request() for _ in range(3))))):
+            ticket.drop()
+        assert limiting.limits.held == (0, 0)
+
+    def test_failure_half_way_drops_the_tickets(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        limiting = Limiting.by(delay(1), delay(1, "b"))
+        real = limiting.limits.decide
+
+        def failing(now_ns: int, resources: tuple[Resource, ...], *rest: Any) -> Any:
+            if resources[0].name == "b":
+                raise RuntimeError("broken")
+            return real(now_ns, resources, *rest)
+
+        monkeypatch.setattr(limiting.limits, "decide", failing)
+        with pytest.raises(RuntimeError, match="broken"):
+            limiting.decide(batch_by(request(), request(), request("b")))
+        assert limiting.limits.held == (0, 0)
+
+    def test_failure_to_charge_drops_the_tickets(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        limiting = Limiting.by(delay(1))
+        batch = batch_by(request(), request())
+        batch.charges = [Charge((Resource(KIND, "a"),), 1)]
+
+        def failing(*_: Any) -> None:
+            raise RuntimeError("broken")
+
+        monkeypatch.setattr(limiting.limits, "charge", failing)
+        with pytest.raises(RuntimeError, match="broken"):
+            limiting.decide(batch)
+        assert limiting.limits.held == (0, 0)
+
+
+@pytest.mark.parametrize("name", list(RateLimitOptions.__dataclass_fields__))
+def test_options_are_not_negative(name: str) -> None:
+    with pytest.raises(ValidationError, match="greater than or equal to 0"):
+        TypeAdapter(RateLimitOptions).validate_python({name: -1})
+    TypeAdapter(RateLimitOptions).validate_python({name: 0})
+
+
+@dataclass
+class Timed:
+    """The handler with its task, on the mock clock."""
+
+    limiting: Limiting
+    now_ns: Callable[[], int]
+    clock: MockClock
+    resolved: list[tuple[float, int, str | None]] = field(default_factory=list)
+
+    def ask(self, *requests: Request) -> Verdicts:
+        batch = batch_by(*requests)
+        verdicts = self.limiting.decide(batch, self.now_ns())
+        for index, verdict in verdicts.items():
+            if isinstance(verdict, Hold):
+                verdict.ticket.attach(lambda ticket, index=index: self.note(index, ticket))  # type: ignore[misc]  # a default
+        return verdicts
+
+    def note(self, index: int, ticket: Ticket) -> None:
+        rule = None if ticket.refuse is None else ticket.refuse.rule
+        self.resolved.append((round(trio.current_time(), 3), index, rule))
+
+    async def jump(self, seconds: float) -> None:
+        self.clock.jump(seconds)
+        await wait_all_tasks_blocked()
+
+
+StartTimed = Callable[..., Timed]
+
+
+@pytest.fixture
+async def start(nursery: trio.Nursery, now_ns: Callable[[], int], mock_clock: MockClock) -> StartTimed:
+    def run(*rules: Rule) -> Timed:
+        limits = Limits(RuleSet(rules))
+        handler = PLUGIN.build(RateLimitOptions(), HandlerServices(limits, now_ns))
+        nursery.start_soon(handler.run)
+        return Timed(Limiting(limits, handler), now_ns, mock_clock)
+
+    return run
+
+
+class TestTask:
+    async def test_releases_each_when_its_time_has_come(self, start: StartTimed) -> None:
+        timed = start(delay(10))
+        timed.ask(*(request() for _ in range(13)))
+        await timed.jump(0.001)
+        assert [index for _, index, _ in timed.resolved] == [10]
+        await timed.jump(0.098)
+        assert len(timed.resolved) == 1
+        await timed.jump(0.002)
+        await timed.jump(0.1)
+        assert timed.resolved == [(0.001, 10, None), (0.101, 11, None), (0.201, 12, None)]
+
+    async def test_what_a_shadow_rule_says_to_what_is_released_is_on_the_ticket(self, start: StartTimed) -> None:
+        timed = start(delay(10), Rule("client", "*", 0, action="shadow"))
+        verdicts = timed.ask(*(request() for _ in range(12)))
+        first, second = tickets_of(verdicts)
+        await timed.jump(0.001)
+        assert (first.refuse, first.shadow) == (None, Shadow(Resource("client", "10.1.2.3"), "client:*"))
+        assert (second.resolved, second.shadow) == (False, None)
+
+    async def test_sleeps_until_something_is_due(self, start: StartTimed, monkeypatch: pytest.MonkeyPatch) -> None:
+        timed = start(delay(10))
+        asked: list[int] = []
+        real = timed.limiting.handler.holding.release
+
+        def release(now_ns: int) -> None:
+            asked.append(now_ns)
+            real(now_ns)
+
+        monkeypatch.setattr(timed.limiting.handler.holding, "release", release)
+        await timed.jump(100)
+        assert asked == []
+        timed.ask(*(request() for _ in range(12)))
+        await timed.jump(0.05)
+        await timed.jump(10)
+        assert len(asked) == 2
+
+    async def test_wakes_up_for_what_is_due_earlier_than_what_it_sleeps_for(self, start: StartTimed) -> None:
+        timed = start(delay(1, "slow", 60), delay(10, "fast"))
+        timed.ask(request("slow", messages=51), request("slow"))
+        await timed.jump(1)
+        timed.ask(*(request("fast") for _ in range(11)))
+        await timed.jump(0.1)
+        assert timed.resolved == [(1.1, 10, None)]
+        await timed.jump(60)
+        assert timed.resolved[1:] == [(61.1, 1, None)]
+
+    async def test_change_of_the_rules_releases_at_once(self, start: StartTimed) -> None:
+        timed = start(delay(1, "a", 3600))
+        timed.ask(*(request() for _ in range(1000)))
+        await timed.jump(0.5)
+        timed.limiting.limits.swap(timed.limiting.limits.rule_set.replace(rules=()), timed.now_ns())
+        await wait_all_tasks_blocked()
+        assert [index for at_s, index, _ in timed.resolved if at_s == 0.5] == list(range(1, 1000))
+
+    async def test_refuses_at_the_deadline(self, start: StartTimed) -> None:
+        timed = start(delay(10))
+        timed.ask(request(messages=10), request())
+        timed.limiting.limits.charge(0, (Resource(KIND, "a"),), Caller("10.1.2.3", "", "scope"), 1000, 0)
+        await timed.jump(1.999)
+        assert timed.resolved == []
+        await timed.jump(0.001)
+        assert timed.resolved == [(2, 1, "line_topic:*")]
+
+    async def test_drain_refuses_what_is_left_shortly_before_the_end(self, start: StartTimed) -> None:
+        timed = start(delay(1, "a", 60))
+        timed.ask(request(messages=11), request())
+        await timed.jump(1)
+        timed.limiting.handler.drain(timed.now_ns() + 2 * NS_PER_S)
+        await timed.jump(1.7)
+        assert timed.resolved == []
+        await timed.jump(0.1)
+        assert timed.resolved == [(2.8, 1, "line_topic:a")]
+        assert timed.limiting.limits.held == (0, 0)
+
+
+class TestLog:
+    def test_says_once_a_second_for_each_rule_who_is_over_it(self, log: list[Any]) -> None:
+        limits = Limits(RuleSet((Rule(KIND, "a", 0), Rule("client", "*", 3))))
+        now = [0]
+        handler = PLUGIN.build(RateLimitOptions(), HandlerServices(limits, lambda: now[0]))
+        for now[0] in (5 * NS_PER_S, 5 * NS_PER_S + 1, 6 * NS_PER_S - 1, 6 * NS_PER_S):
+            handler.on_requests(batch_by(*(request() for _ in range(10))), now[0])
+        handler.on_requests(batch_by(*(request("b") for _ in range(10))), now[0])
+        now[0] = 7 * NS_PER_S
+        handler.on_requests(batch_by(*(request("b") for _ in range(10))), now[0])
+        assert [(line["event"], line["rule"], line["resource"], line["not_logged"]) for line in log] == [
+            ("over the limit", "line_topic:a", "line_topic:a", 0),
+            ("over the limit", "line_topic:a", "line_topic:a", 29),
+            ("over the limit", "client:*", "client:10.1.2.3", 0),
+            ("over the limit", "client:*", "client:10.1.2.3", 6),
+        ]
+        assert {line["client"] for line in log} == {"10.1.2.3"}
+        assert log[0]["wait_us"] == 1_000_000
+        assert [line.get("for") for line in log] == [None, None, "line_topic:b", "line_topic:b"]
+
+    def test_says_nothing_of_what_is_held_or_shaded(self, log: list[Any]) -> None:
+        limiting = Limiting.by(delay(1), Rule("client", "*", 0, action="shadow"))
+        limiting.decide(batch_by(*(request() for _ in range(3))))
+        assert log == []
+
+
+def test_ten_thousand_held_cost_less_than_a_kibibyte_each_with_their_tickets(batch_of: MakeBatch) -> None:
+    """Besides the copies of their bytes, which the sessions own."""
+    limiting = Limiting.by(delay(1000, "a", 60), options=RateLimitOptions(max_held_per_connection=1000))
+    limiting.decide(batch_by(*(request() for _ in range(1000)), number=99))
+    batches = [batch_by(*(request() for _ in range(1000)), number=number) for number in range(10)]
+    for batch in batches:
+        batch.groups()
+    gc.collect()
+    tracemalloc.start()
+    try:
+        tickets = [tickets_of(limiting.decide(batch)) for batch in batches]
+        used_bytes = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert limiting.limits.held == (10_000, 1_000_000)
+    assert used_bytes / 10_000 < 1024
+    for ticket in tickets[3]:
+        ticket.drop()
+    assert limiting.limits.held.requests == 9_000

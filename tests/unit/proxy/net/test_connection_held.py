@@ -1,0 +1,327 @@
+"""How a connection's driver deals with requests that are held."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from limiter.rules.resource import Resource
+from proxy.deciding.batch import Batch, Charge, Hold, Refuse, Request, Side, Ticket, Verdicts
+from proxy.deciding.pipeline import Handler, HandlerConfig, HandlerPlugin
+from proxy.protocols.base import Buffer, Close, Protocol, Session, SessionContext
+
+if TYPE_CHECKING:
+    from tests.unit.proxy.conftest import Peer, Rig, StartRig
+
+BUSY = Refuse(Resource("line_topic", "hold"), "some rule", 7)
+
+
+class Holder(Handler):
+    """Holds what is sent to topics that begin with ``hold``; the test resolves it."""
+
+    def __init__(self) -> None:
+        self.tickets: list[Ticket] = []
+        self.dropped: list[int] = []
+        self.charges: list[Charge] = []
+        self.at_once: Callable[[Ticket], None] = lambda _: None
+        self.may_decide = trio.Event()
+        self.may_decide.set()
+
+    async def on_requests(self, batch: Batch, now_ns: int) -> Verdicts:
+        await self.may_decide.wait()
+        self.charges += batch.charges
+        return {
+            index: self._hold(request.resources[0])
+            for index, request in enumerate(batch.requests)
+            if request.resources[0].name.startswith("hold")
+        }
+
+    def _hold(self, resource: Resource) -> Hold:
+        number = len(self.tickets)
+        self.tickets.append(Ticket(lambda: self.dropped.append(number)))
+        self.at_once(self.tickets[number])
+        return Hold(resource, "some rule", self.tickets[number])
+
+
+@pytest.fixture
+def holder() -> Holder:
+    return Holder()
+
+
+@pytest.fixture
+def handlers(holder: Holder) -> list[HandlerConfig]:
+    return [HandlerConfig(HandlerPlugin("holder", dict, lambda options, services: holder), {}, deadline_ms=60_000)]
+
+
+@pytest.fixture
+async def rig(start_rig: StartRig, handlers: list[HandlerConfig]) -> Rig:
+    return await start_rig(handlers=handlers)
+
+
+async def send_held(client: Peer, broker: Peer, *names: str) -> None:
+    """Send requests that are held, and wait until they are."""
+    await client.send(b"".join(name.encode() + b" 1\n" for name in names) + b"free 1\n")
+    assert await broker.receive_line() == b"free 1\n"
+
+
+class TestResolving:
+    async def test_what_is_behind_a_held_request_goes_on_and_a_release_is_written_at_once(
+        self, rig: Rig, holder: Holder
+    ) -> None:
+        client, broker = await rig.connect()
+        await send_held(client, broker, "hold", "hold2")
+        for ticket, line in zip(holder.tickets, (b"hold 1\n", b"hold2 1\n"), strict=True):
+            ticket.resolve(None)
+            assert await broker.receive_line() == line
+        assert await rig.requests("hold") == {"pass": 1}
+
+    async def test_a_refusal_is_written_at_once(self, rig: Rig, holder: Holder) -> None:
+        client, broker = await rig.connect()
+        await send_held(client, broker, "hold")
+        holder.tickets[0].resolve(BUSY)
+        assert await client.receive_line() == b"BUSY hold 7\n"
+        assert broker.pending() == b""
+        assert await rig.requests("hold") == {"refuse": 1}
+
+    async def test_a_ticket_may_be_resolved_before_the_session_knows_of_it(self, rig: Rig, holder: Holder) -> None:
+        holder.at_once = lambda ticket: ticket.resolve(BUSY)
+        client, broker = await rig.connect()
+        await send_held(client, broker, "hold")
+        assert await client.receive_line() == b"BUSY hold 7\n"
+        assert await rig.requests("hold") == {"refuse": 1}
+
+    async def test_a_batch_of_the_broker_may_be_held_as_well(self, rig: Rig, holder: Holder) -> None:
+        client, broker = await rig.connect()
+        await broker.send(b"push hold 1\nanswer\n")
+        assert await client.receive_line() == b"answer\n"
+        await wait_all_tasks_blocked()
+        holder.tickets[0].resolve(None)
+        assert await client.receive_line() == b"push hold 1\n"
+
+    async def test_released_bytes_wait_behind_those_on_their_way(self, rig: Rig, holder: Holder) -> None:
+        client, broker = await rig.connect()
+        await send_held(client, broker, "hold")
+        line = b"free " + b"x" * 1018 + b"\n"
+        sent = await client.send_until_stalled(line)
+        holder.tickets[0].resolve(None)
+        await wait_all_tasks_blocked()
+        whole = (sent // len(line)) * line
+        received = await broker.receive(len(whole) + len(b"hold 1\n"))
+        assert received.replace(b"hold 1\n", b"", 1) == whole
+        assert received[: received.index(b"hold")].endswith(b"\n")
+
+
+class TestDropping:
+    async def test_the_end_of_the_clients_stream_drops_its_requests(self, rig: Rig, holder: Holder) -> None:
+        client, broker = await rig.connect()
+        await send_held(client, broker, "hold", "hold", "hold")
+        client.end()
+        assert await broker.receive_to_end() == b""
+        assert holder.dropped == [2, 1, 0]
+        assert await rig.requests("hold") == {"drop": 3}
+        holder.tickets[0].resolve(None)
+        await broker.send(b"answer\n")
+        assert await client.receive_line() == b"answer\n"
+
+    async def test_the_end_of_the_brokers_stream_drops_only_its_own(self, rig: Rig, holder: Holder) -> None:
+        client, broker = await rig.connect()
+        await send_held(client, broker, "hold")
+        await broker.send(b"push hold2 1\nanswer\n")
+        assert await client.receive_line() == b"answer\n"
+        broker.end()
+        assert await client.receive_to_end() == b""
+        assert holder.dropped == [1]
+        holder.tickets[0].resolve(None)
+        assert await broker.receive_line() == b"hold 1\n"
+
+    @pytest.mark.parametrize("how", ["client", "broker", "operator", "stop"])
+    async def test_whatever_ends_the_connection_drops_its_requests(self, rig: Rig, holder: Holder, how: str) -> None:
+        client, broker = await rig.connect()
+        await send_held(client, broker, "hold")
+        match how:
+            case "client":
+                client.reset()
+            case "broker":
+                broker.reset()
+            case "operator":
+                assert await rig.path.close_connection(rig.connections[0].info.id, "a test")
+            case _:
+                rig.scope.cancel()
+        while rig.connections:
+            await wait_all_tasks_blocked()
+        assert holder.dropped == [0]
+        assert (await rig.requests("hold")) == {"drop": 1}
+        holder.tickets[0].resolve(None)
+        await wait_all_tasks_blocked()
+
+    async def test_requests_whose_client_left_before_the_decision_are_given_up(self, rig: Rig, holder: Holder) -> None:
+        client, broker = await rig.connect()
+        await send_held(client, broker, "free")
+        assert await broker.receive_line() == b"free 1\n"
+        holder.may_decide = trio.Event()
+        await client.send(b"hold 1\n")
+        await wait_all_tasks_blocked()
+        client.reset()
+        assert await rig.path.close_connection(rig.connections[0].info.id, "a test")
+        await wait_all_tasks_blocked()
+        holder.may_decide.set()
+        await wait_all_tasks_blocked()
+        assert rig.connections == []
+        assert [ticket.dropped for ticket in holder.tickets] == [True] * len(holder.tickets)
+
+    async def test_a_handler_that_fails_when_told_costs_nobody_else(
+        self, rig: Rig, holder: Holder, log: list[Any]
+    ) -> None:
+        client, broker = await rig.connect()
+        await send_held(client, broker, "hold", "hold")
+        holder.tickets[1]._on_dropped = lambda: 1 / 0  # type: ignore[assignment] # what it returns is nobody's
+        client.end()
+        assert await broker.receive_to_end() == b""
+        assert holder.dropped == [0]
+        assert [entry["event"] for entry in log].count("handler failed to drop a held request") == 1
+
+
+class TestDrain:
+    async def test_waits_for_held_requests_and_their_answers(
+        self, rig: Rig, holder: Holder, nursery: trio.Nursery
+    ) -> None:
+        client, broker = await rig.connect()
+        await send_held(client, broker, "hold")
+        await broker.send(b"answer\n")
+        assert await client.receive_line() == b"answer\n"
+        nursery.start_soon(rig.path.drain, 10)
+        await wait_all_tasks_blocked()
+        assert len(rig.connections) == 1
+        holder.tickets[0].resolve(None)
+        assert await broker.receive_line() == b"hold 1\n"
+        await broker.send(b"answer\n")
+        assert await client.receive_to_end() == b"answer\n"
+        client.end()
+        broker.end()
+        await rig.until_closed("drained")
+
+    async def test_ends_with_the_refusal_of_the_last_held_request(
+        self, rig: Rig, holder: Holder, nursery: trio.Nursery
+    ) -> None:
+        client, broker = await rig.connect()
+        await send_held(client, broker, "hold")
+        await broker.send(b"answer\n")
+        assert await client.receive_line() == b"answer\n"
+        nursery.start_soon(rig.path.drain, 10)
+        await wait_all_tasks_blocked()
+        holder.tickets[0].resolve(BUSY)
+        assert await client.receive_to_end() == b"BUSY hold 7\n"
+        client.end()
+        broker.end()
+        await rig.until_closed("drained")
+
+
+class Holding(Session):
+    """Every byte is a request of its own, charged to ``hold``; what resolving one does is the test's."""
+
+    def __init__(self, context: SessionContext, on_resolved: Callable[[Holding, Request], None]) -> None:
+        self.context = context
+        self.out: dict[Side, list[Buffer]] = {side: [] for side in Side}
+        self.on_resolved = on_resolved
+
+    def receive(self, side: Side, chunk: memoryview, now_ns: int) -> Batch | None:
+        if side is Side.BROKER:
+            self.out[Side.CLIENT].append(chunk)
+            return Batch(self.context.connection, side, (), (self.charge(),))
+        requests = [Request((Resource("line_topic", "hold"),), 1, 1, "", False, None, byte) for byte in chunk]
+        return Batch(self.context.connection, side, requests)
+
+    def charge(self) -> Charge:
+        return Charge((Resource("line_topic", "hold"),), 3)
+
+    def decided(self, batch: Batch, now_ns: int) -> None:
+        pass
+
+    def resolved(self, request: Request, refuse: Refuse | None, now_ns: int) -> None:
+        self.on_resolved(self, request)
+
+    def end(self, side: Side, now_ns: int) -> None:
+        pass
+
+    def take(self, side: Side) -> Sequence[Buffer]:
+        out, self.out[side] = self.out[side], []
+        return out
+
+    def backlog_bytes(self, side: Side) -> int:
+        return 0
+
+    def in_flight(self) -> int:
+        return 0
+
+    def between_frames(self, side: Side) -> bool:
+        return True
+
+
+StartHolding = Callable[[Callable[[Holding, Request], None]], Any]
+
+
+@pytest.fixture
+def start(start_rig: StartRig, lines: Protocol, handlers: list[HandlerConfig]) -> StartHolding:
+    async def start_holding(on_resolved: Callable[[Holding, Request], None]) -> Rig:
+        protocol = replace(lines, name="own", open_session=lambda context: Holding(context, on_resolved))
+        return await start_rig(protocol=protocol, handlers=handlers)
+
+    return start_holding
+
+
+class TestSessions:
+    async def test_close_raised_by_a_resolution_parts_in_order_and_drops_the_others(
+        self, start: StartHolding, holder: Holder
+    ) -> None:
+        def close(session: Holding, request: Request) -> None:
+            session.out[Side.CLIENT].append(b"last words")
+            raise Close("own_reason", "a test")
+
+        rig = await start(close)
+        client, broker = await rig.connect()
+        await client.send(b"123")
+        await wait_all_tasks_blocked()
+        holder.tickets[1].resolve(None)
+        assert await client.receive_to_end() == b"last words"
+        assert await broker.receive_to_end() == b""
+        assert holder.dropped == [2, 0]
+        client.end()
+        broker.end()
+        await rig.until_closed("own_reason")
+
+    async def test_a_fault_in_a_resolution_ends_that_connection_alone(
+        self, start: StartHolding, holder: Holder, log: list[Any]
+    ) -> None:
+        def fail(session: Holding, request: Request) -> None:
+            raise ZeroDivisionError
+
+        rig = await start(fail)
+        client, _ = await rig.connect()
+        other, _ = await rig.connect()
+        await client.send(b"12")
+        await wait_all_tasks_blocked()
+        await other.send(b"1")
+        await wait_all_tasks_blocked()
+        holder.tickets[0].resolve(None)
+        await rig.until_closed("internal_error")
+        assert holder.dropped == [1]
+        assert len(rig.connections) == 1
+        assert [entry["event"] for entry in log].count("connection failed") == 1
+
+    async def test_bytes_do_not_wait_for_what_is_only_charged(self, start: StartHolding, holder: Holder) -> None:
+        rig = await start(lambda session, request: None)
+        client, broker = await rig.connect()
+        holder.may_decide = trio.Event()
+        await broker.send(b"answer")
+        assert await client.receive(6) == b"answer"
+        assert holder.charges == []
+        holder.may_decide.set()
+        await wait_all_tasks_blocked()
+        assert len(holder.charges) == 1
+        await broker.send(b"next")
+        assert await client.receive(4) == b"next"

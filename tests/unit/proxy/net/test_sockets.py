@@ -1,0 +1,454 @@
+from __future__ import annotations
+
+import errno
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import suppress
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from proxy.net import sockets
+from proxy.net.sockets import ListeningSocket, Wire, format_address
+
+HOST = "127.0.0.1"
+
+
+class Resolver(trio.abc.HostnameResolver):
+    """Answers for names as it is told; a name it does not know is an error, as the system's would be."""
+
+    def __init__(self, names: dict[str, list[tuple[str, int]]]) -> None:
+        self.names = names
+
+    async def getaddrinfo(self, host: Any, port: Any, *args: Any, **kwargs: Any) -> Any:
+        key = host.decode() if isinstance(host, bytes) else host
+        if key not in self.names:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return [
+            (socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM, 0, "", (address, at or port))
+            for address, at in self.names[key]
+        ]
+
+    async def getnameinfo(self, sockaddr: Any, flags: int) -> Any:
+        raise socket.gaierror(socket.EAI_NONAME, "never asked")
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[Wire, socket.socket]]:
+    """A wire and, as a plain socket, the other end of it; small buffers on both."""
+    with socket.create_server((HOST, 0)) as listening:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        near = socket.socket()
+        near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        near.connect(listening.getsockname())
+        far, _ = listening.accept()
+    wire = Wire(near)
+    far.setblocking(False)
+    yield wire, far
+    wire._sock.close()
+    far.close()
+
+
+@pytest.fixture
+async def listening() -> AsyncIterator[ListeningSocket]:
+    (bound,) = await listen(HOST, 0, 16)
+    yield bound
+    bound.close()
+
+
+async def listen(host: str, port: int, backlog: int) -> list[ListeningSocket]:
+    """Bind, and listen at once."""
+    bound = await sockets.bind(host, port, backlog)
+    for each in bound:
+        each.start()
+    return bound
+
+
+def read_all(sock: socket.socket) -> bytes:
+    data = b""
+    with suppress(BlockingIOError):
+        while chunk := sock.recv(1 << 20):
+            data += chunk
+    return data
+
+
+@pytest.mark.parametrize(
+    ("address", "text"),
+    [(("127.0.0.1", 10911), "127.0.0.1:10911"), (("::1", 80), "[::1]:80"), (("::1", 80, 0, 0), "[::1]:80")],
+)
+def test_addresses_are_written_as_people_write_them(address: Any, text: str) -> None:
+    assert format_address(address) == text
+
+
+class TestWire:
+    def test_sends_small_packets_at_once(self, pair: tuple[Wire, socket.socket]) -> None:
+        assert pair[0]._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+    async def test_receives_what_is_there(self, pair: tuple[Wire, socket.socket]) -> None:
+        wire, far = pair
+        buffer = memoryview(bytearray(10))
+        assert wire.receive_into(buffer) is None
+        far.send(b"hello")
+        await wire.readable()
+        assert wire.receive_into(buffer) == 5
+        assert bytes(buffer[:5]) == b"hello"
+        far.shutdown(socket.SHUT_WR)
+        await wire.readable()
+        assert wire.receive_into(buffer) == 0
+
+    @pytest.mark.parametrize("count", [1, 2, 1023, 1024, 1025, 5000])
+    async def test_all_slices_arrive_in_order(self, pair: tuple[Wire, socket.socket], count: int) -> None:
+        wire, far = pair
+        slices: Sequence[Any] = [b"%05d" % number for number in range(count)]
+        expected = b"".join(slices)
+        received = b""
+        while slices:
+            slices = wire.send_now(slices)
+            received += read_all(far)
+        while len(received) < len(expected):
+            received += read_all(far)
+        assert received == expected
+
+    async def test_what_the_kernel_does_not_take_comes_back(self, pair: tuple[Wire, socket.socket]) -> None:
+        """Down to the byte, wherever in a slice the kernel stopped."""
+        wire, far = pair
+        data = bytes(range(256)) * 4096
+        slices: Sequence[Any] = [memoryview(data)[at : at + 1000] for at in range(0, len(data), 1000)]
+        received, stops = b"", 0
+        while slices:
+            slices = wire.send_now(slices)
+            stops += bool(slices)
+            await wait_all_tasks_blocked()
+            received += read_all(far)
+        while len(received) < len(data):
+            received += read_all(far)
+        assert received == data
+        assert stops > 1
+
+    async def test_full_socket_takes_nothing_and_loses_nothing(self, pair: tuple[Wire, socket.socket]) -> None:
+        wire, _ = pair
+        while not wire.send_now([b"x" * 4096]):
+            pass
+        rest = [b"one", b"two"]
+        assert wire.send_now(rest) == rest
+        assert wire.send_now([b"one"]) == [b"one"]
+
+    def test_empty_slices_do_no_harm(self, pair: tuple[Wire, socket.socket]) -> None:
+        wire, far = pair
+        assert wire.send_now([]) == ()
+        assert wire.send_now([b""]) == ()
+        assert wire.send_now([b"", b"a", b"", memoryview(b"b"), b""]) == ()
+        assert read_all(far) == b"ab"
+
+    async def test_becomes_writable_when_the_peer_has_read(
+        self, pair: tuple[Wire, socket.socket], nursery: trio.Nursery
+    ) -> None:
+        wire, far = pair
+        while not wire.send_now([b"x" * 65536]):
+            await wait_all_tasks_blocked()
+        writable = trio.Event()
+
+        async def wait() -> None:
+            await wire.writable()
+            writable.set()
+
+        nursery.start_soon(wait)
+        await wait_all_tasks_blocked()
+        assert not writable.is_set()
+        while not writable.is_set():
+            read_all(far)
+            await wait_all_tasks_blocked()
+
+    def test_end_lets_reading_go_on(self, pair: tuple[Wire, socket.socket]) -> None:
+        wire, far = pair
+        wire.end()
+        assert far.recv(10) == b""
+        far.send(b"still")
+        buffer = memoryview(bytearray(10))
+        assert wire.receive_into(buffer) == 5
+
+    def test_end_is_nothing_to_a_peer_that_is_gone(self) -> None:
+        with socket.socket() as unconnected:
+            Wire(unconnected).end()
+
+    def test_end_that_fails_otherwise_is_told(self, pair: tuple[Wire, socket.socket]) -> None:
+        wire, _ = pair
+        wire._sock.close()
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            wire.end()
+
+    async def test_close_wakes_who_waits(self, pair: tuple[Wire, socket.socket], nursery: trio.Nursery) -> None:
+        wire, _ = pair
+        woken = trio.Event()
+
+        async def wait() -> None:
+            with pytest.raises(trio.ClosedResourceError):
+                await wire.readable()
+            woken.set()
+
+        nursery.start_soon(wait)
+        await wait_all_tasks_blocked()
+        wire.close()
+        await woken.wait()
+
+    def test_close_twice_is_allowed(self, pair: tuple[Wire, socket.socket]) -> None:
+        async def main() -> None:
+            pair[0].close()
+            pair[0].close()
+
+        trio.run(main)
+
+
+class TestConnect:
+    async def test_reaches_a_listening_socket(self, listening: ListeningSocket) -> None:
+        wire = await sockets.connect(*listening.address)
+        accepted, peer = await listening.accept()
+        assert peer == wire._sock.getsockname()
+        wire.close()
+        accepted.close()
+
+    async def test_refused_connection_is_told_in_words(self, reserved_address: tuple[str, int]) -> None:
+        with pytest.raises(ConnectionRefusedError) as caught:
+            await sockets.connect(*reserved_address)
+        assert caught.value.strerror == "Connection refused"
+
+    async def test_addresses_of_a_name_are_tried_in_turn(
+        self, listening: ListeningSocket, reserved_address: tuple[str, int]
+    ) -> None:
+        trio.socket.set_custom_hostname_resolver(Resolver({"broker.test": [reserved_address, listening.address]}))
+        wire = await sockets.connect("broker.test", 1)
+        assert wire._sock.getpeername() == listening.address
+        wire.close()
+
+    async def test_last_error_is_told_when_no_address_works(self, reserved_address: tuple[str, int]) -> None:
+        trio.socket.set_custom_hostname_resolver(Resolver({"broker.test": [reserved_address] * 2}))
+        with pytest.raises(ConnectionRefusedError):
+            await sockets.connect("broker.test", 1)
+
+    async def test_name_without_addresses_is_an_error(self) -> None:
+        trio.socket.set_custom_hostname_resolver(Resolver({"broker.test": []}))
+        with pytest.raises(OSError, match=r"no address for broker\.test"):
+            await sockets.connect("broker.test", 1)
+
+    async def test_name_that_does_not_resolve_is_an_oserror(self) -> None:
+        trio.socket.set_custom_hostname_resolver(Resolver({}))
+        with pytest.raises(socket.gaierror, match="Name or service not known"):
+            await sockets.connect("nowhere.test", 1)
+
+    @pytest.mark.parametrize("host", ["a..b", "x" * 70])
+    async def test_what_cannot_be_a_host_name_is_an_oserror(self, host: str) -> None:
+        with pytest.raises(socket.gaierror, match=f"'{host}' is not a host name"):
+            await sockets.connect(host, 1)
+        with pytest.raises(socket.gaierror, match=f"'{host}' is not a host name"):
+            await listen(host, 0, 1)
+
+    async def test_lack_of_room_here_is_told_apart(
+        self, listening: ListeningSocket, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fail(*args: Any) -> None:
+            raise OSError(errno.EMFILE, "Too many open files")
+
+        monkeypatch.setattr(sockets.socket, "socket", fail)
+        with pytest.raises(sockets.NoRoomError, match="Too many open files"):
+            await sockets.connect(*listening.address)
+
+    async def test_cancelled_attempt_leaves_no_socket(self, mock_clock: MockClock, nursery: trio.Nursery) -> None:
+        """A full backlog drops the handshake, so that the attempt hangs; an unclosed socket would be a warning."""
+        with socket.socket() as full:
+            full.bind((HOST, 0))
+            full.listen(0)
+            waiting = [socket.socket() for _ in range(4)]
+            for sock in waiting:
+                sock.setblocking(False)
+                with suppress(BlockingIOError):
+                    sock.connect(full.getsockname())
+            gave_up = trio.Event()
+
+            async def attempt() -> None:
+                with trio.move_on_after(5):
+                    await sockets.connect(*full.getsockname())
+                gave_up.set()
+
+            nursery.start_soon(attempt)
+            await wait_all_tasks_blocked()
+            assert not gave_up.is_set()
+            mock_clock.jump(5)
+            await gave_up.wait()
+            for sock in waiting:
+                sock.close()
+
+
+class TestListen:
+    async def test_port_0_takes_a_free_one(self, listening: ListeningSocket) -> None:
+        assert listening.address[0] == HOST
+        assert listening.address[1] > 0
+
+    async def test_taken_address_is_an_oserror(self, listening: ListeningSocket) -> None:
+        with pytest.raises(OSError, match="in use"):
+            await listen(*listening.address, 1)
+
+    async def test_all_addresses_of_a_name_or_none(self, reserve: Callable[..., int]) -> None:
+        port = reserve("127.0.0.2", HOST)
+        (taken,) = await listen(HOST, port, 1)
+        trio.socket.set_custom_hostname_resolver(Resolver({"both.test": [("127.0.0.2", port), (HOST, port)]}))
+        with pytest.raises(OSError, match="in use"):
+            await listen("both.test", port, 1)
+        # The first of the two was given back.
+        (again,) = await listen("127.0.0.2", port, 1)
+        for closing in (again, taken):
+            closing.close()
+
+    async def test_address_is_free_again_after_close(self, reserved_address: tuple[str, int]) -> None:
+        (listening,) = await listen(*reserved_address, 1)
+        client = await sockets.connect(*listening.address)
+        accepted, _ = await listening.accept()
+        listening.close()
+        (again,) = await listen(*listening.address, 1)
+        for closing in (again, accepted, client):
+            closing.close()
+
+    async def test_ipv6_is_served_beside_ipv4_on_the_same_port(self, reserve: Callable[..., int]) -> None:
+        """The loopback of IPv6 must be up on the machine that runs this: sysctl net.ipv6.conf.lo.disable_ipv6=0."""
+        port = reserve(HOST, "::1")
+        (beside,) = await listen(HOST, port, 1)
+        (bound,) = await listen("::1", port, 1)
+        assert bound.address == ("::1", port)
+        client = await sockets.connect(*bound.address)
+        accepted, peer = await bound.accept()
+        assert peer[0] == "::1"
+        for closing in (bound, beside, accepted, client):
+            closing.close()
+
+
+@pytest.mark.parametrize("host", [HOST, "::1"])
+class TestPause:
+    """The loopback of IPv6 must be up on the machine that runs this: sysctl net.ipv6.conf.lo.disable_ipv6=0."""
+
+    @pytest.fixture
+    async def bound(self, host: str) -> AsyncIterator[ListeningSocket]:
+        (bound,) = await sockets.bind(host, 0, 16)
+        yield bound
+        bound.close()
+
+    async def test_refuses_before_the_start_and_in_a_pause(self, bound: ListeningSocket) -> None:
+        for _ in range(3):
+            with pytest.raises(ConnectionRefusedError):
+                await sockets.connect(*bound.address)
+            bound.start()
+            (await sockets.connect(*bound.address)).close()
+            accepted, _ = await bound.accept()
+            accepted.close()
+            bound.pause()
+
+    async def test_resets_who_waits_to_be_accepted(self, bound: ListeningSocket) -> None:
+        bound.start()
+        waiting = [await sockets.connect(*bound.address) for _ in range(3)]
+        bound.pause()
+        for client in waiting:
+            with pytest.raises(ConnectionResetError):
+                client.receive_into(memoryview(bytearray(1)))
+            client.close()
+
+    async def test_leaves_connections_alone_and_keeps_the_address(self, bound: ListeningSocket) -> None:
+        bound.start()
+        client = await sockets.connect(*bound.address)
+        accepted, _ = await bound.accept()
+        bound.pause()
+        family = socket.AF_INET6 if ":" in bound.address[0] else socket.AF_INET
+        with socket.socket(family) as other, pytest.raises(OSError, match="in use"):
+            other.bind(bound.address)
+        accepted.send_now([b"still"])
+        await client.readable()
+        assert client.receive_into(memoryview(bytearray(9))) == 5
+        # And it can listen again beside them.
+        bound.start()
+        (await sockets.connect(*bound.address)).close()
+        for closing in (accepted, client):
+            closing.close()
+
+    async def test_who_accepts_waits_for_its_end(self, bound: ListeningSocket, nursery: trio.Nursery) -> None:
+        taken: list[Wire] = []
+
+        async def accept() -> None:
+            taken.append((await bound.accept())[0])
+
+        nursery.start_soon(accept)
+        await wait_all_tasks_blocked()
+        bound.start()
+        await wait_all_tasks_blocked()
+        bound.pause()
+        await wait_all_tasks_blocked()
+        bound.pause()
+        bound.start()
+        client = await sockets.connect(*bound.address)
+        await wait_all_tasks_blocked()
+        assert len(taken) == 1
+        for closing in (*taken, client):
+            closing.close()
+
+
+class TestAccept:
+    async def test_error_of_one_connection_is_passed_over(
+        self, listening: ListeningSocket, failing_accept: Callable[..., None]
+    ) -> None:
+        failing_accept(errno.ECONNABORTED, errno.EPROTO)
+        client = await sockets.connect(*listening.address)
+        accepted, _ = await listening.accept()
+        accepted.close()
+        client.close()
+
+    @pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM])
+    async def test_lack_of_room_is_told(
+        self, listening: ListeningSocket, failing_accept: Callable[..., None], code: int
+    ) -> None:
+        failing_accept(code)
+        with pytest.raises(OSError) as caught:  # noqa: PT011 - the number is what is told
+            await listening.accept()
+        assert caught.value.errno == code
+
+    async def test_client_that_is_gone_already_is_passed_over(
+        self, listening: ListeningSocket, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        real = Wire.__init__
+        faults = [OSError(errno.EINVAL, "gone")]
+
+        def fail_once(self: Wire, sock: socket.socket) -> None:
+            if faults:
+                raise faults.pop()
+            real(self, sock)
+
+        clients = [socket.create_connection(listening.address) for _ in range(2)]
+        monkeypatch.setattr(Wire, "__init__", fail_once)
+        accepted, peer = await listening.accept()
+        assert peer == clients[1].getsockname()
+        accepted.close()
+        for client in clients:
+            client.close()
+
+    @pytest.fixture
+    def failing_accept(self, listening: ListeningSocket) -> Callable[..., None]:
+        """Let the next accepts fail."""
+
+        def fail(*codes: int) -> None:
+            listening._sock = FailingSocket(listening._sock, list(codes))  # type: ignore[assignment]  # acts like one
+
+        return fail
+
+
+class FailingSocket:
+    """A listening socket whose first accepts fail."""
+
+    def __init__(self, sock: socket.socket, codes: list[int]) -> None:
+        self._sock = sock
+        self._codes = codes
+
+    def accept(self) -> Any:
+        if self._codes:
+            code = self._codes.pop(0)
+            raise OSError(code, errno.errorcode[code])
+        return self._sock.accept()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sock, name)

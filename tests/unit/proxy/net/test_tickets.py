@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from limiter.rules.resource import Resource
+from proxy.deciding.batch import Batch, Hold, Refuse, Shadow, Side, Ticket, Verdict
+from proxy.net.connection import Tickets
+from proxy.stats.tally import Tally
+
+if TYPE_CHECKING:
+    from tests.unit.proxy.conftest import MakeBatch
+
+RESOURCE = Resource("line_topic", "a")
+
+
+@pytest.fixture
+def tally() -> Tally:
+    return Tally(10)
+
+
+@pytest.fixture
+def tickets(tally: Tally) -> Tickets:
+    return Tickets(tally, lambda: 0)
+
+
+def hold_some(batch: Batch, *verdicts: Verdict | None) -> list[Ticket]:
+    """Give a batch these verdicts; returns the tickets among them."""
+    given = {index: verdict for index, verdict in enumerate(verdicts) if verdict is not None}
+    batch.add_verdicts(given)
+    return [verdict.ticket for verdict in given.values() if isinstance(verdict, Hold)]
+
+
+def hold(dropped: list[str], name: str) -> Hold:
+    return Hold(RESOURCE, "rule", Ticket(lambda: dropped.append(name)))
+
+
+def test_only_held_requests_are_waited_for(tickets: Tickets, batch_of: MakeBatch) -> None:
+    batch = batch_of("a", "a", "a", "a")
+    (ticket,) = hold_some(batch, Refuse(RESOURCE, "rule", 1), hold([], "1"), None, Shadow(RESOURCE, "rule"))
+    assert tickets.take(batch) == {ticket: batch.requests[1]}
+
+
+def test_a_ticket_is_claimed_once(tickets: Tickets, batch_of: MakeBatch) -> None:
+    batch = batch_of("a")
+    (ticket,) = hold_some(batch, hold([], "1"))
+    tickets.take(batch)
+    assert not tickets.claim(Side.BROKER, ticket)
+    assert tickets.claim(Side.CLIENT, ticket)
+    assert not tickets.claim(Side.CLIENT, ticket)
+
+
+def test_what_is_dropped_is_counted_and_the_last_goes_first(
+    tickets: Tickets, tally: Tally, batch_of: MakeBatch
+) -> None:
+    dropped: list[str] = []
+    batch = batch_of("a", "a", "a")
+    hold_some(batch, hold(dropped, "1"), hold(dropped, "2"), hold(dropped, "3"))
+    tally.count(batch, 0)
+    tickets.claim(Side.CLIENT, list(tickets.take(batch))[1])
+    tickets.drop()
+    assert dropped == ["3", "1"]
+    assert next(counts for _, counts in tally.each()).requests["drop"] == 2
+
+
+def test_the_two_peers_requests_are_dropped_apart(tickets: Tickets, tally: Tally, batch_of: MakeBatch) -> None:
+    dropped: list[str] = []
+    for side in Side:
+        batch = batch_of("a", side=side)
+        hold_some(batch, hold(dropped, side.value))
+        tally.count(batch, 0)
+        tickets.take(batch)
+    tickets.drop(Side.CLIENT)
+    assert dropped == ["client"]
+    tickets.drop()
+    assert dropped == ["client", "broker"]

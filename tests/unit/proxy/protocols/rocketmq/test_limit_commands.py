@@ -1,0 +1,383 @@
+"""Requests to Sluice itself: who may ask, what is asked, how it is answered, and what the broker sees of it."""
+
+import json
+from ipaddress import ip_network
+
+import pytest
+from playbook.frames import (
+    ONEWAY,
+    RESPONSE,
+    answer,
+    cut,
+    heartbeat,
+    json_frame,
+    read_body,
+    read_header,
+    send,
+    split,
+    update_limit,
+    view_limits,
+)
+from playbook.playbook import (
+    ADDRESS,
+    Anything,
+    Broker,
+    Client,
+    Closed,
+    Decide,
+    End,
+    Playbook,
+    Release,
+    Reply,
+    ToBroker,
+    ToClient,
+    busy,
+    hold,
+    pass_all,
+    refuse,
+)
+
+from proxy.control import LimitCommandReply, ListedLimit
+from proxy.deciding.batch import Side
+from proxy.protocols.base import CommandStatus
+from proxy.protocols.rocketmq.limit_commands import MAX_HEADER_BYTES, MAX_OPEN
+from proxy.protocols.rocketmq.options import Networks
+
+EVERYBODY = Networks((ip_network("0.0.0.0/0"),))
+DONE = LimitCommandReply(version=7)
+A, B = send("a", 11), send("b", 12)
+
+
+def allowed(decide: Decide = pass_all, *, asked: CommandStatus = "taken") -> Playbook:
+    """Return a connection whose client may ask for anything."""
+    return Playbook(decide, asked=asked, remote_view_from=EVERYBODY, remote_update_from=EVERYBODY)
+
+
+def to_client(play: Playbook) -> bytes:
+    """Return what the client was given last."""
+    return b"".join(play.last_slices[Side.CLIENT])
+
+
+def answered(play: Playbook) -> dict[str, object]:
+    """Return the header of the one frame that the client was given last."""
+    play << Anything()
+    (whole,) = split(to_client(play))
+    return read_header(whole)
+
+
+# --- What is asked --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("binary", [False, True])
+def test_view_is_asked_for_and_never_reaches_the_broker(*, binary: bool) -> None:
+    play = allowed() >> Client(view_limits(5, binary=binary))
+    assert play
+    assert [(ask.verb, ask.kind, ask.name) for ask in play.asks] == [("view_limits", "", "")]
+
+
+@pytest.mark.parametrize("binary", [False, True])
+@pytest.mark.parametrize(
+    ("topic", "kind", "name"),
+    [("orders", "topic", "orders"), ("%RETRY%billing", "retry_group", "billing"), ("%DLQ%x", "topic", "%DLQ%x")],
+)
+def test_update_names_what_rules_name(topic: str, kind: str, name: str, *, binary: bool) -> None:
+    play = allowed() >> Client(update_limit(topic, "1000.0", binary=binary))
+    assert play
+    assert [(ask.verb, ask.kind, ask.name, ask.rate_per_s) for ask in play.asks] == [
+        ("update_limit", kind, name, 1000.0)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("written", "rate_per_s"),
+    [
+        ("0", 0.0),
+        ("-0.0", 0.0),
+        ("0.5", 0.5),
+        ("500", 500.0),
+        ("1.0E7", 1e7),
+        ("1000000000", 1e9),
+        ("+5.", 5.0),
+    ],
+)
+def test_rates_are_read_as_java_and_people_write_them(written: str, rate_per_s: float) -> None:
+    play = allowed() >> Client(update_limit("orders", written))
+    assert str(play.asks[0].rate_per_s) == str(rate_per_s)
+
+
+def test_number_in_json_is_a_rate_as_well() -> None:
+    play = allowed() >> Client(json_frame(9003, {"topic": "orders", "topicLimitQps": 250}))
+    assert play.asks[0].rate_per_s == 250
+
+
+def test_fields_of_other_tools_that_change_nothing_are_fine() -> None:
+    leave = {"defaultLimitQps": "-1.0", "sendMsgBackLimitQps": "-1.0", "nsd": "x"}
+    play = allowed() >> Client(update_limit("orders", "5", **leave))
+    assert len(play.asks) == 1
+
+
+# --- What is refused ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "qps",
+    [None, "", "-1", "-0.001", "NaN", "Infinity", "1e400", "1000000000.1", "1_000", " 5", "five", "\u0665", "0x10"],
+)
+def test_bad_rate_is_an_invalid_parameter_and_says_what_is_allowed(qps: str | None) -> None:
+    play = allowed() >> Client(update_limit("orders", qps, 9))
+    header = answered(play)
+    assert (header["code"], header["opaque"], header["flag"]) == (29, 9, 1)
+    assert "topicLimitQps is" in str(header["remark"])
+    assert "from 0, which refuses everything, to 1000000000" in str(header["remark"])
+    assert not play.asks
+
+
+@pytest.mark.parametrize(
+    "topic",
+    [None, "", "*", "a*", "a?", "[a]", "a b", "a/b", "ö", "x" * 256, "%RETRY%", "%RETRY%*", "%RETRY%" + "x" * 249],
+)
+def test_bad_name_is_an_invalid_parameter_and_no_pattern(topic: str | None) -> None:
+    play = allowed() >> Client(update_limit(topic, "5"))
+    header = answered(play)
+    assert header["code"] == 29
+    assert "topic is" in str(header["remark"])
+    assert len(str(header["remark"])) < 400
+    assert not play.asks
+
+
+@pytest.mark.parametrize("field", ["disabled", "defaultLimitQps", "sendMsgBackLimitQps"])
+def test_what_cannot_be_changed_here_is_refused_by_name(field: str) -> None:
+    play = allowed() >> Client(update_limit("orders", "5", **{field: "true"}))
+    header = answered(play)
+    assert header["code"] == 29
+    assert field in str(header["remark"])
+    assert not play.asks
+
+
+def test_overlong_header_is_not_read() -> None:
+    play = allowed() >> Client(update_limit("orders", "5", filler="x" * MAX_HEADER_BYTES))
+    assert answered(play)["code"] == 29
+
+
+def test_header_that_only_the_broker_reads_is_refused() -> None:
+    header = b"{'code':9003,'opaque':3,'flag':0,'extFields':{'topic':'orders','topicLimitQps':'5'}}"
+    whole = (len(header) + 4).to_bytes(4, "big") + len(header).to_bytes(4, "big") + header
+    play = allowed() >> Client(whole)
+    said = answered(play)
+    assert (said["code"], said["opaque"]) == (29, 3)
+    assert not play.asks
+
+
+@pytest.mark.parametrize(
+    ("request_frame", "option"),
+    [(view_limits(3), "remote_view_from"), (update_limit("orders", "5", 3), "remote_update_from")],
+)
+def test_client_outside_the_networks_is_refused_with_the_option_that_says_so(request_frame: bytes, option: str) -> None:
+    play = Playbook(asked="taken") >> Client(request_frame)
+    header = answered(play)
+    assert (header["code"], header["opaque"], header["flag"]) == (16, 3, 1)
+    assert option in str(header["remark"])
+    assert ADDRESS in str(header["remark"])
+    assert not play.asks
+
+
+def test_each_option_allows_its_own_request_only() -> None:
+    viewer = Playbook(asked="taken", remote_view_from=EVERYBODY) >> Client(view_limits() + update_limit("a", "5", 2))
+    assert answered(viewer)["opaque"] == 2
+    assert [ask.verb for ask in viewer.asks] == ["view_limits"]
+    changer = Playbook(asked="taken", remote_update_from=EVERYBODY) >> Client(view_limits() + update_limit("a", "5", 2))
+    assert answered(changer)["opaque"] == 1
+    assert [ask.verb for ask in changer.asks] == ["update_limit"]
+
+
+def test_by_default_this_machine_may_see_and_not_change() -> None:
+    play = Playbook(asked="taken") >> Client(view_limits())
+    assert answered(play)["code"] == 16
+
+
+@pytest.mark.parametrize(
+    "request_frame",
+    [view_limits(flag=ONEWAY), update_limit("orders", "5", flag=ONEWAY), update_limit("*", "x", flag=ONEWAY)],
+)
+@pytest.mark.parametrize("networks", [Networks(), EVERYBODY])
+@pytest.mark.parametrize("asked", ["taken", "full"])
+def test_oneway_request_has_no_answer(request_frame: bytes, networks: Networks, asked: CommandStatus) -> None:
+    play = Playbook(asked=asked, remote_view_from=networks, remote_update_from=networks) >> Client(request_frame)
+    assert play
+    if play.asks and asked == "taken":
+        assert play.session.in_flight() == 1
+        play >> Reply(0, DONE)
+        assert play
+    assert play.session.in_flight() == 0
+
+
+# --- What is answered -----------------------------------------------------------------------------
+
+
+def test_update_that_was_done_is_a_success_without_body() -> None:
+    play = allowed() >> Client(update_limit("orders", "5", 42)) >> Reply(0, DONE)
+    header = answered(play)
+    assert (header["code"], header["opaque"], header["flag"]) == (0, 42, RESPONSE)
+    assert not read_body(to_client(play))
+
+
+def test_update_that_failed_says_why() -> None:
+    play = allowed() >> Client(update_limit("orders", "5", 42)) >> Reply(0, LimitCommandReply(error="the disk is full"))
+    header = answered(play)
+    assert (header["code"], header["remark"]) == (1, "the disk is full")
+
+
+def test_view_lists_topics_and_retry_groups_in_the_words_of_the_wire() -> None:
+    limits = (
+        ListedLimit("topic", "orders", 500.0, 1200, 1_700_000_000_123),
+        ListedLimit("retry_group", "billing", 0.0, 0, 0),
+        ListedLimit("topic", "free", None, 0, 0),
+        ListedLimit("subscription", "g@t", 5.0, 0, 0),
+    )
+    play = allowed() >> Client(view_limits(3)) >> Reply(0, LimitCommandReply(version=12, limits=limits))
+    assert answered(play)["code"] == 0
+    assert json.loads(read_body(to_client(play))) == {
+        "dataVersion": {"counter": 12, "stateVersion": 0, "timestamp": 0},
+        "topicRateLimitList": [
+            {
+                "topic": "orders",
+                "limitQps": 500.0,
+                "lastNeedWaitMicrosecs": 1200,
+                "lastRateLimitTimestamp": 1_700_000_000_123,
+            },
+            {"topic": "%RETRY%billing", "limitQps": 0.0, "lastNeedWaitMicrosecs": 0, "lastRateLimitTimestamp": 0},
+            {"topic": "free", "limitQps": -1.0, "lastNeedWaitMicrosecs": 0, "lastRateLimitTimestamp": 0},
+        ],
+    }
+
+
+def test_view_that_fits_no_frame_is_an_error() -> None:
+    limits = (ListedLimit("topic", "x" * 255, 5.0, 0, 0),) * 50_000
+    play = allowed() >> Client(view_limits(3)) >> Reply(0, LimitCommandReply(limits=limits))
+    header = answered(play)
+    assert header["code"] == 1
+    assert "do not fit" in str(header["remark"])
+
+
+def test_answers_may_come_in_any_order() -> None:
+    play = allowed() >> Client(view_limits(1) + update_limit("a", "5", 2)) >> Reply(1, DONE)
+    assert answered(play)["opaque"] == 2
+    play >> Reply(0, DONE)
+    assert answered(play)["opaque"] == 1
+
+
+def test_answer_waits_for_a_gap_between_the_brokers_frames() -> None:
+    whole = answer(9, body=b"x" * 100)
+    play = allowed() >> Client(update_limit("a", "5", 2)) >> Broker(whole[:50]) << ToClient(whole[:50])
+    play >> Reply(0, DONE)
+    assert play
+    play >> Broker(whole[50:] + whole) << Anything()
+    first, own, last = split(play.given[Side.CLIENT])
+    assert (first, last) == (whole, whole)
+    assert read_header(own)["opaque"] == 2
+
+
+def test_nothing_is_answered_after_the_end_of_the_brokers_stream() -> None:
+    play = allowed() >> Client(update_limit("a", "5", 2)) >> End(Side.BROKER) >> Reply(0, DONE)
+    assert play
+
+
+def test_client_that_ended_its_stream_still_has_its_answer() -> None:
+    play = allowed() >> Client(update_limit("a", "5", 2)) >> End(Side.CLIENT) >> Reply(0, DONE)
+    assert answered(play)["opaque"] == 2
+
+
+# --- Beside other requests ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("binary", [False, True])
+def test_requests_around_it_go_on(*, binary: bool) -> None:
+    whole = update_limit("x", "5", body=b"some body", binary=binary)
+    stream = A + whole + B
+    assert allowed() >> Client(stream) << ToBroker(A, B)
+    for at in range(1, len(stream)):
+        play = allowed()
+        for piece in cut(stream, at):
+            play >> Client(piece) << Anything()
+        assert play.given[Side.BROKER] == A + B
+        assert len(play.asks) == 1
+        assert play.session.between_frames(Side.CLIENT)
+
+
+def test_verdicts_around_it_hold() -> None:
+    stream = A + view_limits(1) + B + update_limit("x", "5", 2) + send("c", 13)
+    assert allowed(refuse("b")) >> Client(stream) << ToBroker(A, send("c", 13)) << ToClient(busy("b", 12))
+    play = allowed(hold("b")) >> Client(stream) << ToBroker(A, send("c", 13))
+    assert play >> Release(0) << ToBroker(B)
+
+
+def test_frame_that_ends_where_the_next_begins_keeps_its_place() -> None:
+    # The header of the first comes in two pieces and has no body: nothing of it is in the second but its end.
+    first = view_limits(1)
+    play = allowed(refuse("b")) >> Client(first[:-1])
+    play >> Client(first[-1:] + B + A) << ToBroker(A) << ToClient(busy("b", 12))
+    assert play
+    assert len(play.asks) == 1
+
+
+def test_held_request_that_is_released_waits_for_no_frame_that_was_swallowed() -> None:
+    whole = update_limit("x", "5", body=b"x" * 100)
+    play = allowed(hold("a")) >> Client(A + whole[:-50]) >> Release(0) << ToBroker(A) >> Client(whole[-50:] + B)
+    assert play << ToBroker(B)
+
+
+def test_bad_frame_behind_it_ends_the_connection_with_its_answer() -> None:
+    play = Playbook(asked="taken") >> Client(view_limits(1) + b"\x7f" * 8)
+    assert read_header(to_client(play))["code"] == 16
+    assert play << Closed("bad_frame") << Anything()
+
+
+def test_when_nobody_takes_them_they_pass_untouched() -> None:
+    stream = A + view_limits(1) + update_limit("x", "5", 2, body=b"body") + B
+    play = allowed(asked="nobody") >> Client(stream) << ToBroker(stream)
+    assert play
+    assert play.session.in_flight() == 4
+
+
+def test_answers_of_the_client_with_these_codes_pass() -> None:
+    stream = json_frame(9002, flag=RESPONSE) + json_frame(9003, flag=RESPONSE)
+    play = allowed() >> Client(stream) << ToBroker(stream)
+    assert play
+    assert not play.asks
+
+
+# --- Bounds and drains ----------------------------------------------------------------------------
+
+
+def test_open_requests_are_in_flight_until_answered() -> None:
+    play = allowed() >> Client(view_limits(1))
+    assert play.session.in_flight() == 1
+    play >> Reply(0, DONE) << Anything()
+    assert play.session.in_flight() == 0
+
+
+def test_no_more_than_a_few_are_open_at_a_time() -> None:
+    play = allowed() >> Client(b"".join(view_limits(number) for number in range(MAX_OPEN + 1)))
+    header = answered(play)
+    assert (header["code"], header["opaque"]) == (2, MAX_OPEN)
+    assert len(play.asks) == MAX_OPEN
+    play >> Reply(0, DONE) << Anything() >> Client(view_limits(99))
+    assert len(play.asks) == MAX_OPEN + 1
+
+
+def test_where_there_is_no_room_the_answer_is_busy() -> None:
+    play = allowed(asked="full") >> Client(view_limits(5))
+    assert answered(play)["code"] == 2
+    assert play.session.in_flight() == 0
+
+
+def test_answers_nobody_has_taken_hold_up_the_client() -> None:
+    play = allowed() >> Client(view_limits(1)) >> Broker(answer(9)[:30]) << Anything()
+    limits = (ListedLimit("topic", "x" * 255, 5.0, 0, 0),) * 5000
+    play >> Reply(0, LimitCommandReply(limits=limits))
+    assert play.session.backlog_bytes(Side.CLIENT) > 1024 * 1024
+
+
+def test_they_are_counted_as_frames_and_not_as_refused() -> None:
+    play = Playbook(asked="taken") >> Client(heartbeat() + view_limits(1)) << Anything()
+    assert (play.session.describe().requests, play.session.describe().refused) == (2, 0)

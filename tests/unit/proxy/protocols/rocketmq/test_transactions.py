@@ -1,0 +1,496 @@
+"""Transactions: each half message is committed once, whoever says how often."""
+
+import json
+from typing import Any
+
+import pytest
+from playbook.frames import (
+    HALF,
+    check_transaction,
+    end_transaction,
+    frame,
+    heartbeat,
+    json_frame,
+    pull,
+    read_body,
+    read_header,
+    send,
+    send_batch,
+    send_half,
+    stored,
+    unparsable,
+)
+from playbook.playbook import (
+    Anything,
+    Broker,
+    Client,
+    End,
+    GiveUp,
+    Playbook,
+    Release,
+    ToBroker,
+    ToClient,
+    Undecided,
+    hold,
+    refuse,
+)
+from playbook.read_by import read_by  # noqa: F401 - every test here, in each way of reading
+
+from limiter.rules.resource import Resource
+from proxy.deciding.batch import Side
+from proxy.protocols.rocketmq import transactions
+from proxy.protocols.rocketmq.pending import MAX_PENDING
+from proxy.protocols.rocketmq.transactions import Question, Transactions
+from proxy.protocols.rocketmq.wire.command import RemotingCommand
+
+OFFSET = 0x1234567
+
+
+def begun(**changes: Any) -> Playbook:
+    """Return a connection on which a half message has been sent and stored."""
+    play = Playbook(**changes) >> Client(send_half("orders", 7)) << Anything()
+    return play >> Broker(stored(7, OFFSET)) << ToClient(stored(7, OFFSET))
+
+
+def commits(play: Playbook, offset: int = OFFSET, **changes: Any) -> bool:
+    """Say whether a commit goes on."""
+    before = len(play.given[Side.BROKER])
+    whole = end_transaction(offset, **changes)
+    play = play >> Client(whole) << Anything()
+    gone = play.given[Side.BROKER][before:]
+    assert gone in (b"", whole)
+    return bool(gone)
+
+
+def test_half_message_is_committed_once() -> None:
+    play = begun()
+    assert commits(play)
+    assert not commits(play)
+    assert not commits(play)
+    assert play.refused_by == ["unknown_transaction"] * 2
+
+
+def test_who_leaves_out_language_and_version_commits_too() -> None:
+    play = begun()
+    header = json.loads(end_transaction(OFFSET)[8:])
+    del header["language"], header["version"]
+    commit = frame(json.dumps(header).encode())
+    assert play >> Client(commit) << ToBroker(commit)
+
+
+def test_end_of_a_transaction_is_charged_to_its_producer_group() -> None:
+    play = begun()
+    assert commits(play)
+    request = play.requests[-1]
+    assert request.resources == (Resource("transaction", "producers"),)
+    assert (request.messages, request.producer_group, request.oneway) == (1, "producers", True)
+
+
+def test_commit_of_what_is_no_half_message_is_refused() -> None:
+    play = Playbook() >> Client(send("orders", 7)) << Anything() >> Broker(stored(7, OFFSET)) << Anything()
+    assert not commits(play)
+    assert play.given[Side.CLIENT] == stored(7, OFFSET), "who expects no answer gets none"
+    assert not commits(play, opaque=9, flag=0)
+    answer = read_header(play.given[Side.CLIENT][len(stored(7, OFFSET)) :])
+    assert (answer["code"], answer["opaque"]) == (1, 9)
+    assert answer["remark"] == "Find prepared transaction message failed"
+
+
+@pytest.mark.parametrize("delay", ["DELAY", "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS"])
+def test_delayed_message_is_no_half_message(delay: str) -> None:
+    half = send_half("orders", 7, **{delay: "1"})
+    play = Playbook() >> Client(half) << Anything() >> Broker(stored(7, OFFSET)) << Anything()
+    assert not commits(play)
+
+
+@pytest.mark.parametrize("code", [10, 11, 12])
+def test_half_message_whose_replicas_are_late_is_committed(code: int) -> None:
+    play = Playbook() >> Client(send_half("orders", 7)) << Anything() >> Broker(stored(7, OFFSET, code=code))
+    assert commits(play << Anything())
+
+
+def test_half_message_that_was_not_stored_is_not_committed() -> None:
+    play = Playbook() >> Client(send_half("orders", 7)) << Anything() >> Broker(stored(7, OFFSET, code=2))
+    assert not commits(play << Anything())
+
+
+@pytest.mark.parametrize("wrong", [{"offset": OFFSET + 1}, {"queue_offset": 1}, {"group": "others"}])
+def test_who_is_wrong_about_a_half_message_takes_it_from_nobody(wrong: dict[str, Any]) -> None:
+    play = begun()
+    assert not commits(play, **wrong)
+    assert commits(play)
+
+
+@pytest.mark.parametrize("what", [0, 12, 7])
+def test_what_stores_nothing_goes_on_unasked(what: int) -> None:
+    assert commits(Playbook(), what=what)
+
+
+def test_transaction_that_is_rolled_back_is_not_committed() -> None:
+    play = begun()
+    assert commits(play, what=0)
+    assert commits(play, what=12)
+    assert not commits(play)
+
+
+def test_what_the_broker_asks_about_is_committed_once() -> None:
+    play = Playbook() >> Broker(check_transaction(OFFSET, queue_offset=3)) << Anything()
+    assert not commits(play)
+    assert commits(play, queue_offset=3)
+    assert not commits(play, queue_offset=3)
+
+
+def test_only_the_last_copy_of_a_half_message_is_committed() -> None:
+    """The broker stores it anew each time it asks, and forgets only the copy that was committed."""
+    play = begun()
+    for copy in (1, 2):
+        play = play >> Broker(check_transaction(OFFSET + copy)) << Anything()
+    assert not commits(play)
+    assert not commits(play, OFFSET + 1)
+    assert not commits(play, OFFSET + 2, group="others"), "who ends it is known from the first"
+    assert commits(play, OFFSET + 2)
+
+
+def test_second_message_of_a_transaction_is_charged_to_its_topic() -> None:
+    """The broker takes note of a commit some seconds late, and may ask in between."""
+    play = begun()
+    assert commits(play)
+    for copy in (1, 2):
+        play = play >> Broker(check_transaction(OFFSET + copy)) << Anything()
+        assert commits(play, OFFSET + copy)
+        assert play.requests[-1].resources == (Resource("transaction", "producers"), Resource("topic", "orders"))
+
+
+def test_first_message_of_a_transaction_was_paid_for_by_its_send() -> None:
+    play = begun() >> Broker(check_transaction(OFFSET + 1)) << Anything()
+    assert commits(play, OFFSET + 1)
+    assert play.requests[-1].resources == (Resource("transaction", "producers"),)
+    play = play >> Client(send_half("orders", 8)) << Anything() >> Broker(stored(8, OFFSET + 2)) << Anything()
+    assert commits(play, OFFSET + 2), "another send of the same id"
+    assert play.requests[-1].resources == (Resource("transaction", "producers"),)
+
+
+@pytest.mark.parametrize("other", [{"group": "others"}, {"topic": "elsewhere"}])
+def test_who_takes_the_id_of_anothers_transaction_takes_nothing_else(other: dict[str, Any]) -> None:
+    shared: dict[str, Any] = {}
+    play = begun(shared=shared)
+    half = send_half(other.get("topic", "orders"), 8, PGROUP=other.get("group", "producers"))
+    foreign = Playbook(shared=shared) >> Client(half) << Anything()
+    foreign = foreign >> Broker(stored(8, OFFSET + 1)) << Anything() >> Broker(check_transaction(OFFSET + 2, **other))
+    foreign = foreign << Anything()
+    play = play >> Broker(check_transaction(OFFSET + 3)) << Anything()
+    assert not commits(play), "the broker has stored it anew"
+    assert commits(play, OFFSET + 3)
+    assert play.requests[-1].resources == (Resource("transaction", "producers"),)
+    assert commits(foreign, OFFSET + 2, group=other.get("group", "producers"))
+
+
+def test_send_of_the_same_id_takes_no_offset_from_another() -> None:
+    play = begun() >> Client(send_half("orders", 8)) << Anything() >> Broker(stored(8, OFFSET + 1)) << Anything()
+    for offset in (OFFSET, OFFSET + 1):
+        assert commits(play, offset)
+        assert play.requests[-1].resources == (Resource("transaction", "producers"),)
+
+
+@pytest.mark.parametrize("topic", ["orders", "%RETRY%orders"])
+def test_commits_of_a_half_message_that_only_the_broker_told_of_are_charged_after_the_first(topic: str) -> None:
+    """The broker takes for one what has the property TRAN_MSG, whatever the send's flags say."""
+    half = send(topic, 7, sys_flag="0", properties=HALF)
+    play = Playbook() >> Client(half) << Anything() >> Broker(stored(7, OFFSET)) << Anything()
+    own, stored_in = (
+        Resource("transaction", "producers"),
+        Resource("retry_group" if "%" in topic else "topic", "orders"),
+    )
+    for copy, charged in ((1, (own,)), (2, (own, stored_in)), (3, (own, stored_in))):
+        play = play >> Broker(check_transaction(OFFSET + copy, topic=topic)) << Anything()
+        assert commits(play, OFFSET + copy)
+        assert play.requests[-1].resources == charged
+
+
+@pytest.mark.parametrize(
+    "hosts", [(bytes(8), bytes(8)), (bytes(20), bytes(8)), (bytes(8), bytes(20)), (bytes(20),) * 2]
+)
+@pytest.mark.parametrize("step_bytes", [1, 7, 100, 1000])
+def test_question_is_read_however_it_comes(step_bytes: int, hosts: tuple[bytes, bytes]) -> None:
+    asked = check_transaction(OFFSET, group="groups", topic="topics", body=bytes(300), hosts=hosts)
+    play = Playbook()
+    for at in range(0, len(asked), step_bytes):
+        assert not commits(play, group="groups")
+        play = play >> Broker(asked[at : at + step_bytes]) << Anything()
+    assert not commits(play)
+    assert commits(play, group="groups")
+
+
+def test_question_keeps_nothing_of_the_messages_body() -> None:
+    question = Question(RemotingCommand(code=39, opaque=1))
+    record = read_body(check_transaction(OFFSET, body=bytes(1_000_000)))
+    for at in range(0, len(record), 1000):
+        question.feed(memoryview(record)[at : at + 1000])
+        assert len(question._kept) <= 1000
+    assert question.half() == ("producers", "orders")
+
+
+@pytest.mark.parametrize("record_bytes", [0, 39, 87, 88, 91])
+def test_question_without_a_whole_message_tells_nothing(record_bytes: int) -> None:
+    question = Question(RemotingCommand(code=39, opaque=1))
+    question.feed(memoryview(read_body(check_transaction(OFFSET)))[:record_bytes])
+    assert question.half() is None
+
+
+def test_names_that_no_client_can_have_are_not_kept() -> None:
+    shared: dict[str, Any] = {}
+    play = Playbook(shared=shared)
+    for number, length in enumerate((255, 256, 30_000)):
+        play = play >> Client(send_half("orders", number, PGROUP="g" * length)) << Anything()
+        play = play >> Broker(stored(number, number)) << Anything()
+        play = play >> Broker(check_transaction(100 + number, group="g" * length)) << Anything()
+    (known,) = shared.values()
+    assert [len(half.send.group) for half in known._halves.values()] == [255]
+
+
+def test_other_connections_of_the_same_broker_may_end_it() -> None:
+    shared: dict[str, Any] = {}
+    begun(shared=shared)
+    assert not commits(Playbook())
+    assert commits(Playbook(shared=shared))
+
+
+def test_half_message_that_was_held_is_committed() -> None:
+    play = Playbook(hold("orders")) >> Client(send_half("orders", 7)) >> Release(0) << ToBroker(send_half("orders", 7))
+    assert play.session.in_flight() == 1
+    assert commits(play >> Broker(stored(7, OFFSET)) << Anything())
+    assert play.session.in_flight() == 0
+
+
+def test_half_message_that_was_refused_is_not_waited_for() -> None:
+    play = Playbook(refuse("orders")) >> Client(send_half("orders", 7)) << Anything()
+    assert play.session.in_flight() == 0
+    assert not commits(play >> Broker(stored(7, OFFSET)) << Anything())
+
+
+@pytest.mark.parametrize("half_first", [True, False])
+def test_of_two_requests_with_one_number_neither_is_taken_for_a_half_message(half_first: bool) -> None:  # noqa: FBT001
+    delayed = send("orders", 7) * 20
+    both = send_half("orders", 7) + delayed if half_first else delayed + send_half("orders", 7)
+    play = Playbook() >> Client(both) << Anything()
+    for offset in (1, 2, 3):
+        play = play >> Broker(stored(7, offset)) << Anything()
+    assert not any(commits(play, offset) for offset in (1, 2, 3))
+
+
+NOT_NUMBERED = frame(b'{"code":310,"extFields":{"a":"producers","b":"orders"}}')
+NUMBERED_ODDLY = [frame(b'{"code":34,"opaque":%b}' % spelled) for spelled in (b'"7"', b"null", b"7.5", b'""')]
+#: What a client may send so that it cannot be told what an answer with the number 7 is to.
+AMBIGUOUS: dict[str, list[bytes]] = {
+    "of two, one is refused whatever the limits are": [send("orders", 7), send("SCHEDULE_TOPIC_XXXX", 7)],
+    "of two, a limit refuses one": [send("orders", 7), send("limited", 7)],
+    "of two in one chunk, a limit refuses one": [send("orders", 7) + send("limited", 7)],
+    "of two in one chunk, the first is refused": [send("limited", 7) + send("orders", 7)],
+    "of many, a limit refuses one": [send("orders", number) for number in range(20)] + [send("limited", 7)],
+    "one of another kind": [send("orders", 7), heartbeat(7)],
+    "one of another kind first": [heartbeat(7) + send("limited", 7)],
+    "two of another kind": [heartbeat(7) * 2],
+    "one that waits long": [pull(7), pull(7, topic="limited")],
+    "one that waits long first": [pull(7), send("orders", 7), send("SCHEDULE_TOPIC_XXXX", 7)],
+    "a half message": [send_half("orders", 7), send("limited", 7)],
+    "half messages": [send_half("orders", 7) + send_half("limited", 7)],
+    "no number": [NOT_NUMBERED],
+    "no number, and a header with nothing": [frame(b"{}")],
+} | {f"number {at} that only the broker may read so": [whole] for at, whole in enumerate(NUMBERED_ODDLY)}
+
+
+@pytest.mark.parametrize("chunks", AMBIGUOUS.values(), ids=AMBIGUOUS)
+def test_plain_message_is_not_taken_for_a_half_message(chunks: list[bytes]) -> None:
+    play = Playbook(refuse("limited", "g@limited"), limited={"subscription"})
+    for chunk in (*chunks, send_half("orders", 7)):
+        play = play >> Client(chunk) << Anything()
+    assert not commits(play >> Broker(stored(7, OFFSET)) << Anything())
+    # It cannot be told later either.
+    play = play >> Broker(stored(7, OFFSET)) << Anything() >> Client(send_half("orders", 8)) << Anything()
+    assert not commits(play >> Broker(stored(8, OFFSET)) << Anything())
+
+
+@pytest.mark.parametrize("chunks", AMBIGUOUS.values(), ids=AMBIGUOUS)
+def test_half_message_in_flight_is_not_trusted_once_answers_are_ambiguous(chunks: list[bytes]) -> None:
+    play = Playbook(refuse("limited", "g@limited"), limited={"subscription"})
+    for chunk in (send_half("orders", 8), *chunks):
+        play = play >> Client(chunk) << Anything()
+    assert not commits(play >> Broker(stored(8, OFFSET)) << Anything())
+
+
+def test_connection_with_ambiguous_answers_commits_what_the_broker_asks_about() -> None:
+    play = Playbook() >> Client(NOT_NUMBERED) << Anything() >> Broker(check_transaction(OFFSET)) << Anything()
+    assert commits(play)
+
+
+def test_held_message_is_not_taken_for_a_half_message() -> None:
+    play = Playbook(hold("slow")) >> Client(send("slow", 7)) >> Client(send_half("orders", 7)) << Anything()
+    play = play >> Release(0) << Anything()
+    assert not commits(play >> Broker(stored(7, OFFSET)) << Anything())
+
+
+def test_message_beyond_those_that_are_noted_is_not_taken_for_a_half_message() -> None:
+    for last in (send("orders", -7), heartbeat(-7), pull(-7)):
+        play = Playbook() >> Client(b"".join(send("orders", number) for number in range(MAX_PENDING))) << Anything()
+        play = play >> Client(last) << Anything() >> Broker(stored(1, OFFSET)) << Anything()
+        play = play >> Client(send_half("orders", -7)) << Anything() >> Broker(stored(-7, OFFSET)) << Anything()
+        assert not commits(play)
+
+
+def test_what_passed_unread_while_limiting_was_off_makes_answers_ambiguous() -> None:
+    limiting = False
+    play = Playbook(limiting=lambda: limiting) >> Client(unparsable()) << Anything()
+    limiting = True
+    play = play >> Client(send_half("orders", 7)) << Anything() >> Broker(stored(7, OFFSET)) << Anything()
+    assert not commits(play)
+
+
+def test_numbers_may_come_in_any_order_and_again_once_they_were_answered() -> None:
+    numbers = (7, 9, 8, -3, 0, 2**31 - 1, -(2**31), 6)
+    play = Playbook(refuse("limited"), limited={"subscription"})
+    for _ in range(3):
+        plain = b"".join(send("orders", number) + send("limited", number + 1000) for number in numbers[1:5])
+        play = play >> Client(plain + pull(numbers[5]) + heartbeat(numbers[6])) << Anything()
+        play = play >> Client(send_half("orders", 7) + send("a", 5, flag=2) * 9) << Anything()
+        play = play >> Broker(b"".join(stored(number, OFFSET) for number in numbers[:7])) << Anything()
+    assert commits(play)
+
+
+V1 = {"producerGroup": "producers", "topic": "orders", "sysFlag": "4"}
+
+
+@pytest.mark.parametrize(
+    "whole",
+    [
+        json_frame(324, V1 | {"properties": "PGROUP\x01producers\x02TRAN_MSG\x01true\x02"}, opaque=7),
+        send("orders", 7, code=325, sys_flag="4", properties=HALF),
+        send("orders", 7, batch=True, sys_flag="4", properties=HALF, body=read_body(send_batch("orders", 1))),
+        json_frame(
+            10,
+            V1
+            | {
+                "properties": "PGROUP\x01producers\x02REAL_TOPIC\x01closed\x02",
+                "i": "PGROUP\x01producers\x02TRAN_MSG\x01true\x02",
+            },
+            opaque=7,
+        ),
+    ],
+    ids=["reply", "reply_v2", "batch", "properties_of_another_kind_of_send"],
+)
+def test_what_the_broker_stores_as_a_plain_message_is_no_half_message(whole: bytes) -> None:
+    play = Playbook() >> Client(whole) << Anything() >> Broker(stored(7, OFFSET)) << Anything()
+    assert not commits(play)
+
+
+def test_half_message_of_an_older_client_is_committed() -> None:
+    whole = json_frame(10, V1 | {"properties": "PGROUP\x01producers\x02TRAN_MSG\x01true\x02"}, opaque=7)
+    play = Playbook() >> Client(whole) << Anything() >> Broker(stored(7, OFFSET)) << Anything()
+    assert commits(play)
+
+
+@pytest.mark.parametrize("changes", [{"exempt": True}, {"limiting": False}])
+def test_who_is_not_limited_commits_what_it_likes(changes: dict[str, Any]) -> None:
+    play = Playbook(**changes)
+    assert commits(play)
+    assert commits(play)
+
+
+def test_commit_that_cannot_be_read_exactly_is_refused() -> None:
+    whole = end_transaction(OFFSET).replace(b'"code":37', b'"code":"7"').replace(b'"7"', b"'37'")
+    header = whole[8:]
+    frame = (4 + len(header)).to_bytes(4, "big") + len(header).to_bytes(4, "big") + header
+    play = begun() >> Client(frame) << Anything()
+    assert play.refused_by == ["unknown_transaction"]
+
+
+def test_half_messages_are_remembered_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transactions, "MAX_HALVES", 3)
+    shared: dict[str, Any] = {}
+    play = Playbook(shared=shared)
+    for number in range(5):
+        play = play >> Client(send_half("orders", number, UNIQ_KEY=str(number))) << Anything()
+        play = play >> Broker(stored(number, number, transaction=str(number))) << Anything()
+    (known,) = shared.values()
+    assert isinstance(known, Transactions)
+    assert len(known) == 3
+    assert [commits(play, number) for number in range(5)] == [False, False, True, True, True]
+    assert len(known) == len(known._offsets) == 0
+    assert commits(play >> Broker(check_transaction(0)) << Anything(), 0), "the broker asks for what was forgotten"
+
+
+def stored_once(shared: dict[str, Any]) -> None:
+    """Check that a half message can still be committed, for what its send has paid, and only once."""
+    play = Playbook(shared=shared)
+    assert commits(play)
+    assert play.requests[-1].resources == (Resource("transaction", "producers"),)
+    assert not commits(play)
+
+
+def test_commit_that_a_limit_refused_may_be_repeated() -> None:
+    shared: dict[str, Any] = {}
+    begun(shared=shared)
+    assert not commits(Playbook(refuse("producers"), shared=shared))
+    stored_once(shared)
+
+
+@pytest.mark.parametrize("what", [8, 12])
+def test_end_that_expired_while_it_was_held_may_be_repeated(what: int) -> None:
+    shared: dict[str, Any] = {}
+    begun(shared=shared)
+    play = Playbook(hold("producers"), shared=shared)
+    assert not commits(play, what=what)
+    assert not commits(Playbook(shared=shared)), "it may yet go on"
+    play = play >> GiveUp(0) << Anything()
+    stored_once(shared)
+
+
+def test_commit_that_was_held_goes_on_once() -> None:
+    shared: dict[str, Any] = {}
+    begun(shared=shared)
+    play = Playbook(hold("producers"), shared=shared)
+    assert not commits(play)
+    play = play >> Release(0) << ToBroker(end_transaction(OFFSET))
+    play.session.close()
+    assert not commits(Playbook(shared=shared))
+
+
+@pytest.mark.parametrize("by", ["end", "close", "undecided"])
+def test_commit_that_was_not_decided_when_its_connection_ended_may_be_repeated(by: str) -> None:
+    shared: dict[str, Any] = {}
+    begun(shared=shared)
+    if by == "undecided":
+        play = Playbook(shared=shared) >> Undecided(end_transaction(OFFSET))
+    else:
+        play = Playbook(hold("producers"), shared=shared) >> Client(end_transaction(OFFSET))
+    if by == "end":
+        play = play >> End(Side.CLIENT) << Anything()
+    else:
+        play.session.close()
+    stored_once(shared)
+
+
+def test_of_two_commits_at_once_the_second_is_refused_though_the_first_may_be_undone() -> None:
+    shared: dict[str, Any] = {}
+    begun(shared=shared)
+    play = Playbook(refuse("producers"), shared=shared) >> Client(end_transaction(OFFSET) * 2) << Anything()
+    assert play.refused_by == ["unknown_transaction"]
+    stored_once(shared)
+
+
+@pytest.mark.parametrize("in_between", [True, False])
+def test_what_the_broker_asks_about_after_a_refused_commit_was_paid_for_by_its_send(in_between: bool) -> None:  # noqa: FBT001
+    shared: dict[str, Any] = {}
+    begun(shared=shared)
+    play = Playbook(hold("producers"), shared=shared) >> Client(end_transaction(OFFSET))
+    if not in_between:
+        play = play >> GiveUp(0)
+    play = play >> Broker(check_transaction(OFFSET + 1)) << Anything()
+    if in_between:
+        play = play >> GiveUp(0)
+    play = Playbook(shared=shared)
+    assert not commits(play), "the broker has stored another"
+    assert commits(play, OFFSET + 1)
+    assert play.requests[-1].resources == (Resource("transaction", "producers"),)
+    play = play >> Broker(check_transaction(OFFSET + 2)) << Anything()
+    assert commits(play, OFFSET + 2)
+    assert play.requests[-1].resources[1:] == (Resource("topic", "orders"),)

@@ -1,0 +1,171 @@
+"""The reading of binary headers; that it is the broker's is tested against a real broker's decoder elsewhere."""
+
+import struct
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from playbook.frames import pull
+
+from proxy.protocols.rocketmq.wire import binary
+from proxy.protocols.rocketmq.wire.binary import MAX_FIELDS, read_binary
+from proxy.protocols.rocketmq.wire.codes import LIMITABLE
+from proxy.protocols.rocketmq.wire.header import LENIENT, STRICT, UNPARSABLE, Header
+
+_Fields = Sequence[tuple[bytes, bytes]]
+_SEND: _Fields = [(b"a", b"pg"), (b"b", b"orders"), (b"i", b"k\x01v\x02"), (b"m", b"false")]
+
+
+def _ext(fields: _Fields) -> bytes:
+    return b"".join(struct.pack(">h", len(key)) + key + struct.pack(">i", len(value)) + value for key, value in fields)
+
+
+def _header(fields: _Fields, code: int = 310, flag: int = 0, remark: bytes = b"", language: int = 0) -> bytes:
+    ext = _ext(fields)
+    fixed = struct.pack(">hBhiii", code, language, 513, 7, flag, len(remark))
+    return fixed + remark + struct.pack(">i", len(ext)) + ext
+
+
+@pytest.mark.parametrize("code", [310, 320, 325])
+def test_a_javas_send_is_charged_to_its_topic(code: int) -> None:
+    assert read_binary(_header(_SEND, code)) == Header("topic", "orders", code, 7, 0, "pg", False, 513, "JAVA", STRICT)
+
+
+def test_the_order_of_the_fields_does_not_matter() -> None:
+    assert read_binary(_header(_SEND[::-1])) == read_binary(_header(_SEND))
+
+
+def test_a_remark_does_not_matter() -> None:
+    assert read_binary(_header(_SEND, remark=b"hello")) == read_binary(_header(_SEND))
+
+
+@pytest.mark.parametrize("code", [10, 324])
+def test_a_spelled_out_send_is_charged_to_its_topic(code: int) -> None:
+    answer = read_binary(_header([(b"producerGroup", b"pg"), (b"topic", b"orders"), (b"batch", b"True")], code))
+    assert answer == Header("topic", "orders", code, 7, 0, "pg", True, 513, "JAVA", STRICT)
+
+
+def test_a_send_back_is_charged_to_its_group() -> None:
+    answer = read_binary(_header([(b"offset", b"1"), (b"group", b"cg")], 36))
+    assert (answer.kind, answer.name, answer.reading) == ("retry_group", "cg", STRICT)
+
+
+def test_a_send_to_a_retry_topic_is_charged_to_the_group() -> None:
+    answer = read_binary(_header([(b"a", b"pg"), (b"b", b"%RETRY%cg")]))
+    assert (answer.kind, answer.name) == ("retry_group", "cg")
+
+
+@pytest.mark.parametrize(("code", "flag"), [(11, 0), (34, 0), (310, 1), (36, 3), (-310, 0)])
+def test_others_and_responses_are_not_limitable(code: int, flag: int) -> None:
+    answer = read_binary(_header([*_SEND, (b"group", b"cg")], code, flag))
+    assert (answer.kind, answer.code, answer.flag, answer.opaque) == ("", code, flag, 7)
+
+
+@pytest.mark.parametrize(
+    ("more", "name", "is_batch"),
+    [
+        ((b"b", b"hot"), "hot", False),
+        ((b"m", b"TRUE"), "orders", True),
+        ((b"m", b"1"), "orders", False),
+        ((b"z", b"\0\1b\0\0\0\3hot"), "orders", False),
+        ((b"z", b"\0\1m\0\0\0\4true"), "orders", False),
+    ],
+)
+def test_the_last_of_equal_keys_wins_and_values_are_no_keys(
+    more: tuple[bytes, bytes], name: str, *, is_batch: bool
+) -> None:
+    answer = read_binary(_header([*_SEND, more]))
+    assert (answer.name, answer.is_batch, answer.reading) == (name, is_batch, STRICT)
+
+
+def test_an_empty_topic_is_none() -> None:
+    assert read_binary(_header([*_SEND, (b"b", b"")])).kind == ""
+
+
+def test_a_short_send_falls_back_to_the_spelled_out_topic() -> None:
+    answer = read_binary(_header([(b"topic", b"orders")]))
+    assert (answer.name, answer.reading) == ("orders", LENIENT)
+
+
+@pytest.mark.parametrize(("language", "name"), [(0, "JAVA"), (9, "GO"), (13, "NODE_JS"), (14, ""), (255, "")])
+def test_the_language_is_named(language: int, name: str) -> None:
+    assert read_binary(_header(_SEND, language=language)).language == name
+
+
+@pytest.mark.parametrize("size", range(len(_header(_SEND))))
+def test_a_header_cut_short_is_unparsable_or_not_limitable(size: int) -> None:
+    assert read_binary(_header(_SEND)[:size]) is UNPARSABLE
+
+
+def test_bytes_behind_the_fields_belong_to_the_body() -> None:
+    assert read_binary(_header(_SEND) + b"abc").reading == LENIENT
+    assert read_binary(_header([*_SEND, (b"m", b"true")]) + b"abc") is UNPARSABLE
+
+
+def test_a_name_longer_than_any_topic_is_unparsable() -> None:
+    assert read_binary(_header([(b"a", b"pg"), (b"b", b"x" * 255)])).kind == "topic"
+    assert read_binary(_header([(b"a", b"pg"), (b"b", b"x" * 256)])) is UNPARSABLE
+
+
+def test_a_name_that_is_not_utf8_is_unparsable() -> None:
+    assert read_binary(_header([(b"a", b"pg"), (b"b", b"\xff")])) is UNPARSABLE
+
+
+def test_too_many_fields_are_unparsable() -> None:
+    fields = [(b"k%d" % number, b"v") for number in range(MAX_FIELDS)]
+    assert read_binary(_header([*fields[1:], (b"b", b"orders")])).name == "orders"
+    assert read_binary(_header([*fields, (b"b", b"orders")])) is UNPARSABLE
+
+
+_keys = st.sampled_from((b"a", b"b", b"m", b"topic", b"", b"z"))
+_values = st.binary(max_size=6) | st.sampled_from(
+    (b"true", b"false", b"\0\1b\0\0\0\1U", b"\0\1m\0\0\0\4true", b"\0\1a")
+)
+
+
+@given(st.lists(st.tuples(_keys, _values), max_size=6))
+def test_the_shorter_way_ends_where_the_long_one_does(fields: _Fields) -> None:
+    header = _header([(b"a", b"pg"), (b"b", b"orders"), *fields])
+    short = read_binary(header) if binary.read_java_send(header) else None
+    assert short is None or short == binary._read_any(header, LIMITABLE)
+
+
+@given(st.binary())
+def test_any_bytes_are_read_without_an_error(header: bytes) -> None:
+    assert isinstance(read_binary(header), Header)
+
+
+@given(st.binary())
+def test_any_fields_are_read_without_an_error(ext: bytes) -> None:
+    fixed = struct.pack(">hBhiiii", 310, 0, 513, 7, 0, 0, len(ext))
+    assert isinstance(read_binary(fixed + ext), Header)
+
+
+# --- Requests that consume ------------------------------------------------------------------------
+
+
+def consuming(whole: bytes) -> Header:
+    header_bytes = int.from_bytes(whole[5:8])
+    return read_binary(whole[8 : 8 + header_bytes], subscriptions=True)
+
+
+@pytest.mark.parametrize("code", [11, 361])
+def test_a_request_that_consumes_is_charged_to_its_subscription(code: int) -> None:
+    header = consuming(pull(code=code, binary=True))
+    assert (header.kind, header.name, header.code, header.reading) == ("subscription", "g@orders", code, STRICT)
+
+
+def test_while_nobody_limits_them_they_are_not_limitable() -> None:
+    whole = pull(binary=True)
+    assert read_binary(whole[8:]).kind == ""
+
+
+@pytest.mark.parametrize(("group", "topic"), [("", "orders"), ("g", "")])
+def test_one_that_names_no_subscription_is_for_the_broker_to_refuse(group: str, topic: str) -> None:
+    assert consuming(pull(binary=True, group=group, topic=topic)).kind == ""
+
+
+@pytest.mark.parametrize(("group", "topic"), [("x" * 256, "orders"), ("g", "x" * 256)])
+def test_a_name_longer_than_any_is_not_read(group: str, topic: str) -> None:
+    assert consuming(pull(binary=True, group=group, topic=topic)) is UNPARSABLE

@@ -1,0 +1,135 @@
+"""The lenient reading; that its rules are the broker's is tested against a real broker's decoder elsewhere."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.protocols.rocketmq.wire.lenient import MAX_JSON_BYTES, MAX_STEPS, read_json
+from proxy.protocols.rocketmq.wire.reading import LENIENT, UNPARSABLE, Header
+
+_SEND = Header("topic", "orders", 310, 7, 0, "pg", False, 513, "JAVA", LENIENT)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        '{"code":310,"opaque":7,"version":513,"extFields":{"a":"pg","b":"orders"}}',
+        '{"code":"310","opaque":"7","version":"513","extFields":{"a":"pg","b":"orders"}}',
+        '{"code":310.0,"opaque":+7,"version":0513,"extFields":{"a":"pg","b":"orders"}}',
+        '{"code":11,"code":310,"opaque":7,"version":513,"extFields":{"b":"x","a":"pg","b":"orders"}}',
+        r'{"c\u006fde":310,"opaque":7,"version":513,"extFields":{"a":"pg","\x62":"\u006frders"}}',
+        "{'code':310,'opaque':7,'version':513,'extFields':{'a':'pg','b':'orders'}}",
+        "{code:310,opaque:7,version:513,extFields:{a:'pg',b:'orders'}}",
+        '\f{ "code"\t:\n310 , "opaque":7,"version":513,"extFields":{"a":"pg","b":"orders",},}\r\n\0',
+        '{"code":310,"opaque":7,"version":513,"x":{"code":[11,{}]},"extFields":{"a":"pg","b":"orders"}}',
+        '{"code":310,"opaque":7,"version":513,"extFields":{"b":"x"},"extFields":{"a":"pg","b":"orders"}}',
+        '{"code":310,"opaque":7,"version":513,"extFields":"","extFields":{"a":"pg","b":"orders"},"language":0}',
+        '{"code":310,"opaque":7,"flag":"","version":513,"flag":false,"extFields":{"a":"pg","b":"orders","n":"\\n"}}',
+        '{"code":310,"opaque":7,"flag":null,"version":513,"extFields":{"a":"pg","b":"orders","z":{"b":"x"}}}',
+        '{"code":310,"opaque":7,"version":513,"extFields":{"a":"pg","b":"orders","i":"k\x01v\x02"}}',
+    ],
+)
+def test_what_a_client_may_write_is_the_same_send(header: str) -> None:
+    assert read_json(header.encode()) == _SEND
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "",
+        "{",
+        "[]",
+        '{"code":310}x',
+        '{"code":310,,}',
+        '{"code":310 "flag":0}',
+        '{"code":3.1e2}',
+        '{"code":310L}',
+        '{"code":[310]}',
+        '{"code":4294967606}',
+        '{"code":"abc"}',
+        '{"Code":310}',
+        '{"co_de":310}',
+        r'{"code\u0000":310}',
+        '{/**/"code":310}',
+        '{"code":310,"extFields":[]}',
+        '{"code":310,"extFields":{"b":["orders"]}}',
+        '{"code":310,"extFields":{"b":007}}',
+        '{"code":310,"extFields":{"b":"orders","m":["true"]}}',
+        '{"code":310,"extFields":{"$ref":"$"}}',
+        r'{"code":310,"extFields":{"b":"\q"}}',
+        '{"code":310,"extFields":{"b":"' + "x" * 256 + '"}}',
+        '{"code":310,"extFields":{"b":"' + r"\u0078" * 256 + '"}}',
+        '{"code":310,"' + "x" * 33 + '":1}',
+        r'{"code":310,"extFields":{"b":"x\ud800y"}}',
+        r'{"code":310,"extFields":{"b":"\ude00\ud83d"}}',
+        r'{"code":310,"\ud800":1}',
+        r'{"code":310,"\ud83d\ude00":1}',
+        '{"code":310,"\U0001f600":1}',
+        '{"code":310,"' + "x" * 129 + '":1}',
+        '{"code":310,"A\u009b-\u00c4\u00fe\u00ebXa":{"b":"orders"}}',
+        '{"code":310,"x":' + "[" * 17 + "]" * 17 + "}",
+        '{"\u9b6e\u6257\u6774\u94ef\u708d\u644c\u918f\u5686\u5450\u5eb1\u587e\u59a7":310}',
+    ],
+)
+def test_what_only_plays_games_is_unparsable(header: str) -> None:
+    assert read_json(header.encode()) is UNPARSABLE
+
+
+@pytest.mark.parametrize(
+    ("value", "name"), [("7", "7"), ("-7", "-7"), ("true", "true"), ('"%RETRY%x"', "x"), ('""', "")]
+)
+def test_a_topic_need_not_be_a_string(value: str, name: str) -> None:
+    assert read_json(f'{{"code":310,"extFields":{{"b":{value}}}}}'.encode()).name == name
+
+
+def test_the_two_halves_of_a_character_are_joined() -> None:
+    answer = read_json(rb"""{"code":"310","extFields":{"a":"\ud83d\ude00","b":"\uD83D\uDE00"}}""")
+    assert (answer.name, answer.producer_group) == ("\U0001f600", "\U0001f600")
+
+
+def test_half_a_character_in_a_producer_group_is_replaced() -> None:
+    assert read_json(rb"""{"code":"310","extFields":{"a":"x\ud800y","b":"z"}}""").producer_group == "x\ufffdy"
+
+
+@pytest.mark.parametrize(("code", "field"), [(310, '"x":1'), (310, '"b":null'), (10, '"b":"orders"'), (36, '"a":"x"')])
+def test_a_request_without_its_key_is_not_limitable(code: int, field: str) -> None:
+    answer = read_json(f'{{"code":{code},"extFields":{{{field}}}}}'.encode())
+    assert (answer.kind, answer.code, answer.reading) == ("", code, LENIENT)
+
+
+@pytest.mark.parametrize(
+    ("spelled", "language"),
+    [('"GO"', "GO"), ('"go"', "go"), ("9", "GO"), ("99", ""), ('"COBOL"', ""), ("null", ""), ("[]", "")],
+)
+def test_a_language_is_named_or_left_open(spelled: str, language: str) -> None:
+    assert read_json(f'{{"code":310,"language":{spelled}}}'.encode()).language == language
+
+
+def test_a_short_send_falls_back_to_the_spelled_out_topic() -> None:
+    assert read_json(b'{"code":310,"extFields":{"topic":"orders"}}').name == "orders"
+
+
+def test_a_header_too_long_to_be_read_slowly_is_unparsable() -> None:
+    header = b'{"code":"310","extFields":{"b":"orders","i":"%b"}}'
+    assert read_json(header % bytes(b"x" * 1000)).name == "orders"
+    assert read_json(header % bytes(b"x" * MAX_JSON_BYTES)) is UNPARSABLE
+
+
+@pytest.mark.parametrize("more", ['"x":1', '"x":[%s]'])
+def test_a_header_of_too_many_steps_is_unparsable(more: str) -> None:
+    few, many = ([more % ",".join("1" * count)] if "%" in more else [more] * count for count in (40, MAX_STEPS // 2))
+    assert read_json(f'{{"code":"310",{",".join(few)}}}'.encode()).code == 310
+    assert read_json(f'{{"code":"310",{",".join(many)}}}'.encode()) is UNPARSABLE
+
+
+_TOKENS = ("{", "}", "[", "]", ":", ",", '"code"', "310", '"extFields"', '"b"', "'", '"', "\\", r"\u0062", "null", " ")
+
+
+@given(st.lists(st.sampled_from(_TOKENS)).map("".join))
+def test_any_text_is_read_without_an_error(text: str) -> None:
+    assert isinstance(read_json(text.encode()), Header)
+
+
+@given(st.binary())
+def test_any_bytes_are_read_without_an_error(header: bytes) -> None:
+    assert isinstance(read_json(b"{" + header), Header)

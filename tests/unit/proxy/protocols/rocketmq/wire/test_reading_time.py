@@ -1,0 +1,167 @@
+"""Whatever a client writes, reading it takes steps in proportion to its bytes, and of the slow kind not many."""
+
+import re
+import struct
+import tracemalloc
+from collections.abc import Callable, Sequence
+
+import pytest
+from playbook import frames
+from playbook.steps import opcodes
+
+from proxy.protocols.rocketmq.about import AboutClient
+from proxy.protocols.rocketmq.python_scan import Opaques, Scanner
+from proxy.protocols.rocketmq.wire import lenient
+from proxy.protocols.rocketmq.wire.binary import read_binary
+from proxy.protocols.rocketmq.wire.frame import MAX_HEADER_BYTES
+from proxy.protocols.rocketmq.wire.header import LENIENT, UNPARSABLE, classify
+from proxy.protocols.rocketmq.wire.lenient import MAX_JSON_BYTES, MAX_STEPS, read_json
+
+
+class Matches:
+    """Stands for a pattern's ``match``, and adds up how many bytes it looks at: to the end where nothing matches."""
+
+    def __init__(self, match: Callable[[bytes, int], re.Match[bytes] | None]) -> None:
+        self._match = match
+        self.bytes_seen = 0
+
+    def __call__(self, data: bytes, at: int) -> re.Match[bytes] | None:
+        match = self._match(data, at)
+        self.bytes_seen += (len(data) if match is None else match.end()) - at
+        return match
+
+
+@pytest.fixture
+def matches(monkeypatch: pytest.MonkeyPatch) -> Sequence[Matches]:
+    counted = [Matches(lenient._TOKEN), Matches(lenient._END)]
+    for name, each in zip(("_TOKEN", "_END"), counted, strict=True):
+        monkeypatch.setattr(lenient, name, each)
+    return counted
+
+
+BREAKS_OFF = (
+    (b'{"code":34,', b" ", b"?"),
+    (b'{"code":34,"', b'\\"', b""),
+    (b'{"code":34,"', b"x", b""),
+    (b"{'code':34,'", b"\\'", b""),
+    (b'{"code":34', b"\0", b"?"),
+    (b'{"code":34,"', b"\\x41\\x4", b""),
+    (b'{"code":34,"', b"\xf0", b""),
+    (b'{"code":34,"x":', b"1", b"?"),
+    (b'{"code":34,', b"x", b"?"),
+)
+
+
+@pytest.mark.parametrize(("head", "unit", "tail"), BREAKS_OFF)
+def test_header_that_breaks_off_is_looked_at_once(
+    head: bytes, unit: bytes, tail: bytes, matches: Sequence[Matches]
+) -> None:
+    header = head + unit * ((MAX_JSON_BYTES - 100) // len(unit)) + tail
+    assert read_json(header) is UNPARSABLE
+    assert sum(each.bytes_seen for each in matches) <= 2 * len(header)
+
+
+#: Beginning, what is repeated, and end of headers that take many steps.
+DEAR = (
+    (b'{"code":"310","x":', b"[", b""),
+    (b'{"code":"310","x":[', b"1,", b"1]}"),
+    (b'{"code":"310"', b',"x":1', b"}"),
+    (b'{"code":"310"', b',"' + b"x" * 32 + b'":1', b"}"),
+    (b'{"code":"310"', b',"' + b"\\x78" * 31 + b'":1', b"}"),
+    (b'{"code":"310","extFields":{"b":"x"', b',"' + b"\\n" * 60 + b'":1', b"}}"),
+    (b'{"code":"310","extFields":{"b":"x","a":"', b"\\n", b'"}}'),
+    (b'{"code":"310","extFields":{"b":"x","m":"', b"\\n", b'"}}'),
+    (b'{"code":"310","extFields":{"b":"', b"\\n", b'"}}'),
+    (b'{"code":"310","language":"', b"\\n", b'"}'),
+    (b'{"opaque":"', b"\\n", b'"}'),
+    (b'{"code":310,"opaque":1,"extFields":{"b":"x"', b',"b":"y"', b"}}"),
+    (b'{"code":310,"opaque":1,"extFields":{"b":"x"', b',"f":' + b"9" * 4299, b"}}"),
+)
+
+
+@pytest.mark.parametrize("size", [1000, MAX_JSON_BYTES, MAX_HEADER_BYTES])
+@pytest.mark.parametrize(("head", "unit", "tail"), DEAR)
+def test_no_json_header_takes_more_than_so_many_steps(head: bytes, unit: bytes, tail: bytes, size: int) -> None:
+    header = head + unit * ((size - len(head) - len(tail)) // len(unit)) + tail
+    # So many of Python's for each of the reader's own: 110 to 150.
+    assert opcodes(lambda: classify(header, 0)) < 200 * MAX_STEPS
+
+
+@pytest.mark.parametrize(("code", "key"), [(310, "f"), (10, "sysFlag")])
+def test_no_second_number_of_many_digits_is_made(code: int, key: str) -> None:
+    # The strict reading would read them all, each in the square of its digits; what is this long nobody else reads.
+    numbers = f'"{key}":{"9" * 4299},' * 50
+    header = f'{{"code":{code},"opaque":1,"extFields":{{{numbers}"b":"x","topic":"x","{key}":0}}}}'
+    assert classify(header.encode(), 0) is UNPARSABLE
+
+
+def binary(fields: bytes, remark: bytes = b"r") -> bytes:
+    fixed = struct.pack(">hBhiii", 310, 0, 513, 7, 0, len(remark))
+    return fixed + remark + struct.pack(">i", len(fields)) + fields
+
+
+@pytest.mark.parametrize("size", [1000, MAX_JSON_BYTES, MAX_HEADER_BYTES])
+@pytest.mark.parametrize("unit", [bytes(6), b"\0\1k\0\0\0\1v", b"\0\1b\0\0\0\1v"])
+def test_no_binary_header_takes_more_than_so_many_steps(unit: bytes, size: int) -> None:
+    header = binary(unit * (size // len(unit)))
+    assert opcodes(lambda: read_binary(header)) < 10_000
+
+
+def test_heartbeats_are_read_a_few_times_only_and_never_a_long_one() -> None:
+    about = AboutClient()
+    for body in [b'{"x":"' + bytes(10_000_000), b"[" * 60_000, b"[" * 60_000] * 10:
+        assert opcodes(lambda body=body: about.heartbeat(len(body), memoryview(body))) < 200  # type: ignore[misc]
+        if not about.wanted:
+            break
+    assert not about.wanted
+
+
+def test_scan_in_python_copies_headers_only() -> None:
+    chunk = memoryview(frames.send("a", body=bytes(1_000_000)) + frames.json_frame(34))
+    scanner = Scanner(Opaques(10))
+    tracemalloc.start()
+    try:
+        assert len(scanner.scan(chunk, 0, 2**24)) == 1
+        assert tracemalloc.get_traced_memory()[1] < 100_000
+    finally:
+        tracemalloc.stop()
+
+
+# --- What is within the bounds is read all the same -----------------------------------------------
+
+
+def test_send_with_all_its_fields_and_as_many_properties_as_the_broker_takes_is_read() -> None:
+    fields = ",".join(f'"{letter}":"{"x" * 20}"' for letter in "abcdefghijklmn")
+    properties = "".join(f"KEY{number:04}\x01some value\x02" for number in range(1600))
+    header = (
+        f"{{'code':310,'language':'JAVA','version':1,'opaque':7,'flag':0,'extFields':{{{fields},'i':'{properties}'}}}}"
+    )
+    assert 30_000 < len(header) < MAX_JSON_BYTES
+    assert (read_json(header.encode()).name, read_json(header.encode()).reading) == ("x" * 20, LENIENT)
+
+
+def test_sixty_fields_are_read() -> None:
+    fields = ",".join(f'"k{number}":1' for number in range(58))
+    header = f"{{'code':310,'extFields':{{'b':'orders',{fields}}}}}"
+    assert read_json(header.encode()).name == "orders"
+
+
+@pytest.mark.parametrize("digits", ["9", "0000009", "9".rjust(1500, "0")])
+def test_language_of_many_digits_is_read(digits: str) -> None:
+    assert read_json(f'{{"code":"34","language":{digits}}}'.encode()).language == "GO"
+
+
+def test_language_of_more_digits_than_are_made_a_number_is_none() -> None:
+    assert read_json(b'{"code":"34","language":' + b"0" * 5000 + b"}").language == ""
+
+
+def test_producer_group_is_cut_behind_the_longest_name_however_it_is_spelled() -> None:
+    group = r"\ud83d\ude00" * 300
+    header = read_json(f'{{"code":"310","extFields":{{"b":"x","a":"{group}"}}}}'.encode())
+    assert header.producer_group == "\U0001f600" * 255
+
+
+def test_text_too_long_to_say_true_says_nothing() -> None:
+    for text, is_batch in ((r"\u0074\u0072\u0075\u0065", True), (r"\u0074" * 300, False)):
+        header = read_json(f'{{"code":"310","extFields":{{"b":"x","m":"{text}"}}}}'.encode())
+        assert (header.name, header.is_batch) == ("x", is_batch)
