@@ -36,14 +36,14 @@ from admin.analytics.evidence import (
     about_growth,
     about_runaway,
     about_untold,
-    doubts,
     no_limit,
     sentences,
     span,
+    unknowns,
 )
 from admin.analytics.figures import DAY_S, Demand, Limit
-from limiter.patterns import glob_of
-from limiter.rejections import OTHER
+from limiter.counting.rejections import OTHER
+from limiter.rules.patterns import glob_of
 
 LEAST_PER_S: Final = 1.0
 """No lower limit is recommended, unless a capacity does not suffice for that."""
@@ -146,7 +146,7 @@ def decide(demand: Demand, headroom: float, *, limit_all: bool = False) -> Advic
         said += [f"bytes: {bytes_why}"] if bytes_why and bytes_why != why else []
     if limit.rate is None and action == "keep":
         said += [] if limit.bytes_rate is not None else [no_limit(limit)]
-    said += doubts(demand)
+    said += unknowns(demand)
     return Advice(
         demand.instance,
         demand.kind,
@@ -168,7 +168,7 @@ def decide(demand: Demand, headroom: float, *, limit_all: bool = False) -> Advic
 def unused(instance: str, kind: str, name: str, limit: Limit, observed_s: int, *, lost_records: int = 0) -> Advice:
     """Say of an exact limit that nothing was asked for under it."""
     demand = Demand(instance, kind, name, limit=limit, observed_s=observed_s, lost_records=lost_records)
-    evidence = sentences([f"nothing was asked for in {span(observed_s)} of log", *doubts(demand)])
+    evidence = sentences([f"nothing was asked for in {span(observed_s)} of log", *unknowns(demand)])
     sure = "low" if observed_s < DAY_S or lost_records else "medium" if observed_s < 7 * DAY_S else "high"
     return Advice(
         instance,

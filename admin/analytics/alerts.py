@@ -24,8 +24,8 @@ from typing import Final, Literal
 import msgspec
 
 from admin.analytics.findings import Share, Storm
-from admin.errors import StartError
-from admin.live.files import replace_durably
+from admin.common.disk import replace_durably
+from admin.common.errors import StartError
 
 VERSION: Final = 1
 """Of the ledger."""

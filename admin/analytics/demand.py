@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from admin.analytics.figures import DAY_S, Demand, Limit, Percentiles, Storms
-from admin.analytics.seconds import left_of, sum_of, with_corrected
+from admin.analytics.retries import left_of, sum_of, with_corrected
 from admin.analytics.tables import HOUR_S, LIMIT_KEY, MINUTE_S, RESOURCE_KEY
 
 if TYPE_CHECKING:

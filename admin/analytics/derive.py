@@ -11,12 +11,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+import msgspec
 from pyspark import StorageLevel
 
-from admin.analytics import culprits, storms, tables
+from admin.analytics import storms, tables
 from admin.analytics.options import Options
-from admin.analytics.schema import OUTCOMES, SECONDS
+from admin.analytics.reading import OUTCOMES, SECONDS
 from admin.analytics.tables import AMOUNTS, DAY_S, HOUR_S, LIMIT_KEY, MINUTE_S
+from admin.rejection_log.records import LimitFields
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -63,7 +65,7 @@ def derive(records: "DataFrame", options: Options, newest: "DataFrame | None" = 
     """Make all tables of some records.
 
     Args:
-        records: as ``schema.RECORDS``, each once; all of the days that are to be written, and, for storms over
+        records: as ``reading.RECORDS``, each once; all of the days that are to be written, and, for storms over
             midnight, of the days before and after as far as these storms reach.
         options: what is asked for.
         newest: ``instance`` and ``newest_s``, the last second that is known of, where ``records`` are not all there
@@ -83,7 +85,7 @@ def derive(records: "DataFrame", options: Options, newest: "DataFrame | None" = 
             "hours": lambda: hours_of(made["minutes"]),
             "refusals": lambda: session.sql(_REFUSALS, slots=slots),
             "storms": lambda: storms.storms(slots, seconds, newest_of(records) if newest is None else newest, options),
-            "culprits": lambda: culprits.culprits(slots, options),
+            "culprits": lambda: storms.culprits(slots, options),
             "limits": lambda: session.sql(_LIMITS, records=records),
             "limit_changes": lambda: session.sql(_LIMIT_CHANGES, records=records),
             "coverage": lambda: session.sql(_COVERAGE, records=records),
@@ -144,12 +146,9 @@ _FEW: Final = 200_000
 """So many rows are sent to every task."""
 _SUMMED: Final = (*AMOUNTS, "busy_answers")
 _DEFAULTS: Final = {
-    "rule": "''",
-    "burst_s": "1D",
-    "break_s": "0D",
-    "count": "'messages'",
-    "bytes_burst_s": "1D",
-    "action": "'reject'",
+    each.name: f"{each.default:g}D" if isinstance(each.default, float) else f"'{each.default}'"
+    for each in msgspec.structs.fields(LimitFields)
+    if not each.required and each.default is not None
 }
 _LIMIT_FIELDS: Final = ", ".join(
     f"coalesce({name}, {_DEFAULTS[name]}) AS {name}" if name in _DEFAULTS else name for name in LIMIT_KEY

@@ -14,9 +14,9 @@ from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
 from admin.analytics.findings import Curve, Edit, Held, LimitChange, Point
-from limiter.errors import RuleError
-from limiter.patterns import Pattern, glob_of, read_glob, read_network
-from limiter.resource import CLIENT
+from limiter.rules.errors import RuleError
+from limiter.rules.patterns import Pattern, glob_of, read_glob, read_network
+from limiter.rules.resource import CLIENT
 
 NEAR_S: Final = 3600
 """What held so long before an edit or after it may be another limit by then: some hold by the clock."""

@@ -107,7 +107,7 @@ def no_limit(limit: Limit) -> str:
     return "its limit is off" if limit.action == "off" else "it has no limit"
 
 
-def doubts(demand: Demand) -> list[str]:
+def unknowns(demand: Demand) -> list[str]:
     """Say what makes the figures uncertain."""
     said = []
     if demand.lost_records:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from admin.errors import StartError
+from admin.common.errors import StartError
 
 ENDINGS: Final = (".jsonl", ".jsonl.gz")
 """Of the log's files in folders; files that are named may be called as they like."""

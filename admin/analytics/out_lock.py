@@ -3,8 +3,6 @@
 A Java process that has lost its owner ends by itself, but not at once, and until then it may move files into place.
 """
 
-import fcntl
-import os
 import socket
 import time
 from contextlib import suppress
@@ -14,7 +12,8 @@ from typing import Final, Self
 
 import msgspec
 
-from admin.errors import StartError
+from admin.common.disk import FileLock, LockedError
+from admin.common.errors import StartError
 
 _ORPHAN_S: Final = 60.0
 """So long is waited for such a process."""
@@ -32,29 +31,24 @@ class OutLock:
     """
 
     def __init__(self, out: Path) -> None:
-        path = out / "_lock"
         try:
             out.mkdir(parents=True, exist_ok=True)
-            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise StartError(f"{out}: cannot be used: {error.strerror or error}; choose another with --out") from None
-        try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            _wait_for_orphan(os.pread(self._descriptor, 500, 0), out)
-        except OSError as error:
-            os.close(self._descriptor)
-            if not isinstance(error, BlockingIOError):
-                raise StartError(f"{path}: cannot be locked: {error.strerror or error}") from None
+            self._lock = FileLock(out / "_lock")
+        except LockedError:
             raise StartError(
                 f"{out}: another report is writing there; stop it, or choose another directory with --out"
             ) from None
+        except OSError as error:
+            raise StartError(f"{out}: cannot be used: {error.strerror or error}; choose another with --out") from None
+        try:
+            _wait_for_orphan(self._lock.content(), out)
         except StartError:
-            os.close(self._descriptor)
+            self._lock.close()
             raise
 
     def owned_by(self, java_pid: int) -> None:
         """Write down which process works for this one: if this one is killed, it may go on for a moment."""
-        self._write(msgspec.json.encode(_Owner(socket.gethostname(), java_pid, _started(java_pid))))
+        self._lock.overwrite(msgspec.json.encode(_Owner(socket.gethostname(), java_pid, _started(java_pid))))
 
     def __enter__(self) -> Self:
         """Return itself."""
@@ -65,12 +59,8 @@ class OutLock:
     ) -> None:
         """Let others in."""
         with suppress(OSError):
-            self._write(b"")
-        os.close(self._descriptor)
-
-    def _write(self, content: bytes) -> None:
-        os.ftruncate(self._descriptor, 0)
-        os.pwrite(self._descriptor, content, 0)
+            self._lock.overwrite(b"")
+        self._lock.close()
 
 
 class _Owner(msgspec.Struct, frozen=True):

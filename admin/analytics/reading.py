@@ -4,16 +4,82 @@
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from types import UnionType
+from typing import TYPE_CHECKING, Any, Final, get_args, get_origin
 
+import msgspec
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
-from admin.analytics.schema import OUTCOMES, RECORDS, REQUIRED, SECONDS, VERSIONS, fields
+from admin.rejection_log.records import VERSION, AnyRecord, LimitFields, Record
+from limiter.counting.rejections import Amount, Outcome
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+# The lines of the rejection log as Spark reads them.
+#
+# ``admin.rejection_log.records`` is the definition of the format: every field of every record is here, by the same
+# name. A line is read with all fields of all types, since Spark reads a line once only that way; what does not belong
+# to a record's type is null.
+VERSIONS: Final = (VERSION,)
+"""Of the lines that are understood."""
+
+_NARROW: Final = {"v": "INT", "seconds": "INT", "second": "ARRAY<INT>"}
+_SQL: Final = {int: "BIGINT", float: "DOUBLE", bool: "BOOLEAN", Amount: "ARRAY<BIGINT>"}
+
+
+def _columns(record: type[msgspec.Struct], without: Container[str] = ()) -> tuple[str, ...]:
+    """Return the fields of a record as ``name TYPE``."""
+    return tuple(
+        f"{each.name} {_NARROW.get(each.name) or _sql(each.type)}"
+        for each in msgspec.structs.fields(record)
+        if each.name not in without
+    )
+
+
+def _sql(type_: Any) -> str:
+    """Return Spark's name of a type; what may be None is null there."""
+    origin, args = get_origin(type_), get_args(type_)
+    if origin is UnionType:
+        return _sql(args[0])
+    if origin is tuple:
+        return f"ARRAY<{_sql(args[0])}>"
+    return f"MAP<STRING, {_sql(args[1])}>" if origin is dict else _SQL.get(type_, "STRING")
+
+
+HEAD: Final = _columns(Record)
+"""What every record has."""
+_IN_HEAD: Final = frozenset(Record.__struct_fields__)
+LIMIT: Final = _columns(LimitFields, _IN_HEAD)
+OUTCOMES: Final[tuple[str, ...]] = get_args(Outcome)
+"""Each an amount: requests, messages, bytes."""
+SECONDS: Final = ("second_admitted", "second_refused", "second_requests", "second_bytes")
+"""Lists beside ``second``, as long as it is."""
+TYPES: Final[dict[str, tuple[str, ...]]] = {
+    str(record.__struct_config__.tag): _columns(record, _IN_HEAD) for record in get_args(AnyRecord)
+}
+"""The types of records, each with its fields besides those of all."""
+REQUIRED: Final[dict[str, tuple[str, ...]]] = {
+    str(record.__struct_config__.tag): tuple(
+        each.name for each in msgspec.structs.fields(record) if each.required and each.name not in _IN_HEAD
+    )
+    for record in get_args(AnyRecord)
+}
+"""What a record of this type cannot do without; whatever else is left out has its default."""
+
+
+def fields() -> tuple[str, ...]:
+    """Return the fields of all types together, each once, as ``name TYPE``."""
+    return tuple(dict.fromkeys(field for group in (("type STRING", *HEAD), *TYPES.values()) for field in group))
+
+
+RECORDS: Final = ", ".join((*fields(), "file STRING"))
+"""What parsed records are, as a DDL schema; ``file`` is the one they were read from."""
+BAD: Final = "file STRING, reason STRING, line STRING"
+"""What could not be understood: where it was, why not, and the beginning of the line."""
+
 
 LARGEST: Final = 10**12
 """No count of one record is larger: more would be a broken line, and sums of these cannot overflow."""
@@ -31,8 +97,8 @@ class Parsed:
     """What lines say.
 
     Attributes:
-        records: as ``schema.RECORDS``. Duplicates are still in it.
-        bad: as ``schema.BAD``.
+        records: as ``RECORDS``. Duplicates are still in it.
+        bad: as ``BAD``.
     """
 
     records: "DataFrame"
@@ -80,7 +146,7 @@ def restage(records: "DataFrame", folder: str) -> "DataFrame":
     """Write records as Parquet and return them from there, as ``stage`` does.
 
     Args:
-        records: as ``schema.RECORDS``.
+        records: as ``RECORDS``.
         folder: directory or address; what is there is replaced.
     """
     _write(records.withColumns({"_why": F.lit(None).cast("string"), "_line": F.lit(None).cast("string")}), folder)
@@ -208,7 +274,7 @@ def distinct(records: "DataFrame") -> Distinct:
     fewer bits than records. Only the parts of runs that have such blocks are shuffled.
 
     Args:
-        records: as ``schema.RECORDS``; read twice, so rather from a cache or from Parquet than from lines.
+        records: as ``RECORDS``; read twice, so rather from a cache or from Parquet than from lines.
     """
     words = (
         records.groupBy("run", F.expr("shiftright(n, 6)").alias("word"))

@@ -23,9 +23,9 @@ from admin.analytics.advice import Claim, fair_level
 from admin.analytics.backtest import backtest
 from admin.analytics.demand import UNUSED, demand
 from admin.analytics.options import Options
-from admin.analytics.seconds import with_corrected
+from admin.analytics.retries import with_corrected
 from admin.analytics.tables import LIMIT_KEY, RECOMMENDATIONS, RESOURCE_KEY, Days
-from admin.errors import StartError
+from admin.common.errors import StartError
 from admin.wire.recommendations import Backtest, Period, Recommendation, RecommendationsFile, Replay
 
 if TYPE_CHECKING:

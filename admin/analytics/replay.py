@@ -1,12 +1,13 @@
 """What a limit would have done to a demand: the real limiter, fed with what the log says was asked for.
 
 The log has one figure for each second. Within it the requests are taken to come at even distances and to be of one
-size, with the messages of the second shared out over them. What decides are ``limiter.limiter.Limiter`` objects, one
-for messages or requests and one for bytes; what happens between two turns of theirs (the bucket runs out, the breaker
-closes) is computed at once instead of request by request, so that a second costs a few steps however much is in it.
+size, with the messages of the second shared out over them. What decides are ``limiter.buckets.limiter.Limiter``
+objects, one for messages or requests and one for bytes; what happens between two turns of theirs (the bucket runs out,
+the breaker closes) is computed at once instead of request by request, so that a second costs a few steps however much
+is in it.
 
 What even distances cannot know: a burst within a second that is larger than the bucket holds, which matters where
-``burst_s`` is far below a second. What the log does not say is left out: shares of askers (``fair_by``), warm-up, and
+``burst_s`` is far below a second. What the log does not say is left out: shares of callers (``fair_by``), warm-up, and
 totals or scopes that refuse besides. Action ``delay`` holds a request for up to 2 s, which is Sluice's default: it is
 admitted where its wait is not longer, as out of a bucket that holds 2 s more.
 
@@ -16,11 +17,10 @@ Pure: no Spark and no clock. An executor that runs it needs the ``limiter`` pack
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from limiter.breaker import closes_at_ns, is_open
-from limiter.bucket import NS_PER_S, UPERMITS_PER_PERMIT
-from limiter.limiter import Limiter
-from limiter.resource import Resource
-from limiter.rule import DEFAULT_MAX_DELAY_S, MAX_TIME_S, Rule
+from limiter.buckets.bucket import closes_at_ns, is_open
+from limiter.buckets.limiter import Limiter
+from limiter.rules.resource import Resource
+from limiter.rules.rule import DEFAULT_MAX_DELAY_S, MAX_TIME_S, NS_PER_S, UPERMITS_PER_PERMIT, Rule
 
 _RESOURCE: Final = Resource("topic", "replay")
 

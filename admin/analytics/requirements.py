@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
 
-from admin.errors import StartError
+from admin.common.errors import StartError
 
 INSTALL_SPARK: Final = (
     "pip install 'sluice-proxy[spark]', or where Sluice's source is: pip install -c constraints.txt '.[spark]'"

@@ -26,11 +26,10 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
-from admin.analytics.reading import parse, written
-from admin.analytics.schema import BAD, RECORDS
+from admin.analytics.reading import BAD, RECORDS, parse, written
 from admin.analytics.tables import DAY_S
-from admin.errors import StartError
-from admin.live.files import replace_durably
+from admin.common.disk import replace_durably
+from admin.common.errors import StartError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -142,7 +141,7 @@ class Staging:
         return records, bad
 
     def bad(self) -> "DataFrame | None":
-        """Return the lines of all batches that could not be understood, as ``schema.BAD``; None without any."""
+        """Return the lines of all batches that could not be understood, as ``reading.BAD``; None without any."""
         folders = [str(path) for path in sorted(self._bad.glob("batch=*"))]
         return self._session.read.schema(BAD).parquet(*folders) if folders else None
 

@@ -11,9 +11,8 @@ from rich.padding import Padding
 from rich.text import Text
 
 from admin.analytics import words
-from admin.analytics.doubts import doubts
 from admin.analytics.findings import Findings, Share, Storm
-from admin.tables import Rows, printable
+from admin.common.tables import Rows, printable
 from admin.wire.recommendations import Recommendation
 
 _MOST_STORMS: Final = 10
@@ -34,7 +33,7 @@ def summary(findings: Findings, html: Path) -> RenderableType:
 
 def _parts(findings: Findings, html: Path) -> Iterator[RenderableType]:
     yield Text("\n".join(_head(findings)))
-    for line in doubts(findings):
+    for line in words.unknowns(findings):
         yield Text(f"Attention: {line}", style="yellow")
     if findings.storms:
         yield from _section(
@@ -97,7 +96,7 @@ def _storms(findings: Findings) -> Rows:
 
 def _storm(storm: Storm, *, several: bool) -> tuple[str, ...]:
     return (
-        _resource(storm.kind, storm.name),
+        words.resource(storm.kind, storm.name),
         storm.instance if several else "",
         words.moment(storm.start_s),
         words.duration(storm.end_s - storm.start_s) + ("+" if storm.is_open else ""),
@@ -116,10 +115,6 @@ def _shares(shares: tuple[Share, ...], count: int) -> str:
     return ", ".join(shown)
 
 
-def _resource(kind: str, name: str) -> str:
-    return name if kind == "topic" else f"{kind} {name}"
-
-
 def _culprits(findings: Findings) -> Rows:
     several = findings.instance_count > 1
     return Rows(
@@ -128,7 +123,7 @@ def _culprits(findings: Findings) -> Rows:
             (
                 each.client,
                 each.producer_group,
-                _resource(each.kind, each.name),
+                words.resource(each.kind, each.name),
                 each.instance if several else "",
                 words.amount(each.messages),
                 words.amount(each.requests),
@@ -168,7 +163,7 @@ def _matters(each: Recommendation) -> bool:
 
 def _recommendation(each: Recommendation, *, several: bool) -> tuple[str, ...]:
     return (
-        _resource(each.kind, each.name),
+        words.resource(each.kind, each.name),
         each.instance if several else "",
         each.action,
         words.change(each),

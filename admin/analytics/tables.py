@@ -1,8 +1,8 @@
 """The Parquet tables of a report: what is in them, how they are written, how they are read.
 
-A table lies in ``OUT/<table>/dt=<day>/*.parquet``, by the day (UTC) on which what a row is of began. Whoever reads it
-with that pattern never sees what a job that was killed has left behind: Spark writes aside and moves whole days.
-A run replaces the days of its range, so that it can be repeated, and leaves all others as they are.
+A table lies in ``OUT/<table>/dt=<day>/*.parquet``. The day (UTC) is that on which the period of a row begins. Readers
+that use this pattern never see the remains of a killed job: Spark writes aside and moves whole days. A run replaces the
+days of its range and leaves all others, so it can be repeated.
 
 Times are whole seconds since 1970 UTC. Shares are between 0 and 1.
 """
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from admin.analytics.schema import LIMIT, OUTCOMES, SECONDS
+from admin.analytics.reading import LIMIT, OUTCOMES, SECONDS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -80,7 +80,7 @@ MINUTES: Final = Table(
     ),
     ("instance", "kind", "name", "minute_s"),
 )
-"""One row for each resource and minute in which something was asked for. ``demand_messages`` is what reached the broker
+"""One row for each resource and minute with requests. ``demand_messages`` is what reached the broker
 (admitted, shadowed, bypassed, exempt) and what did not (refused, dropped); ``demand_peak_per_s`` and
 ``refused_peak_per_s`` are of its busiest second. The limit is the one at the end of the minute. Several records of the
 minute add up; ``clients`` is then the largest of them, and ``more_clients`` is set."""
@@ -105,8 +105,8 @@ HOURS: Final = Table(
     ),
     ("instance", "kind", "name", "hour_s"),
 )
-"""``minutes``, added up; ``minutes`` in it is how many there were. ``clients`` is of the minute with most of them, and
-the limit is that of the last minute."""
+"""Sums of ``minutes``; the column ``minutes`` is their number. ``clients`` is that of the minute with the most clients,
+and the limit is that of the last minute."""
 REFUSALS: Final = Table(
     "refusals",
     (
@@ -124,7 +124,7 @@ REFUSALS: Final = Table(
     ),
     ("instance", "kind", "name", "hour_s", "client", "producer_group", "rule", "verdict"),
 )
-"""What rules did, by whom it hit and by hour."""
+"""What rules did, by client, producer group and hour."""
 STORMS: Final = Table(
     "storms",
     (
@@ -167,13 +167,13 @@ CULPRITS: Final = Table(
     ),
     ("instance", "kind", "name", "rank"),
 )
-"""Who was refused most of a resource on a day: rank 1 and so on, ties by client and then producer group."""
+"""Who was refused most on a day, for each resource: rank 1 and so on, ties by client and then producer group."""
 LIMITS: Final = Table(
     "limits",
     (*RESOURCE, *_LIMIT_OF_RESOURCE, "seen_s BIGINT", *_DAY),
     ("instance", "kind", "name", "rule"),
 )
-"""The rules for resources as they stood last on a day on which they were written down. ``name`` is the pattern."""
+"""The rules for resources, as last recorded on a day. ``name`` is the pattern."""
 LIMIT_CHANGES: Final = Table(
     "limit_changes",
     (

@@ -18,9 +18,9 @@ import httpx2
 import msgspec
 
 from admin.analytics.alerts import Event, Ledger
-from admin.client.target import ENV_WEBHOOK_TOKEN
-from admin.errors import SettingsError
-from admin.version import sluice_version
+from admin.common.environment import ENV_WEBHOOK_TOKEN
+from admin.common.errors import SettingsError
+from admin.common.version import sluice_version
 
 FIRST_BACKOFF_S: Final = 1.0
 LONGEST_BACKOFF_S: Final = 300.0

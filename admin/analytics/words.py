@@ -6,10 +6,10 @@ Pure: nothing but the standard library below it, since evidence is written where
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
-from admin import numbers
+from admin.common import numbers
 
 if TYPE_CHECKING:
-    from admin.analytics.findings import Held, LimitChange
+    from admin.analytics.findings import Findings, Held, LimitChange
     from admin.wire.recommendations import Recommendation
 
 _MINUTE_S: Final = 60
@@ -83,6 +83,13 @@ def size(size_bytes: int) -> str:
     return f"{value:.1f} TB"
 
 
+def resource(kind: str, name: str) -> str:
+    """Name a resource, with its kind unless it is of the one that most limits are for."""
+    from admin.config.plugins import own_protocols  # noqa: PLC0415 - Spark's Python has no protocols, and needs none
+
+    return name if any(kind == each.kinds[0].name for each in own_protocols()) else f"{kind} {name}"
+
+
 def change(recommendation: "Recommendation") -> str:
     """Write what would change: ``300/s → 450/s``; what stays is written once."""
     unit = "requests" if recommendation.count == "requests" else ""
@@ -128,3 +135,31 @@ def refusals(recommendation: "Recommendation") -> str:
     test = recommendation.backtest
     parts = [percent(each.refused_share) for each in (test.current, test.recommended) if each is not None]
     return " → ".join(parts)
+
+
+def unknowns(findings: "Findings") -> list[str]:
+    """Say what a report does not know, a line each; nothing if it knows all."""
+    inputs, totals = findings.inputs, findings.totals
+    gaps, lost, other = totals.gap_minutes, totals.lost_records, totals.other
+    bypassed, off = totals.bypassed_requests, totals.limiting_off_minutes
+    of_bad, of_lost, of_other = (_were(each) for each in (inputs.bad_lines, lost, other))
+    candidates = (
+        (inputs.skipped_files, f"{counted(inputs.skipped_files, 'file')} could not be read, or not to the end."),
+        (
+            inputs.bad_lines,
+            f"{counted(inputs.bad_lines, 'line')} could not be understood and {of_bad} set aside.",
+        ),
+        (gaps, f"Of {counted(gaps, 'minute')} within the period nothing is known: a sidecar was not running."),
+        (lost, f"{counted(lost, 'record')} {of_lost} lost, so the figures are too small."),
+        (
+            other,
+            f"{counted(other, 'run')} of requests had no room of their own and {of_other} counted as _other.",
+        ),
+        (bypassed, f"{counted(bypassed, 'request')} went past the limiter."),
+        (off, f"Limiting was switched off for {counted(off, 'minute')}."),
+    )
+    return [line for number, line in candidates if number]
+
+
+def _were(number: int) -> str:
+    return "was" if number == 1 else "were"

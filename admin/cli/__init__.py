@@ -14,15 +14,23 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
-from cyclopts import App, Argument, CycloptsError, MissingArgumentError, Parameter, UnusedCliTokensError
+from cyclopts import (
+    App,
+    Argument,
+    CycloptsError,
+    MissingArgumentError,
+    Parameter,
+    UnknownCommandError,
+    UnusedCliTokensError,
+)
 
 from admin.cli import limits, operating, report, running
 from admin.cli.options import ASKING, EXIT_CODES, say
-from admin.errors import OperatorError
-from admin.tables import printable
-from admin.version import sluice_version
+from admin.common.errors import OperatorError
+from admin.common.tables import printable
+from admin.common.version import sluice_version
 
 app = App(
     name="sluice",
@@ -33,7 +41,7 @@ app = App(
     exit_on_error=False,
     help_epilogue=(
         "Every command explains itself: sluice run --help\n\n"
-        "Those that ask a running Sluice find it by --admin or SLUICE_URL.\n\n" + EXIT_CODES
+        "Commands that ask a running Sluice find it with --admin or SLUICE_URL.\n\n" + EXIT_CODES
     ),
 )
 app.command(running.run, help_epilogue=running.RUN_EPILOGUE)
@@ -47,6 +55,10 @@ app.command(operating.connections)
 app.command(operating.top, help_epilogue=ASKING)
 app.command(report.app)
 app.command(running.demo, help_epilogue=running.DEMO_EPILOGUE)
+
+
+#: Which sidecar is asked, and how: of every command that asks one.
+_ASKING_OPTIONS: Final = frozenset({"--admin", "--profile", "--token-file", "--ca-file", "--json"})
 
 
 @app.command(
@@ -125,6 +137,8 @@ def _usage(error: CycloptsError) -> str:
     match error:
         case UnusedCliTokensError(unused_tokens=[str() as token, *_]):
             message = f'unexpected argument "{token}"'
+        case UnknownCommandError(unused_tokens=[str() as token, *_]) if token.startswith("-"):
+            return _misplaced(token.partition("=")[0], command)
         case MissingArgumentError(argument=Argument() as argument):
             message = f"{argument.name}: nothing given"
         case _:
@@ -133,6 +147,15 @@ def _usage(error: CycloptsError) -> str:
             message = message.replace("...", "…")
             message = message[:1].lower() + message[1:].rstrip(".")
     return f"{message}{'' if message.endswith('?') else ';'} see {command} --help"
+
+
+def _misplaced(option: str, command: str) -> str:
+    """Say where an option belongs that stands in front of the command that has it."""
+    if option in _ASKING_OPTIONS:
+        example = f"{command} {'state' if command == 'sluice' else 'list'} {option}"
+        value = {"--admin": " URL", "--json": ""}.get(option, f" {option.rpartition('-')[2].upper()}")
+        return f"{option} goes behind the whole command, as in `{example}{value}`; see {command} --help"
+    return f"{option} goes behind the command that has it, as in `{command} COMMAND {option}`; see {command} --help"
 
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:

@@ -1,68 +1,73 @@
 """``sluice limits``: look into limits, and change them."""
 
-from dataclasses import dataclass, fields
-from typing import Annotated, Any, Literal
+from dataclasses import asdict, make_dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from cyclopts import App, Parameter
 
 from admin.cli.options import (
     ASK,
     ASKING,
+    KINDS,
     WRITE,
-    ActionWord,
-    Ask,
     ColumnWord,
-    CountWord,
-    FairWord,
     FileName,
     FilterWord,
     Flag,
     KindWord,
     Switch,
+    TargetFlags,
     Write,
     say,
 )
-from admin.errors import SettingsError
+from admin.cli.protocol_words import SPELLINGS
+from admin.common.errors import SettingsError
+from admin.config.limit_fields import FIELDS, LimitField
 
-app = App(name="limits", help="Look into the limits of a running Sluice, and change them.", help_epilogue=ASKING)
+app = App(name="limits", help="Show and change the limits of a running Sluice.", help_epilogue=ASKING)
 
-Kind = Annotated[KindWord, Parameter(help="topic, retry_group, subscription; client, producer_group, listener; total")]
-Name = Annotated[str, Parameter(help="its name or a pattern, of a subscription GROUP@TOPIC; * is the kind's default")]
-IfMatch = Annotated[str, Flag(help="only if its ETag is still this one; see `limits get`", metavar="ETAG")]
-Shared = Annotated[bool, Switch(help="the limit of all that match together, as shared = true in a file")]
-
-_Number = Annotated[float | None, Flag(metavar="NUMBER")]
+Kind = Annotated[KindWord, Parameter(help=f"{KINDS}; total")]
+Name = Annotated[str, Parameter(help=f"name or pattern{SPELLINGS}; * is the default of the kind")]
+IfMatch = Annotated[str, Flag(help="only if the limit still has this ETag; see `limits get`", metavar="ETAG")]
+Shared = Annotated[bool, Switch(help="one limit for all matching names together, as shared = true in a file")]
 
 
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
-class LimitFlags:
+class _Given:
     """A limit's fields besides its rate, as ``[[limits]]`` in a configuration has them."""
-
-    burst_s: Annotated[float | None, Flag(help="seconds of the rate that may pass at once", metavar="S")] = None
-    break_s: Annotated[float | None, Flag(help="seconds for which all is refused above it", metavar="S")] = None
-    bytes_per_s: Annotated[float | None, Flag(help="a second limit, on bytes", metavar="N")] = None
-    bytes_burst_s: Annotated[float | None, Flag(help="burst_s of the bytes", metavar="S")] = None
-    count: Annotated[CountWord | None, Flag(help="messages, or requests of however many", metavar="WHAT")] = None
-    action: Annotated[ActionWord | None, Flag(help="above it: reject, shadow, delay, off", metavar="ACTION")] = None
-    max_delay_s: Annotated[float | None, Flag(help="with delay: held so long at most", metavar="S")] = None
-    busy_code: Annotated[int | None, Flag(help="the number of the refusal", metavar="N")] = None
-    fair_by: Annotated[FairWord | None, Flag(help="shares by client or producer_group", metavar="WHAT")] = None
-    max_fair_keys: Annotated[int | None, Flag(help="so many shares are told apart", metavar="N")] = None
-    warm_up_s: Annotated[float | None, Flag(help="seconds in which the rate rises after idleness", metavar="S")] = None
-    allow_under_limit: Annotated[bool | None, Switch(help="a break longer than the burst is meant")] = None
-    exempt: Annotated[bool | None, Switch(help="in place of a rate: never limited")] = None
-    between: Annotated[str | None, Flag(help="holds at these hours only", metavar="HH:MM-HH:MM")] = None
-    days: Annotated[str | None, Flag(help="holds on these days only: mon,tue,…", metavar="DAYS")] = None
-    time_zone: Annotated[str | None, Flag(help="whose clocks these go by (UTC)", metavar="ZONE")] = None
 
     def given(self) -> dict[str, Any]:
         """Return the fields that were given."""
-        found = {field.name: getattr(self, field.name) for field in fields(self)}
-        if self.days is not None:
-            found["days"] = [day.strip() for day in self.days.split(",")]
-        return {key: value for key, value in found.items() if value is not None}
+        return {
+            each.key: [word.strip() for word in value.split(",")] if each.is_list else value
+            for each in _FLAGS
+            if (value := getattr(self, each.key)) is not None
+        }
 
+
+_FLAGS: Final = tuple(each for each in FIELDS if each.flag)
+
+
+def _flag(of: LimitField) -> Any:
+    if of.plain_type is bool:
+        return Annotated[bool | None, Switch(help=of.flag)]
+    # All words are let through: the sidecar knows which there are.
+    type_: Any = str if of.is_list else of.plain_type | str if of.values else of.plain_type
+    return Annotated[type_ | None, Flag(help=of.flag, metavar=of.metavar)]
+
+
+if TYPE_CHECKING:
+    LimitFlags = _Given
+else:
+    LimitFlags = Parameter(name="*")(
+        make_dataclass(
+            "LimitFlags",
+            [(each.key, _flag(each), None) for each in _FLAGS],
+            bases=(_Given,),
+            namespace={"__module__": __name__, "__doc__": _Given.__doc__},
+            frozen=True,
+            kw_only=True,
+        )
+    )
 
 _NO_FIELDS = LimitFlags()
 
@@ -71,7 +76,7 @@ _NO_FIELDS = LimitFlags()
 def list_(
     *,
     kind: Annotated[KindWord, Flag(help="only of this kind", metavar="KIND")] = "",
-    search: Annotated[str, Flag(help="only names that have this in them", metavar="TEXT")] = "",
+    search: Annotated[str, Flag(help="only names that contain this", metavar="TEXT")] = "",
     filter: Annotated[  # noqa: A002 - the flag is called so, as the API's parameter is
         FilterWord, Flag(help="limited (now), edited or near (80 % of the limit)", metavar="WHAT")
     ] = "",
@@ -83,12 +88,12 @@ def list_(
             metavar="COLUMN",
         ),
     ] = "",
-    desc: Annotated[bool, Switch(help="the other way round")] = False,
-    limit: Annotated[int, Flag(help="rows at most (100)", metavar="N")] = 100,
+    desc: Annotated[bool, Switch(help="reverse the order")] = False,
+    limit: Annotated[int, Flag(help="maximum number of rows (100)", metavar="N")] = 100,
     all: Annotated[bool, Switch(help="all rows")] = False,  # noqa: A002 - the flag is called so
-    ask: Ask = ASK,
+    ask: TargetFlags = ASK,
 ) -> int:
-    """List what is limited, how much, and how much of it is used now."""
+    """List limits, and how much of each is used now."""
     from admin.client.limits import list_limits  # noqa: PLC0415 - the HTTP client takes its time
 
     if limit < 1:
@@ -98,19 +103,21 @@ def list_(
 
 
 @app.command
-def get(kind: Kind, name: Name, /, *, shared: Shared = False, ask: Ask = ASK) -> int:
+def get(kind: Kind, name: Name, /, *, shared: Shared = False, ask: TargetFlags = ASK) -> int:
     """Show one limit: what is in force, what is configured, who edited it."""
     from admin.client.limits import get as show  # noqa: PLC0415 - as in list
 
-    return ask.print(lambda api: show(api, *_addressed(kind, name, shared=shared), json=ask.json))
+    return ask.print(lambda api: show(api, _addressed(kind, name, shared=shared), json=ask.json))
 
 
 @app.command(
     name="set",
     usage="Usage: sluice limits set KIND NAME [RATE] [OPTIONS]",
     help_epilogue=(
-        "It holds for the very next request, survives restarts, and stands over the configuration until it is unset."
-        " It is the whole limit: what is not given has its default, whatever was in force before.\n\n" + ASKING
+        "The change applies to the next request, survives restarts, and overrides the configuration until it is unset."
+        " Fields that are not given keep their values, and so does the time at which an edit expires. A name without"
+        " a limit of its own starts from the rule in force for it. With --replace, fields that are not given get their"
+        " defaults.\n\n" + ASKING
     ),
 )
 def set_(
@@ -121,33 +128,56 @@ def set_(
     *,
     limit: LimitFlags = _NO_FIELDS,
     shared: Shared = False,
-    ttl: Annotated[str | None, Flag(help="ends by itself after 90s, 15m, 2h, 1d", metavar="TIME")] = None,
+    ttl: Annotated[str | None, Flag(help="expires after 90s, 15m, 2h, 1d; or never", metavar="TIME")] = None,
+    without: Annotated[str, Flag(help="fields to remove: bytes_per_s,…", metavar="FIELDS")] = "",
+    replace: Annotated[bool, Switch(help="replace the whole limit; keep nothing")] = False,
     if_match: IfMatch = "",
     write: Write = WRITE,
-    ask: Ask = ASK,
+    ask: TargetFlags = ASK,
 ) -> int:
-    """Put a limit in force over that of the configuration."""
-    from admin.client.limits import set_limit  # noqa: PLC0415 - as in list
+    """Change a limit; the change overrides the configuration."""
     from admin.client.words import read_rate, read_seconds  # noqa: PLC0415 - as in list
 
-    body = limit.given()
+    if without and replace:
+        raise SettingsError("--without and --replace: give one of them; --replace keeps nothing anyway")
+    body: dict[str, Any] = limit.given()
     if rate is not None:
         body["rate"] = read_rate(rate)
+    for field in [field.strip() for field in without.split(",")] if without else ():
+        if body.get(field) is not None:
+            raise SettingsError(f"--without {field}: it is given as well; give it or take it away")
+        body[field] = None
     if write.reason:
         body["reason"] = write.reason
     if ttl is not None:
-        body["ttl_s"] = read_seconds(ttl, "--ttl")
-    return ask.print(
-        lambda api: set_limit(
-            api,
-            *_addressed(kind, name, shared=shared),
-            body,
-            dry_run=write.dry_run,
-            volatile=write.volatile,
-            if_match=if_match,
-            json=ask.json,
-        )
+        body["ttl_s"] = None if ttl == "never" else read_seconds(ttl, "--ttl")
+    return ask.write(
+        "PUT" if replace else "PATCH",
+        *_addressed(kind, name, shared=shared),
+        body=body,
+        if_match=if_match,
+        dry_run=write.dry_run,
+        volatile=write.volatile,
     )
+
+
+@app.command(
+    help_epilogue=(
+        "It clears debts, open breakers and fair shares. The limit itself does not change. A pattern resets the buckets"
+        " of all names for which its rule is in force.\n\n" + ASKING
+    )
+)
+def reset(
+    kind: Kind,
+    name: Name,
+    /,
+    *,
+    shared: Shared = False,
+    reason: Annotated[str, Flag(help="why, for the audit trail", metavar="TEXT")] = "",
+    ask: TargetFlags = ASK,
+) -> int:
+    """Fill the buckets of a limit and clear their debt."""
+    return ask.write("POST", *_addressed(kind, name, shared=shared), verb=":reset", reason=reason)
 
 
 @app.command(usage="Usage: sluice limits unset KIND NAME [OPTIONS]\n       sluice limits unset --all [OPTIONS]")
@@ -156,53 +186,48 @@ def unset(
     name: Annotated[str | None, Parameter(help="as in `limits set`")] = None,
     /,
     *,
-    all: Annotated[bool, Switch(help="all that are edited, at once")] = False,  # noqa: A002 - the flag is called so
+    all: Annotated[bool, Switch(help="undo all edits at once")] = False,  # noqa: A002 - the flag is called so
     shared: Shared = False,
     if_match: IfMatch = "",
     write: Write = WRITE,
-    ask: Ask = ASK,
+    ask: TargetFlags = ASK,
 ) -> int:
-    """Let a limit be as configured again, or all of them."""
-    from admin.client.limits import unset_all, unset_limit  # noqa: PLC0415 - as in list
+    """Undo the edit of a limit, or all edits: the configuration applies again."""
+    from admin.client.limits import unset_all  # noqa: PLC0415 - as in list
 
-    how: dict[str, Any] = {
-        "reason": write.reason,
-        "dry_run": write.dry_run,
-        "volatile": write.volatile,
-        "if_match": if_match,
-        "json": ask.json,
-    }
     if all:
         if kind is not None:
             raise SettingsError("KIND and --all: give one of them")
-        return ask.print(lambda api: unset_all(api, **how))
+        return ask.print(lambda api: unset_all(api, if_match=if_match, json=ask.json, **asdict(write)))
     if kind is None or name is None:
         raise SettingsError(f"{'NAME' if kind else 'KIND'}: nothing given; name the limit, or give --all")
-    return ask.print(lambda api: unset_limit(api, *_addressed(kind, name, shared=shared), **how))
+    return ask.write("DELETE", *_addressed(kind, name, shared=shared), if_match=if_match, **asdict(write))
 
 
 @app.command(
     help_epilogue=(
-        "It prints what limits such a request, in the order in which it is asked: the rule and why it holds, what "
-        "happens above the limit, the state of its bucket and how much of it was used of late.\n\n" + ASKING
+        "It lists the limits of such a request in the order in which Sluice asks them: the rule and why it applies, "
+        "what happens above the limit, the state of the bucket, and how much was used recently.\n\n" + ASKING
     )
 )
 def explain(
-    kind: Annotated[KindWord, Flag(help="topic, retry_group, subscription; client, producer_group, listener")],
-    name: Annotated[str, Flag(help="its name, of a subscription GROUP@TOPIC")],
+    kind: Annotated[KindWord, Flag(help=KINDS)],
+    name: Annotated[str, Flag(help=f"name{SPELLINGS}")],
     /,
     *,
-    client: Annotated[str, Flag(help="IP address of who asks", metavar="ADDRESS")] = "",
-    producer_group: Annotated[str, Flag(help="the group that sends", metavar="GROUP")] = "",
-    listener: Annotated[str, Flag(help="the listener it comes through, or its scope", metavar="NAME")] = "",
-    at: Annotated[str, Flag(help="by the rules of another time, e.g. 2026-11-21T23:00+01:00", metavar="TIME")] = "",
-    config: Annotated[FileName | None, Flag(help="ask this TOML file instead of a sidecar", metavar="FILE")] = None,
-    ask: Ask = ASK,
+    client: Annotated[str, Flag(help="IP address of the client", metavar="ADDRESS")] = "",
+    producer_group: Annotated[str, Flag(help="producer group of the request", metavar="GROUP")] = "",
+    listener: Annotated[str, Flag(help="listener of the request, or its scope", metavar="NAME")] = "",
+    at: Annotated[str, Flag(help="use the rules of this time, e.g. 2026-11-21T23:00+01:00", metavar="TIME")] = "",
+    config: Annotated[
+        FileName | None, Flag(help="read this TOML file instead of asking a sidecar", metavar="FILE")
+    ] = None,
+    ask: TargetFlags = ASK,
 ) -> int:
-    """Say which limits a request must pass, why, and in which state they are."""
+    """Show which limits apply to a request, why, and their state."""
     from admin.client import explain as asking  # noqa: PLC0415 - as in list
     from admin.client.api import Api, as_json  # noqa: PLC0415 - as in list
-    from proxy.question import Question  # noqa: PLC0415 - as in list
+    from proxy.stats.question import Question  # noqa: PLC0415 - as in list
 
     question = Question(kind, name, client, producer_group, listener, at)
     if config is None:
@@ -219,25 +244,26 @@ def explain(
 
 @app.command(
     help_epilogue=(
-        "A TOML file has [[limits]] and [defaults] as a configuration has them; whatever else is in it is left alone."
-        " Limits that hold already as written are not touched.\n\n"
-        "Of the recommendations.json of `sluice report`, what is to be raised, lowered or new is put in force, with the"
-        " evidence as the reason; a limit keeps whatever else it says. It is for the sidecar of that name only.\n\n"
-        "All is put in force at once, or nothing.\n\n" + ASKING
+        "A TOML file has [[limits]] and [defaults] like a configuration file; everything else in it is ignored. Limits"
+        " that are already in force as written are not touched.\n\n"
+        "From the recommendations.json of `sluice report`, the raised, lowered and new limits are put in force, with"
+        " the evidence as the reason. The other fields of a limit do not change. The recommendations are only for the"
+        " sidecar that they name.\n\n"
+        "All changes are made at once, or none.\n\n" + ASKING
     )
 )
 def apply(
     file: Annotated[FileName, Parameter(help="TOML file of limits, or the recommendations.json of a report")],
     /,
     *,
-    prune: Annotated[bool, Switch(help="of a TOML file: unset all edits that are not in it")] = False,
-    only: Annotated[str, Flag(help="of recommendations: names that match this pattern", metavar="GLOB")] = "",
-    instance: Annotated[str, Flag(help="of recommendations: those made for this sidecar", metavar="NAME")] = "",
-    force: Annotated[bool, Switch(help="of recommendations: also where the limit was changed since")] = False,
+    prune: Annotated[bool, Switch(help="TOML file: undo all edits that are not in it")] = False,
+    only: Annotated[str, Flag(help="recommendations: only names that match this pattern", metavar="GLOB")] = "",
+    instance: Annotated[str, Flag(help="recommendations: only those for this sidecar", metavar="NAME")] = "",
+    force: Annotated[bool, Switch(help="recommendations: also for limits that were changed since")] = False,
     write: Write = WRITE,
-    ask: Ask = ASK,
+    ask: TargetFlags = ASK,
 ) -> int:
-    """Put the limits of a file in force, or those that a report recommends."""
+    """Put the limits of a file, or of a report's recommendations, in force."""
     from admin.client import files, recommendations  # noqa: PLC0415 - as in list
 
     name = str(file)
@@ -256,21 +282,21 @@ def apply(
 
 
 @app.command
-def diff(*, ask: Ask = ASK) -> int:
-    """Show what is in force and not as configured, and who edited it."""
+def diff(*, ask: TargetFlags = ASK) -> int:
+    """Show where limits and switches differ from the configuration, and who edited them."""
     from admin.client.files import diff as show  # noqa: PLC0415 - as in list
 
     return ask.print(lambda api: show(api, json=ask.json))
 
 
-@app.command(help_epilogue="`sluice check` and `limits apply` take what it prints.\n\n" + ASKING)
+@app.command(help_epilogue="`sluice check` and `limits apply` accept its output.\n\n" + ASKING)
 def export(
     *,
     format: Annotated[  # noqa: A002 - the flag is called so
         Literal["toml", "json"], Flag(help="toml or json (toml)", metavar="FORMAT")
     ] = "toml",
-    edits_only: Annotated[bool, Switch(help="only what is edited")] = False,
-    ask: Ask = ASK,
+    edits_only: Annotated[bool, Switch(help="only live edits")] = False,
+    ask: TargetFlags = ASK,
 ) -> int:
     """Print the limits in force as a configuration file."""
     from admin.client.files import export as write_out  # noqa: PLC0415 - as in list
@@ -279,6 +305,6 @@ def export(
     return ask.print(lambda api: write_out(api, form=form, edits_only=edits_only))
 
 
-def _addressed(kind: str, name: str, *, shared: bool) -> tuple[str, str]:
-    """Return kind and name as the API has them: a shared rule is addressed as what it limits."""
-    return ("total", f"{kind}:{name}") if shared else (kind, name)
+def _addressed(kind: str, name: str, *, shared: bool) -> tuple[str, str, str]:
+    """Return a limit's place in the API, in which a shared rule is addressed as what it limits."""
+    return ("limits", "total", f"{kind}:{name}") if shared else ("limits", kind, name)

@@ -1,5 +1,6 @@
 """``sluice switch``, ``reload``, ``state``, ``audit``, ``connections`` and ``top``."""
 
+from dataclasses import asdict
 from typing import Annotated, Any
 
 from cyclopts import App, Parameter
@@ -8,7 +9,6 @@ from admin.cli.options import (
     ASK,
     ASKING,
     WRITE,
-    Ask,
     ColumnWord,
     ConnectionColumnWord,
     FilterWord,
@@ -16,21 +16,23 @@ from admin.cli.options import (
     KindWord,
     Switch,
     SwitchWord,
+    TargetFlags,
     Write,
 )
-from admin.errors import SettingsError
+from admin.cli.protocol_words import MAIN_KIND
+from admin.common.errors import SettingsError
 
 switch = App(name="switch", help="Switch limiting off or on, in an emergency.", help_epilogue=ASKING)
-audit = App(name="audit", help="Who changed what, when and why; the latest first.", help_epilogue=ASKING)
-connections = App(name="connections", help="The clients that are connected.", help_epilogue=ASKING)
+audit = App(name="audit", help="Show who changed what, when and why; latest first.", help_epilogue=ASKING)
+connections = App(name="connections", help="List connected clients, and close connections.", help_epilogue=ASKING)
 
-SwitchKind = Annotated[SwitchWord, Flag(help="only this kind: topic, client, … (all)", metavar="KIND")]
-Ttl = Annotated[str | None, Flag(help="ends by itself after 90s, 15m, 2h, 1d", metavar="TIME")]
-Most = Annotated[int, Flag(help="so many at most (100)", metavar="N")]
+SwitchKind = Annotated[SwitchWord, Flag(help=f"only this kind: {MAIN_KIND}, client, … (all)", metavar="KIND")]
+Ttl = Annotated[str | None, Flag(help="expires after 90s, 15m, 2h, 1d", metavar="TIME")]
+Most = Annotated[int, Flag(help="maximum number of rows (100)", metavar="N")]
 
 
 @switch.default
-def show_switches(*, ask: Ask = ASK) -> int:
+def show_switches(*, ask: TargetFlags = ASK) -> int:
     """Say what is switched off."""
     from admin.client import operate  # noqa: PLC0415 - the HTTP client takes its time
 
@@ -38,44 +40,47 @@ def show_switches(*, ask: Ask = ASK) -> int:
 
 
 @switch.command
-def off(*, kind: SwitchKind = "all", ttl: Ttl = None, write: Write = WRITE, ask: Ask = ASK) -> int:
-    """Let everything pass, or everything of one kind; it goes on being counted."""
+def off(*, kind: SwitchKind = "all", ttl: Ttl = None, write: Write = WRITE, ask: TargetFlags = ASK) -> int:
+    """Let everything pass, or everything of one kind; requests are still counted."""
     return _switch(kind, ttl, write, ask, limiting=False)
 
 
 @switch.command
-def on(*, kind: SwitchKind = "all", ttl: Ttl = None, write: Write = WRITE, ask: Ask = ASK) -> int:
-    """Limit again."""
+def on(*, kind: SwitchKind = "all", ttl: Ttl = None, write: Write = WRITE, ask: TargetFlags = ASK) -> int:
+    """Switch limiting on again."""
     return _switch(kind, ttl, write, ask, limiting=True)
 
 
-def _switch(kind: str, ttl: str | None, write: Write, ask: Ask, *, limiting: bool) -> int:
-    from admin.client import operate  # noqa: PLC0415 - as above
+def _switch(kind: str, ttl: str | None, write: Write, ask: TargetFlags, *, limiting: bool) -> int:
     from admin.client.words import read_seconds  # noqa: PLC0415 - as above
 
-    ttl_s = None if ttl is None else read_seconds(ttl, "--ttl")
-    return ask.print(
-        lambda api: operate.switch(api, kind, limiting=limiting, ttl_s=ttl_s, json=ask.json, **_how(write))
-    )
+    body: dict[str, Any] = {"limiting": limiting, "reason": write.reason}
+    if ttl is not None:
+        body["ttl_s"] = read_seconds(ttl, "--ttl")
+    return ask.write("PUT", "switches", kind, body=body, dry_run=write.dry_run, volatile=write.volatile)
 
 
 @switch.command
 def reset(
     *,
-    kind: Annotated[SwitchWord | None, Flag(help="only this kind's switch, or that of all", metavar="KIND")] = None,
+    kind: Annotated[SwitchWord | None, Flag(help="only this kind's switch, or all", metavar="KIND")] = None,
     write: Write = WRITE,
-    ask: Ask = ASK,
+    ask: TargetFlags = ASK,
 ) -> int:
-    """Let the switches stand as configured."""
+    """Set the switches as configured."""
     from admin.client import operate  # noqa: PLC0415 - as above
 
-    return ask.print(lambda api: operate.reset(api, kind, json=ask.json, **_how(write)))
+    if kind is not None:
+        return ask.write("DELETE", "switches", kind, **asdict(write))
+    return ask.print(lambda api: operate.reset_all(api, json=ask.json, **asdict(write)))
 
 
-def reload(*, dry_run: Annotated[bool, Switch(help="only say what would change")] = False, ask: Ask = ASK) -> int:
-    """Have the configuration read again; as SIGHUP does.
+def reload(
+    *, dry_run: Annotated[bool, Switch(help="only show what would change")] = False, ask: TargetFlags = ASK
+) -> int:
+    """Reload the configuration, as SIGHUP does.
 
-    A configuration that is wrong changes nothing. What needs a restart is named.
+    An invalid configuration changes nothing. The output names settings that need a restart.
     """
     from admin.client import operate  # noqa: PLC0415 - as above
     from admin.client.api import LONG_TIMEOUT_S  # noqa: PLC0415 - as above
@@ -83,8 +88,8 @@ def reload(*, dry_run: Annotated[bool, Switch(help="only say what would change")
     return ask.print(lambda api: operate.reload(api, dry_run=dry_run, json=ask.json), LONG_TIMEOUT_S)
 
 
-def state(*, ask: Ask = ASK) -> int:
-    """Say how the sidecar is: listeners, brokers, what is bypassed, where edits are kept."""
+def state(*, ask: TargetFlags = ASK) -> int:
+    """Show the state of the sidecar: listeners, brokers, bypassed requests, where edits are stored."""
     from admin.client import operate  # noqa: PLC0415 - as above
 
     return ask.print(lambda api: operate.state(api, json=ask.json))
@@ -94,11 +99,17 @@ def state(*, ask: Ask = ASK) -> int:
 def show_audit(
     *,
     target: Annotated[
-        str, Flag(help="only what begins so: limits/topic/orders, limits/topic/, switches/", metavar="TARGET")
+        str,
+        Flag(
+            help=f"only targets that begin with this: limits/{MAIN_KIND}/orders, limits/{MAIN_KIND}/, switches/",
+            metavar="TARGET",
+        ),
     ] = "",
-    by: Annotated[str, Flag(help="only this author's: a token's name, local, remote, sluice", metavar="NAME")] = "",
+    by: Annotated[
+        str, Flag(help="only changes by this author: a token's name, local, remote, sluice", metavar="NAME")
+    ] = "",
     limit: Most = 100,
-    ask: Ask = ASK,
+    ask: TargetFlags = ASK,
 ) -> int:
     """Show who changed what, when and why."""
     from admin.client import operate  # noqa: PLC0415 - as above
@@ -108,64 +119,52 @@ def show_audit(
 
 @audit.command
 def revert(
-    change: Annotated[int, Parameter(help="the change's number", name="ID")],
+    change: Annotated[int, Parameter(help="number of the change", name="ID")],
     /,
     *,
     reason: Annotated[str, Flag(help="why, for the audit trail", metavar="TEXT")] = "",
-    force: Annotated[bool, Switch(help="even if the same was changed since")] = False,
-    dry_run: Annotated[bool, Switch(help="only say what would change")] = False,
-    ask: Ask = ASK,
+    force: Annotated[bool, Switch(help="even if it was changed again since")] = False,
+    dry_run: Annotated[bool, Switch(help="only show what would change")] = False,
+    ask: TargetFlags = ASK,
 ) -> int:
-    """Undo one change: what stood before holds again."""
-    from admin.client import operate  # noqa: PLC0415 - as above
-
-    return ask.print(
-        lambda api: operate.revert(api, change, reason=reason, force=force, dry_run=dry_run, json=ask.json)
-    )
-
-
-def _list(search: str, sort: str, limit: int, ask: Ask, *, desc: bool, all_: bool) -> int:
-    from admin.client import operate  # noqa: PLC0415 - as above
-
-    query = {"search": search, "sort": sort, "order": "desc" if desc else ""}
-    most = None if all_ else _positive(limit)
-    return ask.print(lambda api: operate.connections(api, query, most, json=ask.json))
+    """Undo one change."""
+    return ask.write("POST", "audit", change, "revert", body={"reason": reason, "force": force}, dry_run=dry_run)
 
 
 @connections.default
 @connections.command(name="list")
 def list_connections(
     *,
-    search: Annotated[str, Flag(help="in address, client id, listener or what it uses", metavar="TEXT")] = "",
+    search: Annotated[str, Flag(help="address, client id, listener or resource contains this", metavar="TEXT")] = "",
     sort: Annotated[
         ConnectionColumnWord,
         Flag(help="id, peer, client, listener, age, bytes, requests, refused, in_flight", metavar="COLUMN"),
     ] = "",
-    desc: Annotated[bool, Switch(help="the other way round")] = False,
+    desc: Annotated[bool, Switch(help="reverse the order")] = False,
     limit: Most = 100,
-    all: Annotated[bool, Switch(help="all of them")] = False,  # noqa: A002 - the flag is called so
-    ask: Ask = ASK,
+    all: Annotated[bool, Switch(help="all rows")] = False,  # noqa: A002 - the flag is called so
+    ask: TargetFlags = ASK,
 ) -> int:
-    """List who is connected."""
-    return _list(search, sort, limit, ask, desc=desc, all_=all)
+    """List connected clients."""
+    from admin.client import operate  # noqa: PLC0415 - as above
+
+    query = {"search": search, "sort": sort, "order": "desc" if desc else ""}
+    most = None if all else _positive(limit)
+    return ask.print(lambda api: operate.connections(api, query, most, json=ask.json))
 
 
 @connections.command
 def close(
-    connection: Annotated[int, Parameter(help="the connection's number", name="ID")],
+    connection: Annotated[int, Parameter(help="number of the connection", name="ID")],
     /,
     *,
     reason: Annotated[str, Flag(help="why, for the log", metavar="TEXT")] = "",
-    ask: Ask = ASK,
+    ask: TargetFlags = ASK,
 ) -> int:
-    """Close one connection; most clients come back by themselves."""
+    """Close one connection; most clients reconnect by themselves."""
     from admin.client import operate  # noqa: PLC0415 - as above
 
     return ask.print(lambda api: operate.close(api, connection, reason=reason, json=ask.json))
-
-
-def _how(write: Write) -> dict[str, Any]:
-    return {"reason": write.reason, "dry_run": write.dry_run, "volatile": write.volatile}
 
 
 def _positive(limit: int) -> int:
@@ -177,7 +176,7 @@ def _positive(limit: int) -> int:
 def top(
     *,
     kind: Annotated[KindWord, Flag(help="only of this kind", metavar="KIND")] = "",
-    search: Annotated[str, Flag(help="only names that have this in them", metavar="TEXT")] = "",
+    search: Annotated[str, Flag(help="only names that contain this", metavar="TEXT")] = "",
     filter: Annotated[  # noqa: A002 - the flag is called so, as the API's parameter is
         FilterWord, Flag(help="limited (now), edited or near (80 % of the limit)", metavar="WHAT")
     ] = "",
@@ -185,12 +184,12 @@ def top(
         ColumnWord,
         Flag(help="refused, passed, used, wait, name, kind or another of `limits list` (refused)", metavar="COLUMN"),
     ] = "refused",
-    once: Annotated[bool, Switch(help="print one table and end, as off a terminal")] = False,
-    ask: Ask = ASK,
+    once: Annotated[bool, Switch(help="print one table and exit; the default without a terminal")] = False,
+    ask: TargetFlags = ASK,
 ) -> int:
     """Watch limits, rates and refusals live, until q or Ctrl-C.
 
-    Keys: q ends it, s sorts by the next column, r the other way round, / searches, f filters, arrows and PgUp, PgDn
+    Keys: q ends it, s sorts by the next column, r reverses the order, / searches, f filters, arrows and PgUp, PgDn
     scroll.
     """
     from admin.client.top import Wish, watch  # noqa: PLC0415 - as above

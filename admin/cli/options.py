@@ -2,17 +2,18 @@
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from cyclopts import Parameter
 
+from admin.cli import protocol_words
 from admin.client.target import Given, Target, find_target
-from admin.endpoint import DEFAULT_ADMIN
-from admin.tables import printable
+from admin.common.tables import printable
+from admin.config.addresses import DEFAULT_ADMIN
 
 if TYPE_CHECKING:
     from admin.client.api import Api
@@ -22,11 +23,9 @@ Switch = partial(Parameter, show_default=False, negative="")
 
 # What a shell completes. The sidecar knows which words there are, a protocol's kinds among them: all are let through.
 # fmt: off
-KindWord = Literal["topic", "retry_group", "subscription", "client", "producer_group", "listener", "total"] | str  # noqa: PYI051 - see above
-SwitchWord = Literal["all", "topic", "retry_group", "subscription", "client", "producer_group", "listener"] | str  # noqa: PYI051 - see above
-ActionWord = Literal["reject", "shadow", "delay", "off"] | str  # noqa: PYI051 - see above
-CountWord = Literal["messages", "requests"] | str  # noqa: PYI051 - see above
-FairWord = Literal["client", "producer_group"] | str  # noqa: PYI051 - see above
+_Word = protocol_words.Kind | Literal["client", "producer_group", "listener"]
+KindWord = _Word | Literal["total"] | str  # noqa: PYI051 - see above
+SwitchWord = Literal["all"] | _Word | str  # noqa: PYI051 - see above
 FilterWord = Literal["limited", "edited", "near", "shadowed"] | str  # noqa: PYI051 - see above
 ColumnWord = Literal["name", "kind", "limit", "rule", "passed", "refused", "shadowed", "bypassed", "used", "wait", "last_refused", "edited", "expires"] | str  # noqa: E501, PYI051 - see above
 ConnectionColumnWord = Literal["id", "peer", "client", "listener", "age", "bytes", "requests", "refused", "in_flight"] | str  # noqa: E501, PYI051 - see above
@@ -34,15 +33,18 @@ ConnectionColumnWord = Literal["id", "peer", "client", "listener", "age", "bytes
 FileName = str | Path
 """A file that a shell completes; a ``str`` in fact, since that is tried first."""
 
+KINDS: Final = f"{protocol_words.KINDS}; client, producer_group, listener"
+"""The kinds of resources and of scopes, for people."""
+
 EXIT_CODES: Final = (
-    "Exit codes: 0 done, 1 nobody answers or it cannot be done now, 2 wrong command line or refused as invalid,"
+    "Exit codes: 0 done, 1 no answer or not possible now, 2 wrong command line or refused as invalid,"
     " 3 somebody else changed it first, 4 not permitted, 5 not found, or nothing to undo."
 )
 
 WHOM: Final = (
-    "Which sidecar: --admin or SLUICE_URL, HOST:PORT or a URL; with the token of --token-file, SLUICE_TOKEN or"
-    " SLUICE_TOKEN_FILE. Or --profile, SLUICE_PROFILE: a table in profiles.toml in the user's configuration directory"
-    " (~/.config/sluice) with admin, token or token_file, ca_file."
+    "Which sidecar: --admin or SLUICE_URL (HOST:PORT or a URL), with the token from --token-file, SLUICE_TOKEN or"
+    " SLUICE_TOKEN_FILE. Or --profile or SLUICE_PROFILE: a table in profiles.toml in the user's configuration directory"
+    " (~/.config/sluice) with admin, token or token_file, and ca_file."
 )
 ASKING: Final = f"{WHOM}\n\n{EXIT_CODES}"
 """Closes the help of commands that ask a sidecar."""
@@ -50,13 +52,13 @@ ASKING: Final = f"{WHOM}\n\n{EXIT_CODES}"
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
-class Ask:
+class TargetFlags:
     """Which sidecar to ask, and how to show what it answers."""
 
     admin: Annotated[str | None, Flag(help=f"which sidecar to ask ({DEFAULT_ADMIN})", metavar="ADDRESS")] = None
-    profile: Annotated[str | None, Flag(help="address and token of this profile", metavar="NAME")] = None
-    token_file: Annotated[FileName | None, Flag(help="file with the token in it", metavar="FILE")] = None
-    ca_file: Annotated[FileName | None, Flag(help="PEM file of who signed its certificate", metavar="FILE")] = None
+    profile: Annotated[str | None, Flag(help="take address and token from this profile", metavar="NAME")] = None
+    token_file: Annotated[FileName | None, Flag(help="file that contains the token", metavar="FILE")] = None
+    ca_file: Annotated[FileName | None, Flag(help="PEM file of the certificate authority", metavar="FILE")] = None
     json: Annotated[bool, Switch(help="print the API's JSON")] = False
 
     def target(self) -> Target:
@@ -81,8 +83,39 @@ class Ask:
             say(ask(api))
         return 0
 
+    def write(
+        self,
+        method: str,
+        *place: str | int,
+        verb: str = "",
+        body: Mapping[str, Any] | None = None,
+        if_match: str = "",
+        **params: str | bool,
+    ) -> int:
+        """Change one thing, say what that did, and return the exit code.
 
-ASK: Final = Ask()
+        Args:
+            method: of HTTP.
+            place: what is changed, as parts of a path.
+            verb: put behind the path, if the method does not say it all.
+            body: of the request.
+            if_match: the ETag that is expected.
+            params: of the query.
+
+        Raises:
+            OperatorError: see ``Api``.
+        """
+        from admin.client.api import path  # noqa: PLC0415 - as in print
+        from admin.client.limits import answer  # noqa: PLC0415 - as in print
+
+        def ask(api: "Api") -> str:
+            reply = api.ask(method, path(*place) + verb, params=params, body=body, if_match=if_match)
+            return answer(reply, dry_run=bool(params.get("dry_run")), json=self.json)
+
+        return self.print(ask)
+
+
+ASK: Final = TargetFlags()
 
 
 def _text(file: FileName | None) -> str | None:
@@ -95,8 +128,8 @@ class Write:
     """How something is changed."""
 
     reason: Annotated[str, Flag(help="why, for the audit trail", metavar="TEXT")] = ""
-    dry_run: Annotated[bool, Switch(help="only say what would change")] = False
-    volatile: Annotated[bool, Switch(help="until the restart only, written nowhere")] = False
+    dry_run: Annotated[bool, Switch(help="only show what would change")] = False
+    volatile: Annotated[bool, Switch(help="until the restart only; not stored")] = False
 
 
 WRITE: Final = Write()

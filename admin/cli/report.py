@@ -16,43 +16,43 @@ from typing import Annotated, Final, NoReturn
 from cyclopts import App, Parameter
 
 from admin.cli.options import FileName, Flag, Switch
-from admin.errors import SettingsError
+from admin.common.errors import SettingsError
+from admin.common.tables import printable
 
 _EPILOGUE: Final = (
-    "LOGS are folders with all in them, files (.jsonl, .jsonl.gz), patterns, or addresses that Spark can read "
-    "(s3a://…, hdfs://…). Logs that are there twice count once, and a second run gives the same tables. What cannot be "
-    "read or understood is counted and set aside, and the rest is reported.\n\n"
-    "The days from --since to --until are made anew in --out, of these logs and this time alone, and other days stay: "
-    "who keeps tables there names whole days, and a storm over their ends is cut. Without the two all days are made "
-    "anew, and one that the logs have nothing of any more goes.\n\n"
-    "In --out: report.html, one page that needs nothing else; recommendations.json for `sluice limits apply`; a folder "
-    "of Parquet for each table, minutes, hours, refusals, storms, culprits, limits, limit_changes and coverage by day, "
-    "recommendations as a whole; and _logs/spark.log, what Spark says. If --out is an address, the tables go there, "
-    "the rest to ./sluice-report.\n\n"
-    "A TIME is UTC, 2026-11-21, 2026-11-21T13:30 or 2026-11-21T13:30+01:00, or so long ago: 90m, 36h, 7d; minutes "
-    "count as a whole.\n\n"
-    "--webhook URL gets a POST of JSON when a storm begins and when it has ended, each once, with SLUICE_WEBHOOK_TOKEN "
+    "LOGS are folders, files (.jsonl, .jsonl.gz), patterns, or addresses that Spark can read (s3a://…, hdfs://…). "
+    "Folders are read with everything in them. Duplicate records count once, and a second run gives the same tables. "
+    "Unreadable records are counted and left out.\n\n"
+    "The command writes the days from --since to --until anew in --out, from these logs and this time alone. Other "
+    "days stay. If you keep tables there, give whole days: a storm that crosses the ends is cut. Without --since and "
+    "--until it writes all days anew, and removes days that the logs no longer cover.\n\n"
+    "--out contains report.html, one self-contained page; recommendations.json for `sluice limits apply`; a folder of "
+    "Parquet for each table (minutes, hours, refusals, storms, culprits, limits, limit_changes and coverage by day, "
+    "recommendations as a whole); and _logs/spark.log. If --out is an address, the tables go there, and the rest goes "
+    "to ./sluice-report.\n\n"
+    "A TIME is in UTC (2026-11-21, 2026-11-21T13:30) or has an offset (2026-11-21T13:30+01:00); or it is a time ago: "
+    "90m, 36h, 7d. It is extended to whole minutes.\n\n"
+    "--webhook URL gets a POST of JSON once when a storm begins and once when it has ended, with SLUICE_WEBHOOK_TOKEN "
     "as bearer token if that is set.\n\n"
-    "It needs Java 17 or newer and pip install 'sluice-proxy[spark]'; `sluice report tail` needs neither. For large "
-    "logs: --driver-memory, and as much room as they take in --out and in TMPDIR. On a cluster: --master, or "
-    "spark-submit.\n\n"
-    "Exit codes: 0 done, 1 it cannot be done here or now, 2 wrong command line, 128 + N ended by signal N."
+    "The command needs Java 17 or newer and pip install 'sluice-proxy[spark]'; `sluice report tail` needs neither. For "
+    "large logs, raise --driver-memory, and keep as much disk space as the logs take in --out and in TMPDIR. On a "
+    "cluster, use --master or spark-submit.\n\n"
+    "Exit codes: 0 done, 1 not possible here or now, 2 wrong command line, 128 + N ended by signal N."
 )
 TAIL_EPILOGUE: Final = (
-    "It needs neither Spark nor Java. A file that is being written is read, too.\n\n"
-    "Exit codes: 0 done, 1 it cannot be read."
+    "It needs neither Spark nor Java. It also reads unfinished files.\n\nExit codes: 0 done, 1 the log cannot be read."
 )
 
 app = App(
     name="report",
-    help="Say what was refused, by whom, and what the limits should be; from the rejection log.",
+    help="Report what was refused, who was refused, and what the limits should be, from the rejection log.",
     help_epilogue=_EPILOGUE,
     usage="Usage: sluice report [LOGS…] [OPTIONS]\n       sluice report tail [PATHS…] [OPTIONS]",
 )
 
 Logs = Annotated[
     tuple[FileName, ...],
-    Parameter(help="where the rejection log is; this machine's if not given", show_default=False, negative=""),
+    Parameter(help="where the rejection log is (this machine's log)", show_default=False, negative=""),
 ]
 _TIME: Final = "TIME"
 _MINUTE_S: Final = 60
@@ -70,36 +70,34 @@ def report(
     logs: Logs = (),
     /,
     *,
-    since: Annotated[str | None, Flag(help="leave out what was before", metavar=_TIME)] = None,
-    until: Annotated[str | None, Flag(help="leave out what was at it or later", metavar=_TIME)] = None,
-    out: Annotated[FileName, Flag(help="where tables and page go (./sluice-report)", metavar="DIRECTORY")] = (
+    since: Annotated[str | None, Flag(help="leave out everything before", metavar=_TIME)] = None,
+    until: Annotated[str | None, Flag(help="leave out everything from then on", metavar=_TIME)] = None,
+    out: Annotated[FileName, Flag(help="folder for tables and page (./sluice-report)", metavar="DIRECTORY")] = (
         "sluice-report"
     ),
-    html: Annotated[FileName | None, Flag(help="the page goes here instead", metavar="FILE")] = None,
-    json: Annotated[bool, Switch(help="print what was found as JSON")] = False,
+    html: Annotated[FileName | None, Flag(help="write the page here instead", metavar="FILE")] = None,
+    json: Annotated[bool, Switch(help="print the report as JSON")] = False,
     storm_gap: Annotated[
-        str, Flag(help="refusals that are further apart are two storms (30s)", metavar="SECONDS")
+        str, Flag(help="refusals further apart than this are two storms (30s)", metavar="SECONDS")
     ] = "30s",
-    headroom: Annotated[
-        float, Flag(help="so much above what is needed, as a share of it (0.2)", metavar="SHARE")
-    ] = 0.2,
+    headroom: Annotated[float, Flag(help="margin above the demand, as a share of it (0.2)", metavar="SHARE")] = 0.2,
     capacity: Annotated[
-        float | None, Flag(help="messages per second that a broker can take in all", metavar="RATE")
+        float | None, Flag(help="messages per second that the broker can take in all", metavar="RATE")
     ] = None,
-    follow: Annotated[bool, Switch(help="go on, and keep all of it up to date")] = False,
-    once: Annotated[bool, Switch(help="as --follow, but end when all there is has been taken; for cron")] = False,
+    follow: Annotated[bool, Switch(help="keep running, and keep tables and page up to date")] = False,
+    once: Annotated[bool, Switch(help="as --follow, but exit once all files are read; for cron")] = False,
     webhook: Annotated[
-        str | None, Flag(help="with --follow: tell it when storms begin and end; see below", metavar="URL")
+        str | None, Flag(help="with --follow: notify this URL of storms; see below", metavar="URL")
     ] = None,
     master: Annotated[
         str, Flag(help="where Spark runs: local[2], spark://HOST:PORT, yarn, k8s://… (this machine)", metavar="MASTER")
     ] = "",
-    driver_memory: Annotated[str, Flag(help="of Spark's own process here (1g)", metavar="SIZE")] = "1g",
+    driver_memory: Annotated[str, Flag(help="memory of Spark's driver process (1g)", metavar="SIZE")] = "1g",
     conf: Annotated[
-        tuple[str, ...], Flag(help="an option of Spark's; may be repeated", metavar="KEY=VALUE", negative="")
+        tuple[str, ...], Flag(help="a Spark option; may be repeated", metavar="KEY=VALUE", negative="")
     ] = (),
 ) -> int:
-    """Say what was refused, by whom, and what the limits should be."""
+    """Report what was refused, who was refused, and what the limits should be."""
     from admin.analytics.options import Options  # noqa: PLC0415 - see the module
     from admin.analytics.requirements import check_requirements  # noqa: PLC0415 - see the module
     from admin.analytics.spark import SparkOptions, read_conf  # noqa: PLC0415 - see the module
@@ -124,7 +122,7 @@ def report(
     )
     spark = SparkOptions(master=master, driver_memory=_memory(driver_memory), conf=read_conf(conf))
     check_requirements()
-    from admin.analytics import job  # noqa: PLC0415 - see the module
+    from admin.analytics.job import job  # noqa: PLC0415 - see the module
 
     wish = job.Wish(
         logs=tuple(map(str, logs)),
@@ -144,20 +142,26 @@ def report(
 def tail(
     paths: Annotated[
         tuple[FileName, ...],
-        Parameter(help="folders or files of the log; this machine's if not given", show_default=False, negative=""),
+        Parameter(help="folders or files of the log (this machine's log)", show_default=False, negative=""),
     ] = (),
     /,
     *,
-    lines: Annotated[int, Flag(name=("--lines", "-n"), help="so many records (10)", metavar="N")] = 10,
-    follow: Annotated[bool, Switch(name=("--follow", "-f"), help="go on as more are written")] = False,
+    lines: Annotated[int, Flag(name=("--lines", "-n"), help="number of records (10)", metavar="N")] = 10,
+    follow: Annotated[bool, Switch(name=("--follow", "-f"), help="keep printing new records")] = False,
 ) -> int:
-    """Print the latest records of the rejection log, for people."""
+    """Print the latest records of the rejection log in readable form."""
+    from admin.rejection_log.places import usual_logs  # noqa: PLC0415 - as in report
     from admin.rejection_log.tail import tail as show  # noqa: PLC0415 - as in report
-    from admin.rejection_log.usual import usual_logs  # noqa: PLC0415 - as in report
 
     if lines < 0:
         raise SettingsError(f"--lines {lines}: must be at least 0")
-    return show([Path(path) for path in paths] or usual_logs(), lines, follow)
+    folders = [Path(path) for path in paths]
+    if not folders:
+        folders = usual_logs()
+        for folder in folders:
+            # Not among the records, which may be on their way into a pipe.
+            print(f"sluice: reading {printable(str(folder))}", file=sys.stderr)  # noqa: T201 - for people
+    return show(folders, lines, follow)
 
 
 def read_time(text: str | None, flag: str, now: datetime) -> int | None:

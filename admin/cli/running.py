@@ -7,10 +7,11 @@ from typing import Annotated, Final, Literal
 
 from cyclopts import Parameter
 
+from admin.cli import protocol_words
 from admin.cli.options import FileName, Flag, warn
-from admin.endpoint import DEFAULT_ADMIN
-from admin.errors import SettingsError
-from admin.garbage import short_pauses
+from admin.common.errors import SettingsError
+from admin.config.addresses import DEFAULT_ADMIN
+from admin.run.garbage import short_pauses
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["auto", "human", "json"]
@@ -22,43 +23,48 @@ _Limits = partial(Parameter, negative="", metavar="LIMIT")
 
 
 RUN_EPILOGUE: Final = (
-    "A limit is KIND:NAME=RATE/s, =0/s (refuse all) or =unlimited; NAME may be a pattern with * ? []. The exact "
-    "name wins over the pattern with most literal characters, that over KIND:*. Without any limit given: "
-    "topic:*=2000/s and retry_group:*=100/s; with limits given, what none of them matches is unlimited. RATE is in "
-    "messages per second. A name with =, a comma or white space can only be written in the file.\n\n"
-    "Flags win over the environment, that over the file. A limit replaces the whole rule of that name in the file, "
-    "with all that it says besides the rate. SLUICE_LISTEN, SLUICE_BROKER and SLUICE_LIMIT take "
-    "several values, separated by blanks, limits also by commas. Other variables are called after the key's place "
-    "in the file: log.level is SLUICE_LOG_LEVEL.\n\n"
-    "Live edits are kept in --state-dir; without it, in a folder named after the first listener below "
-    "$STATE_DIRECTORY, /var/lib/sluice (root), or the user's state directory. On another admin address than this "
-    "machine's own a token is needed: --admin-token-file, SLUICE_ADMIN_TOKEN or SLUICE_ADMIN_READ_TOKEN. SIGHUP "
-    "reads the configuration again; SIGTERM and Ctrl-C drain."
+    "A limit is KIND:NAME=RATE/s, KIND:NAME=0/s (refuse everything) or KIND:NAME=unlimited. RATE is in messages per "
+    "second. NAME may be a pattern with * ? []. The exact name overrides patterns, the pattern with the most literal "
+    "characters overrides the others, and KIND:* applies last. If no limit is given, "
+    f"{protocol_words.RATES} apply. If any limit is given, names that match none are unlimited. A name with =, a comma "
+    "or white space can only be written in the file.\n\n"
+    "Flags override environment variables, and variables override the file. A limit replaces the whole rule of that "
+    "name in the file, not just its rate. SLUICE_LISTEN, SLUICE_BROKER and SLUICE_LIMIT take several values, separated "
+    "by blanks, limits also by commas. Other variables are named after the key's place in the file: log.level is "
+    "SLUICE_LOG_LEVEL.\n\n"
+    "Live edits are stored in --state-dir. By default this is a folder named after the first listener, in "
+    "$STATE_DIRECTORY, in /var/lib/sluice (root), or in the user's state directory. An admin address that other "
+    "machines can reach needs a token: --admin-token-file, SLUICE_ADMIN_TOKEN or SLUICE_ADMIN_READ_TOKEN. SIGHUP "
+    "reloads the configuration; SIGTERM and Ctrl-C drain."
 )
 
-CHECK_EPILOGUE: Final = "Exit codes: 0 it would run, 2 something is wrong in it."
-DEMO_EPILOGUE: Final = "Exit codes: 0 all went as it ought to, 1 it did not. What is changed meanwhile is kept nowhere."
+CHECK_EPILOGUE: Final = "Exit codes: 0 valid, 2 invalid."
+DEMO_EPILOGUE: Final = (
+    "Exit codes: 0 all checks hold, 1 one does not. Changes that you make during the demo are not stored."
+)
 
 
 def run(
     *,
-    listen: Annotated[list[str] | None, _Pairs(help="where clients connect")] = None,
-    broker: Annotated[list[str] | None, _Pairs(help="the broker behind it")] = None,
-    protocol: Annotated[str | None, Flag(help="what they speak (rocketmq)", metavar="NAME")] = None,
-    limit: Annotated[list[str] | None, _Limits(help="e.g. topic:orders=500/s; see below")] = None,
+    listen: Annotated[list[str] | None, _Pairs(help="address that clients connect to")] = None,
+    broker: Annotated[list[str] | None, _Pairs(help="address of the broker behind it")] = None,
+    protocol: Annotated[
+        str | None, Flag(help=f"protocol of the clients ({protocol_words.DEFAULT})", metavar="NAME")
+    ] = None,
+    limit: Annotated[list[str] | None, _Limits(help=f"e.g. {protocol_words.MAIN_KIND}:orders=500/s; see below")] = None,
     config: Annotated[FileName | None, Flag(help="TOML file, like deploy/sluice.toml", metavar="FILE")] = None,
     admin: Annotated[
-        str | None, Flag(help=f"page, API, metrics and health, or off ({DEFAULT_ADMIN})", metavar=_ADDRESS)
+        str | None, Flag(help=f"address of page, API, metrics and health, or off ({DEFAULT_ADMIN})", metavar=_ADDRESS)
     ] = None,
     log_level: Annotated[LogLevel | None, Flag(help="debug, info, warning or error (info)", metavar="LEVEL")] = None,
     log_format: Annotated[LogFormat | None, Flag(help="auto, human or json (auto)", metavar="FORMAT")] = None,
     state_dir: Annotated[
-        FileName | None, Flag(help="where live edits are kept, or off; see below", metavar="DIRECTORY")
+        FileName | None, Flag(help="where live edits are stored, or off; see below", metavar="DIRECTORY")
     ] = None,
     admin_token_file: Annotated[
-        FileName | None, Flag(help="tokens of the admin address, a line each: NAME ROLE TOKEN", metavar="FILE")
+        FileName | None, Flag(help="tokens of the admin address, one per line: NAME ROLE TOKEN", metavar="FILE")
     ] = None,
-    grace_s: Annotated[float | None, Flag(help="for what is in flight at the end (10)", metavar="SECONDS")] = None,
+    grace_s: Annotated[float | None, Flag(help="time for requests in flight on exit (10)", metavar="SECONDS")] = None,
 ) -> int:
     """Run the sidecar until SIGTERM or Ctrl-C.
 
@@ -68,9 +74,10 @@ def run(
     # their time.
     import trio  # noqa: PLC0415 - see above
 
-    from admin import logs, sidecar  # noqa: PLC0415 - see above
-    from admin.composition import Plan, compose  # noqa: PLC0415 - see above
-    from admin.sources import Flags, load  # noqa: PLC0415 - see above
+    from admin.config import logs  # noqa: PLC0415 - see above
+    from admin.config.sources import Flags, load  # noqa: PLC0415 - see above
+    from admin.run import sidecar  # noqa: PLC0415 - see above
+    from admin.run.composition import Plan, compose  # noqa: PLC0415 - see above
 
     given: dict[tuple[str, ...], tuple[str, object]] = {
         ("admin", "listen"): ("--admin", admin),
@@ -105,12 +112,12 @@ def run(
 def check(file: Annotated[FileName | None, Parameter(help="TOML file to validate (SLUICE_CONFIG)")] = None, /) -> int:
     """Validate a configuration file and print what it would put in force.
 
-    The environment counts, as it would for `sluice run --config FILE`.
+    Environment variables apply as in `sluice run --config FILE`.
     """
-    from admin.composition import compose  # noqa: PLC0415 - as in run
-    from admin.live import places  # noqa: PLC0415 - as in run
-    from admin.report import report, show  # noqa: PLC0415 - as in run
-    from admin.sources import ENV_CONFIG, Flags, load  # noqa: PLC0415 - as in run
+    from admin.config.sources import ENV_CONFIG, Flags, load  # noqa: PLC0415 - as in run
+    from admin.edits import places  # noqa: PLC0415 - as in run
+    from admin.run.check import report, show  # noqa: PLC0415 - as in run
+    from admin.run.composition import compose  # noqa: PLC0415 - as in run
 
     if not (file or os.environ.get(ENV_CONFIG)):
         raise SettingsError(
@@ -124,15 +131,15 @@ def check(file: Annotated[FileName | None, Parameter(help="TOML file to validate
 
 
 def demo(
-    *, seconds: Annotated[float | None, Parameter(help="end after so long instead of on Ctrl-C", metavar="N")] = None
+    *, seconds: Annotated[float | None, Parameter(help="end after N seconds instead of on Ctrl-C", metavar="N")] = None
 ) -> int:
     """Watch one runaway and several quiet topics go through Sluice to an embedded broker.
 
-    Nothing else is needed. It ends with a table of what was sent, passed, refused and stored.
+    It needs nothing else, and ends with a table of messages sent, passed, refused and stored.
     """
     import trio  # noqa: PLC0415 - as in run
 
-    from admin.demo.stage import perform  # noqa: PLC0415 - as in run
+    from admin.demo.embedded import perform  # noqa: PLC0415 - as in run
 
     if seconds is not None and not 0 < seconds < float("inf"):
         raise SettingsError(f"--seconds {seconds:g}: must be more than 0")

@@ -14,50 +14,25 @@ from urllib.parse import quote
 import httpx2
 import msgspec
 
-from admin.client.errors import NoAnswerError, NotFoundError, NotPermittedError, RefusedError, StaleError
+from admin.client import NoAnswerError, NotFoundError, NotPermittedError, RefusedError, StaleError
 from admin.client.target import Target
-from admin.errors import OperatorError
+from admin.common.errors import OperatorError
+from admin.wire import BASE, MAX_PAGE, PROBLEM, FieldProblem, Problem
 
-BASE: Final = "/api/v1"
 TIMEOUT_S: Final = 5.0
 LONG_TIMEOUT_S: Final = 60.0
 """For what takes the sidecar more than a moment: many edits, a reload."""
 
-_PROBLEM: Final = "application/problem+json"
-_PAGE: Final = 500
 _WORDS: Final = {"kind": "KIND", "name": "NAME", "rate": "RATE", "ttl_s": "--ttl", "id": "ID"}
 
 _T = TypeVar("_T")
 
 
-class Fault(msgspec.Struct, frozen=True):
-    """One thing that is wrong with a request.
-
-    Attributes:
-        field: where; of a batch behind ``edits.N.``.
-        detail: what is wrong and what is allowed.
-        edit: index of the edit, of a batch.
-    """
-
-    field: str = ""
-    detail: str = ""
-    edit: int | None = None
-
-
-class Problem(msgspec.Struct, frozen=True):
-    """Why a request was not done, as RFC 9457 has it."""
-
-    detail: str
-    title: str = ""
-    errors: tuple[Fault, ...] = ()
-    etag: str = ""
-
-
-Name = Callable[[Fault], str]
+Name = Callable[[FieldProblem], str]
 """What the operator calls the place of a fault."""
 
 
-def flag(fault: Fault) -> str:
+def flag(fault: FieldProblem) -> str:
     """Name a field as an argument or a flag of the command line."""
     if fault.detail.startswith("no kind "):
         # It says itself what it is about.
@@ -201,7 +176,7 @@ class Api:
         """
         offset = 0
         while most is None or offset < most:
-            size = _PAGE if most is None else min(_PAGE, most - offset)
+            size = MAX_PAGE if most is None else min(MAX_PAGE, most - offset)
             reply = self.get(where, {**params, "offset": offset, "limit": size})
             yield reply
             offset += size
@@ -251,7 +226,7 @@ class Api:
     def _refused(self, response: httpx2.Response, name: Name) -> OperatorError:
         status = response.status_code
         problem = None
-        if response.headers.get("content-type", "").startswith(_PROBLEM):
+        if response.headers.get("content-type", "").startswith(PROBLEM):
             try:
                 problem = msgspec.json.decode(response.content, type=Problem)
             except msgspec.DecodeError:

@@ -1,6 +1,6 @@
 """What ``sluice limits explain`` does: ask a running sidecar, or a configuration file, and lay the answer out.
 
-What limits a request is ``proxy.explanation``'s to know; this is the client's side of the HTTP API.
+What limits a request is ``proxy.datapath.explanation``'s to know; this is the client's side of the HTTP API.
 """
 
 import os
@@ -9,12 +9,14 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from admin import numbers
-from admin.client.api import Api, Fault, flag, path
-from admin.errors import SettingsError
-from admin.numbers import measured, number
-from limiter.resource import SCOPES
-from proxy.question import AppliedLimit, Explanation, LimitState, Question, QuestionError, ShareView
+from admin.client.api import Api, flag, path
+from admin.common import numbers
+from admin.common.errors import SettingsError
+from admin.common.numbers import measured, number
+from admin.wire import FieldProblem
+from limiter.rules.resource import SCOPES
+from limiter.rules.rule import DEFAULT_MAX_DEBT_S
+from proxy.stats.question import AppliedLimit, Explanation, LimitState, Question, QuestionError, ShareView
 
 
 def ask_sidecar(api: Api, question: Question) -> Explanation:
@@ -38,10 +40,10 @@ def ask_file(file: str, question: Question) -> Explanation:
         SettingsError: the file is wrong, or the question makes no sense with it.
     """
     # Imported only here: who asks a sidecar needs neither data path nor protocols, and they take their time.
-    from admin.composition import compose  # noqa: PLC0415 - see above
-    from admin.sources import Flags, load  # noqa: PLC0415 - see above
-    from limiter.limits import Limits  # noqa: PLC0415 - see above
-    from proxy.explanation import explain  # noqa: PLC0415 - see above
+    from admin.config.sources import Flags, load  # noqa: PLC0415 - see above
+    from admin.run.composition import compose  # noqa: PLC0415 - see above
+    from limiter.deciding.limits import Limits  # noqa: PLC0415 - see above
+    from proxy.datapath.explanation import explain  # noqa: PLC0415 - see above
 
     plan = compose(load(file, os.environ, Flags()))
     limits = Limits(plan.rule_set.at(datetime.now(UTC)))
@@ -52,7 +54,7 @@ def ask_file(file: str, question: Question) -> Explanation:
 
 
 def _wrong(parameter: str, detail: str) -> SettingsError:
-    return SettingsError(f"{flag(Fault(parameter))}: {detail}")
+    return SettingsError(f"{flag(FieldProblem(parameter, detail))}: {detail}")
 
 
 def text(explanation: Explanation, *, live: bool) -> str:
@@ -83,16 +85,22 @@ def _lines(explanation: Explanation, *, live: bool) -> Iterator[str]:
         yield f"The client is exempt on listener {', '.join(explanation.exempt_on)}: nothing limits it there."
     if explanation.ignored:
         yield f"Limits of a {_alternatives(explanation.ignored)} do not matter for it: {_not_asked(question.kind)}."
+    for refusal in explanation.refusals:
+        where = ", ".join(refusal.listeners)
+        yield f"It is refused on listener {where} whatever the limits are: {refusal.rule}."
     if not explanation.limits:
         yield ""
-        yield "Nothing limits it." if explanation.unapplied else "No rule matches, so nothing limits it."
+        if explanation.refusals:
+            yield "No limit applies to it."
+        else:
+            yield "Nothing limits it." if explanation.unapplied else "No rule matches, so nothing limits it."
     for place, limit in enumerate(explanation.limits, 1):
         yield ""
         yield f"{place}. {_spaced(limit.kind)} {limit.name}: {_admitted(limit)}"
         yield from (f"   {word:<6} {what}" for word, what in _details(limit, live=live))
     if explanation.unapplied:
         yield ""
-        yield "These match and do not limit:"
+        yield "These rules match but do not apply:"
         for each in explanation.unapplied:
             rule = f"{each.rule.name} = {each.rule.limit} ({each.rule.source})"
             yield f"   {_spaced(each.kind)} {each.name}: {rule}: {each.why}"
@@ -120,6 +128,8 @@ def _admitted(limit: AppliedLimit) -> str:
     if not figures.rate_per_s:
         return f"no {figures.unit} at all"
     parts = [f"{numbers.limit(figures.rate_per_s)} {figures.unit} per second", f"burst {number(figures.burst_s)} s"]
+    if figures.max_debt_s != DEFAULT_MAX_DEBT_S and figures.unit != "requests":
+        parts.append(f"at most {numbers.limit(figures.most_at_once)} in one request")
     if figures.warm_up_s:
         parts.append(f"warming up in {number(figures.warm_up_s)} s")
     if figures.fair_by is not None:
@@ -138,7 +148,8 @@ def _above(limit: AppliedLimit) -> str:
         case _ if not figures.rate_per_s:
             return f"everything is {refused}"
         case _ if figures.break_s:
-            return f"{refused}, with all that comes until {number(figures.break_s)} s after there are permits again"
+            until = f"{number(figures.break_s)} s after permits are available again"
+            return f"{refused}, and so is everything else until {until}"
         case _:
             return refused
 

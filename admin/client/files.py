@@ -10,22 +10,21 @@ from json import dumps as json_text
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-import msgspec
-
-from admin.client.api import LONG_TIMEOUT_S, Api, Fault, as_json, path
-from admin.client.errors import RefusedError
-from admin.client.limits import Changes, Drift, batch, edited, joined
+from admin.client import RefusedError
+from admin.client.api import LONG_TIMEOUT_S, Api, as_json, path
+from admin.client.limits import batch, edited, joined
 from admin.client.target import Target
-from admin.client.words import change_lines, moment, short, standing
-from admin.live.model import ALL_KINDS, Change, LimitEntry, Standing, SwitchEntry
-from admin.tables import Rows, printable
-from admin.toml_lines import Path as Place
-from admin.toml_lines import find_lines, line_of
-from limiter.patterns import DEFAULT_PATTERN
-from limiter.resource import TOTAL
+from admin.client.words import change_lines, moment, standing
+from admin.common.tables import Rows, printable
+from admin.config.limit_fields import FIELDS
+from admin.config.toml_lines import Path as Place
+from admin.config.toml_lines import find_lines, line_of
+from admin.edits.model import ALL_KINDS, ActiveEdit, Change, LimitEntry
+from admin.edits.wording import short
+from admin.wire import MAX_EDITS, Changes, Drift, FieldProblem, RulePage, RuleRow, Switches
+from limiter.rules.patterns import DEFAULT_PATTERN
+from limiter.rules.resource import TOTAL
 
-_MOST_EDITS: Final = 10_000
-"""In one request."""
 _OTHER_TABLES: Final = frozenset(
     {"listeners", "handlers", "admin", "log", "bounds", "limiting", "grace_s", "state_dir"}
 )
@@ -151,9 +150,9 @@ def apply(target_: Target, file: str, how: Applying, *, json: bool) -> str:
         names = {(each.kind, each.name) for each in wanted}
         pruned = [entry for entry in entries if (entry.kind, entry.name) not in names] if how.prune else []
         edits += [{"type": "unset_limit", "kind": entry.kind, "name": entry.name} for entry in pruned]
-        if len(edits) > _MOST_EDITS:
+        if len(edits) > MAX_EDITS:
             raise RefusedError(
-                f"{file}: {len(edits)} limits differ, and {_MOST_EDITS} can be changed at once;"
+                f"{file}: {len(edits)} limits differ, and {MAX_EDITS} can be changed at once;"
                 " put them into the configuration and run `sluice reload`"
             )
         changes: tuple[Change, ...] = ()
@@ -184,8 +183,8 @@ def _differing(api: Api, limits: _File, wanted: Sequence[_Wanted]) -> tuple[list
     """Tell apart which limits are not in force as they are written; the sidecar fills in what is not written."""
     changed: list[_Wanted] = []
     unchanged: list[_Wanted] = []
-    for begin in range(0, len(wanted), _MOST_EDITS):
-        part = wanted[begin : begin + _MOST_EDITS]
+    for begin in range(0, len(wanted), MAX_EDITS):
+        part = wanted[begin : begin + MAX_EDITS]
         reply = batch(api, [each.edit for each in part], dry_run=True, name=_place_of(limits, part))
         for each, change in zip(part, reply.read(Changes).changes, strict=True):
             (unchanged if change.old == change.new else changed).append(each)
@@ -193,7 +192,7 @@ def _differing(api: Api, limits: _File, wanted: Sequence[_Wanted]) -> tuple[list
 
 
 def _place_of(limits: _File, sent: Sequence[_Wanted]) -> Any:
-    def name(fault: Fault) -> str:
+    def name(fault: FieldProblem) -> str:
         if fault.edit is None or fault.edit >= len(sent):
             return limits.name
         key = fault.field.rpartition(".")[2]
@@ -229,31 +228,10 @@ def _configured(entry: LimitEntry) -> str:
     return "no rule" if entry.configured is None else short(entry.configured.limit)
 
 
-def _standing(edit: Standing | None) -> tuple[str, str, str, str]:
+def _standing(edit: ActiveEdit | None) -> tuple[str, str, str, str]:
     if edit is None:
         return "", "", "", ""
     return edit.by, moment(edit.at), moment(edit.expires_at) if edit.expires_at else "", edit.reason
-
-
-class _Rule(msgspec.Struct, frozen=True):
-    kind: str
-    pattern: str
-    shared: bool
-    limit: dict[str, Any]
-    source: str
-
-    @property
-    def target(self) -> tuple[str, str]:
-        """What edits call it."""
-        return (TOTAL, f"{self.kind}:{self.pattern}") if self.shared else (self.kind, self.pattern)
-
-
-class _Rules(msgspec.Struct, frozen=True):
-    rows: tuple[_Rule, ...]
-
-
-class _Switches(msgspec.Struct, frozen=True):
-    switches: tuple[SwitchEntry, ...]
 
 
 def export(api: Api, *, form: str, edits_only: bool) -> str:
@@ -268,11 +246,11 @@ def export(api: Api, *, form: str, edits_only: bool) -> str:
     rules = [
         rule
         for page in api.pages(path("rules"), {}, None)
-        for rule in page.read(_Rules).rows
-        if rule.target in edits or (not edits_only and _is_written(rule))
+        for rule in page.read(RulePage).rows
+        if _target(rule) in edits or (not edits_only and _is_written(rule))
     ]
     tables = [_as_written(rule) for rule in rules]
-    switches = api.get(path("switches")).read(_Switches).switches
+    switches = api.get(path("switches")).read(Switches).switches
     off = [each.kind for each in switches if not each.limiting]
     limiting = ALL_KINDS not in off
     if form == "json":
@@ -282,13 +260,18 @@ def export(api: Api, *, form: str, edits_only: bool) -> str:
     if not limiting:
         lines += ["limiting = false"]
     for rule, table in zip(rules, tables, strict=True):
-        edit = edits.get(rule.target)
+        edit = edits.get(_target(rule))
         lines += ["", *([f"# {printable(standing(edit))}"] if edit is not None else []), "[[limits]]"]
         lines += [f"{key} = {toml(value)}" for key, value in table.items()]
     return "\n".join(lines)
 
 
-def _is_written(rule: _Rule) -> bool:
+def _target(rule: RuleRow) -> tuple[str, str]:
+    """Return what edits call a rule."""
+    return (TOTAL, f"{rule.kind}:{rule.pattern}") if rule.shared else (rule.kind, rule.pattern)
+
+
+def _is_written(rule: RuleRow) -> bool:
     """Tell whether a rule stands in a file: what is built in comes by itself, apart from the rates of the kinds.
 
     These hold only while a configuration has no limit at all.
@@ -298,15 +281,12 @@ def _is_written(rule: _Rule) -> bool:
     return not rule.source.startswith(_BUILT_IN) or rule.pattern == DEFAULT_PATTERN
 
 
-def _as_written(rule: _Rule) -> dict[str, Any]:
-    from admin.settings import LimitSettings  # noqa: PLC0415 - the types of the whole configuration take their time
-
-    idle = {"max_delay_s"} if rule.limit.get("action") != "delay" else set()
+def _as_written(rule: RuleRow) -> dict[str, Any]:
     table: dict[str, Any] = {"kind": rule.kind, "name": rule.pattern} | ({"shared": True} if rule.shared else {})
-    for key, field in LimitSettings.model_fields.items():
-        value = rule.limit.get(key)
-        if key not in table and key not in idle and value is not None and (value != field.default or key == "rate"):
-            table[key] = value
+    for each in FIELDS:
+        value = rule.limit.get(each.key)
+        if each.with_action in {None, rule.limit.get("action")} and value is not None and value != each.default:
+            table[each.key] = value
     if not table.keys() & {"rate", "bytes_per_s", "exempt"} and table.get("action") != "off":
         table["rate"] = "unlimited"
     return table

@@ -1,80 +1,22 @@
-"""``sluice limits list``, ``get``, ``set`` and ``unset``."""
+"""``sluice limits list``, ``get``, ``set``, ``reset`` and ``unset``."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-import msgspec
-
+from admin.client import NotFoundError
 from admin.client.api import Api, Reply, as_json, path
-from admin.client.errors import NotFoundError
-from admin.client.words import change_lines, further, short, standing
-from admin.live.model import Change, LimitEntry, Standing, SwitchEntry
-from admin.numbers import measured, per_second
-from admin.tables import Rows
+from admin.client.words import change_lines, standing
+from admin.common.numbers import measured, per_second
+from admin.common.tables import Rows
+from admin.edits.model import Change, LimitEntry
+from admin.edits.wording import further, short
+from admin.wire import Changes, Drift, LimitPage, LiveFigures, Row
 
 _LINES: Final = 20
 """So many of many changes are written out."""
 
 _NOT_COUNTED: Final = "\N{EN DASH}"
 """What passes a total, a client, a producer group or a listener is counted for the resource."""
-
-
-class Rates(msgspec.Struct, frozen=True):
-    """Messages or requests a second, by what became of them."""
-
-    passed: float = 0.0
-    refused: float = 0.0
-    shadowed: float = 0.0
-
-
-class RuleRates(msgspec.Struct, frozen=True):
-    """What the rule of a total or a scope did, in messages a second."""
-
-    refused: float = 0.0
-    shadowed: float = 0.0
-
-
-class Live(msgspec.Struct, frozen=True):
-    """What one resource does now, as far as it is shown here."""
-
-    messages_per_s: Rates | None = None
-    rule_messages_per_s: RuleRates | None = None
-    used_ratio: float | None = None
-    limited: bool = False
-    would_refuse: bool = False
-    wait_s: float = 0.0
-    last_refused_at: str | None = None
-    refused_by: str | None = None
-
-
-class Row(msgspec.Struct, frozen=True):
-    """One line of the list of limits, as far as it is shown here."""
-
-    key: str
-    kind: str
-    name: str
-    limit_text: str
-    limit: dict[str, Any] | None = None
-    rule: str = ""
-    source: str = ""
-    own: bool = False
-    exact: bool = True
-    edit: Standing | None = None
-    live: Live | None = None
-
-
-class Page(msgspec.Struct, frozen=True):
-    """One page of the list of limits."""
-
-    rows: tuple[Row, ...]
-    total: int
-    etag: str = ""
-
-
-class Changes(msgspec.Struct, frozen=True):
-    """What the writes of a batch did."""
-
-    changes: tuple[Change, ...]
 
 
 def list_limits(api: Api, query: Mapping[str, Any], most: int | None, *, json: bool) -> str:
@@ -90,7 +32,7 @@ def list_limits(api: Api, query: Mapping[str, Any], most: int | None, *, json: b
     replies = list(api.pages(path("limits"), query, most))
     if json:
         return joined(replies, "rows")
-    pages = [reply.read(Page) for reply in replies]
+    pages = [reply.read(LimitPage) for reply in replies]
     rows = [row for page in pages for row in page.rows]
     total = pages[-1].total if pages else 0
     lines = list(table(rows).lines())
@@ -144,7 +86,7 @@ def table(rows: list[Row]) -> Rows:
 
 def action(row: Row) -> str:
     """Write what happens above the limit, if it is not the usual refusal."""
-    limit = row.limit or {}
+    limit = row.limit
     limits = any(isinstance(limit.get(rate), int | float) for rate in ("rate", "bytes_per_s"))
     said = limit.get("action") if limits else None
     return str(said) if said not in (None, "reject", "off") else ""
@@ -156,7 +98,7 @@ def rule(row: Row) -> str:
     return f"{row.rule} (refused by {live.refused_by})" if live and live.limited and live.refused_by else row.rule
 
 
-def live_cells(live: Live | None) -> tuple[str, str, str, str, str]:
+def live_cells(live: LiveFigures | None) -> tuple[str, str, str, str, str]:
     """Write the figures of a row: passed, refused, and only shadowed a second, share used, wait."""
     if live is None:
         return "", "", "", "", ""
@@ -171,9 +113,9 @@ def live_cells(live: Live | None) -> tuple[str, str, str, str, str]:
     )
 
 
-def get(api: Api, kind: str, name: str, *, json: bool) -> str:
+def get(api: Api, place: Sequence[str], *, json: bool) -> str:
     """Show one limit."""
-    reply = api.get(path("limits", kind, name))
+    reply = api.get(path(*place))
     return reply.json() if json else "\n".join(_entry(reply.read(LimitEntry), reply.etag))
 
 
@@ -189,32 +131,6 @@ def _entry(entry: LimitEntry, etag: str) -> Iterator[str]:
     if entry.configured is not None:
         yield f"   configured  {short(entry.configured.limit)} ({entry.configured.source})"
     yield f"   etag        {entry.etag or etag}"
-
-
-def set_limit(
-    api: Api,
-    kind: str,
-    name: str,
-    body: Mapping[str, Any],
-    *,
-    dry_run: bool,
-    volatile: bool,
-    if_match: str,
-    json: bool,
-) -> str:
-    """Put a limit in force."""
-    params = {"dry_run": dry_run, "volatile": volatile}
-    reply = api.ask("PUT", path("limits", kind, name), params=params, body=body, if_match=if_match)
-    return answer(reply, dry_run=dry_run, json=json)
-
-
-def unset_limit(
-    api: Api, kind: str, name: str, *, reason: str, dry_run: bool, volatile: bool, if_match: str, json: bool
-) -> str:
-    """Revert a limit to the configuration."""
-    params = {"dry_run": dry_run, "volatile": volatile, "reason": reason}
-    reply = api.ask("DELETE", path("limits", kind, name), params=params, if_match=if_match)
-    return answer(reply, dry_run=dry_run, json=json)
 
 
 def unset_all(api: Api, *, reason: str, dry_run: bool, volatile: bool, if_match: str, json: bool) -> str:
@@ -245,15 +161,6 @@ def _all_lines(changes: Sequence[Change], *, dry_run: bool) -> Iterator[str]:
     else:
         first, last = changes[0].id, changes[-1].id
         yield f"changed {count}: change {first}" + (f" to {last}" if last != first else "") + f" by {changes[0].by}"
-
-
-class Drift(msgspec.Struct, frozen=True):
-    """What is not as configured: limits with an edit, switches with one."""
-
-    limits: tuple[LimitEntry, ...]
-    switches: tuple[SwitchEntry, ...] = ()
-    total: int = 0
-    etag: str = ""
 
 
 def edited(api: Api) -> tuple[list[LimitEntry], str]:

@@ -13,17 +13,17 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from admin import numbers
-from admin.client.api import LONG_TIMEOUT_S, Api, Fault, as_json, path
-from admin.client.errors import RefusedError
-from admin.client.limits import Changes, batch
+from admin.client import RefusedError
+from admin.client.api import LONG_TIMEOUT_S, Api, as_json, path
+from admin.client.limits import batch
 from admin.client.target import Target
 from admin.client.words import change_lines
-from admin.live.model import MAX_REASON, Change, LimitEntry
-from admin.wire import MAX_EDITS
+from admin.common import numbers
+from admin.edits.model import MAX_REASON, Change, LimitEntry
+from admin.wire import MAX_EDITS, Changes, FieldProblem, State
 from admin.wire.recommendations import VERSION, Recommendation, RecommendationsFile
-from limiter.errors import RuleError
-from limiter.patterns import Pattern, glob_of, read_glob
+from limiter.rules.errors import RuleError
+from limiter.rules.patterns import Pattern, glob_of, read_glob
 
 SUFFIX: Final = ".json"
 """A file of this name has recommendations; all others are TOML files of limits."""
@@ -70,10 +70,6 @@ class Skipped(msgspec.Struct, frozen=True):
     name: str
     action: str
     why: str
-
-
-class _Sidecar(msgspec.Struct, frozen=True):
-    instance: str = ""
 
 
 class _Planned(NamedTuple):
@@ -124,7 +120,7 @@ def apply(target: Target, file: str, how: Applying, *, json: bool) -> str:
     recommended = read(file)
     only = _glob(how.only)
     with Api(target, LONG_TIMEOUT_S) as api:
-        instance = how.instance or api.get(path("state")).read(_Sidecar).instance
+        instance = how.instance or api.get(path("state")).read(State).instance
         _check_instance(file, recommended, instance, api.url)
         if only is not None and not any(only.stands_for(each.name) for each in recommended.recommendations):
             raise RefusedError(f"--only {how.only}: no name in {file} is like that")
@@ -305,8 +301,8 @@ def _left_out(skipped: Iterable[Skipped]) -> Iterator[str]:
             yield f"left out: {more} more: {why}"
 
 
-def _place_of(file: str, sent: Sequence[_Planned]) -> Callable[[Fault], str]:
-    def name(fault: Fault) -> str:
+def _place_of(file: str, sent: Sequence[_Planned]) -> Callable[[FieldProblem], str]:
+    def name(fault: FieldProblem) -> str:
         if fault.edit is None or fault.edit >= len(sent):
             return file
         of = sent[fault.edit]

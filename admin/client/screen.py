@@ -10,18 +10,17 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from admin.client.errors import NoAnswerError
-from admin.client.limits import Live, Row, action, live_cells
-from admin.client.operate import State, limiting
+from admin.client import NoAnswerError
+from admin.client.limits import action, live_cells
+from admin.client.operate import limiting
 from admin.client.words import moment, span, until
-from admin.numbers import per_second
-from admin.tables import printable
+from admin.common.numbers import per_second
+from admin.common.tables import printable
+from admin.wire import MAX_PAGE, LiveFigures, Row, State
 
 _SORTS: Final = ("refused", "passed", "used", "wait", "name", "kind")
 _UPWARDS: Final = frozenset({"name", "kind"})
 _FILTERS: Final = ("", "limited", "near", "shadowed", "edited")
-_ROWS: Final = 500
-"""Asked for at once, which the API takes at most; scrolling asks for others."""
 _CHROME_LINES: Final = 8
 """Of the screen, besides the table's rows."""
 
@@ -47,7 +46,7 @@ class Wish:
             "sort": self.sort,
             "order": "asc" if upwards else "desc",
             "offset": self.offset,
-            "limit": _ROWS,
+            "limit": MAX_PAGE,
             "history": "0",
         }
 
@@ -126,10 +125,10 @@ class View:
     def scroll(self, lines: int, room: int) -> None:
         """Show other rows, so many lines further down, or up; what is not here yet is wished for."""
         self.top = max(0, min(self.top + lines, self.total - room))
-        here = range(self.wish.offset, self.wish.offset + _ROWS)
+        here = range(self.wish.offset, self.wish.offset + MAX_PAGE)
         last = max(0, min(self.top + room, self.total) - 1)
         if self.top not in here or last not in here:
-            self.wish = replace(self.wish, offset=max(0, self.top - _ROWS // 2))
+            self.wish = replace(self.wish, offset=max(0, self.top - MAX_PAGE // 2))
 
 
 def room(height: int) -> int:
@@ -158,6 +157,8 @@ def head(view: View, shown: str) -> Iterator[Text]:
     if view.lost:
         yield Text(f" No news: {view.lost}; asking again ", style="bold white on red")
     if now is None:
+        if not view.lost:
+            yield Text(" Waiting for the first figures … ", style="reverse")
         return
     rates = now.rates.messages_per_s
     refused = f"{per_second(rates.refused)} refused"
@@ -178,7 +179,7 @@ def head(view: View, shown: str) -> Iterator[Text]:
     for each in now.listeners:
         if each.reachable is False:
             yield Text(f" BROKER of {printable(each.name)} not reachable: {each.error} ", style="bold white on red")
-    if now.persistence is not None and now.persistence.error:
+    if now.persistence.error:
         yield Text(f" EDITS: {now.persistence.error} ", style="black on yellow")
 
 
@@ -206,14 +207,14 @@ def _table(rows: list[Row]) -> Table:
             justify="right" if right else "left",
         )
     for row, cells in lines:
-        live = row.live or Live()
+        live = row.live or LiveFigures()
         style = "red" if live.limited else "yellow" if live.would_refuse or _near(live) else ""
         table_.add_row(*(Text(printable(cells[at])) for at in shown), style=style)
     return table_
 
 
 def _cells(row: Row) -> tuple[str, ...]:
-    live = row.live or Live()
+    live = row.live or LiveFigures()
     edited = "" if row.edit is None else row.edit.by
     if row.edit is not None and row.edit.expires_at is not None:
         edited += f" until {until(row.edit.expires_at)}"
@@ -222,7 +223,7 @@ def _cells(row: Row) -> tuple[str, ...]:
     return (row.kind, row.name, row.limit_text, action(row), *live_cells(row.live), last, by, edited)
 
 
-def _near(live: Live) -> bool:
+def _near(live: LiveFigures) -> bool:
     return live.used_ratio is not None and live.used_ratio >= 0.8
 
 

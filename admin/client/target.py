@@ -23,15 +23,9 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from admin.endpoint import DEFAULT_ADMIN, WILDCARDS, Endpoint, parse_endpoint
-from admin.errors import SettingsError
-
-ENV_URL, ENV_TOKEN, ENV_TOKEN_FILE = "SLUICE_URL", "SLUICE_TOKEN", "SLUICE_TOKEN_FILE"
-ENV_CA_FILE, ENV_PROFILE = "SLUICE_CA_FILE", "SLUICE_PROFILE"
-CLIENT_VARIABLES: Final = (ENV_URL, ENV_TOKEN, ENV_TOKEN_FILE, ENV_CA_FILE, ENV_PROFILE)
-"""What the environment says to the commands that ask a sidecar; to ``sluice run`` it says nothing."""
-ENV_WEBHOOK_TOKEN: Final = "SLUICE_WEBHOOK_TOKEN"  # noqa: S105 - a name, no password
-"""What ``sluice report --webhook`` shows to who takes its alerts; no sidecar is asked with it."""
+from admin.common.environment import CLIENT_VARIABLES, ENV_CA_FILE, ENV_PROFILE, ENV_TOKEN, ENV_TOKEN_FILE, ENV_URL
+from admin.common.errors import SettingsError
+from admin.config.addresses import DEFAULT_ADMIN, WILDCARDS, Endpoint, parse_endpoint
 
 #: Settings of ``sluice run`` that a shell beside it has, too.
 _RUN_ADMIN: Final = ("SLUICE_ADMIN", "SLUICE_ADMIN_LISTEN")
@@ -140,7 +134,7 @@ def _profile(name: str, source: str) -> Mapping[str, _Value]:
     except tomllib.TOMLDecodeError as error:
         # The place is in the message; the text is not repeated, since it may be a token.
         raise SettingsError(f"{file}:{_line_of(error)}: not TOML: {error}") from None
-    from admin.toml_lines import find_lines, line_of  # noqa: PLC0415 - only here
+    from admin.config.toml_lines import find_lines, line_of  # noqa: PLC0415 - only here
 
     lines = find_lines(text)
     table = tables.get(name)

@@ -19,14 +19,14 @@ from typing import Any, Final, NamedTuple
 from rich.console import Console
 from rich.live import Live as Screen
 
+from admin.client import NoAnswerError
 from admin.client.api import Api, path
-from admin.client.errors import NoAnswerError
 from admin.client.keyboard import Keyboard
-from admin.client.limits import Page, table
-from admin.client.operate import State
+from admin.client.limits import table
 from admin.client.screen import View, Wish, draw, head, room
 from admin.client.target import Target
-from admin.errors import OperatorError
+from admin.common.errors import OperatorError
+from admin.wire import LimitPage, State
 
 __all__ = ["News", "View", "Wish", "draw", "follow", "watch"]
 
@@ -78,7 +78,7 @@ def _once(target: Target, wish: Wish, *, json: bool) -> str:
         reply = api.get(path("limits"), wish.query())
         if json:
             return reply.json()
-        page = reply.read(Page)
+        page = reply.read(LimitPage)
         now = api.get(path("state")).read(State)
     view = View(target.url, wish, total=page.total, state=now)
     lines = [str(line) for line in head(view, str(len(page.rows)))]

@@ -1,23 +1,19 @@
-"""How limits, times and changes are written for people, and how durations and rates are read from them."""
+"""How times and changes are written for people, and how durations and rates are read from them."""
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Final
 
-from admin import numbers
-from admin.client.errors import RefusedError
-from admin.live.model import Change, RuleInForce, Standing
-from admin.numbers import number
-from limiter.patterns import DEFAULT_PATTERN
+from admin.client import RefusedError
+from admin.edits.model import ActiveEdit, Change
+from admin.edits.wording import difference, target
 
 _UNITS: Final = {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _DURATION: Final = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|min|[smhdw]))+")
 _PART: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|min|[smhdw])")
 _RATE: Final = re.compile(r"(\d+(?:\.\d*)?(?:e\d+)?)(?:/s)?")
-_SMALL: Final = {"rate", "bytes_per_s", "count", "exempt"}
-"""What a limit's short form says already."""
 
 
 def read_seconds(text: str, flag: str) -> float:
@@ -50,61 +46,6 @@ def read_rate(text: str) -> float | str:
     return float(found[1])
 
 
-def short(limit: Mapping[str, Any] | None) -> str:
-    """Write a limit, or a switch, in short; all else that it says is ``further``."""
-    if limit is None:
-        return "none"
-    if "limiting" in limit:
-        return "on" if limit["limiting"] else "off"
-    if limit.get("exempt"):
-        return "exempt"
-    parts = []
-    rate, bytes_per_s = limit.get("rate"), limit.get("bytes_per_s")
-    if isinstance(rate, int | float):
-        parts.append(f"{numbers.limit(rate)}{' requests' if limit.get('count') == 'requests' else ''}/s")
-    if bytes_per_s is not None:
-        parts.append(f"{numbers.limit(bytes_per_s)} bytes/s")
-    text = " + ".join(parts) or "unlimited"
-    return f"off ({text})" if limit.get("action") == "off" else text
-
-
-def further(limit: Mapping[str, Any] | None) -> dict[str, str]:
-    """Write what a limit says besides its short form, as far as it matters beside the rest."""
-    limit = limit or {}
-    idle = {
-        "bytes_burst_s": limit.get("bytes_per_s") is None,
-        "max_delay_s": limit.get("action") != "delay",
-        "max_fair_keys": limit.get("fair_by") is None,
-        "time_zone": limit.get("between") is None and limit.get("days") is None,
-        "warm_up_s": not limit.get("warm_up_s"),
-        "limiting": True,
-    } | dict.fromkeys(_SMALL, True)
-    return {
-        key: value_text(value)
-        for key, value in limit.items()
-        if not idle.get(key) and value is not None and value is not False
-    }
-
-
-def value_text(value: object) -> str:
-    """Write one field of a limit."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, int | float):
-        return number(value)
-    if isinstance(value, list | tuple):
-        return ",".join(map(str, value))
-    return str(value)
-
-
-def target(text: str) -> str:
-    """Write the target of a change as it is typed: ``limits/topic/orders`` becomes ``topic orders``."""
-    what, _, rest = text.partition("/")
-    if what == "limits":
-        return " ".join(rest.split("/", 1))
-    return f"switch {rest}" if what == "switches" else text
-
-
 def moment(text: str) -> str:
     """Write a time of the API on this machine's clock."""
     try:
@@ -132,44 +73,25 @@ def span(seconds: float) -> str:
     return f"{whole} s"
 
 
-def difference(change: Change) -> str:
-    """Write what a change did: ``500/s → 1000/s, burst_s 1 → 2``, or ``500/s (by orders-*) → 1000/s``."""
-    parts = []
-    old, new = _side(change.old, change.old_rule), _side(change.new, change.new_rule)
-    parts.append(old if old == new else f"{old} → {new}")
-    before, after = further(change.old), further(change.new)
-    if change.old is None:
-        before = after
-    keys = [*before, *(key for key in after if key not in before)] if change.new is not None else []
-    parts += [
-        f"{key} {before.get(key, 'not set')} → {after.get(key, 'not set')}"
-        for key in keys
-        if before.get(key) != after.get(key)
-    ]
-    return ", ".join(parts)
-
-
-def _side(limit: Mapping[str, Any] | None, rule: RuleInForce | None) -> str:
-    """Write a limit in short; where there is none of that very name, the one in force and whose it is."""
-    if limit is not None or rule is None:
-        return short(limit)
-    # The kind is said already.
-    pattern = rule.rule.partition(":")[2]
-    return f"{rule.limit_text} (by {'the default' if pattern == DEFAULT_PATTERN else pattern})"
-
-
 def change_lines(change: Change, *, dry_run: bool = False) -> Iterator[str]:
     """Say what a write did, or would do."""
     would = "would change: " if dry_run else ""
     yield f"{would}{target(change.target)}: {difference(change)}"
+    before = change.before.expires_at if change.before is not None else None
     if change.expires_at is not None:
-        yield f"   until {until(change.expires_at)}"
-    if not dry_run:
+        as_before = ", as before; --ttl never lets it stay" if before == change.expires_at else ""
+        yield f"   until {until(change.expires_at)}{as_before}"
+    elif before is not None and change.action == "set":
+        yield f"   for good; the edit before it would have ended {until(before)}"
+    yield from (f"   cleared: {line}" for line in change.details if change.action == "reset")
+    if change.action == "reset":
+        yield f"   change {change.id} by {change.by}"
+    elif not dry_run:
         where = "" if change.durable else ", until the restart only"
         yield f"   change {change.id} by {change.by}{where}; `sluice audit revert {change.id}` undoes it"
 
 
-def standing(edit: Standing) -> str:
+def standing(edit: ActiveEdit) -> str:
     """Say who put an edit there, and why."""
     parts = [f"change {edit.change_id} by {edit.by}, {moment(edit.at)}"]
     if edit.expires_at is not None:

@@ -1,1 +1,4 @@
-"""``sluice demo``: an embedded broker, the sidecar, and clients that show what it does. Not for production."""
+"""Clients that show what Sluice does, before an embedded broker (``sluice demo``) or before a real RocketMQ.
+
+Not for production.
+"""

@@ -3,12 +3,14 @@
 Plain numbers and the checks on them; nothing is sent or printed here.
 """
 
+import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from admin.numbers import number
+from admin.common.numbers import number
+from proxy.stats.question import Explanation
 
 #: Rates are shown over this many seconds: long enough to cover a breaker's full cycle several times.
 WINDOW_S = 5.0
@@ -64,14 +66,23 @@ class Ledger:
     Attributes:
         loads: the topics, in the order they are shown.
         counts: by topic.
+        lowest: by topic, the lowest limit that was in force meanwhile, in messages per second; none if there was none.
+        edited: limits were changed or switched meanwhile.
     """
 
     loads: Sequence[TopicLoad]
     counts: dict[str, Counts] = field(init=False)
+    lowest: dict[str, float] = field(init=False, default_factory=dict)
+    edited: bool = field(init=False, default=False)
     _history: deque[tuple[float, dict[str, Counts]]] = field(init=False, default_factory=deque)
 
     def __post_init__(self) -> None:
         self.counts = {load.topic: Counts() for load in self.loads}
+
+    def edit(self, topic: str, explanation: Explanation) -> None:
+        """Take note that limits were changed, and of what a topic may send since."""
+        self.edited = True
+        self.lowest[topic] = min(_limit_per_s(explanation), self.lowest.get(topic, math.inf))
 
     def mark(self, now_s: float) -> None:
         """Remember this moment for ``rates``."""
@@ -100,22 +111,21 @@ class Check:
     text: str
 
 
-EDITED: Final = Check(holds=True, text="limits were changed meanwhile, so what was refused is not held against them")
+EDITED: Final = Check(holds=True, text="limits were changed meanwhile, so nobody knows what a runaway might send")
 
 
-def check(
-    ledger: Ledger, stored: Mapping[str, int], limit_per_s: float, elapsed_s: float, *, edited: bool = False
-) -> list[Check]:
+def check(ledger: Ledger, stored: Mapping[str, int], limit_per_s: float, elapsed_s: float) -> list[Check]:
     """Hold what the clients saw against what the broker stored and what the limit allows.
+
+    Whoever sends less than the lowest limit that was in force must not lose anything, whatever was edited or switched.
 
     Args:
         ledger: what the clients saw.
         stored: messages in the broker, by topic.
         limit_per_s: the limit of each topic, with a burst of one second.
         elapsed_s: seconds from the first message to the last.
-        edited: somebody changed limits meanwhile, so that nobody knows what they should have allowed.
     """
-    checks = [EDITED] if edited else _held(ledger, stored, limit_per_s, elapsed_s)
+    checks = _held(ledger, stored, limit_per_s, elapsed_s)
     passed = sum(counts.passed for counts in ledger.counts.values())
     all_stored = sum(stored.get(load.topic, 0) for load in ledger.loads)
     agrees = all(stored.get(topic, 0) == counts.passed for topic, counts in ledger.counts.items())
@@ -130,9 +140,32 @@ def check(
     return checks
 
 
+def judged(ledger: Ledger) -> tuple[list[TopicLoad], list[Check]]:
+    """Return the quiet topics that must lose nothing, and for each other one why it may."""
+    below = [load for load in ledger.loads if not load.runaway]
+    quiet = [load for load in below if load.rate_per_s < ledger.lowest.get(load.topic, math.inf)]
+    notes = [
+        Check(
+            holds=True,
+            text=f"{load.topic} was given a limit below the {number(load.rate_per_s)}/s that it sends, so what it lost"
+            " is not held against anybody",
+        )
+        for load in below
+        if load not in quiet
+    ]
+    return quiet, notes
+
+
+def _limit_per_s(explanation: Explanation) -> float:
+    """Return what a topic may send; 0 if limits of other sorts are in force, whose sum nobody does here."""
+    enforced = [each for each in explanation.limits if each.rule.action != "shadow"]
+    plain = all(each.kind == "topic" and each.limit.unit != "bytes" for each in enforced)
+    return min((each.limit.rate_per_s for each in enforced), default=math.inf) if plain else 0.0
+
+
 def _held(ledger: Ledger, stored: Mapping[str, int], limit_per_s: float, elapsed_s: float) -> list[Check]:
     """Hold what was stored against what the limit allows."""
-    quiet = [load for load in ledger.loads if not load.runaway]
+    quiet, notes = judged(ledger)
     sent = sum(ledger.counts[load.topic].sent for load in quiet)
     kept = sum(stored.get(load.topic, 0) for load in quiet)
     refused = sum(ledger.counts[load.topic].refused for load in quiet)
@@ -142,6 +175,9 @@ def _held(ledger: Ledger, stored: Mapping[str, int], limit_per_s: float, elapsed
             f"quiet topics lost nothing: {sent:,} sent, {refused:,} refused, {kept:,} stored",
         )
     ]
+    checks += notes
+    if ledger.edited:
+        return [*checks, EDITED]
     for load in ledger.loads:
         if load.runaway:
             # The bound of the limiter: the rate's integral and one burst; the last message may go into debt.

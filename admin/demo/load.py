@@ -9,10 +9,10 @@ from typing import Final
 
 import trio
 
+from admin.config.addresses import Endpoint
 from admin.demo.ledger import Counts, TopicLoad
-from admin.endpoint import Endpoint
-from proxy.protocols.rocketmq.codes import PREFIX_BYTES, RequestCode, ResponseCode
-from proxy.protocols.rocketmq.command import RemotingCommand, decode, encode
+from proxy.protocols.rocketmq.wire.codes import PREFIX_BYTES, RequestCode, ResponseCode
+from proxy.protocols.rocketmq.wire.command import RemotingCommand, decode, encode
 
 #: Messages that are due are written together this often.
 _TICK_S: Final = 0.02
@@ -28,16 +28,21 @@ class Producer:
     Args:
         load: what it sends.
         counts: where it counts.
-        observe: told of each answer how many seconds it took, and whether the message was stored.
+        observe: told of each answer how many seconds it took.
+
+    Attributes:
+        topic: where it sends.
+        lost: why the connection ended too early; None if it did not.
     """
 
-    def __init__(self, load: TopicLoad, counts: Counts, observe: Callable[[float, bool], None] | None = None) -> None:
+    def __init__(self, load: TopicLoad, counts: Counts, observe: Callable[[float], None] | None = None) -> None:
         self._load = load
         self._counts = counts
         self._observe = observe
         self._waiting: dict[int, float] = {}
         self._stopping = trio.Event()
         self._answered = trio.Event()
+        self.topic = load.topic
         self.lost: str | None = None
 
     async def run(self, endpoint: Endpoint) -> None:
@@ -128,7 +133,7 @@ class Producer:
             self._counts.stray += 1
             return
         if self._observe is not None:
-            self._observe(trio.current_time() - sent_s, answer.code == ResponseCode.SUCCESS)
+            self._observe(trio.current_time() - sent_s)
         if answer.code == ResponseCode.SUCCESS:
             self._counts.passed += 1
         elif answer.code == ResponseCode.SYSTEM_BUSY and "RateLimit" in (answer.remark or ""):

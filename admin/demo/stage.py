@@ -1,9 +1,12 @@
-"""Runs the demo: starts the embedded broker, the sidecar and the clients, shows them, and draws up the account."""
+"""What both demos do: clients send at their rates while somebody watches, and signals end it.
 
-import signal
-import socket
-from collections.abc import AsyncIterator
+What is in front of the clients, what is said of it and what the account holds against whom is the demos' own:
+``embedded`` and ``rocketmq``.
+"""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import nullcontext
+from math import inf
 from typing import Final
 
 import trio
@@ -11,175 +14,81 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from admin import logs, sidecar
-from admin.composition import compose
+from admin.config.addresses import Endpoint
 from admin.demo import view
-from admin.demo.ledger import Check, Ledger, TopicLoad, check
+from admin.demo.ledger import Ledger
 from admin.demo.load import Producer
-from admin.endpoint import DEFAULT_ADMIN, Endpoint, parse_endpoint
-from admin.errors import StartError
-from admin.report import show
-from admin.settings import OFF
-from admin.sources import Flags, load
-from proxy.loopback import Loopback, LoopbackConfig, serve_broker
+from admin.run.check import show
 
-LIMIT_PER_S: Final = 200.0
-#: One topic goes ten times over the limit, the others stay under it.
-LOADS: Final = (
-    TopicLoad("runaway", 2000, runaway=True),
-    TopicLoad("orders", 150),
-    TopicLoad("payments", 100),
-    TopicLoad("shipments", 60),
-    TopicLoad("audit", 20),
-)
-_LISTEN: Final = Endpoint("127.0.0.1", 10911)
-_NAME_SERVER: Final = Endpoint("127.0.0.1", 9876)
-_REFRESH_S: Final = 0.25
 #: How long answers may take after the last message.
-_LAST_ANSWERS_S: Final = 5.0
+LAST_ANSWERS_S: Final = 5.0
 
 
-async def perform(*, seconds: float | None) -> int:
-    """Run the demo until Ctrl-C, or for so many seconds.
-
-    Returns:
-        0 if the account is in order, 1 if it is not, 130 if a second Ctrl-C cut it short.
-
-    Raises:
-        StartError: broker or sidecar cannot be started.
-    """
-    console = Console(highlight=False)
-    exit_code = 128 + signal.SIGINT
-    with trio.open_signal_receiver(*sidecar.stop_signals()) as signals:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(_abort_on_second, signals, stopping := trio.Event(), nursery.cancel_scope)
-            loopback = await _start_broker(nursery)
-            running, listen = await _start_sidecar(nursery, loopback)
-            got = [
-                ("the name server", _NAME_SERVER, parse_endpoint(loopback.name_server_address)),
-                ("sluice", _LISTEN, listen),
-                ("the admin address", parse_endpoint(DEFAULT_ADMIN), running.admin),
-            ]
-            show(
-                view.heading(
-                    str(listen),
-                    loopback.broker_address,
-                    loopback.name_server_address,
-                    running.admin_url or "",
-                    LIMIT_PER_S,
-                    notes=[note for each in got if (note := _note(*each))],
-                )
-            )
-            ledger = Ledger(LOADS)
-            version = (await running.data_path.snapshot(whole=False)).rule_set_version
-            elapsed_s, lost = await _send(console, ledger, listen, seconds, stopping)
-            stored = loopback.stored_by_topic()
-            snapshot = await running.data_path.snapshot(whole=False)
-            edited = snapshot.rule_set_version != version
-            checks = check(ledger, stored, LIMIT_PER_S, elapsed_s, edited=edited)
-            bypassed = sum(snapshot.bypassed.values())
-            checks.append(Check(not bypassed, f"the limiter decided every request: {bypassed:,} bypassed it"))
-            checks += [Check(holds=False, text=line) for line in lost]
-            show(view.summary(ledger, stored, LIMIT_PER_S, elapsed_s, checks))
-            nursery.cancel_scope.cancel()
-            exit_code = 0 if all(each.holds for each in checks) else 1
-    return exit_code
-
-
-async def _abort_on_second(signals: AsyncIterator[int], stopping: trio.Event, everything: trio.CancelScope) -> None:
-    await anext(signals)
-    stopping.set()
-    await anext(signals)
+async def obey(
+    signals: AsyncIterator[int],
+    started: trio.Event,
+    stopping: trio.Event,
+    everything: trio.CancelScope,
+    exit_code: list[int],
+) -> None:
+    """End the sending at the first signal, and everything at the second one or if nothing is sent yet."""
+    number = await anext(signals)
+    if started.is_set():
+        stopping.set()
+        number = await anext(signals)
+    exit_code[0] = 128 + number
     everything.cancel()
 
 
-async def _start_broker(nursery: trio.Nursery) -> Loopback:
-    config = LoopbackConfig(broker_port=0, name_server_port=_to_be_had(_NAME_SERVER).port)
-    try:
-        loopback: Loopback = await nursery.start(serve_broker, config)
-    except OSError as error:
-        raise StartError(f"demo: the embedded broker cannot start: {error.strerror or error}") from None
-    return loopback
-
-
-async def _start_sidecar(nursery: trio.Nursery, loopback: Loopback) -> tuple[sidecar.Running, Endpoint]:
-    """Start a sidecar as ``sluice run`` would, on free ports if the usual ones are taken."""
-    plan = compose(
-        load(
-            None,
-            {},
-            Flags(
-                listen=[str(_to_be_had(_LISTEN))],
-                broker=[loopback.broker_address],
-                limits=[f"topic:*={LIMIT_PER_S:g}/s"],
-                values={
-                    ("admin", "listen"): ("--admin", str(_to_be_had(parse_endpoint(DEFAULT_ADMIN)))),
-                    # What is changed in a demo is not there in the next one, nor in a real sidecar of this machine.
-                    ("state_dir",): ("--state-dir", OFF),
-                    # Routine lines would tear the table apart.
-                    ("log", "level"): ("--log-level", "error"),
-                },
-            ),
-        )
-    )
-    logs.configure(plan.settings.log)
-    running: sidecar.Running = await nursery.start(sidecar.run, plan)
-    (address,) = running.listen.values()
-    listen = parse_endpoint(address)
-    # Real clients that ask the name server are sent through the sidecar.
-    loopback.advertise(address)
-    return running, listen
-
-
-async def _send(
-    console: Console, ledger: Ledger, listen: Endpoint, seconds: float | None, stopping: trio.Event
+async def send(
+    producers: Iterable[Producer],
+    ledger: Ledger,
+    address: Endpoint,
+    seconds: float | None,
+    stopping: trio.Event,
+    *,
+    refresh_s: float,
+    look: Callable[[float, bool], Awaitable[None]] | None = None,
 ) -> tuple[float, list[str]]:
-    """Run the clients and show them; returns how long they sent, and which lost their connection."""
-    producers = {each.topic: Producer(each, ledger.counts[each.topic]) for each in ledger.loads}
+    """Run the clients and show what becomes of it: a live table on a terminal, elsewhere a line a second.
+
+    Args:
+        producers: the clients.
+        ledger: what they count in; it is marked each time it is shown.
+        address: where they send to.
+        seconds: for so long; None is until ``stopping``.
+        stopping: ends it early.
+        refresh_s: seconds from one look to the next, on a terminal.
+        look: called each time before the ledger is marked, with the seconds since the start, and whether it is over.
+
+    Returns:
+        For how many seconds they sent, and which lost their connection, in words.
+    """
+    console = Console(highlight=False)
+    live = Live(console=console, auto_refresh=False) if console.is_terminal else None
+    every_s = refresh_s if live else 1.0
+    producers = list(producers)
     started_s = trio.current_time()
-    elapsed_s = 0.0
+    elapsed_s, looks = 0.0, 0
     ledger.mark(started_s)
     async with trio.open_nursery() as nursery:
-        for producer in producers.values():
-            nursery.start_soon(producer.run, listen)
-        live = Live(console=console, auto_refresh=False) if console.is_terminal else None
+        for producer in producers:
+            nursery.start_soon(producer.run, address)
         with live or nullcontext():
-            every_s = _REFRESH_S if live else 1.0
-            refreshes = 0
             while not stopping.is_set() and (seconds is None or elapsed_s < seconds):
-                refreshes += 1
-                until_s = started_s + refreshes * every_s
-                if seconds is not None:
-                    until_s = min(until_s, started_s + seconds)
-                with trio.move_on_at(until_s):
+                looks += 1
+                with trio.move_on_at(started_s + min(looks * every_s, inf if seconds is None else seconds)):
                     await stopping.wait()
                 elapsed_s = trio.current_time() - started_s
+                if look is not None:
+                    await look(elapsed_s, stopping.is_set() or (seconds is not None and elapsed_s >= seconds))
                 ledger.mark(trio.current_time())
                 if live:
                     live.update(view.live(ledger, elapsed_s, seconds), refresh=True)
                 else:
                     show(Text(view.line(ledger, elapsed_s)))
-        for producer in producers.values():
+        for producer in producers:
             producer.stop()
         elapsed_s = trio.current_time() - started_s
-        nursery.cancel_scope.deadline = trio.current_time() + _LAST_ANSWERS_S
-    lost = [f"{topic}: {producer.lost}" for topic, producer in producers.items() if producer.lost]
-    return elapsed_s, lost
-
-
-def _to_be_had(wanted: Endpoint) -> Endpoint:
-    """Return the address, with port 0 if something listens there: whoever listens on that gets a free one."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(wanted)
-        except OSError:
-            return Endpoint(wanted.host, 0)
-    return wanted
-
-
-def _note(what: str, wanted: Endpoint, got: Endpoint | None) -> str:
-    """Return what the heading says of a port that was not to be had; nothing if it was."""
-    if got is None or wanted.port in {0, got.port}:
-        return ""
-    return f"port {wanted.port} is taken, so {what} has {got.port}"
+        nursery.cancel_scope.deadline = trio.current_time() + LAST_ANSWERS_S
+    return elapsed_s, [f"{producer.topic}: {producer.lost}" for producer in producers if producer.lost]

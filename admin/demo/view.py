@@ -8,8 +8,8 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from admin.common.numbers import number
 from admin.demo.ledger import EDITED, WINDOW_S, Check, Ledger, TopicLoad
-from admin.numbers import number
 
 _BAR_CELLS = 6
 #: Close enough that ten minutes' figures fit into 80 columns.
@@ -19,25 +19,24 @@ _UNBOUNDED_COLUMNS = 1000
 
 
 def heading(
-    listen: str, broker: str, name_server: str, admin_url: str, limit_per_s: float, *, notes: Sequence[str] = ()
+    title: str, admin_url: str, rows: Sequence[tuple[str, str | Text]], notes: Sequence[str] = ()
 ) -> RenderableType:
-    """Say what runs where; notes are about what differs from the usual."""
+    """Say what runs where.
+
+    Args:
+        title: of the demo.
+        admin_url: of Sluice's page; empty without Sluice.
+        rows: what is said, by a word of what it is about.
+        notes: what differs from the usual.
+    """
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(no_wrap=True)
     grid.add_column(overflow="fold")
-    grid.add_row("page", Text.assemble("open ", (admin_url.rstrip("/"), "bold"), ": limits can be changed there"))
-    grid.add_row("way", Text.assemble("clients → ", (f"sluice {listen}", "bold"), f" → embedded broker {broker}"))
-    grid.add_row(
-        "limit",
-        f"{number(limit_per_s)} messages per second for each topic, and one burst of {number(limit_per_s)} at first",
-    )
-    grid.add_row("", "what is over it gets a busy answer")
-    grid.add_row("rates", f"shown as the mean of the last {WINDOW_S:g} s, so a burst shows for as long")
-    grid.add_row("join in", f"any RocketMQ client, on a topic of its own; name server {name_server}")
-    grid.add_row("besides", f"{admin_url}metrics, {admin_url}readyz")
-    for note in notes:
-        grid.add_row("note", note)
-    return Group(Text("sluice demo", style="bold"), grid, Text())
+    if admin_url:
+        grid.add_row("page", Text.assemble("open ", (admin_url.rstrip("/"), "bold"), ": limits can be changed there"))
+    for about, text in (*rows, *(("note", note) for note in notes)):
+        grid.add_row(about, text)
+    return Group(Text(title, style="bold"), grid, Text())
 
 
 def live(ledger: Ledger, elapsed_s: float, seconds: float | None) -> RenderableType:

@@ -1,18 +1,20 @@
-"""Makes the records of one run, each with its number, as lines.
+"""Makes the records of one run, each with its number, as lines, and gathers lines for who writes them.
 
 Pure: what happened goes in, encoded lines come out, one small step for each; when they are written, and where, is
 others' business.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from admin.live.model import Change
-from admin.rejection_log.minute import Minute, Traffic
+from admin.config.rulebook import BUILT_IN
+from admin.edits.model import Change
+from admin.rejection_log.aggregate import Aggregate, Traffic
 from admin.rejection_log.records import (
     VERSION,
     HeartbeatRecord,
@@ -21,12 +23,11 @@ from admin.rejection_log.records import (
     RejectionRecord,
     TrafficRecord,
 )
-from admin.rulebook import BUILT_IN
-from limiter.patterns import DEFAULT_PATTERN
-from limiter.rejections import OTHER, Rejection
-from limiter.resource import SCOPES, Resource
-from limiter.rule import Action, Count, Rule
-from limiter.rules import RuleSet
+from limiter.counting.rejections import OTHER, Rejection
+from limiter.rules.patterns import DEFAULT_PATTERN
+from limiter.rules.resource import SCOPES, Resource
+from limiter.rules.rule import Action, Count, Rule
+from limiter.rules.rule_set import RuleSet
 
 _encoder: Final = msgspec.json.Encoder()
 
@@ -216,7 +217,7 @@ class Composer:
 
     def heartbeat(
         self,
-        minute: Minute,
+        minute: Aggregate,
         *,
         version: str,
         limiting: bool,
@@ -263,3 +264,60 @@ def _clean(value: Any) -> Any:
     if isinstance(value, dict):
         return {_clean(key): _clean(inner) for key, inner in value.items()}
     return [_clean(inner) for inner in value] if isinstance(value, list | tuple) else value
+
+
+PIECE_BYTES: Final = 256 * 1024
+"""What is written at a time, and dropped at a time when there is no room."""
+
+
+# What the recorder hands to who writes: whole lines in pieces, for the log file and for the write-ahead file.
+class Piece(NamedTuple):
+    """Whole lines that are written together or not at all.
+
+    Attributes:
+        data: the lines.
+        records: how many of each type.
+    """
+
+    data: bytearray
+    records: Counter[str]
+
+
+class Lines:
+    """Whole lines, in pieces, and how many records of each type are in a piece.
+
+    Args:
+        piece_bytes: a new piece is begun after so many.
+    """
+
+    def __init__(self, piece_bytes: int = PIECE_BYTES) -> None:
+        self.pieces: list[Piece] = []
+        self._piece_bytes = piece_bytes
+
+    def add(self, line: bytes, type_: str = "") -> None:
+        """Add a line, or some that belong together."""
+        if not self.pieces or len(self.pieces[-1][0]) >= self._piece_bytes:
+            self.pieces.append(Piece(bytearray(), Counter()))
+        data, records = self.pieces[-1]
+        data += line
+        records[type_] += 1
+
+
+class Batch(msgspec.Struct, kw_only=True):
+    """What is to be written at once.
+
+    Attributes:
+        run: whose records they are.
+        records: for the log file.
+        begin: the first line of a new write-ahead file: what the one there is about is among the records; None goes on
+            with it.
+        write_ahead: for the write-ahead file.
+        last: nothing comes after it, and what the write-ahead file is about is among the records: once they are written
+            it is not needed.
+    """
+
+    run: str
+    records: Lines = msgspec.field(default_factory=Lines)
+    begin: bytes | None = None
+    write_ahead: Lines = msgspec.field(default_factory=Lines)
+    last: bool = False

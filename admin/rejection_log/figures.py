@@ -6,8 +6,8 @@ from typing import Final
 
 import msgspec
 
-from admin.live.files import LockedError
-from admin.rejection_log.sealing import Sealed
+from admin.common.disk import LockedError
+from admin.rejection_log.recovery import Recovered
 
 _REASONS: Final = {
     errno.ENOSPC: "no_space",
@@ -37,11 +37,11 @@ class Figures(msgspec.Struct):
         bytes: written into log files.
         finished_files: that got their name.
         lost: records that could not be made or written, by reason.
-        lost_seconds: how often the scratch file could not be written.
+        lost_seconds: how often the write-ahead file could not be written.
         deleted_files: for ``max_total_bytes``.
         deleted_bytes: likewise.
         kept_bytes: now in the folder, of whatever run.
-        sealed: what was left by killed processes.
+        recovered: what was left by killed processes.
     """
 
     records: Counter[str] = msgspec.field(default_factory=Counter)
@@ -52,4 +52,4 @@ class Figures(msgspec.Struct):
     deleted_files: int = 0
     deleted_bytes: int = 0
     kept_bytes: int = 0
-    sealed: Sealed = msgspec.field(default_factory=Sealed)
+    recovered: Recovered = msgspec.field(default_factory=Recovered)

@@ -5,22 +5,23 @@ of it blocks and belongs on a thread; the figures may be read from anywhere.
 """
 
 import errno
+import os
 import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Final, NamedTuple
 
 import structlog
 
-from admin.live.files import LockedError, sync_directory
-from admin.live.store import words_for
-from admin.rejection_log.batch import Batch, Piece
+from admin.common.disk import Appender, LockedError, is_gone, sync_directory, words_for
+from admin.rejection_log.composing import Batch, Piece
 from admin.rejection_log.figures import Figures, reason_of
-from admin.rejection_log.folder import FileName, Folder, LineFile, finished_name, new_run, slug_of
-from admin.rejection_log.kept import Kept
-from admin.rejection_log.sealing import seal
+from admin.rejection_log.folder import FILE_MODE, FileName, Folder, finished_name, new_run, slug_of
+from admin.rejection_log.recovery import recover
+from admin.rejection_log.retention import Retention
 
 _log = structlog.get_logger(__name__)
 
@@ -59,7 +60,7 @@ class LogFiles:
         figures: what was done.
         error: why nothing is written now, for people; None if all is well.
         number: of the log file that is written now, or comes next.
-        notes_lost: how often what was written into the scratch file may not be there.
+        notes_lost: how often what was written into the write-ahead file may not be there.
         limits_lost: some of the records that could not be written say how the rules stand.
     """
 
@@ -74,14 +75,14 @@ class LogFiles:
         self._folder = folder
         self._run = FileName(slug_of(instance), run, 1)
         self._bounds = bounds
-        self._kept = Kept(folder, bounds.max_total_bytes, self.figures)
+        self._retention = Retention(folder, bounds.max_total_bytes, self.figures)
         self._clock_s = clock_s
         self._one_at_a_time = threading.Lock()
-        self._file: LineFile | None = None
+        self._file: Appender | None = None
         self._began_s = 0.0
         self._types: set[str] = set()
-        self._scratch: LineFile | None = None
-        #: The first line of the scratch file; and the same while it is not there.
+        self._ahead: Appender | None = None
+        #: The first line of the write-ahead file; and the same while it is not there.
         self._header: bytes | None = None
         self._begin: bytes | None = None
         #: The folder is this one's, and what a killed process had left there is finished.
@@ -152,7 +153,7 @@ class LogFiles:
         error = self._write_records(batch)
         self._ended = batch.last and error is None
         if batch.run == self.run:
-            error = self._write_scratch(batch) or error
+            error = self._write_lines_ahead(batch) or error
         error = self._keep_bounds() or error
         if error is None:
             self._went_well()
@@ -165,12 +166,12 @@ class LogFiles:
             if self._closed:
                 return
             self._closed = True
-            if self._scratch is not None:
+            if self._ahead is not None:
                 # As long as the log file lacks something of what it is about, the next start reads it.
                 if self._ended:
                     with suppress(OSError):
-                        self._scratch.path.unlink()
-                self._scratch.close()
+                        self._ahead.path.unlink()
+                self._ahead.close()
             try:
                 self._finish()
             except OSError as error:
@@ -187,9 +188,9 @@ class LogFiles:
             return
         if self._lost_at is not None:
             self._look_who_was_here(self._lost_at)
-        found = seal(self._folder, self.run)
+        found = recover(self._folder, self.run)
         self._ready = True
-        total = self.figures.sealed
+        total = self.figures.recovered
         total.files += found.files
         total.records += found.records
         total.torn_lines += found.torn_lines
@@ -201,7 +202,7 @@ class LogFiles:
                 records_of_its_last_minute=found.records,
                 torn_lines=found.torn_lines,
             )
-        self._kept.look()
+        self._retention.look()
 
     def _take_folder(self) -> None:
         if self._ready:
@@ -245,9 +246,9 @@ class LogFiles:
         if self._file is not None:
             self._file.close()
             self._next_file()
-        if self._scratch is not None:
-            self._scratch.close()
-            self._scratch = None
+        if self._ahead is not None:
+            self._ahead.close()
+            self._ahead = None
             self.notes_lost += 1
 
     def _next_file(self) -> None:
@@ -263,7 +264,7 @@ class LogFiles:
             try:
                 self._append(*pieces[0])
             except (OSError, LockedError) as error:
-                if self._file is not None and isinstance(error, OSError) and _is_gone(error):
+                if self._file is not None and isinstance(error, OSError) and is_gone(error):
                     # The file is not there any more: the next one takes this, at once.
                     self._file.close()
                     self._next_file()
@@ -287,45 +288,45 @@ class LogFiles:
             self._finish()
             self._delete_oldest()
         if self._file is None:
-            self._file = LineFile(self._folder.path / self._run._replace(number=self.number).open)
+            self._file = _new_file(self._folder.path / self._run._replace(number=self.number).open)
             self._began_s = self._clock_s()
         self._check_room(self._file, data)
-        self._file.append(data)
+        self._file.append(data, durable=False)
         self._types.update(records)
         self.figures.records.update(records)
         self.figures.bytes += len(data)
 
-    def _check_room(self, file: LineFile, data: bytearray) -> None:
+    def _check_room(self, file: Appender, data: bytearray) -> None:
         """Refuse what cannot be within the bounds, as a file that cannot be finished grows on."""
         if file.size + len(data) > self._bounds.max_total_bytes:
             raise OSError(errno.EFBIG, "the file would be larger than max_total_bytes", str(file.path))
 
-    def _write_scratch(self, batch: Batch) -> OSError | LockedError | None:
+    def _write_lines_ahead(self, batch: Batch) -> OSError | LockedError | None:
         if batch.begin is not None:
             self._begin = self._header = batch.begin
-        if not batch.scratch.pieces:
+        if not batch.write_ahead.pieces:
             return None
         try:
             self._have_folder()
-            if self._scratch is None:
-                path = self._folder.path / self._run.scratch
+            if self._ahead is None:
+                path = self._folder.path / self._run.write_ahead
                 path.unlink(missing_ok=True)
-                self._scratch = LineFile(path)
+                self._ahead = _new_file(path)
                 self._begin = self._header
             if self._begin is not None:
-                self._scratch.begin_anew()
-            for data, _ in batch.scratch.pieces:
+                self._ahead.begin_anew()
+            for data, _ in batch.write_ahead.pieces:
                 if self._begin is not None:
                     data[:0] = self._begin
-                self._check_room(self._scratch, data)
-                self._scratch.append(data)
+                self._check_room(self._ahead, data)
+                self._ahead.append(data, durable=False)
                 self._begin = None
         except (OSError, LockedError) as error:
             self.notes_lost += 1
             self.figures.lost_seconds += 1
-            if isinstance(error, OSError) and _is_gone(error) and self._scratch is not None:
-                self._scratch.close()
-                self._scratch = None
+            if isinstance(error, OSError) and is_gone(error) and self._ahead is not None:
+                self._ahead.close()
+                self._ahead = None
             return error
         return None
 
@@ -340,7 +341,7 @@ class LogFiles:
             return error
         return None
 
-    def _is_due(self, file: LineFile) -> bool:
+    def _is_due(self, file: Appender) -> bool:
         # One file alone must not be all there may be.
         if file.size >= min(self._bounds.max_file_bytes, self._bounds.max_total_bytes // 4):
             return True
@@ -363,7 +364,7 @@ class LogFiles:
             name = self._run._replace(number=self.number).finished
             file.path.rename(self._folder.path / name)
         except OSError as error:
-            if _is_gone(error):
+            if is_gone(error):
                 file.close()
                 self._next_file()
             raise
@@ -371,10 +372,10 @@ class LogFiles:
         self._next_file()
         self.figures.finished_files += 1
         sync_directory(self._folder.path)
-        self._kept.look()
+        self._retention.look()
 
     def _delete_oldest(self) -> None:
-        self._kept.delete_oldest(sum(file.size for file in (self._file, self._scratch) if file is not None))
+        self._retention.delete_oldest(sum(file.size for file in (self._file, self._ahead) if file is not None))
 
     # --- how it goes
 
@@ -384,11 +385,7 @@ class LogFiles:
             self.limits_lost |= "limit" in records
 
     def _failed(self, error: OSError | LockedError) -> None:
-        if isinstance(error, OSError):
-            why = "there is a file of that name" if error.errno == errno.EEXIST else words_for(error)
-            words = f"{self._folder.path}: {why}"
-        else:
-            words = str(error)
+        words = f"{self._folder.path}: {words_for(error)}" if isinstance(error, OSError) else str(error)
         if self.error is None:
             what = "rejection log is not written; traffic goes on, and what is lost is counted"
             _log.error(what, reason=words)
@@ -400,5 +397,5 @@ class LogFiles:
             self.error = None
 
 
-def _is_gone(error: OSError) -> bool:
-    return error.errno in {errno.ENOENT, errno.ESTALE, errno.ENOTDIR}
+def _new_file(path: Path) -> Appender:
+    return Appender(path, mode=FILE_MODE, flags=os.O_EXCL)

@@ -1,10 +1,9 @@
-"""The folder of a rejection log: its lock, the names of its files, and files that grow by whole lines.
+"""The folder of a rejection log: its lock, and the names of its files.
 
 Everything here blocks, and belongs on a thread once traffic flows.
 """
 
 import errno
-import fcntl
 import os
 import re
 import secrets
@@ -13,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from admin.live.files import LockedError
+from admin.common.disk import FileLock
 
 FILE_MODE: Final = 0o640
 """Whoever ships the files may read them as one of the group."""
@@ -24,7 +23,7 @@ _LOCK: Final = ".lock"
 _BEGIN: Final = "rejections-"
 _END: Final = ".jsonl"
 _OPEN: Final = ".open"
-_SCRATCH: Final = ".scratch"
+_WRITE_AHEAD: Final = ".scratch"
 _NAME: Final = re.compile(r"rejections-(?P<slug>.+)-(?P<run>[0-9a-f]{12})-(?P<number>\d{6,})\.jsonl(?:\.gz)?", re.ASCII)
 _UNFIT: Final = re.compile(r"[^A-Za-z0-9._]+")
 _SLUG_CHARACTERS: Final = 100
@@ -54,9 +53,9 @@ class FileName(NamedTuple):
         return f".{self.finished}{_OPEN}"
 
     @property
-    def scratch(self) -> str:
-        """The name of the run's scratch file."""
-        return f".{_BEGIN}{self.slug}-{self.run}{_SCRATCH}"
+    def write_ahead(self) -> str:
+        """The name of the run's write-ahead file."""
+        return f".{_BEGIN}{self.slug}-{self.run}{_WRITE_AHEAD}"
 
 
 def new_run() -> str:
@@ -82,96 +81,12 @@ def open_name(name: str) -> FileName | None:
     return found if found is not None and name == found.open else None
 
 
-def scratch_name(name: str) -> FileName | None:
-    """Read the name of a scratch file, as a log file's with the number 0; None if it is none."""
-    if not name.startswith(".") or not name.endswith(_SCRATCH):
+def write_ahead_name(name: str) -> FileName | None:
+    """Read the name of a write-ahead file, as a log file's with the number 0; None if it is none."""
+    if not name.startswith(".") or not name.endswith(_WRITE_AHEAD):
         return None
-    found = finished_name(f"{name[1:].removesuffix(_SCRATCH)}-000000{_END}")
-    return found if found is not None and name == found.scratch else None
-
-
-class LineFile:
-    """A file of this run that grows by whole lines.
-
-    Args:
-        path: where; nothing is there.
-
-    Attributes:
-        path: as given.
-        size: bytes of it that are right.
-
-    Raises:
-        OSError: it cannot be made.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.size = 0
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
-        self._descriptor = os.open(path, flags, FILE_MODE)
-        self._identity = _identity(os.fstat(self._descriptor))
-        self._doubtful = False
-
-    def append(self, lines: bytes | bytearray) -> None:
-        """Write whole lines at the end.
-
-        Raises:
-            OSError: none of it is in the file, or will be cut off before anything else is written.
-        """
-        self._check()
-        rest = memoryview(lines)
-        try:
-            while rest:
-                rest = rest[os.write(self._descriptor, rest) :]
-        except OSError:
-            self._doubtful = True
-            with suppress(OSError):
-                self._cut()
-            raise
-        finally:
-            rest.release()
-        self.size += len(lines)
-
-    def begin_anew(self) -> None:
-        """Forget what is in it.
-
-        Raises:
-            OSError: it is still there.
-        """
-        self._check()
-        if self.size:
-            os.ftruncate(self._descriptor, 0)
-            self.size = 0
-
-    def sync(self) -> None:
-        """Make it durable.
-
-        Raises:
-            OSError: it may not be.
-        """
-        self._check()
-        os.fsync(self._descriptor)
-
-    def close(self) -> None:
-        """Close it."""
-        # Whatever was to be said of it has been said by then.
-        with suppress(OSError):
-            os.close(self._descriptor)
-
-    def _check(self) -> None:
-        """Make sure that it still has its name and ends with a whole line.
-
-        Raises:
-            OSError: it is not there any more, or cannot be cut.
-        """
-        if _identity(self.path.stat()) != self._identity:
-            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(self.path))
-        if self._doubtful:
-            self._cut()
-
-    def _cut(self) -> None:
-        os.ftruncate(self._descriptor, self.size)
-        self._doubtful = False
+    found = finished_name(f"{name[1:].removesuffix(_WRITE_AHEAD)}-000000{_END}")
+    return found if found is not None and name == found.write_ahead else None
 
 
 class Folder:
@@ -183,7 +98,7 @@ class Folder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._lock: int | None = None
+        self._lock: FileLock | None = None
         #: As they were when it was taken, of the folder and of those that it is in.
         self._modes: dict[Path, int] = {}
 
@@ -197,16 +112,7 @@ class Folder:
         self.release()
         self._make()
         self._modes = {each: stat.S_IMODE(each.stat().st_mode) for each in self._way()}
-        descriptor = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(descriptor)
-            raise LockedError(f"{self.path} is in use by another process") from None
-        except OSError:
-            os.close(descriptor)
-            raise
-        self._lock = descriptor
+        self._lock = FileLock(self.path / _LOCK, FILE_MODE)
 
     def _make(self) -> None:
         """Make what is missing of the path; what was there once becomes no less private than it was."""
@@ -223,17 +129,12 @@ class Folder:
     @property
     def held(self) -> bool:
         """Whether it is still the one that was locked."""
-        if self._lock is None:
-            return False
-        try:
-            return _identity((self.path / _LOCK).stat()) == _identity(os.fstat(self._lock))
-        except OSError:
-            return False
+        return self._lock is not None and self._lock.holds
 
     def release(self) -> None:
         """Let others have it."""
         if self._lock is not None:
-            os.close(self._lock)
+            self._lock.close()
             self._lock = None
 
     def names(self) -> list[str]:
@@ -243,7 +144,3 @@ class Folder:
             OSError: it cannot be read.
         """
         return sorted(entry.name for entry in self.path.iterdir())
-
-
-def _identity(status: os.stat_result) -> tuple[int, int]:
-    return status.st_dev, status.st_ino

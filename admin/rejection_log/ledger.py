@@ -11,19 +11,18 @@ from typing import Final, TypeVarTuple
 
 import structlog
 
-from admin.live.interface import LiveLimits
-from admin.live.model import Change
-from admin.rejection_log import scratch
-from admin.rejection_log.batch import Batch, Lines
-from admin.rejection_log.composing import Composer, LimitsInForce, line_of
-from admin.rejection_log.minute import Minute, Traffic, minute_of
-from admin.rejection_log.scratch import Notes
-from admin.version import sluice_version
-from limiter.rejections import ResourceSecond, TrafficSecond
-from limiter.resource import Resource
+from admin.common.version import sluice_version
+from admin.edits.interface import LiveLimits
+from admin.edits.model import Change
+from admin.rejection_log import write_ahead
+from admin.rejection_log.aggregate import Aggregate, Traffic, minute_of
+from admin.rejection_log.composing import Batch, Composer, LimitsInForce, Lines, line_of
+from admin.rejection_log.write_ahead import Notes
+from limiter.counting.rejections import ResourceSecond, TrafficSecond
+from limiter.rules.resource import Resource
+from proxy.common.cooperative import Pace
 from proxy.control import DataPath
-from proxy.pace import Pace
-from proxy.snapshot import Snapshot
+from proxy.stats.snapshot import Snapshot
 
 _log = structlog.get_logger(__name__)
 
@@ -110,7 +109,7 @@ class Ledger:
         Args:
             file: number of the log file that it goes into.
         """
-        commit = scratch.Commit(
+        commit = write_ahead.Commit(
             covered=self._minute.covered,
             n=self._composer.n,
             file=file,
@@ -119,7 +118,7 @@ class Ledger:
             lost_records=self._lost.total(),
         )
         batch, self._batch = self._batch, Batch(run=self.run)
-        batch.scratch.add(line_of(commit))
+        batch.write_ahead.add(line_of(commit))
         return batch
 
     # --- what happened
@@ -210,19 +209,19 @@ class Ledger:
         """Add a resource's second to the minute, and note it for the case of a crash."""
         try:
             resource, clients = self._minute.add(at_s, traffic)
-            self._batch.scratch.add(self._notes.second(at_s, resource, traffic, clients, self._limits))
+            self._batch.write_ahead.add(self._notes.second(at_s, resource, traffic, clients, self._limits))
         except Exception as error:  # noqa: BLE001 - as in _record
             self.fault("traffic", error)
 
     def _begin_minute(self, at_s: int) -> None:
-        self._minute = Minute(at_s, self._max_resources)
-        header = scratch.Header(
-            scratch.VERSION, self._instance, self.run, self._version, at_s, self._composer.n, self._max_resources
+        self._minute = Aggregate(at_s, self._max_resources)
+        header = write_ahead.Header(
+            write_ahead.VERSION, self._instance, self.run, self._version, at_s, self._composer.n, self._max_resources
         )
         self._notes = Notes(header)
         self._batch.begin = self._notes.header
         # What was noted of the minute before is in its records.
-        self._batch.scratch = Lines()
+        self._batch.write_ahead = Lines()
 
     async def _end_minute(self, pace: Pace) -> bool:
         """Make the records of the minute; the heartbeat last, as whoever reads it knows then that all are there.

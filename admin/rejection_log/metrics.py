@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-from admin.metrics import Family, counter, gauge
 from admin.rejection_log.figures import LOST_REASONS
 from admin.rejection_log.recorder import Recorder
+from admin.stats.metrics import Family, counter, gauge
 
 _TYPES = ("heartbeat", "limit", "limit_change", "rejection", "traffic")
 
@@ -29,7 +29,7 @@ def families(recorder: Recorder | None) -> Iterator[Family]:
         "sluice_rejection_log_files",
         "Files finished, those that a killed process had left included.",
         (),
-        [((), figures.finished_files + figures.sealed.files)],
+        [((), figures.finished_files + figures.recovered.files)],
     )
     yield counter(
         "sluice_rejection_log_lost_records",
@@ -39,7 +39,7 @@ def families(recorder: Recorder | None) -> Iterator[Family]:
     )
     yield counter(
         "sluice_rejection_log_unkept_seconds",
-        "Seconds whose traffic would not have survived a crash, as the scratch file could not be written.",
+        "Seconds whose traffic would not have survived a crash, as the write-ahead file could not be written.",
         (),
         [((), figures.lost_seconds)],
     )
@@ -47,13 +47,13 @@ def families(recorder: Recorder | None) -> Iterator[Family]:
         "sluice_rejection_log_torn_lines",
         "Last lines of a killed process that were cut off.",
         (),
-        [((), figures.sealed.torn_lines)],
+        [((), figures.recovered.torn_lines)],
     )
     yield gauge(
         "sluice_rejection_log_unsealed_runs",
         "Runs of killed processes whose files could not be finished; the next start tries again.",
         (),
-        [((), figures.sealed.failed)],
+        [((), figures.recovered.failed)],
     )
     yield gauge(
         "sluice_rejection_log_disk_wait_seconds",

@@ -1,14 +1,16 @@
 """Where the rejection log is kept: the configured folder, its usual place, and what happens when it cannot be had."""
 
 import errno
+import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from admin.errors import StartError
-from admin.live.files import LockedError
-from admin.live.store import words_for
+from admin.common.disk import LockedError, words_for
+from admin.common.errors import SettingsError, StartError
+from admin.config.settings import OFF, RejectionLogSettings
+from admin.edits.places import usual_base
 from admin.rejection_log.folder import Folder
-from admin.settings import OFF, RejectionLogSettings
 
 FOLDER: Final = "rejections"
 """In the state directory."""
@@ -66,7 +68,7 @@ def take(place: LogPlace) -> tuple[Folder | None, str | None]:
     except ValueError:
         raise StartError(f"rejection_log.dir {str(directory)!r}: is no path") from None
     except OSError as error:
-        why = "there is a file of that name" if error.errno == errno.EEXIST else words_for(error)
+        why = words_for(error)
         if error.errno in _PASSING:
             return folder, f"{directory}: {why}"
         if place.given:
@@ -74,3 +76,26 @@ def take(place: LogPlace) -> tuple[Folder | None, str | None]:
             raise StartError(f"rejection_log.dir {directory}: {why}; {what}") from None
         return None, f"{directory}: {why}; give rejection_log.dir"
     return folder, None
+
+
+# For commands that read rejection logs: where this machine's sidecars keep them unless told otherwise.
+def usual_logs(environ: Mapping[str, str] = os.environ) -> list[Path]:
+    """Return the folders with rejection logs of this machine and user, sorted.
+
+    Args:
+        environ: the environment.
+
+    Raises:
+        SettingsError: there is none.
+    """
+    base = usual_base(environ)
+    try:
+        found = sorted(path for path in base.glob(f"*/{FOLDER}") if path.is_dir())
+    except OSError:
+        found = []
+    if not found:
+        raise SettingsError(
+            f"no rejection log below {base}, where sidecars of this machine and user keep theirs; name its folder:"
+            " rejection_log.dir, or `rejections` in the --state-dir; `sluice state` says it"
+        )
+    return found

@@ -13,14 +13,14 @@ from typing import Final
 import structlog
 import trio
 
-from admin.live.interface import LiveLimits
-from admin.live.model import Change, StoreError
+from admin.edits.interface import LiveLimits
+from admin.edits.model import Change, StoreError
 from admin.rejection_log.files import Bounds, LogFiles
 from admin.rejection_log.folder import Folder, new_run
 from admin.rejection_log.ledger import Ledger
-from limiter.rejections import TrafficSecond
+from limiter.counting.rejections import TrafficSecond
+from proxy.common.cooperative import Pace, turn
 from proxy.control import DataPath
-from proxy.pace import Pace, turn
 
 _log = structlog.get_logger(__name__)
 
@@ -110,7 +110,7 @@ class Recorder:
             found.append(f"rejection log is not written: {self.error}")
         if faults := figures.lost["fault"]:
             found.append(f"rejection log: {faults} records could not be made; {_REASON}")
-        if left := figures.sealed.failed:
+        if left := figures.recovered.failed:
             found.append(f"rejection log: files of {left} runs could not be finished; {_REASON}")
         return found
 

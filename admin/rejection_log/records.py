@@ -3,19 +3,19 @@
 This is the one definition of the format: the writer encodes these, the reader for people decodes them, and the Spark
 schema is tested against them. Times are whole seconds since 1970 UTC; ``null`` fields and zeros may be left out.
 
-Every record carries ``instance`` and ``run`` and a number ``n`` that counts up by one within a run. Equal (``run``,
-``n``) is the same record, so that a copied file changes no result. A record that could not be written has a number all
-the same: a gap says that something was lost. What a killed process left unwritten of its last minute is written by the
-next one, under the run and the numbers of the former.
-A new field may be added within a version; a change of meaning takes a new one.
+Every record has ``instance``, ``run`` and a number ``n`` that counts up by one within a run. Two records with the same
+``run`` and ``n`` are the same record, so a copied file changes no result. A record that could not be written uses up a
+number, so a gap shows that something was lost. If a process is killed, the next one writes the rest of its last minute,
+under the run and the numbers of the killed one. Within a version, fields may be added; a change of meaning needs a new
+version.
 """
 
 from typing import Final, Literal
 
 import msgspec
 
-from limiter.rejections import Amount, RejectionVerdict
-from limiter.rule import Action, Count
+from limiter.counting.rejections import Amount, RejectionVerdict
+from limiter.rules.rule import Action, Count
 
 VERSION: Final = 1
 """Of the schema."""
@@ -27,9 +27,9 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_
     Attributes:
         v: version of the schema.
         instance: name of the sidecar; the same after a restart.
-        run: of one process, at random.
+        run: random name of one process.
         n: counts up by one within the run, from 1.
-        at_s: what the record is of begins here.
+        at_s: begin of the period of the record.
     """
 
     v: int
@@ -40,20 +40,20 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_
 
 
 class RejectionRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag="rejection", gc=False):
-    """What one rule did to one client's requests for one resource in the second ``at_s``; see ``limiter.rejections``.
+    """What one rule did to one client's requests for one resource in the second ``at_s``.
 
-    There may be several of the same key and second: they add up.
+    Several records of the same key and second add up.
 
     Attributes:
         kind: of the resource.
         name: of the resource.
         client: address.
-        producer_group: or empty.
+        producer_group: of the requests; may be empty.
         rule: name of the rule.
         verdict: what it did.
-        requests: how many.
-        messages: in them.
-        bytes: of them on the wire.
+        requests: number of requests.
+        messages: number of messages in them.
+        bytes: their size on the wire.
         wait_max_us: the longest wait stated, in microseconds.
     """
 
@@ -100,7 +100,7 @@ class LimitFields(Record, frozen=True, kw_only=True, omit_defaults=True, gc=Fals
 class TrafficRecord(LimitFields, frozen=True, kw_only=True, omit_defaults=True, tag="traffic", gc=False):
     """What became of one resource's requests in the minute that begins at ``at_s``, and the limit at its end.
 
-    There may be several of the same resource and minute: they add up; of limits the one with the greatest ``n`` holds.
+    Several records of the same resource and minute add up; the limit is that of the record with the greatest ``n``.
 
     Attributes:
         admitted: as ``Outcome``; each of these is ``[requests, messages, bytes]``.
@@ -110,15 +110,15 @@ class TrafficRecord(LimitFields, frozen=True, kw_only=True, omit_defaults=True, 
         bypassed: likewise.
         exempt: likewise.
         dropped: likewise.
-        busy_answers: refusals that a client was told of.
+        busy_answers: refusals that were answered.
         languages: ``[requests, refused requests]`` by the language that clients name.
-        clients: distinct client addresses, at least so many if ``more_clients``.
-        more_clients: there were too many to tell apart.
-        second: offsets into the minute, 0 to 59, ascending, of the seconds in which something was asked for.
+        clients: distinct client addresses; a lower bound if ``more_clients``.
+        more_clients: there were more clients than are counted.
+        second: offsets into the minute, 0 to 59, ascending, of the seconds with requests.
         second_admitted: messages that reached the broker, by second.
         second_refused: messages that did not, refused or dropped, by second.
         second_requests: requests, by second.
-        second_bytes: bytes asked for, by second.
+        second_bytes: bytes of the requests, by second.
     """
 
     admitted: Amount = Amount()
@@ -140,10 +140,10 @@ class TrafficRecord(LimitFields, frozen=True, kw_only=True, omit_defaults=True, 
 
 
 class LimitRecord(LimitFields, frozen=True, kw_only=True, omit_defaults=True, tag="limit", gc=False):
-    """One rule for resources as it stands: of each rule at the start of a run, and once a day.
+    """One rule for resources. Written for each rule at the start of a run, and once a day.
 
-    It tells which limits nobody used. Scopes and totals are not among them, and of the built-in rules only the defaults
-    of kinds.
+    It shows which limits nobody used. There is none for scopes and totals, and of the built-in rules only the defaults
+    of kinds have one.
     """
 
 
@@ -152,7 +152,7 @@ class LimitChangeRecord(Record, frozen=True, kw_only=True, omit_defaults=True, t
 
     Attributes:
         change_id: of the audit trail.
-        action: ``set``, ``unset``, ``expire``, ``revert``, ``reload``.
+        action: ``set``, ``unset``, ``expire``, ``revert``, ``reload``, ``reset``.
         kind: of what is limited, ``total``, or ``all``; empty for a reload.
         name: or pattern; empty for a switch.
         rate_before_per_s: None is unlimited, or no limit.
@@ -162,7 +162,7 @@ class LimitChangeRecord(Record, frozen=True, kw_only=True, omit_defaults=True, t
     """
 
     change_id: int
-    action: Literal["set", "unset", "expire", "revert", "reload"]
+    action: Literal["set", "unset", "expire", "revert", "reload", "reset"]
     kind: str = ""
     name: str = ""
     rate_before_per_s: float | None = None
@@ -172,7 +172,7 @@ class LimitChangeRecord(Record, frozen=True, kw_only=True, omit_defaults=True, t
 
 
 class HeartbeatRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag="heartbeat", gc=False):
-    """The sidecar lived in the minute that begins at ``at_s``, with traffic or without.
+    """The sidecar was running in the minute that begins at ``at_s``, with or without traffic.
 
     Attributes:
         version: of Sluice.

@@ -1,4 +1,4 @@
-"""The page: static files that the browser gets as they lie here, without a build step.
+"""The page: static files that the browser gets as they lie here, without a build step, with the fields of limits.
 
 Only the files that lay here when the process began are served, and from memory, so no path leads anywhere else. What
 the page may load and do is said by the headers that every answer of the admin address has; who may see figures is
@@ -6,14 +6,18 @@ asked by the API, so these files are for everybody.
 """
 
 import hashlib
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from importlib import resources
-from typing import Final
+from typing import Any, Final
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
+
+from admin.config.limit_fields import FIELDS, LimitField
 
 INDEX: Final = "index.html"
 PREFIX: Final = "/web/"
@@ -26,6 +30,31 @@ _TYPES: Final = {
 }
 #: A file keeps its name from one version to the next, so each use asks whether it is still the same.
 _CACHE_CONTROL: Final = "no-cache"
+
+
+_INPUTS: Final[Mapping[Any, str]] = {bool: "check", str: "text"}
+
+
+def _field(of: LimitField) -> dict[str, Any]:
+    """Write a field as ``fields.js`` has it."""
+    words = {**of.words, **{word: word for word in of.values if word not in of.words}}
+    return {
+        "key": of.key,
+        "label": of.label,
+        "input": "choice" if words else "days" if of.is_list else _INPUTS.get(of.plain_type, "number"),
+        "otherwise": of.default,
+        "help": of.help,
+        "options": list(words.items()),
+        "named": of.named,
+        "telling": of.telling,
+        "beside": of.beside,
+        "withAction": of.with_action,
+    }
+
+
+_FORM: Final = sorted((each for each in FIELDS if each.label), key=lambda each: each.place)
+_NO_FIELDS: Final = b"export const FIELDS = [];"
+_FIELDS: Final = b"export const FIELDS = %s;" % json.dumps([_field(each) for each in _FORM]).encode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +86,7 @@ def files() -> dict[str, StaticFile]:
     for entry in resources.files(__name__).joinpath("files").iterdir():
         suffix = entry.name[entry.name.rfind(".") :]
         if entry.is_file() and suffix in _TYPES:
-            body = entry.read_bytes()
+            body = entry.read_bytes().replace(_NO_FIELDS, _FIELDS)
             digest = hashlib.sha256(body).hexdigest()[:32]
             found[entry.name] = StaticFile(body, _TYPES[suffix], f'"{digest}"')
     return found

@@ -8,7 +8,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from limiter.rule import Count
+from limiter.rules.rule import Count
 
 VERSION: Final = 1
 """Of the file. A new field may be added within a version; a change of meaning takes a new one."""

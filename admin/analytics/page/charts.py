@@ -85,11 +85,11 @@ def charts_of(findings: Findings) -> dict[str, Chart]:
 
 
 def resource_words(findings: Findings) -> Callable[[Any], str]:
-    """Return what names a resource here: with its sidecar where there are several, with its kind unless a topic."""
+    """Return what names a resource here: with its sidecar if there are several, with its kind if that must be said."""
     several = findings.instance_count > 1
 
     def name(thing: Any) -> str:
-        words_ = thing.name if thing.kind == "topic" else f"{thing.kind} {thing.name}"
+        words_ = words.resource(thing.kind, thing.name)
         return f"{words_} on {thing.instance}" if several else words_
 
     return name

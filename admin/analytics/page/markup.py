@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-from admin.tables import printable
+from admin.common.tables import printable
 
 _LONGEST_LABEL: Final = 44
 _WHOLE: Final = 20

@@ -6,7 +6,6 @@ from itertools import islice
 from typing import Any, Final
 
 from admin.analytics import words
-from admin.analytics.doubts import doubts
 from admin.analytics.edits import limit_line
 from admin.analytics.findings import Curve, Findings, Point, Storm
 from admin.analytics.page.charts import Chart, resource_words
@@ -46,7 +45,7 @@ def body(findings: Findings, charts: Mapping[str, Chart]) -> str:
     return (
         f'<a class="skip" href="#storms">Skip to the storms</a>\n<header>\n<p class="brand">Sluice</p>\n'
         f"<h1>What was refused, by whom, and what the limits should be</h1>\n{_lede(findings)}"
-        f'<nav aria-label="Sections"><ul>{links}</ul></nav>\n</header>\n<main>\n{_cards(findings)}{_doubts(findings)}'
+        f'<nav aria-label="Sections"><ul>{links}</ul></nav>\n</header>\n<main>\n{_cards(findings)}{_unknowns(findings)}'
         '<p class="note" id="no-charts">The charts need JavaScript; the tables have all their figures.</p>\n'
         f"{''.join(parts)}</main>\n<footer><p>Made {text(findings.made_at[:19].replace('T', ' '))} UTC by "
         "<code>sluice report</code>. All times are UTC. This file needs nothing else.</p></footer>\n"
@@ -111,8 +110,8 @@ def _cards(findings: Findings) -> str:
     return f'<dl class="cards">\n{items}</dl>\n'
 
 
-def _doubts(findings: Findings) -> str:
-    lines = doubts(findings)
+def _unknowns(findings: Findings) -> str:
+    lines = words.unknowns(findings)
     if not lines:
         return ""
     items = "".join(f"<li>{text(line)}</li>" for line in lines)
@@ -265,7 +264,7 @@ def _recommendations(findings: Findings, charts: Mapping[str, Chart]) -> str:
     several = findings.instance_count > 1
     rows = [
         (
-            _named(each.name if each.kind == "topic" else f"{each.kind} {each.name}")
+            _named(words.resource(each.kind, each.name))
             + (f'<br><span class="muted">on {broken(each.instance)}</span>' if several else ""),
             f'<span class="tag {each.action}">{text(_ACTIONS[each.action])}</span>',
             text(words.change(each)),

@@ -38,6 +38,14 @@ export function emit(/** @type {string} */ event, /** @type {any} */ data = unde
   for (const listener of listeners.get(event) ?? []) listener(data);
 }
 
+/** @returns {string} a listener as people know it: by its name, or the address that was bound where it has no other. */
+export function listenerText(/** @type {string} */ name) {
+  const listener = app.state?.listeners.find((/** @type {any} */ each) => each.name === name);
+  if (!listener) return name;
+  // Without a name of its own it is called as the address to bind was written, of which 0 is any free port.
+  return /:0$/.test(name) ? listener.listen : name;
+}
+
 /** Say something to those who do not see the page change. */
 export function announce(/** @type {string} */ text) {
   setText(byId("announcer"), text);

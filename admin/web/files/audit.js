@@ -69,8 +69,8 @@ export class AuditView {
 }
 
 function row(/** @type {any} */ change) {
-  const revertible = /^(limits|switches)\//.test(change.target);
-  const words = { set: "", unset: "reverted to file", expire: "expired", revert: `undid ${change.reverts}`, reload: "reloaded" };
+  const revertible = /^(limits|switches)\//.test(change.target) && change.action !== "reset";
+  const words = { set: "", unset: "reverted to file", expire: "expired", revert: `undid ${change.reverts}`, reload: "reloaded", reset: "reset" };
   return h(
     "tr",
     {},

@@ -1,4 +1,4 @@
-/** What must not be overlooked: limiting switched off, bypassed or unsaved, and no connection to the sidecar. */
+/** What must not be overlooked: limiting switched off, bypassed or unsaved, a wrong configuration, and no connection to the sidecar. */
 
 import { app, on, writing } from "./app.js";
 import { byId, fill, h, setText } from "./dom.js";
@@ -55,7 +55,11 @@ function alarms() {
     const entry = switchedOff.find((each) => each.kind === kind);
     add(`off ${kind} ${entry?.etag}`, () => off(kind, entry));
   }
-  const { bypassed, persistence } = state;
+  const { bypassed, failed_reload: reload, persistence } = state;
+  if (reload) {
+    const lines = reload.problems.slice(0, 3).join(" · ") + (reload.problems.length > 3 ? ` · and ${reload.problems.length - 3} more` : "");
+    add(`reload ${reload.at}`, () => banner("bad", "The configuration is wrong; what was in force still is.", `${lines} (read again at ${exact(reload.at)} by ${reload.by})`));
+  }
   if (bypassed.per_s_last_60s > 0) {
     const reasons = bypassed.by.map((/** @type {any} */ each) => `${each.handler} ${each.reason} ${count(each.total)}`).join(", ");
     add(`bypass ${reasons} ${rate(bypassed.per_s_last_60s)}`, () =>

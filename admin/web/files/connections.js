@@ -1,9 +1,9 @@
 /** The open connections: who they are, what they send to, how much; and the way to close one. */
 
 import { call, get } from "./api.js";
-import { app, on, writing } from "./app.js";
+import { app, listenerText, on, writing } from "./app.js";
 import { debounced, fill, h, setAttribute } from "./dom.js";
-import { field, openDialog, showProblem } from "./dialog.js";
+import { confirmForm, field, openDialog, showProblem, sortChoice } from "./dialog.js";
 import { bytes, count, duration, exact, rate } from "./format.js";
 import { navigate } from "./router.js";
 import { toast } from "./toast.js";
@@ -23,6 +23,11 @@ const COLUMNS = /** @type {[string, string, string][]} */ ([
   ["Age", "age", "number"],
 ]);
 
+/** Which way a column is sorted at first. */
+function firstOrder(/** @type {string} */ key) {
+  return ["peer", "client"].includes(key) ? "asc" : "desc";
+}
+
 export class ConnectionsView {
   title = "Connections";
 
@@ -33,6 +38,10 @@ export class ConnectionsView {
     this.headers = COLUMNS.map(([label, key, name]) =>
       h("th", { scope: "col", class: name, "data-sort": key || null }, key ? h("button", { type: "button", class: "sort", onclick: () => this.sort(key) }, label) : label),
     );
+    this.sortBy = sortChoice(
+      COLUMNS.filter(([, key]) => key).map(([label, key]) => [label, key, firstOrder(key)]),
+      (sort, order) => navigate("connections", this.params, { sort, order, page: "" }),
+    );
     this.body = h("tbody");
     this.empty = h("p", { class: "empty", hidden: true }, "No connection matches.");
     this.summary = h("p", { class: "muted" });
@@ -40,7 +49,7 @@ export class ConnectionsView {
     fill(
       main,
       h("div", { class: "heading" }, h("h1", {}, "Connections"), this.summary),
-      h("div", { class: "toolbar", role: "search" }, h("div", { class: "search" }, this.search, h("kbd", { "aria-hidden": "true" }, "/"))),
+      h("div", { class: "toolbar", role: "search" }, h("div", { class: "search" }, this.search, h("kbd", { "aria-hidden": "true" }, "/")), this.sortBy.element),
       h("div", { class: "sheet" }, h("table", { class: "connections cards-on-phones" }, h("thead", {}, h("tr", {}, this.headers, h("th", { scope: "col" }, h("span", { class: "visually-hidden" }, "Close")))), this.body), this.empty),
       this.pages,
     );
@@ -55,7 +64,7 @@ export class ConnectionsView {
 
   sort(/** @type {string} */ key) {
     const { sort, order } = this.query();
-    const descends = sort === key ? order === "asc" : !["peer", "client"].includes(key);
+    const descends = sort === key ? order === "asc" : firstOrder(key) === "desc";
     navigate("connections", this.params, { sort: key, order: descends ? "desc" : "asc", page: "" });
   }
 
@@ -68,6 +77,7 @@ export class ConnectionsView {
     this.params = params;
     if (document.activeElement !== this.search) this.search.value = params.get("search") ?? "";
     const { sort, order } = this.query();
+    this.sortBy?.show(sort, order);
     for (const header of this.headers ?? []) setAttribute(header, "aria-sort", header.dataset.sort === sort ? (order === "asc" ? "ascending" : "descending") : null);
     this.load();
   }
@@ -104,8 +114,8 @@ export class ConnectionsView {
     return h(
       "tr",
       {},
-      h("th", { scope: "row" }, h("span", { class: "nowrap" }, each.peer), each.exempt && h("span", { class: "tag" }, "exempt"), h("div", { class: "faint" }, each.listener)),
-      h("td", { "data-label": "Client", class: "wrap" }, client.id || h("span", { class: "faint" }, "has not said"), about && h("div", { class: "faint" }, about)),
+      h("th", { scope: "row" }, h("span", { class: "nowrap" }, each.peer), each.exempt && h("span", { class: "tag" }, "exempt"), h("div", { class: "faint" }, listenerText(each.listener))),
+      h("td", { "data-label": "Client", class: "wrap" }, client.id || h("span", { class: "faint" }, "unknown"), about && h("div", { class: "faint" }, about)),
       h("td", { "data-label": "Resources", class: "wrap", title: each.resources.join("\n") || null }, resources.length ? resources.join(", ") : h("span", { class: "faint" }, "–"), more > 0 && h("span", { class: "faint" }, ` and ${count(more)} more`)),
       h("td", { "data-label": "Requests/s", class: "number", title: `${count(each.requests_total)} in all` }, rate(each.requests_per_s)),
       h("td", { "data-label": "Refused/s", class: `number ${each.refused_per_s > 0 ? "refusing" : ""}`, title: `${count(each.refused_total)} in all` }, rate(each.refused_per_s)),
@@ -124,20 +134,16 @@ export class ConnectionsView {
       dialog.body,
       problem,
       h("p", {}, each.client.id ? `${each.client.id} loses what is in flight (${count(each.in_flight)}), and will most likely connect again.` : "The client loses what is in flight, and will most likely connect again."),
-      h(
-        "form",
-        {
-          onsubmit: async (/** @type {Event} */ event) => {
-            event.preventDefault();
-            try {
-              await call("DELETE", `connections/${each.id}`, { query: { reason: reason.value.trim() } });
-              dialog.close();
-              toast(`The connection of ${each.peer} was closed.`);
-              this.load();
-            } catch (error) {
-              showProblem(problem, error instanceof Error ? error.message : "");
-            }
-          },
+      confirmForm(
+        async () => {
+          try {
+            await call("DELETE", `connections/${each.id}`, { query: { reason: reason.value.trim() } });
+            dialog.close();
+            toast(`The connection of ${each.peer} was closed.`);
+            this.load();
+          } catch (error) {
+            showProblem(problem, error instanceof Error ? error.message : "");
+          }
         },
         field("Reason", reason),
         h("div", { class: "actions" }, h("button", { class: "button danger", type: "submit" }, "Close it"), h("button", { class: "button", type: "button", onclick: dialog.close }, "Cancel")),

@@ -51,6 +51,19 @@ export function openDialog(title, how = {}) {
   return { element, body, close };
 }
 
+/** A form that only its button sends: Enter in a field does nothing, so that nothing is done by accident. */
+export function confirmForm(/** @type {() => void} */ onconfirm, /** @type {any[]} */ ...children) {
+  const form = h("form", { novalidate: true }, ...children);
+  form.addEventListener("keydown", (/** @type {KeyboardEvent} */ event) => {
+    if (event.key === "Enter" && !(event.target instanceof HTMLButtonElement)) event.preventDefault();
+  });
+  form.addEventListener("submit", (/** @type {Event} */ event) => {
+    event.preventDefault();
+    onconfirm();
+  });
+  return form;
+}
+
 /** Show what went wrong at the top of a form, and read it out. */
 export function showProblem(/** @type {Element} */ place, /** @type {string} */ text) {
   fill(place, text ? h("p", { class: "problem" }, text) : null);
@@ -87,6 +100,34 @@ export function select(/** @type {[string, string][]} */ options, /** @type {str
   return element;
 }
 
+/**
+ * A choice of orders, for where a table's headers have no room.
+ *
+ * @param {[string, string, string][]} ways label, sort key and order of each
+ * @param {(sort: string, order: string) => void} go
+ */
+export function sortChoice(ways, go) {
+  const value = (/** @type {string} */ sort, /** @type {string} */ order) => `${sort} ${order}`;
+  const text = (/** @type {string} */ label, /** @type {string} */ order) => `Sort: ${label} ${order === "asc" ? "↑" : "↓"}`;
+  const element = select(ways.map(([label, sort, order]) => [value(sort, order), text(label, order)]), "", { class: "narrow-only", "aria-label": "Sort by" });
+  element.addEventListener("change", () => {
+    const [sort, order] = element.value.split(" ");
+    go(sort, order);
+  });
+  return {
+    element,
+    /** Show which order there is, one that is not offered as well. */
+    show(/** @type {string} */ sort, /** @type {string} */ order) {
+      element.querySelector("[data-other]")?.remove();
+      if (!ways.some((each) => each[1] === sort && each[2] === order)) {
+        const label = ways.find((each) => each[1] === sort)?.[0] ?? sort;
+        element.append(h("option", { value: value(sort, order), "data-other": true }, text(label, order)));
+      }
+      element.value = value(sort, order);
+    },
+  };
+}
+
 const MINUTES = /** @type {[string, string][]} */ ([
   ["", "for good"],
   ["15", "15 minutes"],
@@ -97,8 +138,9 @@ const MINUTES = /** @type {[string, string][]} */ ([
 ]);
 
 /** How long something is to hold: presets, or any number of minutes. */
-export function ttlField(/** @type {string} */ preset = "", help = "Afterwards what held before holds again, by itself.") {
-  const choice = select(MINUTES, preset);
+export function ttlField(/** @type {string} */ preset = "", help = "Afterwards what held before holds again, by itself.", kept = "") {
+  // What ends already is let end as it would, unless somebody chooses otherwise.
+  const choice = kept ? select([["keep", kept], ...MINUTES], "keep") : select(MINUTES, preset);
   const minutes = h("input", { type: "text", inputmode: "decimal", autocomplete: "off", "aria-label": "Minutes", placeholder: "minutes", hidden: true });
   choice.addEventListener("change", () => {
     minutes.hidden = choice.value !== "other";
@@ -111,11 +153,11 @@ export function ttlField(/** @type {string} */ preset = "", help = "Afterwards w
   return {
     element,
     control: choice,
-    /** @returns {number | null} seconds; NaN if it is no number; null is for good */
-    seconds: () => (choice.value ? read().value * 60 : null),
+    /** @returns {number | null | undefined} seconds; NaN if it is no number; null is for good, undefined as it is */
+    seconds: () => (choice.value === "keep" ? undefined : choice.value ? read().value * 60 : null),
     /** Say at the field what is wrong with it, if anything is. */
     check() {
-      const { value, problem } = choice.value ? read() : { value: 1, problem: "" };
+      const { value, problem } = choice.value && choice.value !== "keep" ? read() : { value: 1, problem: "" };
       const text = problem || (value > 0 ? "" : "must be more than 0 minutes");
       setError(choice, text);
       choice.removeAttribute("aria-invalid");

@@ -41,7 +41,16 @@ function nodes(/** @type {any[]} */ children) {
   return children
     .flat(3)
     .filter((child) => child !== null && child !== undefined && child !== false)
-    .map((child) => (child instanceof Node ? child : String(child)));
+    .map((child) => (child instanceof Node ? child : printable(String(child))));
+}
+
+/** Names come from clients: what shows nothing, or turns the rest around, is written as an escape, as in the terminal. */
+function printable(/** @type {string} */ text) {
+  return text.replace(/[\p{Cc}\p{Cf}\p{Zl}\p{Zp}]/gu, (each) => {
+    if (each === "\n" || each === "\t") return each;
+    const code = each.codePointAt(0) ?? 0;
+    return code < 0x100 ? `\\x${code.toString(16).padStart(2, "0")}` : `\\u${code.toString(16).padStart(4, "0")}`;
+  });
 }
 
 /** Put children in place of those that an element has. */

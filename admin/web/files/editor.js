@@ -22,7 +22,7 @@ export function editLimit(/** @type {string} */ kind, /** @type {string} */ name
 /** Open the editor of a limit that is still to be named. */
 export function addLimit(/** @type {string[]} */ kinds, /** @type {string} */ name = "") {
   const dialog = openDialog("New limit");
-  const kind = select(kinds.map((each) => [each, each]), "topic");
+  const kind = select(kinds.map((each) => [each, each]));
   const text = h("input", { type: "text", required: true, value: name, autocomplete: "off", spellcheck: "false" });
   const shared = h("input", { type: "checkbox" });
   const sharedField = fieldElement(
@@ -96,7 +96,8 @@ class Editor {
     this.unlimited.addEventListener("change", () => {
       if (this.unlimited.checked) this.rate.value = "";
     });
-    this.ttl = ttlField();
+    const ends = this.entry.edit?.expires_at;
+    this.ttl = ttlField("", undefined, ends && `as it is: ${left(ends)}`);
     /** @type {Map<string, any>} */
     this.controls = new Map();
     const shown = FIELDS.filter((each) => !each.named || (this.name !== "*" && this.kind !== "total"));
@@ -139,6 +140,7 @@ class Editor {
         h("button", { class: "button primary", type: "submit", ...write }, "Preview"),
         h("button", { class: "button", type: "button", onclick: () => this.dialog.close() }, "Cancel"),
         h("span", { class: "spacer" }),
+        h("button", { class: "button", type: "button", onclick: () => this.askReset(), ...write }, "Reset…"),
         this.entry.edit && h("button", { class: "button", type: "button", onclick: () => this.askRevert(), ...write }, "Revert to file…"),
       ),
       !app.canWrite() && h("p", { class: "muted" }, "Your token may only read: sign in with another one to change this."),
@@ -182,23 +184,23 @@ class Editor {
     return h("p", { class: "note" }, `This makes ${what}. `, rule ? [h("b", {}, rule), " stays as it is for all others."] : "No limit holds for it so far.");
   }
 
-  /** @returns {Record<string, any>} the body of a PUT. */
+  /** @returns {Record<string, any>} the body of a PATCH: all fields that are shown, null for what is not set. */
   body() {
     /** @type {Record<string, any>} */
-    const body = {};
+    const body = { rate: null };
     const rate = this.rate.value.trim();
     if (this.unlimited.checked) body.rate = "unlimited";
     else if (rate) body.rate = /^unlimited$/i.test(rate) ? "unlimited" : readNumber(rate, "rate").value;
     for (const each of FIELDS) {
       const element = this.controls?.get(each.key);
       const value = element && read(each, element);
-      if (value !== undefined) body[each.key] = value;
+      if (element) body[each.key] = value ?? null;
     }
     // It is shown as it is in force, but belongs to the limit only where requests are held.
-    if (body.action && body.action !== "delay") delete body.max_delay_s;
+    for (const each of FIELDS) if (each.withAction && body.action && body.action !== each.withAction) body[each.key] = null;
     if (this.reason.value.trim()) body.reason = this.reason.value.trim();
-    const seconds = this.ttl?.seconds() ?? null;
-    if (seconds !== null) body.ttl_s = seconds;
+    const seconds = this.ttl?.seconds();
+    if (seconds !== undefined) body.ttl_s = seconds;
     return body;
   }
 
@@ -226,8 +228,8 @@ class Editor {
     if (!this.numbersAreRight()) return;
     const body = this.body();
     try {
-      const { body: change } = await call("PUT", this.path, { body, query: { dry_run: 1 }, etag: quoted(this.entry.etag) });
-      this.showPreview(change, "Apply", (volatile) => call("PUT", this.path, { body, query: { volatile }, etag: quoted(this.entry.etag) }));
+      const { body: change } = await call("PATCH", this.path, { body, query: { dry_run: 1 }, etag: quoted(this.entry.etag) });
+      this.showPreview(change, "Apply", (volatile) => call("PATCH", this.path, { body, query: { volatile }, etag: quoted(this.entry.etag) }));
     } catch (error) {
       this.problem(error);
     }
@@ -244,8 +246,25 @@ class Editor {
     }
   }
 
-  /** Show what would change; the form waits behind it. */
+  /** Ask whether the buckets shall begin anew. */
+  askReset() {
+    this.clear();
+    const query = { reason: this.reason.value.trim() };
+    this.confirm(
+      "What a reset clears",
+      h("p", {}, "What is owed, open breakers and fair shares: the buckets are full again. The limit stays as it is."),
+      "Reset",
+      () => call("POST", `${this.path}:reset`, { query }),
+    );
+  }
+
+  /** Show what would change. */
   showPreview(/** @type {any} */ change, /** @type {string} */ label, /** @type {(volatile?: number) => Promise<any>} */ act) {
+    this.confirm("What would change", preview(change, this.entry), label, act);
+  }
+
+  /** Ask for a last word; the form waits behind it. */
+  confirm(/** @type {string} */ heading, /** @type {any} */ what, /** @type {string} */ label, /** @type {(volatile?: number) => Promise<any>} */ act) {
     const form = this.content.firstElementChild;
     const back = () => {
       this.clear();
@@ -272,8 +291,8 @@ class Editor {
       this.content,
       h(
         "section",
-        { class: "preview", "aria-label": "What would change" },
-        preview(change, this.entry),
+        { class: "preview", "aria-label": heading },
+        what,
         h("div", { class: "actions" }, apply, h("button", { class: "button", type: "button", onclick: back }, "Back")),
       ),
     );

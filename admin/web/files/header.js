@@ -1,14 +1,15 @@
 /** The header: the figures of the whole sidecar, the connection to it, and the emergency switch. */
 
 import { setToken, token } from "./api.js";
-import { app, on } from "./app.js";
+import { app, listenerText, on } from "./app.js";
 import { byId, fill, h, setAttribute, setText } from "./dom.js";
 import { count, duration, rate, serverNow, timeOfDay } from "./format.js";
-import { switchOff } from "./switches.js";
+import { switchAll } from "./switches.js";
 
 const WORDS = { connecting: "connecting…", live: "live", reconnecting: "reconnecting", offline: "offline" };
 const DOTS = { connecting: "", live: "ok", reconnecting: "warn", offline: "bad" };
 
+const narrow = matchMedia("(max-width: 1060px)");
 /** @type {Record<string, any>} */
 const parts = {};
 /** It stays once it was there, so that the header does not jump. */
@@ -25,18 +26,22 @@ export function startHeader() {
   fill(
     byId("strip"),
     part("health", "Health"),
-    part("passed", "Passed", "messages per second, all resources"),
-    part("refused", "Refused", "messages per second, all resources"),
-    part("would", "Would refuse", "messages per second that pass, though a limit in shadow would refuse them"),
+    part("passed", "Passed", "messages per second, all resources, mean of the last 10 s"),
+    part("refused", "Refused", "messages per second, all resources, mean of the last 10 s"),
+    part("would", "Would refuse", "messages per second that pass, though a limit in shadow would refuse them, mean of the last 10 s"),
     part("connections", "Connections"),
     part("broker", "Broker"),
     part("uptime", "Up"),
   );
+  parts.route = h("span", { class: "route" });
+  parts.broker.before(parts.route);
   parts.dot = h("span", { class: "dot", "aria-hidden": "true" });
   parts.word = h("span", {});
   parts.age = h("span", { class: "faint", "aria-live": "off" });
   fill(byId("connection"), parts.dot, parts.word, parts.age);
-  byId("switch-off").addEventListener("click", () => switchOff());
+  byId("switch-off").addEventListener("click", switchAll);
+  narrow.addEventListener("change", placeTabs);
+  placeTabs();
   byId("sign-out").addEventListener("click", () => {
     setToken("");
     location.reload();
@@ -45,13 +50,30 @@ export function startHeader() {
   on("whoami", () => {
     byId("sign-out").hidden = !token();
     setText(byId("sign-out"), app.whoami ? `Sign out ${app.whoami.name}` : "Sign out");
-    setAttribute(byId("switch-off"), "disabled", app.canWrite() ? null : "");
-    setAttribute(byId("switch-off"), "title", app.canWrite() ? "Switch limiting off, of all or of one kind" : "Your token may only read.");
+    showSwitch();
   });
   showConnection();
 }
 
+/** What is to be had by the emergency switch: off while limiting is on, and on while all of it is off. */
+function showSwitch() {
+  const button = byId("switch-off");
+  const isOff = Boolean(app.state?.off.includes("all"));
+  setText(button, isOff ? "Switch on…" : "Switch off…");
+  button.classList.toggle("danger-quiet", !isOff);
+  setAttribute(button, "disabled", app.canWrite() ? null : "");
+  setAttribute(button, "title", app.canWrite() ? (isOff ? "Switch limiting back on" : "Switch limiting off, of all or of one kind") : "Your token may only read.");
+}
+
+/** Where the tabs have a line of their own they come last in it, for the keyboard as well. */
+function placeTabs() {
+  const tabs = byId("tabs");
+  if (narrow.matches) tabs.parentElement.append(tabs);
+  else tabs.parentElement.querySelector(".brand").after(tabs);
+}
+
 function showState(/** @type {any} */ state) {
+  showSwitch();
   setText(byId("version"), state.version);
   const unreachable = state.listeners.filter((/** @type {any} */ each) => each.reachable === false);
   const [health, manner] = healthOf(state, unreachable.length > 0);
@@ -71,9 +93,10 @@ function showState(/** @type {any} */ state) {
   else {
     const more = brokers.length > 1 ? ` and ${brokers.length - 1} more` : "";
     const word = unreachable.length ? "unreachable" : shown.reachable === null ? "not tried yet" : "reachable";
-    dotted("broker", `${shown.listen} → ${shown.broker}${more}, ${word}`, unreachable.length ? "bad" : shown.reachable === null ? "" : "ok");
+    setText(parts.route, `${shown.listen} → ${shown.broker}${more},`);
+    dotted("broker", word, unreachable.length ? "bad" : shown.reachable === null ? "" : "ok");
   }
-  const lines = state.listeners.map((/** @type {any} */ each) => `${each.name}: ${each.listen} → ${each.broker}, ${each.error ?? "reachable"}`);
+  const lines = state.listeners.map((/** @type {any} */ each) => `${listenerText(each.name)}: ${each.listen} → ${each.broker}, ${each.error ?? "reachable"}`);
   setAttribute(parts.brokerBox, "title", lines.join("\n"));
 }
 

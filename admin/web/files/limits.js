@@ -2,11 +2,11 @@
 
 import { app, announce, on, writing } from "./app.js";
 import { debounced, fill, h, setAttribute, setText } from "./dom.js";
-import { select } from "./dialog.js";
+import { select, sortChoice } from "./dialog.js";
 import { addLimit, editLimit } from "./editor.js";
 import { count } from "./format.js";
 import { revertAll } from "./reverts.js";
-import { COLUMNS, rowView } from "./rows.js";
+import { COLUMNS, WINDOW, firstOrder, rowView } from "./rows.js";
 import { navigate } from "./router.js";
 
 const PAGE = 50;
@@ -16,7 +16,7 @@ const pointing = matchMedia("(hover: hover)");
 const DEFAULTS = { sort: "refused", order: "desc" };
 /** In the address, for people, and for the API; the last ones are shown only when there are any. */
 const FILTERS = /** @type {[string, string, string, boolean][]} */ ([
-  ["limited", "Limited now", "limited", true],
+  ["limited", "Limited", "limited", true],
   ["near", "Near limit", "near", true],
   ["edited", "Edited", "overridden", true],
   ["shadowed", "Would refuse", "shadowed", false],
@@ -50,7 +50,11 @@ export class LimitsView {
     );
     this.newLimit = h("button", { type: "button", class: "button", onclick: () => addLimit(this.kinds.filter((kind) => kind !== "total")) }, "New limit…");
     this.revert = h("button", { type: "button", class: "button", onclick: revertAll }, "Revert all edits…");
-    this.headers = COLUMNS.map(([label, key, name]) => this.header(label, key, name));
+    this.sortBy = sortChoice(
+      COLUMNS.filter(([, key]) => key).map(([label, key]) => [label, key, firstOrder(key)]),
+      (sort, order) => this.go({ sort, order, page: "" }),
+    );
+    this.headers = COLUMNS.map(([label, key, name, meaning]) => this.header(label, key, name, meaning));
     this.bodyElement = h("tbody", { role: "rowgroup" });
     this.empty = h("p", { class: "empty", hidden: true });
     this.summary = h("p", { class: "muted" });
@@ -66,7 +70,7 @@ export class LimitsView {
     fill(
       main,
       h("div", { class: "heading" }, h("h1", {}, "Limits"), this.summary),
-      h("div", { class: "toolbar", role: "search" }, h("div", { class: "search" }, this.search, h("kbd", { "aria-hidden": "true" }, "/")), this.kind, h("div", { class: "chips", role: "group", "aria-label": "Show only" }, this.chips), h("span", { class: "spacer" }), this.revert, this.newLimit),
+      h("div", { class: "toolbar", role: "search" }, h("div", { class: "search" }, this.search, h("kbd", { "aria-hidden": "true" }, "/")), this.kind, this.sortBy.element, h("div", { class: "chips", role: "group", "aria-label": "Show only" }, this.chips), h("span", { class: "spacer" }), this.revert, this.newLimit),
       h("div", { class: "sheet" }, this.table, this.empty),
       this.pages,
     );
@@ -93,14 +97,15 @@ export class LimitsView {
     this.arrange(true);
   }
 
-  header(/** @type {string} */ label, /** @type {string} */ key, /** @type {string} */ name) {
-    if (!key) return h("th", { scope: "col", role: "columnheader", class: name }, label);
+  header(/** @type {string} */ label, /** @type {string} */ key, /** @type {string} */ name, /** @type {string} */ meaning) {
+    const title = meaning || null;
+    if (!key) return h("th", { scope: "col", role: "columnheader", class: name, title }, label);
     const sort = () => {
       const same = this.query().sort === key;
-      const descends = same ? this.query().order === "asc" : !["name", "rule"].includes(key);
+      const descends = same ? this.query().order === "asc" : firstOrder(key) === "desc";
       this.go({ sort: key, order: descends ? "desc" : "asc", page: "" });
     };
-    return h("th", { scope: "col", role: "columnheader", class: name, "data-sort": key }, h("button", { type: "button", class: "sort", onclick: sort }, label));
+    return h("th", { scope: "col", role: "columnheader", class: name, title, "data-sort": key }, h("button", { type: "button", class: "sort", onclick: sort }, label));
   }
 
   /** Show what the address says. */
@@ -109,6 +114,7 @@ export class LimitsView {
     if (document.activeElement !== this.search) this.search.value = params.get("search") ?? "";
     this.kind.value = params.get("kind") ?? "";
     const { sort, order } = this.query();
+    this.sortBy?.show(sort, order);
     for (const header of this.headers ?? []) {
       setAttribute(header, "aria-sort", header.dataset.sort === sort ? (order === "asc" ? "ascending" : "descending") : null);
     }
@@ -161,7 +167,7 @@ export class LimitsView {
   }
 
   totals(/** @type {any} */ totals) {
-    setText(this.summary, `${count(totals.rows)} in all`);
+    setText(this.summary, `${count(totals.rows)} in all, figures of ${WINDOW}`);
     (this.chips ?? []).forEach((chip, index) => {
       const [key, , name, always] = FILTERS[index];
       setText(chip.lastElementChild, count(totals[name]));

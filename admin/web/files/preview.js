@@ -1,17 +1,11 @@
 /** What a change would do, or did: old and new beside each other. */
 
 import { h } from "./dom.js";
+import { FIELDS, matters } from "./fields.js";
 import { differences, exact, fieldValue, left, limitText } from "./format.js";
 
 /** What the short form of a limit says already. */
 const SHORT = ["rate", "bytes_per_s", "action", "exempt", "limiting"];
-/** Fields that say nothing unless another one is set. */
-const IDLE = /** @type {Record<string, (limit: any) => boolean>} */ ({
-  bytes_burst_s: (limit) => (limit.bytes_per_s ?? null) === null,
-  max_delay_s: (limit) => limit.action !== "delay",
-  max_fair_keys: (limit) => (limit.fair_by ?? null) === null,
-  time_zone: (limit) => (limit.between ?? null) === null && (limit.days ?? null) === null,
-});
 
 /** @returns {string} a change in one line. */
 export function changeLine(/** @type {any} */ change) {
@@ -44,7 +38,10 @@ export function furtherText(/** @type {any} */ change) {
 
 /** The differences that matter: not those of a field that says nothing on either side. */
 function differing(/** @type {any} */ before, /** @type {any} */ after) {
-  return differences(before, after).filter(({ field }) => !(IDLE[field]?.(before ?? {}) && IDLE[field]?.(after ?? {})));
+  return differences(before, after).filter(({ field }) => {
+    const kind = FIELDS.find((each) => each.key === field);
+    return !kind || matters(kind, before ?? {}) || matters(kind, after ?? {});
+  });
 }
 
 /** @returns {string} what a change is about, for people. */
@@ -100,6 +97,7 @@ export function preview(change, entry = null) {
     inherits && entry.rule && h("p", { class: "muted" }, `A limit of its own; ${entry.rule} stays as it is for all others.`),
     change.new ? differenceTable({ ...change, old }) : h("p", { class: "muted" }, "Then the most specific pattern that matches holds, or the default."),
     change.expires_at && h("p", { class: "muted" }, `Until ${exact(change.expires_at)} (${left(change.expires_at)}).`),
+    change.action === "set" && !change.expires_at && change.before?.expires_at && h("p", { class: "muted" }, `For good: the edit before it would have ended ${exact(change.before.expires_at)}.`),
     change.durable === false && h("p", { class: "muted" }, "Only until Sluice is restarted: it is not written down."),
   ];
 }

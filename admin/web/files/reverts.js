@@ -2,7 +2,7 @@
 
 import { ApiError, call, get } from "./api.js";
 import { app } from "./app.js";
-import { field, openDialog, showProblem } from "./dialog.js";
+import { confirmForm, field, openDialog, showProblem } from "./dialog.js";
 import { fill, h } from "./dom.js";
 import { count } from "./format.js";
 import { newText, oldText, preview, targetText } from "./preview.js";
@@ -59,21 +59,17 @@ export async function revertAll() {
         ),
       ),
     ),
-    h(
-      "form",
-      {
-        onsubmit: async (/** @type {Event} */ event) => {
-          event.preventDefault();
-          try {
-            const { body } = await call("POST", "limits:batch", { body: { edits, reason: reason.value.trim() } });
-            for (const change of body.changes) app.ownChanges.add(change.id);
-            dialog.close();
-            toast(`${count(body.changes.length)} edits reverted.`);
-          } catch (error) {
-            if (!(error instanceof ApiError)) throw error;
-            showProblem(problem, error.message);
-          }
-        },
+    confirmForm(
+      async () => {
+        try {
+          const { body } = await call("POST", "limits:batch", { body: { edits, reason: reason.value.trim() } });
+          for (const change of body.changes) app.ownChanges.add(change.id);
+          dialog.close();
+          toast(`${count(body.changes.length)} edits reverted.`);
+        } catch (error) {
+          if (!(error instanceof ApiError)) throw error;
+          showProblem(problem, error.message);
+        }
       },
       field("Reason", reason),
       h(
@@ -107,23 +103,19 @@ export async function revertChange(/** @type {any} */ change, /** @type {string}
     problem,
     force && h("p", { class: "problem warned" }, since),
     h("section", { class: "preview" }, preview(would)),
-    h(
-      "form",
-      {
-        onsubmit: async (/** @type {Event} */ event) => {
-          event.preventDefault();
-          try {
-            const { body } = await call("POST", `audit/${change.id}/revert`, { body: { reason: reason.value.trim(), force } });
+    confirmForm(
+      async () => {
+        try {
+          const { body } = await call("POST", `audit/${change.id}/revert`, { body: { reason: reason.value.trim(), force } });
+          dialog.close();
+          done(body);
+        } catch (error) {
+          if (!(error instanceof ApiError)) throw error;
+          if (overtaken(error)) {
             dialog.close();
-            done(body);
-          } catch (error) {
-            if (!(error instanceof ApiError)) throw error;
-            if (overtaken(error)) {
-              dialog.close();
-              await revertChange(change, sinceText(error, change));
-            } else showProblem(problem, error.message);
-          }
-        },
+            await revertChange(change, sinceText(error, change));
+          } else showProblem(problem, error.message);
+        }
       },
       field("Reason", reason),
       h(

@@ -14,18 +14,26 @@ const BAR_SHARE = 1.5;
 
 /** @typedef {{element: HTMLTableRowElement, update: (row: any) => void, tick: () => void}} RowView */
 
-/** Label and sort key of each column. */
-export const COLUMNS = /** @type {[string, string, string][]} */ ([
-  ["Resource", "name", "name"],
-  ["Limit", "limit", "number limit"],
-  ["Passed/s", "passed", "number"],
-  ["Refused/s", "refused", "number"],
-  ["Used, 10 s", "used", "used"],
-  ["Last 5 min", "", "history"],
-  ["Last limited", "last_refused", "last"],
-  ["Wait", "wait", "number wait"],
-  ["Rule", "rule", "rule"],
+/** What all figures of a row are of, as the API says. */
+export const WINDOW = "the last 10 s";
+const BURST = "What a limit stored in a pause passes at once, a second's worth unless it says otherwise: 110 % of a limit in 10 s, and 220/s at 200/s, are right.";
+
+/** Label, sort key, class and meaning of each column. */
+export const COLUMNS = /** @type {[string, string, string, string][]} */ ([
+  ["Resource", "name", "name", ""],
+  ["Limit", "limit", "number limit", ""],
+  ["Passed/s", "passed", "number", `Messages per second that passed, the mean of ${WINDOW}. ${BURST}`],
+  ["Refused/s", "refused", "number", `Messages per second that were refused, the mean of ${WINDOW}.`],
+  ["Used", "used", "used", `Share of the limit that was used in ${WINDOW}, of messages or of bytes, whichever is more. ${BURST}`],
+  ["Last 5 min", "", "history", "Passed, and refused upon it: means of 5 s each."],
+  ["Last limited", "last_refused", "last", ""],
+  ["Rule", "rule", "rule", ""],
 ]);
+
+/** Which way a column is sorted at first. */
+export function firstOrder(/** @type {string} */ key) {
+  return ["name", "rule"].includes(key) ? "asc" : "desc";
+}
 
 /**
  * Make a row.
@@ -55,7 +63,6 @@ export function rowView(first, edit) {
     used: cell("used", "Used", h("div", { class: "bar-box" }, track, usedText)),
     history: cell("history", "Last 5 min", spark),
     last: cell("last", "Last limited", last),
-    wait: cell("number wait", "Wait"),
     rule: cell("rule", "Rule", rule),
   };
   const button = h(
@@ -75,17 +82,20 @@ export function rowView(first, edit) {
     const at = row.live?.last_refused_at ?? null;
     setText(last, at ? ago(at) : "never");
     setAttribute(last, "datetime", at);
-    setAttribute(last, "title", at ? exact(at) : null);
+    const stated = row.live?.last_wait_s ? `; it was told to wait ${wait(row.live.last_wait_s * 1e6)}` : "";
+    setAttribute(last, "title", at ? `${exact(at)}${stated}` : null);
     const remaining = element.querySelector(".remaining");
     if (remaining && row.edit?.expires_at) setText(remaining, left(row.edit.expires_at));
   }
 
   function showFlag() {
     const { live } = row;
-    const words = live?.open ? "refusing all" : live?.limited ? "limited" : live?.near && !live.would_refuse ? "near limit" : "";
+    const [words, manner, meaning] = stateOf(live);
     setText(flag, words);
-    flag.className = `flag tag ${words === "near limit" ? "warn" : "bad"}`;
+    flag.className = `flag tag ${manner}`;
     flag.hidden = !words;
+    setAttribute(flag, "title", meaning || null);
+    element.classList.toggle("idle", !live);
     would.hidden = !live?.would_refuse;
     setText(by, live?.limited && live.refused_by ? `refused by ${live.refused_by}` : "");
   }
@@ -117,9 +127,6 @@ export function rowView(first, edit) {
     cells.used.classList.toggle("near", Boolean(live?.near));
     cells.used.classList.toggle("in-shadow", row.limit?.action === "shadow");
 
-    setText(cells.wait, live?.wait_s ? wait(live.wait_s * 1e6) : "–");
-    setAttribute(cells.wait, "title", live?.last_wait_s ? `last stated to a client: ${wait(live.last_wait_s * 1e6)}` : null);
-
     const action = row.limit?.action;
     fill(
       rule,
@@ -138,6 +145,16 @@ export function rowView(first, edit) {
 
   update(row);
   return { element, update, tick };
+}
+
+/** @returns {[string, string, string]} a row's state in the window, how it looks, and what it means. */
+function stateOf(/** @type {any} */ live) {
+  if (!live?.limited) return live?.near && !live.would_refuse ? ["near limit", "warn", `At least 80 % of the limit were used in ${WINDOW}.`] : ["", "", ""];
+  const refused = (live.messages_per_s ?? live.rule_messages_per_s)?.refused ?? 0;
+  if (live.holding && !refused) return ["holding", "warn", `Requests had to wait in ${WINDOW}${live.wait_s ? `; one that came now would wait ${wait(live.wait_s * 1e6)}` : ""}.`];
+  // Of totals and scopes it is not known what passes.
+  if (refused && live.messages_per_s?.passed === 0) return ["refusing all", "bad", `Nothing passed in ${WINDOW}.`];
+  return ["refusing", "bad", `Some of it was refused in ${WINDOW}.`];
 }
 
 function cell(/** @type {string} */ name, /** @type {string} */ label, /** @type {any} */ content = null) {

@@ -1,4 +1,4 @@
-/** The rules in the order in which they are tried, and the default of each kind. */
+/** All rules in one table: an operator's, then the default of each kind, and folded what is Sluice's own. */
 
 import { get } from "./api.js";
 import { app, on, writing } from "./app.js";
@@ -11,32 +11,26 @@ import { navigate } from "./router.js";
 import { failed } from "./writes.js";
 
 const PAGE = 100;
+/** What the API calls the source of rules that nobody wrote. */
+const BUILT_IN = "built-in";
+/** And where the default of a kind comes from that has none. */
+const UNWRITTEN = "default";
+const COLUMNS = ["Rule", "Limit", "Above it", "Hours", "Written", ""];
 
 export class RulesView {
-  title = "Rules & defaults";
+  title = "Rules";
 
   mount(/** @type {Element} */ main, /** @type {URLSearchParams} */ params) {
-    this.defaults = h("ul", { class: "cards" });
     this.kind = select([["", "All kinds"]], "", { "aria-label": "Kind" });
     this.kind.addEventListener("change", () => navigate("rules", this.params, { kind: this.kind.value, page: "" }));
-    this.body = h("tbody");
+    this.table = h("table", { class: "rules cards-on-phones" });
     this.summary = h("p", { class: "muted" });
     this.pages = h("div", { class: "pager" });
+    this.unfolded = false;
     fill(
       main,
-      h("div", { class: "heading" }, h("h1", {}, "Defaults"), h("p", { class: "muted" }, "What holds for each name that no other rule matches.")),
-      this.defaults,
       h("div", { class: "heading second" }, h("h1", {}, "Rules"), this.summary, h("span", { class: "spacer" }), this.kind, h("button", { type: "button", class: "button", onclick: revertAll, ...writing() }, "Revert all edits…")),
-      h(
-        "div",
-        { class: "sheet" },
-        h(
-          "table",
-          { class: "rules cards-on-phones" },
-          h("thead", {}, h("tr", {}, ["#", "Rule", "Limit", "Above it", "Hours", "Written", ""].map((text) => h("th", { scope: "col" }, text || h("span", { class: "visually-hidden" }, "Edit"))))),
-          this.body,
-        ),
-      ),
+      h("div", { class: "sheet" }, this.table),
       this.pages,
     );
     this.params = params;
@@ -56,55 +50,76 @@ export class RulesView {
     const offset = (page - 1) * PAGE;
     try {
       const [defaults, rules] = await Promise.all([get("defaults"), get("rules", { offset, limit: PAGE, kind: this.params.get("kind") })]);
-      this.showDefaults(defaults.body.defaults);
-      this.showRules(rules.body, page);
+      this.showKinds(defaults.body.defaults);
+      this.showRules(rules.body, defaults.body.defaults, page);
     } catch (error) {
       failed(error);
     }
   }
 
-  showDefaults(/** @type {any[]} */ defaults) {
+  showKinds(/** @type {any[]} */ defaults) {
     const kinds = defaults.map((each) => each.kind);
     fill(this.kind, h("option", { value: "" }, "All kinds"), [...kinds, "total"].map((kind) => h("option", { value: kind }, kind)));
     this.kind.value = this.params.get("kind") ?? "";
-    fill(
-      this.defaults,
-      defaults.map((each) =>
-        h(
-          "li",
-          { class: "card" },
-          h("h2", {}, each.kind),
-          h("p", { class: "big" }, each.rule ? shortLimit(each) : "unlimited"),
-          h("p", { class: "muted" }, each.edit ? edited(each) : place(each.source || "no rule")),
-          h("button", { type: "button", class: "button small", "data-key": `default ${each.kind}`, "aria-label": `${app.canWrite() ? "Edit" : "Show"} the default of ${each.kind}`, onclick: () => editLimit(each.kind, "*") }, app.canWrite() ? "Edit" : "Show"),
-        ),
-      ),
-    );
   }
 
-  showRules(/** @type {any} */ body, /** @type {number} */ page) {
-    fill(this.summary, `${count(body.total)}, in the order in which they are tried: the most specific name first`);
+  showRules(/** @type {any} */ body, /** @type {any[]} */ defaults, /** @type {number} */ page) {
+    const shown = this.params.get("kind") ?? "";
+    const isDefault = (/** @type {any} */ row) => row.pattern === "*" && !row.shared && !row.hours;
+    const entries = new Map(defaults.map((each) => [each.kind, each]));
+    const standard = body.rows.filter(isDefault);
+    const own = body.rows.filter((/** @type {any} */ row) => !isDefault(row) && row.source !== BUILT_IN);
+    const builtIn = body.rows.filter((/** @type {any} */ row) => !isDefault(row) && row.source === BUILT_IN);
+    const isLast = page * PAGE >= body.total;
+    const without = isLast ? defaults.filter((each) => each.source === UNWRITTEN && (!shown || each.kind === shown)) : [];
+    fill(this.summary, `${count(body.total)}. Of those that match a name the most specific holds, and shared ones besides.`);
+    const fold = h("button", { type: "button", class: "fold", "aria-expanded": String(this.unfolded), "data-key": "fold" }, `Sluice's own (${count(builtIn.length)})`);
+    const folded = h("tbody", { hidden: !this.unfolded }, builtIn.map((/** @type {any} */ row) => ruleRow(row)));
+    fold.addEventListener("click", () => {
+      this.unfolded = !this.unfolded;
+      folded.hidden = !this.unfolded;
+      fold.setAttribute("aria-expanded", String(this.unfolded));
+    });
+    const focused = this.table.contains(document.activeElement) ? document.activeElement?.getAttribute("data-key") : null;
     fill(
-      this.body,
-      body.rows.map((/** @type {any} */ row) => {
-        const [kind, name] = row.shared ? ["total", `${row.kind}:${row.pattern}`] : [row.kind, row.pattern];
-        return h(
-          "tr",
-          {},
-          h("td", { class: "faint position", "data-label": "#" }, row.position + 1),
-          h("th", { scope: "row", class: "rule" }, h("span", { class: "tag kind" }, kind), h("span", { class: "wrap" }, name), !row.holds && h("span", { class: "tag" }, "not now")),
-          h("td", { "data-label": "Limit" }, shortLimit(row)),
-          h("td", { "data-label": "Above it" }, row.action),
-          h("td", { class: row.hours ? "" : "faint", "data-label": "Hours" }, row.hours ?? "always"),
-          h("td", { class: "muted wrap", "data-label": "Written" }, place(row.source)),
-          h("td", { class: "edit-cell" }, h("button", { type: "button", class: "button small", "data-key": `rule ${kind}/${name}`, "aria-label": `${app.canWrite() ? "Edit" : "Show"} the limit of ${kind} ${name}`, onclick: () => editLimit(kind, name) }, app.canWrite() ? "Edit" : "Show")),
-        );
-      }),
+      this.table,
+      h("thead", {}, h("tr", {}, COLUMNS.map((text) => h("th", { scope: "col" }, text || h("span", { class: "visually-hidden" }, "Edit"))))),
+      h("tbody", {}, own.map((/** @type {any} */ row) => ruleRow(row))),
+      standard.length + without.length > 0 && [
+        group("Defaults, for each name that no other rule matches"),
+        h("tbody", {}, standard.map((/** @type {any} */ row) => ruleRow(row, entries.get(row.kind))), without.map((entry) => ruleRow(unlimited(entry), entry))),
+      ],
+      builtIn.length > 0 && [group(fold), folded],
     );
+    if (focused) this.table.querySelector(`[data-key="${CSS.escape(focused)}"]`)?.focus();
     const step = (/** @type {string} */ label, /** @type {number} */ to, /** @type {boolean} */ possible) =>
       h("button", { type: "button", class: "button small", disabled: !possible, onclick: () => navigate("rules", this.params, { page: to > 1 ? String(to) : "" }) }, label);
     fill(this.pages, body.total > PAGE && [h("span", {}, `page ${page} of ${Math.ceil(body.total / PAGE)}`), step("‹ Previous", page - 1, page > 1), step("Next ›", page + 1, page * PAGE < body.total)]);
   }
+}
+
+/** A line that says what comes below it. */
+function group(/** @type {any} */ heading) {
+  return h("tbody", { class: "group" }, h("tr", {}, h("th", { scope: "rowgroup", colspan: COLUMNS.length }, heading)));
+}
+
+/** The row of a kind that nobody wrote a default for. */
+function unlimited(/** @type {any} */ entry) {
+  return { kind: entry.kind, pattern: "*", limit: entry.limit, limit_text: "unlimited", action: "–", hours: null, holds: true, source: "no rule" };
+}
+
+function ruleRow(/** @type {any} */ row, /** @type {any} */ entry = null) {
+  const [kind, name] = row.shared ? ["total", `${row.kind}:${row.pattern}`] : [row.kind, row.pattern];
+  return h(
+    "tr",
+    {},
+    h("th", { scope: "row", class: "rule" }, h("span", { class: "tag kind" }, kind), h("span", { class: "wrap" }, name), !row.holds && h("span", { class: "tag" }, "not now")),
+    h("td", { "data-label": "Limit" }, shortLimit(row)),
+    h("td", { "data-label": "Above it" }, row.limit?.exempt ? "–" : row.action),
+    h("td", { class: row.hours ? "" : "faint", "data-label": "Hours" }, row.hours ?? "always"),
+    h("td", { class: "muted wrap", "data-label": "Written" }, entry?.edit ? edited(entry) : place(row.source)),
+    h("td", { class: "edit-cell" }, h("button", { type: "button", class: "button small", "data-key": `rule ${kind}/${name}`, "aria-label": `${app.canWrite() ? "Edit" : "Show"} ${name === "*" ? `the default of ${kind}` : `the limit of ${kind} ${name}`}`, onclick: () => editLimit(kind, name) }, app.canWrite() ? "Edit" : "Show")),
+  );
 }
 
 /** Where a rule is written: the file's name, the whole path on hover. */

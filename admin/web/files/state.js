@@ -1,7 +1,7 @@
 /** The sidecar's own state: listeners, totals, lanes, switches, where edits are kept; and the reload. */
 
 import { ApiError, call, get } from "./api.js";
-import { app, on, writing } from "./app.js";
+import { app, listenerText, on, writing } from "./app.js";
 import { openDialog, showProblem } from "./dialog.js";
 import { fill, h } from "./dom.js";
 import { ago, bytes, count, duration, exact, left, rate } from "./format.js";
@@ -56,7 +56,7 @@ export class StateView {
     fill(
       this.facts,
       panel("Listeners", state.listeners.map((/** @type {any} */ each) => [
-        each.name === each.listen ? each.listen : `${each.name} (${each.listen})`,
+        [each.listen, listenerText(each.name)].filter((text, index) => !index || text !== each.listen).join(", "),
         [h("span", { class: `dot ${each.reachable === false ? "bad" : each.reachable ? "ok" : ""}`, "aria-hidden": "true" }), ` ${each.broker} ${each.reachable === false ? each.error || "unreachable" : each.reachable ? "reachable" : "not tried yet"}, ${count(each.connections)} connections`],
       ])),
       panel("Messages since the start", Object.entries(totals.messages).map(([verdict, amount]) => [verdict, `${count(Number(amount))} · ${rate(perS[verdict])}/s`])),

@@ -2,7 +2,7 @@
 
 import { ApiError, call } from "./api.js";
 import { app, emit } from "./app.js";
-import { changeLine } from "./preview.js";
+import { changeLine, targetText } from "./preview.js";
 import { toast } from "./toast.js";
 
 /** @returns {string | null} an ETag as If-Match has it. */
@@ -14,7 +14,8 @@ export function quoted(/** @type {string | null | undefined} */ etag) {
 /** Remember that a change was made here, tell of it, and offer to undo it. */
 export function done(/** @type {any} */ change) {
   app.ownChanges.add(change.id);
-  toast(changeLine(change), { label: "Undo", action: () => undo(change) });
+  if (change.action === "reset") toast(`${targetText(change.target)}: ${change.details.join(", ")}`);
+  else toast(changeLine(change), { label: "Undo", action: () => undo(change) });
 }
 
 async function undo(/** @type {any} */ change) {

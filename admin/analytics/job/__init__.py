@@ -1,0 +1,1 @@
+"""Runs a report: once over the logs there are, or following them."""

@@ -1,0 +1,171 @@
+"""The fields of a limit, each defined once.
+
+The configuration's keys, the bodies of edits, the flags of ``sluice limits set``, the page's form and the reference are
+generated from this table. ``limiter.rules.rule.Rule`` documents what a field does, in the attribute of the same name.
+``rate`` and the hours have other names there; ``admin.config.rule_fields`` translates them.
+
+This module imports neither pydantic nor a protocol, because every command of the command line loads it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Annotated, Any, Final, Literal, get_args, get_origin
+
+from annotated_types import Ge, Gt, Le, MinLen
+
+from limiter.rules.rule import MAX_FAIR_KEYS, Action, Count, FairBy, Rule
+
+_Number = _Seconds = Annotated[float, Ge(0)]
+_Burst = Annotated[float, Gt(0)]
+_Day = Literal["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
+
+
+@dataclass(frozen=True, slots=True)
+class LimitField:
+    """One field of a limit.
+
+    Attributes:
+        key: the field's name, everywhere; a field in seconds ends in ``_s``.
+        type: type of its values, with their bounds. ``Rule`` checks bounds that depend on several fields.
+        default: value if the field is not given; None means no value, or the default of the kind of resource.
+        meaning: what it is, and in which unit.
+        meant: for words that are not values, the value that was probably meant.
+        beside: the field has no effect unless one of these is given.
+        with_action: the field has no effect with any other action.
+        named: only the limit of a name or a pattern has it, not the default of a kind.
+        flag: help text of its flag on the command line; empty if there is no such flag.
+        metavar: placeholder for the flag's value; a boolean has none.
+        place: its position in the page's form.
+        label: its label in the form; empty if the form has no ordinary input for it.
+        help: further text in the form.
+        words: labels of its values in the form, in order, if they differ from the values; the empty value is none.
+        telling: the form shows a limit that has this field with all fields unfolded.
+    """
+
+    key: str
+    type: Any
+    default: Any
+    meaning: str
+    _: KW_ONLY
+    meant: Mapping[str, str] = field(default_factory=dict)
+    beside: tuple[str, ...] = ()
+    with_action: Action | None = None
+    named: bool = False
+    flag: str = ""
+    metavar: str = ""
+    place: int = 0
+    label: str = ""
+    help: str = ""
+    words: Mapping[str, str] = field(default_factory=dict)
+    telling: bool = False
+
+    @property
+    def plain_type(self) -> Any:
+        """The type without its bounds."""
+        return get_args(self.type)[0] if get_origin(self.type) is Annotated else self.type
+
+    @property
+    def values(self) -> tuple[str, ...]:
+        """Its values, if they are words; otherwise empty."""
+        return get_args(self.type) if get_origin(self.type) is Literal else ()
+
+    @property
+    def is_list(self) -> bool:
+        """Whether its value is a list."""
+        return get_origin(self.plain_type) is list
+
+    def matters(self, limit: Mapping[str, Any]) -> bool:
+        """Return whether it has an effect, given the other fields of a limit."""
+        if self.with_action is not None and limit.get("action") != self.with_action:
+            return False
+        return not self.beside or any(limit.get(key) is not None for key in self.beside)
+
+    def needs(self) -> str:
+        """Return what must be set for it to have an effect."""
+        return " or ".join(self.beside) if self.with_action is None else f'action = "{self.with_action}"'
+
+
+def _default(key: str) -> Any:
+    return Rule.__dataclass_fields__[key].default
+
+
+# fmt: off
+FIELDS: Final = (
+    LimitField("rate", float | Literal["unlimited"], None,
+               'messages per second; 0 refuses everything, "unlimited" admits everything; may be left out if'
+               " bytes_per_s is given"),
+    LimitField("burst_s", _Burst, _default("burst_s"),
+               "burst: seconds of the rate that may pass at once after a pause",
+               flag="burst: seconds of the rate that may pass at once", metavar="S",
+               place=2, label="Burst, seconds", help="Seconds of the rate that may pass at once after a pause."),
+    LimitField("bytes_per_s", _Number, None, "bytes per second, of whole requests; default: no limit",
+               flag="bytes per second, in addition to messages", metavar="N",
+               place=6, label="Bytes per second", telling=True, help="In addition to messages. Empty: no limit."),
+    LimitField("bytes_burst_s", _Burst, _default("bytes_burst_s"), "burst of the bytes, in seconds of bytes_per_s",
+               beside=("bytes_per_s",),
+               flag="burst of the bytes", metavar="S", place=7, label="Burst of bytes, seconds"),
+    LimitField("count", Count, _default("count"),
+               "unit of the rate: messages, or requests whatever their number of messages",
+               flag="unit of the rate: messages or requests", metavar="WHAT", place=8, label="The rate counts",
+               words={"messages": "messages", "requests": "requests, whatever their number of messages"}),
+    LimitField("action", Action, None,
+               "above the limit: reject, shadow or delay; off disables the limit; default: depends on the kind",
+               meant={"refuse": "reject", "deny": "reject", "drop": "reject", "hold": "delay", "wait": "delay",
+                      "log": "shadow", "count": "shadow", "none": "off"},
+               flag="above the limit: reject, shadow, delay, off", metavar="ACTION",
+               place=1, label="Above the limit", help="Shadow decides and counts, but lets everything pass.",
+               words={"": "default of the kind", "reject": "reject", "delay": "delay, then reject",
+                      "shadow": "shadow", "off": "off: disabled"}),
+    LimitField("max_debt_s", _Seconds, _default("max_debt_s"),
+               "largest debt of one request, in seconds of the rate; a request above it is refused alone",
+               flag="largest debt of one request, in seconds of the rate", metavar="S",
+               place=4, label="Longest debt, seconds",
+               help="Largest debt of one request; a request above it is refused alone."),
+    LimitField("max_delay_s", _Seconds, None,
+               "with delay: longest time a request is held, in seconds; default: depends on the kind",
+               with_action="delay", flag="with delay: longest time that a request is held", metavar="S",
+               place=5, label="Longest delay, seconds", help="With delay. Empty: the default of the kind."),
+    LimitField("busy_code", int, None, "response code of a refusal; default: the protocol's own",
+               flag="response code of a refusal", metavar="N",
+               place=12, label="Refusal code", help="Empty: the protocol's own."),
+    LimitField("fair_by", FairBy, None, "fair shares of the limit: one for each client, or for each producer group",
+               meant={"address": "client", "ip": "client", "group": "producer_group"},
+               flag="fair shares by client or producer_group", metavar="WHAT",
+               place=9, label="Fair shares", help="Above the limit, each active one gets at least an equal share.",
+               words={"": "none", "producer_group": "by producer group", "client": "by client address"}, telling=True),
+    LimitField("max_fair_keys", Annotated[int, Ge(1), Le(MAX_FAIR_KEYS)], _default("max_fair_keys"),
+               "with fair_by: most shares at a time; everybody else has one share together", beside=("fair_by",),
+               flag="most fair shares at a time", metavar="N",
+               place=10, label="Most fair shares", help="Everybody else has one share together."),
+    LimitField("warm_up_s", _Seconds, _default("warm_up_s"),
+               "seconds until the full rate is reached after an idle time",
+               flag="seconds until the full rate after an idle time", metavar="S",
+               place=11, label="Warm-up, seconds", help="Time until the full rate after an idle time."),
+    LimitField("break_s", _Seconds, None,
+               "seconds for which everything is refused once the limit is hit; default: 1; 0 for shared limits,"
+               " scopes, delay and warm_up_s",
+               flag="seconds for which everything is refused once it is hit", metavar="S",
+               place=3, label="Break, seconds",
+               help="Refuse everything for this time once the limit is hit; 0 is a plain bucket. Empty: the default."),
+    LimitField("allow_under_limit", bool, _default("allow_under_limit"),
+               "accept a break longer than the burst, although clients then get less than the rate",
+               flag="accept a break longer than the burst",
+               place=16, label="Accept a break longer than the burst: clients get less than the rate"),
+    LimitField("exempt", bool, _default("exempt"),
+               "true: never limited, not even by shared limits and scopes; replaces the rate", named=True,
+               flag="never limited; replaces the rate",
+               place=17, label="Exempt: never limited; replaces the rate", telling=True),
+    LimitField("between", str, None,
+               "hours in which the limit applies, HH:MM-HH:MM; hours across midnight belong to the first day",
+               named=True, flag="applies only in these hours", metavar="HH:MM-HH:MM",
+               place=13, label="Hours", help="HH:MM-HH:MM. Empty: always.", telling=True),
+    LimitField("days", Annotated[list[_Day], MinLen(1)], None,
+               "days on which the limit applies; default: every day",
+               named=True, flag="applies only on these days: mon,tue,…", metavar="DAYS",
+               place=14, label="Days", help="mon, tue, … Empty: every day.", telling=True),
+    LimitField("time_zone", str, "UTC", "time zone of between and days", beside=("between", "days"), named=True,
+               flag="time zone of hours and days (UTC)", metavar="ZONE",
+               place=15, label="Time zone", help="Of hours and days."),
+)
+"""All fields of a limit, in the order in which they are shown."""
+# fmt: on

@@ -1,0 +1,162 @@
+"""Structured logs to stderr: for people on a terminal, one JSON object a line otherwise.
+
+Nothing on the data path logs per message or per refusal; what is counted there is read from the metrics.
+"""
+
+import atexit
+import logging
+import queue
+import sys
+import threading
+import time
+from typing import Final, TextIO, cast
+
+import structlog
+from structlog.typing import EventDict, Processor, WrappedLogger
+
+from admin.common.tables import printable
+from admin.config.settings import LogSettings
+
+#: Lines that may wait for a slow reader.
+_QUEUED_LINES: Final = 10_000
+
+
+# Writes log lines on a thread of its own, so that whoever reads the log can neither stop nor end the sidecar.
+#
+# A full pipe blocks its writer, a closed one and a full disk raise; messages must not wait for either. Lines that
+# cannot be queued or written are dropped and counted.
+class LogWriter:
+    """A text stream, as far as loggers need one, whose ``write`` neither blocks nor raises.
+
+    Args:
+        stream: where the lines go.
+
+    Attributes:
+        dropped_lines: lines that were lost so far.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self.dropped_lines = 0
+        self._stream = stream
+        self._lines: queue.Queue[str] = queue.Queue(_QUEUED_LINES)
+        threading.Thread(target=self._run, name="log writer", daemon=True).start()
+
+    def isatty(self) -> bool:
+        """Return whether people read the stream as it comes."""
+        return self._stream.isatty()
+
+    def write(self, text: str) -> int:
+        """Queue some text."""
+        try:
+            self._lines.put_nowait(text)
+        except queue.Full:
+            self.dropped_lines += 1
+        return len(text)
+
+    def flush(self) -> None:
+        """Do nothing: every line is flushed once it is written."""
+
+    def drain(self, timeout_s: float) -> None:
+        """Wait until everything queued is written, but no longer than ``timeout_s``; for the end of the process."""
+        deadline_s = time.monotonic() + timeout_s
+        with self._lines.all_tasks_done:
+            while self._lines.unfinished_tasks:
+                left_s = deadline_s - time.monotonic()
+                if left_s <= 0:
+                    return
+                self._lines.all_tasks_done.wait(left_s)
+
+    def _run(self) -> None:
+        while True:
+            text = self._lines.get()
+            try:
+                self._stream.write(text)
+                self._stream.flush()
+            except (OSError, ValueError):
+                # ValueError is Python's word for a stream that was closed on our side.
+                self.dropped_lines += 1
+            finally:
+                self._lines.task_done()
+
+
+#: How long the end of the process waits for its last lines to be read.
+_LAST_LINES_S: Final = 1.0
+_LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+
+
+_writers: list[LogWriter] = []
+
+
+def start(settings: LogSettings) -> None:
+    """Log to stderr for as long as the process lives, through a writer that its reader cannot hold up."""
+    writer = LogWriter(sys.stderr)
+    _writers.append(writer)
+    atexit.register(writer.drain, _LAST_LINES_S)
+    configure(settings, writer)
+
+
+def change_level(settings: LogSettings) -> None:
+    """Go on with another level."""
+    configure(settings, _writers[-1] if _writers else None)
+
+
+def dropped_lines() -> int:
+    """Return how many lines were lost because nobody read them or nothing took them."""
+    return sum(writer.dropped_lines for writer in _writers)
+
+
+def configure(settings: LogSettings, stream: TextIO | LogWriter | None = None) -> None:
+    """Set up structlog, and send what libraries log through it too.
+
+    Args:
+        settings: level and format.
+        stream: where to; stderr if not given.
+    """
+    stream = stream or sys.stderr
+    # A LogWriter is as much of a text stream as loggers use.
+    text = cast("TextIO", stream)
+    human = settings.format == "human" or (settings.format == "auto" and stream.isatty())
+    level = _LEVELS[settings.level]
+    shared: list[Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+    ]
+    renderer: list[Processor]
+    if human:
+        shared.append(structlog.processors.TimeStamper(fmt="%H:%M:%S", utc=False))
+        renderer = [_printable, structlog.dev.ConsoleRenderer(colors=stream.isatty(), pad_event_to=30)]
+    else:
+        shared.append(structlog.processors.TimeStamper(fmt="iso", utc=True))
+        renderer = [structlog.processors.format_exc_info, _lead, structlog.processors.JSONRenderer()]
+    structlog.configure(
+        processors=[*shared, *renderer],
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        logger_factory=structlog.WriteLoggerFactory(file=text),
+        cache_logger_on_first_use=False,
+    )
+    _configure_libraries(shared, renderer, text, max(level, logging.WARNING))
+
+
+def _printable(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
+    """Write names as they may be shown on a terminal; lists of them are shown by Python, which does so itself."""
+    return {key: printable(value) if isinstance(value, str) else value for key, value in event.items()}
+
+
+def _lead(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
+    """Put what every line has in front."""
+    leading = {key: event[key] for key in ("timestamp", "level", "event") if key in event}
+    return {**leading, **event}
+
+
+def _configure_libraries(shared: list[Processor], renderer: list[Processor], stream: TextIO, level: int) -> None:
+    """Let the standard library's loggers write the same lines, warnings and up."""
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared,
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *renderer],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level)

@@ -1,0 +1,311 @@
+"""One rule and its written fields: checks what operators write in the file or in a live edit, and writes it back.
+
+How rules of several sources are laid over each other is ``admin.config.rulebook``.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from pydantic import ValidationError
+
+from admin.config.faults import describe_fields, unknown_key
+from admin.config.limit_fields import FIELDS
+from admin.config.settings import EDIT_KEY_HINTS, UNLIMITED, VALUE_HINTS, Limit, WrittenLimit
+from limiter.rules.errors import RuleError
+from limiter.rules.patterns import DEFAULT_PATTERN, Matcher
+from limiter.rules.resource import CLIENT, LISTENER, PRODUCER_GROUP, TOTAL
+from limiter.rules.rule import MAX_TIME_S, Rule
+from limiter.rules.schedule import DAYS, EVERY_DAY, Hours, read_hours
+from proxy.protocols.base import Kind, Protocol
+
+SCOPE_KINDS: Final = (
+    Kind(CLIENT, "all that is sent from an address; an address or a network"),
+    Kind(PRODUCER_GROUP, "all that is sent for a producer group"),
+    Kind(LISTENER, "all that is sent through the listeners of a scope; the scope's name"),
+)
+"""The kinds that every protocol has, in the order in which they are asked."""
+
+IDENTITY: Final = frozenset({"kind", "name", "shared", "between", "days", "time_zone"})
+"""The keys that tell a rule from others of its source."""
+
+#: Fields that a rule has under the same name.
+_SAME: Final = frozenset(each.key for each in FIELDS) & Rule.__dataclass_fields__.keys()
+#: How attributes of a rule are called where operators write them, where that is another name.
+_KEYS: Final = {"rate_per_s": "rate", "pattern": "name"}
+#: What stands in for a faulty value where its default could make another one wrong: any break fits these.
+_HARMLESS: Final[Mapping[str, float]] = {"burst_s": MAX_TIME_S, "bytes_burst_s": MAX_TIME_S}
+#: Fields of which nothing is known without another one.
+_LEANING: Final[Mapping[str, tuple[str, ...]]] = {"shared": ("fair_by",)}
+#: The kinds that may be meant by words that are none, with any protocol.
+_KINDS_MEANT: Final = dict.fromkeys(("address", "ip", "host", "network", "client_address"), (CLIENT,))
+#: What a rule is of whose kind is no word.
+_ANY_KIND: Final = "unknown"
+#: A glob's characters that never stand for themselves.
+_SPECIAL: Final = frozenset("*?[")
+
+
+class Target(NamedTuple):
+    """What a limit is for, as edits address it: rules with hours of one name share it.
+
+    Attributes:
+        kind: of what is limited, or ``total``.
+        name: the exact name or pattern in its one spelling; of a total ``KIND:PATTERN``.
+    """
+
+    kind: str
+    name: str
+
+
+class FieldError(Exception):
+    """What was written is no rule.
+
+    Attributes:
+        problems: each field, as it was written, with what is wrong; the empty field is all of it.
+    """
+
+    def __init__(self, problems: Iterable[tuple[str, str]]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("; ".join(f"{field}: {what}" if field else what for field, what in self.problems))
+
+
+def kinds_of(protocols: Iterable[Protocol]) -> tuple[Kind, ...]:
+    """Return the kinds that protocols make, each once, in the order of their own lists."""
+    kinds: dict[str, Kind] = {}
+    for protocol in protocols:
+        for kind in protocol.kinds:
+            kinds.setdefault(kind.name, kind)
+    return tuple(kinds.values())
+
+
+class RuleReader:
+    """Makes rules of what operators write.
+
+    Args:
+        protocols: whose kinds there are, and who must be able to follow each rule.
+        scopes: those of the listeners; none leaves the names in rules of kind ``listener`` unchecked.
+
+    Attributes:
+        protocols: as given.
+        kinds: all that there are, scopes included, by name.
+    """
+
+    def __init__(self, protocols: Sequence[Protocol], scopes: Iterable[str]) -> None:
+        self.protocols = tuple(protocols)
+        self.kinds: Mapping[str, Kind] = {kind.name: kind for kind in (*kinds_of(protocols), *SCOPE_KINDS)}
+        self._scopes = frozenset(scopes)
+        self._meant = {word: meant for each in protocols for word, meant in each.kinds_meant.items()} | _KINDS_MEANT
+
+    def unknown(self, kind: str, allowed: Collection[str] = ()) -> str:
+        """Say that there is no such kind, and which one may have been meant; if none are given, all are allowed."""
+        meant = [f'"{word}"' for word in self._meant.get(kind, ()) if word in (allowed or self.kinds)]
+        return f"unknown; did you mean {' or '.join(meant)}?" if meant else unknown_key(kind, allowed or self.kinds)
+
+    def no_kind(self, kind: str, allowed: Collection[str] = ()) -> str:
+        """Say the same in a sentence: which one may have been meant, or which ones there are."""
+        what = self.unknown(kind, allowed).removeprefix("unknown; ").replace("allowed here: ", "there are ", 1)
+        return f'no kind "{kind}"; {what}'
+
+    def rule(self, kind: str, pattern: str, limit: Limit, source: str, *, shared: bool = False) -> Rule:
+        """Make the checked rule of a limit.
+
+        Args:
+            kind: of what is limited; one that there is not is checked by no protocol.
+            pattern: as written.
+            limit: the written fields.
+            source: where it was written.
+            shared: it limits all that match together.
+
+        Raises:
+            RuleError: it cannot be, no protocol can follow it, or no listener has the scope.
+        """
+        of = self.kinds.get(kind, Kind(kind, ""))
+        # What is not given may be the kind's to say.
+        fields: dict[str, Any] = {
+            key: getattr(of, key, None) if (value := getattr(limit, key)) is None else value
+            for key in _SAME & type(limit).model_fields.keys()
+        }
+        rule = Rule(
+            kind=kind,
+            pattern=pattern,
+            rate_per_s=None if limit.rate == UNLIMITED else limit.rate,
+            shared=shared,
+            hours=_hours(limit),
+            source=source,
+            **fields,
+        )
+        return self.check(rule) if kind in self.kinds else rule
+
+    def salvage(
+        self, kind: str, pattern: str, limit: Limit, source: str, *, shared: bool = False
+    ) -> tuple[Rule | None, list[RuleError]]:
+        """Make the rule of a limit without the fields that are wrong; the arguments are those of ``rule``.
+
+        A kind that there is not is no error here: all that does not depend on it is checked.
+
+        Returns:
+            The rule, for no other use than to be told from others, or None if it is not known when or for what it
+            would hold; and each thing that is wrong.
+        """
+        errors: list[RuleError] = []
+        identified = True
+        while True:
+            try:
+                rule = self.rule(kind, pattern, limit, source, shared=shared)
+            except RuleError as error:
+                key = key_of(error)
+                identified = identified and key not in IDENTITY
+                if key == "kind":
+                    kind = _ANY_KIND
+                    continue
+                errors.append(error)
+                dropped = {key, *_LEANING.get(key, ())} & limit.model_fields_set
+                if key == "name" and pattern != DEFAULT_PATTERN:
+                    pattern = DEFAULT_PATTERN
+                elif key == "shared" and shared:
+                    shared = False
+                elif key not in dropped:
+                    return None, errors
+                fields = type(limit).model_fields
+                limit = limit.model_copy(update={each: _HARMLESS.get(each, fields[each].default) for each in dropped})
+                limit.model_fields_set.difference_update(dropped)
+            else:
+                return (rule if identified else None), errors
+
+    def check(self, rule: Rule) -> Rule:
+        """Return the rule if every protocol it is for can follow it.
+
+        Raises:
+            RuleError: one of them cannot, or no listener has the scope.
+        """
+        is_scope = all(rule.kind != kind.name for kind in kinds_of(self.protocols))
+        for protocol in self.protocols:
+            if is_scope or any(kind.name == rule.kind for kind in protocol.kinds):
+                protocol.check_rule(rule)
+        if rule.kind == LISTENER and self._scopes:
+            matcher = Matcher([(rule.matches, rule)])
+            if not any(matcher.match(scope) for scope in self._scopes):
+                what = f"rule {rule.name}: no listener has a scope of this name"
+                raise RuleError(what, ", ".join(sorted(self._scopes)), "pattern")
+        return rule
+
+    def target(self, kind: str, name: str) -> Target:
+        """Return what is addressed, in its one spelling.
+
+        Raises:
+            FieldError: there is no such kind, or the name is none.
+        """
+        return target_of(self._unlimited(kind, name))
+
+    def read(self, kind: str, name: str, fields: Mapping[str, Any], source: str) -> Rule:
+        """Make the checked rule of the fields of a live edit.
+
+        Args:
+            kind: of what is limited, or ``total``.
+            name: exact name or pattern; of a total ``KIND:PATTERN``.
+            fields: keys and values as in the file.
+            source: what the rule says of where it comes from.
+
+        Raises:
+            FieldError: with all that can be found wrong at once.
+        """
+        named = self._unlimited(kind, name)
+        try:
+            limit = WrittenLimit.model_validate(dict(fields))
+        except ValidationError as error:
+            problems = describe_fields(error, model=WrittenLimit, hints=EDIT_KEY_HINTS, words=VALUE_HINTS)
+            raise FieldError((field or "rate", what) for field, what in problems) from None
+        rule, errors = self.salvage(named.kind, named.pattern, limit, source, shared=named.shared)
+        if rule is None or errors:
+            raise FieldError(_field_problem(error) for error in errors)
+        return rule
+
+    def _unlimited(self, kind: str, name: str) -> Rule:
+        """Return an unlimited rule for what is addressed."""
+        of, pattern, shared = kind, name, kind == TOTAL
+        if shared:
+            of, colon, pattern = name.partition(":")
+            if not (of and colon and pattern):
+                example = f"{next(iter(self.kinds))}:orders-*"
+                raise FieldError([("name", f"{name!r} is no total; write KIND:PATTERN, for example {example}")])
+        if of not in self.kinds:
+            raise FieldError([("name" if shared else "kind", self.no_kind(of))])
+        try:
+            return self.check(Rule(of, pattern, None, shared=shared))
+        except RuleError as error:
+            raise FieldError([_field_problem(error)]) from None
+
+
+def target_of(rule: Rule) -> Target:
+    """Return what a rule is for, in its one spelling."""
+    exact = rule.exact_name
+    text = rule.matches.text
+    if exact is not None and exact != text:
+        text = "".join(f"[{character}]" if character in _SPECIAL else character for character in exact)
+    return Target(TOTAL, f"{rule.kind}:{text}") if rule.shared else Target(rule.kind, text)
+
+
+def fields_of(rule: Rule) -> dict[str, Any]:
+    """Return all fields of a rule as they would be written; what was left to a default has that, or None."""
+    hours = rule.hours
+    whole_day = hours is not None and (hours.from_minute, hours.to_minute) == (0, 24 * 60)
+    otherwise = {
+        "rate": (None if rule.exempt else UNLIMITED) if rule.rate_per_s is None else rule.rate_per_s,
+        "between": None if hours is None else _between(hours, whole_day=whole_day),
+        "days": None if hours is None or hours.days == EVERY_DAY else [DAYS[day] for day in sorted(hours.days)],
+        "time_zone": "UTC" if hours is None else hours.time_zone,
+    }
+    return {each.key: getattr(rule, each.key) if each.key in _SAME else otherwise[each.key] for each in FIELDS}
+
+
+def written(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return of all fields of a limit those that would have to be written."""
+    return {each.key: value for each in FIELDS if (value := fields.get(each.key)) is not None and value != each.default}
+
+
+def patched(fields: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a limit with those of a merge patch; None takes one away.
+
+    What goes with another field only, and not with what that has become, is dropped unless the patch names it.
+    """
+    found = {key: value for key, value in {**fields, **patch}.items() if value is not None}
+    gone: set[str] = set()
+    if patch.get("exempt"):
+        gone = {"rate", "bytes_per_s"}
+    elif patch.get("rate") is not None or patch.get("bytes_per_s") is not None:
+        gone = {"exempt"}
+    if "action" in patch:
+        gone |= {each.key for each in FIELDS if each.with_action not in {None, found.get("action")}}
+    return {key: value for key, value in found.items() if key not in gone or key in patch}
+
+
+def key_of(error: RuleError) -> str:
+    """Return the key that a rule's error is about, as operators write it; empty if it is about several."""
+    return _KEYS.get(error.attribute or "", error.attribute or "")
+
+
+def worded(error: RuleError) -> str:
+    """Return what a rule's error says, in the operators' words."""
+    return str(error).replace("rate_per_s", "rate")
+
+
+def _field_problem(error: RuleError) -> tuple[str, str]:
+    key = key_of(error)
+    # What is shared is said by the address.
+    return "name" if key == "shared" else key, worded(error)
+
+
+def _between(hours: Hours, *, whole_day: bool) -> str | None:
+    if whole_day and hours.days != EVERY_DAY:
+        return None
+    times = (hours.from_minute, hours.to_minute)
+    return "-".join(f"{minute // 60:02}:{minute % 60:02}" for minute in times)
+
+
+def _hours(limit: Limit) -> Hours | None:
+    if not isinstance(limit, WrittenLimit):
+        return None
+    if limit.between is None and limit.days is None:
+        # It goes by no clock, and is checked all the same: hours may be added to it.
+        read_hours("00:00-24:00", (), limit.time_zone)
+        return None
+    return read_hours(limit.between, limit.days or (), limit.time_zone)

@@ -1,0 +1,343 @@
+"""The whole configuration as types: every key, what it means, its default and what is allowed.
+
+These models are the one place where a key is defined; the sample ``deploy/sluice.toml`` is tested against
+them. Where the values come from, and how an error names its place, is ``admin.config.sources``; what is made of them
+is ``admin.run.composition``.
+"""
+
+import sys
+from ipaddress import IPv4Network, IPv6Network
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    WithJsonSchema,
+    create_model,
+    field_validator,
+    model_validator,
+)
+
+from admin.config.addresses import DEFAULT_ADMIN, Endpoint, parse_endpoint
+from admin.config.faults import number_meant
+from admin.config.limit_fields import FIELDS, LimitField
+from limiter.counting.rejections import DEFAULT_TOLD_APART
+from limiter.rules.errors import RuleError
+from limiter.rules.patterns import read_network
+from proxy.protocols import DEFAULT
+
+DEFAULT_SCOPE = "default"
+
+OFF: Literal["off"] = "off"
+UNLIMITED: Literal["unlimited"] = "unlimited"
+
+
+def _parse_broker(value: object) -> Endpoint:
+    endpoint = parse_endpoint(value)
+    if endpoint.port == 0:
+        raise ValueError("must name the broker's port, from 1 to 65535")
+    return endpoint
+
+
+def _parse_admin(value: object) -> Endpoint | Literal["off"]:
+    if value == OFF:
+        return OFF
+    try:
+        return parse_endpoint(value)
+    except ValueError as error:
+        hint = (
+            "; this is the address that Sluice listens on. Commands that ask it take a URL: `sluice state --admin URL`"
+            if "://" in str(value)
+            else ""
+        )
+        raise ValueError(f'{error}; or "off"{hint}') from None
+
+
+def _parse_rate(value: object) -> float | Literal["unlimited"]:
+    if value == UNLIMITED:
+        return UNLIMITED
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= sys.float_info.max:
+        meant = f"; write {number}" if isinstance(value, str) and (number := number_meant(value)) else ""
+        allowed = 'must be a number of at least 0 (messages per second, 0 refuses all) or "unlimited"'
+        raise ValueError(allowed + meant)
+    return _unsigned_zero(float(value))
+
+
+def _unsigned_zero(value: float) -> float:
+    """Let -0.0, which is no less than 0, be what it means."""
+    return value + 0.0
+
+
+def _parse_network(value: object) -> IPv4Network | IPv6Network:
+    if isinstance(value, IPv4Network | IPv6Network):
+        return value
+    network, allowed = None, '"10.1.2.3", "10.0.0.0/8" or "2001:db8::/32"'
+    if isinstance(value, str):
+        try:
+            network = read_network(value).network
+        except RuleError as error:
+            allowed = allowed if "," in error.allowed else f'"{error.allowed}"'
+    if network is None:
+        raise ValueError(f"must be an address or a network: {allowed}")
+    return network
+
+
+_TEXT: Final = (PlainSerializer(str, return_type=str), WithJsonSchema({"type": "string"}))
+ListenAddress = Annotated[Endpoint, PlainValidator(parse_endpoint), *_TEXT]
+BrokerAddress = Annotated[Endpoint, PlainValidator(_parse_broker), *_TEXT]
+AdminAddress = Annotated[Endpoint | Literal["off"], PlainValidator(_parse_admin), *_TEXT]
+Rate = Annotated[
+    float | Literal["unlimited"],
+    PlainValidator(_parse_rate),
+    WithJsonSchema({"anyOf": [{"type": "number", "minimum": 0}, {"const": "unlimited"}]}),
+]
+Network = Annotated[IPv4Network | IPv6Network, PlainValidator(_parse_network), *_TEXT]
+Name = Annotated[str, Field(min_length=1, max_length=255)]
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False), AfterValidator(_unsigned_zero)]
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, validate_default=True)
+
+
+class ListenerSettings(_Table):
+    """One address that clients connect to, and the broker behind it."""
+
+    name: Name | None = Field(None, description="name in logs and metrics; default: its address")
+    listen: ListenAddress = Field(description="address that clients connect to")
+    broker: BrokerAddress = Field(description="address of the broker behind it")
+    protocol: Name = Field(DEFAULT, description="protocol of the clients")
+    scope: Name = Field(
+        DEFAULT_SCOPE, description="name that limits of kind listener use; listeners of one scope share these limits"
+    )
+    exempt: list[Network] = Field(
+        default_factory=list, description="addresses and networks of clients that are never limited"
+    )
+    max_connections_per_client: int | None = Field(
+        None, ge=1, description="open connections from one address to all listeners of the scope; default: no bound"
+    )
+    new_connections_per_s: float | None = Field(
+        None, gt=0, allow_inf_nan=False, description="connections accepted per second; default: no bound"
+    )
+    tls: Literal["refuse", "pass"] | None = Field(
+        None,
+        description="for clients that use TLS: close the connection (the default), or relay it unread, without limits",
+    )
+    options: dict[str, Any] = Field(default_factory=dict, description="the protocol's own options")
+
+    @property
+    def label(self) -> str:
+        """The listener's name, or its address where it was given none."""
+        return self.name or str(self.listen)
+
+
+def _of_fields(base: type[_Table], *, named: bool) -> Any:
+    """Return a table with the fields of a limit; the named ones are for the limit of a name or a pattern."""
+    fields: dict[str, Any] = {
+        each.key: (_annotation(each), Field(each.default, description=each.meaning))
+        for each in FIELDS
+        if each.named is named
+    }
+    return create_model("Fields", __base__=base, __module__=__name__, **fields)
+
+
+def _annotation(of: LimitField) -> Any:
+    type_ = Rate if of.key == "rate" else of.type
+    return type_ if of.default is not None else type_ | None
+
+
+if TYPE_CHECKING:
+
+    class _LimitFields(_Table):
+        def __getattr__(self, key: str) -> Any: ...
+
+else:
+    _LimitFields = _of_fields(_Table, named=False)
+
+
+class Limit(_LimitFields):
+    """How much is admitted, and what happens above it."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
+
+    @field_validator("*", mode="after")
+    @classmethod
+    def _zero_has_no_sign(cls, value: object) -> object:
+        return _unsigned_zero(value) if isinstance(value, float) else value
+
+    @property
+    def _is_exempt(self) -> bool:
+        return isinstance(self, WrittenLimit) and self.exempt
+
+    @model_validator(mode="after")
+    def _limits_something(self) -> "Limit":
+        if self.rate is None and self.bytes_per_s is None and self.action != OFF and not self._is_exempt:
+            raise ValueError('must have a rate or bytes_per_s, or action = "off"')
+        return self
+
+
+if TYPE_CHECKING:
+    _WrittenFields = Limit
+else:
+    _WrittenFields = _of_fields(Limit, named=True)
+
+
+class WrittenLimit(_WrittenFields):
+    """All that can be said of the limit of one name or pattern: in the file, and in a live edit."""
+
+
+class LimitSettings(WrittenLimit):
+    """A limit for one resource or scope, or for all whose names match a pattern: for each, or for all together."""
+
+    kind: Name = Field(description="a kind of resource of the protocol, or client, producer_group, listener")
+    name: Name = Field(description="exact name, or pattern with * ? []; for clients an address, a network or *")
+    shared: bool = Field(
+        False, description="true: one limit for all matching names together, in addition to each name's own"
+    )
+
+
+KEY_HINTS: Final = {
+    ("limits", "enabled"): 'unknown; write action = "off" for a limit that is kept but does not hold',
+    ("defaults", "enabled"): 'unknown; write action = "off" for a default that is kept but does not hold',
+} | {
+    ("defaults", key): 'not for a default, which holds always and for each; write it as [[limits]] with name = "*"'
+    for key in LimitSettings.model_fields.keys() - Limit.model_fields.keys()
+}
+"""What to write instead of a key that is not there, by the first part of its place and the key."""
+
+EDIT_KEY_HINTS: Final = {
+    "enabled": 'unknown; write action "off" for a limit that is kept but does not hold',
+    "kind": "no key of an edit; it is in the limit's address",
+    "name": "no key of an edit; it is in the limit's address",
+    "shared": "no key of an edit; what all have together is addressed as kind total, name KIND:PATTERN",
+}
+"""The same for the keys of a live edit."""
+
+VALUE_HINTS: Final = {
+    ("exempt", "*"): "networks of clients are exempt by their listener: exempt = [...] in [[listeners]]",
+    ("count", "bytes"): "bytes are limited by bytes_per_s",
+} | {(each.key, word): f'did you mean "{meant}"?' for each in FIELDS for word, meant in each.meant.items()}
+"""What may have been meant by a value that a key does not take; ``*`` is any."""
+
+
+class HandlerSettings(_Table):
+    """One handler of the pipeline that every request passes, in the order of the file."""
+
+    name: Name = Field(description="name of an installed handler")
+    lane: Literal["task", "thread", "inline"] | None = Field(
+        None, description="where the handler runs; default: its own choice"
+    )
+    lanes: int = Field(1, ge=1, le=256, description="number of lanes; each connection uses one")
+    capacity: int = Field(10_000, ge=1, description="batches that may wait on a lane; further ones bypass the handler")
+    deadline_ms: float = Field(
+        20.0,
+        gt=0,
+        allow_inf_nan=False,
+        description="milliseconds that a batch waits for its verdict; then it bypasses the handler",
+    )
+    options: dict[str, Any] = Field(default_factory=dict, description="the handler's own options")
+
+
+class AdminSettings(_Table):
+    """The HTTP address of page, API, metrics and health checks, and who may use it."""
+
+    listen: AdminAddress = Field(
+        parse_endpoint(DEFAULT_ADMIN),
+        description='address of page, API, /metrics, /healthz and /readyz; "off" disables all of them',
+        json_schema_extra={"env": "SLUICE_ADMIN"},  # besides SLUICE_ADMIN_LISTEN, as the flag is --admin
+    )
+    token_file: Name | None = Field(
+        None, description="file of tokens, one per line: NAME ROLE TOKEN; the role is read or write"
+    )
+    token: Name | None = Field(None, repr=False, description="one token that may read and write; prefer the variable")
+    read_token: Name | None = Field(None, repr=False, description="one token that may only read; prefer the variable")
+    allow_anyone: bool = Field(
+        False,
+        description="true: start without a token even if other machines reach the address; they can then change limits",
+    )
+    allowed_hosts: list[Name] = Field(
+        default_factory=list, description="host names of the address, in addition to localhost and IP addresses"
+    )
+    public_metrics: bool = Field(False, description="true: /metrics needs no token")
+    tls_certificate_file: Name | None = Field(None, description="PEM file; certificate and key together enable HTTPS")
+    tls_key_file: Name | None = Field(None, description="PEM file of the certificate's key")
+
+
+class LogSettings(_Table):
+    """The service log, written to stderr."""
+
+    level: Literal["debug", "info", "warning", "error"] = Field("info", description="least severe level that is logged")
+    format: Literal["auto", "human", "json"] = Field("auto", description="auto: human on a terminal, otherwise json")
+
+
+class RejectionLogSettings(_Table):
+    """The log of refusals (whose, how many) and of all traffic at that time."""
+
+    dir: Name | None = Field(
+        None, description='folder of the files; "off" disables the log; default: `rejections` in the state directory'
+    )
+    instance: Annotated[Name, Field(max_length=200)] | None = Field(
+        None, description="name of this sidecar in the log; default: host name and port of the first listener"
+    )
+    max_file_bytes: int = Field(64 * 1024 * 1024, ge=64 * 1024, description="size at which a file is finished")
+    max_file_age_s: float = Field(
+        60.0, ge=1, le=86_400, description="seconds after which a file with refusals or traffic is finished"
+    )
+    max_total_bytes: int = Field(
+        1024 * 1024 * 1024, ge=1024 * 1024, description="size of all files; above it the oldest are deleted"
+    )
+    max_keys_per_s: int = Field(
+        DEFAULT_TOLD_APART,
+        ge=1,
+        le=1_000_000,
+        description="most distinct refusals recorded per second; the others are counted as _other",
+    )
+    max_resources: int = Field(
+        DEFAULT_TOLD_APART,
+        ge=1,
+        le=1_000_000,
+        description="most distinct resources recorded per minute; the others are counted as _other",
+    )
+
+
+class BoundsSettings(_Table):
+    """Upper bounds of what Sluice uses."""
+
+    max_connections: int = Field(10_000, ge=1, description="open client connections; further ones are closed at once")
+    max_live_limiters: int = Field(
+        100_000, ge=1, description="limiters in memory; further names share one limiter per rule"
+    )
+    max_resource_labels: int = Field(
+        1_000, ge=1, description="resources with their own metrics; the others are counted as _other"
+    )
+    buffer_budget_bytes: int = Field(
+        64 * 1024 * 1024, ge=1024 * 1024, description="read buffers of all connections; above it reads get smaller"
+    )
+
+
+class Settings(_Table):
+    """The root of the configuration."""
+
+    limiting: bool = Field(True, description="false: everything passes, and is still counted")
+    state_dir: Name | None = Field(
+        None,
+        description='where live edits are stored; "off": they last until the restart; default: see `sluice run --help`',
+    )
+    grace_s: Seconds = Field(10.0, description="seconds that requests in flight have to finish on SIGTERM")
+    reload_on_change: bool = Field(
+        False, description="true: reload when the configuration or its files change, as on SIGHUP"
+    )
+    listeners: list[ListenerSettings] = Field(default_factory=list)
+    limits: list[LimitSettings] = Field(default_factory=list)
+    defaults: dict[str, Limit] = Field(
+        default_factory=dict, description="by kind: the limit of each name that no other limit matches"
+    )
+    handlers: list[HandlerSettings] = Field(default_factory=lambda: [HandlerSettings(name="rate_limit")])
+    admin: AdminSettings = Field(default_factory=AdminSettings)
+    log: LogSettings = Field(default_factory=LogSettings)
+    rejection_log: RejectionLogSettings = Field(default_factory=RejectionLogSettings)
+    bounds: BoundsSettings = Field(default_factory=BoundsSettings)

@@ -1,0 +1,1 @@
+"""The admin address: HTTP connections, who may ask, and the API."""

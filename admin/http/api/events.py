@@ -1,0 +1,226 @@
+"""``events``: the table and the state as they change, as server-sent events.
+
+A stream sends what changed since it last sent, and looks again only when that has been taken: who reads slowly
+sees less of it, and nothing is queued. Who does not read at all is cut.
+"""
+
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+import msgspec
+import trio
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from admin import wire
+from admin.http.api.answers import encode_page, problem
+from admin.http.api.requests import LimitsQuery, board_query
+from admin.http.api.state import Services, Status
+from admin.stats import Query as BoardQuery
+from proxy.common.cooperative import Pace, turn
+
+MAX_STREAMS: Final = 64
+RETRY_AFTER_S: Final = 5
+HEARTBEAT_S: Final = 10.0
+CUT_AFTER_S: Final = 20.0
+"""A reader who takes nothing for so long is cut."""
+
+#: Events kept; each stream needs two.
+_MAX_SHARED: Final = 2 * MAX_STREAMS
+_ALIVE: Final = b": alive\n\n"
+_ENTRY: Final = tuple(field for field in wire.Row.__struct_fields__ if field not in {"key", "live", "history"})
+
+
+class _Streams:
+    """How many there are."""
+
+    def __init__(self) -> None:
+        self.open = 0
+
+
+class Shared:
+    """What was written for one stream serves all others that ask the same, as the statistics have one page for them."""
+
+    def __init__(self) -> None:
+        self._events: OrderedDict[tuple[BoardQuery, bool], tuple[wire.LimitPage | None, wire.LimitPage, bytes]] = (
+            OrderedDict()
+        )
+        self._lock = trio.Lock()
+
+    async def news(self, query: BoardQuery, before: wire.LimitPage | None, page: wire.LimitPage) -> bytes:
+        """Return a page as an event, or what changed since an earlier one; nothing if nothing did."""
+        key = (query, before is None)
+        async with self._lock:
+            known = self._events.get(key)
+            if known is None or known[0] is not before or known[1] is not page:
+                data = await (_first(page) if before is None else _changed(before, page))
+                known = self._events[key] = (before, page, data)
+                if len(self._events) > _MAX_SHARED:
+                    self._events.popitem(last=False)
+            self._events.move_to_end(key)
+            return known[2]
+
+
+class Stream:
+    """What one client is sent.
+
+    Args:
+        services: what is told.
+        status: the state.
+        query: the rows of the table that it wants.
+        shared: with the other streams.
+    """
+
+    def __init__(self, services: Services, status: Status, query: BoardQuery, shared: Shared | None = None) -> None:
+        self._live, self._board = services.live, services.board
+        self._status, self._query = status, query
+        self._shared = shared or Shared()
+        self._page: wire.LimitPage | None = None
+        self._state: wire.State | None = None
+        self._changes_seen = self._board.changed
+
+    @property
+    def ends(self) -> bool:
+        """Whether there will be nothing more."""
+        return self._state is not None and self._state.draining
+
+    async def news(self) -> bytes:
+        """Return what changed since the last time, as events; nothing if nothing did."""
+        # All streams wake at the same moment.
+        await turn()
+        page = await self._board.query(self._query)
+        parts = [await self._shared.news(self._query, self._page, page)]
+        self._page = page
+        new, self._changes_seen = self._board.changes_since(self._changes_seen), self._board.changed
+        parts += [event("change", msgspec.json.encode(change)) for change in new]
+        state = await self._status.state()
+        if self._state is None or _timeless(state) != _timeless(self._state):
+            self._state = state
+            parts.append(event("state", msgspec.json.encode(state)))
+        if state.draining:
+            parts.append(event("bye", b'{"reason":"draining"}'))
+        return b"".join(parts)
+
+
+async def _first(page: wire.LimitPage) -> bytes:
+    return event("limits", await encode_page(page, "rows"))
+
+
+async def _changed(before: wire.LimitPage, page: wire.LimitPage) -> bytes:
+    pace = Pace()
+    rows: list[msgspec.Raw] = []
+    known = {row.key: row for row in before.rows}
+    for row in page.rows:
+        if members := _difference(known.get(row.key), row):
+            rows.append(msgspec.Raw(msgspec.json.encode(members)))
+        await pace.keep()
+    news: dict[str, Any] = {}
+    order = [row.key for row in page.rows]
+    if order != [row.key for row in before.rows]:
+        news["order"] = order
+    for name in ("total", "totals", "kinds"):
+        if getattr(page, name) != getattr(before, name):
+            news[name] = getattr(page, name)
+    if not rows and not news and page.etag == before.etag:
+        return b""
+    news |= {
+        "rows": rows,
+        "sampled_at": page.sampled_at,
+        "rule_set_version": page.rule_set_version,
+        "etag": page.etag,
+    }
+    return event("limits", msgspec.json.encode(news))
+
+
+def _difference(before: wire.Row | None, row: wire.Row) -> dict[str, Any] | wire.Row:
+    """Return the members of a row that changed, with its key; nothing if none did; the row if it is new."""
+    if before is None:
+        return row
+    members: dict[str, Any] = {}
+    if row.etag != before.etag or row.own != before.own:
+        members |= {name: getattr(row, name) for name in _ENTRY}
+    if row.live != before.live:
+        members["live"] = row.live
+    # The same object until there is a new point.
+    if row.history is not before.history:
+        members["history"] = row.history
+    return {"key": row.key, **members} if members else {}
+
+
+def _timeless(state: wire.State) -> wire.State:
+    return msgspec.structs.replace(state, uptime_s=0)
+
+
+def event(name: str, data: bytes) -> bytes:
+    """Write one event."""
+    return b"event: " + name.encode() + b"\ndata: " + data + b"\n\n"
+
+
+class _EventResponse(Response):
+    """Sends a stream until its client leaves or reads nothing."""
+
+    media_type = wire.EVENT_STREAM
+
+    def __init__(self, stream: Stream, next_tick: Callable[[], Awaitable[None]], streams: _Streams) -> None:
+        super().__init__(headers={"cache-control": "no-store", "x-accel-buffering": "no"})
+        # A stream has no length.
+        del self.headers["content-length"]
+        self._stream, self._next_tick, self._streams = stream, next_tick, streams
+
+    async def __call__(self, _: Scope, receive: Receive, send: Send) -> None:
+        """Send events."""
+        self._streams.open += 1
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_until_left, receive, nursery.cancel_scope)
+                await self._send_all(send)
+                nursery.cancel_scope.cancel()
+        finally:
+            self._streams.open -= 1
+
+    async def _send_all(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        silent_since = trio.current_time()
+        while not self._stream.ends:
+            news = await self._stream.news()
+            if not news and trio.current_time() - silent_since >= HEARTBEAT_S:
+                news = _ALIVE
+            if news:
+                with trio.move_on_after(CUT_AFTER_S) as scope:
+                    await send({"type": "http.response.body", "body": news, "more_body": True})
+                if scope.cancelled_caught:
+                    # Left without its end, the connection is closed.
+                    return
+                silent_since = trio.current_time()
+            if not self._stream.ends:
+                await self._next_tick()
+        await send({"type": "http.response.body", "body": b""})
+
+
+async def _until_left(receive: Receive, everything: trio.CancelScope) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    everything.cancel()
+
+
+class Events:
+    """All streams.
+
+    Args:
+        services: what is told.
+        status: the state.
+    """
+
+    def __init__(self, services: Services, status: Status) -> None:
+        self._services, self._status = services, status
+        self._streams, self._shared = _Streams(), Shared()
+
+    async def follow(self, _: Request, query: LimitsQuery) -> Response:
+        """Answer with a stream, unless there are too many."""
+        if self._streams.open >= MAX_STREAMS:
+            detail = f"{MAX_STREAMS} streams are open, which is all; close one, or ask again later"
+            return problem(503, detail, headers={"retry-after": str(RETRY_AFTER_S)})
+        stream = Stream(self._services, self._status, board_query(query, self._services.live), self._shared)
+        return _EventResponse(stream, self._services.board.next_tick, self._streams)

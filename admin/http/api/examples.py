@@ -1,0 +1,242 @@
+"""Examples for the OpenAPI document; each is of the type that it stands for, so that none can be out of date."""
+
+from typing import Any, Final
+
+import msgspec
+
+from admin import wire
+from admin.edits.model import (
+    ActiveEdit,
+    Change,
+    Configured,
+    FailedReload,
+    LimitEntry,
+    Persistence,
+    ReloadReport,
+    SwitchEntry,
+    Written,
+)
+from proxy.stats.question import AppliedLimit, Explanation, LimitState, LimitView, Question, RuleView
+from proxy.stats.snapshot import ClientDescription, Usage
+
+_AT: Final = "2026-01-02T03:04:05.678Z"
+_ETAG: Final = "6c1f0e2b"
+
+PUT_LIMIT: Final[dict[str, Any]] = {"rate": 1000, "burst_s": 2, "reason": "the campaign starts", "ttl_s": 3600}
+PATCH_LIMIT: Final[dict[str, Any]] = {"rate": 1000, "reason": "the campaign starts"}
+PUT_SWITCH: Final[dict[str, Any]] = {"limiting": False, "reason": "the broker is being moved", "ttl_s": 600}
+REVERT: Final[dict[str, Any]] = {"reason": "too much after all"}
+BATCH: Final[dict[str, Any]] = {
+    "edits": [
+        {"type": "set_limit", "kind": "topic", "name": "orders", "limit": {"rate": 1000}},
+        {"type": "unset_limit", "kind": "topic", "name": "audit-*"},
+    ],
+    "reason": "the campaign starts",
+}
+STANDING: Final = ActiveEdit(
+    change_id=17, at=_AT, by="alice", address="127.0.0.1:50222", reason="the campaign starts", limit={"rate": 1000}
+)
+LIMIT: Final = LimitEntry(
+    kind="topic",
+    name="orders",
+    limit={"rate": 1000.0, "burst_s": 1.0, "action": "reject"},
+    limit_text="1000/s",
+    rule="topic:orders",
+    source="change 17 by alice",
+    exact=True,
+    configured=Configured({"rate": 500.0, "burst_s": 1.0, "action": "reject"}, "sluice.toml:12"),
+    edit=STANDING,
+    etag=_ETAG,
+)
+DRIFT: Final = wire.Drift(limits=(LIMIT,), switches=(), total=1, offset=0, limit=100, etag=_ETAG)
+SWITCH: Final = SwitchEntry(kind="all", limiting=True, configured=True, edit=None, etag=_ETAG)
+CHANGE: Final = Change(
+    id=17,
+    at=_AT,
+    by="alice",
+    address="127.0.0.1:50222",
+    action="set",
+    target="limits/topic/orders",
+    old={"rate": 500.0},
+    new={"rate": 1000.0},
+    reason="the campaign starts",
+)
+_VERDICTS: Final = wire.Verdicts(passed=998.5, refused=210)
+_HISTORY: Final = wire.History(5, (900, 1000), (0, 180.5))
+ROW: Final = wire.Row(
+    key="topic/orders",
+    own=True,
+    live=wire.LiveFigures(
+        messages_per_s=_VERDICTS,
+        requests_per_s=_VERDICTS,
+        rule_messages_per_s=None,
+        used={"messages": Usage(1.0, 0.97, 0.8)},
+        used_ratio=0.97,
+        limited=True,
+        holding=False,
+        would_refuse=False,
+        near=True,
+        open=True,
+        wait_s=0.25,
+        stored_permits=0,
+        last_refused_at=_AT,
+        last_wait_s=0.31,
+        refused_by="total:topic:*",
+    ),
+    history=_HISTORY,
+    **{field: getattr(LIMIT, field) for field in LimitEntry.__struct_fields__},
+)
+WRITTEN: Final = Written(**msgspec.structs.asdict(CHANGE), limit=LIMIT)
+RESET: Final = msgspec.structs.replace(
+    CHANGE,
+    action="reset",
+    old=CHANGE.new,
+    expires_at=None,
+    before=None,
+    details=("1 limiter full again", "a debt of 9950 messages or requests", "1 open breaker"),
+)
+PAGE: Final = wire.LimitPage(
+    rows=(ROW,),
+    total=1,
+    offset=0,
+    limit=100,
+    totals=wire.RowTotals(rows=1, limited=1, overridden=1, near=1, shadowed=0),
+    kinds=("topic", "retry_group"),
+    sampled_at=_AT,
+    rule_set_version=18,
+    etag=_ETAG,
+)
+RULES: Final = wire.RulePage(
+    rows=(
+        wire.RuleRow(
+            position=0,
+            kind="topic",
+            pattern="orders",
+            shared=False,
+            rule="topic:orders",
+            limit={"rate": 1000, "burst_s": 1.0, "break_s": 1.0, "action": "reject"},
+            limit_text="1000/s",
+            action="reject",
+            hours=None,
+            source="change 17 by alice",
+            holds=True,
+        ),
+    ),
+    total=1,
+    offset=0,
+    limit=100,
+    rule_set_version=18,
+)
+EXPLANATION: Final = Explanation(
+    question=Question("topic", "orders", "10.1.2.3"),
+    rule_set_version=18,
+    limiting=True,
+    exempt_on=(),
+    limits=(
+        AppliedLimit(
+            kind="topic",
+            name="orders",
+            why="exact name",
+            rule=RuleView("topic:orders", "sluice.toml:12", "500/s", "reject", None),
+            limit=LimitView("messages", 500, 1, 1, 10, 5500, None, None, 0, None),
+            state=LimitState(stored_permits=0, open=True, wait_s=0.25, last_refused_s=1.5),
+            held=0,
+            usage=Usage(1.0, 0.97, 0.8),
+        ),
+    ),
+    unapplied=(),
+)
+CONNECTIONS: Final = wire.ConnectionPage(
+    rows=(
+        wire.ConnectionRow(
+            id=41,
+            listener="main",
+            peer="10.1.2.3:40122",
+            client=ClientDescription("10.1.2.3@811", "JAVA", "V5_3_2"),
+            exempt=False,
+            opened_at=_AT,
+            age_s=12.5,
+            bytes_total={"client": 536_000, "broker": 99_000},
+            bytes_per_s={"client": 51_200.0, "broker": 9_800.0},
+            requests_total=1000,
+            requests_per_s=98.5,
+            refused_total=3,
+            refused_per_s=0.0,
+            in_flight=2,
+            resources=("topic:orders",),
+            more_resources=0,
+        ),
+    ),
+    total=1,
+    offset=0,
+    limit=100,
+    sampled_at=_AT,
+)
+RELOAD: Final = ReloadReport(
+    change=None, changed=("topic:orders 500/s -> 800/s",), needs_restart=("listeners",), hidden=("topic:orders",)
+)
+STATE: Final = wire.State(
+    version="0.1.0",
+    instance="broker-a:10911",
+    started_at=_AT,
+    uptime_s=3600.5,
+    limiting=True,
+    off=(),
+    draining=False,
+    listeners=(
+        wire.ListenerReach(
+            name="main",
+            listen="127.0.0.2:10911",
+            broker="127.0.0.1:10911",
+            connections=12,
+            listening=True,
+            reachable=True,
+            error=None,
+        ),
+    ),
+    totals=wire.Totals(
+        messages=wire.Verdicts(passed=16_000, refused=48),
+        requests=wire.Verdicts(passed=1000, refused=3),
+        connections=20,
+        connections_open=12,
+        bytes={"client": 536_000, "broker": 99_000},
+        frames={"client": 1000, "broker": 990},
+        closed={"client_closed": 8},
+        undecodable={},
+    ),
+    rates=wire.Rates(
+        messages_per_s=_VERDICTS, requests_per_s=_VERDICTS, bytes_per_s={"client": 51_200.0, "broker": 9_800.0}
+    ),
+    history=_HISTORY,
+    bypassed=wire.Bypassed(0, 0, ()),
+    lanes=(wire.LaneState("rate_limit", 0, 10_000, 0),),
+    held=wire.Held(0, 0, {}),
+    limiters=wire.Limiters(33, 0, 0),
+    persistence=Persistence("/var/lib/sluice/127.0.0.2-10911"),
+    edits=wire.Edits(1, wire.Expiring("limits/topic/orders", _AT)),
+    rejection_log=wire.RejectionLog("/var/lib/sluice/127.0.0.2-10911/rejections"),
+    failed_reload=FailedReload(_AT, "SIGHUP", ('sluice.toml:12: limits[0].rate: must be a number; found "fast"',)),
+    warnings=(),
+    rule_set_version=18,
+    etag=_ETAG,
+)
+WHOAMI: Final = wire.WhoAmI("alice", "write", "127.0.0.1:50222", authentication=True)
+
+_PROBLEMS: Final = {
+    400: ('rate: must be a number of at least 0; found "fast"', wire.FieldProblem("rate", "must be a number")),
+    409: ("change 18 by bob changed limits/topic/orders since; force undoes both", None),
+    412: ("edited already: change 17 by alice", None),
+}
+
+
+def problem(status: int) -> dict[str, Any]:
+    """Return an example of a problem."""
+    detail, field = _PROBLEMS.get(status, ("what is wrong, and what to do", None))
+    example = wire.Problem(
+        status=status,
+        detail=detail,
+        errors=() if field is None else (field,),
+        etag=_ETAG if status == 412 else msgspec.UNSET,
+    )
+    found: dict[str, Any] = msgspec.to_builtins(example)
+    return found

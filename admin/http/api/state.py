@@ -1,0 +1,163 @@
+"""What the endpoints stand on, and how Sluice is, in one answer."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from admin.common.version import sluice_version
+from admin.edits.interface import LiveLimits
+from admin.edits.model import FailedReload, LimitEntry, SwitchEntry
+from admin.stats import LiveStats
+from admin.stats.rows import NS_PER_S
+from admin.wire import (
+    Edits,
+    Expiring,
+    Held,
+    LaneState,
+    Limiters,
+    ListenerReach,
+    RejectionLog,
+    State,
+    Totals,
+    Verdicts,
+)
+from proxy.common.cooperative import Pace
+from proxy.control import DataPath
+from proxy.stats.snapshot import Snapshot
+
+
+def _none() -> Sequence[str]:
+    return ()
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """What the endpoints ask.
+
+    Attributes:
+        data_path: the one interface to it.
+        live: the limits in force, and the way to change them.
+        board: what they do; it must be running.
+        warnings: what is right in the configuration and probably not meant.
+        instance: name of this sidecar among others.
+        rejection_log: where the rejection log is written, and what is wrong with that.
+        failed_reload: what was wrong with the configuration when it was last read again; None if nothing.
+    """
+
+    data_path: DataPath
+    live: LiveLimits
+    board: LiveStats
+    warnings: Callable[[], Sequence[str]] = _none
+    instance: str = ""
+    rejection_log: Callable[[], RejectionLog] = RejectionLog
+    failed_reload: Callable[[], FailedReload | None] = lambda: None
+
+
+class Status:
+    """Makes the state of all that the services know.
+
+    Args:
+        services: what is asked.
+    """
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._clock = services.board.clock
+        self._started_ns = self._clock.now_ns()
+        self._started_at = self._clock.iso_now()
+        self._version = sluice_version()
+        self._edits: tuple[Sequence[LimitEntry], str, Edits] | None = None
+
+    async def state(self) -> State:
+        """Return how Sluice is; its figures are a second old at most."""
+        services, board = self._services, self._services.board
+        snapshot = await board.fresh()
+        switches = services.live.switches()
+        traffic = board.traffic
+        return State(
+            version=self._version,
+            instance=services.instance,
+            started_at=self._started_at,
+            uptime_s=round((self._clock.now_ns() - self._started_ns) / NS_PER_S, 1),
+            limiting=services.live.rule_set.enabled,
+            off=tuple(switch.kind for switch in switches if not switch.limiting),
+            draining=snapshot.draining,
+            listeners=self._listeners(snapshot),
+            totals=Totals(
+                messages=Verdicts(*traffic.messages),
+                requests=Verdicts(*traffic.requests),
+                connections=sum(snapshot.connections_total.values()),
+                connections_open=sum(listener.connections for listener in snapshot.listeners),
+                bytes=snapshot.bytes_total,
+                frames=snapshot.frames_total,
+                closed=_by_reason(snapshot.closed_total),
+                undecodable=snapshot.undecodable_total,
+            ),
+            rates=traffic.rates(),
+            history=traffic.history(board.points),
+            bypassed=traffic.bypassed(snapshot),
+            lanes=tuple(
+                LaneState(handler, depth.queued, depth.capacity, depth.late_lanes)
+                for handler, depth in snapshot.lanes.items()
+            ),
+            held=Held(
+                snapshot.held_requests,
+                snapshot.held_bytes,
+                {str(bound): n for bound, n in snapshot.hold_refused.items()},
+            ),
+            limiters=Limiters(snapshot.live_limiters, snapshot.evicted_total, snapshot.overflowed_total),
+            persistence=services.live.persistence,
+            edits=await self._standing(switches),
+            rejection_log=services.rejection_log(),
+            failed_reload=services.failed_reload(),
+            warnings=tuple(services.warnings()),
+            rule_set_version=services.live.rule_set.version,
+            etag=services.live.etag,
+        )
+
+    def _listeners(self, snapshot: Snapshot) -> tuple[ListenerReach, ...]:
+        reaches = self._services.board.reaches
+        return tuple(
+            ListenerReach(
+                name=listener.name,
+                listen=listener.listen,
+                broker=listener.broker,
+                connections=listener.connections,
+                listening=listener.listening,
+                reachable=None if (reach := reaches.get(listener.name)) is None else reach.error is None,
+                error=None if reach is None else reach.error,
+            )
+            for listener in snapshot.listeners
+        )
+
+    async def _standing(self, switches: Sequence[SwitchEntry]) -> Edits:
+        """Count the edits that stand, and find the one that ends next."""
+        limits, etag = self._services.live.limits(), self._services.live.etag
+        if self._edits is not None and self._edits[0] is limits and self._edits[1] == etag:
+            return self._edits[2]
+        standing = 0
+        ends: list[tuple[str, str]] = []
+        pace = Pace()
+        for entry in limits:
+            if entry.edit is not None:
+                standing += 1
+                if entry.edit.expires_at is not None:
+                    ends.append((entry.edit.expires_at, f"limits/{entry.kind}/{entry.name}"))
+            await pace.keep()
+        for switch in switches:
+            if switch.edit is not None:
+                standing += 1
+                if switch.edit.expires_at is not None:
+                    ends.append((switch.edit.expires_at, f"switches/{switch.kind}"))
+        first = min(ends, default=None)
+        edits = Edits(standing, None if first is None else Expiring(first[1], first[0]))
+        self._edits = (limits, etag, edits)
+        return edits
+
+
+def _by_reason(closed: Mapping[tuple[str, str], int]) -> dict[str, int]:
+    """Add up over all listeners."""
+    reasons: Counter[str] = Counter()
+    for (_, reason), count in closed.items():
+        reasons[reason] += count
+    return dict(reasons)

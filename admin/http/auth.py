@@ -1,0 +1,285 @@
+"""Who may use the admin address: tokens with a name and a role, and the rule that there must be some.
+
+Tokens come from ``admin.token_file``, a line each, ``NAME ROLE TOKEN``, and from ``admin.token`` and
+``admin.read_token``. Only their SHA-256 is kept, so that neither a log line nor a debugger can show one. What is done
+with a request that has none is ``admin.http.guard``.
+"""
+
+import hashlib
+import hmac
+import ipaddress
+import os
+import re
+import stat
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Literal
+
+from admin.common.errors import SettingsError
+from admin.config.faults import Origins
+from admin.config.settings import OFF, AdminSettings
+
+Role = Literal["read", "write"]
+
+MIN_TOKEN_LENGTH: Final = 24
+"""Characters; of hexadecimal digits these are 96 bits, which nobody guesses."""
+
+TOKEN, READ_TOKEN = "token", "read_token"
+LOCAL: Final = "local"
+"""The author's name where no token is asked for."""
+
+_RESERVED: Final = frozenset({LOCAL, "remote", "sluice"})
+_HOW: Final = "make one with `openssl rand -hex 24`"
+_DIGEST_PREFIX: Final = "sha256:"
+_LINE: Final = "must be NAME ROLE TOKEN, for example: alice write, and what `openssl rand -hex 24` prints"
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
+#: What RFC 6750 allows behind "Bearer".
+_TOKEN: Final = re.compile(r"[A-Za-z0-9._~+/-]+=*")
+_DIGEST: Final = re.compile(r"[0-9a-fA-F]{64}")
+_MAX_FILE_BYTES: Final = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One token, without its text.
+
+    Attributes:
+        name: who has it, for the audit trail.
+        role: read, or write, which reads too.
+        digest: the SHA-256 of its text.
+        source: where it was configured.
+    """
+
+    name: str
+    role: Role
+    digest: bytes = field(repr=False)
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Who may use the admin address.
+
+    Attributes:
+        tokens: one of them is wanted; without any, nobody is asked.
+        warnings: what is allowed but probably not meant, a line each.
+    """
+
+    tokens: tuple[Token, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    def find(self, text: bytes) -> Token | None:
+        """Return the token with this text.
+
+        It takes as long for a wrong one as for a right one: all are compared, in constant time, by digests.
+        """
+        digest = hashlib.sha256(text).digest()
+        found = None
+        for token in self.tokens:
+            if hmac.compare_digest(token.digest, digest):
+                found = token
+        return found
+
+
+ANYONE: Final = Access()
+"""Everybody may do everything."""
+
+
+class Keyring:
+    """The access in force, which a reload replaces as a whole.
+
+    Args:
+        access: what holds from the start.
+    """
+
+    def __init__(self, access: Access = ANYONE) -> None:
+        self._access = access
+
+    @property
+    def access(self) -> Access:
+        """What holds now."""
+        return self._access
+
+    def replace(self, access: Access) -> list[str]:
+        """Let something else hold for the very next request; returns what changed, as ``compare`` says it."""
+        changed = self.compare(access)
+        self._access = access
+        return changed
+
+    def compare(self, access: Access) -> list[str]:
+        """Say what would change if something else held, a line each, by names only."""
+        old = {token.name: token for token in self._access.tokens}
+        new = {token.name: token for token in access.tokens}
+        changed = [f"token {name}: removed" for name in old if name not in new]
+        for name, token in new.items():
+            if name not in old:
+                changed.append(f"token {name}: added ({token.role})")
+            elif old[name].digest != token.digest:
+                changed.append(f"token {name}: another one ({token.role})")
+            elif old[name].role != token.role:
+                changed.append(f"token {name}: {old[name].role} -> {token.role}")
+        return changed
+
+
+def read_access(settings: AdminSettings, origins: Origins) -> Access:
+    """Read the tokens, and check that there are some where others can reach the address.
+
+    Raises:
+        SettingsError: with a line for each fault; none of them shows a token.
+    """
+    if settings.listen == OFF:
+        return ANYONE
+    problems: list[str] = []
+    warnings: list[str] = []
+    tokens: list[Token] = []
+    if settings.token_file is not None:
+        tokens += _read_file(settings.token_file, origins, problems, warnings)
+    pairs: tuple[tuple[str, str | None, Role], ...] = (
+        (TOKEN, settings.token, "write"),
+        (READ_TOKEN, settings.read_token, "read"),
+    )
+    for key, text, role in pairs:
+        if text is not None:
+            try:
+                digest = _digest(text)
+            except ValueError as error:
+                problems.append(origins.problem(("admin", key), str(error)))
+            else:
+                tokens.append(Token(key, role, digest, origins.of(("admin", key))))
+    problems += _repeated(tokens)
+    exposed = not is_loopback(settings.listen.host)
+    if exposed and not tokens and not problems:
+        if settings.allow_anyone:
+            warnings.append(
+                f"admin {settings.listen}: anyone who reaches it can change limits (admin.allow_anyone = true)"
+            )
+        else:
+            problems.append(
+                origins.problem(
+                    ("admin", "listen"),
+                    "others reach this address, and it wants no token; set admin.token_file (or SLUICE_ADMIN_TOKEN), "
+                    "or listen on 127.0.0.1, or set admin.allow_anyone = true",
+                    str(settings.listen),
+                )
+            )
+    if exposed and tokens and settings.tls_certificate_file is None:
+        warnings.append(
+            f"admin {settings.listen}: tokens cross the network in the clear; "
+            "set admin.tls_certificate_file and admin.tls_key_file"
+        )
+    if tokens and all(token.role == "read" for token in tokens):
+        warnings.append("admin: no token has the role write: nobody can change anything over the admin address")
+    if problems:
+        raise SettingsError(problems)
+    return Access(tuple(tokens), tuple(warnings))
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine reaches what listens there: 127.0.0.0/8, ::1, or localhost by name.
+
+    What the name really stands for is only known when it has been bound; ``admin.http.server.bind`` asks again there.
+    """
+    if host == "localhost":
+        return True
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    if isinstance(address, ipaddress.IPv4Address):
+        return address.is_loopback
+    return address == ipaddress.IPv6Address("::1")
+
+
+def _read_file(file: str, origins: Origins, problems: list[str], warnings: list[str]) -> list[Token]:
+    place = ("admin", "token_file")
+    try:
+        with Path(file).open("rb") as opened:
+            mode = os.fstat(opened.fileno()).st_mode
+            content = opened.read(_MAX_FILE_BYTES + 1)
+    except (OSError, ValueError) as error:
+        reason = (getattr(error, "strerror", None) or str(error)).lower()
+        problems.append(origins.problem(place, f"cannot be read: {reason}; name a file of tokens", file))
+        return []
+    if len(content) > _MAX_FILE_BYTES:
+        problems.append(origins.problem(place, "has more than 1 MiB; name a file of tokens", file))
+        return []
+    tokens: list[Token] = []
+    in_the_clear = False
+    faults = len(problems)
+    for number, line in enumerate(content.splitlines(), 1):
+        where = f"{file}:{number}"
+        try:
+            token = _read_line(line, where)
+        except ValueError as error:
+            problems.append(f"{where}: {error}")
+            continue
+        if token is not None:
+            tokens.append(token)
+            in_the_clear = in_the_clear or _DIGEST_PREFIX.encode() not in line
+    if not tokens and len(problems) == faults:
+        problems.append(origins.problem(place, f"has no token in it; {_LINE}", file))
+    if in_the_clear and mode & stat.S_IROTH:
+        warnings.append(f"{file}: every user of this machine can read the tokens in it; chmod o-r {file}")
+    return tokens
+
+
+def _read_line(line: bytes, where: str) -> Token | None:
+    """Read one line of the file; None if there is no token on it.
+
+    Raises:
+        ValueError: with what is wrong, to be put behind the name of the place.
+    """
+    try:
+        words = line.decode("ascii").split()
+    except UnicodeDecodeError:
+        if line.lstrip().startswith((b"#", b"\xef\xbb\xbf#")):
+            return None
+        raise ValueError(f"has characters other than ASCII; {_LINE}") from None
+    if not words or words[0].startswith("#"):
+        return None
+    if len(words) > 3 and words[3].startswith("#"):
+        words = words[:3]
+    if len(words) != 3:
+        raise ValueError(f"has {len(words)} {'word' if len(words) == 1 else 'words'}; {_LINE}")
+    name, role, text = words
+    if not _NAME.fullmatch(name):
+        # The words may stand in the wrong order: what is taken for the name may be the token.
+        raise ValueError("the name must be of at most 64 letters, digits and . _ @ -")
+    if role not in ("read", "write"):
+        raise ValueError("the second word, the role, must be read or write")
+    if name in _RESERVED:
+        raise ValueError(f"{name}: is what the audit trail calls others; choose another name")
+    return Token(name, "write" if role == "write" else "read", _digest(text), where)
+
+
+def _digest(text: str) -> bytes:
+    """Return the digest of a token as it was written, itself or as ``sha256:`` and its digest.
+
+    Raises:
+        ValueError: with what is wrong; it does not show the token.
+    """
+    if text.startswith(_DIGEST_PREFIX):
+        digest = text.removeprefix(_DIGEST_PREFIX)
+        if not _DIGEST.fullmatch(digest):
+            raise ValueError(
+                'sha256: must be followed by 64 hexadecimal digits; `printf %s "$TOKEN" | sha256sum` prints them'
+            )
+        return bytes.fromhex(digest)
+    if not _TOKEN.fullmatch(text):
+        raise ValueError(f"a token is of letters, digits and . _ ~ + / -, without blanks; {_HOW}")
+    if len(text) < MIN_TOKEN_LENGTH:
+        raise ValueError(f"a token has at least {MIN_TOKEN_LENGTH} characters; {_HOW}")
+    return hashlib.sha256(text.encode()).digest()
+
+
+def _repeated(tokens: list[Token]) -> list[str]:
+    """Say which names and which tokens there are twice: the audit trail could not tell them apart."""
+    problems = []
+    names: dict[str, Token] = {}
+    digests: dict[bytes, Token] = {}
+    for token in tokens:
+        if (earlier := names.setdefault(token.name, token)) is not token:
+            problems.append(f"{token.source}: {token.name}: there is a token of that name at {earlier.source}")
+        if (earlier := digests.setdefault(token.digest, token)) is not token:
+            problems.append(f"{token.source}: the token of {token.name} is that of {earlier.name}; {_HOW}")
+    return problems

@@ -1,0 +1,244 @@
+"""The admin address: page, API, metrics and probes over HTTP, in the process and the event loop of the sidecar.
+
+It sees the data path only through ``proxy.control``. Here its parts are put together; who may use it is
+``admin.http.auth`` and ``admin.http.guard``, how many at once ``admin.http.connections``.
+"""
+
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from typing import Final
+
+import trio
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import BaseRoute, Mount, Route
+from starlette.types import ASGIApp
+
+from admin import web
+from admin.common.errors import StartError, listen_error
+from admin.config.addresses import Endpoint
+from admin.config.settings import AdminSettings
+from admin.http.answering import Refusals, problem
+from admin.http.auth import ANYONE, Keyring, is_loopback
+from admin.http.connections import METRICS, PROBES, Connections, Room
+from admin.http.guard import Guard, Public
+from admin.http.tls import Certificate
+from admin.stats.health import Health
+from admin.stats.metrics import Family, counter, scrape
+from admin.wire import BASE
+from proxy.control import DataPath
+
+#: Those who come while the process is busy wait here, and not for a second attempt of their system's.
+_BACKLOG: Final = 1024
+
+
+def application(
+    data_path: DataPath,
+    health: Health,
+    *,
+    keyring: Keyring | None = None,
+    settings: AdminSettings | None = None,
+    api: ASGIApp | None = None,
+    page: Sequence[BaseRoute] | None = None,
+    refusals: Refusals | None = None,
+    extra: Callable[[], Iterable[Family]] = tuple,
+) -> ASGIApp:
+    """Make the ASGI application.
+
+    Args:
+        data_path: what the metrics are taken from.
+        health: what the probes ask.
+        keyring: who may do what; everybody everything if not given.
+        settings: names of the host, and whether metrics want a token; as without a configuration if not given.
+        api: served below ``/api/v1``.
+        page: routes without parameters, which want no token; the page's if not given.
+        refusals: where refusals are counted.
+        extra: makes further metrics for each scrape.
+    """
+    keyring = keyring or Keyring(ANYONE)
+    settings = settings or AdminSettings()
+    refusals = refusals or Refusals()
+    page = web.routes() if page is None else page
+    scrapes = _Scrapes(lambda accept: scrape(data_path, accept, [refused_family(refusals), *extra()]))
+
+    async def metrics(request: Request) -> Response:
+        pieces, content_type = await scrapes.next(request.headers.get("accept", ""))
+        length = str(sum(map(len, pieces)))
+        return StreamingResponse(_each(pieces), headers={"content-type": content_type, "content-length": length})
+
+    async def healthz(_: Request) -> Response:
+        # Getting here took the event loop, and that is all there is to be alive about.
+        return JSONResponse({"alive": True})
+
+    async def readyz(_: Request) -> Response:
+        readiness = await health.readiness()
+        return JSONResponse(readiness, status_code=200 if readiness["ready"] else 503)
+
+    routes: list[BaseRoute] = [
+        Route(METRICS, metrics),
+        Route("/healthz", healthz),
+        Route("/readyz", readyz),
+        *page,
+    ]
+    if api is not None:
+        routes.append(Mount(BASE, app=api))
+    inner = Starlette(routes=routes, exception_handlers={HTTPException: _refused, Exception: _failed})
+    # Another spelling of a path is another path, and not there.
+    inner.router.redirect_slashes = False
+    return Guard(
+        inner,
+        keyring,
+        public=Public(
+            pages=_exact_paths(page),
+            probes=PROBES | {METRICS} if settings.public_metrics else PROBES,
+        ),
+        allowed_hosts=_names(settings),
+        refusals=refusals,
+    )
+
+
+class _Scrapes:
+    """Scrapes one after the other, since each takes a slice of the event loop in every turn of it.
+
+    Those who ask while one is being made share the next one: however many they are, it is two at most that they wait
+    for.
+
+    Args:
+        make: makes one, for an ``Accept`` header; returns its pieces and its content type.
+    """
+
+    def __init__(self, make: Callable[[str], Awaitable[tuple[list[bytes], str]]]) -> None:
+        self._make = make
+        self._lock = trio.StrictFIFOLock()
+        self._begun = 0
+        self._made: tuple[str, tuple[list[bytes], str]] | None = None
+
+    async def next(self, accept: str) -> tuple[list[bytes], str]:
+        """Return a scrape that was begun after this was asked for."""
+        asked = self._begun
+        async with self._lock:
+            if self._begun > asked and self._made is not None and self._made[0] == accept:
+                return self._made[1]
+            self._begun += 1
+            self._made = None
+            made = await self._make(accept)
+            # It is large: it is kept for those who wait only.
+            self._made = (accept, made) if self._lock.statistics().tasks_waiting else None
+            return made
+
+
+def refused_family(refusals: Refusals) -> Family:
+    """Return what the admin address refused, as a metric."""
+    return counter(
+        "sluice_admin_refused",
+        "Requests and connections that the admin address refused, by reason.",
+        ("reason",),
+        (((reason,), count) for reason, count in list(refusals.by_reason.items())),
+    )
+
+
+async def _each(pieces: Iterable[bytes]) -> AsyncIterator[bytes]:
+    for piece in pieces:
+        yield piece
+
+
+def bind(endpoint: Endpoint, *, anyone: bool = True) -> socket.socket:
+    """Bind the admin address and listen on it.
+
+    Args:
+        endpoint: the address.
+        anyone: others than this machine may reach it.
+
+    Raises:
+        StartError: the address is taken, not of this machine, or not permitted; or others reach it who must not.
+    """
+    family = socket.AF_INET6 if ":" in endpoint.host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(endpoint)
+        reached = bound_endpoint(sock)
+        if anyone or is_loopback(reached.host):
+            sock.listen(_BACKLOG)
+            return sock
+    except OSError as error:
+        sock.close()
+        raise listen_error("admin", str(endpoint), error) from error
+    sock.close()
+    raise StartError(
+        f"admin: {endpoint} is {reached}, which others reach, and it wants no token; listen on 127.0.0.1, or set "
+        "admin.token_file (or SLUICE_ADMIN_TOKEN)"
+    )
+
+
+def bound_endpoint(sock: socket.socket) -> Endpoint:
+    """Return the address a socket is bound to, with the port the system chose for port 0."""
+    host, port = sock.getsockname()[:2]
+    return Endpoint(host, port)
+
+
+async def run(
+    app: ASGIApp,
+    sock: socket.socket,
+    *,
+    certificate: Certificate | None = None,
+    refusals: Refusals | None = None,
+    room: Room | None = None,
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Serve until cancelled; takes the socket over.
+
+    Args:
+        app: what to serve.
+        sock: from ``bind``.
+        certificate: makes it HTTPS.
+        refusals: where connections are counted that were not served.
+        room: how much at once.
+        task_status: reports that requests are answered.
+    """
+    listener = trio.SocketListener(trio.socket.from_stdlib_socket(sock))
+    connections = Connections(
+        app,
+        tls=None if certificate is None else certificate.context,
+        count=(refusals or Refusals()).count,
+        room=room,
+    )
+    await connections.serve(listener, task_status=task_status)
+
+
+def _exact_paths(routes: Sequence[BaseRoute]) -> frozenset[str]:
+    """Return the paths of routes.
+
+    Raises:
+        TypeError: one of them stands for more than one path.
+    """
+    paths = set()
+    for route in routes:
+        if not isinstance(route, Route) or route.param_convertors:
+            raise TypeError(f"a page needs a path of its own: {route!r}")
+        paths.add(route.path)
+    return frozenset(paths)
+
+
+def _names(settings: AdminSettings) -> list[str]:
+    listen = settings.listen
+    return [*settings.allowed_hosts, *([listen.host] if isinstance(listen, Endpoint) else [])]
+
+
+async def _refused(_: Request, error: Exception) -> Response:
+    if not isinstance(error, HTTPException):
+        raise TypeError(f"no refusal: {error!r}")
+    what = {404: "there is nothing here", 405: "this cannot be done here"}.get(error.status_code, error.detail)
+    return _problem(error.status_code, what, dict(error.headers or {}))
+
+
+async def _failed(_: Request, __: Exception) -> Response:
+    # The guard writes the reason into the log.
+    return _problem(500, "internal error; the log has the reason", {})
+
+
+def _problem(status: int, detail: str, more: dict[str, str]) -> Response:
+    headers, body = problem(status, detail)
+    return Response(body, status, {**more, **{name.decode(): value.decode() for name, value in headers}})

@@ -1,0 +1,299 @@
+"""What settings amount to: listeners with their protocols, the pipeline, and the rule set.
+
+Between the configuration and the data path: plug-ins are loaded and given their options, and what can only be
+checked with all of that at hand is checked. How rules come about is ``admin.config.rulebook``. Nothing is started here.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from admin.common.errors import SettingsError
+from admin.config import lint, plugins, rulebook
+from admin.config.addresses import Endpoint, collides, reaches
+from admin.config.rule_fields import SCOPE_KINDS, kinds_of
+from admin.config.rulebook import BUILT_IN, Rulebook
+from admin.config.settings import OFF, ListenerSettings, Settings
+from admin.config.sources import Configuration
+from admin.config.toml_lines import Path as Place
+from admin.http.auth import ANYONE, Access, read_access
+from admin.http.tls import Certificate, read_certificate
+from limiter.rules.rule import Rule
+from limiter.rules.rule_set import RuleSet
+from proxy.datapath.datapath import DataPathConfig
+from proxy.deciding.pipeline import HandlerConfig
+from proxy.net.server import ListenerConfig
+from proxy.protocols import DEFAULT
+from proxy.protocols.base import Kind, Protocol
+
+__all__ = ["BUILT_IN", "RATE_LIMIT", "Plan", "PlannedListener", "compose"]
+
+RATE_LIMIT = "rate_limit"
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedListener:
+    """One listener with its protocol loaded.
+
+    Attributes:
+        settings: as configured.
+        protocol: the plug-in its name stands for.
+        options: the protocol's own, in the type that it declares.
+        source: where the listener was configured.
+    """
+
+    settings: ListenerSettings
+    protocol: Protocol
+    options: object
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Everything that would be in force.
+
+    Attributes:
+        settings: as configured.
+        listeners: in the order of the configuration.
+        handlers: in the order in which they decide.
+        handler_sources: where each handler was configured.
+        protocols: those of the listeners; the usual one where there is no listener.
+        kinds: the kinds of resources that the protocols make.
+        rulebook: the operator's rules over the protocols' own, for edits to be laid over them.
+        rule_set: what they amount to.
+        lint: what is allowed in the limits but probably not meant, a line each.
+        access: who may use the admin address.
+        certificate: what makes the admin address HTTPS, if it is.
+        replaced: what the file says and the environment says otherwise, a line each.
+        files: those that all of it was read from.
+    """
+
+    settings: Settings
+    listeners: tuple[PlannedListener, ...]
+    handlers: tuple[HandlerConfig, ...]
+    handler_sources: tuple[str, ...]
+    protocols: tuple[Protocol, ...]
+    kinds: tuple[Kind, ...]
+    rulebook: Rulebook
+    rule_set: RuleSet
+    lint: tuple[str, ...]
+    access: Access
+    certificate: Certificate | None
+    replaced: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
+
+    def defaults(self) -> list[Rule]:
+        """Return each kind's default."""
+        return [self.rule_set.default(kind.name) for kind in self.kinds]
+
+    def data_path_config(self) -> DataPathConfig:
+        """Return what a data path is built from."""
+        bounds = self.settings.bounds
+        return DataPathConfig(
+            listeners=tuple(
+                ListenerConfig(
+                    name=listener.settings.label,
+                    protocol=listener.protocol,
+                    options=listener.options,
+                    listen=listener.settings.listen,
+                    broker=listener.settings.broker,
+                    scope=listener.settings.scope,
+                    exempt=tuple(listener.settings.exempt),
+                    max_connections_per_client=listener.settings.max_connections_per_client,
+                    new_connections_per_s=listener.settings.new_connections_per_s,
+                )
+                for listener in self.listeners
+            ),
+            handlers=self.handlers,
+            rule_set=self.rule_set,
+            max_connections=bounds.max_connections,
+            max_live_limiters=bounds.max_live_limiters,
+            max_resource_labels=bounds.max_resource_labels,
+            buffer_budget_bytes=bounds.buffer_budget_bytes,
+            max_keys_per_s=self.settings.rejection_log.max_keys_per_s,
+            max_resources=self.settings.rejection_log.max_resources,
+        )
+
+    def warnings(self) -> list[str]:
+        """Say what is allowed but probably not meant."""
+        found = []
+        if not self.listeners:
+            found.append("no listener: `sluice run` refuses it without --listen and --broker")
+        if not self.settings.limiting:
+            found.append("limiting = false: everything passes")
+        if all(handler.plugin.name != RATE_LIMIT for handler in self.handlers):
+            found.append(f'handlers: no "{RATE_LIMIT}" among them: nothing is limited')
+        return [*found, *self.access.warnings, *self.lint]
+
+
+def compose(configuration: Configuration) -> Plan:
+    """Load the plug-ins and lay the rules over each other.
+
+    Raises:
+        SettingsError: with a line for each fault.
+    """
+    problems = list(configuration.problems)
+    origins = configuration.origins
+    settings = configuration.settings
+    faulty = configuration.faulty
+    protocols = _protocols(configuration, problems)
+    listeners = _listeners(configuration, protocols, problems)
+    _check_addresses(configuration, problems)
+    access, certificate = _admin(configuration, problems)
+    handlers, handler_sources = _handlers(configuration, problems)
+    kinds_known = ("listeners",) not in faulty and all(each.protocol in protocols for each in settings.listeners)
+    if not protocols:
+        # Rules can be checked before there is a listener.
+        protocols = {DEFAULT: plugins.protocol(DEFAULT, ("listeners",), origins)}
+    kinds = kinds_of(protocols.values())
+    places = [("listeners", index) for index in range(len(settings.listeners))]
+    scopes_known = ("listeners",) not in faulty and all((*place, "scope") not in faulty for place in places)
+    scopes = [listener.scope for listener in settings.listeners] if scopes_known else []
+    try:
+        book = rulebook.build(configuration, tuple(protocols.values()), scopes, kinds_known=kinds_known)
+    except SettingsError as error:
+        raise SettingsError(sorted((*problems, *error.lines), key=origins.line)) from None
+    if problems:
+        raise SettingsError(sorted(problems, key=origins.line))
+    rule_set = book.rule_set()
+    doubtful = lint.about(settings, rule_set, (*kinds, *SCOPE_KINDS), origins, datetime.now(UTC))
+    return Plan(
+        settings,
+        listeners,
+        handlers,
+        handler_sources,
+        protocols=tuple(protocols.values()),
+        kinds=kinds,
+        rulebook=book,
+        rule_set=rule_set,
+        lint=tuple(doubtful),
+        access=access,
+        certificate=certificate,
+        replaced=configuration.replaced,
+        files=_files(configuration),
+    )
+
+
+def _files(configuration: Configuration) -> tuple[str, ...]:
+    admin = configuration.settings.admin
+    files = (configuration.origins.file, admin.token_file, admin.tls_certificate_file, admin.tls_key_file)
+    return tuple(file for file in files if file is not None)
+
+
+def _protocols(configuration: Configuration, problems: list[str]) -> dict[str, Protocol]:
+    """Load the listeners' protocols, by the names that listeners call them."""
+    protocols: dict[str, Protocol] = {}
+    for index, listener in enumerate(configuration.settings.listeners):
+        place = ("listeners", index, "protocol")
+        if place in configuration.faulty or listener.protocol in protocols:
+            continue
+        try:
+            protocols[listener.protocol] = plugins.protocol(listener.protocol, place, configuration.origins)
+        except SettingsError as error:
+            problems.extend(error.lines)
+    return protocols
+
+
+def _listeners(
+    configuration: Configuration, protocols: Mapping[str, Protocol], problems: list[str]
+) -> tuple[PlannedListener, ...]:
+    origins, faulty = configuration.origins, configuration.faulty
+    planned = []
+    labels: set[str] = set()
+    for index, listener in enumerate(configuration.settings.listeners):
+        place = ("listeners", index)
+        if (*place, "name" if listener.name else "listen") not in faulty:
+            if listener.label in labels:
+                problems.append(
+                    origins.problem((*place, "name"), "used by another listener too; choose another", listener.label)
+                )
+            labels.add(listener.label)
+        protocol = protocols.get(listener.protocol)
+        if protocol is None or (*place, "protocol") in faulty:
+            continue
+        try:
+            given = listener.options if listener.tls is None else {"tls": listener.tls, **listener.options}
+            options = plugins.options(protocol.options, given, (*place, "options"), origins)
+        except SettingsError as error:
+            problems.extend(error.lines)
+        else:
+            planned.append(PlannedListener(listener, protocol, options, origins.of(place)))
+    return tuple(planned)
+
+
+def _check_addresses(configuration: Configuration, problems: list[str]) -> None:
+    """Refuse a broker that is Sluice itself, and addresses that cannot both be listened on."""
+    settings, origins, faulty = configuration.settings, configuration.origins, configuration.faulty
+    for index, listener in enumerate(settings.listeners):
+        if ("listeners", index, "broker") in faulty:
+            continue
+        for other, target in enumerate(settings.listeners):
+            if ("listeners", other, "listen") not in faulty and reaches(listener.broker, target.listen):
+                there = origins.name(("listeners", other, "listen"), str(target.listen))
+                what = f"is where Sluice itself listens ({there}), so it would connect to itself without end"
+                problems.append(
+                    origins.problem(
+                        ("listeners", index, "broker"), f"{what}; name the broker's own address", str(listener.broker)
+                    )
+                )
+                break
+    bound: list[tuple[Place, Endpoint]] = [
+        (("listeners", index, "listen"), each.listen) for index, each in enumerate(settings.listeners)
+    ]
+    if settings.admin.listen != OFF:
+        bound.append((("admin", "listen"), settings.admin.listen))
+    bound = [(place, address) for place, address in bound if place not in faulty]
+    for index, (place, address) in enumerate(bound):
+        for earlier, taken in bound[:index]:
+            if collides(address, taken):
+                what = f"is taken by {origins.name(earlier, str(taken))}; choose another address"
+                problems.append(origins.problem(place, what, str(address)))
+                break
+
+
+def _admin(configuration: Configuration, problems: list[str]) -> tuple[Access, Certificate | None]:
+    admin, origins = configuration.settings.admin, configuration.origins
+    access, certificate = ANYONE, None
+    if ("admin",) in configuration.faulty or configuration.faulty.keys(("admin",)):
+        # Who may use it depends on nearly all keys together.
+        return access, certificate
+    try:
+        access = read_access(admin, origins)
+    except SettingsError as error:
+        problems.extend(error.lines)
+    try:
+        certificate = read_certificate(admin, origins)
+    except SettingsError as error:
+        problems.extend(error.lines)
+    return access, certificate
+
+
+def _handlers(configuration: Configuration, problems: list[str]) -> tuple[tuple[HandlerConfig, ...], tuple[str, ...]]:
+    origins = configuration.origins
+    configs: list[HandlerConfig] = []
+    sources: list[str] = []
+    for index, handler in enumerate(configuration.settings.handlers):
+        place = ("handlers", index)
+        if (*place, "name") in configuration.faulty:
+            continue
+        if any(config.plugin.name == handler.name for config in configs):
+            problems.append(origins.problem((*place, "name"), "stands in the pipeline twice; remove one", handler.name))
+            continue
+        try:
+            plugin = plugins.handler(handler.name, (*place, "name"), origins)
+            options = plugins.options(plugin.options, handler.options, (*place, "options"), origins)
+        except SettingsError as error:
+            problems.extend(error.lines)
+            continue
+        configs.append(
+            HandlerConfig(
+                plugin=plugin,
+                options=options,
+                lane=handler.lane,
+                lanes=handler.lanes,
+                capacity=handler.capacity,
+                deadline_ms=handler.deadline_ms,
+            )
+        )
+        sources.append(origins.of(place))
+    return tuple(configs), tuple(sources)

@@ -1,0 +1,220 @@
+"""Reading the configuration again while everything runs: what changes at once, what needs a restart, what is hidden.
+
+The whole configuration is validated first; if anything in it is wrong, nothing changes. Flags and environment are
+those of the start.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+import msgspec
+import structlog
+import trio
+
+from admin.common.errors import OperatorError
+from admin.config import logs
+from admin.config.faults import show
+from admin.config.rule_fields import fields_of, target_of
+from admin.config.settings import Settings
+from admin.edits.model import Author, FailedReload, ReloadError, ReloadReport, limit_path, write_time
+from admin.edits.service import EditService, utc_now
+from admin.http.auth import Keyring
+from admin.run.composition import Plan
+from admin.stats.metrics import Family, gauge
+from limiter.rules.rule import Rule, RuleKey
+
+_log = structlog.get_logger(__name__)
+
+#: What takes effect at once, by how its key begins; limits and defaults are told as the rules that they are.
+_AT_ONCE: Final = ("limiting", "log.level", "limits", "defaults")
+#: What the keyring tells of, without the secrets.
+_OF_TOKENS: Final = frozenset({"admin.token", "admin.read_token"})
+
+
+class Reloader:
+    """Puts in force what the configuration says now; it is a Desk's ``reloader``.
+
+    Args:
+        load: reads and checks the configuration.
+        plan: what is in force.
+        desk: where the limits are put in force.
+        keyring: the tokens.
+
+    Attributes:
+        plan: the configuration in force, less what needs a restart.
+        failed: what was wrong with the configuration when it was last read to be put in force; None if nothing.
+    """
+
+    def __init__(self, load: Callable[[], Plan], plan: Plan, desk: EditService, keyring: Keyring) -> None:
+        self.plan = plan
+        self.failed: FailedReload | None = None
+        self._load = load
+        self._started = plan.settings
+        self._desk = desk
+        self._keyring = keyring
+        self._one_at_a_time = trio.Lock()
+
+    async def __call__(self, author: Author, dry_run: bool) -> ReloadReport:  # noqa: FBT001 - the Desk's one call
+        """Read the configuration again.
+
+        Raises:
+            ReloadError: it is wrong; nothing was changed.
+        """
+        async with self._one_at_a_time:
+            try:
+                new = await trio.to_thread.run_sync(self._load)
+                old = self.plan
+                if old.certificate is not None and new.certificate is not None and not dry_run:
+                    old.certificate.reload()
+            except OperatorError as error:
+                if not dry_run:
+                    self.failed = FailedReload(write_time(utc_now()), author.name, error.lines)
+                    _log.error(
+                        "configuration not reloaded: it is wrong, and nothing was changed",
+                        **_asked_by(author),
+                        problems=list(error.lines),
+                    )
+                raise ReloadError(error.lines) from None
+            rules = list(_changed_rules(old, new))
+            changed = [*rules, *_changed_settings(old.settings, new.settings)]
+            report = ReloadReport(
+                change=None,
+                changed=tuple(changed),
+                needs_restart=tuple(_needing_restart(self._started, new.settings)),
+                warnings=tuple(new.warnings()),
+                hidden=tuple(self._hidden(old, new)),
+            )
+            if dry_run:
+                return report
+            self.failed = None
+            tokens = tuple(self._keyring.compare(new.access))
+            details = (*report.changed, *tokens, *(f"needs a restart: {line}" for line in report.needs_restart))
+
+            def switch_over() -> None:
+                self._keyring.replace(new.access)
+                if new.settings.log.level != old.settings.log.level:
+                    logs.change_level(new.settings.log)
+                # Its certificate is the one that is served.
+                self.plan = replace(new, certificate=old.certificate)
+
+            change = None
+            if report.changed or tokens:
+                # All of it in one moment: whoever asked may be gone before that.
+                change = await self._desk.put_rulebook(new.rulebook, author, details, switch_over)
+            else:
+                switch_over()
+            done = msgspec.structs.replace(report, change=change, changed=(*report.changed, *tokens))
+            _log_reload(done, author)
+            return done
+
+    def _hidden(self, old: Plan, new: Plan) -> Iterator[str]:
+        """Name what is configured otherwise and does not hold."""
+        edited = {limit_path(target_of(rule)): rule for rule in self._desk.edited_rules()}
+        for key, before, after in _differing(_by_key(old.rulebook.configured), _by_key(new.rulebook.configured)):
+            rule = after or before
+            edit = edited.get(limit_path(target_of(rule))) if rule is not None else None
+            if edit is not None:
+                yield f"{key.kind}:{key.pattern}: {edit.source} stands over it, {edit.limit_text}"
+        known = {(hidden.key, _said(hidden)) for hidden, _ in old.rulebook.hidden}
+        for hidden, by in new.rulebook.hidden:
+            if (hidden.key, _said(hidden)) not in known:
+                yield f"{hidden.source}: {hidden} does not hold: {by.source} says {by}"
+
+
+def families(reloader: Reloader | None) -> Iterator[Family]:
+    """Yield what the metrics tell of reloads; nothing where nothing can be read again."""
+    if reloader is not None:
+        yield gauge(
+            "sluice_reload_ok",
+            "0 if the configuration was wrong when it was last read again: what was in force still is.",
+            (),
+            [((), int(reloader.failed is None))],
+        )
+
+
+async def reload_on_signal(desk: EditService, author: Author) -> None:
+    """Read the configuration again where nobody waits for an answer; the log has what came of it."""
+    try:
+        await desk.reload(author)
+    except ReloadError:
+        pass
+    except Exception as error:  # noqa: BLE001 - traffic goes on whatever it was
+        _log.error("configuration not reloaded, and nothing was changed", **_asked_by(author), error=str(error))
+
+
+def _log_reload(report: ReloadReport, author: Author) -> None:
+    change = {} if report.change is None else {"change": report.change.id}
+    _log.info("configuration reloaded", **_asked_by(author), changed=list(report.changed), **change)
+    for line in report.needs_restart:
+        _log.warning("needs a restart", setting=line)
+    for line in report.hidden:
+        _log.warning("does not hold", limit=line)
+    for line in report.warnings:
+        _log.warning(line)
+
+
+def _asked_by(author: Author) -> dict[str, str]:
+    return {"by": author.name} | ({"address": author.address} if author.address else {})
+
+
+def _changed_rules(old: Plan, new: Plan) -> Iterator[str]:
+    for _, before, after in _differing(_by_key(old.rulebook.configured), _by_key(new.rulebook.configured)):
+        if before is None and after is not None:
+            yield f"{after.name}: added, {after.limit_text}"
+        elif after is None and before is not None:
+            yield f"{before.name}: removed, it was {before.limit_text}"
+        elif before is not None and after is not None:
+            was, is_now = fields_of(before), fields_of(after)
+            fields = ", ".join(
+                f"{key} {show(was[key])} -> {show(is_now[key])}" for key in was if was[key] != is_now[key]
+            )
+            yield f"{after.name}: {fields}"
+
+
+def _by_key(rules: Iterable[Rule]) -> dict[RuleKey, Rule]:
+    return {rule.key: rule for rule in rules}
+
+
+def _differing(
+    old: Mapping[RuleKey, Rule], new: Mapping[RuleKey, Rule]
+) -> Iterator[tuple[RuleKey, Rule | None, Rule | None]]:
+    for key in dict.fromkeys((*new, *old)):
+        before, after = old.get(key), new.get(key)
+        if (before and _said(before)) != (after and _said(after)):
+            yield key, before, after
+
+
+def _said(rule: Rule) -> str:
+    return repr(fields_of(rule))
+
+
+def _changed_settings(old: Settings, new: Settings) -> Iterator[str]:
+    if old.limiting != new.limiting:
+        yield f"limiting: {show(old.limiting)} -> {show(new.limiting)}"
+    if old.log.level != new.log.level:
+        yield f"log.level: {show(old.log.level)} -> {show(new.log.level)}"
+
+
+def _needing_restart(old: Settings, new: Settings) -> Iterator[str]:
+    was, is_now = dict(_flat(old.model_dump(mode="json"))), dict(_flat(new.model_dump(mode="json")))
+    for key in dict.fromkeys((*was, *is_now)):
+        at_once = key in _OF_TOKENS or any(key == word or key.startswith((f"{word}.", f"{word}[")) for word in _AT_ONCE)
+        if at_once or was.get(key) == is_now.get(key):
+            continue
+        yield f"{key}: {_shown(was, key)} -> {_shown(is_now, key)}"
+
+
+def _shown(values: Mapping[str, Any], key: str) -> str:
+    return show(values[key]) if values.get(key) is not None else "not given"
+
+
+def _flat(value: Any, place: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict) and value:
+        for key, inner in value.items():
+            yield from _flat(inner, f"{place}.{key}" if place else key)
+    elif isinstance(value, list) and any(isinstance(inner, dict) for inner in value):
+        for index, inner in enumerate(value):
+            yield from _flat(inner, f"{place}[{index}]")
+    else:
+        yield place, value

@@ -1,0 +1,460 @@
+"""Builds limiter, proxy and admin from a plan and runs them in one nursery, until a signal ends it.
+
+The first SIGTERM or SIGINT drains: no new connections, what is in flight finishes within the grace period, and
+meanwhile the admin address goes on answering. The second ends everything at once, whatever it waits for. SIGHUP reads
+the configuration again.
+"""
+
+import os
+import signal
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain
+from typing import Any, Final, NamedTuple
+
+import structlog
+import trio
+
+from admin.common.errors import SettingsError, listen_error
+from admin.common.version import sluice_version
+from admin.config.addresses import Endpoint
+from admin.config.settings import OFF
+from admin.edits import places
+from admin.edits.model import Author, FailedReload
+from admin.edits.service import EditService, utc_now
+from admin.http import api, server
+from admin.http.answering import Refusals
+from admin.http.auth import Keyring
+from admin.http.connections import Room
+from admin.rejection_log import metrics as log_metrics
+from admin.rejection_log import places as log_places
+from admin.rejection_log.files import Bounds
+from admin.rejection_log.folder import Folder
+from admin.rejection_log.recorder import Recorder, instance_of
+from admin.run import limit_commands, reload, watch
+from admin.run.composition import BUILT_IN, Plan
+from admin.run.process import Descriptors, share_descriptors
+from admin.run.reload import Reloader, reload_on_signal
+from admin.stats import LiveStats
+from admin.stats.health import Health
+from admin.wire import RejectionLog
+from limiter.rules.rule import Rule
+from proxy.control import DataPath
+from proxy.datapath.datapath import LocalDataPath
+from proxy.deciding.pipeline import PipelineError
+from proxy.net.server import ListenError
+from proxy.net.sockets import format_address
+
+_log = structlog.get_logger(__name__)
+
+_FIRST_PAUSE_S: Final = 1.0
+_LONGEST_PAUSE_S: Final = 60.0
+
+
+# Keeps the tasks of the admin side going: whatever goes wrong in one of them, traffic and the others go on.
+class Supervisor:
+    """Begins tasks again that fail, and says so."""
+
+    def __init__(self) -> None:
+        self._failures: dict[str, int] = {}
+
+    async def keep(
+        self,
+        name: str,
+        run: Callable[..., Awaitable[None]],
+        *,
+        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        """Run a task until cancelled.
+
+        Args:
+            name: of the task, for people.
+            run: the task; it takes ``task_status``, and can be begun again.
+            task_status: reports that it has started.
+
+        Raises:
+            Exception: what it raised before it had started the first time.
+        """
+        status = _Status(task_status)
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            began_s = trio.current_time()
+            try:
+                await run(task_status=status)
+            except Exception as error:
+                if not status.started_once:
+                    raise
+                self._failures[name] = self._failures.get(name, 0) + 1
+                if trio.current_time() - began_s > _LONGEST_PAUSE_S:
+                    pause_s = _FIRST_PAUSE_S
+                _log.exception("a task of the admin side failed; traffic goes on", task=name, error=repr(error))
+                await trio.sleep(pause_s)
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            else:
+                return
+
+    def warnings(self) -> list[str]:
+        """Say which tasks failed since the start."""
+        return [
+            f"{name}: failed and was begun again{f', {count} times' if count > 1 else ''}; the log has the reason"
+            for name, count in self._failures.items()
+        ]
+
+
+class _Status(trio.TaskStatus[Any]):
+    """Hands on the first start only."""
+
+    def __init__(self, status: trio.TaskStatus[Any]) -> None:
+        self.started_once = False
+        self._status = status
+
+    def started(self, value: Any = None) -> None:
+        if not self.started_once:
+            self.started_once = True
+            self._status.started(value)
+
+
+STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+
+#: So many limits are written out at the start; a longer list is read with ``sluice check``.
+_LIMITS_SHOWN: Final = 20
+#: So many edits likewise.
+_EDITS_SHOWN: Final = 5
+#: Room for fewer connections than this is worth a warning.
+_ROOMY_CONNECTIONS: Final = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A sidecar that serves.
+
+    Attributes:
+        data_path: the one interface to it.
+        health: its readiness.
+        live: the limits in force, and the way to change them.
+        listen: the addresses that are listened on, by listener.
+        admin: the admin address, or None when there is none.
+        secure: it speaks HTTPS.
+        rejection_log: what writes it, or None where there is none.
+    """
+
+    data_path: DataPath
+    health: Health
+    live: EditService
+    listen: dict[str, str]
+    admin: Endpoint | None
+    secure: bool = False
+    rejection_log: Recorder | None = None
+
+    @property
+    def admin_url(self) -> str | None:
+        """Where the admin address answers."""
+        return None if self.admin is None else f"http{'s' if self.secure else ''}://{self.admin}/"
+
+
+async def run(
+    plan: Plan,
+    *,
+    load: Callable[[], Plan] | None = None,
+    environ: Mapping[str, str] | None = None,
+    task_status: trio.TaskStatus[Running] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Serve until cancelled; started once every address is bound.
+
+    Args:
+        plan: what to serve.
+        load: reads and checks the configuration again; without it there is nothing to reload.
+        environ: where the usual place of the state directory is looked up; the process's own if not given.
+        task_status: reports that it serves.
+
+    Raises:
+        SettingsError: the handlers do not make a pipeline.
+        StartError: an address, the state directory or a handful of open files can't be had.
+    """
+    store = places.open_store(places.of(plan.settings, os.environ if environ is None else environ), utc_now())
+    try:
+        place = log_places.of(plan.settings.rejection_log, store.directory)
+        folder, problem = log_places.take(place)
+        try:
+            await _run(plan, EditService(plan.rulebook, store), _Log(folder, problem), load, task_status)
+        finally:
+            if folder is not None:
+                folder.release()
+    finally:
+        store.close()
+
+
+class _Log(NamedTuple):
+    """Where the rejection log goes, and what is wrong with that."""
+
+    folder: Folder | None
+    problem: str | None
+
+
+async def _run(
+    plan: Plan, desk: EditService, log: _Log, load: Callable[[], Plan] | None, task_status: trio.TaskStatus[Running]
+) -> None:
+    max_connections = plan.settings.bounds.max_connections
+    descriptors = share_descriptors(max_connections, len(plan.listeners))
+    config = replace(plan.data_path_config(), rule_set=desk.rule_set, room_for_connections=descriptors.clients)
+    try:
+        data_path = LocalDataPath(config)
+    except PipelineError as error:
+        raise SettingsError(f"handlers: {error}") from None
+    health = Health(data_path)
+    endpoint = plan.settings.admin.listen
+    keyring, refusals = Keyring(plan.access), Refusals()
+    anyone = bool(plan.access.tokens) or plan.settings.admin.allow_anyone
+    sock = None if endpoint == OFF else server.bind(endpoint, anyone=anyone)
+    reloader = None
+    if load is not None:
+        desk.reloader = reloader = Reloader(load, plan, desk, keyring)
+    recorder: Recorder | None = None
+    try:
+        async with trio.open_nursery() as nursery:
+            try:
+                await nursery.start(data_path.run)
+            except ListenError as error:
+                address = format_address(error.config.listen)
+                name = error.config.name
+                raise listen_error(
+                    "listener" if name == address else f'listener "{name}"', address, error.error
+                ) from None
+            if descriptors.clients < max_connections:
+                _say_room(descriptors, max_connections)
+            snapshot = await data_path.snapshot(whole=False)
+            listen = {listener.name: listener.listen for listener in snapshot.listeners}
+            instance = _instance(plan, listen)
+            supervisor = Supervisor()
+            await nursery.start(supervisor.keep, "live edits", partial(desk.run, data_path.apply, data_path.reset))
+            await nursery.start(supervisor.keep, "remote commands", partial(limit_commands.answer, data_path, desk))
+            board = LiveStats(data_path, desk, health)
+            await nursery.start(supervisor.keep, "board", board.run)
+            if plan.settings.reload_on_change and reloader is not None:
+                await nursery.start(supervisor.keep, "file watch", partial(watch.reload_on_change, plan.files, desk))
+            recorder = _recorder(plan, data_path, desk, log, instance)
+            if recorder is not None:
+                await nursery.start(supervisor.keep, "rejection log", recorder.run)
+            admin = None
+            if sock is not None:
+                admin = server.bound_endpoint(sock)
+
+                def warnings() -> list[str]:
+                    in_force = plan if reloader is None else reloader.plan
+                    of_log = [] if recorder is None else recorder.warnings()
+                    return [*in_force.warnings(), *desk.warnings(), *of_log, *supervisor.warnings()]
+
+                def rejection_log() -> RejectionLog:
+                    directory = None if log.folder is None else str(log.folder.path)
+                    return RejectionLog(directory, log.problem if recorder is None else recorder.error)
+
+                def failed_reload() -> FailedReload | None:
+                    return None if reloader is None else reloader.failed
+
+                services = api.Services(data_path, desk, board, warnings, instance, rejection_log, failed_reload)
+                app = server.application(
+                    data_path,
+                    health,
+                    keyring=keyring,
+                    settings=plan.settings.admin,
+                    api=api.application(services),
+                    refusals=refusals,
+                    extra=lambda: chain(log_metrics.families(recorder), reload.families(reloader)),
+                )
+
+                async def serve(bound: socket.socket, *, task_status: trio.TaskStatus[None]) -> None:
+                    # A copy, so that the address is still held if serving has to be begun again.
+                    await server.run(
+                        app,
+                        bound.dup(),
+                        certificate=plan.certificate,
+                        refusals=refusals,
+                        room=Room.of(descriptors.admin),
+                        task_status=task_status,
+                    )
+
+                await nursery.start(supervisor.keep, "admin address", partial(serve, sock))
+            secure = plan.certificate is not None
+            running = Running(data_path, health, desk, listen, admin, secure=secure, rejection_log=recorder)
+            _say_where(log, instance)
+            task_status.started(running)
+    finally:
+        if sock is not None:
+            sock.close()
+        if recorder is not None:
+            # Everybody else has ended: what they did last is in it.
+            await recorder.finish()
+
+
+def _instance(plan: Plan, listen: Mapping[str, str]) -> str:
+    """Return the name of this sidecar among others; ``listen`` has the ports that the system chose."""
+    first = next(iter(listen.values()), "")
+    return instance_of(plan.settings.rejection_log.instance, socket.gethostname(), first)
+
+
+def _recorder(plan: Plan, data_path: DataPath, desk: EditService, log: _Log, instance: str) -> Recorder | None:
+    if log.folder is None:
+        return None
+    settings = plan.settings.rejection_log
+    return Recorder(
+        data_path,
+        desk,
+        log.folder,
+        instance=instance,
+        bounds=Bounds(settings.max_file_bytes, settings.max_file_age_s, settings.max_total_bytes),
+        max_resources=settings.max_resources,
+        grace_s=plan.settings.grace_s,
+        problem=log.problem,
+    )
+
+
+def _say_where(log: _Log, instance: str) -> None:
+    if log.folder is None:
+        _log.info("rejection log is off", reason=log.problem or 'rejection_log.dir = "off"')
+        return
+    _log.info("rejection log", dir=str(log.folder.path), instance=instance)
+    if log.problem is not None:
+        _log.warning("rejection log is not written; traffic goes on", reason=log.problem)
+
+
+def stop_signals() -> list[signal.Signals]:
+    """Return what ends something that has nothing to reload: SIGHUP too, unless it is ignored, as below ``nohup``."""
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return [*STOP_SIGNALS] if ignored else [*STOP_SIGNALS, signal.SIGHUP]
+
+
+async def run_until_signal(plan: Plan, load: Callable[[], Plan] | None = None) -> int:
+    """Serve until SIGTERM or SIGINT; SIGHUP reloads, also where it was ignored until now.
+
+    ``nohup`` ignores it so that a terminal that goes away does not end the process. Here it ends nothing, and a reload
+    changes nothing but what was edited, so it is heard there, too, as ``systemctl reload`` and operators expect.
+
+    Args:
+        plan: what to serve.
+        load: reads and checks the configuration again.
+
+    Returns:
+        The process's exit code: 0 after a drain, 128 + the signal's number if a second one cut it short.
+
+    Raises:
+        SettingsError: the handlers do not make a pipeline.
+        StartError: an address, the state directory or a handful of open files can't be had.
+    """
+    with trio.open_signal_receiver(*STOP_SIGNALS) as signals, trio.open_signal_receiver(signal.SIGHUP) as reloads:
+        stopped = _Stopped()
+        async with trio.open_nursery() as listening:
+            async with trio.open_nursery() as nursery:
+                listening.start_soon(_stop_on_signal, signals, stopped, nursery.cancel_scope, plan.settings.grace_s)
+                stopped.running = running = await nursery.start(partial(run, plan, load=load))
+                await _announce(plan, running)
+                nursery.start_soon(_reload_on_signal, reloads, running.live)
+            # Until here: a second signal is heard while all the rest ends, too.
+            listening.cancel_scope.cancel()
+        return stopped.exit_code
+
+
+async def _reload_on_signal(signals: AsyncIterator[int], live: EditService) -> None:
+    async for _ in signals:
+        await reload_on_signal(live, Author("SIGHUP"))
+
+
+@dataclass(slots=True)
+class _Stopped:
+    running: Running | None = None
+    exit_code: int = 0
+
+    def at_once(self, number: int) -> None:
+        """Note that a second signal cuts it short, and let nothing wait for a disk any more."""
+        _log.warning("stopped at once", signal=signal.Signals(number).name)
+        self.exit_code = 128 + number
+        if self.running is not None and self.running.rejection_log is not None:
+            self.running.rejection_log.hurry()
+
+
+async def _stop_on_signal(
+    signals: AsyncIterator[int], stopped: _Stopped, everything: trio.CancelScope, grace_s: float
+) -> None:
+    number = await anext(signals)
+    if stopped.running is not None:
+        _log.info("draining", signal=signal.Signals(number).name, grace_s=grace_s)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_drain, stopped.running.data_path, grace_s, nursery.cancel_scope)
+            stopped.at_once(await anext(signals))
+            nursery.cancel_scope.cancel()
+    everything.cancel()
+    stopped.at_once(await anext(signals))
+
+
+async def _drain(data_path: DataPath, grace_s: float, waiting: trio.CancelScope) -> None:
+    await data_path.drain(grace_s)
+    left = await data_path.connections()
+    if left:
+        in_flight = sum(connection.in_flight for connection in left)
+        _log.warning("grace is over", grace_s=grace_s, connections_cut=len(left), requests_without_answer=in_flight)
+    else:
+        _log.info("drained")
+    waiting.cancel()
+
+
+async def _announce(plan: Plan, running: Running) -> None:
+    states = {state.name: state for state in (await running.data_path.snapshot(whole=False)).listeners}
+    for listener in plan.listeners:
+        state = states[listener.settings.label]
+        _log.info(
+            "listening" if state.listening else "waiting for the broker",
+            listener=state.name,
+            listen=state.listen,
+            broker=state.broker,
+            protocol=listener.protocol.name,
+        )
+    defaults = ", ".join(str(rule) for rule in plan.defaults())
+    _log.info("limits in force", limits=_given_limits(plan), defaults=defaults)
+    _announce_edits(running.live)
+    for line in plan.replaced:
+        _log.info("setting replaced by the environment", setting=line)
+    _log.info("sluice is up", version=sluice_version(), admin=running.admin_url or OFF)
+    for warning in plan.warnings():
+        _log.warning(warning)
+
+
+def _announce_edits(live: EditService) -> None:
+    """Say where live edits are kept, and how what they make of the limits differs from the configuration."""
+    kept = live.persistence
+    drift = live.drift()
+    shown = drift[:_EDITS_SHOWN]
+    if more := len(drift) - len(shown):
+        shown.append(f"and {more} more")
+    _log.info("live edits", state_dir=kept.directory or "none: edits are kept until the restart", edits=shown)
+    if kept.directory is None and kept.error is not None:
+        _log.warning("live edits are kept until the restart only", reason=kept.error)
+    for warning in live.idle():
+        _log.warning(warning)
+
+
+def _given_limits(plan: Plan) -> list[str]:
+    """Return the operator's own limits, in the order in which they are tried."""
+    given = [rule for rule in plan.rule_set.in_match_order if rule.source != BUILT_IN]
+    shown = [_shown(rule) for rule in given[:_LIMITS_SHOWN]]
+    if more := len(given) - len(shown):
+        shown.append(f"and {more} more")
+    return shown
+
+
+def _shown(rule: Rule) -> str:
+    """Return a rule in one line, with what makes it other than a plain limit at all times."""
+    besides: list[str] = [] if rule.action == "reject" else [rule.action]
+    if rule.hours is not None:
+        besides.append(str(rule.hours))
+    return f"{rule} ({', '.join(besides)})" if besides else str(rule)
+
+
+def _say_room(descriptors: Descriptors, max_connections: int) -> None:
+    report = _log.warning if descriptors.clients < _ROOMY_CONNECTIONS else _log.info
+    report(
+        "open files limited; clients beyond the room there is are closed",
+        open_files=descriptors.open_files,
+        room_for_connections=descriptors.clients,
+        max_connections=max_connections,
+    )

@@ -1,0 +1,159 @@
+"""How fast each open connection is: two looks at the counters, some seconds apart, while somebody is interested."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import msgspec
+import trio
+
+from admin import wire
+from admin.stats.rows import NS_PER_S, Clock, Ordered, choose, order
+from proxy.common.cooperative import Pace
+from proxy.control import DataPath
+from proxy.stats.snapshot import ConnectionState, Direction
+
+SAMPLE_NS: Final = 5 * NS_PER_S
+#: Samples further apart say nothing about now.
+_TOO_OLD_NS: Final = 6 * SAMPLE_NS
+#: Sampling goes on for so long after somebody has looked.
+_WATCHED_NS: Final = 12 * SAMPLE_NS
+
+
+class ConnectionQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """Which connections are asked for.
+
+    Attributes:
+        search: part of the peer, the client's id, the listener or a resource; empty is all.
+        sort: the column.
+        order: of the column.
+        offset: of the first row.
+        limit: rows at most.
+    """
+
+    search: str = ""
+    sort: wire.ConnectionColumn = "id"
+    order: wire.Order = "asc"
+    offset: int = 0
+    limit: int = wire.DEFAULT_PAGE
+
+
+class _Seen:
+    """A connection with its rates."""
+
+    __slots__ = ("bytes_per_s", "refused_per_s", "requests_per_s", "state")
+
+    def __init__(self, state: ConnectionState, before: ConnectionState | None, seconds: float) -> None:
+        self.state = state
+        self.bytes_per_s: Mapping[Direction, float] | None = None
+        self.requests_per_s: float | None = None
+        self.refused_per_s: float | None = None
+        if before is not None:
+            self.bytes_per_s = {
+                peer: round((total - before.bytes_total.get(peer, 0)) / seconds, 1)
+                for peer, total in state.bytes_total.items()
+            }
+            self.requests_per_s = round((state.requests_total - before.requests_total) / seconds, 2)
+            self.refused_per_s = round((state.refused_total - before.refused_total) / seconds, 2)
+
+
+class Connections:
+    """The open connections as they were a few seconds ago at most.
+
+    Args:
+        data_path: what is asked.
+        clock: tells the time.
+    """
+
+    def __init__(self, data_path: DataPath, clock: Clock) -> None:
+        self._data_path, self._clock = data_path, clock
+        self._lock = trio.Lock()
+        self._seen: dict[int, _Seen] = {}
+        self._sampled_ns: int | None = None
+        self._asked_ns: int | None = None
+
+    async def page(self, query: ConnectionQuery) -> wire.ConnectionPage:
+        """Return some of the connections."""
+        self._asked_ns = self._clock.now_ns()
+        await self.refresh()
+        seen = list(self._seen.values())
+        if query.search:
+            search = query.search.casefold()
+            seen = await choose(seen, lambda each: _holds(each.state, search))
+        ordered: Ordered[_Seen] = await order(seen, _KEYS[query.sort], descending=query.order == "desc")
+        pace, now_ns, rows = Pace(), self._clock.now_ns(), []
+        for each in await ordered.part(query.offset, query.limit):
+            rows.append(self._row(each, now_ns))
+            await pace.keep()
+        return wire.ConnectionPage(
+            rows=tuple(rows),
+            total=ordered.total,
+            offset=query.offset,
+            limit=query.limit,
+            sampled_at=self._clock.iso_of(self._sampled_ns or now_ns),
+        )
+
+    def forget(self, connection_id: int) -> None:
+        """Leave out a connection that was closed."""
+        self._seen.pop(connection_id, None)
+
+    async def keep_sampling(self) -> None:
+        """Take a sample if it is time and somebody has looked of late."""
+        if self._asked_ns is not None and self._clock.now_ns() - self._asked_ns < _WATCHED_NS:
+            await self.refresh()
+
+    async def refresh(self) -> None:
+        """Take a sample if the last one is too old."""
+        async with self._lock:
+            now_ns = self._clock.now_ns()
+            if self._sampled_ns is not None and now_ns - self._sampled_ns < SAMPLE_NS:
+                return
+            states = await self._data_path.connections()
+            age_ns = _TOO_OLD_NS if self._sampled_ns is None else now_ns - self._sampled_ns
+            before = self._seen if age_ns < _TOO_OLD_NS else {}
+            pace, seconds = Pace(), age_ns / NS_PER_S
+            seen: dict[int, _Seen] = {}
+            for state in states:
+                last = before.get(state.id)
+                seen[state.id] = _Seen(state, last.state if last is not None else None, seconds)
+                await pace.keep()
+            self._seen, self._sampled_ns = seen, now_ns
+
+    def _row(self, seen: _Seen, now_ns: int) -> wire.ConnectionRow:
+        state = seen.state
+        return wire.ConnectionRow(
+            id=state.id,
+            listener=state.listener,
+            peer=state.peer,
+            client=state.client,
+            exempt=state.exempt,
+            opened_at=self._clock.iso_of(state.opened_ns),
+            age_s=round((now_ns - state.opened_ns) / NS_PER_S, 1),
+            bytes_total=state.bytes_total,
+            bytes_per_s=seen.bytes_per_s,
+            requests_total=state.requests_total,
+            requests_per_s=seen.requests_per_s,
+            refused_total=state.refused_total,
+            refused_per_s=seen.refused_per_s,
+            in_flight=state.in_flight,
+            resources=state.resources,
+            more_resources=state.more_resources,
+        )
+
+
+def _holds(state: ConnectionState, search: str) -> bool:
+    texts = (state.peer, state.client.id, state.listener, *state.resources)
+    return any(search in text.casefold() for text in texts)
+
+
+#: Samples hold connections by their age, which is the order of their ids.
+_KEYS: Final[dict[wire.ConnectionColumn, Callable[[_Seen], Any] | None]] = {
+    "id": lambda seen: seen.state.id,
+    "peer": lambda seen: seen.state.peer,
+    "client": lambda seen: seen.state.client.id,
+    "listener": lambda seen: seen.state.listener,
+    "age": lambda seen: -seen.state.opened_ns,
+    "bytes": lambda seen: sum((seen.bytes_per_s or {}).values()),
+    "requests": lambda seen: seen.requests_per_s or 0.0,
+    "refused": lambda seen: seen.refused_per_s or 0.0,
+    "in_flight": lambda seen: seen.state.in_flight,
+}

@@ -1,0 +1,479 @@
+"""The live statistics: samples the data path in steps, joins it with the limits, and answers what the table asks.
+
+It is looked at once a second while somebody watches, and otherwise every five, so that a history is there when
+somebody comes. Nothing here holds the event loop for long, however many resources there are. What is asked of it
+is answered from the last sample; edits show at once.
+"""
+
+from collections import OrderedDict, deque
+from collections.abc import Mapping, Sequence
+from contextlib import aclosing
+from typing import Final, NamedTuple
+
+import structlog
+import trio
+
+from admin import wire
+from admin.edits.interface import LiveLimits
+from admin.edits.model import Change, LimitEntry, NotFoundError
+from admin.stats.connections import Connections
+from admin.stats.health import Health
+from admin.stats.rows import (
+    NOTHING,
+    NS_PER_S,
+    POINT_S,
+    WINDOW_S,
+    Clock,
+    Counts,
+    Ordered,
+    Query,
+    Ring,
+    RowStats,
+    View,
+    Window,
+    choose,
+    counts_of,
+    in_alphabet,
+    order,
+    rates,
+    sort_key,
+    wanted,
+)
+from proxy.common.cooperative import Pace
+from proxy.control import DataPath
+from proxy.stats.snapshot import BrokerReach, Direction, ResourceCounts, Snapshot
+
+_MINUTE_NS: Final = 60_000_000_000
+
+
+class _Sampled(NamedTuple):
+    at_ns: int
+    messages: Counts
+    requests: Counts
+    bytes: Mapping[Direction, int]
+
+
+class Traffic:
+    """What the snapshots add up to."""
+
+    def __init__(self) -> None:
+        self.messages: Counts = NOTHING
+        self.requests: Counts = NOTHING
+        self._point_start: Counts = NOTHING
+        #: From the beginning of the window on.
+        self._sampled: deque[_Sampled] = deque()
+        self._window = Window(0, 0)
+        self._bypassed: deque[tuple[int, int]] = deque()
+        self._ring = Ring()
+
+    def sample(self, snapshot: Snapshot, totals: ResourceCounts, window: Window) -> None:
+        """Take over what the data path says.
+
+        Args:
+            snapshot: of now; need not be whole.
+            totals: of all resources.
+            window: what rates are of from now on.
+        """
+        now_ns = window.end_ns
+        self.messages, self.requests = counts_of(totals.messages), counts_of(totals.requests)
+        if not self._sampled:
+            self._point_start = self.messages
+        self._sampled.append(_Sampled(now_ns, self.messages, self.requests, dict(snapshot.bytes_total)))
+        while self._sampled[0].at_ns < window.start_ns:
+            self._sampled.popleft()
+        self._window = window
+        self._bypassed.append((now_ns, sum(snapshot.bypassed.values())))
+        # The oldest one is what lies a minute back.
+        while len(self._bypassed) > 1 and now_ns - self._bypassed[1][0] >= _MINUTE_NS:
+            self._bypassed.popleft()
+
+    def write_point(self, point: int, seconds: float) -> None:
+        """Write the next point of the history."""
+        before, now = self._point_start, self.messages
+        self._ring.write(point, (now[0] - before[0]) / seconds, (now[1] - before[1]) / seconds)
+        self._point_start = now
+
+    def history(self, points: int) -> wire.History:
+        """Return the messages of the last minutes."""
+        return self._ring.read(points)
+
+    def rates(self) -> wire.Rates:
+        """Return the rates of the window."""
+        if not self._sampled:
+            return wire.Rates(messages_per_s=wire.Verdicts(), requests_per_s=wire.Verdicts(), bytes_per_s={})
+        before, now, seconds = self._sampled[0], self._sampled[-1], self._window.seconds
+        return wire.Rates(
+            messages_per_s=rates(before.messages, now.messages, seconds),
+            requests_per_s=rates(before.requests, now.requests, seconds),
+            bytes_per_s={
+                peer: round((total - before.bytes.get(peer, 0)) / seconds, 1) for peer, total in now.bytes.items()
+            },
+        )
+
+    def bypassed(self, snapshot: Snapshot) -> wire.Bypassed:
+        """Return what passed since a handler was skipped."""
+        total = sum(snapshot.bypassed.values())
+        at_ns, before = self._bypassed[0] if self._bypassed else (0, total)
+        last_ns = self._bypassed[-1][0] if self._bypassed else 0
+        seconds = min(max((last_ns - at_ns) / 1e9, 1.0), 60.0)
+        by = tuple(wire.BypassCount(handler, reason, n) for (handler, reason), n in snapshot.bypassed.items())
+        return wire.Bypassed(total, round((total - before) / seconds, 2), by)
+
+
+_log = structlog.get_logger(__name__)
+
+TICK_S: Final = 1.0
+_IDLE_NS: Final = 5 * NS_PER_S
+#: Somebody watches who has asked for something within this time.
+_WATCHED_NS: Final = 10 * NS_PER_S
+_WINDOW_NS: Final = WINDOW_S * NS_PER_S
+#: Samples are taken right after a second of the monotonic clock has ended, as what is used is summed by these seconds.
+_AFTER_NS: Final = NS_PER_S // 200
+#: So often all of the last minute is looked at, whose usage changes without anything coming; else a sample looks at
+#: what came since the one before, and this much more: the window's usage changes until the second has ended in which
+#: what came last has left it.
+_WHOLE_EVERY_NS: Final = 10 * NS_PER_S
+_MARGIN_NS: Final = _WINDOW_NS + NS_PER_S
+_SINCE_ALL_NS: Final = 61 * NS_PER_S
+#: When the board is full, a line without a rule of its own is given up after this time without a request.
+_FORGET_NS: Final = 900 * NS_PER_S
+MAX_LINES: Final = 50_000
+"""Lines on the board; names that come when it is full are not on it."""
+_MAX_ORDERS: Final = 32
+_MAX_PAGES: Final = 64
+_MAX_CHANGES: Final = 256
+_PROBE_S: Final = 5.0
+#: Samples are not punctual; a point is not put off for that, and a window not made longer.
+_HALF_TICK_NS: Final = round(TICK_S * NS_PER_S / 2)
+_POINT_NS: Final = POINT_S * NS_PER_S - _HALF_TICK_NS
+
+
+class _Stamp(NamedTuple):
+    """What an order was made of."""
+
+    samples: int
+    joins: int
+
+
+class LiveStats:
+    """What every limit and every connection does.
+
+    Args:
+        data_path: what is sampled.
+        live: the limits in force.
+        health: asked whether brokers answer.
+        clock: tells the time.
+    """
+
+    def __init__(self, data_path: DataPath, live: LiveLimits, health: Health, clock: Clock | None = None) -> None:
+        self._data_path, self._live, self._health = data_path, live, health
+        self.clock = clock or Clock()
+        self.connections = Connections(data_path, self.clock)
+        self.traffic = Traffic()
+        #: By listener; empty until brokers have been tried.
+        self.reaches: dict[str, BrokerReach] = {}
+        self.snapshot: Snapshot | None = None
+        #: How many points histories have had.
+        self.points = 0
+        self._point_ns = 0
+        self._lines: dict[tuple[str, str], RowStats] = {}
+        #: All lines by their names, and of which generation of lines that is.
+        self._by_name: tuple[int, Ordered[RowStats]] | None = None
+        self._generation = 0
+        #: Lines were given up: what comes new may have been there before.
+        self._forgot = False
+        self._joined: Sequence[LimitEntry] | None = None
+        self._joins = 0
+        self._orders: OrderedDict[View, tuple[_Stamp, Ordered[RowStats]]] = OrderedDict()
+        self._totals: tuple[_Stamp, wire.RowTotals] | None = None
+        #: Pages of the last sample, with the state of the limits; all who ask the same share one.
+        self._pages: OrderedDict[Query, tuple[_Stamp, str, wire.LimitPage]] = OrderedDict()
+        self._lock = trio.Lock()
+        self._joining = trio.Lock()
+        self._paging = trio.Lock()
+        self._samples = 0
+        self._sampled_ns = self._whole_ns = 0
+        #: What figures are of, and when samples were taken since its beginning.
+        self._window = Window(0, 0)
+        self._times: deque[int] = deque()
+        self._watched_ns: int | None = None
+        self._ticked = trio.Event()
+        self._changes: deque[Change] = deque(maxlen=_MAX_CHANGES)
+        self._changed = 0
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Sample until cancelled; started after the first sample."""
+        await self._try_sample()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._follow_changes)
+            nursery.start_soon(self._probe)
+            task_status.started()
+            while True:
+                await trio.sleep(TICK_S - (self.clock.now_ns() - _AFTER_NS) % NS_PER_S / NS_PER_S)
+                if self._is_watched or self.clock.now_ns() - self._sampled_ns >= _IDLE_NS:
+                    await self._try_sample()
+                self._tick()
+
+    def watch(self) -> None:
+        """Say that somebody looks: figures are taken every second for a while."""
+        self._watched_ns = self.clock.now_ns()
+
+    async def next_tick(self) -> None:
+        """Wait for the next look; keeps the board watched."""
+        self.watch()
+        await self._ticked.wait()
+
+    @property
+    def changed(self) -> int:
+        """How many changes have been seen since the start."""
+        return self._changed
+
+    def changes_since(self, seen: int) -> Sequence[Change]:
+        """Return the changes after the first ``seen`` ones, as far as they are remembered."""
+        new = min(self._changed - seen, len(self._changes))
+        return [] if new <= 0 else list(self._changes)[-new:]
+
+    async def fresh(self) -> Snapshot:
+        """Take a sample if there was none in the last second; return the snapshot of it."""
+        self.watch()
+        if self._is_stale:
+            async with self._lock:
+                # Whoever had it before has probably done it.
+                if self._is_stale:
+                    await self._sample()
+        return self._snapshot
+
+    @property
+    def _is_stale(self) -> bool:
+        return self.snapshot is None or self.clock.now_ns() - self._sampled_ns > 1.5 * TICK_S * NS_PER_S
+
+    async def query(self, query: Query) -> wire.LimitPage:
+        """Return some rows of the table."""
+        await self.fresh()
+        await self._join()
+        async with self._paging:
+            stamp, etag = _Stamp(self._samples, self._joins), self._live.etag
+            known = self._pages.get(query)
+            if known is None or known[:2] != (stamp, etag):
+                known = self._pages[query] = (stamp, etag, await self._page(query, stamp))
+                if len(self._pages) > _MAX_PAGES:
+                    self._pages.popitem(last=False)
+            self._pages.move_to_end(query)
+            return known[2]
+
+    async def _page(self, query: Query, stamp: _Stamp) -> wire.LimitPage:
+        ordered = await self._ordered(query.view, stamp)
+        pace = Pace()
+        rows = []
+        for line in await ordered.part(query.offset, query.limit):
+            rows.append(self._row(line, history=query.history))
+            await pace.keep()
+        kinds = tuple(switch.kind for switch in self._live.switches() if switch.kind != "all")
+        return wire.LimitPage(
+            rows=tuple(rows),
+            total=ordered.total,
+            offset=query.offset,
+            limit=query.limit,
+            totals=await self._count(stamp),
+            kinds=kinds,
+            sampled_at=self.clock.iso_of(self._sampled_ns),
+            rule_set_version=self._live.rule_set.version,
+            etag=self._live.etag,
+        )
+
+    async def sample(self) -> None:
+        """Look at the data path once, in short stretches."""
+        async with self._lock:
+            await self._sample()
+
+    async def _sample(self) -> None:
+        now_ns = self.clock.now_ns()
+        first = self.snapshot is None
+        elapsed_ns = now_ns - self._sampled_ns
+        times = self._times
+        while len(times) > 1 and now_ns - times[1] > _WINDOW_NS - _HALF_TICK_NS:
+            times.popleft()
+        window = Window(times[0] if times else now_ns, now_ns)
+        snapshot = await self._data_path.snapshot(whole=False)
+        totals = await self._data_path.totals()
+        await self._join()
+        whole = first or now_ns - self._whole_ns >= _WHOLE_EVERY_NS
+        back_ns = max(elapsed_ns + _MARGIN_NS, _SINCE_ALL_NS if whole else 0)
+        await self._sample_lines(0 if first else max(now_ns - back_ns, 0), window, whole=whole, first=first)
+        if whole:
+            self._whole_ns = now_ns
+        self.traffic.sample(snapshot, totals, window)
+        self.snapshot, self._sampled_ns, self._window = snapshot, now_ns, window
+        times.append(now_ns)
+        self._samples += 1
+        if first:
+            self._point_ns = now_ns
+        elif now_ns - self._point_ns >= _POINT_NS:
+            await self._write_points(now_ns)
+        await self.connections.keep_sampling()
+
+    @property
+    def _is_watched(self) -> bool:
+        return self._watched_ns is not None and self.clock.now_ns() - self._watched_ns < _WATCHED_NS
+
+    @property
+    def _snapshot(self) -> Snapshot:
+        if self.snapshot is None:
+            raise RuntimeError("the board has not looked at the data path yet")
+        return self.snapshot
+
+    async def _try_sample(self) -> None:
+        try:
+            await self.sample()
+        except Exception as error:  # noqa: BLE001 - logged; a bug here must not end the data path
+            _log.exception("resources could not be sampled; the page shows older figures", error=repr(error))
+
+    def _tick(self) -> None:
+        ticked, self._ticked = self._ticked, trio.Event()
+        ticked.set()
+
+    async def _follow_changes(self) -> None:
+        async for change in self._live.changes():
+            self._changes.append(change)
+            self._changed += 1
+
+    async def _probe(self) -> None:
+        while True:
+            if self._is_watched or not self.reaches:
+                self.reaches = {reach.listener: reach for reach in await self._health.brokers()}
+            await trio.sleep(_PROBE_S)
+
+    async def _sample_lines(self, since_ns: int, window: Window, *, whole: bool, first: bool) -> None:
+        lines = self._lines
+        seen: set[RowStats] = set()
+        # This goes in short stretches, and what is done with each is short.
+        async with aclosing(self._data_path.resources(since_ns)) as states:
+            async for state in states:
+                line = lines.get((state.kind, state.name)) or self._new_line(state.kind, state.name)
+                if line is not None:
+                    if line.seen_ns is None and not first and not self._forgot:
+                        line.begin_at_zero()
+                    line.sample(state, window)
+                    seen.add(line)
+        if whole:
+            await self._look_at_silent(seen, window.end_ns)
+
+    async def _look_at_silent(self, seen: set[RowStats], now_ns: int) -> None:
+        full, pace = len(self._lines) >= MAX_LINES, Pace(rests=True)
+        for line in list(self._lines.values()):
+            if line.seen_ns is not None and line not in seen:
+                if line.usage:
+                    line.fade()
+                if line.entry is None and full and now_ns - line.seen_ns > _FORGET_NS:
+                    self._drop(line)
+                    self._forgot = True
+            await pace.keep()
+
+    async def _write_points(self, now_ns: int) -> None:
+        pace = Pace(rests=True)
+        seconds = (now_ns - self._point_ns) / NS_PER_S
+        for line in list(self._lines.values()):
+            line.write_point(self.points, seconds)
+            await pace.keep()
+        self.traffic.write_point(self.points, seconds)
+        self.points += 1
+        self._point_ns = now_ns
+
+    def _new_line(self, kind: str, name: str, *, own: bool = False) -> RowStats | None:
+        if len(self._lines) >= MAX_LINES and not own:
+            return None
+        line = self._lines[kind, name] = RowStats(kind, name)
+        self._generation += 1
+        return line
+
+    def _drop(self, line: RowStats) -> None:
+        self._lines.pop((line.kind, line.name), None)
+        self._generation += 1
+
+    async def _join(self) -> None:
+        """Bring the lines up to the limits that have rules of their own."""
+        async with self._joining:
+            entries = self._live.limits()
+            if entries is self._joined:
+                return
+            pace = Pace()
+            own: set[RowStats] = set()
+            for entry in entries:
+                line = self._lines.get((entry.kind, entry.name)) or self._new_line(entry.kind, entry.name, own=True)
+                if line is not None:
+                    line.entry = entry
+                    own.add(line)
+                await pace.keep()
+            for line in list(self._lines.values()):
+                if line.entry is not None and line not in own:
+                    line.entry = None
+                    if line.seen_ns is None:
+                        self._drop(line)
+                await pace.keep()
+            self._joined = entries
+            self._joins += 1
+
+    async def _ordered(self, view: View, stamp: _Stamp) -> Ordered[RowStats]:
+        if view.filter is None and view.sort == "name":
+            # What lines do has no part in it.
+            stamp = _Stamp(0, self._generation)
+        known = self._orders.get(view)
+        if known is not None and known[0] == stamp:
+            self._orders.move_to_end(view)
+            return known[1]
+        if self._by_name is None or self._by_name[0] != self._generation:
+            generation = self._generation
+            self._by_name = (generation, await order(list(self._lines.values()), in_alphabet, descending=False))
+        by_name = self._by_name[1]
+        chosen = await choose(await by_name.part(0, by_name.total), wanted(view, self._window))
+        descending = view.order == "desc"
+        key = sort_key(view.sort, self._live.rule_set, self._window, descending=descending)
+        ordered = await order(chosen, key, descending=descending)
+        self._orders[view] = (stamp, ordered)
+        if len(self._orders) > _MAX_ORDERS:
+            self._orders.popitem(last=False)
+        return ordered
+
+    async def _count(self, stamp: _Stamp) -> wire.RowTotals:
+        if self._totals is not None and self._totals[0] == stamp:
+            return self._totals[1]
+        rows = limited = overridden = near = shadowed = 0
+        pace, window = Pace(), self._window
+        for line in list(self._lines.values()):
+            rows += 1
+            limited += line.is_limited(window)
+            overridden += line.is_edited
+            near += line.is_near
+            shadowed += line.is_shadowed(window)
+            await pace.keep()
+        totals = wire.RowTotals(rows, limited, overridden, near, shadowed)
+        self._totals = (stamp, totals)
+        return totals
+
+    def _row(self, line: RowStats, *, history: bool) -> wire.Row:
+        entry = line.entry
+        if entry is None:
+            etag = self._live.etag
+            if line.shown is None or line.shown_etag != etag:
+                line.shown, line.shown_etag = self._limit_of(line), etag
+            entry = line.shown
+        live = line.figures(self.clock, self._window, entry.rule)
+        return line.row(entry, live, line.history(self.points) if history else None)
+
+    def _limit_of(self, line: RowStats) -> LimitEntry:
+        try:
+            return self._live.limit(line.kind, line.name)
+        except NotFoundError:
+            # Counted under a name that is none, or of a kind that is no more.
+            return LimitEntry(
+                kind=line.kind,
+                name=line.name,
+                limit={},
+                limit_text="",
+                rule="",
+                source="",
+                exact=False,
+                configured=None,
+                edit=None,
+                etag="",
+            )

@@ -1,0 +1,589 @@
+"""The table of limits: which rows are asked for, in which order.
+
+A row is a resource, a scope, a total or a pattern, what it did and what it does.
+"""
+
+import heapq
+import math
+import time
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, Generic, NamedTuple, TypeVar
+
+import msgspec
+
+from admin import wire
+from admin.config.rulebook import BUILT_IN
+from admin.edits.model import LimitEntry
+from limiter.rules.resource import Resource
+from limiter.rules.rule import Dimension
+from limiter.rules.rule_set import RuleSet
+from proxy.common.cooperative import Pace
+from proxy.stats.snapshot import RequestVerdict, ResourceState, RuleVerdict, Usage
+
+NS_PER_S = 1_000_000_000
+
+
+def utc_now() -> datetime:
+    """Return the time of day."""
+    return datetime.now(UTC)
+
+
+def iso(moment: datetime) -> str:
+    """Write a moment in UTC with milliseconds, ``2026-01-02T03:04:05.678Z``."""
+    return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+# The two clocks: times of the data path are monotonic, those that people read are not.
+class Clock:
+    """Tells both times.
+
+    Args:
+        now_ns: monotonic nanoseconds, of the clock that the data path reads.
+        utc: the time of day.
+    """
+
+    __slots__ = ("now_ns", "utc")
+
+    def __init__(self, now_ns: Callable[[], int] = time.monotonic_ns, utc: Callable[[], datetime] = utc_now) -> None:
+        self.now_ns, self.utc = now_ns, utc
+
+    def iso_now(self) -> str:
+        """Write the time of day."""
+        return iso(self.utc())
+
+    def iso_of(self, at_ns: int) -> str:
+        """Write the time of day of a monotonic time."""
+        return iso(self.utc() - timedelta(microseconds=(self.now_ns() - at_ns) / 1000))
+
+
+T = TypeVar("T")
+
+RUN: Final = 128
+"""Items that are filtered or sorted in one go."""
+
+
+# Long lists, filtered and sorted in short stretches: nobody waits for ten thousand rows.
+#
+# A list is sorted in runs, each well under a stretch, and the runs are merged only as far as somebody reads.
+async def choose(items: Sequence[T], wanted: Callable[[T], bool]) -> list[T]:
+    """Return those of the items that are wanted, in their order."""
+    pace = Pace()
+    chosen: list[T] = []
+    for start in range(0, len(items), RUN):
+        chosen += filter(wanted, items[start : start + RUN])
+        await pace.keep()
+    return chosen
+
+
+class Ordered(Generic[T]):
+    """Items in order, as far as they have been asked for; equal ones keep the order that they came in."""
+
+    def __init__(self, items: Iterator[T], total: int) -> None:
+        self._rest = items
+        self._ready: list[T] = []
+        self.total = total
+
+    async def part(self, offset: int, limit: int) -> Sequence[T]:
+        """Return some of the items."""
+        end = min(offset + limit, self.total)
+        pace = Pace()
+        while len(self._ready) < end:
+            # Several may read at once; each item is taken by one of them, and all of them find it in the list.
+            self._ready.extend(item for _, item in zip(range(RUN // 2), self._rest, strict=False))
+            await pace.keep()
+        return self._ready[offset:end]
+
+
+async def order(items: Sequence[T], key: Callable[[T], Any] | None, *, descending: bool) -> Ordered[T]:
+    """Sort items.
+
+    Args:
+        items: sorted already by what decides between equal ones.
+        key: what to sort by; None keeps the order.
+        descending: the largest first.
+    """
+    if key is None:
+        return Ordered(reversed(items) if descending else iter(items), len(items))
+    pace = Pace()
+    runs: list[list[tuple[Any, T]]] = []
+    for start in range(0, len(items), RUN):
+        run = [(key(item), item) for item in items[start : start + RUN]]
+        run.sort(key=_first, reverse=descending)
+        runs.append(run)
+        await pace.keep()
+    merged = heapq.merge(*runs, key=_first, reverse=descending)
+    return Ordered((item for _, item in merged), len(items))
+
+
+def _first(pair: tuple[Any, object]) -> Any:
+    return pair[0]
+
+
+POINTS: Final = 60
+"""Points of a history."""
+POINT_S: Final = 5
+"""Seconds between two of them."""
+NEAR: Final = 0.8
+"""The share of a limit from which on it is near."""
+WINDOW_S: Final = 10
+"""Seconds that the figures of a line are of: rates, what is used, and whether something was refused. Shorter ones jump,
+as a limit that is asked for too much refuses all for a second and then lets a second's worth pass at once."""
+
+VERDICTS: Final[tuple[RequestVerdict, ...]] = ("pass", "refuse", "shadow", "bypass", "exempt", "drop")
+Counts = tuple[int, ...]
+"""In the order of ``wire.Verdicts``: what is shadowed has passed, too."""
+NOTHING: Final[Counts] = (0,) * len(VERDICTS)
+REFUSED, SHADOWED = VERDICTS.index("refuse"), VERDICTS.index("shadow")
+_RULE_VERDICTS: Final[tuple[RuleVerdict, ...]] = ("refuse", "hold", "shadow")
+_RULE_NOTHING: Final[Counts] = (0,) * len(_RULE_VERDICTS)
+_MESSAGES: Final = slice(1, 1 + len(VERDICTS))
+_REQUESTS: Final = slice(1 + len(VERDICTS), 1 + 2 * len(VERDICTS))
+_RULE: Final = slice(1, 1 + len(_RULE_VERDICTS))
+#: Where a rule's count of a verdict is.
+_RULE_INDEX: Final = {REFUSED: _RULE_VERDICTS.index("refuse"), SHADOWED: _RULE_VERDICTS.index("shadow")}
+_NO_USAGE: Final[Mapping[Dimension, Usage]] = {}
+_NO_RATES: Final = wire.Verdicts()
+
+
+class Window(NamedTuple):
+    """The time that figures are of: from one look at the data path to another, the last one.
+
+    Attributes:
+        start_ns: monotonic time.
+        end_ns: monotonic time.
+    """
+
+    start_ns: int
+    end_ns: int
+
+    @property
+    def seconds(self) -> float:
+        """How long it is; never 0."""
+        return max((self.end_ns - self.start_ns) / NS_PER_S, 0.001)
+
+
+def counts_of(counts: Mapping[RequestVerdict, int]) -> Counts:
+    """Return counts as they are shown."""
+    passed, *others = [counts.get(verdict, 0) for verdict in VERDICTS]
+    return (passed + counts.get("shadow", 0), *others)
+
+
+class Ring:
+    """The history of passed and refused messages; the points of all histories are written in step."""
+
+    __slots__ = ("passed", "refused", "written")
+
+    def __init__(self) -> None:
+        self.passed = array("f", bytes(4 * POINTS))
+        self.refused = array("f", bytes(4 * POINTS))
+        self.written = 0
+
+    def write(self, point: int, passed: float, refused: float) -> None:
+        """Write the next point, which is that of all histories at this time."""
+        index = point % POINTS
+        self.passed[index], self.refused[index] = passed, refused
+        self.written += 1
+
+    def read(self, points: int) -> wire.History:
+        """Return the history.
+
+        Args:
+            points: that were written since the board began; all before this history began are 0.
+        """
+        return wire.History(POINT_S, _unrolled(self.passed, points), _unrolled(self.refused, points))
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing happened in all its time."""
+        return not any(self.passed) and not any(self.refused)
+
+
+def _unrolled(ring: "array[float]", points: int) -> tuple[float, ...]:
+    start = points % POINTS
+    points_in_order = ring[:points] if points < POINTS else ring[start:] + ring[:start]
+    return tuple(round(point, 2) for point in points_in_order)
+
+
+def rates(before: Counts, now: Counts, seconds: float) -> wire.Verdicts:
+    """Return how much of what came to which end per second."""
+    if before == now:
+        return _NO_RATES
+    return wire.Verdicts(*(round((new - old) / seconds, 2) for old, new in zip(before, now, strict=True)))
+
+
+def _is_in(at_ns: int, window: Window) -> bool:
+    return at_ns > 0 and at_ns >= window.start_ns
+
+
+def _rule_rates(before: Counts, now: Counts, seconds: float) -> wire.RuleRates:
+    return wire.RuleRates(*(round((new - old) / seconds, 2) for old, new in zip(before, now, strict=True)))
+
+
+class RowStats:
+    """What is known of one limit and what it limits."""
+
+    __slots__ = (
+        "_history",
+        "_history_at",
+        "_new",
+        "_records",
+        "counted",
+        "entry",
+        "held_ns",
+        "key",
+        "kind",
+        "last_refused_at",
+        "last_refused_ns",
+        "last_refused_rule",
+        "last_wait_us",
+        "lower",
+        "messages",
+        "name",
+        "open",
+        "point_start",
+        "ring",
+        "rule",
+        "seen_ns",
+        "shadowed_ns",
+        "shown",
+        "shown_etag",
+        "stored_permits",
+        "usage",
+        "used_ratio",
+        "wait_until_ns",
+    )
+
+    def __init__(self, kind: str, name: str) -> None:
+        self.kind, self.name, self.key, self.lower = kind, name, f"{kind}/{name}", name.casefold()
+        #: The limit, if it has a rule of its own.
+        self.entry: LimitEntry | None = None
+        #: The limit as it was last shown, and of which state of all limits that was.
+        self.shown: LimitEntry | None = None
+        self.shown_etag = ""
+        self.seen_ns: int | None = None
+        #: Nothing came before the first sample.
+        self._new = False
+        self.counted = False
+        self.messages = self.point_start = NOTHING
+        #: The counts at the beginning of the window and each time that they were others since, one behind the other:
+        #: when, messages, requests; of what only has a rule's counts when, and these.
+        self._records = array("q")
+        #: The rule whose own counts are shown.
+        self.rule = ""
+        self.usage: Mapping[Dimension, Usage] = _NO_USAGE
+        self.used_ratio: float | None = None
+        self.stored_permits: float | None = None
+        self.open = False
+        #: When something was last held, and when something last would have been refused.
+        self.held_ns = self.shadowed_ns = 0
+        self.wait_until_ns = 0
+        self.last_refused_ns: int | None = None
+        self.last_refused_rule = ""
+        #: The same as a time of day, and of which time.
+        self.last_refused_at: tuple[int, str] | None = None
+        self.last_wait_us = 0
+        self.ring: Ring | None = None
+        self._history: wire.History | None = None
+        self._history_at = -1
+
+    def sample(self, state: ResourceState, window: Window) -> None:
+        """Take over what the data path says.
+
+        Args:
+            state: of the window's end.
+            window: what figures are of from now on.
+        """
+        first, now_ns = self.seen_ns is None, window.end_ns
+        self.seen_ns = now_ns
+        if state.counts is not None:
+            shadowed = self.messages[SHADOWED]
+            self.messages = counts_of(state.counts.messages)
+            if first and not self._new:
+                # What was there before this line began happened at no known time.
+                self.point_start = self.messages
+            elif self.messages[SHADOWED] != shadowed:
+                self.shadowed_ns = now_ns
+            counts = (*self.messages, *counts_of(state.counts.requests))
+            self._record(window, counts, from_zero=first and self._new)
+            self.counted = True
+        elif state.rule:
+            did = None if state.rule_counts is None else state.rule_counts.messages
+            counts = _RULE_NOTHING if did is None else tuple(did.get(verdict, 0) for verdict in _RULE_VERDICTS)
+            from_zero = not self.rule and (not first or self._new)
+            if state.rule != self.rule:
+                # What another rule did is not what this one did.
+                self.rule = state.rule
+                del self._records[:]
+            self._record(window, counts, from_zero=from_zero)
+        self.usage = state.usage
+        self.used_ratio = max((usage.last_10s for usage in state.usage.values()), default=None)
+        if self.used_ratio is None and state.stored_permits is not None:
+            self.used_ratio = 0.0
+        self.stored_permits = state.stored_permits
+        self.open = state.open
+        self.wait_until_ns = now_ns + state.wait_us * 1000 if state.wait_us else 0
+        self.last_refused_ns, self.last_wait_us = state.last_refused_ns, state.last_wait_us
+        self.last_refused_rule = state.last_refused_rule
+        self.held_ns = state.last_held_ns or 0
+        self.shadowed_ns = max(self.shadowed_ns, state.last_shadowed_ns or 0)
+
+    def _record(self, window: Window, counts: Counts, *, from_zero: bool) -> None:
+        records, width = self._records, 1 + len(counts)
+        if from_zero:
+            records.extend((window.start_ns, *(0,) * len(counts)))
+        if not records or tuple(records[1 - width :]) != counts:
+            records.extend((window.end_ns, *counts))
+        while len(records) > width and records[width] <= window.start_ns:
+            del records[:width]
+
+    def begin_at_zero(self) -> None:
+        """Take all that the first sample counts for new: the resource was not there before."""
+        self._new = True
+
+    def _moved(self, window: Window) -> tuple[Counts, Counts]:
+        """Return the record at the window's start, and the last one."""
+        records = self._records
+        width = _REQUESTS.stop if self.counted else _RULE.stop
+        if not records:
+            return (0,) * width, (0,) * width
+        start = 0
+        while start + width < len(records) and records[start + width] <= window.start_ns:
+            start += width
+        return tuple(records[start : start + width]), tuple(records[-width:])
+
+    def moved(self, verdict: int, window: Window) -> int:
+        """Return how many messages came to an end, an index of ``VERDICTS``, in the window."""
+        before, now = self._moved(window)
+        if self.counted:
+            return now[1 + verdict] - before[1 + verdict]
+        index = _RULE_INDEX.get(verdict)
+        return 0 if index is None else now[1 + index] - before[1 + index]
+
+    def fade(self) -> None:
+        """Nothing came for more than a minute."""
+        self.usage = _NO_USAGE
+        del self._records[: -(_REQUESTS.stop if self.counted else _RULE.stop)]
+        if self.used_ratio:
+            self.used_ratio = 0.0
+
+    def write_point(self, point: int, seconds: float) -> None:
+        """Write the next point of the history, if there is anything to tell.
+
+        Args:
+            point: how many there were before, of all histories.
+            seconds: since the last one.
+        """
+        moved = self.messages != self.point_start
+        if self.ring is None:
+            if not moved:
+                return
+            self.ring = Ring()
+        before, now = self.point_start, self.messages
+        self.ring.write(point, (now[0] - before[0]) / seconds, (now[1] - before[1]) / seconds)
+        self.point_start = now
+        if not moved and self.ring.written % POINTS == 0 and self.ring.idle:
+            self.ring = None
+
+    def is_limited(self, window: Window) -> bool:
+        """Whether something was refused or held in the window."""
+        return _is_in(self.last_refused_ns or 0, window) or self.is_holding(window)
+
+    def is_holding(self, window: Window) -> bool:
+        """Whether something was held in the window."""
+        return _is_in(self.held_ns, window)
+
+    def is_shadowed(self, window: Window) -> bool:
+        """Whether a shadow rule would have refused something in the window."""
+        return _is_in(self.shadowed_ns, window)
+
+    @property
+    def is_internal(self) -> bool:
+        """Whether it is Sluice's own rule, and nothing ever came for it."""
+        return self.entry is not None and self.entry.source == BUILT_IN and self.messages == NOTHING
+
+    @property
+    def is_near(self) -> bool:
+        """Whether the limit is near."""
+        return self.used_ratio is not None and self.used_ratio >= NEAR
+
+    @property
+    def is_edited(self) -> bool:
+        """Whether an edit stands."""
+        return self.entry is not None and self.entry.edit is not None
+
+    def figures(self, clock: Clock, window: Window, rule: str) -> wire.LiveFigures | None:
+        """Return what it does, or None if it was never asked for.
+
+        Args:
+            clock: for the time of day.
+            window: what rates and states are of; it ends with the last sample.
+            rule: the name of the limit's own rule.
+        """
+        if self.seen_ns is None:
+            return None
+        before, now = self._moved(window)
+        seconds = window.seconds
+        wait_ns = max(self.wait_until_ns - window.end_ns, 0)
+        return wire.LiveFigures(
+            messages_per_s=rates(before[_MESSAGES], now[_MESSAGES], seconds) if self.counted else None,
+            requests_per_s=rates(before[_REQUESTS], now[_REQUESTS], seconds) if self.counted else None,
+            rule_messages_per_s=_rule_rates(before[_RULE], now[_RULE], seconds) if self.rule else None,
+            used=self.usage,
+            used_ratio=self.used_ratio,
+            limited=self.is_limited(window),
+            holding=self.is_holding(window),
+            would_refuse=self.is_shadowed(window),
+            near=self.is_near,
+            open=self.open and wait_ns > 0,
+            wait_s=wait_ns / NS_PER_S,
+            stored_permits=None if self.stored_permits is None else round(self.stored_permits, 3),
+            last_refused_at=self._last_refused(clock),
+            last_wait_s=self.last_wait_us / 1e6,
+            refused_by=self.last_refused_rule if self.last_refused_rule not in ("", rule) else None,
+        )
+
+    def _last_refused(self, clock: Clock) -> str | None:
+        if self.last_refused_ns is None:
+            return None
+        # Worked out once: the two clocks never agree to the millisecond twice.
+        if self.last_refused_at is None or self.last_refused_at[0] != self.last_refused_ns:
+            self.last_refused_at = (self.last_refused_ns, clock.iso_of(self.last_refused_ns))
+        return self.last_refused_at[1]
+
+    def history(self, points: int) -> wire.History | None:
+        """Return what it did in the last minutes."""
+        if self.ring is None:
+            return None
+        if self._history is None or self._history_at != points:
+            self._history, self._history_at = self.ring.read(points), points
+        return self._history
+
+    def row(self, entry: LimitEntry, live: wire.LiveFigures | None, history: wire.History | None) -> wire.Row:
+        """Return the line as it is shown."""
+        return wire.Row(key=self.key, own=self.entry is not None, live=live, history=history, **_fields(entry))
+
+
+def _fields(entry: LimitEntry) -> dict[str, Any]:
+    return {field: getattr(entry, field) for field in _ENTRY_FIELDS}
+
+
+_ENTRY_FIELDS: Final = LimitEntry.__struct_fields__
+
+
+_NEVER: Final = ""
+#: After every moment that is ever written.
+_FOR_GOOD: Final = "~"
+
+_PASSED, _BYPASSED = VERDICTS.index("pass"), VERDICTS.index("bypass")
+
+
+def sort_key(
+    column: wire.LimitColumn, rules: RuleSet, window: Window, *, descending: bool
+) -> Callable[[RowStats], Any] | None:
+    """Return what a column sorts by, which is what it shows; None is the order that lines have anyway.
+
+    Of equal ones those that were asked for come first and Sluice's own rules last, whatever the direction: nobody
+    looks for a default that nothing falls under, and still less for the name of the unreadable.
+    """
+
+    def limit(line: RowStats) -> float:
+        if line.entry is not None:
+            rate = line.entry.limit.get("rate")
+            return float(rate) if isinstance(rate, int | float) else math.inf
+        rate_per_s = rules.match(Resource(line.kind, line.name)).rate_per_s
+        return math.inf if rate_per_s is None else rate_per_s
+
+    def rule(line: RowStats) -> str:
+        return line.entry.rule if line.entry is not None else rules.match(Resource(line.kind, line.name)).name
+
+    keys: dict[wire.LimitColumn, Callable[[RowStats], Any] | None] = {
+        "name": None,
+        "kind": lambda line: line.kind,
+        "limit": limit,
+        "rule": rule,
+        "passed": _moved(_PASSED, window),
+        "refused": _moved(REFUSED, window),
+        "shadowed": _moved(SHADOWED, window),
+        "bypassed": _moved(_BYPASSED, window),
+        "used": lambda line: -1.0 if line.used_ratio is None else line.used_ratio,
+        "wait": lambda line: line.wait_until_ns,
+        "last_refused": lambda line: line.last_refused_ns or 0,
+        "edited": lambda line: line.entry.edit.at if line.entry is not None and line.entry.edit else _NEVER,
+        "expires": _expires,
+    }
+    key = keys[column]
+    if key is None:
+        return None
+    sign = -1 if descending else 1
+    return lambda line: (key(line), sign * (2 if line.is_internal else line.seen_ns is None))
+
+
+def _moved(verdict: int, window: Window) -> Callable[[RowStats], int]:
+    """Return what sorts by the messages of one verdict in the window."""
+    return lambda line: line.moved(verdict, window)
+
+
+def _expires(line: RowStats) -> str:
+    edit = line.entry.edit if line.entry is not None else None
+    return edit.expires_at or _FOR_GOOD if edit is not None else _FOR_GOOD
+
+
+# What is asked of the table: which lines, in which order, and which of them.
+class Query(msgspec.Struct, frozen=True, kw_only=True):
+    """Which lines are asked for.
+
+    Attributes:
+        kind: only this one; empty is all.
+        search: part of the name, in any case; empty is all.
+        filter: only those limited or shadowed in the window, with an edit, or near their limit.
+        sort: the column.
+        order: of the column.
+        offset: of the first row.
+        limit: rows at most.
+        history: with the last minutes.
+    """
+
+    kind: str = ""
+    search: str = ""
+    filter: wire.Filter | None = None
+    sort: wire.LimitColumn = "name"
+    order: wire.Order = "asc"
+    offset: int = 0
+    limit: int = wire.DEFAULT_PAGE
+    history: bool = True
+
+    @property
+    def view(self) -> "View":
+        """What decides which lines there are and in which order."""
+        return View(self.kind, self.search.casefold(), self.filter, self.sort, self.order)
+
+
+class View(NamedTuple):
+    """What decides which lines there are and in which order."""
+
+    kind: str
+    search: str
+    filter: wire.Filter | None
+    sort: wire.LimitColumn
+    order: wire.Order
+
+
+def in_alphabet(line: RowStats) -> tuple[str, str, str]:
+    """Return what the order of names goes by."""
+    return line.lower, line.kind, line.name
+
+
+def wanted(view: View, window: Window) -> Callable[[RowStats], bool]:
+    """Return what tells whether a line is among those asked for."""
+    passes: dict[wire.Filter | None, Callable[[RowStats], bool]] = {
+        None: lambda _: True,
+        "limited": lambda line: line.is_limited(window),
+        "edited": lambda line: line.is_edited,
+        "overridden": lambda line: line.is_edited,
+        "near": lambda line: line.is_near,
+        "shadowed": lambda line: line.is_shadowed(window),
+    }
+    kind, search, passes_filter = view.kind, view.search, passes[view.filter]
+    return lambda line: (not kind or line.kind == kind) and search in line.lower and passes_filter(line)
