@@ -31,9 +31,9 @@ define MAKE_VENV
 @set -e; found=; $(FIND_PYTHON); $(BIN)/pip --version >/dev/null 2>&1 || "$$found" -m venv $(VENV)
 endef
 
-TESTED := proxy limiter admin scan tests deploy/demo-rocketmq
+TESTED := proxy limiter admin scan tests
 
-.PHONY: help setup packages scan no-scan rust parts demo demo-rocketmq pictures test lint types fast unit fuzz browser operator spark integration deploy chroot dist coverage bench reference constraints format clean
+.PHONY: help setup packages scan no-scan rust parts demo demo-rocketmq pictures test test-all lint types fast unit fuzz quick browser operator spark integration deploy chroot dist coverage bench reference constraints format clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -117,10 +117,12 @@ demo: $(RUN_STAMP) ## one runaway and several quiet topics, live, until Ctrl-C o
 	$(BIN)/sluice demo $(if $(SECONDS),--seconds $(SECONDS))
 
 demo-rocketmq: $(RUN_STAMP) $(PARTS)/rocketmq/.stamp ## the same with a real RocketMQ and its own load generator, until Ctrl-C or SECONDS=30
-	PYTHONPATH=deploy/demo-rocketmq $(BIN)/python -m rocketmq_demo --jars $(PARTS)/rocketmq/lib \
+	$(BIN)/python -m admin.demo.rocketmq --jars $(PARTS)/rocketmq/lib \
 		--log $(PARTS)/demo-rocketmq/log $(if $(SECONDS),--seconds $(SECONDS)) $(if $(WITHOUT),--without)
 
-test: lint types rust fast deploy spark operator integration ## everything: lint, types, Rust, fast tests, deployment, analysis, operator's side, integration tests
+test: lint types rust fast quick ## what CI runs: lint, types, Rust, unit and fuzz tests, and the quick ones of each real part
+
+test-all: lint types rust fast deploy spark operator integration ## everything; an hour
 
 lint: $(VENV_STAMP) ## ruff, formatting, the import contracts
 	$(BIN)/ruff check $(TESTED)
@@ -133,7 +135,7 @@ types: $(VENV_STAMP) $(SCAN) ## mypy --strict over the packages and the test har
 	$(BIN)/mypy --strict tests/integration/harness
 	$(BIN)/mypy --strict tests/support/playbook
 	$(BIN)/mypy --strict tests/plugin/sluice_lines
-	MYPYPATH=deploy/demo-rocketmq:tests/support:tests/integration $(BIN)/mypy --strict deploy/demo-rocketmq/rocketmq_demo tests/support/pictures
+	MYPYPATH=tests/support:tests/integration $(BIN)/mypy --strict tests/support/pictures
 	MYPYPATH=tests/support $(BIN)/mypy --strict tests/bench tests/support/reference \
 		tests/support/claims.py tests/support/page_commands.py tests/support/guides.py
 
@@ -145,6 +147,12 @@ unit: $(VENV_STAMP) $(SCAN) ## unit tests alone
 
 fuzz: $(VENV_STAMP) ## fuzz tests alone; SLUICE_FUZZ_FACTOR=20 makes 20 times the cases
 	$(BIN)/python -m pytest tests/fuzz
+
+# Of each real part (Spark, Chromium, a sluice process, a broker with its clients) the tests that are not marked as long.
+quick: parts ## the quick tests with Spark, a browser, a real broker and real clients
+	@sh tests/integration/packages.sh spark
+	$(BIN)/python -m pytest tests/spark tests/integration tests/browser -m "not long and not alone" -n 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest tests/integration -m "alone and not long"
 
 browser: setup ## the page in a real Chromium
 	$(BIN)/python -m pytest tests/browser
@@ -199,7 +207,7 @@ reference: $(VENV_STAMP) ## write docs/reference anew from the code
 
 pictures: parts ## make the pictures of the README anew, from a real run; five minutes
 	@sh tests/integration/packages.sh browser spark
-	PYTHONPATH=tests/support:tests/integration:deploy/demo-rocketmq $(BIN)/python -m pictures
+	PYTHONPATH=tests/support:tests/integration $(BIN)/python -m pictures
 
 format: $(VENV_STAMP) ## apply the formatter and ruff's safe fixes
 	$(BIN)/ruff format $(TESTED)

@@ -18,19 +18,19 @@ from statistics import median
 
 from report import aligned
 
-from limiter.limit_text import parse_limit
-from limiter.limiter import Limiter
-from limiter.limits import Asker, Limits
-from limiter.resource import Resource
-from limiter.rule import Rule
-from limiter.rules import RuleSet
+from limiter.buckets.limiter import Limiter
+from limiter.deciding.limits import Caller, Limits
+from limiter.rules.limit_text import parse_limit
+from limiter.rules.resource import Resource
+from limiter.rules.rule import Rule
+from limiter.rules.rule_set import RuleSet
 
 # As many 536-byte frames as one read of 256 KiB holds.
 FRAMES_OF_A_READ = 489
 CALLS_BETWEEN_LOOKS = 1000
 PLENTY = 1_000_000_000
 TOPIC = Resource("topic", "bench")
-ASKER = Asker("10.1.2.3", "bench", "main")
+CALLER = Caller("10.1.2.3", "bench", "main")
 
 Ask = Callable[[], object]
 """Makes one decision about a whole batch."""
@@ -62,7 +62,7 @@ def of_all_limits(rules: tuple[Rule, ...], batch: int) -> Ask:
     """Ask all limits of one topic."""
     clock, costs, resources = time.monotonic_ns, (1,) * batch, (TOPIC,)
     decide = Limits(RuleSet(rules)).decide
-    return lambda: decide(clock(), resources, ASKER, costs, list)
+    return lambda: decide(clock(), resources, CALLER, costs, list)
 
 
 def of_many_topics(rules: tuple[Rule, ...]) -> Ask:
@@ -70,11 +70,11 @@ def of_many_topics(rules: tuple[Rule, ...]) -> Ask:
     clock = time.monotonic_ns
     decide = Limits(RuleSet(rules)).decide
     topics: Iterator[tuple[Resource]] = cycle([(Resource("topic", f"bench-{number}"),) for number in range(1000)])
-    return lambda: decide(clock(), next(topics), ASKER, (1,), list)
+    return lambda: decide(clock(), next(topics), CALLER, (1,), list)
 
 
 def stacked(count: int) -> tuple[Rule, ...]:
-    """Return so many rules that all apply to the topic and its asker."""
+    """Return so many rules that all apply to the topic and its caller."""
     rules = (
         Rule("topic", "*", PLENTY),
         Rule("client", "10.0.0.0/8", PLENTY),

@@ -27,17 +27,17 @@ import trio
 from peers import BenchError, Peer, Place, Running
 from report import aligned
 
-from admin.live.interface import LiveLimits
-from admin.live.model import Change
+from admin.edits.interface import LiveLimits
+from admin.edits.model import Change
 from admin.rejection_log import places
 from admin.rejection_log.files import Bounds
 from admin.rejection_log.recorder import Recorder
-from limiter.limit_text import parse_limit
-from limiter.recorder import Sender
-from limiter.resource import Resource
-from limiter.rules import RuleSet
-from proxy.batch import Batch, ConnectionInfo, Refuse, Request, Side
-from proxy.datapath import DataPathConfig, LocalDataPath
+from limiter.counting.recorder import Sender
+from limiter.rules.limit_text import parse_limit
+from limiter.rules.resource import Resource
+from limiter.rules.rule_set import RuleSet
+from proxy.datapath.datapath import DataPathConfig, LocalDataPath
+from proxy.deciding.batch import Batch, ConnectionInfo, Refuse, Request, Side
 
 LOAD_DEADLINE_S = 150.0
 LIMITED = "topic:*=1000000000/s"

@@ -174,8 +174,8 @@ def _duckdb(logs: Path, out: Path, _memory: str, _conf: list[str]) -> Measured:
 def _spark(logs: Path, out: Path, memory: str, conf: list[str]) -> Measured:
     began = time.monotonic()
     from admin.analytics.inputs import find  # noqa: PLC0415 - its start is not what is measured; as below
+    from admin.analytics.job.report import make_tables  # noqa: PLC0415
     from admin.analytics.options import Options  # noqa: PLC0415
-    from admin.analytics.report import make_tables  # noqa: PLC0415
     from admin.analytics.spark import SparkOptions, open_session, read_conf  # noqa: PLC0415
 
     options = SparkOptions(

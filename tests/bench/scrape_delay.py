@@ -32,8 +32,8 @@ from pathlib import Path
 import trio
 from peers import LOAD_CORE, PROXY_CORE, START_DEADLINE_S, BenchError, listens, metrics_page, process, sluice_program
 
-from proxy.loopback import LoopbackConfig, serve_broker
-from proxy.protocols.rocketmq.command import RemotingCommand, encode
+from admin.demo.broker import LoopbackConfig, serve_broker
+from proxy.protocols.rocketmq.wire.command import RemotingCommand, encode
 
 _CONFIG = """
 state_dir = "off"
@@ -182,6 +182,12 @@ class Phases:
         self._trips += sender.phase(pace, seconds, self._pids)
         self._took_s += time.perf_counter() - began
         self._waited_s += waited_s(self._pids[0]) - waited
+
+    def p99_ms(self) -> tuple[float, float]:
+        """Return the 99th percentile of the round trips, and of what they took less waits."""
+        due, less = (sorted(trips) for trips in zip(*self._trips, strict=True))
+        at = min(len(due) - 1, int(len(due) * 0.99))
+        return due[at], less[at]
 
     def rows(self, name: str, bound_ms: float) -> str:
         """Return two lines of the table."""

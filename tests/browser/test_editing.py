@@ -307,7 +307,7 @@ def test_default_is_edited_like_any_limit(
     drawer.get_by_role("button", name="Preview").click()
     drawer.get_by_role("button", name="Apply").click()
 
-    expect(page.locator(".card").filter(has_text="retry_group").locator(".big")).to_contain_text("15")
+    expect(page.get_by_role("row").filter(has_text="retry_group*")).to_contain_text("15/s")
     assert limit_of(sidecar, "*", "retry_group")["limit"]["rate"] == 15
 
 

@@ -65,6 +65,29 @@ def test_row_names_the_other_limit_that_refuses(
     expect(total.locator("td.refusing")).to_be_visible()
 
 
+def test_figures_of_a_flood_are_of_one_window_and_sort_by_what_is_shown(
+    sidecar: Sluice, open_tab: Callable[..., Any], flood: Callable[..., Any], fresh_name: Callable[[str], str]
+) -> None:
+    prefix = fresh_name("window")
+    for number in range(3):
+        flood(sidecar, f"{prefix}-quiet-{number}", 100)
+    load = flood(sidecar, f"{prefix}-flood", 1000)
+    page = open_tab(sidecar).open(f"#/limits?search={prefix}&sort=passed&order=desc")
+    row = page.locator(f'tr[data-row="topic/{prefix}-flood"]')
+    expect(row.locator(".flag.bad")).to_have_text("refusing")
+    load.wait_for(12_000)
+    page.evaluate(
+        "(key) => { window.seen = []; setInterval(() => { const row = document.querySelector(`tr[data-row='${key}']`);"
+        " window.seen.push([row.sectionRowIndex, row.cells[2].textContent, row.cells[4].textContent]); }, 100); }",
+        f"topic/{prefix}-flood",
+    )
+    load.wait_for(4000)
+    for index, passed, used in page.evaluate("window.seen"):
+        # The topics' limit is 200/s; what differs is rounding, and samples that are not punctual.
+        assert index == 0
+        assert abs(int(passed) / 200 - int(used.split()[0]) / 100) < 0.15, (passed, used)
+
+
 def test_badge_of_a_breaker_does_not_flicker(
     sidecar: Sluice, open_tab: Callable[..., Any], flood: Callable[..., Any], fresh_name: Callable[[str], str]
 ) -> None:
@@ -72,7 +95,7 @@ def test_badge_of_a_breaker_does_not_flicker(
     load = flood(sidecar, topic, 800)
     page = open_tab(sidecar).open(f"#/limits?search={topic}")
     flag = page.locator(f'tr[data-row="topic/{topic}"] .flag.bad')
-    expect(flag).to_have_text("refusing all")
+    expect(flag).to_have_text("refusing")
     flag.evaluate(
         "(flag) => { window.seen = []; new MutationObserver(() => window.seen.push(flag.textContent))"
         ".observe(flag, { childList: true, characterData: true, subtree: true }); }"

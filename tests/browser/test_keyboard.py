@@ -7,6 +7,8 @@ import pytest
 from harness.sidecar import Sluice, StartSluice
 from playwright.sync_api import Page, expect
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def sidecar(start_sluice: StartSluice) -> Sluice:

@@ -9,6 +9,8 @@ from harness.frames import FrameClient, send
 from harness.sidecar import Sluice, StartSluice
 from playwright.sync_api import CDPSession, expect
 
+pytestmark = pytest.mark.long
+
 _COUNT = 10_000
 _AT_ONCE = 500
 _PAGE = 50

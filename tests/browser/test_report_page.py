@@ -14,6 +14,8 @@ from playwright.sync_api import Browser, Page, expect
 
 from admin.analytics.page import render
 
+pytestmark = pytest.mark.long
+
 _DRAWN = "html[data-drawn={theme}]"
 _LARGEST_BYTES = 2_500_000
 OpenReport = Callable[..., Page]

@@ -9,6 +9,8 @@ from harness.frames import FrameClient, send
 from harness.sidecar import Sluice, StartSluice
 from playwright.sync_api import expect
 
+pytestmark = pytest.mark.long
+
 _WRITE = "0123456789abcdef0123456789abcdef-write"
 _READ = "0123456789abcdef0123456789abcdef-read"
 _HTML = "<img src=x onerror=alert(1)><b>bold</b>"
@@ -98,6 +100,6 @@ def test_html_in_names_and_reasons_stays_text(sidecar: Sluice, open_tab: Callabl
         expect(page.locator(".audit > tbody > tr").first.locator(".why")).to_have_text(_HTML)
         page.get_by_role("link", name="Connections").click()
         expect(page.locator("main table > tbody > tr").first).to_contain_text(_HTML)
-        page.get_by_role("link", name="Rules & defaults").click()
+        page.get_by_role("link", name="Rules", exact=True).click()
         expect(page.locator(".rules tbody tr").filter(has_text=_HTML)).to_have_count(1)
         assert page.locator("main img, main b").count() == 0

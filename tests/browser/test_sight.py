@@ -10,6 +10,8 @@ from harness.frames import FrameClient, sends
 from harness.sidecar import Sluice, StartSluice
 from playwright.sync_api import Page, expect
 
+pytestmark = pytest.mark.long
+
 _LIMITS = """
 [[limits]]
 kind = "topic"
@@ -117,7 +119,7 @@ def test_every_view_is_fit_to_be_seen_and_read_out(
 
     page.goto(f"{page.url.split('#')[0]}#/limits?edit=topic%2Forders")
     drawer = page.get_by_role("dialog")
-    drawer.get_by_text("More").click()
+    drawer.get_by_text("More", exact=True).click()
     findings["editor"] = _serious(page)
     picture(page, f"editor-{theme}-{width}")
     drawer.get_by_label("Rate, per second").fill("650")

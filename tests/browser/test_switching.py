@@ -26,7 +26,7 @@ def test_switch_is_unmistakable_in_every_view_until_it_is_back_on(
     dialog.get_by_role("button", name="Switch off").click()
 
     banner = page.get_by_role("alert").filter(has_text="LIMITING IS SWITCHED OFF")
-    for view in ("Limits", "Rules & defaults", "Audit", "Connections", "State"):
+    for view in ("Limits", "Rules", "Audit", "Connections", "State"):
         page.get_by_role("link", name=view, exact=True).click()
         expect(banner).to_contain_text("broker moves tonight")
         expect(banner).to_contain_text("left")
@@ -62,6 +62,68 @@ def test_alarm_stays_in_sight_however_far_the_page_is_scrolled(
     banner.get_by_role("button", name="Switch back on").click()
     page.get_by_role("dialog").get_by_role("button", name="Switch on").click()
     expect(banner).to_be_hidden()
+
+
+def test_enter_in_the_switch_off_dialog_switches_nothing_off(sidecar: Sluice, open_tab: Callable[..., Any]) -> None:
+    page = open_tab(sidecar).open()
+    page.get_by_role("button", name="Switch off…", exact=True).click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("Reason").fill("no reason to")
+    dialog.get_by_label("Reason").press("Enter")
+    dialog.get_by_label("For how long").select_option("other…")
+    dialog.get_by_label("Minutes").fill("5")
+    dialog.get_by_label("Minutes").press("Enter")
+    # Whatever the two might have led to has been answered before this is.
+    assert page.evaluate("fetch('/api/v1/switches').then((answer) => answer.json())")["switches"][0]["limiting"]
+    expect(dialog).to_be_visible()
+    dialog.get_by_role("button", name="Cancel").click()
+
+
+def test_switch_off_dialog_says_what_will_happen(
+    sidecar: Sluice, open_tab: Callable[..., Any], flood: Callable[..., Any]
+) -> None:
+    flood(sidecar, "closed", 100)
+    page = open_tab(sidecar).open()
+    expect(page.locator('tr[data-row="topic/closed"] .flag.bad')).to_have_text("refusing all")
+    page.get_by_role("button", name="Switch off…", exact=True).click()
+    dialog = page.get_by_role("dialog")
+    will = dialog.get_by_label("What will happen")
+    expect(will).to_contain_text("All limits stop at once, for 1 h, until ")
+    expect(will).to_contain_text("closed (")
+    dialog.get_by_label("What", exact=True).select_option("only retry_group")
+    dialog.get_by_label("For how long").select_option("for good")
+    expect(will).to_contain_text("All limits of retry_group stop at once, until somebody switches them on")
+    expect(will).to_contain_text("Nothing was refused or held in the last 10 s.")
+    expect(dialog.get_by_role("button", name="Switch off retry_group")).to_be_visible()
+    dialog.get_by_role("button", name="Cancel").click()
+
+
+def test_header_offers_to_switch_on_while_all_is_off(sidecar: Sluice, open_tab: Callable[..., Any]) -> None:
+    page = open_tab(sidecar).open()
+    button = page.locator("#switch-off")
+    button.click()
+    page.get_by_role("dialog").get_by_role("button", name="Switch off").click()
+    expect(button).to_have_text("Switch on…")
+    button.click()
+    page.get_by_role("dialog", name="Switch limiting back on").get_by_role("button", name="Switch on").click()
+    expect(button).to_have_text("Switch off…")
+    expect(page.locator(".banner.off")).to_be_hidden()
+
+
+def test_enter_in_the_reason_closes_no_connection(sidecar: Sluice, open_tab: Callable[..., Any]) -> None:
+    with FrameClient(sidecar.routes[0].listen) as client:
+        client.ask(send("stays-open"))
+        page = open_tab(sidecar).open("#/connections?search=stays-open")
+        page.locator("tbody").get_by_role("button", name="Close the connection of").click()
+        dialog = page.get_by_role("dialog")
+        dialog.get_by_label("Reason").fill("a slip")
+        asked: list[str] = []
+        page.on("request", lambda request: asked.append(request.method))
+        dialog.get_by_label("Reason").press("Enter")
+        page.evaluate("fetch('/api/v1/whoami').then((answer) => answer.json())")
+        assert "DELETE" not in asked
+        expect(dialog).to_be_visible()
+        client.ask(send("stays-open"))
 
 
 def test_one_kind_is_switched_off_by_itself(sidecar: Sluice, open_tab: Callable[..., Any]) -> None:

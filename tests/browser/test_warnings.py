@@ -43,6 +43,16 @@ def test_bypass_and_draining_are_said_and_the_health_is_not_green(
     expect(page.locator(".part-health .dot")).to_have_class("dot warn")
 
 
+def test_a_configuration_that_is_wrong_is_said_until_it_is_right(sidecar: Sluice, open_tab: Callable[..., Any]) -> None:
+    tab = open_tab(sidecar)
+    failed = {"at": "2026-11-21T19:00:00.000Z", "by": "SIGHUP", "problems": ["sluice.toml:3: limits[0].rate: wrong"]}
+    _told(tab.page, sidecar, failed_reload=failed)
+    page = tab.open(live=False)
+    banner = page.locator("#banners .banner").filter(has_text="The configuration is wrong")
+    expect(banner).to_contain_text("sluice.toml:3: limits[0].rate: wrong")
+    expect(banner).to_contain_text("by SIGHUP")
+
+
 def test_damaged_journal_is_named_after_the_start(
     start_sluice: StartSluice, open_tab: Callable[..., Any], tmp_path: Path
 ) -> None:

@@ -14,9 +14,9 @@ import pytest
 import yaml
 from harness.paths import ROOT
 
-from admin.composition import compose
-from admin.sources import Flags, load
-from admin.version import sluice_version
+from admin.common.version import sluice_version
+from admin.config.sources import Flags, load
+from admin.run.composition import compose
 
 CHART: Final = ROOT / "deploy" / "helm" / "sluice"
 DEPLOYMENT_A: Final = ROOT / "deploy" / "helm" / "examples" / "deployment-a"

@@ -21,7 +21,7 @@ from harness.paths import ROOT
 from harness.prometheus import Prometheus, Vector
 from harness.sidecar import Sluice
 
-from proxy.snapshot import RequestVerdict
+from proxy.stats.snapshot import RequestVerdict
 
 DASHBOARD: Final = json.loads((ROOT / "deploy" / "grafana" / "sluice.json").read_text(encoding="utf-8"))
 PANELS: Final = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]

@@ -15,7 +15,7 @@ import pytest
 import yaml
 from harness.paths import PARTS, ROOT, VENV_BIN, required
 
-from admin.version import sluice_version
+from admin.common.version import sluice_version
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 Run = Callable[..., str]
@@ -74,7 +74,8 @@ def test_the_wheel_runs_in_an_empty_environment(empty_environment: Path, run: Ru
 def test_its_types_are_seen_from_outside(empty_environment: Path, run: Run, tmp_path: Path) -> None:
     file = tmp_path / "user.py"
     file.write_text(
-        "from limiter.rule import Rule\n\nreveal_type(Rule('topic', 'orders', 5).rate_per_s)\nRule('topic', 5, 5)\n",
+        "from limiter.rules.rule import Rule\n\n"
+        "reveal_type(Rule('topic', 'orders', 5).rate_per_s)\nRule('topic', 5, 5)\n",
         encoding="utf-8",
     )
     command = (VENV_BIN / "mypy", "--strict", "--python-executable", empty_environment / "bin" / "python")

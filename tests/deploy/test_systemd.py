@@ -12,7 +12,7 @@ import pytest
 from harness.paths import ROOT, VENV_BIN
 
 from admin.cli import app
-from admin.sources import environment_names
+from admin.config.sources import environment_names
 
 SYSTEMD: Final = ROOT / "deploy" / "systemd"
 UNIT: Final = SYSTEMD / "sluice.service"

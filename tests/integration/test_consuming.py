@@ -11,11 +11,11 @@ import trio
 from harness.clients import cpp, java, node, run_client
 from harness.rocketmq import RocketMQ
 
-from admin.composition import Plan, compose
-from admin.sources import Flags, load
-from proxy.datapath import LocalDataPath
+from admin.config.sources import Flags, load
+from admin.run.composition import Plan, compose
+from proxy.datapath.datapath import LocalDataPath
 
-pytestmark = [pytest.mark.integration, pytest.mark.alone]
+pytestmark = [pytest.mark.integration, pytest.mark.alone, pytest.mark.long]
 
 _LIMITED_S = 20
 # At first each queue is pulled once before anything is known of what it holds, and the limit has a second in store.

@@ -9,7 +9,7 @@ from harness.clients import java, run_client
 from harness.rocketmq import RocketMQ
 from harness.sidecar import Sluice
 
-pytestmark = [pytest.mark.integration, pytest.mark.alone]
+pytestmark = [pytest.mark.integration, pytest.mark.alone, pytest.mark.long]
 
 _SENDING_S = 10
 _BATCH = 16

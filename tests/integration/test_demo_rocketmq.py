@@ -11,10 +11,10 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from harness.paths import PARTS, ROOT, required
+from harness.paths import PARTS, required
 from harness.process import ManagedProcess
 
-pytestmark = [pytest.mark.integration, pytest.mark.alone]
+pytestmark = [pytest.mark.integration, pytest.mark.alone, pytest.mark.long]
 
 QUIET = ("orders", "payments", "invoices", "shipments", "audit")
 #: Two virtual machines, a sidecar and a benchmark take a while to start on a machine that is busy.
@@ -37,8 +37,8 @@ def start_demo(tmp_path: Path, scratch: Path) -> Iterator[StartDemo]:
     started = []
 
     def start(*arguments: str) -> ManagedProcess:
-        command = [sys.executable, "-m", "rocketmq_demo", "--jars", str(jars), "--log", str(tmp_path / "log")]
-        env = {"PYTHONPATH": str(ROOT / "deploy" / "demo-rocketmq"), "TMPDIR": str(scratch)}
+        command = [sys.executable, "-m", "admin.demo.rocketmq", "--jars", str(jars), "--log", str(tmp_path / "log")]
+        env = {"TMPDIR": str(scratch)}
         started.append(ManagedProcess("demo", [*command, *arguments], log=tmp_path / "demo.log", env=env, cwd=tmp_path))
         return started[-1]
 

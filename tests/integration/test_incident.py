@@ -16,7 +16,7 @@ from harness.clients import java, run_client
 from harness.rocketmq import RocketMQ
 from harness.sidecar import StartSluice
 
-pytestmark = [pytest.mark.integration, pytest.mark.alone]
+pytestmark = [pytest.mark.integration, pytest.mark.alone, pytest.mark.long]
 
 _SECONDS = 12
 _FAILING_MESSAGES = 1000

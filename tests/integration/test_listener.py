@@ -46,13 +46,12 @@ def test_tls_connection_is_closed_and_counted(rocketmq: RocketMQ, sluice: Sluice
     )
 
 
-def test_client_of_an_unreachable_broker_is_closed_at_once(
-    start_sluice: StartSluice, listen: str, unreachable: str
-) -> None:
+def test_client_of_an_unreachable_broker_is_refused(start_sluice: StartSluice, listen: str, unreachable: str) -> None:
     route = Route(listen, unreachable)
     with start_sluice(routes=(route,), ready=False) as sluice:
-        with _connect(route.listen) as client:
-            received = _read_to_end(client)
-        sluice.wait_for_metrics(lambda metrics: metrics.total("sluice_connections") == 0)
-
-    assert received == b""
+        with pytest.raises(ConnectionRefusedError):
+            _connect(route.listen)
+        status, reason = sluice.get("/readyz")
+        assert (status, '"listening":false' in reason) == (503, True)
+        assert sluice.metrics().total("sluice_listening") == 0
+        sluice.process.wait_for_line("broker unreachable; not listening until it answers", timeout_s=60)

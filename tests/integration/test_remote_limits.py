@@ -156,9 +156,10 @@ def test_change_is_in_the_audit_trail_and_survives_a_restart(
 
 def test_oneway_change_is_made_and_the_connection_goes_on(ask: Ask, start: Callable[[], Sluice], listen: str) -> None:
     start()
-    answers = ask(listen, "oneway=remote-d=0", "update=remote-e=5", "send=remote-d", "view")
-    assert [answer["code"] for answer in answers] == [SUCCESS, 2, SUCCESS]
-    assert limits_of(answers[-1])["remote-d"]["limitQps"] == 0
+    # The client may send a oneway request after the one that it was given next.
+    answers = ask(listen, "oneway=remote-d=0", "until=remote-d=0", "update=remote-e=5", "send=remote-d")
+    assert [answer["code"] for answer in answers] == [SUCCESS, SUCCESS, 2]
+    assert limits_of(answers[0])["remote-d"]["limitQps"] == 0
 
 
 @pytest.mark.parametrize("serialize", ["JSON", "ROCKETMQ"])

@@ -20,10 +20,10 @@ from harness.frames import (
 )
 from harness.sidecar import Metrics, Sluice, StartSluice
 
-from proxy.protocols.rocketmq.codes import RequestCode, ResponseCode
-from proxy.protocols.rocketmq.command import RemotingCommand
+from proxy.protocols.rocketmq.wire.codes import RequestCode, ResponseCode
+from proxy.protocols.rocketmq.wire.command import RemotingCommand
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.long]
 
 _RATE = 100
 

@@ -13,7 +13,7 @@ from harness.embedded import EmbeddedBroker
 from harness.frames import FrameClient, refused, send, send_back, sends, stored
 from harness.sidecar import Sluice, StartSluice
 
-from proxy.protocols.rocketmq.command import encode
+from proxy.protocols.rocketmq.wire.command import encode
 
 pytestmark = pytest.mark.integration
 
@@ -42,6 +42,7 @@ name = "by-byte"
 rate = "unlimited"
 bytes_per_s = 10
 bytes_burst_s = 1000
+max_debt_s = 3600
 
 [[limits]]
 kind = "topic"
@@ -50,6 +51,7 @@ rate = 0.01
 burst_s = 1000
 bytes_per_s = 10
 bytes_burst_s = 1000
+max_debt_s = 3600
 
 [[limits]]
 kind = "topic"

@@ -12,7 +12,7 @@ from harness.sidecar import Sluice, StartSluice, run_sluice
 
 from admin.cli import main
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.long]
 
 _CONFIG = """
 [[listeners]]
@@ -85,6 +85,7 @@ kind = "topic"
 name = "held"
 rate = 0.01
 burst_s = 1000
+max_debt_s = 3600
 action = "delay"
 max_delay_s = 3600
 """
@@ -110,8 +111,8 @@ def test_text_says_which_limits_in_which_order_why_and_what_state(sidecar: Sluic
         answers = client.ask(*sends(14, "orders", group="billing"))
     assert (stored(answers), len(refused(answers))) in {(10, 4), (11, 3)}
 
-    asker = ("--client", "127.0.0.1", "--producer-group", "billing", "--listener", "vip")
-    done = run_sluice("limits", "explain", "topic", "orders", *asker, "--admin", sidecar.admin, cwd=tmp_path)
+    caller = ("--client", "127.0.0.1", "--producer-group", "billing", "--listener", "vip")
+    done = run_sluice("limits", "explain", "topic", "orders", *caller, "--admin", sidecar.admin, cwd=tmp_path)
 
     assert (done.returncode, done.stderr) == (0, "")
     question, *limits = _blocks(done.stdout).items()

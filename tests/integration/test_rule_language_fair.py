@@ -13,7 +13,7 @@ from harness.embedded import EmbeddedBroker
 from harness.frames import FrameClient, refused, send, sends, stored
 from harness.sidecar import Sluice, StartSluice
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.long]
 
 _RATE = 100
 # So slow that no machine takes as long for an answer as the next permit does.

@@ -57,6 +57,7 @@ kind = "producer_group"
 name = "also-delayed"
 rate = 0.01
 burst_s = 1000
+max_debt_s = 3600
 action = "delay"
 max_delay_s = 3600
 

@@ -10,7 +10,7 @@ from harness.clients import cpp, java, run_client, start_client
 from harness.rocketmq import RocketMQ
 from harness.sidecar import Sluice
 
-pytestmark = [pytest.mark.integration, pytest.mark.alone]
+pytestmark = [pytest.mark.integration, pytest.mark.alone, pytest.mark.long]
 
 _FAILURES_EACH = 2
 _CONSUMING_S = 120

@@ -12,7 +12,7 @@ from socket import IPPROTO_TCP, SHUT_WR, TCP_NODELAY, create_connection, create_
 import pytest
 from harness.sidecar import Route, Sluice, StartSluice
 
-pytestmark = [pytest.mark.integration, pytest.mark.alone]
+pytestmark = [pytest.mark.integration, pytest.mark.alone, pytest.mark.long]
 
 _CHUNK_BYTES = 256 * 1024
 

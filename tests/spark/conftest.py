@@ -11,8 +11,8 @@ from pyspark.sql import SparkSession
 
 from admin.analytics.findings import Inputs
 from admin.analytics.inputs import find
+from admin.analytics.job.report import make_tables
 from admin.analytics.options import Options
-from admin.analytics.report import make_tables
 from admin.analytics.spark import SparkOptions, open_session
 
 

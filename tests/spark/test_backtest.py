@@ -10,11 +10,10 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from admin.analytics import tables
 from admin.analytics.backtest import backtest
-from admin.analytics.seconds import with_corrected
-from limiter.bucket import NS_PER_S
-from limiter.limiter import Limiter
-from limiter.resource import Resource
-from limiter.rule import Rule
+from admin.analytics.retries import with_corrected
+from limiter.buckets.limiter import Limiter
+from limiter.rules.resource import Resource
+from limiter.rules.rule import NS_PER_S, Rule
 
 MINUTES = 4
 WITHIN = 0.02

@@ -18,8 +18,10 @@ from spark_cluster import PATIENCE_S, SETTINGS, SPARK_HOME, Cluster, running_clu
 from admin.analytics import tables
 from admin.analytics.findings import Inputs
 from admin.analytics.inputs import find
+from admin.analytics.job.report import Place, make_tables, publish
 from admin.analytics.options import Options
-from admin.analytics.report import Place, make_tables, publish
+
+pytestmark = pytest.mark.long
 
 ROOT = Path(__file__).resolve().parents[2]
 SHAPE = Shape(instances=2, resources=12, active=3, storms_per_minute=0.1, storm_s=30.0, clients=4)

@@ -11,7 +11,7 @@ from harness.embedded import EmbeddedBroker
 from harness.frames import FrameClient, refused, sends, stored
 from harness.sidecar import Sluice, run_sluice
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.long]
 
 _LIMIT: Final = 40
 _ROOM: Final = 100

@@ -22,11 +22,13 @@ from pyspark.sql import SparkSession
 from rich.console import Console
 
 from admin.analytics import tables
-from admin.analytics.follow import FollowSettings, follow
 from admin.analytics.inputs import find
+from admin.analytics.job.follow import FollowSettings, follow
+from admin.analytics.job.report import make_tables
 from admin.analytics.options import Options
-from admin.analytics.report import make_tables
 from admin.analytics.staging import Staging
+
+pytestmark = pytest.mark.long
 
 ROOT = Path(__file__).resolve().parents[2]
 PATHS = os.pathsep.join(str(ROOT / each) for each in (".", "tests/support", "tests/integration"))

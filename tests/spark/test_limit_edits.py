@@ -4,6 +4,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import pytest
 from minute_rows import MONDAY_S, Asked, Limit, coverage, frame, minute
 from pyspark.sql import SparkSession
 
@@ -11,6 +12,8 @@ from admin.analytics import edits, tables, words
 from admin.analytics.digest import Digest
 from admin.analytics.findings import Inputs
 from admin.analytics.options import Options
+
+pytestmark = pytest.mark.long
 
 _BY_PATTERN = Limit("topic:orders-*", 200.0)
 _OWN = Limit("topic:orders-1", 1000.0)

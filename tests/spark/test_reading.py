@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from admin.analytics import reading, schema
+from admin.analytics import reading
 from admin.rejection_log import records as log
 
 GOOD: dict[str, Any] = {
@@ -41,20 +41,20 @@ def lines(spark: SparkSession, tmp_path: Path) -> Callable[..., DataFrame]:
 def test_schema_has_every_field_of_every_record() -> None:
     for record in typing.get_args(log.AnyRecord):
         kind = record.__struct_config__.tag
-        known = {field.split()[0] for field in (*schema.HEAD, *schema.TYPES[kind])}
+        known = {field.split()[0] for field in (*reading.HEAD, *reading.TYPES[kind])}
         assert known == {field.name for field in msgspec.structs.fields(record)}, kind
 
 
 def test_schema_requires_what_has_no_default() -> None:
-    head = {field.split()[0] for field in schema.HEAD}
+    head = {field.split()[0] for field in reading.HEAD}
     for record in typing.get_args(log.AnyRecord):
         needed = {field.name for field in msgspec.structs.fields(record) if field.required}
-        assert {*schema.REQUIRED[record.__struct_config__.tag]} == needed - head
+        assert {*reading.REQUIRED[record.__struct_config__.tag]} == needed - head
 
 
 def test_records_have_the_stated_schema(lines: Callable[..., DataFrame]) -> None:
     parsed = reading.parse(lines(GOOD))
-    for frame, ddl in ((parsed.records, schema.RECORDS), (parsed.bad, schema.BAD)):
+    for frame, ddl in ((parsed.records, reading.RECORDS), (parsed.bad, reading.BAD)):
         stated = StructType.fromDDL(ddl)
         assert [(field.name, field.dataType) for field in frame.schema] == [(f.name, f.dataType) for f in stated]
 
@@ -83,7 +83,7 @@ def test_what_the_writer_writes_is_read_whole(lines: Callable[..., DataFrame]) -
         assert {name: found[written["type"]][name] for name in written} == written
 
 
-TWO_SECONDS = {name: [1, 1] for name in schema.SECONDS}
+TWO_SECONDS = {name: [1, 1] for name in reading.SECONDS}
 NO_OBJECT = "not one JSON object with fields of the right types"
 MISSING = "a field is missing"
 OUT_OF_RANGE = "a value is out of range"

@@ -18,10 +18,12 @@ from small_log import FLOOD_PER_S, LIMIT_PER_S, NOON_S, STORM_S, SmallLog
 from admin.analytics import tables
 from admin.analytics.findings import Findings
 from admin.analytics.inputs import find
+from admin.analytics.job.report import Place, make_tables, publish, write_file
 from admin.analytics.options import Options
-from admin.analytics.report import Place, make_tables, publish, write_file
 from admin.analytics.spark import SparkOptions, open_session
-from admin.errors import StartError
+from admin.common.errors import StartError
+
+pytestmark = pytest.mark.long
 
 _SPARK_S: Final = 580.0
 _MARKUP: Final = "<script>alert(1)</script>"

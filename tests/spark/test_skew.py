@@ -16,6 +16,8 @@ from admin.analytics.derive import derive
 from admin.analytics.options import Options
 from admin.analytics.reading import distinct, parse, read_lines
 
+pytestmark = pytest.mark.long
+
 START_S = 1_700_092_800
 SECONDS = 900
 HOT_CLIENTS = 10

@@ -19,10 +19,19 @@ from reference.cli import commands
 from reference.metrics import described
 
 from admin.cli import app
-from admin.client.target import CLIENT_VARIABLES, ENV_WEBHOOK_TOKEN
-from admin.errors import SettingsError
-from admin.settings import Settings
-from admin.sources import ENV_BROKER, ENV_CONFIG, ENV_LIMIT, ENV_LISTEN, ENV_PROTOCOL, Flags, environment_names, load
+from admin.common.environment import CLIENT_VARIABLES, ENV_WEBHOOK_TOKEN
+from admin.common.errors import SettingsError
+from admin.config.settings import Settings
+from admin.config.sources import (
+    ENV_BROKER,
+    ENV_CONFIG,
+    ENV_LIMIT,
+    ENV_LISTEN,
+    ENV_PROTOCOL,
+    Flags,
+    environment_names,
+    load,
+)
 from admin.wire import BASE
 
 ROOT: Final = Path(__file__).parents[2]

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from pyspark.sql import DataFrame, SparkSession
 
 from admin.analytics import tables
-from admin.analytics.schema import OUTCOMES
+from admin.analytics.reading import OUTCOMES
 
 MONDAY_S = 1_763_942_400
 """2025-11-24 00:00 UTC."""

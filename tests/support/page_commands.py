@@ -100,17 +100,25 @@ _CHART: Final = "tests/deploy/test_chart.py"
 
 NOT_RUN: Final = (
     NotRun("make demo", "it goes on until Ctrl-C", "make chroot"),
+    NotRun("python3 -m venv /tmp/client && /tmp/client/bin/pip install rocketmq==0.4.4", _NETWORK, "make parts"),
+    NotRun(
+        "/tmp/client/bin/python send.py",
+        "it asks the demo's name server",
+        "tests/integration/docs/test_commands.py::test_the_client_of_the_readme_is_limited",
+    ),
     *(
         NotRun(f"make demo-rocketmq{how}", "it fetches RocketMQ", "tests/integration/test_demo_rocketmq.py")
         for how in ("", " SECONDS=30", " SECONDS=30 WITHOUT=1")
     ),
     NotRun("make test", _ITSELF, "make test"),
+    NotRun("make test-all", _ITSELF, "make test-all"),
     NotRun("make setup", _NETWORK, "make setup"),
     NotRun("make lint types", _ITSELF, "make test"),
     NotRun("make unit fuzz", _ITSELF, "make fast"),
     NotRun("make parts", _NETWORK, "make operator"),
     NotRun("make bench", _MINUTES, "tests/bench/test_run.py"),
     NotRun("/opt/sluice/bin/pip install -c constraints.txt .", _NETWORK, "make chroot"),
+    NotRun("/opt/sluice/bin/pip install ./scan", _NETWORK, "make scan"),
     NotRun("/opt/sluice/bin/pip install -c constraints.txt '.[spark]'", _NETWORK, "make setup"),
     NotRun("apt-get install openjdk-17-jre-headless", _SYSTEM, "make packages"),
     NotRun("SLUICE_FUZZ_FACTOR=20 .venv/bin/python -m pytest tests/fuzz", _MINUTES, "make fuzz"),

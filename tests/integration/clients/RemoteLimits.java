@@ -19,7 +19,8 @@ import org.apache.rocketmq.remoting.protocol.header.SendMessageRequestHeaderV2;
  * Sees and changes limits by the requests 9002 and 9003, over one connection, as an administrator's tool does.
  *
  * <p>Arguments: address, then what to do in order: {@code view}, {@code update=TOPIC=QPS}, {@code oneway=TOPIC=QPS},
- * {@code send=TOPIC}. Prints one line of JSON: for each its answer's code, remark and, of a view, what its body says.
+ * {@code until=TOPIC=QPS} (views until one has that limit), {@code send=TOPIC}. Prints one line of JSON: for each its
+ * answer's code, remark and, of a view, what its body says.
  */
 public final class RemoteLimits {
     private static final int SEND_MESSAGE_V2 = 310;
@@ -65,7 +66,12 @@ public final class RemoteLimits {
                 client.invokeOneway(args[0], request, TIMEOUT_MS);
                 continue;
             }
-            answers.add(told(client.invokeSync(args[0], request, TIMEOUT_MS), words[0].equals("view")));
+            RemotingCommand answer = client.invokeSync(args[0], request, TIMEOUT_MS);
+            while (words[0].equals("until") && !has(answer, words[1], Double.parseDouble(words[2]))) {
+                Thread.sleep(10);
+                answer = client.invokeSync(args[0], request, TIMEOUT_MS);
+            }
+            answers.add(told(answer, request.getCode() == VIEW));
         }
         client.shutdown();
         System.out.println(JSON.toJSONString(answers));
@@ -75,6 +81,7 @@ public final class RemoteLimits {
     private static RemotingCommand request(String[] words) throws RemotingTimeoutException {
         switch (words[0]) {
             case "view":
+            case "until":
                 return RemotingCommand.createRequestCommand(VIEW, null);
             case "send":
                 return send(words[1]);
@@ -84,6 +91,11 @@ public final class RemoteLimits {
                 header.topicLimitQps = Double.parseDouble(words[2]);
                 return RemotingCommand.createRequestCommand(UPDATE, header);
         }
+    }
+
+    private static boolean has(RemotingCommand answer, String topic, double qps) {
+        Limits limits = RemotingSerializable.decode(answer.getBody(), Limits.class);
+        return limits.topicRateLimitList.stream().anyMatch(each -> each.topic.equals(topic) && each.limitQps == qps);
     }
 
     private static RemotingCommand send(String topic) {

@@ -19,21 +19,21 @@ from guides import write_package
 from harness.api import ask
 from harness.embedded import EmbeddedBroker
 from harness.frames import FrameClient, refused, sends
-from harness.paths import ROOT, VENV_BIN, program
+from harness.paths import PARTS, ROOT, VENV_BIN, program, required
 from harness.ports import free_port
 from harness.process import ManagedProcess
 from harness.sidecar import Sluice
 from page_commands import NOT_RUN, PAGES, SHELL, Command, commands_of, files_of, is_there
 from small_log import SmallLog
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.long]
 
 _TIMEOUT_S = 580.0
 _LISTED = {each.line for each in NOT_RUN}
 _TEXTS = {page: (ROOT / page).read_text(encoding="utf-8") for page in PAGES}
 _COMMANDS = {page: tuple(commands_of(text)) for page, text in _TEXTS.items()}
 _RUN_HERE = [page for page, commands in _COMMANDS.items() if any(each.line not in _LISTED for each in commands)]
-_TOML = re.findall(r"\*\*(\d+)\. .*?```toml\n(.*?)```", _TEXTS["README.md"], re.DOTALL)
+_TOML = re.findall(r"\*\*(\d+)\. .*?```toml\n(.*?)```", _TEXTS["docs/limits.md"], re.DOTALL)
 
 _OTHER_LANGUAGES = {"text", "toml", "python", "properties", "yaml"}
 
@@ -213,12 +213,32 @@ def test_the_commands_of_a_page_work(page: str, reader: Callable[[str], Reader])
 
 
 @pytest.mark.parametrize(("number", "text"), _TOML)
-def test_sluice_check_takes_an_example_of_the_readme(
+def test_sluice_check_takes_an_example_of_a_limit(
     number: str, text: str, tmp_path: Path, reader: Callable[[str], Reader]
 ) -> None:
     file = tmp_path / "example.toml"
     file.write_text(text, encoding="utf-8")
-    assert tomllib.loads(text)["limits"][0]["name"] in reader("README.md").check(file)
+    assert tomllib.loads(text)["limits"][0]["name"] in reader("docs/limits.md").check(file)
+
+
+def test_the_client_of_the_readme_is_limited(tmp_path: Path) -> None:
+    readme = _TEXTS["README.md"]
+    (code,) = re.findall(r"^```python\n(# send\.py\n.*?)^```$", readme, re.DOTALL | re.MULTILINE)
+    (limit,) = [each.line for each in _COMMANDS["README.md"] if each.line.endswith('--reason "try it"')]
+    command = [str(VENV_BIN / "sluice"), "demo"]
+    with ManagedProcess("demo", command, log=tmp_path / "demo.log", cwd=tmp_path) as running:
+        running.wait_for_line("besides", timeout_s=_TIMEOUT_S)
+        said = "\n".join(running.lines)
+        (admin,) = re.findall(r"open (http://[\d.]+:\d+)", said)
+        (name_server,) = re.findall(r"name server ([\d.]+:\d+)", said)
+        subprocess.run([program("sh"), "-c", limit], check=True, cwd=ROOT, env=os.environ | {"SLUICE_URL": admin})
+        assert "127.0.0.1:9876" in code
+        (tmp_path / "send.py").write_text(code.replace("127.0.0.1:9876", name_server), encoding="utf-8")
+        required(PARTS / "python" / ".stamp", "make parts")
+        client = [str(PARTS / "python" / "bin" / "python"), "send.py"]
+        printed = subprocess.run(client, check=True, cwd=tmp_path, stdout=subprocess.PIPE, text=True).stdout
+    assert " stored" in printed
+    assert " refused: No route info of this topic" in printed
 
 
 def test_there_are_ten_of_them() -> None:

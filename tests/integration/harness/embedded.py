@@ -6,9 +6,9 @@ from typing import Final, Self
 
 import trio
 
+from admin.demo.broker import Loopback, LoopbackConfig, serve_broker
 from harness.ports import free_port
 from harness.sidecar import Route
-from proxy.loopback import Loopback, LoopbackConfig, serve_broker
 
 _START_TIMEOUT_S: Final = 60.0
 

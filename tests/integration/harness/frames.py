@@ -10,9 +10,10 @@ import struct
 from collections.abc import Iterable
 from typing import Final, Self
 
-from proxy.protocols.rocketmq.batch_body import BatchMessage, encode_batch
-from proxy.protocols.rocketmq.codes import FLAG_ONEWAY, RequestCode, ResponseCode
-from proxy.protocols.rocketmq.command import RemotingCommand, decode, encode
+from harness.wire_bytes import encode_batch
+from proxy.protocols.rocketmq.batch_body import BatchMessage
+from proxy.protocols.rocketmq.wire.codes import FLAG_ONEWAY, RequestCode, ResponseCode
+from proxy.protocols.rocketmq.wire.command import RemotingCommand, decode, encode
 
 #: An answer may have been held; a test that waits for longer than this waits for nothing.
 _TIMEOUT_S: Final = 60.0

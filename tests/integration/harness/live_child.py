@@ -17,16 +17,17 @@ import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
+import structlog
 import trio
 
-from admin.composition import compose
-from admin.live import journal
-from admin.live.desk import Desk
-from admin.live.model import Author, SetLimit
-from admin.live.store import DirectoryStore
-from admin.rulebook import Rulebook
-from admin.sources import Flags, load
-from limiter.rules import RuleSet
+from admin.config.rulebook import Rulebook
+from admin.config.sources import Flags, load
+from admin.edits import journal
+from admin.edits.model import Author, SetLimit
+from admin.edits.service import EditService
+from admin.edits.store import DirectoryStore
+from admin.run.composition import compose
+from limiter.rules.rule_set import RuleSet
 
 WRITERS = 6
 """Tasks that edit at once; each has names of its own, and edits all of them together."""
@@ -43,7 +44,7 @@ async def edit(rulebook: Rulebook, directory: Path, seed: int) -> None:
     # Small, so that files are written anew and rotated all the time.
     journal._LEAST_BYTES = 12_000  # type: ignore[misc]  # final for all but this
     store = DirectoryStore(directory, datetime.now(UTC), audit_bytes=100_000)
-    desk = Desk(rulebook, store)
+    desk = EditService(rulebook, store)
     found = {path: standing.limit["rate"] for path, standing in store.standings.items() if standing.limit is not None}
     in_force = {
         f"limits/{each.kind}/{each.name}": each.limit["rate"] for each in desk.limits() if each.edit is not None
@@ -78,18 +79,21 @@ async def edit(rulebook: Rulebook, directory: Path, seed: int) -> None:
 
 
 def serve() -> None:
+    # What is said on stdout is for whoever watches.
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     rulebook = compose(load(None, {}, Flags(listen=["127.0.0.1:1"], broker=["127.0.0.1:2"]))).rulebook
     for line in sys.stdin:
         directory, seed = line.rsplit(" ", 1)
         pid = os.fork()
         if pid == 0:
+            # Not its parent: on a busy machine that would come after what is found.
+            say("pid", os.getpid())
             random.seed(int(seed))
             try:
                 trio.run(edit, rulebook, Path(directory), int(seed))
             except BaseException as error:  # noqa: BLE001 - told to whoever watches
                 say("failed", repr(error).replace("\n", " "))
             os._exit(1)
-        say("pid", pid)
         os.waitpid(pid, 0)
         say("over", pid)
 

@@ -3,13 +3,16 @@
 import itertools
 import os
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 
 # Below Linux's ephemeral range: no outgoing connection takes one of these while nobody listens on it.
 _FIRST, _LAST = 15_000, 32_000
-# Runs that start at once begin in different places; within a run the ports only go up.
-_candidates = itertools.cycle(range(_FIRST + os.getpid() * 20 % (_LAST - _FIRST), _LAST, 5))
+_STEP = 5
+_EVERY = range(_FIRST, _LAST, _STEP)
+# Runs that start at once begin in different places, and each can have all the ports, whatever place that is.
+_start = os.getpid() * 4 % len(_EVERY)
+_candidates: Iterator[int] = itertools.cycle((*_EVERY[_start:], *_EVERY[:_start]))
 # Bound and never listening: between two of their listeners the ports are nobody else's, either.
 _kept: list[ExitStack] = []
 
@@ -24,16 +27,18 @@ def free_port(*hosts: str, offsets: Iterable[int] = (0,)) -> int:
         RuntimeError: none was found.
     """
     wanted = tuple(offsets)
-    for port in itertools.islice(_candidates, 2_000):
+    reason: OSError | None = None
+    for port in itertools.islice(_candidates, len(_EVERY)):
         with ExitStack() as keeping:
             try:
                 for host, offset in itertools.product(set(hosts) or {"127.0.0.1"}, wanted):
                     _keep(keeping, host, port + offset)
-            except OSError:
+            except OSError as error:
+                reason = error
                 continue
             _kept.append(keeping.pop_all())
             return port
-    raise RuntimeError("no free port was found for the integration tests")
+    raise RuntimeError(f"no free port was found for the integration tests: {reason}")
 
 
 def _keep(keeping: ExitStack, host: str, port: int) -> None:

@@ -7,6 +7,7 @@ find it through the name server and need no setting.
 import contextlib
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Self
@@ -28,6 +29,7 @@ _JAVA_OPENS = (
 _JAVA_FAST_START = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 # A loaded CI machine takes several times the usual six seconds.
 _START_TIMEOUT_S = 120.0
+_STOP_TIMEOUT_S = 120.0
 _ROUTE_TIMEOUT_S = 120.0
 _FILLED_AT_ONCE = 250
 _VIP_OFFSET = -2
@@ -107,12 +109,11 @@ class RocketMQ:
         with contextlib.ExitStack() as starting:
             namesrv_conf = home / "namesrv.conf"
             namesrv_conf.write_text(f"listenPort={namesrv_port}\nbindAddress={_BROKER_HOST}\n", encoding="utf-8")
-            starting.enter_context(
-                self._start(
-                    *(home, "namesrv", rocketmq_classpath(), ("-Xms128m", "-Xmx256m")),
-                    *("namesrv.NamesrvStartup", "-c", str(namesrv_conf)),
-                )
+            namesrv = self._start(
+                *(home, "namesrv", rocketmq_classpath(), ("-Xms128m", "-Xmx256m")),
+                *("namesrv.NamesrvStartup", "-c", str(namesrv_conf)),
             )
+            starting.callback(namesrv.kill)
             broker_conf = home / "broker.conf"
             broker_conf.write_text(
                 _BROKER_CONF.format(
@@ -126,13 +127,26 @@ class RocketMQ:
                 + "".join(f"{key}={value}\n" for key, value in settings.items()),
                 encoding="utf-8",
             )
-            starting.enter_context(
-                self._start(
-                    *(home, "broker", classpath, broker_options),
-                    *("broker.BrokerStartup", "-n", self.namesrv, "-c", str(broker_conf)),
-                )
+            self._start_broker = partial(
+                self._start,
+                *(home, "broker", classpath, broker_options),
+                *("broker.BrokerStartup", "-n", self.namesrv, "-c", str(broker_conf)),
             )
+            self._broker = self._start_broker()
+            starting.callback(self._kill_broker)
             self._stack = starting.pop_all()
+
+    def stop_broker(self) -> None:
+        """End the broker as an operator does; the name server goes on, and what is stored is kept."""
+        self._broker.stop(timeout_s=_STOP_TIMEOUT_S)
+
+    def start_broker(self) -> None:
+        """Start the broker again after `stop_broker`.
+
+        Raises:
+            ProcessFailedError: it did not start.
+        """
+        self._broker = self._start_broker()
 
     def create_topic(self, topic: str) -> str:
         """Make a topic, wait until the name server knows it, and return its name.
@@ -169,6 +183,9 @@ class RocketMQ:
         with self._to_broker() as broker:
             return broker.acknowledged_messages(group, topic)
 
+    def _kill_broker(self) -> None:
+        self._broker.kill()
+
     def close(self) -> None:
         """End the broker, then the name server; what they have stored is not wanted any more."""
         self._stack.close()
@@ -186,7 +203,7 @@ class RocketMQ:
 
     def _start(
         self, home: Path, name: str, classpath: str, options: tuple[str, ...], main_class: str, *arguments: str
-    ) -> contextlib.AbstractContextManager[object]:
+    ) -> ManagedProcess:
         process = ManagedProcess(
             name,
             [
@@ -209,9 +226,7 @@ class RocketMQ:
         except BaseException:
             process.kill()
             raise
-        ending = contextlib.ExitStack()
-        ending.callback(process.kill)
-        return ending
+        return process
 
 
 StartRocketMQ = Callable[..., RocketMQ]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import trio
 
-from proxy.loopback import Loopback, LoopbackConfig, serve_broker
+from admin.demo.broker import Loopback, LoopbackConfig, serve_broker
 
 
 class Embedded:
@@ -30,8 +30,8 @@ class Embedded:
 
 @pytest.fixture
 async def embedded(nursery: trio.Nursery) -> Iterator[Embedded]:
-    """An embedded broker on free ports whose every delay level is one second."""
-    config = LoopbackConfig(broker_port=0, name_server_port=0, delay_levels_s=(1,) * 18)
+    """An embedded broker on free ports."""
+    config = LoopbackConfig(broker_port=0, name_server_port=0)
     yield Embedded(await nursery.start(serve_broker, config))
     nursery.cancel_scope.cancel()
 

@@ -52,20 +52,17 @@ async def test_java_sends_and_consumes_in_every_way(
         "waiting": 1,
         "callback": 1,
         "batch": 5,
-        "delayed": 1,
         "compressed": 1,
-        "committed": 1,
-        "rolled back": 1,
     }
     assert stored == every_way
-    # The oneway send was not answered, and what was rolled back is not to be seen.
+    # The oneway send was not answered.
     with trio.fail_after(_PATIENCE_S):
-        while embedded.loopback.stored("orders") < 11:  # noqa: ASYNC110 - no event for it
+        while embedded.loopback.stored("orders") < 9:  # noqa: ASYNC110 - no event for it
             await trio.sleep(0.05)
 
     consumes = java(
         str(programs / "EveryKindOfConsumer.java"),
-        *(embedded.namesrv, "orders", "11", "2", str(_PATIENCE_S)),
+        *(embedded.namesrv, "orders", "9", "1", str(_PATIENCE_S)),
         home=client_home,
         options=options,
     )
@@ -76,45 +73,8 @@ async def test_java_sends_and_consumes_in_every_way(
         "callback": 1,
         "oneway": 1,
         "batch": 5,
-        "delayed": 1,
         "compressedco": 1,
-        "committed": 1,
     }
-    assert seen["concurrent"] == seen["in order"] == seen["broadcast"] == seen["lite pull"] == everything
-    assert seen["tagged"] == {"callback": 1, "delayed": 1}
+    assert seen["concurrent"] == seen["broadcast"] == seen["lite pull"] == everything
+    assert seen["tagged"] == {"callback": 1}
     assert seen["shared"] == {**everything, "queues of one": 2, "queues of two": 2}
-
-
-@pytest.mark.parametrize("options", [(), _BINARY_HEADER], ids=["JSON header", "binary header"])
-async def test_java_gets_again_what_it_sent_back(embedded: Any, client_home: Path, options: Sequence[str]) -> None:
-    produce = java("KeyedProducer.java", embedded.namesrv, "producers", "orders", "20", home=client_home)
-    await embedded.run(run_client, produce, home=client_home, seconds=0)
-    consume = java(
-        "FailingConsumer.java",
-        *(embedded.namesrv, "readers", "orders", "20", "2", str(_PATIENCE_S), "20", "0"),
-        home=client_home,
-        options=options,
-    )
-
-    report = await embedded.run(run_client, consume, home=client_home, seconds=_PATIENCE_S)
-
-    assert report == {"taken": 20, "deliveries": 60, "through_broker": 40, "by_client": 0}
-    assert embedded.loopback.stored("%RETRY%readers") == 40
-
-
-@pytest.mark.parametrize("client", ["cpp", "node"])
-async def test_other_clients_get_again_what_they_sent_back(
-    embedded: Any, programs: Path, client_home: Path, client: str
-) -> None:
-    produce = java("KeyedProducer.java", embedded.namesrv, "producers", "orders", "20", home=client_home)
-    await embedded.run(run_client, produce, home=client_home, seconds=0)
-    arguments = (embedded.namesrv, "readers", "orders", "20", str(_PATIENCE_S))
-    command = {
-        "cpp": partial(cpp, str(programs / "failing_consumer.py")),
-        "node": partial(node, str(programs / "failing_consumer.js")),
-    }[client](*arguments)
-
-    report = await embedded.run(run_client, command, home=client_home, seconds=_PATIENCE_S)
-
-    assert report == {"taken": 20, "most_redeliveries": 1}
-    assert embedded.loopback.stored("%RETRY%readers") == 20

@@ -25,7 +25,7 @@ from harness.ports import free_port
 from harness.process import ManagedProcess
 from harness.sidecar import Route, Sluice, StartSluice, run_sluice, sluice_command
 
-from proxy.protocols.rocketmq.codes import ResponseCode
+from proxy.protocols.rocketmq.wire.codes import ResponseCode
 
 pytestmark = pytest.mark.integration
 

@@ -16,7 +16,7 @@ from harness.sidecar import Sluice, StartSluice
 
 from admin.cli import main
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.long]
 
 CONFIG = """
 [admin]

@@ -14,6 +14,8 @@ import pytest
 from harness import live_child
 from harness.live_child import NAMES_EACH, WRITERS
 
+pytestmark = pytest.mark.long
+
 KILLS = 200
 MOST_LINES = 60
 MOST_MS = 5

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from harness.api import ask, rate
 from harness.embedded import EmbeddedBroker
-from harness.sidecar import Sluice
+from harness.sidecar import Sluice, run_sluice
 
 TEXT = '[[limits]]\nkind = "topic"\nname = "orders"\nrate = {rate}\n'
 _PATIENCE_S = 60.0
@@ -47,6 +47,18 @@ def test_a_bad_file_changes_nothing_and_is_told_as_check_tells_it(sluice: Sluice
     assert status == 409
     assert what in problem["errors"][0]["detail"]
     assert (rate(sluice), ask(sluice, "GET", "audit")[1]["changes"]) == (5, [])
+    failed = ask(sluice, "GET", "state")[1]["failed_reload"]
+    assert (failed["by"], what in failed["problems"][0]) == ("local", True)
+    assert (
+        f"reload       FAILED by {failed['by']}"
+        in run_sluice("state", "--admin", f"http://{sluice.admin}", cwd=tmp_path).stdout
+    )
+    (tmp_path / "sluice.toml").write_text(TEXT.format(rate=5))
+    ask(sluice, "POST", "reload")
+    assert ask(sluice, "GET", "state")[1]["failed_reload"] is None
+    # Both reloads that were asked for over HTTP are in the log, too.
+    lines = [line for line in sluice.process.log.read_text(encoding="utf-8").splitlines() if '"by": "local"' in line]
+    assert ["not reloaded" in line for line in lines] == [True, False]
 
 
 def test_what_needs_a_restart_is_said_and_the_rest_holds(sluice: Sluice, tmp_path: Path) -> None:

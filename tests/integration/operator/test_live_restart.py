@@ -12,6 +12,8 @@ from harness.embedded import EmbeddedBroker
 from harness.ports import free_port
 from harness.sidecar import Route, Sluice, run_sluice
 
+pytestmark = pytest.mark.long
+
 FILE = '[[limits]]\nkind = "topic"\nname = "orders"\nrate = 5\n'
 
 

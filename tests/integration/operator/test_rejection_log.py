@@ -20,7 +20,9 @@ from harness.frames import FrameClient, sends
 from harness.process import ManagedProcess
 from harness.sidecar import Metrics, Route, Sluice, StartSluice, run_sluice, sluice_command
 
-from proxy.protocols.rocketmq.codes import ResponseCode
+from proxy.protocols.rocketmq.wire.codes import ResponseCode
+
+pytestmark = pytest.mark.long
 
 KILLS = 8
 _AT_A_TIME = 20
@@ -102,7 +104,7 @@ class Log(NamedTuple):
         return sum(record["requests"] for record in self.records("rejection"))
 
     def noted(self) -> tuple[int, int]:
-        """Return what changes whenever the scratch file is written."""
+        """Return what changes whenever the write-ahead file is written."""
         for scratch in self.path.glob(".*.scratch"):
             with suppress(FileNotFoundError):
                 status = scratch.stat()

@@ -17,8 +17,8 @@ from typing import Any, Self
 
 from harness.paths import program
 
-from proxy.protocols.rocketmq.codes import CONSUMING, MAX_NAME_CHARS
-from proxy.protocols.rocketmq.header import STRICT, UNPARSED, Header, classify
+from proxy.protocols.rocketmq.wire.codes import CONSUMING, MAX_NAME_CHARS
+from proxy.protocols.rocketmq.wire.header import STRICT, UNPARSED, Header, classify
 
 _HERE = Path(__file__).parent
 _FLUSH = struct.pack(">i", -1)

@@ -5,8 +5,8 @@ import struct
 import pytest
 from oracle.asking import Comparison, Oracle, compare, frame, resource_of
 
-from proxy.protocols.rocketmq.codes import MAX_FRAME_BYTES
-from proxy.protocols.rocketmq.header import UNPARSABLE, classify
+from proxy.protocols.rocketmq.wire.codes import MAX_FRAME_BYTES
+from proxy.protocols.rocketmq.wire.header import UNPARSABLE, classify
 
 pytestmark = pytest.mark.integration
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from oracle.asking import Oracle, compare
 from oracle.tricky import Tricks, binary, changed
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.long]
 
 _CAPTURES = ROOT / "tests" / "captures" / "rocketmq"
 #: From headers with hardly a trick to such where every other token is one.

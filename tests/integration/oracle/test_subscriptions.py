@@ -7,7 +7,7 @@ import pytest
 from oracle.asking import Comparison, Oracle, compare, frame, resource_of
 from oracle.tricky import Tricks, binary, changed
 
-from proxy.protocols.rocketmq.header import STRICT, classify
+from proxy.protocols.rocketmq.wire.header import STRICT, classify
 
 pytestmark = pytest.mark.integration
 

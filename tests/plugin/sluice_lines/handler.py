@@ -4,8 +4,8 @@ from typing import ClassVar
 
 from pydantic import BaseModel, ConfigDict
 
-from proxy.batch import Batch, Refuse, Verdicts
-from proxy.pipeline import Fails, Handler, HandlerPlugin, HandlerServices
+from proxy.deciding.batch import Batch, Refuse, Verdicts
+from proxy.deciding.pipeline import Fails, Handler, HandlerPlugin, HandlerServices
 
 
 class DenyNamesOptions(BaseModel):

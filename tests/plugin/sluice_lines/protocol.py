@@ -13,12 +13,12 @@ from typing import NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
-from limiter.resource import Resource
-from limiter.rule import Rule
-from proxy.batch import Batch, Hold, Refuse, Request, Response, Side
-from proxy.control import RemoteReply
-from proxy.protocols.base import Ask, Buffer, Close, Description, Kind, Protocol, Session, SessionContext
-from proxy.snapshot import ClientDescription
+from limiter.rules.resource import Resource
+from limiter.rules.rule import Rule
+from proxy.control import LimitCommandReply
+from proxy.deciding.batch import Batch, Hold, Refuse, Request, Response, Side
+from proxy.protocols.base import Buffer, Close, CommandRequest, Description, Kind, Protocol, Session, SessionContext
+from proxy.stats.snapshot import ClientDescription
 
 KIND = "line_topic"
 
@@ -103,13 +103,13 @@ class LinesSession(Session):
         self._go_on(request, refuse)
 
     def _ask(self) -> bool:
-        asked = self._context.ask(Ask("view_limits"))
+        asked = self._context.ask(CommandRequest("view_limits"))
         if asked == "full":
             self._out[Side.CLIENT].append(b"LIMITS later\n")
         self._open_asks -= asked == "full"
         return asked != "nobody"
 
-    def replied(self, ask: Ask, reply: RemoteReply, now_ns: int) -> None:
+    def replied(self, ask: CommandRequest, reply: LimitCommandReply, now_ns: int) -> None:
         del ask, now_ns
         self._open_asks -= 1
         words = [reply.error] if reply.error else [f"{each.name} {each.rate_per_s}" for each in reply.limits]

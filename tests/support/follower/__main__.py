@@ -5,11 +5,10 @@ from pathlib import Path
 
 from rich.console import Console
 
-from admin.analytics.failures import in_words
-from admin.analytics.follow import FollowSettings, follow
+from admin.analytics.job.follow import FollowSettings, follow
 from admin.analytics.options import Options
-from admin.analytics.spark import SparkOptions, open_session
-from admin.errors import OperatorError
+from admin.analytics.spark import SparkOptions, in_words, open_session
+from admin.common.errors import OperatorError
 
 
 def main(logs: str, out: str, *flags: str) -> int:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from harness.paths import PARTS, ROOT, VENV_BIN, required
+from harness.paths import PARTS, VENV_BIN, required
 from harness.process import ManagedProcess
 from harness.prometheus import Prometheus
 from PIL import Image
@@ -44,12 +44,11 @@ def demo(folder: Path, name: str, *arguments: str) -> Iterator[tuple[ManagedProc
     record = folder / f"{name}.json"
     seconds = CALM_S + FLOOD_S + CALM_S
     command = [
-        *(sys.executable, "-m", "rocketmq_demo", "--jars", str(PARTS / "rocketmq" / "lib"), "--no-browser"),
+        *(sys.executable, "-m", "admin.demo.rocketmq", "--jars", str(PARTS / "rocketmq" / "lib"), "--no-browser"),
         *("--log", str(folder / "log"), "--record", str(record), "--seconds", str(seconds)),
         *("--calm", str(CALM_S), "--calm-after", str(CALM_S), *arguments),
     ]
-    env = {"PYTHONPATH": str(ROOT / "deploy" / "demo-rocketmq")}
-    with ManagedProcess(name, command, log=folder / f"{name}.log", env=env, cwd=folder) as running:
+    with ManagedProcess(name, command, log=folder / f"{name}.log", cwd=folder) as running:
         running.wait_for_line("join in", timeout_s=_START_TIMEOUT_S)
         yield running, record
         if status := running.wait(timeout_s=_RUN_TIMEOUT_S):

@@ -4,17 +4,10 @@ import struct
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from proxy.protocols.rocketmq.codes import (
-    KIND_RETRY_GROUP,
-    KIND_TOPIC,
-    LIMITABLE,
-    MAX_FRAME_BYTES,
-    MAX_NAME_CHARS,
-    RETRY_PREFIX,
-    SEND_BACK_FIELDS,
-)
-from proxy.protocols.rocketmq.frame import MAX_HEADER_BYTES
-from proxy.protocols.rocketmq.header import STRICT, Header
+from proxy.protocols.rocketmq.forbidden import is_internal
+from proxy.protocols.rocketmq.scans import make_table
+from proxy.protocols.rocketmq.wire.codes import MAX_FRAME_BYTES, SYS_FLAGS_SPECIAL
+from proxy.protocols.rocketmq.wire.header import STRICT, Header
 
 try:
     import sluice_scan
@@ -38,7 +31,8 @@ class Reading(NamedTuple):
     def agrees_with(self, header: Header) -> bool:
         """Say whether the reading in Python is the same, and as sure."""
         same = (header.kind, header.name, header.producer_group, header.code, header.opaque, header.flag)
-        return self == same and header.reading == STRICT and not header.is_batch
+        plain = not header.is_batch and not header.sys_flag & SYS_FLAGS_SPECIAL and not is_internal(header.name)
+        return self == same and header.reading == STRICT and plain
 
 
 class Extension:
@@ -51,11 +45,7 @@ class Extension:
     """
 
     def __init__(self) -> None:
-        limitable = {
-            code: (KIND_RETRY_GROUP if fields is SEND_BACK_FIELDS else KIND_TOPIC, *fields)
-            for code, fields in LIMITABLE.items()
-        }
-        self.table = sluice_scan.Table(limitable, MAX_NAME_CHARS, RETRY_PREFIX, KIND_RETRY_GROUP, MAX_HEADER_BYTES)
+        self.table: sluice_scan.Table = make_table(sluice_scan)
         self.owed = self.opaques()
         self.scanner = self.new_scanner()
 

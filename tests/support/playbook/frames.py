@@ -69,10 +69,15 @@ def send(
     batch: bool = False,
     binary: bool = False,
     filler: int = 0,
+    sys_flag: object = "0",
+    properties: Mapping[str, str] | None = None,
 ) -> bytes:
     """Return a send as the Java client writes it; ``filler`` makes its header longer by so many bytes."""
-    fields = {"a": group, "b": topic, "i": "x" * filler, "m": "true" if batch else "false"}
-    return (binary_frame if binary else json_frame)(code, fields, opaque=opaque, flag=flag, body=body)
+    spelled = "".join(f"{name}\x01{value}\x02" for name, value in (properties or {}).items())
+    fields = {"a": group, "b": topic, "i": spelled + "x" * filler, "m": "true" if batch else "false"}
+    if binary:
+        return binary_frame(code, {**fields, "f": str(sys_flag)}, opaque=opaque, flag=flag, body=body)
+    return json_frame(code, {**fields, "f": sys_flag}, opaque=opaque, flag=flag, body=body)
 
 
 def send_batch(topic: str, messages: int, opaque: int = 1, *, message: bytes = b"hello", flag: int = 0) -> bytes:
@@ -84,6 +89,59 @@ def send_batch(topic: str, messages: int, opaque: int = 1, *, message: bytes = b
 def batch_body(messages: int, message: bytes = b"hello") -> bytes:
     """Return the body of a batch of equal messages without properties."""
     return (struct.pack(">iiiii", 22 + len(message), 0, 0, 0, len(message)) + message + b"\0\0") * messages
+
+
+#: As which the broker tells a half message by, beside its sysFlag.
+HALF: Final = {"TRAN_MSG": "true", "PGROUP": "producers", "UNIQ_KEY": "id"}
+
+
+def send_half(topic: str, opaque: int = 1, **changes: str) -> bytes:
+    """Return the send of a half message, as the Java client writes it, with other properties if they are given."""
+    return send(topic, opaque, sys_flag="4", properties=HALF | changes)
+
+
+def stored(opaque: int, offset: int, *, queue_offset: int = 0, transaction: str = "id", code: int = 0) -> bytes:
+    """Return the broker's answer to the send of a message that is stored at an offset of the commit log."""
+    fields = {"msgId": f"7F00000200002A9F{offset:016X}", "queueId": "0", "queueOffset": str(queue_offset)}
+    return json_frame(code, {**fields, "transactionId": transaction}, opaque=opaque, flag=RESPONSE)
+
+
+def end_transaction(
+    offset: int, opaque: int = 1, *, queue_offset: int = 0, group: str = "producers", what: int = 8, flag: int = ONEWAY
+) -> bytes:
+    """Return what a producer says of how a transaction ends (37): 8 commits, 12 rolls back, 0 does not know."""
+    fields = {
+        "producerGroup": group,
+        "tranStateTableOffset": str(queue_offset),
+        "commitLogOffset": str(offset),
+        "commitOrRollback": str(what),
+        "fromTransactionCheck": "false",
+        "msgId": "id",
+    }
+    return json_frame(37, fields, opaque=opaque, flag=flag)
+
+
+def check_transaction(
+    offset: int,
+    opaque: int = 1,
+    *,
+    queue_offset: int = 0,
+    transaction: str = "id",
+    group: str = "producers",
+    topic: str = "orders",
+    body: bytes = b"body",
+    hosts: tuple[bytes, bytes] = (bytes(8), bytes(8)),
+) -> bytes:
+    """Return the broker's question what became of a transaction (39), with the half message as it is stored."""
+    fields = {"tranStateTableOffset": str(queue_offset), "commitLogOffset": str(offset), "transactionId": transaction}
+    properties = "".join(
+        f"{name}\x01{value}\x02" for name, value in (HALF | {"PGROUP": group, "REAL_TOPIC": topic}).items()
+    )
+    flags = 4 | (0x10 if len(hosts[0]) > 8 else 0) | (0x20 if len(hosts[1]) > 8 else 0)
+    record = struct.pack(">5i2qiq", 0, -626843481, 0, 0, 0, queue_offset, offset, flags, 0)
+    record += hosts[0] + bytes(8) + hosts[1] + struct.pack(">iqi", 0, 0, len(body)) + body
+    record += struct.pack(">B", len(topic)) + topic.encode() + struct.pack(">H", len(properties)) + properties.encode()
+    return json_frame(39, fields, opaque=opaque, flag=ONEWAY, body=record)
 
 
 def send_back(group: str, opaque: int = 1, *, flag: int = 0) -> bytes:

@@ -11,11 +11,10 @@ from typing import Literal
 
 from playbook import frames
 from playbook.trial import Trial, gaps, random_pieces, read_stream
-from proxy.batch import Batch, Hold, Refuse, Request, Side, Ticket, Verdict
+from proxy.deciding.batch import Batch, Hold, Refuse, Request, Side, Ticket, Verdict
 from proxy.protocols.base import Close
-from proxy.protocols.rocketmq.codes import FLAG_ONEWAY
-from proxy.protocols.rocketmq.frame import Frame
-from proxy.protocols.rocketmq.header import UNPARSED
+from proxy.protocols.rocketmq.wire.codes import FLAG_ONEWAY
+from proxy.protocols.rocketmq.wire.frame import Frame
 
 Choice = Literal["pass", "refuse", "hold"]
 
@@ -51,11 +50,7 @@ class HoldingTrial(Trial):
             if side is Side.CLIENT and self._undecided is not None:
                 self.decide()
                 continue
-            piece = next(left[side], None)
-            if piece is None:
-                del left[side]
-            else:
-                self.feed(side, piece)
+            self.go_on(side, left)
             if self._undecided is not None and random.random() < 0.5:
                 self.decide()
         if self._undecided is not None:
@@ -69,6 +64,9 @@ class HoldingTrial(Trial):
         (batch, chunk), self._undecided = self._undecided, None
         first = len(self.all_requests)
         for index, request in enumerate(batch.requests):
+            if index in batch.verdicts:
+                self.refused.append(first + index)
+                continue
             verdict = self._verdict(request, first + index)
             if verdict is not None:
                 batch.verdicts[index] = verdict
@@ -83,7 +81,7 @@ class HoldingTrial(Trial):
         if choice == "hold":
             self.pending[number] = request
             return Hold(request.resources[0], "some rule", Ticket(lambda: None))
-        if choice == "refuse" and request.handle.header.reading != UNPARSED:
+        if choice == "refuse":
             self.refused.append(number)
             return Refuse(request.resources[0], "some rule", 1)
         return None
@@ -92,15 +90,11 @@ class HoldingTrial(Trial):
         """Release or refuse one of the requests that are held."""
         number = random.choice(list(self.pending))
         request = self.pending.pop(number)
-        unparsed = request.resources[0].name == "_unparsable"
-        refuse = Refuse(request.resources[0], "some rule", 1) if random.random() < 0.4 and not unparsed else None
+        refuse = Refuse(request.resources[0], "some rule", 1) if random.random() < 0.4 else None
         (self.released if refuse is None else self.refused).append(number)
 
         def tell() -> None:
-            batch = self.session.resolved(request, refuse, 0)
-            if batch is not None:
-                assert not batch.requests
-                self._charge(batch)
+            self.session.resolved(request, refuse, 0)
 
         self._told(tell)
 

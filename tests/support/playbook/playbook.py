@@ -12,10 +12,20 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
-from limiter.resource import Resource
-from proxy.batch import Batch, Charge, ConnectionInfo, Hold, Refuse, Request, Side, Ticket
-from proxy.control import RemoteReply
-from proxy.protocols.base import Ask, Asked, Buffer, Close, Session, SessionContext, WireCounters, nobody_takes
+from limiter.rules.resource import Resource
+from proxy.common.buffers import GatherRoom
+from proxy.control import LimitCommandReply
+from proxy.deciding.batch import Batch, Charge, ConnectionInfo, Hold, Refuse, Request, Side, Ticket
+from proxy.protocols.base import (
+    Buffer,
+    Close,
+    CommandRequest,
+    CommandStatus,
+    Session,
+    SessionContext,
+    WireCounters,
+    nobody_takes,
+)
 from proxy.protocols.rocketmq import PROTOCOL
 from proxy.protocols.rocketmq.options import RocketMQOptions
 from proxy.protocols.rocketmq.replies import busy_answer
@@ -82,7 +92,7 @@ class Reply:
     """What the client asked of Sluice itself is answered: the one with this number among all, from 0."""
 
     number: int
-    reply: RemoteReply
+    reply: LimitCommandReply
 
 
 @dataclass(frozen=True)
@@ -183,8 +193,12 @@ def open_session(
     *,
     wants_responses: bool = False,
     limited: Collection[str] = (),
-    ask: Callable[[Ask], Asked] = nobody_takes,
+    ask: Callable[[CommandRequest], CommandStatus] = nobody_takes,
     reading: Reading | None = None,
+    exempt: bool = False,
+    limiting: bool | Callable[[], bool] = True,
+    room: GatherRoom | None = None,
+    shared: dict[str, Any] | None = None,
     **options: Any,
 ) -> Session:
     """Return the session of a new RocketMQ connection.
@@ -195,7 +209,7 @@ def open_session(
     reading = reading or READ_BY.get()
     if reading != "as it comes":
         options["scan"] = reading
-    connection = ConnectionInfo(1, "main", "main", f"{ADDRESS}:40000", ADDRESS)
+    connection = ConnectionInfo(1, "main", "main", f"{ADDRESS}:40000", ADDRESS, exempt)
     context = SessionContext(
         connection,
         counters or WireCounters(),
@@ -204,6 +218,9 @@ def open_session(
         limited.__contains__,
         RocketMQOptions(**options),
         ask,
+        limiting if callable(limiting) else lambda: limiting,
+        GatherRoom() if room is None else room,
+        {} if shared is None else shared,
     )
     session = PROTOCOL.open_session(context)
     assert isinstance(session, RocketMQSession)
@@ -228,8 +245,10 @@ class Playbook:
         requests: all limitable requests so far.
         held: those of them that were held, resolved or not.
         charges: all later charges so far.
+        refused_by: the rules of what the session itself refused.
         last_slices: the very objects that the last event gave, by the peer they are for.
         given: all that was given so far, by the peer it is for.
+        now_ns: what time it is for the session, set by a test.
     """
 
     def __init__(
@@ -237,16 +256,18 @@ class Playbook:
         decide: Decide = pass_all,
         *,
         wants_responses: bool = False,
-        asked: Asked = "nobody",
+        asked: CommandStatus = "nobody",
         **options: Any,
     ) -> None:
+        self.now_ns = 0
         self.counters = WireCounters()
-        self.asks: list[Ask] = []
+        self.asks: list[CommandRequest] = []
         self._asked = asked
         self.session = open_session(self.counters, wants_responses=wants_responses, ask=self._ask, **options)
         self.requests: list[Request] = []
         self.held: list[Request] = []
         self.charges: list[Charge] = []
+        self.refused_by: list[str] = []
         self.last_slices: dict[Side, list[Buffer]] = {}
         self.given = dict.fromkeys(Side, b"")
         self._decide = decide
@@ -290,28 +311,27 @@ class Playbook:
 
     def _play(self, event: Event) -> None:
         if isinstance(event, End):
-            self.session.end(event.side, 0)
+            self.session.end(event.side, self.now_ns)
         elif isinstance(event, Decided):
             assert self._waiting is not None
             self._decided(self._waiting[0])
         elif isinstance(event, Reply):
-            self.session.replied(self.asks[event.number], event.reply, 0)
+            self.session.replied(self.asks[event.number], event.reply, self.now_ns)
         elif isinstance(event, Release | GiveUp):
             request = self.held[event.number]
             refusal = Refuse(request.resources[0], event.rule, WAIT_US) if isinstance(event, GiveUp) else None
-            late = self.session.resolved(request, refusal, 0)
-            if late is not None:
-                assert not late.requests
-                self.charges += late.charges
+            self.session.resolved(request, refusal, self.now_ns)
         else:
             self._chunk = bytearray(event.data)
             side = Side.BROKER if isinstance(event, Broker) else Side.CLIENT
             left = len(self._chunk)
             while left:
-                batch_or_none = self.session.receive(side, memoryview(self._chunk)[-left:], 0)
+                batch_or_none = self.session.receive(side, memoryview(self._chunk)[-left:], self.now_ns)
                 if batch_or_none is not None:
                     self.requests += batch_or_none.requests
                     self.charges += batch_or_none.charges
+                    own = [verdict for verdict in batch_or_none.verdicts.values() if isinstance(verdict, Refuse)]
+                    self.refused_by += [refuse.rule for refuse in own]
                     if isinstance(event, Undecided):
                         self._waiting = (batch_or_none, self._chunk)
                         assert not self.session.left_bytes(side), "more than is looked at in one turn"
@@ -319,13 +339,13 @@ class Playbook:
                         self._decided(batch_or_none)
                 left = self.session.left_bytes(side)
 
-    def _ask(self, ask: Ask) -> Asked:
+    def _ask(self, ask: CommandRequest) -> CommandStatus:
         self.asks.append(ask)
         return self._asked
 
     def _decided(self, batch: Batch) -> None:
         self._decide(batch)
-        self.session.decided(batch, 0)
+        self.session.decided(batch, self.now_ns)
         verdicts = sorted(batch.verdicts.items())
         self.held += [batch.requests[index] for index, verdict in verdicts if isinstance(verdict, Hold)]
 

@@ -11,17 +11,17 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import NamedTuple
 
-from limiter.resource import Resource
+from limiter.rules.resource import Resource
 from playbook import frames
 from playbook.playbook import Reading, open_session
-from proxy.batch import Batch, Refuse, Request, Side
+from proxy.deciding.batch import Batch, Refuse, Request, Side
 from proxy.protocols.base import Close, WireCounters
-from proxy.protocols.rocketmq import answers, requests
-from proxy.protocols.rocketmq.codes import FLAG_ONEWAY, FLAG_RESPONSE, MAX_FRAME_BYTES
-from proxy.protocols.rocketmq.frame import MAX_HEADER_BYTES
-from proxy.protocols.rocketmq.header import UNPARSABLE, UNPARSED, Header, classify
-from proxy.protocols.rocketmq.owed import MAX_OWED
+from proxy.protocols.rocketmq import answers
+from proxy.protocols.rocketmq.pending import MAX_PENDING
 from proxy.protocols.rocketmq.session import RocketMQSession
+from proxy.protocols.rocketmq.wire.codes import FLAG_ONEWAY, FLAG_RESPONSE, MAX_FRAME_BYTES
+from proxy.protocols.rocketmq.wire.frame import MAX_HEADER_BYTES
+from proxy.protocols.rocketmq.wire.header import UNPARSABLE, Header, classify
 
 Refuses = Callable[[int], bool]
 """Whether the request with this number on the connection is refused."""
@@ -37,7 +37,7 @@ class Seen(NamedTuple):
     Attributes:
         start: offset of its first byte.
         stop: offset of its end, which may not have come.
-        header: None while it has not come completely.
+        header: None while it has not come completely; of a batch, while not all of the frame has.
     """
 
     start: int
@@ -47,28 +47,32 @@ class Seen(NamedTuple):
     @property
     def limitable(self) -> bool:
         """Whether handlers are asked about it."""
-        return self.header is not None and (bool(self.header.kind) or self.header.reading == UNPARSED)
+        return self.header is not None and bool(self.header.kind)
 
 
-def read_stream(data: bytes) -> tuple[list[Seen], bool]:
-    """Return the frames of a client's stream, and whether it ends in something that is no frame."""
+def read_stream(data: bytes) -> tuple[list[Seen], str]:
+    """Return the frames of a client's stream, and why it ends the connection; empty if it does not."""
     seen: list[Seen] = []
     at = 0
     while len(data) - at >= 8:
         length, header_type, high, low = struct.unpack_from(">iBBH", data, at)
         header_bytes = high << 16 | low
         if not 4 <= length <= MAX_FRAME_BYTES - 4 or header_bytes > length - 4 or header_type > 1:
-            return seen, True
+            return seen, "bad_frame"
         header: Header | None = None
         if header_bytes > MAX_HEADER_BYTES:
-            header = UNPARSABLE
-        elif at + 8 + header_bytes <= len(data):
+            return seen, "unparsable"
+        if at + 8 + header_bytes <= len(data):
             header = classify(data[at + 8 : at + 8 + header_bytes], header_type)
+            if header is UNPARSABLE:
+                return seen, "unparsable"
+            if header.is_batch and at + 4 + length > len(data):
+                header = None
         seen.append(Seen(at, at + 4 + length, header))
         at += 4 + length
     if at < len(data) and len(data) - at < 8:
         seen.append(Seen(at, len(data), None))
-    return seen, False
+    return seen, ""
 
 
 def gaps(data: bytes) -> set[int]:
@@ -104,6 +108,7 @@ class Trial:
         own: opaques of the busy answers that the client was given.
         all_requests: everything that handlers were asked about.
         charged: messages charged later, by resources.
+        forbidden: numbers of the requests that the session itself refused.
         closed: the reason for which the session ended the connection.
     """
 
@@ -115,6 +120,7 @@ class Trial:
     own: list[bytes] = field(default_factory=list)
     all_requests: list[Request] = field(default_factory=list)
     charged: dict[tuple[Resource, ...], int] = field(default_factory=dict)
+    forbidden: set[int] = field(default_factory=set)
     closed: str | None = None
 
     def __post_init__(self) -> None:
@@ -141,26 +147,28 @@ class Trial:
             if side is Side.CLIENT and self._undecided is not None:
                 self.decide()
                 continue
-            piece = None if side is Side.CLIENT and self._rest else next(left[side], None)
-            if side is Side.CLIENT and self._rest:
-                self._again()
-            elif piece is None:
-                del left[side]
-            else:
-                self.feed(side, piece)
+            self.go_on(side, left)
             if self._undecided is not None and random.random() < 0.7:
                 self.decide()
         if self._undecided is not None:
             self.decide()
 
+    def go_on(self, side: Side, left: dict[Side, Iterator[bytes]]) -> None:
+        """Go on with what the session left of a chunk, else with the next piece; a side that has none is taken out."""
+        if side is Side.CLIENT and self._rest:
+            rest, self._rest = self._rest, b""
+            self._feed(side, rest)
+            return
+        piece = next(left[side], None)
+        if piece is None:
+            del left[side]
+        else:
+            self.feed(side, piece)
+
     def feed(self, side: Side, piece: bytes) -> None:
         """Let one peer send a piece; a batch of it waits for ``decide``."""
         self.sent[side] += piece
         self._feed(side, piece)
-
-    def _again(self) -> None:
-        rest, self._rest = self._rest, b""
-        self._feed(Side.CLIENT, rest)
 
     def _feed(self, side: Side, piece: bytes) -> None:
         chunk = memoryview(bytearray(piece))
@@ -181,8 +189,9 @@ class Trial:
         """Give the verdicts on the batch that waits."""
         assert self._undecided is not None
         (batch, chunk), self._undecided = self._undecided, None
+        self.forbidden |= {len(self.all_requests) + index for index in batch.verdicts}
         for index, request in enumerate(batch.requests):
-            if self.refuses(len(self.all_requests) + index):
+            if self.refuses(len(self.all_requests) + index) and index not in batch.verdicts:
                 batch.verdicts[index] = Refuse(request.resources[0], "some rule", 123_456)
         self.all_requests += batch.requests
         for charge in batch.charges:
@@ -205,6 +214,9 @@ class Trial:
         assert close.reason in {"bad_frame", "bad_answer", "unparsable", "tls", "proxy_protocol"}
         assert close.detail
         self.closed = self.closed or close.reason
+        # What was left for a later turn is never read.
+        del self.sent[Side.CLIENT][len(self.sent[Side.CLIENT]) - len(self._rest) :]
+        self._rest = b""
 
     def _take(self) -> None:
         for part in self.session.take(Side.BROKER):
@@ -222,9 +234,10 @@ class Trial:
 
     def _check_bounds(self) -> None:
         session = self.session
-        assert len(session._requests._beginning.pieces) <= 8 + MAX_HEADER_BYTES
+        beginning = session._requests._beginning
+        assert len(beginning.pieces) <= max(8 + MAX_HEADER_BYTES, beginning.whole_bytes)
         assert len(session._answers._beginning.pieces) <= 8 + answers.MAX_HEADER_BYTES
-        assert session.in_flight() <= MAX_OWED
+        assert session.in_flight() <= MAX_PENDING
         if session._waiting:
             waiting = sum(map(len, session._waiting))
             assert session.backlog_bytes(Side.CLIENT) == waiting
@@ -239,11 +252,13 @@ class Trial:
             return
         if self.closed in {None, "bad_answer"}:
             assert not broken or self.closed
-        elif self.closed == "bad_frame":
-            assert broken
+        else:
+            assert broken == self.closed
         limitable = [frame for frame in seen if frame.limitable]
         assert len(limitable) == len(self.all_requests)
-        refused = {frame.start for number, frame in enumerate(limitable) if self.refuses(number)}
+        refused = {
+            frame.start for number, frame in enumerate(limitable) if self.refuses(number) or number in self.forbidden
+        }
         passed = [
             data[frame.start : frame.stop]
             for frame in seen
@@ -259,22 +274,17 @@ class Trial:
         for frame, request in zip(limitable, self.all_requests, strict=True):
             header = frame.header
             assert header is not None
-            if header.reading == UNPARSED:
-                assert request.resources == requests.UNPARSABLE_RESOURCES
-            else:
-                assert request.resources == (Resource(header.kind, header.name),)
-                assert request.oneway == bool(header.flag & FLAG_ONEWAY)
-                assert request.producer_group == header.producer_group
-                assert not header.flag & FLAG_RESPONSE
+            assert request.resources == (Resource(header.kind, header.name),)
+            assert request.oneway == bool(header.flag & FLAG_ONEWAY)
+            assert request.producer_group == header.producer_group
+            assert not header.flag & FLAG_RESPONSE
             assert request.size_bytes == frame.stop - frame.start
             assert request.messages >= 1
 
     def _check_answers(self, refused: Sequence[Seen]) -> None:
         """Every refused request that expects an answer has one, in order; the client has all of the broker's bytes."""
         expected = [
-            frame.header.opaque
-            for frame in refused
-            if frame.header is not None and frame.header.reading != UNPARSED and not frame.header.flag & FLAG_ONEWAY
+            frame.header.opaque for frame in refused if frame.header is not None and not frame.header.flag & FLAG_ONEWAY
         ]
         given = [_opaque(whole) for whole in self.own]
         assert given == expected[: len(given)]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
-from reference import api, cli, configuration, log, metrics
+from reference import api, cli, configuration, log, metrics, protocol_words
 
 FOLDER: Final = Path(__file__).parents[3] / "docs" / "reference"
 PAGES: Final[Mapping[str, Callable[[], str]]] = {
@@ -20,4 +20,4 @@ PAGES: Final[Mapping[str, Callable[[], str]]] = {
 }
 """The pages by their file's name, each with what writes it."""
 
-__all__ = ["FOLDER", "PAGES"]
+__all__ = ["FOLDER", "PAGES", "protocol_words"]

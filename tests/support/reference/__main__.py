@@ -1,7 +1,14 @@
-"""Writes the reference pages; ``make reference``."""
+"""Writes the reference pages, and what the command line says of protocols; ``make reference``."""
 
-from reference import FOLDER, PAGES
+import os
+import sys
 
+from reference import FOLDER, PAGES, protocol_words
+
+if protocol_words.FILE.read_text(encoding="utf-8") != (module := protocol_words.module()):
+    protocol_words.FILE.write_text(module, encoding="utf-8")
+    # The pages are made of a command line that has read the old one.
+    os.execv(sys.executable, [sys.executable, "-m", "reference"])
 FOLDER.mkdir(parents=True, exist_ok=True)
 for name, page in PAGES.items():
     (FOLDER / name).write_text(page(), encoding="utf-8")

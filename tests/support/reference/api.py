@@ -4,18 +4,18 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any, Final
 
-from admin.api import Services, application
-from admin.api.document import document
-from admin.board import Board
-from admin.health import Health
-from admin.wire import BASE
+from admin.http.api import Services, application
+from admin.http.api.document import document
+from admin.stats import LiveStats
+from admin.stats.health import Health
+from admin.wire import BASE, PROBLEM_TYPES, PROBLEMS
 from reference import markdown
 from reference.markdown import code, null, one_line, shape, table, value
 
 _INTRODUCTION: Final = """\
-All paths are on the admin address. The document that this page is made from is `{base}/openapi.json`: it has examples,
-too. Names in paths are percent-encoded. With tokens, every request wants `Authorization: Bearer TOKEN`, and one that
-changes something a token of the role `write`. Every request may also be answered by {always}, with a
+All paths are on the admin address. This page is made from the OpenAPI document `{base}/openapi.json`, which also has
+examples. Names in paths are percent-encoded. With tokens, every request needs `Authorization: Bearer TOKEN`; a request
+that changes something needs a token of the role `write`. Every request may also be answered with {always} and a
 [Problem](#problem)."""
 
 
@@ -24,7 +24,7 @@ def openapi() -> dict[str, Any]:
     """Return the document."""
     # Nothing is asked of what is behind the routes.
     nobody: Any = None
-    board = Board(nobody, nobody, Health(nobody))
+    board = LiveStats(nobody, nobody, Health(nobody))
     return document(application(Services(nobody, nobody, board)))
 
 
@@ -81,6 +81,12 @@ def _parts() -> Iterator[str]:
         for path, method, operation in operations:
             if tag["name"] in operation.get("tags", ()):
                 yield from _operation(method, path, operation, always)
+    yield "## Problems"
+    yield f"The `type` of a problem is the path of its entry, as in `GET {PROBLEMS}stale`. It stays the same."
+    yield table(
+        ("type", "status", "meaning"),
+        ((code(each.type), str(each.status), each.detail) for each in PROBLEM_TYPES.values()),
+    )
     yield "## Types"
     for name, schema in openapi()["components"]["schemas"].items():
         yield f"### {name}"

@@ -1,4 +1,5 @@
-"""The page of every key of the configuration, from ``admin.settings`` and the options of Sluice's own plug-ins."""
+"""The page of every key of the configuration, from ``admin.config.settings`` and the options of Sluice's own
+plug-ins."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping
@@ -7,40 +8,41 @@ from typing import Annotated, Any, Final, Literal, get_args, get_origin, get_typ
 from annotated_types import Ge
 from pydantic import BaseModel
 
-from admin.client.target import CLIENT_VARIABLES, ENV_WEBHOOK_TOKEN
-from admin.endpoint import Endpoint
-from admin.settings import HandlerSettings, Limit, LimitSettings, ListenerSettings, Settings
-from admin.sources import environment_names
-from proxy.handlers.rate_limit import PLUGIN
+from admin.common.environment import CLIENT_VARIABLES, ENV_WEBHOOK_TOKEN
+from admin.config.addresses import Endpoint
+from admin.config.settings import HandlerSettings, Limit, LimitSettings, ListenerSettings, Settings
+from admin.config.sources import environment_names
+from proxy.deciding.rate_limit import PLUGIN
 from proxy.protocols.rocketmq import PROTOCOL
 from reference import markdown
 from reference.markdown import attributes, code, head, shape, table, value
 
 _HEAD: Final = ("key", "value", "default", "meaning")
 _INTRODUCTION: Final = """\
-The configuration is one TOML file: `sluice run --config FILE` or `SLUICE_CONFIG`. `sluice check FILE` says what it
-would put in force, and [deploy/sluice.toml](../../deploy/sluice.toml) is a sample of all of it. A key that is not known
-is an error.
+The configuration is one TOML file, given by `sluice run --config FILE` or `SLUICE_CONFIG`. `sluice check FILE` prints
+what the file would put in force. [deploy/sluice.toml](../../deploy/sluice.toml) is a sample with all keys. An unknown
+key is an error.
 
-Flags win over the environment, and that over the file. A key's variable is named after its place; lists and tables of
-the file have none. `SLUICE_LISTEN`, `SLUICE_BROKER`, `SLUICE_PROTOCOL` and `SLUICE_LIMIT` stand for the flags of these
-names and take several values, separated by white space, limits by commas too: pairs of addresses stand in for all the
-file's listeners, a limit for the whole rule of its name.
+Flags override environment variables, and variables override the file. A key's variable is named after its place. Lists
+and tables have no variable, with these exceptions: `SLUICE_LISTEN`, `SLUICE_BROKER`, `SLUICE_PROTOCOL` and
+`SLUICE_LIMIT` do the same as the flags of these names. They take several values, separated by white space; limits may
+also be separated by commas. Pairs of addresses replace all listeners of the file. A limit replaces the whole rule of
+its name.
 
-In the file's addresses (`listen` and `broker` of listeners, `listen` of `[admin]`) `${NAME}` is the value of a variable
-of the environment; one that is not set is an error.
+In the file's addresses (`listen` and `broker` of listeners, `listen` of `[admin]`), `${NAME}` is the value of an
+environment variable. A variable that is not set is an error.
 
-A key without a default may be left out unless it is required; its meaning says what holds then."""
+A key without a default may be left out, unless it is required. Its meaning then says what applies."""
 _RELOADED: Final = """\
-`sluice reload`, `SIGHUP`, and with `reload_on_change` a change of the file, read it again. In force at once are
-limits, defaults, `limiting`, the log level, tokens, and the certificate; `sluice reload --dry-run` names what needs a
-restart."""
+`sluice reload` and `SIGHUP` reload the file; with `reload_on_change`, so does a change of the file. Limits, defaults,
+`limiting`, the log level, tokens and the certificate take effect at once. `sluice reload --dry-run` names the changes
+that need a restart."""
 
 
 def _kinds() -> str:
     """Write what each kind of the RocketMQ protocol is, and what holds for it by itself."""
     return table(
-        ("kind", "what it is", "limit if none is given", "above it"),
+        ("kind", "what it is", "default limit", "above it"),
         (
             (
                 code(kind.name),
@@ -143,4 +145,4 @@ def _parts() -> Iterator[str]:
 
 def page() -> str:
     """Return the page."""
-    return markdown.page("Configuration", "admin/settings.py", *_parts())
+    return markdown.page("Configuration", "admin/config/settings.py", *_parts())

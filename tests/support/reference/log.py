@@ -11,8 +11,8 @@ import msgspec
 
 from admin.analytics import recommend, tables
 from admin.rejection_log import records
-from limiter import rejections
-from limiter.rejections import Amount, Outcome
+from limiter.counting import rejections
+from limiter.counting.rejections import Amount, Outcome
 from reference import markdown
 from reference.markdown import attributes, code, head, one_line, table, value
 

@@ -7,11 +7,13 @@ from typing import Any, Final, NamedTuple
 
 from prometheus_client.core import Metric
 
-from admin import reload
-from admin.metrics import families
+from admin.http import server
+from admin.http.answering import Refusals
 from admin.rejection_log import metrics as log_metrics
 from admin.rejection_log.figures import Figures
-from proxy.snapshot import Snapshot
+from admin.run import reload
+from admin.stats.metrics import families
+from proxy.stats.snapshot import Snapshot
 from reference import markdown
 from reference.markdown import code, table
 
@@ -27,7 +29,7 @@ _NOTHING: Final = Snapshot(
     usage={},
     bypassed={},
     listeners=(),
-    connections_total=0,
+    connections_total={},
     closed_total={},
     frames_total={},
     bytes_total={},
@@ -38,9 +40,9 @@ _NOTHING: Final = Snapshot(
     overflowed_total=0,
 )
 _INTRODUCTION: Final = """\
-`/metrics` on the admin address, in Prometheus' text format or as OpenMetrics, whichever is asked for. At most
-`bounds.max_resource_labels` resources are told apart; what is beyond it is counted under the resource `_other`.
-A series with labels appears when there is something to tell; one without is always there. Rules and alerts are in
+The admin address serves these metrics at `/metrics`, in Prometheus' text format or as OpenMetrics, as the request asks.
+At most `bounds.max_resource_labels` resources have their own label; the others are counted under the resource `_other`.
+A series with labels appears with its first value; a series without labels is always there. Rules and alerts are in
 [deploy/prometheus](../../deploy/prometheus), a dashboard is in [deploy/grafana](../../deploy/grafana)."""
 
 
@@ -66,8 +68,13 @@ def described() -> Iterator[Described]:
     files = SimpleNamespace(figures=Figures(), waits_s=0.0)
     ledger = SimpleNamespace(clock_steps=0, other_runs=0)
     recorder: Any = SimpleNamespace(up=True, error=None, files=files, ledger=ledger)
-    reloader: Any = SimpleNamespace(ok=True)
-    for family in chain(families(_NOTHING), log_metrics.families(recorder), reload.families(reloader)):
+    reloader: Any = SimpleNamespace(failed=None)
+    for family in chain(
+        families(_NOTHING),
+        log_metrics.families(recorder),
+        reload.families(reloader),
+        [server.refused_family(Refusals())],
+    ):
         yield _described(family.metric)
 
 
@@ -92,4 +99,4 @@ def page() -> str:
             ("Of its process", [row for row in rows if not row[0].startswith("`sluice_")]),
         )
     ]
-    return markdown.page("Metrics", "admin/metrics.py and its kin", _INTRODUCTION, *parts)
+    return markdown.page("Metrics", "admin/stats/metrics.py and its kin", _INTRODUCTION, *parts)

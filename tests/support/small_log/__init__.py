@@ -14,7 +14,7 @@ from admin.rejection_log.records import (
     RejectionRecord,
     TrafficRecord,
 )
-from limiter.rejections import Amount
+from limiter.counting.rejections import Amount
 
 NOON_S: Final = 1_795_262_400
 """2026-11-21 12:00:00 UTC."""

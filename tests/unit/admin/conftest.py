@@ -1,5 +1,6 @@
 """A data path made by hand, and settings files: what the admin floor's tests stand on."""
 
+import math
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -10,14 +11,14 @@ import msgspec
 import pytest
 import trio
 
-from admin import http
-from admin.health import Health
-from admin.settings import Endpoint
-from limiter.limiter import LimiterState
-from limiter.rejections import TrafficSecond
-from limiter.rules import RuleSet
-from proxy.control import DataPath, Event, RemoteCommand, RemoteReply
-from proxy.question import (
+from admin.config.settings import Endpoint
+from admin.http import server
+from admin.stats.health import Health
+from limiter.buckets.limiter import LimiterState
+from limiter.counting.rejections import TrafficSecond
+from limiter.rules.rule_set import RuleSet
+from proxy.control import Cleared, DataPath, Event, LimitCommand, LimitCommandReply
+from proxy.stats.question import (
     AppliedLimit,
     Explanation,
     LimitState,
@@ -27,10 +28,12 @@ from proxy.question import (
     ShareView,
     UnappliedRule,
 )
-from proxy.snapshot import (
+from proxy.stats.snapshot import (
     BrokerReach,
     ConnectionState,
+    Durations,
     LaneDepth,
+    Limit,
     ListenerState,
     ResourceCounts,
     ResourceState,
@@ -66,9 +69,9 @@ SNAPSHOT = Snapshot(
     hold_refused={"max_held": 6},
     usage={("topic", "orders", "messages"): Usage(1.0, 0.8, 0.25)},
     bypassed={("rate_limit", "late"): 4, ("rate_limit", "full"): 5},
-    listeners=(ListenerState("main", "127.0.0.2:10911", "127.0.0.1:10911", 12),),
-    connections_total=20,
-    closed_total={"bad_frame": 1, "client_closed": 7},
+    listeners=(ListenerState("main", "127.0.0.2:10911", "127.0.0.1:10911", 12, listening=True),),
+    connections_total={"main": 20},
+    closed_total={("main", "bad_frame"): 1, ("main", "client_closed"): 7},
     frames_total={"client": 1000, "broker": 990},
     bytes_total={"client": 536_000, "broker": 99_000},
     undecodable_total={"lenient": 2, "none": 1},
@@ -76,6 +79,14 @@ SNAPSHOT = Snapshot(
     live_limiters=33,
     evicted_total=44,
     overflowed_total=55,
+    limits={
+        ("topic", "log-*", "messages"): Limit(math.inf, "built-in"),
+        ("topic", "orders", "messages"): Limit(500.0, "configuration"),
+        ("topic", "orders", "bytes"): Limit(4_194_304.0, "edit"),
+    },
+    processing=Durations((3, 2, *(0,) * 15, 1), 12.5),
+    held=Durations((0,) * 12 + (4,) + (0,) * 5, 1.0),
+    round_trip=Durations(),
 )
 
 
@@ -97,12 +108,14 @@ class FakeDataPath(DataPath):
         self.asked: list[Question] = []
         self.explanation: Explanation | Exception = AssertionError("not asked for in this test")
         self.applied: list[RuleSet] = []
+        self.resets: list[tuple[str, str]] = []
+        self.cleared = Cleared(limiters=1, debt_messages=9950.0, open_breakers=1)
         self.resources_now: list[ResourceState] = []
         self.connections_now: tuple[ConnectionState, ...] = ()
         self.closed: list[tuple[int, str]] = []
         self.emit, self._events = trio.open_memory_channel[Event](1000)
-        self.ask, self._commands = trio.open_memory_channel[RemoteCommand](1000)
-        self.replies: list[tuple[int, RemoteReply]] = []
+        self.ask, self._commands = trio.open_memory_channel[LimitCommand](1000)
+        self.replies: list[tuple[int, LimitCommandReply]] = []
         self.traffic: list[TrafficSecond] = []
         self.unfinished: list[TrafficSecond] = []
         self.traffic_taken: list[bool] = []
@@ -113,10 +126,14 @@ class FakeDataPath(DataPath):
             self.snapshot_now, rule_set_version=rule_set.version, limiting=rule_set.enabled
         )
 
+    async def reset(self, kind: str, name: str) -> Cleared:
+        self.resets.append((kind, name))
+        return self.cleared
+
     async def snapshot(self, *, whole: bool = True) -> Snapshot:
         # Whoever asks for it may take it apart.
         now = self.snapshot_now
-        copied = {name: dict(getattr(now, name)) if whole else {} for name in ("resources", "rules", "usage")}
+        copied = {name: dict(getattr(now, name)) if whole else {} for name in ("resources", "rules", "usage", "limits")}
         return msgspec.structs.replace(now, **copied)
 
     async def totals(self) -> ResourceCounts:
@@ -162,10 +179,10 @@ class FakeDataPath(DataPath):
         yield self._events.clone()
 
     @asynccontextmanager
-    async def remote_commands(self) -> AsyncIterator[AsyncIterator[RemoteCommand]]:
+    async def remote_commands(self) -> AsyncIterator[AsyncIterator[LimitCommand]]:
         yield self._commands.clone()
 
-    async def reply(self, command_id: int, reply: RemoteReply) -> None:
+    async def reply(self, command_id: int, reply: LimitCommandReply) -> None:
         self.replies.append((command_id, reply))
 
     async def drain(self, grace_s: float) -> None:
@@ -188,7 +205,7 @@ EXPLANATION = Explanation(
             name="orders",
             why="exact name",
             rule=RuleView("topic:orders", "sluice.toml:3", "500/s", "reject", None),
-            limit=LimitView("messages", 500, 1, 1, None, None, 0, None),
+            limit=LimitView("messages", 500, 1, 1, 10, 5500, None, None, 0, None),
             state=LimitState(stored_permits=0, open=True, wait_s=0.25, last_refused_s=1.5),
             held=0,
             usage=Usage(1.0, 0.8, 0.25),
@@ -200,7 +217,7 @@ EXPLANATION = Explanation(
             rule=RuleView(
                 "client:10.0.0.0/8 09:00-18:00 UTC", "sluice.toml:9", "1048576 bytes/s", "delay", "09:00-18:00 UTC"
             ),
-            limit=LimitView("bytes", 1_048_576, 2, 0, 1.5, None, 0, 215),
+            limit=LimitView("bytes", 1_048_576, 2, 0, 10, 12_582_912, 1.5, None, 0, 215),
             state=LimitState(stored_permits=-2048, open=False, wait_s=0.002, last_refused_s=None),
             held=3,
             usage=None,
@@ -210,7 +227,7 @@ EXPLANATION = Explanation(
             name="producer_group:g*",
             why="shared",
             rule=RuleView("total:producer_group:g*", "sluice.toml:15", "9 requests/s", "shadow", None),
-            limit=LimitView("requests", 9, 1, 0, None, None, 10, None),
+            limit=LimitView("requests", 9, 1, 0, 10, 99, None, None, 10, None),
             state=None,
             held=0,
             usage=None,
@@ -220,7 +237,7 @@ EXPLANATION = Explanation(
             name="default",
             why="exact name",
             rule=RuleView("listener:default", "sluice.toml:20", "900/s", "reject", None),
-            limit=LimitView("messages", 900, 1, 0, None, "client", 0, None),
+            limit=LimitView("messages", 900, 1, 0, 10, 9900, None, "client", 0, None),
             state=LimitState(
                 stored_permits=300,
                 open=False,
@@ -256,9 +273,9 @@ def explanation() -> Explanation:
 @pytest.fixture
 async def served(data_path: FakeDataPath, nursery: trio.Nursery) -> Endpoint:
     """An admin address that is really bound, before a data path made by hand."""
-    sock = http.bind(Endpoint("127.0.0.1", 0))
-    endpoint = http.bound_endpoint(sock)
-    await nursery.start(http.run, http.application(data_path, Health(data_path)), sock)
+    sock = server.bind(Endpoint("127.0.0.1", 0))
+    endpoint = server.bound_endpoint(sock)
+    await nursery.start(server.run, server.application(data_path, Health(data_path)), sock)
     return endpoint
 
 

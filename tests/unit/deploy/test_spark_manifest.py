@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from admin.analytics.spark import read_conf
-from admin.version import sluice_version
+from admin.common.version import sluice_version
 
 DEPLOY = Path(__file__).resolve().parents[3] / "deploy" / "spark"
 WORKLOADS = ("CronJob", "Deployment")

@@ -19,14 +19,14 @@ _COPIED = (*_CODE, "docs", "tests/support")
 
 CHANGES = {
     "a flag's name": ("storm_gap", "storm_pause", "docs/reports.md: --storm-gap: no command has this flag"),
-    "a flag of one command": ("burst_s: Annotated", "burst_seconds: Annotated", "Unknown option: --burst-s."),
+    "a flag of one command": ("ttl: Annotated", "lifetime: Annotated", "Unknown option: --ttl."),
     "a metric": ('"sluice_bypassed"', '"sluice_skipped"', "README.md: sluice_bypassed_total: no such metric"),
     "a path of the API": ('"/events"', '"/stream"', "docs/live-limits.md: /api/v1/events: no such path"),
     "a key of the configuration": ("max_fair_keys", "most_fair_keys", "limits[0].max_fair_keys: unknown"),
     "a command": (
         "def revert(\n    change: Annotated",
         "def undo(\n    change: Annotated",
-        "README.md: sluice audit revert: audit has no such command",
+        "docs/faq.md: sluice audit revert: audit has no such command",
     ),
     "a variable": ("SLUICE_PROFILE", "SLUICE_SIDECAR", "docs/live-limits.md: SLUICE_PROFILE: no such variable"),
 }

@@ -14,9 +14,9 @@ from playbook.frames import send
 from trio.testing import MockClock
 
 from admin.cli import main
-from admin.composition import compose
-from admin.sources import Flags, load
-from proxy.datapath import LocalDataPath
+from admin.config.sources import Flags, load
+from admin.run.composition import compose
+from proxy.datapath.datapath import LocalDataPath
 
 GUIDES = {"write-a-handler.md": "size_guard", "add-a-protocol.md": "pub_lines"}
 OPTIONS = {"write-a-handler.md": "max_bytes", "add-a-protocol.md": "longest_bytes"}
@@ -76,6 +76,8 @@ async def start(nursery: trio.Nursery, mock_clock: MockClock) -> AsyncIterator[S
 
         await nursery.start(run)
         client = await trio.open_tcp_stream(*path.server.bound(listener.name))
+        # The first one only asked whether the broker is there.
+        await (await broker.accept()).aclose()
         async with broker:
             return client, await broker.accept()
 

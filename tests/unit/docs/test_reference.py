@@ -3,11 +3,11 @@
 from pathlib import Path
 
 import pytest
-from reference import FOLDER, PAGES
+from reference import FOLDER, PAGES, protocol_words
 from reference.metrics import described
 
-from admin.settings import Settings
-from admin.sources import environment_names
+from admin.config.settings import Settings
+from admin.config.sources import environment_names
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -15,6 +15,10 @@ def test_a_page_says_what_the_code_says(name: str) -> None:
     path = FOLDER / name
     written = path.read_text(encoding="utf-8") if path.exists() else ""
     assert written == PAGES[name](), f"docs/reference/{name} is not what the code says; run: make reference"
+
+
+def test_the_command_line_says_of_protocols_what_they_say() -> None:
+    assert protocol_words.FILE.read_text(encoding="utf-8") == protocol_words.module(), "run: make reference"
 
 
 def test_there_is_no_page_that_nobody_makes() -> None:

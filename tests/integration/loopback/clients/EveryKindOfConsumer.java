@@ -10,15 +10,13 @@ import java.util.function.BooleanSupplier;
 import org.apache.rocketmq.client.consumer.DefaultLitePullConsumer;
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
 import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
-import org.apache.rocketmq.client.consumer.listener.ConsumeOrderlyStatus;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
-import org.apache.rocketmq.client.consumer.listener.MessageListenerOrderly;
 import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
 import org.apache.rocketmq.common.message.MessageExt;
 import org.apache.rocketmq.remoting.protocol.heartbeat.MessageModel;
 
 /**
- * Consumes one topic from its start in every way: all, by tag, in order, broadcast, by lite pull, and shared by two.
+ * Consumes one topic from its start in every way: all, by tag, broadcast, by lite pull, and shared by two.
  *
  * <p>Arguments: name server, topic, messages in the topic, messages with tag b, seconds at most for each. Prints one
  * line of JSON: the bodies each of them saw (their first word, with the number of messages), sorted.
@@ -48,10 +46,9 @@ public final class EveryKindOfConsumer {
         int tagged = Integer.parseInt(args[3]);
         waitMillis = Long.parseLong(args[4]) * 1000;
         Map<String, Map<String, Integer>> report = new LinkedHashMap<>();
-        report.put("concurrent", push("concurrent", "*", all, false, MessageModel.CLUSTERING));
-        report.put("tagged", push("tagged", "b || unknown", tagged, false, MessageModel.CLUSTERING));
-        report.put("in order", push("in-order", "*", all, true, MessageModel.CLUSTERING));
-        report.put("broadcast", push("broadcast", "*", all, false, MessageModel.BROADCASTING));
+        report.put("concurrent", push("concurrent", "*", all, MessageModel.CLUSTERING));
+        report.put("tagged", push("tagged", "b || unknown", tagged, MessageModel.CLUSTERING));
+        report.put("broadcast", push("broadcast", "*", all, MessageModel.BROADCASTING));
         report.put("lite pull", litePull(all));
         report.put("shared", shared(all));
         System.out.println(JSON.toJSONString(report));
@@ -68,21 +65,14 @@ public final class EveryKindOfConsumer {
         return consumer;
     }
 
-    private static Map<String, Integer> push(String name, String tags, int count, boolean inOrder, MessageModel model)
+    private static Map<String, Integer> push(String name, String tags, int count, MessageModel model)
         throws Exception {
         Collection<String> seen = new ConcurrentSkipListSet<>();
         DefaultMQPushConsumer consumer = consumer(name, name, tags, model);
-        if (inOrder) {
-            consumer.registerMessageListener((MessageListenerOrderly) (messages, context) -> {
-                note(seen, messages);
-                return ConsumeOrderlyStatus.SUCCESS;
-            });
-        } else {
-            consumer.registerMessageListener((MessageListenerConcurrently) (messages, context) -> {
-                note(seen, messages);
-                return ConsumeConcurrentlyStatus.CONSUME_SUCCESS;
-            });
-        }
+        consumer.registerMessageListener((MessageListenerConcurrently) (messages, context) -> {
+            note(seen, messages);
+            return ConsumeConcurrentlyStatus.CONSUME_SUCCESS;
+        });
         consumer.start();
         await(() -> seen.size() >= count);
         consumer.shutdown();

@@ -7,18 +7,14 @@ import java.util.Map;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.TimeUnit;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
-import org.apache.rocketmq.client.producer.LocalTransactionState;
 import org.apache.rocketmq.client.producer.SendCallback;
 import org.apache.rocketmq.client.producer.SendResult;
 import org.apache.rocketmq.client.producer.SendStatus;
-import org.apache.rocketmq.client.producer.TransactionListener;
-import org.apache.rocketmq.client.producer.TransactionMQProducer;
 import org.apache.rocketmq.common.message.Message;
-import org.apache.rocketmq.common.message.MessageExt;
 
 /**
- * Sends in every way the client knows: waiting for the answer, with a callback, oneway, a batch, after a delay, a body
- * so large that the client compresses it, and transactions that are committed and rolled back.
+ * Sends in every way that the embedded broker knows: waiting for the answer, with a callback, oneway, a batch, and a
+ * body so large that the client compresses it.
  *
  * <p>Arguments: name server, topic. Prints one line of JSON: what the answers said was stored, by way.
  */
@@ -69,34 +65,8 @@ public final class EveryKindOfSend {
         }
         SendResult inBatch = producer.send(batch);
         stored.put("batch", ok(inBatch) * inBatch.getMsgId().split(",").length);
-        Message delayed = message(args[1], "delayed", "b");
-        delayed.setDelayTimeLevel(1);
-        stored.put("delayed", ok(producer.send(delayed)));
         stored.put("compressed", ok(producer.send(message(args[1], "compressed".repeat(1000), "c"))));
         producer.shutdown();
-
-        TransactionMQProducer transactions = new TransactionMQProducer("transactions-of-" + args[1]);
-        transactions.setNamesrvAddr(args[0]);
-        transactions.setSendMsgTimeout(SEND_TIMEOUT_MILLIS);
-        transactions.setTransactionListener(new TransactionListener() {
-            @Override
-            public LocalTransactionState executeLocalTransaction(Message message, Object commit) {
-                return (Boolean) commit
-                    ? LocalTransactionState.COMMIT_MESSAGE
-                    : LocalTransactionState.ROLLBACK_MESSAGE;
-            }
-
-            @Override
-            public LocalTransactionState checkLocalTransaction(MessageExt message) {
-                return LocalTransactionState.UNKNOW;
-            }
-        });
-        transactions.start();
-        for (boolean commit : new boolean[] {true, false}) {
-            String name = commit ? "committed" : "rolled back";
-            stored.put(name, ok(transactions.sendMessageInTransaction(message(args[1], name, "a"), commit)));
-        }
-        transactions.shutdown();
         System.out.println(JSON.toJSONString(stored));
     }
 

@@ -6,17 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from admin.analytics.advice import (
-    Advice,
-    Claim,
-    confidence,
-    decide,
-    fair_level,
-    is_runaway,
-    settle,
-    share_out,
-    unused,
-)
+from admin.analytics.advice import Advice, Claim, confidence, decide, fair_level, is_runaway, settle, share_out, unused
 from admin.analytics.evidence import span
 from admin.analytics.figures import DAY_S, Demand, Limit, Percentiles, Storms
 

@@ -6,17 +6,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from admin.analytics.alerts import (
-    GIVE_UP_ATTEMPTS,
-    GIVE_UP_S,
-    MOST_PENDING,
-    AlertSettings,
-    Event,
-    Ledger,
-    Sighting,
-)
+from admin.analytics.alerts import GIVE_UP_ATTEMPTS, GIVE_UP_S, MOST_PENDING, AlertSettings, Event, Ledger, Sighting
 from admin.analytics.findings import Share, Storm
-from admin.errors import StartError
+from admin.common.errors import StartError
 
 NOW_S = 1_800_000_000
 Open = Callable[..., Ledger]

@@ -6,8 +6,8 @@ import pytest
 from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark.errors import PySparkRuntimeError
 
-from admin.analytics.failures import in_words, meaning
-from admin.errors import SettingsError, StartError
+from admin.analytics.spark import in_words, meaning
+from admin.common.errors import SettingsError, StartError
 
 
 @pytest.mark.parametrize(

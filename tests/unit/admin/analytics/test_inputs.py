@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from admin.analytics.inputs import Skipped, find
-from admin.errors import StartError
+from admin.common.errors import StartError
 
 
 def _write(file: Path, content: bytes = b"{}\n") -> Path:

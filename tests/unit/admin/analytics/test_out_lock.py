@@ -11,7 +11,7 @@ import pytest
 
 from admin.analytics import out_lock
 from admin.analytics.out_lock import OutLock
-from admin.errors import StartError
+from admin.common.errors import StartError
 
 
 def test_second_report_is_told_that_there_is_one(tmp_path: Path) -> None:

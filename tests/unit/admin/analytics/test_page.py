@@ -10,7 +10,7 @@ from findings_maker import HOSTILE, LONG
 from admin.analytics.findings import Edit, Findings, Inputs, LimitChange, Point
 from admin.analytics.page import render
 from admin.analytics.page.markup import broken, data, label, table
-from admin.tables import printable
+from admin.common.tables import printable
 from admin.wire.recommendations import Recommendation
 
 

@@ -8,10 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from admin.analytics.replay import Limit, Replay, Second
-from limiter.bucket import NS_PER_S
-from limiter.limiter import Limiter
-from limiter.resource import Resource
-from limiter.rule import Rule
+from limiter.buckets.limiter import Limiter
+from limiter.rules.resource import Resource
+from limiter.rules.rule import NS_PER_S, Rule
 
 Arrival = tuple[int, int, int]
 """When, how many messages, how many bytes."""

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from admin.analytics.requirements import check_requirements
-from admin.errors import StartError
+from admin.common.errors import StartError
 
 
 def _java(folder: Path, says: str) -> dict[str, str]:

@@ -1,7 +1,7 @@
 import pytest
 
 from admin.analytics.spark import SparkOptions, read_conf
-from admin.errors import SettingsError
+from admin.common.errors import SettingsError
 
 
 def test_sparks_options_are_key_and_value() -> None:

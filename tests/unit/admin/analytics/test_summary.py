@@ -7,7 +7,7 @@ from rich.console import Console
 
 from admin.analytics.findings import Findings, Inputs, Totals
 from admin.analytics.summary import summary
-from admin.report import show
+from admin.run.check import show
 
 
 def _printed(findings: Findings) -> str:

@@ -21,7 +21,7 @@ from admin.analytics.webhook import (
     backoff_s,
     read_settings,
 )
-from admin.errors import SettingsError
+from admin.common.errors import SettingsError
 
 URL = "https://alerts.example.com/hooks/secret"
 Answer = Callable[[httpx2.Request], httpx2.Response]

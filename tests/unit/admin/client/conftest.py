@@ -1,4 +1,4 @@
-"""An API made by hand: what the client's tests ask."""
+"""What the client's tests ask: the real API in this very process, or one made by hand for what it never says."""
 
 import json
 import os
@@ -10,9 +10,15 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
+import httpx2
 import pytest
+import structlog.testing
+import trio
+from served_api import Served, as_author, mount, served
 
 from admin.cli import main
+
+__all__ = ["served"]
 
 PROBLEM = "application/problem+json"
 
@@ -74,7 +80,7 @@ class FakeApi:
                     self.wfile.write(f": alive\n\nevent: {event}\ndata: {json.dumps(body)}\n\n".encode())
                     self.wfile.flush()
 
-            do_GET = do_PUT = do_POST = do_DELETE = _answer  # noqa: N815 - http.server's names
+            do_GET = do_PUT = do_PATCH = do_POST = do_DELETE = _answer  # noqa: N815 - http.server's names
 
             def log_message(self, *_: object) -> None:
                 pass
@@ -152,6 +158,32 @@ def sluice(api: FakeApi, capsys: pytest.CaptureFixture[str]) -> Callable[..., Ra
         return Ran(exit_code, captured.out, captured.err)
 
     return run
+
+
+@pytest.fixture
+def asked(
+    served: Served, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., Any]]:
+    """Runs a command against the real API."""
+    transport = httpx2.ASGITransport(as_author(mount(served.app), "ada"))
+
+    async def answer(request: httpx2.Request) -> httpx2.Response:
+        found = await transport.handle_async_request(request)
+        return httpx2.Response(found.status_code, headers=found.headers, content=await found.aread())
+
+    def handle(_: httpx2.HTTPTransport, request: httpx2.Request) -> httpx2.Response:
+        return trio.from_thread.run(answer, request)
+
+    monkeypatch.setattr(httpx2.HTTPTransport, "handle_request", handle)
+
+    async def run(*tokens: str) -> Ran:
+        exit_code = await trio.to_thread.run_sync(main, tokens)
+        captured = capsys.readouterr()
+        return Ran(exit_code, captured.out, captured.err)
+
+    # What the sidecar logs is no part of what a command prints.
+    with structlog.testing.capture_logs():
+        yield run
 
 
 def change(target: str = "limits/topic/orders", **fields: Any) -> dict[str, Any]:

@@ -6,10 +6,10 @@ from typing import Any
 import httpx2
 import pytest
 
+from admin.client import NoAnswerError, RefusedError
 from admin.client.api import Api, path
-from admin.client.errors import NoAnswerError, RefusedError
 from admin.client.target import Target
-from admin.errors import OperatorError
+from admin.common.errors import OperatorError
 
 
 def failure(url: str, token: str | None = None) -> OperatorError:

@@ -9,8 +9,8 @@ from admin.cli import main
 from admin.client.api import Api
 from admin.client.explain import ask_file, ask_sidecar, text
 from admin.client.target import Target
-from admin.errors import SettingsError
-from proxy.question import Explanation, LimitState, Question
+from admin.common.errors import SettingsError
+from proxy.stats.question import Explanation, LimitState, Question, StandingRefusal
 
 Write = Callable[[str], str]
 ORDERS = Question("topic", "orders", "10.1.2.3", "g", "main")
@@ -59,7 +59,7 @@ class TestText:
             "1. topic orders: 500 messages per second, burst 1 s",
             "   rule   topic:orders = 500/s (sluice.toml:3)",
             "   why    exact name",
-            "   above  refused, with all that comes until 1 s after there are permits again",
+            "   above  refused, and so is everything else until 1 s after permits are available again",
             "   now    refuses everything for another 0.25 s; last refused 1.5 s ago",
             "   used   100% over 1 s, 80% over 10 s, 25% over 60 s",
             "",
@@ -85,7 +85,7 @@ class TestText:
             "   share  of 10.1.2.4: 0.5 messages owed, admits what others leave over",
             "   share  of _other: 2.25 messages in store",
             "",
-            "These match and do not limit:",
+            "These rules match but do not apply:",
             "   listener default: listener:default = 5/s (sluice.toml:25): not now: 18:00-20:00 UTC",
         ]
 
@@ -247,6 +247,26 @@ class TestAskingAFile:
         assert ask_file(file, Question("topic", "orders", "10.9.1.1")).exempt_on == ("main",)
         assert ask_file(file, Question("topic", "orders", "::ffff:10.9.1.1")).exempt_on == ("main",)
         assert ask_file(file, Question("topic", "orders", "10.1.1.1")).exempt_on == ()
+
+    def test_names_what_is_refused_whatever_the_limits_are(self, write: Write) -> None:
+        listener = '[[listeners]]\nname = "{}"\nlisten = "127.0.0.1:{}"\nbroker = "127.0.0.1:9"\n'
+        limit = '[[limits]]\nkind = "topic"\nname = "a"\nrate = 1\n'
+        passing = 'exempt = ["10.9.0.0/16"]\n' + listener.format("inner", 2)
+        file = write(listener.format("main", 1) + passing + '[listeners.options]\ninternal_topics = "pass"\n' + limit)
+        shown = ask_file(file, Question("topic", "rmq_sys_wheel_timer"))
+        assert shown.refusals == (StandingRefusal("internal_topic", ("main",)),)
+        assert text(shown, live=False).splitlines()[1:] == [
+            "It is refused on listener main whatever the limits are: internal_topic.",
+            "",
+            "No limit applies to it.",
+        ]
+        assert ask_file(file, Question("topic", "rmq_sys_wheel_timer", "10.9.0.1", listener="main")).refusals == ()
+        assert ask_file(file, Question("topic", "rmq_sys_wheel_timer", listener="inner")).refusals == ()
+        assert ask_file(file, Question("topic", "a")).refusals == ()
+        off = ask_file(
+            write(f"limiting = false\n{listener.format('main', 1)}"), Question("topic", "rmq_sys_wheel_timer")
+        )
+        assert off.refusals == ()
 
     def test_lists_what_matches_and_does_not_limit(self, write: Write) -> None:
         explanation = ask_file(write(FILE), Question("topic", "free"))

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from admin.client.files import toml
-from admin.composition import compose
-from admin.rule_fields import fields_of
-from admin.sources import Flags, load
-from limiter.rules import RuleSet
+from admin.config.rule_fields import fields_of
+from admin.config.sources import Flags, load
+from admin.run.composition import compose
+from limiter.rules.rule_set import RuleSet
 
 Make = Callable[..., dict[str, Any]]
 Sluice = Callable[..., Any]
@@ -83,15 +83,6 @@ class TestApply:
             "reason": "release",
         }
         assert ran.out.splitlines()[-2:] == ["unchanged: topic orders: 500/s", "changed 2, left 1 unchanged"]
-
-    def test_of_what_holds_already_writes_nothing(
-        self, api: Any, sluice: Sluice, change: Make, file: Callable[..., str]
-    ) -> None:
-        api.answers["GET /diff"] = NOTHING_EDITED
-        api.answers["POST /limits:batch"] = answering(change, {"orders", "topic:log-*", "*"})
-        ran = sluice("limits", "apply", file())
-        assert [each.query for each in api.writes()] == [{"dry_run": "1"}]
-        assert ran.out.endswith("changed 0, left 3 unchanged\n")
 
     def test_prunes_edits_that_are_not_in_it(
         self, api: Any, sluice: Sluice, change: Make, entry: Make, file: Callable[..., str]
@@ -165,10 +156,6 @@ class TestDiff:
         assert lines[2][:5] == ["topic", "new", "no", "rule", "1000/s"]
         assert lines[3][:5] == ["switch", "all", "on", "off", "ada"]
 
-    def test_of_nothing_says_so(self, api: Any, sluice: Sluice) -> None:
-        api.answers["GET /diff"] = NOTHING_EDITED
-        assert sluice("limits", "diff").out == "All is as configured.\n"
-
 
 def rows_of(rules: RuleSet) -> list[dict[str, Any]]:
     return [
@@ -187,9 +174,9 @@ def written(rules: RuleSet) -> set[tuple[Any, ...]]:
     return {(rule.kind, rule.pattern, rule.shared, str(rule.hours), str(fields_of(rule))) for rule in rules.rules}
 
 
-README = (Path(__file__).parents[4] / "README.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[4] / "docs" / "limits.md").read_text(encoding="utf-8")
 SAMPLE = Path(__file__).parents[4] / "deploy" / "sluice.toml"
-EXAMPLES = [text.split("```")[0] for text in README.split("```toml\n")[1:] if "[[limits]]" in text.split("```")[0]]
+EXAMPLES = [text.split("```")[0] for text in PAGE.split("```toml\n")[1:] if "[[limits]]" in text.split("```")[0]]
 
 
 class TestExport:

@@ -92,17 +92,6 @@ class TestList:
 
 
 class TestGet:
-    def test_says_what_is_in_force_and_why(self, api: Any, sluice: Sluice, entry: Make) -> None:
-        api.answers["GET /limits/topic/orders"] = (200, entry())
-        lines = sluice("limits", "get", "topic", "orders").out.splitlines()
-        assert lines[0] == "topic orders: 1000/s"
-        assert lines[1].split(maxsplit=1) == ["rule", "topic:orders (change 17)"]
-        assert lines[2].split(maxsplit=1) == ["further", "burst_s 2, action reject"]
-        assert lines[3].split()[:5] == ["edited", "change", "17", "by", "ada,"]
-        assert lines[3].endswith(": launch")
-        assert lines[4].split(maxsplit=1) == ["configured", "500/s (sluice.toml:5)"]
-        assert lines[5].split() == ["etag", "abc"]
-
     def test_says_what_comes_after_a_temporary_edit(self, api: Any, sluice: Sluice, entry: Make) -> None:
         under = entry()["edit"]
         edit = under | {"change_id": 18, "expires_at": "2126-01-01T00:00:00.000Z", "under": under}
@@ -118,7 +107,7 @@ class TestGet:
 
 class TestSet:
     def test_sends_the_whole_limit(self, api: Any, sluice: Sluice, change: Make) -> None:
-        api.answers["PUT /limits/topic/orders"] = (200, change())
+        api.answers["PATCH /limits/topic/orders"] = (200, change())
         ran = sluice(
             *(
                 "limits",
@@ -156,33 +145,60 @@ class TestSet:
             "   change 17 by ada; `sluice audit revert 17` undoes it",
         ]
 
-    def test_of_what_has_no_rate_needs_none(self, api: Any, sluice: Sluice, change: Make) -> None:
+    def test_puts_the_whole_limit_if_told_so(self, api: Any, sluice: Sluice, change: Make) -> None:
         api.answers["PUT /limits/topic/orders"] = (200, change())
+        assert sluice("limits", "set", "topic", "orders", "5", "--replace").exit_code == 0
+        assert api.asked[0].body == {"rate": 5.0}
+        ran = sluice("limits", "set", "topic", "orders", "5", "--replace", "--without", "bytes_per_s")
+        assert (ran.exit_code, ran.err.split(":")[1]) == (2, " --without and --replace")
+
+    def test_takes_fields_and_the_end_away(self, api: Any, sluice: Sluice, change: Make) -> None:
+        api.answers["PATCH /limits/topic/orders"] = (200, change())
+        sluice("limits", "set", "topic", "orders", "--without", "bytes_per_s, fair_by", "--ttl", "never")
+        assert api.asked[0].body == {"bytes_per_s": None, "fair_by": None, "ttl_s": None}
+
+    @pytest.mark.parametrize(
+        ("given", "without", "field"),
+        [(["100"], "rate", "rate"), (["--burst-s", "0"], "fair_by, burst_s", "burst_s")],
+    )
+    def test_refuses_a_field_that_is_given_and_taken_away(
+        self, api: Any, sluice: Sluice, given: list[str], without: str, field: str
+    ) -> None:
+        ran = sluice("limits", "set", "topic", "orders", *given, "--without", without)
+        assert (ran.exit_code, api.asked) == (2, [])
+        assert ran.err == f"sluice: --without {field}: it is given as well; give it or take it away\n"
+
+    @pytest.mark.parametrize(
+        ("expires_at", "said"),
+        [
+            (None, "   for good; the edit before it would have ended "),
+            ("2100-01-01T00:00:00.000Z", "   until "),
+        ],
+    )
+    def test_says_what_becomes_of_the_time_at_which_the_edit_ends(
+        self, api: Any, sluice: Sluice, change: Make, expires_at: str | None, said: str
+    ) -> None:
+        before = {"change_id": 3, "at": "2026-01-01T00:00:00.000Z", "by": "ada", "address": "", "reason": ""}
+        before["expires_at"] = "2100-01-01T00:00:00.000Z"
+        api.answers["PATCH /limits/topic/orders"] = (200, change(before=before, expires_at=expires_at))
+        line = sluice("limits", "set", "topic", "orders", "5").out.splitlines()[1]
+        assert line.startswith(said)
+        assert line.endswith(", as before; --ttl never lets it stay") is (expires_at is not None)
+
+    def test_of_what_has_no_rate_needs_none(self, api: Any, sluice: Sluice, change: Make) -> None:
+        api.answers["PATCH /limits/topic/orders"] = (200, change())
         sluice("limits", "set", "topic", "orders", "--exempt")
         assert api.asked[0].body == {"exempt": True}
 
-    def test_only_says_what_would_change(self, api: Any, sluice: Sluice, change: Make) -> None:
-        api.answers["PUT /limits/topic/orders"] = (200, change(id=0))
-        assert sluice("limits", "set", "topic", "orders", "5", "--dry-run").out == (
-            "would change: topic orders: 500/s → 1000/s\n"
-        )
-        assert api.asked[0].query == {"dry_run": "1"}
-
     def test_prints_the_apis_json(self, api: Any, sluice: Sluice, change: Make) -> None:
-        api.answers["PUT /limits/topic/orders"] = (200, change())
+        api.answers["PATCH /limits/topic/orders"] = (200, change())
         assert json.loads(sluice("limits", "set", "topic", "orders", "5", "--json").out) == change()
-
-    def test_that_came_too_late_is_exit_code_3(self, api: Any, sluice: Sluice, problem: Any) -> None:
-        api.answers["PUT /limits/topic/orders"] = problem(412, "changed by ada at 20:00 (change 17); its ETag is def")
-        ran = sluice("limits", "set", "topic", "orders", "5", "--if-match", "abc")
-        assert (ran.exit_code, ran.out) == (3, "")
-        assert ran.err.startswith("sluice: changed by ada at 20:00 (change 17); its ETag is def")
 
     def test_that_came_too_late_says_what_is_in_force_and_what_to_do(
         self, api: Any, sluice: Sluice, problem: Any
     ) -> None:
         status, body = problem(412, "something else is in force: 7/s, change 17 by ada")
-        api.answers["PUT /limits/topic/orders"] = (status, body | {"etag": "def"})
+        api.answers["PATCH /limits/topic/orders"] = (status, body | {"etag": "def"})
         assert sluice("limits", "set", "topic", "orders", "5", "--if-match", "abc").err == (
             "sluice: something else is in force: 7/s, change 17 by ada; its ETag is def now: look at it with"
             " `sluice limits get`, then give --if-match def\n"
@@ -192,18 +208,12 @@ class TestSet:
     def test_that_is_refused_names_flags_as_they_are_typed(
         self, api: Any, sluice: Sluice, problem: Any, field: str, said: str
     ) -> None:
-        api.answers["PUT /limits/topic/orders"] = problem(400, "wrong", {"field": field, "detail": "no day"})
+        api.answers["PATCH /limits/topic/orders"] = problem(400, "wrong", {"field": field, "detail": "no day"})
         assert sluice("limits", "set", "topic", "orders", "5").err == f"sluice: {said}\n"
-
-    def test_of_a_kind_that_is_none_is_exit_code_2(self, api: Any, sluice: Sluice, problem: Any) -> None:
-        detail = 'no kind "shelf"; there are topic'
-        api.answers["PUT /limits/shelf/orders"] = problem(404, "no", {"field": "kind", "detail": detail})
-        ran = sluice("limits", "set", "shelf", "orders", "5")
-        assert (ran.exit_code, ran.err) == (2, f"sluice: {detail}\n")
 
     def test_that_is_refused_names_the_flags(self, api: Any, sluice: Sluice, problem: Any) -> None:
         wrong = [{"field": "burst_s", "detail": "must be more than 0"}, {"field": "rate", "detail": "missing"}]
-        api.answers["PUT /limits/topic/orders"] = problem(400, "wrong", *wrong)
+        api.answers["PATCH /limits/topic/orders"] = problem(400, "wrong", *wrong)
         ran = sluice("limits", "set", "topic", "orders", "--burst-s", "0")
         assert ran.exit_code == 2
         assert ran.err == "sluice: --burst-s: must be more than 0\nsluice: RATE: missing\n"
@@ -212,7 +222,7 @@ class TestSet:
     def test_that_is_not_done_ends_with_its_exit_code(
         self, api: Any, sluice: Sluice, problem: Any, status: int, exit_code: int
     ) -> None:
-        api.answers["PUT /limits/topic/orders"] = problem(status, "no")
+        api.answers["PATCH /limits/topic/orders"] = problem(status, "no")
         ran = sluice("limits", "set", "topic", "orders", "5")
         assert (ran.exit_code, ran.out) == (exit_code, "")
         assert ran.err.startswith("sluice: ")
@@ -223,11 +233,6 @@ class TestUnset:
         api.answers["DELETE /limits/topic/orders"] = (200, change(action="unset"))
         assert sluice("limits", "unset", "topic", "orders", "--reason", "over").exit_code == 0
         assert api.asked[0].query == {"reason": "over"}
-
-    def test_of_what_is_not_edited_is_exit_code_5(self, api: Any, sluice: Sluice, problem: Any) -> None:
-        api.answers["DELETE /limits/topic/orders"] = problem(404, "topic orders is not edited")
-        ran = sluice("limits", "unset", "topic", "orders")
-        assert (ran.exit_code, ran.err) == (5, "sluice: topic orders is not edited\n")
 
     def test_lets_all_be_as_configured_at_once(self, api: Any, sluice: Sluice, entry: Make, change: Make) -> None:
         diff = {"limits": [entry("a"), entry("b")], "switches": [], "total": 2, "etag": "all"}
@@ -259,12 +264,6 @@ class TestUnset:
         assert lines[-2:] == ["and 5 more", "changed 25 limits: change 100 to 124 by ada"]
         assert sluice("limits", "unset", "--all", "--dry-run").out.splitlines()[-1] == "would change 25 limits"
 
-    def test_of_all_with_nothing_edited_is_exit_code_5(self, api: Any, sluice: Sluice) -> None:
-        api.answers["GET /diff"] = (200, {"limits": [], "switches": [], "total": 0, "etag": "all"})
-        ran = sluice("limits", "unset", "--all")
-        assert (ran.exit_code, ran.err) == (5, "sluice: no limit is edited: all are as configured\n")
-        assert api.writes() == []
-
     @pytest.mark.parametrize(
         ("tokens", "line"),
         [
@@ -276,3 +275,10 @@ class TestUnset:
     def test_of_what_is_not_named_is_refused(self, sluice: Sluice, tokens: list[str], line: str) -> None:
         ran = sluice("limits", "unset", *tokens)
         assert (ran.exit_code, ran.err) == (2, f"sluice: {line}\n")
+
+
+class TestReset:
+    def test_of_a_total_is_addressed_as_such(self, api: Any, sluice: Sluice, change: Make) -> None:
+        api.answers["POST /limits/total/topic%3Alog-%2A:reset"] = (200, change(action="reset"))
+        sluice("limits", "reset", "topic", "log-*", "--shared")
+        assert api.asked[0].path.endswith(":reset")

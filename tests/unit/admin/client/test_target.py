@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from admin.client.target import Given, Target, find_target, profiles_file
-from admin.errors import SettingsError
+from admin.common.errors import SettingsError
 
 ENVIRONMENT = {"SLUICE_URL": "10.0.0.1:1", "SLUICE_TOKEN": "token-of-the-environment"}
 BESIDE = {"SLUICE_ADMIN": "0.0.0.0:7", "SLUICE_ADMIN_TOKEN": "token-of-the-sidecar"}

@@ -360,3 +360,10 @@ class TestTerminal:
         assert terminal.end() == 4
         assert terminal.is_as_it_was
         assert b"the token is wrong" in terminal.output.rpartition(BACK)[2]
+
+
+def test_before_the_first_figures_it_says_that_it_waits(view: View) -> None:
+    for shown, waits in ((View("http://127.0.0.1:1", Wish()), True), (view, False)):
+        stream = io.StringIO()
+        Console(file=stream, width=100).print(draw(shown, 24))
+        assert ("Waiting for the first figures" in stream.getvalue()) is waits

@@ -1,6 +1,6 @@
 import pytest
 
-from admin.demo.ledger import WINDOW_S, Counts, Ledger, TopicLoad, check
+from admin.demo.ledger import EDITED, WINDOW_S, Counts, Ledger, TopicLoad, check
 
 LOADS = (TopicLoad("runaway", 2000, runaway=True), TopicLoad("orders", 100))
 LIMIT_PER_S = 200.0
@@ -83,9 +83,12 @@ def test_rates_are_those_of_the_last_seconds() -> None:
     assert made.rates("orders") == (0, 0, 0)
 
 
-def test_where_limits_were_changed_nothing_is_held_against_them() -> None:
-    ledger = Ledger(LOADS)
-    ledger.counts = {load.topic: Counts(10, 5, 5) for load in LOADS}
-    checks = check(ledger, {load.topic: 5 for load in LOADS}, LIMIT_PER_S, 1.0, edited=True)
-    assert checks[0].text.startswith("limits were changed meanwhile")
-    assert all(each.holds for each in checks)
+@pytest.mark.parametrize(("lowest", "holds"), [({}, False), ({"orders": 101.0}, False), ({"orders": 100.0}, True)])
+def test_an_edit_or_a_switch_excuses_nobody_but_who_sends_as_much_as_the_lowest_limit(
+    *, lowest: dict[str, float], holds: bool
+) -> None:
+    made = ledger(Counts(sent=20_000, passed=20_000), Counts(sent=10, passed=5, refused=5))
+    made.edited, made.lowest = True, lowest
+    checks = check(made, {"runaway": 20_000, "orders": 5}, LIMIT_PER_S, 1.0)
+    assert all(each.holds for each in checks) is holds
+    assert EDITED in checks

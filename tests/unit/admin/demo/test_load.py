@@ -4,14 +4,14 @@ from contextlib import suppress
 import pytest
 import trio
 
+from admin.config.settings import Endpoint
 from admin.demo.ledger import Counts, TopicLoad
 from admin.demo.load import Producer
-from admin.settings import Endpoint
-from limiter.resource import Resource
-from proxy.batch import Refuse
-from proxy.protocols.rocketmq.codes import FLAG_RESPONSE
-from proxy.protocols.rocketmq.command import RemotingCommand, decode, encode
+from limiter.rules.resource import Resource
+from proxy.deciding.batch import Refuse
 from proxy.protocols.rocketmq.replies import busy_answer
+from proxy.protocols.rocketmq.wire.codes import FLAG_RESPONSE
+from proxy.protocols.rocketmq.wire.command import RemotingCommand, decode, encode
 
 LOAD = TopicLoad("orders", 1000)
 Answer = Callable[[RemotingCommand], bytes]

@@ -3,9 +3,15 @@ import io
 import pytest
 from rich.console import Console, RenderableType
 
+from admin.config.addresses import Endpoint
 from admin.demo import view
+from admin.demo.broker import Loopback, LoopbackConfig
+from admin.demo.embedded import LOADS, heading
 from admin.demo.ledger import EDITED, Check, Counts, Ledger
-from admin.demo.stage import LOADS
+
+HEADING = heading(
+    Endpoint("127.0.0.1", 10911), Loopback(LoopbackConfig(), lambda: 0), "http://127.0.0.1:9870/", ["port 1 is taken"]
+)
 
 
 def screen(renderable: RenderableType, columns: int = 80) -> list[str]:
@@ -31,7 +37,7 @@ def ledger() -> Ledger:
 def test_ten_minutes_of_figures_fits_80_columns(ledger: Ledger) -> None:
     stored = {topic: counts.passed for topic, counts in ledger.counts.items()}
     for lines in (
-        screen(view.heading("127.0.0.1:10911", "127.0.0.1:45623", "127.0.0.1:9876", "http://127.0.0.1:9870/", 200)),
+        screen(HEADING),
         screen(view.live(ledger, 600, None)),
         screen(view.summary(ledger, stored, 200, 600, [Check(holds=True, text="all well")])),
     ):
@@ -49,16 +55,13 @@ def test_a_narrow_terminal_gets_fewer_figures_but_whole_ones(ledger: Ledger, col
     account = screen(view.summary(ledger, stored, 200, 600, []), max(columns, 60))
     (runaway,) = [line.split() for line in account if line.strip().startswith("runaway")]
     assert {"1,200,000", "120,200", "1,079,800"} <= set(runaway)
-    heading = screen(
-        view.heading("127.0.0.1:10911", "127.0.0.1:45623", "127.0.0.1:9876", "http://127.0.0.1:9870/", 200), columns
-    )
-    for lines in (live, account, heading):
+    for lines in (live, account, screen(HEADING, columns)):
         assert "…" not in "\n".join(lines)
 
 
 def test_what_is_shown_is_labelled(ledger: Ledger) -> None:
     assert "mean of the last 5 s" in "\n".join(screen(view.live(ledger, 600, None)))
-    text = "\n".join(screen(view.heading("a:1", "b:1", "c:1", "http://d/", 200, notes=["port 1 is taken"])))
+    text = "\n".join(screen(HEADING))
     assert "mean of the last 5 s" in text
     assert "one burst of 200" in text
     assert "port 1 is taken" in text

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from admin.rejection_log.folder import Folder
-from limiter.rejections import Amount, Rejection, ResourceSecond
-from limiter.resource import Resource
+from limiter.counting.rejections import Amount, Rejection, ResourceSecond
+from limiter.rules.resource import Resource
 
 ORDERS = Resource("topic", "orders")
 

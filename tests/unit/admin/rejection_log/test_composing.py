@@ -4,14 +4,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from admin.live.model import Change
+from admin.edits.model import Change
+from admin.rejection_log.aggregate import Aggregate
 from admin.rejection_log.composing import NO_LIMIT, Composer, InForce, LimitsInForce
-from admin.rejection_log.minute import Minute
 from admin.rejection_log.records import AnyRecord, TrafficRecord
-from limiter.rejections import Rejection, ResourceSecond
-from limiter.resource import Resource
-from limiter.rule import Rule
-from limiter.rules import RuleSet
+from limiter.counting.rejections import Rejection, ResourceSecond
+from limiter.rules.resource import Resource
+from limiter.rules.rule import Rule
+from limiter.rules.rule_set import RuleSet
 
 MINUTE = 1_700_000_040
 
@@ -35,7 +35,7 @@ def change(**fields: Any) -> Change:
 def test_every_record_has_the_next_number(composer: Composer, make_rejection: Callable[..., Rejection]) -> None:
     lines = [
         composer.rejection(5, make_rejection()),
-        composer.heartbeat(Minute(0, 1), version="1", limiting=True),
+        composer.heartbeat(Aggregate(0, 1), version="1", limiting=True),
         composer.limit(5, Rule("topic", "orders", 5), NO_LIMIT),
         composer.limit_change(change(target="limits/topic/orders")),
     ]
@@ -47,7 +47,7 @@ def test_every_record_has_the_next_number(composer: Composer, make_rejection: Ca
 def test_a_traffic_record_says_all_that_was_counted(
     composer: Composer, make_second: Callable[..., ResourceSecond]
 ) -> None:
-    minute = Minute(MINUTE, 10)
+    minute = Aggregate(MINUTE, 10)
     minute.add(MINUTE + 2, make_second(admitted=3, refused=4))
     ((resource, traffic),) = minute
     limit = InForce(rule="topic:orders", rate_per_s=3.0, break_s=1.0)
@@ -63,7 +63,7 @@ def test_a_traffic_record_says_all_that_was_counted(
 
 
 def test_what_is_as_by_default_is_not_written(composer: Composer, make_second: Callable[..., ResourceSecond]) -> None:
-    minute = Minute(MINUTE, 10)
+    minute = Aggregate(MINUTE, 10)
     minute.add(MINUTE, make_second(refused=1))
     ((resource, traffic),) = minute
     written = msgspec.json.decode(composer.traffic(MINUTE, resource, traffic, InForce(rule="r", rate_per_s=1.0)))
@@ -120,7 +120,6 @@ def test_rules_are_those_for_resources_and_of_the_built_in_ones_only_defaults() 
         Rule("topic", "*", 9, shared=True),
         Rule("client", "10.0.0.1", 9),
         Rule("topic", "RMQ_SYS_*", None, exempt=True, source="built-in"),
-        Rule("topic", "_unparsable", 9, source="built-in"),
         Rule("topic", "*", 2000, source="built-in"),
     )
     assert [rule.name for rule, _ in LimitsInForce(RuleSet(rules)).of_rules()] == [

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import structlog
 
-from admin.live.files import LockedError
-from admin.rejection_log.batch import Batch, Lines
+from admin.common.disk import LockedError
+from admin.rejection_log.composing import Batch, Lines
 from admin.rejection_log.files import Bounds, LogFiles
 from admin.rejection_log.folder import Folder
-from admin.rejection_log.sealing import seal
+from admin.rejection_log.recovery import recover
 
 RUN = "0123456789ab"
 NAME = f"rejections-broker-a-{RUN}-{{:06}}.jsonl"
@@ -43,15 +43,15 @@ def write(
     files: LogFiles,
     *lines: bytes,
     type_: str = "rejection",
-    scratch: bytes = b"",
+    write_ahead: bytes = b"",
     begin: bytes | None = None,
     last: bool = False,
 ) -> None:
     batch = Batch(run=RUN, begin=begin, last=last)
     for line in lines:
         batch.records.add(line, type_)
-    if scratch:
-        batch.scratch.add(scratch)
+    if write_ahead:
+        batch.write_ahead.add(write_ahead)
     files.hand_in(batch)
     files.write()
 
@@ -95,7 +95,7 @@ def test_a_file_with_nothing_but_heartbeats_waits_for_an_hour(
 
 def test_the_end_finishes_the_file_and_leaves_nothing_else(make: Callable[..., LogFiles], found: Any) -> None:
     files = make()
-    write(files, LINE % 1, scratch=b"x\n", begin=b"begin\n", last=True)
+    write(files, LINE % 1, write_ahead=b"x\n", begin=b"begin\n", last=True)
     files.close()
     assert found.names() == [NAME.format(1)]
     # What comes too late is counted.
@@ -108,7 +108,7 @@ def test_the_end_finishes_the_file_and_leaves_nothing_else(make: Callable[..., L
 
 def test_an_end_without_records_leaves_no_file(make: Callable[..., LogFiles], found: Any) -> None:
     files = make()
-    write(files, scratch=b"x\n", begin=b"begin\n", last=True)
+    write(files, write_ahead=b"x\n", begin=b"begin\n", last=True)
     files.close()
     assert found.names() == []
 
@@ -117,18 +117,18 @@ def test_what_is_noted_stays_on_the_disk_until_it_is_among_the_records(
     make: Callable[..., LogFiles], found: Any
 ) -> None:
     files = make()
-    write(files, LINE % 1, scratch=b"x\n", begin=b"begin\n")
+    write(files, LINE % 1, write_ahead=b"x\n", begin=b"begin\n")
     files.close()
     assert found.names() == [f".rejections-broker-a-{RUN}.scratch", NAME.format(1)]
 
 
-def test_the_scratch_file_begins_anew_with_each_minute(make: Callable[..., LogFiles], found: Any) -> None:
+def test_the_write_ahead_file_begins_anew_with_each_minute(make: Callable[..., LogFiles], found: Any) -> None:
     files = make()
     scratch = found.path / f".rejections-broker-a-{RUN}.scratch"
-    write(files, scratch=b"one\n", begin=b"begin 1\n")
-    write(files, scratch=b"two\n")
+    write(files, write_ahead=b"one\n", begin=b"begin 1\n")
+    write(files, write_ahead=b"two\n")
     assert scratch.read_bytes() == b"begin 1\none\ntwo\n"
-    write(files, scratch=b"three\n", begin=b"begin 2\n")
+    write(files, write_ahead=b"three\n", begin=b"begin 2\n")
     assert scratch.read_bytes() == b"begin 2\nthree\n"
 
 
@@ -212,11 +212,11 @@ def test_a_lock_that_was_removed_is_taken_again_and_leaves_nothing_hidden(
     make: Callable[..., LogFiles], found: Any, folder: Folder
 ) -> None:
     files = make()
-    write(files, LINE % 1, scratch=b"x\n", begin=b"begin\n")
+    write(files, LINE % 1, write_ahead=b"x\n", begin=b"begin\n")
     (found.path / ".lock").unlink()
     with structlog.testing.capture_logs() as logged:
-        write(files, LINE % 2, scratch=b"y\n")
-        write(files, LINE % 3, scratch=b"y\n", last=True)
+        write(files, LINE % 2, write_ahead=b"y\n")
+        write(files, LINE % 3, write_ahead=b"y\n", last=True)
     assert [entry["event"] for entry in logged if entry["log_level"] == "warning"] == [
         "rejection log: the folder or its lock was removed; it is taken again"
     ]
@@ -233,23 +233,23 @@ def test_a_folder_that_another_process_has_taken_is_said_and_another_run_begins(
     make: Callable[..., LogFiles], found: Any, folder: Folder, clock: Clock
 ) -> None:
     files = make()
-    write(files, LINE % 1, scratch=b"x\n", begin=b"begin\n")
+    write(files, LINE % 1, write_ahead=b"x\n", begin=b"begin\n")
     (found.path / ".lock").unlink()
     other = Folder(folder.path)
     other.take()
     with structlog.testing.capture_logs():
-        write(files, LINE % 2, scratch=b"y\n")
+        write(files, LINE % 2, write_ahead=b"y\n")
     assert files.error == (
         f"{found.path}: the lock was removed, and another process has taken the folder; end one of the two, or give"
         " each a rejection_log.dir of its own"
     )
     assert files.run != RUN
-    seal(other)
+    recover(other)
     other.release()
     clock.now_s += 5
     with structlog.testing.capture_logs():
         # What has the other run's numbers is not written.
-        write(files, LINE % 3, scratch=b"z\n")
+        write(files, LINE % 3, write_ahead=b"z\n")
         files.hand_in(Batch(run=files.run, begin=b"begin 2\n"))
         files.write()
     assert files.figures.lost == {"locked": 2}
@@ -259,7 +259,7 @@ def test_a_folder_that_another_process_has_taken_is_said_and_another_run_begins(
 def test_what_cannot_be_within_the_bound_is_dropped(make: Callable[..., LogFiles], found: Any) -> None:
     files = make(total=100)
     with structlog.testing.capture_logs():
-        write(files, b"x" * 200 + b"\n", scratch=b"y" * 200 + b"\n", begin=b"")
+        write(files, b"x" * 200 + b"\n", write_ahead=b"y" * 200 + b"\n", begin=b"")
     assert files.figures.lost == {"error": 1}
     assert sum(path.stat().st_size for path in found.path.iterdir()) == 0
 
@@ -329,11 +329,11 @@ def _fail(*_: object) -> int:
 
 def test_a_folder_that_was_removed_is_made_again(make: Callable[..., LogFiles], found: Any, clock: Clock) -> None:
     files = make()
-    write(files, LINE % 1, scratch=b"x\n", begin=b"begin\n")
+    write(files, LINE % 1, write_ahead=b"x\n", begin=b"begin\n")
     for path in found.path.iterdir():
         path.unlink()
     found.path.rmdir()
-    write(files, LINE % 2, scratch=b"y\n")
+    write(files, LINE % 2, write_ahead=b"y\n")
     assert [each["n"] for each in found.records(".*.open")] == [2]
     assert (found.path / f".rejections-broker-a-{RUN}.scratch").read_bytes() == b"begin\ny\n"
     assert (files.error, files.lost_records) == (None, 0)
@@ -346,14 +346,14 @@ def test_a_file_that_was_removed_is_followed_by_the_next(
     make: Callable[..., LogFiles], found: Any, *, replaced: bool
 ) -> None:
     files = make()
-    write(files, LINE % 1, scratch=b"x\n", begin=b"begin\n")
+    write(files, LINE % 1, write_ahead=b"x\n", begin=b"begin\n")
     for path in found.path.glob(".rejections*"):
         path.unlink()
         if replaced:
             path.write_bytes(b"somebody's\n")
     with structlog.testing.capture_logs():
-        write(files, LINE % 2, scratch=b"y\n")
-        write(files, LINE % 3, scratch=b"z\n")
+        write(files, LINE % 2, write_ahead=b"y\n")
+        write(files, LINE % 3, write_ahead=b"z\n")
     (path,) = found.path.glob(".*-000002.jsonl.open")
     assert path.read_bytes() == LINE % 2 + LINE % 3
     assert (found.path / f".rejections-broker-a-{RUN}.scratch").read_bytes().endswith(b"z\n")
@@ -387,7 +387,10 @@ def test_who_waits_for_a_folder_gets_it(folder: Folder, clock: Clock, found: Any
     assert [each["n"] for each in found.records(".*.open")] == [2]
 
 
-CALLS = ("open", "write", "ftruncate", "fsync", "rename", "unlink", "stat", "fstat", "mkdir", "listdir", "scandir")
+CALLS = (
+    *("open", "write", "ftruncate", "fsync", "fdatasync", "rename", "unlink"),
+    *("stat", "fstat", "mkdir", "listdir", "scandir"),
+)
 
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC, errno.EACCES, errno.ENOENT, errno.ESTALE])
@@ -406,11 +409,11 @@ def test_any_call_may_fail_and_what_is_in_the_files_is_whole_and_adds_up(
                 patch.setattr(os, name, _failing(getattr(os, name), left, times, code))
             for number in range(6):
                 begin = b"begin %d\n" % number if number % 2 == 0 else None
-                write(files, LINE % number, scratch=b"s%d\n" % number, begin=begin)
+                write(files, LINE % number, write_ahead=b"s%d\n" % number, begin=begin)
             files.close()
         # As the next process does.
         folder.take()
-        assert seal(folder).failed == 0
+        assert recover(folder).failed == 0
         here = type(found)(folder.path)
         records = sorted(record["n"] for record in here.records())
         # What was deleted for the bound was written; what a failure cost is counted.

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from admin.live.files import LockedError
-from admin.rejection_log.folder import Folder, finished_name, new_run, open_name, scratch_name, slug_of
+from admin.common.disk import LockedError
+from admin.rejection_log.folder import Folder, finished_name, new_run, open_name, slug_of, write_ahead_name
 
 RUN = "0123456789ab"
 
@@ -64,7 +64,7 @@ def test_an_instance_becomes_a_name_of_files(instance: str, slug: str) -> None:
     assert slug_of(instance) == slug
     name = finished_name(f"rejections-{slug}-{RUN}-000007.jsonl")
     assert name == (slug, RUN, 7)
-    assert (open_name(name.open), scratch_name(name.scratch)) == (name, name._replace(number=0))
+    assert (open_name(name.open), write_ahead_name(name.write_ahead)) == (name, name._replace(number=0))
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_an_instance_becomes_a_name_of_files(instance: str, slug: str) -> None:
 def test_other_names_are_nobodys(name: str) -> None:
     assert finished_name(name) is None
     assert open_name(f".{name}.open") is None
-    assert scratch_name(name) is None
+    assert write_ahead_name(name) is None
     assert finished_name(f"rejections-a-b-{RUN}-1234567.jsonl.gz") == ("a-b", RUN, 1234567)
 
 

@@ -10,15 +10,14 @@ import msgspec
 import pytest
 import structlog
 
-from admin.rejection_log.batch import Batch
-from admin.rejection_log.composing import Composer
+from admin.rejection_log.aggregate import Aggregate
+from admin.rejection_log.composing import Batch, Composer
 from admin.rejection_log.ledger import Ledger
-from admin.rejection_log.minute import Minute
-from limiter.rejections import TrafficSecond
-from limiter.rule import Rule
-from limiter.rules import RuleSet
-from limiter.schedule import read_hours
-from proxy.pace import Pace
+from limiter.counting.rejections import TrafficSecond
+from limiter.rules.rule import Rule
+from limiter.rules.rule_set import RuleSet
+from limiter.rules.schedule import read_hours
+from proxy.common.cooperative import Pace
 
 #: 2027-01-15 08:00:00 UTC.
 MINUTE = 1_800_000_000
@@ -47,7 +46,7 @@ class Kept:
         return [record for record in found if not types or record["type"] in types]
 
     def noted(self) -> bytes:
-        return b"".join(piece.data for piece in self.batches[-1].scratch.pieces)
+        return b"".join(piece.data for piece in self.batches[-1].write_ahead.pieces)
 
 
 @pytest.fixture
@@ -98,7 +97,7 @@ async def test_a_refusal_that_cannot_be_written_costs_itself_and_is_told_once(
 async def test_a_second_that_cannot_be_added_costs_itself(
     kept: Kept, second: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Minute, "cover", failing_for(str(MINUTE + 1), Minute.cover))
+    monkeypatch.setattr(Aggregate, "cover", failing_for(str(MINUTE + 1), Aggregate.cover))
     await kept.add(*(second(MINUTE + offset) for offset in range(5)), now_s=MINUTE + 6)
     monkeypatch.undo()
     await kept.add(now_s=MINUTE + 60)
@@ -111,7 +110,7 @@ async def test_traffic_that_cannot_be_added_or_written_costs_itself(
     kept: Kept, second: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(Minute, "add", failing_for("bad", Minute.add))
+        patch.setattr(Aggregate, "add", failing_for("bad", Aggregate.add))
         await kept.add(second(MINUTE, "a", "bad", "worse"), now_s=MINUTE + 1)
     monkeypatch.setattr(Composer, "traffic", failing_for("worse", Composer.traffic))
     await kept.add(second(MINUTE + 1, "a", "bad", "worse"), now_s=MINUTE + 60)

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from admin.errors import StartError
+from admin.common.errors import StartError
+from admin.config.settings import RejectionLogSettings
 from admin.rejection_log.folder import Folder
 from admin.rejection_log.places import LogPlace, of, take
-from admin.settings import RejectionLogSettings
 
 
 def test_it_is_in_the_state_directory_unless_said_otherwise(tmp_path: Path) -> None:

@@ -7,17 +7,17 @@ import structlog
 import trio
 import trio.testing
 
-from admin.live.model import Change
+from admin.edits.model import Change
 from admin.rejection_log.files import Bounds, LogFiles
 from admin.rejection_log.folder import Folder
 from admin.rejection_log.ledger import Ledger
 from admin.rejection_log.metrics import families
 from admin.rejection_log.recorder import Recorder, instance_of
-from admin.rejection_log.sealing import seal
-from limiter.rejections import TrafficSecond
-from limiter.rule import Rule
-from limiter.rules import RuleSet
-from proxy.pace import Pace
+from admin.rejection_log.recovery import recover
+from limiter.counting.rejections import TrafficSecond
+from limiter.rules.rule import Rule
+from limiter.rules.rule_set import RuleSet
+from proxy.common.cooperative import Pace
 
 MINUTE = 1_700_000_040
 BOUNDS = Bounds(10_000_000, 1e9, 100_000_000)
@@ -277,7 +277,7 @@ async def test_what_could_not_be_made_at_the_end_stays_on_the_disk_for_the_next_
     assert [entry["event"] for entry in logged] == ["the last of the rejection log could not be made"]
     assert found.totals() == {"admitted": 0, "refused": 0, "rejected": 2}
     folder.take()
-    assert seal(folder).failed == 0
+    assert recover(folder).failed == 0
     assert found.totals() == {"admitted": 4, "refused": 2, "rejected": 2}
     assert not list(found.path.glob(".rejections*"))
 
@@ -293,7 +293,7 @@ async def test_a_folder_that_another_process_took_counts_nothing_twice(
     (folder.path / ".lock").unlink()
     other = Folder(folder.path)
     other.take()
-    assert seal(other).files == 1
+    assert recover(other).files == 1
     with structlog.testing.capture_logs() as logged:
         if stays:
             await step(second(MINUTE + 5))
@@ -450,7 +450,7 @@ async def test_what_goes_wrong_is_said_and_counted(recorder: Recorder) -> None:
     assert recorder.warnings() == []
     assert "sluice_rejection_log_up 1.0\n" in metrics(recorder)
     recorder.files.error = "x"
-    recorder.files.figures.sealed.failed = 2
+    recorder.files.figures.recovered.failed = 2
     assert recorder.warnings() == [
         "rejection log is not written: x",
         "rejection log: files of 2 runs could not be finished; the log of the process has the reason",

@@ -7,13 +7,13 @@ import pytest
 import trio
 import trio.testing
 
-from admin.errors import StartError
-from admin.live.files import open_to_read
+from admin.common.disk import open_to_read
+from admin.common.errors import StartError
 from admin.rejection_log import tail as module
+from admin.rejection_log.aggregate import Aggregate
 from admin.rejection_log.composing import Composer
-from admin.rejection_log.minute import Minute
 from admin.rejection_log.tail import tail
-from limiter.rejections import Rejection
+from limiter.counting.rejections import Rejection
 
 RUN = "0123456789ab"
 NAME = f"rejections-a-{RUN}-{{:06}}.jsonl"
@@ -178,7 +178,7 @@ def test_colours_are_for_terminals(
 
 def test_every_record_has_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     composer = Composer("a", RUN)
-    minute = Minute(AT - AT % 60, 1)
+    minute = Aggregate(AT - AT % 60, 1)
     minute.other = 3
     beat = composer.heartbeat(
         minute, version="1", limiting=False, bypassed_requests={"rate_limit/late": 2}, lost_records=4

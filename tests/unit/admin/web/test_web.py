@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 
 import pytest
@@ -5,6 +6,7 @@ from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
 from admin import web
+from admin.config.settings import Limit, WrittenLimit
 
 _FILES = Path(web.__file__).parent / "files"
 
@@ -49,6 +51,14 @@ def test_every_file_that_another_one_names_is_there() -> None:
                 assert line.split('"./')[1].split('"')[0] in names, f"{name}: {line}"
         for part in text.split('"/web/')[1:]:
             assert part.split('"')[0] in names
+
+
+def test_the_form_has_all_fields_of_a_limit_besides_its_rate(client: TestClient) -> None:
+    text = client.get("/web/fields.js").text
+    fields = json.loads(text.split("export const FIELDS = ")[1].split(";\n")[0])
+    assert {each["key"] for each in fields} == WrittenLimit.model_fields.keys() - {"rate"}
+    assert fields[0]["options"][2] == ["delay", "delay, then reject"]
+    assert {each["key"] for each in fields if each["named"]} == WrittenLimit.model_fields.keys() - Limit.model_fields
 
 
 def test_no_script_makes_markup_of_text() -> None:

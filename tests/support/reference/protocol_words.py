@@ -1,0 +1,40 @@
+"""Writes ``admin/cli/protocol_words.py``, so that no command line waits for protocols to be loaded."""
+
+from pathlib import Path
+from typing import Final
+
+from admin.config.plugins import own_protocols
+from proxy.protocols import DEFAULT
+
+FILE: Final = Path(__file__).parents[3] / "admin" / "cli" / "protocol_words.py"
+_MODULE: Final = '''\
+"""What the command line says of Sluice's own protocols, which take their time to load; made by ``make reference``."""
+
+from typing import Literal
+
+DEFAULT = {default}
+Kind = Literal[{words}]
+KINDS = {kinds}
+MAIN_KIND = {main}
+SPELLINGS = {spellings}
+RATES = {rates}
+'''
+
+
+def module() -> str:
+    """Return the module."""
+    kinds = [kind for protocol in own_protocols() for kind in protocol.kinds]
+    spelt = ", ".join(f"{kind.spelling} for a {kind.name}" for kind in kinds if kind.spelling)
+    rates = " and ".join(f"{kind.name}:*={kind.rate_per_s:g}/s" for kind in kinds if kind.rate_per_s is not None)
+    return _MODULE.format(
+        default=_text(DEFAULT),
+        words=", ".join(_text(kind.name) for kind in kinds),
+        kinds=_text(", ".join(kind.name for kind in kinds)),
+        main=_text(kinds[0].name),
+        spellings=_text(f" ({spelt})" if spelt else ""),
+        rates=_text(rates),
+    )
+
+
+def _text(value: str) -> str:
+    return f'"{value}"'

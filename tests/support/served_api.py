@@ -1,0 +1,117 @@
+"""The API before a real desk and a data path made by hand, asked without a socket."""
+
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+import httpx2
+import pytest
+import trio
+from starlette.applications import Starlette
+from starlette.routing import Mount
+
+from admin.config.sources import Flags, load
+from admin.edits.model import Author
+from admin.edits.service import EditService
+from admin.edits.store import MemoryStore
+from admin.http.api import Services, application
+from admin.run.composition import compose
+from admin.stats import LiveStats
+from admin.stats.health import Health
+from admin.stats.rows import Clock
+
+CONFIG = """
+[[listeners]]
+listen = "127.0.0.1:0"
+broker = "127.0.0.1:10911"
+
+[defaults.topic]
+rate = 1000
+
+[[limits]]
+kind = "topic"
+name = "orders"
+rate = 500
+
+[[limits]]
+kind = "topic"
+name = "audit-*"
+rate = 20
+action = "shadow"
+
+[[limits]]
+kind = "topic"
+name = "bulk-*"
+shared = true
+rate = "unlimited"
+bytes_per_s = 1000000
+
+[[limits]]
+kind = "topic"
+name = "orders"
+rate = 50
+between = "02:00-03:00"
+"""
+
+
+_NOW = datetime.now(UTC)
+_TO_MIDDAY = _NOW.replace(hour=12) - _NOW
+
+
+@dataclass
+class Served:
+    """The API and what it stands on."""
+
+    desk: EditService
+    board: LiveStats
+    data_path: Any
+    client: httpx2.AsyncClient
+    app: Any = None
+    services: Any = None
+    warnings: list[str] = field(default_factory=list)
+
+    async def ask(self, method: str, path: str, **how: Any) -> httpx2.Response:
+        """Ask for a path, which is taken as it stands."""
+        return await self.client.request(method, f"/api/v1/{path}", **how)
+
+    async def get(self, path: str, **how: Any) -> httpx2.Response:
+        return await self.ask("GET", path, **how)
+
+    async def put(self, path: str, body: object, **how: Any) -> httpx2.Response:
+        return await self.ask("PUT", path, json=body, **how)
+
+
+def midday() -> datetime:
+    """Return a time of day outside the hours of the rule that has some, whenever the tests are run."""
+    return datetime.now(UTC) + _TO_MIDDAY
+
+
+def as_author(app: Any, name: str = "alice") -> Callable[..., Any]:
+    """What the guard does before the application."""
+
+    async def guarded(scope: Any, receive: Any, send: Any) -> None:
+        state = {"author": Author(name, "127.0.0.1:50222"), "role": "write", "authentication": True}
+        await app({**scope, "state": state}, receive, send)
+
+    return guarded
+
+
+@pytest.fixture
+async def served(data_path: Any, write: Any, nursery: trio.Nursery) -> AsyncIterator[Served]:
+    plan = compose(load(write(CONFIG), {}, Flags()))
+    desk = EditService(plan.rulebook, MemoryStore(), clock=midday)
+    await nursery.start(desk.run, data_path.apply, data_path.reset)
+    board = LiveStats(data_path, desk, Health(data_path), Clock(utc=midday))
+    await nursery.start(board.run)
+    warnings: list[str] = []
+    services = Services(data_path, desk, board, lambda: warnings)
+    app = application(services)
+    mounted = mount(app)
+    transport = httpx2.ASGITransport(as_author(mounted))
+    async with httpx2.AsyncClient(transport=transport, base_url="http://localhost", trust_env=False) as client:
+        yield Served(desk, board, data_path, client, app, services, warnings)
+
+
+def mount(app: Any) -> Any:
+    return Starlette(routes=[Mount("/api/v1", app=app)])

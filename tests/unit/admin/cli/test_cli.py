@@ -1,0 +1,424 @@
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from admin.cli import main
+from admin.common.version import sluice_version
+
+Write = Callable[[str], str]
+SLUICE = Path(sys.executable).with_name("sluice")
+LISTENER = '[[listeners]]\nlisten = "127.0.0.1:1"\nbroker = "127.0.0.1:2"\n'
+COMMANDS = "run, check, limits, switch, reload, state, audit, connections, …"
+PAIR = ["--listen", "127.0.0.1:0", "--broker", "127.0.0.1:1"]
+
+
+@pytest.fixture(autouse=True)
+def _own_state_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Not that of the machine, which another run of the tests may have open."""
+    monkeypatch.setenv("STATE_DIRECTORY", str(tmp_path / "state"))
+
+
+@pytest.fixture(autouse=True)
+def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("SLUICE_")]:
+        monkeypatch.delenv(name)
+
+
+def complaint(capsys: pytest.CaptureFixture[str], *tokens: str, exit_code: int = 2) -> str:
+    """Run a command that cannot succeed; return its one line without the program's name."""
+    assert main(tokens) == exit_code
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    (line,) = captured.err.splitlines()
+    assert line.startswith("sluice: ")
+    return line.removeprefix("sluice: ")
+
+
+@pytest.mark.parametrize(
+    ("command", "line"),
+    [
+        (
+            "rnu",
+            f'unknown command "rnu"; did you mean "run"? Available commands: {COMMANDS}; see sluice --help',
+        ),
+        ("run --listn x", "unknown option: --listn; did you mean --listen? see sluice run --help"),
+        ("run --listen", "--listen: nothing given; see sluice run --help"),
+        ("run x", 'unexpected argument "x"; see sluice run --help'),
+        ("run --grace-s x", 'invalid value for --grace-s: unable to convert "x" into float; see sluice run --help'),
+        ("run --grace-s -1", "--grace-s -1.0: must be at least 0"),
+        ("check /nowhere.toml", "/nowhere.toml: cannot be read: no such file or directory; name a TOML file"),
+        ("run --config /nowhere.toml", "/nowhere.toml: cannot be read: no such file or directory; name a TOML file"),
+        ("run", "nothing to listen on: give --listen and --broker, or [[listeners]] in a --config file"),
+        ("demo --seconds 0", "--seconds 0: must be more than 0"),
+        ("demo --seconds nan", "--seconds nan: must be more than 0"),
+    ],
+)
+def test_a_wrong_command_line_is_one_line_and_exit_code_2(
+    capsys: pytest.CaptureFixture[str], command: str, line: str
+) -> None:
+    assert complaint(capsys, *command.split()) == line
+
+
+def test_check_without_a_file_says_which_one_to_name(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, write: Write
+) -> None:
+    for command in (["check"], ["check", ""]):
+        line = complaint(capsys, *command)
+        assert line.startswith("no file to check: none is given, and SLUICE_CONFIG is not set; name the one")
+    monkeypatch.setenv("SLUICE_CONFIG", write("grace_s = -1\n"))
+    assert complaint(capsys, "check") == "sluice.toml:1: grace_s = -1: must be at least 0"
+
+
+def test_a_wrong_choice_names_what_is_allowed(capsys: pytest.CaptureFixture[str]) -> None:
+    line = complaint(capsys, "run", "--log-format", "xml")
+    assert line == 'invalid value "xml" for --log-format; choose from: "auto", "human", "json"; see sluice run --help'
+
+
+def test_a_bad_limit_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    line = complaint(capsys, "run", *PAIR, "--limit", "topic:orders=fast")
+    assert line.startswith("--limit 'topic:orders=fast': rate 'fast'; allowed: KIND:NAME-or-glob=RATE/s")
+
+
+def test_a_broken_file_names_file_line_key_value_and_what_is_allowed(
+    capsys: pytest.CaptureFixture[str], write: Write
+) -> None:
+    file = write("[bounds]\nmax_connections = 'many'\n")
+    expected = 'sluice.toml:2: bounds.max_connections = "many": must be a whole number'
+    assert complaint(capsys, "run", *PAIR, "--config", file) == expected
+    assert complaint(capsys, "check", file) == expected
+
+
+def test_an_occupied_port_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        listening = ["run", "--listen", address, "--broker", "127.0.0.1:1", "--admin", "off", "--log-level", "error"]
+        reason = f"cannot listen on {address}: something else listens there already; stop it or choose another address"
+        assert complaint(capsys, *listening, exit_code=1) == f"listener: {reason}"
+        assert complaint(capsys, "run", *PAIR, "--admin", address, exit_code=1) == f"admin: {reason}"
+
+
+def test_an_address_of_another_machine_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    line = complaint(
+        capsys, "run", "--listen", "192.0.2.1:10911", "--broker", "127.0.0.1:1", "--admin", "off", exit_code=1
+    )
+    assert line.startswith("listener: cannot listen on 192.0.2.1:10911: this machine has no such address; ")
+
+
+def test_what_nobody_thought_of_is_still_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise ExceptionGroup("all", [ZeroDivisionError("so it\nhappened")])
+
+    monkeypatch.setattr("admin.config.sources.load", fail)
+    line = complaint(capsys, "run", *PAIR, exit_code=1)
+    assert line.startswith("internal error: ZeroDivisionError")
+    assert "so it happened" in line
+
+
+def test_every_fault_has_its_own_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", *PAIR, "--limit", "a", "--limit", "b"]) == 2
+    assert [line.split("'")[1] for line in capsys.readouterr().err.splitlines()] == ["a", "b"]
+
+
+def test_the_version_is_the_distributions(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"sluice {sluice_version()}\n"
+
+
+GROUPS = {
+    "": ["run", "check", "limits", "switch", "reload", "state", "audit", "connections", "top", "completion", "demo"],
+    "limits": ["list", "get", "set", "unset", "explain", "apply", "diff", "export"],
+    "switch": ["off", "on", "reset"],
+    "audit": ["revert"],
+    "connections": ["list", "close"],
+}
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_every_command_explains_itself(capsys: pytest.CaptureFixture[str], group: str) -> None:
+    assert main([*group.split(), "--help"]) == 0
+    listed = capsys.readouterr().out
+    for command in GROUPS[group]:
+        assert f" {command} " in listed
+        assert main([*group.split(), command, "--help"]) == 0
+        words = " ".join(filter(None, ("sluice", group, command)))
+        text = capsys.readouterr().out
+        assert f"Usage: {words}" in text
+        if group or command in {"reload", "state"}:
+            assert "--json" in text
+            assert "--admin " in text
+
+
+@pytest.mark.parametrize("command", ["check", "demo", "completion", "run"])
+def test_what_asks_no_sidecar_does_not_say_how_one_is_found(capsys: pytest.CaptureFixture[str], command: str) -> None:
+    main([command, "--help"])
+    assert "SLUICE_URL" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "command", ["limits list", "limits set", "switch off", "audit", "connections", "state", "top", "reload"]
+)
+def test_what_asks_a_sidecar_says_how_it_is_found(capsys: pytest.CaptureFixture[str], command: str) -> None:
+    main([*command.split(), "--help"])
+    text = capsys.readouterr().out
+    assert "SLUICE_URL" in text
+    assert "SLUICE_ADMIN" not in text
+
+
+@pytest.mark.parametrize(
+    ("command", "usage"),
+    [
+        ("limits set", "Usage: sluice limits set KIND NAME [RATE] [OPTIONS]"),
+        ("limits unset", "Usage: sluice limits unset KIND NAME [OPTIONS]"),
+        ("completion", "bash, zsh or fish"),
+        ("run", "page, API, metrics and health, or off"),
+        ("limits list", "last_refused, edited, expires"),
+    ],
+)
+def test_the_help_names_what_can_be_said(capsys: pytest.CaptureFixture[str], command: str, usage: str) -> None:
+    main([*command.split(), "--help"])
+    assert usage in " ".join(capsys.readouterr().out.replace("│", "").split())
+
+
+def test_variables_of_commands_are_nothing_to_check(
+    capsys: pytest.CaptureFixture[str], write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLUICE_URL", "https://10.0.0.5:9870")
+    monkeypatch.setenv("SLUICE_TOKEN", "token-of-ada")
+    assert main(["check", write(LISTENER)]) == 0
+    assert "http://127.0.0.1:9870/: page, API" in capsys.readouterr().out
+    assert complaint(capsys, "check", write(LISTENER + '[admin]\nlisten = "here"\n')).startswith("sluice.toml:5: ")
+
+
+def test_check_says_what_the_environment_replaces(
+    capsys: pytest.CaptureFixture[str], write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLUICE_ADMIN", "127.0.0.1:7")
+    assert main(["check", write(LISTENER + '[admin]\nlisten = "127.0.0.1:8"\n')]) == 0
+    line = 'admin.listen from SLUICE_ADMIN=127.0.0.1:7, in place of "127.0.0.1:8" (sluice.toml:5)'
+    assert f"  {line}\n" in capsys.readouterr().out
+
+
+def test_the_help_says_what_exit_codes_mean(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    for words in ("0 done", "1 no answer", "2 wrong command line", "3 somebody", "4 not permitted", "5 not found"):
+        assert words in text
+
+
+@pytest.mark.parametrize(
+    ("line", "completions"),
+    [
+        ("sluice li", ["limits"]),
+        ("sluice limits e", ["explain", "export"]),
+        ("sluice limits set topic a 5 --rea", ["--reason"]),
+        ("sluice run --admin-t", ["--admin-token-file"]),
+        ("sluice switch o", ["off", "on"]),
+        ("sluice limits set to", ["topic", "total"]),
+        ("sluice limits set topic a 5 --action s", ["shadow"]),
+        ("sluice limits list --filter e", ["edited"]),
+        ("sluice limits list --sort p", ["passed"]),
+        ("sluice switch off --kind a", ["all"]),
+        ("sluice connections --sort a", ["age"]),
+        ("sluice check slu", ["sluice.toml"]),
+        ("sluice run --config slu", ["sluice.toml"]),
+        ("sluice limits apply slu", ["sluice.toml"]),
+        ("sluice state --token-file slu", ["sluice.toml"]),
+    ],
+)
+def test_bash_completes_commands_and_flags(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, line: str, completions: list[str]
+) -> None:
+    assert main(["completion", "bash"]) == 0
+    (tmp_path / "sluice.toml").touch()
+    script = tmp_path / "completion.bash"
+    script.write_text(capsys.readouterr().out, encoding="utf-8")
+    words = line.split()
+    ask = (
+        f"source {script}; COMP_WORDS=({' '.join(map(repr, words))}); COMP_CWORD={len(words) - 1};"
+        f" COMP_LINE={line!r}; COMP_POINT={len(line)}; _sluice; printf '%s\\n' \"${{COMPREPLY[@]}}\""
+    )
+    done = subprocess.run(["bash", "-c", ask], capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert done.stderr == ""
+    assert sorted(done.stdout.split()) == completions
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_every_shell_has_a_completion(capsys: pytest.CaptureFixture[str], shell: str) -> None:
+    assert main(["completion", shell]) == 0
+    assert "--dry-run" in capsys.readouterr().out or shell == "fish"
+
+
+def test_where_to_ask_that_is_wrong_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert complaint(capsys, "state", "--admin", "here").startswith("--admin here: must be")
+    assert complaint(capsys, "top", "--profile", "prod").startswith("--profile prod: ")
+
+
+def test_a_token_file_that_others_can_read_gets_a_warning(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, reserve: Callable[..., int]
+) -> None:
+    token = tmp_path / "token"
+    token.write_text("token-of-ada", encoding="utf-8")
+    token.chmod(0o644)
+    address = f"127.0.0.1:{reserve()}"
+    assert main(["state", "--admin", address, "--token-file", str(token)]) == 1
+    warning, line = capsys.readouterr().err.splitlines()
+    assert warning == f"sluice: warning: --token-file {token}: others can read it; run chmod 600 {token}"
+    assert line.startswith(f"sluice: nobody answers at http://{address}")
+
+
+def test_the_help_of_run_names_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["run", "--help"])
+    text = capsys.readouterr().out
+    for flag in (
+        "listen",
+        "broker",
+        "protocol",
+        "limit",
+        "config",
+        "admin",
+        "log-level",
+        "log-format",
+        "grace-s",
+        "state-dir",
+        "admin-token-file",
+    ):
+        assert f"--{flag} " in text
+    assert "--empty" not in text
+    assert "--no-" not in text
+
+
+def test_saying_what_there_is_to_say_takes_no_data_path() -> None:
+    """Nobody who mistypes a flag, or asks for help, ought to wait for imports."""
+    slow = {"trio", "h11", "httpx2", "rich.table", "proxy", "pydantic"}
+    code = f"import sys, admin.cli; print({slow} & {{*sys.modules}})"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert shown.stdout == "set()\n"
+
+
+def test_check_prints_what_would_be_in_force_in_match_order(
+    capsys: pytest.CaptureFixture[str], write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write(
+        '[[listeners]]\nlisten = "127.0.0.2:10911"\nbroker = "127.0.0.1:10911"\nname = "main"\n'
+        '[[limits]]\nkind = "topic"\nname = "o*"\nrate = 5\nbreak_s = 0.5\n'
+        '[[limits]]\nkind = "topic"\nname = "orders"\nrate = "unlimited"\n'
+        '[[limits]]\nkind = "topic"\nname = "old"\nrate = 0\naction = "off"\n'
+    )
+    monkeypatch.setenv("SLUICE_LIMIT", "retry_group:*=7/s")
+    assert main(["check", file]) == 0
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    listener = next(line for line in lines if line.startswith("127.0.0.2"))
+    assert listener.startswith("127.0.0.2:10911 127.0.0.1:10911 rocketmq main default")
+    assert listener.endswith("sluice.toml:1")
+    assert [line for line in lines if line.startswith(("topic:", "retry_group:"))] == [
+        "topic:orders unlimited this name sluice.toml:10",
+        "topic:old off (0/s) this name sluice.toml:14",
+        "topic:*_REPLY_TOPIC exempt each such name built-in",
+        "topic:RMQ_SYS_* exempt each such name built-in",
+        "topic:o* 5/s each such name refuse 1 s 0.5 s sluice.toml:5",
+        "retry_group:* 7/s every other retry group hold up to 2 s, then refuse 1 s 0 s SLUICE_LIMIT",
+        "topic:* unlimited every other topic default",
+    ]
+
+
+def test_check_takes_the_sample_configuration(capsys: pytest.CaptureFixture[str]) -> None:
+    sample = Path(__file__).parents[4] / "deploy" / "sluice.toml"
+    assert main(["check", str(sample)]) == 0
+    assert "topic:orders" in capsys.readouterr().out
+
+
+def test_check_says_what_a_file_without_listeners_lacks(capsys: pytest.CaptureFixture[str], write: Write) -> None:
+    assert main(["check", write("limiting = false\n")]) == 0
+    captured = capsys.readouterr()
+    assert "warning" not in captured.out
+    assert captured.err.splitlines() == [
+        "sluice: warning: no listener: `sluice run` refuses it without --listen and --broker",
+        "sluice: warning: limiting = false: everything passes",
+    ]
+
+
+def test_off_a_terminal_no_line_is_wrapped_or_padded(capsys: pytest.CaptureFixture[str], write: Write) -> None:
+    name = "x" * 150
+    assert main(["check", write(f'[[limits]]\nkind = "topic"\nname = "{name}"\nrate = 1\n')]) == 0
+    text = capsys.readouterr().out
+    assert f"topic:{name} " in text
+    assert all(line == line.rstrip() for line in text.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("command", "exit_code"),
+    [("--version", 0), ("run --nonsense", 2), ("check /nowhere.toml", 2), ("run --listen 192.0.2.1:1 --broker a:1", 1)],
+)
+def test_the_console_script_ends_with_the_exit_code_and_no_traceback(command: str, exit_code: int) -> None:
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("SLUICE_")}
+    done = subprocess.run([SLUICE, *command.split()], capture_output=True, text=True, check=False, env=environ)
+    assert done.returncode == exit_code
+    assert "Traceback" not in done.stderr
+    if exit_code:
+        assert done.stderr.startswith("sluice: ")
+        assert done.stderr.count("\n") == 1
+
+
+def test_a_reader_that_goes_away_is_no_error(write: Write) -> None:
+    file = write(LISTENER)
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run([SLUICE, "check", file], stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_reader_that_goes_away_from_a_task_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    discarded = []
+
+    def fail(*_: object) -> None:
+        raise ExceptionGroup("all", [ExceptionGroup("inner", [BrokenPipeError()])])
+
+    monkeypatch.setattr("admin.config.sources.load", fail)
+    monkeypatch.setattr("admin.cli._discard_output", lambda: discarded.append(True))
+    assert main(["check", "x"]) == 0
+    assert discarded
+
+
+@pytest.mark.parametrize("command", [["--version"], ["run", "--help"], ["check", "sluice.toml"]])
+def test_a_full_device_is_one_line(write: Write, command: list[str]) -> None:
+    write(LISTENER)
+    with open("/dev/full", "w") as full:  # noqa: PTH123 - a device, not a file of the test's
+        done = subprocess.run([SLUICE, *command], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (
+        1,
+        "sluice: cannot write the output: no space left on the device\n",
+    )
+
+
+def test_complaints_that_nobody_reads_are_no_error(write: Write) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run([SLUICE, "check", write("x = 1")], stderr=writer, stdout=subprocess.PIPE, check=False)
+    os.close(writer)
+    assert done.returncode
+    assert done.stdout == b""
+
+
+@pytest.mark.parametrize(
+    ("words", "example"),
+    [
+        (["--admin", "http://127.0.0.1:1", "limits"], "`sluice state --admin URL`"),
+        (["limits", "--admin=127.0.0.1:1", "list"], "`sluice limits list --admin URL`"),
+        (["--json", "state"], "`sluice state --json`"),
+        (["--listen", "127.0.0.1:1", "run"], "`sluice COMMAND --listen`"),
+        (["run", "--admin", "http://127.0.0.1:1"], "`sluice state --admin URL`"),
+    ],
+)
+def test_an_option_at_the_wrong_place_is_told_where_it_goes(
+    capsys: pytest.CaptureFixture[str], words: list[str], example: str
+) -> None:
+    assert main(words) == 2
+    assert example in capsys.readouterr().err

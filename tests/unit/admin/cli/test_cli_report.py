@@ -1,0 +1,125 @@
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from admin.analytics import requirements
+from admin.analytics.job import job
+from admin.cli import main
+from admin.cli.report import read_time
+from admin.common.errors import SettingsError
+from admin.rejection_log.places import usual_logs
+
+_NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
+_NOON_S = 1_795_262_400
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("2026-11-21", _NOON_S - 43_200),
+        ("2026-11-21T12:00", _NOON_S),
+        ("2026-11-21 12:00:05", _NOON_S + 5),
+        ("2026-11-21T12:00:05Z", _NOON_S + 5),
+        ("2026-11-21T13:00+01:00", _NOON_S),
+        ("90m", _NOON_S - 5400),
+        ("36h", _NOON_S - 129_600),
+        ("7d", _NOON_S - 604_800),
+    ],
+)
+def test_times_are_utc_or_so_long_ago(text: str, seconds: int) -> None:
+    assert read_time(text, "--since", _NOW) == seconds
+
+
+@pytest.mark.parametrize("text", ["yesterday", "", "7", "2026-13-01", "-7d"])
+def test_what_is_no_time_is_refused(text: str) -> None:
+    with pytest.raises(SettingsError, match="--since"):
+        read_time(text, "--since", _NOW)
+
+
+@pytest.mark.parametrize("text", ["9999-12-31T23:59:59-05:00", "1969-12-31", "0001-01-01", "99999999999d"])
+def test_times_that_no_log_is_of_are_refused(text: str) -> None:
+    with pytest.raises(SettingsError, match=f"--since {text}: must be from 1970 to 9999"):
+        read_time(text, "--since", _NOW)
+
+
+def test_minutes_count_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    wishes: list[job.Wish] = []
+    monkeypatch.setattr(requirements, "check_requirements", lambda: None)
+    monkeypatch.setattr(job, "report_logs", wishes.append)
+    assert main(("report", "logs", "--since", "2026-11-21T11:59:59", "--until", "2026-11-21T12:00:01")) == 0
+    assert main(("report", "logs", "--since", "2026-11-21T12:00", "--until", "2026-11-21T12:01")) == 0
+    assert [(wish.options.since_s, wish.options.until_s) for wish in wishes] == [
+        (_NOON_S - 60, _NOON_S + 60),
+        (_NOON_S, _NOON_S + 60),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (("--since", "2026-11-21", "--until", "2026-11-20"), "nothing is between them"),
+        (("--driver-memory", "lots"), "must be a size like 1g"),
+        (("--driver-memory", "100m"), "Spark needs 512m at least"),
+        (("--conf", "x"), "must be KEY=VALUE"),
+        (("--storm-gap", "0.5s"), "must be whole seconds"),
+        (("--storm-gap", "2h"), "must be whole seconds"),
+        (("--headroom", "-1"), "must be 0 to 10"),
+        (("--headroom", "nan"), "must be 0 to 10"),
+        (("--capacity", "0"), "must be more than 0"),
+        (("--webhook", "http://localhost/"), "only with --follow or --once"),
+        (("--follow", "--since", "1d"), "not with --follow or --once"),
+        (("--once", "--until", "2026-11-21"), "not with --follow or --once"),
+        (("--once", "--json"), "--json: not with --follow or --once"),
+        (("tail", "-n", "-1"), "must be at least 0"),
+    ],
+)
+def test_wrong_flags_are_named_and_nothing_is_started(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], complaint: str
+) -> None:
+    assert main(("report", *arguments)) == 2
+    assert complaint in capsys.readouterr().err
+
+
+def test_help_says_what_it_needs_and_leaves_behind(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(("report", "--help")) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "pip install 'sluice-proxy[spark]'" in told
+    assert "recommendations.json" in told
+    assert "removes days that the logs no longer cover" in told
+
+
+def test_spark_is_imported_by_nothing_but_a_report() -> None:
+    code = (
+        "import sys; import admin.cli, admin.run.sidecar, admin.cli.report; "
+        "sys.exit(any(name.split('.')[0] in {'pyspark', 'py4j', 'bokeh'} for name in sys.modules)"
+        " or any(name.startswith('admin.analytics') for name in sys.modules))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_without_logs_those_of_this_machine_are_taken(tmp_path: Path) -> None:
+    for name in ("b-2", "a-1"):
+        (tmp_path / name / "rejections").mkdir(parents=True)
+    (tmp_path / "other").mkdir()
+    assert usual_logs({"STATE_DIRECTORY": str(tmp_path)}) == [
+        tmp_path / "a-1" / "rejections",
+        tmp_path / "b-2" / "rejections",
+    ]
+
+
+def test_without_any_logs_it_says_where_it_looked(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=rf"no rejection log below {tmp_path}"):
+        usual_logs({"STATE_DIRECTORY": str(tmp_path)})
+
+
+def test_tail_says_which_folder_of_this_machine_it_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "a-1" / "rejections"
+    folder.mkdir(parents=True)
+    monkeypatch.setenv("STATE_DIRECTORY", str(tmp_path))
+    main(["report", "tail"])
+    assert capsys.readouterr().err.startswith(f"sluice: reading {folder}\n")

@@ -1,0 +1,123 @@
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel, ConfigDict
+
+from admin.common.errors import SettingsError
+from admin.config import plugins
+from admin.config.faults import Origins
+from proxy.deciding.rate_limit import PLUGIN
+from proxy.protocols.rocketmq import PROTOCOL
+
+ORIGINS = Origins("sluice.toml", {("handlers", 0): 3, ("handlers", 0, "options", "speed"): 5}, {})
+PLACE = ("handlers", 0, "options")
+
+
+@dataclass(frozen=True, slots=True)
+class Plain:
+    speed: int = 1
+    colour: str = "red"
+
+
+class Model(BaseModel):
+    speed: int
+
+
+class Open(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+
+class Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    speed: int = 1
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An installed distribution whose handler is written by the test."""
+    info = tmp_path / "someone_else-1.2.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: someone-else\nVersion: 1.2\n")
+    (info / "entry_points.txt").write_text("[sluice.handlers]\ntheirs=someone_else:PLUGIN\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield tmp_path
+    sys.modules.pop("someone_else", None)
+
+
+def lines(name: str) -> list[str]:
+    with pytest.raises(SettingsError) as caught:
+        plugins.handler(name, ("handlers", 0, "name"), ORIGINS)
+    return list(caught.value.lines)
+
+
+def test_sluices_own_plug_ins_come_in_by_entry_point() -> None:
+    assert plugins.protocol("rocketmq", (), ORIGINS) is PROTOCOL
+    assert plugins.handler("rate_limit", (), ORIGINS) is PLUGIN
+
+
+def test_a_name_that_is_not_installed_suggests_one_that_is() -> None:
+    assert lines("rate_limt") == [
+        'sluice.toml:3: handlers[0].name = "rate_limt": handler unknown; did you mean "rate_limit"?'
+    ]
+
+
+def test_somebody_elses_handler_is_found(package: Path) -> None:
+    (package / "someone_else.py").write_text(
+        "from proxy.deciding.pipeline import HandlerPlugin\nPLUGIN = HandlerPlugin('theirs', int, lambda o, s: None)\n"
+    )
+    assert plugins.handler("theirs", (), ORIGINS).name == "theirs"
+
+
+@pytest.mark.parametrize(
+    ("module", "problem"),
+    [
+        (
+            "raise RuntimeError('no luck\\ntoday')",
+            "cannot be loaded: RuntimeError: no luck; reinstall or remove it",
+        ),
+        ("PLUGIN = 5", "is of type int; it must be a HandlerPlugin"),
+        (
+            "",
+            "cannot be loaded: AttributeError: module 'someone_else' has no attribute 'PLUGIN'; reinstall or remove it",
+        ),
+    ],
+)
+def test_a_plug_in_that_is_none_names_its_package_and_the_reason(package: Path, module: str, problem: str) -> None:
+    (package / "someone_else.py").write_text(module)
+    where = "handler \"theirs\" (entry point 'someone_else:PLUGIN' of someone-else 1.2)"
+    assert lines("theirs") == [f"{where}: {problem}"]
+
+
+@pytest.mark.parametrize("declared", [Plain, Model, Strict])
+def test_options_become_the_declared_type(declared: type) -> None:
+    assert plugins.options(declared, {"speed": 3}, PLACE, ORIGINS).speed == 3
+
+
+@pytest.mark.parametrize("declared", [Plain, Model, Strict])
+def test_a_wrong_option_names_file_line_key_and_value(declared: type) -> None:
+    with pytest.raises(SettingsError) as caught:
+        plugins.options(declared, {"speed": "fast"}, PLACE, ORIGINS)
+    assert caught.value.lines == ('sluice.toml:5: handlers[0].options.speed = "fast": must be a whole number',)
+
+
+@pytest.mark.parametrize("declared", [Plain, Model, Strict])
+def test_an_unknown_option_is_an_error_whatever_the_type_would_do(declared: type) -> None:
+    with pytest.raises(SettingsError) as caught:
+        plugins.options(declared, {"speed": 1, "sped": 2}, PLACE, ORIGINS)
+    assert caught.value.lines == ('sluice.toml:3: handlers[0].options.sped: unknown; did you mean "speed"?',)
+
+
+def test_unknown_and_wrong_options_are_both_named() -> None:
+    with pytest.raises(SettingsError) as caught:
+        plugins.options(Strict, {"speed": "x", "sped": 2}, PLACE, ORIGINS)
+    assert caught.value.lines == (
+        'sluice.toml:3: handlers[0].options.sped: unknown; did you mean "speed"?',
+        'sluice.toml:5: handlers[0].options.speed = "x": must be a whole number',
+    )
+
+
+def test_options_that_take_anything_take_anything() -> None:
+    assert plugins.options(Open, {"x": 1}, PLACE, ORIGINS).model_extra == {"x": 1}

@@ -1,0 +1,68 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from admin.config import plugins
+from admin.config.faults import Origins
+from admin.config.rule_fields import FieldError, RuleReader, Target, fields_of, target_of
+
+READER = RuleReader([plugins.protocol("rocketmq", ("listeners",), Origins(None, {}, {}))], ["default"])
+LIMITS = st.fixed_dictionaries(
+    {"rate": st.one_of(st.integers(0, 1000), st.just("unlimited"))},
+    optional={
+        "burst_s": st.floats(1, 100),
+        "break_s": st.sampled_from([None, 0, 0.5]),
+        "bytes_per_s": st.sampled_from([None, 0, 1000]),
+        "count": st.sampled_from(["messages", "requests"]),
+        "action": st.sampled_from([None, "reject", "shadow", "off"]),
+        "fair_by": st.sampled_from([None, "client", "producer_group"]),
+        "between": st.sampled_from([None, "00:00-24:00", "22:00-06:00"]),
+        "days": st.sampled_from([None, ["mon"], ["sat", "sun"]]),
+        "time_zone": st.sampled_from(["UTC", "Europe/Berlin"]),
+    },
+)
+NAMES = st.sampled_from([("topic", "a"), ("topic", "a[*]b"), ("topic", "[["), ("topic", "a*"), ("total", "topic:a*")])
+
+
+@given(NAMES, LIMITS)
+def test_what_is_written_of_a_rule_is_the_rule_again(named: tuple[str, str], limit: dict[str, object]) -> None:
+    try:
+        rule = READER.read(*named, limit, "edit")
+    except FieldError:
+        return
+    assert READER.read(*target_of(rule), fields_of(rule), "edit") == rule
+
+
+@pytest.mark.parametrize("fields", [{}, {"days": ["mon"]}])
+def test_a_time_zone_that_is_none_is_refused_with_hours_or_without(fields: dict[str, object]) -> None:
+    with pytest.raises(FieldError) as caught:
+        READER.read("topic", "a", {"rate": 1, "time_zone": "Mars", **fields}, "edit")
+    ((field, what),) = caught.value.problems
+    assert field == "time_zone"
+    assert "Mars" in what
+
+
+def test_a_kind_that_is_none_names_those_that_there_are() -> None:
+    with pytest.raises(FieldError) as caught:
+        READER.read("shelf", "a", {"rate": 1}, "edit")
+    ((field, what),) = caught.value.problems
+    assert field == "kind"
+    assert what.startswith('no kind "shelf"; there are client, ')
+    with pytest.raises(FieldError, match='no kind "topc"; did you mean "topic"'):
+        READER.read("topc", "a", {"rate": 1}, "edit")
+
+
+def test_a_name_has_one_spelling() -> None:
+    assert READER.target("topic", "[o]rders") == Target("topic", "orders")
+    assert READER.target("client", "::ffff:10.0.0.0/104") == Target("client", "10.0.0.0/8")
+    assert READER.target("total", "topic:a*") == Target("total", "topic:a*")
+
+
+def test_all_that_pydantic_finds_is_told_at_once_and_by_field() -> None:
+    with pytest.raises(FieldError) as caught:
+        READER.read("topic", "a", {"rate": "5/s", "days": ["mo"], "brust_s": 1, "shared": True}, "edit")
+    told = dict(caught.value.problems)
+    assert told.keys() == {"rate", "days[0]", "brust_s", "shared"}
+    assert "write 5" in told["rate"]
+    assert told["brust_s"] == 'unknown; did you mean "burst_s"?'
+    assert "total" in told["shared"]

@@ -1,0 +1,415 @@
+import dataclasses
+from collections.abc import Callable
+
+import pytest
+
+from admin.common.errors import SettingsError
+from admin.config import plugins
+from admin.config.rule_fields import SCOPE_KINDS, FieldError, RuleReader, kinds_of
+from admin.config.rulebook import build
+from admin.config.sources import Flags, load
+from admin.run.composition import Plan, compose
+from limiter.rules.errors import RuleError
+from limiter.rules.resource import SCOPES, Resource
+from limiter.rules.rule import Rule
+from proxy.protocols.base import Kind
+
+Write = Callable[[str], str]
+PAIR = Flags(listen=["127.0.0.1:1"], broker=["127.0.0.1:2"])
+FORM = "KIND:NAME-or-glob=RATE/s, =0/s or =unlimited, with a number of messages per second, e.g. topic:orders=500/s"
+KINDS = "client, listener, producer_group, retry_group, subscription, topic, transaction"
+TOPIC = '[[limits]]\nkind = "topic"\nname = "a"\n'
+
+
+def plan(text: str | None = None, flags: Flags = PAIR, write: Write | None = None, **environ: str) -> Plan:
+    file = write(text) if write is not None and text is not None else None
+    return compose(load(file, environ, flags))
+
+
+def lines(text: str | None = None, flags: Flags = PAIR, write: Write | None = None, **environ: str) -> list[str]:
+    with pytest.raises(SettingsError) as caught:
+        plan(text, flags, write, **environ)
+    return list(caught.value.lines)
+
+
+def limits(*texts: str) -> Flags:
+    return Flags(listen=PAIR.listen, broker=PAIR.broker, limits=texts)
+
+
+def rule(planned: Plan, kind: str, name: str) -> Rule:
+    return planned.rule_set.match(Resource(kind, name))
+
+
+def rate(planned: Plan, kind: str, name: str) -> tuple[float | None, str]:
+    found = rule(planned, kind, name)
+    return found.rate_per_s, found.source
+
+
+# --- whose rules hold
+
+
+def test_without_any_limit_the_protocols_own_hold() -> None:
+    planned = plan()
+    assert rate(planned, "topic", "orders") == (2000, "built-in")
+    assert rate(planned, "retry_group", "billing") == (100, "built-in")
+    assert rate(planned, "topic", "x_REPLY_TOPIC") == (None, "built-in")
+
+
+def test_replies_and_the_clusters_own_are_exempt_unless_a_rule_has_that_very_name() -> None:
+    for planned in (plan(), plan(flags=limits("topic:*=1/s", "topic:RMQ_*=1/s"))):
+        assert rule(planned, "topic", "x_REPLY_TOPIC").exempt
+        assert rule(planned, "topic", "RMQ_SYS_TRACE_TOPIC").exempt
+    assert not rule(plan(flags=limits("topic:*_REPLY_TOPIC=1/s")), "topic", "x_REPLY_TOPIC").exempt
+
+
+def test_exempt_stands_in_place_of_a_rate(write: Write) -> None:
+    assert rule(plan(TOPIC + "exempt = true", write=write), "topic", "a").exempt
+    assert lines(TOPIC + "rate = 5\nexempt = true", write=write) == [
+        "sluice.toml:5: limits[0].exempt: rule topic:a: exempt, but with a limit; allowed: exempt or a limit, not both"
+    ]
+
+
+def test_with_one_limit_given_what_it_does_not_match_is_unlimited() -> None:
+    planned = plan(flags=limits("topic:orders=5/s"))
+    assert rate(planned, "topic", "orders") == (5, "--limit")
+    assert rate(planned, "topic", "other") == (None, "default")
+    assert rate(planned, "retry_group", "billing") == (None, "default")
+
+
+def test_a_flags_rule_wins_over_the_environments_and_that_over_the_files(write: Write) -> None:
+    text = "".join(f'[[limits]]\nkind = "topic"\nname = "{name}"\nrate = 1\n' for name in "abc")
+    planned = plan(text, limits("topic:c=3/s"), write, SLUICE_LIMIT="topic:b=2/s topic:c=2/s")
+    assert rate(planned, "topic", "a") == (1, "sluice.toml:1")
+    assert rate(planned, "topic", "b") == (2, "SLUICE_LIMIT")
+    assert rate(planned, "topic", "c") == (3, "--limit")
+
+
+def test_defaults_of_the_file_stand_in_for_the_built_in_ones(write: Write) -> None:
+    planned = plan("[defaults.topic]\nrate = 7\nburst_s = 3\nbreak_s = 0\n", write=write)
+    found = rule(planned, "topic", "orders")
+    assert (found.rate_per_s, found.burst_s, found.break_s, found.source) == (7, 3, 0, "sluice.toml:1")
+    assert rate(planned, "retry_group", "x") == (None, "default")
+
+
+def test_unlimited_and_switched_off_rules_do_not_limit(write: Write) -> None:
+    text = (
+        '[[limits]]\nkind = "topic"\nname = "free"\nrate = "unlimited"\n'
+        '[[limits]]\nkind = "topic"\nname = "off"\nrate = 5\naction = "off"\n'
+    )
+    planned = plan(text, write=write)
+    assert planned.rule_set.limit(Resource("topic", "free")) is None
+    assert planned.rule_set.limit(Resource("topic", "off")) is None
+
+
+def test_unlimited_defaults_and_limits_of_bytes_alone_are_told_apart(write: Write) -> None:
+    planned = plan(TOPIC + "bytes_per_s = 1000\n[defaults.topic]\nrate = 'unlimited'\n", write=write)
+    assert rule(planned, "topic", "a").limit_text == "1000 bytes/s"
+    assert rule(planned, "topic", "b").limit_text == "unlimited"
+
+
+def test_everything_that_a_rule_can_say_comes_from_the_file(write: Write) -> None:
+    text = (
+        '[[limits]]\nkind = "client"\nname = "10.0.0.0/8"\nrate = 5\nburst_s = 2\nbreak_s = 0\nbytes_per_s = 100\n'
+        'bytes_burst_s = 3\nshared = true\ncount = "requests"\naction = "delay"\nmax_debt_s = 6\n'
+        "max_delay_s = 4\nbusy_code = 215\n"
+        'fair_by = "client"\nmax_fair_keys = 7\nallow_under_limit = true\nbetween = "22:00-06:00"\n'
+        'days = ["mon"]\ntime_zone = "Europe/Berlin"\n'
+        '[[limits]]\nkind = "topic"\nname = "b"\nrate = 5\nwarm_up_s = 8\n'
+    )
+    client = next(rule for rule in plan(text, write=write).rule_set.rules if rule.kind == "client")
+    found = {field.name: getattr(client, field.name) for field in dataclasses.fields(client) if field.compare}
+    assert str(found.pop("hours")) == "22:00-06:00 mon Europe/Berlin"
+    assert found == {
+        "kind": "client",
+        "pattern": "10.0.0.0/8",
+        "rate_per_s": 5,
+        "burst_s": 2,
+        "break_s": 0,
+        "count": "requests",
+        "bytes_per_s": 100,
+        "bytes_burst_s": 3,
+        "shared": True,
+        "action": "delay",
+        "max_debt_s": 6,
+        "max_delay_s": 4,
+        "busy_code": 215,
+        "fair_by": "client",
+        "max_fair_keys": 7,
+        "warm_up_s": 0,
+        "allow_under_limit": True,
+        "exempt": False,
+        "source": "sluice.toml:1",
+    }
+    assert rule(plan(text, write=write), "topic", "b").warm_up_s == 8
+
+
+@pytest.mark.parametrize("written", ["file", "default", "flag", "built-in"])
+def test_what_is_not_written_is_the_kinds_own_wherever_the_rule_comes_from(write: Write, written: str) -> None:
+    plans: dict[str, Callable[[], Plan]] = {
+        "file": lambda: plan('[[limits]]\nkind = "retry_group"\nname = "*"\nrate = 1\n', write=write),
+        "default": lambda: plan("[defaults.retry_group]\nrate = 1\n", write=write),
+        "flag": lambda: plan(flags=limits("retry_group:*=1/s")),
+        "built-in": plan,
+    }
+    found = rule(plans[written](), "retry_group", "x")
+    assert (found.action, found.max_delay_s, found.break_in_force_s) == ("delay", 2, 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "name", "action"),
+    [
+        ("client:10.0.0.0/8=100/s", "client", "10.1.2.3", "reject"),
+        ("client:2001:db8::/32=100/s", "client", "2001:db8::1", "reject"),
+        ("listener:default=5000/s", "listener", "default", "reject"),
+        ("producer_group:billing=50/s", "producer_group", "billing", "reject"),
+        ("subscription:billing@orders=100/s", "subscription", "billing@orders", "delay"),
+    ],
+)
+def test_flags_and_variables_can_limit_every_kind(text: str, kind: str, name: str, action: str) -> None:
+    for planned in (plan(flags=limits(text)), plan(SLUICE_LIMIT=text)):
+        found = rule(planned, kind, name)
+        assert (found.limits, found.action) == (True, action)
+    assert rule(plan(flags=limits(text)), kind, name).source == "--limit"
+
+
+@pytest.mark.parametrize("kind", SCOPES)
+def test_scopes_can_have_defaults(write: Write, kind: str) -> None:
+    found = rule(plan(f"[defaults.{kind}]\nrate = 3\n", write=write), kind, "10.0.0.1")
+    assert (found.rate_per_s, found.shared, found.break_in_force_s) == (3, False, 0)
+
+
+def test_a_flag_wins_over_hours_of_the_file(write: Write) -> None:
+    planned = plan(TOPIC + 'rate = 5\nbetween = "00:00-24:00"\n', limits("topic:a=1/s"), write)
+    assert [rule.source for rule in planned.rule_set.rules if rule.exact_name == "a"] == ["--limit"]
+
+
+# --- what is wrong
+
+
+@pytest.mark.parametrize(
+    ("limit", "line"),
+    [
+        ("topic:orders=500", f"--limit 'topic:orders=500': the rate needs its unit: 500/s; allowed: {FORM}"),
+        ("tpoic:orders=5/s", "--limit 'tpoic:orders=5/s': kind 'tpoic' is unknown; did you mean \"topic\"?"),
+        ("queue:x=5/s", f"--limit 'queue:x=5/s': kind 'queue' is unknown; allowed here: {KINDS}"),
+    ],
+)
+def test_a_bad_limit_of_the_command_line_is_one_line(limit: str, line: str) -> None:
+    assert lines(flags=limits(limit)) == [line]
+
+
+def test_a_bad_limit_of_the_environment_names_the_variable() -> None:
+    (line,) = lines(SLUICE_LIMIT="nonsense")
+    assert line.startswith("SLUICE_LIMIT 'nonsense' is not of the form KIND:NAME=RATE/s; allowed: ")
+
+
+def test_every_bad_limit_is_named() -> None:
+    assert len(lines(flags=limits("a", "b", "topic:c=1/s"), SLUICE_LIMIT="d")) == 3
+
+
+def test_a_rule_of_an_unknown_kind_is_an_error(write: Write) -> None:
+    text = '[[limits]]\nkind = "topics"\nname = "a"\nrate = 1\n[defaults.queue]\nrate = 1\n'
+    assert lines(text, write=write) == [
+        'sluice.toml:2: limits[0].kind = "topics": unknown; did you mean "topic"?',
+        f"sluice.toml:5: defaults.queue: unknown; allowed here: {KINDS}",
+    ]
+
+
+def test_two_rules_of_one_name_are_named_with_their_places(write: Write) -> None:
+    text = '[[limits]]\nkind = "topic"\nname = "*"\nrate = 1\n[defaults.topic]\nrate = 2\n'
+    (line,) = lines(text, write=write)
+    assert line == (
+        "sluice.toml:5: a second rule for topic:*: topic:*=2/s, besides topic:*=1/s (sluice.toml:1); delete one of them"
+    )
+
+
+def test_all_faulty_limits_are_named_at_once_in_the_order_of_the_file(write: Write) -> None:
+    limit = '[[limits]]\nkind = "{}"\nname = "{}"\nrate = {}\n'
+    text = limit.format("topic", "a", 1) + limit.format("topics", "b", 1) + limit.format("topic", "c", "'2/s'")
+    text += limit.format("topic", "d", "1e12") + limit.format("topic", "a", 1) + limit.format("topic", "e", -1)
+    found = lines(text, write=write, flags=limits("topic:x"))
+    assert [line.split(":")[1].partition(" ")[0] for line in found if line.startswith("sluice.toml")] == [
+        *("6", "12", "16", "17", "24")
+    ]
+    assert len(found) == 6
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"), [("consumer_group", '"subscription" or "retry_group"'), ("address", '"client"')]
+)
+def test_a_kind_by_another_word_gets_the_right_ones(write: Write, word: str, meant: str) -> None:
+    text = f'[[limits]]\nkind = "{word}"\nname = "a"\nrate = 1\n'
+    assert lines(text, write=write) == [f'sluice.toml:2: limits[0].kind = "{word}": unknown; did you mean {meant}?']
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        (
+            TOPIC + "rate = 1\nbreak_s = 2",
+            (
+                "5: limits[0].break_s: rule topic:a: break_s 2 is longer than burst_s 1.0, which admits less than the"
+                " limit; allowed: 0 to 1.0, or allow_under_limit"
+            ),
+        ),
+        (
+            TOPIC + "rate = 1e12",
+            (
+                "4: limits[0].rate: rule topic:a: rate 1000000000000.0; allowed: 0 to 1000000000 messages per"
+                " second, or unlimited"
+            ),
+        ),
+        (
+            "[defaults.topic]\nrate = 1e12",
+            (
+                "2: defaults.topic.rate: rule topic:*: rate 1000000000000.0; allowed: 0 to 1000000000 messages per"
+                " second, or unlimited"
+            ),
+        ),
+        (
+            TOPIC + "bytes_per_s = 5\nbytes_burst_s = 4000",
+            "5: limits[0].bytes_burst_s: rule topic:a: bytes_burst_s 4000.0; allowed: 0 to 3600 seconds",
+        ),
+        (
+            TOPIC + "rate = 1\nshared = true",
+            "5: limits[0].shared: rule total:topic:a: shared, but it matches one name only; allowed: a pattern",
+        ),
+        (
+            TOPIC + "rate = 1\nbreak_s = 1\naction = 'delay'",
+            '5: limits[0].break_s: rule topic:a: break_s 1.0 with action "delay", which has no breaker; allowed: 0',
+        ),
+        (
+            TOPIC + "rate = 1\nfair_by = 'client'\nwarm_up_s = 3",
+            "5: limits[0].fair_by: rule topic:a: fair_by with warm_up_s; allowed: fair_by or warm_up_s, not both",
+        ),
+        (
+            TOPIC + "rate = 1\nbusy_code = 14",
+            "5: limits[0].busy_code: rule topic:a: busy_code 14, which clients do not take for busy; allowed: 2 or 215",
+        ),
+        (
+            TOPIC + "rate = 1\nbetween = '9-17'",
+            "5: limits[0].between: between '9-17'; allowed: HH:MM-HH:MM, for example 09:00-18:00",
+        ),
+        (
+            TOPIC + "rate = 1\ndays = ['mon']\ntime_zone = 'Berlin'",
+            '6: limits[0].time_zone: time_zone \'Berlin\'; allowed: a name like "Europe/Berlin", or "UTC"',
+        ),
+        (
+            '[[limits]]\nkind = "topic"\nname = "a["\nrate = 1',
+            "3: limits[0].name: rule pattern 'a[': [ is never closed; allowed: [abc], or [[] for [ itself",
+        ),
+        (
+            '[[limits]]\nkind = "client"\nname = "10.1.0.0/8"\nrate = 1',
+            "3: limits[0].name: client '10.1.0.0/8' has address bits set beyond its prefix; allowed: 10.0.0.0/8",
+        ),
+        (
+            '[[limits]]\nkind = "listener"\nname = "main"\nrate = 1',
+            "3: limits[0].name: rule listener:main: no listener has a scope of this name; allowed: default",
+        ),
+        (
+            '[[limits]]\nkind = "producer_group"\nname = "g"\nbusy_code = 7\nrate = 1',
+            (
+                "4: limits[0].busy_code: rule producer_group:g: busy_code 7, which clients do not take for busy;"
+                " allowed: 2 or 215"
+            ),
+        ),
+    ],
+)
+def test_a_rule_that_cannot_be_names_line_key_value_and_what_is_allowed(write: Write, text: str, line: str) -> None:
+    assert lines(text, write=write) == [f"sluice.toml:{line}"]
+
+
+def test_a_rule_that_fails_by_what_was_not_written_names_its_table(write: Write) -> None:
+    (line,) = lines('\n[[limits]]\nkind = "topic"\nname = "a"\nrate = 1e-6\nburst_s = 0.1\n', write=write)
+    assert line.startswith("sluice.toml:5: limits[0].rate: rule topic:a: rate 1e-06 with burst_s 0.1 stores nothing")
+
+
+@pytest.mark.parametrize(
+    ("limit", "line"),
+    [
+        (
+            "client:10.*=5/s",
+            "--limit 'client:10.*=5/s': client '10.*' is no address and no network; allowed: 10.0.0.0/8",
+        ),
+        (
+            "listener:main=5/s",
+            "--limit 'listener:main=5/s': rule listener:main: no listener has a scope of this name; allowed: default",
+        ),
+    ],
+)
+def test_a_flag_that_cannot_be_followed_shows_itself_whole(limit: str, line: str) -> None:
+    assert lines(flags=limits(limit)) == [line]
+
+
+def test_a_rule_for_a_listener_may_name_scopes_by_pattern_and_is_unchecked_without_listeners(write: Write) -> None:
+    assert rule(plan(flags=limits("listener:def*=5/s")), "listener", "default").limits
+    assert rule(plan(flags=Flags(limits=["listener:main=5/s"])), "listener", "main").limits
+
+
+def test_protocols_are_asked_about_the_rules_of_their_kinds_and_about_scopes(write: Write) -> None:
+    configuration = load(None, {}, limits("topic:a=1/s", "client:*=1/s"))
+    protocol = plugins.protocol("rocketmq", (), configuration.origins)
+    asked: list[str] = []
+
+    def check(rule: Rule) -> None:
+        asked.append(rule.name)
+        if rule.kind == "client":
+            raise RuleError("no clients here", "none")
+
+    other = dataclasses.replace(protocol, name="other", kinds=(Kind("queue", ""),), check_rule=check)
+    with pytest.raises(SettingsError) as caught:
+        build(configuration, (protocol, other), ())
+    assert asked == ["client:*"]
+    assert list(caught.value.lines) == ["--limit 'client:*=1/s': no clients here; allowed: none"]
+
+
+def test_kinds_are_named_once_however_many_protocols_have_them() -> None:
+    protocol = plugins.protocol("rocketmq", (), load(None, {}, PAIR).origins)
+    assert kinds_of((protocol, protocol)) == protocol.kinds
+    assert tuple(kind.name for kind in SCOPE_KINDS) == SCOPES
+
+
+def test_all_that_is_wrong_with_a_limit_is_told_at_once(write: Write) -> None:
+    wrong = 'between = "25:00-26:00"\ntime_zone = "Mars"\nwarm_up_s = 3\nbreak_s = 4\nbusy_code = 1\nburst_s = 9999\n'
+    told = lines(TOPIC + "rate = 5\n" + wrong, write=write)
+    assert [line.split(": ")[1] for line in told] == [
+        f"limits[0].{key}" for key in ("between", "time_zone", "break_s", "busy_code", "burst_s")
+    ]
+
+
+def test_what_follows_from_a_fault_is_none(write: Write) -> None:
+    shared = '[[limits]]\nkind = "client"\nname = "10.0.0.1"\nrate = 1\nshared = true\nfair_by = "client"\n'
+    (told,) = lines(shared, write=write)
+    assert told.startswith("sluice.toml:5: limits[0].shared: ")
+    (told,) = lines(TOPIC + "rate = 5\nburst_s = 9999\nbreak_s = 2\n", write=write)
+    assert told.startswith("sluice.toml:5: limits[0].burst_s: ")
+    (told,) = lines('[[limits]]\nkind = "listener"\nname = "[a"\nrate = 1\n', write=write)
+    assert told.startswith("sluice.toml:3: limits[0].name: ")
+
+
+def test_the_rest_of_a_limit_of_no_kind_is_checked(write: Write) -> None:
+    for kind in ('"topik"', '"Topic!"', "3"):
+        told = lines(f'[[limits]]\nkind = {kind}\nname = "a"\nrate = "5"\ntime_zone = "Mars"\n', write=write)
+        assert [line.split(" ")[1].rstrip(":") for line in told] == [
+            "limits[0].kind",
+            "limits[0].rate",
+            "limits[0].time_zone",
+        ]
+
+
+def test_a_second_rule_is_told_of_whatever_else_is_wrong_with_it(write: Write) -> None:
+    second = TOPIC + 'rate = "x"\nbreak_s = 5000\n'
+    told = lines(TOPIC + "rate = 1\n" + second, write=write)
+    assert [line.split(": ")[0] for line in told] == [f"sluice.toml:{line}" for line in (5, 8, 9)]
+    assert "a second rule for topic:a" in told[0]
+    # It may be another one: what is wrong was to tell it from others, or nobody knows what it was to do.
+    for other in ('between = "9-5"\n', "sharred = true\n", "shared = 1\n"):
+        (alone,) = lines(TOPIC + "rate = 1\n" + TOPIC + f"rate = 2\n{other}", write=write)
+        assert alone.startswith("sluice.toml:9: ")
+
+
+def test_an_edit_is_told_all_that_is_wrong_with_it() -> None:
+    reader = RuleReader([plugins.protocol("rocketmq", (), load(None, {}, PAIR).origins)], ())
+    with pytest.raises(FieldError) as caught:
+        reader.read("topic", "a", {"rate": 1, "break_s": 5000, "time_zone": "Mars"}, "edit")
+    assert [field for field, _ in caught.value.problems] == ["time_zone", "break_s"]

@@ -1,0 +1,158 @@
+import dataclasses
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel, ValidationError
+
+from admin.config.settings import (
+    Endpoint,
+    HandlerSettings,
+    Limit,
+    LimitSettings,
+    ListenerSettings,
+    Settings,
+    WrittenLimit,
+    parse_endpoint,
+)
+from admin.config.sources import Flags, load
+from admin.run.composition import compose
+from limiter.rules.rule import DEFAULT_BREAK_S
+from proxy.deciding.rate_limit import RateLimitOptions
+from proxy.protocols.rocketmq import PROTOCOL
+
+SAMPLE = Path(__file__).parents[4] / "deploy" / "sluice.toml"
+
+
+@pytest.mark.parametrize(
+    ("text", "endpoint"),
+    [
+        ("127.0.0.1:10911", Endpoint("127.0.0.1", 10911)),
+        ("[::1]:80", Endpoint("::1", 80)),
+        ("broker.example:0", Endpoint("broker.example", 0)),
+        (" a:1 ", Endpoint("a", 1)),
+    ],
+)
+def test_an_endpoint_is_read_and_written(text: str, endpoint: Endpoint) -> None:
+    assert parse_endpoint(text) == endpoint
+    assert str(endpoint) == text.strip()
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "host", ":80", "host:", "host:-1", "host:65536", "host:x", "::1:80", "http://h:80", "h h:80", 80, None, "a:²"],
+)
+def test_what_is_no_endpoint_is_refused_with_what_is_allowed(text: object) -> None:
+    with pytest.raises(ValueError, match=r"^must "):
+        parse_endpoint(text)
+
+
+def test_every_key_has_a_description_where_it_is_defined() -> None:
+    def missing(model: type[BaseModel]) -> list[str]:
+        return [
+            f"{model.__name__}.{key}"
+            for key, info in model.model_fields.items()
+            if not info.description and not _tables(info.annotation)
+        ] + [
+            line
+            for info in model.model_fields.values()
+            for table in _tables(info.annotation)
+            for line in missing(table)
+        ]
+
+    assert missing(Settings) == []
+
+
+def test_the_sample_configuration_names_every_key_with_its_default() -> None:
+    text = SAMPLE.read_text(encoding="utf-8")
+    settings = Settings.model_validate(tomllib.loads(text))
+    for section in ("bounds", "admin", "log", "rejection_log", "limiting", "grace_s", "state_dir"):
+        assert getattr(settings, section) == getattr(Settings(), section), section
+    # Keys whose default is to be left out are there as comments, without a blank behind the #.
+    sample = tomllib.loads(re.sub(r"(?m)^#(?=[a-z_]+ = )", "", text))
+    assert set(sample) == set(Settings.model_fields)
+    for section in ("bounds", "admin", "log", "rejection_log"):
+        assert set(sample[section]) == set(type(getattr(settings, section)).model_fields), section
+    assert set(sample["listeners"][0]) == set(ListenerSettings.model_fields)
+    assert set(sample["handlers"][0]) == set(HandlerSettings.model_fields)
+    for key, info in HandlerSettings.model_fields.items():
+        assert key in {"name", "lane", "options"} or sample["handlers"][0][key] == info.default, key
+    assert {key for limit in _limits(sample) for key in limit} == set(LimitSettings.model_fields)
+
+
+def test_the_sample_configuration_has_each_default_of_a_limit_somewhere() -> None:
+    sample = tomllib.loads(SAMPLE.read_text(encoding="utf-8"))
+    # What has no default, what is shown by something else than its default, and what can only be said by another value.
+    shown_otherwise = {
+        "rate",
+        "bytes_per_s",
+        "warm_up_s",
+        "shared",
+        "between",
+        "days",
+        "busy_code",
+        "fair_by",
+        "exempt",
+    }
+    for key, info in Limit.model_fields.items() | LimitSettings.model_fields.items():
+        if key not in shown_otherwise and info.default is not None and not info.is_required():
+            assert any(limit.get(key) == info.default for limit in _limits(sample)), key
+    topic, retry_group = sample["defaults"]["topic"], sample["defaults"]["retry_group"]
+    kinds = {kind.name: kind for kind in PROTOCOL.kinds}
+    assert (topic["rate"], topic["action"]) == (kinds["topic"].rate_per_s, kinds["topic"].action)
+    assert topic["break_s"] == DEFAULT_BREAK_S
+    own = kinds["retry_group"]
+    assert (retry_group["rate"], retry_group["action"], retry_group["max_delay_s"]) == (
+        own.rate_per_s,
+        own.action,
+        own.max_delay_s,
+    )
+
+
+def test_the_sample_configuration_has_the_rate_limiters_options_with_their_defaults() -> None:
+    sample = tomllib.loads(SAMPLE.read_text(encoding="utf-8"))
+    assert sample["handlers"][0]["options"] == dataclasses.asdict(RateLimitOptions())
+
+
+def test_the_sample_configuration_can_be_used_as_it_is() -> None:
+    assert compose(load(str(SAMPLE), {}, Flags())).warnings() == []
+
+
+def test_what_the_settings_dump_is_read_as_the_same_settings() -> None:
+    settings = Settings.model_validate(tomllib.loads(SAMPLE.read_text(encoding="utf-8")))
+    assert Settings.model_validate(settings.model_dump(mode="json")) == settings
+
+
+def _limits(sample: dict[str, Any]) -> list[dict[str, Any]]:
+    return [*sample["limits"], *sample["defaults"].values()]
+
+
+def _tables(annotation: object) -> list[type[BaseModel]]:
+    inner = [annotation, *getattr(annotation, "__args__", ())]
+    return [each for each in inner if isinstance(each, type) and issubclass(each, BaseModel)]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        pytest.param(10**400, id="large"),
+        pytest.param(-(10**400), id="small"),
+        float("inf"),
+        float("nan"),
+        True,
+        "5",
+        -1e-320,
+    ],
+)
+@pytest.mark.parametrize("key", ["rate", "bytes_per_s", "burst_s", "warm_up_s"])
+def test_what_is_no_number_is_no_limit(key: str, value: Any) -> None:
+    with pytest.raises(ValidationError):
+        WrittenLimit.model_validate({"rate": 1, "bytes_per_s": 1, key: value})
+
+
+@pytest.mark.parametrize("key", ["rate", "bytes_per_s", "warm_up_s", "break_s"])
+def test_zero_has_no_sign(key: str) -> None:
+    read = getattr(WrittenLimit.model_validate({"rate": 1, key: -0.0}), key)
+    assert str(read) == "0.0"

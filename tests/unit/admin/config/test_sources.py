@@ -1,0 +1,407 @@
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from admin.common.errors import SettingsError
+from admin.config.settings import OFF, Endpoint
+from admin.config.sources import Flags, LimitText, environment_names, load
+from admin.run.composition import compose
+
+Write = Callable[[str], str]
+
+
+def lines(file: str | None = None, environ: Mapping[str, str] | None = None, flags: Flags | None = None) -> list[str]:
+    with pytest.raises(SettingsError) as caught:
+        compose(load(file, environ or {}, flags or Flags()))
+    assert caught.value.exit_code == 2
+    return list(caught.value.lines)
+
+
+def test_without_any_source_the_defaults_hold() -> None:
+    settings = load(None, {}, Flags()).settings
+    assert settings.limiting
+    assert settings.admin.listen == Endpoint("127.0.0.1", 9870)
+    assert [handler.name for handler in settings.handlers] == ["rate_limit"]
+
+
+def test_flags_win_over_the_environment_and_that_over_the_file(write: Write) -> None:
+    file = write('grace_s = 1\n[log]\nlevel = "debug"\nformat = "json"\n[bounds]\nmax_connections = 5\n')
+    environ = {"SLUICE_GRACE_S": "2", "SLUICE_LOG_LEVEL": "warning"}
+    settings = load(file, environ, Flags(values={("grace_s",): ("--grace-s", 3.0)})).settings
+    assert settings.grace_s == 3
+    assert settings.log.level == "warning"
+    assert settings.log.format == "json"
+    assert settings.bounds.max_connections == 5
+
+
+def test_the_environment_can_name_the_file(write: Write) -> None:
+    assert load(None, {"SLUICE_CONFIG": write("grace_s = 4")}, Flags()).settings.grace_s == 4
+
+
+def test_pairs_of_flags_stand_in_for_the_files_listeners(write: Write) -> None:
+    file = write('[[listeners]]\nlisten = "a:1"\nbroker = "b:1"\n')
+    given = Flags(listen=["c:2", "c:3"], broker=["d:2", "d:3"], protocol="other")
+    listeners = load(file, {}, given).settings.listeners
+    assert [(str(each.listen), str(each.broker), each.protocol) for each in listeners] == [
+        ("c:2", "d:2", "other"),
+        ("c:3", "d:3", "other"),
+    ]
+
+
+def test_addresses_of_the_file_can_name_variables(write: Write) -> None:
+    file = write(
+        '[[listeners]]\nlisten = "${POD_IP}:1"\nbroker = "${HOST_A}.${ZONE}:1"\n[admin]\nlisten = "[${POD_IP_6}]:2"\n'
+    )
+    environ = {"POD_IP": "10.0.0.1", "HOST_A": "a", "ZONE": "local", "POD_IP_6": "2001:db8::1"}
+    settings = load(file, environ, Flags()).settings
+    assert (str(settings.listeners[0].listen), str(settings.listeners[0].broker)) == ("10.0.0.1:1", "a.local:1")
+    assert settings.admin.listen == Endpoint("2001:db8::1", 2)
+
+
+def test_a_variable_that_is_not_there_is_named_with_its_place(write: Write) -> None:
+    file = write('[[listeners]]\nlisten = "${POD_IP}:1"\nbroker = "${A}${B}:1"\n')
+    assert lines(file, {"A": ""}) == [
+        (
+            'sluice.toml:2: listeners[0].listen = "${POD_IP}:1": the environment has no POD_IP; write the '
+            "address itself, or set what it names"
+        ),
+        (
+            'sluice.toml:3: listeners[0].broker = "${A}${B}:1": the environment has no A and no B; write the '
+            "address itself, or set what it names"
+        ),
+    ]
+
+
+def test_variables_are_put_into_addresses_only(write: Write) -> None:
+    file = write('[[listeners]]\nlisten = "a:1"\nbroker = "b:1"\nname = "${NAME}"\n')
+    assert load(file, {"NAME": "x"}, Flags()).settings.listeners[0].name == "${NAME}"
+
+
+@pytest.mark.parametrize("text", ["listeners = 1", 'listeners = ["a"]', "admin = 2", "[[listeners]]\nlisten = 3"])
+def test_addresses_where_none_can_be_are_left_to_the_validation(write: Write, text: str) -> None:
+    assert all("sluice.toml" in line for line in lines(write(text), {}))
+
+
+def test_pairs_come_from_the_environment_too() -> None:
+    environ = {"SLUICE_LISTEN": "a:1 a:2", "SLUICE_BROKER": "b:1\nb:2", "SLUICE_PROTOCOL": "x"}
+    listeners = load(None, environ, Flags()).settings.listeners
+    assert [(str(each.listen), str(each.broker), each.protocol) for each in listeners] == [
+        ("a:1", "b:1", "x"),
+        ("a:2", "b:2", "x"),
+    ]
+
+
+def test_a_flag_can_complete_a_pair_of_the_environment() -> None:
+    listeners = load(None, {"SLUICE_BROKER": "b:1"}, Flags(listen=["a:1"])).settings.listeners
+    assert [(str(each.listen), str(each.broker)) for each in listeners] == [("a:1", "b:1")]
+
+
+def test_limits_of_environment_and_flags_are_kept_apart() -> None:
+    configuration = load(None, {"SLUICE_LIMIT": "topic:a=1/s topic:b=2/s"}, Flags(limits=["topic:c=3/s"]))
+    assert configuration.env_limits == (
+        LimitText("topic:a=1/s", "SLUICE_LIMIT"),
+        LimitText("topic:b=2/s", "SLUICE_LIMIT"),
+    )
+    assert configuration.flag_limits == (LimitText("topic:c=3/s", "--limit"),)
+
+
+@pytest.mark.parametrize(
+    "text", ["topic:a=1/s,topic:b=2/s", " topic:a=1/s ,\n topic:b=2/s, ", "topic:a=1/s\ttopic:b=2/s"]
+)
+def test_limits_of_the_environment_are_separated_by_blanks_or_commas(text: str) -> None:
+    configuration = load(None, {"SLUICE_LIMIT": text}, Flags())
+    assert [limit.text for limit in configuration.env_limits] == ["topic:a=1/s", "topic:b=2/s"]
+
+
+@pytest.mark.parametrize("name", ["SLUICE_ADMIN", "SLUICE_ADMIN_LISTEN"])
+def test_the_admin_address_has_two_variables(name: str) -> None:
+    assert load(None, {name: "127.0.0.1:7"}, Flags()).settings.admin.listen == Endpoint("127.0.0.1", 7)
+
+
+def test_two_variables_of_one_key_are_refused() -> None:
+    assert lines(None, {"SLUICE_ADMIN": "off", "SLUICE_ADMIN_LISTEN": "127.0.0.1:7"}) == [
+        "environment variable SLUICE_ADMIN_LISTEN: sets the same as SLUICE_ADMIN; give one of them"
+    ]
+
+
+def test_every_single_key_has_a_variable() -> None:
+    assert environment_names() == {
+        "SLUICE_LIMITING": ("limiting",),
+        "SLUICE_STATE_DIR": ("state_dir",),
+        "SLUICE_GRACE_S": ("grace_s",),
+        "SLUICE_RELOAD_ON_CHANGE": ("reload_on_change",),
+        "SLUICE_ADMIN": ("admin", "listen"),
+        "SLUICE_ADMIN_LISTEN": ("admin", "listen"),
+        "SLUICE_ADMIN_TOKEN_FILE": ("admin", "token_file"),
+        "SLUICE_ADMIN_TOKEN": ("admin", "token"),
+        "SLUICE_ADMIN_READ_TOKEN": ("admin", "read_token"),
+        "SLUICE_ADMIN_ALLOW_ANYONE": ("admin", "allow_anyone"),
+        "SLUICE_ADMIN_PUBLIC_METRICS": ("admin", "public_metrics"),
+        "SLUICE_ADMIN_TLS_CERTIFICATE_FILE": ("admin", "tls_certificate_file"),
+        "SLUICE_ADMIN_TLS_KEY_FILE": ("admin", "tls_key_file"),
+        "SLUICE_LOG_LEVEL": ("log", "level"),
+        "SLUICE_LOG_FORMAT": ("log", "format"),
+        "SLUICE_REJECTION_LOG_DIR": ("rejection_log", "dir"),
+        "SLUICE_REJECTION_LOG_INSTANCE": ("rejection_log", "instance"),
+        "SLUICE_REJECTION_LOG_MAX_FILE_BYTES": ("rejection_log", "max_file_bytes"),
+        "SLUICE_REJECTION_LOG_MAX_FILE_AGE_S": ("rejection_log", "max_file_age_s"),
+        "SLUICE_REJECTION_LOG_MAX_TOTAL_BYTES": ("rejection_log", "max_total_bytes"),
+        "SLUICE_REJECTION_LOG_MAX_KEYS_PER_S": ("rejection_log", "max_keys_per_s"),
+        "SLUICE_REJECTION_LOG_MAX_RESOURCES": ("rejection_log", "max_resources"),
+        "SLUICE_BOUNDS_MAX_CONNECTIONS": ("bounds", "max_connections"),
+        "SLUICE_BOUNDS_MAX_LIVE_LIMITERS": ("bounds", "max_live_limiters"),
+        "SLUICE_BOUNDS_MAX_RESOURCE_LABELS": ("bounds", "max_resource_labels"),
+        "SLUICE_BOUNDS_BUFFER_BUDGET_BYTES": ("bounds", "buffer_budget_bytes"),
+    }
+
+
+@pytest.mark.parametrize("name", ["URL", "TOKEN", "TOKEN_FILE", "CA_FILE", "PROFILE", "WEBHOOK_TOKEN"])
+def test_variables_of_the_commands_are_no_settings(name: str) -> None:
+    assert load(None, {f"SLUICE_{name}": "x"}, Flags()).settings == load(None, {}, Flags()).settings
+
+
+def test_a_url_is_no_address_to_listen_on() -> None:
+    (line,) = lines(None, {"SLUICE_ADMIN": "https://10.0.0.5:9870"})
+    assert 'must be "host:port" and no URL' in line
+    assert line.endswith("`sluice state --admin URL`")
+
+
+def test_what_the_environment_replaces_is_told_and_no_token(write: Write) -> None:
+    file = write('grace_s = 3\n[admin]\ntoken = "a-token-of-the-file-0000000"\nlisten = "127.0.0.1:1"\n')
+    environ = {
+        "SLUICE_GRACE_S": "5",
+        "SLUICE_ADMIN_TOKEN": "a-token-of-the-shell-000000",
+        "SLUICE_ADMIN": "127.0.0.1:1",
+        "SLUICE_LOG_LEVEL": "debug",
+    }
+    assert load(file, environ, Flags()).replaced == (
+        "admin.token from SLUICE_ADMIN_TOKEN, in place of sluice.toml:3",
+        "grace_s from SLUICE_GRACE_S=5, in place of 3 (sluice.toml:1)",
+    )
+
+
+def test_variables_are_read_as_their_keys_type() -> None:
+    environ = {"SLUICE_LIMITING": "false", "SLUICE_BOUNDS_MAX_CONNECTIONS": " 7 ", "SLUICE_ADMIN": "off"}
+    settings = load(None, environ, Flags()).settings
+    assert settings.limiting is False
+    assert settings.bounds.max_connections == 7
+    assert settings.admin.listen == OFF
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "SLUICE_SERVICE_HOST",
+        "SLUICE_SERVICE_PORT",
+        "SLUICE_SERVICE_PORT_METRICS",
+        "SLUICE_PORT",
+        "SLUICE_PORT_9870_TCP",
+        "SLUICE_PORT_9870_TCP_ADDR",
+        "SLUICE_ADMIN_SERVICE_HOST",
+        "SLUICE_ADMIN_PORT",
+        "SLUICE_ADMIN_PORT_9870_TCP_PROTO",
+    ],
+)
+def test_variables_that_kubernetes_makes_of_a_service_are_left_alone(name: str) -> None:
+    load(None, {name: "tcp://10.0.0.1:9870"}, Flags())
+
+
+ENDPOINT = 'must be "host:port", for example "127.0.0.1:10911" or "[::1]:10911"'
+ARRAY = "must be an array; write each element as a table in double brackets"
+RATE = 'must be a number of at least 0 (messages per second, 0 refuses all) or "unlimited"'
+DAY = 'must be "mon", "tue", "wed", "thu", "fri", "sat" or "sun"'
+NETWORK = 'must be an address or a network: "10.1.2.3", "10.0.0.0/8" or "2001:db8::/32"'
+LEVEL = 'must be "debug", "info", "warning" or "error"'
+LISTENER = '[[listeners]]\nlisten = "{}"\nbroker = "{}"'
+LIMIT = '[[limits]]\nkind = "topic"\nname = "a"\n'
+HANDLER = '[[handlers]]\nname = "rate_limit"\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("[bounds]\nmax_connections = -1", "2: bounds.max_connections = -1: must be at least 1"),
+        ("[bounds]\nmax_connections = 1.5", "2: bounds.max_connections = 1.5: must be a whole number"),
+        ('[bounds]\nmax_connections = "9"', '2: bounds.max_connections = "9": must be a whole number; write 9'),
+        ("[bounds]\nmax_connections = true", "2: bounds.max_connections = true: must be a whole number"),
+        (
+            "[bounds]\nbuffer_budget_bytes = 1",
+            "2: bounds.buffer_budget_bytes = 1: must be at least 1048576",
+        ),
+        ("\n[default.topic]\nrate = 1", '2: default: unknown; did you mean "defaults"?'),
+        ("\nlimiting = 1", "2: limiting = 1: must be true or false"),
+        ("grace_s = inf", "1: grace_s = inf: must be a number that is neither infinite nor nan"),
+        ("grace_s = -0.5", "1: grace_s = -0.5: must be at least 0"),
+        ("[[handlers]]\nname = 5", "2: handlers[0].name = 5: must be text in quotes"),
+        ('[[handlers]]\nname = ""', '2: handlers[0].name = "": must not be empty'),
+        (HANDLER + "lanes = 999", "3: handlers[0].lanes = 999: must be at most 256"),
+        (HANDLER + "deadline_ms = 0", "3: handlers[0].deadline_ms = 0: must be more than 0"),
+        ('[log]\nlevel = "loud"', f'2: log.level = "loud": {LEVEL}'),
+        ("log = { level = 3 }", f"1: log.level = 3: {LEVEL}"),
+        ("log = 3", "1: log = 3: must be a table"),
+        ("listeners = 3", f"1: listeners = 3: {ARRAY}"),
+        ('[listeners]\nlisten = "a:1"', f'1: listeners = {{"listen": "a:1"}}: {ARRAY}'),
+        ("[[listeners]]\n\nlisten = 'a:1'", "1: listeners[0].broker: missing; it must be given"),
+        (
+            LISTENER.format("a:1", "b:0"),
+            '3: listeners[0].broker = "b:0": must name the broker\'s port, from 1 to 65535',
+        ),
+        (LISTENER.format("a", "b:1"), f'2: listeners[0].listen = "a": {ENDPOINT}'),
+        ("[admin]\nlisten = 'x'", f'2: admin.listen = "x": {ENDPOINT}; or "off"'),
+        (LIMIT + "rate = -1", f"4: limits[0].rate = -1: {RATE}"),
+        (LIMIT + "rte = 1\nrate = 1", '4: limits[0].rte: unknown; did you mean "rate"?'),
+        (LIMIT, '1: limits[0]: must have a rate or bytes_per_s, or action = "off"'),
+        ("[defaults.topic]\n", '1: defaults.topic: must have a rate or bytes_per_s, or action = "off"'),
+        (LIMIT + "rate = true", f"4: limits[0].rate = true: {RATE}"),
+        (LIMIT + "bytes_per_s = -1", "4: limits[0].bytes_per_s = -1: must be at least 0"),
+        (LIMIT + "bytes_per_s = '1M'", '4: limits[0].bytes_per_s = "1M": must be a number; write 1000000'),
+        (LIMIT + "bytes_per_s = '2 MiB/s'", '4: limits[0].bytes_per_s = "2 MiB/s": must be a number; write 2097152'),
+        (LIMIT + "bytes_per_s = 'much'", '4: limits[0].bytes_per_s = "much": must be a number'),
+        (LIMIT + "rate = '500/s'", f'4: limits[0].rate = "500/s": {RATE}; write 500'),
+        (
+            LIMIT + "bytes_per_s = inf",
+            "4: limits[0].bytes_per_s = inf: must be a number that is neither infinite nor nan",
+        ),
+        (LIMIT + "rate = 1\nburst_s = 0", "5: limits[0].burst_s = 0: must be more than 0"),
+        (LIMIT + "rate = 1\nbytes_burst_s = 0", "5: limits[0].bytes_burst_s = 0: must be more than 0"),
+        (LIMIT + "rate = 1\nmax_delay_s = -1", "5: limits[0].max_delay_s = -1: must be at least 0"),
+        (LIMIT + "rate = 1\nwarm_up_s = '1'", '5: limits[0].warm_up_s = "1": must be a number; write 1'),
+        (LIMIT + "rate = 1\nwarm_up_s = '5 s'", '5: limits[0].warm_up_s = "5 s": must be a number; write 5'),
+        (LIMIT + "rate = 1\nwarm_up_s = '5m'", '5: limits[0].warm_up_s = "5m": must be a number'),
+        (LIMIT + "rate = 1\nbusy_code = 2.5", "5: limits[0].busy_code = 2.5: must be a whole number"),
+        (LIMIT + "rate = 1\nmax_fair_keys = 0", "5: limits[0].max_fair_keys = 0: must be at least 1"),
+        (LIMIT + "rate = 1\nmax_fair_keys = 999", "5: limits[0].max_fair_keys = 999: must be at most 256"),
+        (LIMIT + "rate = 1\nshared = 1", "5: limits[0].shared = 1: must be true or false"),
+        (
+            LIMIT + "rate = 1\naction = 'refuse'",
+            '5: limits[0].action = "refuse": must be "reject", "shadow", "delay" or "off"; did you mean "reject"?',
+        ),
+        (
+            LIMIT + "rate = 1\ncount = 'bytes'",
+            '5: limits[0].count = "bytes": must be "messages" or "requests"; bytes are limited by bytes_per_s',
+        ),
+        (
+            LIMIT + "exempt = ['10.0.0.0/8']",
+            (
+                '4: limits[0].exempt = ["10.0.0.0/8"]: must be true or false; networks of clients are exempt by their'
+                " listener: exempt = [...] in [[listeners]]"
+            ),
+        ),
+        (LIMIT + "rate = 1\nfair_by = 'topic'", '5: limits[0].fair_by = "topic": must be "client" or "producer_group"'),
+        (LIMIT + "rate = 1\nbetween = 9", "5: limits[0].between = 9: must be text in quotes"),
+        (LIMIT + "rate = 1\ndays = []", "5: limits[0].days = []: must not be empty"),
+        (LIMIT + "rate = 1\ndays = 'mon'", '5: limits[0].days = "mon": must be an array: ["mon"]'),
+        (LIMIT + "rate = 1\ndays = ['monday']", f'5: limits[0].days[0] = "monday": {DAY}'),
+        (
+            LIMIT + "rate = 1\nenabled = false",
+            '5: limits[0].enabled: unknown; write action = "off" for a limit that is kept but does not hold',
+        ),
+        (
+            "[defaults.topic]\nrate = 1\nenabled = false",
+            '3: defaults.topic.enabled: unknown; write action = "off" for a default that is kept but does not hold',
+        ),
+        *(
+            (
+                f"[defaults.topic]\nrate = 1\n{key} = {value}",
+                (
+                    f"3: defaults.topic.{key}: not for a default, which holds always and for each; write it as"
+                    ' [[limits]] with name = "*"'
+                ),
+            )
+            for key, value in [("shared", "true"), ("between", '"09:00-10:00"'), ("days", '["mon"]'), ("name", '"a"')]
+        ),
+        (
+            LISTENER.format("a:1", "b:1") + "\nexempt = ['10.1.0.0/8']",
+            '4: listeners[0].exempt[0] = "10.1.0.0/8": must be an address or a network: "10.0.0.0/8"',
+        ),
+        *(
+            (LISTENER.format("a:1", "b:1") + f"\nexempt = [{value}]", f"4: listeners[0].exempt[0] = {value}: {NETWORK}")
+            for value in ('"broker"', '"*"', "5", '""')
+        ),
+        (
+            LISTENER.format("a:1", "b:1") + "\nexempt = '::1'",
+            '4: listeners[0].exempt = "::1": must be an array: ["::1"]',
+        ),
+        (
+            LISTENER.format("a:1", "b:1") + "\nmax_connections_per_client = 0",
+            "4: listeners[0].max_connections_per_client = 0: must be at least 1",
+        ),
+        (
+            LISTENER.format("a:1", "b:1") + "\nnew_connections_per_s = 0",
+            "4: listeners[0].new_connections_per_s = 0: must be more than 0",
+        ),
+        ("[defaults.topic]\nrate = 1\nbrake_s = 1", '3: defaults.topic.brake_s: unknown; did you mean "break_s"?'),
+        ("[bonds]\nx = 1", '1: bonds: unknown; did you mean "bounds"?'),
+        ("[log]\nzzz = 1", "2: log.zzz: unknown; allowed here: format, level"),
+        ("[[log]\nx", "1: not TOML: expected ']]' at the end of an array declaration (column 6): \"[[log]\""),
+        ("a = 1\na = 2", '2: not TOML: cannot overwrite a value (end of the file): "a = 2"'),
+        ("a = [", '1: not TOML: invalid value (end of the file): "a = ["'),
+    ],
+)
+def test_a_fault_in_the_file_names_line_key_value_and_what_is_allowed(write: Write, text: str, line: str) -> None:
+    assert lines(write(text)) == [f"sluice.toml:{line}"]
+
+
+def test_every_fault_has_a_line_of_its_own(write: Write) -> None:
+    file = write("limiting = 3\n[bounds]\nmax_connections = 0\n[log]\nx = 1\n")
+    assert lines(file, {"SLUICE_LOGLEVEL": "info"}) == [
+        'environment variable SLUICE_LOGLEVEL: unknown; did you mean "SLUICE_LOG_LEVEL"?',
+        "sluice.toml:1: limiting = 3: must be true or false",
+        "sluice.toml:3: bounds.max_connections = 0: must be at least 1",
+        "sluice.toml:5: log.x: unknown; allowed here: format, level",
+    ]
+
+
+def test_a_fault_of_the_environment_names_the_variable(write: Write) -> None:
+    file = write("[bounds]\nmax_connections = 5\n")
+    assert lines(file, {"SLUICE_BOUNDS_MAX_CONNECTIONS": "many"}) == [
+        "SLUICE_BOUNDS_MAX_CONNECTIONS=many: must be a whole number"
+    ]
+    assert lines(None, {"SLUICE_LOG_LEVL": "info"}) == [
+        'environment variable SLUICE_LOG_LEVL: unknown; did you mean "SLUICE_LOG_LEVEL"?'
+    ]
+
+
+def test_a_fault_of_a_flag_names_the_flag() -> None:
+    assert lines(flags=Flags(listen=["x"], broker=["b:1"])) == [
+        '--listen x: must be "host:port", for example "127.0.0.1:10911" or "[::1]:10911"'
+    ]
+    assert lines(flags=Flags(values={("grace_s",): ("--grace-s", -1.0)})) == ["--grace-s -1.0: must be at least 0"]
+
+
+def test_addresses_that_are_no_pairs_are_refused() -> None:
+    pairs = "give them in pairs, each address to listen on with that of its broker"
+    given = Flags(listen=["a:1", "a:2"], broker=["b:1"])
+    assert lines(flags=given) == [f"--listen is given twice, --broker once: {pairs}"]
+    assert lines(None, {"SLUICE_BROKER": "a:1 a:2 a:3"}) == [
+        f"--listen is given not at all, SLUICE_BROKER 3 times: {pairs}"
+    ]
+
+
+def test_a_protocol_without_addresses_is_refused() -> None:
+    assert lines(flags=Flags(protocol="x")) == ["--protocol x: goes with --listen and --broker; give these too"]
+
+
+def test_a_file_that_cannot_be_read_is_named(write: Write) -> None:
+    here = Path(write("")).absolute().parent
+    why = "cannot be read: no such file or directory"
+    assert lines("nowhere.toml") == [f"nowhere.toml: {why} (looked for {here}/nowhere.toml); name a TOML file"]
+    assert lines(None, {"SLUICE_CONFIG": "/no/file"}) == [f"SLUICE_CONFIG=/no/file: {why}; name a TOML file"]
+    assert lines(".") == [".: cannot be read: is a directory; name a TOML file"]
+
+
+def test_a_file_that_is_not_utf_8_is_named(write: Write) -> None:
+    file = write("")
+    with open(file, "wb") as binary:  # noqa: PTH123 - the fixture's relative name
+        binary.write(b"a = '\xff'")
+    assert lines(file) == ["sluice.toml: not UTF-8 text: byte 5 cannot be read; save it as UTF-8"]
+
+
+def test_a_value_stays_on_one_line() -> None:
+    assert lines(None, {"SLUICE_LOG_LEVEL": "a\nb"}) == [f'SLUICE_LOG_LEVEL="a\\nb": {LEVEL}']
+
+
+def test_a_long_value_is_cut() -> None:
+    (line,) = lines(None, {"SLUICE_LOG_LEVEL": "x" * 500})
+    assert len(line) < 200

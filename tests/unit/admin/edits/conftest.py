@@ -1,0 +1,96 @@
+"""A desk with a clock of its own, over real files or none."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+import trio
+
+from admin.config.rulebook import Rulebook
+from admin.config.sources import Flags, load
+from admin.edits.service import EditService
+from admin.edits.store import DirectoryStore, MemoryStore, Store
+from admin.run.composition import compose
+from limiter.rules.rule_set import RuleSet
+
+
+class WallClock:
+    """Stands still until it is told otherwise."""
+
+    def __init__(self) -> None:
+        self.now = datetime(2026, 11, 21, 12, tzinfo=UTC)
+
+    def __call__(self) -> datetime:
+        return self.now
+
+    def advance(self, seconds: float) -> None:
+        self.now += timedelta(seconds=seconds)
+
+
+class Applied:
+    """What the data path was given."""
+
+    def __init__(self) -> None:
+        self.rule_sets: list[RuleSet] = []
+
+    async def __call__(self, rule_set: RuleSet) -> None:
+        await trio.lowlevel.checkpoint()
+        assert not self.rule_sets or rule_set.version > self.rule_sets[-1].version
+        self.rule_sets.append(rule_set)
+
+
+MakeRulebook = Callable[..., Rulebook]
+OpenDesk = Callable[..., AbstractAsyncContextManager[EditService]]
+
+
+@pytest.fixture
+def clock() -> WallClock:
+    return WallClock()
+
+
+@pytest.fixture
+def applied() -> Applied:
+    return Applied()
+
+
+@pytest.fixture
+def make_rulebook(tmp_path: Path) -> MakeRulebook:
+    """Makes the rules of a file's text and of flags."""
+
+    def make(text: str = "", *limits: str) -> Rulebook:
+        file = tmp_path / "sluice.toml"
+        file.write_text(text, encoding="utf-8")
+        flags = Flags(listen=["127.0.0.1:1"], broker=["127.0.0.1:2"], limits=limits)
+        return compose(load(str(file), {}, flags)).rulebook
+
+    return make
+
+
+@pytest.fixture
+def open_desk(make_rulebook: MakeRulebook, clock: WallClock, applied: Applied) -> OpenDesk:
+    """Runs a desk; ``directory`` is where it keeps edits, if it does."""
+
+    @asynccontextmanager
+    async def run(
+        text: str = "", *limits: str, directory: Path | None = None, store: Store | None = None
+    ) -> AsyncIterator[EditService]:
+        if store is None:
+            store = MemoryStore() if directory is None else DirectoryStore(directory, clock())
+        desk = EditService(make_rulebook(text, *limits), store, clock=clock)
+        applied.rule_sets.clear()
+        async with trio.open_nursery() as nursery:
+            await nursery.start(desk.run, applied)
+            yield desk
+            nursery.cancel_scope.cancel()
+        store.close()
+
+    return run
+
+
+@pytest.fixture
+def state_dir(tmp_path: Path) -> Path:
+    directory = tmp_path / "state"
+    directory.mkdir()
+    return directory

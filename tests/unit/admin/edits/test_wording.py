@@ -1,0 +1,75 @@
+from typing import Any
+
+import pytest
+from changes import make
+
+from admin.edits import wording
+
+
+@pytest.mark.parametrize(
+    ("limit", "text"),
+    [
+        (None, "none"),
+        ({"rate": 500.0}, "500/s"),
+        ({"rate": 0.25, "count": "requests"}, "0.25 requests/s"),
+        ({"rate": 5.0, "bytes_per_s": 1048576.0}, "5/s + 1048576 bytes/s"),
+        ({"rate": "unlimited", "bytes_per_s": 10}, "10 bytes/s"),
+        ({"rate": "unlimited"}, "unlimited"),
+        ({"exempt": True}, "exempt"),
+        ({"rate": 5, "action": "off"}, "off (5/s)"),
+        ({"limiting": False}, "off"),
+    ],
+)
+def test_a_limit_is_written_in_short(limit: dict[str, Any] | None, text: str) -> None:
+    assert wording.short(limit) == text
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "text"),
+    [
+        ({"rate": 500, "burst_s": 1}, {"rate": 1000, "burst_s": 2}, "500/s → 1000/s, burst_s 1 → 2"),
+        ({"rate": 500}, {"rate": 500, "busy_code": 215}, "500/s, busy_code not set → 215"),
+        ({"rate": 500, "days": ["mon"]}, {"rate": 500}, "500/s, days mon → not set"),
+        (None, {"rate": 500, "burst_s": 1}, "none → 500/s"),
+        ({"rate": 500, "burst_s": 1}, None, "500/s → none"),
+        ({"limiting": True}, {"limiting": False}, "on → off"),
+        # What has its default, and matters beside another field only, has not changed with that.
+        (
+            {"rate": 5, "fair_by": "client", "max_fair_keys": 32},
+            {"rate": 5, "fair_by": None, "max_fair_keys": 32},
+            "5/s, fair_by client → not set",
+        ),
+        (
+            {"rate": 5, "action": "reject", "max_delay_s": 1.0},
+            {"rate": 5, "action": "delay", "max_delay_s": 1.0},
+            "5/s, action reject → delay",
+        ),
+        (
+            {"rate": 5, "fair_by": None, "max_fair_keys": 32},
+            {"rate": 5, "fair_by": "client", "max_fair_keys": 64},
+            "5/s, fair_by not set → client, max_fair_keys not set → 64",
+        ),
+        ({"rate": 0.0001}, {"rate": 2.00005}, "0.0001/s → 2.00005/s"),
+    ],
+)
+def test_a_change_says_what_differs(old: Any, new: Any, text: str) -> None:
+    assert wording.difference(make(old=old, new=new)) == text
+
+
+def test_a_change_says_whose_limit_held_or_holds_for_a_name_without_one() -> None:
+    pattern, default = {"rule": "topic:a-*", "limit_text": "500/s"}, {"rule": "topic:*", "limit_text": "2000/s"}
+    limit = {"rate": 7, "burst_s": 3}
+    assert wording.difference(make(old_rule=pattern, new=limit)) == "500/s (by a-*) → 7/s"
+    assert wording.difference(make(old=limit, new_rule=default)) == "7/s → 2000/s (by the default)"
+
+
+@pytest.mark.parametrize(
+    ("target", "text"),
+    [
+        ("limits/topic/orders/eu", "topic orders/eu"),
+        ("switches/all", "switch all"),
+        ("configuration", "configuration"),
+    ],
+)
+def test_a_target_is_written_as_it_is_typed(target: str, text: str) -> None:
+    assert wording.target(target) == text

@@ -1,0 +1,3 @@
+from served_api import served
+
+__all__ = ["served"]

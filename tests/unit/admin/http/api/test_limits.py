@@ -1,0 +1,457 @@
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+import pytest
+
+from admin.http.guard import MAX_BODY_BYTES
+from admin.wire import MAX_EDITS, PROBLEM, LimitPage
+
+
+def fields(answer: Any) -> list[str]:
+    assert answer.headers["content-type"] == PROBLEM
+    body = answer.json()
+    assert body["status"] == answer.status_code
+    assert body["title"]
+    return [each["field"] for each in body["errors"]]
+
+
+async def test_a_limit_is_read_with_its_tag(served: Any) -> None:
+    answer = await served.get("limits/topic/orders")
+    assert answer.status_code == 200
+    body = answer.json()
+    assert (body["limit"]["rate"], body["limit_text"], body["source"]) == (500, "500/s", "sluice.toml:9")
+    assert answer.headers["etag"] == f'"{body["etag"]}"'
+
+
+async def test_a_limit_that_the_client_has_is_not_sent_again(served: Any) -> None:
+    etag = (await served.get("limits/topic/orders")).headers["etag"]
+    for tags in (etag, f'"other", {etag}', f"W/{etag}", "*"):
+        answer = await served.get("limits/topic/orders", headers={"If-None-Match": tags})
+        assert (answer.status_code, answer.content, answer.headers["etag"]) == (304, b"", etag)
+    answer = await served.get("limits/topic/orders", headers={"If-None-Match": '"other"'})
+    assert answer.status_code == 200
+
+
+async def test_an_edit_answers_the_change_and_is_in_force(served: Any) -> None:
+    answer = await served.put("limits/topic/orders", {"rate": 10, "reason": "why", "ttl_s": 60})
+    assert answer.status_code == 200
+    change = answer.json()
+    assert (change["id"], change["by"], change["target"]) == (1, "alice", "limits/topic/orders")
+    assert (change["old"]["rate"], change["new"]["rate"], change["reason"]) == (500, 10, "why")
+    assert change["expires_at"]
+    entry = (await served.get("limits/topic/orders")).json()
+    assert (entry["limit"]["rate"], entry["edit"]["change_id"], entry["configured"]["limit"]["rate"]) == (10, 1, 500)
+    assert served.data_path.applied[-1].version == served.desk.rule_set.version
+
+
+async def test_a_limit_is_put_whole(served: Any) -> None:
+    await served.put("limits/topic/orders", {"rate": 10, "burst_s": 5})
+    await served.put("limits/topic/orders", {"rate": 20})
+    assert (await served.get("limits/topic/orders")).json()["limit"]["burst_s"] == 1
+
+
+async def test_a_limit_is_patched_and_answered_as_it_now_is(served: Any) -> None:
+    await served.put("limits/topic/orders", {"rate": 10, "burst_s": 5, "ttl_s": 60})
+    answer = await served.ask("PATCH", "limits/topic/orders", json={"rate": 20, "reason": "why"})
+    assert answer.status_code == 200
+    written = answer.json()
+    assert (written["limit"]["limit"]["rate"], written["limit"]["limit"]["burst_s"]) == (20, 5)
+    assert written["expires_at"] == written["before"]["expires_at"]
+    assert written["limit"]["etag"] == answer.headers["etag"].strip('"')
+    assert (await served.ask("PATCH", "limits/topic/orders?dry_run=1", json={"rate": 1})).json()["limit"] is None
+    for_good = await served.ask("PATCH", "defaults/topic", json={"rate": 7})
+    assert for_good.json()["limit"]["limit"]["rate"] == 7
+
+
+async def test_a_patch_of_nothing_or_of_what_is_unknown_is_refused(served: Any) -> None:
+    assert (await served.ask("PATCH", "limits/topic/orders", json={"reason": "why"})).status_code == 400
+    answer = await served.ask("PATCH", "limits/topic/orders", json={"rates": 5})
+    assert (answer.status_code, fields(answer)) == (400, ["rates"])
+
+
+async def test_a_reset_says_what_it_cleared_and_is_audited(served: Any) -> None:
+    answer = await served.ask("POST", "limits/topic/orders:reset?reason=stuck")
+    assert answer.status_code == 200
+    change = answer.json()
+    assert (change["action"], change["target"], change["by"]) == ("reset", "limits/topic/orders", "alice")
+    assert change["details"] == ["1 limiter full again", "a debt of 9950 messages or requests", "1 open breaker"]
+    assert served.data_path.resets == [("topic", "orders")]
+    (audited, *_) = (await served.get("audit")).json()["changes"]
+    assert (audited["action"], audited["reason"], audited["details"]) == ("reset", "stuck", change["details"])
+    assert (await served.get("limits/topic/orders")).json()["edit"] is None
+    assert (await served.ask("POST", f"audit/{change['id']}/revert")).status_code == 404
+
+
+async def test_a_reset_of_a_pattern_wants_a_rule_of_it(served: Any) -> None:
+    assert (await served.ask("POST", "limits/topic/nobody-*:reset")).status_code == 404
+    assert (await served.ask("POST", "limits/topics/orders:reset")).status_code == 404
+    await served.put("limits/topic/some-*", {"rate": 5})
+    assert (await served.ask("POST", f"limits/topic/{quote('some-*')}:reset")).status_code == 200
+
+
+async def test_a_dry_run_changes_nothing(served: Any) -> None:
+    answer = await served.put("limits/topic/orders?dry_run=1", {"rate": 10})
+    assert (answer.status_code, answer.json()["id"]) == (200, 0)
+    assert (await served.get("limits/topic/orders")).json()["limit"]["rate"] == 500
+
+
+async def test_an_edit_is_reverted_and_then_there_is_none(served: Any) -> None:
+    await served.put("limits/topic/orders", {"rate": 10})
+    answer = await served.ask("DELETE", "limits/topic/orders?reason=enough")
+    assert (answer.status_code, answer.json()["action"], answer.json()["reason"]) == (200, "unset", "enough")
+    assert (await served.get("limits/topic/orders")).json()["edit"] is None
+    assert (await served.ask("DELETE", "limits/topic/orders")).status_code == 404
+
+
+@pytest.mark.parametrize(
+    "name", ["a/b", "/a", "a%b", "a%2Fb", "../x", "x/..", "ä€😀", "a b", "a?b", "a#b", "a+b", '"<i>']
+)
+async def test_a_name_may_have_any_characters(served: Any, name: str) -> None:
+    path = f"limits/topic/{quote(name, safe='')}"
+    answer = await served.put(path, {"rate": 10})
+    if answer.status_code == 400:
+        assert fields(answer) == ["name"]
+        return
+    assert answer.json()["target"] == f"limits/topic/{name}"
+    assert (await served.get(path)).json()["name"] == name
+
+
+async def test_dots_alone_are_reached_by_a_batch(served: Any) -> None:
+    edits = [{"type": "set_limit", "kind": "topic", "name": "..", "limit": {"rate": 1}}]
+    answer = await served.ask("POST", "limits:batch", json={"edits": edits})
+    assert answer.json()["changes"][0]["target"] == "limits/topic/.."
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "field"),
+    [
+        ("limits/topic/", 400, ["name"]),
+        ("limits/topic/a%01b", 400, ["name"]),
+        ("limits/topi/orders", 404, []),
+        ("limits/topic", 404, []),
+        ("limits", 405, []),
+    ],
+)
+async def test_a_name_that_is_none_is_a_problem(served: Any, path: str, status: int, field: list[str]) -> None:
+    answer = await served.put(path, {"rate": 1})
+    assert answer.status_code == status
+    assert field == [each for each in fields(answer) if each in field]
+    assert served.desk.limits() is served.desk.limits()
+    assert all(entry.edit is None for entry in served.desk.limits())
+
+
+@pytest.mark.parametrize(
+    ("body", "field", "said"),
+    [
+        ({"rate": "fast"}, "rate", "must be a number of at least 0"),
+        ({"rate": -1}, "rate", "must be a number of at least 0"),
+        ({"rat": 1}, "rat", 'did you mean "rate"?'),
+        ({"rate": 1, "ttl": 5}, "ttl", 'did you mean "ttl_s"?'),
+        ({"rate": 1, "ttl_s": 0}, "ttl_s", "more than 0"),
+        ({"rate": 1, "ttl_s": 1e300}, "ttl_s", "at most"),
+        ({"rate": 1, "ttl_s": True}, "ttl_s", "must be a number of seconds"),
+        ({"rate": 1, "reason": 5}, "reason", "must be text in quotes; found 5"),
+        ({"rate": 1, "reason": "x" * 1001}, "reason", "at most 1000 characters; found 1001"),
+        ({"rate": 1, "break_s": 9}, "break_s", "is longer than burst_s"),
+        ({"rate": 1, "kind": "topic"}, "kind", "it is in the limit's address"),
+        ({"rate": 1, "between": "25:00-26:00"}, "between", "25:00"),
+        ({}, "rate", "must have a rate or bytes_per_s"),
+    ],
+)
+async def test_what_is_wrong_with_a_limit_is_said_of_the_field(
+    served: Any, body: dict[str, Any], field: str, said: str
+) -> None:
+    answer = await served.put("limits/topic/orders", body)
+    assert answer.status_code in (400, 404)
+    assert fields(answer) == [field]
+    assert said in answer.json()["errors"][0]["detail"]
+    assert said in answer.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"[",
+        b"[]",
+        b"null",
+        b'"x"',
+        b"{",
+        b'{"rate": NaN}',
+        b'{"rate": 1e999}',
+        b'{"reason": "\\ud800"}',
+        b"\xff",
+        b"[" * 100_000,
+        b'{"rate": ' + b"9" * 5000 + b"}",
+    ],
+)
+async def test_a_body_that_is_no_object_is_a_problem(served: Any, body: bytes) -> None:
+    answer = await served.ask("PUT", "limits/topic/orders", content=body)
+    assert answer.status_code == 400
+    assert "the body must be a JSON object" in answer.json()["detail"]
+
+
+async def test_of_two_writers_with_one_tag_the_second_is_told_whose_change_it_was(served: Any) -> None:
+    etag = (await served.get("limits/topic/orders")).headers["etag"]
+    first = await served.put("limits/topic/orders", {"rate": 10, "reason": "mine"}, headers={"If-Match": etag})
+    second = await served.put("limits/topic/orders", {"rate": 20}, headers={"If-Match": etag})
+    assert (first.status_code, second.status_code) == (200, 412)
+    now = await served.get("limits/topic/orders")
+    assert second.json()["etag"] == now.json()["etag"]
+    assert second.headers["etag"] == now.headers["etag"]
+    assert "alice" in second.json()["detail"]
+    assert now.json()["limit"]["rate"] == 10
+    again = await served.put("limits/topic/orders", {"rate": 20}, headers={"If-Match": second.headers["etag"]})
+    assert again.status_code == 200
+
+
+@pytest.mark.parametrize("of", ["limits/topic/orders", "defaults/topic", "limits/total/topic%3Abulk-*"])
+async def test_conditions_hold_for_every_sort_of_limit(served: Any, of: str) -> None:
+    etag = (await served.get(of)).headers["etag"]
+    body = {"rate": 10}
+    assert (await served.put(of, body, headers={"If-Match": "*"})).status_code == 412
+    assert (await served.put(of, body, headers={"If-Match": f"W/{etag}"})).status_code == 412
+    assert (await served.put(of, body, headers={"If-None-Match": etag})).status_code == 412
+    assert (await served.put(of, body, headers={"If-Match": f'"other" , {etag},'})).status_code == 200
+    assert (await served.put(of, body, headers={"If-None-Match": "*"})).status_code == 412
+    assert (await served.put(of, {"rate": 11}, headers={"If-Match": "*"})).status_code == 200
+    stale = await served.ask("DELETE", of, headers={"If-Match": etag})
+    assert stale.status_code == 412
+    assert (await served.ask("DELETE", of, headers={"If-Match": "*"})).status_code == 200
+    assert (await served.put(of, body, headers={"If-None-Match": "*"})).status_code == 200
+
+
+@pytest.mark.parametrize("value", ["", "abc", '"abc', '"a" "b"', '*, "a"', "W/", ","])
+async def test_a_condition_that_cannot_be_read_is_a_problem(served: Any, value: str) -> None:
+    answer = await served.put("limits/topic/orders", {"rate": 10}, headers={"If-Match": value})
+    assert answer.status_code == 400
+    assert fields(answer) == ["if-match"]
+
+
+async def test_a_batch_is_done_whole(served: Any) -> None:
+    edits = [
+        {"type": "set_limit", "kind": "topic", "name": "orders", "limit": {"rate": 10}, "reason": "its own"},
+        {"type": "set_switch", "kind": "retry_group", "limiting": False},
+        {"type": "unset_limit", "kind": "topic", "name": "orders"},
+    ]
+    answer = await served.ask("POST", "limits:batch", json={"edits": edits, "reason": "all"})
+    assert answer.status_code == 200
+    assert [(each["action"], each["reason"]) for each in answer.json()["changes"]] == [
+        ("set", "its own"),
+        ("set", "all"),
+        ("unset", "all"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("edit", "field"),
+    [
+        ({"type": "set_limit", "kind": "topic", "name": "x", "limit": {"rate": "x"}}, "edits.1.rate"),
+        ({"type": "set_limit", "kind": "topi", "name": "x", "limit": {"rate": 1}}, "edits.1.kind"),
+        ({"type": "set_limit", "kind": "topic", "name": "", "limit": {"rate": 1}}, "edits.1.name"),
+        ({"type": "set_limit", "kind": "topic", "name": "x"}, "edits.1.limit"),
+        ({"type": "set_limit", "kind": "topic", "name": 5, "limit": {}}, "edits.1.name"),
+        ({"type": "set_limit", "kind": "topic", "name": "x", "limit": {}, "resaon": "x"}, "edits.1.resaon"),
+        ({"type": "set_switch", "kind": "all", "limiting": 1}, "edits.1.limiting"),
+        ({"type": "set_switch", "kind": "all", "limiting": False, "ttl_s": -1}, "edits.1.ttl_s"),
+        ({"type": "st_limit"}, "edits.1.type"),
+        ({}, "edits.1.type"),
+        (5, "edits.1"),
+    ],
+)
+async def test_a_batch_with_one_fault_changes_nothing(served: Any, edit: Any, field: str) -> None:
+    good = {"type": "set_limit", "kind": "topic", "name": "orders", "limit": {"rate": 10}}
+    answer = await served.ask("POST", "limits:batch", json={"edits": [good, edit]})
+    assert answer.status_code == 400
+    assert fields(answer) == [field]
+    assert answer.json()["errors"][0]["edit"] == 1
+    assert (await served.get("limits/topic/orders")).json()["edit"] is None
+
+
+@pytest.mark.parametrize("edits", [None, [], "x", [{}] * 10_001])
+async def test_a_batch_has_edits(served: Any, edits: Any) -> None:
+    answer = await served.ask("POST", "limits:batch", json={} if edits is None else {"edits": edits})
+    assert (answer.status_code, fields(answer)) == (400, ["edits"])
+
+
+async def test_a_batch_can_expect_what_all_limits_are(served: Any) -> None:
+    etag = (await served.get("limits")).headers["etag"]
+    edits = {"edits": [{"type": "set_limit", "kind": "topic", "name": "orders", "limit": {"rate": 10}}]}
+    assert (await served.ask("POST", "limits:batch", json=edits, headers={"If-Match": etag})).status_code == 200
+    stale = await served.ask("POST", "limits:batch", json=edits, headers={"If-Match": etag})
+    assert stale.status_code == 412
+    assert (await served.ask("POST", "limits:batch", json=edits, headers={"If-Match": "*"})).status_code == 200
+
+
+async def test_defaults_are_the_limits_of_all_names(served: Any) -> None:
+    assert (await served.put("defaults/topic", {"rate": 77})).json()["target"] == "limits/topic/*"
+    found = (await served.get("defaults")).json()["defaults"]
+    assert {each["name"] for each in found} == {"*"}
+    assert {each["kind"]: each["limit"]["rate"] for each in found}["topic"] == 77
+    assert (await served.get("defaults/topic")).json()["limit"]["rate"] == 77
+    assert (await served.ask("DELETE", "defaults/topic")).status_code == 200
+
+
+async def test_the_drift_is_what_has_an_edit(served: Any) -> None:
+    before = await served.get("diff")
+    assert before.json()["total"] == 0
+    for name in ("a", "b", "c"):
+        await served.put(f"limits/topic/{name}", {"rate": 1})
+    await served.put("switches/topic", {"limiting": False})
+    answer = await served.get("diff?offset=1&limit=1", headers={"If-None-Match": before.headers["etag"]})
+    assert (answer.json()["total"], len(answer.json()["limits"])) == (3, 1)
+    assert [each["kind"] for each in answer.json()["switches"]] == ["topic"]
+
+
+async def test_the_list_reads_back_as_its_type(served: Any) -> None:
+
+    answer = await served.get("limits?limit=500")
+    page = msgspec.json.decode(answer.content, type=LimitPage)
+    assert page.total == len(page.rows)
+    assert {"topic/orders", "topic/audit-*", "total/topic:bulk-*"} <= {row.key for row in page.rows}
+    assert answer.headers["cache-control"] == "no-store"
+
+
+@pytest.mark.parametrize(
+    ("query", "field", "said"),
+    [
+        ("limti=3", "limti", 'did you mean "limit"?'),
+        ("limit=501", "limit", "at most 500"),
+        ("limit=x", "limit", "whole number"),
+        ("offset=-1", "offset", "at least 0"),
+        ("sort=a&sort=b", "sort", "more than once"),
+        ("sort=x", "sort", '"name"'),
+        ("filter=x", "filter", '"overridden"'),
+        ("order=up", "order", '"desc"'),
+        ("history=maybe", "history", "1 or 0"),
+        ("search=" + "x" * 256, "search", "255"),
+    ],
+)
+async def test_a_wrong_query_is_a_problem_that_names_the_parameter(
+    served: Any, query: str, field: str, said: str
+) -> None:
+    for path in ("limits", "events"):
+        answer = await served.get(f"{path}?{query}")
+        assert (answer.status_code, fields(answer)) == (400, [field])
+        assert said in answer.json()["errors"][0]["detail"]
+
+
+async def test_a_long_batch_is_read_as_a_short_one_is(served: Any) -> None:
+    edits: list[dict[str, Any]] = [
+        {"type": "set_limit", "kind": "topic", "name": f"n{n}", "limit": {"rate": n}} for n in range(1, 601)
+    ]
+    answer = await served.ask("POST", "limits:batch", json={"edits": edits, "reason": "much"})
+    assert answer.status_code == 200
+    assert [change["new"]["rate"] for change in answer.json()["changes"]] == list(range(1, 601))
+    edits[599]["ttl_s"] = -1
+    answer = await served.ask("POST", "limits:batch", json={"edits": edits})
+    assert (answer.status_code, fields(answer)) == (400, ["edits.599.ttl_s"])
+    answer = await served.ask("POST", "limits:batch", json={"edits": edits, "reasons": "much"})
+    assert (answer.status_code, fields(answer)) == (400, ["reasons"])
+    answer = await served.ask("POST", "limits:batch", json={"reason": "x" * 40_000})
+    assert (answer.status_code, fields(answer)) == (400, ["edits"])
+
+
+async def test_all_that_is_wrong_with_a_limit_is_told_at_once(served: Any) -> None:
+    wrong = {"rate": -700, "foo": 1, "burst_s": 0, "ttl_s": 0, "reason": 5}
+    answer = await served.put("limits/topic/orders", wrong)
+    assert answer.status_code == 400
+    assert sorted(fields(answer)) == sorted(wrong)
+
+
+async def test_a_write_answers_with_the_tag_of_what_it_left(served: Any) -> None:
+    first = await served.put("limits/topic/orders", {"rate": 10})
+    assert first.headers["etag"] == (await served.get("limits/topic/orders")).headers["etag"]
+    second = await served.put("limits/topic/orders", {"rate": 11}, headers={"If-Match": first.headers["etag"]})
+    assert second.status_code == 200
+    dry = await served.put("limits/topic/orders?dry_run=1", {"rate": 12})
+    assert dry.headers["etag"] == second.headers["etag"]
+    gone = await served.ask("DELETE", "limits/topic/orders")
+    assert gone.headers["etag"] == (await served.get("limits/topic/orders")).headers["etag"]
+    off = await served.put("switches/topic", {"limiting": False})
+    assert off.headers["etag"] == (await served.get("switches/topic")).headers["etag"]
+
+
+@pytest.mark.parametrize("where", ["limits?kind=banana", "rules?kind=banana", "events?kind=banana"])
+async def test_a_kind_that_is_none_is_refused(served: Any, where: str) -> None:
+    answer = await served.get(where)
+    assert answer.status_code == 400
+    assert fields(answer) == ["kind"]
+    assert answer.json()["errors"][0]["detail"].startswith('no kind "banana"; there are client')
+
+
+async def test_edited_is_a_filter_by_either_word(served: Any) -> None:
+    await served.put("limits/topic/orders", {"rate": 10})
+    for word in ("edited", "overridden"):
+        rows = (await served.get(f"limits?filter={word}")).json()["rows"]
+        assert [row["name"] for row in rows] == ["orders"]
+
+
+async def test_a_write_answers_with_the_limit_as_it_is_now(served: Any) -> None:
+    answer = await served.put("limits/topic/orders", {"rate": 10})
+    now = await served.get("limits/topic/orders")
+    assert answer.json()["limit"] == now.json()
+    assert answer.headers["etag"] == now.headers["etag"]
+    dry = await served.put("limits/topic/orders?dry_run=1", {"rate": 20})
+    assert dry.json()["limit"] is None
+
+
+async def test_the_type_of_a_problem_leads_to_its_entry(served: Any) -> None:
+    refused = await served.put("limits/topic/orders", {"rate": 10}, headers={"If-Match": '"other"'})
+    assert refused.json()["type"] == "/api/v1/problems/stale"
+    entry = (await served.get(refused.json()["type"].removeprefix("/api/v1/"))).json()
+    assert (entry["type"], entry["status"]) == (refused.json()["type"], 412)
+    assert {each["type"] for each in (await served.get("problems")).json()["types"]} >= {entry["type"]}
+    assert (await served.get("problems/nothing")).status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("method", "path"), [("POST", "limits/topic/orders:reset"), ("DELETE", "limits/topic/orders"), ("POST", "reload")]
+)
+async def test_a_body_that_nobody_would_read_is_refused(served: Any, method: str, path: str) -> None:
+    answer = await served.ask(method, path, json={"reason": "why"})
+    assert answer.status_code == 400
+    assert fields(answer) == ["body"]
+    assert "no body" in answer.json()["detail"]
+    assert await served.desk.audit() == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "field"),
+    [
+        ('{"reason": "LONG", "edits": []}', "reason"),
+        ('{"edits": [{"type": "unset_limit", "kind": "topic", "name": "LONG"}]}', "edits.0"),
+        ('{"edits": "LONG"}', ""),
+        ("[LONG]", ""),
+    ],
+)
+async def test_no_part_of_a_batch_is_longer_than_a_body(served: Any, text: str, field: str) -> None:
+    body = text.replace("LONG", "x" * MAX_BODY_BYTES)
+    answer = await served.ask("POST", "limits:batch", content=body, headers={"content-type": "application/json"})
+    assert answer.status_code == 400
+    assert str(MAX_BODY_BYTES) in answer.text
+    assert fields(answer) == ([field] if field else [""])
+
+
+async def test_what_can_be_done_with_a_path_is_said_of_its_own_pattern(served: Any) -> None:
+    answer = await served.ask("OPTIONS", "limits/topic/orders:reset")
+    assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
+
+
+@pytest.mark.parametrize(("method", "path"), [("PUT", "limits/topic/orders"), ("POST", "limits:batch")])
+async def test_the_first_of_many_unknown_keys_are_named_and_the_others_counted(
+    served: Any, method: str, path: str
+) -> None:
+    answer = await served.ask(method, path, json={f"{number}" * 40: 0 for number in range(1000, 1030)})
+    assert answer.status_code == 400
+    assert [each[:4] for each in fields(answer)] == [*map(str, range(1000, 1010)), ""]
+    assert max(map(len, fields(answer))) == 100
+    assert answer.json()["errors"][-1]["detail"] == "has 20 more unknown keys"
+
+
+async def test_a_batch_of_more_values_than_edits_can_have_is_not_taken_apart(served: Any) -> None:
+    body = '{"edits": [' + "0," * (MAX_EDITS * 40 + 1) + "0]}"
+    answer = await served.ask("POST", "limits:batch", content=body, headers={"content-type": "application/json"})
+    assert answer.status_code == 400
+    assert "more values than these can have" in answer.text

@@ -1,0 +1,213 @@
+import hashlib
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from admin.common.errors import SettingsError
+from admin.config.addresses import Endpoint
+from admin.config.faults import Origins
+from admin.config.settings import AdminSettings
+from admin.config.sources import Flags, load
+from admin.http.auth import MIN_TOKEN_LENGTH, Access, Keyring, is_loopback, read_access
+from admin.run.composition import compose
+
+SECRET = "0123456789abcdef0123456789abcdef"
+OTHER = "fedcba9876543210fedcba9876543210"
+ORIGINS = Origins(None, {}, {})
+
+
+def read(**settings: object) -> Access:
+    return read_access(AdminSettings.model_validate(settings), ORIGINS)
+
+
+def lines(**settings: object) -> list[str]:
+    with pytest.raises(SettingsError) as caught:
+        read(**settings)
+    return list(caught.value.lines)
+
+
+@pytest.fixture
+def tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The path of a token file, which messages call ``tokens``."""
+    monkeypatch.chdir(tmp_path)
+    file = Path("tokens")
+    file.touch(0o600)
+    return file
+
+
+def test_a_file_has_names_roles_and_tokens(tokens: Path) -> None:
+    tokens.write_text(f"# who\n\nalice write {SECRET}  # since May\n  bob\tread {OTHER}\n", encoding="utf-8")
+    access = read(token_file="tokens")
+    alice, bob = access.find(SECRET.encode()), access.find(OTHER.encode())
+    assert alice is not None
+    assert bob is not None
+    assert (alice.name, alice.role, alice.source) == ("alice", "write", "tokens:3")
+    assert (bob.name, bob.role) == ("bob", "read")
+    assert access.warnings == ()
+
+
+def test_a_file_need_not_hold_the_tokens_themselves(tokens: Path) -> None:
+    tokens.write_text(f"alice write sha256:{hashlib.sha256(SECRET.encode()).hexdigest().upper()}\n", encoding="utf-8")
+    tokens.chmod(0o644)
+    access = read(token_file="tokens")
+    assert access.find(SECRET.encode()) is not None
+    assert access.find(hashlib.sha256(SECRET.encode()).hexdigest().encode()) is None
+    assert access.warnings == ()
+
+
+def test_settings_have_two_tokens_of_their_own() -> None:
+    access = read(token=SECRET, read_token=OTHER)
+    assert [(token.name, token.role) for token in access.tokens] == [("token", "write"), ("read_token", "read")]
+
+
+@given(text=st.binary(max_size=80))
+def test_only_the_whole_token_is_found(text: bytes) -> None:
+    access = read(token=SECRET, read_token=OTHER)
+    found = access.find(text)
+    assert (found is not None) == (text in {SECRET.encode(), OTHER.encode()})
+    for end in range(len(SECRET)):
+        assert access.find(SECRET[:end].encode()) is None
+
+
+@pytest.mark.parametrize(
+    ("line", "what"),
+    [
+        (f"alice {SECRET}", "has 2 words; must be NAME ROLE TOKEN"),
+        (SECRET, "has 1 word; must be NAME ROLE TOKEN"),
+        (f"alice write {SECRET} extra", "has 4 words; must be NAME ROLE TOKEN"),
+        (f"alice admin {SECRET}", "the second word, the role, must be read or write"),
+        (f"alice write {SECRET[: MIN_TOKEN_LENGTH - 1]}", "a token has at least 24 characters; make one with `openssl"),
+        (f"alice write {SECRET}ä", "has characters other than ASCII"),
+        (f'alice write "{SECRET}"', "a token is of letters, digits and"),
+        (f"alice write sha256:{SECRET}", "sha256: must be followed by 64 hexadecimal digits"),
+        (f"al!ce write {SECRET}", "the name must be of at most 64 letters"),
+        (f"{'a' * 65} write {SECRET}", "the name must be of at most 64 letters"),
+        (f"sluice write {SECRET}", "sluice: is what the audit trail calls others; choose another name"),
+        (f"{SECRET} write alice", "a token has at least 24 characters"),
+    ],
+)
+def test_a_faulty_line_is_named_and_its_token_is_not_shown(tokens: Path, line: str, what: str) -> None:
+    tokens.write_text(f"# tokens\n{line}\n", encoding="utf-8")
+    (told,) = lines(token_file="tokens")
+    assert told.startswith(f"tokens:2: {what}")
+    assert SECRET[:8] not in told
+
+
+def test_a_name_or_a_token_that_is_there_twice_is_refused(tokens: Path) -> None:
+    tokens.write_text(f"alice write {SECRET}\nalice read {OTHER}\nbob read {SECRET}\n", encoding="utf-8")
+    told = lines(token_file="tokens")
+    assert told[0] == "tokens:2: alice: there is a token of that name at tokens:1"
+    assert told[1].startswith("tokens:3: the token of bob is that of alice; ")
+    assert SECRET not in str(told)
+
+
+@pytest.mark.parametrize("text", ["", "# nothing\n"])
+def test_a_file_without_a_token_is_refused(tokens: Path, text: str) -> None:
+    tokens.write_text(text, encoding="utf-8")
+    (told,) = lines(token_file="tokens")
+    assert told.startswith('admin.token_file = "tokens": has no token in it; ')
+
+
+@pytest.mark.parametrize("file", ["absent", "."])
+def test_a_file_that_cannot_be_read_is_named(tokens: Path, file: str) -> None:
+    del tokens
+    (told,) = lines(token_file=file)
+    assert told.startswith(f'admin.token_file = "{file}": cannot be read: ')
+
+
+def test_a_file_that_is_none_of_tokens_is_not_read_to_its_end(tokens: Path) -> None:
+    os.truncate(tokens, 2**40)
+    assert lines(token_file="tokens") == ['admin.token_file = "tokens": has more than 1 MiB; name a file of tokens']
+
+
+def test_tokens_that_every_user_can_read_are_warned_about(tokens: Path) -> None:
+    tokens.write_text(f"alice write {SECRET}\n", encoding="utf-8")
+    tokens.chmod(0o644)
+    assert read(token_file="tokens").warnings == (
+        "tokens: every user of this machine can read the tokens in it; chmod o-r tokens",
+    )
+
+
+def test_tokens_that_can_only_read_are_warned_about() -> None:
+    (warning,) = read(read_token=SECRET).warnings
+    assert warning.startswith("admin: no token has the role write")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.9.8.7", "::1", "localhost"])
+def test_this_machine_alone_needs_no_token(host: str) -> None:
+    assert is_loopback(host)
+    assert read(listen=Endpoint(host, 9870)).tokens == ()
+
+
+@pytest.mark.parametrize(
+    "host", ["0.0.0.0", "::", "*", "192.0.2.1", "::ffff:127.0.0.1", "127.1", "0", "localhost.example", "2001:db8::1"]
+)
+def test_an_address_that_others_reach_needs_a_token_or_a_word(host: str) -> None:
+    assert not is_loopback(host)
+    endpoint = Endpoint(host, 9870)
+    (told,) = lines(listen=endpoint)
+    assert told == (
+        f'admin.listen = "{endpoint}": others reach this address, and it wants no token; set admin.token_file '
+        "(or SLUICE_ADMIN_TOKEN), or listen on 127.0.0.1, or set admin.allow_anyone = true"
+    )
+    (warning,) = read(listen=endpoint, token=SECRET).warnings
+    assert warning.startswith(f"admin {endpoint}: tokens cross the network in the clear; ")
+    assert read(listen=endpoint, allow_anyone=True).warnings == (
+        f"admin {endpoint}: anyone who reaches it can change limits (admin.allow_anyone = true)",
+    )
+
+
+def test_a_broken_token_is_not_taken_for_none() -> None:
+    (told,) = lines(listen=Endpoint("0.0.0.0", 1), token="short")
+    assert "at least 24 characters" in told
+
+
+def test_without_an_admin_address_nothing_is_asked() -> None:
+    assert read(listen="off", token_file="absent").tokens == ()
+
+
+def test_a_token_in_the_environment_is_text_whatever_it_looks_like() -> None:
+    digits = "1" * 24
+    plan = compose(load(None, {"SLUICE_ADMIN_TOKEN": digits}, Flags()))
+    assert plan.access.find(digits.encode()) is not None
+
+
+@pytest.mark.parametrize("text", ["short", SECRET + " " + SECRET, "s" * 300])
+def test_a_faulty_token_in_the_environment_is_not_shown(text: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        compose(load(None, {"SLUICE_ADMIN_TOKEN": text}, Flags()))
+    (told,) = caught.value.lines
+    assert told.startswith("SLUICE_ADMIN_TOKEN: ")
+    assert text not in told
+    assert text[:8] not in told.removeprefix("SLUICE_ADMIN_TOKEN: ").replace("short", "") or text == "short"
+
+
+@pytest.mark.parametrize("line", [f"token = {SECRET}", f'read_token = "{SECRET}', "token = 123456789012345678901234"])
+def test_a_faulty_token_in_the_file_is_not_shown(tmp_path: Path, line: str) -> None:
+    file = tmp_path / "sluice.toml"
+    file.write_text(f"[admin]\n{line}\n", encoding="utf-8")
+    with pytest.raises(SettingsError) as caught:
+        compose(load(str(file), {}, Flags()))
+    assert "sluice.toml:2: " in str(caught.value)
+    assert SECRET[:10] not in str(caught.value)
+    assert "1234567890" not in str(caught.value)
+
+
+def test_no_token_is_in_what_is_written_of_settings_and_plan() -> None:
+    plan = compose(load(None, {"SLUICE_ADMIN_TOKEN": SECRET}, Flags()))
+    digest = hashlib.sha256(SECRET.encode())
+    for text in (repr(plan), str(plan.settings), repr(plan.access), str(Keyring(plan.access))):
+        assert SECRET not in text
+        assert digest.hexdigest() not in text
+        assert str(digest.digest()) not in text
+
+
+def test_a_keyring_says_what_changed_by_names_only() -> None:
+    keyring = Keyring(read(token=SECRET, read_token=OTHER))
+    assert keyring.replace(read(token=SECRET, read_token=OTHER)) == []
+    changed = keyring.replace(read(token=OTHER))
+    assert changed == ["token read_token: removed", "token token: another one (write)"]
+    assert keyring.replace(read(token=OTHER, read_token=SECRET)) == ["token read_token: added (read)"]

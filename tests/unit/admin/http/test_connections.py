@@ -1,0 +1,474 @@
+import os
+import re
+import socket
+import ssl
+import struct
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, suppress
+
+import pytest
+import structlog
+import trio
+import trustme
+from starlette.types import Message, Receive, Scope, Send
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from admin.http.connections import (
+    ACCEPTS_PER_S,
+    HEAD_TIMEOUT_S,
+    KEEP_ALIVE_S,
+    MAX_HEAD_BYTES,
+    REQUESTS_AT_ONCE,
+    REQUESTS_PER_S,
+    WRITE_TIMEOUT_S,
+    Connections,
+    Room,
+)
+
+GET = b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n"
+MOST = 4
+FEW_CONNECTIONS = Room(connections=MOST)
+
+
+async def hello(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer at once, but ``/wait`` and ``/stream`` only when the client has left, and ``/large`` with much."""
+    if scope["path"] == "/fail":
+        raise KeyError("failed")
+    if scope["path"] == "/trusted":
+        scope["state"]["trust"].given = True
+    while (message := await receive()).get("more_body"):
+        pass
+    if message["type"] == "http.disconnect":
+        return
+    body = bytes(32 * 1024 * 1024) if scope["path"] == "/large" else scope["path"].encode()
+    head: Message = {
+        "type": "http.response.start",
+        "status": 200,
+        "headers": [] if scope["path"] == "/stream" else [(b"content-length", str(len(body)).encode())],
+    }
+    await send(head)
+    while scope["path"] in {"/wait", "/stream"} and (await receive())["type"] != "http.disconnect":
+        pass
+    await send({"type": "http.response.body", "body": body})
+
+
+class Server:
+    """Connections on an address of their own."""
+
+    def __init__(
+        self, nursery: trio.Nursery, tls: ssl.SSLContext | None = None, *, room: Room = FEW_CONNECTIONS
+    ) -> None:
+        self._nursery = nursery
+        self.counted: Counter[str] = Counter()
+        self.heard: list[str] = []
+        self.connections = Connections(self._app, tls=tls, count=self._count, room=room)
+        self._stack = AsyncExitStack()
+
+    async def start(self) -> None:
+        sock = socket.create_server(("127.0.0.1", 0))
+        self.address = sock.getsockname()
+        listener = trio.SocketListener(trio.socket.from_stdlib_socket(sock))
+        await self._nursery.start(self.connections.serve, listener)
+
+    async def connect(self, said: bytes = b"") -> trio.SocketStream:
+        stream = await self._stack.enter_async_context(await trio.open_tcp_stream(*self.address))
+        if said:
+            await stream.send_all(said)
+        await wait_all_tasks_blocked()
+        return stream
+
+    async def close(self) -> None:
+        await self._stack.aclose()
+
+    async def _app(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def heard() -> Message:
+            message = await receive()
+            self.heard.append(message["type"])
+            return message
+
+        await hello(scope, heard, send)
+
+    def _count(self, reason: str) -> None:
+        self.counted[reason] += 1
+
+
+@pytest.fixture
+def autojump_clock() -> MockClock:
+    """One that jumps only after a moment of silence: what was sent over a socket may still be on its way."""
+    return MockClock(autojump_threshold=0.005)
+
+
+@pytest.fixture
+async def server(nursery: trio.Nursery) -> AsyncIterator[Server]:
+    running = Server(nursery)
+    await running.start()
+    yield running
+    await running.close()
+
+
+async def rest(stream: trio.abc.ReceiveStream) -> bytes:
+    """Return all that comes until the other side ends it; a reset ends it, too."""
+    got = bytearray()
+    with suppress(trio.BrokenResourceError):
+        async for chunk in stream:
+            got += chunk
+    return bytes(got)
+
+
+async def answer(stream: trio.SocketStream) -> bytes:
+    """Return one answer that has the path of its request as its body."""
+    got = b""
+    while b"\r\n\r\n/" not in got:
+        chunk = await stream.receive_some(65536)
+        assert chunk, got
+        got += chunk
+    return got
+
+
+async def test_requests_of_one_connection_are_answered_in_order(server: Server) -> None:
+    stream = await server.connect(GET)
+    assert (await answer(stream)).endswith(b"\r\n\r\n/")
+    await stream.send_all(GET.replace(b" / ", b" /two "))
+    assert (await answer(stream)).endswith(b"\r\n\r\n/two")
+
+
+async def test_requests_may_come_before_the_answers(server: Server) -> None:
+    stream = await server.connect(GET * 2 + GET.replace(b"\r\nhost", b"\r\nconnection: close\r\nhost"))
+    assert (await rest(stream)).count(b"HTTP/1.1 200") == 3
+
+
+async def test_who_says_nothing_is_cut(server: Server, autojump_clock: MockClock) -> None:
+    del autojump_clock
+    began = trio.current_time()
+    stream = await server.connect()
+    assert await rest(stream) == b""
+    assert trio.current_time() - began == pytest.approx(HEAD_TIMEOUT_S)
+    assert server.counted == {"slow_head": 1}
+
+
+async def test_a_head_that_drips_is_cut(server: Server, autojump_clock: MockClock, nursery: trio.Nursery) -> None:
+    del autojump_clock
+    stream = await server.connect()
+
+    async def drip() -> None:
+        with suppress(trio.BrokenResourceError):
+            while True:
+                await stream.send_all(b"G")
+                await trio.sleep(1)
+
+    began = trio.current_time()
+    nursery.start_soon(drip)
+    assert await rest(stream) == b""
+    assert trio.current_time() - began <= HEAD_TIMEOUT_S + 1
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_second_head_that_drips_is_cut_as_the_first_is(server: Server, autojump_clock: MockClock) -> None:
+    del autojump_clock
+    stream = await server.connect(GET)
+    await answer(stream)
+    await trio.sleep(HEAD_TIMEOUT_S * 2)
+    began = trio.current_time()
+    await stream.send_all(b"GET / HTTP")
+    assert await rest(stream) == b""
+    assert trio.current_time() - began == pytest.approx(HEAD_TIMEOUT_S)
+
+
+async def test_a_connection_is_kept_for_the_next_request_for_a_while(server: Server, autojump_clock: MockClock) -> None:
+    del autojump_clock
+    stream = await server.connect(GET)
+    await answer(stream)
+    began = trio.current_time()
+    assert await rest(stream) == b""
+    assert trio.current_time() - began == pytest.approx(KEEP_ALIVE_S)
+
+
+async def test_who_does_not_read_its_answer_is_cut(server: Server, autojump_clock: MockClock) -> None:
+    del autojump_clock
+    stream = await server.connect(GET.replace(b" / ", b" /large "))
+    began = trio.current_time()
+    await trio.sleep(WRITE_TIMEOUT_S + 1)
+    assert len(await rest(stream)) < 32 * 1024 * 1024
+    assert server.counted == {"slow_reader": 1}
+    assert trio.current_time() - began == pytest.approx(WRITE_TIMEOUT_S + 1)
+
+
+async def test_the_one_that_waited_longest_makes_room(server: Server) -> None:
+    streams = [await server.connect() for _ in range(MOST)]
+    await streams[0].send_all(GET)
+    await answer(streams[0])
+    late = await server.connect(GET)
+    assert await answer(late)
+    assert await rest(streams[1]) == b""
+    for stream in (streams[0], *streams[2:]):
+        await stream.send_all(GET)
+        assert await answer(stream)
+    assert server.counted == {"evicted": 1}
+
+
+async def test_many_idle_connections_do_not_keep_one_from_its_answer(server: Server) -> None:
+    idle = [await server.connect() for _ in range(MOST * 10)]
+    assert await answer(await server.connect(GET))
+    assert server.counted == {"evicted": MOST * 9 + 1}
+    assert len([stream for stream in idle if stream.socket.fileno() >= 0]) == MOST * 10
+
+
+async def test_one_that_does_not_read_makes_room_if_none_is_idle(server: Server) -> None:
+    stuck = await server.connect(GET.replace(b" / ", b" /large "))
+    for _ in range(MOST - 1):
+        await server.connect(GET.replace(b" / ", b" /wait "))
+    assert await answer(await server.connect(GET))
+    assert len(await rest(stuck)) < 32 * 1024 * 1024
+    assert server.counted == {"evicted": 1}
+
+
+async def test_while_all_are_busy_a_new_one_is_closed(server: Server) -> None:
+    busy = [await server.connect(GET.replace(b" / ", b" /wait ")) for _ in range(MOST)]
+    assert await rest(await server.connect(GET)) == b""
+    assert server.counted == {"connections": 1}
+    await busy[0].aclose()
+    await wait_all_tasks_blocked()
+    assert await answer(await server.connect(GET))
+
+
+@pytest.mark.parametrize(
+    "said", [GET.replace(b" / ", b" /stream "), b"POST" + GET[3:-2] + b"content-length: 9\r\n\r\n{"]
+)
+async def test_a_client_that_resets_has_left_and_nothing_is_logged(server: Server, said: bytes) -> None:
+    stream = await server.connect(said)
+    stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    with structlog.testing.capture_logs() as logged:
+        await stream.aclose()
+        await wait_all_tasks_blocked()
+    assert server.heard[-1] == "http.disconnect"
+    assert logged == []
+
+
+@pytest.fixture
+async def small(nursery: trio.Nursery) -> AsyncIterator[Server]:
+    """Room for two requests of each use, and for two connections besides."""
+    running = Server(nursery, room=Room(connections=8, probes=2, scrapes=2, requests=2))
+    await running.start()
+    yield running
+    await running.close()
+
+
+async def test_a_request_that_finds_no_room_is_answered_and_closed(small: Server) -> None:
+    for _ in range(2):
+        await small.connect(GET.replace(b" / ", b" /wait "))
+    got = await rest(await small.connect(GET))
+    assert got.startswith(b"HTTP/1.1 503 ")
+    assert b"application/problem+json" in got
+    assert b"\r\nretry-after: 1\r\n" in got.lower()
+    assert small.counted == {"busy": 1}
+
+
+@pytest.mark.parametrize("path", [b"/healthz", b"/readyz", b"/metrics"])
+async def test_a_probe_is_answered_whatever_else_is_under_way(small: Server, path: bytes) -> None:
+    for _ in range(2):
+        await small.connect(GET.replace(b" / ", b" /wait "))
+    for _ in range(100):
+        await small.connect(GET[:-2])
+    assert (await answer(await small.connect(GET.replace(b" / ", b" " + path + b" ")))).endswith(path)
+
+
+async def test_a_slow_body_makes_room_for_another_request(small: Server) -> None:
+    post = b"POST / HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\n{"
+    slow = [await small.connect(post) for _ in range(2)]
+    assert await answer(await small.connect(GET))
+    assert await rest(slow[0]) == b""
+    assert small.counted == {"evicted": 1}
+
+
+async def test_half_sent_heads_do_not_keep_a_body_from_coming(small: Server) -> None:
+    slow = await small.connect(b"POST /body HTTP/1.1\r\nhost: localhost\r\ncontent-length: 2\r\n\r\n{")
+    for _ in range(100):
+        await small.connect(GET[:-2])
+    await slow.send_all(b"}")
+    assert (await answer(slow)).endswith(b"/body")
+
+
+async def test_heads_that_are_not_whole_take_nobodys_turn(server: Server, autojump_clock: MockClock) -> None:
+    del autojump_clock
+    began = trio.current_time()
+    for _ in range(MOST * 3):
+        await server.connect(GET[:-2])
+    assert await answer(await server.connect(GET))
+    assert trio.current_time() - began <= (MOST * 3) / ACCEPTS_PER_S
+
+
+async def test_a_body_is_asked_for_if_the_client_waits_for_that(server: Server) -> None:
+    post = b"POST /body HTTP/1.1\r\nhost: localhost\r\ncontent-length: 2\r\nexpect: 100-continue\r\n\r\n"
+    stream = await server.connect(post)
+    assert (await stream.receive_some()).startswith(b"HTTP/1.1 100 ")
+    await stream.send_all(b"{}")
+    assert (await answer(stream)).startswith(b"HTTP/1.1 200 ")
+
+
+async def test_a_body_in_chunks_that_are_none_is_refused_as_a_problem(server: Server) -> None:
+    said = b"POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\nnone\r\n"
+    got = await rest(await server.connect(said))
+    assert got.startswith(b"HTTP/1.1 400 ")
+    assert b"application/problem+json" in got
+
+
+async def test_a_flood_of_connections_is_taken_at_a_pace(server: Server, autojump_clock: MockClock) -> None:
+    del autojump_clock
+    began = trio.current_time()
+    for _ in range(100):
+        stream = await trio.open_tcp_stream(*server.address)
+        await stream.aclose()
+    assert await answer(await server.connect(GET))
+    assert trio.current_time() - began >= (100 - MOST) / ACCEPTS_PER_S
+
+
+@pytest.mark.parametrize(("path", "paced"), [(b"/stranger", True), (b"/trusted", False)])
+async def test_who_has_shown_no_token_is_listened_to_at_a_pace(
+    server: Server, autojump_clock: MockClock, path: bytes, *, paced: bool
+) -> None:
+    del autojump_clock
+    request = GET.replace(b" / ", b" " + path + b" ")
+    stream = await server.connect(request)
+    await answer(stream)
+    began, count = trio.current_time(), REQUESTS_AT_ONCE + 50
+    for _ in range(count):
+        await stream.send_all(request)
+        await answer(stream)
+    lasted = trio.current_time() - began
+    assert lasted == (pytest.approx((count - REQUESTS_AT_ONCE) / REQUESTS_PER_S, rel=0.05) if paced else 0)
+
+
+async def test_a_first_request_does_not_stand_in_line_behind_those_of_others(
+    server: Server, autojump_clock: MockClock, nursery: trio.Nursery
+) -> None:
+    del autojump_clock
+    flooding = await server.connect()
+
+    async def flood() -> None:
+        while True:
+            await flooding.send_all(GET)
+            await answer(flooding)
+
+    nursery.start_soon(flood)
+    await trio.sleep(10)
+    began = trio.current_time()
+    await answer(await server.connect(GET))
+    assert trio.current_time() == began
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_head_that_is_too_large_is_refused_as_a_problem(server: Server) -> None:
+    stream = await server.connect(GET.replace(b"\r\n\r\n", b"\r\nx: " + b"y" * 3 * MAX_HEAD_BYTES + b"\r\n\r\n"))
+    got = await rest(stream)
+    assert got.startswith(b"HTTP/1.1 431 ")
+    assert b"application/problem+json" in got
+    assert b"16384 bytes" in got
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"hello\r\n\r\n",
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"GET / HTTP/1.1\r\nhost: a\r\nhost: b\r\n\r\n",
+        b"GET / HTTP/1.1\r\nhost: a\r\ncontent-length: -1\r\n\r\n",
+        b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\n",
+        b"GET /\x00 HTTP/1.1\r\nhost: a\r\n\r\n",
+        b"GET /\xff HTTP/1.1\r\nhost: a\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+    ],
+)
+async def test_what_is_not_http_is_refused_as_a_problem(server: Server, said: bytes) -> None:
+    got = await rest(await server.connect(said + b"\r\n" * 2))
+    assert got.startswith(b"HTTP/1.1 400 "), got
+    assert b"application/problem+json" in got
+
+
+async def test_it_cannot_be_talked_into_another_protocol(server: Server) -> None:
+    upgrade = b"\r\nconnection: upgrade, http2-settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABkAAQAAP__\r\nhost"
+    assert (await answer(await server.connect(GET.replace(b"\r\nhost", upgrade)))).startswith(b"HTTP/1.1 200")
+    got = await rest(await server.connect(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"))
+    assert got.startswith(b"HTTP/1.1 ")
+
+
+async def test_a_body_that_is_longer_than_it_says_is_the_next_request_and_none(server: Server) -> None:
+    said = b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 2\r\n\r\n{}smuggled\r\n\r\n"
+    got = await rest(await server.connect(said))
+    assert re.findall(rb"HTTP/1.1 \d+", got) == [b"HTTP/1.1 200", b"HTTP/1.1 400"]
+
+
+async def test_one_connection_that_fails_is_not_the_others_trouble(server: Server) -> None:
+    got = await rest(await server.connect(GET.replace(b" / ", b" /fail ")))
+    assert got.startswith(b"HTTP/1.1 500")
+    assert await answer(await server.connect(GET))
+
+
+@pytest.fixture
+def contexts() -> Callable[[], tuple[ssl.SSLContext, ssl.SSLContext]]:
+    """Makes a server's context and that of a client who trusts it."""
+
+    def make() -> tuple[ssl.SSLContext, ssl.SSLContext]:
+        authority = trustme.CA()
+        for_server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        for_server.set_alpn_protocols(["http/1.1"])
+        authority.issue_cert("127.0.0.1").configure_cert(for_server)
+        for_client = ssl.create_default_context()
+        authority.configure_trust(for_client)
+        return for_server, for_client
+
+    return make
+
+
+async def test_requests_over_tls_are_answered_in_http_1_only(
+    nursery: trio.Nursery, contexts: Callable[[], tuple[ssl.SSLContext, ssl.SSLContext]]
+) -> None:
+    for_server, for_client = contexts()
+    server = Server(nursery, for_server)
+    await server.start()
+    for_client.set_alpn_protocols(["h2", "http/1.1"])
+    stream = await trio.open_ssl_over_tcp_stream(*server.address, ssl_context=for_client, https_compatible=True)
+    async with stream:
+        await stream.send_all(GET.replace(b"\r\nhost", b"\r\nconnection: close\r\nhost"))
+        assert (await rest(stream)).startswith(b"HTTP/1.1 200")
+        assert stream.selected_alpn_protocol() == "http/1.1"
+
+
+async def test_a_handshake_that_does_not_come_is_cut(
+    nursery: trio.Nursery,
+    contexts: Callable[[], tuple[ssl.SSLContext, ssl.SSLContext]],
+    autojump_clock: MockClock,
+) -> None:
+    del autojump_clock
+    server = Server(nursery, contexts()[0])
+    await server.start()
+    silent = await server.connect()
+    assert await rest(silent) == b""
+    assert server.counted == {"handshake": 1}
+    await rest(await server.connect(GET))
+    assert server.counted == {"handshake": 2}
+    await server.close()
+
+
+async def test_the_head_is_sent_with_the_body_if_that_is_at_hand(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[bytes] = []
+    write = os.write
+
+    def noted(descriptor: int, data: bytes) -> int:
+        written.append(data)
+        return write(descriptor, data)
+
+    client = await server.connect()
+    monkeypatch.setattr(os, "write", noted)
+    await client.socket.send(b"GET /once HTTP/1.1\r\nhost: localhost\r\n\r\n")
+    await wait_all_tasks_blocked()
+    (answer,) = written
+    assert answer.startswith(b"HTTP/1.1 200")
+    assert answer.endswith(b"\r\n\r\n/once")
+
+
+async def test_the_head_of_a_stream_does_not_wait_for_its_body(server: Server) -> None:
+    client = await server.connect(b"GET /stream HTTP/1.1\r\nhost: localhost\r\n\r\n")
+    assert (await client.receive_some()).lower().endswith(b"chunked\r\n\r\n")

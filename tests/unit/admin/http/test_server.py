@@ -1,0 +1,156 @@
+import json
+import signal
+import socket
+from typing import Any
+
+import pytest
+import structlog
+import trio
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+
+from admin.common.errors import StartError
+from admin.config.settings import Endpoint
+from admin.http import server
+from admin.stats.health import Health
+from proxy.stats.snapshot import BrokerReach
+
+
+class Served:
+    """Asks an admin address that is really bound."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.endpoint = endpoint
+
+    async def ask(self, path: str, method: str = "GET", **headers: str) -> tuple[int, dict[str, str], bytes]:
+        async with await trio.open_tcp_stream(*self.endpoint) as stream:
+            fields = {"host": "localhost", "connection": "close", **headers}
+            head = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
+            await stream.send_all(f"{method} {path} HTTP/1.1\r\n{head}\r\n".encode())
+            answer = b"".join([chunk async for chunk in stream])
+        top, _, body = answer.partition(b"\r\n\r\n")
+        status, *lines = top.decode().split("\r\n")
+        return int(status.split()[1]), dict(line.lower().split(": ", 1) for line in lines), body
+
+
+@pytest.fixture
+def asked(served: Endpoint) -> Served:
+    return Served(served)
+
+
+async def test_metrics_are_served(asked: Served) -> None:
+    status, headers, body = await asked.ask("/metrics")
+    assert status == 200
+    assert headers["content-type"].startswith("text/plain; version=0.0.4")
+    assert b'sluice_requests_total{kind="topic",resource="orders",verdict="refuse"} 3.0' in body
+
+
+async def test_metrics_are_served_as_openmetrics_to_who_asks(asked: Served) -> None:
+    _, headers, body = await asked.ask("/metrics", accept="application/openmetrics-text; version=1.0.0")
+    assert headers["content-type"].startswith("application/openmetrics-text")
+    assert body.endswith(b"# EOF\n")
+
+
+async def test_being_alive_is_answering(asked: Served) -> None:
+    status, _, body = await asked.ask("/healthz")
+    assert (status, json.loads(body)) == (200, {"alive": True})
+
+
+async def test_readiness_is_the_status_and_the_body(asked: Served, data_path: Any) -> None:
+    status, _, body = await asked.ask("/readyz")
+    assert (status, json.loads(body)["ready"]) == (200, True)
+
+
+async def test_an_unready_sidecar_answers_503_and_says_which_part_it_is(asked: Served, data_path: Any) -> None:
+    data_path.reaches = (BrokerReach("main", "127.0.0.1:10911", "Connection refused"),)
+    status, _, body = await asked.ask("/readyz")
+    assert status == 503
+    assert json.loads(body)["brokers"]["main"]["error"] == "Connection refused"
+
+
+async def test_the_root_is_the_page_with_its_policy(asked: Served) -> None:
+    status, headers, body = await asked.ask("/")
+    assert (status, headers["content-type"]) == (200, "text/html; charset=utf-8")
+    assert b"<title>" in body
+    assert headers["content-security-policy"].startswith("default-src 'none'; script-src 'self';")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/web/",
+        "/web/../admin/http/auth.py",
+        "/web/%2e%2e/auth.py",
+        "/web/..%2f..%2fetc/passwd",
+        "//etc/passwd",
+        "/web//app.js",
+    ],
+)
+async def test_only_the_pages_own_files_are_there(asked: Served, path: str) -> None:
+    status, headers, _ = await asked.ask(path)
+    assert (status, headers["content-type"]) == (404, "application/problem+json")
+
+
+@pytest.mark.parametrize(("method", "path", "expected"), [("GET", "/nowhere", 404), ("POST", "/metrics", 405)])
+async def test_what_is_not_there_is_refused(asked: Served, method: str, path: str, expected: int) -> None:
+    status, headers, body = await asked.ask(path, method)
+    assert (status, headers["content-type"]) == (expected, "application/problem+json")
+    assert json.loads(body)["status"] == expected
+
+
+async def test_the_server_does_not_name_its_software(asked: Served) -> None:
+    _, headers, _ = await asked.ask("/healthz")
+    assert "server" not in headers
+
+
+async def test_a_failing_answer_is_logged_and_harms_nothing(
+    asked: Served, data_path: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    snapshot, data_path.snapshot_now = data_path.snapshot_now, None
+    with structlog.testing.capture_logs() as logged:
+        status, _, body = await asked.ask("/metrics")
+    assert (status, json.loads(body)["detail"]) == (500, "internal error; the log has the reason")
+    assert [(entry["event"], entry["path"]) for entry in logged] == [("admin request failed", "/metrics")]
+    data_path.snapshot_now = snapshot
+    assert (await asked.ask("/metrics"))[0] == 200
+    assert "Traceback" not in capfd.readouterr().err
+
+
+async def test_signals_are_left_alone(data_path: Any, nursery: trio.Nursery) -> None:
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    sock = server.bind(Endpoint("127.0.0.1", 0))
+    served = Served(server.bound_endpoint(sock))
+    await nursery.start(server.run, server.application(data_path, Health(data_path)), sock)
+    await served.ask("/healthz")
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
+
+
+def test_a_name_that_turns_out_to_be_reached_by_others_is_refused() -> None:
+    with pytest.raises(StartError) as caught:
+        server.bind(Endpoint("0.0.0.0", 0), anyone=False)
+    assert "which others reach, and it wants no token" in caught.value.lines[0]
+    server.bind(Endpoint("127.0.0.1", 0), anyone=False).close()
+
+
+def test_a_route_with_parameters_is_no_page(data_path: Any) -> None:
+    route = Route("/web/{name}", lambda _: PlainTextResponse("file"))
+    with pytest.raises(TypeError, match="a page needs a path of its own"):
+        server.application(data_path, Health(data_path), page=[route])
+
+
+def test_a_taken_address_is_named_with_what_to_do() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        endpoint = Endpoint(*taken.getsockname())
+        with pytest.raises(StartError) as caught:
+            server.bind(endpoint)
+    assert caught.value.lines == (
+        f"admin: cannot listen on {endpoint}: something else listens there already; stop it or choose another address",
+    )
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "no.such.host.invalid"])
+def test_an_address_that_is_not_ours_is_named(host: str) -> None:
+    with pytest.raises(StartError) as caught:
+        server.bind(Endpoint(host, 9870))
+    (line,) = caught.value.lines
+    assert line.startswith(f"admin: cannot listen on {host}:9870: ")

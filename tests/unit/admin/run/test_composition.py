@@ -1,0 +1,270 @@
+from collections.abc import Callable
+from ipaddress import ip_network
+
+import pytest
+
+from admin.common.errors import SettingsError
+from admin.config.sources import Flags, load
+from admin.run.composition import Plan, compose
+from limiter.rules.resource import Resource
+from proxy.protocols.rocketmq.options import RocketMQOptions
+
+Write = Callable[[str], str]
+PAIR = Flags(listen=["127.0.0.1:1"], broker=["127.0.0.1:2"])
+
+
+def plan(text: str | None = None, flags: Flags = PAIR, write: Write | None = None, **environ: str) -> Plan:
+    file = write(text) if write is not None and text is not None else None
+    return compose(load(file, environ, flags))
+
+
+def lines(text: str | None = None, flags: Flags = PAIR, write: Write | None = None, **environ: str) -> list[str]:
+    with pytest.raises(SettingsError) as caught:
+        plan(text, flags, write, **environ)
+    return list(caught.value.lines)
+
+
+def test_the_global_switch_reaches_the_rule_set() -> None:
+    planned = plan(SLUICE_LIMITING="false")
+    assert not planned.rule_set.enabled
+    assert planned.warnings() == ["limiting = false: everything passes"]
+
+
+def test_listeners_get_their_protocol_and_its_options(write: Write) -> None:
+    text = '[[listeners]]\nlisten = "a:1"\nbroker = "b:1"\ntls = "pass"\noptions.max_frame_bytes = 99\n'
+    planned = plan(text, Flags(), write)
+    assert planned.listeners[0].options == RocketMQOptions(tls="pass", max_frame_bytes=99)
+    config = planned.data_path_config().listeners[0]
+    assert (config.name, config.listen, config.broker, config.scope) == ("a:1", ("a", 1), ("b", 1), "default")
+
+
+def test_listeners_get_their_exemptions_and_bounds_of_connections(write: Write) -> None:
+    text = (
+        '[[listeners]]\nlisten = "a:1"\nbroker = "b:1"\nscope = "default"\nexempt = ["10.0.0.0/8", "::1"]\n'
+        "max_connections_per_client = 5\nnew_connections_per_s = 2.5\n"
+        '[[listeners]]\nlisten = "a:2"\nbroker = "b:2"\n'
+    )
+    first, second = plan(text, Flags(), write).data_path_config().listeners
+    assert first.exempt == (ip_network("10.0.0.0/8"), ip_network("::1/128"))
+    assert (first.max_connections_per_client, first.new_connections_per_s) == (5, 2.5)
+    assert (second.exempt, second.max_connections_per_client, second.new_connections_per_s) == ((), None, None)
+
+
+def test_a_wrong_option_of_a_protocol_names_its_line(write: Write) -> None:
+    text = '[[listeners]]\nlisten = "a:1"\nbroker = "b:1"\n[listeners.options]\nmax_frame = 99\n'
+    assert lines(text, Flags(), write) == [
+        'sluice.toml:5: listeners[0].options.max_frame: unknown; did you mean "max_frame_bytes"?'
+    ]
+
+
+def test_a_bound_that_no_frame_could_keep_is_refused(write: Write) -> None:
+    text = '[[listeners]]\nlisten = "a:1"\nbroker = "b:1"\n[listeners.options]\nmax_frame_bytes = 0\n'
+    assert lines(text, Flags(), write) == [
+        "sluice.toml:5: listeners[0].options.max_frame_bytes = 0: must be at least 8"
+    ]
+
+
+def test_an_unknown_protocol_names_where_it_was_given() -> None:
+    given = Flags(listen=PAIR.listen, broker=PAIR.broker, protocol="rocketmp")
+    assert lines(flags=given) == ['--protocol rocketmp: protocol unknown; did you mean "rocketmq"?']
+
+
+def test_listeners_of_one_name_are_refused(write: Write) -> None:
+    text = "".join(f'[[listeners]]\nname = "x"\nlisten = "a:{port}"\nbroker = "b:1"\n' for port in (1, 2))
+    assert lines(text, Flags(), write) == [
+        'sluice.toml:6: listeners[1].name = "x": used by another listener too; choose another'
+    ]
+
+
+def test_handlers_get_their_settings_and_stand_in_order(write: Write) -> None:
+    text = '[[handlers]]\nname = "rate_limit"\nlane = "inline"\nlanes = 2\ncapacity = 3\ndeadline_ms = 4\n'
+    (handler,) = plan(text, write=write).handlers
+    assert (handler.plugin.name, handler.lane, handler.lanes, handler.capacity, handler.deadline_ms) == (
+        "rate_limit",
+        "inline",
+        2,
+        3,
+        4,
+    )
+
+
+def test_a_handler_that_stands_twice_or_is_unknown_is_refused(write: Write) -> None:
+    text = '[[handlers]]\nname = "rate_limit"\n' * 2 + '[[handlers]]\nname = "rate_limmit"\n'
+    assert lines(text, write=write) == [
+        'sluice.toml:4: handlers[1].name = "rate_limit": stands in the pipeline twice; remove one',
+        'sluice.toml:6: handlers[2].name = "rate_limmit": handler unknown; did you mean "rate_limit"?',
+    ]
+
+
+def test_a_pipeline_without_the_rate_limiter_is_warned_about(write: Write) -> None:
+    assert plan("handlers = []\n", write=write).warnings() == [
+        'handlers: no "rate_limit" among them: nothing is limited'
+    ]
+
+
+def test_a_plan_without_listeners_is_warned_about() -> None:
+    (warning,) = plan(flags=Flags()).warnings()
+    assert warning.startswith("no listener: ")
+
+
+def pairs(*each: tuple[str, str]) -> Flags:
+    return Flags(listen=[listen for listen, _ in each], broker=[broker for _, broker in each])
+
+
+@pytest.mark.parametrize(
+    ("listen", "broker"),
+    [
+        ("127.0.0.1:7", "127.0.0.1:7"),
+        ("0.0.0.0:7", "127.0.0.1:7"),
+        ("*:7", "localhost:7"),
+        ("[::]:7", "[::1]:7"),
+        ("localhost:7", "127.0.0.1:7"),
+    ],
+)
+def test_a_listener_that_is_its_own_broker_is_refused(listen: str, broker: str) -> None:
+    (line,) = lines(flags=pairs((listen, broker)))
+    assert line == (
+        f"--broker {broker}: is where Sluice itself listens (--listen {listen}), so it would connect to itself"
+        " without end; name the broker's own address"
+    )
+
+
+def test_listeners_that_are_each_others_brokers_are_refused() -> None:
+    found = lines(flags=pairs(("127.0.0.1:7", "127.0.0.1:8"), ("127.0.0.1:8", "127.0.0.1:7")))
+    assert [line.split(",")[0] for line in found] == [
+        "--broker 127.0.0.1:8: is where Sluice itself listens (--listen 127.0.0.1:8)",
+        "--broker 127.0.0.1:7: is where Sluice itself listens (--listen 127.0.0.1:7)",
+    ]
+
+
+def test_a_broker_that_is_a_listener_of_the_file_names_both_lines(write: Write) -> None:
+    (line,) = lines('[[listeners]]\nlisten = "127.0.0.1:7"\nbroker = "127.0.0.1:7"\n', Flags(), write)
+    assert line.startswith(
+        'sluice.toml:3: listeners[0].broker = "127.0.0.1:7": is where Sluice itself listens'
+        ' (listeners[0].listen = "127.0.0.1:7" (sluice.toml:2)), '
+    )
+
+
+def test_two_listeners_of_one_address_are_refused(write: Write) -> None:
+    text = "".join(
+        f'[[listeners]]\nname = "{name}"\nlisten = "{host}:7"\nbroker = "b:1"\n'
+        for name, host in (("x", "0.0.0.0"), ("y", "127.0.0.1"))
+    )
+    (line,) = lines(text, Flags(), write)
+    assert line == (
+        'sluice.toml:7: listeners[1].listen = "127.0.0.1:7": is taken by listeners[0].listen = "0.0.0.0:7"'
+        " (sluice.toml:3); choose another address"
+    )
+
+
+def test_an_admin_address_that_is_a_listeners_is_refused() -> None:
+    assert lines(flags=pairs(("127.0.0.1:7", "b:7")), SLUICE_ADMIN="localhost:7") == [
+        "SLUICE_ADMIN=localhost:7: is taken by --listen 127.0.0.1:7; choose another address"
+    ]
+
+
+def test_an_admin_address_that_others_reach_is_refused_without_a_token() -> None:
+    (line,) = lines(SLUICE_ADMIN="0.0.0.0:9870")
+    assert line.startswith("SLUICE_ADMIN=0.0.0.0:9870: others reach this address, and it wants no token; ")
+
+
+def test_an_admin_address_that_is_open_to_all_on_purpose_is_warned_about() -> None:
+    (warning,) = plan(SLUICE_ADMIN="0.0.0.0:9870", SLUICE_ADMIN_ALLOW_ANYONE="true").warnings()
+    assert warning.startswith("admin 0.0.0.0:9870: anyone who reaches it can change limits")
+
+
+def test_rules_can_be_checked_before_there_is_a_listener() -> None:
+    planned = plan(flags=Flags(limits=["topic:a=1/s"]))
+    assert not planned.listeners
+    assert planned.rule_set.match(Resource("topic", "a")).rate_per_s == 1
+
+
+def test_bounds_reach_the_data_path() -> None:
+    config = plan(SLUICE_BOUNDS_MAX_CONNECTIONS="3", SLUICE_BOUNDS_BUFFER_BUDGET_BYTES="2000000").data_path_config()
+    assert (config.max_connections, config.buffer_budget_bytes) == (3, 2_000_000)
+
+
+# --- all that is wrong at once
+
+
+FAULTY = """\
+grace_s = "long"
+[[listeners]]
+listen = "127.0.0.1:10911"
+broker = "here"
+options.max_frame = 3
+[[listeners]]
+listen = "127.0.0.1:10911"
+broker = "b:1"
+[[handlers]]
+name = "rate_limitt"
+lanes = 0
+[[handlers]]
+name = "deny_names"
+options.nmes = ["a"]
+[[limits]]
+kind = "topik"
+name = "a"
+rate = "500"
+between = "25:00-26:00"
+[[limits]]
+kind = "topic"
+name = "b"
+rate = 1
+time_zone = "Mars"
+[[limits]]
+kind = "topic"
+name = "c"
+rate = 1
+[[limits]]
+kind = "topic"
+name = "c"
+rate = 2
+burst_s = 0
+[defaults.topic]
+rate = -1
+[log]
+levl = "debug"
+[admin]
+listen = "0.0.0.0:9870"
+"""
+
+
+def test_every_stage_tells_what_is_wrong_in_one_run(write: Write) -> None:
+    told = lines(FAULTY, Flags(limits=["topic:x=fast"]), write, SLUICE_LOGLEVEL="info")
+    assert [line.split(": ")[0] for line in told] == [
+        "environment variable SLUICE_LOGLEVEL",
+        "--limit 'topic:x=fast'",
+        *(f"sluice.toml:{line}" for line in (1, 4, 5, 6, 7, 10, 11, 14, 14, 16, 18, 19, 24, 29, 33, 35, 37, 39)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        # Its kinds may be those of the protocol that is not known.
+        ('protocol = "x"\n[[limits]]\nkind = "queue"\nname = "a"\nrate = 1\n', "4: listeners[0].protocol"),
+        ('protocol = 3\n[[limits]]\nkind = "queue"\nname = "a"\nrate = 1\n', "4: listeners[0].protocol"),
+        ('scope = 3\n[[limits]]\nkind = "listener"\nname = "a"\nrate = 1\n', "4: listeners[0].scope"),
+        ("options = 3\n", "4: listeners[0].options"),
+        # Its address, or its token, may be the one that is wrong.
+        ('[admin]\nlisten = "0.0.0.0"\n', "5: admin.listen"),
+        ('[admin]\nlisten = "0.0.0.0:1"\ntokn_file = "x"\n', "6: admin.tokn_file"),
+        ('[[listeners]]\nlisten = "b"\nbroker = "b:2"\n', "5: listeners[1].listen"),
+        ('[[listeners]]\nlisten = "c:1"\nbroker = "d"\n[[listeners]]\nlisten="c:2"\nbroker="127.0.0.1:1"\n', "6: "),
+    ],
+)
+def test_what_depends_on_a_fault_is_not_blamed_for_it(write: Write, text: str, fault: str) -> None:
+    (told,) = lines('[[listeners]]\nlisten = "a:1"\nbroker = "b:1"\n' + text, Flags(), write)
+    assert told.startswith(f"sluice.toml:{fault}")
+
+
+def test_listeners_that_are_none_hide_no_other_fault(write: Write) -> None:
+    limit = '[[limits]]\nkind = "queue"\nname = "a"\nrate = "x"\n'
+    told = lines("listeners = 3\n" + limit, Flags(), write)
+    assert [line.split(" ")[1] for line in told] == ["listeners", "limits[0].rate"]
+    told = lines("listeners = [3]\n" + limit, Flags(), write)
+    assert [line.split(" ")[1] for line in told] == ["listeners[0]", "limits[0].rate"]
+    given = Flags(listen=["a:1"], broker=["a:2", "a:3"])
+    told = lines('[[listeners]]\nlisten = "x"\nbroker = "y"\n' + limit, given, write)
+    assert [line.split(" ")[:2] for line in told] == [["--listen", "is"], ["sluice.toml:7:", "limits[0].rate"]]

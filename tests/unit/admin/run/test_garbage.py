@@ -1,0 +1,74 @@
+import gc
+import weakref
+from collections.abc import Iterator
+
+import pytest
+
+from admin.run.garbage import LEAST, short_pauses
+
+
+@pytest.fixture(autouse=True)
+def _as_before() -> Iterator[None]:
+    callbacks = list(gc.callbacks)
+    yield
+    gc.unfreeze()
+    assert gc.callbacks == callbacks
+
+
+class Knot:
+    def __init__(self) -> None:
+        self.itself = self
+
+
+def test_what_survives_a_full_collection_is_not_looked_at_again() -> None:
+    with short_pauses():
+        knot = Knot()
+        gc.collect()
+        assert not any(each is knot for each in gc.get_objects())
+        assert gc.get_freeze_count() > 0
+    assert any(each is knot for each in gc.get_objects())
+
+
+def test_new_garbage_is_found_at_once_and_what_was_set_aside_in_the_end() -> None:
+    with short_pauses():
+        young = weakref.ref(Knot())
+        gc.collect()
+        assert young() is None
+        knot: Knot | None = Knot()
+        old = weakref.ref(knot)
+        gc.collect()
+        knot = None
+        gc.collect()
+        assert old() is not None
+        most = max(gc.get_freeze_count(), LEAST)
+        many: list[list[int]] = [[] for _ in range(most)]
+        gc.collect()
+        gc.collect()
+        assert old() is None
+        assert gc.get_freeze_count() > len(many)
+
+
+@pytest.mark.no_cover
+def test_set_aside_is_no_more_than_there_was_whatever_ends_meanwhile() -> None:
+    with short_pauses():
+        most = 2 * (max(gc.get_freeze_count(), LEAST) + LEAST)
+        knots: list[Knot] = []
+        for _ in range(20):
+            knots = [Knot() for _ in range(LEAST // 2)]
+            gc.collect()
+            assert gc.get_freeze_count() < most
+        assert len(knots) == LEAST // 2
+
+
+def test_what_was_set_aside_and_has_gone_makes_nobody_look_at_all_again() -> None:
+    with short_pauses():
+        knot: Knot | None = Knot()
+        old = weakref.ref(knot)
+        gc.collect()
+        knot = None
+        # As a scrape does it: much is gathered, survives, and goes again without any cycle.
+        for _ in range(10):
+            gathered: list[list[int]] = [[] for _ in range(LEAST // 2)]
+            gc.collect()
+            gathered.clear()
+        assert old() is not None

@@ -1,0 +1,74 @@
+import resource
+from pathlib import Path
+
+import pytest
+
+from admin.common.errors import StartError
+from admin.http.connections import Room
+from admin.run import process
+from admin.run.process import Descriptors, share_descriptors
+
+IN_USE = 15
+#: With one listener.
+OTHERS = IN_USE + 16 + 3
+
+
+@pytest.fixture
+def limits(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """The process's limits, oldest first; what is set is appended."""
+    history = [(1024, 4096)]
+    monkeypatch.setattr(resource, "getrlimit", lambda _: history[-1])
+    monkeypatch.setattr(resource, "setrlimit", lambda _, pair: history.append(pair))
+    monkeypatch.setattr(process, "_in_use", lambda: IN_USE)
+    return history
+
+
+def test_enough_is_left_alone(limits: list[tuple[int, int]]) -> None:
+    shared = share_descriptors(100, 1)
+    assert (shared.open_files, shared.admin) == (1024, (1024 - OTHERS) // 4)
+    assert shared.clients >= 100
+    assert limits == [(1024, 4096)]
+
+
+def test_the_soft_limit_is_raised_to_what_the_connections_need(limits: list[tuple[int, int]]) -> None:
+    assert share_descriptors(1000, 1).clients >= 1000
+    assert limits[-1] == (2000 + Room().connections + OTHERS, 4096)
+
+
+@pytest.mark.parametrize("hard", [4096, 1024, 256, 64, 40])
+def test_where_the_hard_limit_is_low_all_that_there_is_room_for_fits_into_it(
+    limits: list[tuple[int, int]], hard: int
+) -> None:
+    limits[:] = [(hard, hard)]
+    shared = share_descriptors(10_000, 1)
+    assert shared.open_files == hard
+    assert shared.clients >= 1
+    assert shared.admin >= 4
+    assert hard - 1 <= OTHERS + 2 * shared.clients + shared.admin <= hard
+
+
+def test_the_admin_address_has_its_share_of_little(limits: list[tuple[int, int]]) -> None:
+    limits[:] = [(64, 64)]
+    assert share_descriptors(10_000, 1) == Descriptors(open_files=64, clients=11, admin=7)
+
+
+def test_too_few_for_anybody_are_told_with_how_many_it_takes(limits: list[tuple[int, int]]) -> None:
+    limits[:] = [(OTHERS + 5, OTHERS + 5)]
+    with pytest.raises(
+        StartError, match=rf"^open files: the system allows {OTHERS + 5}, .* needs {OTHERS + 6} .*LimitN"
+    ):
+        share_descriptors(10_000, 1)
+    limits[:] = [(OTHERS + 6, OTHERS + 6)]
+    assert share_descriptors(10_000, 1).clients == 1
+
+
+@pytest.mark.parametrize("soft", [1024, resource.RLIM_INFINITY])
+def test_no_hard_limit_allows_all_that_is_needed(limits: list[tuple[int, int]], soft: int) -> None:
+    limits[:] = [(soft, resource.RLIM_INFINITY)]
+    assert share_descriptors(10_000, 1).clients >= 10_000
+
+
+def test_what_is_open_already_is_counted() -> None:
+    before = process._in_use()
+    with Path("/dev/null").open(encoding="ascii"):
+        assert process._in_use() == before + 1

@@ -1,0 +1,142 @@
+import io
+import re
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+from admin.config.sources import Flags, load
+from admin.edits import places
+from admin.edits.places import Place
+from admin.run.check import report, show
+from admin.run.composition import compose
+
+Write = Callable[[str], str]
+LISTENER = '[[listeners]]\nlisten = "127.0.0.1:1"\nbroker = "127.0.0.1:2"\nname = "main"\n'
+MONDAY_NOON = datetime(2026, 6, 1, 12, tzinfo=UTC)
+
+
+def section(title: str, file: str, now: datetime = MONDAY_NOON) -> list[str]:
+    stream = io.StringIO()
+    show(report(compose(load(file, {}, Flags())), now), stream)
+    text = stream.getvalue()
+    begin = text.index(f"{title}")
+    lines = text[begin:].split("\n\n")[0].splitlines()[1:]
+    return [" ".join(line.split()) for line in lines]
+
+
+def limit(kind: str, name: str, *more: str) -> str:
+    return "\n".join([f'[[limits]]\nkind = "{kind}"\nname = "{name}"', *more, ""])
+
+
+def test_plain_limits_have_no_columns_for_what_they_do_not_say(write: Write) -> None:
+    file = write(LISTENER + limit("topic", "a", "rate = 5"))
+    rules = section("Rules", file)
+    assert rules[:2] == [
+        "rule limit of above it burst break from",
+        "topic:a 5/s this name refuse 1 s 1 s sluice.toml:5",
+    ]
+    assert section("Listeners", file) == [
+        "listen broker protocol name scope from",
+        "127.0.0.1:1 127.0.0.1:2 rocketmq main default sluice.toml:1",
+    ]
+
+
+def test_everything_that_a_rule_says_is_shown(write: Write) -> None:
+    text = LISTENER + "".join(
+        [
+            limit("topic", "orders", "rate = 500", "bytes_per_s = 1048576", "bytes_burst_s = 0.5", "busy_code = 215"),
+            limit("topic", "mail", "rate = 5", 'action = "delay"', "max_delay_s = 1.5", 'count = "requests"'),
+            limit("topic", "trial", "rate = 5", 'action = "shadow"'),
+            limit("topic", "kept", "rate = 5", 'action = "off"'),
+            limit("topic", "fair-*", "rate = 5", 'fair_by = "client"'),
+            limit("topic", "warm-*", "rate = 5", "warm_up_s = 30"),
+            limit("client", "10.0.0.0/8", "rate = 5", "shared = true"),
+            limit("client", "10.0.0.0/8", "rate = 1"),
+            limit("listener", "*", "rate = 9", "shared = true"),
+        ]
+    )
+    rules = section("Rules", write(text))
+    columns = rules[0]
+    assert columns == "rule limit of above it burst break fair by warm-up from"
+    shown = {line.split()[0]: line.partition(" ")[2].rpartition(" ")[0] for line in rules[1:]}
+    assert shown["topic:orders"] == (
+        "500/s + 1048576 bytes/s this name refuse with code 215 1 s, bytes 0.5 s 1 s, bytes 0.5 s"
+    )
+    assert shown["topic:mail"] == "5 requests/s this name hold up to 1.5 s, then refuse 1 s 0 s"
+    assert shown["topic:trial"] == "5/s this name only count 1 s 1 s"
+    assert shown["topic:kept"] == "off (5/s) this name"
+    assert shown["topic:fair-*"] == "5/s each such name refuse 1 s 1 s client, 32 at most"
+    assert shown["topic:warm-*"] == "5/s each such name refuse 1 s 0 s 30 s"
+    assert shown["total:client:10.0.0.0/8"] == "5/s all such together refuse 1 s 0 s"
+    assert shown["client:10.0.0.0/8"] == "1/s each such address refuse 1 s 0 s"
+    assert shown["total:listener:*"] == "9/s all together refuse 1 s 0 s"
+    assert shown["topic:*"] == "unlimited every other topic"
+
+
+def test_hours_say_whether_they_hold_now(write: Write) -> None:
+    file = write(
+        LISTENER
+        + limit("topic", "a", "rate = 1")
+        + limit("topic", "a", "rate = 2", 'between = "09:00-18:00"', 'days = ["mon"]')
+    )
+
+    def rules(now: datetime) -> list[str]:
+        return [line for line in section("Rules", file, now) if line.startswith("topic:a ")]
+
+    assert rules(MONDAY_NOON) == [
+        "topic:a 09:00-18:00 mon UTC 2/s this name refuse 1 s 1 s now sluice.toml:9",
+        "topic:a 1/s this name refuse 1 s 1 s not now sluice.toml:5",
+    ]
+    assert rules(MONDAY_NOON.replace(hour=20)) == [
+        "topic:a 1/s this name refuse 1 s 1 s sluice.toml:5",
+        "topic:a 09:00-18:00 mon UTC 2/s this name refuse 1 s 1 s not now sluice.toml:9",
+    ]
+
+
+def test_the_order_of_the_limits_of_one_request_is_said(write: Write) -> None:
+    text = LISTENER + "".join(
+        [
+            limit("topic", "a", "rate = 1"),
+            limit("subscription", "g@t", "rate = 1"),
+            limit("client", "*", "rate = 1", "shared = true"),
+            limit("listener", "*", "rate = 1"),
+            limit("producer_group", "*", "rate = 1", 'action = "off"'),
+        ]
+    )
+    assert section("Limits of one request", write(text)) == [
+        "1 topic or subscription its own limit",
+        "2 client its own limit, then the total it falls under",
+        "3 listener its own limit",
+        (
+            "All must admit it; what one refuses spends nothing in the others. What asks for messages (subscription)"
+            " belongs to no client, producer_group or listener."
+        ),
+    ]
+
+
+def test_nothing_limited_is_said_to_be_none(write: Write) -> None:
+    assert section("Limits of one request", write(LISTENER + limit("topic", "a", 'rate = "unlimited"'))) == ["none"]
+
+
+def test_options_that_are_not_as_usual_are_shown(write: Write) -> None:
+    more = 'tls = "pass"\n[listeners.options]\nremote_update_from = ["10.0.0.0/8"]\nmax_frame_bytes = 16777216\n'
+    assert section("Listeners", write(LISTENER + more)) == [
+        "listen broker protocol name scope options from",
+        "127.0.0.1:1 127.0.0.1:2 rocketmq main default tls = pass, remote_update_from = [10.0.0.0/8] sluice.toml:1",
+    ]
+
+
+def test_where_edits_are_kept_is_always_said(write: Write) -> None:
+    plan = compose(load(write(LISTENER), {}, Flags()))
+    stream = io.StringIO()
+    show(report(plan, MONDAY_NOON, places.of(plan.settings, {"STATE_DIRECTORY": "/srv"})), stream)
+    assert re.search(r"^  state_dir +/srv/127.0.0.1-1$", stream.getvalue(), re.MULTILINE)
+    stream = io.StringIO()
+    show(report(plan, MONDAY_NOON, Place(None, given=True)), stream)
+    assert re.search(r"^  state_dir +none: edits are kept until the restart$", stream.getvalue(), re.MULTILINE)
+
+
+def test_exempt_clients_and_bounds_of_connections_are_shown(write: Write) -> None:
+    more = 'exempt = ["10.0.0.1", "::/0"]\nmax_connections_per_client = 5\nnew_connections_per_s = 2.5\n'
+    assert section("Listeners", write(LISTENER + more))[1].startswith(
+        "127.0.0.1:1 127.0.0.1:2 rocketmq main default 10.0.0.1/32, ::/0 5 per client, 2.5 new/s"
+    )

@@ -1,0 +1,69 @@
+"""The configuration that pages show must be right: somebody is going to copy it."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from admin.client.target import Given, find_target, profiles_file
+from admin.config.sources import Flags, load
+from admin.run.composition import compose
+
+DOCS = Path(__file__).parents[3] / "docs"
+LIMITS = (DOCS / "limits.md").read_text(encoding="utf-8")
+EXAMPLES = re.findall(r"\*\*(\d+)\. .*?```toml\n(.*?)```", LIMITS, re.DOTALL)
+PAIR = Flags(listen=["127.0.0.1:1"], broker=["127.0.0.1:2"])
+
+
+def test_there_are_ten_examples() -> None:
+    assert [number for number, _ in EXAMPLES] == [str(number) for number in range(1, 11)]
+    assert len(re.findall("```toml", LIMITS)) == 10
+
+
+@pytest.mark.parametrize(("number", "text"), EXAMPLES)
+def test_an_example_can_be_used_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: str, text: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("sluice.toml").write_text(text, encoding="utf-8")
+    flags = Flags() if "listeners" in tomllib.loads(text) else PAIR
+    plan = compose(load("sluice.toml", {}, flags))
+    limiting = [rule for rule in plan.rule_set.rules if rule.source.startswith("sluice.toml")]
+
+    assert limiting
+    # Example 4 is about limits that only count.
+    assert plan.warnings() == [] or number == "4"
+
+
+def test_limits_of_the_command_line_can_be_used_as_they_are() -> None:
+    section = LIMITS.split("## Limits in ten examples")[1].split("**1.")[0]
+    texts = re.findall(r"`([a-z_]+:[^`]*=[^`]*)`", section)
+
+    assert len(texts) >= 5
+    compose(load(None, {}, Flags(listen=PAIR.listen, broker=PAIR.broker, limits=texts)))
+
+
+def test_keys_that_need_an_example_have_one() -> None:
+    shown = {key for _, text in EXAMPLES for limit in tomllib.loads(text).get("limits", []) for key in limit}
+
+    assert {"bytes_per_s", "shared", "action", "max_delay_s", "fair_by", "busy_code", "between", "warm_up_s"} <= shown
+
+
+def test_the_profile_is_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    page = (DOCS / "live-limits.md").read_text(encoding="utf-8")
+    (text,) = re.findall(r"^```toml\n# profiles\.toml\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    (ca_file,) = re.findall(r'ca_file = "(.*)"', text)
+    profiles_file().parent.mkdir()
+    profiles_file().write_text(text.replace(ca_file, "ca.pem"), encoding="utf-8")
+    profiles_file().with_name("ca.pem").touch()
+    token = profiles_file().with_name("orders-1.token")
+    token.write_text("token-of-the-page-that-shows-it", encoding="utf-8")
+    token.chmod(0o600)
+    target = find_target(Given(profile="orders-1"), {})
+    assert (target.url, target.token, target.warnings) == (
+        "https://10.0.0.5:9870",
+        "token-of-the-page-that-shows-it",
+        (),
+    )
