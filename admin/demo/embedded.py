@@ -15,7 +15,7 @@ from admin.config.addresses import DEFAULT_ADMIN, Endpoint, parse_endpoint
 from admin.config.settings import OFF
 from admin.config.sources import Flags, load
 from admin.demo import view
-from admin.demo.broker import Loopback, LoopbackConfig, serve_broker
+from admin.demo.broker import Loopback, serve_broker
 from admin.demo.ledger import WINDOW_S, Check, Ledger, TopicLoad, check
 from admin.demo.load import Producer
 from admin.demo.stage import obey, send
@@ -110,9 +110,8 @@ async def _follow_edits(
 
 
 async def _start_broker(nursery: trio.Nursery) -> Loopback:
-    config = LoopbackConfig(broker_port=0, name_server_port=_to_be_had(_NAME_SERVER).port)
     try:
-        loopback: Loopback = await nursery.start(serve_broker, config)
+        loopback: Loopback = await nursery.start(serve_broker, 0, _to_be_had(_NAME_SERVER).port)
     except OSError as error:
         raise StartError(f"demo: the embedded broker cannot start: {error.strerror or error}") from None
     return loopback

@@ -10,9 +10,10 @@ from typing import Final
 import trio
 
 from admin.config.addresses import Endpoint
+from admin.demo.frames import cut
 from admin.demo.ledger import Counts, TopicLoad
-from proxy.protocols.rocketmq.wire.codes import PREFIX_BYTES, RequestCode, ResponseCode
-from proxy.protocols.rocketmq.wire.command import RemotingCommand, decode, encode
+from proxy.protocols.rocketmq.wire.codes import RequestCode, ResponseCode
+from proxy.protocols.rocketmq.wire.command import RemotingCommand, encode
 
 #: Messages that are due are written together this often.
 _TICK_S: Final = 0.02
@@ -114,14 +115,8 @@ class Producer:
         data = bytearray()
         while chunk := await stream.receive_some(_READ_BYTES):
             data += chunk
-            at = 0
-            while len(data) - at >= PREFIX_BYTES:
-                end = at + 4 + int.from_bytes(data[at : at + 4], "big")
-                if end > len(data):
-                    break
-                self._count(decode(bytes(data[at:end])))
-                at = end
-            del data[:at]
+            for answer in cut(data):
+                self._count(answer)
             if not self._waiting:
                 self._answered.set()
         raise trio.BrokenResourceError

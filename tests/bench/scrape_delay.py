@@ -32,7 +32,7 @@ from pathlib import Path
 import trio
 from peers import LOAD_CORE, PROXY_CORE, START_DEADLINE_S, BenchError, listens, metrics_page, process, sluice_program
 
-from admin.demo.broker import LoopbackConfig, serve_broker
+from admin.demo.broker import serve_broker
 from proxy.protocols.rocketmq.wire.command import RemotingCommand, encode
 
 _CONFIG = """
@@ -65,7 +65,7 @@ def options(arguments: Sequence[str]) -> argparse.Namespace:
 def broker(port: int) -> None:
     """Serve as the broker, for ever, in a process of its own."""
     os.sched_setaffinity(0, {LOAD_CORE})
-    trio.run(serve_broker, LoopbackConfig(broker_port=port, name_server_port=0))
+    trio.run(serve_broker, port)
 
 
 def load(port: int, orders: Connection) -> None:

@@ -6,7 +6,7 @@ from typing import Final, Self
 
 import trio
 
-from admin.demo.broker import Loopback, LoopbackConfig, serve_broker
+from admin.demo.broker import Loopback, serve_broker
 from harness.ports import free_port
 from harness.sidecar import Route
 
@@ -56,5 +56,4 @@ class EmbeddedBroker:
         self._token = trio.lowlevel.current_trio_token()
         with self._scope:
             async with trio.open_nursery() as nursery:
-                config = LoopbackConfig(broker_port=0, name_server_port=0)
-                self._started.put(await nursery.start(serve_broker, config))
+                self._started.put(await nursery.start(serve_broker))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import trio
 
-from admin.demo.broker import Loopback, LoopbackConfig, serve_broker
+from admin.demo.broker import Loopback, serve_broker
 
 
 class Embedded:
@@ -31,8 +31,7 @@ class Embedded:
 @pytest.fixture
 async def embedded(nursery: trio.Nursery) -> Iterator[Embedded]:
     """An embedded broker on free ports."""
-    config = LoopbackConfig(broker_port=0, name_server_port=0)
-    yield Embedded(await nursery.start(serve_broker, config))
+    yield Embedded(await nursery.start(serve_broker))
     nursery.cancel_scope.cancel()
 
 

@@ -1,7 +1,6 @@
 """A broker with a clock of its own, clients to talk to it, and the recorded connections."""
 
-import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,29 +10,23 @@ from harness.wire_bytes import decode_all
 from stored_records import Record, decode_records
 
 from admin.demo.broker.broker import Broker
-from admin.demo.broker.channel import Role
-from admin.demo.broker.store import LoopbackConfig
-from proxy.protocols.rocketmq.wire.codes import FLAG_ONEWAY, HEADER_JSON, RequestCode
+from admin.demo.broker.channel import Channel
+from proxy.protocols.rocketmq.wire.codes import HEADER_JSON, RequestCode
 from proxy.protocols.rocketmq.wire.command import RemotingCommand, encode
 
 _CAPTURES = Path(__file__).parents[4] / "captures" / "rocketmq"
-_NS_PER_S = 1_000_000_000
-
 WALL_MS = 1_700_000_000_000
 
 
 class Client:
     """One connection to the broker, without a socket."""
 
-    def __init__(self, bench: "Bench", role: Role, host: str, port: int, header_type: int) -> None:
+    def __init__(self, bench: "Bench", header_type: int) -> None:
         self._bench = bench
         self._opaque = 0
         self._header_type = header_type
-        self.woken = 0
-        self.channel = bench.broker.connect(role, host, port, self._wake)
-
-    def _wake(self) -> None:
-        self.woken += 1
+        self._data = bytearray()
+        self.channel = Channel("127.0.0.1", 40_000)
 
     def send(
         self,
@@ -60,7 +53,8 @@ class Client:
 
     def send_bytes(self, data: bytes) -> None:
         """Send bytes as they are."""
-        self._bench.broker.receive(self.channel, data, self._bench.now_ns)
+        self._data += data
+        self._bench.broker.receive(self.channel, self._data, self._bench.now_s)
 
     def answers(self) -> list[RemotingCommand]:
         """Return what came since the last look."""
@@ -144,44 +138,25 @@ class Client:
 class Bench:
     """A broker and its time."""
 
-    def __init__(self, config: LoopbackConfig) -> None:
-        self.now_ns = 0
-        self.broker = Broker(config, lambda: WALL_MS + self.now_ns // 1_000_000)
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.broker = Broker()
+        self.broker.advertise("127.0.0.2:10911")
 
-    def client(
-        self,
-        role: Role = Role.BROKER,
-        *,
-        host: str = "127.0.0.1",
-        port: int = 40_000,
-        header_type: int = HEADER_JSON,
-    ) -> Client:
+    def client(self, *, header_type: int = HEADER_JSON) -> Client:
         """Return a new connection."""
-        return Client(self, role, host, port, header_type)
+        return Client(self, header_type)
 
     def wait(self, seconds: float) -> None:
-        """Let time pass, timer after timer."""
-        end_ns = self.now_ns + round(seconds * _NS_PER_S)
-        while (due_ns := self.broker.next_timer_ns()) is not None and due_ns <= end_ns:
-            self.now_ns = max(self.now_ns, due_ns)
-            self.broker.run_timers(self.now_ns)
-        self.now_ns = end_ns
+        """Let time pass."""
+        self.now_s += seconds
+        self.broker.end_long_polls(self.now_s)
 
 
 @pytest.fixture
-def make_bench() -> Callable[..., Bench]:
-    """Makes brokers; keywords change the configuration."""
-
-    def make(**changes: Any) -> Bench:
-        return Bench(dataclasses.replace(LoopbackConfig(), **changes))
-
-    return make
-
-
-@pytest.fixture
-def bench(make_bench: Callable[..., Bench]) -> Bench:
-    """A broker as configured by default."""
-    return make_bench()
+def bench() -> Bench:
+    """A broker."""
+    return Bench()
 
 
 @pytest.fixture
@@ -208,9 +183,3 @@ def pulled_bodies(captures: Path) -> list[bytes]:
                     yield command.body
 
     return list(bodies())
-
-
-@pytest.fixture
-def oneway() -> int:
-    """The flag of a request that wants no answer."""
-    return FLAG_ONEWAY
