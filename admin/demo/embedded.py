@@ -23,7 +23,6 @@ from admin.run import sidecar
 from admin.run.check import show
 from admin.run.composition import compose
 from proxy.control import DataPath
-from proxy.stats.question import Question
 
 LIMIT_PER_S: Final = 200.0
 #: One topic goes ten times over the limit, the others stay under it.
@@ -36,7 +35,6 @@ LOADS: Final = (
 )
 _LISTEN: Final = Endpoint("127.0.0.1", 10911)
 _NAME_SERVER: Final = Endpoint("127.0.0.1", 9876)
-_CLIENT: Final = "127.0.0.1"
 _REFRESH_S: Final = 0.25
 
 
@@ -99,14 +97,11 @@ def heading(listen: Endpoint, loopback: Loopback, admin_url: str, notes: Sequenc
 async def _follow_edits(
     data_path: DataPath, ledger: Ledger, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
 ) -> None:
-    """Keep the lowest limit of each topic, whatever is edited or switched."""
+    """Take note when somebody edits or switches limits."""
     async with data_path.events() as events:
         task_status.started()
         async for event in events:
-            if event.kind == "rules":
-                for load in ledger.loads:
-                    question = Question("topic", load.topic, _CLIENT)
-                    ledger.edit(load.topic, await data_path.explain(question))
+            ledger.edited = ledger.edited or event.kind == "rules"
 
 
 async def _start_broker(nursery: trio.Nursery) -> Loopback:

@@ -3,14 +3,12 @@
 Plain numbers and the checks on them; nothing is sent or printed here.
 """
 
-import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from admin.common.numbers import number
-from proxy.stats.question import Explanation
 
 #: Rates are shown over this many seconds: long enough to cover a breaker's full cycle several times.
 WINDOW_S = 5.0
@@ -66,23 +64,16 @@ class Ledger:
     Attributes:
         loads: the topics, in the order they are shown.
         counts: by topic.
-        lowest: by topic, the lowest limit that was in force meanwhile, in messages per second; none if there was none.
-        edited: limits were changed or switched meanwhile.
+        edited: limits were changed or switched meanwhile, so that nothing is held against them.
     """
 
     loads: Sequence[TopicLoad]
     counts: dict[str, Counts] = field(init=False)
-    lowest: dict[str, float] = field(init=False, default_factory=dict)
     edited: bool = field(init=False, default=False)
     _history: deque[tuple[float, dict[str, Counts]]] = field(init=False, default_factory=deque)
 
     def __post_init__(self) -> None:
         self.counts = {load.topic: Counts() for load in self.loads}
-
-    def edit(self, topic: str, explanation: Explanation) -> None:
-        """Take note that limits were changed, and of what a topic may send since."""
-        self.edited = True
-        self.lowest[topic] = min(_limit_per_s(explanation), self.lowest.get(topic, math.inf))
 
     def mark(self, now_s: float) -> None:
         """Remember this moment for ``rates``."""
@@ -111,13 +102,11 @@ class Check:
     text: str
 
 
-EDITED: Final = Check(holds=True, text="limits were changed meanwhile, so nobody knows what a runaway might send")
+EDITED: Final = Check(holds=True, text="limits were changed meanwhile, so what was refused is held against nobody")
 
 
 def check(ledger: Ledger, stored: Mapping[str, int], limit_per_s: float, elapsed_s: float) -> list[Check]:
     """Hold what the clients saw against what the broker stored and what the limit allows.
-
-    Whoever sends less than the lowest limit that was in force must not lose anything, whatever was edited or switched.
 
     Args:
         ledger: what the clients saw.
@@ -125,7 +114,7 @@ def check(ledger: Ledger, stored: Mapping[str, int], limit_per_s: float, elapsed
         limit_per_s: the limit of each topic, with a burst of one second.
         elapsed_s: seconds from the first message to the last.
     """
-    checks = _held(ledger, stored, limit_per_s, elapsed_s)
+    checks = [EDITED] if ledger.edited else _held(ledger, stored, limit_per_s, elapsed_s)
     passed = sum(counts.passed for counts in ledger.counts.values())
     all_stored = sum(stored.get(load.topic, 0) for load in ledger.loads)
     agrees = all(stored.get(topic, 0) == counts.passed for topic, counts in ledger.counts.items())
@@ -140,32 +129,9 @@ def check(ledger: Ledger, stored: Mapping[str, int], limit_per_s: float, elapsed
     return checks
 
 
-def judged(ledger: Ledger) -> tuple[list[TopicLoad], list[Check]]:
-    """Return the quiet topics that must lose nothing, and for each other one why it may."""
-    below = [load for load in ledger.loads if not load.runaway]
-    quiet = [load for load in below if load.rate_per_s < ledger.lowest.get(load.topic, math.inf)]
-    notes = [
-        Check(
-            holds=True,
-            text=f"{load.topic} was given a limit below the {number(load.rate_per_s)}/s that it sends, so what it lost"
-            " is not held against anybody",
-        )
-        for load in below
-        if load not in quiet
-    ]
-    return quiet, notes
-
-
-def _limit_per_s(explanation: Explanation) -> float:
-    """Return what a topic may send; 0 if limits of other sorts are in force, whose sum nobody does here."""
-    enforced = [each for each in explanation.limits if each.rule.action != "shadow"]
-    plain = all(each.kind == "topic" and each.limit.unit != "bytes" for each in enforced)
-    return min((each.limit.rate_per_s for each in enforced), default=math.inf) if plain else 0.0
-
-
 def _held(ledger: Ledger, stored: Mapping[str, int], limit_per_s: float, elapsed_s: float) -> list[Check]:
     """Hold what was stored against what the limit allows."""
-    quiet, notes = judged(ledger)
+    quiet = [load for load in ledger.loads if not load.runaway]
     sent = sum(ledger.counts[load.topic].sent for load in quiet)
     kept = sum(stored.get(load.topic, 0) for load in quiet)
     refused = sum(ledger.counts[load.topic].refused for load in quiet)
@@ -175,9 +141,6 @@ def _held(ledger: Ledger, stored: Mapping[str, int], limit_per_s: float, elapsed
             f"quiet topics lost nothing: {sent:,} sent, {refused:,} refused, {kept:,} stored",
         )
     ]
-    checks += notes
-    if ledger.edited:
-        return [*checks, EDITED]
     for load in ledger.loads:
         if load.runaway:
             # The bound of the limiter: the rate's integral and one burst; the last message may go into debt.

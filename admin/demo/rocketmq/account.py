@@ -12,7 +12,7 @@ from rich.text import Text
 from admin.common.tables import Rows
 from admin.config.addresses import Endpoint
 from admin.demo import view
-from admin.demo.ledger import EDITED, WINDOW_S, Check, Ledger, judged
+from admin.demo.ledger import EDITED, WINDOW_S, Check, Ledger
 from admin.demo.rocketmq.broker import RocketMQ
 
 
@@ -95,23 +95,23 @@ def checks(
         flooded_s: how long the flood lasted.
         bypassed: requests that passed without a decision, since the machine was too slow for one.
     """
-    unanswered = sum(ledger.counts[load.topic].unanswered for load in ledger.loads if not load.runaway)
-    answered = Check(not unanswered, f"every request for a quiet topic got its answer: {unanswered:,} did not")
-    loads, notes = judged(ledger)
+    loads = [load for load in ledger.loads if not load.runaway]
     quiet = [ledger.counts[load.topic] for load in loads]
+    unanswered = sum(each.unanswered for each in quiet)
+    answered = Check(not unanswered, f"every request for a quiet topic got its answer: {unanswered:,} did not")
     sent = sum(each.sent for each in quiet)
     kept = sum(stored[load.topic] for load in loads)
     refused = sum(each.refused for each in quiet)
     if limit is None:
         lost = f"of {sent:,} messages for quiet topics the broker refused {refused:,}"
         return [answered, Check(holds=True, text=f"without Sluice, {lost}")]
+    if ledger.edited:
+        return [EDITED, answered]
     failed = sum(each.failed for each in quiet)
     told = f"quiet topics: {sent:,} sent, {refused:,} refused by Sluice, {kept:,} stored"
     if failed:
         told += f"; {failed:,} were refused by the broker, whose disk or processor was too slow"
-    lost_nothing = Check(not refused and kept >= sent - failed - sum(each.unanswered for each in quiet), told)
-    if ledger.edited:
-        return [lost_nothing, *notes, EDITED, answered]
+    lost_nothing = Check(not refused and kept >= sent - failed - unanswered, told)
     (flooded,) = (load.topic for load in ledger.loads if load.runaway)
     # The bound of the limiter: the rate's integral and one burst; the last message may go into debt.
     most = int(limit.rate_per_s * flooded_s + limit.burst) + 1 + bypassed

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Final
 
 import httpx2
-import msgspec
 import trio
 from prometheus_client.parser import text_string_to_metric_families
 from rich.text import Text
@@ -27,7 +26,6 @@ from admin.demo.rocketmq.child import Child
 from admin.demo.stage import LAST_ANSWERS_S, obey, send
 from admin.run import sidecar
 from admin.run.check import show
-from proxy.stats.question import Explanation
 
 LIMIT_PER_S: Final = 200.0
 #: With the usual second, all of the limit would reach this small broker at once and be a flood again.
@@ -338,13 +336,8 @@ class Sending:
         passed, refused, self.bypassed = account.of_metrics(families, FLOODED)
         self.ledger.counts[FLOODED] = Counts(passed + refused, passed, refused)
         version = account.version_of(families)
-        if version != (self._version or version):
-            for load in self.ledger.loads:
-                explained = await _get(f"{self._cast.admin_url}api/v1/explain?kind=topic&name={load.topic}")
-                if explained is None:
-                    return
-                self.ledger.edit(load.topic, msgspec.json.decode(explained, type=Explanation))
-        self._version = version
+        self._version = self._version or version
+        self.ledger.edited = version != self._version
 
     def _direct(self) -> None:
         """Begin the flood or end it when it is time."""
