@@ -15,9 +15,11 @@ from admin.cli.options import (
     FilterWord,
     Flag,
     KindWord,
+    Most,
     Switch,
     TargetFlags,
     Write,
+    positive,
     say,
 )
 from admin.cli.protocol_words import SPELLINGS
@@ -89,17 +91,15 @@ def list_(
         ),
     ] = "",
     desc: Annotated[bool, Switch(help="reverse the order")] = False,
-    limit: Annotated[int, Flag(help="maximum number of rows (100)", metavar="N")] = 100,
+    limit: Most = 100,
     all: Annotated[bool, Switch(help="all rows")] = False,  # noqa: A002 - the flag is called so
     ask: TargetFlags = ASK,
 ) -> int:
     """List limits, and how much of each is used now."""
     from admin.client.limits import list_limits  # noqa: PLC0415 - the HTTP client takes its time
 
-    if limit < 1:
-        raise SettingsError(f"--limit {limit}: must be at least 1")
     query = {"kind": kind, "search": search, "filter": filter, "sort": sort, "order": "desc" if desc else ""}
-    return ask.print(lambda api: list_limits(api, query, None if all else limit, json=ask.json))
+    return ask.print(lambda api: list_limits(api, query, None if all else positive(limit), json=ask.json))
 
 
 @app.command
@@ -267,16 +267,15 @@ def apply(
     from admin.client import files, recommendations  # noqa: PLC0415 - as in list
 
     name = str(file)
+    how = files.Applying(write.reason, write.dry_run, write.volatile, prune, only, instance, force)
     if name.endswith(recommendations.SUFFIX):
         if prune:
             raise SettingsError("--prune: goes with a TOML file of limits, which says all that shall be edited")
-        chosen = recommendations.Applying(write.reason, write.dry_run, write.volatile, only, instance, force)
-        say(recommendations.apply(ask.target(), name, chosen, json=ask.json))
+        say(recommendations.apply(ask.target(), name, how, json=ask.json))
         return 0
     for flag, given in (("--only", only), ("--instance", instance), ("--force", force)):
         if given:
             raise SettingsError(f"{flag}: goes with the recommendations.json of a report; {name} is a TOML file")
-    how = files.Applying(write.reason, write.dry_run, write.volatile, prune)
     say(files.apply(ask.target(), name, how, json=ask.json))
     return 0
 

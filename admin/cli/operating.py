@@ -14,13 +14,14 @@ from admin.cli.options import (
     FilterWord,
     Flag,
     KindWord,
+    Most,
     Switch,
     SwitchWord,
     TargetFlags,
     Write,
+    positive,
 )
 from admin.cli.protocol_words import MAIN_KIND
-from admin.common.errors import SettingsError
 
 switch = App(name="switch", help="Switch limiting off or on, in an emergency.", help_epilogue=ASKING)
 audit = App(name="audit", help="Show who changed what, when and why; latest first.", help_epilogue=ASKING)
@@ -28,7 +29,6 @@ connections = App(name="connections", help="List connected clients, and close co
 
 SwitchKind = Annotated[SwitchWord, Flag(help=f"only this kind: {MAIN_KIND}, client, … (all)", metavar="KIND")]
 Ttl = Annotated[str | None, Flag(help="expires after 90s, 15m, 2h, 1d", metavar="TIME")]
-Most = Annotated[int, Flag(help="maximum number of rows (100)", metavar="N")]
 
 
 @switch.default
@@ -114,7 +114,7 @@ def show_audit(
     """Show who changed what, when and why."""
     from admin.client import operate  # noqa: PLC0415 - as above
 
-    return ask.print(lambda api: operate.audit(api, {"target": target, "by": by}, _positive(limit), json=ask.json))
+    return ask.print(lambda api: operate.audit(api, {"target": target, "by": by}, positive(limit), json=ask.json))
 
 
 @audit.command
@@ -149,7 +149,7 @@ def list_connections(
     from admin.client import operate  # noqa: PLC0415 - as above
 
     query = {"search": search, "sort": sort, "order": "desc" if desc else ""}
-    most = None if all else _positive(limit)
+    most = None if all else positive(limit)
     return ask.print(lambda api: operate.connections(api, query, most, json=ask.json))
 
 
@@ -165,12 +165,6 @@ def close(
     from admin.client import operate  # noqa: PLC0415 - as above
 
     return ask.print(lambda api: operate.close(api, connection, reason=reason, json=ask.json))
-
-
-def _positive(limit: int) -> int:
-    if limit < 1:
-        raise SettingsError(f"--limit {limit}: must be at least 1")
-    return limit
 
 
 def top(

@@ -12,6 +12,7 @@ from cyclopts import Parameter
 
 from admin.cli import protocol_words
 from admin.client.target import Given, Target, find_target
+from admin.common.errors import SettingsError
 from admin.common.tables import printable
 from admin.config.addresses import DEFAULT_ADMIN
 
@@ -133,6 +134,16 @@ class Write:
 
 
 WRITE: Final = Write()
+
+
+Most = Annotated[int, Flag(help="maximum number of rows (100)", metavar="N")]
+
+
+def positive(limit: int) -> int:
+    """Return a number of rows that was given, or refuse it."""
+    if limit < 1:
+        raise SettingsError(f"--limit {limit}: must be at least 1")
+    return limit
 
 
 def say(text: str) -> None:

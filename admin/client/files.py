@@ -12,16 +12,16 @@ from typing import Any, Final, NamedTuple
 
 from admin.client import RefusedError
 from admin.client.api import LONG_TIMEOUT_S, Api, as_json, path
-from admin.client.limits import batch, edited, joined
+from admin.client.limits import batch, edited, joined, layout, places
 from admin.client.target import Target
 from admin.client.words import change_lines, moment, standing
-from admin.common.tables import Rows, printable
+from admin.common.tables import printable
 from admin.config.limit_fields import FIELDS
 from admin.config.toml_lines import Path as Place
 from admin.config.toml_lines import find_lines, line_of
 from admin.edits.model import ALL_KINDS, ActiveEdit, Change, LimitEntry
 from admin.edits.wording import short
-from admin.wire import MAX_EDITS, Changes, Drift, FieldProblem, RulePage, RuleRow, Switches
+from admin.wire import MAX_EDITS, Changes, Drift, RulePage, RuleRow, Switches
 from limiter.rules.patterns import DEFAULT_PATTERN
 from limiter.rules.resource import TOTAL
 
@@ -34,12 +34,25 @@ _NO_RULE: Final = "default"
 
 
 class Applying(NamedTuple):
-    """How a file is to be applied."""
+    """How a file is to be applied.
+
+    Attributes:
+        reason: for the audit trail; put before the evidence of recommendations.
+        dry_run: only say what would change.
+        volatile: until the restart only.
+        prune: of a file of limits: also undo the edits that it does not have.
+        only: of recommendations: names that match this glob; empty is all.
+        instance: of recommendations: those of this sidecar; empty is the one that is asked.
+        force: of recommendations: also where the limit has been changed since.
+    """
 
     reason: str = ""
     dry_run: bool = False
     volatile: bool = False
     prune: bool = False
+    only: str = ""
+    instance: str = ""
+    force: bool = False
 
 
 class _Wanted(NamedTuple):
@@ -75,6 +88,10 @@ class _File:
             line = str(error).partition("line ")[2].partition(",")[0] or str(max(1, len(text.splitlines())))
             raise RefusedError(f"{name}:{line}: not TOML: {error}") from None
         self._lines = find_lines(text)
+
+    def place(self, wanted: _Wanted, key: str) -> str:
+        """Name the place of a limit, or of one of its keys."""
+        return self.at((*wanted.place, key) if key else wanted.place)
 
     def at(self, place: Place) -> str:
         """Name a place: ``FILE:LINE: key``."""
@@ -165,7 +182,7 @@ def apply(target_: Target, file: str, how: Applying, *, json: bool) -> str:
                 dry_run=how.dry_run,
                 volatile=how.volatile,
                 if_match=etag,
-                name=_place_of(limits, changed),
+                name=places(file, changed, limits.place),
             )
             changes = reply.read(Changes).changes
     if json:
@@ -185,21 +202,10 @@ def _differing(api: Api, limits: _File, wanted: Sequence[_Wanted]) -> tuple[list
     unchanged: list[_Wanted] = []
     for begin in range(0, len(wanted), MAX_EDITS):
         part = wanted[begin : begin + MAX_EDITS]
-        reply = batch(api, [each.edit for each in part], dry_run=True, name=_place_of(limits, part))
+        reply = batch(api, [each.edit for each in part], dry_run=True, name=places(limits.name, part, limits.place))
         for each, change in zip(part, reply.read(Changes).changes, strict=True):
             (unchanged if change.old == change.new else changed).append(each)
     return changed, unchanged
-
-
-def _place_of(limits: _File, sent: Sequence[_Wanted]) -> Any:
-    def name(fault: FieldProblem) -> str:
-        if fault.edit is None or fault.edit >= len(sent):
-            return limits.name
-        key = fault.field.rpartition(".")[2]
-        place = sent[fault.edit].place
-        return limits.at((*place, key) if key and not key.isdigit() else place)
-
-    return name
 
 
 def diff(api: Api, *, json: bool) -> str:
@@ -221,7 +227,7 @@ def diff(api: Api, *, json: bool) -> str:
     if not rows:
         return "All is as configured."
     columns = ("kind", "name", "configured", "in force", "by", "since", "until", "reason")
-    return "\n".join(Rows(columns, rows).used().lines())
+    return layout(columns, rows)
 
 
 def _configured(entry: LimitEntry) -> str:

@@ -1,44 +1,70 @@
 """``sluice limits list``, ``get``, ``set``, ``reset`` and ``unset``."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, TypeVar
 
 from admin.client import NotFoundError
-from admin.client.api import Api, Reply, as_json, path
+from admin.client.api import Api, Name, Reply, as_json, path
 from admin.client.words import change_lines, standing
 from admin.common.numbers import measured, per_second
 from admin.common.tables import Rows
 from admin.edits.model import Change, LimitEntry
 from admin.edits.wording import further, short
-from admin.wire import Changes, Drift, LimitPage, LiveFigures, Row
+from admin.wire import Changes, Drift, FieldProblem, LimitPage, LiveFigures, Row
 
 _LINES: Final = 20
 """So many of many changes are written out."""
+
+_T = TypeVar("_T")
 
 _NOT_COUNTED: Final = "\N{EN DASH}"
 """What passes a total, a client, a producer group or a listener is counted for the resource."""
 
 
 def list_limits(api: Api, query: Mapping[str, Any], most: int | None, *, json: bool) -> str:
-    """List resources and rules with their limits.
-
-    Args:
-        api: whom to ask.
-        query: as the API takes it.
-        most: rows at most; None is all.
-        json: return the API's JSON.
-    """
+    """List resources and rules with their limits: ``most`` rows, or all."""
     query = {**query, "history": "0"}
-    replies = list(api.pages(path("limits"), query, most))
+    return listed(api, "limits", query, most, page=LimitPage, table=table, nothing="Nothing matches.", json=json)
+
+
+def listed(
+    api: Api,
+    where: str,
+    query: Mapping[str, Any],
+    most: int | None,
+    *,
+    page: Any,
+    table: Callable[[list[Any]], Rows],
+    nothing: str,
+    json: bool,
+) -> str:
+    """Read a list page by page and lay it out; ``page`` is the type of a page, ``nothing`` stands for no rows."""
+    replies = list(api.pages(path(where), query, most))
     if json:
         return joined(replies, "rows")
-    pages = [reply.read(LimitPage) for reply in replies]
-    rows = [row for page in pages for row in page.rows]
-    total = pages[-1].total if pages else 0
-    lines = list(table(rows).lines())
-    if len(rows) < total:
-        lines += ["", f"{len(rows)} of {total}; --limit N or --all shows more"]
-    return "\n".join(lines) if rows else "Nothing matches."
+    pages = [reply.read(page) for reply in replies]
+    rows = [row for each in pages for row in each.rows]
+    lines = list(table(rows).used().lines())
+    if pages and len(rows) < pages[-1].total:
+        lines += ["", f"{len(rows)} of {pages[-1].total}; --limit N or --all shows more"]
+    return "\n".join(lines) if rows else nothing
+
+
+def layout(columns: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[int] = ()) -> str:
+    """Write a table, see ``Rows``, without the columns that are empty in every row."""
+    return "\n".join(Rows(columns, rows, right).used().lines())
+
+
+def places(file: str, sent: Sequence[_T], place: Callable[[_T, str], str]) -> Name:
+    """Return what names the faults of a batch: by the place of what an edit was made from, and of its field if any."""
+
+    def name(fault: FieldProblem) -> str:
+        if fault.edit is None or fault.edit >= len(sent):
+            return file
+        key = fault.field.rpartition(".")[2]
+        return place(sent[fault.edit], "" if key.isdigit() else key)
+
+    return name
 
 
 def joined(replies: list[Reply], key: str) -> str:

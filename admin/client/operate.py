@@ -5,13 +5,13 @@ from typing import Any
 
 from admin.client import NotFoundError
 from admin.client.api import Api, Reply, as_json, path
-from admin.client.limits import batch, joined
+from admin.client.limits import batch, layout, listed
 from admin.client.words import change_lines, moment, span, standing, until
 from admin.common.numbers import per_second
 from admin.common.tables import Rows
-from admin.edits.model import ReloadReport
+from admin.edits.model import Change, ReloadReport
 from admin.edits.wording import difference, target
-from admin.wire import MAX_PAGE, AuditPage, Changes, ConnectionPage, State, Switches
+from admin.wire import MAX_PAGE, AuditPage, Changes, ConnectionPage, ConnectionRow, State, Switches
 
 
 def show_switches(api: Api, *, json: bool) -> str:
@@ -19,22 +19,11 @@ def show_switches(api: Api, *, json: bool) -> str:
     reply = api.get(path("switches"))
     if json:
         return reply.json()
-    return "\n".join(
-        Rows(
-            ("switch", "limiting", "configured", "edited"),
-            (
-                (
-                    each.kind,
-                    _on(each.limiting),
-                    _on(each.configured),
-                    standing(each.edit) if each.edit is not None else "",
-                )
-                for each in reply.read(Switches).switches
-            ),
-        )
-        .used()
-        .lines()
+    rows = (
+        (each.kind, _on(each.limiting), _on(each.configured), standing(each.edit) if each.edit is not None else "")
+        for each in reply.read(Switches).switches
     )
+    return layout(("switch", "limiting", "configured", "edited"), rows)
 
 
 def _on(limiting: bool) -> str:  # noqa: FBT001 - it is all that it takes
@@ -93,41 +82,32 @@ def audit(api: Api, query: Mapping[str, Any], most: int, *, json: bool) -> str:
         return replies[0].json() if len(replies) == 1 else as_json({"changes": changes, "next": before})
     if not changes:
         return "Nothing has been changed."
-    return "\n".join(
-        Rows(
-            ("id", "when", "by", "from", "action", "what", "change", "until", "reason"),
-            (
-                (
-                    str(each.id),
-                    moment(each.at),
-                    each.by,
-                    each.address,
-                    each.action if each.reverts is None else f"{each.action} of {each.reverts}",
-                    target(each.target),
-                    "; ".join(each.details) if each.action in {"reload", "reset"} else difference(each),
-                    moment(each.expires_at) if each.expires_at else "",
-                    each.reason,
-                )
-                for each in changes
-            ),
-            right=(0,),
-        )
-        .used()
-        .lines()
+    columns = ("id", "when", "by", "from", "action", "what", "change", "until", "reason")
+    return layout(columns, map(_audited, changes), right=(0,))
+
+
+def _audited(change: Change) -> tuple[str, ...]:
+    return (
+        str(change.id),
+        moment(change.at),
+        change.by,
+        change.address,
+        change.action if change.reverts is None else f"{change.action} of {change.reverts}",
+        target(change.target),
+        "; ".join(change.details) if change.action in {"reload", "reset"} else difference(change),
+        moment(change.expires_at) if change.expires_at else "",
+        change.reason,
     )
 
 
 def connections(api: Api, query: Mapping[str, Any], most: int | None, *, json: bool) -> str:
     """List the open connections."""
-    replies = list(api.pages(path("connections"), query, most))
-    if json:
-        return joined(replies, "rows")
-    pages = [reply.read(ConnectionPage) for reply in replies]
-    rows = [row for page in pages for row in page.rows]
-    if not rows:
-        return "Nobody is connected." if not query.get("search") else "Nothing matches."
-    total = pages[-1].total
-    table = Rows(
+    nothing = "Nothing matches." if query.get("search") else "Nobody is connected."
+    return listed(api, "connections", query, most, page=ConnectionPage, table=_connections, nothing=nothing, json=json)
+
+
+def _connections(rows: list[ConnectionRow]) -> Rows:
+    return Rows(
         ("id", "peer", "client", "listener", "open for", "requests", "refused", "in flight", "uses"),
         (
             (
@@ -145,10 +125,6 @@ def connections(api: Api, query: Mapping[str, Any], most: int | None, *, json: b
         ),
         right=(0, 5, 6, 7),
     )
-    lines = list(table.used().lines())
-    if len(rows) < total:
-        lines += ["", f"{len(rows)} of {total}; --limit N or --all shows more"]
-    return "\n".join(lines)
 
 
 def close(api: Api, connection_id: int, *, reason: str, json: bool) -> str:

@@ -5,9 +5,9 @@ made for another limit than the one in force is left out, unless it is forced. E
 reason, and is undone as any other.
 """
 
-import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -15,12 +15,13 @@ import msgspec
 
 from admin.client import RefusedError
 from admin.client.api import LONG_TIMEOUT_S, Api, as_json, path
-from admin.client.limits import batch
+from admin.client.files import Applying
+from admin.client.limits import batch, places
 from admin.client.target import Target
 from admin.client.words import change_lines
 from admin.common import numbers
 from admin.edits.model import MAX_REASON, Change, LimitEntry
-from admin.wire import MAX_EDITS, Changes, FieldProblem, State
+from admin.wire import MAX_EDITS, Changes, State
 from admin.wire.recommendations import VERSION, Recommendation, RecommendationsFile
 from limiter.rules.errors import RuleError
 from limiter.rules.patterns import Pattern, glob_of, read_glob
@@ -30,28 +31,7 @@ SUFFIX: Final = ".json"
 _LINES: Final = 20
 """So many of those left out for one reason are named."""
 _DOES: Final = frozenset({"raise", "lower", "new"})
-_AT: Final = re.compile(r"(.*) - at `\$\.?(.*)`", re.DOTALL)
-_REMAKE: Final = "make it anew with `sluice report`"
-
-
-class Applying(NamedTuple):
-    """How recommendations are to be applied.
-
-    Attributes:
-        reason: put before the evidence.
-        dry_run: only say what would change.
-        volatile: until the restart only.
-        only: names that match this glob; empty is all.
-        instance: those of this sidecar; empty is the one that is asked.
-        force: also where the limit has been changed since.
-    """
-
-    reason: str = ""
-    dry_run: bool = False
-    volatile: bool = False
-    only: str = ""
-    instance: str = ""
-    force: bool = False
+_REMAKE: Final = "name the recommendations.json of a report, or make it anew with `sluice report`"
 
 
 class Skipped(msgspec.Struct, frozen=True):
@@ -78,11 +58,18 @@ class _Planned(NamedTuple):
     edit: dict[str, Any]
 
 
+class _Head(msgspec.Struct):
+    """What every version of the file has."""
+
+    version: int
+    recommendations: list[msgspec.Raw]
+
+
 def read(file: str) -> RecommendationsFile:
     """Read ``recommendations.json``.
 
     Raises:
-        RefusedError: it is none, with the field that is wrong and what to do.
+        RefusedError: it is none; the message says what is wrong and what to do.
     """
     try:
         content = Path(file).read_bytes()
@@ -90,25 +77,15 @@ def read(file: str) -> RecommendationsFile:
         why = (error.strerror or str(error)).lower()
         raise RefusedError(f"{file}: cannot be read: {why}; name the recommendations.json of a report") from None
     try:
-        found = msgspec.json.decode(content)
+        found = msgspec.json.decode(content, type=_Head)
+        if found.version == VERSION:
+            return msgspec.json.decode(content, type=RecommendationsFile)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        # Where in it is said in bytes already, or not at all.
-        why = _AT.sub(r"\1", str(error)).removeprefix("JSON is malformed: ")
-        raise RefusedError(f"{file}: not JSON: {_lower(why)}; {_REMAKE}") from None
-    if not isinstance(found, dict) or "recommendations" not in found:
-        raise RefusedError(f"{file}: no recommendations in it; name the recommendations.json of a report")
-    version = found.get("version")
-    if version != VERSION:
-        raise RefusedError(
-            f"{file}: version: found {version!r}, and this is version {VERSION}; {_REMAKE}, both of one release of"
-            " Sluice"
-        )
-    try:
-        return msgspec.convert(found, RecommendationsFile)
-    except msgspec.ValidationError as error:
-        what = _AT.fullmatch(str(error))
-        said, field = (what[1], what[2]) if what else (str(error), "")
-        raise RefusedError(f"{file}: {field + ': ' if field else ''}{_lower(said)}; {_REMAKE}") from None
+        raise RefusedError(f"{file}: {error}; {_REMAKE}") from None
+    raise RefusedError(
+        f"{file}: version: found {found.version}, and this is version {VERSION}; {_REMAKE}, both of one release of"
+        " Sluice"
+    )
 
 
 def apply(target: Target, file: str, how: Applying, *, json: bool) -> str:
@@ -137,7 +114,7 @@ def apply(target: Target, file: str, how: Applying, *, json: bool) -> str:
                 [each.edit for each in planned],
                 dry_run=how.dry_run,
                 volatile=how.volatile,
-                name=_place_of(file, planned),
+                name=places(file, planned, partial(_place, file)),
             )
             changes = reply.read(Changes).changes
     if json:
@@ -180,13 +157,9 @@ def _plan(
     """Tell apart what is to be changed and what is left out."""
     planned: list[_Planned] = []
     skipped: list[Skipped] = []
-    seen: set[tuple[str, str]] = set()
     for index, each in enumerate(recommendations):
         why = _passed_over(each, instance, only)
-        if not why and (each.kind, each.name) in seen:
-            why = "in the file twice: the first one counts"
         if not why:
-            seen.add((each.kind, each.name))
             try:
                 entry = api.get(path("limits", each.kind, glob_of(each.name))).read(LimitEntry)
             except RefusedError as error:
@@ -301,17 +274,6 @@ def _left_out(skipped: Iterable[Skipped]) -> Iterator[str]:
             yield f"left out: {more} more: {why}"
 
 
-def _place_of(file: str, sent: Sequence[_Planned]) -> Callable[[FieldProblem], str]:
-    def name(fault: FieldProblem) -> str:
-        if fault.edit is None or fault.edit >= len(sent):
-            return file
-        of = sent[fault.edit]
-        key = fault.field.rpartition(".")[2]
-        named = f"{of.recommendation.kind} {of.recommendation.name}" + (f": {key}" if key and not key.isdigit() else "")
-        return f"{file}: recommendations[{of.place}]: {named}"
-
-    return name
-
-
-def _lower(text: str) -> str:
-    return text[:1].lower() + text[1:]
+def _place(file: str, planned: _Planned, key: str) -> str:
+    named = f"{planned.recommendation.kind} {planned.recommendation.name}" + (f": {key}" if key else "")
+    return f"{file}: recommendations[{planned.place}]: {named}"
