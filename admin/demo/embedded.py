@@ -65,7 +65,7 @@ async def perform(*, seconds: float | None) -> int:
             await nursery.start(_follow_edits, running.data_path, ledger)
             producers = [Producer(each, ledger.counts[each.topic]) for each in LOADS]
             elapsed_s, lost = await send(producers, ledger, listen, seconds, stopping, refresh_s=_REFRESH_S)
-            stored = loopback.stored_by_topic()
+            stored = loopback.broker.stored_by_topic()
             snapshot = await running.data_path.snapshot(whole=False)
             checks = check(ledger, stored, LIMIT_PER_S, elapsed_s)
             bypassed = sum(snapshot.bypassed.values())
@@ -137,7 +137,7 @@ async def _start_sidecar(nursery: trio.Nursery, loopback: Loopback) -> tuple[sid
     (address,) = running.listen.values()
     listen = parse_endpoint(address)
     # Real clients that ask the name server are sent through the sidecar.
-    loopback.advertise(address)
+    loopback.broker.advertise(address)
     return running, listen
 
 

@@ -61,10 +61,9 @@ class Broker:
 
     def __init__(self) -> None:
         self._store = Store()
-        self._arrived = False
         self._consuming = Consuming(self._store)
         self.advertised = ""
-        sending, consuming = Sending(self._store, self._note_arrival), self._consuming
+        sending, consuming = Sending(self._store), self._consuming
         self._handlers: Mapping[int, Handler] = {
             **dict.fromkeys(SEND_CODES, sending.send),
             RequestCode.HEART_BEAT: consuming.heartbeat,
@@ -87,9 +86,7 @@ class Broker:
             for request in cut(data):
                 self._handle(channel, request, now_s)
         finally:
-            if self._arrived:
-                self._arrived = False
-                self._consuming.answer_held(now_s)
+            self._consuming.answer_held(now_s)
 
     def end_long_polls(self, now_s: float) -> None:
         """Answer the pulls that have waited long enough; to be called a few times a second."""
@@ -121,9 +118,6 @@ class Broker:
     def held_pulls(self) -> int:
         """Return how many pulls wait for a message."""
         return self._consuming.held_pulls
-
-    def _note_arrival(self) -> None:
-        self._arrived = True
 
     def _handle(self, channel: Channel, request: RemotingCommand, now_s: float) -> None:
         if request.flag & codes.FLAG_RESPONSE:

@@ -2,7 +2,7 @@
 
 import struct
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
@@ -43,11 +43,10 @@ def property_of(properties: str, name: str) -> str:
 
 
 class Sending:
-    """The handler of requests that bring messages; ``arrived`` is called after each message."""
+    """The handler of requests that bring messages."""
 
-    def __init__(self, store: Store, arrived: Callable[[], None]) -> None:
+    def __init__(self, store: Store) -> None:
         self._store = store
-        self._arrived = arrived
 
     def send(self, channel: Channel, request: RemotingCommand) -> bytes:
         """Take a send: codes 10, 310, 320, and the answers of request-reply, 324 and 325.
@@ -98,11 +97,9 @@ class Sending:
         """Store one message."""
         message.properties = properties.encode(errors="replace")
         try:
-            place = self._store.append(topic, message, property_of(properties, "TAGS"), time.time_ns() // 1_000_000)
+            return self._store.append(topic, message, property_of(properties, "TAGS"), time.time_ns() // 1_000_000)
         except struct.error as error:
             raise Refused(ResponseCode.MESSAGE_ILLEGAL, f"the message does not fit: {error}") from error
-        self._arrived()
-        return place
 
     def _put_batch(self, topic: Topic, message: Message) -> list[Place]:
         try:

@@ -4,7 +4,6 @@ The embedded broker is not on the data path, so it opens its own sockets, with t
 decided in ``broker``, which does no I/O.
 """
 
-from collections.abc import Mapping
 from typing import Final
 
 import trio
@@ -33,19 +32,11 @@ class Loopback:
         self.broker = Broker()
         self.broker_address = broker_address
         self.name_server_address = name_server_address
-        self.advertise(broker_address)
+        self.broker.advertise(broker_address)
 
     def stored(self, topic: str) -> int:
         """Return how many messages a topic has been given so far."""
-        return self.stored_by_topic().get(topic, 0)
-
-    def stored_by_topic(self) -> Mapping[str, int]:
-        """Return how many messages each topic has been given so far."""
-        return self.broker.stored_by_topic()
-
-    def advertise(self, address: str) -> None:
-        """Name this ``address:port`` in routes from now on, usually the sidecar's."""
-        self.broker.advertise(address)
+        return self.broker.stored_by_topic().get(topic, 0)
 
     async def serve_stream(self, stream: trio.SocketStream) -> None:
         """Serve one connection until it ends."""

@@ -15,27 +15,17 @@ from admin.demo.rocketmq.stage import Options, perform
 def main() -> int:
     """Run the demo and return its exit status: 0 it went as it ought to, 1 it did not, 128 + N ended by signal N."""
     parser = argparse.ArgumentParser(prog="demo-rocketmq", description=__doc__)
-    parser.add_argument("--jars", type=Path, required=True, metavar="DIRECTORY", help="RocketMQ and what it needs")
+    parser.add_argument("--jars", type=_folder, required=True, metavar="DIRECTORY", help="RocketMQ and what it needs")
     parser.add_argument("--log", type=Path, required=True, metavar="DIRECTORY", help="for the rejection log; emptied")
     parser.add_argument("--seconds", type=_seconds, metavar="N", help="end after so long instead of on Ctrl-C")
-    parser.add_argument("--calm", type=_seconds, default=3.0, metavar="N", help="seconds before the flood (3)")
-    parser.add_argument("--calm-after", type=_seconds, default=0.0, metavar="N", help="seconds after it (0)")
-    parser.add_argument("--without", action="store_true", help="the same without Sluice")
+    parser.add_argument("--calm", dest="calm_s", type=_seconds, metavar="N", help="seconds before the flood (3)")
+    parser.add_argument("--calm-after", dest="calm_after_s", type=_seconds, metavar="N", help="seconds after it (0)")
+    parser.add_argument("--without", dest="sluice", action="store_false", help="the same without Sluice")
     parser.add_argument("--record", type=Path, metavar="FILE", help="each second's figures go here, as JSON")
-    parser.add_argument("--no-browser", action="store_true", help="do not open the page")
-    given = parser.parse_args()
-    if given.seconds is not None and given.calm + given.calm_after >= given.seconds:
-        parser.error(f"--seconds {given.seconds:g}: leaves no time for a flood")
-    options = Options(
-        jars=given.jars.resolve(),
-        log=given.log,
-        seconds=given.seconds,
-        calm_s=given.calm,
-        calm_after_s=given.calm_after,
-        sluice=not given.without,
-        record=given.record,
-        browser=not given.no_browser,
-    )
+    parser.add_argument("--no-browser", dest="browser", action="store_false", help="do not open the page")
+    options = parser.parse_args(namespace=Options())
+    if options.seconds is not None and options.calm_s + options.calm_after_s >= options.seconds:
+        parser.error(f"--seconds {options.seconds:g}: leaves no time for a flood")
     try:
         exit_code: int = trio.run(perform, options)
     except KeyboardInterrupt:
@@ -56,6 +46,10 @@ def _lines(error: BaseException) -> Iterator[str]:
         yield from error.lines
     else:
         raise error
+
+
+def _folder(text: str) -> Path:
+    return Path(text).resolve()
 
 
 def _seconds(text: str) -> float:

@@ -30,7 +30,7 @@ _START_TIMEOUT_S: Final = 120.0
 _ROUTE_TIMEOUT_S: Final = 60.0
 _ANSWER_TIMEOUT_S: Final = 30.0
 _POLL_S: Final = 0.1
-#: Where RocketMQ looks first how to log. Without it, each message that is refused fills the disk with a stack trace.
+#: Where RocketMQ looks first how to log.
 _SILENCE: Final = "rmq.logback-test.xml"
 _GET_TOPIC_STATS: Final = 202
 #: What RocketMQ's own start scripts open to it.
@@ -39,12 +39,12 @@ _JAVA_OPENS: Final = (
     "--add-opens=java.base/java.nio=ALL-UNNAMED",
     "--add-opens=java.base/sun.nio.ch=ALL-UNNAMED",
 )
-_NAME_SERVER_MEMORY: Final = ("-Xms64m", "-Xmx256m")
-_BROKER_MEMORY: Final = ("-Xms512m", "-Xmx1g", "-XX:MaxDirectMemorySize=1g")
+NAME_SERVER_MEMORY: Final = ("-Xms64m", "-Xmx256m")
+BROKER_MEMORY: Final = ("-Xms512m", "-Xmx1g", "-XX:MaxDirectMemorySize=1g")
 
 _NAME_SERVER_CONF: Final = """\
-listenPort={name_server.port}
-bindAddress={name_server.host}
+listenPort={port}
+bindAddress={host}
 """
 # Messages that must not be lost: each is answered when the disk has it, and until then it keeps one of the broker's few
 # threads. All else is as it comes, its fast failure above all, but for the address and for files that are small.
@@ -114,12 +114,29 @@ class RocketMQ(NamedTuple):
         return numbers["max"] - numbers["min"]
 
 
-def _java(jars: Path, home: Path, *options: str) -> list[str]:
+def name_server_conf(port: int) -> str:
+    """Return the configuration of a name server."""
+    return _NAME_SERVER_CONF.format(host=BROKER_HOST, port=port)
+
+
+def broker_conf(port: int, advertised_host: str, folder: Path) -> str:
+    """Return the configuration of a broker that stores in a folder; of a key that follows again the last one counts."""
+    return _BROKER_CONF.format(
+        advertised_host=advertised_host,
+        bound_host=BROKER_HOST,
+        port=port,
+        ha_port=port + HA_OFFSET,
+        store=folder / "store",
+    )
+
+
+def java(classpath: str, home: Path, *options: str) -> list[str]:
+    """Return a command line up to the name of the class that is run; ``home`` is where it may leave files."""
     # Quickly up on few cores, and quickly gone.
     fast = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
     # Nor does it leave anything outside its folder when it is killed.
     here = ("-XX:-UsePerfData", f"-Duser.home={home}", f"-Djava.io.tmpdir={home}")
-    return ["java", *_JAVA_OPENS, *fast, *here, *options, "-cp", f"{home}:{jars}/*"]
+    return ["java", *_JAVA_OPENS, *fast, *here, *options, "-cp", f"{home}:{classpath}"]
 
 
 def start(jars: Path, folder: Path, ports: Ports, *, advertised_host: str = ADVERTISED_HOST) -> RocketMQ:
@@ -132,23 +149,17 @@ def start(jars: Path, folder: Path, ports: Ports, *, advertised_host: str = ADVE
         advertised_host: where the broker sends clients; its own address for one without Sluice.
     """
     (folder / "conf").mkdir()
+    # Without it, each message that is refused fills the disk with a stack trace.
     (folder / _SILENCE).write_text("<configuration/>\n", encoding="utf-8")
     name_server = Endpoint(BROKER_HOST, ports.name_server)
-    conf = _NAME_SERVER_CONF.format(name_server=name_server)
-    (folder / "name-server.conf").write_text(conf, encoding="utf-8")
-    conf = _BROKER_CONF.format(
-        advertised_host=advertised_host,
-        bound_host=BROKER_HOST,
-        port=ports.broker,
-        ha_port=ports.broker + HA_OFFSET,
-        store=folder / "store",
-    )
+    (folder / "name-server.conf").write_text(name_server_conf(ports.name_server), encoding="utf-8")
+    conf = broker_conf(ports.broker, advertised_host, folder)
     (folder / "broker.conf").write_text(conf, encoding="utf-8")
     env = {"ROCKETMQ_HOME": str(folder)}
     first = Child(
         "RocketMQ's name server",
         [
-            *_java(jars, folder, *_NAME_SERVER_MEMORY),
+            *java(f"{jars}/*", folder, *NAME_SERVER_MEMORY),
             *("org.apache.rocketmq.namesrv.NamesrvStartup", "-c", str(folder / "name-server.conf")),
         ],
         folder,
@@ -158,7 +169,7 @@ def start(jars: Path, folder: Path, ports: Ports, *, advertised_host: str = ADVE
         second = Child(
             "RocketMQ's broker",
             [
-                *_java(jars, folder, *_BROKER_MEMORY),
+                *java(f"{jars}/*", folder, *BROKER_MEMORY),
                 *("org.apache.rocketmq.broker.BrokerStartup", "-n", str(name_server)),
                 *("-c", str(folder / "broker.conf")),
             ],
@@ -187,7 +198,7 @@ def flood(jars: Path, folder: Path, name_server: Endpoint, topic: str, *options:
     command = [
         # It would be on machines of its own: here it takes what broker and Sluice leave over.
         *("nice", "-n", "15"),
-        *_java(jars, folder, "-Xmx512m", f"-Drocketmq.client.logRoot={folder}"),
+        *java(f"{jars}/*", folder, "-Xmx512m", f"-Drocketmq.client.logRoot={folder}"),
         *("org.apache.rocketmq.example.benchmark.Producer", "-n", str(name_server), "-t", topic, *options),
     ]
     return Child("RocketMQ's benchmark producer", command, folder)

@@ -1,4 +1,4 @@
-"""What the demo needs of the machine, looked at before anything is started: Java, RocketMQ's jars, room and ports."""
+"""What the demo needs of the machine, looked at before anything is started: Java, RocketMQ's jars and ports."""
 
 import os
 import re
@@ -17,10 +17,6 @@ from admin.demo.rocketmq.broker import ADVERTISED_HOST, BROKER_HOST, HA_OFFSET, 
 
 _JAVA: Final = 17
 _JAR: Final = "rocketmq-example-*.jar"
-#: Of which the store takes a fifth.
-_ROOM_BYTES: Final = 1 << 30
-#: What the four programs of Java take, by and large.
-_MEMORY_BYTES: Final = 1 << 30
 _USUAL_BROKER: Final = 10911
 _USUAL_NAME_SERVER: Final = 9876
 #: Where other ports are tried, and how far apart, below those that outgoing connections get.
@@ -34,7 +30,7 @@ def check(jars: Path) -> None:
     Raises:
         StartError: with a line for each thing that is missing, and how to get it.
     """
-    problems = [problem for problem in (_java(), _jars(jars), _room(), _memory()) if problem]
+    problems = [problem for problem in (_java(), _jars(jars)) if problem]
     if problems:
         raise StartError(problems)
 
@@ -108,21 +104,6 @@ def _java() -> str:
 
 def _jars(jars: Path) -> str:
     return "" if any(jars.glob(_JAR)) else f"{jars} has no {_JAR}: make demo-rocketmq fetches it (Maven Central)"
-
-
-def _room() -> str:
-    folder = tempfile.gettempdir()
-    free = shutil.disk_usage(folder).free
-    if free >= _ROOM_BYTES:
-        return ""
-    return f"{folder} has {free >> 20} MiB free: {_ROOM_BYTES >> 20} are needed; make room, or set TMPDIR"
-
-
-def _memory() -> str:
-    found = re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(encoding="ascii"))
-    if found is None or (free := int(found[1]) << 10) >= _MEMORY_BYTES:
-        return ""
-    return f"{free >> 20} MiB of memory are free: {_MEMORY_BYTES >> 20} are needed"
 
 
 def _free(host: str, port: int) -> bool:

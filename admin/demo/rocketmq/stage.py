@@ -77,7 +77,7 @@ instance = "demo"
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True)
 class Options:
     """What is asked for.
 
@@ -92,14 +92,14 @@ class Options:
         browser: open the page.
     """
 
-    jars: Path
-    log: Path
-    seconds: float | None
-    calm_s: float
-    calm_after_s: float
-    sluice: bool
-    record: Path | None
-    browser: bool
+    jars: Path = Path()
+    log: Path = Path()
+    seconds: float | None = None
+    calm_s: float = 3.0
+    calm_after_s: float = 0.0
+    sluice: bool = True
+    record: Path | None = None
+    browser: bool = True
 
 
 @dataclass(slots=True)

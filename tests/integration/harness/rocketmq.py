@@ -12,54 +12,38 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Self
 
+from admin.demo.rocketmq.broker import (
+    BROKER_HOST,
+    BROKER_MEMORY,
+    HA_OFFSET,
+    NAME_SERVER_MEMORY,
+    VIP_OFFSET,
+    broker_conf,
+    java,
+    name_server_conf,
+)
 from harness.java import compiled_java
-from harness.paths import ROCKETMQ, program, rocketmq_classpath
+from harness.paths import ROCKETMQ, rocketmq_classpath
 from harness.ports import free_port
 from harness.process import ManagedProcess
 from harness.remoting import RemotingClient
 
-_BROKER_HOST = "127.0.0.1"
-# What RocketMQ's own start scripts open to it.
-_JAVA_OPENS = (
-    "--add-exports=java.base/sun.nio.ch=ALL-UNNAMED",
-    "--add-opens=java.base/java.nio=ALL-UNNAMED",
-    "--add-opens=java.base/sun.nio.ch=ALL-UNNAMED",
-)
-# For a quick start on few cores; none of them runs long enough to be worth more.
-_JAVA_FAST_START = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 # A loaded CI machine takes several times the usual six seconds.
 _START_TIMEOUT_S = 120.0
 _STOP_TIMEOUT_S = 120.0
 _ROUTE_TIMEOUT_S = 120.0
 _FILLED_AT_ONCE = 250
-_VIP_OFFSET = -2
-_HA_OFFSET = 1
-
-_BROKER_CONF = """\
-brokerClusterName=DefaultCluster
-brokerName=broker-a
-brokerId=0
-brokerIP1={advertised_host}
-bindAddress={host}
-listenPort={port}
-haListenPort={ha_port}
-storePathRootDir={store}
-storePathCommitLog={store}/commitlog
-mappedFileSizeCommitLog=16777216
-mappedFileSizeConsumeQueue=600000
-maxHashSlotNum=4000
-maxIndexNum=1000
-timerWheelEnable=false
-transientStorePoolEnable=false
-autoCreateTopicEnable=true
-flushDiskType=ASYNC_FLUSH
-diskMaxUsedSpaceRatio=95
-# A slow disk must not make the broker refuse with the same code as the proxy: only the proxy is under test.
-waitTimeMillsInSendQueue=10000
-osPageCacheBusyTimeOutMills=10000
-# What consumers send back comes again after a second, whatever level they ask for.
-messageDelayLevel=1s 1s 1s 1s 1s 1s 1s 1s 1s 1s 1s 1s 1s 1s 1s 1s 1s 1s
-"""
+# On top of what the demo's broker has.
+_SETTINGS = {
+    "mappedFileSizeCommitLog": "16777216",
+    "flushDiskType": "ASYNC_FLUSH",
+    "asyncSendEnable": "true",
+    # A slow disk must not make the broker refuse with the same code as the proxy: only the proxy is under test.
+    "waitTimeMillsInSendQueue": "10000",
+    "osPageCacheBusyTimeOutMills": "10000",
+    # What consumers send back comes again after a second, whatever level they ask for.
+    "messageDelayLevel": " ".join(["1s"] * 18),
+}
 _NO_SETTINGS: Mapping[str, str] = MappingProxyType({})
 
 
@@ -91,16 +75,16 @@ class RocketMQ:
         settings: Mapping[str, str] = _NO_SETTINGS,
         flush_ms: int | None = None,
     ) -> None:
-        self.host = _BROKER_HOST
+        self.host = BROKER_HOST
         self.advertised_host = advertised_host
-        namesrv_port = free_port(_BROKER_HOST)
-        self.port = free_port(_BROKER_HOST, advertised_host, offsets=(0, _VIP_OFFSET, _HA_OFFSET))
-        self.vip_port = self.port + _VIP_OFFSET
-        self.namesrv = f"{_BROKER_HOST}:{namesrv_port}"
+        namesrv_port = free_port(BROKER_HOST)
+        self.port = free_port(BROKER_HOST, advertised_host, offsets=(0, VIP_OFFSET, HA_OFFSET))
+        self.vip_port = self.port + VIP_OFFSET
+        self.namesrv = f"{BROKER_HOST}:{namesrv_port}"
         self._namesrv_port = namesrv_port
         self._stack = contextlib.ExitStack()
         (home / "conf").mkdir(parents=True)
-        broker_options: tuple[str, ...] = ("-Xms512m", "-Xmx1g", "-XX:MaxDirectMemorySize=1g")
+        broker_options: tuple[str, ...] = BROKER_MEMORY
         classpath = rocketmq_classpath()
         if flush_ms is not None:
             classpath = f"{classpath}:{compiled_java(ROCKETMQ)}"
@@ -108,29 +92,19 @@ class RocketMQ:
             settings = {**settings, "messageStorePlugIn": "SlowDisk"}
         with contextlib.ExitStack() as starting:
             namesrv_conf = home / "namesrv.conf"
-            namesrv_conf.write_text(f"listenPort={namesrv_port}\nbindAddress={_BROKER_HOST}\n", encoding="utf-8")
+            namesrv_conf.write_text(name_server_conf(namesrv_port), encoding="utf-8")
             namesrv = self._start(
-                *(home, "namesrv", rocketmq_classpath(), ("-Xms128m", "-Xmx256m")),
+                *(home, "namesrv", rocketmq_classpath(), NAME_SERVER_MEMORY),
                 *("namesrv.NamesrvStartup", "-c", str(namesrv_conf)),
             )
             starting.callback(namesrv.kill)
-            broker_conf = home / "broker.conf"
-            broker_conf.write_text(
-                _BROKER_CONF.format(
-                    host=self.host,
-                    port=self.port,
-                    ha_port=self.port + _HA_OFFSET,
-                    advertised_host=advertised_host,
-                    store=home / "store",
-                )
-                # Of a key that is there twice the broker takes the last.
-                + "".join(f"{key}={value}\n" for key, value in settings.items()),
-                encoding="utf-8",
-            )
+            conf = home / "broker.conf"
+            lines = [f"{key}={value}\n" for key, value in {**_SETTINGS, **settings}.items()]
+            conf.write_text(broker_conf(self.port, advertised_host, home) + "".join(lines), encoding="utf-8")
             self._start_broker = partial(
                 self._start,
                 *(home, "broker", classpath, broker_options),
-                *("broker.BrokerStartup", "-n", self.namesrv, "-c", str(broker_conf)),
+                *("broker.BrokerStartup", "-n", self.namesrv, "-c", str(conf)),
             )
             self._broker = self._start_broker()
             starting.callback(self._kill_broker)
@@ -157,7 +131,7 @@ class RocketMQ:
         with self._to_broker() as broker:
             broker.create_topic(topic)
         deadline = time.monotonic() + _ROUTE_TIMEOUT_S
-        with RemotingClient(_BROKER_HOST, self._namesrv_port) as namesrv:
+        with RemotingClient(BROKER_HOST, self._namesrv_port) as namesrv:
             while not namesrv.has_route(topic):
                 if time.monotonic() > deadline:
                     raise TimeoutError(f"the name server has no route of {topic} after {_ROUTE_TIMEOUT_S:g} s")
@@ -207,13 +181,7 @@ class RocketMQ:
         process = ManagedProcess(
             name,
             [
-                program("java"),
-                *_JAVA_OPENS,
-                *_JAVA_FAST_START,
-                *options,
-                f"-Duser.home={home}",
-                "-cp",
-                classpath,
+                *java(classpath, home, *options),
                 f"org.apache.rocketmq.{main_class}",
                 *arguments,
             ],

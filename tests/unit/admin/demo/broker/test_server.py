@@ -63,7 +63,7 @@ async def test_both_servers_answer_on_their_ports(loopback: Loopback) -> None:
         )
         assert loopback.broker_address.encode() in (await _call(name_server, ask)).body
         assert loopback.stored("orders") == 1
-        assert loopback.stored_by_topic() == {"orders": 1}
+        assert loopback.broker.stored_by_topic() == {"orders": 1}
 
 
 async def test_held_pull_is_answered_by_the_next_message(loopback: Loopback) -> None:
