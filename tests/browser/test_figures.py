@@ -1,6 +1,7 @@
 """What a row says of its limit: refused, by which other limit, or only in shadow; and that it does not flicker."""
 
 from collections.abc import Callable
+from statistics import mean
 from typing import Any
 
 import pytest
@@ -70,7 +71,7 @@ def test_figures_of_a_flood_are_of_one_window_and_sort_by_what_is_shown(
 ) -> None:
     prefix = fresh_name("window")
     for number in range(3):
-        flood(sidecar, f"{prefix}-quiet-{number}", 100)
+        flood(sidecar, f"{prefix}-quiet-{number}", 50)
     load = flood(sidecar, f"{prefix}-flood", 1000)
     page = open_tab(sidecar).open(f"#/limits?search={prefix}&sort=passed&order=desc")
     row = page.locator(f'tr[data-row="topic/{prefix}-flood"]')
@@ -82,10 +83,12 @@ def test_figures_of_a_flood_are_of_one_window_and_sort_by_what_is_shown(
         f"topic/{prefix}-flood",
     )
     load.wait_for(4000)
-    for index, passed, used in page.evaluate("window.seen"):
-        # The topics' limit is 200/s; what differs is rounding, and samples that are not punctual.
-        assert index == 0
-        assert abs(int(passed) / 200 - int(used.split()[0]) / 100) < 0.15, (passed, used)
+    seen = page.evaluate("window.seen")
+    assert {index for index, _, _ in seen} == {0}
+    # The topics' limit is 200/s. One sample may come late and show more than its second, the next one less; figures
+    # of two different windows would be apart most of the time.
+    apart = [abs(int(passed) / 200 - int(used.split()[0]) / 100) for _, passed, used in seen]
+    assert mean(apart) < 0.15, seen
 
 
 def test_badge_of_a_breaker_does_not_flicker(

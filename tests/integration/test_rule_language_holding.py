@@ -19,12 +19,13 @@ _SYSTEM_BUSY = 2
 _MAX_HELD = 32
 
 _RULES = f"""
-grace_s = 2.0
+grace_s = 4.0
 
 [[limits]]
 kind = "topic"
 name = "steady*"
-rate = 40
+rate = 20
+burst_s = 2
 action = "delay"
 max_delay_s = 30
 
@@ -47,10 +48,10 @@ max_delay_s = 2
 [[limits]]
 kind = "topic"
 name = "a-while"
-rate = 0.5
-burst_s = 2
+rate = 0.2
+burst_s = 5
 action = "delay"
-max_delay_s = 4
+max_delay_s = 10
 
 [[limits]]
 kind = "producer_group"
@@ -64,7 +65,8 @@ max_delay_s = 3600
 [[limits]]
 kind = "retry_group"
 name = "*"
-rate = 20
+rate = 10
+burst_s = 2
 
 [[handlers]]
 name = "rate_limit"
@@ -97,7 +99,7 @@ def test_held_requests_go_on_in_their_order_at_the_limits_rate(client: FrameClie
 
     answers = client.ask(*requests)
 
-    assert stored(answers) == 70 <= 40 * (time.monotonic() - begun_s) + 40 + 1
+    assert stored(answers) == 70 <= 20 * (time.monotonic() - begun_s) + 40 + 1
     assert [answer.opaque for answer in answers] == [request.opaque for request in requests]
     assert [int(answer.fields["queueOffset"]) for answer in answers] == list(range(70))
     assert 1 <= of_the_rule("held") - held_before <= 30
@@ -143,7 +145,7 @@ def test_what_would_wait_too_long_is_refused_at_once(client: FrameClient, sideca
 def test_what_is_held_until_its_deadline_is_refused_then(client: FrameClient, sidecar: Sluice) -> None:
     assert stored(client.ask(send("a-while", group="also-delayed", batch=2))) == 1
 
-    # The topic's next permit is two seconds away, and others overdraw meanwhile what the group has left.
+    # The topic's next permit is five seconds away, and others overdraw meanwhile what the group has left.
     held = send("a-while", group="also-delayed")
     passed, busy = client.ask(held, send("free", group="also-delayed", batch=20))
 

@@ -57,6 +57,7 @@ def test_a_bad_file_changes_nothing_and_is_told_as_check_tells_it(sluice: Sluice
     ask(sluice, "POST", "reload")
     assert ask(sluice, "GET", "state")[1]["failed_reload"] is None
     # Both reloads that were asked for over HTTP are in the log, too.
+    logged(sluice, "configuration reloaded")
     lines = [line for line in sluice.process.log.read_text(encoding="utf-8").splitlines() if '"by": "local"' in line]
     assert ["not reloaded" in line for line in lines] == [True, False]
 

@@ -41,8 +41,8 @@ rate = 0
 
 _PROMETHEUS = """
 global:
-  scrape_interval: 500ms
-  scrape_timeout: 500ms
+  scrape_interval: 1s
+  scrape_timeout: 1s
 scrape_configs:
   - job_name: limiting
     static_configs: [{{targets: ["{limiting}"]}}]
