@@ -12,10 +12,13 @@ from admin.cli.options import (
     WRITE,
     ColumnWord,
     FileName,
-    FilterWord,
+    Filter,
     Flag,
     KindWord,
     Most,
+    OfKind,
+    Reason,
+    Search,
     Switch,
     TargetFlags,
     Write,
@@ -77,11 +80,9 @@ _NO_FIELDS = LimitFlags()
 @app.command(name="list")
 def list_(
     *,
-    kind: Annotated[KindWord, Flag(help="only of this kind", metavar="KIND")] = "",
-    search: Annotated[str, Flag(help="only names that contain this", metavar="TEXT")] = "",
-    filter: Annotated[  # noqa: A002 - the flag is called so, as the API's parameter is
-        FilterWord, Flag(help="limited (now), edited or near (80 % of the limit)", metavar="WHAT")
-    ] = "",
+    kind: OfKind = "",
+    search: Search = "",
+    filter: Filter = "",  # noqa: A002 - the flag is called so, as the API's parameter is
     sort: Annotated[
         ColumnWord,
         Flag(
@@ -173,7 +174,7 @@ def reset(
     /,
     *,
     shared: Shared = False,
-    reason: Annotated[str, Flag(help="why, for the audit trail", metavar="TEXT")] = "",
+    reason: Reason = "",
     ask: TargetFlags = ASK,
 ) -> int:
     """Fill the buckets of a limit and clear their debt."""

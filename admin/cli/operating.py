@@ -11,10 +11,13 @@ from admin.cli.options import (
     WRITE,
     ColumnWord,
     ConnectionColumnWord,
-    FilterWord,
+    DryRun,
+    Filter,
     Flag,
-    KindWord,
     Most,
+    OfKind,
+    Reason,
+    Search,
     Switch,
     SwitchWord,
     TargetFlags,
@@ -75,9 +78,7 @@ def reset(
     return ask.print(lambda api: operate.reset_all(api, json=ask.json, **asdict(write)))
 
 
-def reload(
-    *, dry_run: Annotated[bool, Switch(help="only show what would change")] = False, ask: TargetFlags = ASK
-) -> int:
+def reload(*, dry_run: DryRun = False, ask: TargetFlags = ASK) -> int:
     """Reload the configuration, as SIGHUP does.
 
     An invalid configuration changes nothing. The output names settings that need a restart.
@@ -122,9 +123,9 @@ def revert(
     change: Annotated[int, Parameter(help="number of the change", name="ID")],
     /,
     *,
-    reason: Annotated[str, Flag(help="why, for the audit trail", metavar="TEXT")] = "",
+    reason: Reason = "",
     force: Annotated[bool, Switch(help="even if it was changed again since")] = False,
-    dry_run: Annotated[bool, Switch(help="only show what would change")] = False,
+    dry_run: DryRun = False,
     ask: TargetFlags = ASK,
 ) -> int:
     """Undo one change."""
@@ -169,11 +170,9 @@ def close(
 
 def top(
     *,
-    kind: Annotated[KindWord, Flag(help="only of this kind", metavar="KIND")] = "",
-    search: Annotated[str, Flag(help="only names that contain this", metavar="TEXT")] = "",
-    filter: Annotated[  # noqa: A002 - the flag is called so, as the API's parameter is
-        FilterWord, Flag(help="limited (now), edited or near (80 % of the limit)", metavar="WHAT")
-    ] = "",
+    kind: OfKind = "",
+    search: Search = "",
+    filter: Filter = "",  # noqa: A002 - the flag is called so, as the API's parameter is
     sort: Annotated[
         ColumnWord,
         Flag(help="refused, passed, used, wait, name, kind or another of `limits list` (refused)", metavar="COLUMN"),

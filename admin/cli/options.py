@@ -123,20 +123,25 @@ def _text(file: FileName | None) -> str | None:
     return None if file is None else str(file)
 
 
+OfKind = Annotated[KindWord, Flag(help="only of this kind", metavar="KIND")]
+Search = Annotated[str, Flag(help="only names that contain this", metavar="TEXT")]
+Filter = Annotated[FilterWord, Flag(help="limited (now), edited or near (80 % of the limit)", metavar="WHAT")]
+Reason = Annotated[str, Flag(help="why, for the audit trail", metavar="TEXT")]
+DryRun = Annotated[bool, Switch(help="only show what would change")]
+Most = Annotated[int, Flag(help="maximum number of rows (100)", metavar="N")]
+
+
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class Write:
     """How something is changed."""
 
-    reason: Annotated[str, Flag(help="why, for the audit trail", metavar="TEXT")] = ""
-    dry_run: Annotated[bool, Switch(help="only show what would change")] = False
+    reason: Reason = ""
+    dry_run: DryRun = False
     volatile: Annotated[bool, Switch(help="until the restart only; not stored")] = False
 
 
 WRITE: Final = Write()
-
-
-Most = Annotated[int, Flag(help="maximum number of rows (100)", metavar="N")]
 
 
 def positive(limit: int) -> int:
