@@ -190,11 +190,9 @@ class LogFiles:
             self._look_who_was_here(self._lost_at)
         found = recover(self._folder, self.run)
         self._ready = True
-        total = self.figures.recovered
-        total.files += found.files
-        total.records += found.records
-        total.torn_lines += found.torn_lines
-        total.failed = found.failed
+        self.figures.finished_files += found.files
+        self.figures.torn_lines += found.torn_lines
+        self.figures.unsealed_runs = found.failed
         if found.files:
             _log.info(
                 "rejection log that was left unfinished is finished",
