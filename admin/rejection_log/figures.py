@@ -41,22 +41,17 @@ class Figures(msgspec.Struct):
 
     records: Annotated[
         Counter[str],
-        Metric("counter", "sluice_rejection_log_records", "Records written, by type.", ("type",), _each_of(_TYPES)),
+        Metric("sluice_rejection_log_records_total", "Records written, by type.", ("type",), _each_of(_TYPES)),
     ] = msgspec.field(default_factory=Counter)
-    bytes: Annotated[int, Metric("counter", "sluice_rejection_log_bytes", "Bytes written into log files.")] = 0
+    bytes: Annotated[int, Metric("sluice_rejection_log_bytes_total", "Bytes written into log files.")] = 0
     finished_files: Annotated[
         int,
-        Metric(
-            "counter",
-            "sluice_rejection_log_files",
-            "Files finished, those that a killed process had left included.",
-        ),
+        Metric("sluice_rejection_log_files_total", "Files finished, those that a killed process had left included."),
     ] = 0
     lost: Annotated[
         Counter[str],
         Metric(
-            "counter",
-            "sluice_rejection_log_lost_records",
+            "sluice_rejection_log_lost_records_total",
             "Records that could not be made or written, by reason.",
             ("reason",),
             _each_of(_LOST_REASONS),
@@ -65,19 +60,16 @@ class Figures(msgspec.Struct):
     lost_seconds: Annotated[
         int,
         Metric(
-            "counter",
-            "sluice_rejection_log_unkept_seconds",
+            "sluice_rejection_log_unkept_seconds_total",
             "Seconds whose traffic would not have survived a crash, as the write-ahead file could not be written.",
         ),
     ] = 0
     torn_lines: Annotated[
-        int,
-        Metric("counter", "sluice_rejection_log_torn_lines", "Last lines of a killed process that were cut off."),
+        int, Metric("sluice_rejection_log_torn_lines_total", "Last lines of a killed process that were cut off.")
     ] = 0
     unsealed_runs: Annotated[
         int,
         Metric(
-            "gauge",
             "sluice_rejection_log_unsealed_runs",
             "Runs of killed processes whose files could not be finished; the next start tries again.",
         ),
@@ -85,7 +77,6 @@ class Figures(msgspec.Struct):
     disk_wait_s: Annotated[
         float,
         Metric(
-            "gauge",
             "sluice_rejection_log_disk_wait_seconds",
             "For how long the disk has not answered; 0 while nothing waits for it.",
         ),
@@ -93,25 +84,19 @@ class Figures(msgspec.Struct):
     deleted_files: Annotated[
         int,
         Metric(
-            "counter",
-            "sluice_rejection_log_deleted_files",
+            "sluice_rejection_log_deleted_files_total",
             "Finished files deleted because of rejection_log.max_total_bytes.",
         ),
     ] = 0
-    deleted_bytes: Annotated[
-        int, Metric("counter", "sluice_rejection_log_deleted_bytes", "Bytes of the files deleted.")
-    ] = 0
-    kept_bytes: Annotated[
-        int, Metric("gauge", "sluice_rejection_log_kept_bytes", "Bytes of all log files in the folder.")
-    ] = 0
+    deleted_bytes: Annotated[int, Metric("sluice_rejection_log_deleted_bytes_total", "Bytes of the files deleted.")] = 0
+    kept_bytes: Annotated[int, Metric("sluice_rejection_log_kept_bytes", "Bytes of all log files in the folder.")] = 0
     clock_steps: Annotated[
-        int, Metric("counter", "sluice_rejection_log_clock_steps", "How often the wall clock was set.")
+        int, Metric("sluice_rejection_log_clock_steps_total", "How often the wall clock was set.")
     ] = 0
     other_runs: Annotated[
         int,
         Metric(
-            "counter",
-            "sluice_rejection_log_other_runs",
+            "sluice_rejection_log_other_runs_total",
             "Runs of requests that were counted under _other because a bound was reached.",
         ),
     ] = 0

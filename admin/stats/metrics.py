@@ -12,7 +12,7 @@ stretches: in a thread it would hold the interpreter, and the data path with it,
 import platform
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, chain
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 from prometheus_client import CollectorRegistry
@@ -68,20 +68,17 @@ def counter(name: str, help_text: str, labels: Sequence[str], values: Iterable[L
         labels: their names, in alphabetical order.
         values: the values of the labels, and how many.
     """
-    return _family("counter", name, help_text, labels, _one_by_one(values))
+    return _family(f"{name}_total", help_text, labels, _one_by_one(values))
 
 
 def gauge(name: str, help_text: str, labels: Sequence[str], values: Iterable[LabeledValue]) -> Family:
     """Make a gauge; the arguments are those of ``counter``."""
-    return _family("gauge", name, help_text, labels, _one_by_one(values))
+    return _family(name, help_text, labels, _one_by_one(values))
 
 
-def _family(
-    type_: Literal["counter", "gauge"], name: str, help_text: str, labels: Sequence[str], samples: Samples
-) -> Family:
-    if type_ == "counter":
-        return Family(CounterMetricFamily(name, help_text, labels=labels), _texts(f"{name}_total", labels, samples))
-    return Family(GaugeMetricFamily(name, help_text, labels=labels), _texts(name, labels, samples))
+def _family(name: str, help_text: str, labels: Sequence[str], samples: Samples) -> Family:
+    make = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
+    return Family(make(name, help_text, labels=labels), _texts(name, labels, samples))
 
 
 def _histogram(name: str, help_text: str, durations: Durations) -> Family:
@@ -137,10 +134,10 @@ def families_of(figures: msgspec.Struct) -> Iterator[Family]:
     """Yield the metrics that the fields of a struct are described as."""
     for field, metric in described(type(figures)):
         value = getattr(figures, field)
-        if metric.type == "histogram":
+        if isinstance(value, Durations):
             yield _histogram(metric.name, metric.help, value)
         else:
-            yield _family(metric.type, metric.name, metric.help, metric.labels, samples_of(metric, value))
+            yield _family(metric.name, metric.help, metric.labels, samples_of(metric, value))
 
 
 def families(snapshot: Snapshot) -> Iterator[Family]:

@@ -1,12 +1,12 @@
 """The description of a metric, written beside the field that holds its values.
 
-``Annotated[int, Metric("counter", "sluice_evicted", "What it counts.")]`` is all that a scrape and the reference
-need to know of a field; whoever writes metrics goes through ``described``.
+``Annotated[int, Metric("sluice_evicted_total", "What it counts.")]`` is all that a scrape and the reference need to
+know of a field; whoever writes metrics goes through ``described``.
 """
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
-from typing import Any, Literal, NamedTuple, get_type_hints
+from typing import Any, NamedTuple, get_type_hints
 
 import msgspec
 
@@ -15,11 +15,10 @@ Samples = Iterable[tuple[tuple[str, ...], Iterable[tuple[str, float]]]]
 
 
 class Metric(NamedTuple):
-    """One metric.
+    """One metric: a counter if its name ends with ``_total``, a histogram if the field holds Durations, else a gauge.
 
     Attributes:
-        type: as Prometheus calls it.
-        name: without ``_total``, which a counter gets.
+        name: as its samples have it.
         help: what it is.
         labels: their names, in alphabetical order.
         samples: makes samples of the field's value; None is for a plain number, and for numbers by the value of the
@@ -27,7 +26,6 @@ class Metric(NamedTuple):
         source: where the data path keeps the value, such as ``limits.evicted_total``; empty if it is worked out.
     """
 
-    type: Literal["counter", "gauge", "histogram"]
     name: str
     help: str
     labels: tuple[str, ...] = ()

@@ -178,8 +178,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     resources: Annotated[
         Mapping[tuple[str, str], ResourceCounts],
         Metric(
-            "counter",
-            "sluice_requests",
+            "sluice_requests_total",
             "Limitable requests by what became of them: pass, refuse, bypass (passed because a handler was skipped), "
             "shadow (passed though a shadow rule would have refused it), exempt (passed because its client is), "
             "drop (its client left while it was held). Counted when decided: when a connection breaks, the broker may "
@@ -188,8 +187,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
             lambda resources: ((resource, _shown(counts.requests)) for resource, counts in resources.items()),
         ),
         Metric(
-            "counter",
-            "sluice_messages",
+            "sluice_messages_total",
             "As sluice_requests_total, in messages: a batch counts as what it holds, consumption when it is answered.",
             _RESOURCE_LABELS,
             lambda resources: ((resource, _shown(counts.messages)) for resource, counts in resources.items()),
@@ -198,8 +196,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     bypassed: Annotated[
         Mapping[tuple[str, str], int],
         Metric(
-            "counter",
-            "sluice_bypassed",
+            "sluice_bypassed_total",
             "Requests that went on without a handler's verdict: its lanes were full, late, or it failed.",
             ("handler", "reason"),
         ),
@@ -208,38 +205,34 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     rules: Annotated[
         Mapping[str, RuleCounts],
         Metric(
-            "counter",
-            "sluice_rule_refused",
+            "sluice_rule_refused_total",
             "Requests that a rule refused, including those it had held before.",
             ("rule",),
             _of_rule("refuse"),
         ),
         Metric(
-            "counter",
-            "sluice_rule_shadowed",
+            "sluice_rule_shadowed_total",
             "Requests that a shadow rule would have refused.",
             ("rule",),
             _of_rule("shadow"),
         ),
         Metric(
-            "counter",
-            "sluice_rule_held",
+            "sluice_rule_held_total",
             "Requests that a rule held, whatever happened to them afterwards.",
             ("rule",),
             _of_rule("hold"),
         ),
     ] = {}
     held_requests: Annotated[
-        int, Metric("gauge", "sluice_held_requests", "Requests held now.", source="tally.held_requests")
+        int, Metric("sluice_held_requests", "Requests held now.", source="tally.held_requests")
     ] = 0
     held_bytes: Annotated[
-        int, Metric("gauge", "sluice_held_bytes", "Size of the requests held now.", source="tally.held_bytes")
+        int, Metric("sluice_held_bytes", "Size of the requests held now.", source="tally.held_bytes")
     ] = 0
     hold_refused: Annotated[
         Mapping[BoundName, int],
         Metric(
-            "counter",
-            "sluice_hold_refused",
+            "sluice_hold_refused_total",
             "Requests refused instead of held, because a bound on held requests was reached.",
             ("bound",),
             source="limits.refused_by_bound",
@@ -248,7 +241,6 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     usage: Annotated[
         Mapping[tuple[str, str, Dimension], Usage],
         Metric(
-            "gauge",
             "sluice_limit_used_ratio",
             "Share of a limit that was used in the window; 1 is the whole limit. Only for limits used in the last "
             "minute.",
@@ -259,7 +251,6 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     limits: Annotated[
         Mapping[tuple[str, str, Dimension], Limit],
         Metric(
-            "gauge",
             "sluice_limit_per_second",
             "Each limit in force as written, by the pattern of its rule, even while limiting is off; +Inf is "
             "unlimited. The dimension messages means requests if the rule counts these. The origin is configuration, "
@@ -271,7 +262,6 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     processing: Annotated[
         Durations,
         Metric(
-            "histogram",
             "sluice_processing_seconds",
             "Time that Sluice adds to a request: from reading the end of its header (for a batch: its last byte) to "
             "queueing it for the broker, or its refusal for the client. Held requests are not included; the requests "
@@ -282,7 +272,6 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     held: Annotated[
         Durations,
         Metric(
-            "histogram",
             "sluice_held_seconds",
             "Time that a request was held until it passed or was refused. Requests whose client left are not included.",
             source="timings.held",
@@ -291,7 +280,6 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     round_trip: Annotated[
         Durations,
         Metric(
-            "histogram",
             "sluice_broker_round_trip_seconds",
             "Time from passing a request on to the broker's answer. A sample: one request of a connection at a time, "
             "and at most 100 per second; long polls are never timed.",
@@ -301,21 +289,17 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     listeners: Annotated[
         tuple[ListenerState, ...],
         Metric(
-            "gauge",
             "sluice_listening",
             "1 while clients can connect; 0 while the broker accepts no connections, and during a drain.",
             ("listener",),
             _of_listeners("listening"),
         ),
-        Metric(
-            "gauge", "sluice_connections", "Client connections open now.", ("listener",), _of_listeners("connections")
-        ),
+        Metric("sluice_connections", "Client connections open now.", ("listener",), _of_listeners("connections")),
     ] = ()
     connections_total: Annotated[
         Mapping[str, int],
         Metric(
-            "counter",
-            "sluice_connections_opened",
+            "sluice_connections_opened_total",
             "Client connections accepted.",
             ("listener",),
             source="server.counters.accepted",
@@ -324,8 +308,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     closed_total: Annotated[
         Mapping[tuple[str, str], int],
         Metric(
-            "counter",
-            "sluice_connections_closed",
+            "sluice_connections_closed_total",
             "Client connections that ended, by reason, including those closed as soon as they were accepted.",
             ("listener", "reason"),
             source="server.counters.closed",
@@ -334,21 +317,19 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     frames_total: Annotated[
         Mapping[Direction, int],
         Metric(
-            "counter",
-            "sluice_frames",
+            "sluice_frames_total",
             "Whole frames of the protocol, by the peer that sent them: client or broker.",
             ("source",),
         ),
     ] = {}
     bytes_total: Annotated[
         Mapping[Direction, int],
-        Metric("counter", "sluice_bytes", "Bytes read, by the peer that sent them: client or broker.", ("source",)),
+        Metric("sluice_bytes_total", "Bytes read, by the peer that sent them: client or broker.", ("source",)),
     ] = {}
     undecodable_total: Annotated[
         Mapping[str, int],
         Metric(
-            "counter",
-            "sluice_undecodable",
+            "sluice_undecodable_total",
             "Headers that the strict parser refused, by the parser that read them instead (none: no parser did).",
             ("parser",),
             source="wire_counters.undecodable",
@@ -356,71 +337,45 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     ] = {}
     lanes: Annotated[
         Mapping[str, LaneDepth],
+        Metric("sluice_executor_depth", "Batches waiting on a handler's lanes.", ("handler",), _of_lanes("queued")),
         Metric(
-            "gauge",
-            "sluice_executor_depth",
-            "Batches waiting on a handler's lanes.",
-            ("handler",),
-            _of_lanes("queued"),
-        ),
-        Metric(
-            "gauge",
             "sluice_executor_capacity",
             "Batches that may wait on a handler's lanes before they bypass it.",
             ("handler",),
             _of_lanes("capacity"),
         ),
         Metric(
-            "gauge",
             "sluice_executor_late_lanes",
             "Lanes of a handler that are bypassed until a probe returns in time.",
             ("handler",),
             _of_lanes("late_lanes"),
         ),
     ] = {}
-    live_limiters: Annotated[
-        int, Metric("gauge", "sluice_live_limiters", "Limiters in memory now.", source="limits.live")
-    ] = 0
+    live_limiters: Annotated[int, Metric("sluice_live_limiters", "Limiters in memory now.", source="limits.live")] = 0
     evicted_total: Annotated[
         int,
-        Metric(
-            "counter",
-            "sluice_limiters_evicted",
-            "Idle limiters given up for new names.",
-            source="limits.evicted_total",
-        ),
+        Metric("sluice_limiters_evicted_total", "Idle limiters given up for new names.", source="limits.evicted_total"),
     ] = 0
     overflowed_total: Annotated[
         int,
         Metric(
-            "counter",
-            "sluice_limiters_overflowed",
+            "sluice_limiters_overflowed_total",
             "Decisions made by a rule's shared limiter because there was no room for one more.",
             source="limits.overflowed_total",
         ),
     ] = 0
     rule_set_version: Annotated[
-        int,
-        Metric(
-            "gauge",
-            "sluice_rule_set_version",
-            "Version of the rule set in force.",
-            source="limits.rule_set.version",
-        ),
+        int, Metric("sluice_rule_set_version", "Version of the rule set in force.", source="limits.rule_set.version")
     ] = 0
     limiting: Annotated[
         bool,
         Metric(
-            "gauge",
-            "sluice_limiting",
-            "1 while limiting is on, 0 while everything passes.",
-            source="limits.rule_set.enabled",
+            "sluice_limiting", "1 while limiting is on, 0 while everything passes.", source="limits.rule_set.enabled"
         ),
     ] = True
     off_kinds: Annotated[
         tuple[str, ...],
         Metric(
-            "gauge",
             "sluice_limiting_kind",
             "0 for each kind whose limiting alone is switched off; a kind that is limited is not here.",
             ("kind",),
@@ -428,8 +383,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = ()
     draining: Annotated[
-        bool,
-        Metric("gauge", "sluice_draining", "1 while no new connections are accepted.", source="server.draining"),
+        bool, Metric("sluice_draining", "1 while no new connections are accepted.", source="server.draining")
     ] = False
 
 
