@@ -17,13 +17,14 @@ from typing import Any, Final, NamedTuple
 import structlog
 import trio
 
+from admin.common.clock import utc_now
 from admin.common.errors import SettingsError, listen_error
 from admin.common.version import sluice_version
 from admin.config.addresses import Endpoint
 from admin.config.settings import OFF
 from admin.edits import places
 from admin.edits.model import Author, FailedReload
-from admin.edits.service import EditService, utc_now
+from admin.edits.service import EditService
 from admin.http import api, server
 from admin.http.answering import Refusals
 from admin.http.auth import Keyring
