@@ -60,7 +60,6 @@ class LogFiles:
         figures: what was done.
         error: why nothing is written now, for people; None if all is well.
         number: of the log file that is written now, or comes next.
-        notes_lost: how often what was written into the write-ahead file may not be there.
         limits_lost: some of the records that could not be written say how the rules stand.
     """
 
@@ -70,7 +69,6 @@ class LogFiles:
         self.figures = Figures()
         self.error: str | None = None
         self.number = 1
-        self.notes_lost = 0
         self.limits_lost = False
         self._folder = folder
         self._run = FileName(slug_of(instance), run, 1)
@@ -247,7 +245,6 @@ class LogFiles:
         if self._ahead is not None:
             self._ahead.close()
             self._ahead = None
-            self.notes_lost += 1
 
     def _next_file(self) -> None:
         self._file = None
@@ -320,7 +317,6 @@ class LogFiles:
                 self._ahead.append(data, durable=False)
                 self._begin = None
         except (OSError, LockedError) as error:
-            self.notes_lost += 1
             self.figures.lost_seconds += 1
             if isinstance(error, OSError) and is_gone(error) and self._ahead is not None:
                 self._ahead.close()

@@ -18,7 +18,6 @@ from admin.rejection_log import write_ahead
 from admin.rejection_log.aggregate import Aggregate, Traffic, minute_of
 from admin.rejection_log.composing import Batch, Composer, LimitsInForce, Lines, line_of
 from admin.rejection_log.figures import Figures
-from admin.rejection_log.write_ahead import Notes
 from limiter.counting.rejections import ResourceSecond, TrafficSecond
 from limiter.rules.resource import Resource
 from proxy.common.cooperative import Pace
@@ -93,10 +92,6 @@ class Ledger:
         self._bypassed = _bypassed(snapshot)
         self._taken_s = int(now_s)
         self._begin_minute(minute_of(self._taken_s))
-
-    def forget_notes(self) -> None:
-        """Note everything anew: what was written of it may not be there."""
-        self._notes.forget()
 
     def hand_out(self, file: int) -> Batch:
         """Return what has been made.
@@ -175,8 +170,6 @@ class Ledger:
             return
         # A clock that is set back is before what they hold from.
         self._limits, self._limits_version, self._limits_hold = limits, rules.version, (now, change or _EVER)
-        # Names are noted with their limits.
-        self._notes.forget()
 
     async def _add_second(self, second: TrafficSecond, pace: Pace) -> None:
         at_s = second.at_s
@@ -204,7 +197,18 @@ class Ledger:
         """Add a resource's second to the minute, and note it for the case of a crash."""
         try:
             resource, clients = self._minute.add(at_s, traffic)
-            self._batch.write_ahead.add(self._notes.second(at_s, resource, traffic, clients, self._limits))
+            seen = write_ahead.Seen(
+                kind=resource.kind,
+                name=resource.name,
+                limit=self._limits.of(resource),
+                at_s=at_s,
+                outcomes=traffic.outcomes,
+                busy_answers=traffic.busy_answers,
+                languages=traffic.languages,
+                clients=clients,
+                more_clients=traffic.more_clients,
+            )
+            self._batch.write_ahead.add(line_of(seen))
         except Exception as error:  # noqa: BLE001 - as in _record
             self.fault("traffic", error)
 
@@ -213,8 +217,7 @@ class Ledger:
         header = write_ahead.Header(
             write_ahead.VERSION, self._instance, self.run, self._version, at_s, self._composer.n, self._max_resources
         )
-        self._notes = Notes(header)
-        self._batch.begin = self._notes.header
+        self._batch.begin = line_of(header)
         # What was noted of the minute before is in its records.
         self._batch.write_ahead = Lines()
 

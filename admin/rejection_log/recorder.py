@@ -86,7 +86,6 @@ class Recorder:
         self._changes: deque[Change] = deque()
         self._last_change = 0
         self._recording = False
-        self._notes_lost = 0
         self.ledger = Ledger(
             instance,
             run,
@@ -208,9 +207,6 @@ class Recorder:
         if ledger.run != files.run:
             # Another process has finished the one before, with the minute as far as it had come.
             ledger.begin_run(files.run, self._wall_s())
-        if files.notes_lost != self._notes_lost:
-            self._notes_lost = files.notes_lost
-            ledger.forget_notes()
         seconds: tuple[TrafficSecond, ...] = ()
         try:
             seconds = await self._data_path.take_traffic(unfinished=unfinished)
