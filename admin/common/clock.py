@@ -3,6 +3,10 @@
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from typing import Final
+
+LATEST_S: Final = 253_402_214_400
+"""The last day of the year 9999, as far as dates go, in seconds since 1970."""
 
 
 def utc_now() -> datetime:

@@ -17,11 +17,12 @@ from admin import wire
 from admin.common.clock import Clock
 from admin.config.rulebook import BUILT_IN
 from admin.edits.model import LimitEntry
+from limiter.counting.rejections import DID
 from limiter.rules.resource import Resource
 from limiter.rules.rule import Dimension
 from limiter.rules.rule_set import RuleSet
 from proxy.common.cooperative import Pace
-from proxy.stats.snapshot import RequestVerdict, ResourceState, RuleVerdict, Usage
+from proxy.stats.snapshot import ENDINGS, RequestVerdict, ResourceState, Usage
 
 NS_PER_S = 1_000_000_000
 
@@ -84,12 +85,13 @@ WINDOW_S: Final = 10
 """Seconds that the figures of a row are of: rates, what is used, and whether something was refused. Shorter ones jump,
 as a limit that is asked for too much refuses all for a second and then lets a second's worth pass at once."""
 
-VERDICTS: Final[tuple[RequestVerdict, ...]] = ("pass", "refuse", "shadow", "bypass", "exempt", "drop")
+_VERDICT_OF: Final = {ending.column: ending.verdict for ending in ENDINGS}
+VERDICTS: Final = tuple(_VERDICT_OF[column] for column in wire.Verdicts.__struct_fields__)
 Counts = tuple[int, ...]
 """In the order of ``wire.Verdicts``: what is shadowed has passed, too."""
 NOTHING: Final[Counts] = (0,) * len(VERDICTS)
 REFUSED, SHADOWED = VERDICTS.index("refuse"), VERDICTS.index("shadow")
-_RULE_VERDICTS: Final[tuple[RuleVerdict, ...]] = ("refuse", "hold", "shadow")
+_RULE_VERDICTS: Final = sorted(DID, key=lambda verdict: wire.RuleRates.__struct_fields__.index(DID[verdict]))
 _RULE_NOTHING: Final[Counts] = (0,) * len(_RULE_VERDICTS)
 _MESSAGES: Final = slice(1, 1 + len(VERDICTS))
 _REQUESTS: Final = slice(1 + len(VERDICTS), 1 + 2 * len(VERDICTS))

@@ -5,19 +5,50 @@ holds no cycles, so the garbage collector need not look at it (``gc=False``).
 """
 
 from collections.abc import Callable, Mapping
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, NamedTuple
 
 import msgspec
 
+from limiter.counting.rejections import Outcome, RejectionVerdict
 from limiter.rules.rule import Dimension
 from limiter.waiting.holding import BoundName
 from proxy.stats.metric import Metric, Samples
 
 RequestVerdict = Literal["pass", "refuse", "bypass", "shadow", "exempt", "drop"]
-"""What became of a request: it passed within the limits; was refused; passed because a handler was skipped; passed
-though a shadow rule would have refused it; passed because its client is exempt; was held, and then its client left."""
-RuleVerdict = Literal["refuse", "shadow", "hold"]
-"""What a rule can do to a request. One that is held may be refused later, and counts for both."""
+"""What became of a request, as the metrics call it."""
+RuleVerdict = RejectionVerdict
+
+
+class Ending(NamedTuple):
+    """What can become of a request, in the words of all who tell it.
+
+    Attributes:
+        verdict: in the metrics.
+        outcome: in the rejection log.
+        column: on the page and in the API, as ``admin.wire.Verdicts`` has it.
+        reached: it went to the broker.
+        always_shown: a resource has this metric even while it is 0.
+    """
+
+    verdict: RequestVerdict
+    outcome: Outcome
+    column: str
+    reached: bool
+    always_shown: bool
+
+
+ENDINGS: Final = (
+    Ending("pass", "admitted", "passed", reached=True, always_shown=True),
+    Ending("refuse", "refused", "refused", reached=False, always_shown=True),
+    # A handler was skipped.
+    Ending("bypass", "bypassed", "bypassed", reached=True, always_shown=True),
+    # A shadow rule would have refused it.
+    Ending("shadow", "shadowed", "shadowed", reached=True, always_shown=False),
+    # Its client is exempt.
+    Ending("exempt", "exempt", "exempt", reached=True, always_shown=False),
+    # It was held, and then its client left.
+    Ending("drop", "dropped", "dropped", reached=False, always_shown=False),
+)
 Direction = Literal["client", "broker"]
 
 BUCKETS_S: Final = (
@@ -127,8 +158,7 @@ class Limit(msgspec.Struct, frozen=True, gc=False):
     origin: Origin
 
 
-_ALWAYS_SHOWN: Final = frozenset({"pass", "refuse", "bypass"})
-"""Verdicts that every resource shows; the others only where there were any."""
+_ALWAYS_SHOWN: Final = frozenset(ending.verdict for ending in ENDINGS if ending.always_shown)
 _RESOURCE_LABELS: Final = ("kind", "resource", "verdict")
 
 

@@ -12,15 +12,15 @@ is told of the same runs of requests.
 
 from collections.abc import Container, Iterable, Iterator, Sequence
 from itertools import repeat
-from typing import Final, NamedTuple, get_args
+from typing import Final, NamedTuple
 
 from limiter.counting.recorder import NO_ACCOUNT, NOBODY, Recorder, Sender
-from limiter.counting.rejections import OTHER, Outcome
+from limiter.counting.rejections import DID, OTHER
 from limiter.counting.rotation import Rotation
 from limiter.rules.resource import Resource
 from proxy.deciding.batch import Batch, Group, Hold, Refuse, Request, Shadow, Verdict, Verdicts
 from proxy.stats.recording import Recording, Runs, record_dropped, record_resolved
-from proxy.stats.snapshot import RequestVerdict, ResourceCounts, RuleCounts, RuleVerdict
+from proxy.stats.snapshot import ENDINGS, RequestVerdict, ResourceCounts, RuleCounts, RuleVerdict
 
 #: Silence after which a name may lose its place to a new one.
 _SILENT_NS: Final = 600 * 1_000_000_000
@@ -29,16 +29,8 @@ _LOOKS: Final = 4
 #: Resources summed, or passed over, in one step.
 _SUMMED: Final = 64
 
-_VERDICTS: Final[tuple[RequestVerdict, ...]] = get_args(RequestVerdict)
-_RULE_VERDICTS: Final[tuple[RuleVerdict, ...]] = get_args(RuleVerdict)
-_OUTCOMES: Final[dict[RequestVerdict, Outcome]] = {
-    "pass": "admitted",
-    "refuse": "refused",
-    "shadow": "shadowed",
-    "bypass": "bypassed",
-    "exempt": "exempt",
-    "drop": "dropped",
-}
+_VERDICTS: Final = tuple(ending.verdict for ending in ENDINGS)
+_OUTCOMES: Final = {ending.verdict: ending.outcome for ending in ENDINGS}
 
 
 class LastStop(NamedTuple):
@@ -293,9 +285,7 @@ class Tally:
             name = rule if len(self._rules) < self._max_resources else OTHER
             counts = self._rules.get(name)
             if counts is None:
-                counts = self._rules[name] = RuleCounts(
-                    dict.fromkeys(_RULE_VERDICTS, 0), dict.fromkeys(_RULE_VERDICTS, 0)
-                )
+                counts = self._rules[name] = RuleCounts(dict.fromkeys(DID, 0), dict.fromkeys(DID, 0))
         counts.requests[verdict] += requests
         counts.messages[verdict] += messages
 
