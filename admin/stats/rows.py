@@ -7,6 +7,7 @@ import heapq
 import math
 from array import array
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 from operator import itemgetter
 from typing import Any, Final, NamedTuple, TypeVar
@@ -98,7 +99,6 @@ _REQUESTS: Final = slice(1 + len(VERDICTS), 1 + 2 * len(VERDICTS))
 _RULE: Final = slice(1, 1 + len(_RULE_VERDICTS))
 #: Where a rule's count of a verdict is.
 _RULE_INDEX: Final = {REFUSED: _RULE_VERDICTS.index("refuse"), SHADOWED: _RULE_VERDICTS.index("shadow")}
-_NO_USAGE: Final[Mapping[Dimension, Usage]] = {}
 _NO_RATES: Final = wire.Verdicts()
 
 
@@ -176,63 +176,44 @@ def _rule_rates(before: Counts, now: Counts, seconds: float) -> wire.RuleRates:
     return wire.RuleRates(*(round((new - old) / seconds, 2) for old, new in zip(before, now, strict=True)))
 
 
+@dataclass(slots=True, eq=False)
 class RowStats:
     """What is known of one limit and what it limits."""
 
-    __slots__ = (
-        "_new",
-        "_records",
-        "counted",
-        "entry",
-        "held_ns",
-        "key",
-        "kind",
-        "last_refused_at",
-        "last_refused_ns",
-        "last_refused_rule",
-        "last_wait_us",
-        "lower",
-        "messages",
-        "name",
-        "open",
-        "point_start",
-        "ring",
-        "rule",
-        "seen_ns",
-        "shadowed_ns",
-        "stored_permits",
-        "usage",
-        "used_ratio",
-        "wait_until_ns",
-    )
+    kind: str
+    name: str
+    key: str = field(init=False)
+    lower: str = field(init=False)
+    #: The limit, if it has a rule of its own.
+    entry: LimitEntry | None = None
+    seen_ns: int | None = None
+    #: Nothing came before the first sample.
+    _new: bool = False
+    counted: bool = False
+    messages: Counts = NOTHING
+    point_start: Counts = NOTHING
+    #: The counts at the beginning of the window and each time that they were others since, one behind the other: when,
+    #: messages, requests; of what only has a rule's counts when, and these.
+    _records: "array[int]" = field(default_factory=lambda: array("q"))
+    #: The rule whose own counts are shown.
+    rule: str = ""
+    usage: Mapping[Dimension, Usage] = field(default_factory=dict)
+    used_ratio: float | None = None
+    stored_permits: float | None = None
+    open: bool = False
+    #: When something was last held, and when something last would have been refused.
+    held_ns: int = 0
+    shadowed_ns: int = 0
+    wait_until_ns: int = 0
+    last_refused_ns: int | None = None
+    last_refused_rule: str = ""
+    #: The same as a time of day, and of which time.
+    last_refused_at: tuple[int, str] | None = None
+    last_wait_us: int = 0
+    ring: Ring | None = None
 
-    def __init__(self, kind: str, name: str) -> None:
-        self.kind, self.name, self.key, self.lower = kind, name, f"{kind}/{name}", name.casefold()
-        #: The limit, if it has a rule of its own.
-        self.entry: LimitEntry | None = None
-        self.seen_ns: int | None = None
-        #: Nothing came before the first sample.
-        self._new = False
-        self.counted = False
-        self.messages = self.point_start = NOTHING
-        #: The counts at the beginning of the window and each time that they were others since, one behind the other:
-        #: when, messages, requests; of what only has a rule's counts when, and these.
-        self._records = array("q")
-        #: The rule whose own counts are shown.
-        self.rule = ""
-        self.usage: Mapping[Dimension, Usage] = _NO_USAGE
-        self.used_ratio: float | None = None
-        self.stored_permits: float | None = None
-        self.open = False
-        #: When something was last held, and when something last would have been refused.
-        self.held_ns = self.shadowed_ns = 0
-        self.wait_until_ns = 0
-        self.last_refused_ns: int | None = None
-        self.last_refused_rule = ""
-        #: The same as a time of day, and of which time.
-        self.last_refused_at: tuple[int, str] | None = None
-        self.last_wait_us = 0
-        self.ring: Ring | None = None
+    def __post_init__(self) -> None:
+        self.key, self.lower = f"{self.kind}/{self.name}", self.name.casefold()
 
     def sample(self, state: ResourceState, window: Window) -> None:
         """Take over what the data path says.
@@ -309,7 +290,7 @@ class RowStats:
 
     def fade(self) -> None:
         """Nothing came for more than a minute."""
-        self.usage = _NO_USAGE
+        self.usage = {}
         del self._records[: -(_REQUESTS.stop if self.counted else _RULE.stop)]
         if self.used_ratio:
             self.used_ratio = 0.0

@@ -11,10 +11,11 @@ is told of the same runs of requests.
 """
 
 from collections.abc import Container, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import repeat
 from typing import Final, NamedTuple
 
-from limiter.counting.recorder import NO_ACCOUNT, NOBODY, Recorder, Sender
+from limiter.counting.recorder import NO_ACCOUNT, NOBODY, Account, Recorder, Sender
 from limiter.counting.rejections import DID, OTHER
 from limiter.counting.rotation import Rotation
 from limiter.rules.resource import Resource
@@ -53,29 +54,18 @@ NEVER: Final = LastStop(None, 0, "", None)
 """Of what nothing was ever stopped."""
 
 
+@dataclass(slots=True, eq=False)
 class _Counts:
-    __slots__ = (
-        "account",
-        "held_ns",
-        "judged",
-        "messages",
-        "refused_by",
-        "refused_ns",
-        "requests",
-        "seen_ns",
-        "wait_us",
-    )
-
-    def __init__(self) -> None:
-        #: Where the recorder added up last what passed, and what a rule had a word with.
-        self.account = self.judged = NO_ACCOUNT
-        self.requests: dict[RequestVerdict, int] = dict.fromkeys(_VERDICTS, 0)
-        self.messages: dict[RequestVerdict, int] = dict.fromkeys(_VERDICTS, 0)
-        self.seen_ns = 0
-        self.refused_ns: int | None = None
-        self.refused_by = ""
-        self.wait_us = 0
-        self.held_ns: int | None = None
+    #: Where the recorder added up last what passed, and what a rule had a word with.
+    account: Account = NO_ACCOUNT
+    judged: Account = NO_ACCOUNT
+    requests: dict[RequestVerdict, int] = field(default_factory=lambda: dict.fromkeys(_VERDICTS, 0))
+    messages: dict[RequestVerdict, int] = field(default_factory=lambda: dict.fromkeys(_VERDICTS, 0))
+    seen_ns: int = 0
+    refused_ns: int | None = None
+    refused_by: str = ""
+    wait_us: int = 0
+    held_ns: int | None = None
 
     def add(self, verdict: RequestVerdict, requests: int, messages: int) -> None:
         self.requests[verdict] += requests

@@ -94,18 +94,6 @@ async def test_a_refusal_that_cannot_be_written_costs_itself_and_is_told_once(
     assert kept.records("heartbeat")[0]["lost_records"] == 2
 
 
-async def test_a_second_that_cannot_be_added_costs_itself(
-    kept: Kept, second: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Aggregate, "cover", failing_for(str(MINUTE + 1), Aggregate.cover))
-    await kept.add(*(second(MINUTE + offset) for offset in range(5)), now_s=MINUTE + 6)
-    monkeypatch.undo()
-    await kept.add(now_s=MINUTE + 60)
-    # It is named by its beginning and by the end of the one before.
-    assert admitted(kept.records("traffic")) == {"orders": 6}
-    assert kept.figures.lost == {"fault": 2}
-
-
 async def test_traffic_that_cannot_be_added_or_written_costs_itself(
     kept: Kept, second: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
