@@ -16,6 +16,7 @@ from typing import Annotated, Final, NoReturn
 from cyclopts import App, Parameter
 
 from admin.cli.options import FileName, Flag, Switch
+from admin.common.clock import LATEST_S
 from admin.common.errors import SettingsError
 from admin.common.tables import printable
 
@@ -61,8 +62,6 @@ _AGO: Final = re.compile(r"(?:\d+(?:\.\d+)?(?:min|[smhdw]))+")
 _MEMORY: Final = re.compile(r"(\d+)([kmgt])b?", re.IGNORECASE)
 _MEMORY_BYTES: Final = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _LEAST_MEMORY: Final = 512 << 20
-_LATEST_S: Final = 253_402_214_400
-"""The last day of the year 9999, as far as dates go."""
 
 
 @app.default
@@ -185,7 +184,7 @@ def read_time(text: str | None, flag: str, now: datetime) -> int | None:
                 f"{flag} {text}: must be a time like 2026-11-21, 2026-11-21T13:30, or so long ago: 36h, 7d"
             ) from None
         at_s = (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
-    if not 0 <= at_s <= _LATEST_S:
+    if not 0 <= at_s <= LATEST_S:
         raise SettingsError(f"{flag} {text}: must be from 1970 to 9999")
     return int(at_s)
 

@@ -6,11 +6,12 @@ Plain data, as it is written to disk and over HTTP.
 """
 
 from collections.abc import Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any, Final, Literal
 
 import msgspec
 
+from admin.common.clock import write_time
 from admin.config.rule_fields import Target
 
 ALL_KINDS: Final = "all"
@@ -410,11 +411,6 @@ def switch_path(kind: str) -> str:
 def parse_time(text: str) -> datetime:
     """Read a time as ``model`` writes it."""
     return datetime.fromisoformat(text)
-
-
-def write_time(moment: datetime) -> str:
-    """Write a moment as ``model`` has it."""
-    return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def is_over(standing: ActiveEdit, now: datetime) -> bool:

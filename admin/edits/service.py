@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import partial
 from typing import Any, Final
 from weakref import WeakSet
@@ -20,6 +20,7 @@ import msgspec
 import structlog
 import trio
 
+from admin.common.clock import utc_now
 from admin.common.disk import words_for
 from admin.common.numbers import number
 from admin.config.rule_fields import RuleReader, Target
@@ -183,11 +184,6 @@ _AFTER_FAILURE_S: Final = 1.0
 _LOGGED: Final = 20
 #: So many changes are remembered, to see what was changed while the audit trail was searched.
 _RECENT: Final = 4_096
-
-
-def utc_now() -> datetime:
-    """Return the wall clock."""
-    return datetime.now(UTC)
 
 
 class EditService(LiveLimits):

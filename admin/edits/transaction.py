@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from admin.common.clock import write_time
 from admin.config.rule_fields import FieldError, Target, fields_of, patched, target_of, written
 from admin.edits.model import (
     ALL_KINDS,
@@ -39,7 +40,6 @@ from admin.edits.model import (
     is_over,
     limit_path,
     switch_path,
-    write_time,
 )
 from admin.edits.state import State
 from limiter.rules.rule import Rule

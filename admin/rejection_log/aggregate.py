@@ -12,19 +12,16 @@ import msgspec
 
 from limiter.counting.rejections import OTHER, Amount, Outcome, ResourceSecond
 from limiter.rules.resource import Resource
+from proxy.stats.snapshot import ENDINGS
 
 MINUTE_S: Final = 60
 MAX_CLIENTS: Final = 256
 """Addresses told apart for each resource in a minute."""
 
 _OUTCOMES: Final[tuple[Outcome, ...]] = get_args(Outcome)
-_REACHED: Final = frozenset({"admitted", "shadowed", "bypassed", "exempt"})
-_TURNED_AWAY: Final = frozenset({"refused", "dropped"})
+_REACHED: Final = {ending.outcome: ending.reached for ending in ENDINGS}
 #: Where the sums of an outcome stand, and whether it reached the broker; None of what is counted again as it ends.
-_PLACES: Final[dict[Outcome, tuple[int, bool | None]]] = {
-    outcome: (3 * place, True if outcome in _REACHED else False if outcome in _TURNED_AWAY else None)
-    for place, outcome in enumerate(_OUTCOMES)
-}
+_PLACES: Final = {outcome: (3 * place, _REACHED.get(outcome)) for place, outcome in enumerate(_OUTCOMES)}
 #: Figures of one second: its offset, messages that reached the broker and that did not, requests, bytes.
 _COLUMNS: Final = 5
 

@@ -7,7 +7,6 @@ others' business.
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from datetime import datetime
-from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -19,14 +18,16 @@ from admin.rejection_log.records import (
     VERSION,
     HeartbeatRecord,
     LimitChangeRecord,
+    LimitFields,
     LimitRecord,
+    Record,
     RejectionRecord,
     TrafficRecord,
 )
 from limiter.counting.rejections import OTHER, Rejection
 from limiter.rules.patterns import DEFAULT_PATTERN
 from limiter.rules.resource import SCOPES, Resource
-from limiter.rules.rule import Action, Count, Rule
+from limiter.rules.rule import Rule
 from limiter.rules.rule_set import RuleSet
 
 _encoder: Final = msgspec.json.Encoder()
@@ -35,30 +36,9 @@ _encoder: Final = msgspec.json.Encoder()
 _NOBODY: Final = "default"
 
 
-class InForce(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """A limit as it holds for a resource; the fields are those of ``records.LimitFields``."""
-
-    rule: str = ""
-    rate_per_s: float | None = None
-    burst_s: float = 1.0
-    break_s: float = 0.0
-    count: Count = "messages"
-    bytes_per_s: float | None = None
-    bytes_burst_s: float = 1.0
-    action: Action = "reject"
-
-
-NO_LIMIT: Final = InForce()
-_MANY_RULES: Final = 16_384
-
-
-@lru_cache(_MANY_RULES)
-def _fields_of(limit: InForce) -> dict[str, Any]:
-    """Return the fields that are not as they are by default: the others need not be written."""
-    return {field: value for field in limit.__struct_fields__ if (value := getattr(limit, field)) != _of_none[field]}
-
-
-_of_none: Final = msgspec.structs.asdict(NO_LIMIT)
+LimitInForce = dict[str, Any]
+"""The fields of ``records.LimitFields`` from ``rule`` on that are not as by default; none is no limit."""
+_DEFAULTS: Final = {field.name: field.default for field in msgspec.structs.fields(LimitFields)}
 
 
 class LimitsInForce:
@@ -70,15 +50,15 @@ class LimitsInForce:
 
     def __init__(self, rules: RuleSet) -> None:
         self._rules = rules
-        self._made: dict[tuple[int, bool], tuple[Rule, InForce]] = {}
+        self._made: dict[tuple[int, bool], tuple[Rule, LimitInForce]] = {}
 
-    def of(self, resource: Resource) -> InForce:
+    def of(self, resource: Resource) -> LimitInForce:
         """Return the limit of a resource; what is beyond a bound has none of its own."""
         if resource.name == OTHER:
-            return NO_LIMIT
+            return {}
         return self._of_rule(self._rules.match(resource), limiting=self._rules.limiting(resource))
 
-    def of_rules(self) -> Iterator[tuple[Rule, InForce]]:
+    def of_rules(self) -> Iterator[tuple[Rule, LimitInForce]]:
         """Yield the rules for resources, each with its limit; of those built in only the defaults of kinds."""
         for rule in self._rules.rules:
             if rule.shared or rule.kind in SCOPES or (rule.source == BUILT_IN and rule.pattern != DEFAULT_PATTERN):
@@ -86,25 +66,23 @@ class LimitsInForce:
             limiting = self._rules.enabled and rule.kind not in self._rules.off_kinds
             yield rule, self._of_rule(rule, limiting=limiting)
 
-    def _of_rule(self, rule: Rule, *, limiting: bool) -> InForce:
+    def _of_rule(self, rule: Rule, *, limiting: bool) -> LimitInForce:
         made = self._made.get((id(rule), limiting))
         if made is None:
+            fields = {
+                "rule": "" if rule.source == _NOBODY and not rule.limits else rule.name,
+                "rate_per_s": rule.rate_per_s,
+                "burst_s": rule.burst_s,
+                "break_s": rule.break_in_force_s if rule.limits else 0.0,
+                "count": rule.count,
+                "bytes_per_s": rule.bytes_per_s,
+                "bytes_burst_s": rule.bytes_burst_s,
+                "action": rule.action if limiting else "off",
+            }
             # The rule is kept, too: another one must not get its id.
-            made = self._made[id(rule), limiting] = (rule, _in_force(rule, limiting=limiting))
+            made = rule, {name: value for name, value in fields.items() if value != _DEFAULTS[name]}
+            self._made[id(rule), limiting] = made
         return made[1]
-
-
-def _in_force(rule: Rule, *, limiting: bool) -> InForce:
-    return InForce(
-        rule="" if rule.source == _NOBODY and not rule.limits else rule.name,
-        rate_per_s=rule.rate_per_s,
-        burst_s=rule.burst_s,
-        break_s=rule.break_in_force_s if rule.limits else 0.0,
-        count=rule.count,
-        bytes_per_s=rule.bytes_per_s,
-        bytes_burst_s=rule.bytes_burst_s,
-        action=rule.action if limiting else "off",
-    )
 
 
 class Composer:
@@ -124,95 +102,68 @@ class Composer:
     def __init__(self, instance: str, run: str, last_n: int = 0) -> None:
         self.instance, self.run, self.n = instance, run, last_n
 
+    def _line(self, record: type[Record], at_s: int, **fields: Any) -> bytes:
+        self.n += 1
+        return line_of(record(v=VERSION, instance=self.instance, run=self.run, n=self.n, at_s=at_s, **fields))
+
     def rejection(self, at_s: int, rejection: Rejection) -> bytes:
         """Write what a rule did in the second that begins then."""
-        self.n += 1
         resource, amount = rejection.resource, rejection.amount
-        return line_of(
-            RejectionRecord(
-                v=VERSION,
-                instance=self.instance,
-                run=self.run,
-                n=self.n,
-                at_s=at_s,
-                kind=resource.kind,
-                name=resource.name,
-                client=rejection.client,
-                producer_group=rejection.producer_group,
-                rule=rejection.rule,
-                verdict=rejection.verdict,
-                requests=amount.requests,
-                messages=amount.messages,
-                bytes=amount.size_bytes,
-                wait_max_us=rejection.wait_max_us,
-            )
+        return self._line(
+            RejectionRecord,
+            at_s,
+            kind=resource.kind,
+            name=resource.name,
+            client=rejection.client,
+            producer_group=rejection.producer_group,
+            rule=rejection.rule,
+            verdict=rejection.verdict,
+            requests=amount.requests,
+            messages=amount.messages,
+            bytes=amount.size_bytes,
+            wait_max_us=rejection.wait_max_us,
         )
 
-    def traffic(self, at_s: int, resource: Resource, traffic: Traffic, limit: InForce) -> bytes:
+    def traffic(self, at_s: int, resource: Resource, traffic: Traffic, limit: LimitInForce) -> bytes:
         """Write what became of a resource's requests in the minute that begins then."""
-        self.n += 1
         second, admitted, refused, requests, size_bytes = traffic.seconds()
-        amounts: dict[Any, Any] = {**traffic.amounts()}
-        return line_of(
-            TrafficRecord(
-                v=VERSION,
-                instance=self.instance,
-                run=self.run,
-                n=self.n,
-                at_s=at_s,
-                kind=resource.kind,
-                name=resource.name,
-                **_fields_of(limit),
-                **amounts,
-                busy_answers=traffic.busy_answers,
-                languages=traffic.languages,
-                clients=len(traffic.clients),
-                more_clients=traffic.more_clients,
-                second=second,
-                second_admitted=admitted,
-                second_refused=refused,
-                second_requests=requests,
-                second_bytes=size_bytes,
-            )
+        return self._line(
+            TrafficRecord,
+            at_s,
+            kind=resource.kind,
+            name=resource.name,
+            **limit,
+            **traffic.amounts(),
+            busy_answers=traffic.busy_answers,
+            languages=traffic.languages,
+            clients=len(traffic.clients),
+            more_clients=traffic.more_clients,
+            second=second,
+            second_admitted=admitted,
+            second_refused=refused,
+            second_requests=requests,
+            second_bytes=size_bytes,
         )
 
-    def limit(self, at_s: int, rule: Rule, limit: InForce) -> bytes:
+    def limit(self, at_s: int, rule: Rule, limit: LimitInForce) -> bytes:
         """Write how a rule stands."""
-        self.n += 1
-        return line_of(
-            LimitRecord(
-                v=VERSION,
-                instance=self.instance,
-                run=self.run,
-                n=self.n,
-                at_s=at_s,
-                kind=rule.kind,
-                name=rule.key.pattern,
-                **{**_fields_of(limit), "rule": rule.name},
-            )
-        )
+        return self._line(LimitRecord, at_s, kind=rule.kind, name=rule.key.pattern, **{**limit, "rule": rule.name})
 
     def limit_change(self, change: Change) -> bytes:
         """Write what a live change did."""
-        self.n += 1
         what, _, rest = change.target.partition("/")
         kind, _, name = rest.partition("/")
-        return line_of(
-            LimitChangeRecord(
-                v=VERSION,
-                instance=self.instance,
-                run=self.run,
-                n=self.n,
-                at_s=int(datetime.fromisoformat(change.at).timestamp()),
-                change_id=change.id,
-                action=change.action,
-                kind=kind,
-                name=name if what == "limits" else "",
-                rate_before_per_s=_rate(change.old),
-                rate_after_per_s=_rate(change.new),
-                by=change.by,
-                reason=change.reason,
-            )
+        return self._line(
+            LimitChangeRecord,
+            int(datetime.fromisoformat(change.at).timestamp()),
+            change_id=change.id,
+            action=change.action,
+            kind=kind,
+            name=name if what == "limits" else "",
+            rate_before_per_s=_rate(change.old),
+            rate_after_per_s=_rate(change.new),
+            by=change.by,
+            reason=change.reason,
         )
 
     def heartbeat(
@@ -226,22 +177,16 @@ class Composer:
         lost_records: int = 0,
     ) -> bytes:
         """Write that the sidecar lived in a minute; it comes behind the traffic of that minute."""
-        self.n += 1
-        return line_of(
-            HeartbeatRecord(
-                v=VERSION,
-                instance=self.instance,
-                run=self.run,
-                n=self.n,
-                at_s=minute.at_s,
-                version=version,
-                seconds=max(1, minute.seconds),
-                limiting=limiting,
-                connections=connections,
-                bypassed_requests=dict(bypassed_requests or {}),
-                other=minute.other,
-                lost_records=lost_records,
-            )
+        return self._line(
+            HeartbeatRecord,
+            minute.at_s,
+            version=version,
+            seconds=max(1, minute.seconds),
+            limiting=limiting,
+            connections=connections,
+            bypassed_requests=dict(bypassed_requests or {}),
+            other=minute.other,
+            lost_records=lost_records,
         )
 
 

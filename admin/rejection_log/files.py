@@ -6,6 +6,7 @@ of it blocks and belongs on a thread; the figures may be read from anywhere.
 
 import errno
 import os
+import stat
 import threading
 import time
 from collections import Counter, deque
@@ -21,7 +22,6 @@ from admin.rejection_log.composing import Batch, Piece
 from admin.rejection_log.figures import Figures, reason_of
 from admin.rejection_log.folder import FILE_MODE, FileName, Folder, finished_name, new_run, slug_of
 from admin.rejection_log.recovery import recover
-from admin.rejection_log.retention import Retention
 
 _log = structlog.get_logger(__name__)
 
@@ -46,6 +46,75 @@ class Bounds(NamedTuple):
     max_total_bytes: int
 
 
+class _Finished:
+    """The finished files in the folder, of whatever run: how many bytes they are, and which go when it is too many.
+
+    What has such a name and is no file of its own does not count, as it cannot be deleted as one.
+
+    Args:
+        folder: where.
+        max_total_bytes: all files together, those that are being written among them.
+        figures: what is deleted is counted there.
+    """
+
+    def __init__(self, folder: Folder, max_total_bytes: int, figures: Figures) -> None:
+        self._folder = folder
+        self._max_total_bytes = max_total_bytes
+        self._figures = figures
+        #: The oldest first: time of the last change, name and bytes.
+        self._files: list[tuple[int, str, int]] = []
+
+    def look(self) -> None:
+        """Look which there are.
+
+        Raises:
+            OSError: the folder cannot be read.
+        """
+        found = []
+        for name in self._folder.names():
+            if finished_name(name) is None:
+                continue
+            try:
+                status = (self._folder.path / name).lstat()
+            except FileNotFoundError:
+                continue
+            if stat.S_ISREG(status.st_mode):
+                found.append((status.st_mtime_ns, name, status.st_size))
+        self._files = sorted(found)
+
+    def delete_oldest(self, written_bytes: int) -> None:
+        """Delete the oldest until all together are few enough bytes.
+
+        Args:
+            written_bytes: of the files that are being written.
+
+        Raises:
+            OSError: one could not be deleted; the others were.
+        """
+        total = written_bytes + sum(size for _, _, size in self._files)
+        stay: list[tuple[int, str, int]] = []
+        failed: OSError | None = None
+        while self._files and total > self._max_total_bytes:
+            _, name, size = oldest = self._files.pop(0)
+            try:
+                (self._folder.path / name).unlink()
+            except FileNotFoundError:
+                pass
+            except OSError as error:
+                # One that cannot be deleted must not keep all others.
+                failed = error
+                stay.append(oldest)
+                continue
+            else:
+                self._figures.deleted_files += 1
+                self._figures.deleted_bytes += size
+            total -= size
+        self._files[:0] = stay
+        self._figures.kept_bytes = total
+        if failed is not None:
+            raise failed
+
+
 class LogFiles:
     """The files of one process in one folder.
 
@@ -60,7 +129,6 @@ class LogFiles:
         figures: what was done.
         error: why nothing is written now, for people; None if all is well.
         number: of the log file that is written now, or comes next.
-        notes_lost: how often what was written into the write-ahead file may not be there.
         limits_lost: some of the records that could not be written say how the rules stand.
     """
 
@@ -70,12 +138,11 @@ class LogFiles:
         self.figures = Figures()
         self.error: str | None = None
         self.number = 1
-        self.notes_lost = 0
         self.limits_lost = False
         self._folder = folder
         self._run = FileName(slug_of(instance), run, 1)
         self._bounds = bounds
-        self._retention = Retention(folder, bounds.max_total_bytes, self.figures)
+        self._finished = _Finished(folder, bounds.max_total_bytes, self.figures)
         self._clock_s = clock_s
         self._one_at_a_time = threading.Lock()
         self._file: Appender | None = None
@@ -190,11 +257,9 @@ class LogFiles:
             self._look_who_was_here(self._lost_at)
         found = recover(self._folder, self.run)
         self._ready = True
-        total = self.figures.recovered
-        total.files += found.files
-        total.records += found.records
-        total.torn_lines += found.torn_lines
-        total.failed = found.failed
+        self.figures.finished_files += found.files
+        self.figures.torn_lines += found.torn_lines
+        self.figures.unsealed_runs = found.failed
         if found.files:
             _log.info(
                 "rejection log that was left unfinished is finished",
@@ -202,7 +267,7 @@ class LogFiles:
                 records_of_its_last_minute=found.records,
                 torn_lines=found.torn_lines,
             )
-        self._retention.look()
+        self._finished.look()
 
     def _take_folder(self) -> None:
         if self._ready:
@@ -249,7 +314,6 @@ class LogFiles:
         if self._ahead is not None:
             self._ahead.close()
             self._ahead = None
-            self.notes_lost += 1
 
     def _next_file(self) -> None:
         self._file = None
@@ -322,7 +386,6 @@ class LogFiles:
                 self._ahead.append(data, durable=False)
                 self._begin = None
         except (OSError, LockedError) as error:
-            self.notes_lost += 1
             self.figures.lost_seconds += 1
             if isinstance(error, OSError) and is_gone(error) and self._ahead is not None:
                 self._ahead.close()
@@ -372,10 +435,10 @@ class LogFiles:
         self._next_file()
         self.figures.finished_files += 1
         sync_directory(self._folder.path)
-        self._retention.look()
+        self._finished.look()
 
     def _delete_oldest(self) -> None:
-        self._retention.delete_oldest(sum(file.size for file in (self._file, self._ahead) if file is not None))
+        self._finished.delete_oldest(sum(file.size for file in (self._file, self._ahead) if file is not None))
 
     # --- how it goes
 

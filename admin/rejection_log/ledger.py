@@ -4,7 +4,7 @@ What was taken goes in second by second, batches come out. A fault here costs th
 it is counted, told once, and all else goes on. Nothing here reads or writes files.
 """
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Final, TypeVarTuple
@@ -17,7 +17,7 @@ from admin.edits.model import Change
 from admin.rejection_log import write_ahead
 from admin.rejection_log.aggregate import Aggregate, Traffic, minute_of
 from admin.rejection_log.composing import Batch, Composer, LimitsInForce, Lines, line_of
-from admin.rejection_log.write_ahead import Notes
+from admin.rejection_log.figures import Figures
 from limiter.counting.rejections import ResourceSecond, TrafficSecond
 from limiter.rules.resource import Resource
 from proxy.common.cooperative import Pace
@@ -41,12 +41,8 @@ class Ledger:
         max_resources: told apart in a minute.
         live: the limits in force.
         data_path: asked for what a heartbeat says of it.
-        lost: records that could not be made or written, by reason; what could not be made is counted there.
+        figures: count what could not be made, and what is odd about what was taken.
         now_s: the time of day, in seconds since 1970.
-
-    Attributes:
-        clock_steps: how often the wall clock was set.
-        other_runs: runs of requests that were counted under ``_other``.
     """
 
     def __init__(
@@ -57,16 +53,14 @@ class Ledger:
         max_resources: int,
         live: LiveLimits,
         data_path: DataPath,
-        lost: Counter[str],
+        figures: Figures,
         now_s: float,
     ) -> None:
-        self.clock_steps = 0
-        self.other_runs = 0
         self._instance = instance
         self._max_resources = max_resources
         self._live = live
         self._data_path = data_path
-        self._lost = lost
+        self._figures = figures
         self._version = sluice_version()
         #: The kinds of faults that have been told.
         self._told: set[tuple[str, type[Exception]]] = set()
@@ -99,10 +93,6 @@ class Ledger:
         self._taken_s = int(now_s)
         self._begin_minute(minute_of(self._taken_s))
 
-    def forget_notes(self) -> None:
-        """Note everything anew: what was written of it may not be there."""
-        self._notes.forget()
-
     def hand_out(self, file: int) -> Batch:
         """Return what has been made.
 
@@ -115,7 +105,7 @@ class Ledger:
             file=file,
             other=self._minute.other,
             limiting=self._live.rule_set.enabled,
-            lost_records=self._lost.total(),
+            lost_records=self._figures.lost.total(),
         )
         batch, self._batch = self._batch, Batch(run=self.run)
         batch.write_ahead.add(line_of(commit))
@@ -180,13 +170,11 @@ class Ledger:
             return
         # A clock that is set back is before what they hold from.
         self._limits, self._limits_version, self._limits_hold = limits, rules.version, (now, change or _EVER)
-        # Names are noted with their limits.
-        self._notes.forget()
 
     async def _add_second(self, second: TrafficSecond, pace: Pace) -> None:
         at_s = second.at_s
         if second.stepped_s:
-            self.clock_steps += 1
+            self._figures.clock_steps += 1
             _log.warning("the clock was set; the rejection log goes by it", by_s=second.stepped_s)
         if minute_of(at_s) != self._minute.at_s:
             self._minute.cover(self._taken_s, at_s)
@@ -194,7 +182,7 @@ class Ledger:
             self._begin_minute(minute_of(at_s))
         self._minute.cover(at_s, at_s + second.seconds)
         self._minute.other += second.other
-        self.other_runs += second.other
+        self._figures.other_runs += second.other
         # Each is let go of as soon as it is written: to free thousands at once would take milliseconds.
         rejections, second.rejections = deque(second.rejections), ()
         while rejections:
@@ -209,7 +197,18 @@ class Ledger:
         """Add a resource's second to the minute, and note it for the case of a crash."""
         try:
             resource, clients = self._minute.add(at_s, traffic)
-            self._batch.write_ahead.add(self._notes.second(at_s, resource, traffic, clients, self._limits))
+            seen = write_ahead.Seen(
+                kind=resource.kind,
+                name=resource.name,
+                limit=self._limits.of(resource),
+                at_s=at_s,
+                outcomes=traffic.outcomes,
+                busy_answers=traffic.busy_answers,
+                languages=traffic.languages,
+                clients=clients,
+                more_clients=traffic.more_clients,
+            )
+            self._batch.write_ahead.add(line_of(seen))
         except Exception as error:  # noqa: BLE001 - as in _record
             self.fault("traffic", error)
 
@@ -218,8 +217,7 @@ class Ledger:
         header = write_ahead.Header(
             write_ahead.VERSION, self._instance, self.run, self._version, at_s, self._composer.n, self._max_resources
         )
-        self._notes = Notes(header)
-        self._batch.begin = self._notes.header
+        self._batch.begin = line_of(header)
         # What was noted of the minute before is in its records.
         self._batch.write_ahead = Lines()
 
@@ -255,7 +253,7 @@ class Ledger:
             bypassed_requests={
                 key: more for key, count in self._bypassed.items() if (more := count - before.get(key, 0))
             },
-            lost_records=self._lost.total(),
+            lost_records=self._figures.lost.total(),
         )
 
     def _record(self, type_: str, make: Callable[[*_What], bytes], *what: *_What) -> bool:
@@ -275,7 +273,7 @@ class Ledger:
             what: it was to be of.
             error: that is being handled.
         """
-        self._lost["fault"] += 1
+        self._figures.lost["fault"] += 1
         if (what, type(error)) not in self._told:
             self._told.add((what, type(error)))
             _log.exception("rejection log: a fault cost a record; more of them are counted", of=what, error=repr(error))

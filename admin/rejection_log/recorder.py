@@ -6,10 +6,11 @@ goes wrong is counted and shown, and traffic goes on.
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Final
 
+import msgspec
 import structlog
 import trio
 
@@ -18,6 +19,7 @@ from admin.edits.model import Change, StoreError
 from admin.rejection_log.files import Bounds, LogFiles
 from admin.rejection_log.folder import Folder, new_run
 from admin.rejection_log.ledger import Ledger
+from admin.stats.metrics import Family, families_of, gauge
 from limiter.counting.rejections import TrafficSecond
 from proxy.common.cooperative import Pace, turn
 from proxy.control import DataPath
@@ -84,14 +86,13 @@ class Recorder:
         self._changes: deque[Change] = deque()
         self._last_change = 0
         self._recording = False
-        self._notes_lost = 0
         self.ledger = Ledger(
             instance,
             run,
             max_resources=max_resources,
             live=live,
             data_path=data_path,
-            lost=self.files.figures.lost,
+            figures=self.files.figures,
             now_s=wall_s(),
         )
 
@@ -110,7 +111,7 @@ class Recorder:
             found.append(f"rejection log is not written: {self.error}")
         if faults := figures.lost["fault"]:
             found.append(f"rejection log: {faults} records could not be made; {_REASON}")
-        if left := figures.recovered.failed:
+        if left := figures.unsealed_runs:
             found.append(f"rejection log: files of {left} runs could not be finished; {_REASON}")
         return found
 
@@ -206,9 +207,6 @@ class Recorder:
         if ledger.run != files.run:
             # Another process has finished the one before, with the minute as far as it had come.
             ledger.begin_run(files.run, self._wall_s())
-        if files.notes_lost != self._notes_lost:
-            self._notes_lost = files.notes_lost
-            ledger.forget_notes()
         seconds: tuple[TrafficSecond, ...] = ()
         try:
             seconds = await self._data_path.take_traffic(unfinished=unfinished)
@@ -231,6 +229,17 @@ class Recorder:
             return False
         self.files.limits_lost = False
         return True
+
+
+def families(recorder: Recorder | None) -> Iterator[Family]:
+    """Yield the metrics of a recorder; of none, that there is none."""
+    up = recorder is not None and recorder.up and recorder.error is None
+    yield gauge(
+        "sluice_rejection_log_up", "1 while the rejection log is written, 0 if it is off or fails.", (), [((), int(up))]
+    )
+    if recorder is not None:
+        files = recorder.files
+        yield from families_of(msgspec.structs.replace(files.figures, disk_wait_s=files.waits_s))
 
 
 def instance_of(configured: str | None, host: str, listen: str) -> str:

@@ -137,7 +137,7 @@ def _missing(
     if not ended:
         for resource, traffic in paused(left.minute):
             if (resource.kind, resource.name) not in written:
-                missing.append(composer.traffic(left.minute.at_s, resource, traffic, left.limit(resource)))
+                missing.append(composer.traffic(left.minute.at_s, resource, traffic, left.limits.get(resource, {})))
         missing.append(
             composer.heartbeat(
                 left.minute,

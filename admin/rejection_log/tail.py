@@ -13,12 +13,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime, tzinfo
 from heapq import nlargest
 from pathlib import Path
-from typing import BinaryIO, Final, Literal, NamedTuple
+from typing import BinaryIO, Final, Literal, NamedTuple, get_args
 
 import msgspec
 import trio
 
 from admin.common import numbers
+from admin.common.clock import LATEST_S
 from admin.common.disk import open_to_read, words_for
 from admin.common.errors import StartError
 from admin.common.numbers import measured
@@ -35,12 +36,11 @@ from admin.rejection_log.records import (
     RejectionRecord,
     TrafficRecord,
 )
-from limiter.counting.rejections import Amount
+from limiter.counting.rejections import DID, Amount, Outcome
 
 Tone = Literal["plain", "bad", "good", "faint"]
 
 _US_PER_S: Final = 1_000_000
-_DID: Final = {"refuse": "refused", "shadow": "shadowed", "hold": "held"}
 _KB: Final = 1000
 
 
@@ -70,7 +70,7 @@ def worded(record: AnyRecord, zone: tzinfo | None = None) -> Worded:
     match record:
         case RejectionRecord():
             tone: Tone = "bad" if record.verdict == "refuse" else "plain"
-            return Worded(when, _DID[record.verdict], printable(", ".join(_rejection(record))), tone)
+            return Worded(when, DID[record.verdict], printable(", ".join(_rejection(record))), tone)
         case TrafficRecord():
             return Worded(when, "minute", printable(", ".join(_traffic(record))), "good")
         case LimitRecord():
@@ -94,15 +94,7 @@ def _rejection(record: RejectionRecord) -> Iterator[str]:
 
 
 def _traffic(record: TrafficRecord) -> Iterator[str]:
-    outcomes: tuple[tuple[str, Amount], ...] = (
-        ("admitted", record.admitted),
-        ("refused", record.refused),
-        ("held", record.held),
-        ("shadowed", record.shadowed),
-        ("bypassed", record.bypassed),
-        ("exempt", record.exempt),
-        ("dropped", record.dropped),
-    )
+    outcomes: list[tuple[str, Amount]] = [(outcome, getattr(record, outcome)) for outcome in get_args(Outcome)]
     parts = [f"{amount.messages} {word}" for word, amount in outcomes if amount.requests or amount.messages]
     yield f"{record.kind} {record.name}: messages {', '.join(parts) or 'none'}"
     peak = max((sum(pair) for pair in zip(record.second_admitted, record.second_refused, strict=False)), default=0)
@@ -173,8 +165,6 @@ _ENDINGS: Final = (".jsonl", f".jsonl{_GZIP}")
 _COLOURS: Final[dict[Tone, str]] = {"plain": "", "bad": "\x1b[31m", "good": "", "faint": "\x1b[2m"}
 _NO_COLOUR: Final = "\x1b[0m"
 _WHAT_WIDTH: Final = 8
-_LATEST_S: Final = 253_370_764_800
-"""What a calendar can show, in whatever zone: the year 9999."""
 
 _decoder: Final = msgspec.json.Decoder(AnyRecord)
 
@@ -214,13 +204,20 @@ def tail(paths: Sequence[Path], lines: int = 10, follow: bool = False) -> int:  
         files = _find(paths, reader)
         if not files and not follow and not reader.unreadable_files:
             raise StartError([f"{printable(str(path))}: no file of a rejection log in it" for path in paths])
-        offsets = {_identity(path): size for path, size in files if path.suffix != _GZIP}
+        offsets = {_identity(status): status.st_size for path, status in files if path.suffix != _GZIP}
         printer.print(_last(files, lines, reader))
         if follow:
             trio.run(_follow, paths, offsets, reader, printer)
     finally:
         reader.say()
     return 1 if reader.unreadable_files else 0
+
+
+def _is_newer(line: bytes) -> bool:
+    try:
+        return _version_of.decode(line).v > VERSION
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
 
 
 class _Reader:
@@ -238,22 +235,15 @@ class _Reader:
             try:
                 record = _decoder.decode(line)
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-                self._count(line)
+                self._newer += (newer := _is_newer(line))
+                self._bad += not newer
                 continue
             if record.v != VERSION:
                 self._newer += 1
-            elif not 0 <= record.at_s <= _LATEST_S:
+            elif not 0 <= record.at_s <= LATEST_S:
                 self._bad += 1
             else:
                 yield record
-
-    def _count(self, line: bytes) -> None:
-        try:
-            newer = _version_of.decode(line).v > VERSION
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            newer = False
-        self._newer += newer
-        self._bad += not newer
 
     def cannot(self, path: Path, error: OSError | EOFError | zlib.error) -> None:
         """Note that something cannot be read."""
@@ -295,20 +285,21 @@ class _Printer:
             print("\n".join(text), flush=True)  # noqa: T201 - the command line speaks to people here
 
 
-def _find(paths: Sequence[Path], reader: _Reader) -> list[tuple[Path, int]]:
-    """Return all log files below some paths with their bytes, the latest written first."""
-    found: dict[Path, tuple[int, int]] = {}
+def _find(paths: Sequence[Path], reader: _Reader) -> list[tuple[Path, os.stat_result]]:
+    """Return all log files below some paths with their status, the latest written first."""
+    found: dict[Path, os.stat_result] = {}
     for path in _files(paths, reader):
         try:
-            status = path.stat()
+            found[path] = path.stat()
         except FileNotFoundError:
             continue
         except OSError as error:
             reader.cannot(path, error)
-            continue
-        found[path] = (status.st_mtime_ns, status.st_size)
-    latest = sorted(found, key=lambda path: found[path][0], reverse=True)
-    return [(path, found[path][1]) for path in latest]
+    return sorted(found.items(), key=lambda item: item[1].st_mtime_ns, reverse=True)
+
+
+def _identity(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino
 
 
 def _files(paths: Sequence[Path], reader: _Reader) -> Iterator[Path]:
@@ -326,17 +317,15 @@ def _files(paths: Sequence[Path], reader: _Reader) -> Iterator[Path]:
                     yield Path(folder, name)
 
 
-def _last(files: Sequence[tuple[Path, int]], count: int, reader: _Reader) -> list[AnyRecord]:
+def _last(files: Sequence[tuple[Path, os.stat_result]], count: int, reader: _Reader) -> list[AnyRecord]:
     """Return the last records of all files, each once, in order."""
     best: dict[tuple[str, int], AnyRecord] = {}
-    for path, size in files if count else ():
-        if len(best) >= count:
-            # What was written last before the oldest of these cannot be later than it.
-            written_s = _written_s(path)
-            if written_s is not None and written_s < min(map(_order, best.values()))[0]:
-                break
+    for path, status in files if count else ():
+        # What was written last before the oldest of these cannot be later than it.
+        if len(best) >= count and status.st_mtime < min(map(_order, best.values()))[0]:
+            break
         try:
-            for record in reader.records(_last_lines(path, size, count)):
+            for record in reader.records(_last_lines(path, status.st_size, count)):
                 best[record.run, record.n] = record
         except (OSError, EOFError, zlib.error) as error:
             reader.cannot(path, error)
@@ -348,13 +337,6 @@ def _order(record: AnyRecord) -> tuple[int, str, int]:
     """Return what records are sorted by: when they were written, which is a minute later for those of a minute."""
     minute = MINUTE_S if isinstance(record, TrafficRecord | HeartbeatRecord) else 0
     return record.at_s + minute, record.run, record.n
-
-
-def _written_s(path: Path) -> float | None:
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return None
 
 
 def _last_lines(path: Path, size: int, count: int) -> list[bytes]:
@@ -380,14 +362,6 @@ def _whole_lines(file: BinaryIO | gzip.GzipFile) -> Iterator[bytes]:
             yield line
 
 
-def _identity(path: Path) -> tuple[int, int]:
-    try:
-        status = path.stat()
-    except OSError:
-        return 0, 0
-    return status.st_dev, status.st_ino
-
-
 async def _follow(
     paths: Sequence[Path], offsets: dict[tuple[int, int], int], reader: _Reader, printer: _Printer
 ) -> None:
@@ -396,17 +370,17 @@ async def _follow(
     while True:
         await trio.sleep(_LOOK_S)
         records: list[AnyRecord] = []
-        for path, size in _find(paths, reader):
+        for path, status in _find(paths, reader):
             # What is compressed now was read when it was not.
             if path.suffix == _GZIP:
                 continue
-            identity = _identity(path)
-            at = min(whole.get(identity, offsets.get(identity, 0)), size)
+            identity = _identity(status)
+            at = min(whole.get(identity, offsets.get(identity, 0)), status.st_size)
             try:
                 with os.fdopen(open_to_read(path), "rb") as file:
                     at = _begin_of_line(file, at) if identity not in whole else at
                     whole[identity] = at
-                    if size > at:
+                    if status.st_size > at:
                         lines, whole[identity] = _added(file, at)
                         records += reader.records(lines)
             except FileNotFoundError:

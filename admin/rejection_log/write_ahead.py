@@ -1,8 +1,8 @@
 """What is kept of the running minute in case the process is killed: its traffic, second by second, as lines.
 
-The write-ahead file of a run lies beside its log file and is begun anew with each minute. First comes what everything
-else is read by, then for each second names and limits that are new, traffic, and last a line that commits it: what no
-such line follows was torn off by a crash. Nothing here reads or writes files.
+The write-ahead file of a run lies beside its log file and is begun anew with each minute. First comes a header, then
+for each second its traffic, and last a line that commits it: what no such line follows was torn off by a crash. Nothing
+here reads or writes files.
 """
 
 from collections.abc import Iterable, Iterator
@@ -11,11 +11,11 @@ from typing import Final
 import msgspec
 
 from admin.rejection_log.aggregate import Aggregate, minute_of
-from admin.rejection_log.composing import NO_LIMIT, InForce, LimitsInForce, line_of
+from admin.rejection_log.composing import LimitInForce
 from limiter.counting.rejections import Amount, Outcome, ResourceSecond
 from limiter.rules.resource import Resource
 
-VERSION: Final = 1
+VERSION: Final = 2
 
 
 class Header(msgspec.Struct, frozen=True, array_like=True, tag="begin", gc=False):
@@ -40,19 +40,16 @@ class Header(msgspec.Struct, frozen=True, array_like=True, tag="begin", gc=False
     max_resources: int
 
 
-class Name(msgspec.Struct, frozen=True, array_like=True, tag="name", gc=False):
-    """A resource, by the index under which its traffic comes, and its limit."""
+class Seen(msgspec.Struct, frozen=True, array_like=True, tag="traffic", gc=False):
+    """The traffic of one resource in a second, as ``ResourceSecond`` has it, and the limit that was in force.
 
-    index: int
+    Attributes:
+        clients: those only that are new in the minute.
+    """
+
     kind: str
     name: str
-    limit: InForce
-
-
-class Seen(msgspec.Struct, frozen=True, array_like=True, tag="traffic", gc=False):
-    """The traffic of one resource in a second; as ``ResourceSecond``, with those clients only that are new."""
-
-    index: int
+    limit: LimitInForce
     at_s: int
     outcomes: dict[Outcome, Amount]
     busy_answers: int
@@ -81,36 +78,7 @@ class Commit(msgspec.Struct, frozen=True, array_like=True, tag="commit", gc=Fals
     lost_records: int
 
 
-_decoder: Final = msgspec.json.Decoder(Header | Name | Seen | Commit)
-
-
-class Notes:
-    """Makes the write-ahead lines of one minute.
-
-    Args:
-        header: of the minute.
-    """
-
-    def __init__(self, header: Header) -> None:
-        self.header = line_of(header)
-        self._known: dict[Resource, int] = {}
-        self._next = 0
-
-    def forget(self) -> None:
-        """Name all resources anew: what was written may not be there, or their limits have changed."""
-        self._known.clear()
-
-    def second(
-        self, at_s: int, resource: Resource, second: ResourceSecond, clients: tuple[str, ...], limits: LimitsInForce
-    ) -> bytes:
-        """Write a second of a resource, and who it is if it has not been named."""
-        index, name = self._known.get(resource), b""
-        if index is None:
-            index = self._known[resource] = self._next
-            self._next += 1
-            name = line_of(Name(index, resource.kind, resource.name, limits.of(resource)))
-        seen = Seen(index, at_s, second.outcomes, second.busy_answers, second.languages, clients, second.more_clients)
-        return name + line_of(seen)
+_decoder: Final = msgspec.json.Decoder(Header | Seen | Commit)
 
 
 class Left(msgspec.Struct):
@@ -125,12 +93,8 @@ class Left(msgspec.Struct):
 
     header: Header
     minute: Aggregate
-    limits: dict[Resource, InForce]
+    limits: dict[Resource, LimitInForce]
     last: Commit
-
-    def limit(self, resource: Resource) -> InForce:
-        """Return the limit that was in force for a resource."""
-        return self.limits.get(resource, NO_LIMIT)
 
 
 def read(lines: Iterable[bytes]) -> Iterator[Left | None]:
@@ -139,7 +103,6 @@ def read(lines: Iterable[bytes]) -> Iterator[Left | None]:
     What cannot be read ends it: a crash tore it off, and what stands behind it cannot be trusted.
     """
     left: Left | None = None
-    names: dict[int, tuple[Resource, InForce]] = {}
     pending: list[Seen] = []
     committed = False
     for line in lines:
@@ -152,15 +115,13 @@ def read(lines: Iterable[bytes]) -> Iterator[Left | None]:
                 if left is not None or entry.v != VERSION:
                     break
                 left = Left(entry, Aggregate(entry.minute_s, entry.max_resources), {}, _nothing(entry))
-            case Name():
-                names[entry.index] = (Resource(entry.kind, entry.name), entry.limit)
             case Seen():
                 pending.append(entry)
             case Commit():
                 if left is None:
                     break
                 for seen in pending:
-                    _add(left, seen, names)
+                    _add(left, seen)
                     yield None
                 pending.clear()
                 left.last, committed = entry, True
@@ -170,11 +131,11 @@ def read(lines: Iterable[bytes]) -> Iterator[Left | None]:
         yield left
 
 
-def _add(left: Left, seen: Seen, names: dict[int, tuple[Resource, InForce]]) -> None:
-    if seen.index not in names or minute_of(seen.at_s) != left.minute.at_s:
+def _add(left: Left, seen: Seen) -> None:
+    if minute_of(seen.at_s) != left.minute.at_s:
         return
-    resource, limit = names[seen.index]
-    left.limits[resource] = limit
+    resource = Resource(seen.kind, seen.name)
+    left.limits[resource] = seen.limit
     second = ResourceSecond(resource, seen.outcomes, seen.busy_answers, seen.languages, seen.clients, seen.more_clients)
     left.minute.add(seen.at_s, second)
 

@@ -12,13 +12,14 @@ import msgspec
 import structlog
 import trio
 
+from admin.common.clock import utc_now, write_time
 from admin.common.errors import OperatorError
 from admin.config import logs
 from admin.config.faults import show
 from admin.config.rule_fields import fields_of, target_of
 from admin.config.settings import Settings
-from admin.edits.model import Author, FailedReload, ReloadError, ReloadReport, limit_path, write_time
-from admin.edits.service import EditService, utc_now
+from admin.edits.model import Author, FailedReload, ReloadError, ReloadReport, limit_path
+from admin.edits.service import EditService
 from admin.http.auth import Keyring
 from admin.run.composition import Plan
 from admin.stats.metrics import Family, gauge

@@ -17,22 +17,23 @@ from typing import Any, Final, NamedTuple
 import structlog
 import trio
 
+from admin.common.clock import utc_now
 from admin.common.errors import SettingsError, listen_error
 from admin.common.version import sluice_version
 from admin.config.addresses import Endpoint
 from admin.config.settings import OFF
 from admin.edits import places
 from admin.edits.model import Author, FailedReload
-from admin.edits.service import EditService, utc_now
+from admin.edits.service import EditService
 from admin.http import api, server
 from admin.http.answering import Refusals
 from admin.http.auth import Keyring
 from admin.http.connections import Room
-from admin.rejection_log import metrics as log_metrics
 from admin.rejection_log import places as log_places
 from admin.rejection_log.files import Bounds
 from admin.rejection_log.folder import Folder
 from admin.rejection_log.recorder import Recorder, instance_of
+from admin.rejection_log.recorder import families as log_families
 from admin.run import limit_commands, reload, watch
 from admin.run.composition import BUILT_IN, Plan
 from admin.run.process import Descriptors, share_descriptors
@@ -261,7 +262,7 @@ async def _run(
                     settings=plan.settings.admin,
                     api=api.application(services),
                     refusals=refusals,
-                    extra=lambda: chain(log_metrics.families(recorder), reload.families(reloader)),
+                    extra=lambda: chain(log_families(recorder), reload.families(reloader)),
                 )
 
                 async def serve(bound: socket.socket, *, task_status: trio.TaskStatus[None]) -> None:

@@ -1,4 +1,4 @@
-"""The board: what every limit and every connection does now, ready to be shown, searched and sorted."""
+"""The live statistics: what every limit and every connection does now, ready to be shown, searched and sorted."""
 
 from admin.stats.connections import ConnectionQuery
 from admin.stats.live_stats import LiveStats

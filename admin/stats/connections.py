@@ -7,7 +7,8 @@ import msgspec
 import trio
 
 from admin import wire
-from admin.stats.rows import NS_PER_S, Clock, Ordered, choose, order
+from admin.common.clock import Clock
+from admin.stats.rows import NS_PER_S, choose, part_in_order
 from proxy.common.cooperative import Pace
 from proxy.control import DataPath
 from proxy.stats.snapshot import ConnectionState, Direction
@@ -79,14 +80,14 @@ class Connections:
         if query.search:
             search = query.search.casefold()
             seen = await choose(seen, lambda each: _holds(each.state, search))
-        ordered: Ordered[_Seen] = await order(seen, _KEYS[query.sort], descending=query.order == "desc")
+        key, descending = _KEYS[query.sort], query.order == "desc"
         pace, now_ns, rows = Pace(), self._clock.now_ns(), []
-        for each in await ordered.part(query.offset, query.limit):
+        for each in await part_in_order(seen, key, query.offset, query.limit, descending=descending):
             rows.append(self._row(each, now_ns))
             await pace.keep()
         return wire.ConnectionPage(
             rows=tuple(rows),
-            total=ordered.total,
+            total=len(seen),
             offset=query.offset,
             limit=query.limit,
             sampled_at=self._clock.iso_of(self._sampled_ns or now_ns),
@@ -146,7 +147,7 @@ def _holds(state: ConnectionState, search: str) -> bool:
 
 
 #: Samples hold connections by their age, which is the order of their ids.
-_KEYS: Final[dict[wire.ConnectionColumn, Callable[[_Seen], Any] | None]] = {
+_KEYS: Final[dict[wire.ConnectionColumn, Callable[[_Seen], Any]]] = {
     "id": lambda seen: seen.state.id,
     "peer": lambda seen: seen.state.peer,
     "client": lambda seen: seen.state.client.id,

@@ -5,7 +5,8 @@ somebody comes. Nothing here holds the event loop for long, however many resourc
 is answered from the last sample; edits show at once.
 """
 
-from collections import OrderedDict, deque
+from bisect import bisect_left, insort
+from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from typing import Final, NamedTuple
@@ -14,6 +15,7 @@ import structlog
 import trio
 
 from admin import wire
+from admin.common.clock import Clock
 from admin.edits.interface import LiveLimits
 from admin.edits.model import Change, LimitEntry, NotFoundError
 from admin.stats.connections import Connections
@@ -23,18 +25,15 @@ from admin.stats.rows import (
     NS_PER_S,
     POINT_S,
     WINDOW_S,
-    Clock,
     Counts,
-    Ordered,
     Query,
     Ring,
     RowStats,
-    View,
     Window,
     choose,
     counts_of,
     in_alphabet,
-    order,
+    part_in_order,
     rates,
     sort_key,
     wanted,
@@ -135,24 +134,16 @@ _AFTER_NS: Final = NS_PER_S // 200
 _WHOLE_EVERY_NS: Final = 10 * NS_PER_S
 _MARGIN_NS: Final = _WINDOW_NS + NS_PER_S
 _SINCE_ALL_NS: Final = 61 * NS_PER_S
-#: When the board is full, a line without a rule of its own is given up after this time without a request.
+#: When there is no room, a row without a rule of its own is given up after this time without a request.
 _FORGET_NS: Final = 900 * NS_PER_S
-MAX_LINES: Final = 50_000
-"""Lines on the board; names that come when it is full are not on it."""
-_MAX_ORDERS: Final = 32
+MAX_ROWS: Final = 50_000
+"""Rows at most; names that come when there are so many are left out."""
 _MAX_PAGES: Final = 64
 _MAX_CHANGES: Final = 256
 _PROBE_S: Final = 5.0
 #: Samples are not punctual; a point is not put off for that, and a window not made longer.
 _HALF_TICK_NS: Final = round(TICK_S * NS_PER_S / 2)
 _POINT_NS: Final = POINT_S * NS_PER_S - _HALF_TICK_NS
-
-
-class _Stamp(NamedTuple):
-    """What an order was made of."""
-
-    samples: int
-    joins: int
 
 
 class LiveStats:
@@ -176,18 +167,17 @@ class LiveStats:
         #: How many points histories have had.
         self.points = 0
         self._point_ns = 0
-        self._lines: dict[tuple[str, str], RowStats] = {}
-        #: All lines by their names, and of which generation of lines that is.
-        self._by_name: tuple[int, Ordered[RowStats]] | None = None
-        self._generation = 0
-        #: Lines were given up: what comes new may have been there before.
+        self._rows: dict[tuple[str, str], RowStats] = {}
+        #: The same in the order of names.
+        self._by_name: list[RowStats] = []
+        #: Rows were given up: what comes new may have been there before.
         self._forgot = False
         self._joined: Sequence[LimitEntry] | None = None
         self._joins = 0
-        self._orders: OrderedDict[View, tuple[_Stamp, Ordered[RowStats]]] = OrderedDict()
-        self._totals: tuple[_Stamp, wire.RowTotals] | None = None
-        #: Pages of the last sample, with the state of the limits; all who ask the same share one.
-        self._pages: OrderedDict[Query, tuple[_Stamp, str, wire.LimitPage]] = OrderedDict()
+        #: Pages and totals, with the state of the limits, and what they were made of: sample, join and etag.
+        self._pages: dict[Query, wire.LimitPage] = {}
+        self._totals: wire.RowTotals | None = None
+        self._pages_stamp: tuple[int, int, str] | None = None
         self._lock = trio.Lock()
         self._joining = trio.Lock()
         self._paging = trio.Lock()
@@ -219,7 +209,7 @@ class LiveStats:
         self._watched_ns = self.clock.now_ns()
 
     async def next_tick(self) -> None:
-        """Wait for the next look; keeps the board watched."""
+        """Wait for the next look; counts as watching."""
         self.watch()
         await self._ticked.wait()
 
@@ -248,33 +238,39 @@ class LiveStats:
         return self.snapshot is None or self.clock.now_ns() - self._sampled_ns > 1.5 * TICK_S * NS_PER_S
 
     async def query(self, query: Query) -> wire.LimitPage:
-        """Return some rows of the table."""
+        """Return some rows of the table; all who ask the same of one sample share a page."""
         await self.fresh()
         await self._join()
         async with self._paging:
-            stamp, etag = _Stamp(self._samples, self._joins), self._live.etag
-            known = self._pages.get(query)
-            if known is None or known[:2] != (stamp, etag):
-                known = self._pages[query] = (stamp, etag, await self._page(query, stamp))
-                if len(self._pages) > _MAX_PAGES:
-                    self._pages.popitem(last=False)
-            self._pages.move_to_end(query)
-            return known[2]
+            stamp = (self._samples, self._joins, self._live.etag)
+            if stamp != self._pages_stamp:
+                self._pages_stamp, self._totals = stamp, None
+                self._pages.clear()
+            page = self._pages.get(query)
+            if page is None:
+                page = await self._page(query)
+                if len(self._pages) < _MAX_PAGES:
+                    self._pages[query] = page
+            return page
 
-    async def _page(self, query: Query, stamp: _Stamp) -> wire.LimitPage:
-        ordered = await self._ordered(query.view, stamp)
+    async def _page(self, query: Query) -> wire.LimitPage:
+        chosen = await choose(self._by_name.copy(), wanted(query, self._window))
+        descending = query.order == "desc"
+        key = sort_key(query.sort, self._live.rule_set, self._window, descending=descending)
         pace = Pace()
         rows = []
-        for line in await ordered.part(query.offset, query.limit):
-            rows.append(self._row(line, history=query.history))
+        for row in await part_in_order(chosen, key, query.offset, query.limit, descending=descending):
+            rows.append(self._shown(row, history=query.history))
             await pace.keep()
+        if self._totals is None:
+            self._totals = await self._count()
         kinds = tuple(switch.kind for switch in self._live.switches() if switch.kind != "all")
         return wire.LimitPage(
             rows=tuple(rows),
-            total=ordered.total,
+            total=len(chosen),
             offset=query.offset,
             limit=query.limit,
-            totals=await self._count(stamp),
+            totals=self._totals,
             kinds=kinds,
             sampled_at=self.clock.iso_of(self._sampled_ns),
             rule_set_version=self._live.rule_set.version,
@@ -299,7 +295,7 @@ class LiveStats:
         await self._join()
         whole = first or now_ns - self._whole_ns >= _WHOLE_EVERY_NS
         back_ns = max(elapsed_ns + _MARGIN_NS, _SINCE_ALL_NS if whole else 0)
-        await self._sample_lines(0 if first else max(now_ns - back_ns, 0), window, whole=whole, first=first)
+        await self._sample_rows(0 if first else max(now_ns - back_ns, 0), window, whole=whole, first=first)
         if whole:
             self._whole_ns = now_ns
         self.traffic.sample(snapshot, totals, window)
@@ -319,7 +315,7 @@ class LiveStats:
     @property
     def _snapshot(self) -> Snapshot:
         if self.snapshot is None:
-            raise RuntimeError("the board has not looked at the data path yet")
+            raise RuntimeError("the data path has not been sampled yet")
         return self.snapshot
 
     async def _try_sample(self) -> None:
@@ -343,55 +339,55 @@ class LiveStats:
                 self.reaches = {reach.listener: reach for reach in await self._health.brokers()}
             await trio.sleep(_PROBE_S)
 
-    async def _sample_lines(self, since_ns: int, window: Window, *, whole: bool, first: bool) -> None:
-        lines = self._lines
+    async def _sample_rows(self, since_ns: int, window: Window, *, whole: bool, first: bool) -> None:
+        rows = self._rows
         seen: set[RowStats] = set()
         # This goes in short stretches, and what is done with each is short.
         async with aclosing(self._data_path.resources(since_ns)) as states:
             async for state in states:
-                line = lines.get((state.kind, state.name)) or self._new_line(state.kind, state.name)
-                if line is not None:
-                    if line.seen_ns is None and not first and not self._forgot:
-                        line.begin_at_zero()
-                    line.sample(state, window)
-                    seen.add(line)
+                row = rows.get((state.kind, state.name)) or self._new_row(state.kind, state.name)
+                if row is not None:
+                    if row.seen_ns is None and not first and not self._forgot:
+                        row.begin_at_zero()
+                    row.sample(state, window)
+                    seen.add(row)
         if whole:
             await self._look_at_silent(seen, window.end_ns)
 
     async def _look_at_silent(self, seen: set[RowStats], now_ns: int) -> None:
-        full, pace = len(self._lines) >= MAX_LINES, Pace(rests=True)
-        for line in list(self._lines.values()):
-            if line.seen_ns is not None and line not in seen:
-                if line.usage:
-                    line.fade()
-                if line.entry is None and full and now_ns - line.seen_ns > _FORGET_NS:
-                    self._drop(line)
+        full, pace = len(self._rows) >= MAX_ROWS, Pace(rests=True)
+        for row in list(self._rows.values()):
+            if row.seen_ns is not None and row not in seen:
+                if row.usage:
+                    row.fade()
+                if row.entry is None and full and now_ns - row.seen_ns > _FORGET_NS:
+                    self._drop(row)
                     self._forgot = True
             await pace.keep()
 
     async def _write_points(self, now_ns: int) -> None:
         pace = Pace(rests=True)
         seconds = (now_ns - self._point_ns) / NS_PER_S
-        for line in list(self._lines.values()):
-            line.write_point(self.points, seconds)
+        for row in list(self._rows.values()):
+            row.write_point(self.points, seconds)
             await pace.keep()
         self.traffic.write_point(self.points, seconds)
         self.points += 1
         self._point_ns = now_ns
 
-    def _new_line(self, kind: str, name: str, *, own: bool = False) -> RowStats | None:
-        if len(self._lines) >= MAX_LINES and not own:
+    def _new_row(self, kind: str, name: str, *, own: bool = False) -> RowStats | None:
+        if len(self._rows) >= MAX_ROWS and not own:
             return None
-        line = self._lines[kind, name] = RowStats(kind, name)
-        self._generation += 1
-        return line
+        row = self._rows[kind, name] = RowStats(kind, name)
+        insort(self._by_name, row, key=in_alphabet)
+        return row
 
-    def _drop(self, line: RowStats) -> None:
-        self._lines.pop((line.kind, line.name), None)
-        self._generation += 1
+    def _drop(self, row: RowStats) -> None:
+        del self._rows[row.kind, row.name]
+        del self._by_name[bisect_left(self._by_name, in_alphabet(row), key=in_alphabet)]
 
     async def _join(self) -> None:
-        """Bring the lines up to the limits that have rules of their own."""
+        """Bring the rows up to the limits that have rules of their own."""
         async with self._joining:
             entries = self._live.limits()
             if entries is self._joined:
@@ -399,75 +395,45 @@ class LiveStats:
             pace = Pace()
             own: set[RowStats] = set()
             for entry in entries:
-                line = self._lines.get((entry.kind, entry.name)) or self._new_line(entry.kind, entry.name, own=True)
-                if line is not None:
-                    line.entry = entry
-                    own.add(line)
+                row = self._rows.get((entry.kind, entry.name)) or self._new_row(entry.kind, entry.name, own=True)
+                if row is not None:
+                    row.entry = entry
+                    own.add(row)
                 await pace.keep()
-            for line in list(self._lines.values()):
-                if line.entry is not None and line not in own:
-                    line.entry = None
-                    if line.seen_ns is None:
-                        self._drop(line)
+            for row in list(self._rows.values()):
+                if row.entry is not None and row not in own:
+                    row.entry = None
+                    if row.seen_ns is None:
+                        self._drop(row)
                 await pace.keep()
             self._joined = entries
             self._joins += 1
 
-    async def _ordered(self, view: View, stamp: _Stamp) -> Ordered[RowStats]:
-        if view.filter is None and view.sort == "name":
-            # What lines do has no part in it.
-            stamp = _Stamp(0, self._generation)
-        known = self._orders.get(view)
-        if known is not None and known[0] == stamp:
-            self._orders.move_to_end(view)
-            return known[1]
-        if self._by_name is None or self._by_name[0] != self._generation:
-            generation = self._generation
-            self._by_name = (generation, await order(list(self._lines.values()), in_alphabet, descending=False))
-        by_name = self._by_name[1]
-        chosen = await choose(await by_name.part(0, by_name.total), wanted(view, self._window))
-        descending = view.order == "desc"
-        key = sort_key(view.sort, self._live.rule_set, self._window, descending=descending)
-        ordered = await order(chosen, key, descending=descending)
-        self._orders[view] = (stamp, ordered)
-        if len(self._orders) > _MAX_ORDERS:
-            self._orders.popitem(last=False)
-        return ordered
-
-    async def _count(self, stamp: _Stamp) -> wire.RowTotals:
-        if self._totals is not None and self._totals[0] == stamp:
-            return self._totals[1]
+    async def _count(self) -> wire.RowTotals:
         rows = limited = overridden = near = shadowed = 0
         pace, window = Pace(), self._window
-        for line in list(self._lines.values()):
+        for row in self._by_name.copy():
             rows += 1
-            limited += line.is_limited(window)
-            overridden += line.is_edited
-            near += line.is_near
-            shadowed += line.is_shadowed(window)
+            limited += row.is_limited(window)
+            overridden += row.is_edited
+            near += row.is_near
+            shadowed += row.is_shadowed(window)
             await pace.keep()
-        totals = wire.RowTotals(rows, limited, overridden, near, shadowed)
-        self._totals = (stamp, totals)
-        return totals
+        return wire.RowTotals(rows, limited, overridden, near, shadowed)
 
-    def _row(self, line: RowStats, *, history: bool) -> wire.Row:
-        entry = line.entry
-        if entry is None:
-            etag = self._live.etag
-            if line.shown is None or line.shown_etag != etag:
-                line.shown, line.shown_etag = self._limit_of(line), etag
-            entry = line.shown
-        live = line.figures(self.clock, self._window, entry.rule)
-        return line.row(entry, live, line.history(self.points) if history else None)
+    def _shown(self, row: RowStats, *, history: bool) -> wire.Row:
+        entry = row.entry or self._limit_of(row)
+        live = row.figures(self.clock, self._window, entry.rule)
+        return row.row(entry, live, row.history(self.points) if history else None)
 
-    def _limit_of(self, line: RowStats) -> LimitEntry:
+    def _limit_of(self, row: RowStats) -> LimitEntry:
         try:
-            return self._live.limit(line.kind, line.name)
+            return self._live.limit(row.kind, row.name)
         except NotFoundError:
             # Counted under a name that is none, or of a kind that is no more.
             return LimitEntry(
-                kind=line.kind,
-                name=line.name,
+                kind=row.kind,
+                name=row.name,
                 limit={},
                 limit_text="",
                 rule="",

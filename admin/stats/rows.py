@@ -5,57 +5,27 @@ A row is a resource, a scope, a total or a pattern, what it did and what it does
 
 import heapq
 import math
-import time
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
-from typing import Any, Final, Generic, NamedTuple, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from operator import itemgetter
+from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
 from admin import wire
+from admin.common.clock import Clock
 from admin.config.rulebook import BUILT_IN
 from admin.edits.model import LimitEntry
+from limiter.counting.rejections import DID
 from limiter.rules.resource import Resource
 from limiter.rules.rule import Dimension
 from limiter.rules.rule_set import RuleSet
 from proxy.common.cooperative import Pace
-from proxy.stats.snapshot import RequestVerdict, ResourceState, RuleVerdict, Usage
+from proxy.stats.snapshot import ENDINGS, RequestVerdict, ResourceState, Usage
 
 NS_PER_S = 1_000_000_000
-
-
-def utc_now() -> datetime:
-    """Return the time of day."""
-    return datetime.now(UTC)
-
-
-def iso(moment: datetime) -> str:
-    """Write a moment in UTC with milliseconds, ``2026-01-02T03:04:05.678Z``."""
-    return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-# The two clocks: times of the data path are monotonic, those that people read are not.
-class Clock:
-    """Tells both times.
-
-    Args:
-        now_ns: monotonic nanoseconds, of the clock that the data path reads.
-        utc: the time of day.
-    """
-
-    __slots__ = ("now_ns", "utc")
-
-    def __init__(self, now_ns: Callable[[], int] = time.monotonic_ns, utc: Callable[[], datetime] = utc_now) -> None:
-        self.now_ns, self.utc = now_ns, utc
-
-    def iso_now(self) -> str:
-        """Write the time of day."""
-        return iso(self.utc())
-
-    def iso_of(self, at_ns: int) -> str:
-        """Write the time of day of a monotonic time."""
-        return iso(self.utc() - timedelta(microseconds=(self.now_ns() - at_ns) / 1000))
 
 
 T = TypeVar("T")
@@ -65,8 +35,6 @@ RUN: Final = 128
 
 
 # Long lists, filtered and sorted in short stretches: nobody waits for ten thousand rows.
-#
-# A list is sorted in runs, each well under a stretch, and the runs are merged only as far as somebody reads.
 async def choose(items: Sequence[T], wanted: Callable[[T], bool]) -> list[T]:
     """Return those of the items that are wanted, in their order."""
     pace = Pace()
@@ -77,48 +45,35 @@ async def choose(items: Sequence[T], wanted: Callable[[T], bool]) -> list[T]:
     return chosen
 
 
-class Ordered(Generic[T]):
-    """Items in order, as far as they have been asked for; equal ones keep the order that they came in."""
-
-    def __init__(self, items: Iterator[T], total: int) -> None:
-        self._rest = items
-        self._ready: list[T] = []
-        self.total = total
-
-    async def part(self, offset: int, limit: int) -> Sequence[T]:
-        """Return some of the items."""
-        end = min(offset + limit, self.total)
-        pace = Pace()
-        while len(self._ready) < end:
-            # Several may read at once; each item is taken by one of them, and all of them find it in the list.
-            self._ready.extend(item for _, item in zip(range(RUN // 2), self._rest, strict=False))
-            await pace.keep()
-        return self._ready[offset:end]
-
-
-async def order(items: Sequence[T], key: Callable[[T], Any] | None, *, descending: bool) -> Ordered[T]:
-    """Sort items.
+async def part_in_order(
+    items: Sequence[T], key: Callable[[T], Any] | None, offset: int, limit: int, *, descending: bool
+) -> Sequence[T]:
+    """Return a part of the items in order; equal ones keep the order that they come in.
 
     Args:
-        items: sorted already by what decides between equal ones.
+        items: in order already of what decides between equal ones.
         key: what to sort by; None keeps the order.
+        offset: of the first one that is returned.
+        limit: how many are returned at most.
         descending: the largest first.
     """
+    end = min(offset + limit, len(items))
     if key is None:
-        return Ordered(reversed(items) if descending else iter(items), len(items))
+        return (items[::-1] if descending else items)[offset:end]
     pace = Pace()
+    # Runs are well under a stretch each, and are merged only as far as somebody reads.
     runs: list[list[tuple[Any, T]]] = []
     for start in range(0, len(items), RUN):
         run = [(key(item), item) for item in items[start : start + RUN]]
-        run.sort(key=_first, reverse=descending)
+        run.sort(key=itemgetter(0), reverse=descending)
         runs.append(run)
         await pace.keep()
-    merged = heapq.merge(*runs, key=_first, reverse=descending)
-    return Ordered((item for _, item in merged), len(items))
-
-
-def _first(pair: tuple[Any, object]) -> Any:
-    return pair[0]
+    merged = heapq.merge(*runs, key=itemgetter(0), reverse=descending)
+    part: list[T] = []
+    while len(part) < end:
+        part.extend(item for _, item in islice(merged, min(RUN // 2, end - len(part))))
+        await pace.keep()
+    return part[offset:]
 
 
 POINTS: Final = 60
@@ -128,22 +83,22 @@ POINT_S: Final = 5
 NEAR: Final = 0.8
 """The share of a limit from which on it is near."""
 WINDOW_S: Final = 10
-"""Seconds that the figures of a line are of: rates, what is used, and whether something was refused. Shorter ones jump,
+"""Seconds that the figures of a row are of: rates, what is used, and whether something was refused. Shorter ones jump,
 as a limit that is asked for too much refuses all for a second and then lets a second's worth pass at once."""
 
-VERDICTS: Final[tuple[RequestVerdict, ...]] = ("pass", "refuse", "shadow", "bypass", "exempt", "drop")
+_VERDICT_OF: Final = {ending.column: ending.verdict for ending in ENDINGS}
+VERDICTS: Final = tuple(_VERDICT_OF[column] for column in wire.Verdicts.__struct_fields__)
 Counts = tuple[int, ...]
 """In the order of ``wire.Verdicts``: what is shadowed has passed, too."""
 NOTHING: Final[Counts] = (0,) * len(VERDICTS)
 REFUSED, SHADOWED = VERDICTS.index("refuse"), VERDICTS.index("shadow")
-_RULE_VERDICTS: Final[tuple[RuleVerdict, ...]] = ("refuse", "hold", "shadow")
+_RULE_VERDICTS: Final = sorted(DID, key=lambda verdict: wire.RuleRates.__struct_fields__.index(DID[verdict]))
 _RULE_NOTHING: Final[Counts] = (0,) * len(_RULE_VERDICTS)
 _MESSAGES: Final = slice(1, 1 + len(VERDICTS))
 _REQUESTS: Final = slice(1 + len(VERDICTS), 1 + 2 * len(VERDICTS))
 _RULE: Final = slice(1, 1 + len(_RULE_VERDICTS))
 #: Where a rule's count of a verdict is.
 _RULE_INDEX: Final = {REFUSED: _RULE_VERDICTS.index("refuse"), SHADOWED: _RULE_VERDICTS.index("shadow")}
-_NO_USAGE: Final[Mapping[Dimension, Usage]] = {}
 _NO_RATES: Final = wire.Verdicts()
 
 
@@ -190,7 +145,7 @@ class Ring:
         """Return the history.
 
         Args:
-            points: that were written since the board began; all before this history began are 0.
+            points: that were written since the start; all before this history began are 0.
         """
         return wire.History(POINT_S, _unrolled(self.passed, points), _unrolled(self.refused, points))
 
@@ -221,72 +176,44 @@ def _rule_rates(before: Counts, now: Counts, seconds: float) -> wire.RuleRates:
     return wire.RuleRates(*(round((new - old) / seconds, 2) for old, new in zip(before, now, strict=True)))
 
 
+@dataclass(slots=True, eq=False)
 class RowStats:
     """What is known of one limit and what it limits."""
 
-    __slots__ = (
-        "_history",
-        "_history_at",
-        "_new",
-        "_records",
-        "counted",
-        "entry",
-        "held_ns",
-        "key",
-        "kind",
-        "last_refused_at",
-        "last_refused_ns",
-        "last_refused_rule",
-        "last_wait_us",
-        "lower",
-        "messages",
-        "name",
-        "open",
-        "point_start",
-        "ring",
-        "rule",
-        "seen_ns",
-        "shadowed_ns",
-        "shown",
-        "shown_etag",
-        "stored_permits",
-        "usage",
-        "used_ratio",
-        "wait_until_ns",
-    )
+    kind: str
+    name: str
+    key: str = field(init=False)
+    lower: str = field(init=False)
+    #: The limit, if it has a rule of its own.
+    entry: LimitEntry | None = None
+    seen_ns: int | None = None
+    #: Nothing came before the first sample.
+    _new: bool = False
+    counted: bool = False
+    messages: Counts = NOTHING
+    point_start: Counts = NOTHING
+    #: The counts at the beginning of the window and each time that they were others since, one behind the other: when,
+    #: messages, requests; of what only has a rule's counts when, and these.
+    _records: "array[int]" = field(default_factory=lambda: array("q"))
+    #: The rule whose own counts are shown.
+    rule: str = ""
+    usage: Mapping[Dimension, Usage] = field(default_factory=dict)
+    used_ratio: float | None = None
+    stored_permits: float | None = None
+    open: bool = False
+    #: When something was last held, and when something last would have been refused.
+    held_ns: int = 0
+    shadowed_ns: int = 0
+    wait_until_ns: int = 0
+    last_refused_ns: int | None = None
+    last_refused_rule: str = ""
+    #: The same as a time of day, and of which time.
+    last_refused_at: tuple[int, str] | None = None
+    last_wait_us: int = 0
+    ring: Ring | None = None
 
-    def __init__(self, kind: str, name: str) -> None:
-        self.kind, self.name, self.key, self.lower = kind, name, f"{kind}/{name}", name.casefold()
-        #: The limit, if it has a rule of its own.
-        self.entry: LimitEntry | None = None
-        #: The limit as it was last shown, and of which state of all limits that was.
-        self.shown: LimitEntry | None = None
-        self.shown_etag = ""
-        self.seen_ns: int | None = None
-        #: Nothing came before the first sample.
-        self._new = False
-        self.counted = False
-        self.messages = self.point_start = NOTHING
-        #: The counts at the beginning of the window and each time that they were others since, one behind the other:
-        #: when, messages, requests; of what only has a rule's counts when, and these.
-        self._records = array("q")
-        #: The rule whose own counts are shown.
-        self.rule = ""
-        self.usage: Mapping[Dimension, Usage] = _NO_USAGE
-        self.used_ratio: float | None = None
-        self.stored_permits: float | None = None
-        self.open = False
-        #: When something was last held, and when something last would have been refused.
-        self.held_ns = self.shadowed_ns = 0
-        self.wait_until_ns = 0
-        self.last_refused_ns: int | None = None
-        self.last_refused_rule = ""
-        #: The same as a time of day, and of which time.
-        self.last_refused_at: tuple[int, str] | None = None
-        self.last_wait_us = 0
-        self.ring: Ring | None = None
-        self._history: wire.History | None = None
-        self._history_at = -1
+    def __post_init__(self) -> None:
+        self.key, self.lower = f"{self.kind}/{self.name}", self.name.casefold()
 
     def sample(self, state: ResourceState, window: Window) -> None:
         """Take over what the data path says.
@@ -301,7 +228,7 @@ class RowStats:
             shadowed = self.messages[SHADOWED]
             self.messages = counts_of(state.counts.messages)
             if first and not self._new:
-                # What was there before this line began happened at no known time.
+                # What was there before this row began happened at no known time.
                 self.point_start = self.messages
             elif self.messages[SHADOWED] != shadowed:
                 self.shadowed_ns = now_ns
@@ -363,7 +290,7 @@ class RowStats:
 
     def fade(self) -> None:
         """Nothing came for more than a minute."""
-        self.usage = _NO_USAGE
+        self.usage = {}
         del self._records[: -(_REQUESTS.stop if self.counted else _RULE.stop)]
         if self.used_ratio:
             self.used_ratio = 0.0
@@ -454,22 +381,12 @@ class RowStats:
 
     def history(self, points: int) -> wire.History | None:
         """Return what it did in the last minutes."""
-        if self.ring is None:
-            return None
-        if self._history is None or self._history_at != points:
-            self._history, self._history_at = self.ring.read(points), points
-        return self._history
+        return None if self.ring is None else self.ring.read(points)
 
     def row(self, entry: LimitEntry, live: wire.LiveFigures | None, history: wire.History | None) -> wire.Row:
-        """Return the line as it is shown."""
-        return wire.Row(key=self.key, own=self.entry is not None, live=live, history=history, **_fields(entry))
-
-
-def _fields(entry: LimitEntry) -> dict[str, Any]:
-    return {field: getattr(entry, field) for field in _ENTRY_FIELDS}
-
-
-_ENTRY_FIELDS: Final = LimitEntry.__struct_fields__
+        """Return the row as it is shown."""
+        limit = msgspec.structs.asdict(entry)
+        return wire.Row(key=self.key, own=self.entry is not None, live=live, history=history, **limit)
 
 
 _NEVER: Final = ""
@@ -482,57 +399,57 @@ _PASSED, _BYPASSED = VERDICTS.index("pass"), VERDICTS.index("bypass")
 def sort_key(
     column: wire.LimitColumn, rules: RuleSet, window: Window, *, descending: bool
 ) -> Callable[[RowStats], Any] | None:
-    """Return what a column sorts by, which is what it shows; None is the order that lines have anyway.
+    """Return what a column sorts by, which is what it shows; None is the order that rows have anyway.
 
     Of equal ones those that were asked for come first and Sluice's own rules last, whatever the direction: nobody
     looks for a default that nothing falls under, and still less for the name of the unreadable.
     """
 
-    def limit(line: RowStats) -> float:
-        if line.entry is not None:
-            rate = line.entry.limit.get("rate")
+    def limit(row: RowStats) -> float:
+        if row.entry is not None:
+            rate = row.entry.limit.get("rate")
             return float(rate) if isinstance(rate, int | float) else math.inf
-        rate_per_s = rules.match(Resource(line.kind, line.name)).rate_per_s
+        rate_per_s = rules.match(Resource(row.kind, row.name)).rate_per_s
         return math.inf if rate_per_s is None else rate_per_s
 
-    def rule(line: RowStats) -> str:
-        return line.entry.rule if line.entry is not None else rules.match(Resource(line.kind, line.name)).name
+    def rule(row: RowStats) -> str:
+        return row.entry.rule if row.entry is not None else rules.match(Resource(row.kind, row.name)).name
 
     keys: dict[wire.LimitColumn, Callable[[RowStats], Any] | None] = {
         "name": None,
-        "kind": lambda line: line.kind,
+        "kind": lambda row: row.kind,
         "limit": limit,
         "rule": rule,
         "passed": _moved(_PASSED, window),
         "refused": _moved(REFUSED, window),
         "shadowed": _moved(SHADOWED, window),
         "bypassed": _moved(_BYPASSED, window),
-        "used": lambda line: -1.0 if line.used_ratio is None else line.used_ratio,
-        "wait": lambda line: line.wait_until_ns,
-        "last_refused": lambda line: line.last_refused_ns or 0,
-        "edited": lambda line: line.entry.edit.at if line.entry is not None and line.entry.edit else _NEVER,
+        "used": lambda row: -1.0 if row.used_ratio is None else row.used_ratio,
+        "wait": lambda row: row.wait_until_ns,
+        "last_refused": lambda row: row.last_refused_ns or 0,
+        "edited": lambda row: row.entry.edit.at if row.entry is not None and row.entry.edit else _NEVER,
         "expires": _expires,
     }
     key = keys[column]
     if key is None:
         return None
     sign = -1 if descending else 1
-    return lambda line: (key(line), sign * (2 if line.is_internal else line.seen_ns is None))
+    return lambda row: (key(row), sign * (2 if row.is_internal else row.seen_ns is None))
 
 
 def _moved(verdict: int, window: Window) -> Callable[[RowStats], int]:
     """Return what sorts by the messages of one verdict in the window."""
-    return lambda line: line.moved(verdict, window)
+    return lambda row: row.moved(verdict, window)
 
 
-def _expires(line: RowStats) -> str:
-    edit = line.entry.edit if line.entry is not None else None
+def _expires(row: RowStats) -> str:
+    edit = row.entry.edit if row.entry is not None else None
     return edit.expires_at or _FOR_GOOD if edit is not None else _FOR_GOOD
 
 
-# What is asked of the table: which lines, in which order, and which of them.
+# What is asked of the table: which rows, in which order, and which of them.
 class Query(msgspec.Struct, frozen=True, kw_only=True):
-    """Which lines are asked for.
+    """Which rows are asked for.
 
     Attributes:
         kind: only this one; empty is all.
@@ -554,36 +471,21 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
     limit: int = wire.DEFAULT_PAGE
     history: bool = True
 
-    @property
-    def view(self) -> "View":
-        """What decides which lines there are and in which order."""
-        return View(self.kind, self.search.casefold(), self.filter, self.sort, self.order)
 
-
-class View(NamedTuple):
-    """What decides which lines there are and in which order."""
-
-    kind: str
-    search: str
-    filter: wire.Filter | None
-    sort: wire.LimitColumn
-    order: wire.Order
-
-
-def in_alphabet(line: RowStats) -> tuple[str, str, str]:
+def in_alphabet(row: RowStats) -> tuple[str, str, str]:
     """Return what the order of names goes by."""
-    return line.lower, line.kind, line.name
+    return row.lower, row.kind, row.name
 
 
-def wanted(view: View, window: Window) -> Callable[[RowStats], bool]:
-    """Return what tells whether a line is among those asked for."""
+def wanted(query: Query, window: Window) -> Callable[[RowStats], bool]:
+    """Return what tells whether a row is among those asked for."""
     passes: dict[wire.Filter | None, Callable[[RowStats], bool]] = {
         None: lambda _: True,
-        "limited": lambda line: line.is_limited(window),
-        "edited": lambda line: line.is_edited,
-        "overridden": lambda line: line.is_edited,
-        "near": lambda line: line.is_near,
-        "shadowed": lambda line: line.is_shadowed(window),
+        "limited": lambda row: row.is_limited(window),
+        "edited": lambda row: row.is_edited,
+        "overridden": lambda row: row.is_edited,
+        "near": lambda row: row.is_near,
+        "shadowed": lambda row: row.is_shadowed(window),
     }
-    kind, search, passes_filter = view.kind, view.search, passes[view.filter]
-    return lambda line: (not kind or line.kind == kind) and search in line.lower and passes_filter(line)
+    kind, search, passes_filter = query.kind, query.search.casefold(), passes[query.filter]
+    return lambda row: (not kind or row.kind == kind) and search in row.lower and passes_filter(row)

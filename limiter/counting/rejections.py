@@ -17,7 +17,9 @@ other outcomes are counted once for each request. admitted + shadowed + bypassed
 refused + dropped they are the demand. Requests are counted when they are decided: if a connection breaks, the broker
 may never have read its last ones, as without Sluice."""
 RejectionVerdict = Literal["refuse", "shadow", "hold"]
-"""What a rule did; as ``RuleVerdict`` in the metrics."""
+"""What a rule can do to a request. One that is held may be refused later, and counts for both."""
+DID: Final[dict[RejectionVerdict, Outcome]] = {"refuse": "refused", "shadow": "shadowed", "hold": "held"}
+"""What becomes of a request to which a rule does something."""
 
 OTHER: Final = "_other"
 """Stands for the names beyond a bound."""

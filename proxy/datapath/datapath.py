@@ -5,7 +5,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Final, Literal
+from operator import attrgetter
+from typing import Any, Final, Literal, NamedTuple
 
 import structlog
 import trio
@@ -29,6 +30,7 @@ from proxy.net.limit_commands import LimitCommands
 from proxy.net.server import ListenerConfig, Server
 from proxy.net.sockets import format_address
 from proxy.protocols.base import WireCounters
+from proxy.stats.metric import described
 from proxy.stats.question import Explanation, Question
 from proxy.stats.recording import Recording
 from proxy.stats.snapshot import (
@@ -41,7 +43,7 @@ from proxy.stats.snapshot import (
     Snapshot,
 )
 from proxy.stats.tally import Tally
-from proxy.stats.timing import Timings
+from proxy.stats.timing import Histogram, Timings
 
 _log = structlog.get_logger(__name__)
 
@@ -60,6 +62,17 @@ _NS_PER_S: Final = 1_000_000_000
 
 def _utc_now() -> datetime:
     return datetime.now(UTC)
+
+
+class _Parts(NamedTuple):
+    """Where a ``Metric.source`` begins."""
+
+    limits: Limits
+    tally: Tally
+    pipeline: Pipeline
+    server: Server
+    wire_counters: WireCounters
+    timings: Timings
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,24 +249,15 @@ class LocalDataPath(DataPath):
         usage = await self._overview.usage(self._max_resource_labels) if whole else {}
         resources = await self._overview.counts() if whole else {}
         rules = await self._overview.rules() if whole else {}
-        rule_set, server = self._limits.rule_set, self.server
         return Snapshot(
-            rule_set_version=rule_set.version,
-            limiting=rule_set.enabled,
-            draining=server.draining,
+            **self._kept(),
             resources=resources,
             rules=rules,
-            held_requests=self._tally.held_requests,
-            held_bytes=self._tally.held_bytes,
-            hold_refused=dict(self._limits.refused_by_bound),
             usage=usage,
             bypassed=self._pipeline.bypassed(),
-            listeners=tuple(self._listener(config) for config in server.listeners),
-            connections_total=dict(server.counters.accepted),
-            closed_total=dict(server.counters.closed),
+            listeners=tuple(self._listener(config) for config in self.server.listeners),
             frames_total={direction(side): count for side, count in self._wire_counters.frames.items()},
             bytes_total={direction(side): count for side, count in self._bytes_read.items()},
-            undecodable_total=dict(self._wire_counters.undecodable),
             lanes={
                 name: LaneDepth(
                     queued=sum(lane.depth for lane in lanes),
@@ -262,15 +266,21 @@ class LocalDataPath(DataPath):
                 )
                 for name, lanes in self._pipeline.lanes().items()
             },
-            live_limiters=self._limits.live,
-            evicted_total=self._limits.evicted_total,
-            overflowed_total=self._limits.overflowed_total,
-            off_kinds=tuple(sorted(rule_set.off_kinds)),
+            off_kinds=tuple(sorted(self._limits.rule_set.off_kinds)),
             limits=await self._overview.configured(self._max_resource_labels) if whole else {},
-            processing=self._timings.processing.durations(),
-            held=self._timings.held.durations(),
-            round_trip=self._timings.round_trip.durations(),
         )
+
+    def _kept(self) -> dict[str, Any]:
+        """Return the fields of a Snapshot whose metric names the source, by their names."""
+        parts = _Parts(self._limits, self._tally, self._pipeline, self.server, self._wire_counters, self._timings)
+        kept = {}
+        for field, metric in described(Snapshot):
+            if metric.source:
+                value = attrgetter(metric.source)(parts)
+                if isinstance(value, Histogram):
+                    value = value.durations()
+                kept[field] = dict(value) if isinstance(value, dict) else value
+        return kept
 
     def _listener(self, config: ListenerConfig) -> ListenerState:
         return ListenerState(

@@ -4,19 +4,51 @@ Plain data that can cross a process boundary; how it is had is ``proxy.control``
 holds no cycles, so the garbage collector need not look at it (``gc=False``).
 """
 
-from collections.abc import Mapping
-from typing import Final, Literal
+from collections.abc import Callable, Mapping
+from typing import Annotated, Final, Literal, NamedTuple
 
 import msgspec
 
+from limiter.counting.rejections import Outcome, RejectionVerdict
 from limiter.rules.rule import Dimension
 from limiter.waiting.holding import BoundName
+from proxy.stats.metric import Metric, Samples
 
 RequestVerdict = Literal["pass", "refuse", "bypass", "shadow", "exempt", "drop"]
-"""What became of a request: it passed within the limits; was refused; passed because a handler was skipped; passed
-though a shadow rule would have refused it; passed because its client is exempt; was held, and then its client left."""
-RuleVerdict = Literal["refuse", "shadow", "hold"]
-"""What a rule can do to a request. One that is held may be refused later, and counts for both."""
+"""What became of a request, as the metrics call it."""
+RuleVerdict = RejectionVerdict
+
+
+class Ending(NamedTuple):
+    """What can become of a request, in the words of all who tell it.
+
+    Attributes:
+        verdict: in the metrics.
+        outcome: in the rejection log.
+        column: on the page and in the API, as ``admin.wire.Verdicts`` has it.
+        reached: it went to the broker.
+        always_shown: a resource has this metric even while it is 0.
+    """
+
+    verdict: RequestVerdict
+    outcome: Outcome
+    column: str
+    reached: bool
+    always_shown: bool
+
+
+ENDINGS: Final = (
+    Ending("pass", "admitted", "passed", reached=True, always_shown=True),
+    Ending("refuse", "refused", "refused", reached=False, always_shown=True),
+    # A handler was skipped.
+    Ending("bypass", "bypassed", "bypassed", reached=True, always_shown=True),
+    # A shadow rule would have refused it.
+    Ending("shadow", "shadowed", "shadowed", reached=True, always_shown=False),
+    # Its client is exempt.
+    Ending("exempt", "exempt", "exempt", reached=True, always_shown=False),
+    # It was held, and then its client left.
+    Ending("drop", "dropped", "dropped", reached=False, always_shown=False),
+)
 Direction = Literal["client", "broker"]
 
 BUCKETS_S: Final = (
@@ -126,63 +158,263 @@ class Limit(msgspec.Struct, frozen=True, gc=False):
     origin: Origin
 
 
-class Snapshot(msgspec.Struct, frozen=True):
+_ALWAYS_SHOWN: Final = frozenset(ending.verdict for ending in ENDINGS if ending.always_shown)
+_RESOURCE_LABELS: Final = ("kind", "resource", "verdict")
+
+
+def _shown(counts: Mapping[RequestVerdict, int]) -> list[tuple[str, int]]:
+    return [(verdict, count) for verdict, count in counts.items() if count or verdict in _ALWAYS_SHOWN]
+
+
+def _of_rule(verdict: RuleVerdict) -> Callable[[Mapping[str, RuleCounts]], Samples]:
+    return lambda rules: (((), ((rule, counts.requests[verdict]),)) for rule, counts in rules.items())
+
+
+def _usage_samples(usage: Mapping[tuple[str, str, Dimension], Usage]) -> Samples:
+    for (kind, name, dimension), used in usage.items():
+        yield (dimension, kind, name), (("1s", used.last_1s), ("10s", used.last_10s), ("60s", used.last_60s))
+
+
+def _limit_samples(limits: Mapping[tuple[str, str, Dimension], Limit]) -> Samples:
+    for (kind, name, dimension), limit in limits.items():
+        yield (dimension, kind, limit.origin), ((name, limit.per_s),)
+
+
+def _of_lanes(field: str) -> Callable[[Mapping[str, LaneDepth]], Samples]:
+    return lambda lanes: (((), ((handler, getattr(depth, field)),)) for handler, depth in lanes.items())
+
+
+def _of_listeners(field: str) -> Callable[[tuple[ListenerState, ...]], Samples]:
+    return lambda listeners: (((), ((each.name, int(getattr(each, field))),)) for each in listeners)
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """The counters, all data paths together. They are gathered in short stretches; each is of one moment.
 
+    The metrics say what their fields are; here is what they do not say. Their order is that of ``/metrics``. What there
+    may be many thousands of has as many entries as the label cap says.
+
     Attributes:
-        rule_set_version: the version every data path runs.
-        limiting: whether limiting is on at all (the global switch).
-        draining: no new connections are accepted.
         resources: counts by (kind, resource name); what is beyond the label cap is under the name ``_other``.
         rules: what each rule did, by its name; what is beyond the label cap is under ``_other``.
-        held_requests: requests held now.
-        held_bytes: their size on the wire.
-        hold_refused: requests that were to be held and were refused, by the bound on what is held that was reached.
         usage: by (kind, name, dimension), of limits that were used in the last minute: all with a rule of their own,
-            and of the others the most used, as many as the label cap says.
-        bypassed: requests, by (handler, reason).
+            and of the others the most used.
+        limits: in force, by (kind, name or pattern, dimension); those of patterns first.
         listeners: in the order of the configuration.
-        connections_total: accepted since the start, by listener.
-        closed_total: connections ended, by listener and reason.
-        frames_total: whole frames, by the peer they came from.
-        bytes_total: bytes read, by the peer they came from.
-        undecodable_total: headers that the strict parser refused, by what read them (``lenient``, ``none``).
-        lanes: by handler.
-        live_limiters: limiters held in memory now.
-        evicted_total: idle limiters given up for new names.
-        overflowed_total: decisions made by the overflow limiter that all new names of a rule share past the bound.
+        limiting: the global switch.
         off_kinds: kinds whose limiting is switched off, in alphabetical order.
-        limits: in force, by (kind, name or pattern, dimension), as many as the label cap says; those of patterns first.
-        processing: from reading what completes a request to having queued it for the broker, or answered it.
-        held: from holding a request to letting it go on, or refusing it.
-        round_trip: from passing a request to the broker's answer, of some requests.
     """
 
-    rule_set_version: int
-    limiting: bool
-    draining: bool
-    resources: Mapping[tuple[str, str], ResourceCounts]
-    rules: Mapping[str, RuleCounts]
-    held_requests: int
-    held_bytes: int
-    hold_refused: Mapping[BoundName, int]
-    usage: Mapping[tuple[str, str, Dimension], Usage]
-    bypassed: Mapping[tuple[str, str], int]
-    listeners: tuple[ListenerState, ...]
-    connections_total: Mapping[str, int]
-    closed_total: Mapping[tuple[str, str], int]
-    frames_total: Mapping[Direction, int]
-    bytes_total: Mapping[Direction, int]
-    undecodable_total: Mapping[str, int]
-    lanes: Mapping[str, LaneDepth]
-    live_limiters: int
-    evicted_total: int
-    overflowed_total: int
-    off_kinds: tuple[str, ...] = ()
-    limits: Mapping[tuple[str, str, Dimension], Limit] = {}
-    processing: Durations = Durations()
-    held: Durations = Durations()
-    round_trip: Durations = Durations()
+    resources: Annotated[
+        Mapping[tuple[str, str], ResourceCounts],
+        Metric(
+            "sluice_requests_total",
+            "Limitable requests by what became of them: pass, refuse, bypass (passed because a handler was skipped), "
+            "shadow (passed though a shadow rule would have refused it), exempt (passed because its client is), "
+            "drop (its client left while it was held). Counted when decided: when a connection breaks, the broker may "
+            "not have read the last ones.",
+            _RESOURCE_LABELS,
+            lambda resources: ((resource, _shown(counts.requests)) for resource, counts in resources.items()),
+        ),
+        Metric(
+            "sluice_messages_total",
+            "As sluice_requests_total, in messages: a batch counts as what it holds, consumption when it is answered.",
+            _RESOURCE_LABELS,
+            lambda resources: ((resource, _shown(counts.messages)) for resource, counts in resources.items()),
+        ),
+    ] = {}
+    bypassed: Annotated[
+        Mapping[tuple[str, str], int],
+        Metric(
+            "sluice_bypassed_total",
+            "Requests that went on without a handler's verdict: its lanes were full, late, or it failed.",
+            ("handler", "reason"),
+        ),
+    ] = {}
+    # Three metrics and not one with a label: a request that was held and then refused is in two of them.
+    rules: Annotated[
+        Mapping[str, RuleCounts],
+        Metric(
+            "sluice_rule_refused_total",
+            "Requests that a rule refused, including those it had held before.",
+            ("rule",),
+            _of_rule("refuse"),
+        ),
+        Metric(
+            "sluice_rule_shadowed_total",
+            "Requests that a shadow rule would have refused.",
+            ("rule",),
+            _of_rule("shadow"),
+        ),
+        Metric(
+            "sluice_rule_held_total",
+            "Requests that a rule held, whatever happened to them afterwards.",
+            ("rule",),
+            _of_rule("hold"),
+        ),
+    ] = {}
+    held_requests: Annotated[
+        int, Metric("sluice_held_requests", "Requests held now.", source="tally.held_requests")
+    ] = 0
+    held_bytes: Annotated[
+        int, Metric("sluice_held_bytes", "Size of the requests held now.", source="tally.held_bytes")
+    ] = 0
+    hold_refused: Annotated[
+        Mapping[BoundName, int],
+        Metric(
+            "sluice_hold_refused_total",
+            "Requests refused instead of held, because a bound on held requests was reached.",
+            ("bound",),
+            source="limits.refused_by_bound",
+        ),
+    ] = {}
+    usage: Annotated[
+        Mapping[tuple[str, str, Dimension], Usage],
+        Metric(
+            "sluice_limit_used_ratio",
+            "Share of a limit that was used in the window; 1 is the whole limit. Only for limits used in the last "
+            "minute.",
+            ("dimension", "kind", "resource", "window"),
+            _usage_samples,
+        ),
+    ] = {}
+    limits: Annotated[
+        Mapping[tuple[str, str, Dimension], Limit],
+        Metric(
+            "sluice_limit_per_second",
+            "Each limit in force as written, by the pattern of its rule, even while limiting is off; +Inf is "
+            "unlimited. The dimension messages means requests if the rule counts these. The origin is configuration, "
+            "edit or built-in. Rules that are exempt or off have no value.",
+            ("dimension", "kind", "origin", "resource"),
+            _limit_samples,
+        ),
+    ] = {}
+    processing: Annotated[
+        Durations,
+        Metric(
+            "sluice_processing_seconds",
+            "Time that Sluice adds to a request: from reading the end of its header (for a batch: its last byte) to "
+            "queueing it for the broker, or its refusal for the client. Held requests are not included; the requests "
+            "of one read are timed together.",
+            source="timings.processing",
+        ),
+    ] = Durations()
+    held: Annotated[
+        Durations,
+        Metric(
+            "sluice_held_seconds",
+            "Time that a request was held until it passed or was refused. Requests whose client left are not included.",
+            source="timings.held",
+        ),
+    ] = Durations()
+    round_trip: Annotated[
+        Durations,
+        Metric(
+            "sluice_broker_round_trip_seconds",
+            "Time from passing a request on to the broker's answer. A sample: one request of a connection at a time, "
+            "and at most 100 per second; long polls are never timed.",
+            source="timings.round_trip",
+        ),
+    ] = Durations()
+    listeners: Annotated[
+        tuple[ListenerState, ...],
+        Metric(
+            "sluice_listening",
+            "1 while clients can connect; 0 while the broker accepts no connections, and during a drain.",
+            ("listener",),
+            _of_listeners("listening"),
+        ),
+        Metric("sluice_connections", "Client connections open now.", ("listener",), _of_listeners("connections")),
+    ] = ()
+    connections_total: Annotated[
+        Mapping[str, int],
+        Metric(
+            "sluice_connections_opened_total",
+            "Client connections accepted.",
+            ("listener",),
+            source="server.counters.accepted",
+        ),
+    ] = {}
+    closed_total: Annotated[
+        Mapping[tuple[str, str], int],
+        Metric(
+            "sluice_connections_closed_total",
+            "Client connections that ended, by reason, including those closed as soon as they were accepted.",
+            ("listener", "reason"),
+            source="server.counters.closed",
+        ),
+    ] = {}
+    frames_total: Annotated[
+        Mapping[Direction, int],
+        Metric(
+            "sluice_frames_total",
+            "Whole frames of the protocol, by the peer that sent them: client or broker.",
+            ("source",),
+        ),
+    ] = {}
+    bytes_total: Annotated[
+        Mapping[Direction, int],
+        Metric("sluice_bytes_total", "Bytes read, by the peer that sent them: client or broker.", ("source",)),
+    ] = {}
+    undecodable_total: Annotated[
+        Mapping[str, int],
+        Metric(
+            "sluice_undecodable_total",
+            "Headers that the strict parser refused, by the parser that read them instead (none: no parser did).",
+            ("parser",),
+            source="wire_counters.undecodable",
+        ),
+    ] = {}
+    lanes: Annotated[
+        Mapping[str, LaneDepth],
+        Metric("sluice_executor_depth", "Batches waiting on a handler's lanes.", ("handler",), _of_lanes("queued")),
+        Metric(
+            "sluice_executor_capacity",
+            "Batches that may wait on a handler's lanes before they bypass it.",
+            ("handler",),
+            _of_lanes("capacity"),
+        ),
+        Metric(
+            "sluice_executor_late_lanes",
+            "Lanes of a handler that are bypassed until a probe returns in time.",
+            ("handler",),
+            _of_lanes("late_lanes"),
+        ),
+    ] = {}
+    live_limiters: Annotated[int, Metric("sluice_live_limiters", "Limiters in memory now.", source="limits.live")] = 0
+    evicted_total: Annotated[
+        int,
+        Metric("sluice_limiters_evicted_total", "Idle limiters given up for new names.", source="limits.evicted_total"),
+    ] = 0
+    overflowed_total: Annotated[
+        int,
+        Metric(
+            "sluice_limiters_overflowed_total",
+            "Decisions made by a rule's shared limiter because there was no room for one more.",
+            source="limits.overflowed_total",
+        ),
+    ] = 0
+    rule_set_version: Annotated[
+        int, Metric("sluice_rule_set_version", "Version of the rule set in force.", source="limits.rule_set.version")
+    ] = 0
+    limiting: Annotated[
+        bool,
+        Metric(
+            "sluice_limiting", "1 while limiting is on, 0 while everything passes.", source="limits.rule_set.enabled"
+        ),
+    ] = True
+    off_kinds: Annotated[
+        tuple[str, ...],
+        Metric(
+            "sluice_limiting_kind",
+            "0 for each kind whose limiting alone is switched off; a kind that is limited is not here.",
+            ("kind",),
+            lambda kinds: (((), ((kind, 0),)) for kind in kinds),
+        ),
+    ] = ()
+    draining: Annotated[
+        bool, Metric("sluice_draining", "1 while no new connections are accepted.", source="server.draining")
+    ] = False
 
 
 class ClientDescription(msgspec.Struct, frozen=True):

@@ -11,16 +11,17 @@ is told of the same runs of requests.
 """
 
 from collections.abc import Container, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import repeat
-from typing import Final, NamedTuple, get_args
+from typing import Final, NamedTuple
 
-from limiter.counting.recorder import NO_ACCOUNT, NOBODY, Recorder, Sender
-from limiter.counting.rejections import OTHER, Outcome
+from limiter.counting.recorder import NO_ACCOUNT, NOBODY, Account, Recorder, Sender
+from limiter.counting.rejections import DID, OTHER
 from limiter.counting.rotation import Rotation
 from limiter.rules.resource import Resource
 from proxy.deciding.batch import Batch, Group, Hold, Refuse, Request, Shadow, Verdict, Verdicts
 from proxy.stats.recording import Recording, Runs, record_dropped, record_resolved
-from proxy.stats.snapshot import RequestVerdict, ResourceCounts, RuleCounts, RuleVerdict
+from proxy.stats.snapshot import ENDINGS, RequestVerdict, ResourceCounts, RuleCounts, RuleVerdict
 
 #: Silence after which a name may lose its place to a new one.
 _SILENT_NS: Final = 600 * 1_000_000_000
@@ -29,16 +30,8 @@ _LOOKS: Final = 4
 #: Resources summed, or passed over, in one step.
 _SUMMED: Final = 64
 
-_VERDICTS: Final[tuple[RequestVerdict, ...]] = get_args(RequestVerdict)
-_RULE_VERDICTS: Final[tuple[RuleVerdict, ...]] = get_args(RuleVerdict)
-_OUTCOMES: Final[dict[RequestVerdict, Outcome]] = {
-    "pass": "admitted",
-    "refuse": "refused",
-    "shadow": "shadowed",
-    "bypass": "bypassed",
-    "exempt": "exempt",
-    "drop": "dropped",
-}
+_VERDICTS: Final = tuple(ending.verdict for ending in ENDINGS)
+_OUTCOMES: Final = {ending.verdict: ending.outcome for ending in ENDINGS}
 
 
 class LastStop(NamedTuple):
@@ -61,29 +54,18 @@ NEVER: Final = LastStop(None, 0, "", None)
 """Of what nothing was ever stopped."""
 
 
+@dataclass(slots=True, eq=False)
 class _Counts:
-    __slots__ = (
-        "account",
-        "held_ns",
-        "judged",
-        "messages",
-        "refused_by",
-        "refused_ns",
-        "requests",
-        "seen_ns",
-        "wait_us",
-    )
-
-    def __init__(self) -> None:
-        #: Where the recorder added up last what passed, and what a rule had a word with.
-        self.account = self.judged = NO_ACCOUNT
-        self.requests: dict[RequestVerdict, int] = dict.fromkeys(_VERDICTS, 0)
-        self.messages: dict[RequestVerdict, int] = dict.fromkeys(_VERDICTS, 0)
-        self.seen_ns = 0
-        self.refused_ns: int | None = None
-        self.refused_by = ""
-        self.wait_us = 0
-        self.held_ns: int | None = None
+    #: Where the recorder added up last what passed, and what a rule had a word with.
+    account: Account = NO_ACCOUNT
+    judged: Account = NO_ACCOUNT
+    requests: dict[RequestVerdict, int] = field(default_factory=lambda: dict.fromkeys(_VERDICTS, 0))
+    messages: dict[RequestVerdict, int] = field(default_factory=lambda: dict.fromkeys(_VERDICTS, 0))
+    seen_ns: int = 0
+    refused_ns: int | None = None
+    refused_by: str = ""
+    wait_us: int = 0
+    held_ns: int | None = None
 
     def add(self, verdict: RequestVerdict, requests: int, messages: int) -> None:
         self.requests[verdict] += requests
@@ -293,9 +275,7 @@ class Tally:
             name = rule if len(self._rules) < self._max_resources else OTHER
             counts = self._rules.get(name)
             if counts is None:
-                counts = self._rules[name] = RuleCounts(
-                    dict.fromkeys(_RULE_VERDICTS, 0), dict.fromkeys(_RULE_VERDICTS, 0)
-                )
+                counts = self._rules[name] = RuleCounts(dict.fromkeys(DID, 0), dict.fromkeys(DID, 0))
         counts.requests[verdict] += requests
         counts.messages[verdict] += messages
 

@@ -310,8 +310,8 @@ async def _grow(refusals_per_s: float, topics: int, seconds: int, scratch: Path)
         await log._step()
     await log.finish()
     lost = log.files.lost_records
-    if lost or log.ledger.other_runs:
-        raise BenchError(f"{lost} records were lost, {log.ledger.other_runs} counted together: {log.error}")
+    if lost or log.files.figures.other_runs:
+        raise BenchError(f"{lost} records were lost, {log.files.figures.other_runs} counted together: {log.error}")
     return Growth(handed / seconds, size_bytes(scratch) / seconds)
 
 

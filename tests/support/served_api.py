@@ -11,6 +11,7 @@ import trio
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
+from admin.common.clock import Clock
 from admin.config.sources import Flags, load
 from admin.edits.model import Author
 from admin.edits.service import EditService
@@ -19,7 +20,6 @@ from admin.http.api import Services, application
 from admin.run.composition import compose
 from admin.stats import LiveStats
 from admin.stats.health import Health
-from admin.stats.rows import Clock
 
 CONFIG = """
 [[listeners]]

@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from admin.common.clock import Clock
 from admin.config.rule_fields import fields_of
 from admin.edits.model import (
     ALL_KINDS,
@@ -61,7 +62,6 @@ from admin.http.api.requests import (
 from admin.http.api.routing import Body, Endpoint, serve
 from admin.http.api.state import Services, Status
 from admin.stats import ConnectionQuery
-from admin.stats.rows import Clock
 from admin.wire import (
     PROBLEM_TYPES,
     AuditPage,

@@ -9,36 +9,14 @@ from prometheus_client.core import Metric
 
 from admin.http import server
 from admin.http.answering import Refusals
-from admin.rejection_log import metrics as log_metrics
 from admin.rejection_log.figures import Figures
+from admin.rejection_log.recorder import families as log_families
 from admin.run import reload
-from admin.stats.metrics import families
+from admin.stats.metrics import families, families_of
 from proxy.stats.snapshot import Snapshot
 from reference import markdown
 from reference.markdown import code, table
 
-_NOTHING: Final = Snapshot(
-    rule_set_version=0,
-    limiting=True,
-    draining=False,
-    resources={},
-    rules={},
-    held_requests=0,
-    held_bytes=0,
-    hold_refused={},
-    usage={},
-    bypassed={},
-    listeners=(),
-    connections_total={},
-    closed_total={},
-    frames_total={},
-    bytes_total={},
-    undecodable_total={},
-    lanes={},
-    live_limiters=0,
-    evicted_total=0,
-    overflowed_total=0,
-)
 _INTRODUCTION: Final = """\
 The admin address serves these metrics at `/metrics`, in Prometheus' text format or as OpenMetrics, as the request asks.
 At most `bounds.max_resource_labels` resources have their own label; the others are counted under the resource `_other`.
@@ -64,14 +42,12 @@ class Described(NamedTuple):
 
 def described() -> Iterator[Described]:
     """Yield every metric that a sidecar can show."""
-    # Of a recorder and a reloader that have done nothing only this is read.
-    files = SimpleNamespace(figures=Figures(), waits_s=0.0)
-    ledger = SimpleNamespace(clock_steps=0, other_runs=0)
-    recorder: Any = SimpleNamespace(up=True, error=None, files=files, ledger=ledger)
+    # Of a reloader only this is read.
     reloader: Any = SimpleNamespace(failed=None)
     for family in chain(
-        families(_NOTHING),
-        log_metrics.families(recorder),
+        families(Snapshot()),
+        log_families(None),
+        families_of(Figures()),
         reload.families(reloader),
         [server.refused_family(Refusals())],
     ):

@@ -20,7 +20,11 @@ _COPIED = (*_CODE, "docs", "tests/support")
 CHANGES = {
     "a flag's name": ("storm_gap", "storm_pause", "docs/reports.md: --storm-gap: no command has this flag"),
     "a flag of one command": ("ttl: Annotated", "lifetime: Annotated", "Unknown option: --ttl."),
-    "a metric": ('"sluice_bypassed"', '"sluice_skipped"', "README.md: sluice_bypassed_total: no such metric"),
+    "a metric": (
+        '"sluice_bypassed_total"',
+        '"sluice_skipped_total"',
+        "README.md: sluice_bypassed_total: no such metric",
+    ),
     "a path of the API": ('"/events"', '"/stream"', "docs/live-limits.md: /api/v1/events: no such path"),
     "a key of the configuration": ("max_fair_keys", "most_fair_keys", "limits[0].max_fair_keys: unknown"),
     "a command": (

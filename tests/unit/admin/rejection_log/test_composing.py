@@ -6,7 +6,7 @@ import pytest
 
 from admin.edits.model import Change
 from admin.rejection_log.aggregate import Aggregate
-from admin.rejection_log.composing import NO_LIMIT, Composer, InForce, LimitsInForce
+from admin.rejection_log.composing import Composer, LimitsInForce
 from admin.rejection_log.records import AnyRecord, TrafficRecord
 from limiter.counting.rejections import Rejection, ResourceSecond
 from limiter.rules.resource import Resource
@@ -36,7 +36,7 @@ def test_every_record_has_the_next_number(composer: Composer, make_rejection: Ca
     lines = [
         composer.rejection(5, make_rejection()),
         composer.heartbeat(Aggregate(0, 1), version="1", limiting=True),
-        composer.limit(5, Rule("topic", "orders", 5), NO_LIMIT),
+        composer.limit(5, Rule("topic", "orders", 5), {}),
         composer.limit_change(change(target="limits/topic/orders")),
     ]
     assert [(read(line).n, read(line).run, read(line).instance) for line in lines] == [
@@ -50,7 +50,7 @@ def test_a_traffic_record_says_all_that_was_counted(
     minute = Aggregate(MINUTE, 10)
     minute.add(MINUTE + 2, make_second(admitted=3, refused=4))
     ((resource, traffic),) = minute
-    limit = InForce(rule="topic:orders", rate_per_s=3.0, break_s=1.0)
+    limit = {"rule": "topic:orders", "rate_per_s": 3.0, "break_s": 1.0}
     record = read(composer.traffic(MINUTE, resource, traffic, limit))
     assert isinstance(record, TrafficRecord)
     assert (record.kind, record.name, record.at_s) == ("topic", "orders", MINUTE)
@@ -66,7 +66,7 @@ def test_what_is_as_by_default_is_not_written(composer: Composer, make_second: C
     minute = Aggregate(MINUTE, 10)
     minute.add(MINUTE, make_second(refused=1))
     ((resource, traffic),) = minute
-    written = msgspec.json.decode(composer.traffic(MINUTE, resource, traffic, InForce(rule="r", rate_per_s=1.0)))
+    written = msgspec.json.decode(composer.traffic(MINUTE, resource, traffic, {"rule": "r", "rate_per_s": 1.0}))
     unwritten = {"admitted", "held", "burst_s", "bytes_burst_s", "count", "action", "bytes_per_s", "more_clients"}
     assert not unwritten & set(written)
 
@@ -104,13 +104,18 @@ def test_names_that_utf_8_cannot_hold_are_written_all_the_same(
 def test_limits_are_those_in_force_and_switches_make_them_off() -> None:
     rules = RuleSet((Rule("topic", "orders", 5), Rule("topic", "x*", None, bytes_per_s=9, count="requests")))
     limits = LimitsInForce(rules)
-    assert limits.of(Resource("topic", "orders")) == InForce(rule="topic:orders", rate_per_s=5, break_s=1.0)
-    assert limits.of(Resource("topic", "xy")) == InForce(rule="topic:x*", bytes_per_s=9, break_s=1.0, count="requests")
-    assert limits.of(Resource("topic", "nobody's")) == NO_LIMIT
-    assert limits.of(Resource("topic", "_other")) == NO_LIMIT
+    assert limits.of(Resource("topic", "orders")) == {"rule": "topic:orders", "rate_per_s": 5, "break_s": 1.0}
+    assert limits.of(Resource("topic", "xy")) == {
+        "rule": "topic:x*",
+        "bytes_per_s": 9,
+        "break_s": 1.0,
+        "count": "requests",
+    }
+    assert limits.of(Resource("topic", "nobody's")) == {}
+    assert limits.of(Resource("topic", "_other")) == {}
     off = LimitsInForce(rules.replace(off_kinds=["topic"])).of(Resource("topic", "orders"))
-    assert (off.action, off.rate_per_s) == ("off", 5)
-    assert LimitsInForce(rules.replace(enabled=False)).of(Resource("topic", "orders")).action == "off"
+    assert (off["action"], off["rate_per_s"]) == ("off", 5)
+    assert LimitsInForce(rules.replace(enabled=False)).of(Resource("topic", "orders"))["action"] == "off"
 
 
 def test_rules_are_those_for_resources_and_of_the_built_in_ones_only_defaults() -> None:

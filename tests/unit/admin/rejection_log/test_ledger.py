@@ -1,6 +1,5 @@
 """What becomes of seconds that were taken, and that a fault costs no more than what could not be made."""
 
-from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, datetime
 from types import SimpleNamespace
@@ -12,6 +11,7 @@ import structlog
 
 from admin.rejection_log.aggregate import Aggregate
 from admin.rejection_log.composing import Batch, Composer
+from admin.rejection_log.figures import Figures
 from admin.rejection_log.ledger import Ledger
 from limiter.counting.rejections import TrafficSecond
 from limiter.rules.rule import Rule
@@ -28,10 +28,10 @@ class Kept:
     """A ledger and all that it handed out."""
 
     def __init__(self, data_path: Any, rules: RuleSet) -> None:
-        self.lost: Counter[str] = Counter()
+        self.figures = Figures()
         self.live = SimpleNamespace(rule_set=rules)
         self.ledger = Ledger(
-            "a", RUN, max_resources=10, live=self.live, data_path=data_path, lost=self.lost, now_s=MINUTE  # type: ignore[arg-type]  # as far as it asks
+            "a", RUN, max_resources=10, live=self.live, data_path=data_path, figures=self.figures, now_s=MINUTE  # type: ignore[arg-type]  # as far as it asks
         )  # fmt: skip
         self.batches: list[Batch] = []
 
@@ -90,20 +90,8 @@ async def test_a_refusal_that_cannot_be_written_costs_itself_and_is_told_once(
     assert [record["name"] for record in kept.records("rejection")] == ["a", "b", "orders"]
     await kept.add(now_s=MINUTE + 60)
     assert admitted(kept.records("traffic")) == {"a": 2, "b": 2, "bad": 4, "orders": 2}
-    assert kept.lost == {"fault": 2}
+    assert kept.figures.lost == {"fault": 2}
     assert kept.records("heartbeat")[0]["lost_records"] == 2
-
-
-async def test_a_second_that_cannot_be_added_costs_itself(
-    kept: Kept, second: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Aggregate, "cover", failing_for(str(MINUTE + 1), Aggregate.cover))
-    await kept.add(*(second(MINUTE + offset) for offset in range(5)), now_s=MINUTE + 6)
-    monkeypatch.undo()
-    await kept.add(now_s=MINUTE + 60)
-    # It is named by its beginning and by the end of the one before.
-    assert admitted(kept.records("traffic")) == {"orders": 6}
-    assert kept.lost == {"fault": 2}
 
 
 async def test_traffic_that_cannot_be_added_or_written_costs_itself(
@@ -115,7 +103,7 @@ async def test_traffic_that_cannot_be_added_or_written_costs_itself(
     monkeypatch.setattr(Composer, "traffic", failing_for("worse", Composer.traffic))
     await kept.add(second(MINUTE + 1, "a", "bad", "worse"), now_s=MINUTE + 60)
     assert admitted(kept.records("traffic")) == {"a": 4, "bad": 2}
-    assert kept.lost == {"fault": 2}
+    assert kept.figures.lost == {"fault": 2}
     # All that there is has been written.
     assert [record["seconds"] for record in kept.records("heartbeat")] == [60]
 

@@ -11,8 +11,7 @@ from admin.edits.model import Change
 from admin.rejection_log.files import Bounds, LogFiles
 from admin.rejection_log.folder import Folder
 from admin.rejection_log.ledger import Ledger
-from admin.rejection_log.metrics import families
-from admin.rejection_log.recorder import Recorder, instance_of
+from admin.rejection_log.recorder import Recorder, families, instance_of
 from admin.rejection_log.recovery import recover
 from limiter.counting.rejections import TrafficSecond
 from limiter.rules.rule import Rule
@@ -124,7 +123,7 @@ async def test_refusals_are_written_at_once_and_traffic_when_its_minute_is_over(
     # As the data path made by hand says.
     assert heartbeat["connections"] == 12
     assert [record["n"] for record in found.records(".*.open")] == list(range(1, 7))
-    assert recorder.ledger.other_runs == 4
+    assert recorder.files.figures.other_runs == 4
 
 
 async def test_a_minute_without_traffic_has_a_heartbeat(
@@ -183,7 +182,7 @@ async def test_a_clock_that_is_set_back_ends_the_minute_and_loses_nothing(
         MINUTE - 3660,
         MINUTE,
     ]
-    assert recorder.ledger.clock_steps == 2
+    assert recorder.files.figures.clock_steps == 2
 
 
 async def test_rules_are_told_again_with_each_new_day_and_when_that_was_lost(
@@ -450,7 +449,7 @@ async def test_what_goes_wrong_is_said_and_counted(recorder: Recorder) -> None:
     assert recorder.warnings() == []
     assert "sluice_rejection_log_up 1.0\n" in metrics(recorder)
     recorder.files.error = "x"
-    recorder.files.figures.recovered.failed = 2
+    recorder.files.figures.unsealed_runs = 2
     assert recorder.warnings() == [
         "rejection log is not written: x",
         "rejection log: files of 2 runs could not be finished; the log of the process has the reason",

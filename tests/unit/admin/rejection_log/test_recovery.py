@@ -14,10 +14,10 @@ from admin.common import disk
 from admin.common.disk import Appender
 from admin.rejection_log import recovery
 from admin.rejection_log.aggregate import Aggregate
-from admin.rejection_log.composing import NO_LIMIT, Batch, Composer, LimitsInForce, line_of
+from admin.rejection_log.composing import Batch, Composer, LimitsInForce, line_of
 from admin.rejection_log.files import Bounds, LogFiles
 from admin.rejection_log.folder import Folder
-from admin.rejection_log.write_ahead import VERSION, Commit, Header, Name, Notes, Seen
+from admin.rejection_log.write_ahead import VERSION, Commit, Header, Seen
 from limiter.counting.rejections import Amount, Rejection, ResourceSecond
 from limiter.rules.rule import Rule
 from limiter.rules.rule_set import RuleSet
@@ -42,8 +42,8 @@ class Life:
 
     def begin(self, at_s: int) -> Batch:
         self.minute = Aggregate(at_s, 100)
-        self.notes = Notes(Header(VERSION, "broker-a", RUN, "0.1", at_s, self.composer.n, 100))
-        self.batch = Batch(run=RUN, begin=self.notes.header)
+        header = Header(VERSION, "broker-a", RUN, "0.1", at_s, self.composer.n, 100)
+        self.batch = Batch(run=RUN, begin=line_of(header))
         return self.batch
 
     def second(self, at_s: int) -> None:
@@ -51,7 +51,9 @@ class Life:
             self.batch.records.add(self.composer.rejection(at_s, self._make_rejection(name)), "rejection")
             second = self._make_second(name, admitted=2, refused=1)
             resource, clients = self.minute.add(at_s, second)
-            self.batch.write_ahead.add(self.notes.second(at_s, resource, second, clients, LIMITS))
+            known = (second.outcomes, second.busy_answers, second.languages, clients, second.more_clients)
+            seen = Seen(resource.kind, resource.name, LIMITS.of(resource), at_s, *known)
+            self.batch.write_ahead.add(line_of(seen))
         self.minute.cover(at_s, at_s + 1)
         self.write()
 
@@ -287,8 +289,7 @@ def test_what_nobody_can_read_is_left_and_costs_no_other_run(life: Life, folder:
     scratch = f".rejections-other-{'f' * 12}.scratch"
     lines = (
         Header(VERSION, "other", "f" * 12, "0.1", MINUTE, 0, 10),
-        Name(0, "topic", "orders", NO_LIMIT),
-        Seen(0, MINUTE, {"admitted": Amount(1, 1, 2**63)}, 0, {}, (), more_clients=False),
+        Seen("topic", "orders", {}, MINUTE, {"admitted": Amount(1, 1, 2**63)}, 0, {}, (), more_clients=False),
         Commit(1, 0, 1, 0, limiting=True, lost_records=0),
     )
     (folder.path / scratch).write_bytes(b"".join(map(line_of, lines)))

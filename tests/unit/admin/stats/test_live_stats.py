@@ -9,6 +9,7 @@ import pytest
 import trio
 import trio.testing
 
+from admin.common.clock import Clock
 from admin.config.sources import Flags, load
 from admin.edits.model import Author, SetLimit
 from admin.edits.service import EditService
@@ -16,7 +17,7 @@ from admin.edits.store import MemoryStore
 from admin.run.composition import compose
 from admin.stats import ConnectionQuery, LiveStats, Query
 from admin.stats.health import Health
-from admin.stats.rows import NS_PER_S, RUN, Clock, choose, order
+from admin.stats.rows import NS_PER_S, RUN, choose, part_in_order
 from proxy.stats.snapshot import ClientDescription, ConnectionState, ResourceCounts, ResourceState, RuleCounts, Usage
 
 START = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -383,7 +384,7 @@ async def test_names_beyond_the_cap_are_shown_without_a_limit(board: LiveStats, 
 async def test_a_full_board_takes_no_new_names(
     board: LiveStats, time: Time, data_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("admin.stats.live_stats.MAX_LINES", 10)
+    monkeypatch.setattr("admin.stats.live_stats.MAX_ROWS", 10)
     await sampled(board, time, data_path, [state(f"t{number}") for number in range(100)])
     assert (await board.query(Query())).totals.rows == 10
     # Long after, there is room again, and what comes back is no burst.
@@ -442,12 +443,12 @@ async def test_connections_have_rates_after_two_samples(board: LiveStats, time: 
 async def test_orders_are_stable_over_many_runs() -> None:
     items = [(number % 3, number) for number in range(3 * RUN + 7)]
     for descending in (False, True):
-        ordered = await order(items, lambda item: item[0], descending=descending)
-        assert list(await ordered.part(0, len(items))) == sorted(items, key=lambda item: item[0], reverse=descending)
-        assert list(await ordered.part(RUN, 5)) == list((await ordered.part(0, len(items)))[RUN : RUN + 5])
+        expected = sorted(items, key=lambda item: item[0], reverse=descending)
+        for offset, limit in ((0, len(items) + 1), (RUN, 5), (len(items), 5)):
+            part = await part_in_order(items, lambda item: item[0], offset, limit, descending=descending)
+            assert part == expected[offset : offset + limit]
     assert len(await choose(items, lambda item: item[0] == 0)) == len([item for item in items if item[0] == 0])
-    backwards = await order(items, None, descending=True)
-    assert list(await backwards.part(0, 1)) == items[-1:]
+    assert await part_in_order(items, None, 0, 1, descending=True) == items[-1:]
 
 
 async def test_all_who_ask_the_same_share_a_page_until_something_changes(

@@ -109,18 +109,6 @@ class TestVerdicts:
         assert requests(tally, "b") == {}
         assert messages(tally, "b") == {"pass": 3}
 
-    def test_consuming_request_counts_without_messages_until_it_is_answered(self, batch_of: MakeBatch) -> None:
-        tally = Tally(10)
-        tally.count(batch_of("a", costs=[0]), 0)
-        assert (requests(tally, "a"), messages(tally, "a")) == ({"pass": 1}, {})
-        tally.count(batch_of(charges=[("a", 32)]), 0)
-        assert (requests(tally, "a"), messages(tally, "a")) == ({"pass": 1}, {"pass": 32})
-
-    def test_kinds_are_told_apart(self, batch_of: MakeBatch) -> None:
-        tally = Tally(10)
-        tally.count(batch_of("a"), 0)
-        assert counts_of(tally).keys() == {(KIND, "a")}
-
 
 class TestHeld:
     def test_request_counts_when_it_is_resolved_and_not_before(self, batch_of: MakeBatch) -> None:
@@ -295,11 +283,6 @@ class TestCap:
         for turn in range(50):
             tally.count(batch_of(*busy, f"new{turn}"), LONG_NS)
         assert (KIND, "silent") not in counts_of(tally)
-
-    def test_cap_of_none_counts_all_together(self, batch_of: MakeBatch) -> None:
-        tally = Tally(0)
-        tally.count(batch_of("a", "b"), 0)
-        assert requests(tally, OTHER)["pass"] == 2
 
     def test_name_of_a_client_that_is_called_other_hides_nothing(self, batch_of: MakeBatch) -> None:
         tally = Tally(1)
