@@ -5,13 +5,13 @@ blocks, and belongs on a thread once traffic flows.
 """
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from admin.common.disk import Appender, encoded, lines_backwards, open_to_read, sync_directory
+from admin.common.disk import Appender, lines_backwards, open_to_read, sync_directory
 from admin.edits.model import Change
 
 NAME: Final = "audit.jsonl"
@@ -61,7 +61,7 @@ class AuditTrail:
         Raises:
             OSError: none of them is in the file.
         """
-        lines = b"".join(bytes(change) + b"\n" for change in encoded(changes))
+        lines = b"".join(msgspec.json.encode(change) + b"\n" for change in changes)
         if self._file.size and self._file.size + len(lines) > self._max_bytes:
             self._rotate()
         self._file.append(lines, durable=False)
@@ -89,11 +89,8 @@ class AuditTrail:
                 break
         return [change for change in by_id.values() if change.id > self.last_id]
 
-    def backwards(self, wanted: Callable[[bytes], bool] = lambda _: True) -> Iterator[Change]:
+    def backwards(self) -> Iterator[Change]:
         """Yield the changes, the latest first; lines that cannot be read are left out.
-
-        Args:
-            wanted: says of a line whether it is worth decoding.
 
         Raises:
             OSError: it cannot be read.
@@ -109,8 +106,6 @@ class AuditTrail:
                 opened.append((descriptor, os.fstat(descriptor).st_size))
             for descriptor, size in opened:
                 for line in lines_backwards(descriptor, size):
-                    if not wanted(line):
-                        continue
                     try:
                         yield _decoder.decode(line)
                     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

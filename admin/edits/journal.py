@@ -7,7 +7,7 @@ A header line, then one line for each group of changes that was committed togeth
     sluice-edits 1
     0000012f 5f3759df {"written":{"limits/topic/orders":{…}},"changes":[…]}
 
-The length of the JSON in bytes and its CRC-32, both in hexadecimal, then the JSON: which paths have another standing
+The length of the JSON in bytes and its CRC-32, both in hexadecimal, then the JSON: which paths have another edit
 since, or none (null), and the changes themselves for the audit trail. So a group is there as a whole or not at all.
 
 A last line that is shorter than its length says was being written when the process or the machine stopped; nobody
@@ -20,13 +20,13 @@ place. Everything here blocks, and belongs on a thread once traffic flows.
 
 import re
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from admin.common.disk import AT_ONCE, Appender, encoded, fresh_name, read_whole, replace_durably
+from admin.common.disk import Appender, fresh_name, read_whole, replace_durably
 from admin.edits.model import ActiveEdit, Change
 
 NAME: Final = "edits.journal"
@@ -39,8 +39,6 @@ _PREFIX_BYTES: Final = 18
 _LEAST_BYTES: Final = 1024 * 1024
 #: It is written anew when it has so many times the size that it would have then.
 _GROWTH: Final = 4
-#: Lines are written in pieces of about this size; each write lets other threads run.
-_PIECE_BYTES: Final = 64 * 1024
 #: A disk may keep the length of what it lost, as zeros.
 _LOST: Final = b"\0" * 16
 
@@ -74,14 +72,14 @@ class Content(msgspec.Struct):
     """What a journal says.
 
     Attributes:
-        standings: what stands, by path.
+        active: the active edits, by path.
         changes: of the groups in it, in order.
         last_id: the highest id of a change.
         size: bytes of it that are right.
         torn: what was being written behind them.
     """
 
-    standings: dict[str, ActiveEdit]
+    active: dict[str, ActiveEdit]
     changes: list[Change]
     last_id: int
     size: int
@@ -93,11 +91,7 @@ _decoder: Final = msgspec.json.Decoder(Record)
 
 def encode(record: Record) -> bytes:
     """Return a record's line."""
-    if len(record.changes) > AT_ONCE:
-        written = dict(zip(record.written, encoded(record.written.values()), strict=True))
-        body = msgspec.json.encode({"written": written, "changes": [*encoded(record.changes)]})
-    else:
-        body = msgspec.json.encode(record)
+    body = msgspec.json.encode(record)
     return b"%08x %08x %s\n" % (len(body), zlib.crc32(body), body)
 
 
@@ -130,25 +124,25 @@ def read(data: bytes) -> Content:
             line = data.count(b"\n", 0, at) + 1
             what = f"line {line} is another version's: {error}"
             raise DamagedError(what, foreign=True, last_id=_last_id(data)) from None
-        _take(content, record)
+        _lay_over(content.active, record)
+        content.changes += record.changes
+        content.last_id = max(content.last_id, _highest(record))
         at = end
     content.size, content.torn = at, data[at:]
     return content
 
 
-def _take(content: Content, record: Record) -> None:
-    for path, standing in record.written.items():
-        if standing is None:
-            content.standings.pop(path, None)
+def _lay_over(active: dict[str, ActiveEdit], record: Record) -> None:
+    for path, edit in record.written.items():
+        if edit is None:
+            active.pop(path, None)
         else:
-            content.standings[path] = standing
-    content.changes += record.changes
-    content.last_id = max(content.last_id, _highest(record))
+            active[path] = edit
 
 
 def _highest(record: Record) -> int:
     ids = [change.id for change in record.changes]
-    ids += [standing.change_id for standing in record.written.values() if standing is not None]
+    ids += [edit.change_id for edit in record.written.values() if edit is not None]
     return max(ids, default=0)
 
 
@@ -204,7 +198,7 @@ class Journal:
 
     Attributes:
         path: the file.
-        standings: what stands in it.
+        active: the edits in it that are active, by path.
         unaudited: changes in it, in order, that the audit trail may lack.
         last_id: the highest id of a change.
         set_aside: the name under which what was found damaged or foreign lies now; None if nothing was.
@@ -228,7 +222,7 @@ class Journal:
             self.path.rename(self.set_aside)
             content = read(b"")
             content.last_id = error.last_id
-        self.standings = content.standings
+        self.active = content.active
         self.unaudited = content.changes
         self.last_id = content.last_id
         if content.torn:
@@ -237,8 +231,8 @@ class Journal:
             replace_durably(self.path, [HEADER])
             content.size = len(HEADER)
         self._file = Appender(self.path, content.size)
-        self._syncs = 0
-        self._live_bytes = self._snapshot_bytes() if self._file.size > _LEAST_BYTES else 0
+        # Not known before the file is first written anew.
+        self._live_bytes = 0
 
     def append(self, record: Record) -> None:
         """Write a record down; it is on the disk when this returns.
@@ -247,11 +241,7 @@ class Journal:
             OSError: it is not, and nothing of it stays in the file.
         """
         self._file.append(encode(record), durable=True)
-        for path, standing in record.written.items():
-            if standing is None:
-                self.standings.pop(path, None)
-            else:
-                self.standings[path] = standing
+        _lay_over(self.active, record)
         self.last_id = max(self.last_id, _highest(record))
 
     @property
@@ -259,19 +249,13 @@ class Journal:
         """Whether most of the file is history."""
         return self._file.size > _LEAST_BYTES and self._file.size > _GROWTH * self._live_bytes
 
-    @property
-    def syncs(self) -> int:
-        """How often it was made durable."""
-        return self._syncs + self._file.syncs
-
     def compact(self) -> None:
         """Write the file anew with what stands; the changes in it must be in the audit trail by now.
 
         Raises:
             OSError: the file is as it was.
         """
-        size = replace_durably(self.path, _pieces(self.standings))
-        self._syncs += self._file.syncs + 1
+        size = replace_durably(self.path, _snapshot(self.active))
         self._file.close()
         self._file = Appender(self.path, size)
         self._live_bytes = size
@@ -280,21 +264,9 @@ class Journal:
         """Close the file."""
         self._file.close()
 
-    def _snapshot_bytes(self) -> int:
-        return sum(map(len, _pieces(self.standings)))
 
-
-def _pieces(standings: Mapping[str, ActiveEdit]) -> Iterator[bytes]:
-    """Yield a journal of what stands in pieces."""
-    piece = HEADER
-    for line in _lines(standings.items()):
-        piece += line
-        if len(piece) > _PIECE_BYTES:
-            yield piece
-            piece = b""
-    yield piece
-
-
-def _lines(standings: Iterable[tuple[str, ActiveEdit]]) -> Iterator[bytes]:
-    for path, standing in standings:
-        yield encode(Record({path: standing}))
+def _snapshot(active: Mapping[str, ActiveEdit]) -> Iterator[bytes]:
+    """Yield a journal of active edits, line by line."""
+    yield HEADER
+    for path, edit in active.items():
+        yield encode(Record({path: edit}))

@@ -417,9 +417,14 @@ def write_time(moment: datetime) -> str:
     return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def is_over(standing: ActiveEdit, now: datetime) -> bool:
-    """Say whether a standing has ended by itself."""
-    return standing.expires_at is not None and parse_time(standing.expires_at) <= now
+def target_at(path: str) -> Target:
+    """Return what the limit at a path is for."""
+    return Target(*path.removeprefix(LIMITS).split("/", 1))
+
+
+def is_over(edit: ActiveEdit, now: datetime) -> bool:
+    """Say whether a temporary edit has ended."""
+    return edit.expires_at is not None and parse_time(edit.expires_at) <= now
 
 
 def expiry(at: datetime, ttl_s: float | None) -> str | None:

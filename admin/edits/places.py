@@ -74,12 +74,12 @@ def usual_base(environ: Mapping[str, str]) -> Path:
     return platformdirs.user_state_path(_APP, appauthor=False)
 
 
-def standing_in(place: Place) -> tuple[Mapping[str, ActiveEdit], str | None]:
+def active_in(place: Place) -> tuple[Mapping[str, ActiveEdit], str | None]:
     """Return the edits that stand in a place, and what is wrong with it; reads only, whoever has it open."""
     if place.directory is None:
         return {}, None
     try:
-        return journal.read(read_whole(place.directory / journal.NAME)).standings, None
+        return journal.read(read_whole(place.directory / journal.NAME)).active, None
     except FileNotFoundError:
         return {}, None
     except OSError as error:

@@ -6,11 +6,11 @@ attributes blocks, and belongs on a thread once traffic flows.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 import structlog
 
@@ -28,34 +28,6 @@ _LOCK: Final = "lock"
 _ID_DIGITS: Final = 20
 
 
-class Store(Protocol):
-    """Where live edits are kept; the attributes are those of ``DirectoryStore``."""
-
-    directory: Path | None
-    last_id: int
-    error: str | None
-    set_aside: tuple[str, ...]
-
-    @property
-    def standings(self) -> Mapping[str, ActiveEdit]:
-        """What is written down."""
-
-    def commit(self, record: Record, passing: Sequence[Change]) -> None:
-        """Write changes down; see ``DirectoryStore.commit``."""
-
-    def owe(self, record: Record) -> None:
-        """Write something down with the next commit; see ``DirectoryStore.owe``."""
-
-    def audit(self, *, before: int | None, target: str, by: str, limit: int) -> tuple[Change, ...]:
-        """Return changes, the latest first."""
-
-    def backwards(self, down_to: int) -> Iterator[Change]:
-        """Yield changes, the latest first, down to an id."""
-
-    def close(self) -> None:
-        """Let others have the directory."""
-
-
 class DirectoryStore:
     """The state directory of one process.
 
@@ -66,7 +38,7 @@ class DirectoryStore:
 
     Attributes:
         directory: as given.
-        standings: what is written down, by path.
+        active: the edits that are written down, by path.
         last_id: the highest id of any change so far.
         error: what is wrong with it now, for people; None if nothing.
         set_aside: damaged or foreign files found at the start, under their new names.
@@ -110,14 +82,9 @@ class DirectoryStore:
         self.last_id = max(self._journal.last_id, self._trail.last_id, self.last_id)
 
     @property
-    def standings(self) -> Mapping[str, ActiveEdit]:
-        """What is written down."""
-        return self._journal.standings
-
-    @property
-    def syncs(self) -> int:
-        """How often the journal was made durable."""
-        return self._journal.syncs
+    def active(self) -> Mapping[str, ActiveEdit]:
+        """The edits that are written down, by path."""
+        return self._journal.active
 
     def commit(self, record: Record, passing: Sequence[Change] = ()) -> None:
         """Write changes down.
@@ -176,16 +143,7 @@ class DirectoryStore:
         Raises:
             OSError: the audit trail cannot be read.
         """
-        wanted = [word.encode() for word in (target, by) if word.isascii() and word.isalnum()]
-        return tuple(
-            select(
-                self._backwards(lambda line: all(word in line for word in wanted)),
-                before=before,
-                target=target,
-                by=by,
-                limit=limit,
-            )
-        )
+        return tuple(select(self._backwards(), before=before, target=target, by=by, limit=limit))
 
     def backwards(self, down_to: int) -> Iterator[Change]:
         """Yield changes, the latest first, down to an id.
@@ -198,11 +156,11 @@ class DirectoryStore:
                 return
             yield change
 
-    def _backwards(self, wanted: Callable[[bytes], bool] = lambda _: True) -> Iterator[Change]:
+    def _backwards(self) -> Iterator[Change]:
         ahead = {change.id: change for change in (*self._pending, *self._owed.changes)}
         yield from sorted(ahead.values(), key=_id, reverse=True)
         # What was written meanwhile is there twice.
-        yield from (change for change in self._trail.backwards(wanted) if change.id not in ahead)
+        yield from (change for change in self._trail.backwards() if change.id not in ahead)
 
     def close(self) -> None:
         """Let others have the directory."""
@@ -274,7 +232,7 @@ class MemoryStore:
         self._changes: deque[Change] = deque(maxlen=_REMEMBERED)
 
     @property
-    def standings(self) -> Mapping[str, ActiveEdit]:
+    def active(self) -> Mapping[str, ActiveEdit]:
         """Nothing is written down."""
         return {}
 
@@ -298,6 +256,9 @@ class MemoryStore:
 
     def close(self) -> None:
         """Do nothing: there is no directory."""
+
+
+Store = DirectoryStore | MemoryStore
 
 
 def _id(change: Change) -> int:
