@@ -142,7 +142,7 @@ class AuditTrail:
 def select(
     changes: Iterable[Change], *, before: int | None = None, target: str = "", by: str = "", limit: int = 100
 ) -> list[Change]:
-    """Return the first of some changes; the arguments are those of ``LiveLimits.audit``."""
+    """Return the first of some changes; the arguments are those of ``EditService.audit``."""
     found: list[Change] = []
     for change in changes:
         if len(found) >= limit:

@@ -21,7 +21,6 @@ from admin.common.disk import words_for
 from admin.common.numbers import number
 from admin.config.rule_fields import RuleReader, Target
 from admin.config.rulebook import Rulebook
-from admin.edits.interface import LiveLimits
 from admin.edits.journal import Record
 from admin.edits.model import (
     LIMITS,
@@ -92,8 +91,10 @@ class Follower(AsyncIterator[Change]):
         return self._changes.popleft()
 
 
-class EditService(LiveLimits):
-    """The limits in force.
+class EditService:
+    """The limits in force, and the one way to change them.
+
+    What it tells of limits has been committed: it is stored, in force, and recorded.
 
     Args:
         rulebook: the configuration's rules.
@@ -136,7 +137,7 @@ class EditService(LiveLimits):
 
     @property
     def rule_set(self) -> RuleSet:
-        """The configuration's rules with the active edits over them."""
+        """The configuration's rules with the active edits over them; its version counts up."""
         return self._state.rule_set
 
     @property
@@ -155,11 +156,15 @@ class EditService(LiveLimits):
         )
 
     def limit(self, kind: str, name: str) -> LimitEntry:
-        """Return the limit of one name or pattern; see ``LiveLimits``."""
+        """Return the limit of one name or pattern, with a rule of its own or not.
+
+        Raises:
+            NotFoundError: there is no such kind, or the name is not valid.
+        """
         return self._now().limit(kind, name)
 
     def limits(self) -> Sequence[LimitEntry]:
-        """Return all that have a rule of their own; see ``LiveLimits``."""
+        """Return all that have a rule of their own, configured or edited; the same object until something changes."""
         return self._now().limits
 
     def switches(self) -> Sequence[SwitchEntry]:
@@ -200,7 +205,18 @@ class EditService(LiveLimits):
         volatile: bool = False,
         if_match: str = "",
     ) -> tuple[Change, ...]:
-        """Do all the edits or none of them; see ``LiveLimits``."""
+        """Do all the edits or none of them; returns when they are stored and hold for the very next request.
+
+        Args:
+            edits: in order; each sees those before it.
+            author: who asks.
+            dry_run: say what would change, and change nothing.
+            volatile: change it only until the restart, without storing it.
+            if_match: the ``etag`` of all limits must be this one; empty is any.
+
+        Raises:
+            EditError, StaleError, NotFoundError, StoreError: nothing was changed.
+        """
         durable = not volatile and self._store.directory is not None
 
         async def fill(transaction: Transaction) -> None:
@@ -222,7 +238,14 @@ class EditService(LiveLimits):
     async def revert(
         self, change_id: int, author: Author, *, reason: str = "", force: bool = False, dry_run: bool = False
     ) -> Change:
-        """Undo one change; see ``LiveLimits``."""
+        """Undo one change.
+
+        Raises:
+            NotFoundError: there is no such change, or nothing of it can be undone.
+            ConflictError: a later change has the same target, and it is not ``force``.
+            EditError: what was in force before does not fit the configuration any more.
+            StoreError: nothing was changed.
+        """
 
         async def fill(transaction: Transaction) -> None:
             change, later = await trio.to_thread.run_sync(self._find, change_id)
@@ -240,7 +263,14 @@ class EditService(LiveLimits):
         return done
 
     async def reset(self, kind: str, name: str, author: Author, *, reason: str = "") -> Change:
-        """Let the limiters of a limit begin anew; see ``LiveLimits``."""
+        """Let the limiters of a limit begin anew: full, closed, without shares. The limit stays as it is.
+
+        These are the limiters of one name, of a total, or of all names for which a pattern's rule is in force.
+
+        Raises:
+            NotFoundError: there is no such kind, the name is not valid, or there is no rule of that pattern.
+            EditError: the reason is too long.
+        """
         if len(reason) > MAX_REASON:
             raise EditError((Problem("reason", f"must be at most {MAX_REASON} characters"),))
         entry = self.limit(kind, name)
@@ -262,7 +292,11 @@ class EditService(LiveLimits):
         return change
 
     async def reload(self, author: Author, *, dry_run: bool = False) -> ReloadReport:
-        """Read the configuration again; see ``LiveLimits``."""
+        """Read the configuration again, and put in force what does not need a restart.
+
+        Raises:
+            ReloadError: it is invalid; nothing was changed.
+        """
         if self.reloader is None:
             raise NotFoundError("there is no configuration to read again")
         return await self.reloader(author, dry_run)
@@ -291,7 +325,17 @@ class EditService(LiveLimits):
     async def audit(
         self, *, before: int | None = None, target: str = "", by: str = "", limit: int = 100
     ) -> tuple[Change, ...]:
-        """Return changes, the latest first."""
+        """Return changes, the latest first.
+
+        Args:
+            before: only those with a smaller id.
+            target: only those whose target begins with it.
+            by: only those of this author.
+            limit: so many at most.
+
+        Raises:
+            StoreError: the audit trail cannot be read.
+        """
         search = partial(self._store.audit, before=before, target=target, by=by, limit=limit)
         try:
             return await trio.to_thread.run_sync(search)
