@@ -1,7 +1,7 @@
 """The audit trail on the disk: one JSON line for each change, appended, rotated by size, and read backwards.
 
-What stands is the journal's; this is for people and their tools, and outlives what it tells of. Everything here
-blocks, and belongs on a thread once traffic flows.
+Active edits are in the journal; this is for people and their tools. Everything here blocks, and belongs on a thread
+once traffic flows.
 """
 
 import os
@@ -16,10 +16,10 @@ from admin.edits.model import Change
 
 NAME: Final = "audit.jsonl"
 MAX_BYTES: Final = 16 * 1024 * 1024
-"""Of one file."""
+"""Size of one file."""
 MAX_FILES: Final = 8
 
-#: Changes are appended nearly in the order of their ids: so many lines are looked at for the highest.
+#: Changes are appended nearly in the order of their ids: the highest is among so many lines.
 _LAST_LINES: Final = 1_000
 
 _decoder: Final = msgspec.json.Decoder(Change)
@@ -30,8 +30,8 @@ class AuditTrail:
 
     Args:
         directory: the state directory.
-        max_bytes: of one file, before the next is begun.
-        max_files: so many there are at most; then the oldest is removed.
+        max_bytes: size of one file at which the next is begun.
+        max_files: most files; the oldest is removed.
 
     Attributes:
         path: the file that is appended to.

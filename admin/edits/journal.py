@@ -1,4 +1,4 @@
-"""The journal of live edits: what stands survives the process, the machine's loss of power, and a full disk.
+"""The journal of live edits: active edits survive the process, a loss of power, and a full disk.
 
 The file
 ========
@@ -7,15 +7,15 @@ A header line, then one line for each group of changes that was committed togeth
     sluice-edits 1
     0000012f 5f3759df {"written":{"limits/topic/orders":{…}},"changes":[…]}
 
-The length of the JSON in bytes and its CRC-32, both in hexadecimal, then the JSON: which paths have another edit
-since, or none (null), and the changes themselves for the audit trail. So a group is there as a whole or not at all.
+The length of the JSON in bytes and its CRC-32, both in hexadecimal, then the JSON: the paths whose edit changed, with
+the active edit or null, and the changes themselves for the audit trail. So a group is there as a whole or not at all.
 
-A last line that is shorter than its length says was being written when the process or the machine stopped; nobody
-was told that it had been done, and it is cut off. Anything else that is wrong is damage: then the whole file is set
-aside, since a journal with a gap would put limits in force that nobody wanted together.
+A last line that is shorter than its length says was being written when the process or the machine stopped; it was never
+acknowledged, and is cut off. Anything else that is wrong is damage: then the whole file is set aside, since a journal
+with a gap would put limits in force that nobody wanted together.
 
-Once most of the file is history it is written anew with what stands, under another name, and takes the old one's
-place. Everything here blocks, and belongs on a thread once traffic flows.
+Once most of the file is history, it is written anew under another name with the active edits only, and takes the old
+one's place. Everything here blocks, and belongs on a thread once traffic flows.
 """
 
 import re
@@ -37,9 +37,9 @@ _BEGINNING: Final = re.compile(rb"[0-9a-f]{0,8}|[0-9a-f]{8} [0-9a-f]{0,8} ?")
 _PREFIX_BYTES: Final = 18
 #: A file smaller than this is not worth writing anew.
 _LEAST_BYTES: Final = 1024 * 1024
-#: It is written anew when it has so many times the size that it would have then.
+#: It is written anew when it has grown to so many times its size after the last time.
 _GROWTH: Final = 4
-#: A disk may keep the length of what it lost, as zeros.
+#: A disk that lost data may have kept its length, as zeros.
 _LOST: Final = b"\0" * 16
 
 
@@ -47,7 +47,7 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One line.
 
     Attributes:
-        written: what stands since, by path; None for what stands no longer.
+        written: the active edits that changed, by path; None for what is not edited any more.
         changes: what was done.
     """
 
@@ -56,10 +56,10 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class DamagedError(Exception):
-    """A journal that cannot be trusted, or is not one of this version's; the message says what is wrong.
+    """A journal that cannot be trusted, or that this version did not write; the message says what is wrong.
 
     Attributes:
-        foreign: it is whole, but another version's or somebody else's.
+        foreign: it is whole, but written by another version or another program.
         last_id: the highest id of a change that could still be read.
     """
 
@@ -75,8 +75,8 @@ class Content(msgspec.Struct):
         active: the active edits, by path.
         changes: of the groups in it, in order.
         last_id: the highest id of a change.
-        size: bytes of it that are right.
-        torn: what was being written behind them.
+        size: bytes of it that are valid.
+        torn: bytes after them that were being written.
     """
 
     active: dict[str, ActiveEdit]
@@ -177,7 +177,7 @@ def _wrong_header(data: bytes) -> str:
 
 
 def _last_id(data: bytes) -> int:
-    """Return the highest id that can still be read in a damaged journal: ids never come twice."""
+    """Return the highest id that can still be read in a damaged journal, so that no id is used twice."""
     last_id = 0
     for line in data.split(b"\n"):
         found = _LINE.match(line)
@@ -190,7 +190,7 @@ def _last_id(data: bytes) -> int:
 
 
 class Journal:
-    """The journal of one state directory; what is there is read when it is made.
+    """The journal of one state directory, which is read when this is made.
 
     Args:
         directory: the state directory.
@@ -198,7 +198,7 @@ class Journal:
 
     Attributes:
         path: the file.
-        active: the edits in it that are active, by path.
+        active: the active edits, by path.
         unaudited: changes in it, in order, that the audit trail may lack.
         last_id: the highest id of a change.
         set_aside: the name under which what was found damaged or foreign lies now; None if nothing was.

@@ -1,8 +1,8 @@
-"""What is written down of live edits: the journal of what stands, and the audit trail, in one directory, as one thing.
+"""Stores live edits: the journal of active edits and the audit trail, in one directory.
 
-The journal is what makes a change durable, and it holds the change itself, so that the audit trail can be completed
-from it: one flush to the disk is enough for both. ``MemoryStore`` keeps neither. Everything here but the plain
-attributes blocks, and belongs on a thread once traffic flows.
+The journal makes a change durable, and it holds the change itself, so that the audit trail can be completed from it:
+one flush to the disk is enough for both. ``MemoryStore`` has neither. Everything here but the plain attributes blocks,
+and belongs on a thread once traffic flows.
 """
 
 from collections import deque
@@ -21,7 +21,7 @@ from admin.edits.model import ActiveEdit, Change
 
 _log = structlog.get_logger(__name__)
 
-#: Without a directory so many changes are remembered.
+#: Changes remembered without a directory.
 _REMEMBERED: Final = 10_000
 
 _LOCK: Final = "lock"
@@ -40,7 +40,7 @@ class DirectoryStore:
         directory: as given.
         active: the edits that are written down, by path.
         last_id: the highest id of any change so far.
-        error: what is wrong with it now, for people; None if nothing.
+        error: why nothing can be stored at the moment, for people; None if it can.
         set_aside: damaged or foreign files found at the start, under their new names.
 
     Raises:
@@ -132,7 +132,7 @@ class DirectoryStore:
             self._recovered()
 
     def owe(self, record: Record) -> None:
-        """Write something down with the next commit: it is in force already, as time has passed."""
+        """Write something down with the next commit that succeeds, since it is in force already."""
         owed = self._owed
         self._owed = Record({**owed.written, **record.written}, (*owed.changes, *record.changes))
         self.last_id = max([self.last_id, *(change.id for change in record.changes)])
@@ -186,7 +186,7 @@ class DirectoryStore:
             self._pending = []
 
     def _written_after_all(self, record: Record, error: OSError) -> bool:
-        """If somebody removed the files, make them again with what stands, and say whether the record is in them."""
+        """If somebody removed the files, make them again; return whether the record is in them."""
         if not is_gone(error):
             return False
         try:
@@ -221,7 +221,7 @@ class MemoryStore:
     """Keeps live edits until the restart only.
 
     Args:
-        error: why there is no directory, if there ought to be one.
+        error: why there is no directory, if there should be one.
     """
 
     def __init__(self, error: str | None = None) -> None:
