@@ -13,13 +13,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, TypeVar
 
-import msgspec
-
 _MODE: Final = 0o600
 """Reasons and names of clients are nobody else's business."""
 
-AT_ONCE: Final = 64
-"""So many of a long row are gone through before a pause."""
+#: So many of a long row are gone through before a pause.
+_AT_ONCE: Final = 64
 _PAUSE_S: Final = 0.0005
 _PIECE_BYTES: Final = 64 * 1024
 
@@ -66,7 +64,6 @@ class Appender:
         path: as given.
         size: bytes of it that are right.
         torn: something was cut off when it was opened.
-        syncs: how often it was made durable.
 
     Raises:
         OSError: it cannot be opened or cut.
@@ -74,7 +71,6 @@ class Appender:
 
     def __init__(self, path: Path, size: int | None = None, *, mode: int = _MODE, flags: int = 0) -> None:
         self.path = path
-        self.syncs = 0
         flags |= os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         self._descriptor: int | None = os.open(path, flags, mode)
         self._doubtful = False
@@ -103,7 +99,6 @@ class Appender:
         try:
             _write(descriptor, data)
             if durable:
-                self.syncs += 1
                 os.fdatasync(descriptor)
         except OSError:
             self._doubtful = True
@@ -130,7 +125,6 @@ class Appender:
             OSError: it may not be.
         """
         os.fdatasync(self._usable())
-        self.syncs += 1
 
     def close(self) -> None:
         """Close it."""
@@ -201,13 +195,8 @@ def paused(each_of: Iterable[_Each]) -> Iterator[_Each]:
     """Go through a long row with pauses, as a thread that computes holds up the event loop."""
     for number, each in enumerate(each_of, 1):
         yield each
-        if number % AT_ONCE == 0:
+        if number % _AT_ONCE == 0:
             time.sleep(_PAUSE_S)
-
-
-def encoded(data: Iterable[object]) -> Iterator[msgspec.Raw]:
-    """Yield each as JSON, with pauses."""
-    return (msgspec.Raw(msgspec.json.encode(each)) for each in paused(data))
 
 
 def _identity(status: os.stat_result) -> tuple[int, int]:

@@ -51,9 +51,14 @@ class Rulebook:
         self.hidden = tuple(_hidden(self.configured, layers))
 
     def rules(self, edits: Iterable[Rule] = ()) -> tuple[Rule, ...]:
-        """Lay edits over the configuration, as its strongest source, the most important first."""
-        edited = tuple(edits)
-        return layer_rules(self.configured, edited) if edited else self.configured
+        """Lay edits over the configuration, as its strongest source, the most important first.
+
+        With thousands of edits this is much quicker than ``layer_rules``; they share no key with each other.
+        """
+        edits = tuple(edits)
+        edited = {rule.key for rule in edits}
+        kept = (rule for rule in self.configured if not edited & {rule.key, rule.key._replace(hours=None)})
+        return (*edits, *kept)
 
     def rule_set(self) -> RuleSet:
         """Return what holds without any edit."""

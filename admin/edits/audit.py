@@ -1,25 +1,25 @@
 """The audit trail on the disk: one JSON line for each change, appended, rotated by size, and read backwards.
 
-What stands is the journal's; this is for people and their tools, and outlives what it tells of. Everything here
-blocks, and belongs on a thread once traffic flows.
+Active edits are in the journal; this is for people and their tools. Everything here blocks, and belongs on a thread
+once traffic flows.
 """
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from admin.common.disk import Appender, encoded, lines_backwards, open_to_read, sync_directory
+from admin.common.disk import Appender, lines_backwards, open_to_read, sync_directory
 from admin.edits.model import Change
 
 NAME: Final = "audit.jsonl"
 MAX_BYTES: Final = 16 * 1024 * 1024
-"""Of one file."""
+"""Size of one file."""
 MAX_FILES: Final = 8
 
-#: Changes are appended nearly in the order of their ids: so many lines are looked at for the highest.
+#: Changes are appended nearly in the order of their ids: the highest is among so many lines.
 _LAST_LINES: Final = 1_000
 
 _decoder: Final = msgspec.json.Decoder(Change)
@@ -30,8 +30,8 @@ class AuditTrail:
 
     Args:
         directory: the state directory.
-        max_bytes: of one file, before the next is begun.
-        max_files: so many there are at most; then the oldest is removed.
+        max_bytes: size of one file at which the next is begun.
+        max_files: most files; the oldest is removed.
 
     Attributes:
         path: the file that is appended to.
@@ -61,7 +61,7 @@ class AuditTrail:
         Raises:
             OSError: none of them is in the file.
         """
-        lines = b"".join(bytes(change) + b"\n" for change in encoded(changes))
+        lines = b"".join(msgspec.json.encode(change) + b"\n" for change in changes)
         if self._file.size and self._file.size + len(lines) > self._max_bytes:
             self._rotate()
         self._file.append(lines, durable=False)
@@ -89,11 +89,8 @@ class AuditTrail:
                 break
         return [change for change in by_id.values() if change.id > self.last_id]
 
-    def backwards(self, wanted: Callable[[bytes], bool] = lambda _: True) -> Iterator[Change]:
+    def backwards(self) -> Iterator[Change]:
         """Yield the changes, the latest first; lines that cannot be read are left out.
-
-        Args:
-            wanted: says of a line whether it is worth decoding.
 
         Raises:
             OSError: it cannot be read.
@@ -109,8 +106,6 @@ class AuditTrail:
                 opened.append((descriptor, os.fstat(descriptor).st_size))
             for descriptor, size in opened:
                 for line in lines_backwards(descriptor, size):
-                    if not wanted(line):
-                        continue
                     try:
                         yield _decoder.decode(line)
                     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -147,7 +142,7 @@ class AuditTrail:
 def select(
     changes: Iterable[Change], *, before: int | None = None, target: str = "", by: str = "", limit: int = 100
 ) -> list[Change]:
-    """Return the first of some changes; the arguments are those of ``LiveLimits.audit``."""
+    """Return the first of some changes; the arguments are those of ``EditService.audit``."""
     found: list[Change] = []
     for change in changes:
         if len(found) >= limit:

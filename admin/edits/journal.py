@@ -1,4 +1,4 @@
-"""The journal of live edits: what stands survives the process, the machine's loss of power, and a full disk.
+"""The journal of live edits: active edits survive the process, a loss of power, and a full disk.
 
 The file
 ========
@@ -7,26 +7,26 @@ A header line, then one line for each group of changes that was committed togeth
     sluice-edits 1
     0000012f 5f3759df {"written":{"limits/topic/orders":{…}},"changes":[…]}
 
-The length of the JSON in bytes and its CRC-32, both in hexadecimal, then the JSON: which paths have another standing
-since, or none (null), and the changes themselves for the audit trail. So a group is there as a whole or not at all.
+The length of the JSON in bytes and its CRC-32, both in hexadecimal, then the JSON: the paths whose edit changed, with
+the active edit or null, and the changes themselves for the audit trail. So a group is there as a whole or not at all.
 
-A last line that is shorter than its length says was being written when the process or the machine stopped; nobody
-was told that it had been done, and it is cut off. Anything else that is wrong is damage: then the whole file is set
-aside, since a journal with a gap would put limits in force that nobody wanted together.
+A last line that is shorter than its length says was being written when the process or the machine stopped; it was never
+acknowledged, and is cut off. Anything else that is wrong is damage: then the whole file is set aside, since a journal
+with a gap would put limits in force that nobody wanted together.
 
-Once most of the file is history it is written anew with what stands, under another name, and takes the old one's
-place. Everything here blocks, and belongs on a thread once traffic flows.
+Once most of the file is history, it is written anew under another name with the active edits only, and takes the old
+one's place. Everything here blocks, and belongs on a thread once traffic flows.
 """
 
 import re
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from admin.common.disk import AT_ONCE, Appender, encoded, fresh_name, read_whole, replace_durably
+from admin.common.disk import Appender, fresh_name, read_whole, replace_durably
 from admin.edits.model import ActiveEdit, Change
 
 NAME: Final = "edits.journal"
@@ -37,11 +37,9 @@ _BEGINNING: Final = re.compile(rb"[0-9a-f]{0,8}|[0-9a-f]{8} [0-9a-f]{0,8} ?")
 _PREFIX_BYTES: Final = 18
 #: A file smaller than this is not worth writing anew.
 _LEAST_BYTES: Final = 1024 * 1024
-#: It is written anew when it has so many times the size that it would have then.
+#: It is written anew when it has grown to so many times its size after the last time.
 _GROWTH: Final = 4
-#: Lines are written in pieces of about this size; each write lets other threads run.
-_PIECE_BYTES: Final = 64 * 1024
-#: A disk may keep the length of what it lost, as zeros.
+#: A disk that lost data may have kept its length, as zeros.
 _LOST: Final = b"\0" * 16
 
 
@@ -49,7 +47,7 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One line.
 
     Attributes:
-        written: what stands since, by path; None for what stands no longer.
+        written: the active edits that changed, by path; None for what is not edited any more.
         changes: what was done.
     """
 
@@ -58,10 +56,10 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class DamagedError(Exception):
-    """A journal that cannot be trusted, or is not one of this version's; the message says what is wrong.
+    """A journal that cannot be trusted, or that this version did not write; the message says what is wrong.
 
     Attributes:
-        foreign: it is whole, but another version's or somebody else's.
+        foreign: it is whole, but written by another version or another program.
         last_id: the highest id of a change that could still be read.
     """
 
@@ -74,14 +72,14 @@ class Content(msgspec.Struct):
     """What a journal says.
 
     Attributes:
-        standings: what stands, by path.
+        active: the active edits, by path.
         changes: of the groups in it, in order.
         last_id: the highest id of a change.
-        size: bytes of it that are right.
-        torn: what was being written behind them.
+        size: bytes of it that are valid.
+        torn: bytes after them that were being written.
     """
 
-    standings: dict[str, ActiveEdit]
+    active: dict[str, ActiveEdit]
     changes: list[Change]
     last_id: int
     size: int
@@ -93,11 +91,7 @@ _decoder: Final = msgspec.json.Decoder(Record)
 
 def encode(record: Record) -> bytes:
     """Return a record's line."""
-    if len(record.changes) > AT_ONCE:
-        written = dict(zip(record.written, encoded(record.written.values()), strict=True))
-        body = msgspec.json.encode({"written": written, "changes": [*encoded(record.changes)]})
-    else:
-        body = msgspec.json.encode(record)
+    body = msgspec.json.encode(record)
     return b"%08x %08x %s\n" % (len(body), zlib.crc32(body), body)
 
 
@@ -130,25 +124,25 @@ def read(data: bytes) -> Content:
             line = data.count(b"\n", 0, at) + 1
             what = f"line {line} is another version's: {error}"
             raise DamagedError(what, foreign=True, last_id=_last_id(data)) from None
-        _take(content, record)
+        _lay_over(content.active, record)
+        content.changes += record.changes
+        content.last_id = max(content.last_id, _highest(record))
         at = end
     content.size, content.torn = at, data[at:]
     return content
 
 
-def _take(content: Content, record: Record) -> None:
-    for path, standing in record.written.items():
-        if standing is None:
-            content.standings.pop(path, None)
+def _lay_over(active: dict[str, ActiveEdit], record: Record) -> None:
+    for path, edit in record.written.items():
+        if edit is None:
+            active.pop(path, None)
         else:
-            content.standings[path] = standing
-    content.changes += record.changes
-    content.last_id = max(content.last_id, _highest(record))
+            active[path] = edit
 
 
 def _highest(record: Record) -> int:
     ids = [change.id for change in record.changes]
-    ids += [standing.change_id for standing in record.written.values() if standing is not None]
+    ids += [edit.change_id for edit in record.written.values() if edit is not None]
     return max(ids, default=0)
 
 
@@ -183,7 +177,7 @@ def _wrong_header(data: bytes) -> str:
 
 
 def _last_id(data: bytes) -> int:
-    """Return the highest id that can still be read in a damaged journal: ids never come twice."""
+    """Return the highest id that can still be read in a damaged journal, so that no id is used twice."""
     last_id = 0
     for line in data.split(b"\n"):
         found = _LINE.match(line)
@@ -196,7 +190,7 @@ def _last_id(data: bytes) -> int:
 
 
 class Journal:
-    """The journal of one state directory; what is there is read when it is made.
+    """The journal of one state directory, which is read when this is made.
 
     Args:
         directory: the state directory.
@@ -204,7 +198,7 @@ class Journal:
 
     Attributes:
         path: the file.
-        standings: what stands in it.
+        active: the active edits, by path.
         unaudited: changes in it, in order, that the audit trail may lack.
         last_id: the highest id of a change.
         set_aside: the name under which what was found damaged or foreign lies now; None if nothing was.
@@ -228,7 +222,7 @@ class Journal:
             self.path.rename(self.set_aside)
             content = read(b"")
             content.last_id = error.last_id
-        self.standings = content.standings
+        self.active = content.active
         self.unaudited = content.changes
         self.last_id = content.last_id
         if content.torn:
@@ -237,8 +231,8 @@ class Journal:
             replace_durably(self.path, [HEADER])
             content.size = len(HEADER)
         self._file = Appender(self.path, content.size)
-        self._syncs = 0
-        self._live_bytes = self._snapshot_bytes() if self._file.size > _LEAST_BYTES else 0
+        # Not known before the file is first written anew.
+        self._live_bytes = 0
 
     def append(self, record: Record) -> None:
         """Write a record down; it is on the disk when this returns.
@@ -247,11 +241,7 @@ class Journal:
             OSError: it is not, and nothing of it stays in the file.
         """
         self._file.append(encode(record), durable=True)
-        for path, standing in record.written.items():
-            if standing is None:
-                self.standings.pop(path, None)
-            else:
-                self.standings[path] = standing
+        _lay_over(self.active, record)
         self.last_id = max(self.last_id, _highest(record))
 
     @property
@@ -259,19 +249,13 @@ class Journal:
         """Whether most of the file is history."""
         return self._file.size > _LEAST_BYTES and self._file.size > _GROWTH * self._live_bytes
 
-    @property
-    def syncs(self) -> int:
-        """How often it was made durable."""
-        return self._syncs + self._file.syncs
-
     def compact(self) -> None:
         """Write the file anew with what stands; the changes in it must be in the audit trail by now.
 
         Raises:
             OSError: the file is as it was.
         """
-        size = replace_durably(self.path, _pieces(self.standings))
-        self._syncs += self._file.syncs + 1
+        size = replace_durably(self.path, _snapshot(self.active))
         self._file.close()
         self._file = Appender(self.path, size)
         self._live_bytes = size
@@ -280,21 +264,9 @@ class Journal:
         """Close the file."""
         self._file.close()
 
-    def _snapshot_bytes(self) -> int:
-        return sum(map(len, _pieces(self.standings)))
 
-
-def _pieces(standings: Mapping[str, ActiveEdit]) -> Iterator[bytes]:
-    """Yield a journal of what stands in pieces."""
-    piece = HEADER
-    for line in _lines(standings.items()):
-        piece += line
-        if len(piece) > _PIECE_BYTES:
-            yield piece
-            piece = b""
-    yield piece
-
-
-def _lines(standings: Iterable[tuple[str, ActiveEdit]]) -> Iterator[bytes]:
-    for path, standing in standings:
-        yield encode(Record({path: standing}))
+def _snapshot(active: Mapping[str, ActiveEdit]) -> Iterator[bytes]:
+    """Yield a journal of active edits, line by line."""
+    yield HEADER
+    for path, edit in active.items():
+        yield encode(Record({path: edit}))

@@ -1,8 +1,8 @@
-"""The words of live changes: what can be edited, what an edit leaves behind, and how it is told.
+"""Data types of live changes, as they are stored on disk and sent over HTTP.
 
-An *edit* is asked for; what it puts in force *stands* until it is undone, replaced or over; each is recorded as a
-*change*, under an id that counts up. Times are ISO 8601 in UTC with milliseconds, so that they survive a restart.
-Plain data, as it is written to disk and over HTTP.
+An *edit* is what somebody asks for. What it puts in force is an *active edit*, until it is undone, replaced or expires.
+Each is recorded as a *change*, with an id that counts up. Times are ISO 8601 in UTC with milliseconds, so that they
+survive a restart.
 """
 
 from collections.abc import Mapping
@@ -18,26 +18,25 @@ ALL_KINDS: Final = "all"
 """The kind of the switch for all limiting."""
 
 MAX_REASON: Final = 1_000
-"""Characters of a reason."""
+"""Most characters of a reason."""
 MAX_TTL_S: Final = 10 * 366 * 86_400
-"""Ten years: what shall hold for longer holds for good."""
+"""Ten years; edits that are to last longer have no end."""
 
 Action = Literal["set", "unset", "expire", "revert", "reload", "reset"]
-"""What a change did; ``expire`` and the changes of a restart are Sluice's own. ``reset`` changes no limit."""
+"""What a change did. Sluice itself makes ``expire``; ``reset`` changes no limit."""
 
 LimitFields = dict[str, Any]
-"""A limit as it is written: keys and values of ``[[limits]]`` in the file, without ``kind``, ``name`` and ``shared``.
+"""The fields of a limit: keys and values of ``[[limits]]`` in the file, without ``kind``, ``name`` and ``shared``.
 
-What is not written has its default. A shared rule is addressed as what it limits: kind ``total``, name
-``KIND:PATTERN``.
+Missing fields have their defaults. A shared rule is addressed with kind ``total`` and name ``KIND:PATTERN``.
 """
 
 
 class Author(msgspec.Struct, frozen=True):
-    """Who changes something.
+    """Who made a change.
 
     Attributes:
-        name: of the token; ``local`` where none is asked for; ``sluice`` for what Sluice does by itself.
+        name: name of the token; ``local`` where no token is needed; ``sluice`` for what Sluice does by itself.
         address: where the request came from, ``address:port`` or the address alone; empty for Sluice itself.
     """
 
@@ -49,15 +48,15 @@ SLUICE: Final = Author("sluice")
 
 
 class SetLimit(msgspec.Struct, frozen=True, kw_only=True, tag="set_limit", forbid_unknown_fields=True):
-    """Put a limit in force over that of the configuration.
+    """Put a limit in force in place of the configured one.
 
     Attributes:
-        kind: of what is limited, or ``total``.
+        kind: kind of resource or scope, or ``total``.
         name: exact name or pattern, as in the file.
-        limit: the whole limit; nothing is taken over from what was in force.
+        limit: the whole limit; nothing is kept of the previous one.
         reason: why, for the audit trail.
-        ttl_s: seconds after which what was in force before holds again; None is for good.
-        if_match: the limit's ETag that is expected; another one refuses the edit. ``*`` wants an edit to stand.
+        ttl_s: seconds until the edit expires; None never does.
+        if_match: the limit's ETag must be this one, or the edit is refused; ``*`` needs an active edit.
         if_none_match: refuse the edit if the limit has been edited already.
     """
 
@@ -71,17 +70,17 @@ class SetLimit(msgspec.Struct, frozen=True, kw_only=True, tag="set_limit", forbi
 
 
 class PatchLimit(msgspec.Struct, frozen=True, kw_only=True):
-    """Change what is named of a limit, and keep the rest, as a JSON merge patch does (RFC 7396).
+    """Change some fields of a limit and keep the others, as a JSON merge patch does (RFC 7396).
 
-    The rest is that of the edit that stands; without one that of the configuration's rule for that very name; without
-    one of the rule that is in force for the name. A rate takes the place of ``exempt``, and the other way round.
+    The others are those of the active edit; without one, of the configured rule for that exact name; without one, of
+    the rule in force for the name. A rate replaces ``exempt``, and the other way round.
 
     Attributes:
         kind: as in SetLimit.
         name: as in SetLimit.
-        limit: what is changed; None takes a field away.
+        limit: the fields to change; None removes a field.
         reason: as in SetLimit.
-        ttl_s: as in SetLimit; not given, the edit ends when the one that stands would have.
+        ttl_s: as in SetLimit; if not given, the edit expires when the active one would have.
         if_match: as in SetLimit.
     """
 
@@ -103,11 +102,11 @@ class UnsetLimit(msgspec.Struct, frozen=True, kw_only=True, tag="unset_limit", f
 
 
 class SetSwitch(msgspec.Struct, frozen=True, kw_only=True, tag="set_switch", forbid_unknown_fields=True):
-    """Switch limiting off or on, of everything or of one kind.
+    """Switch limiting off or on, for everything or for one kind.
 
     Attributes:
         kind: one kind, or ``all``.
-        limiting: False lets everything pass and counts it.
+        limiting: False lets everything pass and only counts it.
         reason: as in SetLimit.
         ttl_s: as in SetLimit.
         if_match: as in SetLimit.
@@ -121,7 +120,7 @@ class SetSwitch(msgspec.Struct, frozen=True, kw_only=True, tag="set_switch", for
 
 
 class UnsetSwitch(msgspec.Struct, frozen=True, kw_only=True, tag="unset_switch", forbid_unknown_fields=True):
-    """Let a switch stand as the configuration has it."""
+    """Revert a switch to the configuration."""
 
     kind: str
     reason: str = ""
@@ -132,18 +131,18 @@ Edit = SetLimit | PatchLimit | UnsetLimit | SetSwitch | UnsetSwitch
 
 
 class ActiveEdit(msgspec.Struct, frozen=True, kw_only=True):
-    """What an edit left in force.
+    """An edit that is in force.
 
     Attributes:
-        change_id: the change that put it there.
-        at: when.
+        change_id: id of the change that made it.
+        at: when it was made.
         by: name of the author.
-        address: of the author.
-        reason: why.
-        expires_at: when it ends by itself; None is never.
-        limit: the limit as it was written; None of a switch.
-        limiting: of a switch; None of a limit.
-        under: what stands again when this one expires, if that is not the configuration. It never expires itself.
+        address: address of the author.
+        reason: why it was made.
+        expires_at: when it expires; None is never.
+        limit: the limit as it was given; None for a switch.
+        limiting: whether the switch is on; None for a limit.
+        under: the edit that is in force again when this one expires, if there is one. It has no end itself.
     """
 
     change_id: int
@@ -158,11 +157,11 @@ class ActiveEdit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RuleInForce(msgspec.Struct, frozen=True):
-    """The rule in force for a name which has none of its own.
+    """The rule in force for a name without a rule of its own.
 
     Attributes:
-        rule: its name, e.g. ``topic:orders-*``.
-        limit_text: what it admits, in short.
+        rule: name of the rule, e.g. ``topic:orders-*``.
+        limit_text: its limit in short.
     """
 
     rule: str
@@ -170,27 +169,27 @@ class RuleInForce(msgspec.Struct, frozen=True):
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
-    """One change, as the audit trail has it and every write answers it.
+    """One change, as it is in the audit trail and in the answer to every write.
 
     Attributes:
-        id: counts up over restarts; 0 of a dry run.
-        at: when.
+        id: counts up, also over restarts; 0 for a dry run.
+        at: when it was made.
         by: name of the author.
-        address: of the author.
+        address: address of the author.
         action: what was done.
-        target: what was changed, as the API's path has it, not percent-encoded: ``limits/topic/orders``,
-            ``switches/all``; ``configuration`` of a reload.
-        old: the limit, all fields, or ``{"limiting": …}``, that was in force before; None if there was no rule of
-            that very name.
-        new: what is in force since, likewise.
-        old_rule: the pattern's rule or the default that was in force where ``old`` is None; None if none was.
-        new_rule: the one that is in force since where ``new`` is None.
-        reason: why.
-        expires_at: when it ends by itself; None is never.
-        reverts: the change that it undid.
-        before: what stood before, for undoing it.
+        target: what was changed, as the API's path without percent-encoding: ``limits/topic/orders``,
+            ``switches/all``; ``configuration`` for a reload.
+        old: what was in force before: all fields of the limit, or ``{"limiting": …}``; None if there was no rule for
+            that exact name.
+        new: what is in force since then, in the same form.
+        old_rule: where ``old`` is None, the pattern's or default rule that was in force; None if none was.
+        new_rule: where ``new`` is None, the one that is in force since then.
+        reason: why it was made.
+        expires_at: when it expires; None is never.
+        reverts: id of the change that it undid.
+        before: the active edit before it, which reverting puts back.
         durable: whether it survives a restart.
-        details: of a reload, what changed and what needs a restart, a line each; of a reset, what was cleared.
+        details: for a reload, what changed and what needs a restart, a line each; for a reset, what was cleared.
     """
 
     id: int
@@ -215,18 +214,18 @@ class Written(Change, frozen=True, kw_only=True):
     """What a write to one limit did.
 
     Attributes:
-        limit: the limit as it now is; null of a dry run, and where somebody else has changed it since.
+        limit: the limit after the write; null for a dry run, and if somebody else has changed it since.
     """
 
     limit: "LimitEntry | None" = None
 
 
 class Configured(msgspec.Struct, frozen=True):
-    """What the configuration says of a limit.
+    """A limit in the configuration.
 
     Attributes:
         limit: all fields.
-        source: where it is written.
+        source: where it is configured.
     """
 
     limit: LimitFields
@@ -237,15 +236,15 @@ class LimitEntry(msgspec.Struct, frozen=True, kw_only=True):
     """The limit of one name or pattern.
 
     Attributes:
-        kind: of what is limited, or ``total``.
+        kind: kind of resource or scope, or ``total``.
         name: exact name or pattern.
-        limit: what is in force for it now, all fields.
-        limit_text: that in short, as people read it, e.g. ``500/s``.
-        rule: the name of the rule in force.
+        limit: the limit in force now, all fields.
+        limit_text: the limit in short, e.g. ``500/s``.
+        rule: name of the rule in force.
         source: where that rule comes from.
-        exact: the name stands for one resource, not for a pattern.
-        configured: the configuration's rule for the very same name, if it has one.
-        edit: the edit that stands, if one does.
+        exact: the name is one resource, not a pattern.
+        configured: the configured limit of the same name, if there is one.
+        edit: the active edit, if there is one.
         etag: changes with everything above.
     """
 
@@ -262,13 +261,13 @@ class LimitEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SwitchEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether one kind, or all, is limited.
+    """Whether limiting is on, for one kind or for all.
 
     Attributes:
         kind: the kind, or ``all``.
-        limiting: as it is now.
-        configured: as the configuration has it.
-        edit: the edit that stands, if one does.
+        limiting: whether it is on now.
+        configured: whether it is on in the configuration.
+        edit: the active edit, if there is one.
         etag: changes with everything above.
     """
 
@@ -283,9 +282,9 @@ class Persistence(msgspec.Struct, frozen=True):
     """Where live edits are kept.
 
     Attributes:
-        directory: the state directory; None keeps them until the restart only.
-        error: what is wrong with it now, for people; None if nothing.
-        set_aside: damaged or foreign files found at the start, under their new names.
+        directory: the state directory; None if they are kept until the restart only.
+        error: why they cannot be stored at the moment; None if they can.
+        set_aside: files found damaged or foreign at the start, under their new names.
     """
 
     directory: str | None
@@ -294,12 +293,12 @@ class Persistence(msgspec.Struct, frozen=True):
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """One thing that is wrong with an edit.
+    """One fault in an edit.
 
     Attributes:
-        field: the key of the request that it is about, e.g. ``rate``, ``break_s``, ``name``; empty is all of it.
+        field: the key at fault, e.g. ``rate``, ``break_s``, ``name``; empty if it is not one key.
         detail: what was found and what is allowed.
-        edit: index of the edit among those asked for together.
+        edit: index of the edit in its batch.
     """
 
     field: str
@@ -308,7 +307,7 @@ class Problem(msgspec.Struct, frozen=True):
 
 
 class EditError(Exception):
-    """An edit cannot be done as it is written; nothing was changed."""
+    """An edit is not valid; nothing was changed."""
 
     def __init__(self, problems: tuple[Problem, ...]) -> None:
         super().__init__("; ".join(f"{each.field}: {each.detail}" if each.field else each.detail for each in problems))
@@ -316,11 +315,11 @@ class EditError(Exception):
 
 
 class StaleError(Exception):
-    """What an edit expected is not in force any more (or not yet); nothing was changed.
+    """The condition of an edit does not hold; nothing was changed.
 
     Attributes:
-        edit: index of the edit among those asked for together.
-        etag: what is in force.
+        edit: index of the edit in its batch.
+        etag: the current ETag.
         detail: whose change came first.
     """
 
@@ -333,7 +332,7 @@ class NotFoundError(Exception):
     """There is no such edit, limit or change; the message says which.
 
     Attributes:
-        problems: the fields that name what is not there, if they name something that cannot be.
+        problems: the fields whose values are not valid at all.
     """
 
     def __init__(self, detail: str, problems: tuple[Problem, ...] = ()) -> None:
@@ -342,18 +341,18 @@ class NotFoundError(Exception):
 
 
 class ConflictError(Exception):
-    """A change cannot be undone because a later one changed the same; the message names it."""
+    """A change cannot be undone because a later one has the same target; the message names it."""
 
 
 class StoreError(Exception):
-    """The state directory does not take the edit; nothing was changed. The message says why and what to do."""
+    """The edit cannot be stored in the state directory; nothing was changed. The message says why and what to do."""
 
 
 class ReloadError(Exception):
-    """The configuration is wrong; nothing was changed.
+    """The configuration is invalid; nothing was changed.
 
     Attributes:
-        lines: as ``sluice check`` says them.
+        lines: the faults, as ``sluice check`` reports them.
     """
 
     def __init__(self, lines: tuple[str, ...]) -> None:
@@ -362,12 +361,12 @@ class ReloadError(Exception):
 
 
 class FailedReload(msgspec.Struct, frozen=True):
-    """The last time the configuration was read again it was wrong: what was in force still is.
+    """A reload that failed because the configuration is invalid: what was in force still is.
 
     Attributes:
-        at: when.
-        by: who asked: a token's name, ``SIGHUP``, ``file change``.
-        problems: as ``sluice check`` says them.
+        at: when it was tried.
+        by: who asked for it: a token's name, ``SIGHUP``, ``file change``.
+        problems: the faults, as ``sluice check`` reports them.
     """
 
     at: str
@@ -379,11 +378,11 @@ class ReloadReport(msgspec.Struct, frozen=True, kw_only=True):
     """What a reload did, or would do.
 
     Attributes:
-        change: as the audit trail has it; None if nothing changed.
-        changed: rules and settings now in force that were not before, a line each.
-        needs_restart: settings that differ from those in force and hold only after a restart, a line each.
-        warnings: as ``sluice check`` says them.
-        hidden: configured limits that changed and do not hold because an edit stands over them, a line each.
+        change: the change in the audit trail; None if nothing changed.
+        changed: rules and settings that changed at once, a line each.
+        needs_restart: settings that changed and take effect only after a restart, a line each.
+        warnings: the warnings of ``sluice check``.
+        hidden: configured limits that changed without effect, since an active edit replaces them, a line each.
     """
 
     change: Change | None
@@ -397,27 +396,31 @@ LIMITS: Final = "limits/"
 SWITCHES: Final = "switches/"
 
 
-# How the places and times of live edits are written: in the API, in the audit trail, and in the journal.
 def limit_path(target: Target) -> str:
-    """Return a limit's place in the API and in the audit trail."""
+    """Return a limit's path in the API, in the audit trail and in the journal."""
     return f"{LIMITS}{target.kind}/{target.name}"
 
 
 def switch_path(kind: str) -> str:
-    """Return a switch's place in the API and in the audit trail."""
+    """Return a switch's path in the API, in the audit trail and in the journal."""
     return f"{SWITCHES}{kind}"
 
 
 def parse_time(text: str) -> datetime:
-    """Read a time as ``model`` writes it."""
+    """Read a time as ``write_time`` writes it."""
     return datetime.fromisoformat(text)
 
 
-def is_over(standing: ActiveEdit, now: datetime) -> bool:
-    """Say whether a standing has ended by itself."""
-    return standing.expires_at is not None and parse_time(standing.expires_at) <= now
+def target_at(path: str) -> Target:
+    """Return what the limit at a path is for."""
+    return Target(*path.removeprefix(LIMITS).split("/", 1))
+
+
+def is_over(edit: ActiveEdit, now: datetime) -> bool:
+    """Say whether a temporary edit has ended."""
+    return edit.expires_at is not None and parse_time(edit.expires_at) <= now
 
 
 def expiry(at: datetime, ttl_s: float | None) -> str | None:
-    """Return when an edit ends that begins at a moment."""
+    """Return when an edit made at a time expires; None is never."""
     return None if ttl_s is None else write_time(at + timedelta(seconds=ttl_s))

@@ -1,4 +1,4 @@
-"""Where live edits are kept: the state directory, its usual places, and what happens when it cannot be had."""
+"""Finds and opens the state directory, where live edits are kept."""
 
 import os
 from collections.abc import Mapping
@@ -25,8 +25,8 @@ class Place(NamedTuple):
     """Where edits are kept.
 
     Attributes:
-        directory: None keeps them until the restart only.
-        given: somebody asked for this one, or for none.
+        directory: the state directory; None keeps edits until the restart only.
+        given: it was configured, or switched off; otherwise it is the usual one.
         why: why there is no usual one.
     """
 
@@ -74,12 +74,12 @@ def usual_base(environ: Mapping[str, str]) -> Path:
     return platformdirs.user_state_path(_APP, appauthor=False)
 
 
-def standing_in(place: Place) -> tuple[Mapping[str, ActiveEdit], str | None]:
-    """Return the edits that stand in a place, and what is wrong with it; reads only, whoever has it open."""
+def active_in(place: Place) -> tuple[Mapping[str, ActiveEdit], str | None]:
+    """Return the active edits stored in a place, and what is wrong with it; it only reads, whoever has it open."""
     if place.directory is None:
         return {}, None
     try:
-        return journal.read(read_whole(place.directory / journal.NAME)).standings, None
+        return journal.read(read_whole(place.directory / journal.NAME)).active, None
     except FileNotFoundError:
         return {}, None
     except OSError as error:

@@ -1,16 +1,13 @@
-"""Where live edits are handed in: one task that puts them in force, and everything that is asked of them.
+"""The limits in force, the one way to change them, and everything that can be asked about changes.
 
-Edits that come while others are being written down wait and are then taken together: each is checked against what
-those before it leave, all are written with one flush, the data path takes one rule set, and only then is anybody
-answered. What fails up to the flush has changed nothing. Should the data path then not take the rule set, whoever
-handed the edits in gets an error and they are not in force; but they are written down, stand after a restart, and the
-log names them.
+One change is made at a time, in the order in which they were asked for: it is checked, written down, put in force, and
+only then answered. What fails until it is written down has changed nothing. Should the data path then not take the
+rules, whoever asked gets an error; but the edits are written down, are in force after a restart, and the log names
+them.
 """
 
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
 from typing import Any, Final
@@ -25,9 +22,9 @@ from admin.common.disk import words_for
 from admin.common.numbers import number
 from admin.config.rule_fields import RuleReader, Target
 from admin.config.rulebook import Rulebook
-from admin.edits.interface import LiveLimits
 from admin.edits.journal import Record
 from admin.edits.model import (
+    LIMITS,
     MAX_REASON,
     SWITCHES,
     Author,
@@ -43,18 +40,26 @@ from admin.edits.model import (
     StaleError,
     StoreError,
     SwitchEntry,
-    is_over,
 )
 from admin.edits.state import State
 from admin.edits.store import Store
-from admin.edits.transaction import Mark, Transaction
+from admin.edits.transaction import Transaction
 from admin.edits.wording import fields, sides, target
 from limiter.rules.rule import Rule
 from limiter.rules.rule_set import RuleSet
+from proxy.common.cooperative import Pace
 from proxy.control import Cleared
 
-#: So many changes can one be behind.
+_log = structlog.get_logger(__name__)
+
+#: Changes that a follower can be behind.
 _BEHIND: Final = 1_024
+#: The wall clock can be set: it is looked at again after so long.
+_LONGEST_SLEEP_S: Final = 30.0
+#: After a failure, what is over is tried again after so long.
+_AFTER_FAILURE_S: Final = 1.0
+#: Of changes that are made together, so many have a line of the log each.
+_LOGGED: Final = 20
 
 
 class Follower(AsyncIterator[Change]):
@@ -80,148 +85,44 @@ class Follower(AsyncIterator[Change]):
         return self._changes.popleft()
 
 
-#: Jobs that may wait; more have to wait to be able to wait.
-_QUEUED: Final = 1_024
-#: So many edits are written down together at most, so that the first is not kept waiting by the last.
-_GROUP_EDITS: Final = 1_024
+class EditService:
+    """The limits in force, and the one way to change them.
 
-
-# What is handed in and waits for its turn, and which of it is done together.
-@dataclass(slots=True, eq=False)
-class Job:
-    """Something to do in its turn.
-
-    Attributes:
-        stage: does it on a staging.
-        edits: how many edits it is, about.
-        dry_run: all of it is taken back.
-        durable: whether it needs the disk.
-        rulebook: the configuration that takes the place of the one in force; such a job is done alone.
-        committed: called once it holds, whether or not anybody still waits for it.
-    """
-
-    stage: Callable[[Transaction], Awaitable[None]]
-    edits: int
-    dry_run: bool
-    durable: bool
-    rulebook: Rulebook | None = None
-    committed: Callable[[], None] | None = None
-    changes: tuple[Change, ...] = ()
-    error: Exception | None = None
-    done: trio.Event = field(default_factory=trio.Event)
-
-    async def stage_on(self, staging: Transaction) -> None:
-        """Do it on a staging; a failure is kept for whoever handed it in, and leaves nothing."""
-        mark = staging.mark()
-        self.error, self.changes = None, ()
-        try:
-            await self.stage(staging)
-            if self.dry_run:
-                # Of what is done it is told when all that is done together is known.
-                await staging.tell_rules(mark)
-        except Exception as error:  # noqa: BLE001 - it is raised where the job was handed in
-            self.error = error
-            staging.back_to(mark)
-            return
-        self.changes = tuple(staging.changes[mark.changes :])
-        if self.dry_run:
-            staging.back_to(mark)
-            self.changes = tuple(_unnumbered(change) for change in self.changes)
-
-
-class Jobs:
-    """The jobs that wait, in the order in which they were handed in."""
-
-    def __init__(self) -> None:
-        self._send, self._receive = trio.open_memory_channel[Job](_QUEUED)
-        self._waiting: Job | None = None
-
-    async def do(self, job: Job) -> tuple[Change, ...]:
-        """Hand in a job and wait until it is done; raises what it failed with."""
-        await self._send.send(job)
-        await job.done.wait()
-        if job.error is not None:
-            raise job.error
-        return job.changes
-
-    async def next(self, sleep_s: float) -> list[Job]:
-        """Wait for jobs, at most for so long; returns those that are done together."""
-        jobs: list[Job] = []
-        edits = 0
-        first, self._waiting = self._waiting, None
-        if first is None:
-            with trio.move_on_after(sleep_s):
-                first = await self._receive.receive()
-        while first is not None:
-            alone = first.rulebook is not None
-            if jobs and (alone or edits + first.edits > _GROUP_EDITS):
-                self._waiting = first
-                break
-            jobs.append(first)
-            edits += first.edits
-            if alone:
-                break
-            try:
-                first = self._receive.receive_nowait()
-            except trio.WouldBlock:
-                break
-        return jobs
-
-
-def _unnumbered(change: Change) -> Change:
-    return msgspec.structs.replace(change, id=0)
-
-
-_log = structlog.get_logger(__name__)
-
-Clock = Callable[[], datetime]
-
-#: The wall clock can be set: it is looked at again after so long.
-_LONGEST_SLEEP_S: Final = 30.0
-#: When nothing can be done about something that has ended, it is tried again after so long.
-_AFTER_FAILURE_S: Final = 1.0
-#: Of changes that are made together, so many have a line of the log each.
-_LOGGED: Final = 20
-#: So many changes are remembered, to see what was changed while the audit trail was searched.
-_RECENT: Final = 4_096
-
-
-class EditService(LiveLimits):
-    """The limits in force.
+    What it tells of limits has been committed: it is stored, in force, and recorded.
 
     Args:
         rulebook: the configuration's rules.
-        store: where edits are kept; what stands there is in force from the start.
+        store: where edits are kept; those in it are in force from the start.
         clock: the wall clock.
 
     Attributes:
         reloader: reads the configuration again, as ``reload`` is to; None where there is nothing to read.
     """
 
-    def __init__(
-        self,
-        rulebook: Rulebook,
-        store: Store,
-        *,
-        clock: Clock = utc_now,
-    ) -> None:
+    def __init__(self, rulebook: Rulebook, store: Store, *, clock: Callable[[], datetime] = utc_now) -> None:
         self.reloader: Callable[[Author, bool], Awaitable[ReloadReport]] | None = None
         self._store = store
         self._clock = clock
         self._apply: Callable[[RuleSet], Awaitable[None]] | None = None
         self._reset: Callable[[str, str], Awaitable[Cleared]] | None = None
-        now = clock()
-        # What ended while nobody was looking never comes back into force, and is told of once the task runs.
-        self._over = {path: each for path, each in store.standings.items() if is_over(each, now)}
-        standings = {path: each.under if path in self._over else each for path, each in store.standings.items()}
-        self._state = State(rulebook, {path: each for path, each in standings.items() if each is not None}, now)
-        self._next_id = store.last_id + 1
-        self._recent: deque[tuple[int, str]] = deque(maxlen=_RECENT)
         self._followers: WeakSet[Follower] = WeakSet()
-        self._jobs = Jobs()
-        self._least_sleep_s = 0.0
+        self._one_at_a_time = trio.StrictFIFOLock()
+        self._changed = trio.Event()
+        self._next_id = store.last_id + 1
+        self._state = State(rulebook, store.active, clock())
+        # What ended while nobody was looking never comes back into force; ``run`` writes it down.
+        ended = self._expired()
+        self._state = ended.after()
+        self._next_id += len(ended.changes)
+        store.owe(Record(ended.stored, tuple(ended.changes)))
+        _log_changes(ended.changes)
 
     # --- reading
+
+    def _now(self) -> State:
+        """Return the state as it is at this moment."""
+        self._state.refresh(self._clock())
+        return self._state
 
     @property
     def reader(self) -> RuleReader:
@@ -230,13 +131,13 @@ class EditService(LiveLimits):
 
     @property
     def rule_set(self) -> RuleSet:
-        """The configuration's rules with the standing edits over them."""
+        """The configuration's rules with the active edits over them; its version counts up."""
         return self._state.rule_set
 
     @property
     def etag(self) -> str:
         """Of all limits and switches together."""
-        return self._state.etag(self._clock())
+        return self._now().etag
 
     @property
     def persistence(self) -> Persistence:
@@ -252,28 +153,28 @@ class EditService(LiveLimits):
         """Return the limit of one name or pattern, with a rule of its own or not.
 
         Raises:
-            NotFoundError: there is no such kind, or the name is none.
+            NotFoundError: there is no such kind, or the name is not valid.
         """
-        return self._state.limit(kind, name, self._clock())
+        return self._now().limit(kind, name)
 
     def limits(self) -> Sequence[LimitEntry]:
-        """Return all that have a rule of their own."""
-        return self._state.limits(self._clock())
+        """Return all that have a rule of their own, configured or edited; the same object until something changes."""
+        return self._now().limits
 
     def switches(self) -> Sequence[SwitchEntry]:
         """Return the switch for all, then that of each kind."""
-        return self._state.switches()
+        return self._state.switches
 
     def edited_rules(self) -> list[Rule]:
-        """Return the rules of the edits that stand."""
-        return list(self._state.edits.values())
+        """Return the rules of the active edits."""
+        return list(self._state.rules.values())
 
     def drift(self) -> list[str]:
-        """Say of each edit that stands what it makes of the configuration, a line each."""
+        """Say of each active edit how it departs from the configuration, a line each."""
         return self._state.drift()
 
     def idle(self) -> list[str]:
-        """Name the edits that stand and do nothing, as the configuration has no place for them."""
+        """Name the active edits that do nothing, as they do not fit the configuration."""
         return [
             f"the edit of {path.partition('/')[2].replace('/', ' ', 1)} stands and does nothing: {why}"
             for path, why in self._state.idle.items()
@@ -298,55 +199,72 @@ class EditService(LiveLimits):
         volatile: bool = False,
         if_match: str = "",
     ) -> tuple[Change, ...]:
-        """Do all the edits or none of them; see ``LiveLimits``."""
+        """Do all the edits or none of them; returns when they are stored and hold for the very next request.
+
+        Args:
+            edits: in order; each sees those before it.
+            author: who asks.
+            dry_run: say what would change, and change nothing.
+            volatile: change it only until the restart, without storing it.
+            if_match: the ``etag`` of all limits must be this one; empty is any.
+
+        Raises:
+            EditError, StaleError, NotFoundError, StoreError: nothing was changed.
+        """
         durable = not volatile and self._store.directory is not None
 
-        async def stage(staging: Transaction) -> None:
-            # What is staged already will have changed the tag once it is in force.
-            if if_match and (staging.changes or if_match != self.etag):
+        async def fill(transaction: Transaction) -> None:
+            if if_match and if_match != self.etag:
                 raise StaleError(0, self.etag, "something has been changed since")
-            problems: list[EditError] = []
+            problems: list[Problem] = []
+            pace = Pace()
             for index, edit in enumerate(edits):
                 try:
-                    staging.edit(index, edit, author, durable=durable)
+                    transaction.edit(index, edit, author, durable=durable)
                 except EditError as error:
-                    problems.append(error)
-                await staging.pace.keep()
+                    problems += error.problems
+                await pace.keep()
             if problems:
-                raise EditError(tuple(each for error in problems for each in error.problems))
+                raise EditError(tuple(problems))
 
-        return await self._jobs.do(Job(stage, len(edits), dry_run, durable))
+        return await self._do(fill, dry_run=dry_run)
 
     async def revert(
         self, change_id: int, author: Author, *, reason: str = "", force: bool = False, dry_run: bool = False
     ) -> Change:
-        """Undo one change; see ``LiveLimits``."""
-        while True:
-            seen = self._next_id - 1
+        """Undo one change.
+
+        Raises:
+            NotFoundError: there is no such change, or nothing of it can be undone.
+            ConflictError: a later change has the same target, and it is not ``force``.
+            EditError: what was in force before does not fit the configuration any more.
+            StoreError: nothing was changed.
+        """
+
+        async def fill(transaction: Transaction) -> None:
             change, later = await trio.to_thread.run_sync(self._find, change_id)
-            # What was changed since the audit trail was searched is among the recent, unless they were too many.
-            if self._next_id - 1 - seen < _RECENT:
-                break
-        if change is None:
-            raise NotFoundError(f"there is no change {change_id}; it may be too old to be known")
-        if not change.target.startswith(("limits/", "switches/")) or change.action in {"expire", "reset"}:
-            raise NotFoundError(f"nothing of change {change_id} can be undone")
-
-        async def stage(staging: Transaction) -> None:
-            await trio.lowlevel.checkpoint()
-            after = max([later, *(id_ for id_, path in self._recent if path == change.target and id_ > change_id)])
-            after = max([after, *(each.id for each in staging.changes if each.target == change.target)])
-            if after and not force:
+            if change is None:
+                raise NotFoundError(f"there is no change {change_id}; it may be too old to be known")
+            if not change.target.startswith((LIMITS, SWITCHES)) or change.action in {"expire", "reset"}:
+                raise NotFoundError(f"nothing of change {change_id} can be undone")
+            if later and not force:
                 raise ConflictError(
-                    f"change {after} changed {change.target} since; with force (--force) it is reverted all the same"
+                    f"change {later} changed {change.target} since; with force (--force) it is reverted all the same"
                 )
-            staging.revert(change, author, reason)
+            transaction.revert(change, author, reason)
 
-        (done,) = await self._jobs.do(Job(stage, 1, dry_run, change.durable and self._store.directory is not None))
+        (done,) = await self._do(fill, dry_run=dry_run)
         return done
 
     async def reset(self, kind: str, name: str, author: Author, *, reason: str = "") -> Change:
-        """Let the limiters of a limit begin anew; see ``LiveLimits``."""
+        """Let the limiters of a limit begin anew: full, closed, without shares. The limit stays as it is.
+
+        These are the limiters of one name, of a total, or of all names for which a pattern's rule is in force.
+
+        Raises:
+            NotFoundError: there is no such kind, the name is not valid, or there is no rule of that pattern.
+            EditError: the reason is too long.
+        """
         if len(reason) > MAX_REASON:
             raise EditError((Problem("reason", f"must be at most {MAX_REASON} characters"),))
         entry = self.limit(kind, name)
@@ -358,47 +276,60 @@ class EditService(LiveLimits):
             raise NotFoundError("there is no data path yet whose limiters could be reset")
         details = cleared_lines(await self._reset(*target))
 
-        # What was cleared is told of even if the disk does not take it now.
-        async def stage(staging: Transaction) -> None:
+        async def fill(transaction: Transaction) -> None:
             await trio.lowlevel.checkpoint()
-            staging.reset(target, author, details, reason=reason, durable=self._store.directory is not None)
+            durable = self._store.directory is not None
+            transaction.note_reset(target, author, details, reason=reason, durable=durable)
 
-        (change,) = await self._jobs.do(Job(stage, 1, dry_run=False, durable=False))
+        # What was cleared is recorded even if the disk does not take it now.
+        (change,) = await self._do(fill, needs_disk=False)
         return change
 
     async def reload(self, author: Author, *, dry_run: bool = False) -> ReloadReport:
-        """Read the configuration again; see ``LiveLimits``."""
+        """Read the configuration again, and put in force what does not need a restart.
+
+        Raises:
+            ReloadError: it is invalid; nothing was changed.
+        """
         if self.reloader is None:
             raise NotFoundError("there is no configuration to read again")
         return await self.reloader(author, dry_run)
 
     async def put_rulebook(
-        self, rulebook: Rulebook, author: Author, details: Sequence[str], committed: Callable[[], None] | None = None
+        self, rulebook: Rulebook, author: Author, details: Sequence[str], committed: Callable[[], None] = lambda: None
     ) -> Change:
-        """Put another configuration under the edits that stand.
+        """Put another configuration under the active edits.
 
-        It needs no disk: the configuration is on one. What the audit trail cannot be told now it is told later.
+        It needs no disk: the configuration is on one. What the audit trail cannot take now it gets later.
 
         Args:
             rulebook: the configuration's rules.
             author: who asks.
             details: what changed, for the audit trail.
-            committed: called once it holds, even if the caller is cancelled meanwhile.
+            committed: called once it is in force, even if the caller is cancelled meanwhile.
         """
 
-        async def stage(staging: Transaction) -> None:
+        async def fill(transaction: Transaction) -> None:
             await trio.lowlevel.checkpoint()
-            staging.note("reload", "configuration", author, details, durable=durable)
+            transaction.note_reload(author, details, durable=self._store.directory is not None)
 
-        durable = self._store.directory is not None
-        job = Job(stage, 1, dry_run=False, durable=False, rulebook=rulebook, committed=committed)
-        (change,) = await self._jobs.do(job)
+        (change,) = await self._do(fill, needs_disk=False, rulebook=rulebook, committed=committed)
         return change
 
     async def audit(
         self, *, before: int | None = None, target: str = "", by: str = "", limit: int = 100
     ) -> tuple[Change, ...]:
-        """Return changes, the latest first."""
+        """Return changes, the latest first.
+
+        Args:
+            before: only those with a smaller id.
+            target: only those whose target begins with it.
+            by: only those of this author.
+            limit: so many at most.
+
+        Raises:
+            StoreError: the audit trail cannot be read.
+        """
         search = partial(self._store.audit, before=before, target=target, by=by, limit=limit)
         try:
             return await trio.to_thread.run_sync(search)
@@ -411,8 +342,6 @@ class EditService(LiveLimits):
         self._followers.add(follower)
         return follower
 
-    # --- the task
-
     async def run(
         self,
         apply: Callable[[RuleSet], Awaitable[None]],
@@ -420,7 +349,7 @@ class EditService(LiveLimits):
         *,
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
-        """Take what is handed in until cancelled.
+        """End temporary edits in time, until cancelled.
 
         Args:
             apply: puts a rule set in force.
@@ -428,110 +357,116 @@ class EditService(LiveLimits):
             task_status: reports that changes are taken.
         """
         self._apply, self._reset = apply, reset
+        await self._write_down_what_is_owed()
         task_status.started()
-        jobs: list[Job] = []
         while True:
+            try:
+                async with self._one_at_a_time:
+                    self._changed = trio.Event()
+                    with trio.CancelScope(shield=True):
+                        await self._expire()
+                        if self._store.error is not None:
+                            await self._write_down_what_is_owed()
+                end = min(self._state.ends.values(), default=None)
+                sleep_s = _LONGEST_SLEEP_S if end is None else (end - self._clock()).total_seconds()
+            except Exception as error:  # noqa: BLE001 - whatever it was, traffic and later edits go on
+                _log.exception("a group of edits failed", error=repr(error))
+                sleep_s = _AFTER_FAILURE_S
+            with trio.move_on_after(min(max(sleep_s, 0), _LONGEST_SLEEP_S)):
+                await self._changed.wait()
+
+    # --- how
+
+    async def _write_down_what_is_owed(self) -> None:
+        """Write down what is in force and not on the disk, if that takes it by now."""
+        await trio.to_thread.run_sync(self._store.commit, Record(), ())
+
+    async def _do(
+        self,
+        fill: Callable[[Transaction], Awaitable[None]],
+        *,
+        dry_run: bool = False,
+        needs_disk: bool = True,
+        rulebook: Rulebook | None = None,
+        committed: Callable[[], None] = lambda: None,
+    ) -> tuple[Change, ...]:
+        """Make changes in their turn; once that has come they are done as a whole, even if the caller is cancelled.
+
+        Args:
+            fill: does them on a transaction.
+            dry_run: only return what would be done, with 0 for ids.
+            needs_disk: refuse what is to survive a restart if the disk does not take it.
+            rulebook: the configuration that takes the place of the present one.
+            committed: called once all is in force.
+
+        Raises:
+            StoreError: the disk does not take them; nothing was changed.
+            Exception: what ``fill`` raises; nothing was changed.
+        """
+        async with self._one_at_a_time:
             with trio.CancelScope(shield=True):
-                # The first time there are none: what ended while nobody was looking is told of.
-                await self._work(jobs)
-            jobs = await self._jobs.next(self._sleep_s())
+                await self._expire()
+                transaction = self._transaction()
+                await fill(transaction)
+                state = await trio.to_thread.run_sync(transaction.after, rulebook)
+                if not dry_run:
+                    await self._commit(transaction, state, needs_disk=needs_disk)
+                    committed()
+        changes = tuple(transaction.changes)
+        return tuple(msgspec.structs.replace(change, id=0) for change in changes) if dry_run else changes
 
-    def _sleep_s(self) -> float:
-        """Return how long it is until something that stands ends."""
-        end = min(self._state.ends.values(), default=None)
-        if end is None:
-            return _LONGEST_SLEEP_S
-        return min(_LONGEST_SLEEP_S, max(self._least_sleep_s, (end - self._clock()).total_seconds()))
-
-    async def _work(self, jobs: list[Job]) -> None:
-        self._least_sleep_s = 0.0
-        try:
-            error = await self._commit(jobs)
-            if error is not None:
-                # The disk takes nothing: what does not need it is done without those that do.
-                for job in jobs:
-                    if job.durable and not job.dry_run and not isinstance(job.error, EditError):
-                        job.error = StoreError(error)
-                kept = [job for job in jobs if not isinstance(job.error, StoreError)]
-                await self._commit(kept, without_disk=True)
-        except Exception as error:  # noqa: BLE001 - whatever it was, traffic and later edits go on
-            _log.exception("a group of edits failed", error=repr(error))
-            self._least_sleep_s = _AFTER_FAILURE_S
-            for job in jobs:
-                job.error = job.error or error
-        finally:
-            for job in jobs:
-                job.done.set()
-
-    async def _commit(self, jobs: list[Job], *, without_disk: bool = False) -> str | None:
-        """Do jobs together; returns why the disk does not take them, or None."""
+    def _transaction(self) -> Transaction:
         now = self._clock()
         self._state.refresh(now)
-        staging = Transaction(self._state, self._store.standings, self._next_id, now)
-        for path, standing in self._over.items():
-            staging.tell_end(path, standing)
+        return Transaction(self._state, self._store.active, self._next_id, now)
+
+    def _expired(self) -> Transaction:
+        """Return a transaction that ends what is over."""
+        now, transaction = self._clock(), self._transaction()
         for path in [path for path, end in self._state.ends.items() if end <= now]:
-            staging.expire(path)
-        state: State | None = None
-        for job in jobs:
-            if job.rulebook is not None:
-                state = await self._with_rulebook(job, staging, now)
-            else:
-                await job.stage_on(staging)
-        if not staging.changes:
-            await self._heal()
-            return None
-        await _tell_rules(staging, jobs)
-        durable = tuple(change for change in staging.changes if change.durable)
-        passing = tuple(change for change in staging.changes if not change.durable)
-        record = Record(staging.written, durable)
-        if without_disk:
+            transaction.expire(path)
+        return transaction
+
+    async def _expire(self) -> None:
+        transaction = self._expired()
+        if transaction.changes:
+            state = await trio.to_thread.run_sync(transaction.after)
+            await self._commit(transaction, state, needs_disk=False)
+
+    async def _commit(self, transaction: Transaction, state: State, *, needs_disk: bool) -> None:
+        """Write changes down, put them in force, and let followers and the log know.
+
+        Raises:
+            StoreError: the disk does not take what needs it; nothing was changed.
+        """
+        changes = transaction.changes
+        if not changes:
+            return
+        durable = tuple(change for change in changes if change.durable)
+        passing = tuple(change for change in changes if not change.durable)
+        record = Record(transaction.stored, durable)
+        if not needs_disk:
             self._store.owe(record)
             record = Record()
-        if state is None:
-            rule_set, committed = await staging.ready()
-        else:
-            rule_set, committed = state.rule_set, partial(_same, state)
         try:
             await trio.to_thread.run_sync(self._store.commit, record, passing)
         except OSError as error:
-            return _refusal(error)
-        # Written down, they are taken, whatever goes wrong from here on.
-        self._next_id += len(staging.changes)
-        assert self._apply is not None  # noqa: S101 - only ``run`` comes here
+            raise StoreError(
+                f"the state directory does not take the edit: {words_for(error)}; nothing was changed. With volatile=1"
+                " it holds until the restart"
+            ) from None
+        # Written down, their ids are taken, whatever goes wrong from here on.
+        self._next_id += len(changes)
         try:
-            await self._apply(rule_set)
+            if self._apply is not None and state is not self._state:
+                await self._apply(state.rule_set)
         except Exception:
             if durable:
                 what = "edits are written down and not in force: the data path did not take them; a restart will"
                 _log.error(what, changes=[change.id for change in durable])
             raise
-        self._state = committed()
-        self._over = {}
-        self._publish(staging.changes)
-        for job in jobs:
-            if job.committed is not None and job.changes and not job.dry_run:
-                job.committed()
-        return None
-
-    async def _with_rulebook(self, job: Job, staging: Transaction, now: datetime) -> State | None:
-        """Return the state with the configuration of a job, which is the only one; None of a dry run."""
-        await job.stage_on(staging)
-        if job.dry_run or job.error is not None:
-            return None
-        standings = {**self._state.standings, **staging.standings}
-        standing = {path: each for path, each in standings.items() if each is not None}
-        assert job.rulebook is not None  # noqa: S101 - asked for by who calls
-        return await trio.to_thread.run_sync(State, job.rulebook, standing, now, self._state.rule_set)
-
-    async def _heal(self) -> None:
-        """Write down what is owed if the disk takes it again."""
-        if self._store.error is not None and self._store.directory is not None:
-            with suppress(OSError):
-                await trio.to_thread.run_sync(self._store.commit, Record(), ())
-
-    def _publish(self, changes: Sequence[Change]) -> None:
-        self._recent.extend((change.id, change.target) for change in changes)
+        self._state = state
+        self._changed.set()
         _log_changes(changes)
         for follower in list(self._followers):
             follower.put(changes)
@@ -552,7 +487,7 @@ def _log_changes(changes: Sequence[Change]) -> None:
     for change in edits[:_LOGGED]:
         before, after = sides(change)
         event = "switch changed" if change.target.startswith(SWITCHES) else "limit changed"
-        besides: dict[str, Any] = {
+        more: dict[str, Any] = {
             "cleared": "; ".join(change.details) if change.action == "reset" else "",
             "fields": ", ".join(fields(change)).replace("→", "->"),
             "reason": change.reason,
@@ -567,25 +502,16 @@ def _log_changes(changes: Sequence[Change]) -> None:
             after=after,
             by=change.by,
             change=change.id,
-            **{key: value for key, value in besides.items() if value},
+            **{key: value for key, value in more.items() if value},
         )
-    if more := edits[_LOGGED:]:
+    if rest := edits[_LOGGED:]:
         _log.info(
             "more changes were made together; the audit trail has all of them",
-            more=len(more),
-            by=", ".join(dict.fromkeys(change.by for change in more)),
-            first_change=more[0].id,
-            last_change=more[-1].id,
+            more=len(rest),
+            by=", ".join(dict.fromkeys(change.by for change in rest)),
+            first_change=rest[0].id,
+            last_change=rest[-1].id,
         )
-
-
-async def _tell_rules(staging: Transaction, jobs: Sequence[Job]) -> None:
-    """Complete all that was done, also where it is told to whoever handed it in."""
-    await staging.tell_rules(Mark(0, 0))
-    told = {change.id: change for change in staging.changes}
-    for job in jobs:
-        if not job.dry_run:
-            job.changes = tuple(told[change.id] for change in job.changes)
 
 
 def cleared_lines(cleared: Cleared) -> list[str]:
@@ -600,14 +526,3 @@ def cleared_lines(cleared: Cleared) -> list[str]:
         (cleared.shares, "{} fair share{}"),
     )
     return [text.format(number(amount), "s" * (amount != 1)) for amount, text in what if amount]
-
-
-def _same(state: State) -> State:
-    return state
-
-
-def _refusal(error: OSError) -> str:
-    return (
-        f"the state directory does not take the edit: {words_for(error)}; nothing was changed. With volatile=1 it holds"
-        " until the restart"
-    )

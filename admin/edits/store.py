@@ -1,16 +1,16 @@
-"""What is written down of live edits: the journal of what stands, and the audit trail, in one directory, as one thing.
+"""Stores live edits: the journal of active edits and the audit trail, in one directory.
 
-The journal is what makes a change durable, and it holds the change itself, so that the audit trail can be completed
-from it: one flush to the disk is enough for both. ``MemoryStore`` keeps neither. Everything here but the plain
-attributes blocks, and belongs on a thread once traffic flows.
+The journal makes a change durable, and it holds the change itself, so that the audit trail can be completed from it:
+one flush to the disk is enough for both. ``MemoryStore`` has neither. Everything here but the plain attributes blocks,
+and belongs on a thread once traffic flows.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 import structlog
 
@@ -21,39 +21,11 @@ from admin.edits.model import ActiveEdit, Change
 
 _log = structlog.get_logger(__name__)
 
-#: Without a directory so many changes are remembered.
+#: Changes remembered without a directory.
 _REMEMBERED: Final = 10_000
 
 _LOCK: Final = "lock"
 _ID_DIGITS: Final = 20
-
-
-class Store(Protocol):
-    """Where live edits are kept; the attributes are those of ``DirectoryStore``."""
-
-    directory: Path | None
-    last_id: int
-    error: str | None
-    set_aside: tuple[str, ...]
-
-    @property
-    def standings(self) -> Mapping[str, ActiveEdit]:
-        """What is written down."""
-
-    def commit(self, record: Record, passing: Sequence[Change]) -> None:
-        """Write changes down; see ``DirectoryStore.commit``."""
-
-    def owe(self, record: Record) -> None:
-        """Write something down with the next commit; see ``DirectoryStore.owe``."""
-
-    def audit(self, *, before: int | None, target: str, by: str, limit: int) -> tuple[Change, ...]:
-        """Return changes, the latest first."""
-
-    def backwards(self, down_to: int) -> Iterator[Change]:
-        """Yield changes, the latest first, down to an id."""
-
-    def close(self) -> None:
-        """Let others have the directory."""
 
 
 class DirectoryStore:
@@ -66,9 +38,9 @@ class DirectoryStore:
 
     Attributes:
         directory: as given.
-        standings: what is written down, by path.
+        active: the edits that are written down, by path.
         last_id: the highest id of any change so far.
-        error: what is wrong with it now, for people; None if nothing.
+        error: why nothing can be stored at the moment, for people; None if it can.
         set_aside: damaged or foreign files found at the start, under their new names.
 
     Raises:
@@ -110,14 +82,9 @@ class DirectoryStore:
         self.last_id = max(self._journal.last_id, self._trail.last_id, self.last_id)
 
     @property
-    def standings(self) -> Mapping[str, ActiveEdit]:
-        """What is written down."""
-        return self._journal.standings
-
-    @property
-    def syncs(self) -> int:
-        """How often the journal was made durable."""
-        return self._journal.syncs
+    def active(self) -> Mapping[str, ActiveEdit]:
+        """The edits that are written down, by path."""
+        return self._journal.active
 
     def commit(self, record: Record, passing: Sequence[Change] = ()) -> None:
         """Write changes down.
@@ -165,7 +132,7 @@ class DirectoryStore:
             self._recovered()
 
     def owe(self, record: Record) -> None:
-        """Write something down with the next commit: it is in force already, as time has passed."""
+        """Write something down with the next commit that succeeds, since it is in force already."""
         owed = self._owed
         self._owed = Record({**owed.written, **record.written}, (*owed.changes, *record.changes))
         self.last_id = max([self.last_id, *(change.id for change in record.changes)])
@@ -176,16 +143,7 @@ class DirectoryStore:
         Raises:
             OSError: the audit trail cannot be read.
         """
-        wanted = [word.encode() for word in (target, by) if word.isascii() and word.isalnum()]
-        return tuple(
-            select(
-                self._backwards(lambda line: all(word in line for word in wanted)),
-                before=before,
-                target=target,
-                by=by,
-                limit=limit,
-            )
-        )
+        return tuple(select(self._backwards(), before=before, target=target, by=by, limit=limit))
 
     def backwards(self, down_to: int) -> Iterator[Change]:
         """Yield changes, the latest first, down to an id.
@@ -198,11 +156,11 @@ class DirectoryStore:
                 return
             yield change
 
-    def _backwards(self, wanted: Callable[[bytes], bool] = lambda _: True) -> Iterator[Change]:
+    def _backwards(self) -> Iterator[Change]:
         ahead = {change.id: change for change in (*self._pending, *self._owed.changes)}
         yield from sorted(ahead.values(), key=_id, reverse=True)
         # What was written meanwhile is there twice.
-        yield from (change for change in self._trail.backwards(wanted) if change.id not in ahead)
+        yield from (change for change in self._trail.backwards() if change.id not in ahead)
 
     def close(self) -> None:
         """Let others have the directory."""
@@ -228,7 +186,7 @@ class DirectoryStore:
             self._pending = []
 
     def _written_after_all(self, record: Record, error: OSError) -> bool:
-        """If somebody removed the files, make them again with what stands, and say whether the record is in them."""
+        """If somebody removed the files, make them again; return whether the record is in them."""
         if not is_gone(error):
             return False
         try:
@@ -263,7 +221,7 @@ class MemoryStore:
     """Keeps live edits until the restart only.
 
     Args:
-        error: why there is no directory, if there ought to be one.
+        error: why there is no directory, if there should be one.
     """
 
     def __init__(self, error: str | None = None) -> None:
@@ -274,7 +232,7 @@ class MemoryStore:
         self._changes: deque[Change] = deque(maxlen=_REMEMBERED)
 
     @property
-    def standings(self) -> Mapping[str, ActiveEdit]:
+    def active(self) -> Mapping[str, ActiveEdit]:
         """Nothing is written down."""
         return {}
 
@@ -298,6 +256,9 @@ class MemoryStore:
 
     def close(self) -> None:
         """Do nothing: there is no directory."""
+
+
+Store = DirectoryStore | MemoryStore
 
 
 def _id(change: Change) -> int:

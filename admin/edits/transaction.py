@@ -1,25 +1,25 @@
-"""Edits checked one after another against what those before them leave, before anything is written down.
+"""Edits checked one after another, each against what those before it leave, before anything is written down.
 
-A ``Transaction`` lies over a ``State`` and changes nothing in it. An edit that cannot be done is taken back with all
-that were asked for together with it.
+A ``Transaction`` lies over a ``State`` and changes nothing in it: what cannot be done as a whole is simply dropped.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import msgspec
 
 from admin.common.clock import write_time
 from admin.config.rule_fields import FieldError, Target, fields_of, patched, target_of, written
+from admin.config.rulebook import Rulebook
 from admin.edits.model import (
     ALL_KINDS,
     LIMITS,
     MAX_REASON,
     MAX_TTL_S,
     SLUICE,
+    SWITCHES,
     Action,
     ActiveEdit,
     Author,
@@ -40,110 +40,66 @@ from admin.edits.model import (
     is_over,
     limit_path,
     switch_path,
+    target_at,
 )
 from admin.edits.state import State
 from limiter.rules.rule import Rule
-from limiter.rules.rule_set import RuleSet
-from proxy.common.cooperative import Pace
 
 MAX_NAME: Final = 255
-#: So many changes are put in force in one go; of more, a copy of the state is made ready in steps.
-_FEW: Final = 8
-
-
-class Mark(NamedTuple):
-    """How far staging had come."""
-
-    undo: int
-    changes: int
 
 
 class Transaction:
     """What is to be committed together.
 
     Args:
-        state: what has been committed.
-        durable: the standings that have been written down, by their path.
-        next_id: of the first change.
+        state: what is in force.
+        stored: the edits that have been written down, by path.
+        next_id: id of the first change.
         now: the wall clock.
 
     Attributes:
-        standings: what changes in force, by path; None for what stands no longer.
-        edits: the rules of edits that change, likewise.
-        written: what changes on the disk, as ``standings``.
+        active: the active edits that change, by path; None for what is not edited any more.
+        rules: their rules, likewise; None also where an edit does not fit the configuration.
+        stored: what changes on the disk, as ``active``.
         changes: what was done, in order.
-        pace: of all the work on it.
     """
 
-    def __init__(self, state: State, durable: Mapping[str, ActiveEdit], next_id: int, now: datetime) -> None:
-        self.standings: dict[str, ActiveEdit | None] = {}
-        self.edits: dict[Target, Rule | None] = {}
-        self.written: dict[str, ActiveEdit | None] = {}
+    def __init__(self, state: State, stored: Mapping[str, ActiveEdit], next_id: int, now: datetime) -> None:
+        self.active: dict[str, ActiveEdit | None] = {}
+        self.rules: dict[str, Rule | None] = {}
+        self.stored: dict[str, ActiveEdit | None] = {}
         self.changes: list[Change] = []
-        self.pace = Pace()
         self._state = state
-        self._durable = durable
+        self._stored_before = stored
         self._next_id = next_id
         self._now = now
         self._at = write_time(now)
-        self._undo: list[tuple[dict[Any, Any], Any, Any]] = []
 
-    def mark(self) -> Mark:
-        """Return how far it has come, to go back to."""
-        return Mark(len(self._undo), len(self.changes))
+    def after(self, rulebook: Rulebook | None = None) -> State:
+        """Return the state once all of this is in force. With many limits it takes a while.
 
-    def back_to(self, mark: Mark) -> None:
-        """Take back all that came after a mark."""
-        while len(self._undo) > mark.undo:
-            into, key, value = self._undo.pop()
-            if value is _NOTHING:
-                del into[key]
-            else:
-                into[key] = value
-        del self.changes[mark.changes :]
-
-    async def ready(self) -> tuple[RuleSet, Callable[[], State]]:
-        """Make everything ready that comes of it.
-
-        Returns:
-            The rules in force once all of it is, and what then makes the state and returns it, quickly.
-        """
-        state, staged = self._state, (self.standings, self.edits)
-        layers = await state.edited(*staged, self.pace)
-        if len(self.standings) > _FEW:
-            after = await state.after(*staged, layers, self._now, self.pace)
-            return layers.rule_set, lambda: after
-
-        def commit() -> State:
-            state.commit(*staged, layers, self._now)
-            return state
-
-        return layers.rule_set, commit
-
-    async def tell_rules(self, since: Mark) -> None:
-        """Complete the changes that leave a name without a rule of its own: say which rule is in force for it then.
-
-        It takes what all that is staged comes to, so it is done once for many.
+        It completes the changes that leave a name without a rule of its own: they say which rule is in force then.
 
         Args:
-            since: those before are left as they are.
+            rulebook: a configuration that takes the place of the present one.
         """
-        left = [
-            (index, target)
-            for index, change in enumerate(self.changes[since.changes :], since.changes)
-            if change.new is None and (target := _target(change.target)) is not None
-        ]
-        if not left:
-            return
-        layers = await self._state.edited(self.standings, self.edits, self.pace)
-        rules = layers.rule_set.at(self._now)
-        for index, target in left:
-            rule = self._state.rule_in_force(target, rules)
-            self.changes[index] = msgspec.structs.replace(self.changes[index], new_rule=rule)
+        state = self._state
+        if not self.active and rulebook is None:
+            return state
+        active = {path: each for path, each in {**state.active, **self.active}.items() if each is not None}
+        rules = {}
+        if rulebook is None:
+            rules = {path: rule for path, rule in {**state.rules, **self.rules}.items() if rule is not None}
+        after = State(rulebook or state.rulebook, active, self._now, state, rules)
+        for index, change in enumerate(self.changes):
+            if change.new is None and change.target.startswith(LIMITS):
+                new_rule = after.rule_in_force(target_at(change.target))
+                self.changes[index] = msgspec.structs.replace(change, new_rule=new_rule)
+        return after
 
     # --- what can be done
 
-    def edit(self, index: int, edit: Edit, author: Author, *, durable: bool) -> Change:
+    def edit(self, index: int, edit: Edit, author: Author, *, durable: bool) -> None:
         """Do one edit.
 
         Args:
@@ -155,50 +111,53 @@ class Transaction:
         Raises:
             EditError, StaleError, NotFoundError: it cannot be done.
         """
-        _check_words(index, edit)
+        _check_bounds(index, edit)
         match edit:
             case SetLimit():
-                return self._set_limit(index, edit, author, durable=durable)
+                self._set_limit(index, edit, author, durable=durable)
             case PatchLimit():
-                return self._patch_limit(index, edit, author, durable=durable)
+                self._patch_limit(index, edit, author, durable=durable)
             case UnsetLimit():
-                return self._unset_limit(index, edit, author, durable=durable)
+                self._unset_limit(index, edit, author, durable=durable)
             case SetSwitch():
                 entry = self._switch(index, edit.kind)
                 _check_match(index, edit.if_match, entry)
-                standing = self._standing(edit, author, limiting=edit.limiting)
-                return self._put("set", switch_path(edit.kind), standing, standing, author, durable=durable)
+                active = self._new_edit(edit, author, limiting=edit.limiting)
+                self._put("set", switch_path(edit.kind), active, active, author, durable=durable)
             case UnsetSwitch():
                 entry = self._switch(index, edit.kind)
                 _check_match(index, edit.if_match, entry)
                 if entry.edit is None:
                     raise NotFoundError(f"the switch of {edit.kind} stands as the configuration has it")
                 path = switch_path(edit.kind)
-                return self._put("unset", path, None, None, author, durable=durable, reason=edit.reason)
+                self._put("unset", path, None, None, author, durable=durable, reason=edit.reason)
 
-    def expire(self, path: str) -> Change:
-        """End a standing whose time is over; what stood under it stands again."""
-        standing = self._stands(path)
-        under = standing.under if standing is not None else None
-        durable = standing is not None and _same(standing, self._stands_durably(path))
-        reason = f"the time of change {standing.change_id} is over" if standing is not None else ""
-        kept = self._stands_durably(path)
-        return self._put(
-            "expire", path, under, kept.under if kept is not None else None, SLUICE, durable=durable, reason=reason
+    def expire(self, path: str) -> None:
+        """End an edit whose time is over; what it covered is in force again."""
+        edit, stored = self._edit_at(path), self._stored_at(path)
+        assert edit is not None  # noqa: S101 - asked for by who calls
+        self._put(
+            "expire",
+            path,
+            edit.under,
+            None if stored is None else stored.under,
+            SLUICE,
+            durable=stored is not None and stored.change_id == edit.change_id,
+            reason=f"the time of change {edit.change_id} is over",
         )
 
-    def revert(self, change: Change, author: Author, reason: str) -> Change:
-        """Put back what stood before a change.
+    def revert(self, change: Change, author: Author, reason: str) -> None:
+        """Put back what was in force before a change.
 
         Raises:
-            EditError: what stood before cannot stand any more.
+            EditError: that does not fit the configuration any more.
         """
         before = change.before
         if before is not None and is_over(before, self._now):
             before = before.under
-        standing = None
+        active = None
         if before is not None:
-            standing = msgspec.structs.replace(
+            active = msgspec.structs.replace(
                 before,
                 change_id=self._number(),
                 at=self._at,
@@ -206,60 +165,27 @@ class Transaction:
                 address=author.address,
                 reason=reason or before.reason,
             )
-        return self._put(
+        self._put(
             "revert",
             change.target,
-            standing,
-            standing,
+            active,
+            active,
             author,
             durable=change.durable,
             reason=reason,
             reverts=change.id,
         )
 
-    def tell_end(self, path: str, standing: ActiveEdit) -> Change:
-        """Record that a standing ended while nobody was looking; what stood under it stands again already."""
-        target = _target(path)
-        self._set(self.written, path, standing.under)
-        old: dict[str, Any] | None = None if standing.limiting is None else {"limiting": standing.limiting}
-        if target is not None:
-            with suppress(FieldError):
-                old = fields_of(self._state.read(*target, standing))
-        return self._record(
-            "expire",
-            path,
-            SLUICE,
-            old=old,
-            new=self._shown(path, target),
-            reason=f"the time of change {standing.change_id} is over",
-            before=standing,
-        )
+    def note_reload(self, author: Author, details: Sequence[str], *, durable: bool) -> None:
+        """Record that another configuration was put in force."""
+        self._record("reload", "configuration", author, details=tuple(details), durable=durable)
 
-    def note(self, action: Action, target: str, author: Author, details: Sequence[str], *, durable: bool) -> Change:
-        """Record something that is no edit."""
-        return self._record(action, target, author, details=tuple(details), durable=durable)
-
-    def _record(self, action: Action, target: str, author: Author, **besides: Any) -> Change:
-        change = Change(
-            id=self._number(),
-            at=self._at,
-            by=author.name,
-            address=author.address,
-            action=action,
-            target=target,
-            **besides,
-        )
-        self.changes.append(change)
-        return change
-
-    # --- how
-
-    def reset(self, target: Target, author: Author, details: Sequence[str], *, reason: str, durable: bool) -> Change:
+    def note_reset(self, target: Target, author: Author, details: Sequence[str], *, reason: str, durable: bool) -> None:
         """Record that limiters began anew; the limit stays as it is."""
         path = limit_path(target)
-        shown = self._shown(path, target)
+        shown = self._shown(path)
         rule = self._state.rule_in_force(target) if shown is None else None
-        return self._record(
+        self._record(
             "reset",
             path,
             author,
@@ -272,14 +198,16 @@ class Transaction:
             durable=durable,
         )
 
-    def _patch_limit(self, index: int, edit: PatchLimit, author: Author, *, durable: bool) -> Change:
+    # --- how
+
+    def _patch_limit(self, index: int, edit: PatchLimit, author: Author, *, durable: bool) -> None:
         try:
             target = self._state.rulebook.reader.target(edit.kind, edit.name)
         except FieldError as error:
-            raise EditError(tuple(Problem(field, what, index) for field, what in error.problems)) from None
-        stands = self._stands(limit_path(target))
-        if stands is not None and stands.limit is not None:
-            base = stands.limit
+            raise _edit_error(error, index) from None
+        active = self._edit_at(limit_path(target))
+        if active is not None and active.limit is not None:
+            base = active.limit
         else:
             entry = self._limit(target)
             if entry.configured is not None:
@@ -297,32 +225,31 @@ class Transaction:
             ttl_s=None if edit.ttl_s is msgspec.UNSET else edit.ttl_s,
             if_match=edit.if_match,
         )
-        ends = stands.expires_at if edit.ttl_s is msgspec.UNSET and stands is not None else None
-        return self._set_limit(index, whole, author, durable=durable, ends=ends)
+        ends = active.expires_at if edit.ttl_s is msgspec.UNSET and active is not None else None
+        self._set_limit(index, whole, author, durable=durable, ends=ends)
 
-    def _set_limit(
-        self, index: int, edit: SetLimit, author: Author, *, durable: bool, ends: str | None = None
-    ) -> Change:
-        standing = self._standing(edit, author, limit=edit.limit)
+    def _set_limit(self, index: int, edit: SetLimit, author: Author, *, durable: bool, ends: str | None = None) -> None:
+        active = self._new_edit(edit, author, limit=edit.limit)
         if ends is not None:
-            standing = msgspec.structs.replace(standing, expires_at=ends)
+            active = msgspec.structs.replace(active, expires_at=ends)
         try:
-            rule = self._state.read(edit.kind, edit.name, standing)
+            path = f"{LIMITS}{edit.kind}/{edit.name}"
+            rule = self._state.read(path, active)
             target = target_of(rule)
-            if target != (edit.kind, edit.name):
+            if limit_path(target) != path:
                 # Another spelling of the same: it is the one that a restart reads.
-                rule = self._state.read(*target, standing)
+                path = limit_path(target)
+                rule = self._state.read(path, active)
         except FieldError as error:
-            raise EditError(tuple(Problem(field, what, index) for field, what in error.problems)) from None
-        # An entry takes as long as all the rest of an edit.
+            raise _edit_error(error, index) from None
         if edit.if_match is not None or edit.if_none_match:
             entry = self._limit(target)
             _check_match(index, edit.if_match, entry)
             if edit.if_none_match and entry.edit is not None:
                 raise StaleError(index, entry.etag, f"it has been edited already: {_whose(entry)}")
-        return self._put("set", limit_path(target), standing, standing, author, durable=durable, rule=rule)
+        self._put("set", path, active, active, author, durable=durable, rule=rule)
 
-    def _unset_limit(self, index: int, edit: UnsetLimit, author: Author, *, durable: bool) -> Change:
+    def _unset_limit(self, index: int, edit: UnsetLimit, author: Author, *, durable: bool) -> None:
         path = f"{LIMITS}{edit.kind}/{edit.name}"
         if path not in self._state.idle:
             try:
@@ -334,9 +261,9 @@ class Transaction:
             _check_match(index, edit.if_match, entry)
             if entry.edit is None:
                 raise NotFoundError(f"no edit stands over {target.kind} {target.name}")
-        return self._put("unset", path, None, None, author, durable=durable, reason=edit.reason)
+        self._put("unset", path, None, None, author, durable=durable, reason=edit.reason)
 
-    def _standing(self, edit: SetLimit | SetSwitch, author: Author, **what: Any) -> ActiveEdit:
+    def _new_edit(self, edit: SetLimit | SetSwitch, author: Author, **what: Any) -> ActiveEdit:
         return ActiveEdit(
             change_id=self._number(),
             at=self._at,
@@ -351,104 +278,106 @@ class Transaction:
         self,
         action: Action,
         path: str,
-        standing: ActiveEdit | None,
-        kept: ActiveEdit | None,
+        active: ActiveEdit | None,
+        stored: ActiveEdit | None,
         author: Author,
         *,
         durable: bool,
         rule: Rule | None = None,
         reason: str | None = None,
         reverts: int | None = None,
-    ) -> Change:
-        """Let something else stand: ``standing`` in force, ``kept`` after a restart."""
-        before = self._stands(path)
-        if standing is not None and action == "set":
-            standing = _over(standing, before)
-            kept = _over(standing, self._stands_durably(path))
-        target = _target(path)
-        if standing is not None and target is not None and rule is None:
+    ) -> None:
+        """Put another edit in force: ``active`` now, ``stored`` after a restart; None reverts to the configuration."""
+        before = self._edit_at(path)
+        if active is not None and action == "set":
+            active = _over(active, before)
+            stored = _over(active, self._stored_at(path))
+        is_limit = path.startswith(LIMITS)
+        if active is not None and is_limit and rule is None:
             try:
-                rule = self._state.read(*target, standing)
+                rule = self._state.read(path, active)
             except FieldError as error:
-                # Time does not wait for an edit to be right; this one stands and does nothing.
+                # Time does not wait for an edit to be right; this one is active and does nothing.
                 if action != "expire":
-                    raise EditError(tuple(Problem(field, what) for field, what in error.problems)) from None
-        old = self._shown(path, target)
+                    raise _edit_error(error, 0) from None
+        old = self._shown(path)
         # What is in force for a name that was set and unset in one go is not known before all of it is done.
-        has_none = target is not None and old is None and target not in self.edits
-        old_rule = self._state.rule_in_force(target) if target is not None and has_none else None
-        self._set(self.standings, path, standing)
-        if target is not None:
-            self._set(self.edits, target, rule)
+        has_none = is_limit and old is None and path not in self.rules
+        old_rule = self._state.rule_in_force(target_at(path)) if has_none else None
+        self.active[path] = active
+        if is_limit:
+            self.rules[path] = rule
         if durable:
-            self._set(self.written, path, kept)
-        return self._record(
+            self.stored[path] = stored
+        self._record(
             action,
             path,
             author,
             old=old,
-            new=self._shown(path, target),
+            new=self._shown(path),
             old_rule=old_rule,
-            reason=(standing.reason if standing is not None else "") if reason is None else reason,
-            expires_at=None if standing is None else standing.expires_at,
+            reason=(active.reason if active is not None else "") if reason is None else reason,
+            expires_at=None if active is None else active.expires_at,
             reverts=reverts,
             before=before,
             durable=durable,
         )
 
+    def _record(self, action: Action, target: str, author: Author, **more: Any) -> None:
+        self.changes.append(
+            Change(
+                id=self._number(),
+                at=self._at,
+                by=author.name,
+                address=author.address,
+                action=action,
+                target=target,
+                **more,
+            )
+        )
+
     def _number(self) -> int:
         return self._next_id + len(self.changes)
 
-    def _set(self, into: dict[Any, Any], key: Any, value: Any) -> None:
-        self._undo.append((into, key, into.get(key, _NOTHING)))
-        into[key] = value
+    def _edit_at(self, path: str) -> ActiveEdit | None:
+        return self.active[path] if path in self.active else self._state.active.get(path)
 
-    def _stands(self, path: str) -> ActiveEdit | None:
-        return self.standings[path] if path in self.standings else self._state.standings.get(path)
+    def _stored_at(self, path: str) -> ActiveEdit | None:
+        return self.stored[path] if path in self.stored else self._stored_before.get(path)
 
-    def _stands_durably(self, path: str) -> ActiveEdit | None:
-        return self.written[path] if path in self.written else self._durable.get(path)
-
-    def _rule(self, target: Target) -> Rule | None:
-        return self.edits[target] if target in self.edits else self._state.edits.get(target)
+    def _rule(self, path: str) -> Rule | None:
+        return self.rules[path] if path in self.rules else self._state.rules.get(path)
 
     def _limit(self, target: Target) -> LimitEntry:
-        return self._state.entry(target, self._rule(target), self._stands(limit_path(target)))
+        path = limit_path(target)
+        return self._state.entry(target, self._rule(path), self._edit_at(path))
 
     def _switch(self, index: int, kind: str) -> SwitchEntry:
         kinds = (ALL_KINDS, *self._state.rulebook.reader.kinds)
         if kind not in kinds:
             raise EditError((Problem("kind", f"no such kind; there are {', '.join(kinds)}", index),))
-        return self._state.switch(kind, self._stands(switch_path(kind)))
+        return self._state.switch(kind, self._edit_at(switch_path(kind)))
 
-    def _shown(self, path: str, target: Target | None) -> dict[str, Any] | None:
+    def _shown(self, path: str) -> dict[str, Any] | None:
         """Return what a change says of what is in force."""
-        if target is None:
-            return {"limiting": self._state.switch(path.partition("/")[2], self._stands(path)).limiting}
-        rule = self._rule(target) or self._state.configured(target)
+        if path.startswith(SWITCHES):
+            return {"limiting": self._state.switch(path.removeprefix(SWITCHES), self._edit_at(path)).limiting}
+        rule = self._rule(path) or self._state.configured_rule(path)
         return None if rule is None else fields_of(rule)
 
 
-_NOTHING: Final = object()
+def _over(edit: ActiveEdit, before: ActiveEdit | None) -> ActiveEdit:
+    """Have a temporary edit leave what was in force for good before it."""
+    if edit.expires_at is None or before is None:
+        return msgspec.structs.replace(edit, under=None)
+    return msgspec.structs.replace(edit, under=before if before.expires_at is None else before.under)
 
 
-def _target(path: str) -> Target | None:
-    """Return what a path of a limit is for; None of a switch."""
-    return Target(*path.removeprefix(LIMITS).split("/", 1)) if path.startswith(LIMITS) else None
+def _edit_error(error: FieldError, index: int) -> EditError:
+    return EditError(tuple(Problem(field, what, index) for field, what in error.problems))
 
 
-def _same(standing: ActiveEdit, other: ActiveEdit | None) -> bool:
-    return other is not None and other.change_id == standing.change_id
-
-
-def _over(standing: ActiveEdit, before: ActiveEdit | None) -> ActiveEdit:
-    """Let a standing that ends leave what stood for good before."""
-    if standing.expires_at is None or before is None:
-        return msgspec.structs.replace(standing, under=None)
-    return msgspec.structs.replace(standing, under=before if before.expires_at is None else before.under)
-
-
-def _check_words(index: int, edit: Edit) -> None:
+def _check_bounds(index: int, edit: Edit) -> None:
     problems = []
     if len(edit.reason) > MAX_REASON:
         problems.append(Problem("reason", f"must be at most {MAX_REASON} characters", index))

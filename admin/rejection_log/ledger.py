@@ -12,8 +12,8 @@ from typing import Final, TypeVarTuple
 import structlog
 
 from admin.common.version import sluice_version
-from admin.edits.interface import LiveLimits
 from admin.edits.model import Change
+from admin.edits.service import EditService
 from admin.rejection_log import write_ahead
 from admin.rejection_log.aggregate import Aggregate, Traffic, minute_of
 from admin.rejection_log.composing import Batch, Composer, LimitsInForce, Lines, line_of
@@ -51,7 +51,7 @@ class Ledger:
         run: str,
         *,
         max_resources: int,
-        live: LiveLimits,
+        live: EditService,
         data_path: DataPath,
         figures: Figures,
         now_s: float,

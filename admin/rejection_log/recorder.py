@@ -14,8 +14,8 @@ import msgspec
 import structlog
 import trio
 
-from admin.edits.interface import LiveLimits
 from admin.edits.model import Change, StoreError
+from admin.edits.service import EditService
 from admin.rejection_log.files import Bounds, LogFiles
 from admin.rejection_log.folder import Folder, new_run
 from admin.rejection_log.ledger import Ledger
@@ -62,7 +62,7 @@ class Recorder:
     def __init__(
         self,
         data_path: DataPath,
-        live: LiveLimits,
+        live: EditService,
         folder: Folder,
         *,
         instance: str,

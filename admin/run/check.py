@@ -14,7 +14,7 @@ from admin.common.tables import Rows
 from admin.config.rule_fields import SCOPE_KINDS
 from admin.config.settings import OFF
 from admin.edits.model import is_over
-from admin.edits.places import Place, standing_in
+from admin.edits.places import Place, active_in
 from admin.edits.state import State
 from admin.rejection_log import places as log_places
 from admin.run.composition import Plan, PlannedListener
@@ -67,13 +67,13 @@ def _replaced(plan: Plan) -> Text:
 
 def _edits(plan: Plan, place: Place, now: datetime) -> Text | None:
     """Say where edits are kept and what those that stand make of the configuration; None of a usual place without."""
-    standings, problem = standing_in(place)
-    standing = {path: each for path, each in standings.items() if not is_over(each, now)}
-    if not (place.given or standing or problem):
+    active, problem = active_in(place)
+    active = {path: each for path, each in active.items() if not is_over(each, now)}
+    if not (place.given or active or problem):
         return None
     if place.directory is None:
         return Text("kept until the restart only")
-    drift = State(plan.rulebook, standing, now).drift()
+    drift = State(plan.rulebook, active, now).drift()
     lines = [f"kept in {place.directory}; edits that stand: {len(drift)}", *drift[:_EDITS_SHOWN]]
     if problem is not None:
         lines.append(problem)

@@ -1,11 +1,13 @@
-"""Reading the configuration again while everything runs: what changes at once, what needs a restart, what is hidden.
+"""Reloads: reads the configuration again while everything runs, on demand, on a signal or when its files change.
 
 The whole configuration is validated first; if anything in it is wrong, nothing changes. Flags and environment are
 those of the start.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -27,36 +29,38 @@ from limiter.rules.rule import Rule, RuleKey
 
 _log = structlog.get_logger(__name__)
 
-#: What takes effect at once, by how its key begins; limits and defaults are told as the rules that they are.
+LOOK_EVERY_S: Final = 1.0
+
+#: Keys, and prefixes of keys, that take effect at once; changed limits and defaults are reported as rules.
 _AT_ONCE: Final = ("limiting", "log.level", "limits", "defaults")
-#: What the keyring tells of, without the secrets.
+#: Keys whose changes the keyring reports, without the secrets.
 _OF_TOKENS: Final = frozenset({"admin.token", "admin.read_token"})
 
 
 class Reloader:
-    """Puts in force what the configuration says now; it is a Desk's ``reloader``.
+    """Puts the present configuration in force; it is the ``reloader`` of an ``EditService``.
 
     Args:
         load: reads and checks the configuration.
         plan: what is in force.
-        desk: where the limits are put in force.
+        edits: puts limits in force.
         keyring: the tokens.
 
     Attributes:
-        plan: the configuration in force, less what needs a restart.
-        failed: what was wrong with the configuration when it was last read to be put in force; None if nothing.
+        plan: the configuration in force, apart from what needs a restart.
+        failed: what was wrong with the configuration at the last reload; None if nothing was.
     """
 
-    def __init__(self, load: Callable[[], Plan], plan: Plan, desk: EditService, keyring: Keyring) -> None:
+    def __init__(self, load: Callable[[], Plan], plan: Plan, edits: EditService, keyring: Keyring) -> None:
         self.plan = plan
         self.failed: FailedReload | None = None
         self._load = load
         self._started = plan.settings
-        self._desk = desk
+        self._edits = edits
         self._keyring = keyring
         self._one_at_a_time = trio.Lock()
 
-    async def __call__(self, author: Author, dry_run: bool) -> ReloadReport:  # noqa: FBT001 - the Desk's one call
+    async def __call__(self, author: Author, dry_run: bool) -> ReloadReport:  # noqa: FBT001 - EditService's one call
         """Read the configuration again.
 
         Raises:
@@ -102,7 +106,7 @@ class Reloader:
             change = None
             if report.changed or tokens:
                 # All of it in one moment: whoever asked may be gone before that.
-                change = await self._desk.put_rulebook(new.rulebook, author, details, switch_over)
+                change = await self._edits.put_rulebook(new.rulebook, author, details, switch_over)
             else:
                 switch_over()
             done = msgspec.structs.replace(report, change=change, changed=(*report.changed, *tokens))
@@ -111,7 +115,7 @@ class Reloader:
 
     def _hidden(self, old: Plan, new: Plan) -> Iterator[str]:
         """Name what is configured otherwise and does not hold."""
-        edited = {limit_path(target_of(rule)): rule for rule in self._desk.edited_rules()}
+        edited = {limit_path(target_of(rule)): rule for rule in self._edits.edited_rules()}
         for key, before, after in _differing(_by_key(old.rulebook.configured), _by_key(new.rulebook.configured)):
             rule = after or before
             edit = edited.get(limit_path(target_of(rule))) if rule is not None else None
@@ -134,14 +138,57 @@ def families(reloader: Reloader | None) -> Iterator[Family]:
         )
 
 
-async def reload_on_signal(desk: EditService, author: Author) -> None:
+async def reload_unattended(edits: EditService, author: Author) -> None:
     """Read the configuration again where nobody waits for an answer; the log has what came of it."""
     try:
-        await desk.reload(author)
+        await edits.reload(author)
     except ReloadError:
         pass
     except Exception as error:  # noqa: BLE001 - traffic goes on whatever it was
         _log.error("configuration not reloaded, and nothing was changed", **_asked_by(author), error=str(error))
+
+
+async def reload_on_change(
+    files: Iterable[str],
+    edits: EditService,
+    *,
+    sleep: Callable[[float], Awaitable[None]] = trio.sleep,
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Look at files until cancelled, and reload when one has changed and has not changed again since the last look.
+
+    This is for Kubernetes, which changes mounted ConfigMaps and Secrets and sends no signal. Waiting for a second look
+    keeps it from reading a file that is half written.
+
+    Args:
+        files: those that the configuration in force was read from.
+        edits: who reloads.
+        sleep: waits for so many seconds between two looks.
+        task_status: reports that it has looked once.
+    """
+    look = partial(trio.to_thread.run_sync, partial(_look, tuple(files)))
+    read = before = await look()
+    task_status.started()
+    while True:
+        await sleep(LOOK_EVERY_S)
+        now = await look()
+        if now == before != read:
+            read = now
+            await reload_unattended(edits, Author("file change"))
+        before = now
+
+
+def _look(files: tuple[str, ...]) -> list[tuple[int, int, int, int] | None]:
+    """Return what changes with the files. Links are followed: Kubernetes changes where they lead."""
+    return [_identity(Path(file)) for file in files]
+
+
+def _identity(file: Path) -> tuple[int, int, int, int] | None:
+    try:
+        found = file.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def _log_reload(report: ReloadReport, author: Author) -> None:

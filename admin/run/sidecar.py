@@ -34,10 +34,10 @@ from admin.rejection_log.files import Bounds
 from admin.rejection_log.folder import Folder
 from admin.rejection_log.recorder import Recorder, instance_of
 from admin.rejection_log.recorder import families as log_families
-from admin.run import limit_commands, reload, watch
+from admin.run import limit_commands, reload
 from admin.run.composition import BUILT_IN, Plan
 from admin.run.process import Descriptors, share_descriptors
-from admin.run.reload import Reloader, reload_on_signal
+from admin.run.reload import Reloader, reload_unattended
 from admin.stats import LiveStats
 from admin.stats.health import Health
 from admin.wire import RejectionLog
@@ -195,11 +195,11 @@ class _Log(NamedTuple):
 
 
 async def _run(
-    plan: Plan, desk: EditService, log: _Log, load: Callable[[], Plan] | None, task_status: trio.TaskStatus[Running]
+    plan: Plan, edits: EditService, log: _Log, load: Callable[[], Plan] | None, task_status: trio.TaskStatus[Running]
 ) -> None:
     max_connections = plan.settings.bounds.max_connections
     descriptors = share_descriptors(max_connections, len(plan.listeners))
-    config = replace(plan.data_path_config(), rule_set=desk.rule_set, room_for_connections=descriptors.clients)
+    config = replace(plan.data_path_config(), rule_set=edits.rule_set, room_for_connections=descriptors.clients)
     try:
         data_path = LocalDataPath(config)
     except PipelineError as error:
@@ -211,7 +211,7 @@ async def _run(
     sock = None if endpoint == OFF else server.bind(endpoint, anyone=anyone)
     reloader = None
     if load is not None:
-        desk.reloader = reloader = Reloader(load, plan, desk, keyring)
+        edits.reloader = reloader = Reloader(load, plan, edits, keyring)
     recorder: Recorder | None = None
     try:
         async with trio.open_nursery() as nursery:
@@ -229,13 +229,13 @@ async def _run(
             listen = {listener.name: listener.listen for listener in snapshot.listeners}
             instance = _instance(plan, listen)
             supervisor = Supervisor()
-            await nursery.start(supervisor.keep, "live edits", partial(desk.run, data_path.apply, data_path.reset))
-            await nursery.start(supervisor.keep, "remote commands", partial(limit_commands.answer, data_path, desk))
-            board = LiveStats(data_path, desk, health)
+            await nursery.start(supervisor.keep, "live edits", partial(edits.run, data_path.apply, data_path.reset))
+            await nursery.start(supervisor.keep, "remote commands", partial(limit_commands.answer, data_path, edits))
+            board = LiveStats(data_path, edits, health)
             await nursery.start(supervisor.keep, "board", board.run)
             if plan.settings.reload_on_change and reloader is not None:
-                await nursery.start(supervisor.keep, "file watch", partial(watch.reload_on_change, plan.files, desk))
-            recorder = _recorder(plan, data_path, desk, log, instance)
+                await nursery.start(supervisor.keep, "file watch", partial(reload.reload_on_change, plan.files, edits))
+            recorder = _recorder(plan, data_path, edits, log, instance)
             if recorder is not None:
                 await nursery.start(supervisor.keep, "rejection log", recorder.run)
             admin = None
@@ -245,7 +245,7 @@ async def _run(
                 def warnings() -> list[str]:
                     in_force = plan if reloader is None else reloader.plan
                     of_log = [] if recorder is None else recorder.warnings()
-                    return [*in_force.warnings(), *desk.warnings(), *of_log, *supervisor.warnings()]
+                    return [*in_force.warnings(), *edits.warnings(), *of_log, *supervisor.warnings()]
 
                 def rejection_log() -> RejectionLog:
                     directory = None if log.folder is None else str(log.folder.path)
@@ -254,7 +254,7 @@ async def _run(
                 def failed_reload() -> FailedReload | None:
                     return None if reloader is None else reloader.failed
 
-                services = api.Services(data_path, desk, board, warnings, instance, rejection_log, failed_reload)
+                services = api.Services(data_path, edits, board, warnings, instance, rejection_log, failed_reload)
                 app = server.application(
                     data_path,
                     health,
@@ -278,7 +278,7 @@ async def _run(
 
                 await nursery.start(supervisor.keep, "admin address", partial(serve, sock))
             secure = plan.certificate is not None
-            running = Running(data_path, health, desk, listen, admin, secure=secure, rejection_log=recorder)
+            running = Running(data_path, health, edits, listen, admin, secure=secure, rejection_log=recorder)
             _say_where(log, instance)
             task_status.started(running)
     finally:
@@ -295,13 +295,13 @@ def _instance(plan: Plan, listen: Mapping[str, str]) -> str:
     return instance_of(plan.settings.rejection_log.instance, socket.gethostname(), first)
 
 
-def _recorder(plan: Plan, data_path: DataPath, desk: EditService, log: _Log, instance: str) -> Recorder | None:
+def _recorder(plan: Plan, data_path: DataPath, edits: EditService, log: _Log, instance: str) -> Recorder | None:
     if log.folder is None:
         return None
     settings = plan.settings.rejection_log
     return Recorder(
         data_path,
-        desk,
+        edits,
         log.folder,
         instance=instance,
         bounds=Bounds(settings.max_file_bytes, settings.max_file_age_s, settings.max_total_bytes),
@@ -358,7 +358,7 @@ async def run_until_signal(plan: Plan, load: Callable[[], Plan] | None = None) -
 
 async def _reload_on_signal(signals: AsyncIterator[int], live: EditService) -> None:
     async for _ in signals:
-        await reload_on_signal(live, Author("SIGHUP"))
+        await reload_unattended(live, Author("SIGHUP"))
 
 
 @dataclass(slots=True)

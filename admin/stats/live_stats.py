@@ -16,8 +16,8 @@ import trio
 
 from admin import wire
 from admin.common.clock import Clock
-from admin.edits.interface import LiveLimits
 from admin.edits.model import Change, LimitEntry, NotFoundError
+from admin.edits.service import EditService
 from admin.stats.connections import Connections
 from admin.stats.health import Health
 from admin.stats.rows import (
@@ -156,7 +156,7 @@ class LiveStats:
         clock: tells the time.
     """
 
-    def __init__(self, data_path: DataPath, live: LiveLimits, health: Health, clock: Clock | None = None) -> None:
+    def __init__(self, data_path: DataPath, live: EditService, health: Health, clock: Clock | None = None) -> None:
         self._data_path, self._live, self._health = data_path, live, health
         self.clock = clock or Clock()
         self.connections = Connections(data_path, self.clock)

@@ -1,7 +1,7 @@
-"""What the HTTP API and those who ask it agree on: its paths, the form of its errors and of its answers.
+"""Data types of the HTTP API that its server and its clients share: paths, answers and problems.
 
-Plain data. What is told of limits and changes is in ``admin.edits.model``, of requests in ``proxy.stats.question``;
-here is what the API itself makes. Times are ISO 8601 in UTC.
+Limits and changes are in ``admin.edits.model``, explained decisions in ``proxy.stats.question``. Times are ISO 8601 in
+UTC.
 """
 
 from collections.abc import Mapping
@@ -24,16 +24,16 @@ from limiter.rules.rule import Action, Dimension
 from proxy.stats.snapshot import ClientDescription, Direction, Usage
 
 BASE: Final = "/api/v1"
-"""What the API's paths begin with."""
+"""Prefix of the API's paths."""
 
 PROBLEM: Final = "application/problem+json"
 EVENT_STREAM: Final = "text/event-stream"
 
 MAX_PAGE: Final = 500
-"""Rows in one answer."""
+"""Most rows of one page."""
 DEFAULT_PAGE: Final = 100
 MAX_EDITS: Final = 10_000
-"""Edits in one batch."""
+"""Most edits of one batch."""
 
 Filter = Literal["limited", "edited", "near", "shadowed", "overridden"]
 """``overridden`` is another word for ``edited``."""
@@ -57,22 +57,22 @@ ConnectionColumn = Literal["id", "peer", "client", "listener", "age", "bytes", "
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """An answer, or a part of one: Sluice always sends all of it.
+    """An answer, or a part of one: Sluice always sends all of its fields.
 
-    The defaults of its fields are what a client takes an older Sluice to say that does not know them.
+    Their defaults are for clients, in place of fields that an older Sluice does not send.
     """
 
 
 class Verdicts(msgspec.Struct, frozen=True):
-    """How much of what was asked for came to what end: counts, or rates per second.
+    """Outcomes of requests: counts, or rates per second.
 
     Attributes:
-        passed: past the limits, with what is shadowed.
-        refused: over a limit.
-        shadowed: of what passed, what a shadow rule would have refused.
-        bypassed: passed, since a handler was skipped.
-        exempt: passed, since the client is never limited.
-        dropped: was held, and then its client left.
+        passed: passed the limits, including what is shadowed.
+        refused: refused over a limit.
+        shadowed: passed, although a shadow rule would have refused it.
+        bypassed: passed because a handler was skipped.
+        exempt: passed because the client is exempt.
+        dropped: held, and then its client left.
     """
 
     passed: float = 0
@@ -87,9 +87,9 @@ class RuleRates(msgspec.Struct, frozen=True):
     """What one rule does, in messages per second; what it lets pass is not counted.
 
     Attributes:
-        refused: over its limit.
-        held: made to wait.
-        shadowed: passed, though the rule would have refused it.
+        refused: refused over its limit.
+        held: held back.
+        shadowed: passed, although the rule would have refused it.
     """
 
     refused: float = 0
@@ -102,7 +102,7 @@ class History(Answer, frozen=True):
 
     Attributes:
         step_s: seconds between two points.
-        passed: mean of each step, with what a shadow rule would have refused.
+        passed: mean of each step, including what is shadowed.
         refused: mean of each step.
     """
 
@@ -112,28 +112,27 @@ class History(Answer, frozen=True):
 
 
 class LiveFigures(Answer, frozen=True, kw_only=True):
-    """What a limit does: rates, ``used_ratio`` and states are of the last ten seconds, as what they sort by is.
+    """What a limit does. Rates, ``used_ratio`` and states cover the last ten seconds, as do the sort orders by them.
 
-    A rate can be above the limit, as ``used_ratio`` above 1: what was stored in a pause is admitted at once.
+    A rate can exceed the limit, and ``used_ratio`` 1, since permits stored during a pause are admitted at once.
 
     Attributes:
-        messages_per_s: by what became of them; None of scopes and totals, whose messages count for the
-            resource.
-        requests_per_s: in the same way.
-        rule_messages_per_s: what their rule did, of scopes and totals that have it for themselves; None of all others.
-        used: how much of the limit was used, by dimension; 1.0 is all of it.
-        used_ratio: the largest share of the last ten seconds; None while nothing limits it.
-        limited: something was refused or held, by whichever rule.
+        messages_per_s: messages by outcome; None for scopes and totals, whose messages count for the resource.
+        requests_per_s: requests by outcome; None likewise.
+        rule_messages_per_s: what the rule of a scope or total did, if it is for that alone; None for all others.
+        used: the share of the limit that was used, by dimension; 1.0 is all of it.
+        used_ratio: the largest share used in the last ten seconds; None while nothing limits it.
+        limited: something was refused or held, by any rule.
         holding: something was held.
         would_refuse: a shadow rule would have refused something.
-        near: at least 80 % are used.
-        open: the breaker refuses everything at this moment; never of a shadow rule.
-        wait_s: what a request would have to wait at this moment.
-        stored_permits: negative is a debt; None while nothing limits it.
+        near: at least 80 % of the limit is used.
+        open: the breaker refuses everything at the moment; never true for a shadow rule.
+        wait_s: seconds that a request would have to wait now.
+        stored_permits: permits available; negative is a debt; None while nothing limits it.
         last_refused_at: when a request was last refused; None if none was.
-        last_wait_s: the wait that was stated then.
-        refused_by: the rule that refused it, if it was not the limit's own: a total's, a client's, a producer group's
-            or a listener's.
+        last_wait_s: the wait stated in that refusal, in seconds.
+        refused_by: the rule that refused it, if it was not the limit's own but that of a total, client, producer group
+            or listener.
     """
 
     messages_per_s: Verdicts | None = None
@@ -154,23 +153,23 @@ class LiveFigures(Answer, frozen=True, kw_only=True):
 
 
 class Row(Answer, frozen=True, kw_only=True):
-    """One line of the table of limits: a limit, as ``live.model.LimitEntry`` has it, and what it does.
+    """One row of the table of limits: a limit, as in ``LimitEntry``, and what it does.
 
     Attributes:
-        key: names the row: kind, slash, name.
-        own: it has a rule of its own, configured or edited; otherwise a pattern's, a default's or none's.
-        kind: of what is limited, or ``total``.
+        key: key of the row: kind, slash, name.
+        own: it has a rule of its own, configured or edited; otherwise that of a pattern, a default, or none.
+        kind: kind of resource or scope, or ``total``.
         name: exact name or pattern.
-        limit: what is in force for it now, all fields.
-        limit_text: that in short.
-        rule: the name of the rule in force.
+        limit: the limit in force now, all fields.
+        limit_text: the limit in short.
+        rule: name of the rule in force.
         source: where that rule comes from.
-        exact: the name stands for one resource, not for a pattern.
-        configured: the configuration's rule for the very same name, if it has one.
-        edit: the edit that stands, if one does.
-        etag: of the limit.
-        live: what it does now; None if it was never asked for.
-        history: what it did in the last minutes; None if it was not asked for then, or without ``history=1``.
+        exact: the name is one resource, not a pattern.
+        configured: the configured limit of the same name, if there is one.
+        edit: the active edit, if there is one.
+        etag: ETag of the limit.
+        live: what it does now; None if it was never used.
+        history: what it did in the last minutes; None if it was not used then, or without ``history=1``.
     """
 
     key: str
@@ -190,14 +189,14 @@ class Row(Answer, frozen=True, kw_only=True):
 
 
 class RowTotals(Answer, frozen=True):
-    """How many rows there are of each sort, whatever is searched for.
+    """Numbers of rows of each sort, independent of the search.
 
     Attributes:
-        rows: all.
-        limited: limited now.
-        overridden: with an edit.
-        near: near their limit.
-        shadowed: where a shadow rule would refuse something now.
+        rows: all rows.
+        limited: rows that are limited now.
+        overridden: rows with an active edit.
+        near: rows near their limit.
+        shadowed: rows where a shadow rule would refuse something now.
     """
 
     rows: int = 0
@@ -208,18 +207,18 @@ class RowTotals(Answer, frozen=True):
 
 
 class LimitPage(Answer, frozen=True, kw_only=True):
-    """Some lines of the table of limits.
+    """One page of the table of limits.
 
     Attributes:
-        rows: in the order that was asked for.
-        total: rows that match.
-        offset: of the first row.
-        limit: rows at most.
-        totals: of all rows.
-        kinds: all kinds that there are.
+        rows: the rows, in the requested order.
+        total: number of rows that match.
+        offset: rows skipped before the first one.
+        limit: maximum number of rows.
+        totals: numbers of rows of each sort.
+        kinds: all kinds.
         sampled_at: when the live figures were taken.
-        rule_set_version: of the rules in force.
-        etag: of all limits and switches together.
+        rule_set_version: version of the rules in force.
+        etag: ETag of all limits and switches together.
     """
 
     rows: tuple[Row, ...]
@@ -237,18 +236,18 @@ class Changes(msgspec.Struct, frozen=True):
     """What a batch did.
 
     Attributes:
-        changes: one for each edit, in their order.
+        changes: one change for each edit, in their order.
     """
 
     changes: tuple[Change, ...]
 
 
 class AuditPage(Answer, frozen=True):
-    """Some of the audit trail, the latest first.
+    """One page of the audit trail, the latest change first.
 
     Attributes:
-        changes: of this page.
-        next: what ``before`` gets to see the next page; None if this is the last one.
+        changes: the changes of this page.
+        next: value of ``before`` for the next page; None on the last one.
     """
 
     changes: tuple[Change, ...]
@@ -259,7 +258,7 @@ class Defaults(msgspec.Struct, frozen=True):
     """The default limit of each kind.
 
     Attributes:
-        defaults: one for each kind.
+        defaults: one limit for each kind.
     """
 
     defaults: tuple[LimitEntry, ...]
@@ -269,17 +268,17 @@ class RuleRow(Answer, frozen=True, kw_only=True):
     """A rule in force.
 
     Attributes:
-        position: from 0, in the order in which rules are tried.
-        kind: of what it limits.
+        position: place in the order in which rules are tried, from 0.
+        kind: kind of what it limits.
         pattern: exact name or pattern.
-        shared: it limits all that match together.
-        rule: its name.
-        limit: all fields.
-        limit_text: what it admits, in short.
-        action: what happens above that.
-        hours: when it holds; None is always.
+        shared: it limits everything that matches together.
+        rule: name of the rule.
+        limit: all fields of its limit.
+        limit_text: the limit in short.
+        action: what happens above the limit.
+        hours: when it applies; None is always.
         source: where it comes from.
-        holds: it takes part now.
+        holds: whether it applies now.
     """
 
     position: int = 0
@@ -296,14 +295,14 @@ class RuleRow(Answer, frozen=True, kw_only=True):
 
 
 class RulePage(Answer, frozen=True, kw_only=True):
-    """Some of the rules in force.
+    """One page of the rules in force.
 
     Attributes:
-        rows: in the order in which they are tried.
-        total: how many there are.
-        offset: of the first row.
-        limit: rows at most.
-        rule_set_version: of the rules in force.
+        rows: the rules, in the order in which they are tried.
+        total: number of rules that match.
+        offset: rows skipped before the first one.
+        limit: maximum number of rows.
+        rule_set_version: version of the rules in force.
     """
 
     rows: tuple[RuleRow, ...]
@@ -314,25 +313,25 @@ class RulePage(Answer, frozen=True, kw_only=True):
 
 
 class ConnectionRow(Answer, frozen=True, kw_only=True):
-    """One open connection, as ``proxy.stats.snapshot.ConnectionState`` has it, and how fast it is.
+    """One open connection, and its rates.
 
     Attributes:
-        id: closes it.
-        listener: that accepted it.
+        id: id of the connection, to close it with.
+        listener: name of the listener that accepted it.
         peer: the client's ``address:port``.
-        client: what the client said of itself.
-        exempt: nothing limits it.
-        opened_at: when.
-        age_s: since then.
-        bytes_total: bytes read, by the peer they came from.
-        bytes_per_s: in the same way; None until there are two samples.
-        requests_total: of the client.
-        requests_per_s: in the same way.
+        client: what the client said about itself.
+        exempt: whether it is never limited.
+        opened_at: when it was opened.
+        age_s: seconds since then.
+        bytes_total: bytes read, by the peer that sent them.
+        bytes_per_s: bytes per second, likewise; None until there are two samples.
+        requests_total: requests of the client.
+        requests_per_s: requests per second; None until there are two samples.
         refused_total: requests that were refused.
-        refused_per_s: in the same way.
-        in_flight: forwarded requests without an answer.
-        resources: what it sent to or asked for, as ``kind:name``.
-        more_resources: how many others there were.
+        refused_per_s: refused requests per second; None until there are two samples.
+        in_flight: forwarded requests that are not answered yet.
+        resources: what it sent to or received from, as ``kind:name``.
+        more_resources: number of further resources.
     """
 
     id: int
@@ -354,13 +353,13 @@ class ConnectionRow(Answer, frozen=True, kw_only=True):
 
 
 class ConnectionPage(Answer, frozen=True, kw_only=True):
-    """Some of the open connections.
+    """One page of the open connections.
 
     Attributes:
-        rows: in the order that was asked for.
-        total: connections that match.
-        offset: of the first row.
-        limit: rows at most.
+        rows: the connections, in the requested order.
+        total: number of connections that match.
+        offset: rows skipped before the first one.
+        limit: maximum number of rows.
         sampled_at: when the figures were taken.
     """
 
@@ -375,7 +374,7 @@ class ClosedConnection(msgspec.Struct, frozen=True):
     """A connection that was closed.
 
     Attributes:
-        id: its id.
+        id: id of the connection.
         closed: always true.
     """
 
@@ -387,22 +386,22 @@ class Switches(msgspec.Struct, frozen=True):
     """All switches.
 
     Attributes:
-        switches: the one for all, then that of each kind.
+        switches: the switch for all, then that of each kind.
     """
 
     switches: tuple[SwitchEntry, ...]
 
 
 class Drift(Answer, frozen=True, kw_only=True):
-    """Where what is in force differs from the configuration.
+    """How what is in force differs from the configuration.
 
     Attributes:
-        limits: those with an edit.
-        switches: those with an edit.
-        total: limits with an edit.
-        offset: of the first limit.
-        limit: limits at most.
-        etag: of all limits and switches together.
+        limits: limits with an active edit.
+        switches: switches with an active edit.
+        total: number of limits with an active edit.
+        offset: limits skipped before the first one.
+        limit: maximum number of limits.
+        etag: ETag of all limits and switches together.
     """
 
     limits: tuple[LimitEntry, ...]
@@ -414,13 +413,13 @@ class Drift(Answer, frozen=True, kw_only=True):
 
 
 class WhoAmI(msgspec.Struct, frozen=True):
-    """Who asks.
+    """Who makes this request.
 
     Attributes:
-        name: of the token; ``local`` where none is asked for.
+        name: name of the token; ``local`` where no token is needed.
         role: ``write`` may change limits.
         address: where the request came from.
-        authentication: tokens are asked for here.
+        authentication: whether a token is needed.
     """
 
     name: str
@@ -433,13 +432,13 @@ class ListenerReach(Answer, frozen=True, kw_only=True):
     """One listener, and whether its broker answers.
 
     Attributes:
-        name: as configured.
+        name: configured name.
         listen: ``address:port`` it is bound to.
         broker: ``address:port`` it connects to.
-        connections: open now.
-        listening: clients can connect; not while the broker takes no connections, nor in a drain.
-        reachable: the broker accepted a connection; None if it has not been tried yet.
-        error: what happened if it did not.
+        connections: connections open now.
+        listening: whether clients can connect; false while the broker is unreachable, and during a drain.
+        reachable: whether the broker accepted a connection; None before the first attempt.
+        error: why it did not.
     """
 
     name: str
@@ -452,17 +451,17 @@ class ListenerReach(Answer, frozen=True, kw_only=True):
 
 
 class Totals(Answer, frozen=True, kw_only=True):
-    """Counted since the start.
+    """Counts since the start.
 
     Attributes:
-        messages: by what became of them.
-        requests: by what became of them.
-        connections: accepted.
-        connections_open: open now.
-        bytes: read, by the peer they came from.
-        frames: by the peer they came from.
-        closed: connections ended, by reason.
-        undecodable: headers that the strict parser refused, by what read them.
+        messages: messages by outcome.
+        requests: requests by outcome.
+        connections: connections accepted.
+        connections_open: connections open now.
+        bytes: bytes read, by the peer that sent them.
+        frames: frames read, by the peer that sent them.
+        closed: connections closed, by reason.
+        undecodable: headers that the strict parser refused, by parser.
     """
 
     messages: Verdicts = Verdicts()
@@ -479,9 +478,9 @@ class Rates(Answer, frozen=True, kw_only=True):
     """Means of the last ten seconds.
 
     Attributes:
-        messages_per_s: by what became of them.
-        requests_per_s: by what became of them.
-        bytes_per_s: by the peer they came from.
+        messages_per_s: messages by outcome.
+        requests_per_s: requests by outcome.
+        bytes_per_s: bytes read, by the peer that sent them.
     """
 
     messages_per_s: Verdicts = Verdicts()
@@ -490,12 +489,12 @@ class Rates(Answer, frozen=True, kw_only=True):
 
 
 class BypassCount(msgspec.Struct, frozen=True):
-    """Requests that passed since a handler was skipped.
+    """Requests that passed because one handler was skipped for one reason.
 
     Attributes:
-        handler: the handler.
-        reason: why.
-        total: since the start.
+        handler: name of the handler.
+        reason: why it was skipped.
+        total: requests since the start.
     """
 
     handler: str
@@ -504,12 +503,12 @@ class BypassCount(msgspec.Struct, frozen=True):
 
 
 class Bypassed(Answer, frozen=True):
-    """Requests that passed since a handler was skipped.
+    """Requests that passed because a handler was skipped.
 
     Attributes:
-        total: since the start.
-        per_s_last_60s: mean of the last minute.
-        by: by handler and reason.
+        total: requests since the start.
+        per_s_last_60s: requests per second, mean of the last minute.
+        by: counts by handler and reason.
     """
 
     total: int = 0
@@ -518,12 +517,12 @@ class Bypassed(Answer, frozen=True):
 
 
 class LaneState(msgspec.Struct, frozen=True):
-    """What waits on a handler's lanes.
+    """The queues of one handler's lanes.
 
     Attributes:
-        handler: the handler.
-        queued: batches waiting.
-        capacity: batches that could wait.
+        handler: name of the handler.
+        queued: batches in the queues.
+        capacity: most batches in the queues.
         late_lanes: lanes that are bypassed until a probe returns in time.
     """
 
@@ -534,12 +533,12 @@ class LaneState(msgspec.Struct, frozen=True):
 
 
 class Held(Answer, frozen=True):
-    """What is held to be sent later.
+    """Requests that are held back to be sent later.
 
     Attributes:
-        requests: now.
-        bytes: their size.
-        refused: requests that were to be held and were refused, by the bound that was reached.
+        requests: requests held now.
+        bytes: their size in bytes.
+        refused: requests refused instead of held, by the bound that was reached.
     """
 
     requests: int = 0
@@ -551,9 +550,9 @@ class Limiters(Answer, frozen=True):
     """Limiters in memory.
 
     Attributes:
-        live: now.
-        evicted_total: given up for new names.
-        overflowed_total: decisions of the limiter that new names share past the bound.
+        live: limiters now.
+        evicted_total: limiters evicted for new names.
+        overflowed_total: decisions of the limiter that new names share beyond the bound.
     """
 
     live: int = 0
@@ -562,11 +561,11 @@ class Limiters(Answer, frozen=True):
 
 
 class Expiring(msgspec.Struct, frozen=True):
-    """An edit that ends by itself.
+    """A temporary edit.
 
     Attributes:
-        target: what it changed, as changes name it.
-        expires_at: when it ends.
+        target: what it changed, as in ``Change``.
+        expires_at: when it expires.
     """
 
     target: str
@@ -574,11 +573,11 @@ class Expiring(msgspec.Struct, frozen=True):
 
 
 class Edits(Answer, frozen=True):
-    """Edits that stand.
+    """Active edits.
 
     Attributes:
-        standing: how many, of limits and switches.
-        expiring_next: the one that ends next; None if all are for good.
+        standing: number of active edits of limits and switches.
+        expiring_next: the one that expires next; None if none expires.
     """
 
     standing: int = 0
@@ -589,8 +588,8 @@ class RejectionLog(msgspec.Struct, frozen=True):
     """Where refusals and traffic are recorded.
 
     Attributes:
-        directory: the folder of its files; None if none are written.
-        error: why none are written, or not now; None if all is well, or it is switched off.
+        directory: directory of the files; None if none are written.
+        error: why nothing is written at the moment; None if it is, or if the log is off.
     """
 
     directory: str | None = None
@@ -598,31 +597,31 @@ class RejectionLog(msgspec.Struct, frozen=True):
 
 
 class State(Answer, frozen=True, kw_only=True):
-    """How Sluice is.
+    """The state of the sidecar.
 
     Attributes:
-        version: of Sluice.
-        instance: name of this sidecar among others, as the rejection log has it.
-        started_at: when.
-        uptime_s: since then.
-        limiting: limiting is on at all.
-        off: kinds that are switched off; ``all`` among them if all are.
-        draining: no new connections are accepted.
-        listeners: and whether their brokers answer.
-        totals: since the start.
+        version: version of Sluice.
+        instance: name of this sidecar among others, as in the rejection log.
+        started_at: when it was started.
+        uptime_s: seconds since then.
+        limiting: whether limiting is on at all.
+        off: kinds that are switched off, including ``all`` if everything is.
+        draining: whether it is draining and accepts no new connections.
+        listeners: the listeners, and whether their brokers answer.
+        totals: counts since the start.
         rates: means of the last ten seconds.
         history: messages over the last minutes.
-        bypassed: what passed unlimited since a handler was skipped.
-        lanes: what waits for a handler.
-        held: what is held.
-        limiters: in memory.
+        bypassed: requests that passed unlimited because a handler was skipped.
+        lanes: the queues of handlers.
+        held: requests that are held back.
+        limiters: limiters in memory.
         persistence: where edits are kept.
-        edits: that stand.
-        rejection_log: where it is written.
-        failed_reload: why the configuration in force is not what is written; None if it was right when last read.
-        warnings: what is right in the configuration, and probably not meant.
-        rule_set_version: of the rules in force.
-        etag: of all limits and switches together.
+        edits: active edits.
+        rejection_log: where refusals are recorded.
+        failed_reload: why the last reload failed; None if it did not.
+        warnings: what is valid in the configuration but probably not meant, and what else needs attention.
+        rule_set_version: version of the rules in force.
+        etag: ETag of all limits and switches together.
     """
 
     version: str
@@ -650,17 +649,17 @@ class State(Answer, frozen=True, kw_only=True):
 
 
 PROBLEMS: Final = "/api/v1/problems/"
-"""Where the API says what each type of problem is."""
+"""Prefix of the URIs of problem types."""
 
 
 class ProblemType(msgspec.Struct, frozen=True):
-    """What can be wrong with a request, as `type` names it.
+    """A type of problem that an answer can name.
 
     Attributes:
-        type: the URI of this entry, which stays the same.
+        type: the URI of this entry, which never changes.
         status: the HTTP status.
         title: the status in words.
-        detail: when it is answered, and what to do.
+        detail: when it occurs, and what to do.
     """
 
     type: str
@@ -673,7 +672,7 @@ class ProblemTypes(msgspec.Struct, frozen=True):
     """All types of problems.
 
     Attributes:
-        types: by status.
+        types: the types, by status.
     """
 
     types: tuple[ProblemType, ...]
@@ -712,22 +711,22 @@ _TYPES: Final = (
 )
 PROBLEM_TYPES: Final[Mapping[str, ProblemType]] = {each.type.removeprefix(PROBLEMS): each for each in _TYPES}
 """By the last part of their URI."""
-#: The first of a status is the usual one.
+#: The first type of a status is the usual one.
 _USUAL: Final = {each.status: each for each in reversed(_TYPES)}
 
 
 def usual_type(status: int) -> ProblemType:
-    """Return what a status of this API most often means."""
+    """Return the type that a status of this API usually has."""
     return _USUAL[status]
 
 
 class FieldProblem(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One thing that is wrong with a request.
+    """One fault in a request.
 
     Attributes:
-        field: the field, parameter or header that it is about; empty is all of it.
+        field: the field, parameter or header at fault; empty for the request as a whole.
         detail: what was found and what is allowed.
-        edit: of a batch, the index of the edit.
+        edit: in a batch, the index of the edit.
     """
 
     field: str
@@ -736,15 +735,15 @@ class FieldProblem(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a request was not answered: problem details as RFC 9457 has them.
+    """Why a request failed: problem details (RFC 9457).
 
     Attributes:
-        type: the URI of what is wrong, which does not change: one of ``/api/v1/problems``, which says what it is.
+        type: the URI of the type of problem, which never changes; ``/api/v1/problems`` describes them all.
         title: the status in words.
         status: the HTTP status.
         detail: what is wrong and what to do, for people.
-        errors: what is wrong with which field, if it is about fields.
-        etag: of a stale write, what is in force.
+        errors: the faults of single fields, if there are any.
+        etag: for a stale write, the current ETag.
     """
 
     type: str = ""

@@ -1,7 +1,6 @@
-"""``recommendations.json``: what a report recommends for limits, and what ``sluice limits apply`` puts in force.
+"""Format of ``recommendations.json``, which ``sluice report`` writes and ``sluice limits apply`` puts in force.
 
-Plain data that both share: the report writes it where the logs are, the command reads it where a sidecar is. Rates are
-per second, shares between 0 and 1.
+Rates are per second, shares between 0 and 1.
 """
 
 from typing import Final, Literal
@@ -11,35 +10,36 @@ import msgspec
 from limiter.rules.rule import Count
 
 VERSION: Final = 1
-"""Of the file. A new field may be added within a version; a change of meaning takes a new one."""
+"""Version of the format. A field may be added within a version; a change of meaning needs a new one."""
 Recommended = Literal["raise", "lower", "keep", "unused", "new"]
-"""What is recommended for a limit. ``keep`` leaves it as it is, ``unused`` was never asked for, ``new`` has none."""
+"""What to do with a limit: ``keep`` changes nothing, ``unused`` was never used, ``new`` is for a name without one."""
 Confidence = Literal["low", "medium", "high"]
 
 
 class Period(msgspec.Struct, frozen=True, kw_only=True, rename={"from_s": "from", "until_s": "until"}):
-    """What the records are of, from the first to the end of the last; both None where there are none."""
+    """Period of the records, from the first to the end of the last; both None if there are no records."""
 
     from_s: int | None = None
     until_s: int | None = None
 
 
 class Replay(msgspec.Struct, frozen=True, kw_only=True):
-    """What a limit would have refused of the demand that was recorded."""
+    """What a limit would have refused of the recorded demand."""
 
     refused_messages: int
     refused_share: float
 
 
 class Backtest(msgspec.Struct, frozen=True, kw_only=True):
-    """The limit as it is and as recommended, over the demand of the period; None where it is no limit.
+    """The present and the recommended limit over the demand of the period; None where there is no limit.
 
     Attributes:
-        current: over what was asked for, retries among it, since that is what the limit was up against.
-        recommended: over what is left without retries, since a limit that is large enough causes none.
-        logged: what really was refused, or would have been by a limit that only shadows.
-        model_error: what was simulated for the limit as it is, less what was logged while it was so, as a share of
-            what was asked for then; None if nothing was.
+        current: the present limit over all demand, including retries.
+        recommended: the recommended limit over the demand without retries, since a limit that is large enough causes
+            none.
+        logged: what was really refused, or would have been by a limit that only shadows.
+        model_error: refusals simulated for the present limit minus those logged while it was in force, as a share of
+            the demand of that time; None if there was no demand.
     """
 
     current: Replay | None = None
@@ -52,19 +52,19 @@ class Recommendation(msgspec.Struct, frozen=True, kw_only=True):
     """What is recommended for one resource, and why.
 
     Attributes:
-        instance: whose limit it is.
-        kind: of the resource.
-        name: of the resource, or the rule's pattern where nobody used it.
+        instance: the sidecar whose limit it is.
+        kind: kind of the resource.
+        name: name of the resource, or the rule's pattern if no name used it.
         action: what to do.
-        rule: name of the rule in force; empty if none limits.
+        rule: name of the rule in force; empty if nothing limits it.
         count: what ``rate_per_s`` counts.
-        rate_per_s: in force at the end of the period; None is unlimited, or no limit.
-        recommended_rate_per_s: None is none.
-        bytes_per_s: as ``rate_per_s``, of bytes.
-        recommended_bytes_per_s: likewise.
-        confidence: in the evidence.
-        evidence: in words.
-        backtest: over the demand that was recorded.
+        rate_per_s: the rate in force at the end of the period; None is unlimited, or no limit.
+        recommended_rate_per_s: the recommended rate; None if none is recommended.
+        bytes_per_s: the bytes per second in force, as ``rate_per_s``.
+        recommended_bytes_per_s: the recommended bytes per second; None if none are recommended.
+        confidence: confidence in the evidence.
+        evidence: the evidence in words.
+        backtest: the limits over the recorded demand.
     """
 
     instance: str
@@ -86,11 +86,11 @@ class RecommendationsFile(msgspec.Struct, frozen=True, kw_only=True):
     """The whole file.
 
     Attributes:
-        version: of this format.
-        made_at: when, ISO 8601 UTC.
-        period: of the records.
-        instances: whose they are.
-        recommendations: all of them.
+        version: version of the format.
+        made_at: when it was made, ISO 8601 in UTC.
+        period: period of the records.
+        instances: the sidecars that the records are from.
+        recommendations: all recommendations.
     """
 
     version: int = VERSION

@@ -95,9 +95,9 @@ def options(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="edits.py", description=__doc__)
     parser.add_argument("--seconds", type=float, default=10.0, help="length of one measurement (default 10)")
     parser.add_argument("--rounds", type=int, default=3, help="measurements of each mode (default 3)")
-    parser.add_argument("--edits", type=float, default=1000.0, help="edits per second in batches (default 1000)")
+    parser.add_argument("--edits", type=float, default=200.0, help="edits per second in batches (default 200)")
     parser.add_argument("--batch", type=int, default=20, help="edits in a batch (default 20)")
-    parser.add_argument("--single", type=float, default=200.0, help="edits per second one by one (default 200)")
+    parser.add_argument("--single", type=float, default=10.0, help="edits per second one by one (default 10)")
     parser.add_argument("--connections", type=int, default=16, help="of those who edit one by one (default 16)")
     parser.add_argument(
         "--rate", type=float, default=1000.0, help="requests per second of the data path (default 1000)"

@@ -27,8 +27,8 @@ import trio
 from peers import BenchError, Peer, Place, Running
 from report import aligned
 
-from admin.edits.interface import LiveLimits
 from admin.edits.model import Change
+from admin.edits.service import EditService
 from admin.rejection_log import places
 from admin.rejection_log.files import Bounds
 from admin.rejection_log.recorder import Recorder
@@ -295,7 +295,7 @@ async def _grow(refusals_per_s: float, topics: int, seconds: int, scratch: Path)
     folder, problem = places.take(places.LogPlace(scratch, given=True))
     if folder is None:
         raise BenchError(f"no log in {scratch}: {problem}")
-    live = cast("LiveLimits", NoEdits(rule_set))
+    live = cast("EditService", NoEdits(rule_set))
     bounds = Bounds(64 * 1024 * 1024, 3600.0, 1024 * 1024 * 1024)
     log = Recorder(data_path, live, folder, instance="bench", bounds=bounds, max_resources=10_000, wall_s=clock.wall_s)
     batches = _refused(topics, max(1, round(refusals_per_s / topics / TIMES_PER_S)))

@@ -16,7 +16,6 @@ from starlette.requests import Request
 
 from admin.config.faults import describe_fields, show, unknown_key
 from admin.config.settings import EDIT_KEY_HINTS, VALUE_HINTS, WrittenLimit
-from admin.edits.interface import LiveLimits
 from admin.edits.model import (
     ALL_KINDS,
     MAX_REASON,
@@ -32,6 +31,7 @@ from admin.edits.model import (
     UnsetLimit,
     UnsetSwitch,
 )
+from admin.edits.service import EditService
 from admin.http.api.answers import BadRequestError, bad
 from admin.http.guard import MAX_BODY_BYTES
 from admin.stats import Query as BoardQuery
@@ -211,7 +211,7 @@ class ProblemPath(Parameters):
     name: str = Field(description="the last part of the URI", examples=["stale"])
 
 
-def check_kind(kind: str, live: LiveLimits) -> None:
+def check_kind(kind: str, live: EditService) -> None:
     """Refuse a kind that there is not; none is any.
 
     Raises:
@@ -222,7 +222,7 @@ def check_kind(kind: str, live: LiveLimits) -> None:
         raise bad("kind", live.reader.no_kind(kind, kinds))
 
 
-def board_query(query: LimitsQuery, live: LiveLimits) -> BoardQuery:
+def board_query(query: LimitsQuery, live: EditService) -> BoardQuery:
     """Return a query as the board takes it.
 
     Raises:

@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from admin.common.version import sluice_version
-from admin.edits.interface import LiveLimits
 from admin.edits.model import FailedReload, LimitEntry, SwitchEntry
+from admin.edits.service import EditService
 from admin.stats import LiveStats
 from admin.stats.rows import NS_PER_S
 from admin.wire import (
@@ -45,7 +45,7 @@ class Services:
     """
 
     data_path: DataPath
-    live: LiveLimits
+    live: EditService
     board: LiveStats
     warnings: Callable[[], Sequence[str]] = _none
     instance: str = ""

@@ -45,7 +45,7 @@ async def edit(rulebook: Rulebook, directory: Path, seed: int) -> None:
     journal._LEAST_BYTES = 12_000  # type: ignore[misc]  # final for all but this
     store = DirectoryStore(directory, datetime.now(UTC), audit_bytes=100_000)
     desk = EditService(rulebook, store)
-    found = {path: standing.limit["rate"] for path, standing in store.standings.items() if standing.limit is not None}
+    found = {path: each.limit["rate"] for path, each in store.active.items() if each.limit is not None}
     in_force = {
         f"limits/{each.kind}/{each.name}": each.limit["rate"] for each in desk.limits() if each.edit is not None
     }

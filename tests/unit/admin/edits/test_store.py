@@ -62,7 +62,7 @@ def test_a_journal_that_is_removed_is_written_anew_with_all_that_stands(state_di
     assert store.error is None
     store.close()
     again = DirectoryStore(state_dir, NOW)
-    assert again.standings[PATH].change_id == 1
+    assert again.active[PATH].change_id == 1
     assert again.last_id == 2
 
 

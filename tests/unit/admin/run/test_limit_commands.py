@@ -3,7 +3,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 import structlog
 import trio
@@ -107,39 +106,6 @@ async def test_changes_are_made_in_the_order_in_which_they_came_and_a_view_sees_
     await answered.wait()
     assert [(change.new or {})["rate"] for change in await live.audit()] == list(range(10, 0, -1))
     assert {limit.name: limit.rate_per_s for limit in replies[0].limits}["orders"] == 10
-
-
-async def test_views_that_wait_while_one_is_made_share_the_next_which_has_all_changes_before_them(
-    nursery: trio.Nursery, data_path: Any
-) -> None:
-    live = desk("topic:*=5/s")
-    begun = 0
-    go_on = trio.Event()
-
-    async def resources() -> AsyncGenerator[ResourceState, None]:
-        nonlocal begun
-        begun += 1
-        await go_on.wait()
-        yield ResourceState("topic", "orders", None, {}, None, False, 0, None, 0)
-
-    data_path.resources = resources
-    await nursery.start(live.run, _apply)
-    await nursery.start(limit_commands.answer, data_path, live)
-    await data_path.ask.send(LimitCommand(1, "main", "10.0.0.9:5", "view_limits"))
-    await trio.testing.wait_all_tasks_blocked()
-    for rate in range(2, 22):
-        await data_path.ask.send(msgspec.structs.replace(update("orders", rate, "topic"), id=100))
-        await data_path.ask.send(LimitCommand(rate, "main", "10.0.0.9:5", "view_limits"))
-    while len(data_path.replies) < 20:  # the changes; a thread may be at work
-        await trio.testing.wait_all_tasks_blocked()
-    assert begun == 1
-    go_on.set()
-    while len(data_path.replies) < 41:
-        await trio.testing.wait_all_tasks_blocked()
-    assert begun == 2
-    views = {command_id: reply for command_id, reply in data_path.replies if command_id != 100}
-    assert list(views) == list(range(1, 22))
-    assert all(view.limits[0].rate_per_s == 21 for command_id, view in views.items() if command_id > 1)
 
 
 async def test_the_view_is_of_the_rules_that_hold_now_and_of_topics_only(data_path: Any, tmp_path: Path) -> None:

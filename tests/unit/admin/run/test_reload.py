@@ -1,15 +1,17 @@
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 import structlog
+import trio
 
 from admin.config.sources import Flags, load
-from admin.edits.model import Author, ReloadError
+from admin.edits.model import Author, ReloadError, ReloadReport
 from admin.edits.service import EditService
 from admin.edits.store import MemoryStore
 from admin.http.auth import Keyring
-from admin.run import reload
+from admin.run import reload, sidecar
 from admin.run.composition import Plan, compose
 
 Make = Callable[[str], reload.Reloader]
@@ -44,6 +46,8 @@ async def test_whether_the_configuration_was_right_when_last_read_is_a_metric(ma
     with pytest.raises(ReloadError):
         await reloader(SOMEBODY, False)
     assert shown(reloader) == ["sluice_reload_ok 0.0\n"]
+    assert reloader.failed is not None
+    assert (reloader.failed.by, len(reloader.failed.problems)) == ("ada", 1)
     (tmp_path / "sluice.toml").write_text("grace_s = 2", encoding="utf-8")
     await reloader(SOMEBODY, False)
     assert shown(reloader) == ["sluice_reload_ok 1.0\n"]
@@ -60,10 +64,6 @@ async def test_asking_what_would_change_is_no_reload(make: Make, tmp_path: Path)
     (tmp_path / "sluice.toml").write_text("grace_s = 1", encoding="utf-8")
     await reloader(SOMEBODY, True)
     assert reloader.failed is not None
-
-
-def test_where_nothing_can_be_read_again_there_is_no_such_metric() -> None:
-    assert shown(None) == []
 
 
 async def test_a_reload_is_a_line_of_the_log_whoever_asked_for_it(make: Make, tmp_path: Path) -> None:
@@ -88,13 +88,158 @@ async def test_a_reload_is_a_line_of_the_log_whoever_asked_for_it(make: Make, tm
     assert (right["event"], right["by"], right["changed"]) == ("configuration reloaded", "ada", [])
 
 
-async def test_what_was_wrong_is_known_until_a_reload_succeeds(make: Make, tmp_path: Path) -> None:
-    reloader = make("grace_s = 1")
-    (tmp_path / "sluice.toml").write_text("grace_s = -1", encoding="utf-8")
-    with pytest.raises(ReloadError):
-        await reloader(SOMEBODY, False)
-    assert reloader.failed is not None
-    assert (reloader.failed.by, len(reloader.failed.problems)) == ("ada", 1)
-    (tmp_path / "sluice.toml").write_text("grace_s = 1", encoding="utf-8")
-    await reloader(SOMEBODY, False)
-    assert reloader.failed is None
+# --- on change
+
+
+TEXT = """
+reload_on_change = {reload_on_change}
+
+[[listeners]]
+listen = "127.0.0.1:0"
+broker = "127.0.0.1:1"
+
+[admin]
+listen = "127.0.0.1:0"
+token_file = "{tokens}"
+"""
+
+
+class Looks:
+    """Stands in for the watch's sleep: each look is made when a test asks for it."""
+
+    def __init__(self) -> None:
+        self._give, self._take = trio.open_memory_channel[None](0)
+        self._asleep = trio.Event()
+
+    async def sleep(self, seconds: float) -> None:
+        assert seconds == reload.LOOK_EVERY_S
+        self._asleep.set()
+        await self._take.receive()
+
+    async def __call__(self, count: int = 1) -> None:
+        """Have it look so many times, and wait until it has done what it does then."""
+        for _ in range(count):
+            await self._asleep.wait()
+            self._asleep = trio.Event()
+            await self._give.send(None)
+            await self._asleep.wait()
+
+
+@pytest.fixture
+def looks() -> Looks:
+    return Looks()
+
+
+@pytest.fixture
+async def file(tmp_path: Path) -> trio.Path:
+    path = trio.Path(tmp_path) / "sluice.toml"
+    await path.write_text("one", encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def authors() -> list[str]:
+    """Who has asked for a reload so far."""
+    return []
+
+
+@pytest.fixture
+def desk(authors: list[str]) -> EditService:
+    plan = compose(load(None, {}, Flags(listen=["127.0.0.1:1"], broker=["127.0.0.1:2"])))
+    desk = EditService(plan.rulebook, MemoryStore())
+
+    async def read_again(author: Author, dry_run: bool) -> ReloadReport:  # noqa: FBT001 - EditService's own call
+        assert not dry_run
+        await trio.lowlevel.checkpoint()
+        authors.append(author.name)
+        return ReloadReport(change=None, changed=(), needs_restart=(), warnings=(), hidden=())
+
+    desk.reloader = read_again
+    return desk
+
+
+Start = Callable[..., Awaitable[None]]
+
+
+@pytest.fixture
+def start(nursery: trio.Nursery, desk: EditService, looks: Looks) -> Start:
+    """Starts to watch files."""
+
+    async def begin(*files: Path | trio.Path) -> None:
+        await nursery.start(partial(reload.reload_on_change, map(str, files), desk, sleep=looks.sleep))
+
+    return begin
+
+
+async def test_nothing_is_read_again_while_nothing_changes(
+    start: Start, looks: Looks, file: trio.Path, authors: list[str]
+) -> None:
+    await start(file, file.with_name("missing"))
+    await looks(3)
+    assert authors == []
+
+
+async def test_a_change_is_read_once_as_soon_as_the_file_is_quiet(
+    start: Start, looks: Looks, file: trio.Path, authors: list[str]
+) -> None:
+    await start(file)
+    await file.write_text("one, and half of", encoding="utf-8")
+    await looks()
+    await file.write_text("one, and half of the other", encoding="utf-8")
+    await looks()
+    assert authors == []
+    await looks()
+    assert authors == ["file change"]
+    await looks(3)
+    assert authors == ["file change"]
+
+
+async def test_a_link_that_leads_elsewhere_is_a_change(
+    start: Start, looks: Looks, tmp_path: Path, authors: list[str]
+) -> None:
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "sluice.toml").write_text("the same", encoding="utf-8")
+    (tmp_path / "..data").symlink_to("first")
+    (tmp_path / "sluice.toml").symlink_to("..data/sluice.toml")
+    await start(tmp_path / "sluice.toml")
+    (tmp_path / "new").symlink_to("second")
+    (tmp_path / "new").rename(tmp_path / "..data")
+    await looks(2)
+    assert authors == ["file change"]
+
+
+async def test_a_file_that_goes_and_comes_back_is_read_each_time(
+    start: Start, looks: Looks, file: trio.Path, authors: list[str]
+) -> None:
+    await start(file)
+    away = await file.rename(file.with_name("away"))
+    await looks(2)
+    assert len(authors) == 1
+    await away.rename(file)
+    await looks(2)
+    assert len(authors) == 2
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+async def test_a_sidecar_watches_all_that_it_was_configured_by_if_it_is_asked_to(
+    nursery: trio.Nursery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, wanted: bool
+) -> None:
+    watched: list[str] = []
+
+    async def record(files: tuple[str, ...], _: EditService, *, task_status: trio.TaskStatus[None]) -> None:
+        watched.extend(files)
+        task_status.started()
+        await trio.lowlevel.checkpoint()
+
+    monkeypatch.setattr(reload, "reload_on_change", record)
+    tokens = tmp_path / "tokens"
+    tokens.write_text(f"ada write {24 * 'a'}\n", encoding="utf-8")
+    file = tmp_path / "sluice.toml"
+    file.write_text(TEXT.format(reload_on_change=str(wanted).lower(), tokens=tokens), encoding="utf-8")
+
+    def plan() -> Plan:
+        return compose(load(str(file), {}, Flags()))
+
+    await nursery.start(partial(sidecar.run, plan(), load=plan, environ={"STATE_DIRECTORY": str(tmp_path)}))
+    assert watched == ([str(file), str(tokens)] if wanted else [])

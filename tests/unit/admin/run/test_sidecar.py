@@ -208,23 +208,6 @@ async def sluice(start: Callable[[str], Awaitable[Sluice]], silent_broker: str) 
     return await start(silent_broker)
 
 
-@pytest.mark.parametrize("number", sidecar.STOP_SIGNALS)
-async def test_a_signal_drains_and_ends_with_0(sluice: Sluice, number: signal.Signals) -> None:
-    await sluice.event("sluice is up")
-    sluice.process.send_signal(number)
-    assert (await sluice.event("draining"))["signal"] == number.name
-    await sluice.event("drained")
-    assert await sluice.process.wait() == 0
-
-
-async def test_sighup_reads_the_configuration_again_and_nothing_ends(sluice: Sluice) -> None:
-    await sluice.event("sluice is up")
-    sluice.process.send_signal(signal.SIGHUP)
-    assert (await sluice.event("configuration reloaded"))["changed"] == []
-    sluice.process.send_signal(signal.SIGTERM)
-    assert await sluice.process.wait() == 0
-
-
 async def test_sighup_is_heard_below_nohup_too(start: Callable[[str], Awaitable[Sluice]], silent_broker: str) -> None:
     # As nohup does it; the fixture puts it back.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
