@@ -10,7 +10,6 @@ from typing import Any, Final
 
 import msgspec
 import trio
-from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -217,7 +216,7 @@ class Events:
         self._services, self._status = services, status
         self._streams, self._shared = _Streams(), Shared()
 
-    async def follow(self, _: Request, query: LimitsQuery) -> Response:
+    def follow(self, query: LimitsQuery) -> Response:
         """Answer with a stream, unless there are too many."""
         if self._streams.open >= MAX_STREAMS:
             detail = f"{MAX_STREAMS} streams are open, which is all; close one, or ask again later"
