@@ -5,7 +5,7 @@ It sees the data path only through ``proxy.control``. Here its parts are put tog
 """
 
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import Final
 
 import trio
@@ -20,7 +20,8 @@ from admin import web
 from admin.common.errors import StartError, listen_error
 from admin.config.addresses import Endpoint
 from admin.config.settings import AdminSettings
-from admin.http.answering import Refusals, problem
+from admin.http.answering import Refusals
+from admin.http.api.answers import failed, refused_by_router
 from admin.http.auth import ANYONE, Keyring, is_loopback
 from admin.http.connections import METRICS, PROBES, Connections, Room
 from admin.http.guard import Guard, Public
@@ -41,7 +42,6 @@ def application(
     keyring: Keyring | None = None,
     settings: AdminSettings | None = None,
     api: ASGIApp | None = None,
-    page: Sequence[BaseRoute] | None = None,
     refusals: Refusals | None = None,
     extra: Callable[[], Iterable[Family]] = tuple,
 ) -> ASGIApp:
@@ -53,14 +53,13 @@ def application(
         keyring: who may do what; everybody everything if not given.
         settings: names of the host, and whether metrics want a token; as without a configuration if not given.
         api: served below ``/api/v1``.
-        page: routes without parameters, which want no token; the page's if not given.
         refusals: where refusals are counted.
         extra: makes further metrics for each scrape.
     """
     keyring = keyring or Keyring(ANYONE)
     settings = settings or AdminSettings()
     refusals = refusals or Refusals()
-    page = web.routes() if page is None else page
+    page = web.routes()
     scrapes = _Scrapes(lambda accept: scrape(data_path, accept, [refused_family(refusals), *extra()]))
 
     async def metrics(request: Request) -> Response:
@@ -84,14 +83,14 @@ def application(
     ]
     if api is not None:
         routes.append(Mount(BASE, app=api))
-    inner = Starlette(routes=routes, exception_handlers={HTTPException: _refused, Exception: _failed})
+    inner = Starlette(routes=routes, exception_handlers={HTTPException: _refused, Exception: failed})
     # Another spelling of a path is another path, and not there.
     inner.router.redirect_slashes = False
     return Guard(
         inner,
         keyring,
         public=Public(
-            pages=_exact_paths(page),
+            pages=frozenset(route.path for route in page),
             probes=PROBES | {METRICS} if settings.public_metrics else PROBES,
         ),
         allowed_hosts=_names(settings),
@@ -208,37 +207,10 @@ async def run(
     await connections.serve(listener, task_status=task_status)
 
 
-def _exact_paths(routes: Sequence[BaseRoute]) -> frozenset[str]:
-    """Return the paths of routes.
-
-    Raises:
-        TypeError: one of them stands for more than one path.
-    """
-    paths = set()
-    for route in routes:
-        if not isinstance(route, Route) or route.param_convertors:
-            raise TypeError(f"a page needs a path of its own: {route!r}")
-        paths.add(route.path)
-    return frozenset(paths)
-
-
 def _names(settings: AdminSettings) -> list[str]:
     listen = settings.listen
     return [*settings.allowed_hosts, *([listen.host] if isinstance(listen, Endpoint) else [])]
 
 
 async def _refused(_: Request, error: Exception) -> Response:
-    if not isinstance(error, HTTPException):
-        raise TypeError(f"no refusal: {error!r}")
-    what = {404: "there is nothing here", 405: "this cannot be done here"}.get(error.status_code, error.detail)
-    return _problem(error.status_code, what, dict(error.headers or {}))
-
-
-async def _failed(_: Request, __: Exception) -> Response:
-    # The guard writes the reason into the log.
-    return _problem(500, "internal error; the log has the reason", {})
-
-
-def _problem(status: int, detail: str, more: dict[str, str]) -> Response:
-    headers, body = problem(status, detail)
-    return Response(body, status, {**more, **{name.decode(): value.decode() for name, value in headers}})
+    return refused_by_router(error, not_found="there is nothing here")

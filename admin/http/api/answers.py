@@ -4,6 +4,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
 from starlette.responses import Response
 
 from admin.edits.model import ConflictError, EditError, NotFoundError, ReloadError, StaleError, StoreError
@@ -105,6 +107,27 @@ def problem(
     if etag:
         more["etag"] = f'"{etag}"'
     return Response(msgspec.json.encode(body), status_code=status, headers=more, media_type=PROBLEM)
+
+
+def refused_by_router(error: Exception, *, not_found: str) -> Response:
+    """Answer to a path or a method that there is not.
+
+    Args:
+        error: Starlette's.
+        not_found: what is said of a path.
+
+    Raises:
+        Exception: the error itself, if it is none of Starlette's.
+    """
+    if not isinstance(error, HTTPException):
+        raise error
+    details = {404: not_found, 405: "this cannot be done here"}
+    return problem(error.status_code, details.get(error.status_code, error.detail), headers=error.headers)
+
+
+async def failed(_: Request, __: Exception) -> Response:
+    """Answer that something went wrong; the guard writes the reason into the log."""
+    return problem(500, "internal error; the log has the reason")
 
 
 def refused(error: Exception, *, batch: bool = False) -> Response:

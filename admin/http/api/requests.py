@@ -6,9 +6,8 @@ What is unknown is refused, and what is wrong is named by field, as it was writt
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -41,7 +40,6 @@ from proxy.common.cooperative import Pace
 
 LIMIT_KEYS: Final = frozenset(WrittenLimit.model_fields)
 _PUT_KEYS: Final = LIMIT_KEYS | {"reason", "ttl_s"}
-_SWITCH_KEYS: Final = frozenset({"limiting", "reason", "ttl_s"})
 _EDITS: Final[Mapping[str, type[Any]]] = {
     "set_limit": SetLimit,
     "unset_limit": UnsetLimit,
@@ -67,7 +65,8 @@ _TYPES: Final = {
     "null": "null",
 }
 ANY: Final = "*"
-_TAG: Final = re.compile(r'[ \t]*(W/)?"([\x21\x23-\x7e\x80-\xff]*)"[ \t]*')
+_TAG: Final = re.compile(r'(W/)?"([\x21\x23-\x7e\x80-\xff]*)"')
+_TAGS: Final = re.compile(rf"[ \t,]*{_TAG.pattern}([ \t]*,[ \t,]*{_TAG.pattern})*[ \t,]*")
 #: Equals no tag: a condition that nothing fulfils.
 _NONE: Final = "W/"
 
@@ -82,12 +81,14 @@ class Nothing(Parameters):
     """Nothing at all."""
 
 
-class _Page(Parameters):
+class PageQuery(Parameters):
+    """Which rows."""
+
     offset: int = Field(0, ge=0, description="rows to skip", examples=[0])
     limit: int = Field(DEFAULT_PAGE, ge=0, le=MAX_PAGE, description="maximum number of rows", examples=[DEFAULT_PAGE])
 
 
-class LimitsQuery(_Page):
+class LimitsQuery(PageQuery):
     """Which rows of the table of limits."""
 
     kind: str = Field("", description="only this kind, for example `topic`; empty: all kinds", examples=["topic"])
@@ -102,7 +103,7 @@ class LimitsQuery(_Page):
     history: bool = Field(True, description="include the messages of the last minutes")
 
 
-class ConnectionsQuery(_Page):
+class ConnectionsQuery(PageQuery):
     """Which connections."""
 
     search: str = Field("", max_length=255, description="part of the peer, client id, listener or a resource")
@@ -110,11 +111,7 @@ class ConnectionsQuery(_Page):
     order: Order = Field("asc", description="smallest first, or largest first")
 
 
-class PageQuery(_Page):
-    """Which rows."""
-
-
-class RulesQuery(_Page):
+class RulesQuery(PageQuery):
     """Which rules."""
 
     kind: str = Field("", description="only this kind; empty: all kinds", examples=["topic"])
@@ -232,23 +229,6 @@ def board_query(query: LimitsQuery, live: LiveLimits) -> BoardQuery:
     return BoardQuery(**dict(query))
 
 
-async def read_object(request: Request, allowed: Iterable[str], *, optional: bool = False) -> dict[str, Any]:
-    """Read a body that is one JSON object.
-
-    Args:
-        request: whose body.
-        allowed: the keys that it may have.
-        optional: no body is an empty object.
-
-    Raises:
-        BadRequestError: with all that is wrong.
-    """
-    body = await request.body()
-    if not body and optional:
-        return {}
-    return _object(_decoded(body), allowed)
-
-
 def _decoded(body: bytes) -> Any:
     try:
         return msgspec.json.decode(body)
@@ -257,13 +237,7 @@ def _decoded(body: bytes) -> Any:
         raise bad("", f"the body must be a JSON object: {what}") from None
 
 
-def _object(found: object, allowed: Iterable[str]) -> dict[str, Any]:
-    table = _mapping(found)
-    _known(table, allowed)
-    return table
-
-
-def _mapping(found: object) -> dict[str, Any]:
+def _object(found: object) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise bad("", f"the body must be a JSON object; found {show(found)}")
     return found
@@ -288,7 +262,7 @@ async def read_limit(request: Request) -> tuple[dict[str, Any], str, float | Non
     Raises:
         BadRequestError: with all that is wrong.
     """
-    found = _mapping(_decoded(await request.body()))
+    found = _object(_decoded(await request.body()))
     try:
         _known(found, _PUT_KEYS)
         reason, ttl_s = _reason(found), _ttl_s(found)
@@ -305,7 +279,7 @@ async def read_patch(request: Request) -> tuple[dict[str, Any], str, float | msg
     Raises:
         BadRequestError: with all that is wrong besides the fields, which who puts them in force checks.
     """
-    found = _mapping(_decoded(await request.body()))
+    found = _object(_decoded(await request.body()))
     _known(found, _PUT_KEYS)
     reason = _reason(found)
     ttl_s = _ttl_s(found) if "ttl_s" in found else msgspec.UNSET
@@ -338,26 +312,22 @@ async def read_switch(request: Request) -> tuple[bool, str, float | None]:
     Raises:
         BadRequestError: with all that is wrong.
     """
-    found = await read_object(request, _SWITCH_KEYS)
+    found = _object(_decoded(await request.body()))
+    _known(found, ("limiting", "reason", "ttl_s"))
     if "limiting" not in found:
         raise bad("limiting", "missing; it must be given")
-    limiting = found["limiting"]
-    if not isinstance(limiting, bool):
-        raise bad("limiting", f"must be true or false; found {show(limiting)}")
-    return limiting, _reason(found), _ttl_s(found)
+    return _flag(found, "limiting"), _reason(found), _ttl_s(found)
 
 
 async def read_revert(request: Request) -> tuple[str, bool]:
-    """Read why a change is undone, and whether later ones count for nothing.
+    """Read why a change is undone, and whether later ones count for nothing; without a body, neither is said.
 
     Raises:
         BadRequestError: with all that is wrong.
     """
-    found = await read_object(request, ("reason", "force"), optional=True)
-    force = found.get("force", False)
-    if not isinstance(force, bool):
-        raise bad("force", f"must be true or false; found {show(force)}")
-    return _reason(found), force
+    found = _object(_decoded(await request.body() or b"{}"))
+    _known(found, ("reason", "force"))
+    return _reason(found), _flag(found, "force")
 
 
 async def read_edits(request: Request) -> list[Edit]:
@@ -366,7 +336,8 @@ async def read_edits(request: Request) -> list[Edit]:
     Raises:
         BadRequestError: with what is wrong with each of them.
     """
-    found = _object(await _decoded_in_steps(await request.body()), ("edits", "reason"))
+    found = _object(await _decoded_in_steps(await request.body()))
+    _known(found, ("edits", "reason"))
     edits = found.get("edits")
     if not isinstance(edits, list) or not edits:
         raise bad("edits", "missing; it must be given" if edits is None else "must be an array of edits, not empty")
@@ -453,21 +424,20 @@ def _converted(text: str, model: type[Any]) -> BadRequestError:
     return bad(field, f"must be {wanted}; found {_TYPES.get(wrong[2], wrong[2])}")
 
 
-def check_reason(reason: object, field: str = "reason") -> str:
-    """Return a reason.
-
-    Raises:
-        BadRequestError: it is no text, or too long.
-    """
+def _reason(found: Mapping[str, Any]) -> str:
+    reason = found.get("reason", "")
     if not isinstance(reason, str):
-        raise bad(field, f"must be text in quotes; found {show(reason)}")
+        raise bad("reason", f"must be text in quotes; found {show(reason)}")
     if len(reason) > MAX_REASON:
-        raise bad(field, f"must be at most {MAX_REASON} characters; found {len(reason)}")
+        raise bad("reason", f"must be at most {MAX_REASON} characters; found {len(reason)}")
     return reason
 
 
-def _reason(found: Mapping[str, Any]) -> str:
-    return check_reason(found.get("reason", ""))
+def _flag(found: Mapping[str, Any], key: str) -> bool:
+    flag = found.get(key, False)
+    if not isinstance(flag, bool):
+        raise bad(key, f"must be true or false; found {show(flag)}")
+    return flag
 
 
 def _ttl_s(found: Mapping[str, Any]) -> float | None:
@@ -484,23 +454,22 @@ def _lower(text: str) -> str:
     return text if text[:2].isupper() else text[:1].lower() + text[1:]
 
 
-@dataclass(frozen=True, slots=True)
-class Tags:
+class Tags(NamedTuple):
     """The tags of one header.
 
     Attributes:
         any: the header is ``*``.
-        strong: tags that compare strongly.
-        weak: the others.
+        strong: the tags that are not weak, with which alone a write's ``If-Match`` can be fulfilled.
+        all: all tags, without their marks.
     """
 
-    any: bool = False
-    strong: tuple[str, ...] = ()
-    weak: tuple[str, ...] = ()
+    any: bool
+    strong: list[str]
+    all: list[str]
 
     def names(self, etag: str) -> bool:
         """Compare weakly, as ``If-None-Match`` does."""
-        return self.any or etag in self.strong or etag in self.weak
+        return self.any or etag in self.all
 
 
 def read_tags(request: Request, header: str) -> Tags | None:
@@ -513,26 +482,12 @@ def read_tags(request: Request, header: str) -> Tags | None:
     if not values:
         return None
     text = ",".join(values)
-    if text.strip() == ANY:
-        return Tags(any=True)
-    strong: list[str] = []
-    weak: list[str] = []
-    position = 0
-    while position < len(text):
-        found = _TAG.match(text, position)
-        if found is not None:
-            (weak if found[1] else strong).append(found[2])
-            position = found.end()
-        else:
-            # Empty elements of a list are left out.
-            while position < len(text) and text[position] in " \t":
-                position += 1
-        if position < len(text) and text[position] != ",":
-            raise bad(header, f'must be * or tags in quotes, "abc", "def"; found {text[:100]!r}')
-        position += 1
-    if not strong and not weak:
-        raise bad(header, 'must be * or tags in quotes, "abc", "def"; it is empty')
-    return Tags(strong=tuple(strong), weak=tuple(weak))
+    found = _TAG.findall(text)
+    is_any = text.strip() == ANY
+    # Between the tags there are commas and blanks, and elements of a list may be empty.
+    if not is_any and (not found or not _TAGS.fullmatch(text)):
+        raise bad(header, f'must be * or tags in quotes, "abc", "def"; found {text[:100]!r}')
+    return Tags(is_any, [tag for weak, tag in found if not weak], [tag for _, tag in found])
 
 
 def is_conditional(request: Request) -> bool:

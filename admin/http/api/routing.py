@@ -19,7 +19,7 @@ from starlette.routing import Match, Route
 from starlette.types import Receive, Scope, Send
 
 from admin.config.faults import describe_fields, show
-from admin.http.api.answers import EDIT_ERRORS, BadRequestError, bad, problem, refused
+from admin.http.api.answers import EDIT_ERRORS, BadRequestError, bad, failed, refused, refused_by_router
 from admin.http.api.requests import Nothing, Parameters
 from admin.wire import FieldProblem
 from proxy.common.cooperative import turn
@@ -27,10 +27,6 @@ from proxy.common.cooperative import turn
 Tags = Literal["", "list", "read", "write", "batch"]
 
 _CAUGHT: Final = (BadRequestError, *EDIT_ERRORS)
-_DETAILS: Final = {
-    404: "there is nothing here; /api/v1/openapi.json says what there is",
-    405: "this cannot be done here",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,19 +158,17 @@ def serve(*resources: Resource) -> Starlette:
         for name, about in vars(type(resource)).items()
         if isinstance(about, Endpoint)
     ]
-    app = Starlette(routes=routes, exception_handlers={HTTPException: _refused, Exception: _failed})
+    app = Starlette(routes=routes, exception_handlers={HTTPException: _refused, Exception: failed})
     app.router.redirect_slashes = False
     return app
 
 
 async def _refused(request: Request, error: Exception) -> Response:
-    if not isinstance(error, HTTPException):
-        raise TypeError(f"no refusal: {error!r}")
-    headers = {name.lower(): value for name, value in (error.headers or {}).items()}
-    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+    response = refused_by_router(error, not_found="there is nothing here; /api/v1/openapi.json says what there is")
+    if response.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         # Of the routes with this path, the router names the methods of the first.
-        headers["allow"] = ", ".join(sorted(_methods(request)))
-    return problem(error.status_code, _DETAILS.get(error.status_code, error.detail), headers=headers)
+        response.headers["allow"] = ", ".join(sorted(_methods(request)))
+    return response
 
 
 def _methods(request: Request) -> set[str]:
@@ -182,11 +176,6 @@ def _methods(request: Request) -> set[str]:
     matching = [route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE]
     pattern = max((route.path for route in matching), key=len)
     return {method for route in matching if route.path == pattern for method in route.methods}
-
-
-async def _failed(_: Request, __: Exception) -> Response:
-    # Whoever serves this application writes the reason into the log.
-    return problem(500, "internal error; the log has the reason")
 
 
 async def _check(request: Request, *, takes_nothing: bool) -> None:

@@ -6,8 +6,6 @@ from typing import Any
 import pytest
 import structlog
 import trio
-from starlette.responses import PlainTextResponse
-from starlette.routing import Route
 
 from admin.common.errors import StartError
 from admin.config.settings import Endpoint
@@ -130,12 +128,6 @@ def test_a_name_that_turns_out_to_be_reached_by_others_is_refused() -> None:
         server.bind(Endpoint("0.0.0.0", 0), anyone=False)
     assert "which others reach, and it wants no token" in caught.value.lines[0]
     server.bind(Endpoint("127.0.0.1", 0), anyone=False).close()
-
-
-def test_a_route_with_parameters_is_no_page(data_path: Any) -> None:
-    route = Route("/web/{name}", lambda _: PlainTextResponse("file"))
-    with pytest.raises(TypeError, match="a page needs a path of its own"):
-        server.application(data_path, Health(data_path), page=[route])
 
 
 def test_a_taken_address_is_named_with_what_to_do() -> None:
