@@ -101,15 +101,6 @@ Count = Callable[[str], None]
 _log = structlog.get_logger(__name__)
 
 
-class Trust:
-    """Whether a connection has shown a token; the application finds it in the request's state, under ``trust``."""
-
-    __slots__ = ("given",)
-
-    def __init__(self) -> None:
-        self.given = False
-
-
 class Connections:
     """Serves an application to a bounded number of connections.
 
@@ -156,7 +147,7 @@ class Connections:
         self, listener: trio.SocketListener, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     ) -> None:
         """Accept and answer until cancelled."""
-        pace = _Pace(ACCEPTS_PER_S if self._tls is None else TLS_ACCEPTS_PER_S, burst=self._max)
+        turns = _Turns(ACCEPTS_PER_S if self._tls is None else TLS_ACCEPTS_PER_S, burst=self._max)
         async with trio.open_nursery() as nursery, listener:
             task_status.started()
             while True:
@@ -174,7 +165,7 @@ class Connections:
                     connection = _Connection(self, stream, self._tls)
                     self._open.add(connection)
                     nursery.start_soon(self._run, connection)
-                await pace.keep()
+                await turns.take()
 
     def use(self, path: str) -> "_Use":
         """Return what a request of that path shares room and turns with."""
@@ -241,7 +232,7 @@ class _Connection:
         self._stream: Stream = (
             stream if tls is None else trio.SSLStream(stream, tls, server_side=True, https_compatible=True)
         )
-        self._trust = Trust()
+        self._trusted = False
         self._sending = trio.Lock()
         self._timeout_reason: str | None = "slow_head"
         self._wait(HEAD_TIMEOUT_S)
@@ -258,6 +249,10 @@ class _Connection:
         finally:
             self._transport.socket.close()
 
+    def _trust(self) -> None:
+        """Let this connection go on at its own pace, since it has shown a token."""
+        self._trusted = True
+
     async def _serve(self) -> None:
         await self._shake_hands()
         socket = self._transport.socket
@@ -272,7 +267,17 @@ class _Connection:
         }
         first = True
         while (request := await self._request()) is not None:
-            scope = {**fixed, **_described(request), "state": {"trust": self._trust}}
+            raw_path, _, query_string = request.target.partition(b"?")
+            scope: Scope = {
+                **fixed,
+                "method": request.method.decode("ascii").upper(),
+                "http_version": request.http_version.decode("ascii"),
+                "path": unquote(raw_path.decode("ascii")),
+                "raw_path": raw_path,
+                "query_string": query_string,
+                "headers": list(request.headers),
+                "state": {"trust": self._trust},
+            }
             use = self._server.use(scope["path"])
             self.scope.deadline = float("inf")
             if not await self._server.admit(self, use):
@@ -280,7 +285,7 @@ class _Connection:
                     503, "too much is under way here; ask again", (b"retry-after", b"%d" % RETRY_AFTER_S)
                 )
                 break
-            if self._trust.given:
+            if self._trusted:
                 # Nobody holds up the data path: many who write together take turns.
                 await turn()
             elif first:
@@ -367,7 +372,7 @@ class _Connection:
             data = await self._read()
         finally:
             self._server.stalled.pop(self, None)
-        await (turn() if self._trust.given else self._server.pieces.take())
+        await (turn() if self._trusted else self._server.pieces.take())
         self.http.receive_data(data)
 
     async def read_ahead(self) -> bool:
@@ -513,48 +518,25 @@ class _Use:
         self.later = _Turns(REQUESTS_PER_S)
 
 
-class _Pace:
-    """Lets things happen so often, after a burst.
+class _Turns:
+    """One after the other, first come first served: one in a turn of the event loop, and so many in a second.
 
     Args:
-        per_s: how often.
+        per_s: how many.
         burst: so many at once after a pause.
     """
 
-    def __init__(self, per_s: float, burst: int) -> None:
+    def __init__(self, per_s: float, burst: int = REQUESTS_AT_ONCE) -> None:
+        self._lock = trio.StrictFIFOLock()
         self._interval_s = 1 / per_s
         self._ahead_s = burst / per_s
         self._due_s = float("-inf")
 
-    async def keep(self) -> None:
-        now_s = trio.current_time()
-        self._due_s = max(self._due_s, now_s) + self._interval_s
-        await trio.sleep(max(0.0, self._due_s - now_s - self._ahead_s))
-
-
-class _Turns:
-    """One after the other, first come first served: one in a turn of the event loop, and so many in a second."""
-
-    def __init__(self, per_s: float) -> None:
-        self._lock = trio.StrictFIFOLock()
-        self._pace = _Pace(per_s, REQUESTS_AT_ONCE)
-
     async def take(self) -> None:
         async with self._lock:
-            await self._pace.keep()
-
-
-def _described(request: h11.Request) -> dict[str, Any]:
-    """Return what ASGI's scope says of a request's head."""
-    raw_path, _, query_string = request.target.partition(b"?")
-    return {
-        "method": request.method.decode("ascii").upper(),
-        "http_version": request.http_version.decode("ascii"),
-        "path": unquote(raw_path.decode("ascii")),
-        "raw_path": raw_path,
-        "query_string": query_string,
-        "headers": list(request.headers),
-    }
+            now_s = trio.current_time()
+            self._due_s = max(self._due_s, now_s) + self._interval_s
+            await trio.sleep(max(0.0, self._due_s - now_s - self._ahead_s))
 
 
 def _response(status: int, headers: Headers) -> h11.Response:

@@ -22,7 +22,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from admin.edits.model import Author
 from admin.http.answering import API, Answer, Reason, Refusals, RefusedError, replay
 from admin.http.auth import LOCAL, Access, Keyring, Role
-from admin.http.connections import Trust
 from admin.wire import BASE
 from proxy.common.log_rate import LogRate
 from proxy.net.sockets import format_address
@@ -97,8 +96,8 @@ class Guard:
             self._check(request)
             access = self._keyring.access
             role, author = self._authenticate(request, access)
-            if author.name:
-                _trust(scope)
+            if author.name and (trust := scope["state"].get("trust")):
+                trust()
             body = await self._body(request, receive)
         except RefusedError as refused:
             self._refusals.count(refused.reason)
@@ -111,7 +110,7 @@ class Guard:
         inner = {
             **scope,
             "method": "GET" if request.method == "HEAD" else request.method,
-            "state": {**scope.get("state", {}), "author": author, "role": role, "authentication": bool(access.tokens)},
+            "state": {**scope["state"], "author": author, "role": role, "authentication": bool(access.tokens)},
         }
         await self._pass(request, inner, replay(body, receive), answer, access)
 
@@ -295,13 +294,6 @@ def _same(request: _Request, now: Access, before: Access) -> bool:
     text = bearer[1] if bearer else b""
     token, old = now.find(text), before.find(text)
     return token is not None and old is not None and token.role == old.role
-
-
-def _trust(scope: Scope) -> None:
-    """Let the connection go on at its own pace."""
-    trust = scope.get("state", {}).get("trust")
-    if isinstance(trust, Trust):
-        trust.given = True
 
 
 def _peer(scope: Scope) -> str:

@@ -5,7 +5,7 @@
 
 import { ApiError, call, get, limitPath } from "./api.js";
 import { app, writing } from "./app.js";
-import { field, openDialog, select, setError, showProblem, ttlField } from "./dialog.js";
+import { field, openDialog, reasonInput, select, setError, showProblem, ttlField } from "./dialog.js";
 import { fill, h } from "./dom.js";
 import { explanation } from "./explanation.js";
 import { FIELDS, control, fieldElement, read } from "./fields.js";
@@ -81,7 +81,7 @@ class Editor {
   /** Show the fields, with these values. */
   showForm(/** @type {Record<string, any>} */ limit, /** @type {string} */ reason = "") {
     const write = writing();
-    this.reason = h("input", { type: "text", value: reason, autocomplete: "off", maxlength: 500, placeholder: "for the audit trail" });
+    this.reason = reasonInput({ value: reason, placeholder: "for the audit trail" });
     this.rate = h("input", {
       type: "text",
       inputmode: "decimal",
