@@ -31,7 +31,7 @@ from admin.stats.metrics import Family, counter, scrape
 from admin.wire import BASE
 from proxy.control import DataPath
 
-#: Those who come while the process is busy wait here, and not for a second attempt of their system's.
+#: Connections that arrive while the process is busy wait here, instead of for a retry by the client's system.
 _BACKLOG: Final = 1024
 
 
@@ -48,10 +48,10 @@ def application(
     """Make the ASGI application.
 
     Args:
-        data_path: what the metrics are taken from.
-        health: what the probes ask.
-        keyring: who may do what; everybody everything if not given.
-        settings: names of the host, and whether metrics want a token; as without a configuration if not given.
+        data_path: where the metrics come from.
+        health: answers the probes.
+        keyring: who may do what; default: everybody may do everything.
+        settings: the names of the host, and whether metrics need a token; default: the settings' defaults.
         api: served below ``/api/v1``.
         refusals: where refusals are counted.
         extra: makes further metrics for each scrape.
@@ -68,7 +68,7 @@ def application(
         return StreamingResponse(_each(pieces), headers={"content-type": content_type, "content-length": length})
 
     async def healthz(_: Request) -> Response:
-        # Getting here took the event loop, and that is all there is to be alive about.
+        # Getting here proves that the event loop runs, which is all that being alive means.
         return JSONResponse({"alive": True})
 
     async def readyz(_: Request) -> Response:
@@ -84,7 +84,7 @@ def application(
     if api is not None:
         routes.append(Mount(BASE, app=api))
     inner = Starlette(routes=routes, exception_handlers={HTTPException: _refused, Exception: failed})
-    # Another spelling of a path is another path, and not there.
+    # Another spelling of a path is another path, which does not exist.
     inner.router.redirect_slashes = False
     return Guard(
         inner,
@@ -99,13 +99,12 @@ def application(
 
 
 class _Scrapes:
-    """Scrapes one after the other, since each takes a slice of the event loop in every turn of it.
+    """Makes scrapes one at a time, since each takes a slice of every turn of the event loop.
 
-    Those who ask while one is being made share the next one: however many they are, it is two at most that they wait
-    for.
+    Requests that arrive during a scrape share the next one, so that nobody waits for more than two.
 
     Args:
-        make: makes one, for an ``Accept`` header; returns its pieces and its content type.
+        make: makes a scrape for an ``Accept`` header; returns its pieces and its content type.
     """
 
     def __init__(self, make: Callable[[str], Awaitable[tuple[list[bytes], str]]]) -> None:
@@ -115,7 +114,7 @@ class _Scrapes:
         self._made: tuple[str, tuple[list[bytes], str]] | None = None
 
     async def next(self, accept: str) -> tuple[list[bytes], str]:
-        """Return a scrape that was begun after this was asked for."""
+        """Return a scrape that began after this call."""
         asked = self._begun
         async with self._lock:
             if self._begun > asked and self._made is not None and self._made[0] == accept:
@@ -123,7 +122,7 @@ class _Scrapes:
             self._begun += 1
             self._made = None
             made = await self._make(accept)
-            # It is large: it is kept for those who wait only.
+            # It is large, and kept only for the requests that wait now.
             self._made = (accept, made) if self._lock.statistics().tasks_waiting else None
             return made
 
@@ -148,7 +147,7 @@ def bind(endpoint: Endpoint, *, anyone: bool = True) -> socket.socket:
 
     Args:
         endpoint: the address.
-        anyone: others than this machine may reach it.
+        anyone: whether other machines may reach it.
 
     Raises:
         StartError: the address is taken, not of this machine, or not permitted; or others reach it who must not.

@@ -40,28 +40,28 @@ def answer(body: object, *, etag: str | None = None) -> Response:
 
     Args:
         body: anything that msgspec encodes.
-        etag: of what was asked for, without quotes.
+        etag: its entity tag, without quotes.
     """
     return encoded(msgspec.json.encode(body), etag=etag)
 
 
 def encoded(body: bytes, *, etag: str | None = None) -> Response:
-    """Answer with what is JSON already."""
+    """Answer with a body that is JSON already."""
     headers = NO_STORE if etag is None else {"cache-control": "no-cache", "etag": f'"{etag}"'}
     return Response(body, headers=headers, media_type="application/json")
 
 
 def unchanged(etag: str) -> Response:
-    """Answer that the client has it already."""
+    """Answer that the client's copy is current."""
     return Response(status_code=304, headers={"cache-control": "no-cache", "etag": f'"{etag}"'})
 
 
 async def encode_page(page: msgspec.Struct, rows: str) -> bytes:
-    """Encode a page in short stretches.
+    """Encode a page in steps, so that a long one does not hold up the data path.
 
     Args:
         page: what to encode.
-        rows: its field with many rows.
+        rows: the name of its field with the rows.
     """
     fields = {name: getattr(page, name) for name in page.__struct_fields__}
     fields[rows] = await encode_rows(fields[rows])
@@ -69,7 +69,7 @@ async def encode_page(page: msgspec.Struct, rows: str) -> bytes:
 
 
 async def encode_rows(rows: Iterable[Any]) -> list[msgspec.Raw]:
-    """Encode each of many rows, in short stretches."""
+    """Encode many rows in steps."""
     pace, raw = Pace(), []
     for row in rows:
         raw.append(msgspec.Raw(msgspec.json.encode(row)))
@@ -86,15 +86,15 @@ def problem(
     kind: str = "",
     headers: Mapping[str, str] | None = None,
 ) -> Response:
-    """Answer why something was not done.
+    """Answer with a problem.
 
     Args:
         status: of HTTP.
         detail: what is wrong and what to do.
         errors: what is wrong with which field.
-        etag: of a stale write, what is in force.
-        kind: its type, the last part of the URI; the usual one of the status if not given.
-        headers: besides.
+        etag: for a stale write, the current entity tag.
+        kind: the last part of the type's URI; default: the usual type of the status.
+        headers: further headers.
     """
     body = Problem(
         type=PROBLEMS + kind if kind else "",
@@ -110,14 +110,14 @@ def problem(
 
 
 def refused_by_router(error: Exception, *, not_found: str) -> Response:
-    """Answer to a path or a method that there is not.
+    """Answer to an unknown path, or to a method that is not allowed.
 
     Args:
-        error: Starlette's.
-        not_found: what is said of a path.
+        error: Starlette's HTTPException.
+        not_found: what to say about an unknown path.
 
     Raises:
-        Exception: the error itself, if it is none of Starlette's.
+        Exception: the error itself, if it is another one.
     """
     if not isinstance(error, HTTPException):
         raise error
@@ -131,14 +131,14 @@ async def failed(_: Request, __: Exception) -> Response:
 
 
 def refused(error: Exception, *, batch: bool = False) -> Response:
-    """Answer with the problem that an error stands for.
+    """Answer with the problem for an error.
 
     Args:
         error: BadRequestError, or one of EDIT_ERRORS.
-        batch: several edits were asked for together, so that fields need the edit's index.
+        batch: the request has several edits, so that fields need the index of the edit.
 
     Raises:
-        Exception: the error itself, if it is none of these.
+        Exception: the error itself, if it is another one.
     """
     match error:
         case BadRequestError():
@@ -175,7 +175,7 @@ def _field(found: EditProblem, *, batch: bool) -> FieldProblem:
 
 
 def _first(problems: Iterable[FieldProblem]) -> str:
-    """Return all in a sentence: that of the first, and how many more there are."""
+    """Return the first problem as a sentence, with the number of the others."""
     problems = tuple(problems)
     first = problems[0]
     text = f"{first.field}: {first.detail}" if first.field else first.detail

@@ -1,7 +1,7 @@
 """``events``: the table and the state as they change, as server-sent events.
 
-A stream sends what changed since it last sent, and looks again only when that has been taken: who reads slowly
-sees less of it, and nothing is queued. Who does not read at all is cut.
+A stream sends what changed since it last sent something, and looks again only once that was read. A slow reader gets
+fewer events, and nothing is queued; a reader that reads nothing is disconnected.
 """
 
 from typing import Any, Final
@@ -23,19 +23,19 @@ MAX_STREAMS: Final = 64
 RETRY_AFTER_S: Final = 5
 HEARTBEAT_S: Final = 10.0
 CUT_AFTER_S: Final = 20.0
-"""A reader who takes nothing for so long is cut."""
+"""A reader that reads nothing for this long is disconnected."""
 
 _ALIVE: Final = b": alive\n\n"
 _ENTRY: Final = tuple(field for field in wire.Row.__struct_fields__ if field not in {"key", "live", "history"})
 
 
 class Stream:
-    """What one client is sent.
+    """The events for one client.
 
     Args:
-        services: what is told.
-        status: the state.
-        query: the rows of the table that it wants.
+        services: where the figures come from.
+        status: makes the state.
+        query: which rows of the table the client wants.
     """
 
     def __init__(self, services: Services, status: Status, query: BoardQuery) -> None:
@@ -47,12 +47,12 @@ class Stream:
 
     @property
     def ends(self) -> bool:
-        """Whether there will be nothing more."""
+        """Whether the stream is at its end."""
         return self._state is not None and self._state.draining
 
     async def news(self) -> bytes:
-        """Return what changed since the last time, as events; nothing if nothing did."""
-        # All streams wake at the same moment.
+        """Return what changed since the last call, as events; empty if nothing did."""
+        # All streams wake at the same moment, and must not hold up the data path together.
         await turn()
         page = await self._board.query(self._query)
         parts = [await (_first(page) if self._page is None else _changed(self._page, page))]
@@ -99,7 +99,7 @@ async def _changed(before: wire.LimitPage, page: wire.LimitPage) -> bytes:
 
 
 def _difference(before: wire.Row | None, row: wire.Row) -> dict[str, Any] | wire.Row:
-    """Return the members of a row that changed, with its key; nothing if none did; the row if it is new."""
+    """Return the changed members of a row, with its key; empty if none changed; the whole row if it is new."""
     if before is None:
         return row
     members: dict[str, Any] = {}
@@ -173,8 +173,8 @@ class Events:
     """All streams.
 
     Args:
-        services: what is told.
-        status: the state.
+        services: where the figures come from.
+        status: makes the state.
     """
 
     def __init__(self, services: Services, status: Status) -> None:

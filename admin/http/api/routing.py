@@ -31,13 +31,13 @@ _CAUGHT: Final = (BadRequestError, *EDIT_ERRORS)
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """The body of a request.
+    """The body of a request, for the document.
 
     Attributes:
-        schema: its name in the document.
-        what: it is, in words.
-        example: of it.
-        required: it must be there.
+        schema: the name of its schema.
+        what: its description.
+        example: an example.
+        required: whether a request must have it.
     """
 
     schema: str
@@ -134,7 +134,7 @@ class EndpointRoute(Route):
             response = await self._handler(request, query, *vars(in_path).values())
         except _CAUGHT as error:
             response = refused(error, batch=about.tags == "batch")
-        # Edits that were committed together are done at the same moment; they are not answered in one turn.
+        # Edits that were committed together are done at the same moment, but are not all answered in one turn.
         await turn()
         await response(scope, receive, send)
 
@@ -179,10 +179,10 @@ def _methods(request: Request) -> set[str]:
 
 
 async def _check(request: Request, *, takes_nothing: bool) -> None:
-    """Refuse what the router would take in silence.
+    """Refuse what the router would ignore.
 
     Raises:
-        BadRequestError: a parameter is given twice, or there is a body that nobody would read.
+        BadRequestError: a parameter is given twice, or there is a body where none is expected.
     """
     if request.scope["query_string"]:
         given: set[str] = set()
