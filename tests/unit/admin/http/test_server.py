@@ -1,5 +1,4 @@
 import json
-import signal
 import socket
 from typing import Any
 
@@ -10,7 +9,6 @@ import trio
 from admin.common.errors import StartError
 from admin.config.settings import Endpoint
 from admin.http import server
-from admin.stats.health import Health
 from proxy.stats.snapshot import BrokerReach
 
 
@@ -112,15 +110,6 @@ async def test_a_failing_answer_is_logged_and_harms_nothing(
     data_path.snapshot_now = snapshot
     assert (await asked.ask("/metrics"))[0] == 200
     assert "Traceback" not in capfd.readouterr().err
-
-
-async def test_signals_are_left_alone(data_path: Any, nursery: trio.Nursery) -> None:
-    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
-    sock = server.bind(Endpoint("127.0.0.1", 0))
-    served = Served(server.bound_endpoint(sock))
-    await nursery.start(server.run, server.application(data_path, Health(data_path)), sock)
-    await served.ask("/healthz")
-    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
 
 
 def test_a_name_that_turns_out_to_be_reached_by_others_is_refused() -> None:
