@@ -25,13 +25,13 @@ SECURITY_HEADERS: Final[tuple[tuple[bytes, bytes], ...]] = (
     (b"cross-origin-resource-policy", b"same-origin"),
     (b"cross-origin-embedder-policy", b"require-corp"),
 )
-"""The page loads nothing from elsewhere, runs no script but its own files, and stands in nobody's frame."""
+"""The page loads nothing from elsewhere, runs no scripts but its own files, and cannot be put in a frame."""
 
 NO_STORE: Final = (b"cache-control", b"no-store")
 
 
 def problem(status: int, detail: str, field: str = "") -> tuple[Headers, bytes]:
-    """Make an answer that says what is wrong.
+    """Make the headers and the body of an answer that says what is wrong.
 
     Args:
         status: of HTTP.
@@ -70,15 +70,12 @@ Reason = Literal[
     "handshake",
 ]
 
-#: What is still sent when a request has been refused is read for so long, so that the answer gets through.
-_DISCARD_S: Final = 1.0
-
 API: Final = "/api/"
-"""Where all answers begin that must not be stored."""
+"""Answers to paths below this must not be stored."""
 
 
 class Refusals:
-    """How many requests and connections were refused, by reason; what the metric is made of."""
+    """How many requests and connections were refused, by reason, for the metric."""
 
     def __init__(self) -> None:
         self.by_reason: Counter[str] = Counter()
@@ -107,7 +104,7 @@ class RefusedError(Exception):
 
 
 class Answer:
-    """What is sent back: with the headers that every answer has, and nothing behind its end."""
+    """Sends an answer with the headers that every answer has, and nothing after its end."""
 
     def __init__(self, scope: Scope, send: Send) -> None:
         self._scope = scope
@@ -131,29 +128,15 @@ class Answer:
             self._ended = not message.get("more_body", False)
         await self._send(message)
 
-    async def refuse(self, refused: RefusedError, receive: Receive | None) -> None:
-        """Answer, and read on what the client may still be sending, since it may not look before it has sent it."""
+    async def refuse(self, refused: RefusedError) -> None:
+        """Answer, and close the connection: the client may still be sending a body that nobody will read."""
         headers, body = problem(refused.status, refused.detail, refused.field)
-        close = [(b"connection", b"close")]
-        start: Message = {
-            "type": "http.response.start",
-            "status": refused.status,
-            "headers": [*headers, *refused.headers, *close],
-        }
-        await self._send(start)
-        await self._send({"type": "http.response.body", "body": body, "more_body": receive is not None})
-        if receive is None:
-            return
-        async with trio.open_nursery() as nursery:
-            discarded = trio.Event()
-            nursery.start_soon(_discard, receive, discarded)
-            with trio.move_on_after(_DISCARD_S):
-                await discarded.wait()
-            await self._send({"type": "http.response.body", "body": b"", "more_body": False})
-            nursery.cancel_scope.cancel()
+        headers += [*refused.headers, (b"connection", b"close")]
+        await self._send({"type": "http.response.start", "status": refused.status, "headers": headers})
+        await self._send({"type": "http.response.body", "body": body})
 
     async def fail(self) -> None:
-        """Answer that it went wrong; what has begun is broken off by the server when the application is done."""
+        """Answer with 500; an answer that has already begun is broken off by the server."""
         if self._started:
             return
         headers, body = problem(500, "internal error; the log has the reason")
@@ -176,15 +159,8 @@ class Answer:
         return headers
 
 
-async def _discard(receive: Receive, done: trio.Event) -> None:
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect" or not message.get("more_body", False):
-            done.set()
-
-
 def replay(body: bytes, receive: Receive) -> Receive:
-    """Give the application the body that was read already; from then on it hears when the client leaves."""
+    """Give the application the body that was read already; after that it is told when the client leaves."""
     given = False
 
     async def again() -> Message:

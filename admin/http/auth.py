@@ -1,8 +1,8 @@
 """Who may use the admin address: tokens with a name and a role, and the rule that there must be some.
 
-Tokens come from ``admin.token_file``, a line each, ``NAME ROLE TOKEN``, and from ``admin.token`` and
-``admin.read_token``. Only their SHA-256 is kept, so that neither a log line nor a debugger can show one. What is done
-with a request that has none is ``admin.http.guard``.
+Tokens come from ``admin.token_file``, one ``NAME ROLE TOKEN`` in a line, and from ``admin.token`` and
+``admin.read_token``. Only their SHA-256 is kept, so that neither a log line nor a debugger can show one.
+``admin.http.guard`` asks for them.
 """
 
 import hashlib
@@ -22,11 +22,11 @@ from admin.config.settings import OFF, AdminSettings
 Role = Literal["read", "write"]
 
 MIN_TOKEN_LENGTH: Final = 24
-"""Characters; of hexadecimal digits these are 96 bits, which nobody guesses."""
+"""In characters; as hexadecimal digits these are 96 bits, which nobody can guess."""
 
 TOKEN, READ_TOKEN = "token", "read_token"
 LOCAL: Final = "local"
-"""The author's name where no token is asked for."""
+"""The author's name where no tokens are configured."""
 
 _RESERVED: Final = frozenset({LOCAL, "remote", "sluice"})
 _HOW: Final = "make one with `openssl rand -hex 24`"
@@ -61,8 +61,8 @@ class Access:
     """Who may use the admin address.
 
     Attributes:
-        tokens: one of them is wanted; without any, nobody is asked.
-        warnings: what is allowed but probably not meant, a line each.
+        tokens: a request needs one of them; if there are none, every request is allowed.
+        warnings: what is allowed but probably not meant, one line each.
     """
 
     tokens: tuple[Token, ...] = ()
@@ -71,7 +71,7 @@ class Access:
     def find(self, text: bytes) -> Token | None:
         """Return the token with this text.
 
-        It takes as long for a wrong one as for a right one: all are compared, in constant time, by digests.
+        All are compared, by digests and in constant time, so a wrong token takes as long as a right one.
         """
         digest = hashlib.sha256(text).digest()
         found = None
@@ -101,13 +101,13 @@ class Keyring:
         return self._access
 
     def replace(self, access: Access) -> list[str]:
-        """Let something else hold for the very next request; returns what changed, as ``compare`` says it."""
+        """Replace the access from the very next request on; returns what changed, as ``compare`` does."""
         changed = self.compare(access)
         self._access = access
         return changed
 
     def compare(self, access: Access) -> list[str]:
-        """Say what would change if something else held, a line each, by names only."""
+        """Say what would change with another access, one line each, by names only."""
         old = {token.name: token for token in self._access.tokens}
         new = {token.name: token for token in access.tokens}
         changed = [f"token {name}: removed" for name in old if name not in new]
@@ -175,9 +175,9 @@ def read_access(settings: AdminSettings, origins: Origins) -> Access:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether only this machine reaches what listens there: 127.0.0.0/8, ::1, or localhost by name.
+    """Return whether only this machine can reach this address: 127.0.0.0/8, ::1, or localhost by name.
 
-    What the name really stands for is only known when it has been bound; ``admin.http.server.bind`` asks again there.
+    What the name stands for is only known once it is bound; ``admin.http.server.bind`` checks that.
     """
     if host == "localhost":
         return True
@@ -273,7 +273,7 @@ def _digest(text: str) -> bytes:
 
 
 def _repeated(tokens: list[Token]) -> list[str]:
-    """Say which names and which tokens there are twice: the audit trail could not tell them apart."""
+    """Find names and tokens that occur twice: the audit trail could not tell their owners apart."""
     problems = []
     names: dict[str, Token] = {}
     digests: dict[bytes, Token] = {}

@@ -1,18 +1,19 @@
 """The connections of the admin address: HTTP/1.1 for an ASGI application, with bounds on how many and how slow.
 
-h11 reads and writes HTTP; there is no HTTP/2 and no WebSocket. One who opens thousands of connections, or is slow on
-purpose, costs neither the data path its descriptors and its time, nor others their answers:
+h11 reads and writes HTTP; HTTP/2 and WebSocket are not supported. A client that opens thousands of connections, or is
+slow on purpose, takes neither descriptors nor time from the data path, and keeps no other client from its answer:
 
-- A connection that waits for its client makes room for others: for a new one if there are as many as may be open, and
-  for another request if there are as many of its use as may be under way. Those without a request go first, then those
-  whose client does not send the rest of it or does not read the answer; the longest wait first.
-- Probes, scrapes and all other requests have room and turns of their own each (``Room``). What finds no room within
-  ``ADMIT_TIMEOUT_S`` is answered with 503. So there is always room to read another request, and to answer a probe.
-- A request's head, and a TLS handshake, must be there within ``HEAD_TIMEOUT_S`` of their first byte or of the
-  connection, the next request within ``KEEP_ALIVE_S``; a client that reads nothing is closed after ``WRITE_TIMEOUT_S``.
-- New connections are taken at ``ACCEPTS_PER_S``. Requests of a connection that has not shown a token yet are answered
-  one in a turn of the event loop, and no more than ``REQUESTS_PER_S``, so that a flood here gets no more of the loop
-  than a few busy connections of the data path. A head that is not whole takes nobody's turn.
+- A connection that waits for its client is closed when its place is needed: by a new connection if all places are
+  taken, or by another request if too many of the same use are under way. Connections without a request are closed
+  first, then those whose client does not send the rest of its request or does not read the answer; in each group the
+  one that has waited longest.
+- Probes, scrapes and all other requests have separate room and separate turns (``Room``). A request that finds no room
+  within ``ADMIT_TIMEOUT_S`` is answered with 503. So there is always room to read a request, and to answer a probe.
+- The head of a request, and a TLS handshake, must be complete within ``HEAD_TIMEOUT_S``, and the next request must
+  begin within ``KEEP_ALIVE_S``. A client that reads nothing for ``WRITE_TIMEOUT_S`` is disconnected.
+- Connections are accepted at ``ACCEPTS_PER_S``. Requests on a connection that has not shown a token are answered one in
+  each turn of the event loop, and at most ``REQUESTS_PER_S``, so that a flood gets no more of the loop than a few busy
+  connections of the data path. An incomplete head takes no turn away from anybody.
 """
 
 import errno
@@ -41,30 +42,30 @@ HEAD_TIMEOUT_S: Final = 10.0
 KEEP_ALIVE_S: Final = 75.0
 WRITE_TIMEOUT_S: Final = 30.0
 ADMIT_TIMEOUT_S: Final = 5.0
-"""What finds no room for so long is answered with 503."""
+"""A request that finds no room for this long is answered with 503."""
 ACCEPTS_PER_S: Final = 500.0
 TLS_ACCEPTS_PER_S: Final = 200.0
-"""A handshake costs about as much as ten requests."""
+"""One handshake costs about as much as ten requests."""
 REQUESTS_PER_S: Final = 50.0
-"""Of those who have shown no token, by use; and so many pieces that are not a whole request."""
+"""For connections without a token, for each use; also the rate of reads that do not complete a request."""
 FIRST_REQUESTS_PER_S: Final = 100.0
-"""The first one of a connection does not stand in line behind those who have had theirs."""
+"""A connection's first request does not queue behind the later requests of others."""
 REQUESTS_AT_ONCE: Final = 100
-"""After a pause; a page is made of some twenty files."""
+"""Burst after a pause; the page consists of some twenty files."""
 MAX_HEAD_BYTES: Final = 16 * 1024
-"""Of a request: more is answered with 431."""
+"""A longer head is answered with 431."""
 RETRY_AFTER_S: Final = 1
 
 
 class Room(NamedTuple):
-    """How much there may be at once.
+    """How many connections and requests there may be at once.
 
     Attributes:
-        connections: more than all requests together, so that there is room for those that have not said yet what they
-            want.
-        probes: requests of ``/healthz`` and ``/readyz`` under way.
-        scrapes: requests of ``/metrics``.
-        requests: all others, event streams included.
+        connections: more than all requests together, so that there is room for connections that have not sent a
+            request yet.
+        probes: requests for ``/healthz`` and ``/readyz`` under way.
+        scrapes: requests for ``/metrics`` under way.
+        requests: all other requests under way, event streams included.
     """
 
     connections: int = 256
@@ -74,7 +75,7 @@ class Room(NamedTuple):
 
     @classmethod
     def of(cls, connections: int) -> "Room":
-        """Share out fewer connections in the same proportion, at least one for each use."""
+        """Share out fewer connections in the same proportion, with at least one for each use."""
         most = cls()
         shares = (max(1, share * connections // most.connections) for share in most[1:])
         return cls(connections, *shares) if connections < most.connections else most
@@ -85,11 +86,11 @@ _HEAD_FAULTS: Final = {
     431: f"the request's head has more than {MAX_HEAD_BYTES} bytes",
     501: "this transfer encoding is not known here; chunked is",
 }
-#: After the last answer, what the client still sends is read for so long: else it might never see the answer.
+#: After the last answer, what the client still sends is read for this long; otherwise it might never see the answer.
 _LINGER_S: Final = 1.0
-#: Room that a client makes because it has stalled for long enough is noticed after so long.
+#: How often to look whether a client has stalled, so that its place can be taken.
 _LOOK_AGAIN_S: Final = 0.05
-#: Of one connection in its turn.
+#: At most this much is read or written at a time.
 _READ_BYTES: Final = 16 * 1024
 _WRITE_BYTES: Final = 64 * 1024
 _OUT_OF_DESCRIPTORS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
@@ -101,31 +102,22 @@ Count = Callable[[str], None]
 _log = structlog.get_logger(__name__)
 
 
-class Trust:
-    """Whether a connection has shown a token; the application finds it in the request's state, under ``trust``."""
-
-    __slots__ = ("given",)
-
-    def __init__(self) -> None:
-        self.given = False
-
-
 class Connections:
     """Serves an application to a bounded number of connections.
 
     Args:
         app: answers the requests.
         tls: makes it HTTPS.
-        count: is told why a connection was closed, or a request or a connection not taken: ``connections``, ``busy``,
-            ``evicted``, ``slow_head``, ``slow_reader``, ``handshake``.
-        room: for how much.
+        count: is called with the reason when a connection is closed, or a connection or a request refused:
+            ``connections``, ``busy``, ``evicted``, ``slow_head``, ``slow_reader``, ``handshake``.
+        room: how many connections and requests there may be.
 
     Attributes:
-        waiting: connections without a request that is under way, in the order in which they began to wait for one.
-        stalled: connections whose client holds up a request: it does not send its body or does not read the answer, or
-            it asks for one after the other.
-        handshakes: turns of those who begin TLS.
-        pieces: turns of what is not a whole head.
+        waiting: connections without a request under way, longest wait first.
+        stalled: connections whose client holds up its request: it does not send the body, does not read the answer, or
+            sends one request after another.
+        handshakes: turns of TLS handshakes.
+        pieces: turns of reads that do not complete a head.
     """
 
     def __init__(
@@ -146,7 +138,7 @@ class Connections:
         self._tls = tls
         self._max = room.connections
         self._open: set[_Connection] = set()
-        # Each connection's first one is answered as soon as the connection is taken.
+        # A connection's first probe is answered as soon as the connection is accepted.
         self._probes = _Use(room.probes, ACCEPTS_PER_S)
         self._scrapes = _Use(room.scrapes, FIRST_REQUESTS_PER_S)
         self._requests = _Use(room.requests, FIRST_REQUESTS_PER_S)
@@ -156,7 +148,7 @@ class Connections:
         self, listener: trio.SocketListener, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     ) -> None:
         """Accept and answer until cancelled."""
-        pace = _Pace(ACCEPTS_PER_S if self._tls is None else TLS_ACCEPTS_PER_S, burst=self._max)
+        turns = _Turns(ACCEPTS_PER_S if self._tls is None else TLS_ACCEPTS_PER_S, burst=self._max)
         async with trio.open_nursery() as nursery, listener:
             task_status.started()
             while True:
@@ -174,14 +166,14 @@ class Connections:
                     connection = _Connection(self, stream, self._tls)
                     self._open.add(connection)
                     nursery.start_soon(self._run, connection)
-                await pace.keep()
+                await turns.take()
 
     def use(self, path: str) -> "_Use":
-        """Return what a request of that path shares room and turns with."""
+        """Return the use that a request for this path belongs to."""
         return self._probes if path in PROBES else self._scrapes if path == METRICS else self._requests
 
     async def admit(self, connection: "_Connection", use: "_Use") -> bool:
-        """Give a request room, if there is some soon or a client that dawdles makes it; returns whether it has it."""
+        """Wait for room for a request, if need be by closing a stalled connection; returns whether there is room."""
         with trio.move_on_after(ADMIT_TIMEOUT_S) as patience:
             async with use.queue:
                 while len(use.under_way) >= use.room and not self._evict(  # noqa: ASYNC110 - a client may dawdle later
@@ -195,7 +187,7 @@ class Connections:
         return not patience.cancelled_caught
 
     def _evict(self, candidates: Iterable["_Connection"]) -> bool:
-        """Close the first of them; returns whether there was one."""
+        """Close the first of these connections; returns whether there was one."""
         connection = next(iter(candidates), None)
         if connection is None:
             return False
@@ -220,7 +212,7 @@ class Connections:
             self._forget(connection)
 
     def failed(self, error: Exception) -> None:
-        """Write a line about what went wrong with a connection, at a bounded rate."""
+        """Log what went wrong with a connection, at a bounded rate."""
         if (more := self._log_rate.take("connection", trio.current_time())) is not None:
             _log.warning("admin connection failed", error=repr(error), more=more)
 
@@ -229,8 +221,8 @@ class _Connection:
     """One connection, from its first byte to its last.
 
     Attributes:
-        scope: all of it; its deadline is what the client must keep.
-        http: what has been read and written of it.
+        scope: runs the whole connection; its deadline is the one that the client must keep.
+        http: the state of the protocol.
     """
 
     def __init__(self, server: Connections, stream: trio.SocketStream, tls: ssl.SSLContext | None) -> None:
@@ -241,7 +233,7 @@ class _Connection:
         self._stream: Stream = (
             stream if tls is None else trio.SSLStream(stream, tls, server_side=True, https_compatible=True)
         )
-        self._trust = Trust()
+        self._trusted = False
         self._sending = trio.Lock()
         self._timeout_reason: str | None = "slow_head"
         self._wait(HEAD_TIMEOUT_S)
@@ -258,6 +250,10 @@ class _Connection:
         finally:
             self._transport.socket.close()
 
+    def _trust(self) -> None:
+        """Stop pacing this connection: it has shown a token."""
+        self._trusted = True
+
     async def _serve(self) -> None:
         await self._shake_hands()
         socket = self._transport.socket
@@ -272,7 +268,17 @@ class _Connection:
         }
         first = True
         while (request := await self._request()) is not None:
-            scope = {**fixed, **_described(request), "state": {"trust": self._trust}}
+            raw_path, _, query_string = request.target.partition(b"?")
+            scope: Scope = {
+                **fixed,
+                "method": request.method.decode("ascii").upper(),
+                "http_version": request.http_version.decode("ascii"),
+                "path": unquote(raw_path.decode("ascii")),
+                "raw_path": raw_path,
+                "query_string": query_string,
+                "headers": list(request.headers),
+                "state": {"trust": self._trust},
+            }
             use = self._server.use(scope["path"])
             self.scope.deadline = float("inf")
             if not await self._server.admit(self, use):
@@ -280,8 +286,8 @@ class _Connection:
                     503, "too much is under way here; ask again", (b"retry-after", b"%d" % RETRY_AFTER_S)
                 )
                 break
-            if self._trust.given:
-                # Nobody holds up the data path: many who write together take turns.
+            if self._trusted:
+                # Many requests at the same moment must not hold up the data path.
                 await turn()
             elif first:
                 await use.first.take()
@@ -312,17 +318,17 @@ class _Connection:
         self._timeout_reason = "slow_head"
 
     def _wait(self, timeout_s: float) -> None:
-        """Begin to wait for a request; meanwhile this is the kind of connection that makes room for others."""
+        """Begin to wait for a request; meanwhile the connection may be closed to make room for others."""
         self._server.waiting[self] = None
         self.scope.deadline = trio.current_time() + timeout_s
 
     async def _request(self) -> h11.Request | None:
-        """Return the next request's head; None if there will be none, or it has been refused."""
+        """Return the head of the next request; None if there is none, or if it was refused."""
         begun = False
         try:
             while (event := self.http.next_event()) is h11.NEED_DATA:
                 if begun:
-                    # A whole one most often comes in one piece; those who drip share these turns.
+                    # Most heads come in one piece; clients that send theirs in drips share these turns.
                     await self._server.pieces.take()
                 data = await self._stream.receive_some(_READ_BYTES)
                 if data and not begun:
@@ -351,7 +357,7 @@ class _Connection:
                 await self._refuse(exchange.fault, "the body is not what HTTP/1.1 has")
 
     async def _refuse(self, status: int, detail: str, *more: tuple[bytes, bytes]) -> None:
-        """Answer with a problem, and end it."""
+        """Answer with a problem, and end the connection."""
         if self.http.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             return
         headers, body = problem(status, detail)
@@ -361,33 +367,33 @@ class _Connection:
         await self.send(data + (self.http.send(h11.EndOfMessage()) or b""))
 
     async def read_body(self) -> None:
-        """Give h11 some more of a request's body, or that there will be no more."""
+        """Pass another piece of a request's body to h11, or its end."""
         self._server.stalled[self] = None
         try:
             data = await self._read()
         finally:
             self._server.stalled.pop(self, None)
-        await (turn() if self._trust.given else self._server.pieces.take())
+        await (turn() if self._trusted else self._server.pieces.take())
         self.http.receive_data(data)
 
     async def read_ahead(self) -> bool:
-        """Read what comes while a request is answered; returns whether the client is still there."""
+        """Read what the client sends while its request is answered; returns whether it is still connected."""
         if len(self.http.trailing_data[0]) > MAX_HEAD_BYTES:
-            # Further requests wait where they are; that the client has left is seen when it is sent something.
+            # Further requests stay in the socket; that the client has left is noticed on the next write.
             await trio.sleep_forever()
         data = await self._read()
         self.http.receive_data(data)
         return bool(data)
 
     async def _read(self) -> bytes:
-        """Read what comes; nothing when the client has left, be it by a reset: that is for the application to hear."""
+        """Read what the client sends; empty if it has left, also by a reset: the application is told so."""
         try:
             return bytes(await self._stream.receive_some(_READ_BYTES))
         except trio.BrokenResourceError:
             return b""
 
     async def send(self, data: bytes) -> None:
-        """Send it all, or end the connection."""
+        """Send all of it, or end the connection."""
         server = self._server
         try:
             async with self._sending:
@@ -407,7 +413,7 @@ class _Connection:
             self._end()
 
     def _taken_at_once(self, data: bytes) -> bytes:
-        """Write what the system takes, and return the rest: then it is the client who is slow."""
+        """Write what the system accepts at once, and return the rest: only with a rest is the client slow."""
         if isinstance(self._stream, trio.SSLStream):
             return data
         try:
@@ -420,11 +426,11 @@ class _Connection:
         self.scope.cancel()
 
     async def _linger(self) -> None:
-        """End our side, and read on for a moment until the other's ends."""
+        """End our side, and read on for a moment until the client ends its own."""
         self._timeout_reason = None
         self._wait(_LINGER_S)
         if not isinstance(self._stream, trio.SSLStream):
-            # There is no end of one side in TLS; there the client knows from the length that it has all of it.
+            # TLS cannot end one side alone; there the client knows from the length that the answer is complete.
             with suppress(OSError):
                 self._transport.socket.shutdown(trio.socket.SHUT_WR)
         while await self._stream.receive_some(_READ_BYTES):
@@ -435,9 +441,9 @@ class _Exchange:
     """One request and its answer, as ASGI has them.
 
     Attributes:
-        over: the application is done with it.
-        left: the client has closed its side before all was said.
-        fault: the status that the body deserves, if it is not what HTTP has.
+        over: the application has finished.
+        left: the client has closed its side early.
+        fault: the status to answer with if the body is not valid HTTP.
     """
 
     def __init__(self, connection: _Connection) -> None:
@@ -449,7 +455,7 @@ class _Exchange:
         self._head = b""
 
     async def receive(self) -> Message:
-        """Return a piece of the body, or later that the client has left."""
+        """Return a piece of the body, and afterwards that the client has left."""
         await trio.lowlevel.checkpoint()
         http = self._connection.http
         while not (self._has_body or self.left or self.fault):
@@ -471,7 +477,7 @@ class _Exchange:
         return {"type": "http.disconnect"}
 
     async def send(self, message: Message) -> None:
-        """Send the head together with the body's first piece if that is at hand: a write costs as much as a route."""
+        """Send the head together with the first piece of the body where its length is known: a write is expensive."""
         http = self._connection.http
         try:
             if message["type"] == "http.response.start":
@@ -493,16 +499,16 @@ class _Exchange:
 
 
 class _Use:
-    """Requests of one use.
+    """The requests of one use: probes, scrapes, or others.
 
     Args:
         room: how many may be under way.
-        first_per_s: how many are begun for those who have shown no token, if it is the first of its connection.
+        first_per_s: rate of the first requests of connections without a token.
 
     Attributes:
-        queue: of those who wait for room.
-        first: turns of those.
-        later: turns of others.
+        queue: lets one request at a time wait for room.
+        first: turns of first requests without a token.
+        later: turns of later requests without a token.
     """
 
     def __init__(self, room: int, first_per_s: float) -> None:
@@ -513,48 +519,25 @@ class _Use:
         self.later = _Turns(REQUESTS_PER_S)
 
 
-class _Pace:
-    """Lets things happen so often, after a burst.
+class _Turns:
+    """Turns, first come first served: one in each turn of the event loop, at a bounded rate.
 
     Args:
-        per_s: how often.
-        burst: so many at once after a pause.
+        per_s: the rate.
+        burst: how many may be taken at once after a pause.
     """
 
-    def __init__(self, per_s: float, burst: int) -> None:
+    def __init__(self, per_s: float, burst: int = REQUESTS_AT_ONCE) -> None:
+        self._lock = trio.StrictFIFOLock()
         self._interval_s = 1 / per_s
         self._ahead_s = burst / per_s
         self._due_s = float("-inf")
 
-    async def keep(self) -> None:
-        now_s = trio.current_time()
-        self._due_s = max(self._due_s, now_s) + self._interval_s
-        await trio.sleep(max(0.0, self._due_s - now_s - self._ahead_s))
-
-
-class _Turns:
-    """One after the other, first come first served: one in a turn of the event loop, and so many in a second."""
-
-    def __init__(self, per_s: float) -> None:
-        self._lock = trio.StrictFIFOLock()
-        self._pace = _Pace(per_s, REQUESTS_AT_ONCE)
-
     async def take(self) -> None:
         async with self._lock:
-            await self._pace.keep()
-
-
-def _described(request: h11.Request) -> dict[str, Any]:
-    """Return what ASGI's scope says of a request's head."""
-    raw_path, _, query_string = request.target.partition(b"?")
-    return {
-        "method": request.method.decode("ascii").upper(),
-        "http_version": request.http_version.decode("ascii"),
-        "path": unquote(raw_path.decode("ascii")),
-        "raw_path": raw_path,
-        "query_string": query_string,
-        "headers": list(request.headers),
-    }
+            now_s = trio.current_time()
+            self._due_s = max(self._due_s, now_s) + self._interval_s
+            await trio.sleep(max(0.0, self._due_s - now_s - self._ahead_s))
 
 
 def _response(status: int, headers: Headers) -> h11.Response:

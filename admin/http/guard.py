@@ -1,11 +1,12 @@
-"""What stands before everything at the admin address: whose request it is, and whether it is one that may be looked at.
+"""The guard in front of the admin address: it finds out whose request it is, and refuses what must not get through.
 
-Pure ASGI, around the whole application. In this order: the path, the Host (against DNS rebinding), Origin and
-Sec-Fetch-Site (against other pages' scripts), the token, its role, the content type, the body. A request that gets
-through has its author in ``request.state.author``, its role in ``request.state.role``, and its body in memory.
+It is ASGI middleware around the whole application, and checks in this order: the path, the Host (against DNS
+rebinding), Origin and Sec-Fetch-Site (against scripts of other pages), the token, its role, the content type, the body.
+A request that gets through has its author in ``request.state.author``, its role in ``request.state.role``, and its body
+in memory.
 
-Whether a path wants a token is decided on the very string that the router goes by, and by a list of the few paths that
-want none: another spelling of any path is not on the list.
+Whether a path needs a token is decided on the same string that the router uses, by a list of the few paths that need
+none. Another spelling of a path is not on the list.
 """
 
 import ipaddress
@@ -22,23 +23,22 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from admin.edits.model import Author
 from admin.http.answering import API, Answer, Reason, Refusals, RefusedError, replay
 from admin.http.auth import LOCAL, Access, Keyring, Role
-from admin.http.connections import Trust
 from admin.wire import BASE
 from proxy.common.log_rate import LogRate
 from proxy.net.sockets import format_address
 
 MAX_BODY_BYTES: Final = 64 * 1024
-"""Of a body, and of each edit in a batch: as much is decoded at once."""
+"""Of a body, and of each edit in a batch; this much is decoded at once."""
 MAX_BATCH_BYTES: Final = 8 * 1024 * 1024
 """Of a batch of edits."""
 BODY_TIMEOUT_S: Final = 10.0
-"""For the whole of a body, from the end of its request's head."""
+"""For the whole body, from the end of the request's head."""
 
 _BATCH: Final = f"{BASE}/limits:batch"
 _SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
-#: Reads that compute at the same time: each takes its piece in every turn of the event loop.
+#: How many reads compute at the same time: each takes a slice of every turn of the event loop.
 _READS_AT_ONCE: Final = 8
-#: To read the trail is to wait for a disk. If that hangs, the others must be answered: they say so.
+#: Reading the audit trail waits for a disk. If the disk hangs, other reads must still be answered.
 _AUDIT: Final = f"{BASE}/audit"
 _BEARER: Final = re.compile(rb"bearer +([!-~]+) *", re.IGNORECASE)
 _HOST: Final = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?")
@@ -50,7 +50,7 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Public:
-    """The paths that want no token.
+    """The paths that need no token.
 
     Attributes:
         pages: as the router has them; a link from another site may lead there.
@@ -67,7 +67,7 @@ class Guard:
     Args:
         app: what is behind it.
         keyring: who may do what.
-        public: what wants no token.
+        public: the paths that need no token.
         allowed_hosts: names under which the address is reached, besides localhost and addresses.
         refusals: where refusals are counted.
     """
@@ -97,21 +97,21 @@ class Guard:
             self._check(request)
             access = self._keyring.access
             role, author = self._authenticate(request, access)
-            if author.name:
-                _trust(scope)
+            if author.name and (trust := scope["state"].get("trust")):
+                trust()
             body = await self._body(request, receive)
         except RefusedError as refused:
             self._refusals.count(refused.reason)
             self._say(refused, scope)
-            await answer.refuse(refused, None if request.has_ended else receive)
+            await answer.refuse(refused)
             return
         if body is None:
-            # The client left while it still had something to say.
+            # The client left before the end of its body.
             return
         inner = {
             **scope,
             "method": "GET" if request.method == "HEAD" else request.method,
-            "state": {**scope.get("state", {}), "author": author, "role": role, "authentication": bool(access.tokens)},
+            "state": {**scope["state"], "author": author, "role": role, "authentication": bool(access.tokens)},
         }
         await self._pass(request, inner, replay(body, receive), answer, access)
 
@@ -127,7 +127,7 @@ class Guard:
         answer.still_allowed = still_allowed
         computes = request.path.startswith(API) and not request.path.startswith(_AUDIT)
         if computes and request.method in _SAFE:
-            # Given back with the answer's head: a stream of events computes little and never ends.
+            # Released with the head of the answer: a stream of events computes little and never ends.
             await self._reads.acquire_on_behalf_of(answer)
             answer.limiter = self._reads
         try:
@@ -141,7 +141,7 @@ class Guard:
             answer.give_back()
 
     def _check(self, request: "_Request") -> None:
-        """Refuse what no honest client asks.
+        """Refuse what no honest client sends.
 
         Raises:
             RefusedError: with what is wrong.
@@ -149,7 +149,7 @@ class Guard:
         if not request.path.startswith("/") or not request.is_utf8:
             raise RefusedError("path", 400, "the request's target must be a path in UTF-8, percent-encoded")
         if _CONTROL.search(request.path):
-            # Here and not in the API: routes do not see a path with a line feed.
+            # Here and not in the API: no route matches a path with a line feed.
             raise RefusedError("path", 400, "no name has control characters, and this path has one", field="name")
         host = request.only(b"host", "host", 400)
         name = _HOST.fullmatch(host)
@@ -172,7 +172,7 @@ class Guard:
             raise RefusedError("origin", 403, "this is not for scripts of other sites", field="sec-fetch-site")
 
     def _authenticate(self, request: "_Request", access: Access) -> tuple[Role, Author]:
-        """Say whose request it is.
+        """Find out whose request it is.
 
         Raises:
             RefusedError: it has no token, a wrong one, or one that may only read.
@@ -191,7 +191,7 @@ class Guard:
                 headers=[(b"www-authenticate", b'Bearer realm="sluice"')],
             )
         bearer = _BEARER.fullmatch(values[0]) if len(values) == 1 else None
-        # Something is always compared, so that the time it takes says nothing of what was wrong.
+        # Always compare something, so that the time taken does not reveal what was wrong.
         token = access.find(bearer[1] if bearer else b"")
         if token is None or bearer is None:
             raise RefusedError(
@@ -212,7 +212,7 @@ class Guard:
         return token.role, Author(token.name, request.peer)
 
     async def _body(self, request: "_Request", receive: Receive) -> bytes | None:
-        """Take the whole body; None if the client left.
+        """Read the whole body; None if the client left.
 
         Raises:
             RefusedError: it is too large, too slow, or not JSON.
@@ -221,7 +221,7 @@ class Guard:
         too_large = RefusedError("body_size", 413, f"a body has at most {most} bytes", field="body")
         length = request.only(b"content-length", "body_size", 400)
         if length and request.all(b"transfer-encoding"):
-            # A proxy in front may take the other one, and what it sends next for another client's request.
+            # A proxy in front may go by the other one, and send what follows as another client's request.
             raise RefusedError(
                 "body_size", 400, "Content-Length and Transfer-Encoding exclude each other", field="transfer-encoding"
             )
@@ -234,7 +234,6 @@ class Guard:
                 if len(body) > most:
                     raise too_large
                 if not message.get("more_body", False):
-                    request.has_ended = True
                     break
             else:
                 return None
@@ -249,7 +248,7 @@ class Guard:
         return bytes(body)
 
     def _say(self, refused: RefusedError, scope: Scope) -> None:
-        """Write a line about a failed authentication, at a bounded rate."""
+        """Log a failed authentication, at a bounded rate."""
         if refused.status not in (401, 403):
             return
         more = self._log_rate.take(refused.reason, trio.current_time())
@@ -258,13 +257,12 @@ class Guard:
 
 
 class _Request:
-    """What the guard wants to know of a request."""
+    """What the guard needs to know about a request."""
 
     def __init__(self, scope: Scope) -> None:
         self.method: str = scope["method"]
         self.path: str = scope["path"]
         self.peer = _peer(scope)
-        self.has_ended = False
         self._headers: list[tuple[bytes, bytes]] = list(scope["headers"])
         try:
             self.is_utf8 = unquote_to_bytes(scope["raw_path"]).decode() == self.path
@@ -278,7 +276,7 @@ class _Request:
         """Return the one header of that name, empty if there is none.
 
         Raises:
-            RefusedError: there are several: who else reads this may take another one.
+            RefusedError: there are several: another reader of the request may go by another one.
         """
         values = self.all(name)
         if len(values) > 1:
@@ -288,20 +286,13 @@ class _Request:
 
 
 def _same(request: _Request, now: Access, before: Access) -> bool:
-    """Return whether the request's token is as good as it was."""
+    """Return whether the request's token still has the role that it had."""
     if not now.tokens:
         return True
     bearer = _BEARER.fullmatch((request.all(b"authorization") or [b""])[0])
     text = bearer[1] if bearer else b""
     token, old = now.find(text), before.find(text)
     return token is not None and old is not None and token.role == old.role
-
-
-def _trust(scope: Scope) -> None:
-    """Let the connection go on at its own pace."""
-    trust = scope.get("state", {}).get("trust")
-    if isinstance(trust, Trust):
-        trust.given = True
 
 
 def _peer(scope: Scope) -> str:
@@ -322,7 +313,7 @@ def _is_address(host: str) -> bool:
 
 
 def _same_host(origin: str, host: str) -> bool:
-    """Return whether a page of that origin came from the host that is asked."""
+    """Return whether a page of that origin was served by this host."""
     try:
         parts = urlsplit(origin)
     except ValueError:

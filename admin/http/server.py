@@ -5,7 +5,7 @@ It sees the data path only through ``proxy.control``. Here its parts are put tog
 """
 
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import Final
 
 import trio
@@ -20,7 +20,8 @@ from admin import web
 from admin.common.errors import StartError, listen_error
 from admin.config.addresses import Endpoint
 from admin.config.settings import AdminSettings
-from admin.http.answering import Refusals, problem
+from admin.http.answering import Refusals
+from admin.http.api.answers import failed, refused_by_router
 from admin.http.auth import ANYONE, Keyring, is_loopback
 from admin.http.connections import METRICS, PROBES, Connections, Room
 from admin.http.guard import Guard, Public
@@ -30,7 +31,7 @@ from admin.stats.metrics import Family, counter, scrape
 from admin.wire import BASE
 from proxy.control import DataPath
 
-#: Those who come while the process is busy wait here, and not for a second attempt of their system's.
+#: Connections that arrive while the process is busy wait here, instead of for a retry by the client's system.
 _BACKLOG: Final = 1024
 
 
@@ -41,26 +42,24 @@ def application(
     keyring: Keyring | None = None,
     settings: AdminSettings | None = None,
     api: ASGIApp | None = None,
-    page: Sequence[BaseRoute] | None = None,
     refusals: Refusals | None = None,
     extra: Callable[[], Iterable[Family]] = tuple,
 ) -> ASGIApp:
     """Make the ASGI application.
 
     Args:
-        data_path: what the metrics are taken from.
-        health: what the probes ask.
-        keyring: who may do what; everybody everything if not given.
-        settings: names of the host, and whether metrics want a token; as without a configuration if not given.
+        data_path: where the metrics come from.
+        health: answers the probes.
+        keyring: who may do what; default: everybody may do everything.
+        settings: the names of the host, and whether metrics need a token; default: the settings' defaults.
         api: served below ``/api/v1``.
-        page: routes without parameters, which want no token; the page's if not given.
         refusals: where refusals are counted.
         extra: makes further metrics for each scrape.
     """
     keyring = keyring or Keyring(ANYONE)
     settings = settings or AdminSettings()
     refusals = refusals or Refusals()
-    page = web.routes() if page is None else page
+    page = web.routes()
     scrapes = _Scrapes(lambda accept: scrape(data_path, accept, [refused_family(refusals), *extra()]))
 
     async def metrics(request: Request) -> Response:
@@ -69,7 +68,7 @@ def application(
         return StreamingResponse(_each(pieces), headers={"content-type": content_type, "content-length": length})
 
     async def healthz(_: Request) -> Response:
-        # Getting here took the event loop, and that is all there is to be alive about.
+        # Getting here proves that the event loop runs, which is all that being alive means.
         return JSONResponse({"alive": True})
 
     async def readyz(_: Request) -> Response:
@@ -84,14 +83,14 @@ def application(
     ]
     if api is not None:
         routes.append(Mount(BASE, app=api))
-    inner = Starlette(routes=routes, exception_handlers={HTTPException: _refused, Exception: _failed})
-    # Another spelling of a path is another path, and not there.
+    inner = Starlette(routes=routes, exception_handlers={HTTPException: _refused, Exception: failed})
+    # Another spelling of a path is another path, which does not exist.
     inner.router.redirect_slashes = False
     return Guard(
         inner,
         keyring,
         public=Public(
-            pages=_exact_paths(page),
+            pages=frozenset(route.path for route in page),
             probes=PROBES | {METRICS} if settings.public_metrics else PROBES,
         ),
         allowed_hosts=_names(settings),
@@ -100,13 +99,12 @@ def application(
 
 
 class _Scrapes:
-    """Scrapes one after the other, since each takes a slice of the event loop in every turn of it.
+    """Makes scrapes one at a time, since each takes a slice of every turn of the event loop.
 
-    Those who ask while one is being made share the next one: however many they are, it is two at most that they wait
-    for.
+    Requests that arrive during a scrape share the next one, so that nobody waits for more than two.
 
     Args:
-        make: makes one, for an ``Accept`` header; returns its pieces and its content type.
+        make: makes a scrape for an ``Accept`` header; returns its pieces and its content type.
     """
 
     def __init__(self, make: Callable[[str], Awaitable[tuple[list[bytes], str]]]) -> None:
@@ -116,7 +114,7 @@ class _Scrapes:
         self._made: tuple[str, tuple[list[bytes], str]] | None = None
 
     async def next(self, accept: str) -> tuple[list[bytes], str]:
-        """Return a scrape that was begun after this was asked for."""
+        """Return a scrape that began after this call."""
         asked = self._begun
         async with self._lock:
             if self._begun > asked and self._made is not None and self._made[0] == accept:
@@ -124,7 +122,7 @@ class _Scrapes:
             self._begun += 1
             self._made = None
             made = await self._make(accept)
-            # It is large: it is kept for those who wait only.
+            # It is large, and kept only for the requests that wait now.
             self._made = (accept, made) if self._lock.statistics().tasks_waiting else None
             return made
 
@@ -149,7 +147,7 @@ def bind(endpoint: Endpoint, *, anyone: bool = True) -> socket.socket:
 
     Args:
         endpoint: the address.
-        anyone: others than this machine may reach it.
+        anyone: whether other machines may reach it.
 
     Raises:
         StartError: the address is taken, not of this machine, or not permitted; or others reach it who must not.
@@ -208,37 +206,10 @@ async def run(
     await connections.serve(listener, task_status=task_status)
 
 
-def _exact_paths(routes: Sequence[BaseRoute]) -> frozenset[str]:
-    """Return the paths of routes.
-
-    Raises:
-        TypeError: one of them stands for more than one path.
-    """
-    paths = set()
-    for route in routes:
-        if not isinstance(route, Route) or route.param_convertors:
-            raise TypeError(f"a page needs a path of its own: {route!r}")
-        paths.add(route.path)
-    return frozenset(paths)
-
-
 def _names(settings: AdminSettings) -> list[str]:
     listen = settings.listen
     return [*settings.allowed_hosts, *([listen.host] if isinstance(listen, Endpoint) else [])]
 
 
 async def _refused(_: Request, error: Exception) -> Response:
-    if not isinstance(error, HTTPException):
-        raise TypeError(f"no refusal: {error!r}")
-    what = {404: "there is nothing here", 405: "this cannot be done here"}.get(error.status_code, error.detail)
-    return _problem(error.status_code, what, dict(error.headers or {}))
-
-
-async def _failed(_: Request, __: Exception) -> Response:
-    # The guard writes the reason into the log.
-    return _problem(500, "internal error; the log has the reason", {})
-
-
-def _problem(status: int, detail: str, more: dict[str, str]) -> Response:
-    headers, body = problem(status, detail)
-    return Response(body, status, {**more, **{name.decode(): value.decode() for name, value in headers}})
+    return refused_by_router(error, not_found="there is nothing here")

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import Route
 
 from admin.config.limit_fields import FIELDS, LimitField
 
@@ -92,7 +92,7 @@ def files() -> dict[str, StaticFile]:
     return found
 
 
-def routes() -> list[BaseRoute]:
+def routes() -> list[Route]:
     """Make the routes of the page, ``/``, and of what it is made of, below ``/web/``."""
     found = files()
     paths = {"/": found[INDEX]} | {PREFIX + name: file for name, file in found.items() if name != INDEX}

@@ -4,6 +4,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
 from starlette.responses import Response
 
 from admin.edits.model import ConflictError, EditError, NotFoundError, ReloadError, StaleError, StoreError
@@ -38,28 +40,28 @@ def answer(body: object, *, etag: str | None = None) -> Response:
 
     Args:
         body: anything that msgspec encodes.
-        etag: of what was asked for, without quotes.
+        etag: its entity tag, without quotes.
     """
     return encoded(msgspec.json.encode(body), etag=etag)
 
 
 def encoded(body: bytes, *, etag: str | None = None) -> Response:
-    """Answer with what is JSON already."""
+    """Answer with a body that is JSON already."""
     headers = NO_STORE if etag is None else {"cache-control": "no-cache", "etag": f'"{etag}"'}
     return Response(body, headers=headers, media_type="application/json")
 
 
 def unchanged(etag: str) -> Response:
-    """Answer that the client has it already."""
+    """Answer that the client's copy is current."""
     return Response(status_code=304, headers={"cache-control": "no-cache", "etag": f'"{etag}"'})
 
 
 async def encode_page(page: msgspec.Struct, rows: str) -> bytes:
-    """Encode a page in short stretches.
+    """Encode a page in steps, so that a long one does not hold up the data path.
 
     Args:
         page: what to encode.
-        rows: its field with many rows.
+        rows: the name of its field with the rows.
     """
     fields = {name: getattr(page, name) for name in page.__struct_fields__}
     fields[rows] = await encode_rows(fields[rows])
@@ -67,7 +69,7 @@ async def encode_page(page: msgspec.Struct, rows: str) -> bytes:
 
 
 async def encode_rows(rows: Iterable[Any]) -> list[msgspec.Raw]:
-    """Encode each of many rows, in short stretches."""
+    """Encode many rows in steps."""
     pace, raw = Pace(), []
     for row in rows:
         raw.append(msgspec.Raw(msgspec.json.encode(row)))
@@ -84,15 +86,15 @@ def problem(
     kind: str = "",
     headers: Mapping[str, str] | None = None,
 ) -> Response:
-    """Answer why something was not done.
+    """Answer with a problem.
 
     Args:
         status: of HTTP.
         detail: what is wrong and what to do.
         errors: what is wrong with which field.
-        etag: of a stale write, what is in force.
-        kind: its type, the last part of the URI; the usual one of the status if not given.
-        headers: besides.
+        etag: for a stale write, the current entity tag.
+        kind: the last part of the type's URI; default: the usual type of the status.
+        headers: further headers.
     """
     body = Problem(
         type=PROBLEMS + kind if kind else "",
@@ -107,15 +109,36 @@ def problem(
     return Response(msgspec.json.encode(body), status_code=status, headers=more, media_type=PROBLEM)
 
 
+def refused_by_router(error: Exception, *, not_found: str) -> Response:
+    """Answer to an unknown path, or to a method that is not allowed.
+
+    Args:
+        error: Starlette's HTTPException.
+        not_found: what to say about an unknown path.
+
+    Raises:
+        Exception: the error itself, if it is another one.
+    """
+    if not isinstance(error, HTTPException):
+        raise error
+    details = {404: not_found, 405: "this cannot be done here"}
+    return problem(error.status_code, details.get(error.status_code, error.detail), headers=error.headers)
+
+
+async def failed(_: Request, __: Exception) -> Response:
+    """Answer that something went wrong; the guard writes the reason into the log."""
+    return problem(500, "internal error; the log has the reason")
+
+
 def refused(error: Exception, *, batch: bool = False) -> Response:
-    """Answer with the problem that an error stands for.
+    """Answer with the problem for an error.
 
     Args:
         error: BadRequestError, or one of EDIT_ERRORS.
-        batch: several edits were asked for together, so that fields need the edit's index.
+        batch: the request has several edits, so that fields need the index of the edit.
 
     Raises:
-        Exception: the error itself, if it is none of these.
+        Exception: the error itself, if it is another one.
     """
     match error:
         case BadRequestError():
@@ -152,7 +175,7 @@ def _field(found: EditProblem, *, batch: bool) -> FieldProblem:
 
 
 def _first(problems: Iterable[FieldProblem]) -> str:
-    """Return all in a sentence: that of the first, and how many more there are."""
+    """Return the first problem as a sentence, with the number of the others."""
     problems = tuple(problems)
     first = problems[0]
     text = f"{first.field}: {first.detail}" if first.field else first.detail

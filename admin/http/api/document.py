@@ -51,15 +51,15 @@ TAGS: Final = [
 def document(app: Starlette) -> dict[str, Any]:
     """Make the OpenAPI document of an application, once."""
     if not hasattr(app.state, "document"):
-        app.state.document = _document([each.about for each in app.routes if isinstance(each, EndpointRoute)])
+        app.state.document = _document([each for each in app.routes if isinstance(each, EndpointRoute)])
     found: dict[str, Any] = app.state.document
     return found
 
 
-def _document(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
+def _document(routes: Sequence[EndpointRoute]) -> dict[str, Any]:
     paths: dict[str, Any] = {}
-    for each in endpoints:
-        paths.setdefault(re.sub(r":\w+}", "}", each.path), {})[each.method.lower()] = _operation(each)
+    for each in routes:
+        paths.setdefault(each.path_format, {})[each.about.method.lower()] = _operation(each)
     return {
         "openapi": "3.1.0",
         "info": {
@@ -73,7 +73,7 @@ def _document(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
         "servers": [{"url": BASE, "description": "this Sluice"}],
         "paths": paths,
         "components": {
-            "schemas": _schemas({type(each.example) for each in endpoints} - {str}),
+            "schemas": _schemas({type(each.about.example) for each in routes} - {str}),
             "securitySchemes": {
                 "token": {"type": "http", "scheme": "bearer", "description": "a token of the read or the write role"}
             },
@@ -84,7 +84,8 @@ def _document(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
     }
 
 
-def _operation(endpoint: Endpoint) -> dict[str, Any]:
+def _operation(route: EndpointRoute) -> dict[str, Any]:
+    endpoint = route.about
     parameters = [
         *_parameters("path", endpoint.in_path),
         *_parameters("query", endpoint.query),
@@ -100,10 +101,10 @@ def _operation(endpoint: Endpoint) -> dict[str, Any]:
         ),
     ]
     operation: dict[str, Any] = {
-        "tags": [endpoint.tag],
+        "tags": [route.tag],
         "summary": endpoint.summary,
         "description": endpoint.description,
-        "operationId": endpoint.name,
+        "operationId": route.name,
         **({"parameters": parameters} if parameters else {}),
         "responses": {str(status): each for status, each in _responses(endpoint)},
     }

@@ -1,16 +1,13 @@
 """``events``: the table and the state as they change, as server-sent events.
 
-A stream sends what changed since it last sent, and looks again only when that has been taken: who reads slowly
-sees less of it, and nothing is queued. Who does not read at all is cut.
+A stream sends what changed since it last sent something, and looks again only once that was read. A slow reader gets
+fewer events, and nothing is queued; a reader that reads nothing is disconnected.
 """
 
-from collections import OrderedDict
-from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 import msgspec
 import trio
-from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -18,6 +15,7 @@ from admin import wire
 from admin.http.api.answers import encode_page, problem
 from admin.http.api.requests import LimitsQuery, board_query
 from admin.http.api.state import Services, Status
+from admin.stats import LiveStats
 from admin.stats import Query as BoardQuery
 from proxy.common.cooperative import Pace, turn
 
@@ -25,73 +23,39 @@ MAX_STREAMS: Final = 64
 RETRY_AFTER_S: Final = 5
 HEARTBEAT_S: Final = 10.0
 CUT_AFTER_S: Final = 20.0
-"""A reader who takes nothing for so long is cut."""
+"""A reader that reads nothing for this long is disconnected."""
 
-#: Events kept; each stream needs two.
-_MAX_SHARED: Final = 2 * MAX_STREAMS
 _ALIVE: Final = b": alive\n\n"
 _ENTRY: Final = tuple(field for field in wire.Row.__struct_fields__ if field not in {"key", "live", "history"})
 
 
-class _Streams:
-    """How many there are."""
-
-    def __init__(self) -> None:
-        self.open = 0
-
-
-class Shared:
-    """What was written for one stream serves all others that ask the same, as the statistics have one page for them."""
-
-    def __init__(self) -> None:
-        self._events: OrderedDict[tuple[BoardQuery, bool], tuple[wire.LimitPage | None, wire.LimitPage, bytes]] = (
-            OrderedDict()
-        )
-        self._lock = trio.Lock()
-
-    async def news(self, query: BoardQuery, before: wire.LimitPage | None, page: wire.LimitPage) -> bytes:
-        """Return a page as an event, or what changed since an earlier one; nothing if nothing did."""
-        key = (query, before is None)
-        async with self._lock:
-            known = self._events.get(key)
-            if known is None or known[0] is not before or known[1] is not page:
-                data = await (_first(page) if before is None else _changed(before, page))
-                known = self._events[key] = (before, page, data)
-                if len(self._events) > _MAX_SHARED:
-                    self._events.popitem(last=False)
-            self._events.move_to_end(key)
-            return known[2]
-
-
 class Stream:
-    """What one client is sent.
+    """The events for one client.
 
     Args:
-        services: what is told.
-        status: the state.
-        query: the rows of the table that it wants.
-        shared: with the other streams.
+        services: where the figures come from.
+        status: makes the state.
+        query: which rows of the table the client wants.
     """
 
-    def __init__(self, services: Services, status: Status, query: BoardQuery, shared: Shared | None = None) -> None:
+    def __init__(self, services: Services, status: Status, query: BoardQuery) -> None:
         self._live, self._board = services.live, services.board
         self._status, self._query = status, query
-        self._shared = shared or Shared()
         self._page: wire.LimitPage | None = None
         self._state: wire.State | None = None
         self._changes_seen = self._board.changed
 
     @property
     def ends(self) -> bool:
-        """Whether there will be nothing more."""
+        """Whether the stream is at its end."""
         return self._state is not None and self._state.draining
 
     async def news(self) -> bytes:
-        """Return what changed since the last time, as events; nothing if nothing did."""
-        # All streams wake at the same moment.
+        """Return what changed since the last call, as events; empty if nothing did."""
+        # All streams wake at the same moment, and must not hold up the data path together.
         await turn()
         page = await self._board.query(self._query)
-        parts = [await self._shared.news(self._query, self._page, page)]
+        parts = [await (_first(page) if self._page is None else _changed(self._page, page))]
         self._page = page
         new, self._changes_seen = self._board.changes_since(self._changes_seen), self._board.changed
         parts += [event("change", msgspec.json.encode(change)) for change in new]
@@ -135,7 +99,7 @@ async def _changed(before: wire.LimitPage, page: wire.LimitPage) -> bytes:
 
 
 def _difference(before: wire.Row | None, row: wire.Row) -> dict[str, Any] | wire.Row:
-    """Return the members of a row that changed, with its key; nothing if none did; the row if it is new."""
+    """Return the changed members of a row, with its key; empty if none changed; the whole row if it is new."""
     if before is None:
         return row
     members: dict[str, Any] = {}
@@ -163,22 +127,22 @@ class _EventResponse(Response):
 
     media_type = wire.EVENT_STREAM
 
-    def __init__(self, stream: Stream, next_tick: Callable[[], Awaitable[None]], streams: _Streams) -> None:
+    def __init__(self, stream: Stream, board: LiveStats, streams: set[Stream]) -> None:
         super().__init__(headers={"cache-control": "no-store", "x-accel-buffering": "no"})
         # A stream has no length.
         del self.headers["content-length"]
-        self._stream, self._next_tick, self._streams = stream, next_tick, streams
+        self._stream, self._board, self._streams = stream, board, streams
 
     async def __call__(self, _: Scope, receive: Receive, send: Send) -> None:
         """Send events."""
-        self._streams.open += 1
+        self._streams.add(self._stream)
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_until_left, receive, nursery.cancel_scope)
                 await self._send_all(send)
                 nursery.cancel_scope.cancel()
         finally:
-            self._streams.open -= 1
+            self._streams.discard(self._stream)
 
     async def _send_all(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
@@ -195,7 +159,7 @@ class _EventResponse(Response):
                     return
                 silent_since = trio.current_time()
             if not self._stream.ends:
-                await self._next_tick()
+                await self._board.next_tick()
         await send({"type": "http.response.body", "body": b""})
 
 
@@ -209,18 +173,18 @@ class Events:
     """All streams.
 
     Args:
-        services: what is told.
-        status: the state.
+        services: where the figures come from.
+        status: makes the state.
     """
 
     def __init__(self, services: Services, status: Status) -> None:
         self._services, self._status = services, status
-        self._streams, self._shared = _Streams(), Shared()
+        self._open: set[Stream] = set()
 
-    async def follow(self, _: Request, query: LimitsQuery) -> Response:
+    def follow(self, query: LimitsQuery) -> Response:
         """Answer with a stream, unless there are too many."""
-        if self._streams.open >= MAX_STREAMS:
+        if len(self._open) >= MAX_STREAMS:
             detail = f"{MAX_STREAMS} streams are open, which is all; close one, or ask again later"
             return problem(503, detail, headers={"retry-after": str(RETRY_AFTER_S)})
-        stream = Stream(self._services, self._status, board_query(query, self._services.live), self._shared)
-        return _EventResponse(stream, self._services.board.next_tick, self._streams)
+        stream = Stream(self._services, self._status, board_query(query, self._services.live))
+        return _EventResponse(stream, self._services.board, self._open)

@@ -1,14 +1,13 @@
-"""What a request says, read strictly: the parameters of its path and query, its body, and its conditions.
+"""Reads requests strictly: the parameters of path and query, the body, and the conditions.
 
-What is unknown is refused, and what is wrong is named by field, as it was written. Conditions are entity tags in
-``If-Match`` and ``If-None-Match``, as RFC 9110, section 13, has them.
+Unknown keys are refused, and every fault names its field as it was written. Conditions are entity tags in ``If-Match``
+and ``If-None-Match``, after RFC 9110, section 13.
 """
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -41,17 +40,16 @@ from proxy.common.cooperative import Pace
 
 LIMIT_KEYS: Final = frozenset(WrittenLimit.model_fields)
 _PUT_KEYS: Final = LIMIT_KEYS | {"reason", "ttl_s"}
-_SWITCH_KEYS: Final = frozenset({"limiting", "reason", "ttl_s"})
 _EDITS: Final[Mapping[str, type[Any]]] = {
     "set_limit": SetLimit,
     "unset_limit": UnsetLimit,
     "set_switch": SetSwitch,
     "unset_switch": UnsetSwitch,
 }
-#: Unknown keys that an answer names, and so much of each.
+#: How many unknown keys an answer names, and how much of each.
 _NAMED_KEYS: Final = 10
 _SHOWN_CHARS: Final = 100
-#: More of these in a batch, of the usual edits' mean, are not even taken apart.
+#: A batch with more commas than this cannot consist of ordinary edits, and is not parsed.
 _MOST_COMMAS: Final = MAX_EDITS * 40
 _outer: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _array: Final = msgspec.json.Decoder(list[msgspec.Raw])
@@ -67,27 +65,30 @@ _TYPES: Final = {
     "null": "null",
 }
 ANY: Final = "*"
-_TAG: Final = re.compile(r'[ \t]*(W/)?"([\x21\x23-\x7e\x80-\xff]*)"[ \t]*')
-#: Equals no tag: a condition that nothing fulfils.
+_TAG: Final = re.compile(r'(W/)?"([\x21\x23-\x7e\x80-\xff]*)"')
+_TAGS: Final = re.compile(rf"[ \t,]*{_TAG.pattern}([ \t]*,[ \t,]*{_TAG.pattern})*[ \t,]*")
+#: Equal to no tag: a condition that nothing meets.
 _NONE: Final = "W/"
 
 
 class Parameters(BaseModel):
-    """What stands in a path or in a query."""
+    """The parameters of a path or a query."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class Nothing(Parameters):
-    """Nothing at all."""
+    """No parameters."""
 
 
-class _Page(Parameters):
+class PageQuery(Parameters):
+    """Which rows of a list."""
+
     offset: int = Field(0, ge=0, description="rows to skip", examples=[0])
     limit: int = Field(DEFAULT_PAGE, ge=0, le=MAX_PAGE, description="maximum number of rows", examples=[DEFAULT_PAGE])
 
 
-class LimitsQuery(_Page):
+class LimitsQuery(PageQuery):
     """Which rows of the table of limits."""
 
     kind: str = Field("", description="only this kind, for example `topic`; empty: all kinds", examples=["topic"])
@@ -102,7 +103,7 @@ class LimitsQuery(_Page):
     history: bool = Field(True, description="include the messages of the last minutes")
 
 
-class ConnectionsQuery(_Page):
+class ConnectionsQuery(PageQuery):
     """Which connections."""
 
     search: str = Field("", max_length=255, description="part of the peer, client id, listener or a resource")
@@ -110,11 +111,7 @@ class ConnectionsQuery(_Page):
     order: Order = Field("asc", description="smallest first, or largest first")
 
 
-class PageQuery(_Page):
-    """Which rows."""
-
-
-class RulesQuery(_Page):
+class RulesQuery(PageQuery):
     """Which rules."""
 
     kind: str = Field("", description="only this kind; empty: all kinds", examples=["topic"])
@@ -148,31 +145,31 @@ _REASON: Final = "why, for the audit trail"
 
 
 class DryRun(Parameters):
-    """Of a write."""
+    """Parameters of a write."""
 
     dry_run: bool = Field(False, description=_DRY_RUN)
 
 
 class Write(DryRun):
-    """Of a write that can be volatile."""
+    """Parameters of a write that can be volatile."""
 
     volatile: bool = Field(False, description=_VOLATILE)
 
 
 class Unset(Write):
-    """Of a write without a body."""
+    """Parameters of a write without a body."""
 
     reason: str = Field("", max_length=MAX_REASON, description=_REASON)
 
 
 class Reset(Parameters):
-    """Of a limit whose buckets begin anew."""
+    """Parameters of a reset."""
 
     reason: str = Field("", max_length=MAX_REASON, description=_REASON)
 
 
 class Close(Parameters):
-    """Of the end of a connection."""
+    """Parameters of closing a connection."""
 
     reason: str = Field("", max_length=MAX_REASON, description="why, for the log")
 
@@ -212,7 +209,7 @@ class ProblemPath(Parameters):
 
 
 def check_kind(kind: str, live: EditService) -> None:
-    """Refuse a kind that there is not; none is any.
+    """Refuse a kind that does not exist; an empty one stands for all.
 
     Raises:
         BadRequestError: there is no such kind.
@@ -223,30 +220,13 @@ def check_kind(kind: str, live: EditService) -> None:
 
 
 def board_query(query: LimitsQuery, live: EditService) -> BoardQuery:
-    """Return a query as the board takes it.
+    """Return the query for the live statistics.
 
     Raises:
-        BadRequestError: it is for a kind that there is not.
+        BadRequestError: its kind does not exist.
     """
     check_kind(query.kind, live)
     return BoardQuery(**dict(query))
-
-
-async def read_object(request: Request, allowed: Iterable[str], *, optional: bool = False) -> dict[str, Any]:
-    """Read a body that is one JSON object.
-
-    Args:
-        request: whose body.
-        allowed: the keys that it may have.
-        optional: no body is an empty object.
-
-    Raises:
-        BadRequestError: with all that is wrong.
-    """
-    body = await request.body()
-    if not body and optional:
-        return {}
-    return _object(_decoded(body), allowed)
 
 
 def _decoded(body: bytes) -> Any:
@@ -257,20 +237,14 @@ def _decoded(body: bytes) -> Any:
         raise bad("", f"the body must be a JSON object: {what}") from None
 
 
-def _object(found: object, allowed: Iterable[str]) -> dict[str, Any]:
-    table = _mapping(found)
-    _known(table, allowed)
-    return table
-
-
-def _mapping(found: object) -> dict[str, Any]:
+def _object(found: object) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise bad("", f"the body must be a JSON object; found {show(found)}")
     return found
 
 
 def _known(found: Mapping[str, Any], allowed: Iterable[str]) -> None:
-    """Refuse other keys, and name the first of them: to look for what was meant takes its time."""
+    """Refuse other keys, and name the first few: finding out what each was meant to be takes time."""
     allowed = frozenset(allowed)
     if unknown := [key for key in found if key not in allowed]:
         named = [key[:_SHOWN_CHARS] for key in unknown[:_NAMED_KEYS]]
@@ -281,14 +255,15 @@ def _known(found: Mapping[str, Any], allowed: Iterable[str]) -> None:
 
 
 async def read_limit(request: Request) -> tuple[dict[str, Any], str, float | None]:
-    """Read a limit as it is put: its fields, the reason, and for how long.
+    """Read the body of a PUT of a limit: the limit's fields, the reason, and for how many seconds.
 
-    The fields are checked by who puts them in force, unless something else is wrong besides.
+    The fields are checked when they are put in force; here only if something else is wrong, so that all faults are
+    reported together.
 
     Raises:
         BadRequestError: with all that is wrong.
     """
-    found = _mapping(_decoded(await request.body()))
+    found = _object(_decoded(await request.body()))
     try:
         _known(found, _PUT_KEYS)
         reason, ttl_s = _reason(found), _ttl_s(found)
@@ -300,12 +275,12 @@ async def read_limit(request: Request) -> tuple[dict[str, Any], str, float | Non
 
 
 async def read_patch(request: Request) -> tuple[dict[str, Any], str, float | msgspec.UnsetType | None]:
-    """Read what is changed of a limit: its fields, the reason, and for how long; a ``ttl_s`` not given is not.
+    """Read the body of a PATCH of a limit: its fields, the reason, and for how many seconds, UNSET if not given.
 
     Raises:
-        BadRequestError: with all that is wrong besides the fields, which who puts them in force checks.
+        BadRequestError: with what is wrong; the fields are checked when they are put in force.
     """
-    found = _mapping(_decoded(await request.body()))
+    found = _object(_decoded(await request.body()))
     _known(found, _PUT_KEYS)
     reason = _reason(found)
     ttl_s = _ttl_s(found) if "ttl_s" in found else msgspec.UNSET
@@ -316,7 +291,7 @@ async def read_patch(request: Request) -> tuple[dict[str, Any], str, float | msg
 
 
 def _all_problems(found: Mapping[str, Any]) -> Iterator[FieldProblem]:
-    """Yield what is wrong with a limit as it is put, each key on its own."""
+    """Yield what is wrong with the body of a PUT of a limit, checking each key on its own."""
     checks: tuple[Callable[[Mapping[str, Any]], object], ...] = (partial(_known, allowed=_PUT_KEYS), _reason, _ttl_s)
     for check in checks:
         try:
@@ -327,37 +302,33 @@ def _all_problems(found: Mapping[str, Any]) -> Iterator[FieldProblem]:
         WrittenLimit.model_validate({key: value for key, value in found.items() if key in LIMIT_KEYS})
     except ValidationError as error:
         for field, what in describe_fields(error, model=WrittenLimit, words=VALUE_HINTS):
-            # What only all of them together say may be down to a key that is unknown.
+            # A fault of all fields together may come from an unknown key.
             if field:
                 yield FieldProblem(field, what)
 
 
 async def read_switch(request: Request) -> tuple[bool, str, float | None]:
-    """Read a switch as it is put.
+    """Read the body of a PUT of a switch: limiting or not, the reason, and for how many seconds.
 
     Raises:
         BadRequestError: with all that is wrong.
     """
-    found = await read_object(request, _SWITCH_KEYS)
+    found = _object(_decoded(await request.body()))
+    _known(found, ("limiting", "reason", "ttl_s"))
     if "limiting" not in found:
         raise bad("limiting", "missing; it must be given")
-    limiting = found["limiting"]
-    if not isinstance(limiting, bool):
-        raise bad("limiting", f"must be true or false; found {show(limiting)}")
-    return limiting, _reason(found), _ttl_s(found)
+    return _flag(found, "limiting"), _reason(found), _ttl_s(found)
 
 
 async def read_revert(request: Request) -> tuple[str, bool]:
-    """Read why a change is undone, and whether later ones count for nothing.
+    """Read the body of a revert, which is optional: the reason, and whether to undo later changes with it.
 
     Raises:
         BadRequestError: with all that is wrong.
     """
-    found = await read_object(request, ("reason", "force"), optional=True)
-    force = found.get("force", False)
-    if not isinstance(force, bool):
-        raise bad("force", f"must be true or false; found {show(force)}")
-    return _reason(found), force
+    found = _object(_decoded(await request.body() or b"{}"))
+    _known(found, ("reason", "force"))
+    return _reason(found), _flag(found, "force")
 
 
 async def read_edits(request: Request) -> list[Edit]:
@@ -366,7 +337,8 @@ async def read_edits(request: Request) -> list[Edit]:
     Raises:
         BadRequestError: with what is wrong with each of them.
     """
-    found = _object(await _decoded_in_steps(await request.body()), ("edits", "reason"))
+    found = _object(await _decoded_in_steps(await request.body()))
+    _known(found, ("edits", "reason"))
     edits = found.get("edits")
     if not isinstance(edits, list) or not edits:
         raise bad("edits", "missing; it must be given" if edits is None else "must be an array of edits, not empty")
@@ -391,7 +363,7 @@ async def read_edits(request: Request) -> list[Edit]:
 
 
 async def _decoded_in_steps(body: bytes) -> Any:
-    """Decode an object with a long array of edits, each edit and each other value no longer than a body may be."""
+    """Decode a long batch edit by edit; each edit, and each other value, may be as long as a body at most."""
     if len(body) <= MAX_BODY_BYTES:
         return _decoded(body)
     if body.count(b",") > _MOST_COMMAS:
@@ -404,7 +376,7 @@ async def _decoded_in_steps(body: bytes) -> Any:
     _known(found, ("reason",))
     pace = Pace()
     edits: list[Any] = []
-    # Too many are refused for that alone.
+    # More than these are refused by their number.
     for index, text in enumerate(texts[: MAX_EDITS + 1]):
         edits.append(_decoded_part(f"edits.{index}", text))
         await pace.keep()
@@ -439,7 +411,7 @@ def _edit(found: object, reason: str) -> Edit:
 
 
 def _converted(text: str, model: type[Any]) -> BadRequestError:
-    """Name the field in what msgspec says."""
+    """Translate an error of msgspec, naming the field."""
     at = _AT.fullmatch(text)
     what, field = (at[1], at[2]) if at else (text, "")
     if unknown := _UNKNOWN.fullmatch(what):
@@ -453,21 +425,20 @@ def _converted(text: str, model: type[Any]) -> BadRequestError:
     return bad(field, f"must be {wanted}; found {_TYPES.get(wrong[2], wrong[2])}")
 
 
-def check_reason(reason: object, field: str = "reason") -> str:
-    """Return a reason.
-
-    Raises:
-        BadRequestError: it is no text, or too long.
-    """
+def _reason(found: Mapping[str, Any]) -> str:
+    reason = found.get("reason", "")
     if not isinstance(reason, str):
-        raise bad(field, f"must be text in quotes; found {show(reason)}")
+        raise bad("reason", f"must be text in quotes; found {show(reason)}")
     if len(reason) > MAX_REASON:
-        raise bad(field, f"must be at most {MAX_REASON} characters; found {len(reason)}")
+        raise bad("reason", f"must be at most {MAX_REASON} characters; found {len(reason)}")
     return reason
 
 
-def _reason(found: Mapping[str, Any]) -> str:
-    return check_reason(found.get("reason", ""))
+def _flag(found: Mapping[str, Any], key: str) -> bool:
+    flag = found.get(key, False)
+    if not isinstance(flag, bool):
+        raise bad(key, f"must be true or false; found {show(flag)}")
+    return flag
 
 
 def _ttl_s(found: Mapping[str, Any]) -> float | None:
@@ -484,23 +455,22 @@ def _lower(text: str) -> str:
     return text if text[:2].isupper() else text[:1].lower() + text[1:]
 
 
-@dataclass(frozen=True, slots=True)
-class Tags:
+class Tags(NamedTuple):
     """The tags of one header.
 
     Attributes:
         any: the header is ``*``.
-        strong: tags that compare strongly.
-        weak: the others.
+        strong: the tags that are not weak; only these can meet ``If-Match``.
+        all: all tags, without ``W/``.
     """
 
-    any: bool = False
-    strong: tuple[str, ...] = ()
-    weak: tuple[str, ...] = ()
+    any: bool
+    strong: list[str]
+    all: list[str]
 
     def names(self, etag: str) -> bool:
         """Compare weakly, as ``If-None-Match`` does."""
-        return self.any or etag in self.strong or etag in self.weak
+        return self.any or etag in self.all
 
 
 def read_tags(request: Request, header: str) -> Tags | None:
@@ -513,41 +483,27 @@ def read_tags(request: Request, header: str) -> Tags | None:
     if not values:
         return None
     text = ",".join(values)
-    if text.strip() == ANY:
-        return Tags(any=True)
-    strong: list[str] = []
-    weak: list[str] = []
-    position = 0
-    while position < len(text):
-        found = _TAG.match(text, position)
-        if found is not None:
-            (weak if found[1] else strong).append(found[2])
-            position = found.end()
-        else:
-            # Empty elements of a list are left out.
-            while position < len(text) and text[position] in " \t":
-                position += 1
-        if position < len(text) and text[position] != ",":
-            raise bad(header, f'must be * or tags in quotes, "abc", "def"; found {text[:100]!r}')
-        position += 1
-    if not strong and not weak:
-        raise bad(header, 'must be * or tags in quotes, "abc", "def"; it is empty')
-    return Tags(strong=tuple(strong), weak=tuple(weak))
+    found = _TAG.findall(text)
+    is_any = text.strip() == ANY
+    # Tags are separated by commas and blanks, and elements of the list may be empty.
+    if not is_any and (not found or not _TAGS.fullmatch(text)):
+        raise bad(header, f'must be * or tags in quotes, "abc", "def"; found {text[:100]!r}')
+    return Tags(is_any, [tag for weak, tag in found if not weak], [tag for _, tag in found])
 
 
 def is_conditional(request: Request) -> bool:
-    """Whether a write expects anything."""
+    """Return whether a write has conditions."""
     return "if-match" in request.headers or "if-none-match" in request.headers
 
 
 def has_it(request: Request, etag: str) -> bool:
-    """Whether the client of a GET has what it would get."""
+    """Return whether the client of a GET already has the answer."""
     tags = read_tags(request, "if-none-match")
     return tags is not None and tags.names(etag)
 
 
 def expected(request: Request, entry: LimitEntry | SwitchEntry) -> str | None:
-    """Return the one tag that the write must find in force, or ``*``, or None if it is as good as any.
+    """Return the tag that the write must find in force; ``*`` for any edit, None for no condition.
 
     Args:
         request: the write.
@@ -562,7 +518,7 @@ def expected(request: Request, entry: LimitEntry | SwitchEntry) -> str | None:
         raise StaleError(0, entry.etag, _whose(entry.edit))
     match = read_tags(request, "if-match")
     if match is None:
-        # Whoever comes in between makes the condition false.
+        # A write in between makes the condition false.
         return None if none_match is None else entry.etag
     if match.any:
         return ANY
@@ -570,7 +526,7 @@ def expected(request: Request, entry: LimitEntry | SwitchEntry) -> str | None:
 
 
 def left_by(change: Change, entry: LimitEntry | SwitchEntry) -> str | None:
-    """Return the tag of what a write left in force; None if somebody else has changed it already.
+    """Return the tag of what a write left in force; None if another write has changed it already.
 
     Args:
         change: the write; a dry run leaves what there was.
@@ -582,7 +538,7 @@ def left_by(change: Change, entry: LimitEntry | SwitchEntry) -> str | None:
 
 
 def one_of(tags: Tags, etag: str) -> str:
-    """Return the tag that must be in force: the present one if it is among them, or else one that is not."""
+    """Return the tag that must be in force: the current one if it is among them, or one that is not in force."""
     return etag if etag in tags.strong else next(iter(tags.strong), _NONE)
 
 

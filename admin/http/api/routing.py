@@ -1,13 +1,14 @@
-"""From one table of endpoints: what answers a request, and every error as a problem. The document is made from it, too.
+"""Endpoints as methods of a class: they answer requests, with every error as a problem, and describe themselves.
 
-An endpoint gets the request, its query, and the values of the path. Nothing that is unknown or given twice goes
-unnoticed.
+The OpenAPI document is made from the same description. Unknown parameters, and parameters given twice, are refused.
 """
 
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from http import HTTPStatus
-from typing import Any, Final, Literal
+from inspect import cleandoc, signature
+from typing import Any, Final, Literal, Protocol
 
 from pydantic import ValidationError
 from starlette.applications import Starlette
@@ -18,27 +19,25 @@ from starlette.routing import Match, Route
 from starlette.types import Receive, Scope, Send
 
 from admin.config.faults import describe_fields, show
-from admin.http.api.answers import EDIT_ERRORS, BadRequestError, bad, problem, refused
+from admin.http.api.answers import EDIT_ERRORS, BadRequestError, bad, failed, refused, refused_by_router
 from admin.http.api.requests import Nothing, Parameters
 from admin.wire import FieldProblem
 from proxy.common.cooperative import turn
 
+Tags = Literal["", "list", "read", "write", "batch"]
+
 _CAUGHT: Final = (BadRequestError, *EDIT_ERRORS)
-_DETAILS: Final = {
-    404: "there is nothing here; /api/v1/openapi.json says what there is",
-    405: "this cannot be done here",
-}
 
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """The body of a request.
+    """The body of a request, for the document.
 
     Attributes:
-        schema: its name in the document.
-        what: it is, in words.
-        example: of it.
-        required: it must be there.
+        schema: the name of its schema.
+        what: its description.
+        example: an example.
+        required: whether a request must have it.
     """
 
     schema: str
@@ -47,16 +46,17 @@ class Body:
     required: bool = True
 
 
+Handler = Callable[..., Awaitable[Response]]
+
+
 @dataclass(frozen=True, slots=True)
 class Endpoint:
     """What one method does with one path.
 
     Attributes:
-        tag: the chapter of the document that it stands in.
         method: of HTTP.
         path: below ``/api/v1``.
-        name: of its function in clients that are made from the document.
-        handler: gets the request, the query, and the values of the path in the order of ``in_path``.
+        handler: gets its resource, the request, the query, and the values of the path in the order of ``in_path``.
         summary: what it is for.
         description: the rest that there is to say.
         answer: what it answers.
@@ -70,30 +70,59 @@ class Endpoint:
             a ``write`` or a ``batch``.
     """
 
-    tag: str
     method: str
     path: str
-    name: str
-    handler: Callable[..., Awaitable[Response]]
+    handler: Handler
     summary: str
     description: str
     answer: str
     example: object
-    in_path: type[Parameters] = Nothing
-    query: type[Parameters] = Nothing
-    body: Body | None = None
-    tags: Literal["", "list", "read", "write", "batch"] = ""
-    problems: tuple[int, ...] = ()
+    in_path: type[Parameters]
+    query: type[Parameters]
+    body: Body | None
+    tags: Tags
+    problems: tuple[int, ...]
+
+
+def endpoint(
+    method: str,
+    path: str,
+    answer: str,
+    example: object,
+    *,
+    in_path: type[Parameters] = Nothing,
+    body: Body | None = None,
+    tags: Tags = "",
+    problems: tuple[int, ...] = (),
+) -> Callable[[Handler], Endpoint]:
+    """Make an endpoint of a method; the arguments are those of ``Endpoint``.
+
+    The docstring is its summary and its description, and the type of the third argument says what the query has.
+    """
+
+    def made(handler: Handler) -> Endpoint:
+        summary, _, description = cleandoc(handler.__doc__ or "").partition("\n\n")
+        query = list(signature(handler).parameters.values())[2].annotation
+        words = summary.removesuffix("."), " ".join(description.split()), answer
+        return Endpoint(method, path, handler, *words, example, in_path, query, body, tags, problems)
+
+    return made
 
 
 class EndpointRoute(Route):
-    """The route of an endpoint."""
+    """The route of an endpoint.
 
-    def __init__(self, endpoint: Endpoint) -> None:
-        super().__init__(endpoint.path, endpoint.handler, methods=[endpoint.method], name=endpoint.name)
+    Attributes:
+        about: the endpoint.
+        tag: the chapter of the document that it stands in.
+    """
+
+    def __init__(self, about: Endpoint, name: str, resource: "Resource") -> None:
+        super().__init__(about.path, about.handler, methods=[about.method], name=name)
         # Without HEAD, which Starlette adds.
-        self.methods = {endpoint.method}
-        self.about = endpoint
+        self.methods = {about.method}
+        self.about, self.tag = about, resource.tag
+        self._handler = partial(about.handler, resource)
         self.app = self._answer
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -102,35 +131,44 @@ class EndpointRoute(Route):
             await _check(request, takes_nothing=about.method != "GET" and about.body is None)
             in_path = _validated(about.in_path, request.path_params)
             query = _validated(about.query, dict(request.query_params) if scope["query_string"] else {})
-            response = await about.handler(request, query, *vars(in_path).values())
+            response = await self._handler(request, query, *vars(in_path).values())
         except _CAUGHT as error:
             response = refused(error, batch=about.tags == "batch")
-        # Edits that were committed together are done at the same moment; they are not answered in one turn.
+        # Edits that were committed together are done at the same moment, but are not all answered in one turn.
         await turn()
         await response(scope, receive, send)
 
 
-def serve(endpoints: Sequence[Endpoint]) -> Starlette:
+class Resource(Protocol):
+    """A class whose attributes are the endpoints of one chapter of the document, called as they are named."""
+
+    @property
+    def tag(self) -> str:
+        """The chapter."""
+
+
+def serve(*resources: Resource) -> Starlette:
     """Make the application, to be mounted at ``/api/v1``.
 
     Its requests come from the guard, with ``author``, ``role`` and ``authentication`` in their state.
     """
-    app = Starlette(
-        routes=[EndpointRoute(each) for each in endpoints],
-        exception_handlers={HTTPException: _refused, Exception: _failed},
-    )
+    routes = [
+        EndpointRoute(about, name, resource)
+        for resource in resources
+        for name, about in vars(type(resource)).items()
+        if isinstance(about, Endpoint)
+    ]
+    app = Starlette(routes=routes, exception_handlers={HTTPException: _refused, Exception: failed})
     app.router.redirect_slashes = False
     return app
 
 
 async def _refused(request: Request, error: Exception) -> Response:
-    if not isinstance(error, HTTPException):
-        raise TypeError(f"no refusal: {error!r}")
-    headers = {name.lower(): value for name, value in (error.headers or {}).items()}
-    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+    response = refused_by_router(error, not_found="there is nothing here; /api/v1/openapi.json says what there is")
+    if response.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         # Of the routes with this path, the router names the methods of the first.
-        headers["allow"] = ", ".join(sorted(_methods(request)))
-    return problem(error.status_code, _DETAILS.get(error.status_code, error.detail), headers=headers)
+        response.headers["allow"] = ", ".join(sorted(_methods(request)))
+    return response
 
 
 def _methods(request: Request) -> set[str]:
@@ -140,16 +178,11 @@ def _methods(request: Request) -> set[str]:
     return {method for route in matching if route.path == pattern for method in route.methods}
 
 
-async def _failed(_: Request, __: Exception) -> Response:
-    # Whoever serves this application writes the reason into the log.
-    return problem(500, "internal error; the log has the reason")
-
-
 async def _check(request: Request, *, takes_nothing: bool) -> None:
-    """Refuse what the router would take in silence.
+    """Refuse what the router would ignore.
 
     Raises:
-        BadRequestError: a parameter is given twice, or there is a body that nobody would read.
+        BadRequestError: a parameter is given twice, or there is a body where none is expected.
     """
     if request.scope["query_string"]:
         given: set[str] = set()

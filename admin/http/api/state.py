@@ -1,4 +1,4 @@
-"""What the endpoints stand on, and how Sluice is, in one answer."""
+"""The services that the endpoints use, and the answer of ``GET state``."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -32,16 +32,16 @@ def _none() -> Sequence[str]:
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """What the endpoints ask.
+    """What the endpoints use.
 
     Attributes:
         data_path: the one interface to it.
         live: the limits in force, and the way to change them.
-        board: what they do; it must be running.
-        warnings: what is right in the configuration and probably not meant.
-        instance: name of this sidecar among others.
-        rejection_log: where the rejection log is written, and what is wrong with that.
-        failed_reload: what was wrong with the configuration when it was last read again; None if nothing.
+        board: their live figures; it must be running.
+        warnings: what is valid in the configuration, but probably not meant.
+        instance: the name of this sidecar among others.
+        rejection_log: where the rejection log is written, and what is wrong with it.
+        failed_reload: what was wrong with the configuration at the last reload; None if nothing.
     """
 
     data_path: DataPath
@@ -54,10 +54,10 @@ class Services:
 
 
 class Status:
-    """Makes the state of all that the services know.
+    """Puts the state of Sluice together.
 
     Args:
-        services: what is asked.
+        services: where the figures come from.
     """
 
     def __init__(self, services: Services) -> None:
@@ -69,7 +69,7 @@ class Status:
         self._edits: tuple[Sequence[LimitEntry], str, Edits] | None = None
 
     async def state(self) -> State:
-        """Return how Sluice is; its figures are a second old at most."""
+        """Return the state; its figures are at most a second old."""
         services, board = self._services, self._services.board
         snapshot = await board.fresh()
         switches = services.live.switches()
@@ -131,7 +131,7 @@ class Status:
         )
 
     async def _standing(self, switches: Sequence[SwitchEntry]) -> Edits:
-        """Count the edits that stand, and find the one that ends next."""
+        """Count the edits in force, and find the one that expires next."""
         limits, etag = self._services.live.limits(), self._services.live.etag
         if self._edits is not None and self._edits[0] is limits and self._edits[1] == etag:
             return self._edits[2]
@@ -156,7 +156,7 @@ class Status:
 
 
 def _by_reason(closed: Mapping[tuple[str, str], int]) -> dict[str, int]:
-    """Add up over all listeners."""
+    """Sum over all listeners."""
     reasons: Counter[str] = Counter()
     for (_, reason), count in closed.items():
         reasons[reason] += count

@@ -34,6 +34,12 @@ export function on(/** @type {string} */ event, /** @type {(data: any) => void} 
   return () => listeners.get(event)?.delete(listener);
 }
 
+/** Hear of several events by one listener, which is not told what they carry. */
+export function onAny(/** @type {string[]} */ events, /** @type {() => void} */ listener) {
+  const offs = events.map((event) => on(event, () => listener()));
+  return () => offs.forEach((off) => off());
+}
+
 export function emit(/** @type {string} */ event, /** @type {any} */ data = undefined) {
   for (const listener of listeners.get(event) ?? []) listener(data);
 }

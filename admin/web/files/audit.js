@@ -1,7 +1,7 @@
 /** The audit trail: who changed what, when and why, and the way back. */
 
 import { get } from "./api.js";
-import { app, on, writing } from "./app.js";
+import { app, onAny, writing } from "./app.js";
 import { debounced, fill, h } from "./dom.js";
 import { ago, exact } from "./format.js";
 import { differenceTable, furtherText, newText, oldText, targetText } from "./preview.js";
@@ -41,8 +41,7 @@ export class AuditView {
       ),
       this.more,
     );
-    const offs = [on("change", () => this.load()), on("whoami", () => this.load())];
-    this.unmount = () => offs.forEach((off) => off());
+    this.unmount = onAny(["change", "whoami"], () => this.load());
     this.update(params);
   }
 

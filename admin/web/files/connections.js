@@ -2,16 +2,18 @@
 
 import { call, get } from "./api.js";
 import { app, listenerText, on, writing } from "./app.js";
-import { debounced, fill, h, setAttribute } from "./dom.js";
-import { confirmForm, field, openDialog, showProblem, sortChoice } from "./dialog.js";
+import { debounced, fill, h } from "./dom.js";
+import { askReason } from "./dialog.js";
 import { bytes, count, duration, exact, rate } from "./format.js";
 import { navigate } from "./router.js";
+import { pageOf, showPager, sorting } from "./tables.js";
 import { toast } from "./toast.js";
 import { failed } from "./writes.js";
 
 const PAGE = 100;
 const EVERY_MS = 5000;
 const QUIET_MS = 200;
+/** Label, sort key and class of each column. */
 const COLUMNS = /** @type {[string, string, string][]} */ ([
   ["Peer", "peer", ""],
   ["Client", "client", ""],
@@ -23,11 +25,6 @@ const COLUMNS = /** @type {[string, string, string][]} */ ([
   ["Age", "age", "number"],
 ]);
 
-/** Which way a column is sorted at first. */
-function firstOrder(/** @type {string} */ key) {
-  return ["peer", "client"].includes(key) ? "asc" : "desc";
-}
-
 export class ConnectionsView {
   title = "Connections";
 
@@ -35,12 +32,10 @@ export class ConnectionsView {
     this.params = params;
     this.search = h("input", { type: "search", "aria-label": "Search peers, clients, listeners and resources", placeholder: "Peer, client, listener or resource", autocomplete: "off", spellcheck: "false" });
     this.search.addEventListener("input", debounced(() => navigate("connections", this.params, { search: this.search.value, page: "" }), QUIET_MS));
-    this.headers = COLUMNS.map(([label, key, name]) =>
-      h("th", { scope: "col", class: name, "data-sort": key || null }, key ? h("button", { type: "button", class: "sort", onclick: () => this.sort(key) }, label) : label),
-    );
-    this.sortBy = sortChoice(
-      COLUMNS.filter(([, key]) => key).map(([label, key]) => [label, key, firstOrder(key)]),
-      (sort, order) => navigate("connections", this.params, { sort, order, page: "" }),
+    this.sorting = sorting(
+      COLUMNS.map(([label, key, name]) => ({ label, key, ascends: ["peer", "client"].includes(key), attributes: { class: name } })),
+      () => this.query(),
+      (changes) => navigate("connections", this.params, changes),
     );
     this.body = h("tbody");
     this.empty = h("p", { class: "empty", hidden: true }, "No connection matches.");
@@ -49,8 +44,8 @@ export class ConnectionsView {
     fill(
       main,
       h("div", { class: "heading" }, h("h1", {}, "Connections"), this.summary),
-      h("div", { class: "toolbar", role: "search" }, h("div", { class: "search" }, this.search, h("kbd", { "aria-hidden": "true" }, "/")), this.sortBy.element),
-      h("div", { class: "sheet" }, h("table", { class: "connections cards-on-phones" }, h("thead", {}, h("tr", {}, this.headers, h("th", { scope: "col" }, h("span", { class: "visually-hidden" }, "Close")))), this.body), this.empty),
+      h("div", { class: "toolbar", role: "search" }, h("div", { class: "search" }, this.search, h("kbd", { "aria-hidden": "true" }, "/")), this.sorting.choice),
+      h("div", { class: "sheet" }, h("table", { class: "connections cards-on-phones" }, h("thead", {}, h("tr", {}, this.sorting.headers, h("th", { scope: "col" }, h("span", { class: "visually-hidden" }, "Close")))), this.body), this.empty),
       this.pages,
     );
     const timer = setInterval(() => !document.hidden && app.status === "live" && this.load(), EVERY_MS);
@@ -62,23 +57,14 @@ export class ConnectionsView {
     this.update(params);
   }
 
-  sort(/** @type {string} */ key) {
-    const { sort, order } = this.query();
-    const descends = sort === key ? order === "asc" : firstOrder(key) === "desc";
-    navigate("connections", this.params, { sort: key, order: descends ? "desc" : "asc", page: "" });
-  }
-
   query() {
-    const page = Math.max(1, Number(this.params.get("page")) || 1);
-    return { search: this.params.get("search"), sort: this.params.get("sort") ?? "requests", order: this.params.get("order") ?? "desc", offset: (page - 1) * PAGE, limit: PAGE };
+    return { search: this.params.get("search"), sort: this.params.get("sort") ?? "requests", order: this.params.get("order") ?? "desc", offset: (pageOf(this.params) - 1) * PAGE, limit: PAGE };
   }
 
   update(/** @type {URLSearchParams} */ params) {
     this.params = params;
     if (document.activeElement !== this.search) this.search.value = params.get("search") ?? "";
-    const { sort, order } = this.query();
-    this.sortBy?.show(sort, order);
-    for (const header of this.headers ?? []) setAttribute(header, "aria-sort", header.dataset.sort === sort ? (order === "asc" ? "ascending" : "descending") : null);
+    this.sorting?.show();
     this.load();
   }
 
@@ -100,9 +86,8 @@ export class ConnectionsView {
     if (focused) this.body.querySelector(`[data-key="${CSS.escape(focused)}"]`)?.focus();
     this.empty.hidden = body.rows.length > 0;
     const page = body.offset / PAGE + 1;
-    const step = (/** @type {string} */ label, /** @type {number} */ to, /** @type {boolean} */ possible) =>
-      h("button", { type: "button", class: "button small", disabled: !possible, onclick: () => navigate("connections", this.params, { page: to > 1 ? String(to) : "" }) }, label);
-    fill(this.pages, body.total > PAGE && [h("span", {}, `page ${page} of ${Math.ceil(body.total / PAGE)}`), step("‹ Previous", page - 1, page > 1), step("Next ›", page + 1, page * PAGE < body.total)]);
+    const text = body.total > PAGE ? `page ${page} of ${Math.ceil(body.total / PAGE)}` : "";
+    showPager(this.pages, text, { page, size: PAGE, total: body.total }, (changes) => navigate("connections", this.params, changes));
   }
 
   row(/** @type {any} */ each) {
@@ -127,28 +112,12 @@ export class ConnectionsView {
   }
 
   askClose(/** @type {any} */ each) {
-    const dialog = openDialog(`Close the connection of ${each.peer}`);
-    const reason = h("input", { type: "text", autocomplete: "off", maxlength: 500 });
-    const problem = h("div", { role: "alert" });
-    fill(
-      dialog.body,
-      problem,
-      h("p", {}, each.client.id ? `${each.client.id} loses what is in flight (${count(each.in_flight)}), and will most likely connect again.` : "The client loses what is in flight, and will most likely connect again."),
-      confirmForm(
-        async () => {
-          try {
-            await call("DELETE", `connections/${each.id}`, { query: { reason: reason.value.trim() } });
-            dialog.close();
-            toast(`The connection of ${each.peer} was closed.`);
-            this.load();
-          } catch (error) {
-            showProblem(problem, error instanceof Error ? error.message : "");
-          }
-        },
-        field("Reason", reason),
-        h("div", { class: "actions" }, h("button", { class: "button danger", type: "submit" }, "Close it"), h("button", { class: "button", type: "button", onclick: dialog.close }, "Cancel")),
-      ),
-    );
-    reason.focus();
+    const what = each.client.id ? `${each.client.id} loses what is in flight (${count(each.in_flight)}), and will most likely connect again.` : "The client loses what is in flight, and will most likely connect again.";
+    askReason(`Close the connection of ${each.peer}`, h("p", {}, what), { label: "Close it", manner: "danger" }, async (reason, dialog) => {
+      await call("DELETE", `connections/${each.id}`, { query: { reason } });
+      dialog.close();
+      toast(`The connection of ${each.peer} was closed.`);
+      this.load();
+    });
   }
 }

@@ -1,5 +1,6 @@
 /** Native dialogs: a heading, a body, and Escape or a button to leave; focus goes back to where it was. */
 
+import { ApiError } from "./api.js";
 import { fill, freshId, h } from "./dom.js";
 import { readNumber } from "./numbers.js";
 
@@ -64,6 +65,45 @@ export function confirmForm(/** @type {() => void} */ onconfirm, /** @type {any[
   return form;
 }
 
+/** The buttons at the end of a form: one that sends it, and one that leaves. */
+export function actions(/** @type {string} */ manner, /** @type {string} */ label, /** @type {() => void} */ cancel) {
+  return h(
+    "div",
+    { class: "actions" },
+    h("button", { class: `button ${manner}`, type: "submit" }, label),
+    h("button", { class: "button", type: "button", onclick: cancel }, "Cancel"),
+  );
+}
+
+/** @returns {any} the input of why something is done. */
+export function reasonInput(/** @type {Record<string, any>} */ properties = {}) {
+  return h("input", { type: "text", autocomplete: "off", maxlength: 500, ...properties });
+}
+
+/**
+ * Ask for a reason and a last word, then act; what the API says against it is shown.
+ *
+ * @param {string} title
+ * @param {any} content what will happen
+ * @param {{label: string, manner?: string, reasonLabel?: string}} words
+ * @param {(reason: string, dialog: Dialog, problem: Element) => Promise<void>} act
+ */
+export function askReason(title, content, { label, manner = "primary", reasonLabel = "Reason" }, act) {
+  const dialog = openDialog(title);
+  const reason = reasonInput();
+  const problem = h("div", { role: "alert" });
+  const confirmed = async () => {
+    try {
+      await act(reason.value.trim(), dialog, problem);
+    } catch (error) {
+      if (!(error instanceof ApiError)) throw error;
+      showProblem(problem, error.message);
+    }
+  };
+  fill(dialog.body, problem, content, confirmForm(confirmed, field(reasonLabel, reason), actions(manner, label, dialog.close)));
+  reason.focus();
+}
+
 /** Show what went wrong at the top of a form, and read it out. */
 export function showProblem(/** @type {Element} */ place, /** @type {string} */ text) {
   fill(place, text ? h("p", { class: "problem" }, text) : null);
@@ -98,34 +138,6 @@ export function select(/** @type {[string, string][]} */ options, /** @type {str
   element.value = value;
   if (element.selectedIndex < 0) element.selectedIndex = 0;
   return element;
-}
-
-/**
- * A choice of orders, for where a table's headers have no room.
- *
- * @param {[string, string, string][]} ways label, sort key and order of each
- * @param {(sort: string, order: string) => void} go
- */
-export function sortChoice(ways, go) {
-  const value = (/** @type {string} */ sort, /** @type {string} */ order) => `${sort} ${order}`;
-  const text = (/** @type {string} */ label, /** @type {string} */ order) => `Sort: ${label} ${order === "asc" ? "↑" : "↓"}`;
-  const element = select(ways.map(([label, sort, order]) => [value(sort, order), text(label, order)]), "", { class: "narrow-only", "aria-label": "Sort by" });
-  element.addEventListener("change", () => {
-    const [sort, order] = element.value.split(" ");
-    go(sort, order);
-  });
-  return {
-    element,
-    /** Show which order there is, one that is not offered as well. */
-    show(/** @type {string} */ sort, /** @type {string} */ order) {
-      element.querySelector("[data-other]")?.remove();
-      if (!ways.some((each) => each[1] === sort && each[2] === order)) {
-        const label = ways.find((each) => each[1] === sort)?.[0] ?? sort;
-        element.append(h("option", { value: value(sort, order), "data-other": true }, text(label, order)));
-      }
-      element.value = value(sort, order);
-    },
-  };
 }
 
 const MINUTES = /** @type {[string, string][]} */ ([

@@ -82,11 +82,6 @@ export function freshId() {
   return `n${ids}`;
 }
 
-/** A time that says how long ago it was, and exactly when on hover. */
-export function timeElement(/** @type {string | null | undefined} */ iso, /** @type {string} */ text, /** @type {string} */ exact) {
-  return iso ? h("time", { datetime: iso, title: exact }, text) : h("span", { class: "faint" }, text);
-}
-
 /** Let a function run once things have been quiet for a while. */
 export function debounced(/** @type {() => void} */ action, /** @type {number} */ quietMs) {
   /** @type {any} */

@@ -5,7 +5,7 @@
 
 import { ApiError, call, get, limitPath } from "./api.js";
 import { app, writing } from "./app.js";
-import { field, openDialog, select, setError, showProblem, ttlField } from "./dialog.js";
+import { field, openDialog, reasonInput, select, setError, showProblem, ttlField } from "./dialog.js";
 import { fill, h } from "./dom.js";
 import { explanation } from "./explanation.js";
 import { FIELDS, control, fieldElement, read } from "./fields.js";
@@ -81,7 +81,7 @@ class Editor {
   /** Show the fields, with these values. */
   showForm(/** @type {Record<string, any>} */ limit, /** @type {string} */ reason = "") {
     const write = writing();
-    this.reason = h("input", { type: "text", value: reason, autocomplete: "off", maxlength: 500, placeholder: "for the audit trail" });
+    this.reason = reasonInput({ value: reason, placeholder: "for the audit trail" });
     this.rate = h("input", {
       type: "text",
       inputmode: "decimal",
@@ -226,21 +226,20 @@ class Editor {
   async ask() {
     this.clear();
     if (!this.numbersAreRight()) return;
-    const body = this.body();
-    try {
-      const { body: change } = await call("PATCH", this.path, { body, query: { dry_run: 1 }, etag: quoted(this.entry.etag) });
-      this.showPreview(change, "Apply", (volatile) => call("PATCH", this.path, { body, query: { volatile }, etag: quoted(this.entry.etag) }));
-    } catch (error) {
-      this.problem(error);
-    }
+    await this.foresee("Apply", "PATCH", { body: this.body() });
   }
 
   async askRevert() {
     this.clear();
-    const query = { reason: this.reason.value.trim() };
+    await this.foresee("Revert", "DELETE", { query: { reason: this.reason.value.trim() } });
+  }
+
+  /** Ask what a write would change, show that, and do it when told so. */
+  async foresee(/** @type {string} */ label, /** @type {string} */ method, /** @type {{body?: any, query?: Record<string, any>}} */ how) {
+    const write = (/** @type {Record<string, any>} */ query) => call(method, this.path, { ...how, query: { ...how.query, ...query }, etag: quoted(this.entry.etag) });
     try {
-      const { body: change } = await call("DELETE", this.path, { query: { ...query, dry_run: 1 }, etag: quoted(this.entry.etag) });
-      this.showPreview(change, "Revert", (volatile) => call("DELETE", this.path, { query: { ...query, volatile }, etag: quoted(this.entry.etag) }));
+      const { body: change } = await write({ dry_run: 1 });
+      this.confirm("What would change", preview(change, this.entry), label, (volatile) => write({ volatile }));
     } catch (error) {
       this.problem(error);
     }
@@ -256,11 +255,6 @@ class Editor {
       "Reset",
       () => call("POST", `${this.path}:reset`, { query }),
     );
-  }
-
-  /** Show what would change. */
-  showPreview(/** @type {any} */ change, /** @type {string} */ label, /** @type {(volatile?: number) => Promise<any>} */ act) {
-    this.confirm("What would change", preview(change, this.entry), label, act);
   }
 
   /** Ask for a last word; the form waits behind it. */

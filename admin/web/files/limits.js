@@ -2,12 +2,13 @@
 
 import { app, announce, on, writing } from "./app.js";
 import { debounced, fill, h, setAttribute, setText } from "./dom.js";
-import { select, sortChoice } from "./dialog.js";
+import { select } from "./dialog.js";
 import { addLimit, editLimit } from "./editor.js";
 import { count } from "./format.js";
 import { revertAll } from "./reverts.js";
-import { COLUMNS, WINDOW, firstOrder, rowView } from "./rows.js";
 import { navigate } from "./router.js";
+import { COLUMNS, WINDOW, rowView } from "./rows.js";
+import { pageOf, showPager, sorting } from "./tables.js";
 
 const PAGE = 50;
 const QUIET_MS = 150;
@@ -50,19 +51,19 @@ export class LimitsView {
     );
     this.newLimit = h("button", { type: "button", class: "button", onclick: () => addLimit(this.kinds.filter((kind) => kind !== "total")) }, "New limit…");
     this.revert = h("button", { type: "button", class: "button", onclick: revertAll }, "Revert all edits…");
-    this.sortBy = sortChoice(
-      COLUMNS.filter(([, key]) => key).map(([label, key]) => [label, key, firstOrder(key)]),
-      (sort, order) => this.go({ sort, order, page: "" }),
+    this.sorting = sorting(
+      COLUMNS.map(([label, key, name, meaning]) => ({ label, key, ascends: ["name", "rule"].includes(key), attributes: { role: "columnheader", class: name, title: meaning || null } })),
+      () => this.query(),
+      (changes) => this.go(changes),
     );
-    this.headers = COLUMNS.map(([label, key, name, meaning]) => this.header(label, key, name, meaning));
     this.bodyElement = h("tbody", { role: "rowgroup" });
     this.empty = h("p", { class: "empty", hidden: true });
     this.summary = h("p", { class: "muted" });
     this.pages = h("div", { class: "pager" });
     this.table = h(
       "table",
-      { class: "limits", role: "table", "aria-label": "Limits" },
-      h("thead", { role: "rowgroup" }, h("tr", { role: "row" }, this.headers, h("th", { scope: "col", role: "columnheader" }, h("span", { class: "visually-hidden" }, "Edit")))),
+      { class: "limits cards-on-phones", role: "table", "aria-label": "Limits" },
+      h("thead", { role: "rowgroup" }, h("tr", { role: "row" }, this.sorting.headers, h("th", { scope: "col", role: "columnheader" }, h("span", { class: "visually-hidden" }, "Edit")))),
       this.bodyElement,
     );
     this.bodyElement.addEventListener("pointerleave", () => this.arrange());
@@ -70,7 +71,7 @@ export class LimitsView {
     fill(
       main,
       h("div", { class: "heading" }, h("h1", {}, "Limits"), this.summary),
-      h("div", { class: "toolbar", role: "search" }, h("div", { class: "search" }, this.search, h("kbd", { "aria-hidden": "true" }, "/")), this.kind, this.sortBy.element, h("div", { class: "chips", role: "group", "aria-label": "Show only" }, this.chips), h("span", { class: "spacer" }), this.revert, this.newLimit),
+      h("div", { class: "toolbar", role: "search" }, h("div", { class: "search" }, this.search, h("kbd", { "aria-hidden": "true" }, "/")), this.kind, this.sorting.choice, h("div", { class: "chips", role: "group", "aria-label": "Show only" }, this.chips), h("span", { class: "spacer" }), this.revert, this.newLimit),
       h("div", { class: "sheet" }, this.table, this.empty),
       this.pages,
     );
@@ -97,27 +98,12 @@ export class LimitsView {
     this.arrange(true);
   }
 
-  header(/** @type {string} */ label, /** @type {string} */ key, /** @type {string} */ name, /** @type {string} */ meaning) {
-    const title = meaning || null;
-    if (!key) return h("th", { scope: "col", role: "columnheader", class: name, title }, label);
-    const sort = () => {
-      const same = this.query().sort === key;
-      const descends = same ? this.query().order === "asc" : firstOrder(key) === "desc";
-      this.go({ sort: key, order: descends ? "desc" : "asc", page: "" });
-    };
-    return h("th", { scope: "col", role: "columnheader", class: name, title, "data-sort": key }, h("button", { type: "button", class: "sort", onclick: sort }, label));
-  }
-
   /** Show what the address says. */
   update(/** @type {URLSearchParams} */ params) {
     this.params = params;
     if (document.activeElement !== this.search) this.search.value = params.get("search") ?? "";
     this.kind.value = params.get("kind") ?? "";
-    const { sort, order } = this.query();
-    this.sortBy?.show(sort, order);
-    for (const header of this.headers ?? []) {
-      setAttribute(header, "aria-sort", header.dataset.sort === sort ? (order === "asc" ? "ascending" : "descending") : null);
-    }
+    this.sorting?.show();
     for (const chip of this.chips ?? []) setAttribute(chip, "aria-pressed", String(chip.dataset.filter === params.get("filter")));
     const wanted = params.get("edit");
     if (!wanted) this.editor?.dialog.close();
@@ -139,7 +125,7 @@ export class LimitsView {
       filter: FILTERS.find(([key]) => key === params.get("filter"))?.[2] ?? null,
       sort: params.get("sort") ?? DEFAULTS.sort,
       order: params.get("order") ?? DEFAULTS.order,
-      offset: (Math.max(1, Number(params.get("page")) || 1) - 1) * PAGE,
+      offset: (pageOf(params) - 1) * PAGE,
       limit: PAGE,
     };
   }
@@ -219,10 +205,7 @@ export class LimitsView {
     if (this.shownText === text && this.pages.childElementCount) return;
     if (this.shownText !== text && filtered) announce(`${count(this.total)} found`);
     this.shownText = text;
-    const page = offset / PAGE + 1;
-    const step = (/** @type {string} */ label, /** @type {number} */ to_, /** @type {boolean} */ possible) =>
-      h("button", { type: "button", class: "button small", disabled: !possible, onclick: () => this.go({ page: to_ > 1 ? String(to_) : "" }) }, label);
-    fill(this.pages, h("span", {}, text), this.total > PAGE && [step("‹ Previous", page - 1, page > 1), step("Next ›", page + 1, to < this.total)]);
+    showPager(this.pages, text, { page: offset / PAGE + 1, size: PAGE, total: this.total }, (changes) => this.go(changes));
   }
 
   /** Up and down go from name to name. */

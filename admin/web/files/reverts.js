@@ -2,8 +2,8 @@
 
 import { ApiError, call, get } from "./api.js";
 import { app } from "./app.js";
-import { confirmForm, field, openDialog, showProblem } from "./dialog.js";
-import { fill, h } from "./dom.js";
+import { askReason } from "./dialog.js";
+import { h } from "./dom.js";
 import { count } from "./format.js";
 import { newText, oldText, preview, targetText } from "./preview.js";
 import { toast } from "./toast.js";
@@ -37,50 +37,28 @@ export async function revertAll() {
     failed(error);
     return;
   }
-  const dialog = openDialog(`Revert all ${count(edits.length)} edits`);
-  const reason = h("input", { type: "text", autocomplete: "off", maxlength: 500 });
-  const problem = h("div", { role: "alert" });
-  fill(
-    dialog.body,
-    problem,
+  const falls = h(
+    "div",
+    { class: "sheet scroll", tabindex: "0", role: "region", "aria-label": "What falls back" },
     h(
-      "div",
-      { class: "sheet scroll", tabindex: "0", role: "region", "aria-label": "What falls back" },
+      "table",
+      {},
+      h("thead", {}, h("tr", {}, ["Limit", "Now", "Then"].map((text) => h("th", { scope: "col" }, text)))),
       h(
-        "table",
+        "tbody",
         {},
-        h("thead", {}, h("tr", {}, ["Limit", "Now", "Then"].map((text) => h("th", { scope: "col" }, text)))),
-        h(
-          "tbody",
-          {},
-          changes.map((/** @type {any} */ change) =>
-            h("tr", {}, h("th", { scope: "row" }, targetText(change.target)), h("td", {}, oldText(change)), h("td", { class: "then" }, newText(change))),
-          ),
+        changes.map((/** @type {any} */ change) =>
+          h("tr", {}, h("th", { scope: "row" }, targetText(change.target)), h("td", {}, oldText(change)), h("td", { class: "then" }, newText(change))),
         ),
       ),
     ),
-    confirmForm(
-      async () => {
-        try {
-          const { body } = await call("POST", "limits:batch", { body: { edits, reason: reason.value.trim() } });
-          for (const change of body.changes) app.ownChanges.add(change.id);
-          dialog.close();
-          toast(`${count(body.changes.length)} edits reverted.`);
-        } catch (error) {
-          if (!(error instanceof ApiError)) throw error;
-          showProblem(problem, error.message);
-        }
-      },
-      field("Reason", reason),
-      h(
-        "div",
-        { class: "actions" },
-        h("button", { class: "button primary", type: "submit" }, "Revert all"),
-        h("button", { class: "button", type: "button", onclick: dialog.close }, "Cancel"),
-      ),
-    ),
   );
-  reason.focus();
+  askReason(`Revert all ${count(edits.length)} edits`, falls, { label: "Revert all" }, async (reason, dialog) => {
+    const { body } = await call("POST", "limits:batch", { body: { edits, reason } });
+    for (const change of body.changes) app.ownChanges.add(change.id);
+    dialog.close();
+    toast(`${count(body.changes.length)} edits reverted.`);
+  });
 }
 
 /** Undo one change of the audit trail, after a look at what that means; past later changes only if that is confirmed. */
@@ -95,38 +73,19 @@ export async function revertChange(/** @type {any} */ change, /** @type {string}
     return;
   }
 
-  const dialog = openDialog(`Revert change ${change.id} of ${targetText(change.target)}`);
-  const reason = h("input", { type: "text", autocomplete: "off", maxlength: 500 });
-  const problem = h("div", { role: "alert" });
-  fill(
-    dialog.body,
-    problem,
-    force && h("p", { class: "problem warned" }, since),
-    h("section", { class: "preview" }, preview(would)),
-    confirmForm(
-      async () => {
-        try {
-          const { body } = await call("POST", `audit/${change.id}/revert`, { body: { reason: reason.value.trim(), force } });
-          dialog.close();
-          done(body);
-        } catch (error) {
-          if (!(error instanceof ApiError)) throw error;
-          if (overtaken(error)) {
-            dialog.close();
-            await revertChange(change, sinceText(error, change));
-          } else showProblem(problem, error.message);
-        }
-      },
-      field("Reason", reason),
-      h(
-        "div",
-        { class: "actions" },
-        h("button", { class: `button ${force ? "danger" : "primary"}`, type: "submit" }, force ? "Revert all the same" : "Revert"),
-        h("button", { class: "button", type: "button", onclick: dialog.close }, "Cancel"),
-      ),
-    ),
-  );
-  reason.focus();
+  const content = [force && h("p", { class: "problem warned" }, since), h("section", { class: "preview" }, preview(would))];
+  const words = force ? { label: "Revert all the same", manner: "danger" } : { label: "Revert" };
+  askReason(`Revert change ${change.id} of ${targetText(change.target)}`, content, words, async (reason, dialog) => {
+    try {
+      const { body } = await call("POST", `audit/${change.id}/revert`, { body: { reason, force } });
+      dialog.close();
+      done(body);
+    } catch (error) {
+      if (!overtaken(error)) throw error;
+      dialog.close();
+      await revertChange(change, sinceText(error, change));
+    }
+  });
 }
 
 function overtaken(/** @type {unknown} */ error) {

@@ -7,7 +7,7 @@ export function place() {
 }
 
 /** @returns {string} the address of a view. */
-export function link(/** @type {string} */ view, /** @type {Record<string, string>} */ params = {}) {
+function link(/** @type {string} */ view, /** @type {Record<string, string>} */ params = {}) {
   const given = Object.entries(params).filter(([, value]) => value !== "");
   const query = new URLSearchParams(given).toString();
   return `#/${view}${query ? `?${query}` : ""}`;

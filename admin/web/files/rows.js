@@ -30,11 +30,6 @@ export const COLUMNS = /** @type {[string, string, string, string][]} */ ([
   ["Rule", "rule", "rule", ""],
 ]);
 
-/** Which way a column is sorted at first. */
-export function firstOrder(/** @type {string} */ key) {
-  return ["name", "rule"].includes(key) ? "asc" : "desc";
-}
-
 /**
  * Make a row.
  *
@@ -113,8 +108,8 @@ export function rowView(first, edit) {
     setText(cells.passed, rate(passed));
     setText(refusedText, rate(refused));
     cells.refused.classList.toggle("refusing", refused > 0);
-    refusedText.classList.toggle("zero", !refused);
-    cells.passed.classList.toggle("zero", !passed);
+    refusedText.classList.toggle("faint", !refused);
+    cells.passed.classList.toggle("faint", !passed);
     setText(wouldRate, shadowed > 0 ? `${rate(shadowed)} would be` : "");
     wouldRate.hidden = !(shadowed > 0);
     showFlag();

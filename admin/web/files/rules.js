@@ -1,13 +1,14 @@
 /** All rules in one table: an operator's, then the default of each kind, and folded what is Sluice's own. */
 
 import { get } from "./api.js";
-import { app, on, writing } from "./app.js";
+import { app, onAny, writing } from "./app.js";
 import { editLimit } from "./editor.js";
 import { fill, h } from "./dom.js";
 import { select } from "./dialog.js";
 import { ago, count, exact, left, limitText, shortLimit } from "./format.js";
 import { revertAll } from "./reverts.js";
 import { navigate } from "./router.js";
+import { pageOf, showPager } from "./tables.js";
 import { failed } from "./writes.js";
 
 const PAGE = 100;
@@ -34,8 +35,7 @@ export class RulesView {
       this.pages,
     );
     this.params = params;
-    const offs = [on("change", () => this.load()), on("whoami", () => this.load())];
-    this.unmount = () => offs.forEach((off) => off());
+    this.unmount = onAny(["change", "whoami"], () => this.load());
     this.update(params);
   }
 
@@ -46,7 +46,7 @@ export class RulesView {
 
   async load() {
     if (!app.whoami) return;
-    const page = Math.max(1, Number(this.params.get("page")) || 1);
+    const page = pageOf(this.params);
     const offset = (page - 1) * PAGE;
     try {
       const [defaults, rules] = await Promise.all([get("defaults"), get("rules", { offset, limit: PAGE, kind: this.params.get("kind") })]);
@@ -92,9 +92,8 @@ export class RulesView {
       builtIn.length > 0 && [group(fold), folded],
     );
     if (focused) this.table.querySelector(`[data-key="${CSS.escape(focused)}"]`)?.focus();
-    const step = (/** @type {string} */ label, /** @type {number} */ to, /** @type {boolean} */ possible) =>
-      h("button", { type: "button", class: "button small", disabled: !possible, onclick: () => navigate("rules", this.params, { page: to > 1 ? String(to) : "" }) }, label);
-    fill(this.pages, body.total > PAGE && [h("span", {}, `page ${page} of ${Math.ceil(body.total / PAGE)}`), step("‹ Previous", page - 1, page > 1), step("Next ›", page + 1, page * PAGE < body.total)]);
+    const text = body.total > PAGE ? `page ${page} of ${Math.ceil(body.total / PAGE)}` : "";
+    showPager(this.pages, text, { page, size: PAGE, total: body.total }, (changes) => navigate("rules", this.params, changes));
   }
 }
 

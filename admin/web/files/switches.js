@@ -1,7 +1,7 @@
 /** The emergency switch: limiting off, of everything or of one kind, and back on. */
 
 import { ApiError, call, get } from "./api.js";
-import { confirmForm, field, openDialog, select, showProblem, ttlField } from "./dialog.js";
+import { askReason, confirmForm, field, openDialog, reasonInput, select, showProblem, ttlField } from "./dialog.js";
 import { fill, h, setText } from "./dom.js";
 import { count, duration, exact, rate, serverNow, timeOfDay } from "./format.js";
 import { done, failed, quoted } from "./writes.js";
@@ -33,7 +33,7 @@ export async function switchOff(preset = "all") {
   if (!on?.length) return;
   const dialog = openDialog("Switch limiting off");
   const kind = select(on.map((each) => [each.kind, each.kind === "all" ? "everything" : `only ${each.kind}`]), preset);
-  const reason = h("input", { type: "text", autocomplete: "off", maxlength: 500 });
+  const reason = reasonInput();
   const ttl = ttlField("60", "An hour unless you choose otherwise: then it is on again by itself. For good is until somebody switches it on.");
   const problem = h("div", { role: "alert" });
   const will = h("section", { class: "preview", "aria-live": "polite", "aria-label": "What will happen" });
@@ -102,30 +102,13 @@ async function refusing(/** @type {string} */ kind) {
 
 /** Ask for the reason, and switch back on. */
 export function switchOn(/** @type {any} */ entry) {
-  const dialog = openDialog("Switch limiting back on");
-  const reason = h("input", { type: "text", autocomplete: "off", maxlength: 500 });
-  const problem = h("div", { role: "alert" });
+  const what = entry.kind === "all" ? "All limits hold again at once." : `All limits of ${entry.kind} hold again at once.`;
+  const words = { label: "Switch on", reasonLabel: "Reason, if there is something to say" };
   // As the configuration has it, if that is on; otherwise against the configuration.
   const byRevert = entry.edit && entry.configured;
-  fill(
-    dialog.body,
-    problem,
-    h("p", {}, entry.kind === "all" ? "All limits hold again at once." : `All limits of ${entry.kind} hold again at once.`),
-    confirmForm(
-      async () => {
-        const why = reason.value.trim();
-        await (byRevert ? write(dialog, problem, "DELETE", entry, { query: { reason: why } }) : write(dialog, problem, "PUT", entry, { body: { limiting: true, reason: why } }));
-      },
-      field("Reason, if there is something to say", reason),
-      h(
-        "div",
-        { class: "actions" },
-        h("button", { class: "button primary", type: "submit" }, "Switch on"),
-        h("button", { class: "button", type: "button", onclick: dialog.close }, "Cancel"),
-      ),
-    ),
+  askReason("Switch limiting back on", h("p", {}, what), words, (reason, dialog, problem) =>
+    byRevert ? write(dialog, problem, "DELETE", entry, { query: { reason } }) : write(dialog, problem, "PUT", entry, { body: { limiting: true, reason } }),
   );
-  reason.focus();
 }
 
 async function write(/** @type {any} */ dialog, /** @type {any} */ problem, /** @type {string} */ method, /** @type {any} */ entry, /** @type {any} */ how) {

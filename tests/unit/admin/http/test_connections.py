@@ -38,7 +38,7 @@ async def hello(scope: Scope, receive: Receive, send: Send) -> None:
     if scope["path"] == "/fail":
         raise KeyError("failed")
     if scope["path"] == "/trusted":
-        scope["state"]["trust"].given = True
+        scope["state"]["trust"]()
     while (message := await receive()).get("more_body"):
         pass
     if message["type"] == "http.disconnect":

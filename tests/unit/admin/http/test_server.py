@@ -1,18 +1,14 @@
 import json
-import signal
 import socket
 from typing import Any
 
 import pytest
 import structlog
 import trio
-from starlette.responses import PlainTextResponse
-from starlette.routing import Route
 
 from admin.common.errors import StartError
 from admin.config.settings import Endpoint
 from admin.http import server
-from admin.stats.health import Health
 from proxy.stats.snapshot import BrokerReach
 
 
@@ -116,26 +112,11 @@ async def test_a_failing_answer_is_logged_and_harms_nothing(
     assert "Traceback" not in capfd.readouterr().err
 
 
-async def test_signals_are_left_alone(data_path: Any, nursery: trio.Nursery) -> None:
-    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
-    sock = server.bind(Endpoint("127.0.0.1", 0))
-    served = Served(server.bound_endpoint(sock))
-    await nursery.start(server.run, server.application(data_path, Health(data_path)), sock)
-    await served.ask("/healthz")
-    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
-
-
 def test_a_name_that_turns_out_to_be_reached_by_others_is_refused() -> None:
     with pytest.raises(StartError) as caught:
         server.bind(Endpoint("0.0.0.0", 0), anyone=False)
     assert "which others reach, and it wants no token" in caught.value.lines[0]
     server.bind(Endpoint("127.0.0.1", 0), anyone=False).close()
-
-
-def test_a_route_with_parameters_is_no_page(data_path: Any) -> None:
-    route = Route("/web/{name}", lambda _: PlainTextResponse("file"))
-    with pytest.raises(TypeError, match="a page needs a path of its own"):
-        server.application(data_path, Health(data_path), page=[route])
 
 
 def test_a_taken_address_is_named_with_what_to_do() -> None:

@@ -35,13 +35,6 @@ def test_file_that_is_known_already_is_not_sent_again(client: TestClient) -> Non
     assert client.get("/web/main.js", headers={"if-none-match": '"other"'}).status_code == 200
 
 
-@pytest.mark.parametrize(
-    "path", ["/web/", "/web/../__init__.py", "/web/%2e%2e/__init__.py", "/web/index.html", "/web/MAIN.js"]
-)
-def test_nothing_else_is_served(client: TestClient, path: str) -> None:
-    assert client.get(path).status_code == 404
-
-
 def test_every_file_that_another_one_names_is_there() -> None:
     names = set(web.files())
     for name in names:
