@@ -13,7 +13,7 @@ from proxy.protocols.rocketmq.limit_commands import LimitCommandReader
 from proxy.protocols.rocketmq.options import RocketMQOptions
 from proxy.protocols.rocketmq.pending import Pending
 from proxy.protocols.rocketmq.requests import RequestStream
-from proxy.protocols.rocketmq.scans import PYTHON, scan_named
+from proxy.protocols.rocketmq.scanning import scan_named
 from proxy.protocols.rocketmq.transactions import Transactions
 from proxy.protocols.rocketmq.wire.header import Header
 
@@ -36,17 +36,17 @@ class RocketMQSession(Session):
         self._tls = options.tls
         self._limiting = context.limiting
         # Whoever sees the answers is told what each of them answers.
-        scan = None if context.wants_responses else scan_named(options.scan) or PYTHON
+        scan = None if context.wants_responses else scan_named(options.scan)
         transactions = context.shared.setdefault("rocketmq.transactions", Transactions())
-        self._owed = Pending(None if scan is None else scan.opaques())
+        opaques = None if scan is None else scan.opaques()
+        self._owed = Pending(opaques)
         self._remote = LimitCommandReader(context.connection.address, options, context.ask)
         self._requests = RequestStream(
             context,
             self._owed,
             transactions,
             self._take_remote,
-            scanner=None if scan is None else scan.scanner(self._owed.opaques),
-            scan_from_bytes=0 if scan is None else scan.least_bytes,
+            scanner=None if scan is None or opaques is None else scan.scanner(opaques),
         )
         self._answers = AnswerStream(self._owed, transactions, wants_responses=context.wants_responses)
         self._out: dict[Side, list[Buffer]] = {Side.CLIENT: [], Side.BROKER: []}
