@@ -85,7 +85,7 @@ async def answer(
                 await data_path.reply(command.id, reply)
                 await pace.keep()
 
-    async with data_path.remote_commands() as commands, trio.open_nursery() as nursery:
+    async with data_path.limit_commands() as commands, trio.open_nursery() as nursery:
         nursery.start_soon(views)
         task_status.started()
         async for command in commands:

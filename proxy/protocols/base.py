@@ -69,7 +69,7 @@ class WireCounters:
 
 
 class CommandRequest(msgspec.Struct, gc=False):
-    """What a client asks of Sluice itself, in the words of ``proxy.control.RemoteCommand``.
+    """What a client asks of Sluice itself, in the words of ``proxy.control.LimitCommand``.
 
     Attributes:
         verb: what is wanted.

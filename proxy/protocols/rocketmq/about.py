@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from proxy.protocols.rocketmq.wire.codes import MAX_NAME_CHARS, RemoteProtocolError
-from proxy.protocols.rocketmq.wire.command import decode_header
+from proxy.protocols.rocketmq.wire.command import MAX_DECODED_HEADER_BYTES, decode_header
 from proxy.protocols.rocketmq.wire.reading import UNPARSED, Header
 from proxy.stats.snapshot import ClientDescription
 
@@ -50,9 +50,7 @@ def version_name(number: int) -> str:
 
 #: A longer heartbeat is not read. It holds what the client subscribes to: some 200 bytes each.
 MAX_HEARTBEAT_BYTES: Final = 64 * 1024
-#: A longer header of a client that signs off is not read.
-MAX_HEADER_BYTES: Final = 4 * 1024
-#: So many are looked at in vain; a client that names itself does so in the first.
+#: Heartbeats without an id that are read; a client that names itself does so in the first.
 MAX_TRIES: Final = 8
 
 
@@ -119,7 +117,7 @@ class AboutClient:
     def sign_off(self, header: bytes, header_type: int) -> None:
         """Take the header of a client that unregisters."""
         name = ""
-        if len(header) <= MAX_HEADER_BYTES:
+        if len(header) <= MAX_DECODED_HEADER_BYTES:
             with suppress(RemoteProtocolError):
                 name = decode_header(header, header_type).fields.get("clientID", "")
         self._learn(name)

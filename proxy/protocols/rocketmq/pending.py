@@ -30,7 +30,7 @@ LONG_POLLS: Final = frozenset(
 #: them. Of a client with more in flight a drain does not wait for the others.
 MAX_PENDING: Final = 16_384
 #: Sends of half messages whose answers are read, per connection; the transactions of others end once the broker asks.
-MAX_HALVES: Final = 1024
+MAX_UNANSWERED_HALVES: Final = 1024
 
 #: A broker's round trip is timed for one request at a time of each connection, and as often as this at most.
 _TIMED_EVERY_NS: Final = 10_000_000
@@ -83,7 +83,7 @@ class Pending:
         # What goes into ``opaques`` itself is compared there.
         if opaque in self._polls or opaque in self._halves or (apart and self._is_owed(opaque)):
             self._ambiguous = True
-        if half is not None and len(self._halves) < MAX_HALVES and not self._is_ambiguous():
+        if half is not None and len(self._halves) < MAX_UNANSWERED_HALVES and not self._is_ambiguous():
             self._halves[opaque] = half
             if self.opaques is not None:
                 return

@@ -49,9 +49,6 @@ TRIAL_READ_BYTES: Final = 64 * 1024
 #: the two buys neither large reads nor more time.
 TRIAL_FRAMES: Final = 16
 
-#: Frames that make a scan worth while, which looks at the whole chunk; and those read one by one at most after others.
-_WORTH_WHILE: Final = 8
-_MAX_PAUSE: Final = 63
 #: A header that is not read strictly counts as many steps more as would take as long: half a millisecond at most, see
 #: ``lenient.MAX_JSON_BYTES``. One alone makes a chunk long.
 _SLOW_STEPS: Final = FEW_STEPS
@@ -204,7 +201,7 @@ class RequestStream:
         position = self._continue_body(chunk) if self._body_left else 0
         self._from = 0 if self._open else position
         self._open_until = position
-        leave = pause = steps = 0
+        steps = 0
         try:
             if self._header_room.lost:
                 self._grow_header()
@@ -216,16 +213,13 @@ class RequestStream:
                 if steps >= _MOST_STEPS:
                     self.left_bytes = size - position
                     break
-                if scanner is not None and not leave and not self._trial:
+                if scanner is not None and not self._trial:
                     segment = scanner.scan(chunk, position, max_length)
-                    # After each scan that hardly took any twice as many frames are read one by one before the next.
-                    leave = pause = 0 if len(segment) >= _WORTH_WHILE else min(2 * pause + 1, _MAX_PAUSE)
                     if segment:
                         self._take_segment(segment, requests)
                         position = segment.stop
                         steps += len(segment.runs)
                         continue
-                leave -= leave > 0
                 length, word = prefix_at(chunk, position)
                 header_bytes = self._header_bytes_of(length, word)
                 header_at = position + _PREFIX_BYTES

@@ -4,7 +4,6 @@ import sys
 from collections.abc import Callable, Sequence
 from random import Random
 from types import ModuleType
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -200,34 +199,6 @@ def test_columns_say_what_their_requests_do(reading: Reading, data: bytes, rando
         stream.pass_on(batch, [])
         if stream.close is not None:
             return
-
-
-class Noted:
-    """A scanner that notes where it is asked to scan."""
-
-    def __init__(self, scanner: Any) -> None:
-        self.at: list[int] = []
-        self._scan = scanner.scan
-
-    def scan(self, chunk: memoryview, position: int, max_length: int) -> Any:
-        self.at.append(position)
-        return self._scan(chunk, position, max_length)
-
-
-@with_scan
-@pytest.mark.parametrize("plain", [0, 1, 7])
-def test_frames_that_are_not_plain_do_not_make_a_scan_of_each_other_one(plain: int) -> None:
-    stream = stream_of("compiled")
-    noted = Noted(stream._scanner)
-    stream._scanner = noted  # type: ignore[assignment] # which scans all the same
-    chunk = memoryview((frames.json_frame(34, body=b"{}") + send("a") * plain) * 500)
-    left, turns = len(chunk), 0
-    while left:
-        stream.feed(chunk[-left:], 0)
-        stream.pass_on(None, [])
-        left, turns = stream.left_bytes, turns + 1
-    assert turns <= len(noted.at) <= 12 * turns + 500 * (1 + plain) // 64
-    assert stream.frames == 500 * (1 + plain)
 
 
 def test_nothing_is_cut_where_something_is_held() -> None:
