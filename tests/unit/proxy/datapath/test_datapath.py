@@ -515,7 +515,6 @@ class TestLimiters:
         how: str,
     ) -> None:
         monkeypatch.setattr("proxy.common.cooperative.STRETCH_NS", 0)
-        monkeypatch.setattr("proxy.common.cooperative.LONGEST_NS", 0)
         rig = await start_rig("line_topic:*=1000/s")
         client, broker = await rig.connect()
         sent = b"".join(b"t%d x\n" % number for number in range(1000))
