@@ -17,12 +17,11 @@ from proxy.common.buffers import Gathering
 from proxy.deciding.batch import Batch, Refuse, Request
 from proxy.protocols.base import NO_BOUND, Buffer, Close, SessionContext
 from proxy.protocols.rocketmq import forbidden
-from proxy.protocols.rocketmq.about import AboutClient
+from proxy.protocols.rocketmq.about import AboutClient, Names
 from proxy.protocols.rocketmq.batch_body import BatchReader
 from proxy.protocols.rocketmq.cutting import NOTHING_REFUSED, Cut, Refused, answer_each, cut
 from proxy.protocols.rocketmq.gathered import Charged, Gathered
 from proxy.protocols.rocketmq.held import HeldFrame, Holding
-from proxy.protocols.rocketmq.names import Names
 from proxy.protocols.rocketmq.pending import Pending
 from proxy.protocols.rocketmq.scanning import FEW_STEPS, MAX_RUNS
 from proxy.protocols.rocketmq.transactions import Ended, EndOfTransaction, Transactions, read_half

@@ -44,7 +44,7 @@ from limiter.rules.resource import Resource
 from proxy.common.buffers import KEPT_NS, Gathering, GatherRoom
 from proxy.deciding.batch import Side
 from proxy.protocols.base import NO_BOUND, Close, Session, WireCounters
-from proxy.protocols.rocketmq.names import MAX_NAMES
+from proxy.protocols.rocketmq.about import MAX_NAMES
 from proxy.protocols.rocketmq.requests import MAX_HEADER_BYTES, TRIAL_FRAMES, TRIAL_READ_BYTES
 from proxy.protocols.rocketmq.scanning import COMPILED
 from proxy.protocols.rocketmq.wire.binary import MAX_FIELDS
