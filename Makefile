@@ -11,7 +11,7 @@ VENV_STAMP := $(VENV)/.stamp
 PARTS_STAMPS := $(PARTS)/rocketmq/.stamp $(PARTS)/node/.stamp $(PARTS)/python/.stamp
 SCAN_STAMP := $(VENV)/.stamp-scan
 SCAN_SOURCES := $(wildcard scan/*.toml scan/*.pyi scan/src/*.rs scan/core/Cargo.toml scan/core/src/*.rs)
-# The compiled scan is optional: without a Rust toolchain the one in Python serves.
+# The compiled scan is optional: without a Rust toolchain frames are read in Python.
 CARGO := $(shell cargo --version 2>/dev/null | awk '{ split($$2, version, "."); if (version[2] >= 85) print "cargo" }')
 SCAN := $(if $(CARGO),$(SCAN_STAMP),no-scan)
 WITHOUT_SCAN := $(if $(CARGO),,--ignore=tests/unit/scan)
@@ -58,7 +58,7 @@ $(VENV_STAMP): pyproject.toml constraints.txt tests/plugin/pyproject.toml
 scan: $(SCAN) ## build the compiled scan and install it in .venv, if cargo 1.85 is here
 
 no-scan:
-	@echo "no cargo 1.85 or newer here: the compiled scan is neither built nor tested, the one in Python serves; Debian 13 has it in cargo, Debian 12 in cargo-web" >&2
+	@echo "no cargo 1.85 or newer here: the compiled scan is neither built nor tested, frames are read in Python; Debian 13 has it in cargo, Debian 12 in cargo-web" >&2
 
 $(SCAN_STAMP): $(SCAN_SOURCES) | $(VENV_STAMP)
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --force-reinstall ./scan

@@ -77,7 +77,7 @@ class ListedLimit(msgspec.Struct, frozen=True):
 
 
 class LimitCommandReply(msgspec.Struct, frozen=True):
-    """The answer to a RemoteCommand.
+    """The answer to a LimitCommand.
 
     Attributes:
         error: why it was not done, for people; empty if it was.
@@ -179,7 +179,7 @@ class DataPath(Protocol):
     def events(self) -> AbstractAsyncContextManager[AsyncIterator[Event]]:
         """Subscribe; a subscriber that does not keep up loses the oldest events, never the data path's time."""
 
-    def remote_commands(self) -> AbstractAsyncContextManager[AsyncIterator[LimitCommand]]:
+    def limit_commands(self) -> AbstractAsyncContextManager[AsyncIterator[LimitCommand]]:
         """Take what clients ask of Sluice itself; each is answered by ``reply``. There is one taker at most.
 
         While nobody takes them, such requests go on to the broker as all others do.

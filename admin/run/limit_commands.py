@@ -51,7 +51,7 @@ async def answer(
         task_status: reports that they are taken.
     """
     log_rate = LogRate()
-    async with data_path.remote_commands() as commands:
+    async with data_path.limit_commands() as commands:
         task_status.started()
         async for command in commands:
             try:

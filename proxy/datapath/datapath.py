@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from operator import attrgetter
 from typing import Any, Final, Literal, NamedTuple
 
@@ -58,10 +59,7 @@ _SHORTEST_WAIT_S: Final = 0.05
 #: Handlers resolve what they hold this long before a drain ends, so that the answers still go out.
 _DRAIN_MARGIN_S: Final = 0.5
 _NS_PER_S: Final = 1_000_000_000
-
-
-def _utc_now() -> datetime:
-    return datetime.now(UTC)
+_utc_now: Final = partial(datetime.now, UTC)
 
 
 class _Parts(NamedTuple):
@@ -355,7 +353,7 @@ class LocalDataPath(DataPath):
         finally:
             del self._subscribers[send]
 
-    def remote_commands(self) -> AbstractAsyncContextManager[AsyncIterator[LimitCommand]]:
+    def limit_commands(self) -> AbstractAsyncContextManager[AsyncIterator[LimitCommand]]:
         """Take what clients ask of Sluice itself."""
         return self._commands.take()
 

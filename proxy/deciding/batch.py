@@ -62,38 +62,22 @@ def grouped(requests: "Sequence[Request]") -> Sequence[Group]:
     Where some request has an ``order_key`` each is a group of its own: whether it must wait depends on what became of
     those before it.
     """
-    if any(request.order_key is not None for request in requests):
-        return [
-            Group(
-                request.resources,
-                request.producer_group,
-                request.consumes,
-                [index],
-                [request.messages],
-                order_key=request.order_key,
-            )
-            for index, request in enumerate(requests)
-        ]
-    groups: dict[tuple[tuple[Resource, ...], str, bool], Group] = {}
-    run: tuple[Resource, ...] | None = None
-    producer_group = ""
-    consumes = False
-    indexes: list[int] = []
-    messages: list[int] = []
+    ordered = any(request.order_key is not None for request in requests)
+    alike: dict[tuple[tuple[Resource, ...], str, bool, int | None], list[int]] = {}
     for index, request in enumerate(requests):
-        # Sessions intern the tuple, so that a run of one topic costs an identity test a message.
-        if request.resources is not run or request.producer_group != producer_group or request.consumes is not consumes:
-            run, producer_group, consumes = request.resources, request.producer_group, request.consumes
-            key = (run, producer_group, consumes)
-            group = groups.get(key)
-            if group is None:
-                indexes, messages = [], []
-                groups[key] = Group(run, producer_group, consumes, indexes, messages)
-            else:
-                indexes, messages = group.indexes, group.messages  # type: ignore[assignment] # lists, as made above
-        indexes.append(index)
-        messages.append(request.messages)
-    return list(groups.values())
+        key = (request.resources, request.producer_group, request.consumes, index if ordered else None)
+        alike.setdefault(key, []).append(index)
+    return [
+        Group(
+            resources,
+            producer_group,
+            consumes,
+            indexes,
+            [requests[index].messages for index in indexes],
+            order_key=requests[indexes[0]].order_key,
+        )
+        for (resources, producer_group, consumes, _), indexes in alike.items()
+    ]
 
 
 class Side(Enum):
@@ -361,21 +345,9 @@ class Batch:
 
     def sums_bytes(self) -> list[int]:
         """Return what ``size_bytes`` adds up to for each group."""
-        groups, requests, columns = self.groups(), self.requests, self._columns
-        if columns is not None:
-            return [
-                sum(columns.sizes(group.indexes)) if group.size_bytes is None else group.size_bytes for group in groups
-            ]
-        if len(groups) == 1:
-            return [0 if groups[0].consumes else sum([request.size_bytes for request in requests])]
-        sizes = [request.size_bytes for request in requests]
         return [
-            0
-            if group.consumes
-            else sizes[group.indexes[0]]
-            if len(group.indexes) == 1
-            else sum([sizes[index] for index in group.indexes])
-            for group in groups
+            sum(self.size_bytes(group.indexes)) if group.size_bytes is None else group.size_bytes
+            for group in self.groups()
         ]
 
     def sums_of(self, group: Group, indexes: Sequence[int]) -> tuple[int, int]:
@@ -384,12 +356,7 @@ class Batch:
         if columns is not None:
             known = group.size_bytes if len(indexes) == len(group.indexes) else None
             return sum(columns.sizes(indexes)) if known is None else known, columns.answered(indexes)
-        if len(indexes) == 1:
-            request = requests[indexes[0]]
-            return 0 if group.consumes else request.size_bytes, 0 if request.oneway else 1
-        some = requests if len(indexes) == len(requests) else [requests[index] for index in indexes]
-        size_bytes = 0 if group.consumes else sum([request.size_bytes for request in some])
-        return size_bytes, len(some) - sum([request.oneway for request in some])
+        return sum(self.size_bytes(indexes)), len(indexes) - sum([requests[index].oneway for index in indexes])
 
     def add_verdicts(self, verdicts: Verdicts) -> None:
         """Merge what one handler decided, as Verdict says; a ticket that gives way is dropped.

@@ -46,37 +46,6 @@ them dropped.
 
 *Responses.* With ``sees_responses`` a handler gets the broker's answers by ``on_responses``, inline, after
 their bytes were queued: it observes and can change nothing.
-
-What AMQP will need of these interfaces
-=======================================
-Written down so that nothing here has to change shape for it.
-
-*Requests interleaved over channels and chunks* (0.9.1). The session decides at the method frame:
-``basic.publish`` makes a Request whose ``handle`` names (channel, client sequence); its header and body
-frames come later, between frames of other channels. The verdict stays with the handle in the session's
-channel table, which swallows or forwards those frames as they come. ``resources`` holds exchange plus routing
-key and what CC and BCC add; because the headers with CC come one frame after the method, the session makes
-the Request when the content header is complete and keeps the method frame (at most frame_max) till then.
-``order_key`` is the channel for a channel in tx mode, (channel, resource) otherwise.
-
-*Two outputs and translated tags* (0.9.1). A refusal on a confirm channel queues ``basic.nack`` for the
-client through the same ``take(Side.CLIENT)``; the broker's acks go through the session's tag table in
-``receive(Side.BROKER)``, which may grow (``multiple`` expanded into single acks) or shrink what it queues.
-
-*Batches from either side.* Deliveries to be limited come as a batch out of ``receive(Side.BROKER)`` and
-``decided`` queues them for the client or keeps them. ``Batch.side`` says which.
-
-*Holding.* A Hold carries a ticket. The session copies the held frames to the store that owns them; when the
-ticket is resolved the driver calls ``resolved``, in which the session queues the bytes or the refusal. What must
-not overtake a held request is known by ``order_key``.
-
-*Credit* (1.0). ``flow`` from the broker raises an absolute limit per link; the session asks by a batch of
-side BROKER whose request costs the credit that could be granted, and a further Verdict, Grant, carries the
-``k`` of ``n`` permits that were stored. Refills come by ``next_tick_ns`` and ``tick``, which may return
-such a batch itself. The synthetic ``flow`` frames are queued for the client between two of the broker's frames.
-
-*Pause and resume.* ``paused(side)`` stops reading either peer (no confirms, a full store, an alarm heard from
-the hub through ``wake``) while heartbeats queued by ``tick`` keep both ends alive.
 """
 
 import inspect

@@ -101,7 +101,7 @@ class LimitCommands:
             RuntimeError: somebody takes them already.
         """
         if self._taken:
-            raise RuntimeError("remote commands have a taker already")
+            raise RuntimeError("limit commands have a taker already")
         self._taken = True
         try:
             async with aclosing(self._commands()) as commands:

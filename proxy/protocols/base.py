@@ -14,8 +14,6 @@ The driver (``proxy.net.connection``) keeps these promises:
 4. After every call the driver takes and writes what waits for either side, in the order it was queued; all
    bytes for one peer go through one writer.
 5. While ``paused(side)`` is true that side is not read, so TCP carries the back pressure to that peer.
-
-How an AMQP session sits in the same interface is written in ``proxy.deciding.pipeline``.
 """
 
 from abc import ABC, abstractmethod
@@ -69,7 +67,7 @@ class WireCounters:
 
 
 class CommandRequest(msgspec.Struct, gc=False):
-    """What a client asks of Sluice itself, in the words of ``proxy.control.RemoteCommand``.
+    """What a client asks of Sluice itself, in the words of ``proxy.control.LimitCommand``.
 
     Attributes:
         verb: what is wanted.
@@ -329,23 +327,6 @@ class Kind:
     in_commands: bool = False
 
 
-def no_problem(rule: Rule) -> None:
-    """Find nothing wrong with a rule: the check of a protocol that takes any."""
-    del rule
-
-
-def no_choice(options: object) -> str:
-    """Say nothing of what reads frames: there is one way."""
-    del options
-    return ""
-
-
-def no_refusal(options: object, resource: Resource) -> str:
-    """Name no rule: nothing is refused whatever the limits are."""
-    del options, resource
-    return ""
-
-
 @dataclass(frozen=True, slots=True)
 class Protocol:
     """A protocol as the entry-point group ``sluice.protocols`` names it.
@@ -376,9 +357,9 @@ class Protocol:
     default_rules: tuple[Rule, ...]
     open_session: Callable[[SessionContext], Session]
     options: type[Any]
-    check_rule: Callable[[Rule], None] = no_problem
-    reads_by: Callable[[Any], str] = no_choice
-    always_refuses: Callable[[Any, Resource], str] = no_refusal
+    check_rule: Callable[[Rule], None] = lambda _: None
+    reads_by: Callable[[Any], str] = lambda _: ""
+    always_refuses: Callable[[Any, Resource], str] = lambda *_: ""
     half_closes: bool = True
     second_port_offset: int = 0
     kinds_meant: Mapping[str, tuple[str, ...]] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Nanoseconds of processor time that the scan takes per frame: the compiled one, and the one in Python.
+"""Nanoseconds of processor time that the compiled scan takes per frame.
 
 A chunk is what one read of 256 KiB brings. The headers are those of the load generator, with times and identifiers that
 change from frame to frame as a client's do; in *lengths vary* their message keys are of 1 to 60 letters, and in *none
@@ -19,7 +19,7 @@ from statistics import median
 
 from report import aligned
 
-from proxy.protocols.rocketmq.scans import COMPILED, PYTHON, Scan
+from proxy.protocols.rocketmq.scanning import COMPILED, Scan
 
 CHUNK_BYTES = 256 * 1024
 JSON_HEADER_BYTES = 400
@@ -136,7 +136,7 @@ Work = tuple[Callable[[], object], int]
 
 
 def scanning(scan: Scan, case: Case) -> Work | None:
-    """Return what scans one chunk; None if this scan leaves some of its frames to the careful reading."""
+    """Return what scans one chunk; None if the scan leaves some of its frames to the careful reading."""
     chunk, count = case.chunk()
     scanner = scan.scanner(scan.opaques())
     if len(scanner.scan(memoryview(chunk), 0, MAX_LENGTH)) != count:
@@ -189,31 +189,29 @@ def main() -> int:
     given = parser.parse_args()
     if given.rounds < 1 or given.seconds <= 0:
         parser.error("--rounds and --seconds must be above 0")
+    if COMPILED is None:
+        parser.error("the compiled scan is not installed: make scan")
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-    scans = [scan for scan in (COMPILED, PYTHON) if scan is not None]
+    scan = COMPILED
     makes: dict[str, Callable[[Scan], Work | None]] = {
         **{case.name: lambda scan, case=case: scanning(scan, case) for case in CASES},  # type: ignore[misc]  # defaults
         "all refused: what is kept, and the answers": refusing,
         "noted by Python, and settled by answers": settling,
     }
-    works = {
-        (name, scan.name): work for scan in scans for name, make in makes.items() if (work := make(scan)) is not None
-    }
-    rounds: dict[tuple[str, str], list[float]] = {key: [] for key in works}
+    works = {name: work for name, make in makes.items() if (work := make(scan)) is not None}
+    rounds: dict[str, list[float]] = {name: [] for name in works}
     for _ in range(given.rounds):
-        for key, work in works.items():
-            rounds[key].append(ns_per_frame(work, given.seconds))
-    lines = [["ns a frame", *map(str, scans), "spread"]]
+        for name, work in works.items():
+            rounds[name].append(ns_per_frame(work, given.seconds))
+    lines = [["ns a frame", f"the compiled scan {scan.version}", "spread"]]
     for name in makes:
-        taken = [rounds.get((name, scan.name)) for scan in scans]
-        spread = max((max(some) - min(some)) / median(some) for some in taken if some)
-        lines.append([name, *(f"{median(some):,.1f}" if some else "left" for some in taken), f"{spread:.0%}"])
+        some = rounds.get(name)
+        spread = f"{(max(some) - min(some)) / median(some):.0%}" if some else ""
+        lines.append([name, f"{median(some):,.1f}" if some else "left", spread])
     print(f"the scan of a chunk, one thread (median of {given.rounds})")
     print(aligned(lines))
     if given.json:
-        given.json.write_text(
-            json.dumps({f"{name}: {scan}": some for (name, scan), some in rounds.items()}, indent=1) + "\n"
-        )
+        given.json.write_text(json.dumps(rounds, indent=1) + "\n")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Sluice as the bench measures it: four configurations, each with the scan in Python and the compiled one."""
+"""Sluice as the bench measures it: four configurations, each without the compiled scan and with it."""
 
 import subprocess
 from dataclasses import dataclass

@@ -33,13 +33,10 @@ from playbook.captures import CAPTURES
 from playbook.steps import opcodes
 
 from proxy.protocols.base import CommandRequest, CommandStatus
-from proxy.protocols.rocketmq import python_scan
 from proxy.protocols.rocketmq.about import MAX_HEARTBEAT_BYTES, AboutClient
 from proxy.protocols.rocketmq.limit_commands import LimitCommandReader
 from proxy.protocols.rocketmq.options import Networks, RocketMQOptions
-from proxy.protocols.rocketmq.pending import MAX_PENDING
-from proxy.protocols.rocketmq.scanning import Scanner
-from proxy.protocols.rocketmq.scans import COMPILED
+from proxy.protocols.rocketmq.scanning import COMPILED
 from proxy.protocols.rocketmq.wire import lenient
 from proxy.protocols.rocketmq.wire.binary import read_binary
 from proxy.protocols.rocketmq.wire.header import classify
@@ -148,16 +145,14 @@ def readings() -> Mapping[str, Reading]:
         "signing off": Reading(lambda data: AboutClient().sign_off(data, 0), False, _JSON),
         "9003": Reading(_update, False, _JSON),
     }
-    scanners: dict[str, Scanner] = {"Python scan": python_scan.Scanner(python_scan.Opaques(MAX_PENDING))}
     if COMPILED is not None:
-        scanners["compiled scan"] = COMPILED.scanner(COMPILED.opaques())
-    for name, scanner in scanners.items():
+        scanner = COMPILED.scanner(COMPILED.opaques())
         for word, header_type, known in (("JSON", 0, _JSON), ("binary", 1, _BINARY)):
 
-            def scan(data: bytes, scanner: Scanner = scanner, header_type: int = header_type) -> object:
+            def scan(data: bytes, header_type: int = header_type) -> object:
                 return scanner.scan(memoryview(frames.frame(data, header_type=header_type)), 0, 2**24)
 
-            found[f"{name}, {word}"] = Reading(scan, header_type == 1, known)
+            found[f"compiled scan, {word}"] = Reading(scan, header_type == 1, known)
     return found
 
 

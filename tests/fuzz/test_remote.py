@@ -17,7 +17,7 @@ from playbook.trial import random_pieces
 from proxy.control import LimitCommandReply, ListedLimit
 from proxy.deciding.batch import Side
 from proxy.protocols.base import Close, CommandRequest, CommandStatus, Description
-from proxy.protocols.rocketmq.limit_commands import MAX_OPEN
+from proxy.protocols.rocketmq.limit_commands import MAX_OPEN_OF_CONNECTION as MAX_OPEN
 from proxy.protocols.rocketmq.options import Networks
 
 EVERYBODY = Networks((ip_network("0.0.0.0/0"),))

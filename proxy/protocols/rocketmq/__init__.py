@@ -12,7 +12,7 @@ from limiter.rules.rule import Rule
 from proxy.protocols.base import Kind, Protocol
 from proxy.protocols.rocketmq.forbidden import INTERNAL_TOPIC, is_internal
 from proxy.protocols.rocketmq.options import RocketMQOptions, check_rule
-from proxy.protocols.rocketmq.scans import scan_named
+from proxy.protocols.rocketmq.scanning import read_by
 from proxy.protocols.rocketmq.session import RocketMQSession
 from proxy.protocols.rocketmq.wire import codes
 
@@ -74,7 +74,7 @@ PROTOCOL = Protocol(
     open_session=RocketMQSession,
     options=RocketMQOptions,
     check_rule=check_rule,
-    reads_by=lambda options: str(scan_named(options.scan)),
+    reads_by=lambda options: read_by(options.scan),
     always_refuses=_always_refuses,
     half_closes=False,
     second_port_offset=_VIP_PORT_OFFSET,

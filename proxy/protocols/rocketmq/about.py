@@ -1,6 +1,7 @@
-"""What a client says of itself: the id that it tells the broker, its language, its version.
+"""What a client says of itself, and the names that it has asked for.
 
-It is for people to see and decides nothing, so nothing here is sure: what cannot be read easily is not read.
+Its id, language and version are for people to see and decide nothing, so nothing of them is sure: what cannot be read
+easily is not read.
 """
 
 from contextlib import suppress
@@ -8,10 +9,12 @@ from typing import Final
 
 import msgspec
 
+from limiter.rules.resource import Resource
+from proxy.protocols.rocketmq.wire import codes
 from proxy.protocols.rocketmq.wire.codes import MAX_NAME_CHARS, RemoteProtocolError
-from proxy.protocols.rocketmq.wire.command import decode_header
+from proxy.protocols.rocketmq.wire.command import MAX_DECODED_HEADER_BYTES, decode_header
 from proxy.protocols.rocketmq.wire.reading import UNPARSED, Header
-from proxy.stats.snapshot import ClientDescription
+from proxy.stats.snapshot import MAX_RESOURCES_SHOWN, ClientDescription
 
 # The protocol versions by which clients and brokers name themselves: a number on the wire, a word for people.
 #
@@ -50,9 +53,7 @@ def version_name(number: int) -> str:
 
 #: A longer heartbeat is not read. It holds what the client subscribes to: some 200 bytes each.
 MAX_HEARTBEAT_BYTES: Final = 64 * 1024
-#: A longer header of a client that signs off is not read.
-MAX_HEADER_BYTES: Final = 4 * 1024
-#: So many are looked at in vain; a client that names itself does so in the first.
+#: Heartbeats without an id that are read; a client that names itself does so in the first.
 MAX_TRIES: Final = 8
 
 
@@ -119,7 +120,7 @@ class AboutClient:
     def sign_off(self, header: bytes, header_type: int) -> None:
         """Take the header of a client that unregisters."""
         name = ""
-        if len(header) <= MAX_HEADER_BYTES:
+        if len(header) <= MAX_DECODED_HEADER_BYTES:
             with suppress(RemoteProtocolError):
                 name = decode_header(header, header_type).fields.get("clientID", "")
         self._learn(name)
@@ -128,3 +129,44 @@ class AboutClient:
         self._id = name[:MAX_NAME_CHARS]
         self._tries_left -= 1
         self.wanted = not self._id and self._tries_left > 0
+
+
+#: Names whose resources are remembered per connection and kind.
+MAX_NAMES: Final = 1024
+
+
+class Names:
+    """The names of one connection.
+
+    Attributes:
+        known: the resources by kind and name. Equal names share one tuple, which makes grouping cheap.
+    """
+
+    __slots__ = ("known",)
+
+    def __init__(self) -> None:
+        self.known: dict[str, dict[str, tuple[Resource, ...]]] = {
+            codes.KIND_TOPIC: {},
+            codes.KIND_RETRY_GROUP: {},
+            codes.KIND_SUBSCRIPTION: {},
+            codes.KIND_TRANSACTION: {},
+        }
+
+    def remember(self, kind: str, name: str) -> tuple[Resource, ...]:
+        """Make the resources of a name that is not known; beyond MAX_NAMES all others of its kind are forgotten."""
+        known = self.known[kind]
+        if len(known) >= MAX_NAMES:
+            known.clear()
+        resources = known[name] = (Resource(kind, name),)
+        return resources
+
+    def shown(self) -> tuple[tuple[str, ...], int]:
+        """Return the first MAX_RESOURCES_SHOWN as ``kind:name``, and how many others are remembered."""
+        total = sum(map(len, self.known.values()))
+        first: list[str] = []
+        for kind, names in self.known.items():
+            for name in names:
+                if len(first) == MAX_RESOURCES_SHOWN:
+                    return tuple(first), total - len(first)
+                first.append(f"{kind}:{name}")
+        return tuple(first), 0

@@ -80,7 +80,7 @@ def _length(data: bytes | memoryview, at: int) -> int:
 
 
 #: An answer's header above this is not gathered when it comes in pieces; its request stays owed.
-MAX_HEADER_BYTES: Final = 64 * 1024
+MAX_ANSWER_HEADER_BYTES: Final = 64 * 1024
 
 _CONSUMING: Final = frozenset(codes.CONSUMING)
 _CHECK: Final = codes.RequestCode.CHECK_TRANSACTION_STATE.value
@@ -125,7 +125,7 @@ class AnswerStream:
         self._transactions = transactions
         self._wants_responses = wants_responses
         #: The bytes of a header that has not come completely have been passed on.
-        self._beginning = PartialFrame(MAX_HEADER_BYTES, _header_bytes_of)
+        self._beginning = PartialFrame(MAX_ANSWER_HEADER_BYTES, _header_bytes_of)
         #: What is still to come of a frame whose header is known.
         self._left = 0
         #: What reads the body that is still coming.
@@ -172,7 +172,7 @@ class AnswerStream:
                         self._note(chunk[header_at:body_at], 4 + length)
                         if self._bringing is not None:
                             self._bring(chunk[body_at:position], left=position > end)
-                    elif header_bytes <= MAX_HEADER_BYTES:
+                    elif header_bytes <= MAX_ANSWER_HEADER_BYTES:
                         position -= 4 + length
                         break
                     self.frames += 1

@@ -6,15 +6,17 @@ What was scanned becomes objects only if somebody looks at a single request.
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, pairwise
-from typing import Final, NamedTuple, overload
+from typing import TYPE_CHECKING, Final, NamedTuple, overload
 
 from limiter.deciding.asking import permits_each
 from limiter.rules.resource import Resource
 from proxy.deciding.batch import Columns, Group, Request
-from proxy.protocols.rocketmq.scanning import Segment
 from proxy.protocols.rocketmq.wire import codes
 from proxy.protocols.rocketmq.wire.frame import Frame
 from proxy.protocols.rocketmq.wire.header import Header
+
+if TYPE_CHECKING:
+    from sluice_scan import Segment
 
 _ONEWAY: Final = codes.FLAG_ONEWAY
 
@@ -47,7 +49,7 @@ class Scanned:
 
     __slots__ = ("charged", "first", "segment", "stop")
 
-    def __init__(self, segment: Segment, charged: Sequence[Charged], first: int) -> None:
+    def __init__(self, segment: "Segment", charged: Sequence[Charged], first: int) -> None:
         self.segment = segment
         self.charged = charged
         self.first = first
@@ -123,7 +125,7 @@ class Gathered(Columns):
         assert isinstance(last, Request)  # noqa: S101 - as the caller knows
         return last
 
-    def extend(self, segment: Segment, charged: Sequence[Charged]) -> None:
+    def extend(self, segment: "Segment", charged: Sequence[Charged]) -> None:
         """Add what a scan took, at least one frame."""
         scanned = Scanned(segment, charged, self._count)
         self._parts.append(scanned)

@@ -38,15 +38,11 @@ from proxy.protocols.rocketmq.wire.codes import (
     RequestCode,
     ResponseCode,
 )
-from proxy.protocols.rocketmq.wire.command import RemotingCommand, decode_header, encode
+from proxy.protocols.rocketmq.wire.command import MAX_DECODED_HEADER_BYTES, RemotingCommand, decode_header, encode
 from proxy.protocols.rocketmq.wire.reading import Header
 
-REMOTE: Final = frozenset({RequestCode.VIEW_SEND_RATE_LIMITS.value, RequestCode.UPDATE_SEND_RATE_LIMIT.value})
-"""The codes of these requests."""
-#: Of one client, without an answer. Tools wait for each.
-MAX_OPEN: Final = 8
-#: A longer header is not read: what belongs in it is a name and a number.
-MAX_HEADER_BYTES: Final = 4 * 1024
+#: Requests of one connection without an answer. Tools wait for each.
+MAX_OPEN_OF_CONNECTION: Final = 8
 UNLIMITED_QPS: Final = -1.0
 """Says that there is no limit: JSON has no infinity, and in the original's own 9003 this means "no limit given"."""
 
@@ -130,7 +126,7 @@ class LimitCommandReader:
         self._ask = ask
 
     def take(self, header: Header, raw: bytes, header_type: int) -> bytes | None:
-        """Take a request whose code is one of REMOTE.
+        """Take a request 9002 or 9003.
 
         Args:
             header: as read.
@@ -152,7 +148,7 @@ class LimitCommandReader:
                 ask = _read_update(raw, header_type, caller)
             except _BadFieldError as error:
                 return _answer(caller, ResponseCode.INVALID_PARAMETER, str(error))
-        asked = self._ask(ask) if self.open < MAX_OPEN else "full"
+        asked = self._ask(ask) if self.open < MAX_OPEN_OF_CONNECTION else "full"
         if asked == "nobody":
             return None
         if asked == "full":
@@ -179,8 +175,8 @@ def _read_update(raw: bytes, header_type: int, caller: _Asker) -> CommandRequest
     Raises:
         _BadFieldError: something in it is missing or not allowed.
     """
-    if len(raw) > MAX_HEADER_BYTES:
-        raise _BadFieldError(f"a header of {len(raw)} bytes; at most {MAX_HEADER_BYTES} are read")
+    if len(raw) > MAX_DECODED_HEADER_BYTES:
+        raise _BadFieldError(f"a header of {len(raw)} bytes; at most {MAX_DECODED_HEADER_BYTES} are read")
     try:
         fields = decode_header(raw, header_type).fields
     except RemoteProtocolError as error:

@@ -4,12 +4,14 @@ A drain must know what is in flight, and an answer is told apart by the request 
 here reads bytes.
 """
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from limiter.rules.resource import Resource
-from proxy.protocols.rocketmq.scanning import Opaques
 from proxy.protocols.rocketmq.wire.codes import RequestCode
 from proxy.protocols.rocketmq.wire.reading import HalfSend
+
+if TYPE_CHECKING:
+    from sluice_scan import Opaques
 
 PendingRequest = tuple[int, tuple[Resource, ...]]
 """A request's code, and its resources if it was limitable."""
@@ -24,11 +26,11 @@ LONG_POLLS: Final = frozenset(
         RequestCode.NOTIFICATION.value,
     }
 )
-#: Requests remembered per connection, long polls counted apart; some 200 bytes each. Of a client with more in
-#: flight a drain does not wait for the others.
+#: Requests remembered per connection, long polls counted apart; some 200 bytes each, or 8 to 16 where a scan notes
+#: them. Of a client with more in flight a drain does not wait for the others.
 MAX_PENDING: Final = 16_384
 #: Sends of half messages whose answers are read, per connection; the transactions of others end once the broker asks.
-MAX_HALVES: Final = 1024
+MAX_UNANSWERED_HALVES: Final = 1024
 
 #: A broker's round trip is timed for one request at a time of each connection, and as often as this at most.
 _TIMED_EVERY_NS: Final = 10_000_000
@@ -50,8 +52,8 @@ class Pending:
     taken out, and noted again when it goes on.
 
     Args:
-        opaques: where the numbers of all but long polls are kept, which is all that a drain needs of them; None
-            remembers what each was for, for those who see the answers.
+        opaques: where a scan notes the numbers of all but long polls, which is all that a drain needs of them; None
+            remembers what each was for as well.
 
     Attributes:
         opaques: as given.
@@ -59,7 +61,7 @@ class Pending:
 
     __slots__ = ("_ambiguous", "_halves", "_polls", "_requests", "_timed", "_timed_ns", "opaques")
 
-    def __init__(self, opaques: Opaques | None = None) -> None:
+    def __init__(self, opaques: "Opaques | None" = None) -> None:
         self.opaques = opaques
         self._ambiguous = False
         self._requests: dict[int, PendingRequest] = {}
@@ -81,7 +83,7 @@ class Pending:
         # What goes into ``opaques`` itself is compared there.
         if opaque in self._polls or opaque in self._halves or (apart and self._is_owed(opaque)):
             self._ambiguous = True
-        if half is not None and len(self._halves) < MAX_HALVES and not self._is_ambiguous():
+        if half is not None and len(self._halves) < MAX_UNANSWERED_HALVES and not self._is_ambiguous():
             self._halves[opaque] = half
             if self.opaques is not None:
                 return

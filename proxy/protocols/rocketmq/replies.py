@@ -27,68 +27,6 @@ VERSION: Final = 513
 _prefix = struct.Struct(">ii").pack
 
 
-def _start(code: int) -> str:
-    return f'{{"code":{code},"language":"JAVA","version":{VERSION},"flag":{FLAG_RESPONSE},"remark":'
-
-
-_START: Final = {code: _start(code) for code in sorted(BUSY_CODES)}
-
-
-def _too_large(refuse: Refuse) -> str:
-    return (
-        f"[RateLimit] for {_spell(refuse.resource)} at most {refuse.most} {refuse.most_of} at once, "
-        f"rule {refuse.rule[:MAX_NAME_CHARS]}"
-    )
-
-
-def _before_wait(resource: Resource) -> str:
-    return f"[RateLimit] for {_spell(resource)} need wait:"
-
-
-def _after_wait(rule: str) -> str:
-    return f"microsecs, rule {rule[:MAX_NAME_CHARS]}"
-
-
-def _spell(resource: Resource) -> str:
-    """Spell what is limited: what is sent to by its name as clients know it, all else with its kind."""
-    kind, name = resource
-    name = name[:MAX_NAME_CHARS]
-    if kind == KIND_RETRY_GROUP:
-        return RETRY_PREFIX + name
-    return name if kind in {KIND_TOPIC, KIND_SUBSCRIPTION} else f"{kind.replace('_', ' ')} {name}"
-
-
-@lru_cache(maxsize=1024)
-def _header_start(resource: Resource, code: int) -> str:
-    """Return the JSON up to the wait: all that is the same for every answer about one resource."""
-    return _START[code] + json.dumps(_before_wait(resource))[:-1]
-
-
-@lru_cache(maxsize=1024)
-def _forbidden_start(code: int, remark: str) -> str:
-    """Return the JSON up to the number of a refusal that is none by a limit."""
-    return _start(code) + json.dumps(remark) + ',"opaque":'
-
-
-@lru_cache(maxsize=1024)
-def _header_middle(rule: str) -> str:
-    """Return the JSON between the wait and the number: the same for every refusal by one rule."""
-    return f'{json.dumps(_after_wait(rule))[1:]},"opaque":'
-
-
-def around_opaque(refuse: Refuse, kind: str = KIND_TOPIC) -> tuple[bytes, bytes]:
-    """Return what stands before and behind the opaque in the header of a busy answer; see ``busy_answer``."""
-    if isinstance(refuse, Forbidden) and refuse.busy_code is not None:
-        return _forbidden_start(refuse.busy_code, refuse.remark).encode(), b"}"
-    code = refuse.busy_code
-    if code not in BUSY_CODES:
-        code = _FLOW_CONTROL if kind == KIND_SUBSCRIPTION else _SYSTEM_BUSY
-    if refuse.most is not None:
-        return f'{_START[code]}{json.dumps(_too_large(refuse))},"opaque":'.encode(), b"}"
-    start, middle = _header_start(refuse.resource, code), _header_middle(refuse.rule)
-    return f"{start}{refuse.wait_us}{middle}".encode(), b"}"
-
-
 def busy_answer(refuse: Refuse, opaque: int, kind: str) -> bytes:
     """Return the whole frame of a busy answer; its header is always JSON, which every client reads.
 
@@ -109,5 +47,32 @@ def busy_answer(refuse: Refuse, opaque: int, kind: str) -> bytes:
     return _prefix(size + 4, size) + header
 
 
-_FLOW_CONTROL: Final = ResponseCode.FLOW_CONTROL.value
-_SYSTEM_BUSY: Final = ResponseCode.SYSTEM_BUSY.value
+@lru_cache(maxsize=1024)  # one refusal often stands for all requests of a chunk
+def around_opaque(refuse: Refuse, kind: str = KIND_TOPIC) -> tuple[bytes, bytes]:
+    """Return what stands before and behind the opaque in the header of a busy answer; see ``busy_answer``."""
+    code = refuse.busy_code
+    if isinstance(refuse, Forbidden) and code is not None:
+        remark = refuse.remark
+    else:
+        if code not in BUSY_CODES:
+            busy = ResponseCode.FLOW_CONTROL if kind == KIND_SUBSCRIPTION else ResponseCode.SYSTEM_BUSY
+            code = busy.value
+        remark = _remark(refuse)
+    header = {"code": code, "language": "JAVA", "version": VERSION, "flag": FLAG_RESPONSE, "remark": remark}
+    return json.dumps(header, separators=(",", ":"))[:-1].encode() + b',"opaque":', b"}"
+
+
+def _remark(refuse: Refuse) -> str:
+    name, rule = _spell(refuse.resource), refuse.rule[:MAX_NAME_CHARS]
+    if refuse.most is not None:
+        return f"[RateLimit] for {name} at most {refuse.most} {refuse.most_of} at once, rule {rule}"
+    return f"[RateLimit] for {name} need wait:{refuse.wait_us}microsecs, rule {rule}"
+
+
+def _spell(resource: Resource) -> str:
+    """Spell what is limited: what is sent to by its name as clients know it, all else with its kind."""
+    kind, name = resource
+    name = name[:MAX_NAME_CHARS]
+    if kind == KIND_RETRY_GROUP:
+        return RETRY_PREFIX + name
+    return name if kind in {KIND_TOPIC, KIND_SUBSCRIPTION} else f"{kind.replace('_', ' ')} {name}"

@@ -10,21 +10,20 @@ it per connection.
 
 from collections.abc import Callable
 from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from limiter.rules.resource import Resource
 from proxy.common.buffers import Gathering
 from proxy.deciding.batch import Batch, Refuse, Request
 from proxy.protocols.base import NO_BOUND, Buffer, Close, SessionContext
 from proxy.protocols.rocketmq import forbidden
-from proxy.protocols.rocketmq.about import AboutClient
+from proxy.protocols.rocketmq.about import AboutClient, Names
 from proxy.protocols.rocketmq.batch_body import BatchReader
 from proxy.protocols.rocketmq.cutting import NOTHING_REFUSED, Cut, Refused, answer_each, cut
 from proxy.protocols.rocketmq.gathered import Charged, Gathered
 from proxy.protocols.rocketmq.held import HeldFrame, Holding
-from proxy.protocols.rocketmq.names import Names
 from proxy.protocols.rocketmq.pending import Pending
-from proxy.protocols.rocketmq.scanning import FEW_STEPS, MAX_RUNS, Scanner, Segment
+from proxy.protocols.rocketmq.scanning import FEW_STEPS, MAX_RUNS
 from proxy.protocols.rocketmq.transactions import Ended, EndOfTransaction, Transactions, read_half
 from proxy.protocols.rocketmq.wire import codes
 from proxy.protocols.rocketmq.wire.binary import MAX_FIELDS
@@ -39,6 +38,9 @@ from proxy.protocols.rocketmq.wire.frame import (
 )
 from proxy.protocols.rocketmq.wire.header import LENIENT, STRICT, UNPARSABLE, Header, classify
 
+if TYPE_CHECKING:
+    from sluice_scan import Scanner, Segment
+
 #: What is read at once of a client that is on trial, beyond the frame in hand: a trial in one read, as a rule.
 TRIAL_READ_BYTES: Final = 64 * 1024
 #: The trial with which a connection begins lasts for so many strict headers. Every header that was not strict makes it
@@ -46,9 +48,6 @@ TRIAL_READ_BYTES: Final = 64 * 1024
 #: the two buys neither large reads nor more time.
 TRIAL_FRAMES: Final = 16
 
-#: Frames that make a scan worth while, which looks at the whole chunk; and those read one by one at most after others.
-_WORTH_WHILE: Final = 8
-_MAX_PAUSE: Final = 63
 #: A header that is not read strictly counts as many steps more as would take as long: half a millisecond at most, see
 #: ``lenient.MAX_JSON_BYTES``. One alone makes a chunk long.
 _SLOW_STEPS: Final = FEW_STEPS
@@ -77,7 +76,6 @@ class RequestStream:
         transactions: of the broker.
         take: takes a request for Sluice itself, if it does: header as read, its bytes and its type.
         scanner: takes plain frames; None has each read by itself.
-        scan_from_bytes: the smallest chunk that is scanned.
 
     Attributes:
         about: what the client said of itself.
@@ -97,8 +95,7 @@ class RequestStream:
         transactions: Transactions,
         take: Callable[[Header, bytes, int], bool],
         *,
-        scanner: Scanner | None = None,
-        scan_from_bytes: int = 0,
+        scanner: "Scanner | None" = None,
     ) -> None:
         self.about = AboutClient()
         self.frames = 0
@@ -121,7 +118,6 @@ class RequestStream:
         self._header_bytes_of = partial(header_bytes_of, max_length=self._max_length)
         self._resources = self.names.known
         self._scanner = scanner
-        self._scan_from_bytes = scan_from_bytes
         self._fast = self._long = False
         #: How much of the end of the last chunk was not looked at.
         self.left_bytes = 0
@@ -169,7 +165,7 @@ class RequestStream:
         return self.missing_bytes() + TRIAL_READ_BYTES if self._trial else NO_BOUND
 
     def reads_fast(self) -> bool:
-        """Say whether the last chunk was read in few steps, by compiled code."""
+        """Say whether the last chunk was read in few steps, so that large reads keep nobody waiting."""
         return self._fast
 
     def takes_turns(self) -> bool:
@@ -204,28 +200,25 @@ class RequestStream:
         position = self._continue_body(chunk) if self._body_left else 0
         self._from = 0 if self._open else position
         self._open_until = position
-        leave = pause = steps = 0
+        steps = 0
         try:
             if self._header_room.lost:
                 self._grow_header()
             if self._beginning.pieces:
                 position, steps = self._continue_frame(chunk, requests, subscriptions)
             # A client that is on trial is read frame by frame: that is what gets to know it.
-            scanner = None if size < self._scan_from_bytes else self._scanner
+            scanner = self._scanner
             while size - position >= _PREFIX_BYTES and not self.left_bytes:
                 if steps >= _MOST_STEPS:
                     self.left_bytes = size - position
                     break
-                if scanner is not None and not leave and not self._trial:
+                if scanner is not None and not self._trial:
                     segment = scanner.scan(chunk, position, max_length)
-                    # After each scan that hardly took any twice as many frames are read one by one before the next.
-                    leave = pause = 0 if len(segment) >= _WORTH_WHILE else min(2 * pause + 1, _MAX_PAUSE)
                     if segment:
                         self._take_segment(segment, requests)
                         position = segment.stop
                         steps += len(segment.runs)
                         continue
-                leave -= leave > 0
                 length, word = prefix_at(chunk, position)
                 header_bytes = self._header_bytes_of(length, word)
                 header_at = position + _PREFIX_BYTES
@@ -264,13 +257,13 @@ class RequestStream:
             self._to = min(position, size)
         else:
             self._to = min(position, size)
-            self._fast = steps <= FEW_STEPS and not self._scan_from_bytes
+            self._fast = steps <= FEW_STEPS
             self._long = steps > FEW_STEPS
         if requests.scanned:
             self._owed.scanned()
         return requests
 
-    def _take_segment(self, segment: Segment, requests: Gathered) -> None:
+    def _take_segment(self, segment: "Segment", requests: Gathered) -> None:
         """Note the frames of one scan."""
         charged = self._charged
         if not segment.first_new:
@@ -659,7 +652,7 @@ class RequestStream:
 
 def _steps_of(header: Header, header_bytes: int) -> int:
     """Return how many steps it took to read a header by itself."""
-    return 1 + (header_bytes // _BYTES_A_STEP if header.reading == STRICT else _SLOW_STEPS)
+    return max(1, header_bytes // _BYTES_A_STEP) if header.reading == STRICT else 1 + _SLOW_STEPS
 
 
 def _is_special(header: Header) -> bool:

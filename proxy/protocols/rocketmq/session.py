@@ -13,7 +13,7 @@ from proxy.protocols.rocketmq.limit_commands import LimitCommandReader
 from proxy.protocols.rocketmq.options import RocketMQOptions
 from proxy.protocols.rocketmq.pending import Pending
 from proxy.protocols.rocketmq.requests import RequestStream
-from proxy.protocols.rocketmq.scans import PYTHON, scan_named
+from proxy.protocols.rocketmq.scanning import scan_named
 from proxy.protocols.rocketmq.transactions import Transactions
 from proxy.protocols.rocketmq.wire.header import Header
 
@@ -36,17 +36,17 @@ class RocketMQSession(Session):
         self._tls = options.tls
         self._limiting = context.limiting
         # Whoever sees the answers is told what each of them answers.
-        scan = None if context.wants_responses else scan_named(options.scan) or PYTHON
+        scan = None if context.wants_responses else scan_named(options.scan)
         transactions = context.shared.setdefault("rocketmq.transactions", Transactions())
-        self._owed = Pending(None if scan is None else scan.opaques())
-        self._remote = LimitCommandReader(context.connection.address, options, context.ask)
+        opaques = None if scan is None else scan.opaques()
+        self._owed = Pending(opaques)
+        self._limit_commands = LimitCommandReader(context.connection.address, options, context.ask)
         self._requests = RequestStream(
             context,
             self._owed,
             transactions,
-            self._take_remote,
-            scanner=None if scan is None else scan.scanner(self._owed.opaques),
-            scan_from_bytes=0 if scan is None else scan.least_bytes,
+            self._take_limit_command,
+            scanner=None if scan is None or opaques is None else scan.scanner(opaques),
         )
         self._answers = AnswerStream(self._owed, transactions, wants_responses=context.wants_responses)
         self._out: dict[Side, list[Buffer]] = {Side.CLIENT: [], Side.BROKER: []}
@@ -169,8 +169,8 @@ class RocketMQSession(Session):
         self._own_bytes += sum(map(len, own))
         (self._out[Side.CLIENT] if self._answers.between_frames() else self._waiting).extend(own)
 
-    def _take_remote(self, header: Header, raw: bytes, header_type: int) -> bool:
-        answer = self._remote.take(header, raw, header_type)
+    def _take_limit_command(self, header: Header, raw: bytes, header_type: int) -> bool:
+        answer = self._limit_commands.take(header, raw, header_type)
         if answer:
             self._answer([answer])
         return answer is not None
@@ -178,7 +178,7 @@ class RocketMQSession(Session):
     def replied(self, ask: CommandRequest, reply: LimitCommandReply, now_ns: int) -> None:
         """Queue the answer to what the client asked of Sluice itself."""
         del now_ns
-        answer = self._remote.reply(ask, reply)
+        answer = self._limit_commands.reply(ask, reply)
         if answer:
             self._answer([answer])
 
@@ -223,7 +223,7 @@ class RocketMQSession(Session):
 
     def in_flight(self) -> int:
         """Return the held requests, and those without an answer of the broker's or ours, long polls left aside."""
-        return len(self._owed) + self._requests.held.count + self._remote.open
+        return len(self._owed) + self._requests.held.count + self._limit_commands.open
 
     def between_frames(self, side: Side) -> bool:
         """Return whether that peer's stream may end here; one that is relayed unread never may."""

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from proxy.protocols.rocketmq.forbidden import is_internal
-from proxy.protocols.rocketmq.scans import make_table
+from proxy.protocols.rocketmq.scanning import make_table
 from proxy.protocols.rocketmq.wire.codes import MAX_FRAME_BYTES, SYS_FLAGS_SPECIAL
 from proxy.protocols.rocketmq.wire.header import STRICT, Header
 

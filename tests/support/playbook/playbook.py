@@ -29,7 +29,7 @@ from proxy.protocols.base import (
 from proxy.protocols.rocketmq import PROTOCOL
 from proxy.protocols.rocketmq.options import RocketMQOptions
 from proxy.protocols.rocketmq.replies import busy_answer
-from proxy.protocols.rocketmq.scans import COMPILED
+from proxy.protocols.rocketmq.scanning import COMPILED
 from proxy.protocols.rocketmq.session import RocketMQSession
 
 WAIT_US = 123_456
@@ -182,7 +182,7 @@ def busy(name: str, opaque: int = 1, *, kind: str = "topic") -> bytes:
 
 
 Reading = Literal["as it comes", "python", "compiled"]
-"""How a client's stream is read: frame by frame, as of one that is on trial, or by one of the scans."""
+"""How a client's stream is read: as of one that is on trial first, frame by frame without a scan, or by the scan."""
 READ_BY: ContextVar[Reading] = ContextVar("READ_BY", default="as it comes")
 """How it is read unless a test says so."""
 READINGS: tuple[Reading, ...] = ("as it comes", "python", *(() if COMPILED is None else ("compiled",)))
@@ -203,8 +203,8 @@ def open_session(
 ) -> Session:
     """Return the session of a new RocketMQ connection.
 
-    ``limited`` are kinds that a rule limits besides sends. With a ``reading`` that names a scan the client has been on
-    trial already.
+    ``limited`` are kinds that a rule limits besides sends. With a ``reading`` other than "as it comes" the client has
+    been on trial already.
     """
     reading = reading or READ_BY.get()
     if reading != "as it comes":
@@ -225,7 +225,7 @@ def open_session(
     session = PROTOCOL.open_session(context)
     assert isinstance(session, RocketMQSession)
     if reading != "as it comes":
-        session._requests._trial = session._requests._scan_from_bytes = 0
+        session._requests._trial = 0
     return session
 
 

@@ -9,7 +9,7 @@ from playbook.playbook import READ_BY, READINGS
 
 @pytest.fixture(autouse=True, params=READINGS, ids=lambda reading: reading.replace(" ", "_"))
 def read_by(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Read frame by frame, as of a client on trial, and by each scan."""
+    """Read as of a client on trial, frame by frame, and by the scan."""
     token = READ_BY.set(request.param)
     yield
     READ_BY.reset(token)

@@ -95,7 +95,7 @@ class FakeDataPath(DataPath):
 
     Attributes:
         emit: takes what ``events`` is to yield.
-        ask: takes what ``remote_commands`` is to yield.
+        ask: takes what ``limit_commands`` is to yield.
         traffic: what is handed to the next who takes the traffic.
         unfinished: likewise, of the second under way, if it is asked for.
         traffic_taken: whether it was asked for, for each time that the traffic was taken.
@@ -179,7 +179,7 @@ class FakeDataPath(DataPath):
         yield self._events.clone()
 
     @asynccontextmanager
-    async def remote_commands(self) -> AsyncIterator[AsyncIterator[LimitCommand]]:
+    async def limit_commands(self) -> AsyncIterator[AsyncIterator[LimitCommand]]:
         yield self._commands.clone()
 
     async def reply(self, command_id: int, reply: LimitCommandReply) -> None:

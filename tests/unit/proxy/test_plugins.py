@@ -108,7 +108,7 @@ async def test_session_asks_and_is_answered_while_somebody_takes_what_clients_as
     client, broker = await rig.connect()
     await client.send(b"limits\n")
     assert await broker.receive(7) == b"limits\n"
-    async with rig.path.remote_commands() as commands:
+    async with rig.path.limit_commands() as commands:
         await client.send(b"limits\nother 1\n")
         assert await broker.receive(8) == b"other 1\n"
         command = await anext(commands)

@@ -11,8 +11,6 @@ from playbook import frames
 from playbook.captures import CAPTURES, Capture
 from playbook.extension import Extension
 
-from proxy.protocols.rocketmq import python_scan
-from proxy.protocols.rocketmq.scanning import Opaques
 from proxy.protocols.rocketmq.wire.codes import FLAG_RESPONSE
 from proxy.protocols.rocketmq.wire.header import read_answer
 
@@ -20,10 +18,9 @@ _i32 = st.integers(-(2**31), 2**31 - 1)
 _near = st.integers(-3, 300)
 
 
-@pytest.mark.parametrize("compiled", [True, False])
 @given(st.integers(0, 100), st.lists(st.tuples(st.booleans(), _near | _i32), max_size=400))
-def test_it_is_a_set_with_a_bound(compiled: bool, most: int, steps: list[tuple[bool, int]]) -> None:  # noqa: FBT001
-    opaques: Opaques = Extension().opaques(most) if compiled else python_scan.Opaques(most)
+def test_it_is_a_set_with_a_bound(most: int, steps: list[tuple[bool, int]]) -> None:
+    opaques = Extension().opaques(most)
     model: set[int] = set()
     ambiguous = False
     for adds, number in steps:

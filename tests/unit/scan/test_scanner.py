@@ -1,7 +1,6 @@
 """Frames, keys, and what is owed."""
 
 import struct
-from typing import Any
 
 import pytest
 import sluice_scan
@@ -9,8 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from playbook import frames
 from playbook.extension import Extension
-
-from proxy.protocols.rocketmq import python_scan
 
 
 def _prefix(length: int, header_bytes: int, header_type: int = 0) -> bytes:
@@ -204,11 +201,10 @@ def test_more_than_fits_is_not_owed(extension: Extension) -> None:
     assert (len(segment), len(owed), owed.ambiguous) == (5, 2, True)
 
 
-@pytest.mark.parametrize("compiled", [True, False])
 @given(st.lists(st.tuples(st.integers(0, 9), st.booleans()), max_size=8))
-def test_scan_says_whether_two_have_one_number(compiled: bool, sends: list[tuple[int, bool]]) -> None:  # noqa: FBT001
-    owed: Any = Extension().opaques() if compiled else python_scan.Opaques(1000)
-    scanner = sluice_scan.Scanner(Extension().table, owed, 10, 10) if compiled else python_scan.Scanner(owed)
+def test_scan_says_whether_two_have_one_number(sends: list[tuple[int, bool]]) -> None:
+    owed = Extension().opaques()
+    scanner = sluice_scan.Scanner(Extension().table, owed, 10, 10)
     scanner.scan(b"".join(frames.send("a", opaque, flag=2 * oneway) for opaque, oneway in sends), 0, 10_000)
     answered = [opaque for opaque, oneway in sends if not oneway]
     assert owed.ambiguous is (len(set(answered)) < len(answered))

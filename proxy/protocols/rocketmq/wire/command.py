@@ -26,6 +26,9 @@ from proxy.protocols.rocketmq.wire.codes import (
     RemoteProtocolError,
 )
 
+#: A client's header that is longer is not decoded whole: what is wanted of it are a few names and numbers.
+MAX_DECODED_HEADER_BYTES: Final = 4 * 1024
+
 _prefix = struct.Struct(">iI")
 _BINARY = struct.Struct(">hBhiii")  # code, language, version, opaque, flag, length of the remark
 _I16 = struct.Struct(">h")

@@ -22,18 +22,12 @@ from proxy.protocols.rocketmq.wire.codes import (
     FLAG_RESPONSE,
     HEADER_BINARY,
     HEADER_JSON,
-    KIND_RETRY_GROUP,
     KIND_SUBSCRIPTION,
-    KIND_TOPIC,
-    KIND_TRANSACTION,
     LIMITABLE,
     MAX_NAME_CHARS,
-    PLAIN_SYS_FLAG_VALUES,
-    RETRY_PREFIX,
     SEND_BACK_FIELDS,
     SEND_V1_FIELDS,
     SEND_V2_FIELDS,
-    TRANSACTION_FIELDS,
 )
 from proxy.protocols.rocketmq.wire.reading import (
     LENIENT,
@@ -41,7 +35,7 @@ from proxy.protocols.rocketmq.wire.reading import (
     UNPARSABLE,
     UNPARSED,
     Header,
-    read_sys_flag,
+    charge,
     subscription_name,
 )
 
@@ -91,8 +85,7 @@ class _ConsumingHeader(msgspec.Struct, gc=False):
     extFields: _Subscription | None = None  # noqa: N815 - the wire's name
 
 
-decode_json = msgspec.json.Decoder(_JsonHeader).decode
-"""Reads a JSON header of which nothing is in doubt; what else there is to look at, ``classify`` says."""
+_decode_json = msgspec.json.Decoder(_JsonHeader).decode
 #: Only for requests that consume, and while these are limited: they cost a second decoding, and no others any more.
 _decode_consuming = msgspec.json.Decoder(_ConsumingHeader).decode
 
@@ -100,7 +93,6 @@ _fields_of = LIMITABLE.get
 _V2: Final = SEND_V2_FIELDS
 _V1: Final = SEND_V1_FIELDS
 _BACK: Final = SEND_BACK_FIELDS
-_TRANSACTION: Final = TRANSACTION_FIELDS
 _DOLLAR: Final = ord("$")
 
 
@@ -121,7 +113,7 @@ def classify(header: bytes | memoryview, header_type: int, subscriptions: bool =
     if header_type != HEADER_JSON:
         return read_binary(header, subscriptions=subscriptions) if header_type == HEADER_BINARY else UNPARSABLE
     try:
-        raw = decode_json(header)
+        raw = _decode_json(header)
         if not header.isascii():
             header.decode()  # our decoder skips strings unread; the broker ends them elsewhere if they are not UTF-8
     except (msgspec.DecodeError, ValueError, RecursionError):
@@ -149,20 +141,8 @@ def classify(header: bytes | memoryview, header_type: int, subscriptions: bool =
         name, group, batch, sys_flag = ext.producerGroup, ext.producerGroup, None, None
     if name is None or len(name) > MAX_NAME_CHARS or (group is not None and len(group) > MAX_NAME_CHARS):
         return lenient.read_json(header)
-    # What follows is ``reading.charge``, written out because the call alone is a tenth of the time.
-    kind = KIND_TOPIC
-    if fields is _BACK:
-        kind = KIND_RETRY_GROUP
-    elif fields is _TRANSACTION:
-        kind = KIND_TRANSACTION
-    elif "%" in name and name.startswith(RETRY_PREFIX):
-        kind = KIND_RETRY_GROUP
-        name = name[len(RETRY_PREFIX) :]
-    is_batch = batch != "false" and batch is not None and (batch is True or str(batch).lower() == "true")
-    answer = Header(kind, name, code, raw.opaque, raw.flag, group or "", is_batch, raw.version, raw.language)
-    if sys_flag not in PLAIN_SYS_FLAG_VALUES:
-        answer.sys_flag = read_sys_flag(sys_flag)
-    return answer
+    answer = Header("", "", code, raw.opaque, raw.flag, "", False, raw.version, raw.language)
+    return charge(answer, fields, name, group, batch=batch, sys_flag=sys_flag)
 
 
 def _read_consuming(header: bytes, raw: _JsonHeader) -> Header:

@@ -449,7 +449,7 @@ def _charge(header: Header, ext: _Fields, limitable: Mapping[int, KeyFields]) ->
         value,
         # A character may be two escapes: what is cut off here is beyond what is kept of a group.
         String(group[: 2 * _MAX_SPELLED_BYTES]).text() if isinstance(group, String) else None,
-        "true" if batch is True else batch.text() if isinstance(batch, String) else None,
+        batch=batch.text() if isinstance(batch, String) else batch is True,
         sys_flag=_text(ext.get(fields.sys_flag)) if fields.sys_flag else None,
     )
 
@@ -458,4 +458,4 @@ def _subscribe(header: Header, fields: KeyFields, topic: str, group: str | None)
     """Fill in the subscription, of which the group is a part."""
     if group is not None and (len(group) > MAX_NAME_CHARS or REPLACEMENT in group):
         raise UnsureError
-    return charge(header, fields, topic, group, None)
+    return charge(header, fields, topic, group)

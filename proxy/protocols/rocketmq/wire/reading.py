@@ -13,6 +13,7 @@ from proxy.protocols.rocketmq.wire.codes import (
     KIND_TOPIC,
     KIND_TRANSACTION,
     MAX_NAME_CHARS,
+    PLAIN_SYS_FLAG_VALUES,
     RETRY_PREFIX,
     SEND_BACK_FIELDS,
     SUBSCRIPTION_FIELDS,
@@ -100,9 +101,9 @@ def charge(
     fields: KeyFields,
     value: str,
     producer_group: str | None,
-    batch: str | None,
     *,
-    sys_flag: str | None = None,
+    batch: str | bool | None = None,
+    sys_flag: str | int | None = None,
 ) -> Header:
     """Fill in what a limitable request is charged to, from the values of its key fields; returns ``header``.
 
@@ -123,6 +124,7 @@ def charge(
     else:
         header.kind, header.name = KIND_TOPIC, value
     header.producer_group = (producer_group or "")[:MAX_NAME_CHARS]
-    header.is_batch = batch is not None and batch.lower() == "true"
-    header.sys_flag = read_sys_flag(sys_flag)
+    header.is_batch = batch != "false" and batch is not None and str(batch).lower() == "true"
+    if sys_flag not in PLAIN_SYS_FLAG_VALUES:
+        header.sys_flag = read_sys_flag(sys_flag)
     return header

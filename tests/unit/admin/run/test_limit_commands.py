@@ -95,7 +95,7 @@ async def test_changes_are_made_in_the_order_in_which_they_came_and_a_view_sees_
         replies.append(reply)
         answered.set()
 
-    data_path.remote_commands, data_path.reply = commands.take, reply
+    data_path.limit_commands, data_path.reply = commands.take, reply
     await nursery.start(live.run, _apply)
     await nursery.start(limit_commands.answer, data_path, live)
     client = ConnectionInfo(1, "main", "main", "10.0.0.9:5", "10.0.0.9")

@@ -224,7 +224,6 @@ async def test_what_is_written_is_what_the_library_writes(
 
 async def test_a_scrape_gives_others_their_turns(data_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("proxy.common.cooperative.STRETCH_NS", 0)
-    monkeypatch.setattr("proxy.common.cooperative.LONGEST_NS", 0)
     counts = data_path.snapshot_now.resources["topic", "orders"]
     resources = {("topic", str(number)): counts for number in range(1000)}
     data_path.snapshot_now = msgspec.structs.replace(data_path.snapshot_now, resources=resources)

@@ -10,7 +10,7 @@ MS = 1_000_000
 
 
 class Time:
-    """The clock, and the time that the thread has had a core."""
+    """The clock."""
 
     def __init__(self) -> None:
         self.ns = 0
@@ -23,11 +23,10 @@ class Time:
 def time(monkeypatch: pytest.MonkeyPatch) -> Time:
     time = Time()
     monkeypatch.setattr(cooperative, "perf_counter_ns", time.now_ns)
-    monkeypatch.setattr(cooperative, "thread_time_ns", time.now_ns)
     return time
 
 
-async def work(time: Time, done: list[str], name: str, pieces: int, piece_ns: int = MS // 10) -> None:
+async def work(time: Time, done: list[str], name: str, pieces: int, piece_ns: int = MS // 4) -> None:
     keeper = Pace()
     for _ in range(pieces):
         time.ns += piece_ns
@@ -78,21 +77,6 @@ async def test_what_rests_gives_others_more_turns(time: Time) -> None:
     assert len(turns) >= 10 * (cooperative.REST_TURNS + 1)
 
 
-async def test_a_rest_ends_when_others_have_had_their_time(time: Time) -> None:
-    turns: list[None] = []
-
-    def busy() -> None:
-        time.ns += cooperative.REST_NS
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(count_turns, turns, busy)
-        keeper = Pace(rests=True)
-        time.ns += cooperative.STRETCH_NS
-        await keeper.keep()
-        assert len(turns) <= 4
-        nursery.cancel_scope.cancel()
-
-
 async def test_there_is_one_stretch_in_a_turn_however_many_work(time: Time) -> None:
     done: list[str] = []
     stretches: list[int] = []
@@ -128,33 +112,11 @@ async def test_those_who_work_take_turns(time: Time) -> None:
     assert max(map(abs, ahead)) <= 8
 
 
-@pytest.mark.parametrize(("others_ms", "stretch_ms"), [(0, 0.4), (1, 0.5), (3, 1.5), (10, 2)])
-async def test_under_load_a_stretch_is_a_share_of_what_others_had(
-    time: Time, others_ms: int, stretch_ms: float
-) -> None:
-    turns: list[None] = []
-
-    def busy() -> None:
-        time.ns += others_ms * MS
-
-    async with trio.open_nursery() as nursery:
-        await turn()
-        nursery.start_soon(count_turns, turns, busy)
-        ends_ns = await turn()
-        # How many turns others have had does not hang on in which order the loop takes its tasks.
-        shares = {
-            max(cooperative.STRETCH_NS, min(n * others_ms * MS // cooperative.SHARE, cooperative.LONGEST_NS))
-            for n in (1, 2)
-        }
-        assert ends_ns - time.ns in shares | {round(stretch_ms * MS)}
-        nursery.cancel_scope.cancel()
-
-
-async def test_who_gives_up_waiting_holds_up_nobody(time: Time) -> None:
+async def test_who_gives_up_waiting_holds_up_nobody() -> None:
     async with trio.open_nursery() as nursery:
         for _ in range(3):
             nursery.start_soon(turn)
         with trio.CancelScope() as scope:
             scope.cancel()
             await turn()
-    assert await turn() == time.ns + cooperative.STRETCH_NS
+    await turn()

@@ -118,10 +118,6 @@ def late_lanes(executor: Executor) -> int:
 
 
 class TestHealthyLane:
-    async def test_verdicts_come_back(self, start: StartExecutor, batch_of: MakeBatch) -> None:
-        executor = await start(lambda batch, now_ns: REFUSED)
-        assert await executor.submit(batch_of("a")) == REFUSED
-
     async def test_async_handler_is_awaited(self, start: StartExecutor, batch_of: MakeBatch, gate: Gate) -> None:
         gate.release()
         executor = await start(gate.awaiting)

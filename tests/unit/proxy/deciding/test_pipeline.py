@@ -140,21 +140,11 @@ class TestBuilding:
 
 
 class TestDeciding:
-    async def test_empty_pipeline_lets_all_pass(self, start: Start, batch_of: MakeBatch) -> None:
-        batch = batch_of("a")
-        await start().decide(batch)
-        assert batch.verdicts == {}
-
     async def test_verdicts_reach_the_batch_from_every_lane(self, start: Start, batch_of: MakeBatch, lane: str) -> None:
         batch = batch_of("a", "a")
         await start(config("x", Scripted(lambda batch, now_ns: {1: refuse("x")}), lane=lane)).decide(batch)
         assert batch.verdicts == {1: refuse("x")}
         assert batch.bypassed == {}
-
-    async def test_async_handler_is_awaited(self, start: Start, batch_of: MakeBatch) -> None:
-        batch = batch_of("a")
-        await start(config("x", Async(lambda batch, now_ns: {0: refuse("x")}))).decide(batch)
-        assert batch.verdicts == {0: refuse("x")}
 
     async def test_inline_handler_is_told_the_time(
         self, start: Start, batch_of: MakeBatch, mock_clock: MockClock
@@ -369,12 +359,6 @@ class TestResponses:
         pipeline.observe(connection, [ANSWER])
         assert [entry["event"] for entry in log] == ["handler failed on responses"] * 2
 
-    async def test_are_ignored_by_a_handler_that_does_not_override(self, connection: ConnectionInfo) -> None:
-        class Asking(Scripted):
-            sees_responses = True
-
-        Asking(lambda batch, now_ns: NO_VERDICTS).on_responses(connection, [ANSWER])
-
 
 class Running(Scripted):
     """Has a task of its own."""
@@ -452,9 +436,6 @@ class TestDrain:
         assert first.ends_ns == last.ends_ns == 5
         assert pipeline.bypassed() == {("broken", "error"): 1}
         assert log[0]["event"] == "handler failed to drain"
-
-    async def test_means_nothing_to_a_handler_without(self, start: Start) -> None:
-        start(config("x", Scripted(FAULTS["none"]))).drain(5)
 
 
 class TestTickets:

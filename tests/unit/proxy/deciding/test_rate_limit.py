@@ -87,62 +87,12 @@ def test_nothing_refused_is_no_verdicts(batch_of: MakeBatch) -> None:
     assert Limiting.by(rule("a", 2)).decide(batch_of("a", "a")) is NO_VERDICTS
 
 
-def test_unlimited_resource_has_no_limiter(batch_of: MakeBatch) -> None:
-    limiting = Limiting.by(rule("a", None))
-    assert limiting.decide(batch_of("a", "other")) is NO_VERDICTS
-    assert limiting.limits.live == 0
-
-
-def test_each_resource_has_its_own_limit(batch_of: MakeBatch) -> None:
-    limiting = Limiting.by(rule("*", 1))
-    assert limiting.decide(batch_of("a", "b", "a", "c", "b")).keys() == {2, 4}
-
-
-def test_batch_of_messages_costs_its_messages(batch_of: MakeBatch) -> None:
-    limiting = Limiting.by(rule("a", 10))
-    assert limiting.decide(batch_of("a", "a", "a", costs=[4, 6, 1])).keys() == {2}
-    assert limiting.stored("a") == 0
-
-
-def test_refused_request_spends_nothing(batch_of: MakeBatch) -> None:
-    limiting = Limiting.by(rule("a", 1, break_s=0))
-    limiting.decide(batch_of("a", "a", costs=[1, 1000]))
-    assert limiting.stored("a") == 0
-
-
 class TestSeveralResources:
     def test_all_must_admit(self, batch_of: MakeBatch) -> None:
         limiting = Limiting.by(rule("wide", 10), rule("narrow", 2))
         verdicts = limiting.decide(batch_of(*[("wide", "narrow")] * 5))
         assert verdicts.keys() == {2, 3, 4}
         assert {verdict.rule for verdict in verdicts.values() if isinstance(verdict, Refuse)} == {"line_topic:narrow"}
-
-    def test_refusal_spends_from_none(self, batch_of: MakeBatch) -> None:
-        limiting = Limiting.by(rule("wide", 10), rule("narrow", 2))
-        limiting.decide(batch_of(*[("wide", "narrow")] * 5))
-        assert limiting.stored("wide") == 8
-        assert limiting.stored("narrow") == 0
-
-    def test_only_who_refused_opens_its_breaker(self, batch_of: MakeBatch) -> None:
-        limiting = Limiting.by(rule("wide", 10), rule("narrow", 2))
-        limiting.decide(batch_of(*[("wide", "narrow")] * 5))
-        assert not limiting.state("wide").open
-        assert limiting.state("narrow").open
-
-    def test_unlimited_ones_have_no_say(self, batch_of: MakeBatch) -> None:
-        limiting = Limiting.by(rule("a", 1), rule("free", None))
-        assert limiting.decide(batch_of(("free", "a"), ("a", "free"), ("free",))).keys() == {1}
-
-    def test_all_of_them_unlimited_is_unlimited(self, batch_of: MakeBatch) -> None:
-        limiting = Limiting.by(rule("free", None))
-        assert limiting.decide(batch_of(("free", "other"))) is NO_VERDICTS
-        assert limiting.limits.live == 0
-
-    def test_both_that_stop_at_the_same_request_open(self, batch_of: MakeBatch) -> None:
-        limiting = Limiting.by(rule("a", 3), rule("b", 3))
-        assert limiting.decide(batch_of(*[("a", "b")] * 4)).keys() == {3}
-        assert limiting.state("a").open
-        assert limiting.state("b").open
 
 
 class TestTooLarge:
@@ -208,10 +158,6 @@ class TestCharges:
         assert limiting.stored("a") == -3
         assert limiting.decide(batch_of("a")).keys() == {0}
 
-    def test_of_what_is_unlimited_are_nothing(self, batch_of: MakeBatch) -> None:
-        limiting = Limiting.by(rule("a", None))
-        assert limiting.decide(batch_of(charges=[("a", 5)])) is NO_VERDICTS
-
     def test_come_after_the_requests_of_their_chunk(self, batch_of: MakeBatch) -> None:
         limiting = Limiting.by(rule("a", 2))
         assert limiting.decide(batch_of("a", charges=[("a", 100)])) is NO_VERDICTS
@@ -274,18 +220,6 @@ def test_overlapping_resources_never_admit_more_than_their_limits(
         assert admitted[resource] <= rate * (now_ns / NS_PER_S) + rate + largest
 
 
-def test_a_refusal_by_a_shared_overflow_limiter_names_the_requests_own_resource(batch_of: MakeBatch) -> None:
-    verdicts = Limiting.by(rule("*", 1), max_live=1).decide(batch_of("a", "a", "b", "b"))
-    refused = [verdict.resource.name for verdict in verdicts.values() if isinstance(verdict, Refuse)]
-    assert refused == ["a", "b"]
-
-
-def test_names_that_share_an_overflow_limiter_are_each_charged_to_it(batch_of: MakeBatch) -> None:
-    limiting = Limiting.by(rule("*", 4), max_live=1)
-    limiting.decide(batch_of("a"))
-    assert limiting.decide(batch_of(*[("x", "y")] * 3)).keys() == {2}
-
-
 def request(name: str = "a", **more: Any) -> Request:
     resources = (Resource(more.pop("kind", KIND), name),)
     fields: dict[str, Any] = {"messages": 1, "size_bytes": 100, "producer_group": "g", "oneway": False}
@@ -306,12 +240,6 @@ class TestScopes:
         assert isinstance(refuse, Refuse)
         assert (refuse.resource, refuse.rule, refuse.busy_code) == (Resource(kind, name), f"{kind}:{name}", 215)
         assert (2 in verdicts) is (kind != "producer_group")
-
-    def test_do_not_limit_what_consumes(self) -> None:
-        limiting = Limiting.by(Rule("client", "*", 0))
-        charge = Charge((Resource(KIND, "a"),), 5, consumes=True)
-        assert limiting.decide(batch_by(request(consumes=True, messages=0), charges=(charge,))) is NO_VERDICTS
-        assert limiting.limits.live == 0
 
     def test_exempt_connections_are_neither_limited_nor_charged(self) -> None:
         limiting = Limiting.by(Rule("client", "*", 0), rule("*", 5))

@@ -867,7 +867,7 @@ class TestQuestionsToSluiceItself:
         client, broker = await rig.connect()
         await client.send(b"before")
         assert await broker.receive(6) == b"before"
-        async with rig.path.remote_commands() as commands:
+        async with rig.path.limit_commands() as commands:
             await client.send(b"orders")
             command = await anext(commands)
             assert (command.verb, command.kind, command.name, command.rate_per_s) == (
@@ -885,7 +885,7 @@ class TestQuestionsToSluiceItself:
     ) -> None:
         rig = await start_rig(protocol=speaking(lines, Asking))
         client, broker = await rig.connect()
-        async with rig.path.remote_commands() as commands:
+        async with rig.path.limit_commands() as commands:
             await client.send(b"orders")
             command = await anext(commands)
             nursery.start_soon(rig.path.drain, 30)
@@ -900,7 +900,7 @@ class TestQuestionsToSluiceItself:
     async def test_of_clients_that_have_left_are_forgotten(self, start_rig: StartRig, lines: Protocol) -> None:
         rig = await start_rig(protocol=speaking(lines, Asking))
         client, broker = await rig.connect()
-        async with rig.path.remote_commands() as commands:
+        async with rig.path.limit_commands() as commands:
             await client.send(b"orders")
             command = await anext(commands)
             client.end()
@@ -912,7 +912,7 @@ class TestQuestionsToSluiceItself:
     async def test_may_be_answered_by_the_end_of_the_connection(self, start_rig: StartRig, lines: Protocol) -> None:
         rig = await start_rig(protocol=speaking(lines, Asking))
         client, broker = await rig.connect()
-        async with rig.path.remote_commands() as commands:
+        async with rig.path.limit_commands() as commands:
             await client.send(b"orders")
             await rig.path.reply((await anext(commands)).id, LimitCommandReply(error="close"))
             client.end()

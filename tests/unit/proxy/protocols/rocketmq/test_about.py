@@ -20,8 +20,7 @@ from playbook.frames import (
 from playbook.playbook import Anything, Client, GiveUp, Playbook, hold, open_session, refuse
 
 from proxy.deciding.batch import Side
-from proxy.protocols.rocketmq.about import MAX_HEARTBEAT_BYTES, MAX_TRIES
-from proxy.protocols.rocketmq.names import MAX_NAMES
+from proxy.protocols.rocketmq.about import MAX_HEARTBEAT_BYTES, MAX_NAMES, MAX_TRIES
 from proxy.stats.snapshot import MAX_RESOURCES_SHOWN, ClientDescription
 
 JAVA = ClientDescription("", "JAVA", "V5_5_0")

@@ -8,7 +8,7 @@ from playbook.frames import answer, binary_frame, broker_request, cut, frame, re
 from limiter.rules.resource import Resource
 from proxy.deciding.batch import Charge, Response
 from proxy.protocols.base import Buffer
-from proxy.protocols.rocketmq.answers import MAX_HEADER_BYTES, AnswerStream
+from proxy.protocols.rocketmq.answers import MAX_ANSWER_HEADER_BYTES, AnswerStream
 from proxy.protocols.rocketmq.pending import Pending
 from proxy.protocols.rocketmq.transactions import Transactions
 
@@ -165,7 +165,7 @@ def test_responses_are_only_gathered_when_wanted(owed: Pending) -> None:
 
 @pytest.mark.parametrize("first", [4, 8, 1000])
 def test_overlong_header_in_pieces_is_not_gathered(stream: AnswerStream, owed: Pending, first: int) -> None:
-    whole = answer(1, filler=MAX_HEADER_BYTES)
+    whole = answer(1, filler=MAX_ANSWER_HEADER_BYTES)
     for part in cut(whole, first, 2000, 60_000):
         feed(stream, part)
         assert len(stream._beginning.pieces) < 8

@@ -40,8 +40,9 @@ from playbook.playbook import (
 from proxy.control import LimitCommandReply, ListedLimit
 from proxy.deciding.batch import Side
 from proxy.protocols.base import CommandStatus
-from proxy.protocols.rocketmq.limit_commands import MAX_HEADER_BYTES, MAX_OPEN
+from proxy.protocols.rocketmq.limit_commands import MAX_OPEN_OF_CONNECTION
 from proxy.protocols.rocketmq.options import Networks
+from proxy.protocols.rocketmq.wire.command import MAX_DECODED_HEADER_BYTES
 
 EVERYBODY = Networks((ip_network("0.0.0.0/0"),))
 DONE = LimitCommandReply(version=7)
@@ -155,7 +156,7 @@ def test_what_cannot_be_changed_here_is_refused_by_name(field: str) -> None:
 
 
 def test_overlong_header_is_not_read() -> None:
-    play = allowed() >> Client(update_limit("orders", "5", filler="x" * MAX_HEADER_BYTES))
+    play = allowed() >> Client(update_limit("orders", "5", filler="x" * MAX_DECODED_HEADER_BYTES))
     assert answered(play)["code"] == 29
 
 
@@ -357,12 +358,12 @@ def test_open_requests_are_in_flight_until_answered() -> None:
 
 
 def test_no_more_than_a_few_are_open_at_a_time() -> None:
-    play = allowed() >> Client(b"".join(view_limits(number) for number in range(MAX_OPEN + 1)))
+    play = allowed() >> Client(b"".join(view_limits(number) for number in range(MAX_OPEN_OF_CONNECTION + 1)))
     header = answered(play)
-    assert (header["code"], header["opaque"]) == (2, MAX_OPEN)
-    assert len(play.asks) == MAX_OPEN
+    assert (header["code"], header["opaque"]) == (2, MAX_OPEN_OF_CONNECTION)
+    assert len(play.asks) == MAX_OPEN_OF_CONNECTION
     play >> Reply(0, DONE) << Anything() >> Client(view_limits(99))
-    assert len(play.asks) == MAX_OPEN + 1
+    assert len(play.asks) == MAX_OPEN_OF_CONNECTION + 1
 
 
 def test_where_there_is_no_room_the_answer_is_busy() -> None:

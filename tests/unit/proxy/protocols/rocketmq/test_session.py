@@ -324,7 +324,7 @@ def test_request_is_in_flight_while_it_is_being_decided() -> None:
 
 def test_what_is_remembered_as_in_flight_is_bounded() -> None:
     play = Playbook()
-    step = 500
+    step = 200
     for first in range(0, MAX_PENDING + 2 * step, step):
         chunk = b"".join(send("a", first + number, body=b"") for number in range(step))
         play = play >> Client(chunk) << ToBroker(chunk)

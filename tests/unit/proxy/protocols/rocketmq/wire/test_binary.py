@@ -8,9 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from playbook.frames import pull
 
-from proxy.protocols.rocketmq.wire import binary
 from proxy.protocols.rocketmq.wire.binary import MAX_FIELDS, read_binary
-from proxy.protocols.rocketmq.wire.codes import LIMITABLE
 from proxy.protocols.rocketmq.wire.header import LENIENT, STRICT, UNPARSABLE, Header
 
 _Fields = Sequence[tuple[bytes, bytes]]
@@ -116,19 +114,6 @@ def test_too_many_fields_are_unparsable() -> None:
     fields = [(b"k%d" % number, b"v") for number in range(MAX_FIELDS)]
     assert read_binary(_header([*fields[1:], (b"b", b"orders")])).name == "orders"
     assert read_binary(_header([*fields, (b"b", b"orders")])) is UNPARSABLE
-
-
-_keys = st.sampled_from((b"a", b"b", b"m", b"topic", b"", b"z"))
-_values = st.binary(max_size=6) | st.sampled_from(
-    (b"true", b"false", b"\0\1b\0\0\0\1U", b"\0\1m\0\0\0\4true", b"\0\1a")
-)
-
-
-@given(st.lists(st.tuples(_keys, _values), max_size=6))
-def test_the_shorter_way_ends_where_the_long_one_does(fields: _Fields) -> None:
-    header = _header([(b"a", b"pg"), (b"b", b"orders"), *fields])
-    short = read_binary(header) if binary.read_java_send(header) else None
-    assert short is None or short == binary._read_any(header, LIMITABLE)
 
 
 @given(st.binary())

@@ -7,10 +7,11 @@ from collections.abc import Callable, Sequence
 
 import pytest
 from playbook import frames
+from playbook.playbook import READINGS, Reading, open_session
 from playbook.steps import opcodes
 
+from proxy.deciding.batch import Side
 from proxy.protocols.rocketmq.about import AboutClient
-from proxy.protocols.rocketmq.python_scan import Opaques, Scanner
 from proxy.protocols.rocketmq.wire import lenient
 from proxy.protocols.rocketmq.wire.binary import read_binary
 from proxy.protocols.rocketmq.wire.frame import MAX_HEADER_BYTES
@@ -116,12 +117,13 @@ def test_heartbeats_are_read_a_few_times_only_and_never_a_long_one() -> None:
     assert not about.wanted
 
 
-def test_scan_in_python_copies_headers_only() -> None:
+@pytest.mark.parametrize("reading", READINGS)
+def test_of_a_send_its_header_alone_is_copied(reading: Reading) -> None:
     chunk = memoryview(frames.send("a", body=bytes(1_000_000)) + frames.json_frame(34))
-    scanner = Scanner(Opaques(10))
+    session = open_session(reading=reading)
     tracemalloc.start()
     try:
-        assert len(scanner.scan(chunk, 0, 2**24)) == 1
+        assert session.receive(Side.CLIENT, chunk, 0) is not None
         assert tracemalloc.get_traced_memory()[1] < 100_000
     finally:
         tracemalloc.stop()
