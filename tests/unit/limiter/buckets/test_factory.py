@@ -156,9 +156,9 @@ def test_debt_that_no_key_made_is_paid_by_the_share_of_others() -> None:
 def test_last_refusal_and_the_registrys_bookkeeping_go_along() -> None:
     plain = new_limiter(ORDERS, another(PLAIN, break_s=1), 0)
     plain.acquire(5, [1] * 100)
-    plain.epoch, plain.asked_ns, plain.filed = 3, 4, True
+    plain.epoch, plain.asked_ns = 3, 4
     after = put_in_force(plain, 6, FAIR)
 
     assert (after.last_refused_ns, after.last_wait_us) == (5, 1_000_000)
-    assert (after.epoch, after.asked_ns, after.filed) == (3, 4, True)
+    assert (after.epoch, after.asked_ns) == (3, 4)
     assert not after.state(6).open
