@@ -43,7 +43,7 @@ class Caller(NamedTuple):
 
 
 def gate_of(limiter: Limiter, caller: Caller, now_ns: int) -> Gate:
-    """Return what decides for an caller: the limiter, or the caller's share of it."""
+    """Return what decides for a caller: the limiter, or the caller's share of it."""
     fair_by = limiter.rule.fair_by
     if fair_by is None:
         return limiter
@@ -182,15 +182,13 @@ class Plans:
         """Return what applies to resources, given as a tuple."""
         plan = self.by_resources.get(resources)
         if plan is None:
-            limited = [resource for resource in resources if not self._rule_set.match(resource).exempt]
-            plan = Plan(
-                (part for resource in limited for part in self._of(resource)), exempt=bool(resources) and not limited
-            )
+            exempt = bool(resources) and all(self._rule_set.match(resource).exempt for resource in resources)
+            plan = Plan((part for resource in resources for part in self._of(resource)), exempt=exempt)
             _remember(self.by_resources, resources, plan)
         return plan
 
     def of_scopes(self, caller: Caller, plan: Plan) -> Plan:
-        """Return what applies to an caller besides the plan of what is asked for."""
+        """Return what applies to a caller besides the plan of what is asked for."""
         if not self._scopes or caller.consumes or plan.exempt:
             return NO_PLAN
         scoped = self._by_asker.get(caller)
@@ -202,15 +200,18 @@ class Plans:
     def _of(self, resource: Resource) -> list[ApplicableLimit]:
         if not self._rule_set.limiting(resource):
             return []
-        parts = self._of_one(resource, self._rule_set.match(resource))
-        total = self._rule_set.match_total(resource)
+        rule = self._rule_set.match(resource)
+        parts = self._of_one(resource, rule)
+        total = None if rule.exempt else self._rule_set.match_total(resource)
         return parts if total is None else parts + self._of_one(Resource(TOTAL, total.target), total)
 
     def _of_one(self, resource: Resource, rule: Rule) -> list[ApplicableLimit]:
         parts = []
         for dimension, registry in self._registries.items():
             limit = rule.part(dimension)
-            if limit is not None:
+            if limit is None:
+                registry.current(resource)
+            else:
                 part = self._parts.get((dimension, resource))
                 if part is None:
                     part = ApplicableLimit(registry, resource, limit, self._board.meter(dimension, resource))
@@ -226,7 +227,7 @@ def _remember(memory: dict[K, V], key: K, value: V) -> None:
 
 
 def scopes(caller: Caller) -> Iterator[Resource]:
-    """Yield the scopes that an caller belongs to, in the order in which they are asked."""
+    """Yield the scopes that a caller belongs to, in the order in which they are asked."""
     if caller.client:
         yield Resource(CLIENT, caller.client)
     if caller.producer_group:

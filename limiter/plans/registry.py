@@ -16,9 +16,9 @@ swap would have if there was but one, and no burst comes from swaps. Where the n
 one takes its place.
 
 **What a limit begins with.** Nobody who is below a limit may be refused because the limit is new, so a limiter begins
-full: that of a name which nobody has asked for, since it was idle all along, and that of a name which was asked for
-while it had no limit, since it was unlimited or limiting was switched off. What was stored, owed or open before counts
-no more.
+full: that of a name which nobody has asked for, since it was idle all along, and that of a name which was looked at
+while it had no limit, or is of a kind of which nothing was limited, be it that limiting was switched off. What was
+stored, owed or open before counts no more.
 
 It reads no clock, is not made for several threads, and does not limit how long names are: protocols do.
 """
@@ -31,18 +31,17 @@ from limiter.buckets.factory import begun_anew, new_limiter, put_in_force
 from limiter.buckets.limiter import Limiter, LimiterState
 from limiter.rules.resource import Resource
 from limiter.rules.rule import Dimension, Rule
-from limiter.rules.rule_set import RuleSet
+from limiter.rules.rule_set import RuleSet, limited_kind
 
 DEFAULT_MAX_LIVE: Final = 100_000
 OVERFLOW_NAME: Final = "_overflow"
 """The resource name under which overflow limiters appear."""
 
 _LONG_AGO_NS: Final = -(2**63)
-_MAX_UNLIMITED: Final = 16_384
 _MAX_LOOKS: Final = 16
 """Limiters looked at to make room for one: some 20 us, which each request for a new name costs while none is idle."""
-_UNLIMITED: Final = -1
-"""The epoch of a limiter that was looked at while nothing limited its resource."""
+_ANEW: Final = -1
+"""The epoch of a limiter that begins anew when it is next looked at."""
 
 
 class Registry:
@@ -74,7 +73,6 @@ class Registry:
         self._order: deque[Resource] = deque()
         self._unpinned = 0
         self._overflow: dict[str, Limiter] = {}
-        self._unlimited: set[Resource] = set()
         self._rule_set = rule_set
         #: The number of swaps so far, and the time of the last one.
         self._epoch = 0
@@ -110,37 +108,34 @@ class Registry:
         if limiter is not None and limiter.epoch == self._epoch:
             limiter.asked_ns = now_ns
             return limiter
-        if resource in self._unlimited:
-            return None
-        if limiter is not None:
-            limiter = self._up_to_date(resource)
-            if limiter is not None:
-                limiter.asked_ns = now_ns
-                return limiter
-        else:
+        if limiter is None:
             rule = self._rule_set.limit(resource, self.dimension)
-            if rule is not None:
-                return self._create(resource, rule, now_ns)
-        if len(self._unlimited) >= _MAX_UNLIMITED:
-            self._unlimited.clear()
-        self._unlimited.add(resource)
-        return None
+            return None if rule is None else self._create(resource, rule, now_ns)
+        limiter = self.current(resource)
+        if limiter is not None:
+            limiter.asked_ns = now_ns
+        return limiter
 
     def swap(self, rule_set: RuleSet, now_ns: int, own: Mapping[Resource, bool] | None = None) -> None:
         """Put another rule set in force from ``now_ns`` on.
 
-        Work for the names that get or lose a rule of their own, and for the overflow limiters in use.
+        Work for the names that get or lose a rule of their own, and for the overflow limiters in use; where all
+        limits of a kind go, for all names.
 
         Args:
             rule_set: the rules.
             now_ns: the time.
             own: ``own_since`` the rules in force, if it is known.
         """
-        own = rule_set.own_since(self._rule_set) if own is None else own
+        old = self._rule_set
+        own = rule_set.own_since(old) if own is None else own
         self._swapped_ns = self._latest_ns = max(self._latest_ns, now_ns)
         self._rule_set = rule_set
         self._epoch += 1
-        self._unlimited.clear()
+        if unlimited := old.limited_kinds - rule_set.limited_kinds:
+            for resource, limiter in self._live.items():
+                if limited_kind(resource) in unlimited:
+                    limiter.epoch = _ANEW
         for resource, pinned in own.items():
             if resource in self._live:
                 self._unpinned += -1 if pinned else 1
@@ -158,7 +153,7 @@ class Registry:
 
     def reset(self, resource: Resource, now_ns: int) -> LimiterState | None:
         """Let a resource's own limiter begin anew; return what it was, or None if there is none."""
-        limiter = self._up_to_date(resource)
+        limiter = self.current(resource)
         if limiter is None:
             return None
         at_ns = self._latest_ns = max(self._latest_ns, now_ns)
@@ -182,7 +177,7 @@ class Registry:
 
     def state(self, resource: Resource, now_ns: int) -> LimiterState | None:
         """Return the state of a resource's own limiter, or None if it has none; creates none."""
-        limiter = self._up_to_date(resource)
+        limiter = self.current(resource)
         return None if limiter is None else limiter.state(now_ns)
 
     def states(self, now_ns: int) -> Iterator[LimiterState]:
@@ -221,16 +216,19 @@ class Registry:
             self._unpinned += 1
         return limiter
 
-    def _up_to_date(self, resource: Resource) -> Limiter | None:
-        """Return the resource's limiter under the rule that holds now; None without one, or without a limit."""
+    def current(self, resource: Resource) -> Limiter | None:
+        """Return the resource's limiter under the rule that holds now; None without one, or without a limit.
+
+        To look at it so while it has no limit lets it begin anew when there is one again.
+        """
         limiter = self._live.get(resource)
         if limiter is None or limiter.epoch == self._epoch:
             return limiter
         rule = self._rule_set.limit(resource, self.dimension)
         if rule is None:
-            limiter.epoch = _UNLIMITED
+            limiter.epoch = _ANEW
             return None
-        if limiter.epoch == _UNLIMITED:
+        if limiter.epoch == _ANEW:
             limiter = begun_anew(limiter, self._latest_ns, rule)
         elif rule is not limiter.rule:
             # At a rate of 0 time would count at the rate that follows it, so that is no stricter from an earlier time.
@@ -256,7 +254,7 @@ class Registry:
 
     def _is_idle(self, resource: Resource, now_ns: int) -> bool:
         """Say whether nobody could tell a resource's limiter from a new one, and nobody was handed it just now."""
-        limiter = self._up_to_date(resource)
+        limiter = self.current(resource)
         if limiter is None:
             return True
         idle_at_ns = limiter.idle_at_ns()

@@ -198,7 +198,7 @@ class RuleSet:
     @property
     def scopes(self) -> frozenset[str]:
         """The kinds of scopes that some rule limits now."""
-        return self._limited_kinds & frozenset(SCOPES)
+        return self.limited_kinds & frozenset(SCOPES)
 
     @property
     def rules(self) -> tuple[Rule, ...]:
@@ -239,7 +239,7 @@ class RuleSet:
         if rule is None:
             matcher = self._patterns.each.get(resource.kind)
             rule = None if matcher is None else matcher.match(resource.name)
-        return rule or _unlimited(_limited_kind(resource))
+        return rule or _unlimited(limited_kind(resource))
 
     def match_total(self, resource: Resource) -> Rule | None:
         """Return the shared rule that a resource falls under, or None."""
@@ -252,14 +252,15 @@ class RuleSet:
 
     def limiting(self, resource: Resource) -> bool:
         """Say whether limiting is switched on for a resource; a total goes by the kind that it limits."""
-        return self._enabled and (not self._off_kinds or _limited_kind(resource) not in self._off_kinds)
+        return self._enabled and (not self._off_kinds or limited_kind(resource) not in self._off_kinds)
 
     def limits_kind(self, kind: str) -> bool:
         """Say whether any rule that holds now limits something of this kind."""
-        return kind in self._limited_kinds
+        return kind in self.limited_kinds
 
     @property
-    def _limited_kinds(self) -> frozenset[str]:
+    def limited_kinds(self) -> frozenset[str]:
+        """The kinds of which some rule limits something now."""
         if self._limited is None:
             self._limited = frozenset(rule.kind for rule in self.in_force if rule.limits) - self._off_kinds
         return self._limited if self._enabled else frozenset()
@@ -402,7 +403,7 @@ def _resource(key: RuleKey) -> Resource:
     return Resource(key.kind, key.pattern)
 
 
-def _limited_kind(resource: Resource) -> str:
+def limited_kind(resource: Resource) -> str:
     """Return the kind that is limited; the name of a total begins with it."""
     return resource.name.partition(":")[0] if resource.kind == TOTAL else resource.kind
 

@@ -32,11 +32,6 @@ def most_at_once(limiter: Limiter, now_ns: int) -> int:
     return limiter.share("a", now_ns).check(now_ns, [1] * 1000).admitted
 
 
-@pytest.mark.parametrize(("rule", "kind"), KINDS.values(), ids=KINDS)
-def test_rule_gets_the_kind_that_it_needs(rule: Rule, kind: type[Limiter]) -> None:
-    assert type(new_limiter(ORDERS, rule, 0)) is kind
-
-
 @given(
     rule=st.sampled_from(
         [*(rule for rule, _ in KINDS.values()), replace(FAIR, rate_per_s=0), replace(PLAIN, break_s=1)]

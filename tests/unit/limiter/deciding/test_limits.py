@@ -375,6 +375,15 @@ class TestEdits:
         limits.swap(limits.rule_set.edited([topic("ord*", 0)], [Rule(CLIENT, "10.1.2.3", 0).key]), 2)
         assert stopped_by(decide(limits, [1])) == "topic:orders by topic:ord*"
 
+    @pytest.mark.parametrize("without", [topic("orders", None), topic("orders", None, exempt=True)])
+    def test_name_that_was_asked_for_without_a_limit_begins_anew(self, without: Rule) -> None:
+        limits = limits_by(topic("*", 10), topic("orders", 5))
+        limits.charge(0, (ORDERS,), ASKER, 1000, 0)
+        limits.swap(limits.rule_set.edited([without]), 1)
+        assert decide(limits, [1] * 9, now_ns=1).admitted == 9
+        limits.swap(limits.rule_set.edited([topic("orders", 5)]), 2)
+        assert decide(limits, [1] * 9, now_ns=2).admitted == 5
+
     def test_switching_a_kind_off_lets_its_totals_rest_too(self) -> None:
         limits = limits_by(topic("*", 1), topic("o*", 0, shared=True), Rule(CLIENT, "*", 3))
         limits.swap(limits.rule_set.replace(off_kinds={"topic"}), 0)

@@ -160,15 +160,6 @@ def test_a_million_made_up_names_stay_bounded_and_real_limits_hold() -> None:
     assert passed <= 50 * 5 + 50
 
 
-def test_made_up_names_without_a_limit_take_bounded_room_too() -> None:
-    registry = Registry(rule_set("topic:orders=1/s"))
-    for number in range(50_000):
-        assert registry.get(Resource("topic", f"made-up-{number}"), 0) is None
-
-    assert registry.live == 0
-    assert len(registry._unlimited) <= 16_384
-
-
 # --- overflow
 
 
@@ -273,10 +264,9 @@ def test_from_0_or_unlimited_it_starts_full(*, before: RuleSet, known: bool) -> 
     assert admitted(registry, "a", NS_PER_S, 200) == 100
 
 
-@pytest.mark.parametrize("own", [True, False], ids=["own rule", "default"])
-def test_after_no_limit_it_begins_anew_whatever_it_owed(*, own: bool) -> None:
-    name = "a" if own else "*"
-    registry = Registry(rule_set(f"topic:{name}=100/s"))
+@pytest.mark.parametrize("name", ["a", "*"])
+def test_after_a_look_without_a_limit_it_begins_anew_whatever_it_owed(name: str) -> None:
+    registry = Registry(rule_set("topic:b=1/s", f"topic:{name}=100/s"))
     live(registry, "a", 0).acquire(0, [1] * 101)
     live(registry, "a", 0).charge(0, 10_000)
     registry.swap(registry.rule_set.edited([parse_limit(f"topic:{name}=unlimited")]), 0)
@@ -549,8 +539,7 @@ def test_rule_gets_the_kind_of_limiter_that_it_needs(kind: type[Limiter]) -> Non
     assert (type(overflow), overflow.resource.name) == (kind, OVERFLOW_NAME)
 
 
-@pytest.mark.parametrize("new", kinds_of_rule(), ids=lambda kind: f"to {kind.__name__}")
-@pytest.mark.parametrize("old", kinds_of_rule(), ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize(("old", "new"), [(Limiter, FairLimiter), (WarmUpLimiter, Limiter)])
 def test_swap_replaces_the_limiter_by_the_kind_that_the_new_rule_needs(old: type[Limiter], new: type[Limiter]) -> None:
     registry = Registry(RuleSet((kinds_of_rule()[old],)), max_live=1)
     live(registry, "a", 0).charge(0, 300)
@@ -822,6 +811,7 @@ def test_step_over_missed_swaps_is_one_from_the_first_rules_to_the_last(
     rules: list[RuleSet], asks: list[Ask], pauses_ms: list[int]
 ) -> None:
     """It gives no more than following the last swap at once, and what held in between leaves no trace."""
+    rules = [each.replace(rules=(*each.rules, parse_limit("topic:zz=1/s")), enabled=True) for each in rules]
     registries = followed, at_once, lazy = Registry(rules[0]), Registry(rules[0]), Registry(rules[0])
     for ask in asks:
         for registry in registries:

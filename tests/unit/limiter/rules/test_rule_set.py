@@ -301,23 +301,6 @@ def test_two_rules_of_one_kind_and_pattern_are_refused_by_name() -> None:
     assert error.value.what.startswith("flag: a second rule for topic:a: topic:a=2/s, ")
 
 
-@pytest.mark.parametrize(("one", "other"), [("topic:ab", "topic:a[b]"), ("client:10.0.0.1", "client:10.0.0.1/32")])
-def test_two_spellings_of_one_name_are_one_name(one: str, other: str) -> None:
-    with pytest.raises(RuleError, match="a second rule"):
-        RuleSet(limits(f"{one}=1/s", f"{other}=2/s"))
-
-
-def test_two_rules_of_one_pattern_and_the_same_hours_are_refused() -> None:
-    with pytest.raises(RuleError, match="one rule for each kind, pattern and schedule"):
-        RuleSet((Rule("topic", "a", 1, hours=DAY), Rule("topic", "a", 2, hours=read_hours("09:00-18:00", (), "UTC"))))
-
-
-def test_pattern_that_spells_an_escaped_name_is_another_rule() -> None:
-    rules = RuleSet(limits("topic:a*=1/s", "topic:a[*]=2/s"))
-
-    assert [rules.match(topic(name)).rate_per_s for name in ("a*", "ab")] == [2, 1]
-
-
 def test_replace_makes_the_next_version_and_leaves_the_old_one() -> None:
     first = RuleSet(limits("topic:a=1/s"))
     first.match(topic("a"))
