@@ -173,7 +173,6 @@ class Limiter(Bucket):
         last_wait_us: the wait that was stated then, in microseconds.
         epoch: the registry's: the swap of rules up to which the limiter is up to date.
         asked_ns: the registry's: when it was last handed out.
-        filed: the registry's: whether its wheel holds the resource.
 
     Raises:
         ValueError: the rule does not limit; unlimited never has a bucket.
@@ -184,7 +183,6 @@ class Limiter(Bucket):
     __slots__ = (
         "asked_ns",
         "epoch",
-        "filed",
         "last_refused_ns",
         "last_wait_us",
         "open_next_free_ns",
@@ -202,7 +200,6 @@ class Limiter(Bucket):
         self.last_wait_us = 0
         self.epoch = 0
         self.asked_ns = now_ns
-        self.filed = False
 
     def acquire(self, now_ns: int, costs: Sequence[int]) -> Admission:
         """Admit the longest prefix of ``costs`` and spend it; what is refused spends nothing."""

@@ -168,10 +168,8 @@ def permits_each(count: int) -> Sequence[int]:
 def _distinct(asked: Sequence[Demand]) -> list[Demand]:
     """Put together what is one limiter: it is charged for all of them."""
     times = Counter(gate for _, gate, _ in asked)
-    first = {gate: one for one in reversed(asked) for gate in (one[1],)}
-    return [
-        (part, gate, [cost * times[gate] for cost in costs] if times[gate] > 1 else costs)
-        for one in asked
-        for part, gate, costs in (one,)
-        if first[gate] is one
-    ]
+    distinct: dict[Gate, Demand] = {}
+    for part, gate, costs in asked:
+        if gate not in distinct:
+            distinct[gate] = (part, gate, [cost * times[gate] for cost in costs])
+    return list(distinct.values())

@@ -20,7 +20,7 @@ from limiter.plans.registry import DEFAULT_MAX_LIVE, Registry
 from limiter.plans.usage import Meters, Usage
 from limiter.rules.resource import TOTAL, Resource
 from limiter.rules.rule import Dimension, Rule
-from limiter.rules.rule_set import Changes, RuleSet
+from limiter.rules.rule_set import RuleSet
 from limiter.waiting.delays import Decision, Delays, all_pass, too_large
 from limiter.waiting.holding import BoundName, HeldNow, Holding
 from limiter.waiting.lines import Denial, Held, ShadowDenial, Wait
@@ -82,28 +82,19 @@ class Limits:
         """Requests refused because as many as allowed were held, by the handler's option that says how many."""
         return self.holding.refused_by_bound
 
-    def swap(self, rule_set: RuleSet, now_ns: int) -> Changes:
-        """Put another rule set in force from ``now_ns`` on; what is held is asked for anew where its limit changed.
-
-        An edit of some names' own rules leaves all others alone, and takes as long as the names are many.
+    def swap(self, rule_set: RuleSet, now_ns: int) -> dict[Resource, bool]:
+        """Put another rule set in force from ``now_ns`` on; what is held is asked for anew.
 
         Returns:
-            What changed.
+            What has got a rule of its own, or has lost it; and which of the two.
         """
-        old = self.rule_set
-        changes = rule_set.changes_since(old)
-        rule_set.take_over(old, changes)
+        own = rule_set.own_since(self.rule_set)
         for registry in self._registries.values():
-            registry.swap(rule_set, now_ns, changes)
-        self._board.pin(rule_set.has_own, changes.exact)
-        if not self._plans.follow(rule_set, changes):
-            self._plans = Plans(rule_set, self._registries, self._board)
-        exempted = any(rules.match(each).exempt for each in changes.exact for rules in (old, rule_set))
-        if exempted or not changes.only_exact:
-            self.holding.ask_all_soon(now_ns)
-        else:
-            self.holding.ask_soon_for(changes.exact, now_ns)
-        return changes
+            registry.swap(rule_set, now_ns, own)
+        self._board.pin(rule_set.has_own, own)
+        self._plans = Plans(rule_set, self._registries, self._board)
+        self.holding.ask_all_soon(now_ns)
+        return own
 
     def decide(
         self,
@@ -249,11 +240,10 @@ class Limits:
             if pattern is None or exact is not None:
                 resource = Resource(kind, exact or name)
                 yield dimension, registry.reset(resource, now_ns)
-                self.holding.ask_soon_for((resource,), now_ns)
             else:
                 for state in registry.reset_all_of(pattern, now_ns):
                     yield dimension, state
-                self.holding.ask_all_soon(now_ns)
+            self.holding.ask_all_soon(now_ns)
 
     def state(self, resource: Resource, now_ns: int, dimension: Dimension = "messages") -> LimiterState | None:
         """Return the state of a resource's own limiter, or None if it has none; creates none."""

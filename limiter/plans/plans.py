@@ -10,9 +10,9 @@ from typing import Final, NamedTuple, TypeVar
 from limiter.buckets.limiter import Gate, Limiter
 from limiter.plans.registry import Registry
 from limiter.plans.usage import Meter, Meters
-from limiter.rules.resource import CLIENT, LISTENER, PRODUCER_GROUP, SCOPES, TOTAL, Resource
+from limiter.rules.resource import CLIENT, LISTENER, PRODUCER_GROUP, TOTAL, Resource
 from limiter.rules.rule import Dimension, FairBy, Rule
-from limiter.rules.rule_set import Changes, RuleSet
+from limiter.rules.rule_set import RuleSet
 
 _MAX_REMEMBERED: Final = 16_384
 """Plans remembered of each sort. One that is not takes some ten microseconds to make."""
@@ -43,7 +43,7 @@ class Caller(NamedTuple):
 
 
 def gate_of(limiter: Limiter, caller: Caller, now_ns: int) -> Gate:
-    """Return what decides for an caller: the limiter, or the caller's share of it."""
+    """Return what decides for a caller: the limiter, or the caller's share of it."""
     fair_by = limiter.rule.fair_by
     if fair_by is None:
         return limiter
@@ -159,7 +159,6 @@ class Plans:
     __slots__ = (
         "_board",
         "_by_asker",
-        "_of_several",
         "_parts",
         "_registries",
         "_rule_set",
@@ -176,56 +175,20 @@ class Plans:
         self.scoped = bool(rule_set.scopes)
         self.by_resources: dict[Sequence[Resource], Plan] = {}
         self._by_asker: dict[Caller, Plan] = {}
-        #: By each of several resources, what has it in it among the keys of ``by_resources``.
-        self._of_several: dict[Resource, set[Sequence[Resource]]] = {}
         #: One part for each limit, whichever plans it stands in.
         self._parts: dict[tuple[Dimension, Resource], ApplicableLimit] = {}
-
-    def follow(self, rule_set: RuleSet, changes: Changes) -> bool:
-        """Go on under other rules, if only the own rules of some resources changed; say whether that is so."""
-        if not changes.only_exact or rule_set.scopes != self._scopes:
-            return False
-        self._rule_set = rule_set
-        scopes_changed = False
-        for resource in changes.exact:
-            self.by_resources.pop((resource,), None)
-            for resources in self._of_several.pop(resource, ()):
-                self._forget(resource, resources)
-            for dimension in self._registries:
-                self._parts.pop((dimension, resource), None)
-            scopes_changed = scopes_changed or resource.kind in SCOPES
-        if scopes_changed:
-            self._by_asker.clear()
-        return True
-
-    def _forget(self, one: Resource, resources: Sequence[Resource]) -> None:
-        """Forget the plan of several resources, of which one is forgotten already."""
-        self.by_resources.pop(resources, None)
-        for resource in resources:
-            others = self._of_several.get(resource) if resource != one else None
-            if others is not None:
-                others.discard(resources)
-                if not others:
-                    del self._of_several[resource]
 
     def of(self, resources: Sequence[Resource]) -> Plan:
         """Return what applies to resources, given as a tuple."""
         plan = self.by_resources.get(resources)
         if plan is None:
-            limited = [resource for resource in resources if not self._rule_set.match(resource).exempt]
-            plan = Plan(
-                (part for resource in limited for part in self._of(resource)), exempt=bool(resources) and not limited
-            )
-            if len(self.by_resources) >= _MAX_REMEMBERED:
-                self._of_several.clear()
+            exempt = bool(resources) and all(self._rule_set.match(resource).exempt for resource in resources)
+            plan = Plan((part for resource in resources for part in self._of(resource)), exempt=exempt)
             _remember(self.by_resources, resources, plan)
-            if len(resources) > 1:
-                for resource in resources:
-                    self._of_several.setdefault(resource, set()).add(resources)
         return plan
 
     def of_scopes(self, caller: Caller, plan: Plan) -> Plan:
-        """Return what applies to an caller besides the plan of what is asked for."""
+        """Return what applies to a caller besides the plan of what is asked for."""
         if not self._scopes or caller.consumes or plan.exempt:
             return NO_PLAN
         scoped = self._by_asker.get(caller)
@@ -237,15 +200,18 @@ class Plans:
     def _of(self, resource: Resource) -> list[ApplicableLimit]:
         if not self._rule_set.limiting(resource):
             return []
-        parts = self._of_one(resource, self._rule_set.match(resource))
-        total = self._rule_set.match_total(resource)
+        rule = self._rule_set.match(resource)
+        parts = self._of_one(resource, rule)
+        total = None if rule.exempt else self._rule_set.match_total(resource)
         return parts if total is None else parts + self._of_one(Resource(TOTAL, total.target), total)
 
     def _of_one(self, resource: Resource, rule: Rule) -> list[ApplicableLimit]:
         parts = []
         for dimension, registry in self._registries.items():
             limit = rule.part(dimension)
-            if limit is not None:
+            if limit is None:
+                registry.current(resource)
+            else:
                 part = self._parts.get((dimension, resource))
                 if part is None:
                     part = ApplicableLimit(registry, resource, limit, self._board.meter(dimension, resource))
@@ -261,7 +227,7 @@ def _remember(memory: dict[K, V], key: K, value: V) -> None:
 
 
 def scopes(caller: Caller) -> Iterator[Resource]:
-    """Yield the scopes that an caller belongs to, in the order in which they are asked."""
+    """Yield the scopes that a caller belongs to, in the order in which they are asked."""
     if caller.client:
         yield Resource(CLIENT, caller.client)
     if caller.producer_group:

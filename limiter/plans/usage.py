@@ -18,7 +18,6 @@ from limiter.rules.rule import DIMENSIONS, NS_PER_S, UPERMITS_PER_PERMIT, Dimens
 
 WINDOWS_S: Final = (1, 10, 60)
 _KEPT_S: Final = WINDOWS_S[-1]
-_NOTHING: Final = array("q")
 _MAX_SHOWN: Final = 10_000
 _LOOKS: Final = 4
 """Places looked at for each new limit once the bound is reached."""
@@ -96,24 +95,20 @@ class Meter:
         seconds = self._seconds
         if seconds is None or self.is_silent(present):
             return None
-        oldest = self._second % _KEPT_S
-        silent = present - self._second
+        # The seconds before the last one that was asked in, the oldest first; that one if it is complete; and those
+        # since then.
+        oldest, silent = self._second % _KEPT_S, present - self._second
+        kept = seconds[oldest:] + seconds[:oldest]
+        if silent:
+            kept.append(self.spent + 1)
+            kept.extend([0] * (silent - 1))
         shares, asked = [], 0
         rate = rule.rate_upermits_per_s
         for window_s in WINDOWS_S:
-            # In a window there are the latest seconds before the last one that was asked in, that one if it is
-            # complete, and those in which nothing was asked.
-            before = window_s - silent
-            if before == _KEPT_S:
-                window = seconds
-            elif before <= oldest:
-                window = seconds[oldest - before : oldest] if before > 0 else _NOTHING
-            else:
-                window = seconds[:oldest] + seconds[oldest - before :]
-            total, asked = sum(window), len(window) - window.count(0)
-            if 0 < silent <= window_s:
-                total, asked = total + self.spent + 1, asked + 1
-            shares.append((total - asked) * UPERMITS_PER_PERMIT / (rate * window_s) if rate else float(asked > 0))
+            window = kept[-window_s:]
+            asked = window_s - window.count(0)
+            permits = sum(window) - asked
+            shares.append(permits * UPERMITS_PER_PERMIT / (rate * window_s) if rate else float(asked > 0))
         return Usage(*shares) if asked else None
 
 
@@ -131,16 +126,13 @@ class Meters:
         max_shown: how many others are.
     """
 
-    __slots__ = ("_looks", "_max_shown", "_meters", "_nobody_silent", "_pinned", "_pinned_meters")
+    __slots__ = ("_max_shown", "_meters", "_pinned", "_pinned_meters")
 
     def __init__(self, pinned: Callable[[Resource], bool] = _none, max_shown: int = _MAX_SHOWN) -> None:
         self._max_shown = max_shown
         self._pinned = pinned
         self._pinned_meters: dict[tuple[Dimension, Resource], Meter] = {}
         self._meters: Rotation[tuple[Dimension, Resource], Meter] = Rotation()
-        # How many were looked at in vain since one was silent; in which second all had been.
-        self._looks = 0
-        self._nobody_silent = -1
 
     def pin(self, pinned: Callable[[Resource], bool], changed: Iterable[Resource]) -> None:
         """Go by another word on what is shown whatever the bound; it differs for some resources at most.
@@ -187,20 +179,14 @@ class Meters:
         return True
 
     def _retire_silent(self, second: int) -> bool:
-        """Look at those that were looked at longest ago; hide the silent, and say whether there is room now."""
-        if second == self._nobody_silent:
-            return False
-        for _ in range(min(_LOOKS, len(self._meters))):
+        """Look at a few of those that were looked at longest ago; hide one that is silent, and say if there was one."""
+        for _ in range(_LOOKS):
             key, meter = self._meters.look()
             if meter.is_silent(second):
                 del self._meters[key]
                 meter.hide()
-                self._looks = 0
-            else:
-                self._looks += 1
-        if self._looks >= len(self._meters):
-            self._looks, self._nobody_silent = 0, second
-        return len(self._meters) < self._max_shown
+                return True
+        return False
 
     def __iter__(self) -> Iterator[tuple[Dimension, Resource, Meter]]:
         """Yield what is shown; safe while that changes between two steps."""

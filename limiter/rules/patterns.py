@@ -22,6 +22,8 @@ from typing import Final, Generic, NamedTuple, TypeVar
 from limiter.rules.errors import RuleError
 
 DEFAULT_PATTERN: Final = "*"
+_MAX_REMEMBERED: Final = 65_536
+"""Names whose match each matcher remembers; they come from clients."""
 
 T = TypeVar("T")
 _Network = IPv4Network | IPv6Network
@@ -164,17 +166,27 @@ class Matcher(Generic[T]):
         self._networks: tuple[tuple[int, int, dict[int, T]], ...] = tuple(
             (version, shift, values) for (version, shift), values in sorted(networks.items())
         )
+        self._remembered: dict[str, T | None] = {}
 
     def match(self, name: str) -> T | None:
-        """Return what the most specific pattern stands for that matches, or None."""
+        """Return what the most specific pattern stands for that matches, or None; the last answers are remembered."""
         found = self.exact.get(name)
         if found is not None:
             return found
+        try:
+            return self._remembered[name]
+        except KeyError:
+            found = self._find(name)
+        if len(self._remembered) >= _MAX_REMEMBERED:
+            self._remembered.clear()
+        self._remembered[name] = found
+        return found
+
+    def _find(self, name: str) -> T | None:
         for matches, value in self._globs:
             if matches(name):
                 return value
-        if self._networks:
-            found = self._in_network(name)
+        found = self._in_network(name) if self._networks else None
         return found if found is not None else self.default
 
     def _in_network(self, name: str) -> T | None:

@@ -188,7 +188,7 @@ class Delays:
         return max(waits, key=lambda wait: wait.due_ns)
 
     def released(self, now_ns: int, asked: Sequence[Demand], caller: Caller) -> None:
-        """Note that a held request of an caller was let go: if it consumes, its answer is under way."""
+        """Note that a held request of a caller was let go: if it consumes, its answer is under way."""
         if caller.consumes:
             for part, gate, _ in asked:
                 if part.by_answer:

@@ -24,12 +24,11 @@ the heap is half of such.
 """
 
 from collections import Counter, deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 from typing import Final, Literal, NamedTuple
 
 from limiter.plans.plans import QueueKey
-from limiter.plans.registry import OVERFLOW_NAME
 from limiter.rules.resource import Resource
 from limiter.rules.rule import Rule
 from limiter.waiting.lines import SLACK, Denial, Held, Wait, WaitQueue
@@ -175,15 +174,6 @@ class Holding:
         line = self.lines.get(key)
         if line is not None and line.due_ns > now_ns:
             self._arm(line, now_ns)
-
-    def ask_soon_for(self, resources: Collection[Resource], now_ns: int) -> None:
-        """Ask for the first in each line for a limit of these at the next ``release``: their rules have changed.
-
-        And in lines for limits that many names share: one of them may have a limit of its own now.
-        """
-        for key in self.lines:
-            if key.resource in resources or key.resource.name == OVERFLOW_NAME:
-                self.ask_soon(key, now_ns)
 
     def ask_all_soon(self, now_ns: int) -> None:
         """Ask for the first in each line at the next ``release``: the rules have changed."""

@@ -233,8 +233,7 @@ class LocalDataPath(DataPath):
 
     def _put_in_force(self, moment: datetime) -> None:
         in_force, now_ns = self._rule_set.at(moment), self._now_ns()
-        changes = self._limits.swap(in_force, now_ns)
-        changed = {resource: in_force.has_own(resource) for resource in changes.exact}
+        changed = self._limits.swap(in_force, now_ns)
         self._tell_apart(resource for resource, own in changed.items() if own)
         self._tally.unpin((resource for resource, own in changed.items() if not own), now_ns)
 

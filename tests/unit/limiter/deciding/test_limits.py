@@ -343,7 +343,7 @@ class TestFigures:
 class TestEdits:
     """A rule set that differs in some names' own rules leaves everything else as it is."""
 
-    def test_of_others_leave_plans_meters_breakers_and_shares_alone(self) -> None:
+    def test_of_others_leave_meters_breakers_and_shares_alone(self) -> None:
         limits = limits_by(
             topic("*", 10), topic("fair", 10, fair_by="client"), topic("warm", 10, warm_up_s=5), topic("x", 1)
         )
@@ -351,11 +351,9 @@ class TestEdits:
         for name in names:
             decide(limits, [1] * 20, name)
         before = list(limits.states(1))
-        plans_before = {name: limits._plans.of((name,)) for name in names}
         for rate in range(2, 40):
             limits.swap(limits.rule_set.edited([topic("x", rate)]), 1)
         assert [state for state in limits.states(1) if state.resource.name != "x"] == before
-        assert all(limits._plans.of((name,)) is plan for name, plan in plans_before.items())
         assert limits.used(ORDERS, NS_PER_S)["messages"].used_1s == 1.0
 
     def test_hold_for_the_very_next_request_in_every_plan_with_the_name(self) -> None:
@@ -376,6 +374,15 @@ class TestEdits:
         assert decide(limits, [1]).admitted == 0
         limits.swap(limits.rule_set.edited([topic("ord*", 0)], [Rule(CLIENT, "10.1.2.3", 0).key]), 2)
         assert stopped_by(decide(limits, [1])) == "topic:orders by topic:ord*"
+
+    @pytest.mark.parametrize("without", [topic("orders", None), topic("orders", None, exempt=True)])
+    def test_name_that_was_asked_for_without_a_limit_begins_anew(self, without: Rule) -> None:
+        limits = limits_by(topic("*", 10), topic("orders", 5))
+        limits.charge(0, (ORDERS,), ASKER, 1000, 0)
+        limits.swap(limits.rule_set.edited([without]), 1)
+        assert decide(limits, [1] * 9, now_ns=1).admitted == 9
+        limits.swap(limits.rule_set.edited([topic("orders", 5)]), 2)
+        assert decide(limits, [1] * 9, now_ns=2).admitted == 5
 
     def test_switching_a_kind_off_lets_its_totals_rest_too(self) -> None:
         limits = limits_by(topic("*", 1), topic("o*", 0, shared=True), Rule(CLIENT, "*", 3))

@@ -48,15 +48,6 @@ def test_of_several_resources_only_the_others_limit_and_the_scopes_are_asked() -
     assert {state.resource.kind for state in limits.states(0)} == {"total", CLIENT}
 
 
-def test_plans_that_edits_end_leave_nothing_behind() -> None:
-    limits = Limits(RuleSet((Rule("topic", "*", 100),)))
-    for number in range(10):
-        name = Resource("topic", f"made-up-{number}")
-        decide(limits, name, ORDERS)
-        limits.swap(limits.rule_set.edited([Rule("topic", name.name, 5)]), 0)
-    assert limits._plans._of_several == {}
-
-
 class Waiting(Held):
     outcomes: list[Denial | None]
 

@@ -1,5 +1,4 @@
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -181,43 +180,16 @@ def test_what_is_remembered_is_what_would_be_found(names: list[str]) -> None:
 
 
 def test_memory_is_bounded_whatever_names_clients_make_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("limiter.rules.rule_set._MAX_REMEMBERED", 10)
+    monkeypatch.setattr("limiter.rules.patterns._MAX_REMEMBERED", 10)
     rules = RuleSet((*limits("topic:orders=1/s", "topic:*=2/s"), Rule("topic", "*", 4, shared=True)))
 
     for number in range(100):
         assert rules.match(topic(f"made-up-{number}")).rate_per_s == 2
         assert rules.match_total(topic(f"made-up-{number}")) is not None
-        assert len(rules._matched) <= 10
-        assert len(rules._matched_totals) <= 10
+        matchers = (rules._patterns.each["topic"], rules._patterns.totals["topic"])
+        assert max(len(matcher._remembered) for matcher in matchers) <= 10
     assert rules.match(topic("orders")).rate_per_s == 1
     assert rules.match(Resource("total", "topic:*")).rate_per_s == 4
-
-
-@pytest.mark.parametrize(
-    "edit",
-    [
-        {"put": limits("topic:*=2/s")},
-        {"put": (Rule("topic", "a*", 4, shared=True),)},
-        {"put": limits("topic:a=2/s")},
-        {"enabled": False},
-        {"off_kinds": ("topic",)},
-    ],
-    ids=["pattern", "total", "exact", "switched", "kind switched"],
-)
-def test_rule_set_that_was_taken_over_remembers_no_names(edit: dict[str, Any]) -> None:
-    old = RuleSet((*limits("topic:*=1/s"), Rule("topic", "*", 9, shared=True)))
-    new = old.edited(**edit)
-    fresh = old.edited(**edit)
-    for name in ("a", "b"):
-        old.match(topic(name))
-        old.match_total(topic(name))
-
-    new.take_over(old, new.changes_since(old))
-
-    assert (old._matched, old._matched_totals) == ({}, {})
-    for name in ("a", "b"):
-        assert new.match(topic(name)) is fresh.match(topic(name))
-        assert new.match_total(topic(name)) is fresh.match_total(topic(name))
 
 
 # --- rules with hours
@@ -329,23 +301,6 @@ def test_two_rules_of_one_kind_and_pattern_are_refused_by_name() -> None:
     assert error.value.what.startswith("flag: a second rule for topic:a: topic:a=2/s, ")
 
 
-@pytest.mark.parametrize(("one", "other"), [("topic:ab", "topic:a[b]"), ("client:10.0.0.1", "client:10.0.0.1/32")])
-def test_two_spellings_of_one_name_are_one_name(one: str, other: str) -> None:
-    with pytest.raises(RuleError, match="a second rule"):
-        RuleSet(limits(f"{one}=1/s", f"{other}=2/s"))
-
-
-def test_two_rules_of_one_pattern_and_the_same_hours_are_refused() -> None:
-    with pytest.raises(RuleError, match="one rule for each kind, pattern and schedule"):
-        RuleSet((Rule("topic", "a", 1, hours=DAY), Rule("topic", "a", 2, hours=read_hours("09:00-18:00", (), "UTC"))))
-
-
-def test_pattern_that_spells_an_escaped_name_is_another_rule() -> None:
-    rules = RuleSet(limits("topic:a*=1/s", "topic:a[*]=2/s"))
-
-    assert [rules.match(topic(name)).rate_per_s for name in ("a*", "ab")] == [2, 1]
-
-
 def test_replace_makes_the_next_version_and_leaves_the_old_one() -> None:
     first = RuleSet(limits("topic:a=1/s"))
     first.match(topic("a"))
@@ -450,21 +405,10 @@ def test_edits_make_what_all_the_rules_together_make(
             theirs.limits_kind(kind) for kind in ("topic", "client_group")
         ]
         assert ours.next_change(at(clock)) == theirs.next_change(at(clock))
-        changes = ours.changes_since(before)
-        if not changes.switched and not changes.patterns:
-            changed = {each for each in (*resources, *totals) if ours.match(each) is not before.match(each)}
-            assert changed == {each for each in changes.exact if each in {*resources, *totals}} & changed
-            ours.take_over(before, changes)
-            assert [ours.match(each) for each in resources] == [theirs.match(each) for each in resources]
+        came_or_went = ours.exact_resources ^ before.exact_resources
+        assert ours.own_since(before) == {each: each in theirs.exact_resources for each in came_or_went}
         before = ours
     assert all(edited.rule(rule.key) == rule for rule in plain.rules)
-
-
-def test_edit_of_one_name_leaves_all_patterns_as_they_are_at_every_moment() -> None:
-    rules = RuleSet((*limits("topic:a*=1/s"), Rule("topic", "b*", 2, hours=DAY)))
-    before = rules.at(at("11:00"))
-    after = rules.edited(limits("topic:a=3/s")).at(at("11:00"))
-    assert after._in_force is before._in_force
 
 
 def test_two_rules_for_one_name_cannot_be_put_in_together() -> None:
