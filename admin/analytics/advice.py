@@ -41,7 +41,8 @@ from admin.analytics.evidence import (
     span,
     unknowns,
 )
-from admin.analytics.figures import DAY_S, Demand, Limit
+from admin.analytics.figures import Demand, Limit
+from admin.analytics.words import DAY_S
 from limiter.counting.rejections import OTHER
 from limiter.rules.patterns import glob_of
 

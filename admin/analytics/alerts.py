@@ -24,6 +24,7 @@ from typing import Final, Literal
 import msgspec
 
 from admin.analytics.findings import Share, Storm
+from admin.analytics.words import DAY_S, HOUR_S
 from admin.common.disk import replace_durably
 from admin.common.errors import StartError
 
@@ -31,11 +32,11 @@ VERSION: Final = 1
 """Of the ledger."""
 MOST_PENDING: Final = 1000
 """Events that wait; beyond it the oldest is given up."""
-GIVE_UP_S: Final = 24 * 3600.0
+GIVE_UP_S: Final = 24 * HOUR_S
 """An event that could not be delivered for so long is given up."""
 GIVE_UP_ATTEMPTS: Final = 300
 """So often is one tried."""
-_KEEP_S: Final = 7 * 24 * 3600
+_KEEP_S: Final = 7 * DAY_S
 """What is over and told is forgotten after so long; a storm as old as that is told to nobody anyway."""
 
 Name = Literal["began", "ended"]
@@ -54,7 +55,7 @@ class AlertSettings:
 
     min_refused: int = 100
     min_s: int = 10
-    recent_s: int = 3600
+    recent_s: int = HOUR_S
     link: str = ""
 
 
@@ -237,7 +238,7 @@ class Ledger:
             event.attempts += 1
             age_s = self._wall_clock() - event.made_at_s
             if event.attempts >= GIVE_UP_ATTEMPTS or age_s >= GIVE_UP_S:
-                self._give_up(key, f"{reason}, after {event.attempts} attempts in {age_s / 3600:.1f} h")
+                self._give_up(key, f"{reason}, after {event.attempts} attempts in {age_s / HOUR_S:.1f} h")
             else:
                 self._write()
             return event.attempts

@@ -17,7 +17,8 @@ from pyspark import StorageLevel
 from admin.analytics import storms, tables
 from admin.analytics.options import Options
 from admin.analytics.reading import OUTCOMES, SECONDS
-from admin.analytics.tables import AMOUNTS, DAY_S, HOUR_S, LIMIT_KEY, MINUTE_S
+from admin.analytics.tables import AMOUNTS, LIMIT_KEY
+from admin.analytics.words import DAY_S, HOUR_S, MINUTE_S
 from admin.rejection_log.records import LimitFields
 
 if TYPE_CHECKING:

@@ -27,6 +27,7 @@ from admin.analytics.findings import (
 )
 from admin.analytics.options import Options
 from admin.analytics.tables import RESOURCE_KEY
+from admin.analytics.words import MINUTE_S
 from admin.wire.recommendations import Period, Recommendation
 
 if TYPE_CHECKING:
@@ -44,7 +45,6 @@ _MOST_KNOWN_CHANGES: Final = 1000
 _MOST_RULES: Final = 10_000
 """So many patterns may be what held before."""
 MOST_RECOMMENDED: Final = 100
-_MINUTE_S: Final = 60
 _STEPS_S: Final = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14_400, 21_600, 43_200, 86_400)
 """Of curves."""
 _REACHED: Final = ("admitted", "shadowed", "bypassed", "exempt")
@@ -131,7 +131,7 @@ class Digest:
             by_resource.unpersist()
         span = self._read(tables.MINUTES).agg(F.min("minute_s").alias("first"), F.max("minute_s").alias("last"))
         ends = span.collect()[0]
-        last = None if ends["last"] is None else ends["last"] + _MINUTE_S
+        last = None if ends["last"] is None else ends["last"] + MINUTE_S
         return row.asDict(), ends["first"], last, worst
 
     def _coverage(self) -> tuple[list[Coverage], int, dict[str, int]]:
@@ -145,12 +145,12 @@ class Digest:
             read.groupBy("instance")
             .agg(
                 F.coalesce(F.min("first_minute_s"), F.min("hour_s")).alias("from_s"),
-                F.coalesce(F.max("last_minute_s") + _MINUTE_S, F.min("hour_s")).alias("until_s"),
+                F.coalesce(F.max("last_minute_s") + MINUTE_S, F.min("hour_s")).alias("until_s"),
                 F.sum("minutes").alias("minutes"),
                 *(F.sum(name).alias(name) for name in ("limiting_off_minutes", "bypassed_requests", "other")),
                 F.array_sort(F.collect_set("version")).alias("versions"),
             )
-            .withColumn("gap_minutes", F.expr(f"greatest((until_s - from_s) DIV {_MINUTE_S} - minutes, 0)"))
+            .withColumn("gap_minutes", F.expr(f"greatest((until_s - from_s) DIV {MINUTE_S} - minutes, 0)"))
             .join(lost, "instance")
             .persist()
         )
@@ -203,11 +203,11 @@ class Digest:
         spans = (
             minutes.join(self._few([_key(row) for row in worst]), list(RESOURCE_KEY))
             .groupBy(*RESOURCE_KEY)
-            .agg(F.min("minute_s").alias("first_s"), (F.max("minute_s") + _MINUTE_S).alias("last_s"))
+            .agg(F.min("minute_s").alias("first_s"), (F.max("minute_s") + MINUTE_S).alias("last_s"))
         )
         steps_s = {_key(row): _step_s(row["last_s"] - row["first_s"]) for row in spans.collect()}
-        fine = [(*key, step_s) for key, step_s in steps_s.items() if step_s < _MINUTE_S]
-        coarse = [(*key, step_s) for key, step_s in steps_s.items() if step_s >= _MINUTE_S]
+        fine = [(*key, step_s) for key, step_s in steps_s.items() if step_s < MINUTE_S]
+        coarse = [(*key, step_s) for key, step_s in steps_s.items() if step_s >= MINUTE_S]
         points: dict[tuple[str, ...], list[Row]] = {key: [] for key in steps_s}
         for steps, points_of in ((fine, _fine), (coarse, _coarse)):
             if steps:
@@ -256,7 +256,7 @@ class Digest:
             for at, each in enumerate(around)
         ]
         few = self._few(asked, "at INT", "at_s BIGINT", "from_s BIGINT", "until_s BIGINT")
-        end = F.col("minute_s") + _MINUTE_S
+        end = F.col("minute_s") + MINUTE_S
         limit = F.struct("rule", "rate_per_s", "action")
         before = (end <= F.col("at_s")) & (end > F.col("from_s")) & (end >= F.col("at_s") - edits.NEAR_S)
         after = (end > F.col("at_s")) & (end <= F.col("until_s")) & (end <= F.col("at_s") + edits.NEAR_S)
@@ -334,7 +334,7 @@ def _covered(row: "Row") -> Coverage:
         from_s=row["from_s"],
         until_s=row["until_s"],
         # A restart within a minute makes two of it.
-        minutes=min(row["minutes"], (row["until_s"] - row["from_s"]) // _MINUTE_S),
+        minutes=min(row["minutes"], (row["until_s"] - row["from_s"]) // MINUTE_S),
         **{name: row[name] for name in _UNKNOWN},
         versions=tuple(version for version in row["versions"] if version),
     )

@@ -27,7 +27,7 @@ import msgspec
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from admin.analytics.reading import BAD, RECORDS, parse, written
-from admin.analytics.tables import DAY_S
+from admin.analytics.words import DAY_S
 from admin.common.disk import replace_durably
 from admin.common.errors import StartError
 

@@ -8,7 +8,7 @@ moved below the merging of sessions, and give other sessions. The result is the 
 from typing import TYPE_CHECKING
 
 from admin.analytics.options import Options
-from admin.analytics.tables import DAY_S, HOUR_S
+from admin.analytics.words import DAY_S, HOUR_S
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

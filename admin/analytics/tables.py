@@ -19,9 +19,6 @@ from admin.analytics.reading import LIMIT, OUTCOMES, SECONDS
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-DAY_S: Final = 86_400
-HOUR_S: Final = 3600
-MINUTE_S: Final = 60
 _SCRATCH: Final = "_scratch"
 
 RESOURCE: Final = ("instance STRING", "kind STRING", "name STRING")

@@ -23,6 +23,7 @@ from admin.analytics.options import Options
 from admin.analytics.reading import distinct, restage
 from admin.analytics.staging import Followed, Staging
 from admin.analytics.webhook import WebhookSettings
+from admin.analytics.words import DAY_S
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -248,7 +249,7 @@ class Batches:
         """Count the storms that may go on."""
         if not newest:
             return 0
-        days = {tables.day_of(at_s - back_s) for at_s in newest.values() for back_s in (0, tables.DAY_S)}
+        days = {tables.day_of(at_s - back_s) for at_s in newest.values() for back_s in (0, DAY_S)}
         return tables.read(self._session, str(self._out), tables.STORMS, days).where("is_open").count()
 
 

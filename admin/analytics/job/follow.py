@@ -24,7 +24,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from admin.analytics.alerts import Ledger
 from admin.analytics.job.batches import Batches, FollowSettings, StoppedError, say
 from admin.analytics.options import Options
-from admin.analytics.out_lock import OutLock
+from admin.analytics.out import OutLock
 from admin.analytics.spark import java_pid
 from admin.analytics.staging import Staging
 from admin.analytics.webhook import Webhook

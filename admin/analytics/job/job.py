@@ -18,7 +18,7 @@ from admin.analytics import inputs
 from admin.analytics.findings import Findings
 from admin.analytics.job.report import Place, coming_in, make_tables, publish
 from admin.analytics.options import Options
-from admin.analytics.out_lock import OutLock
+from admin.analytics.out import OutLock
 from admin.analytics.spark import SparkOptions, in_words, java_pid, open_session
 from admin.analytics.summary import summary
 from admin.common.environment import ENV_WEBHOOK_TOKEN

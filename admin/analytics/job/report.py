@@ -21,9 +21,9 @@ from admin.analytics.digest import MOST_RECOMMENDED, Digest
 from admin.analytics.findings import Findings, Inputs, SetAside
 from admin.analytics.inputs import Found
 from admin.analytics.options import Options
+from admin.analytics.out import write_file
 from admin.analytics.reading import distinct, read_lines, restage, stage
 from admin.analytics.recommend import recommend
-from admin.common.disk import replace_durably
 from admin.common.errors import StartError
 
 if TYPE_CHECKING:
@@ -237,19 +237,5 @@ def publish(session: "SparkSession", place: Place, options: Options, inputs: Inp
     )
     step("writing the page")
     recommended.write_file(place.files / RECOMMENDATIONS_JSON, made_at, findings.period)
-    write_file(place.html, page.render(findings).encode())
+    write_file(place.html, [page.render(findings).encode()])
     return findings
-
-
-def write_file(path: Path, content: bytes) -> None:
-    """Write a file as a whole: readers see the old one or the new one.
-
-    Raises:
-        StartError: it cannot be written.
-    """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        replace_durably(path, [content])
-        path.chmod(0o644)
-    except OSError as error:
-        raise StartError(f"{path}: cannot be written: {error.strerror or error}") from error
