@@ -32,10 +32,10 @@ RESULT: Final = (
 """Of ``backtest``: messages that the limit in force and the recommended one would have refused; and how many more the
 former than were logged, while it was in force. Null where there is no such limit."""
 QUIET_SHARE: Final = 0.99
-"""Of rate and capacity: a second below it cannot empty a bucket that was full."""
+"""A second with less than this share of rate and capacity cannot empty a full bucket."""
 _KEY: Final = list(RESOURCE_KEY)
 _FIELDS: Final = ("rate_per_s", "burst_s", "break_s", "count", "bytes_per_s", "bytes_burst_s", "action")
-"""Of a limit, besides the name of its rule."""
+"""The fields of a limit, besides the name of its rule."""
 _Result = tuple[str, str, str, int | None, int | None, int | None]
 
 
@@ -115,7 +115,8 @@ def _replayed(minutes: Iterable[Sequence[Any]]) -> tuple[int | None, int | None,
     better = replace(limit, rate_per_s=rate, bytes_per_s=size)
     current, recommended = Replay(limit, begin_s), Replay(better, begin_s)
     current_refused = recommended_refused = error = 0
-    wanted = Wanted()
+    # What is cut off one second's messages, so that they are whole, is added to the next one's.
+    over = 0.0
     for *_, minute_s, then, logged, second, messages, requests, size_bytes, shares in chain([first], others):
         refused = 0
         for at, count, of, many in zip(second, messages, requests, size_bytes, strict=True):
@@ -126,7 +127,11 @@ def _replayed(minutes: Iterable[Sequence[Any]]) -> tuple[int | None, int | None,
         if better != limit:
             left = shares or (1.0,) * len(second)
             for at, count, of, many, share in zip(second, messages, requests, size_bytes, left, strict=True):
-                recommended_refused += recommended.second(minute_s + at, *wanted.of(of, count, many, share))
+                wanted = (of, count, many)
+                if share < 1.0:
+                    whole, over = divmod(count * share + over, 1.0)
+                    wanted = (max(1, round(of * share)) if whole else 0, int(whole), round(many * share))
+                recommended_refused += recommended.second(minute_s + at, *wanted)
     if better == limit:
         recommended_refused = current_refused
     return (
@@ -134,26 +139,3 @@ def _replayed(minutes: Iterable[Sequence[Any]]) -> tuple[int | None, int | None,
         recommended_refused if better.limits else None,
         error if limit.limits else None,
     )
-
-
-class Wanted:
-    """What is left of each second without retries, in whole messages: what is cut off one is added to the next."""
-
-    def __init__(self) -> None:
-        self._over = 0.0
-
-    def of(self, requests: int, messages: int, size_bytes: int, share: float) -> tuple[int, int, int]:
-        """Return the requests, messages and bytes that are left.
-
-        Args:
-            requests: asked for.
-            messages: in them.
-            size_bytes: of them.
-            share: that is left.
-        """
-        if share >= 1.0:
-            return requests, messages, size_bytes
-        exact = messages * share + self._over
-        whole = int(exact)
-        self._over = exact - whole
-        return (max(1, round(requests * share)) if whole else 0), whole, round(size_bytes * share)

@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Row
 
 PERCENTILES: Final = (0.5, 0.95, 0.99, 0.999, 1.0)
-"""Of each array of percentiles, in this order."""
+"""What each array of percentiles holds, in this order."""
 LEAST_TREND_DAYS: Final = 4
 LEAST_WEEKLY_DAYS: Final = 14
 LEAST_DAY_S: Final = DAY_S // 2
-"""A day counts for the trend if so much of it was observed."""
+"""A day counts for the trend if at least this much of it was observed."""
 WEEK_HOURS: Final = 7 * 24
 UNUSED: Final = ("bytes_per_s", "per_minute", "per_hour")
 """Percentiles that recommendations are not made from; left out before they are computed."""

@@ -10,9 +10,9 @@ from admin.analytics.figures import Demand, Limit
 from admin.analytics.words import DAY_S, HOUR_S, MINUTE_S, counted, percent, rate
 
 TREND_LEAST: Final = 0.05
-"""A growth of less a week is none."""
+"""Less growth a week than this counts as none."""
 TREND_MOST: Final = 0.5
-"""No more growth a week is expected to go on."""
+"""More growth a week than this is not expected to go on."""
 TREND_FIT: Final = 0.5
 """A trend counts where it explains half of how days differ (the coefficient of determination)."""
 
