@@ -41,7 +41,8 @@ from admin.analytics.evidence import (
     span,
     unknowns,
 )
-from admin.analytics.figures import DAY_S, Demand, Limit
+from admin.analytics.figures import Demand, Limit
+from admin.analytics.words import DAY_S
 from limiter.counting.rejections import OTHER
 from limiter.rules.patterns import glob_of
 
@@ -50,17 +51,17 @@ LEAST_PER_S: Final = 1.0
 SAME: Final = 0.1
 """A rate less than a tenth away from the limit is no reason to change it."""
 LEAST_LOWERING_S: Final = DAY_S
-"""So much must have been observed before a limit is lowered."""
+"""A limit is lowered only if at least this much was observed."""
 FEW_CLIENTS_SHARE: Final = 0.8
-"""One or two clients with such a share of what was refused are to blame for it."""
+"""One or two clients with at least this share of what was refused caused it."""
 RUNAWAY_TIMES: Final = 3.0
-"""So many times what is asked for otherwise is far above it."""
+"""This many times the usual demand is far above it."""
 RUNAWAY_ACTIVE_SHARE: Final = 0.34
-"""Refusals in more of the seconds with demand are no exception."""
+"""Refusals in more than this share of the seconds with demand are no exception."""
 LEAST_QUIET_S: Final = 600
-"""Of less demand outside of refusals nobody knows what is asked for otherwise."""
+"""With less demand than this outside of refusals, the usual demand is not known."""
 WORSE_SHARE: Final = 0.001
-"""A lower limit may refuse so much more of the demand."""
+"""A lower limit may refuse up to this share more of the demand."""
 
 
 class Advice(NamedTuple):

@@ -1,4 +1,4 @@
-"""Which storms are told to a webhook, and what is remembered of that; ``webhook`` sends.
+"""Which storms a webhook is told about, and what is remembered of that; ``webhook`` sends.
 
 Every storm that is going on and is large and long enough makes two events, ``began`` and ``ended``, each of them once,
 whatever is restarted, killed or delivered late in between:
@@ -24,38 +24,26 @@ from typing import Final, Literal
 import msgspec
 
 from admin.analytics.findings import Share, Storm
+from admin.analytics.words import DAY_S, HOUR_S
 from admin.common.disk import replace_durably
 from admin.common.errors import StartError
 
 VERSION: Final = 1
-"""Of the ledger."""
+"""Version of the ledger."""
 MOST_PENDING: Final = 1000
-"""Events that wait; beyond it the oldest is given up."""
-GIVE_UP_S: Final = 24 * 3600.0
-"""An event that could not be delivered for so long is given up."""
-GIVE_UP_ATTEMPTS: Final = 300
-"""So often is one tried."""
-_KEEP_S: Final = 7 * 24 * 3600
-"""What is over and told is forgotten after so long; a storm as old as that is told to nobody anyway."""
+"""Events that wait; beyond that the oldest is given up."""
+GIVE_UP_S: Final = 24 * HOUR_S
+"""An event that could not be delivered for this long is given up."""
+LEAST_REFUSED: Final = 100
+"""Messages refused in a storm that is told."""
+RECENT_S: Final = HOUR_S
+"""A storm is told if its last refusal is at most this long ago."""
+_LEAST_S: Final = 10
+"""A storm that is told lasts at least this long."""
+_KEEP_S: Final = 7 * DAY_S
+"""A storm that is over and told is forgotten after this long; one as old as that is told to nobody anyway."""
 
 Name = Literal["began", "ended"]
-
-
-@dataclass(frozen=True, slots=True)
-class AlertSettings:
-    """Which storms are told.
-
-    Attributes:
-        min_refused: messages refused, at least.
-        min_s: seconds from the first refusal to the last, at least.
-        recent_s: the last refusal is at most so long ago.
-        link: where the report is, for people.
-    """
-
-    min_refused: int = 100
-    min_s: int = 10
-    recent_s: int = 3600
-    link: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +144,7 @@ class Ledger:
 
     Args:
         directory: made if it is not there.
-        settings: which storms are told.
+        link: where the report is, for people.
         wall_clock: seconds since 1970 UTC.
         warn: is told what is given up, in a line.
 
@@ -165,10 +153,10 @@ class Ledger:
     """
 
     def __init__(
-        self, directory: Path, settings: AlertSettings, wall_clock: Callable[[], float], warn: Callable[[str], object]
+        self, directory: Path, link: str, wall_clock: Callable[[], float], warn: Callable[[str], object]
     ) -> None:
         self._path = directory / "ledger.json"
-        self._settings, self._wall_clock, self._warn = settings, wall_clock, warn
+        self._link, self._wall_clock, self._warn = link, wall_clock, warn
         self.changed = threading.Condition()
         try:
             directory.mkdir(parents=True, exist_ok=True)
@@ -195,20 +183,13 @@ class Ledger:
             sightings: at least all storms of the days that have changed, and those of ``unfinished``.
 
         Raises:
-            OSError: it could not be written down; nothing has changed.
+            OSError: it could not be written down.
         """
         with self.changed:
-            before = msgspec.json.encode(self._state)
             for sighting in sorted(sightings, key=lambda each: each.storm.start_s):
                 self._see(sighting)
             self._forget()
-            if msgspec.json.encode(self._state) == before:
-                return
-            try:
-                self._write()
-            except OSError:
-                self._state = msgspec.json.decode(before, type=_State)
-                raise
+            self._write()
             self.changed.notify_all()
 
     def head(self) -> Event | None:
@@ -216,28 +197,36 @@ class Ledger:
         with self.changed:
             return self._state.outbox[0] if self._state.outbox else None
 
-    def delivered(self, key: str) -> None:
-        """Take an event out: it has arrived."""
-        self._take_out(key)
+    def delivered(self, key: str) -> Event | None:
+        """Take an event out, since it has arrived, and return it; None if it is not there."""
+        with self.changed:
+            event = self._find(key)
+            if event is not None:
+                self._state.outbox.remove(event)
+                self._write()
+                self.changed.notify_all()
+            return event
 
-    def refused(self, key: str, reason: str) -> None:
-        """Take an event out: it is not wanted."""
-        self._give_up(key, reason)
+    def give_up(self, key: str, reason: str) -> None:
+        """Take an event out, since it cannot be delivered."""
+        event = self.delivered(key)
+        if event is not None:
+            self._warn(f"webhook: {_words(event)} is given up: {reason}")
 
     def failed(self, key: str, reason: str) -> int:
-        """Count an attempt, and give the event up after too many or too long.
+        """Count an attempt, and give the event up if it has waited too long.
 
         Returns:
             how many attempts have failed.
         """
         with self.changed:
-            event = next((each for each in self._state.outbox if each.key == key), None)
+            event = self._find(key)
             if event is None:
                 return 0
             event.attempts += 1
             age_s = self._wall_clock() - event.made_at_s
-            if event.attempts >= GIVE_UP_ATTEMPTS or age_s >= GIVE_UP_S:
-                self._give_up(key, f"{reason}, after {event.attempts} attempts in {age_s / 3600:.1f} h")
+            if age_s >= GIVE_UP_S:
+                self.give_up(key, f"{reason}, after {event.attempts} attempts in {age_s / HOUR_S:.1f} h")
             else:
                 self._write()
             return event.attempts
@@ -273,11 +262,10 @@ class Ledger:
                 self._post("ended", alert, sighting)
 
     def _is_worth_it(self, storm: Storm) -> bool:
-        settings = self._settings
         return (
-            storm.messages >= settings.min_refused
-            and storm.end_s - storm.start_s >= settings.min_s
-            and self._wall_clock() - storm.end_s <= settings.recent_s
+            storm.messages >= LEAST_REFUSED
+            and storm.end_s - storm.start_s >= _LEAST_S
+            and self._wall_clock() - storm.end_s <= RECENT_S
         )
 
     def _post(self, event: Name, alert: Alert, sighting: Sighting) -> None:
@@ -295,7 +283,7 @@ class Ledger:
             clients=storm.clients,
             producer_groups=storm.producer_groups,
             limit_per_s=sighting.limit_per_s,
-            report=self._settings.link,
+            report=self._link,
         )
         outbox = self._state.outbox
         outbox.append(Event(key=f"{alert.id}-{event}", message=message, made_at_s=self._wall_clock()))
@@ -303,22 +291,11 @@ class Ledger:
             # The first one may be under way.
             self._warn(f"webhook: {_words(outbox.pop(1))} is given up: more than {MOST_PENDING} wait")
 
-    def _give_up(self, key: str, reason: str) -> None:
-        event = self._take_out(key)
-        if event is not None:
-            self._warn(f"webhook: {_words(event)} is given up: {reason}")
-
-    def _take_out(self, key: str) -> Event | None:
-        with self.changed:
-            event = next((each for each in self._state.outbox if each.key == key), None)
-            if event is not None:
-                self._state.outbox.remove(event)
-                self._write()
-                self.changed.notify_all()
-            return event
+    def _find(self, key: str) -> Event | None:
+        return next((each for each in self._state.outbox if each.key == key), None)
 
     def _forget(self) -> None:
-        oldest_s = self._wall_clock() - max(_KEEP_S, 2 * self._settings.recent_s)
+        oldest_s = self._wall_clock() - _KEEP_S
         self._state.alerts = [each for each in self._state.alerts if not each.has_ended or each.end_s >= oldest_s]
 
     def _read(self) -> _State:

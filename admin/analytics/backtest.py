@@ -7,20 +7,21 @@ it: mostly that is nearly all of them. One resource's minutes go through one tas
 The limit in force is up against what was asked for, retries among it; so it should come to what the log says was
 refused, and how far it does not is stated (``model_error``). The recommended one gets what is left without the retries,
 since one that is large enough causes none. A demand in fractions is rounded so that nothing of it is lost over time.
-
-An executor needs the ``limiter`` package and this one.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby
+from dataclasses import replace
+from itertools import chain, groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
-from admin.analytics.replay import Limit, Replay
-from admin.analytics.tables import MINUTE_S, RESOURCE_KEY
+from admin.analytics.figures import Limit
+from admin.analytics.replay import Replay
+from admin.analytics.tables import RESOURCE_KEY
+from admin.analytics.words import MINUTE_S
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -31,10 +32,10 @@ RESULT: Final = (
 """Of ``backtest``: messages that the limit in force and the recommended one would have refused; and how many more the
 former than were logged, while it was in force. Null where there is no such limit."""
 QUIET_SHARE: Final = 0.99
-"""Of rate and capacity: a second below it cannot empty a bucket that was full."""
+"""A second with less than this share of rate and capacity cannot empty a full bucket."""
 _KEY: Final = list(RESOURCE_KEY)
 _FIELDS: Final = ("rate_per_s", "burst_s", "break_s", "count", "bytes_per_s", "bytes_burst_s", "action")
-"""Of a limit; ``_limit`` takes them in this order."""
+"""The fields of a limit, besides the name of its rule."""
 _Result = tuple[str, str, str, int | None, int | None, int | None]
 
 
@@ -98,7 +99,7 @@ def _quiet(seconds: str, total: str, rate: "Column", burst_s: "Column") -> "Colu
 
 
 def replay_rows(rows: Iterable[Sequence[Any]]) -> Iterator[_Result]:
-    """Replay some resources; runs wherever Spark's Python does.
+    """Replay some resources, on an executor.
 
     Args:
         rows: minutes in order, one resource after the other; columns as ``backtest`` selects them.
@@ -108,64 +109,33 @@ def replay_rows(rows: Iterable[Sequence[Any]]) -> Iterator[_Result]:
 
 
 def _replayed(minutes: Iterable[Sequence[Any]]) -> tuple[int | None, int | None, int | None]:
-    current: Replay | None = None
-    recommended: Replay | None = None
+    first, others = next(minutes := iter(minutes)), minutes
+    now, rate, size, begin_s = first[3:7]
+    limit = Limit(**dict(zip(_FIELDS, now, strict=True)))
+    better = replace(limit, rate_per_s=rate, bytes_per_s=size)
+    current, recommended = Replay(limit, begin_s), Replay(better, begin_s)
     current_refused = recommended_refused = error = 0
-    differ = False
-    wanted = Wanted()
-    for _, _, _, now, rate, size, minute_s, then, logged, second, messages, requests, size_bytes, shares in minutes:
-        if current is None or recommended is None:
-            limit = limit_of(now)
-            current = Replay(limit, minute_s)
-            recommended = Replay(limit._replace(rate_per_s=rate, bytes_per_s=size), minute_s)
-            differ = recommended.limit != limit
+    # What is cut off one second's messages, so that they are whole, is added to the next one's.
+    over = 0.0
+    for *_, minute_s, then, logged, second, messages, requests, size_bytes, shares in chain([first], others):
         refused = 0
         for at, count, of, many in zip(second, messages, requests, size_bytes, strict=True):
             refused += current.second(minute_s + at, of, count, many)
         current_refused += refused
         if tuple(then) == tuple(now):
             error += refused - logged
-        if differ:
+        if better != limit:
             left = shares or (1.0,) * len(second)
             for at, count, of, many, share in zip(second, messages, requests, size_bytes, left, strict=True):
-                recommended_refused += recommended.second(minute_s + at, *wanted.of(of, count, many, share))
-    if current is None or recommended is None:
-        return None, None, None
-    if not differ:
+                wanted = (of, count, many)
+                if share < 1.0:
+                    whole, over = divmod(count * share + over, 1.0)
+                    wanted = (max(1, round(of * share)) if whole else 0, int(whole), round(many * share))
+                recommended_refused += recommended.second(minute_s + at, *wanted)
+    if better == limit:
         recommended_refused = current_refused
     return (
-        None if current.limit.is_none else current_refused,
-        None if recommended.limit.is_none else recommended_refused,
-        None if current.limit.is_none else error,
+        current_refused if limit.limits else None,
+        recommended_refused if better.limits else None,
+        error if limit.limits else None,
     )
-
-
-class Wanted:
-    """What is left of each second without retries, in whole messages: what is cut off one is added to the next."""
-
-    def __init__(self) -> None:
-        self._over = 0.0
-
-    def of(self, requests: int, messages: int, size_bytes: int, share: float) -> tuple[int, int, int]:
-        """Return the requests, messages and bytes that are left.
-
-        Args:
-            requests: asked for.
-            messages: in them.
-            size_bytes: of them.
-            share: that is left.
-        """
-        if share >= 1.0:
-            return requests, messages, size_bytes
-        exact = messages * share + self._over
-        whole = int(exact)
-        self._over = exact - whole
-        return (max(1, round(requests * share)) if whole else 0), whole, round(size_bytes * share)
-
-
-def limit_of(fields: Sequence[Any]) -> Limit:
-    """Read a limit from the fields of a row."""
-    rate, burst_s, break_s, count, bytes_per_s, bytes_burst_s, action = fields
-    if action == "off":
-        return Limit()
-    return Limit(rate, burst_s, break_s, count == "requests", bytes_per_s, bytes_burst_s, delays=action == "delay")

@@ -12,29 +12,30 @@ One row for each resource, and nothing comes to the driver: there may be a milli
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
-from admin.analytics.figures import DAY_S, Demand, Limit, Percentiles, Storms
+from admin.analytics.figures import Demand, Limit, Percentiles, Storms
 from admin.analytics.retries import left_of, sum_of, with_corrected
-from admin.analytics.tables import HOUR_S, LIMIT_KEY, MINUTE_S, RESOURCE_KEY
+from admin.analytics.tables import LIMIT_KEY, RESOURCE_KEY
+from admin.analytics.words import DAY_S, HOUR_S, MINUTE_S
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Row
 
 PERCENTILES: Final = (0.5, 0.95, 0.99, 0.999, 1.0)
-"""Of each array of percentiles, in this order."""
+"""What each array of percentiles holds, in this order."""
 LEAST_TREND_DAYS: Final = 4
 LEAST_WEEKLY_DAYS: Final = 14
 LEAST_DAY_S: Final = DAY_S // 2
-"""A day counts for the trend if so much of it was observed."""
+"""A day counts for the trend if at least this much of it was observed."""
 WEEK_HOURS: Final = 7 * 24
 UNUSED: Final = ("bytes_per_s", "per_minute", "per_hour")
 """Percentiles that recommendations are not made from; left out before they are computed."""
 _KEY: Final = list(RESOURCE_KEY)
-_NONE: Final = [0.0] * len(PERCENTILES)
 _MONDAY_S: Final = 4 * DAY_S
 """The first Monday, 00:00 UTC, since 1970."""
 
@@ -320,48 +321,28 @@ def _storms(storms: "DataFrame") -> "DataFrame":
 
 
 def of_row(row: "Row") -> Demand:
-    """Read a row of ``demand``; runs wherever Spark's Python does."""
+    """Read a row of ``demand``, on an executor."""
+    values: dict[str, Any] = {
+        name: value for name, value in row.asDict().items() if name in _SAME_NAME and value is not None
+    }
+    values |= {name: Percentiles(*row[column]) for name, column in _PERCENTILE_COLUMNS.items()}
     limit = row["limit"]
     return Demand(
-        row["instance"],
-        row["kind"],
-        row["name"],
+        **values,
         limit=Limit(**{name: limit[name] for name in LIMIT_KEY}, changed=row["limit_changed"]),
-        observed_s=row["observed_s"],
-        days=row["days"] or 0,
-        active_s=row["active_s"],
-        refused_s=row["refused_s"],
-        quiet_s=row["quiet_s"],
-        refused_days=row["refused_days"],
-        refused_span_s=row["refused_span_s"],
-        requests=row["requests"],
-        messages=row["messages"],
-        refused_messages=row["refused_messages"],
-        raw=_five(row["demand_per_s"]),
-        corrected=_five(row["corrected_per_s"]),
-        calm=_five(row["calm_per_s"]),
-        refusing_per_s=row["refusing_per_s"],
-        minute_per_s=row["minute_per_s"],
-        calm_minute_per_s=row["calm_minute_per_s"],
-        quiet_minute_per_s=row["quiet_minute_per_s"],
-        size_bytes=_five(row["corrected_bytes_per_s"]),
-        calm_bytes=_five(row["calm_bytes_per_s"]),
-        minute_bytes_per_s=row["minute_bytes_per_s"],
-        calm_minute_bytes_per_s=row["calm_minute_bytes_per_s"],
-        quiet_minute_bytes_per_s=row["quiet_minute_bytes_per_s"],
-        hour_per_s=row["hour_per_s"],
-        hour_of_week=row["hour_of_week"],
-        hour_times=row["hour_times"],
-        trend_per_week=row["trend_per_week"],
-        trend_fit=row["trend_fit"] or 0.0,
         storms=_storms_of(row, limit["rule"]),
-        lost_records=row["lost_records"] or 0,
-        other=row["other"] or 0,
     )
 
 
-def _five(values: Sequence[float] | None) -> Percentiles:
-    return Percentiles(*(values or _NONE))
+_PERCENTILE_COLUMNS: Final = {
+    "raw": "demand_per_s",
+    "corrected": "corrected_per_s",
+    "calm": "calm_per_s",
+    "size_bytes": "corrected_bytes_per_s",
+    "calm_bytes": "calm_bytes_per_s",
+}
+"""Attributes of ``Demand`` and the columns that they are read from; most others have the name of their column."""
+_SAME_NAME: Final = frozenset(field.name for field in fields(Demand)) - {"limit", "storms", *_PERCENTILE_COLUMNS}
 
 
 def _storms_of(row: "Row", rule: str) -> Storms:

@@ -7,40 +7,34 @@ enough that no storm can end in it. Neither puts one busy resource into one task
 Each table is one SQL query: Spark's planner looks at a query once, but at a chain of DataFrame calls once a call.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
+from datetime import date
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 from pyspark import StorageLevel
+from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
-from admin.analytics import storms, tables
+from admin.analytics import tables
 from admin.analytics.options import Options
 from admin.analytics.reading import OUTCOMES, SECONDS
-from admin.analytics.tables import AMOUNTS, DAY_S, HOUR_S, LIMIT_KEY, MINUTE_S
+from admin.analytics.tables import AMOUNTS, LIMIT_KEY, Table
+from admin.analytics.words import DAY_S, HOUR_S, MINUTE_S
 from admin.rejection_log.records import LimitFields
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
-class Tables(Mapping[str, "DataFrame"]):
+class Tables:
     """Tables by name, each planned when it is asked for, and computed when it is written."""
 
     def __init__(self, makers: Mapping[str, Callable[[], "DataFrame"]]) -> None:
         self._makers = makers
-        self._made: dict[str, DataFrame] = {}
 
     def __getitem__(self, name: str) -> "DataFrame":
-        if name not in self._made:
-            self._made[name] = _shaped(self._makers[name](), tables.TABLES[name])
-        return self._made[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._makers)
-
-    def __len__(self) -> int:
-        return len(self._makers)
+        return _shaped(self._makers[name](), tables.TABLES[name])
 
 
 @dataclass(frozen=True)
@@ -52,8 +46,14 @@ class Derived:
         kept: what several of them are made from.
     """
 
-    tables: Mapping[str, "DataFrame"]
+    tables: Tables
     kept: list["DataFrame"]
+
+    def frame(self, table: Table, out: str, days: Container[date]) -> "DataFrame":
+        """Return a table; hours are made of the minutes already written in ``out``, which are faster to read again."""
+        if table is not tables.HOURS:
+            return self.tables[table.name]
+        return hours_of(tables.read(self.kept[0].sparkSession, out, tables.MINUTES, days))
 
     def release(self) -> None:
         """Let go of the memory and disk that is held while the tables are written."""
@@ -76,22 +76,21 @@ def derive(records: "DataFrame", options: Options, newest: "DataFrame | None" = 
     if options.until_s is not None:
         records = records.where(f"at_s < {options.until_s}")
     session = records.sparkSession
-    slots = storms.by_slot(records, options.storm_gap_s).persist(StorageLevel.MEMORY_AND_DISK)
-    seconds = storms.by_second(records).persist(StorageLevel.MEMORY_AND_DISK)
+    slots = _by_slot(records, options.storm_gap_s).persist(StorageLevel.MEMORY_AND_DISK)
+    seconds = _by_second(records).persist(StorageLevel.MEMORY_AND_DISK)
     kept = [slots, seconds]
-    made = Tables(
-        {
-            "minutes": lambda: _minutes(records, seconds, kept),
-            "hours": lambda: hours_of(made["minutes"]),
-            "refusals": lambda: session.sql(_REFUSALS, slots=slots),
-            "storms": lambda: storms.storms(slots, seconds, newest_of(records) if newest is None else newest, options),
-            "culprits": lambda: storms.culprits(slots, options),
-            "limits": lambda: session.sql(_LIMITS, records=records),
-            "limit_changes": lambda: session.sql(_LIMIT_CHANGES, records=records),
-            "coverage": lambda: session.sql(_COVERAGE, records=records),
-        }
-    )
-    return Derived(made, kept)
+    ends = records.groupBy("instance").agg(F.expr(NEWEST)) if newest is None else newest
+    makers = {
+        "minutes": lambda: _minutes(records, seconds, kept),
+        "hours": lambda: hours_of(_minutes(records, seconds, kept)),
+        "refusals": lambda: session.sql(_REFUSALS, slots=slots),
+        "storms": lambda: _storms(slots, seconds, ends, options),
+        "culprits": lambda: _culprits(slots, options),
+        "limits": lambda: session.sql(_LIMITS, records=records),
+        "limit_changes": lambda: session.sql(_LIMIT_CHANGES, records=records),
+        "coverage": lambda: session.sql(_COVERAGE, records=records),
+    }
+    return Derived(Tables(makers), kept)
 
 
 def _minutes(records: "DataFrame", seconds: "DataFrame", kept: list["DataFrame"]) -> "DataFrame":
@@ -108,22 +107,157 @@ def _sent(frame: "DataFrame") -> "DataFrame":
     return frame.hint("broadcast") if frame.count() <= _FEW else frame
 
 
-def hours_of(minutes: "DataFrame") -> "DataFrame":
-    """Add up minutes by hour; rather of minutes that were written, which need not be made twice then.
+def _by_slot(records: "DataFrame", gap_s: int) -> "DataFrame":
+    """Add up rejections of the same key in each slot.
+
+    Two seconds of a slot are at most the gap apart, so all refusals of a resource in a slot are of one storm; and it
+    lies within an hour.
 
     Args:
-        minutes: the table.
+        records: all.
+        gap_s: at most so far apart are the refusals of a storm.
     """
+    return records.sparkSession.sql(
+        f"""SELECT instance, kind, name, client, coalesce(producer_group, '') AS producer_group, rule, verdict,
+            at_s - at_s % {HOUR_S} AS hour_s, at_s % {HOUR_S} DIV {gap_s + 1} AS slot,
+            sum(requests) AS requests, sum(messages) AS messages, sum(bytes) AS bytes,
+            max(coalesce(wait_max_us, 0)) AS wait_max_us
+        FROM {{records}} WHERE type = 'rejection' GROUP BY ALL""",
+        records=records,
+    )
+
+
+def _by_second(records: "DataFrame") -> "DataFrame":
+    """Add up what was refused of each resource in each second.
+
+    Args:
+        records: all.
+
+    Returns:
+        ``refused_wait_us`` is the longest wait of what was refused, ``wait_max_us`` of all that rules did.
+    """
+    return records.sparkSession.sql(
+        f"""SELECT instance, kind, name, at_s - at_s % {HOUR_S} AS hour_s, at_s,
+            max(verdict = 'refuse') AS refused,
+            sum(IF(verdict = 'refuse', requests, 0)) AS requests,
+            sum(IF(verdict = 'refuse', messages, 0)) AS messages,
+            sum(IF(verdict = 'refuse', bytes, 0)) AS bytes,
+            max(IF(verdict = 'refuse', coalesce(wait_max_us, 0), 0)) AS refused_wait_us,
+            max(coalesce(wait_max_us, 0)) AS wait_max_us
+        FROM {{records}} WHERE type = 'rejection' GROUP BY ALL""",
+        records=records,
+    )
+
+
+def _storms(slots: "DataFrame", seconds: "DataFrame", newest: "DataFrame", options: Options) -> "DataFrame":
+    """Find the storms: refusals of one resource without a long pause in between.
+
+    Sessions are found by looking back at the refusal before, not by Spark's ``session_window``: filters on its window
+    are moved below the merging of sessions, and give other sessions. The result is the same, and the tests hold it
+    against ``session_window`` without filters.
+
+    Args:
+        slots: from ``_by_slot`` with the same gap.
+        seconds: from ``_by_second``.
+        newest: ``instance`` and ``newest_s``.
+        options: the gap, and how many clients and producer groups are listed.
+    """
+    return slots.sparkSession.sql(
+        _STORMS.format(gap_s=options.storm_gap_s, top=options.top), slots=slots, seconds=seconds, newest=newest
+    )
+
+
+# The peak of a slot and its second are one number, so that Spark need not sort to find the greatest.
+_STORMS = f"""
+WITH sums AS (
+    SELECT instance, kind, name, hour_s, at_s % {HOUR_S} DIV ({{gap_s}} + 1) AS slot,
+        min(at_s) AS first_s, max(at_s) AS last_s, sum(requests) AS requests, sum(messages) AS messages,
+        sum(bytes) AS bytes, max(refused_wait_us) AS wait_max_us, count(*) AS refused_seconds,
+        max(messages * {HOUR_S} + {HOUR_S - 1} - at_s % {HOUR_S}) AS peak
+    FROM {{{{seconds}}}} WHERE refused GROUP BY ALL
+), marked AS (
+    SELECT *, IF(first_s - lag(last_s) OVER resource <= {{gap_s}}, NULL, first_s) AS begins FROM sums
+    WINDOW resource AS (PARTITION BY instance, kind, name ORDER BY first_s)
+), started AS (
+    SELECT *, max(begins) OVER (PARTITION BY instance, kind, name ORDER BY first_s
+        ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW) AS start_s
+    FROM marked
+), totals AS (
+    SELECT instance, kind, name, start_s, max(last_s) AS last_s, sum(requests) AS requests,
+        sum(messages) AS messages, sum(bytes) AS bytes, max(wait_max_us) AS wait_max_us,
+        sum(refused_seconds) AS refused_seconds,
+        max(struct(peak DIV {HOUR_S} AS per_s, peak % {HOUR_S} - hour_s - {HOUR_S - 1} AS minus_at_s)) AS peak
+    FROM started GROUP BY ALL
+), whom AS (
+    SELECT instance, kind, name, start_s, client, producer_group, rule, sum(o.messages) AS messages
+    FROM {{{{slots}}}} o JOIN (SELECT instance, kind, name, hour_s, slot, start_s FROM started)
+        USING (instance, kind, name, hour_s, slot)
+    WHERE verdict = 'refuse' GROUP BY ALL
+), each AS (
+    SELECT instance, kind, name, start_s, messages,
+        inline(array(struct(1 AS what, client AS who), struct(2 AS what, producer_group AS who),
+            struct(3 AS what, rule AS who)))
+    FROM whom
+), counted AS (
+    SELECT instance, kind, name, start_s, what, who, sum(messages) AS messages FROM each GROUP BY ALL
+), ranked AS (
+    SELECT *, row_number() OVER (PARTITION BY instance, kind, name, start_s, what ORDER BY messages DESC, who) AS rank,
+        count(*) OVER (PARTITION BY instance, kind, name, start_s, what) AS names
+    FROM counted
+), lists AS (
+    SELECT instance, kind, name, start_s,
+        array_sort(collect_list(IF(what = 1, struct(rank, who, messages), NULL))) AS clients,
+        array_sort(collect_list(IF(what = 2, struct(rank, who, messages), NULL))) AS producer_groups,
+        array_sort(collect_list(IF(what = 3, struct(rank, who, messages), NULL))) AS rules,
+        max(IF(what = 1, names, NULL)) AS client_count, max(IF(what = 2, names, NULL)) AS producer_group_count
+    FROM ranked WHERE rank <= {{top}} OR what = 3 GROUP BY ALL
+)
+SELECT instance, kind, name, start_s, last_s + 1 AS end_s, requests, messages, bytes, wait_max_us, refused_seconds,
+    peak.per_s AS peak_per_s, -peak.minus_at_s AS peak_at_s,
+    {
+    ", ".join(
+        f"transform({name}, x -> named_struct('name', x.who, 'messages', x.messages, 'share',"
+        f" IF(messages = 0, 0D, x.messages / messages))) AS {name}"
+        for name in ("rules", "clients", "producer_groups")
+    )
+},
+    client_count, producer_group_count, last_s + {{gap_s}} >= coalesce(newest_s, 0) AS is_open,
+    date_from_unix_date(CAST(start_s DIV {DAY_S} AS INT)) AS dt
+FROM totals JOIN lists USING (instance, kind, name, start_s) LEFT JOIN {{{{newest}}}} USING (instance)"""
+
+
+def _culprits(slots: "DataFrame", options: Options) -> "DataFrame":
+    """Rank clients and producer groups by the messages refused to them, of each resource and day; ties go by name.
+
+    Args:
+        slots: from ``_by_slot``.
+        options: how many of each resource and day.
+    """
+    return slots.sparkSession.sql(
+        f"""WITH whom AS (
+            SELECT instance, kind, name, date_from_unix_date(CAST(hour_s DIV {DAY_S} AS INT)) AS dt, client,
+                producer_group, sum(requests) AS requests, sum(messages) AS messages, sum(bytes) AS bytes
+            FROM {{slots}} WHERE verdict = 'refuse' GROUP BY ALL
+        ), ranked AS (
+            SELECT *, sum(messages) OVER (PARTITION BY instance, kind, name, dt) AS total,
+                row_number() OVER (PARTITION BY instance, kind, name, dt
+                    ORDER BY messages DESC, client, producer_group) AS rank
+            FROM whom
+        )
+        SELECT instance, kind, name, client, producer_group, requests, messages, bytes,
+            IF(total = 0, 0D, messages / total) AS share, rank, dt
+        FROM ranked WHERE rank <= {options.top}""",
+        slots=slots,
+    )
+
+
+def hours_of(minutes: "DataFrame") -> "DataFrame":
+    """Add up minutes by hour."""
     return _shaped(minutes.sparkSession.sql(_HOURS, minutes=minutes), tables.HOURS)
 
 
-def newest_of(records: "DataFrame") -> "DataFrame":
-    """Return the last second that each instance's records are of, as ``instance`` and ``newest_s``."""
-    return records.sparkSession.sql(
-        f"""SELECT instance, max(at_s + IF(type IN ('traffic', 'heartbeat'), {MINUTE_S - 1}, 0)) AS newest_s
-        FROM {{records}} GROUP BY instance""",
-        records=records,
-    )
+NEWEST: Final = f"max(at_s + IF(type IN ('traffic', 'heartbeat'), {MINUTE_S - 1}, 0)) AS newest_s"
+"""The last second that records are of, in SQL."""
 
 
 def _shaped(frame: "DataFrame", table: tables.Table) -> "DataFrame":
@@ -143,7 +277,7 @@ def _day(at: str) -> str:
 
 _KEY: Final = "instance, kind, name, minute_s"
 _FEW: Final = 200_000
-"""So many rows are sent to every task."""
+"""A frame of up to this many rows is sent to every task."""
 _SUMMED: Final = (*AMOUNTS, "busy_answers")
 _DEFAULTS: Final = {
     each.name: f"{each.default:g}D" if isinstance(each.default, float) else f"'{each.default}'"

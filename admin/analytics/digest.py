@@ -1,6 +1,6 @@
-"""What of the tables a report shows: the first few of everything, and how many there are.
+"""What a report shows of the tables: the first few of everything, and how many there are.
 
-All of it is bounded before it comes to the driver, whatever the size of the tables.
+All of it is bounded before it comes to the driver, but for a row for each sidecar.
 """
 
 import sys
@@ -24,33 +24,32 @@ from admin.analytics.findings import (
     Share,
     Storm,
     Totals,
+    Unknown,
 )
 from admin.analytics.options import Options
 from admin.analytics.tables import RESOURCE_KEY
+from admin.analytics.words import MINUTE_S
 from admin.wire.recommendations import Period, Recommendation
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Row, SparkSession
 
 MOST_POINTS: Final = 1000
-"""Of a curve."""
+"""Points of a curve."""
 _MOST_STORMS: Final = 20
 _MOST_CULPRITS: Final = 20
 _MOST_CURVES: Final = 6
 _MOST_INSTANCES: Final = 50
 _MOST_CHANGES: Final = 30
 _MOST_KNOWN_CHANGES: Final = 1000
-"""So many are looked at for what held before the first ones, and for curves."""
+"""Changes that are looked at for the limits between them, and for curves."""
 _MOST_RULES: Final = 10_000
-"""So many patterns may be what held before."""
+"""With more rules than this, nobody looks which of them applied before a change."""
 MOST_RECOMMENDED: Final = 100
-_MINUTE_S: Final = 60
 _STEPS_S: Final = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14_400, 21_600, 43_200, 86_400)
-"""Of curves."""
+"""Steps that a curve may have."""
 _REACHED: Final = ("admitted", "shadowed", "bypassed", "exempt")
 _NOT: Final = ("refused", "dropped")
-_UNKNOWN: Final = ("gap_minutes", "lost_records", "other", "bypassed_requests", "limiting_off_minutes")
-"""Of a sidecar, and of all of them together."""
 
 
 class Digest:
@@ -107,15 +106,15 @@ class Digest:
         return tables.read(self._session, self._out, table, self._days)
 
     def _demand(self) -> "tuple[dict[str, int], int | None, int | None, list[Row]]":
-        """Return totals, beginning and end, and the resources that are worth a curve."""
+        """Return totals, beginning and end, and the resources that get a curve."""
         by_resource = (
-            self._read(tables.HOURS)
+            self._read(tables.MINUTES)
             .groupBy(*RESOURCE_KEY)
             .agg(
                 _sum(_REACHED).alias("admitted"),
                 _sum(_NOT).alias("refused"),
-                F.min("hour_s").alias("first_s"),
-                F.max("hour_s").alias("last_s"),
+                F.min("minute_s").alias("first_s"),
+                (F.max("minute_s") + MINUTE_S).alias("last_s"),
             )
         ).persist()
         try:
@@ -124,15 +123,15 @@ class Digest:
                 F.count_if(F.col("refused") > 0).alias("refused_resources"),
                 F.coalesce(F.sum("admitted"), F.lit(0)).alias("admitted"),
                 F.coalesce(F.sum("refused"), F.lit(0)).alias("refused"),
+                F.min("first_s").alias("first_s"),
+                F.max("last_s").alias("last_s"),
             ).collect()[0]
             order = (F.desc("refused"), F.desc("admitted"), *RESOURCE_KEY)
             worst = by_resource.orderBy(*order).limit(_MOST_CURVES).collect()
         finally:
             by_resource.unpersist()
-        span = self._read(tables.MINUTES).agg(F.min("minute_s").alias("first"), F.max("minute_s").alias("last"))
-        ends = span.collect()[0]
-        last = None if ends["last"] is None else ends["last"] + _MINUTE_S
-        return row.asDict(), ends["first"], last, worst
+        totals = row.asDict()
+        return totals, totals.pop("first_s"), totals.pop("last_s"), worst
 
     def _coverage(self) -> tuple[list[Coverage], int, dict[str, int]]:
         """Return the first sidecars, how many there are, and what is not known of all of them."""
@@ -145,22 +144,18 @@ class Digest:
             read.groupBy("instance")
             .agg(
                 F.coalesce(F.min("first_minute_s"), F.min("hour_s")).alias("from_s"),
-                F.coalesce(F.max("last_minute_s") + _MINUTE_S, F.min("hour_s")).alias("until_s"),
+                F.coalesce(F.max("last_minute_s") + MINUTE_S, F.min("hour_s")).alias("until_s"),
                 F.sum("minutes").alias("minutes"),
                 *(F.sum(name).alias(name) for name in ("limiting_off_minutes", "bypassed_requests", "other")),
                 F.array_sort(F.collect_set("version")).alias("versions"),
             )
-            .withColumn("gap_minutes", F.expr(f"greatest((until_s - from_s) DIV {_MINUTE_S} - minutes, 0)"))
+            .withColumn("gap_minutes", F.expr(f"greatest((until_s - from_s) DIV {MINUTE_S} - minutes, 0)"))
             .join(lost, "instance")
-            .persist()
+            .orderBy("instance")
+            .collect()
         )
-        try:
-            rows = found.orderBy("instance").limit(_MOST_INSTANCES).collect()
-            sums = (F.coalesce(F.sum(name), F.lit(0)).alias(name) for name in _UNKNOWN)
-            unknown = found.agg(F.count(F.lit(1)).alias("count"), *sums).collect()[0].asDict()
-        finally:
-            found.unpersist()
-        return [_covered(row) for row in rows], unknown.pop("count"), unknown
+        unknown = {name: sum(row[name] for row in found) for name in Unknown.__struct_fields__}
+        return [_covered(row) for row in found[:_MOST_INSTANCES]], len(found), unknown
 
     def _storms(self) -> tuple[list[Storm], int, int]:
         read = self._read(tables.STORMS)
@@ -196,25 +191,20 @@ class Digest:
         ]
 
     def _curves(self, worst: "Sequence[Row]", changes: Sequence[LimitChange]) -> list[Curve]:
-        """Return what was asked for over time; each with its own step, and all that have seconds in one query."""
+        """Return what was asked for over time; each with its own step, in one query for seconds and one for minutes."""
         if not worst:
             return []
         minutes = self._read(tables.MINUTES)
-        spans = (
-            minutes.join(self._few([_key(row) for row in worst]), list(RESOURCE_KEY))
-            .groupBy(*RESOURCE_KEY)
-            .agg(F.min("minute_s").alias("first_s"), (F.max("minute_s") + _MINUTE_S).alias("last_s"))
-        )
-        steps_s = {_key(row): _step_s(row["last_s"] - row["first_s"]) for row in spans.collect()}
-        fine = [(*key, step_s) for key, step_s in steps_s.items() if step_s < _MINUTE_S]
-        coarse = [(*key, step_s) for key, step_s in steps_s.items() if step_s >= _MINUTE_S]
+        steps_s = {_key(row): _step_s(row["last_s"] - row["first_s"]) for row in worst}
+        fine = [(*key, step_s) for key, step_s in steps_s.items() if step_s < MINUTE_S]
+        coarse = [(*key, step_s) for key, step_s in steps_s.items() if step_s >= MINUTE_S]
         points: dict[tuple[str, ...], list[Row]] = {key: [] for key in steps_s}
         for steps, points_of in ((fine, _fine), (coarse, _coarse)):
             if steps:
                 stepped = minutes.join(self._few(steps, "step_s BIGINT"), list(RESOURCE_KEY))
                 for point in points_of(stepped).orderBy("at").collect():
                     points[_key(point)].append(point)
-        return [_curve(row, steps_s[_key(row)], points[_key(row)], changes) for row in worst if _key(row) in steps_s]
+        return [_curve(row, steps_s[_key(row)], points[_key(row)], changes) for row in worst]
 
     def _few(self, rows: list[tuple[Any, ...]], *more: str) -> "DataFrame":
         """Make a frame of a few resources, and what else is said of each."""
@@ -256,7 +246,7 @@ class Digest:
             for at, each in enumerate(around)
         ]
         few = self._few(asked, "at INT", "at_s BIGINT", "from_s BIGINT", "until_s BIGINT")
-        end = F.col("minute_s") + _MINUTE_S
+        end = F.col("minute_s") + MINUTE_S
         limit = F.struct("rule", "rate_per_s", "action")
         before = (end <= F.col("at_s")) & (end > F.col("from_s")) & (end >= F.col("at_s") - edits.NEAR_S)
         after = (end > F.col("at_s")) & (end <= F.col("until_s")) & (end <= F.col("at_s") + edits.NEAR_S)
@@ -334,19 +324,15 @@ def _covered(row: "Row") -> Coverage:
         from_s=row["from_s"],
         until_s=row["until_s"],
         # A restart within a minute makes two of it.
-        minutes=min(row["minutes"], (row["until_s"] - row["from_s"]) // _MINUTE_S),
-        **{name: row[name] for name in _UNKNOWN},
+        minutes=min(row["minutes"], (row["until_s"] - row["from_s"]) // MINUTE_S),
+        **{name: row[name] for name in Unknown.__struct_fields__},
         versions=tuple(version for version in row["versions"] if version),
     )
 
 
 def _sum(outcomes: Sequence[str]) -> "Column":
     """Add up the messages of outcomes."""
-    each = [F.coalesce(F.col(f"{outcome}_messages"), F.lit(0)) for outcome in outcomes]
-    total = each[0]
-    for more in each[1:]:
-        total += more
-    return F.sum(total)
+    return F.sum(F.expr(" + ".join(f"coalesce({outcome}_messages, 0)" for outcome in outcomes)))
 
 
 def _key(row: "Row") -> tuple[str, ...]:

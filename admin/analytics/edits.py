@@ -14,14 +14,13 @@ from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
 from admin.analytics.findings import Curve, Edit, Held, LimitChange, Point
+from admin.analytics.words import DAY_S, HOUR_S, MINUTE_S
 from limiter.rules.errors import RuleError
 from limiter.rules.patterns import Pattern, glob_of, read_glob, read_network
 from limiter.rules.resource import CLIENT
 
-NEAR_S: Final = 3600
+NEAR_S: Final = HOUR_S
 """What held so long before an edit or after it may be another limit by then: some hold by the clock."""
-_MINUTE_S: Final = 60
-_DAY_S: Final = 86_400
 
 
 class Between(NamedTuple):
@@ -117,11 +116,11 @@ def stood(rules: Iterable[Mapping[str, Any]], instance: str, at_s: int) -> list[
         instance: whose.
         at_s: the moment.
     """
-    day_ends_s = at_s - at_s % _DAY_S + _DAY_S
+    day_ends_s = at_s - at_s % DAY_S + DAY_S
     its = [rule for rule in rules if rule["instance"] == instance and rule["seen_s"] < day_ends_s]
     last_s = max((rule["seen_s"] for rule in its), default=0)
     # All are written down at once; a minute is more than that takes.
-    return [rule for rule in its if rule["seen_s"] > last_s - _MINUTE_S] if last_s <= at_s else []
+    return [rule for rule in its if rule["seen_s"] > last_s - MINUTE_S] if last_s <= at_s else []
 
 
 def by_rules(rules: Iterable[Mapping[str, Any]], kind: str, name: str) -> Held | None:
@@ -169,7 +168,7 @@ def placed(
     Returns:
         the points with the limit at their own end, and the edits, both in order.
     """
-    window_s = max(step_s, _MINUTE_S)
+    window_s = max(step_s, MINUTE_S)
     ends = {point.at_s - point.at_s % window_s: point.limit_per_s for point in points}
     by_window: dict[int, list[LimitChange]] = {}
     for change in sorted(changes, key=lambda each: (each.at_s, each.change_id)):

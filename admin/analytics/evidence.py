@@ -6,13 +6,13 @@ Pure: nothing but the standard library.
 from collections.abc import Iterable
 from typing import Final
 
-from admin.analytics.figures import DAY_S, Demand, Limit
-from admin.analytics.words import counted, percent, rate
+from admin.analytics.figures import Demand, Limit
+from admin.analytics.words import DAY_S, HOUR_S, MINUTE_S, counted, percent, rate
 
 TREND_LEAST: Final = 0.05
-"""A growth of less a week is none."""
+"""Less growth a week than this counts as none."""
 TREND_MOST: Final = 0.5
-"""No more growth a week is expected to go on."""
+"""More growth a week than this is not expected to go on."""
 TREND_FIT: Final = 0.5
 """A trend counts where it explains half of how days differ (the coefficient of determination)."""
 
@@ -129,7 +129,7 @@ def sentences(said: Iterable[str]) -> str:
 
 def span(seconds: float) -> str:
     """Write a length of time in its largest unit: ``7 days``, ``3 hours``, ``2 minutes``."""
-    for size, unit in ((DAY_S, "day"), (3600, "hour"), (60, "minute")):
+    for size, unit in ((DAY_S, "day"), (HOUR_S, "hour"), (MINUTE_S, "minute")):
         # 6 days and 23.5 hours are 7 days to whoever reads that.
         if seconds >= size * 0.98:
             count = round(seconds / size, 1 if seconds < 10 * size else 0)

@@ -6,8 +6,6 @@ Rates are per second, shares between 0 and 1. Plain data: nothing but the standa
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-DAY_S: Final = 86_400
-
 
 class Percentiles(NamedTuple):
     """Of a rate, over all seconds that were observed; quiet ones count as 0."""
@@ -52,6 +50,11 @@ class Limit:
     def rate(self) -> float | None:
         """The rate as far as it is enforced or shadowed."""
         return None if self.action == "off" else self.rate_per_s
+
+    @property
+    def limits(self) -> bool:
+        """Whether messages, requests or bytes are limited."""
+        return self.rate is not None or self.bytes_rate is not None
 
     @property
     def bytes_rate(self) -> float | None:

@@ -11,14 +11,24 @@ import msgspec
 from admin.wire.recommendations import Period, Recommendation
 
 VERSION: Final = 1
-"""Of the JSON."""
+"""Version of the JSON."""
 
 
-class Struct(msgspec.Struct, frozen=True, kw_only=True):
-    """Base of all that is found."""
+class OfResource(msgspec.Struct, frozen=True, kw_only=True):
+    """Something found of one resource.
+
+    Attributes:
+        instance: of the sidecar.
+        kind: of the resource.
+        name: of the resource.
+    """
+
+    instance: str
+    kind: str
+    name: str
 
 
-class SetAside(Struct, frozen=True, kw_only=True):
+class SetAside(msgspec.Struct, frozen=True, kw_only=True):
     """A file that was not read, or lines of it that could not be understood.
 
     Attributes:
@@ -34,7 +44,7 @@ class SetAside(Struct, frozen=True, kw_only=True):
     example: str = ""
 
 
-class Inputs(Struct, frozen=True, kw_only=True):
+class Inputs(msgspec.Struct, frozen=True, kw_only=True):
     """What was read.
 
     Attributes:
@@ -58,7 +68,25 @@ class Inputs(Struct, frozen=True, kw_only=True):
     set_aside: tuple[SetAside, ...] = ()
 
 
-class Coverage(Struct, frozen=True, kw_only=True):
+class Unknown(msgspec.Struct, frozen=True, kw_only=True):
+    """What the log does not know of a sidecar, or of all of them.
+
+    Attributes:
+        gap_minutes: between the first and the last, of which nothing is known.
+        lost_records: that it could not write, by its own count, or whose numbers are missing.
+        other: runs of requests that it counted under ``_other``.
+        bypassed_requests: that went past the limiter.
+        limiting_off_minutes: in which limiting was switched off.
+    """
+
+    gap_minutes: int = 0
+    lost_records: int = 0
+    other: int = 0
+    bypassed_requests: int = 0
+    limiting_off_minutes: int = 0
+
+
+class Coverage(Unknown, frozen=True, kw_only=True):
     """How much of one sidecar's life the log shows.
 
     Attributes:
@@ -66,11 +94,6 @@ class Coverage(Struct, frozen=True, kw_only=True):
         from_s: beginning of its first minute.
         until_s: end of its last one.
         minutes: in which it recorded anything.
-        gap_minutes: between the first and the last, of which nothing is known.
-        lost_records: that it could not write, by its own count, or whose numbers are missing.
-        other: runs of requests that it counted under ``_other``.
-        bypassed_requests: that went past the limiter.
-        limiting_off_minutes: in which limiting was switched off.
         versions: of Sluice.
     """
 
@@ -78,15 +101,10 @@ class Coverage(Struct, frozen=True, kw_only=True):
     from_s: int
     until_s: int
     minutes: int
-    gap_minutes: int = 0
-    lost_records: int = 0
-    other: int = 0
-    bypassed_requests: int = 0
-    limiting_off_minutes: int = 0
     versions: tuple[str, ...] = ()
 
 
-class Share(Struct, frozen=True, kw_only=True):
+class Share(msgspec.Struct, frozen=True, kw_only=True):
     """One of several that have a part in something."""
 
     name: str
@@ -94,13 +112,10 @@ class Share(Struct, frozen=True, kw_only=True):
     share: float
 
 
-class Storm(Struct, frozen=True, kw_only=True):
+class Storm(OfResource, frozen=True, kw_only=True):
     """Refusals of one resource without a long pause between them.
 
     Attributes:
-        instance: of the sidecar.
-        kind: of the resource.
-        name: of the resource.
         start_s: of the first second with a refusal.
         end_s: end of the last one.
         is_open: it may go on after the end of the log.
@@ -116,9 +131,6 @@ class Storm(Struct, frozen=True, kw_only=True):
         producer_group_count: likewise.
     """
 
-    instance: str
-    kind: str
-    name: str
     start_s: int
     end_s: int
     is_open: bool = False
@@ -134,13 +146,10 @@ class Storm(Struct, frozen=True, kw_only=True):
     producer_group_count: int = 0
 
 
-class Culprit(Struct, frozen=True, kw_only=True):
+class Culprit(OfResource, frozen=True, kw_only=True):
     """A client and producer group whose requests for a resource were refused, over the whole period.
 
     Attributes:
-        instance: of the sidecar.
-        kind: of the resource.
-        name: of the resource.
         client: address.
         producer_group: or empty.
         requests: refused.
@@ -149,9 +158,6 @@ class Culprit(Struct, frozen=True, kw_only=True):
         share: of all messages of this resource that were refused.
     """
 
-    instance: str
-    kind: str
-    name: str
     client: str
     producer_group: str = ""
     requests: int
@@ -160,7 +166,7 @@ class Culprit(Struct, frozen=True, kw_only=True):
     share: float
 
 
-class Point(Struct, frozen=True, kw_only=True):
+class Point(msgspec.Struct, frozen=True, kw_only=True):
     """One step of a curve, rates in messages per second.
 
     Attributes:
@@ -178,7 +184,7 @@ class Point(Struct, frozen=True, kw_only=True):
     limit_per_s: float | None = None
 
 
-class Edit(Struct, frozen=True, kw_only=True):
+class Edit(msgspec.Struct, frozen=True, kw_only=True):
     """A live edit that may have changed a curve's limit; None is unlimited or not known."""
 
     at_s: int
@@ -186,13 +192,10 @@ class Edit(Struct, frozen=True, kw_only=True):
     after_per_s: float | None = None
 
 
-class Curve(Struct, frozen=True, kw_only=True):
+class Curve(OfResource, frozen=True, kw_only=True):
     """What was asked for of one resource, over time.
 
     Attributes:
-        instance: of the sidecar.
-        kind: of the resource.
-        name: of the resource.
         step_s: between the points: 60, or more where there would be too many. Steps without a request are left out.
         admitted: messages in all.
         refused: messages in all.
@@ -200,9 +203,6 @@ class Curve(Struct, frozen=True, kw_only=True):
         edits: of its limit, in order.
     """
 
-    instance: str
-    kind: str
-    name: str
     step_s: int
     admitted: int
     refused: int
@@ -210,14 +210,14 @@ class Curve(Struct, frozen=True, kw_only=True):
     edits: tuple[Edit, ...] = ()
 
 
-class Held(Struct, frozen=True, kw_only=True):
+class Held(msgspec.Struct, frozen=True, kw_only=True):
     """The limit that a resource met; see ``LimitFields``."""
 
     rule: str = ""
     rate_per_s: float | None = None
 
 
-class LimitChange(Struct, frozen=True, kw_only=True):
+class LimitChange(msgspec.Struct, frozen=True, kw_only=True):
     """A live change of a limit within the period; see ``LimitChangeRecord``.
 
     Where the resource had no rate of its own, ``held_before`` and ``held_after`` are what it met then, as far as the
@@ -238,7 +238,7 @@ class LimitChange(Struct, frozen=True, kw_only=True):
     held_after: Held | None = None
 
 
-class Totals(Struct, frozen=True, kw_only=True):
+class Totals(Unknown, frozen=True, kw_only=True):
     """Of the whole period, all sidecars together; messages.
 
     Attributes:
@@ -249,11 +249,6 @@ class Totals(Struct, frozen=True, kw_only=True):
         storms: how many.
         open_storms: that may go on.
         recommendations: how many of each action.
-        gap_minutes: of all sidecars, as are the next ones; see ``Coverage``.
-        lost_records: likewise.
-        other: likewise.
-        bypassed_requests: likewise.
-        limiting_off_minutes: likewise.
     """
 
     resources: int = 0
@@ -263,14 +258,9 @@ class Totals(Struct, frozen=True, kw_only=True):
     storms: int = 0
     open_storms: int = 0
     recommendations: dict[str, int] = {}
-    gap_minutes: int = 0
-    lost_records: int = 0
-    other: int = 0
-    bypassed_requests: int = 0
-    limiting_off_minutes: int = 0
 
 
-class Findings(Struct, frozen=True, kw_only=True):
+class Findings(msgspec.Struct, frozen=True, kw_only=True):
     """All that a report says.
 
     Attributes:

@@ -15,27 +15,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from admin.analytics.findings import SetAside
 from admin.common.errors import StartError
 
 ENDINGS: Final = (".jsonl", ".jsonl.gz")
-"""Of the log's files in folders; files that are named may be called as they like."""
+"""Names of log files in folders end like this; files that are named themselves may be called anything."""
 _HIDDEN: Final = (".", "_")
 _CHUNK: Final = 1 << 20
 _GZIP: Final = 31
 """zlib: expect a gzip header."""
-
-
-@dataclass(frozen=True)
-class Skipped:
-    """A file or folder that cannot be read, or not to its end.
-
-    Attributes:
-        path: of it.
-        reason: why, in words.
-    """
-
-    path: str
-    reason: str
 
 
 @dataclass(frozen=True)
@@ -54,7 +42,7 @@ class Found:
     paths: tuple[str, ...]
     addresses: tuple[str, ...] = ()
     size_bytes: int = 0
-    skipped: tuple[Skipped, ...] = ()
+    skipped: tuple[SetAside, ...] = ()
 
     def spark_paths(self) -> list[str]:
         """Return the files that are still there, as Spark takes them: no character of a name means anything else.
@@ -67,9 +55,11 @@ class Found:
             raise StartError([f"{path}: has vanished" for path in self.paths[:5]])
         return ["file://" + re.sub(r"([\\{}\[\]*?])", r"\\\1", path) for path in left]
 
-    def vanished(self) -> list[Skipped]:
+    def vanished(self) -> list[SetAside]:
         """Return the files that are not there any more; of those some or all may not have been read."""
-        return [Skipped(path, "vanished while it was read") for path in self.paths if not Path(path).exists()]
+        return [
+            SetAside(file=path, reason="vanished while it was read") for path in self.paths if not Path(path).exists()
+        ]
 
 
 def find(logs: Sequence[str]) -> Found:
@@ -97,7 +87,7 @@ def find(logs: Sequence[str]) -> Found:
         tuple(sorted(paths)),
         addresses,
         sum(paths.values()),
-        tuple(Skipped(path, reason) for path, reason in sorted(skipped.items())),
+        tuple(SetAside(file=path, reason=reason) for path, reason in sorted(skipped.items())),
     )
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 # name. A line is read with all fields of all types, since Spark reads a line once only that way; what does not belong
 # to a record's type is null.
 VERSIONS: Final = (VERSION,)
-"""Of the lines that are understood."""
+"""Versions of the lines that are understood."""
 
 _NARROW: Final = {"v": "INT", "seconds": "INT", "second": "ARRAY<INT>"}
 _SQL: Final = {int: "BIGINT", float: "DOUBLE", bool: "BOOLEAN", Amount: "ARRAY<BIGINT>"}
@@ -70,12 +70,10 @@ REQUIRED: Final[dict[str, tuple[str, ...]]] = {
 """What a record of this type cannot do without; whatever else is left out has its default."""
 
 
-def fields() -> tuple[str, ...]:
-    """Return the fields of all types together, each once, as ``name TYPE``."""
-    return tuple(dict.fromkeys(field for group in (("type STRING", *HEAD), *TYPES.values()) for field in group))
-
-
-RECORDS: Final = ", ".join((*fields(), "file STRING"))
+_FIELDS: Final = tuple(dict.fromkeys(field for group in (("type STRING", *HEAD), *TYPES.values()) for field in group))
+"""The fields of all types together, each once, as ``name TYPE``."""
+_NAMES: Final = tuple(field.split()[0] for field in _FIELDS)
+RECORDS: Final = ", ".join((*_FIELDS, "file STRING"))
 """What parsed records are, as a DDL schema; ``file`` is the one they were read from."""
 BAD: Final = "file STRING, reason STRING, line STRING"
 """What could not be understood: where it was, why not, and the beginning of the line."""
@@ -87,8 +85,8 @@ _LAST_S: Final = 253_402_300_799
 """End of the year 9999."""
 _BLOCK_BYTES: Final = 16 * 1024 * 1024
 _SHOWN: Final = 200
+"""Characters of a bad line that are kept."""
 _BAD_TYPE: Final = "_bad"
-"""So much of a bad line is kept."""
 _CORRUPT: Final = "_corrupt_record"
 
 
@@ -103,6 +101,27 @@ class Parsed:
 
     records: "DataFrame"
     bad: "DataFrame"
+
+
+@dataclass(frozen=True)
+class Staged:
+    """What lines said, written down.
+
+    Attributes:
+        parsed: the records and the bad lines, as they are read from there.
+        records: how many records there are.
+        bad: how many bad lines.
+        wanted: how many of the records were asked for.
+        first_s: second of the first record; None without records.
+        last_s: second of the last one.
+    """
+
+    parsed: Parsed
+    records: int
+    bad: int
+    wanted: int
+    first_s: int | None
+    last_s: int | None
 
 
 def read_lines(session: "SparkSession", paths: list[str]) -> "DataFrame":
@@ -131,15 +150,27 @@ def parse(lines: "DataFrame") -> Parsed:
     return _parted(_judged(lines))
 
 
-def stage(lines: "DataFrame", folder: str) -> Parsed:
+def stage(lines: "DataFrame", folder: str, wanted: str = "true") -> Staged:
     """Read lines once and write what they say as Parquet, from which each table is made faster than from lines.
 
     Args:
         lines: ``value`` and ``file``.
         folder: directory or address; what is there is replaced.
+        wanted: a condition on records, in SQL; how many meet it is counted on the way.
     """
-    _write(_judged(lines), folder)
-    return _parted(_read(lines.sparkSession, folder))
+    from pyspark.sql import Observation  # noqa: PLC0415 - beside the session that it needs
+
+    seen, good = Observation(), "_why IS NULL"
+    judged = _judged(lines).observe(
+        seen,
+        F.expr(f"count_if({good}) AS records"),
+        F.expr(f"count_if(NOT {good}) AS bad"),
+        F.expr(f"count_if({good} AND {wanted}) AS wanted"),
+        F.expr(f"min(IF({good}, at_s, NULL)) AS first_s"),
+        F.expr(f"max(IF({good}, at_s, NULL)) AS last_s"),
+    )
+    said = _written(judged, folder)
+    return Staged(_parted(said), **seen.get)
 
 
 def restage(records: "DataFrame", folder: str) -> "DataFrame":
@@ -149,11 +180,12 @@ def restage(records: "DataFrame", folder: str) -> "DataFrame":
         records: as ``RECORDS``.
         folder: directory or address; what is there is replaced.
     """
-    _write(records.withColumns({"_why": F.lit(None).cast("string"), "_line": F.lit(None).cast("string")}), folder)
-    return _parted(_read(records.sparkSession, folder)).records
+    good = records.selectExpr("*", "CAST(NULL AS STRING) AS _why", "CAST(NULL AS STRING) AS _line")
+    return _parted(_written(good, folder)).records
 
 
-def _write(judged: "DataFrame", folder: str) -> None:
+def _written(judged: "DataFrame", folder: str) -> "DataFrame":
+    """Write what ``_judged`` returns, and return it from there."""
     (
         judged.withColumn("type", F.expr(f"IF(_why IS NULL, type, '{_BAD_TYPE}')"))
         .write.mode("overwrite")
@@ -163,17 +195,12 @@ def _write(judged: "DataFrame", folder: str) -> None:
         .partitionBy("type")
         .parquet(folder)
     )
-
-
-def _read(session: "SparkSession", folder: str) -> "DataFrame":
-    return session.read.schema(f"{RECORDS}, _why STRING, _line STRING").parquet(folder)
+    return judged.sparkSession.read.schema(f"{RECORDS}, _why STRING, _line STRING").parquet(folder)
 
 
 def _parted(judged: "DataFrame") -> Parsed:
     return Parsed(
-        judged.where(f"_why IS NULL AND type != '{_BAD_TYPE}'").select(
-            *(field.split()[0] for field in fields()), "file"
-        ),
+        judged.where(f"_why IS NULL AND type != '{_BAD_TYPE}'").select(*_NAMES, "file"),
         judged.where("_why IS NOT NULL").selectExpr("file", "_why AS reason", "_line AS line"),
     )
 
@@ -182,7 +209,7 @@ def _judged(lines: "DataFrame") -> "DataFrame":
     """Return what lines say, with ``_why`` one is bad and its beginning as ``_line``, or null for both."""
     said = F.from_json(
         "value",
-        f"{', '.join(fields())}, {_CORRUPT} STRING",
+        f"{', '.join(_FIELDS)}, {_CORRUPT} STRING",
         {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT},
     )
     # A generator, since Spark would otherwise copy the reading of the line into every place that looks at a field.
@@ -191,7 +218,7 @@ def _judged(lines: "DataFrame") -> "DataFrame":
         .select("value", "file", F.inline(F.array(said)))
         .withColumn("_why", F.expr(_REASON))
         .selectExpr(
-            *(field.split()[0] for field in fields()),
+            *_NAMES,
             "file",
             "_why",
             f"IF(_why IS NULL, NULL, left(make_valid_utf8(value), {_SHOWN})) AS _line",
@@ -254,6 +281,10 @@ _REASON: Final = f"""CASE
     WHEN NOT coalesce({_PLAUSIBLE}, false) THEN 'a value is out of range' END"""
 
 
+_PART_BITS: Final = 16
+"""Copies are dropped from parts of a run with this many numbers, as a power of two, and only where there are some."""
+
+
 @dataclass(frozen=True)
 class Distinct:
     """Records, each once.
@@ -305,7 +336,3 @@ def distinct(records: "DataFrame") -> Distinct:
         single.select(*records.columns).unionByName(first.select(*records.columns)),
         sum(int(row["more"]) for row in found),
     )
-
-
-_PART_BITS: Final = 16
-"""Runs are taken in parts of so many numbers when duplicates are dropped."""

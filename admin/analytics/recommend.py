@@ -1,31 +1,32 @@
 """Recommended limits: the tables go in, one recommendation for each resource comes out, with its backtest.
 
-Spark computes the figures (``demand``) and replays the limits (``backtest``); what follows from them is decided
-resource by resource where the figures are (``tasks``, ``advice``). To the driver come only the few different claims
-upon a capacity, and what is asked for of the result, so that there may be a million resources.
+Spark computes the figures (``demand``) and replays the limits (``backtest``). What follows from them is decided on the
+executors (``advice``), resource by resource. Only the few different claims on a capacity come to the driver, so there
+may be a million resources.
 """
 
 import math
-import os
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from pyspark import StorageLevel
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
-from admin.analytics import tables, tasks
-from admin.analytics.advice import Claim, fair_level
+from admin.analytics import advice, tables
+from admin.analytics.advice import Advice, Claim, fair_level
 from admin.analytics.backtest import backtest
-from admin.analytics.demand import UNUSED, demand
+from admin.analytics.demand import UNUSED, demand, of_row
+from admin.analytics.figures import Limit
 from admin.analytics.options import Options
+from admin.analytics.out import write_file
 from admin.analytics.retries import with_corrected
 from admin.analytics.tables import LIMIT_KEY, RECOMMENDATIONS, RESOURCE_KEY, Days
-from admin.common.errors import StartError
+from admin.analytics.words import HOUR_S, MINUTE_S
 from admin.wire.recommendations import Backtest, Period, Recommendation, RecommendationsFile, Replay
 
 if TYPE_CHECKING:
@@ -86,26 +87,16 @@ class Recommended:
         Raises:
             StartError: it cannot be written.
         """
+        write_file(path, self._pieces(made_at, period))
+
+    def _pieces(self, made_at: str, period: Period) -> Iterator[bytes]:
         instances = tuple(row[0] for row in self.frame.select("instance").distinct().orderBy("instance").collect())
         head = RecommendationsFile(made_at=made_at, period=period, instances=instances)
         # All but the closing of the empty list and of the object.
-        opened = msgspec.json.encode(head).removesuffix(b"]}")
-        aside = path.with_name(f".{path.name}.part")
-        try:
-            with aside.open("wb") as file:
-                file.write(opened)
-                for at, each in enumerate(self.all()):
-                    file.write((b",\n" if at else b"\n") + msgspec.json.encode(each))
-                file.write(b"\n]}\n")
-                file.flush()
-                os.fsync(file.fileno())
-            aside.replace(path)
-        except OSError as error:
-            why = error.strerror or str(error)
-            raise StartError(f"{path}: cannot be written: {why}; name another directory with --out") from None
-        finally:
-            # Spark may have failed in the middle.
-            aside.unlink(missing_ok=True)
+        yield msgspec.json.encode(head).removesuffix(b"]}")
+        for at, each in enumerate(self.all()):
+            yield (b",\n" if at else b"\n") + msgspec.json.encode(each)
+        yield b"\n]}\n"
 
 
 def recommend(session: "SparkSession", out: str, options: Options) -> Recommended:
@@ -142,16 +133,16 @@ def recommendations(read: Mapping[str, "DataFrame"], options: Options, kept: "li
     session = read["minutes"].sparkSession
     asked = demand(read).drop(*UNUSED)
     capacity = options.capacity_per_s
-    decide = partial(tasks.decided, headroom=options.headroom, limit_all=capacity is not None)
+    decide = partial(_decided, headroom=options.headroom, limit_all=capacity is not None)
     decided = session.createDataFrame(asked.rdd.map(decide), DECIDED).persist(StorageLevel.MEMORY_AND_DISK)
     kept.append(decided)
     if capacity is not None:
-        shared = partial(tasks.shared, levels=_levels(decided, capacity), capacity_per_s=capacity)
+        shared = partial(_shared, levels=_levels(decided, capacity), capacity_per_s=capacity)
         decided = session.createDataFrame(decided.rdd.map(shared), DECIDED).persist(StorageLevel.MEMORY_AND_DISK)
         kept.append(decided)
     replayed = backtest(with_corrected(read["minutes"]), decided)
-    used = decided.join(replayed, _KEY, "left").rdd.map(tasks.settled)
-    unused = _unused(read, decided).rdd.map(tasks.of_unused)
+    used = decided.join(replayed, _KEY, "left").rdd.map(_settled)
+    unused = _unused(read, decided).rdd.map(_of_unused)
     return session.createDataFrame(used.union(unused), COLUMNS)
 
 
@@ -162,7 +153,7 @@ def _within(frame: "DataFrame", options: Options) -> "DataFrame":
         return frame
     # Of hours only the whole is known.
     if options.since_s is not None:
-        least = options.since_s - options.since_s % 3600 if at == "hour_s" else options.since_s
+        least = options.since_s - options.since_s % HOUR_S if at == "hour_s" else options.since_s
         frame = frame.where(F.col(at) >= least)
     return frame if options.until_s is None else frame.where(F.col(at) < options.until_s)
 
@@ -204,7 +195,7 @@ def _unused(read: Mapping[str, "DataFrame"], asked: "DataFrame") -> "DataFrame":
     return (
         limits.join(last, "instance")
         # All rules are written down at once; a minute is more than that takes.
-        .where(exact & limiting & (F.col("seen_s") > F.col("last_s") - tables.MINUTE_S))
+        .where(exact & limiting & (F.col("seen_s") > F.col("last_s") - MINUTE_S))
         .join(asked.select(*_KEY), _KEY, "left_anti")
         .join(known, "instance", "left")
         .groupBy(*_KEY)
@@ -217,6 +208,68 @@ def _unused(read: Mapping[str, "DataFrame"], asked: "DataFrame") -> "DataFrame":
     )
 
 
+def _decided(row: "Row", headroom: float, *, limit_all: bool) -> tuple[Any, ...]:
+    """Decide about a row of ``demand``; returns a row of ``DECIDED``."""
+    demand = of_row(row)
+    found = advice.decide(demand, headroom, limit_all=limit_all)
+    sums = (row["messages"], row["wanted_messages"], row["refused_messages"], advice.messages_each(demand))
+    return (*found, row["limit"], *sums)
+
+
+def _shared(row: "Row", levels: Mapping[str, float], capacity_per_s: float) -> tuple[Any, ...]:
+    """Put a decision under the capacity of its instance; takes and returns a row of ``DECIDED``."""
+    by_itself = Advice(*row[: len(Advice._fields)])
+    level = levels.get(by_itself.instance)
+    found = advice.share_out(by_itself, level, capacity_per_s, row["messages_each"])
+    return (*found, *row[len(Advice._fields) :])
+
+
+def _settled(row: "Row") -> tuple[Any, ...]:
+    """Make a row of the table from a decision and its backtest."""
+    wanted = row["wanted_messages"] or 0.0
+    messages = row["messages"]
+
+    def share(refused: int | None, of: float) -> float | None:
+        return None if refused is None else min(1.0, refused / of) if of else 0.0
+
+    # Nothing to replay: nothing can have been refused.
+    current = 0 if row["current_refused"] is None and Limit(**row["limit"].asDict()).limits else row["current_refused"]
+    recommended = row["recommended_refused"]
+    if recommended is None and (row["recommended_rate_per_s"] or row["recommended_bytes_per_s"]):
+        recommended = 0
+    by_itself = Advice(*(row[name] for name in Advice._fields))
+    current_share = share(current, messages)
+    recommended_share = share(recommended, wanted)
+    found = advice.settle(by_itself, current_share, recommended_share)
+    if found.action == "keep":
+        # The same limit, and of the same messages: those that were retries are among what it refuses.
+        recommended, recommended_share = current, current_share
+    error = None if current is None or not messages else (row["error"] or 0) / messages
+    return (
+        *found[:4],
+        row["limit"]["rule"],
+        row["limit"]["count"],
+        *found[4:10],
+        messages,
+        wanted,
+        row["refused_messages"],
+        current,
+        current_share,
+        recommended,
+        recommended_share,
+        error,
+    )
+
+
+def _of_unused(row: "Row") -> tuple[Any, ...]:
+    """Make a row of the table from a limit that nobody used."""
+    limit = Limit(**{name: row["limit"][name] for name in LIMIT_KEY})
+    found = advice.unused(
+        row["instance"], row["kind"], row["name"], limit, row["observed_s"], lost_records=row["lost_records"]
+    )
+    return (*found[:4], limit.rule, limit.count, *found[4:10], 0, 0.0, 0, None, None, None, None, None)
+
+
 def of_result(row: "Row") -> Recommendation:
     """Read a row of the table."""
 
@@ -227,18 +280,7 @@ def of_result(row: "Row") -> Recommendation:
     current = replay(row["current_refused"], row["current_share"])
     logged = replay(row["refused_messages"], row["refused_messages"] / messages) if current and messages else None
     return Recommendation(
-        instance=row["instance"],
-        kind=row["kind"],
-        name=row["name"],
-        action=row["action"],
-        rule=row["rule"],
-        count=row["count"],
-        rate_per_s=row["rate_per_s"],
-        recommended_rate_per_s=row["recommended_rate_per_s"],
-        bytes_per_s=row["bytes_per_s"],
-        recommended_bytes_per_s=row["recommended_bytes_per_s"],
-        confidence=row["confidence"],
-        evidence=row["evidence"],
+        **{name: row[name] for name in Recommendation.__struct_fields__ if name != "backtest"},
         backtest=Backtest(
             current=current,
             recommended=replay(row["recommended_refused"], row["recommended_share"]),

@@ -11,12 +11,12 @@ What even distances cannot know: a burst within a second that is larger than the
 totals or scopes that refuse besides. Action ``delay`` holds a request for up to 2 s, which is Sluice's default: it is
 admitted where its wait is not longer, as out of a bucket that holds 2 s more.
 
-Pure: no Spark and no clock. An executor that runs it needs the ``limiter`` package and nothing else.
+Pure: no Spark and no clock.
 """
 
-from collections.abc import Iterable
-from typing import Final, NamedTuple
+from typing import Final
 
+from admin.analytics.figures import Limit
 from limiter.buckets.bucket import closes_at_ns, is_open
 from limiter.buckets.limiter import Limiter
 from limiter.rules.resource import Resource
@@ -25,51 +25,8 @@ from limiter.rules.rule import DEFAULT_MAX_DELAY_S, MAX_TIME_S, NS_PER_S, UPERMI
 _RESOURCE: Final = Resource("topic", "replay")
 
 
-class Limit(NamedTuple):
-    """A limit as the log has it.
-
-    Attributes:
-        rate_per_s: None is unlimited.
-        burst_s: seconds' worth of permits that can be stored.
-        break_s: of the breaker.
-        counts_requests: a permit is a request, not a message.
-        bytes_per_s: None is unlimited.
-        bytes_burst_s: seconds' worth of bytes that can be stored.
-        delays: what is above the limit is held for a while.
-    """
-
-    rate_per_s: float | None = None
-    burst_s: float = 1.0
-    break_s: float = 0.0
-    counts_requests: bool = False
-    bytes_per_s: float | None = None
-    bytes_burst_s: float = 1.0
-    delays: bool = False
-
-    @property
-    def is_none(self) -> bool:
-        """Whether nothing is limited."""
-        return self.rate_per_s is None and self.bytes_per_s is None
-
-
-class Second(NamedTuple):
-    """What was asked for in one second.
-
-    Attributes:
-        at_s: its beginning.
-        requests: how many.
-        messages: in them.
-        size_bytes: of them.
-    """
-
-    at_s: int
-    requests: int
-    messages: int
-    size_bytes: int
-
-
 class Replay:
-    """One resource's limit over time; seconds are told in order, those without a request can be left out.
+    """One resource under one limit; play its seconds in order. Those without a request can be left out.
 
     Args:
         limit: what limits.
@@ -78,25 +35,12 @@ class Replay:
 
     def __init__(self, limit: Limit, at_s: int) -> None:
         self._gates: tuple[_Gate, ...] = ()
-        self.limit = limit
         now_ns = at_s * NS_PER_S
         rule = _rule(limit)
-        if limit.rate_per_s is not None:
-            self._gates += (_Gate(Limiter(_RESOURCE, rule, now_ns), by_request=limit.counts_requests),)
+        if rule.rate_per_s is not None:
+            self._gates += (_Gate(Limiter(_RESOURCE, rule, now_ns), by_request=limit.count == "requests"),)
         if rule.bytes_rule is not None:
             self._gates += (_Gate(Limiter(_RESOURCE, rule.bytes_rule, now_ns), by_byte=True),)
-
-    def change(self, limit: Limit, at_s: int) -> "Replay":
-        """Return the replay that goes on under another limit from a second on, as a live change does."""
-        if limit == self.limit:
-            return self
-        after = Replay(limit, at_s)
-        for gate in after._gates:
-            for before in self._gates:
-                if before.kind == gate.kind:
-                    before.limiter.reconfigure(at_s * NS_PER_S, gate.limiter.rule)
-                    gate.limiter = before.limiter
-        return after
 
     def second(self, at_s: int, requests: int, messages: int, size_bytes: int = 0) -> int:
         """Play one second; return how many of its messages are refused."""
@@ -149,10 +93,6 @@ class Replay:
             at = requests
         return refused
 
-    def seconds(self, seconds: Iterable[Second]) -> int:
-        """Play several seconds; return how many messages are refused."""
-        return sum(self.second(*each) for each in seconds)
-
 
 class _Gate:
     """One limiter, and what a second asks of it."""
@@ -173,10 +113,6 @@ class _Gate:
         self._by_request, self._by_byte = by_request, by_byte
         self._requests = self._total = 0
         self._gap_ns = self._cost_upermits = self._gain_upermits = 0.0
-
-    @property
-    def kind(self) -> str:
-        return "bytes" if self._by_byte else "messages"
 
     def takes_all(self, begin_ns: int, requests: int, messages: int, size_bytes: int, gap_ns: float) -> bool:
         """Say whether a whole second is admitted, and spend it if so: what most seconds come to, in one step."""
@@ -263,14 +199,15 @@ class _Gate:
 
 
 def _rule(limit: Limit) -> Rule:
-    held_s = DEFAULT_MAX_DELAY_S if limit.delays else 0.0
+    delays = limit.action == "delay"
+    held_s = DEFAULT_MAX_DELAY_S if delays else 0.0
     return Rule(
         _RESOURCE.kind,
         _RESOURCE.name,
-        limit.rate_per_s,
+        limit.rate,
         burst_s=min(MAX_TIME_S, limit.burst_s + held_s),
-        break_s=0.0 if limit.delays else limit.break_s,
-        bytes_per_s=limit.bytes_per_s,
+        break_s=0.0 if delays else limit.break_s,
+        bytes_per_s=limit.bytes_rate,
         bytes_burst_s=min(MAX_TIME_S, limit.bytes_burst_s + held_s),
         allow_under_limit=True,
     )

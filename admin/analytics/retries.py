@@ -9,9 +9,8 @@ Clients differ, and the log says only which language they are written in. Of sev
 refused requests that it made: within a second all have the same p, so that this is its part of all attempts, too. Who
 was refused without being told (one-way requests) does not try again.
 
-The formula stands here twice: in Python, and as Spark computes it over the seconds of the table ``minutes``. Minutes
-are many and most are without a refusal, so that all is left of what was asked for in them. Java works through arrays
-element by element, slowly: whatever is the same for a minute is taken from its columns or left out.
+Most minutes have no refusal, and then all of their demand is wanted. Java works through arrays element by element,
+slowly: whatever is the same for a whole minute is taken from its columns or left out.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,67 +26,18 @@ if TYPE_CHECKING:
 ATTEMPTS: Final[Mapping[str, int]] = {
     language: attempts for protocol in own_protocols() for language, attempts in protocol.busy_attempts.items()
 }
-"""Attempts that a client makes when it is refused as busy, by the language it names. All others: one."""
+"""How often a client tries when it is refused as busy, by the language it names; all others try once."""
 
 DISTINCT: Final = tuple(sorted(set(ATTEMPTS.values()) - {1}))
-"""The numbers of attempts that there are, besides one."""
+"""The numbers of attempts above one that occur."""
 
 
-def expected_attempts(admitted_share: float, attempts: int) -> float:
-    """Return how many attempts an original request makes on average.
-
-    Args:
-        admitted_share: of the attempts in that second, 0 to 1.
-        attempts: at most so many.
-    """
-    # The sum, since the closed form is nothing but rounding where next to nothing is admitted.
-    return float(sum((1 - admitted_share) ** before for before in range(attempts)))
-
-
-def weights(languages: Mapping[str, tuple[int, int]], busy_answers: int) -> dict[int, float]:
-    """Return which part of what was refused makes how many attempts; the rest makes one.
-
-    Args:
-        languages: requests and, of these, refused ones, by language.
-        busy_answers: refusals that a client was told of.
-    """
-    refused = sum(refused for _, refused in languages.values())
-    if not refused:
-        return {}
-    told = min(1.0, busy_answers / refused)
-    found: dict[int, float] = {}
-    for language, (_, count) in languages.items():
-        attempts = ATTEMPTS.get(language, 1)
-        if attempts > 1 and count:
-            found[attempts] = found.get(attempts, 0.0) + told * count / refused
-    return found
-
-
-def corrected(admitted: float, refused: float, parts: Mapping[int, float]) -> float:
-    """Return what was wanted in a second in which so much was admitted and refused.
-
-    Args:
-        admitted: in any unit.
-        refused: in the same unit.
-        parts: see ``weights``.
-    """
-    asked = admitted + refused
-    if not refused or not asked:
-        return asked
-    admitted_share = admitted / asked
-    once = 1.0 - sum(parts.values())
-    return asked * (
-        once + sum(part / expected_attempts(admitted_share, attempts) for attempts, part in sorted(parts.items()))
-    )
-
-
-def weights_columns(languages: "Column", busy_answers: "Column", attempts: Sequence[int] = DISTINCT) -> "list[Column]":
-    """Return ``weights`` as columns, one for each number of attempts.
+def weights_columns(languages: "Column", busy_answers: "Column") -> "list[Column]":
+    """Return the part of the refused requests that makes each number of attempts in ``DISTINCT``; the rest makes one.
 
     Args:
         languages: a map from language to a struct with ``refused``.
-        busy_answers: a number.
-        attempts: which.
+        busy_answers: refusals that a client was told of.
     """
 
     def refused_of(names: Sequence[str] | None) -> "Column":
@@ -104,25 +54,22 @@ def weights_columns(languages: "Column", busy_answers: "Column", attempts: Seque
         F.when(
             refused > 0, told * refused_of([name for name, most in ATTEMPTS.items() if most == each]) / refused
         ).otherwise(F.lit(0.0))
-        for each in attempts
+        for each in DISTINCT
     ]
 
 
-def corrected_column(
-    admitted: "Column", refused: "Column", parts: "Sequence[Column]", attempts: Sequence[int] = DISTINCT
-) -> "Column":
-    """Return ``corrected`` as a column.
+def corrected_column(admitted: "Column", refused: "Column", parts: "Sequence[Column]") -> "Column":
+    """Return what was wanted in a second, without the retries.
 
     Args:
-        admitted: messages of one second.
+        admitted: messages of the second.
         refused: likewise.
         parts: see ``weights_columns``.
-        attempts: what they are of.
     """
     asked = (admitted + refused).cast("double")
     share = admitted / asked
     once, rest = F.lit(1.0), F.lit(0.0)
-    for part, most in zip(parts, attempts, strict=True):
+    for part, most in zip(parts, DISTINCT, strict=True):
         expected = sum((F.pow(1 - share, F.lit(before)) for before in range(1, most)), F.lit(1.0))
         once, rest = once - part, rest + part / expected
     return F.when(refused > 0, asked * (once + rest)).otherwise(asked)

@@ -16,7 +16,7 @@ import tempfile
 import threading
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,64 +38,62 @@ _LONGEST: Final = 300
 """Characters of a line that is Spark's own."""
 _INDEX: Final = re.compile(r"^(?:\[[A-Z_.0-9]+\] )+")
 
-_Words = Callable[[re.Match[str]], str]
-
 
 def _place(text: str) -> str:
     """Write a path as people know it."""
     return re.sub(r"^file:/+", "/", text.rstrip(".,;:'\"`"))
 
 
-_MEANINGS: Final[tuple[tuple[str, _Words], ...]] = (
+_MEANINGS: Final = (
     (
         r"java\.lang\.OutOfMemoryError|GC overhead limit|Java heap space|SparkOutOfMemoryError",
-        lambda _: "Spark ran out of memory: give it more with --driver-memory, as 2g, or a shorter time with --since",
+        "Spark ran out of memory: give it more with --driver-memory, as 2g, or a shorter time with --since",
     ),
     (
         r"No space left on device|Disk quota exceeded",
-        lambda _: (
+        (
             "no space left on the device: of --out, or of the temporary directory (TMPDIR chooses another);"
             " what was there before is still whole"
         ),
     ),
     (
         r"(?:PATH_NOT_FOUND\]? ?|FileNotFoundException: |does not exist: )[^\n]*?(\b(?!file:)\w+://[^\s'\"`,]+)",
-        lambda found: f"{_place(found[1])}: nothing is there; see whether the address is right",
+        "{}: nothing is there; see whether the address is right",
     ),
     (
         r"(?:PATH_NOT_FOUND\]? ?|FileNotFoundException: (?:File )?|does not exist: )[^\n]*?((?:file:)?/[^\s'\"`,]+)",
-        lambda found: f"{_place(found[1])}: vanished while it was read; run it again",
+        "{}: vanished while it was read; run it again",
     ),
     (
         r"(?:AccessControlException|AccessDeniedException|Permission denied)[^\n]*?((?:\b\w+:/?)?/[^\s'\"`,()]+)",
-        lambda found: f"{_place(found[1])}: permission denied; choose another place or run it as another user",
+        "{}: permission denied; choose another place or run it as another user",
     ),
     (
         r"(?:AccessControlException|AccessDeniedException|Permission denied)",
-        lambda _: "permission denied; choose another --out or run it as another user",
+        "permission denied; choose another --out or run it as another user",
     ),
     (
         r"Mkdirs failed to create (?:file:)?(/\S+)",
-        lambda found: f"{_place(found[1])}: cannot be made; choose another --out",
+        "{}: cannot be made; choose another --out",
     ),
     (
         r"(?:Class (\S+FileSystem) not found|No FileSystem for scheme \"?(\w+)\"?)",
-        lambda found: (
-            f"no reader for {found[2] or found[1]} here; let Spark fetch it, as with "
+        (
+            "no reader for {} here; let Spark fetch it, as with "
             "--conf spark.jars.packages=org.apache.hadoop:hadoop-aws:3.4.2"
         ),
     ),
     (
         r"(?:All masters are unresponsive|Failed to connect to master|Master removed our application)",
-        lambda _: "the Spark master does not answer, or has no room for this; see --master",
+        "the Spark master does not answer, or has no room for this; see --master",
     ),
-    (r"Input/output error", lambda _: "the disk cannot be read or written (input/output error)"),
+    (r"Input/output error", "the disk cannot be read or written (input/output error)"),
     (
         r"(?:CANNOT_READ_FILE_FOOTER|is not a Parquet file)[^\n]*?((?:file:)?/[^\s'\"`,()]+)",
-        lambda found: f"{_place(found[1])}: is no table of a report; choose another --out, or delete it",
+        "{}: is no table of a report; choose another --out, or delete it",
     ),
 )
-"""What to look for in an error with all its causes, and what it means; the first that fits."""
+"""What to look for in an error with all its causes, and what it means; the first that fits. Places go into the gaps."""
 
 
 @contextmanager
@@ -158,7 +156,7 @@ def meaning(error: BaseException, text: str = "") -> str:
     text = f"{error}\n{text}"
     for pattern, words in _MEANINGS:
         if found := re.search(pattern, text):
-            return words(found)
+            return words.format(*(_place(group) for group in found.groups() if group))
     if _is_lost(error):
         return "Spark's Java process ended in the middle; it may have been killed for want of memory (--driver-memory)"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
@@ -188,11 +186,11 @@ appender.out.layout.type = PatternLayout
 appender.out.layout.pattern = %d{yyyy-MM-dd HH:mm:ss} %p %c{1}: %m%n%ex
 """
 _LONGEST_LOG: Final = 16 * 1024 * 1024
-"""A log that is longer is begun anew."""
+"""A longer log is begun anew."""
 _BEGUN: Final = "--- sluice report starts Spark ---\n"
-"""What a log says of a start, before Spark says anything."""
+"""Marks a start in the log, before Spark says anything."""
 _JAVA_END_S: Final = 20.0
-"""A Java process that is told to end has so long."""
+"""How long a Java process may take to end."""
 
 
 @dataclass(frozen=True)
@@ -342,10 +340,7 @@ def _scratch() -> Iterator[Path]:
 @contextmanager
 def _log_stream(log: Path | None) -> Iterator[IO[bytes]]:
     """Open the file for what Spark says."""
-    if log is None:
-        with Path(os.devnull).open("wb") as stream:
-            yield stream
-        return
+    log = log or Path(os.devnull)
     try:
         log.parent.mkdir(parents=True, exist_ok=True)
         is_long = log.exists() and log.stat().st_size > _LONGEST_LOG
@@ -365,24 +360,25 @@ def _java(options: SparkOptions, conf: "SparkConf", stream: IO[bytes]) -> Iterat
     from pyspark.errors import PySparkRuntimeError  # noqa: PLC0415 - as above
     from pyspark.java_gateway import launch_gateway  # noqa: PLC0415 - as above
 
-    environ = {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": _LOOPBACK} if options.is_local else {}
+    # Only spark-submit reads this option.
     if (python := dict(options.conf).get("spark.pyspark.python")) is not None:
-        # Only spark-submit reads it.
-        environ["PYSPARK_PYTHON"] = python
+        os.environ.setdefault("PYSPARK_PYTHON", python)
+    if options.is_local:
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        os.environ.setdefault("SPARK_LOCAL_IP", _LOOPBACK)
     launch: Callable[..., Any] = launch_gateway
     gateway = None
-    with _environment(environ):
-        try:
-            with _interrupted_later():
-                try:
-                    gateway = launch(conf, {"stdout": stream, "stderr": stream})
-                except PySparkRuntimeError as error:
-                    raise StartError(_why_no_start(options)) from error
-            SparkContext._ensure_initialized(gateway=gateway, conf=conf)  # noqa: SLF001 - as its constructor does
-            yield
-        finally:
-            if gateway is not None:
-                _end(gateway)
+    try:
+        with _interrupted_later():
+            try:
+                gateway = launch(conf, {"stdout": stream, "stderr": stream})
+            except PySparkRuntimeError as error:
+                raise StartError(_why_no_start(options)) from error
+        SparkContext._ensure_initialized(gateway=gateway, conf=conf)  # noqa: SLF001 - as its constructor does
+        yield
+    finally:
+        if gateway is not None:
+            _end(gateway)
 
 
 @contextmanager
@@ -485,18 +481,6 @@ _NO_START: Final = (
     (r"(?:All masters are unresponsive|Failed to connect to)", "--master {master}: nobody answers there"),
 )
 """What is found in Spark's log when it does not start, and what that means."""
-
-
-@contextmanager
-def _environment(values: Mapping[str, str]) -> Iterator[None]:
-    """Set variables of this process for a while; those that are set already stay."""
-    new = {name: value for name, value in values.items() if name not in os.environ}
-    os.environ.update(new)
-    try:
-        yield
-    finally:
-        for name in new:
-            os.environ.pop(name, None)
 
 
 def read_conf(given: tuple[str, ...]) -> tuple[tuple[str, str], ...]:

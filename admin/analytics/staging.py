@@ -27,7 +27,8 @@ import msgspec
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from admin.analytics.reading import BAD, RECORDS, parse, written
-from admin.analytics.tables import DAY_S
+from admin.analytics.tables import overwrite
+from admin.analytics.words import DAY_S
 from admin.common.disk import replace_durably
 from admin.common.errors import StartError
 
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 COMPACT_AT: Final = 32
-"""So many batches of one day are put together."""
+"""A day's files are put together once this many batches have added to it."""
 _NEWEST_KEPT: Final = 16
 _COMPACTING: Final = ".compacting"
 
@@ -55,7 +56,7 @@ class Followed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 VERSION: Final = 1
-"""Of the layout."""
+"""Version of the layout."""
 
 
 class Staging:
@@ -129,13 +130,13 @@ class Staging:
         one = F.count(F.lit(1)).alias("count")
         parsed = parse(written(lines).observe(read, one))
         rows = parsed.records.withColumn("dt", F.to_date(F.timestamp_seconds("at_s"))).observe(understood, one)
-        _overwrite(rows, self._batch(batch), "dt")
+        overwrite(rows, str(self._batch(batch)), "dt")
         records = int(understood.get["count"])
         bad = int(read.get["count"]) - records
         folder = self._bad / f"batch={batch}"
         if bad:
             # Rarely: it reads the lines once more.
-            _overwrite(parse(lines).bad, folder)
+            overwrite(parse(lines).bad, str(folder))
         else:
             shutil.rmtree(folder, ignore_errors=True)
         return records, bad
@@ -158,15 +159,13 @@ class Staging:
 
     def read(self, days: Collection[date], upto: int) -> "DataFrame":
         """Return the records of some days, in batches up to one; duplicates are still in it."""
-        paths = [str(path) for day in sorted(days) for path in self._paths(day, upto)]
-        return self.read_paths(paths)
+        return self._read([str(path) for day in sorted(days) for path in self._paths(day, upto)])
 
     def read_batch(self, batch: int) -> "DataFrame":
         """Return the records of a batch."""
-        return self.read_paths([str(path) for path in sorted(self._batch(batch).glob("dt=*"))])
+        return self._read([str(path) for path in sorted(self._batch(batch).glob("dt=*"))])
 
-    def read_paths(self, paths: list[str]) -> "DataFrame":
-        """Return the records in some folders."""
+    def _read(self, paths: list[str]) -> "DataFrame":
         if not paths:
             return self._session.createDataFrame([], RECORDS)
         return self._session.read.schema(RECORDS).parquet(*paths)
@@ -224,17 +223,13 @@ class Staging:
             count += 1
             beside = self._records / _COMPACTING
             rows = self.read([day], upto)
-            _overwrite(rows.coalesce(1).sortWithinPartitions("type", "at_s"), beside)
+            overwrite(rows.coalesce(1).sortWithinPartitions("type", "at_s"), str(beside))
             folder = self._records / f"day={day.isoformat()}"
             folder.mkdir(exist_ok=True)
             # From this moment on it stands for the batches, whether they are gone or not.
             beside.rename(folder / f"upto={upto}")
         self._clean()
         return count
-
-    def size_bytes(self) -> int:
-        """Return how much the staged records take."""
-        return sum(path.stat().st_size for path in self._records.rglob("*.parquet"))
 
     def _crossed(self, days: Collection[date], gap_s: int, upto: int) -> list[date]:
         """Return the midnights at the beginning of a day that refusals of one resource are close to on both sides."""
@@ -293,11 +288,6 @@ class Staging:
         for batch in self._batches(committed):
             if not self.days_of(batch):
                 shutil.rmtree(self._batch(batch), ignore_errors=True)
-
-
-def _overwrite(rows: "DataFrame", folder: Path, *partitions: str) -> None:
-    writer = rows.write.mode("overwrite").option("partitionOverwriteMode", "static").option("compression", "zstd")
-    (writer.partitionBy(*partitions) if partitions else writer).parquet(str(folder))
 
 
 def _names(folder: Path) -> list[str]:

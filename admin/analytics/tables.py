@@ -19,24 +19,27 @@ from admin.analytics.reading import LIMIT, OUTCOMES, SECONDS
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-DAY_S: Final = 86_400
-HOUR_S: Final = 3600
-MINUTE_S: Final = 60
 _SCRATCH: Final = "_scratch"
 
 RESOURCE: Final = ("instance STRING", "kind STRING", "name STRING")
 """What limits are of: each instance has its own."""
 RESOURCE_KEY: Final = ("instance", "kind", "name")
 _DAY: Final = ("dt DATE",)
-_LIMIT_OF_RESOURCE: Final = tuple(field for field in LIMIT if field not in {"kind STRING", "name STRING"})
-LIMIT_FIELDS: Final = _LIMIT_OF_RESOURCE
-LIMIT_KEY: Final = tuple(field.split()[0] for field in _LIMIT_OF_RESOURCE)
+LIMIT_FIELDS: Final = tuple(field for field in LIMIT if field not in {"kind STRING", "name STRING"})
+LIMIT_KEY: Final = tuple(field.split()[0] for field in LIMIT_FIELDS)
 _AMOUNTS: Final = tuple(
     f"{outcome}_{what} BIGINT" for outcome in OUTCOMES for what in ("requests", "messages", "bytes")
 )
 AMOUNTS: Final = tuple(field.split()[0] for field in _AMOUNTS)
 _SHARES: Final = "ARRAY<STRUCT<name: STRING, messages: BIGINT, share: DOUBLE>>"
-_LANGUAGES: Final = "languages MAP<STRING, STRUCT<requests: BIGINT, refused: BIGINT>>"
+_TRAFFIC: Final = (
+    *_AMOUNTS,
+    "busy_answers BIGINT",
+    "languages MAP<STRING, STRUCT<requests: BIGINT, refused: BIGINT>>",
+    "clients BIGINT",
+    "more_clients BOOLEAN",
+    *LIMIT_FIELDS,
+)
 
 
 @dataclass(frozen=True)
@@ -64,12 +67,7 @@ MINUTES: Final = Table(
     (
         *RESOURCE,
         "minute_s BIGINT",
-        *_AMOUNTS,
-        "busy_answers BIGINT",
-        _LANGUAGES,
-        "clients BIGINT",
-        "more_clients BOOLEAN",
-        *_LIMIT_OF_RESOURCE,
+        *_TRAFFIC,
         "second ARRAY<INT>",
         *(f"{seconds} ARRAY<BIGINT>" for seconds in SECONDS),
         "demand_messages BIGINT",
@@ -90,12 +88,7 @@ HOURS: Final = Table(
         *RESOURCE,
         "hour_s BIGINT",
         "minutes BIGINT",
-        *_AMOUNTS,
-        "busy_answers BIGINT",
-        _LANGUAGES,
-        "clients BIGINT",
-        "more_clients BOOLEAN",
-        *_LIMIT_OF_RESOURCE,
+        *_TRAFFIC,
         "demand_messages BIGINT",
         "demand_peak_per_s BIGINT",
         "demand_peak_per_minute BIGINT",
@@ -170,7 +163,7 @@ CULPRITS: Final = Table(
 """Who was refused most on a day, for each resource: rank 1 and so on, ties by client and then producer group."""
 LIMITS: Final = Table(
     "limits",
-    (*RESOURCE, *_LIMIT_OF_RESOURCE, "seen_s BIGINT", *_DAY),
+    (*RESOURCE, *LIMIT_FIELDS, "seen_s BIGINT", *_DAY),
     ("instance", "kind", "name", "rule"),
 )
 """The rules for resources, as last recorded on a day. ``name`` is the pattern."""
@@ -285,8 +278,20 @@ def write(frame: "DataFrame", out: str, table: Table, days: Container[date]) -> 
             folder.remove(f"dt={day.isoformat()}")
 
 
+def overwrite(frame: "DataFrame", folder: str, *partitions: str) -> None:
+    """Write rows as Parquet in place of all that is in a folder.
+
+    Args:
+        frame: the rows.
+        folder: directory or address.
+        partitions: columns that make a folder of their own for each value.
+    """
+    writer = frame.write.mode("overwrite").option("partitionOverwriteMode", "static").option("compression", "zstd")
+    writer.partitionBy(*partitions).parquet(folder)
+
+
 def replace(frame: "DataFrame", out: str, name: str) -> str:
-    """Write a table that is not by day, in place of the one that is there, which stays until the new one is complete.
+    """Write a table that is not by day; the one that is there stays until the new one is complete.
 
     Args:
         frame: the rows.
@@ -297,9 +302,7 @@ def replace(frame: "DataFrame", out: str, name: str) -> str:
         its directory or address.
     """
     folder, aside = _Folder(frame.sparkSession, out), f"_{name}"
-    frame.write.mode("overwrite").option("partitionOverwriteMode", "static").option("compression", "zstd").parquet(
-        f"{out}/{aside}"
-    )
+    overwrite(frame, f"{out}/{aside}")
     folder.remove(name)
     folder.rename(aside, name)
     return f"{out}/{name}"

@@ -7,11 +7,10 @@ and as often as ``alerts`` says; what it does not take is given up at once. Whic
 import random
 import re
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, NamedTuple, Self
 from urllib.parse import urlsplit
 
 import httpx2
@@ -45,40 +44,21 @@ class WebhookSettings:
     def where(self) -> str:
         """The receiver, for messages: without the path, which often is a secret."""
         parts = urlsplit(self.url)
-        host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
-        return f"{parts.scheme}://{host}" + (f":{parts.port}" if parts.port else "")
+        return f"{parts.scheme}://{parts.netloc}"
 
 
-@dataclass(frozen=True, slots=True)
-class Delivered:
-    """The receiver has it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """It may work later.
+class Failure(NamedTuple):
+    """Why an event was not delivered.
 
     Attributes:
         reason: in words.
-        retry_after_s: what the receiver asks for; 0 is nothing.
+        is_final: it will not be taken later either.
+        retry_after_s: the pause that the receiver asks for; 0 if it asks for none.
     """
 
     reason: str
+    is_final: bool = False
     retry_after_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """It will not work later.
-
-    Attributes:
-        reason: in words.
-    """
-
-    reason: str
-
-
-Outcome = Delivered | Failed | Refused
 
 
 def read_settings(url: str, token: str) -> WebhookSettings:
@@ -122,7 +102,6 @@ class Webhook:
         ledger: what.
         drain_s: at the end it goes on for so long, if anything waits.
         transport: in place of the network.
-        wait: waits for the condition, as ``Condition.wait`` does; tests need not.
     """
 
     def __init__(
@@ -132,9 +111,8 @@ class Webhook:
         *,
         drain_s: float = 0.0,
         transport: httpx2.BaseTransport | None = None,
-        wait: Callable[[threading.Condition, float | None], object] = threading.Condition.wait,
     ) -> None:
-        self._settings, self._ledger, self._drain_s, self._wait = settings, ledger, drain_s, wait
+        self._settings, self._ledger, self._drain_s = settings, ledger, drain_s
         headers = {"Content-Type": "application/json", "User-Agent": f"sluice/{sluice_version()}"}
         if settings.token:
             headers["Authorization"] = f"Bearer {settings.token}"
@@ -162,8 +140,8 @@ class Webhook:
         if not self._thread.is_alive():
             self._client.close()
 
-    def send(self, event: Event) -> Outcome:
-        """Post one event once."""
+    def send(self, event: Event) -> Failure | None:
+        """Post one event once; return why it was not delivered, or None."""
         where = self._settings.where
         content = msgspec.json.encode(event.message)
         try:
@@ -173,52 +151,47 @@ class Webhook:
             ) as answer:
                 status, headers = answer.status_code, answer.headers
         except httpx2.TimeoutException:
-            return Failed(f"no answer from {where} within {TIMEOUT_S:g} s")
+            return Failure(f"no answer from {where} within {TIMEOUT_S:g} s")
         except httpx2.HTTPError as error:
             why = re.sub(r"\[Errno -?\d+\] ", "", str(error)) or type(error).__name__
-            return Failed(f"{where} cannot be reached ({why})")
+            return Failure(f"{where} cannot be reached ({why})")
         except Exception as error:  # noqa: BLE001 - the thread must go on, whatever the address turns out to be
-            return Refused(f"{where}: {type(error).__name__}: {error}")
+            return Failure(f"{where}: {type(error).__name__}: {error}", is_final=True)
         if 200 <= status < 300:
-            return Delivered()
+            return None
         if status >= 500 or status in _AGAIN:
-            return Failed(f"{where} answers {status}", _retry_after_s(headers.get("retry-after", "")))
+            return Failure(f"{where} answers {status}", retry_after_s=_retry_after_s(headers.get("retry-after", "")))
         hint = " and names another address; give that one with --webhook" if 300 <= status < 400 else ""
-        return Refused(f"{where} answers {status}{hint}")
+        return Failure(f"{where} answers {status}{hint}", is_final=True)
 
     def _run(self) -> None:
         changed = self._ledger.changed
         while True:
             with changed:
-                while not self._stopping and not self._ledger.pending:
-                    self._wait(changed, None)
+                changed.wait_for(lambda: self._stopping or self._ledger.pending)
                 event = self._ledger.head()
                 if self._stopping or event is None:
                     return
             self._settle(event, self.send(event))
 
-    def _settle(self, event: Event, outcome: Outcome) -> None:
+    def _settle(self, event: Event, failure: Failure | None) -> None:
         delay_s = 0.0
         try:
-            match outcome:
-                case Delivered():
-                    self._ledger.delivered(event.key)
-                case Refused(reason):
-                    self._ledger.refused(event.key, reason)
-                case Failed(reason, retry_after_s):
-                    attempts = self._ledger.failed(event.key, reason)
-                    delay_s = max(backoff_s(max(attempts, 1)), min(retry_after_s, LONGEST_BACKOFF_S))
+            if failure is None:
+                self._ledger.delivered(event.key)
+            elif failure.is_final:
+                self._ledger.give_up(event.key, failure.reason)
+            else:
+                attempts = self._ledger.failed(event.key, failure.reason)
+                delay_s = max(backoff_s(max(attempts, 1)), min(failure.retry_after_s, LONGEST_BACKOFF_S))
         except OSError:
             # The disk: the tables have the same trouble and say so.
             delay_s = LONGEST_BACKOFF_S
         self._pause(delay_s)
 
     def _pause(self, delay_s: float) -> None:
-        until_s = time.monotonic() + delay_s
-        changed = self._ledger.changed
-        with changed:
-            while not self._stopping and (left_s := until_s - time.monotonic()) > 0:
-                self._wait(changed, left_s)
+        with self._ledger.changed:
+            self._ledger.changed.wait_for(lambda: self._stopping, timeout=delay_s)
 
 
 def _retry_after_s(text: str) -> float:

@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from admin.analytics.findings import Findings, Held, LimitChange
     from admin.wire.recommendations import Recommendation
 
-_MINUTE_S: Final = 60
-_HOUR_S: Final = 3600
-_DAY_S: Final = 86_400
+MINUTE_S: Final = 60
+HOUR_S: Final = 3600
+DAY_S: Final = 86_400
 
 
 def moment(at_s: int) -> str:
@@ -32,7 +32,7 @@ def span(start_s: int, end_s: int) -> str:
 
 def duration(seconds: int) -> str:
     """Write how long in the two largest units that matter: ``2 d 4 h``, ``4 min 3 s``, ``12 s``."""
-    units = (("d", _DAY_S), ("h", _HOUR_S), ("min", _MINUTE_S), ("s", 1))
+    units = (("d", DAY_S), ("h", HOUR_S), ("min", MINUTE_S), ("s", 1))
     for at, (unit, size) in enumerate(units):
         if seconds >= size or unit == "s":
             whole, rest = divmod(seconds, size)

@@ -6,6 +6,7 @@ from statistics import quantiles
 from typing import Any
 
 import pytest
+import retry_formula
 from minute_rows import MONDAY_S, Asked, Limit, coverage, frame, hours_of, minute
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
@@ -85,8 +86,8 @@ def test_what_is_corrected_for_retries_is_what_the_formula_says(spark: SparkSess
     column = retries.corrected_column(F.col("admitted"), F.col("refused"), parts)
     for row in rows.select("*", column.alias("left")).collect():
         languages = {name: (each["requests"], each["refused"]) for name, each in row["languages"].items()}
-        weights = retries.weights(languages, row["busy"])
-        assert row["left"] == pytest.approx(retries.corrected(row["admitted"], row["refused"], weights)), row
+        weights = retry_formula.weights(languages, row["busy"])
+        assert row["left"] == pytest.approx(retry_formula.corrected(row["admitted"], row["refused"], weights)), row
 
 
 @pytest.fixture(scope="module")

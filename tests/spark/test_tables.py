@@ -17,6 +17,7 @@ from admin.analytics import tables
 from admin.analytics.derive import derive
 from admin.analytics.options import Options
 from admin.analytics.reading import parse, read_lines
+from admin.analytics.words import DAY_S
 
 if TYPE_CHECKING:
     from conftest import Case
@@ -102,9 +103,6 @@ def write(spark: SparkSession, tmp_path: Path) -> Callable[..., str]:
 
 def _rows(frame: DataFrame) -> list[tuple[Any, ...]]:
     return sorted((row["start_s"], row["end_s"], row["messages"]) for row in frame.collect())
-
-
-DAY_S = tables.DAY_S
 
 
 def test_a_run_replaces_its_days_and_leaves_others(spark: SparkSession, write: Callable[..., str]) -> None:

@@ -8,30 +8,34 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from datetime import UTC, date, datetime
+from dataclasses import dataclass, replace
+from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
-from admin.analytics import tables
-from admin.analytics.alerts import AlertSettings, Ledger, Sighting
-from admin.analytics.derive import derive, hours_of, newest_of
+from admin.analytics import tables, words
+from admin.analytics.alerts import LEAST_REFUSED, RECENT_S, Ledger, Sighting
+from admin.analytics.derive import NEWEST, derive
 from admin.analytics.digest import storm
 from admin.analytics.options import Options
 from admin.analytics.reading import distinct, restage
 from admin.analytics.staging import Followed, Staging
 from admin.analytics.webhook import WebhookSettings
+from admin.analytics.words import DAY_S
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from rich.console import Console
 
 MADE_BY: Final = 1
-"""Of the code that makes tables; a follower that finds others makes all of them anew."""
+"""Version of the code that makes tables; a follower that finds tables of another one makes them all anew."""
+WATERMARK_S: Final = 600
+"""Records of an instance come at most this much later than its newest one; after that its storm is over. Even later
+ones still count."""
 _SILENT: Final = 6
-"""A storm of an instance that says nothing any more is over after so many times the watermark."""
+"""The storm of an instance that has gone silent is over after this many times the watermark."""
 _COMPACT_EVERY: Final = 8
 
 
@@ -42,21 +46,18 @@ class FollowSettings:
     Attributes:
         once: take what is there and end.
         trigger_s: seconds between looks for new files.
-        watermark_s: records of an instance come at most so much later than its newest; beyond it a storm is over. Even
-            later ones still count.
         batch_bytes: of files in one batch, about.
         refresh_s: least seconds between recommendations and pages.
         webhook: where alerts go; None is nowhere.
-        alerts: which storms are told.
+        link: where the report is, for people who get an alert.
     """
 
     once: bool = False
     trigger_s: float = 30.0
-    watermark_s: int = 600
     batch_bytes: int = 1024 * 1024 * 1024
     refresh_s: float = 300.0
     webhook: WebhookSettings | None = None
-    alerts: AlertSettings = field(default_factory=AlertSettings)
+    link: str = ""
 
 
 class Batches:
@@ -115,11 +116,8 @@ class Batches:
         records, bad = self._staging.stage(batch, lines.select("value", "file"))
         before = self._staging.newest(batch - 1)
         newest, files = dict(before), 0
-        staged = self._staging.read_batch(batch)
-        found = newest_of(staged).join(
-            staged.groupBy("instance").agg(F.count_distinct("file").alias("files")), "instance"
-        )
-        for row in found.collect():
+        staged = self._staging.read_batch(batch).groupBy("instance")
+        for row in staged.agg(F.expr(NEWEST), F.count_distinct("file").alias("files")).collect():
             newest[row["instance"]] = max(row["newest_s"], before.get(row["instance"], row["newest_s"]))
             files += row["files"]
         self._staging.note_newest(batch, newest)
@@ -158,14 +156,11 @@ class Batches:
             derived = derive(records, self._options, newest_frame)
             try:
                 for table in tables.BY_DAY:
-                    if table is tables.HOURS:
-                        # Minutes are there already, and reading them is faster than making them again.
-                        frame = hours_of(tables.read(self._session, out, tables.MINUTES, wanted))
+                    frame = derived.frame(table, out, wanted)
+                    if table is tables.STORMS:
+                        tables.write(frame, out, table, storm_days)
                     else:
-                        frame = derived.tables[table.name]
-                    if table is not tables.STORMS and not storm_days <= wanted:
-                        frame = frame.where(F.col("dt").isin(*wanted))
-                    tables.write(frame, out, table, storm_days if table is tables.STORMS else wanted)
+                        tables.write(frame.where(F.col("dt").isin(*wanted)), out, table, wanted)
             finally:
                 derived.release()
 
@@ -174,12 +169,11 @@ class Batches:
         known = ledger.unfinished
         wanted = {*days, *(tables.day_of(alert.start_s) for alert in known)}
         told = {(alert.instance, alert.kind, alert.name) for alert in known}
-        settings = self._settings.alerts
-        recent_s = int(time.time()) - settings.recent_s
+        recent_s = int(time.time()) - RECENT_S
         rows = [
             row
             for row in tables.read(self._session, str(self._out), tables.STORMS, wanted)
-            .where(F.col("messages") >= settings.min_refused)
+            .where(F.col("messages") >= LEAST_REFUSED)
             .collect()
             if row["end_s"] >= recent_s or (row["instance"], row["kind"], row["name"]) in told
         ]
@@ -195,7 +189,7 @@ class Batches:
 
     def _is_over(self, instance: str, end_s: int, newest: Mapping[str, int]) -> bool:
         waited_s = end_s + self._options.storm_gap_s
-        late_s = self._settings.watermark_s
+        late_s = WATERMARK_S
         own_s = newest.get(instance, 0)
         return waited_s + late_s <= own_s or waited_s + _SILENT * late_s <= max(newest.values(), default=0)
 
@@ -219,18 +213,17 @@ class Batches:
         self, batch: int, *, files: int, records: int, bad: int, newest: Mapping[str, int], took_s: float
     ) -> None:
         latest = max(newest.values(), default=0)
-        words = [f"batch {batch}: {files:,} {'file' if files == 1 else 'files'}", f"{records:,} records"]
+        said = [f"batch {batch}: {words.counted(files, 'file')}", f"{records:,} records"]
         if bad:
-            words.append(f"{bad} bad lines")
+            said.append(f"{bad} bad lines")
         if latest:
-            words.append(f"up to {datetime.fromtimestamp(latest, UTC):%Y-%m-%d %H:%M:%S}")
-            words.append(f"watermark {datetime.fromtimestamp(latest - self._settings.watermark_s, UTC):%H:%M:%S}")
-        going = self._going(newest)
-        words.append(f"{going} storm{'' if going == 1 else 's'} going on")
+            said.append(f"up to {words.moment(latest)}")
+            said.append(f"watermark {words.moment(latest - WATERMARK_S)[11:]}")
+        said.append(f"{words.counted(self._going(newest), 'storm')} going on")
         if self.ledger is not None and (pending := self.ledger.pending):
-            words.append(f"{pending} alerts wait")
-        words.append(f"{took_s:.1f} s")
-        self.last = ", ".join(words)
+            said.append(f"{pending} alerts wait")
+        said.append(f"{took_s:.1f} s")
+        self.last = ", ".join(said)
         if not self._console.is_terminal:
             say(self._console, self.last)
 
@@ -248,12 +241,12 @@ class Batches:
         """Count the storms that may go on."""
         if not newest:
             return 0
-        days = {tables.day_of(at_s - back_s) for at_s in newest.values() for back_s in (0, tables.DAY_S)}
+        days = {tables.day_of(at_s - back_s) for at_s in newest.values() for back_s in (0, DAY_S)}
         return tables.read(self._session, str(self._out), tables.STORMS, days).where("is_open").count()
 
 
 class StoppedError(Exception):
-    """A batch was not begun, because the process is to end."""
+    """A batch was not begun because the process is about to end."""
 
 
 def say(console: "Console", line: str) -> None:

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import reduce
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Final
@@ -22,16 +23,16 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from admin.analytics.alerts import Ledger
-from admin.analytics.job.batches import Batches, FollowSettings, StoppedError, say
+from admin.analytics.job.batches import WATERMARK_S, Batches, FollowSettings, StoppedError, say
 from admin.analytics.options import Options
-from admin.analytics.out_lock import OutLock
+from admin.analytics.out import OutLock
 from admin.analytics.spark import java_pid
 from admin.analytics.staging import Staging
 from admin.analytics.webhook import Webhook
 from admin.common.errors import SettingsError
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
     from rich.console import Console
 
@@ -43,7 +44,7 @@ _MAX_FILE_AGE: Final = "3650d"
 _DRAIN_ONCE_S: Final = 20.0
 _POLL_S: Final = 1
 _TIME: Final = r"timestamp_seconds(try_cast(regexp_extract(value, '\"at_s\":\\s*(\\d{1,11})', 1) AS BIGINT))"
-"""Of a line, for the watermark that Spark's own progress shows."""
+"""The time of a line, in SQL, for the watermark that Spark's own progress shows."""
 
 
 def follow(
@@ -73,8 +74,6 @@ def follow(
     Raises:
         OperatorError: what cannot be followed, and why.
     """
-    if options.since_s is not None or options.until_s is not None:
-        raise SettingsError("--since, --until: not with --follow or --once, which keep the tables of all days")
     found = sources(logs)
     with ExitStack() as stack:
         lock = stack.enter_context(OutLock(out))
@@ -83,7 +82,7 @@ def follow(
         followed = staging.open(found)
         batches = Batches(session, out, staging, options=options, settings=settings, console=console)
         if settings.webhook is not None:
-            batches.ledger = Ledger(out / "_alerts", settings.alerts, time.time, lambda line: say(console, line))
+            batches.ledger = Ledger(out / "_alerts", settings.link, time.time, lambda line: say(console, line))
             drain_s = _DRAIN_ONCE_S if settings.once else 0.0
             stack.enter_context(Webhook(settings.webhook, batches.ledger, drain_s=drain_s))
         batches.make_anew(followed)
@@ -120,17 +119,14 @@ def sources(logs: Sequence[str]) -> tuple[str, ...]:
             raise SettingsError(f"{log}: no folder is named like that yet")
         else:
             found.add(str(path))
-    if not found:
-        raise SettingsError("no folder to follow; name the one that Sluice writes its rejection log to")
     return tuple(sorted(found))
 
 
 def _start(
     session: "SparkSession", found: Sequence[str], staging: Staging, settings: FollowSettings, batches: Batches
 ) -> "StreamingQuery":
-    lines = None
-    for source in found:
-        one = (
+    def lines(source: str) -> "DataFrame":
+        return (
             session.readStream.format("text")
             .option("recursiveFileLookup", "true")
             .option("pathGlobFilter", _FILES)
@@ -140,13 +136,12 @@ def _start(
             .option("ignoreMissingFiles", "true")
             .load(source)
             .select("value", F.col("_metadata.file_path").alias("file"), F.expr(_TIME).alias("at"))
-            .withWatermark("at", f"{settings.watermark_s} seconds")
+            .withWatermark("at", f"{WATERMARK_S} seconds")
         )
-        lines = one if lines is None else lines.unionByName(one)
-    if lines is None:
-        raise SettingsError("no folder to follow")
+
     writer = (
-        lines.writeStream.foreachBatch(batches)
+        reduce(lambda one, other: one.unionByName(other), map(lines, found))
+        .writeStream.foreachBatch(batches)
         .option("checkpointLocation", str(staging.checkpoint))
         .queryName("sluice report")
     )

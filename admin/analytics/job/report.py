@@ -1,7 +1,7 @@
-"""A report, from the logs to the page: what is done in which order, and what of the tables people are shown.
+"""A report from the logs to the page, step by step.
 
-``make_tables`` is the batch job; ``publish`` reads whatever tables there are and writes what is for people, so that it
-serves the stream as well. What is in the tables, and how, is decided elsewhere.
+``make_tables`` is the batch job. ``publish`` reads whatever tables there are and writes what people read, so it serves
+the stream as well. What the tables hold is decided elsewhere.
 """
 
 import re
@@ -16,28 +16,28 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from admin.analytics import page, tables, words
-from admin.analytics.derive import derive, hours_of
+from admin.analytics.derive import derive
 from admin.analytics.digest import MOST_RECOMMENDED, Digest
 from admin.analytics.findings import Findings, Inputs, SetAside
 from admin.analytics.inputs import Found
 from admin.analytics.options import Options
-from admin.analytics.reading import distinct, read_lines, restage, stage
+from admin.analytics.out import write_file
+from admin.analytics.reading import Staged, distinct, read_lines, restage, stage
 from admin.analytics.recommend import recommend
-from admin.common.disk import replace_durably
 from admin.common.errors import StartError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 Step = Callable[[str], object]
-"""Told what is being done, for those who wait."""
+"""Is told what is being done, for people who wait."""
 
 RECOMMENDATIONS_JSON: Final = "recommendations.json"
 REPORT_HTML: Final = "report.html"
 _MOST_SET_ASIDE: Final = 50
 _MOST_NAMED: Final = 5
 _PARTITION_BYTES: Final = 48 * 1024 * 1024
-"""Of the log, for each task of a shuffle; what is left after aggregation is a small part of it."""
+"""Bytes of log for each task of a shuffle; what is left after aggregation is a small part of them."""
 _MOST_PARTITIONS: Final = 400
 _SHUFFLES: Final = "spark.sql.shuffle.partitions"
 
@@ -90,67 +90,49 @@ def make_tables(session: "SparkSession", found: Found, out: str, options: Option
     """
     step(f"reading {len(found.paths):,} files" if len(found.paths) != 1 else "reading one file")
     _size_shuffles(session, found)
+    since_s = 0 if options.since_s is None else options.since_s
+    wanted = f"at_s >= {since_s}" + ("" if options.until_s is None else f" AND at_s < {options.until_s}")
     with tables.scratch(session, out) as scratch:
-        staged = stage(_lines(session, found), f"{scratch}/lines")
-        count, bad = staged.records.count(), staged.bad.count()
+        staged = stage(_lines(session, found), f"{scratch}/lines", wanted)
         skipped = [*found.skipped, *found.vanished()]
-        set_aside = [SetAside(file=each.path, reason=each.reason) for each in skipped]
-        if bad:
-            set_aside = [*_bad_lines(staged.bad), *set_aside]
-        step(f"looking for copies among {count:,} records")
-        once = distinct(staged.records)
+        set_aside = [*(_bad_lines(staged.parsed.bad) if staged.bad else ()), *skipped]
+        if not staged.wanted:
+            raise StartError(_why_nothing(staged, found, set_aside))
+        step(f"looking for copies among {staged.records:,} records")
+        once = distinct(staged.parsed.records)
+        step(f"adding up {staged.records - once.dropped:,} records")
         records = restage(once.records, f"{scratch}/once") if once.dropped else once.records
-        _check_there_is_something(records, found, set_aside, options)
-        step(f"adding up {count - once.dropped:,} records")
         derived = derive(records, options)
         days = tables.Days.of_seconds(options.since_s, options.until_s)
         try:
             for at, table in enumerate(tables.BY_DAY, start=1):
                 step(f"writing {table.name}, {at} of {len(tables.BY_DAY)} tables")
-                # Minutes are there already, and reading them is faster than making them again.
-                hours = table is tables.HOURS
-                frame = (
-                    hours_of(tables.read(session, out, tables.MINUTES, days)) if hours else derived.tables[table.name]
-                )
-                tables.write(frame, out, table, days)
+                tables.write(derived.frame(table, out, days), out, table, days)
         finally:
             derived.release()
     return Inputs(
         logs=found.logs,
         files=len(found.paths),
         size_bytes=found.size_bytes,
-        records=count - once.dropped,
+        records=staged.records - once.dropped,
         duplicates=once.dropped,
-        bad_lines=bad,
+        bad_lines=staged.bad,
         skipped_files=len(skipped),
         set_aside=tuple(set_aside[:_MOST_SET_ASIDE]),
     )
 
 
-def _check_there_is_something(
-    records: "DataFrame", found: Found, set_aside: Sequence[SetAside], options: Options
-) -> None:
-    """Refuse to put an empty report in place of the one that is there.
-
-    Raises:
-        StartError: nothing was understood, or nothing is of the time that was asked for.
-    """
-    since_s = 0 if options.since_s is None else options.since_s
-    until = "" if options.until_s is None else f" AND at_s < {options.until_s}"
-    row = records.selectExpr(
-        "min(at_s) AS first_s", "max(at_s) AS last_s", f"count_if(at_s >= {since_s}{until}) AS records"
-    ).collect()[0]
-    if row["records"]:
-        return
-    if row["first_s"] is None:
-        files = words.counted(len(found.paths), "file") if found.paths else ", ".join(found.addresses)
-        why = [
-            f"{each.file}: {words.counted(each.lines, 'line') + ': ' if each.lines else ''}{each.reason}"
-            for each in set_aside[:_MOST_NAMED]
-        ]
-        raise StartError([*why, f"nothing to report: not one record of a rejection log in {files}"])
-    there = words.span(row["first_s"], row["last_s"])
-    raise StartError(f"nothing to report: no record is of the time that was asked for; there are some from {there} UTC")
+def _why_nothing(staged: Staged, found: Found, set_aside: Sequence[SetAside]) -> list[str]:
+    """Say why there is nothing to put in place of the report that is there: nothing was understood, or asked for."""
+    if staged.first_s is not None and staged.last_s is not None:
+        there = words.span(staged.first_s, staged.last_s)
+        return [f"nothing to report: no record is of the time that was asked for; there are some from {there} UTC"]
+    files = words.counted(len(found.paths), "file") if found.paths else ", ".join(found.addresses)
+    why = [
+        f"{each.file}: {words.counted(each.lines, 'line') + ': ' if each.lines else ''}{each.reason}"
+        for each in set_aside[:_MOST_NAMED]
+    ]
+    return [*why, f"nothing to report: not one record of a rejection log in {files}"]
 
 
 def coming_in(logs: tuple[str, ...], bad: "DataFrame | None") -> Inputs:
@@ -237,19 +219,5 @@ def publish(session: "SparkSession", place: Place, options: Options, inputs: Inp
     )
     step("writing the page")
     recommended.write_file(place.files / RECOMMENDATIONS_JSON, made_at, findings.period)
-    write_file(place.html, page.render(findings).encode())
+    write_file(place.html, [page.render(findings).encode()])
     return findings
-
-
-def write_file(path: Path, content: bytes) -> None:
-    """Write a file as a whole: readers see the old one or the new one.
-
-    Raises:
-        StartError: it cannot be written.
-    """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        replace_durably(path, [content])
-        path.chmod(0o644)
-    except OSError as error:
-        raise StartError(f"{path}: cannot be written: {error.strerror or error}") from error

@@ -21,17 +21,17 @@ from admin.analytics.page.markup import label
 from admin.wire.recommendations import Recommendation
 
 MOST_RECOMMENDED: Final = 15
-"""So many recommendations have room in one chart."""
+"""Recommendations that fit one chart."""
 MOST_CULPRITS: Final = 12
 _MS: Final = 1000
 _ROW_PX: Final = 42
 _CURVE_PX: Final = 230
 _ROOM: Final = 1.12
-"""Above the highest."""
+"""The axis ends this many times the highest value."""
 
 
 class Palette:
-    """Colours that stand for those of the theme, which ``draw.js`` puts in their places; no one else uses these."""
+    """Placeholders that ``draw.js`` replaces with the colours of the theme; nothing else uses these colours."""
 
     INK: Final = "#01f001"
     MUTED: Final = "#01f002"
@@ -120,38 +120,23 @@ def _figure(height_px: int, **how: Any) -> Any:
 
 
 def _finish(plot: Any, chart_id: str, says: str) -> Chart:
-    item = json_item(plot, ID(chart_id))
-    return Chart(chart_id, _without_nan(item), plot.height, says)
-
-
-def _without_nan(value: Any) -> Any:
-    """Bokeh writes what JSON cannot say as an object; whatever is left would break the page."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return {"type": "number", "value": "nan"}
-    if isinstance(value, dict):
-        return {key: _without_nan(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_without_nan(each) for each in value]
-    return value
+    return Chart(chart_id, json_item(plot, ID(chart_id)), plot.height, says)
 
 
 def _hover(plot: Any, renderers: Sequence[Any], rows: Iterable[tuple[str, str]]) -> None:
     plot.add_tools(HoverTool(renderers=list(renderers), tooltips=list(rows), point_policy="follow_mouse"))
 
 
-def _rows_figure(names: Sequence[str], **how: Any) -> Any:
-    """A figure with a row for each name, which stands above what it names: narrow screens have no room beside it."""
-    plot = _figure(max(96, 34 + _ROW_PX * len(names)), y_range=Range1d(start=len(names) - 0.35, end=-0.75), **how)
+def _rows_figure(names: Sequence[str], x_range: Range1d, **how: Any) -> Any:
+    """Make a figure with a row for each name, written above what it names: narrow screens have no room beside it."""
+    y_range = Range1d(start=len(names) - 0.35, end=-0.75)
+    plot = _figure(max(96, 34 + _ROW_PX * len(names)), x_range=x_range, y_range=y_range, **how)
     plot.yaxis.visible = False
     # Half of the first tick's label.
     plot.min_border_left = 14
     plot.ygrid.grid_line_color = None
-    return plot
-
-
-def _name_rows(plot: Any, names: Sequence[str], left: float) -> None:
     plot.text(
-        x=left,
+        x=x_range.start,
         y="y",
         text="text",
         source=ColumnDataSource({"y": [at - 0.30 for at in range(len(names))], "text": list(names)}),
@@ -161,10 +146,11 @@ def _name_rows(plot: Any, names: Sequence[str], left: float) -> None:
         text_baseline="middle",
         x_offset=2,
     )
+    return plot
 
 
 def _storms(findings: Findings) -> Chart:
-    """Storms over time, a row for each resource; the bar is how long, the dot how many messages."""
+    """Draw storms over time, a row for each resource; a bar shows how long, a dot how many messages."""
     name_of = resource_words(findings)
     names = list(dict.fromkeys(map(name_of, findings.storms)))
     period = findings.period
@@ -172,11 +158,10 @@ def _storms(findings: Findings) -> Chart:
     end = max([storm.end_s for storm in findings.storms] + ([period.until_s] if period.until_s is not None else []))
     margin = max(1, (end - start) // 50)
     plot = _rows_figure(
-        names,
+        [label(name) for name in names],
         x_axis_type="datetime",
         x_range=Range1d(start=(start - margin) * _MS, end=(end + margin) * _MS),
     )
-    _name_rows(plot, [label(name) for name in names], (start - margin) * _MS)
     most = max(storm.messages for storm in findings.storms) or 1
     source = ColumnDataSource(
         {
@@ -223,7 +208,7 @@ def _when(storm: Storm) -> str:
 
 
 def _curve(curve: Curve, chart_id: str) -> Chart:
-    """What was asked for of one resource: admitted and refused, the busiest second behind them, the limit before."""
+    """Draw the demand of one resource: admitted and refused in front of the busiest second, behind the limit."""
     points = curve.points
     highest = max((point.peak_per_s for point in points), default=0.0)
     line = [piece for piece in limit_line(curve) if piece.limit_per_s is not None]
@@ -306,7 +291,7 @@ def _curve(curve: Curve, chart_id: str) -> Chart:
 
 
 def _culprits(findings: Findings) -> Chart:
-    """Who was refused most."""
+    """Draw who was refused most."""
     name_of = resource_words(findings)
     shown = findings.culprits[:MOST_CULPRITS]
     names = [
@@ -315,7 +300,6 @@ def _culprits(findings: Findings) -> Chart:
     most = max((each.messages for each in shown), default=1) or 1
     plot = _rows_figure(names, x_range=Range1d(start=0, end=most * 1.2))
     plot.xaxis.formatter = NumeralTickFormatter(format="0,0")
-    _name_rows(plot, names, 0)
     source = ColumnDataSource(
         {
             "y": [at + 0.12 for at in range(len(shown))],
@@ -348,14 +332,13 @@ def _culprits(findings: Findings) -> Chart:
 
 
 def _recommendations(shown: Sequence[Recommendation]) -> Chart:
-    """The limit as it is, an open circle, and as recommended, a full one."""
+    """Draw each limit as it is, an open circle, and as recommended, a full one."""
     names = [label(f"{each.name}   {words.change(each)}", 64) for each in shown]
     rates = [rate for each in shown for rate in (each.rate_per_s, each.recommended_rate_per_s) if rate]
     low, high = (min(rates) / 3, max(rates) * 3) if rates else (1.0, 10.0)
     plot = _rows_figure(names, x_axis_type="log", x_range=Range1d(start=low, end=high))
     # As many decimals as the smallest tick has.
     plot.xaxis.formatter = NumeralTickFormatter(format=f"0,0.[{'0' * max(1, math.ceil(-math.log10(low)))}]")
-    _name_rows(plot, names, low)
     rows = [
         {
             "y": at + 0.12,

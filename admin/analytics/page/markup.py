@@ -10,9 +10,9 @@ from admin.common.tables import printable
 
 _LONGEST_LABEL: Final = 44
 _WHOLE: Final = 20
-"""A word of so many characters has room in a column."""
+"""A word of up to this many characters fits a column."""
 _PARTS: Final = re.compile(r"[^-._:/@]{1,20}[-._:/@]?|[-._:/@]+")
-"""Of a longer word: what stands between the characters that commonly part names, or so much of it as has room."""
+"""The parts of a longer word: between the characters that commonly part names, and no longer than fits."""
 
 
 def text(value: object) -> str:

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from admin.analytics.advice import Advice, Claim, confidence, decide, fair_level, is_runaway, settle, share_out, unused
 from admin.analytics.evidence import span
-from admin.analytics.figures import DAY_S, Demand, Limit, Percentiles, Storms
+from admin.analytics.figures import Demand, Limit, Percentiles, Storms
+from admin.analytics.words import DAY_S
 
 WEEK_S = 7 * DAY_S
 

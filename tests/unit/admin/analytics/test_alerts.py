@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from admin.analytics.alerts import GIVE_UP_ATTEMPTS, GIVE_UP_S, MOST_PENDING, AlertSettings, Event, Ledger, Sighting
+from admin.analytics.alerts import GIVE_UP_S, MOST_PENDING, Event, Ledger, Sighting
 from admin.analytics.findings import Share, Storm
 from admin.common.errors import StartError
 
@@ -43,8 +43,8 @@ def ledger_path(tmp_path: Path) -> Path:
 def open_ledger(tmp_path: Path, clock: Clock, warnings: list[str]) -> Callable[..., Ledger]:
     """Open the ledger, as after each start."""
 
-    def open_(**settings: object) -> Ledger:
-        return Ledger(tmp_path / "_alerts", AlertSettings(**settings), clock, warnings.append)
+    def open_() -> Ledger:
+        return Ledger(tmp_path / "_alerts", "/srv/report.html", clock, warnings.append)
 
     return open_
 
@@ -96,7 +96,7 @@ def test_storm_that_goes_on_has_begun_once_and_ends_once(open_ledger: Open) -> N
 
 
 def test_message_says_who_and_how_much(open_ledger: Open) -> None:
-    ledger = open_ledger(link="/srv/report.html")
+    ledger = open_ledger()
     ledger.update([storm()])
     message = msgspec.json.decode(msgspec.json.encode(head(ledger).message))
     assert message == {
@@ -131,13 +131,6 @@ def test_killed_between_the_answer_and_its_note_sends_the_same_key_again(open_le
     first.update([storm()])
     key = head(first).key
     assert head(open_ledger()).key == key
-
-
-def test_delivered_event_is_out_of_the_file_at_once(open_ledger: Open) -> None:
-    ledger = open_ledger()
-    ledger.update([storm()])
-    ledger.delivered(head(ledger).key)
-    assert open_ledger().head() is None
 
 
 @pytest.mark.parametrize(
@@ -186,23 +179,13 @@ def test_next_storm_of_the_same_resource_is_another_one(open_ledger: Open) -> No
     assert len({storm_id for _, storm_id in events}) == 2
 
 
-def test_event_is_given_up_after_so_many_attempts(open_ledger: Open, warnings: list[str]) -> None:
-    ledger = open_ledger()
-    ledger.update([storm()])
-    key = head(ledger).key
-    for attempt in range(1, GIVE_UP_ATTEMPTS + 1):
-        assert ledger.failed(key, "http://10.0.0.1 cannot be reached") == attempt
-    assert ledger.head() is None
-    (line,) = warnings
-    assert line.startswith('webhook: "began" of the storm on topic orders at 2027-01-15T07:59:00Z is given up: ')
-
-
 def test_event_is_given_up_when_it_is_too_old(open_ledger: Open, clock: Clock, warnings: list[str]) -> None:
     ledger = open_ledger()
     ledger.update([storm()])
     clock.now_s += GIVE_UP_S
     ledger.failed(head(ledger).key, "no answer")
     assert ledger.head() is None
+    assert warnings[0].startswith('webhook: "began" of the storm on topic orders at 2027-01-15T07:59:00Z is given up: ')
     assert "after 1 attempts in 24.0 h" in warnings[0]
 
 

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from admin.analytics.inputs import Skipped, find
+from admin.analytics.findings import SetAside
+from admin.analytics.inputs import find
 from admin.common.errors import StartError
 
 
@@ -60,7 +61,7 @@ def test_what_cannot_be_read_is_set_aside_and_the_rest_is_read(tmp_path: Path) -
     (tmp_path / "self.jsonl").symlink_to("self.jsonl")
     found = find([str(tmp_path), str(tmp_path / "missing")])
     assert found.paths == (str(good),)
-    assert {Path(each.path).name: each.reason for each in found.skipped} == {
+    assert {Path(each.file).name: each.reason for each in found.skipped} == {
         "link.jsonl": "is a link to nothing",
         "missing": "no such file or folder",
         "pipe.jsonl": "is no regular file",
@@ -85,7 +86,7 @@ def test_a_damaged_gzip_is_read_as_far_as_it_goes_and_said(tmp_path: Path, conte
     file = _write(tmp_path / "a.jsonl.gz", content)
     found = find([str(tmp_path)])
     assert found.paths == (str(file),)
-    assert found.skipped == (Skipped(str(file), reason),)
+    assert found.skipped == (SetAside(file=str(file), reason=reason),)
 
 
 def test_several_gzips_in_one_file_are_whole(tmp_path: Path) -> None:
@@ -117,4 +118,4 @@ def test_files_that_have_gone_are_named(tmp_path: Path) -> None:
     file = _write(tmp_path / "a.jsonl")
     found = find([str(tmp_path)])
     file.unlink()
-    assert found.vanished() == [Skipped(str(file), "vanished while it was read")]
+    assert found.vanished() == [SetAside(file=str(file), reason="vanished while it was read")]

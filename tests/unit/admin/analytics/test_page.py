@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from findings_maker import HOSTILE, LONG
 
-from admin.analytics.findings import Edit, Findings, Inputs, LimitChange, Point
+from admin.analytics.findings import Edit, Findings, Inputs, LimitChange, Point, Totals
 from admin.analytics.page import render
 from admin.analytics.page.markup import broken, data, label, table
 from admin.common.tables import printable
@@ -39,10 +39,8 @@ def test_a_report_of_nothing_is_a_page_too() -> None:
 
 
 def test_a_report_without_refusals_says_so() -> None:
-    found = findings_maker.findings(storms=(), culprits=())
-    found = findings_maker.findings(
-        storms=(), culprits=(), totals=type(found.totals)(resources=3, admitted=1000, recommendations={"keep": 3})
-    )
+    totals = Totals(resources=3, admitted=1000, recommendations={"keep": 3})
+    found = findings_maker.findings(storms=(), culprits=(), totals=totals)
     assert "refused nothing of 1,000 messages" in render(found)
 
 

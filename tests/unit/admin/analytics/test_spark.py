@@ -8,7 +8,7 @@ def test_sparks_options_are_key_and_value() -> None:
     assert read_conf(("spark.a=b=c", "spark.d=")) == (("spark.a", "b=c"), ("spark.d", ""))
 
 
-@pytest.mark.parametrize("word", ["spark.a", "a=b", "=b", ""])
+@pytest.mark.parametrize("word", ["spark.a", "a=b"])
 def test_what_is_no_option_of_sparks_is_refused(word: str) -> None:
     with pytest.raises(SettingsError, match="must be KEY=VALUE"):
         read_conf((word,))

@@ -3,7 +3,6 @@ from pathlib import Path
 
 import findings_maker
 from findings_maker import HOSTILE
-from rich.console import Console
 
 from admin.analytics.findings import Findings, Inputs, Totals
 from admin.analytics.summary import summary
@@ -52,10 +51,3 @@ def test_a_directory_with_blanks_is_quoted_in_what_is_to_be_typed() -> None:
 def test_a_report_of_nothing_says_so() -> None:
     printed = _printed(Findings(made_at="2026-11-21T12:00:00Z", out="out"))
     assert printed.startswith("There is not one record in these logs.")
-
-
-def test_it_fits_a_narrow_terminal() -> None:
-    console = Console(file=io.StringIO(), width=60, force_terminal=True, color_system=None)
-    with console.capture() as capture:
-        console.print(summary(findings_maker.findings(), Path("r.html")))
-    assert max(map(len, capture.get().splitlines())) <= 60

@@ -9,13 +9,10 @@ import httpx2
 import msgspec
 import pytest
 
-from admin.analytics.alerts import AlertSettings, Event, Ledger, Message
+from admin.analytics.alerts import Event, Ledger, Message
 from admin.analytics.webhook import (
     LONGEST_BACKOFF_S,
-    Delivered,
-    Failed,
-    Outcome,
-    Refused,
+    Failure,
     Webhook,
     WebhookSettings,
     backoff_s,
@@ -48,7 +45,7 @@ def event(number: int = 1) -> Event:
 
 @pytest.fixture
 def ledger(tmp_path: Path) -> Ledger:
-    return Ledger(tmp_path, AlertSettings(), lambda: 0.0, lambda _line: None)
+    return Ledger(tmp_path, "", lambda: 0.0, lambda _line: None)
 
 
 def put(ledger: Ledger, *events: Event) -> None:
@@ -65,7 +62,7 @@ def test_the_receiver_is_named_without_the_path_which_may_be_a_secret(url: str, 
     assert read_settings(url, "").where == where
 
 
-def post(ledger: Ledger, answer: Answer, token: str = "") -> Outcome:
+def post(ledger: Ledger, answer: Answer, token: str = "") -> Failure | None:
     webhook = Webhook(WebhookSettings(URL, token), ledger, transport=httpx2.MockTransport(answer))
     return webhook.send(event())
 
@@ -74,10 +71,7 @@ def post(ledger: Ledger, answer: Answer, token: str = "") -> Outcome:
 def posting(ledger: Ledger, answer: Answer, drain_s: float = 30.0) -> Iterator[None]:
     """Post what is in the ledger; no pause between attempts lasts."""
 
-    def wait(condition: threading.Condition, timeout_s: float | None) -> None:
-        condition.wait(timeout_s and 0.001)
-
-    webhook = Webhook(WebhookSettings(URL), ledger, drain_s=drain_s, transport=httpx2.MockTransport(answer), wait=wait)
+    webhook = Webhook(WebhookSettings(URL), ledger, drain_s=drain_s, transport=httpx2.MockTransport(answer))
     webhook._pause = lambda _delay_s: None
     with webhook:
         yield
@@ -90,7 +84,7 @@ def test_post_has_the_event_its_key_and_the_token(ledger: Ledger) -> None:
         seen.append(request)
         return httpx2.Response(204)
 
-    assert post(ledger, answer, token="t0ken") == Delivered()
+    assert post(ledger, answer, token="t0ken") is None
     (request,) = seen
     assert request.method == "POST"
     assert request.headers["idempotency-key"] == "storm-1-began"
@@ -99,20 +93,22 @@ def test_post_has_the_event_its_key_and_the_token(ledger: Ledger) -> None:
     assert msgspec.json.decode(request.read())["storm_id"] == "storm-1"
 
 
-@pytest.mark.parametrize("status", [500, 502, 503, 408, 429])
+@pytest.mark.parametrize("status", [503, 408, 429])
 def test_status_that_may_change_is_tried_again(ledger: Ledger, status: int) -> None:
     outcome = post(ledger, lambda _: httpx2.Response(status, headers={"Retry-After": "7"}))
-    assert outcome == Failed(f"https://alerts.example.com answers {status}", 7.0)
+    assert outcome == Failure(f"https://alerts.example.com answers {status}", retry_after_s=7.0)
 
 
-@pytest.mark.parametrize("status", [400, 401, 403, 404, 410, 422])
+@pytest.mark.parametrize("status", [401, 404])
 def test_status_of_a_wrong_request_is_not_tried_again(ledger: Ledger, status: int) -> None:
-    assert post(ledger, lambda _: httpx2.Response(status)) == Refused(f"https://alerts.example.com answers {status}")
+    outcome = post(ledger, lambda _: httpx2.Response(status))
+    assert outcome == Failure(f"https://alerts.example.com answers {status}", is_final=True)
 
 
 def test_redirection_is_not_followed(ledger: Ledger) -> None:
     outcome = post(ledger, lambda _: httpx2.Response(302, headers={"Location": "https://elsewhere.example.com"}))
-    assert isinstance(outcome, Refused)
+    assert outcome is not None
+    assert outcome.is_final
 
 
 def test_unreachable_receiver_is_tried_again_and_its_path_stays_secret(ledger: Ledger) -> None:
@@ -120,14 +116,14 @@ def test_unreachable_receiver_is_tried_again_and_its_path_stays_secret(ledger: L
         raise httpx2.ConnectError("[Errno 111] Connection refused", request=request)
 
     outcome = post(ledger, answer)
-    assert outcome == Failed("https://alerts.example.com cannot be reached (Connection refused)")
+    assert outcome == Failure("https://alerts.example.com cannot be reached (Connection refused)")
 
 
 def test_silent_receiver_is_tried_again(ledger: Ledger) -> None:
     def answer(request: httpx2.Request) -> httpx2.Response:
         raise httpx2.ReadTimeout("", request=request)
 
-    assert isinstance(post(ledger, answer), Failed)
+    assert post(ledger, answer) == Failure("no answer from https://alerts.example.com within 10 s")
 
 
 def test_events_arrive_in_order_each_once_though_some_attempts_fail(ledger: Ledger) -> None:
@@ -174,7 +170,7 @@ def test_unreachable_receiver_holds_up_nobody_and_its_events_are_kept(ledger: Le
     with Webhook(WebhookSettings(URL), ledger, transport=httpx2.MockTransport(answer)):
         assert tried.wait(30)
     assert ledger.pending == 1
-    again = Ledger(tmp_path, AlertSettings(), lambda: 0.0, lambda _line: None)
+    again = Ledger(tmp_path, "", lambda: 0.0, lambda _line: None)
     event_kept = again.head()
     assert event_kept is not None
     assert event_kept.key == "storm-1-began"

@@ -32,12 +32,7 @@ def test_a_share_is_never_rounded_to_nothing_or_all(share: float, text: str) -> 
         (1234.5, "1,234/s"),
         (12.5, "12.5/s"),
         (0.25, "0.25/s"),
-        (2e-4, "0.0002/s"),
-        (1e-4, "0.0001/s"),
         (1.26e-5, "0.0000126/s"),
-        (0.0014, "0.0014/s"),
-        (1e-12, "1e-12/s"),
-        (1 / 60, "0.0167/s"),
     ],
 )
 def test_rates_have_the_figures_that_matter(rate: float | None, text: str) -> None:

@@ -6,8 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from admin.analytics.job.follow import FollowSettings, follow, sources
-from admin.analytics.options import Options
+from admin.analytics.job.follow import sources
 from admin.analytics.staging import VERSION, Followed, Staging
 from admin.common.errors import SettingsError, StartError
 
@@ -37,19 +36,6 @@ def test_what_is_no_folder_is_named(tmp_path: Path, name: str, what: str) -> Non
     (tmp_path / "file.jsonl").touch()
     with pytest.raises(SettingsError, match=what):
         sources([str(tmp_path / name)])
-
-
-def test_range_of_time_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match="--since, --until: not with --follow"):
-        follow(
-            NO_SPARK,
-            [str(tmp_path)],
-            tmp_path / "out",
-            options=Options(since_s=1),
-            settings=FollowSettings(),
-            refresh=lambda: None,
-            console=NO_SPARK,
-        )
 
 
 def test_directory_that_follows_other_logs_says_which(tmp_path: Path) -> None:

@@ -1,10 +1,12 @@
-"""One report at a time in a directory: its lock, which also waits for the Java process of a report that was killed.
+"""The directory of a report: the lock that keeps other reports out, and files that appear there whole.
 
-A Java process that has lost its owner ends by itself, but not at once, and until then it may move files into place.
+The lock also waits for the Java process of a report that was killed: it ends by itself, but not at once, and until then
+it may move files into place.
 """
 
 import socket
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -12,16 +14,16 @@ from typing import Final, Self
 
 import msgspec
 
-from admin.common.disk import FileLock, LockedError
+from admin.common.disk import FileLock, LockedError, replace_durably
 from admin.common.errors import StartError
 
 _ORPHAN_S: Final = 60.0
-"""So long is waited for such a process."""
+"""How long to wait for the Java process of a killed report."""
 _POLL_S: Final = 0.1
 
 
 class OutLock:
-    """Keeps other reports out of OUT for as long as this process and its Java process live; a context manager.
+    """Keeps other reports out of a directory while this process and its Java process live; a context manager.
 
     Args:
         out: the directory; made if it is not there.
@@ -47,7 +49,7 @@ class OutLock:
             raise
 
     def owned_by(self, java_pid: int) -> None:
-        """Write down which process works for this one: if this one is killed, it may go on for a moment."""
+        """Note the Java process of this report: if the report is killed, that process may go on for a moment."""
         self._lock.overwrite(msgspec.json.encode(_Owner(socket.gethostname(), java_pid, _started(java_pid))))
 
     def __enter__(self) -> Self:
@@ -92,3 +94,17 @@ def _wait_for_orphan(content: bytes, out: Path) -> None:
                 f"{out}: the Java process of a report that was killed, pid {owner.pid}, still writes there; end it"
             )
         time.sleep(_POLL_S)
+
+
+def write_file(path: Path, pieces: Iterable[bytes]) -> None:
+    """Write a file as a whole: readers see the old one or the new one.
+
+    Raises:
+        StartError: it cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_durably(path, pieces)
+        path.chmod(0o644)
+    except OSError as error:
+        raise StartError(f"{path}: cannot be written: {error.strerror or error}") from error

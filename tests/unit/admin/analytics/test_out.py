@@ -9,8 +9,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from admin.analytics import out_lock
-from admin.analytics.out_lock import OutLock
+from admin.analytics import out
+from admin.analytics.out import OutLock
 from admin.common.errors import StartError
 
 
@@ -41,14 +41,14 @@ def test_java_process_that_lives_on_is_waited_for(tmp_path: Path, orphan: subpro
     orphan.stdin.close()
     with OutLock(tmp_path):
         # It could be had only after the end of the other one.
-        assert out_lock._started(orphan.pid) == ""
+        assert out._started(orphan.pid) == ""
     orphan.wait()
 
 
 def test_java_process_that_does_not_end_is_named(
     tmp_path: Path, orphan: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(out_lock, "_ORPHAN_S", 0.0)
+    monkeypatch.setattr(out, "_ORPHAN_S", 0.0)
     with OutLock(tmp_path) as lock:
         lock.owned_by(orphan.pid)
         left = (tmp_path / "_lock").read_bytes()

@@ -1,0 +1,32 @@
+"""The correction for retries in plain Python, for tests that compare Spark's expression with it."""
+
+from collections.abc import Mapping
+
+from admin.analytics.retries import ATTEMPTS
+
+
+def weights(languages: Mapping[str, tuple[int, int]], busy_answers: int) -> dict[int, float]:
+    """Return which part of the refused requests makes how many attempts; the rest makes one.
+
+    Args:
+        languages: requests and refused requests, by language.
+        busy_answers: refusals that a client was told of.
+    """
+    refused = sum(refused for _, refused in languages.values())
+    found: dict[int, float] = {}
+    for language, (_, count) in languages.items():
+        attempts = ATTEMPTS.get(language, 1)
+        if attempts > 1 and count:
+            found[attempts] = found.get(attempts, 0.0) + min(1.0, busy_answers / refused) * count / refused
+    return found
+
+
+def corrected(admitted: float, refused: float, parts: Mapping[int, float]) -> float:
+    """Return what was wanted in a second with this many messages admitted and refused."""
+    asked = admitted + refused
+    if not refused:
+        return asked
+    wanted = 1.0 - sum(parts.values())
+    for attempts, part in sorted(parts.items()):
+        wanted += part / sum((refused / asked) ** before for before in range(attempts))
+    return asked * wanted
