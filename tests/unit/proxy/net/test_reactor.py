@@ -158,7 +158,8 @@ async def test_all_other_tasks_have_their_turn_within_a_round(
         order.append("other")
         await trio.lowlevel.checkpoint()
     served = "".join("s" if each == "socket" else "." for each in order).strip(".")
-    assert "sss" not in served
+    # Two in a round; trio may run this test before the reactor in one turn of the loop, and after it in the next.
+    assert "s" * 5 not in served
 
 
 def test_watches_hold_no_descriptor_once_closed(pair: MakePair) -> None:
