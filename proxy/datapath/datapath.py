@@ -28,6 +28,7 @@ from proxy.deciding.batch import Side
 from proxy.deciding.pipeline import HandlerConfig, HandlerServices, Pipeline
 from proxy.net.connection import Services
 from proxy.net.limit_commands import LimitCommands
+from proxy.net.reactor import Reactor
 from proxy.net.server import ListenerConfig, Server
 from proxy.net.sockets import format_address
 from proxy.protocols.base import WireCounters
@@ -138,6 +139,7 @@ class LocalDataPath(DataPath):
         self._bytes_read = dict.fromkeys(Side, 0)
         self._buffers = BufferPool(config.buffer_budget_bytes)
         self._commands = LimitCommands()
+        self._reactor = Reactor()
         services = Services(
             self._pipeline,
             self._tally,
@@ -147,6 +149,7 @@ class LocalDataPath(DataPath):
             self._limits_kind,
             self._commands,
             self._timings,
+            self._reactor,
             self._limiting,
         )
         self.server = Server(
@@ -169,6 +172,7 @@ class LocalDataPath(DataPath):
         await self.server.bind()
         try:
             async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._reactor.run)
                 nursery.start_soon(self._pipeline.run)
                 nursery.start_soon(self._follow_the_clock)
                 nursery.start_soon(self._shrink_buffers)
@@ -176,6 +180,7 @@ class LocalDataPath(DataPath):
                 task_status.started()
         finally:
             self.server.close()
+            self._reactor.close()
 
     async def apply(self, rule_set: RuleSet) -> None:
         """Put a rule set in force; the very next batch is decided by it."""

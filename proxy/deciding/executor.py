@@ -70,18 +70,18 @@ class Submission:
 
     __slots__ = ("batch", "begun", "deadline_s", "outcome", "overdue", "taken", "task")
 
-    def __init__(self, batch: Batch, task: trio.lowlevel.Task | None, deadline_s: float) -> None:
+    def __init__(self, batch: Batch, begun: Awaitable[Verdicts] | None = None) -> None:
         self.batch = batch
-        self.deadline_s = deadline_s
+        self.deadline_s = 0.0
         #: What the handler answered when it was asked at once, if that is still to be awaited.
-        self.begun: Awaitable[Verdicts] | None = None
+        self.begun = begun
         self.outcome: Verdicts | Bypass | None = None
         #: The outcome as the waiting task was woken for it; what is laid down later comes to nothing.
         self.taken: Verdicts | Bypass | None = None
         #: Its deadline passed before there was an outcome.
         self.overdue = False
-        #: Who waits for the outcome; None once nobody does any more.
-        self.task = task
+        #: Who waits for the outcome; None before, and once nobody does any more.
+        self.task: trio.lowlevel.Task | None = None
 
     def wake(self) -> None:
         """Let the waiting task go on."""
@@ -138,8 +138,8 @@ class Lane:
         """Return the figures of this moment."""
         return LaneStats(len(self._queue), self._capacity, self.late)
 
-    async def submit(self, batch: Batch) -> Verdicts | Bypass:
-        """Return what the handler decides, or the Bypass that stands in for it after the deadline."""
+    def submit(self, batch: Batch) -> Verdicts | Bypass | Submission:
+        """Return what the handler decides, or the Bypass that stands in for it; or what ``outcome_of`` waits for."""
         if self.late:
             self._send_probe(batch)
             return Bypass("late")
@@ -150,8 +150,12 @@ class Lane:
             if not isinstance(decided, Awaitable):
                 return decided
             begun = decided
-        ticket = Submission(batch, trio.lowlevel.current_task(), trio.current_time() + self._deadline_s)
-        ticket.begun = begun
+        return Submission(batch, begun)
+
+    async def outcome_of(self, ticket: Submission) -> Verdicts | Bypass:
+        """Queue a batch; return what the handler decides, or the Bypass that stands in for it after the deadline."""
+        ticket.task = trio.lowlevel.current_task()
+        ticket.deadline_s = trio.current_time() + self._deadline_s
         if not self._put(ticket):
             return Bypass("full")
         self._forget_served()
@@ -181,7 +185,7 @@ class Lane:
         """Queue a batch that already bypassed, to learn whether the lane answers in time again."""
         if self._probe is None:
             # Known as the probe before it is queued: a thread may take it at once.
-            self._probe = Submission(batch, None, 0)
+            self._probe = Submission(batch)
             if not self._put(self._probe):
                 self._probe = None
 
@@ -350,9 +354,16 @@ class Executor:
             for _ in range(lanes)
         )
 
-    async def submit(self, batch: Batch) -> Verdicts | Bypass:
-        """Decide on the lane of the batch's connection."""
-        return await self.lanes[batch.connection.id % len(self.lanes)].submit(batch)
+    def submit(self, batch: Batch) -> Verdicts | Bypass | Submission:
+        """Decide on the lane of the batch's connection: at once, or when ``outcome_of`` is awaited."""
+        return self._lane(batch).submit(batch)
+
+    async def outcome_of(self, submission: Submission) -> Verdicts | Bypass:
+        """Wait for what could not be decided at once."""
+        return await self._lane(submission.batch).outcome_of(submission)
+
+    def _lane(self, batch: Batch) -> Lane:
+        return self.lanes[batch.connection.id % len(self.lanes)]
 
     async def run(self) -> None:
         """Run all lanes until cancelled."""

@@ -52,7 +52,7 @@ import inspect
 import traceback
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, Literal
@@ -64,7 +64,7 @@ from limiter.deciding.limits import Limits
 from limiter.rules.resource import Resource
 from proxy.common.log_rate import LogRate
 from proxy.deciding.batch import Batch, ConnectionInfo, Refuse, Response, Verdicts, drop_tickets
-from proxy.deciding.executor import Bypass, Executor, LaneStats, checked
+from proxy.deciding.executor import Bypass, Executor, LaneStats, Submission, checked
 
 LaneKind = Literal["task", "thread", "inline"]
 Fails = Literal["open", "closed"]
@@ -226,13 +226,33 @@ class Pipeline:
 
     async def decide(self, batch: Batch) -> None:
         """Send one batch through all handlers; afterwards ``batch.verdicts`` is complete."""
+        rest = self.decide_now(batch)
+        if rest is not None:
+            await rest
+
+    def decide_now(self, batch: Batch, first: int = 0) -> Coroutine[Any, Any, None] | None:
+        """Send one batch through the handlers from ``first`` on, as far as that goes without waiting for a lane.
+
+        Returns:
+            What is to be awaited for ``batch.verdicts`` to be complete; None if they are.
+        """
+        for position in range(first, len(self._links)):
+            link = self._links[position]
+            outcome = link.executor.submit(batch) if link.executor is not None else self._decide_inline(link, batch)
+            if isinstance(outcome, Submission):
+                return self._decide_later(batch, position, outcome)
+            self._take(link, batch, outcome)
+        return None
+
+    async def _decide_later(self, batch: Batch, position: int, submission: Submission) -> None:
+        """Wait for a link's lane, then send the batch through the links behind it."""
+        link = self._links[position]
         try:
-            for link in self._links:
-                if link.executor is not None:
-                    outcome = await link.executor.submit(batch)
-                else:
-                    outcome = self._decide_inline(link, batch)
-                self._take(link, batch, outcome)
+            assert link.executor is not None  # noqa: S101 - there would be nothing to wait for
+            self._take(link, batch, await link.executor.outcome_of(submission))
+            rest = self.decide_now(batch, position + 1)
+            if rest is not None:
+                await rest
         except BaseException:
             # The connection has ended meanwhile: nobody is left who would wait for what is held.
             drop_tickets(batch.verdicts)

@@ -1,8 +1,17 @@
 """One proxied connection: drives a sans-IO session between two sockets.
 
-One task per direction, each read, decide, write, read: while a write waits nothing is read, so TCP carries
-the back pressure. A third task exists only for sessions that tick. What is written to one peer goes through
-that peer's one writer, whoever queued it.
+Each direction is a generator: read, decide, write, read. It runs by plain calls as long as it need not wait, and
+where it must, it yields what it waits for:
+
+    ===== ================================================ ==========================================================
+    READ  its peer's bytes                                 the reactor goes on with it, when the peer may be read
+    WRITE the other peer's socket takes no more            that one's writer does, when all is with the kernel
+    TASK  a lane's verdicts, its turn, or the broker watch a task of the connection's nursery does, when it has these
+    ENDED nothing any more: its stream has ended           nobody does
+    ===== ================================================ ==========================================================
+
+Only in READ bytes are read, so TCP carries the back pressure. What is written to one peer goes through that peer's one
+writer, whoever queued it. A task for timers exists only for sessions that tick.
 
 A request that is held belongs to its ticket: when that is resolved, the session is told and what it queues is
 written, whatever else the connection does. When its peer's stream has ended, or the connection ends, the
@@ -13,11 +22,13 @@ the end of the stream, and what they still send is read and dropped for a moment
 would make the kernel send a reset, and a reset can destroy answers that the client has not read yet.
 """
 
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from functools import partial
-from typing import Final
+from select import EPOLLIN
+from typing import Any, Final
 
 import structlog
 import trio
@@ -30,6 +41,7 @@ from proxy.control import LimitCommandReply
 from proxy.deciding.batch import Batch, ConnectionInfo, Hold, Request, Side, Ticket, drop_tickets
 from proxy.deciding.pipeline import Pipeline
 from proxy.net.limit_commands import LimitCommands
+from proxy.net.reactor import Reactor
 from proxy.net.sockets import Wire
 from proxy.net.writer import PeerError, Writer
 from proxy.protocols.base import Close, CommandRequest, CommandStatus, Session
@@ -113,6 +125,7 @@ class Services:
     limits_kind: Callable[[str], bool]
     commands: LimitCommands
     timings: Timings
+    reactor: Reactor
     limiting: Callable[[], bool] = lambda: True
     log_rate: LogRate = field(default_factory=LogRate)
 
@@ -123,6 +136,18 @@ class Services:
             _log.error(
                 "connection failed", peer=info.peer, listener=info.listener, not_logged=not_logged, exc_info=error
             )
+
+
+class Waits(Enum):
+    """What one direction waits for; the module's docstring says who goes on with it."""
+
+    READ = auto()
+    WRITE = auto()
+    TASK = auto()
+    ENDED = auto()
+
+
+_Steps = Generator[Waits, None, None]
 
 
 class Connection:
@@ -158,12 +183,17 @@ class Connection:
         self._half_closes = half_closes
         self._half_closed_s = HALF_CLOSED_S
         self.session = open_session(self._wake_up, self._ask)
-        self._writers = {
-            side: Writer(side, self.wires[side], self.session.take, self.start_soon, self.progressed) for side in Side
+        self._watches = {
+            side: services.reactor.watch(self.wires[side], partial(self._readable, side), partial(self._writable, side))
+            for side in Side
         }
+        self._writers = {side: Writer(side, self.wires[side], self._watches[side], self.session.take) for side in Side}
+        self._pumps = {side: self._pump(side) for side in Side}
+        #: What each direction waits for; None while it runs.
+        self._waits: dict[Side, Waits | None] = dict.fromkeys(Side)
+        self._both_ended = trio.Event()
         self._scope = trio.CancelScope()
         self._nursery: trio.Nursery | None = None
-        self._progress = trio.lowlevel.ParkingLot()
         self._woken = trio.Event()
         self._ended: Side | None = None
         self._deciding = 0
@@ -182,12 +212,17 @@ class Connection:
             with self._scope:
                 await self._relay_both()
         finally:
+            for side in Side:
+                self._watches[side].close()
+                self._pumps[side].close()
             self._tickets.drop()
             self.session.close()
             self._services.commands.forget(self.info.id)
             # They know this connection, and it them. What a session remembers of unanswered requests can be a megabyte,
             # and the garbage collector seldom looks at what lives as long as a connection.
             self._writers.clear()
+            self._watches.clear()
+            self._pumps.clear()
             del self.session
         if self._parting is not None:
             return self._parting
@@ -200,9 +235,9 @@ class Connection:
             self._nursery = nursery
             if self.session.ticks:
                 nursery.start_soon(self._guard, self._tick)
-            async with trio.open_nursery() as pumps:
-                for side in Side:
-                    pumps.start_soon(self._guard, self._pump, side)
+            for side in Side:
+                self._go_on(side)
+            await self._both_ended.wait()
             ended = (self._ended or Side.CLIENT).value
             self._parting = self._parting or (f"{ended}_closed", f"the {ended} closed first")
             nursery.cancel_scope.cancel()
@@ -221,14 +256,15 @@ class Connection:
             self._check_drained()
 
     def start_soon(self, task: Callable[..., Awaitable[None]], *args: object) -> None:
-        """Run something beside the pumps: the remainder of a write, or what is called for from outside."""
+        """Run something beside the two directions."""
         assert self._nursery is not None  # noqa: S101 - there is nothing to do before the connection runs
         self._nursery.start_soon(self._guard, task, *args)
 
     def progressed(self) -> None:
         """Look again at what had to wait for a write or for the session."""
-        if self._progress:
-            self._progress.unpark_all()
+        for side in Side:
+            if self._waits[side] is Waits.READ:
+                self._want_to_read(side)
         if self._draining:
             self._check_drained()
 
@@ -246,9 +282,9 @@ class Connection:
             try:
                 self.session.replied(ask, reply, self._services.now_ns())
             except Close as close:
-                self._part_soon(close.reason, close.detail)
+                self._part(close.reason, close.detail)
                 return
-            self._writers[Side.CLIENT].flush_soon()
+            self._writers[Side.CLIENT].flush()
             self.progressed()
 
     async def _guard(self, task: Callable[..., Awaitable[None]], *args: object) -> None:
@@ -260,35 +296,95 @@ class Connection:
         """Let no error of one connection reach another."""
         try:
             yield
-        except PeerError as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is
+            self._failed(error)
+
+    def _failed(self, error: Exception) -> None:
+        if isinstance(error, PeerError):
             # Who is parted from may be gone already; the other peer is still written what waits for it.
             if self._parting is None:
                 self.finish(f"{error.side.value}_error", str(error))
-        except trio.ClosedResourceError:
-            self.finish("closed", "closed while in use")
-        except Exception as error:  # noqa: BLE001 - a fault of ours ends this connection, and no other
+        else:
+            # A fault of ours ends this connection, and no other.
             self._services.log_failed(self.info, error)
             self.finish("internal_error", repr(error))
 
-    async def _pump(self, side: Side) -> None:
+    def _readable(self, side: Side) -> None:
+        """Read a peer, if its direction waits for that."""
+        if self._waits[side] is not Waits.READ:
+            # Not looked at before: mostly a direction is back before there is more to read.
+            self._watches[side].want_no_more(EPOLLIN)
+        else:
+            self._go_on(side)
+
+    def _writable(self, side: Side) -> None:
+        """Write more to a peer, and go on with the direction that waits for that."""
+        if self._scope.cancel_called:
+            # What was read into may be another's buffer by now, so nothing is written any more.
+            self._watches[side].close()
+            return
+        try:
+            written = self._writers[side].go_on()
+        except Exception as error:  # noqa: BLE001 - as in _guarded
+            self._failed(error)
+            written = True
+        if written:
+            if self._waits[side.other] is Waits.WRITE:
+                self._go_on(side.other)
+            with self._guarded():
+                self.progressed()
+
+    def _go_on(self, side: Side) -> None:
+        """Let one direction go on until it has to wait again."""
+        if self._scope.cancel_called:
+            self._watches[side].close()
+            return
+        self._waits[side] = None
+        try:
+            waits = next(self._pumps[side], Waits.ENDED)
+        except Exception as error:  # noqa: BLE001 - as in _guarded
+            self._failed(error)
+            waits = Waits.ENDED
+        self._waits[side] = waits
+        if waits is Waits.READ:
+            self._want_to_read(side)
+        elif waits is Waits.ENDED:
+            self._watches[side].want_no_more(EPOLLIN)
+            if self._waits[side.other] is Waits.ENDED:
+                self._both_ended.set()
+
+    def _want_to_read(self, side: Side) -> None:
+        """Have the reactor call as soon as this peer can be read, unless it may not be read now."""
+        if not self._must_wait(side):
+            self._watches[side].want(EPOLLIN)
+
+    def _await(self, side: Side, task: Callable[..., Awaitable[None]], *args: object) -> _Steps:
+        """Let a direction wait for a task of its own."""
+        self.start_soon(self._then_go_on, side, task, *args)
+        yield Waits.TASK
+
+    async def _then_go_on(self, side: Side, task: Callable[..., Awaitable[None]], *args: object) -> None:
+        await task(*args)
+        self._go_on(side)
+
+    def _pump(self, side: Side) -> _Steps:
         """Carry one direction until its end."""
         wire, buffers = self.wires[side], self._services.buffers
         bytes_read = self._services.bytes_read
-        more = large = False
+        large = False
         while True:
-            if more:
-                # There is likely more to read at once; to ask the kernel would take as long as to read.
-                more = False
-                await trio.lowlevel.checkpoint()
-            else:
-                await wire.readable()
+            yield Waits.READ
             if self.session.takes_turns(side):
-                await connection_turn()
-            while self._must_wait(side):
-                await self._progress.park()
+                yield from self._await(side, connection_turn)
+            if self._must_wait(side):
+                self._watches[side].want_no_more(EPOLLIN)
+                continue
             buffer = buffers.borrow(large=large and self.session.reads_fast(side))
             try:
                 held_back = self.session.held_back(side)
+                if held_back >= len(buffer):
+                    # There would be no room to read into. The session takes a frame in two pieces as well.
+                    held_back = 0
                 room = self._room(side, buffer, held_back)
                 try:
                     count = wire.receive_into(room)
@@ -298,8 +394,7 @@ class Connection:
                     continue
                 if count == 0:
                     break
-                more = count == len(room)
-                large = more or count > CHUNK_BYTES
+                large = count == len(room) or count > CHUNK_BYTES
                 self.bytes_read[side] += count
                 bytes_read[side] += count
                 if self._parting is not None:
@@ -309,14 +404,14 @@ class Connection:
                 try:
                     if held_back:
                         buffer[:held_back] = self.session.take_back(side)
-                    await self._carry(side, buffer[: held_back + count])
+                    yield from self._carry(side, buffer[: held_back + count])
                 except Close as close:
-                    await self._part(close.reason, close.detail)
+                    self._part(close.reason, close.detail)
                     continue
             finally:
                 buffers.give_back(buffer)
             self.progressed()
-        await self._pass_end_on(side)
+        yield from self._pass_end_on(side)
 
     def _room(self, side: Side, buffer: memoryview, held_back: int) -> memoryview:
         """Return as much of the buffer as may be filled, behind what is held back of the peer's frame.
@@ -330,45 +425,66 @@ class Connection:
             most = min(most, self.session.missing_bytes(side))
         return buffer[held_back : held_back + most]
 
-    async def _carry(self, side: Side, chunk: memoryview) -> None:
+    def _carry(self, side: Side, chunk: memoryview) -> _Steps:
         """Relay one chunk, in as many turns as the session asks for, and write what comes of it."""
-        services = self._services
-        read_ns = services.now_ns()
+        services, session = self._services, self.session
+        own, other = self._writers[side], self._writers[side.other]
         while True:
-            requests = await self._relay(side, chunk)
-            if requests:
-                # Before the write, which lasts for as long as the broker does not read.
-                services.timings.processing.observe(services.now_ns() - read_ns, requests)
+            read_ns = services.now_ns()
+            batch = session.receive(side, chunk, read_ns)
+            if batch is not None:
+                if not batch.requests:
+                    # It only charges: what the session queued need not wait for that.
+                    other.flush()
+                rest = self._begin(batch)
+                if rest is not None:
+                    yield from self._await(side, self._judge_later, rest, batch)
+                requests = self._decided(batch)
+                if requests:
+                    # Before the write, which lasts for as long as the broker does not read.
+                    services.timings.processing.observe(services.now_ns() - read_ns, requests)
+            if side is Side.BROKER and services.pipeline.wants_responses:
+                responses = session.take_responses()
+                if responses:
+                    services.pipeline.observe(self.info, responses)
             # Before the other peer's, which may have to wait: refusals need not wait for a slow broker.
-            self._writers[side].flush_soon()
-            await self._writers[side.other].flush()
-            left = self.session.left_bytes(side)
+            own.flush()
+            while not other.flush():
+                yield Waits.WRITE
+            left = session.left_bytes(side)
             if not left or self._parting is not None:
                 return
             chunk = chunk[-left:]
             self.progressed()
-            await connection_turn()
-            read_ns = services.now_ns()
+            yield from self._await(side, connection_turn)
 
-    async def _relay(self, side: Side, chunk: memoryview) -> int:
-        """Give one chunk to the session, and what it holds to the pipeline; return how many requests go on or back."""
-        services, session, requests = self._services, self.session, 0
-        batch = session.receive(side, chunk, services.now_ns())
-        if batch is not None:
-            if not batch.requests:
-                # It only charges: what the session queued need not wait for that.
-                self._writers[side.other].flush_soon()
-            requests = await self._decide(batch)
-        if side is Side.BROKER and services.pipeline.wants_responses:
-            responses = session.take_responses()
-            if responses:
-                services.pipeline.observe(self.info, responses)
-        return requests
+    def _begin(self, batch: Batch) -> Coroutine[Any, Any, None] | None:
+        """Have the handlers decide one batch; returns what is to be awaited for that, if a lane is to be waited for."""
+        try:
+            rest = self._services.pipeline.decide_now(batch)
+        except BaseException:
+            drop_tickets(batch.verdicts)
+            raise
+        if rest is not None:
+            self._deciding += 1
+        return rest
 
-    async def _decide(self, batch: Batch) -> int:
-        """Have the handlers decide one batch, count it, and tell the session; return how many are not held."""
-        await self._judge(batch)
-        now_ns = self._services.now_ns()
+    async def _judge_later(self, rest: Coroutine[Any, Any, None], batch: Batch) -> None:
+        try:
+            await rest
+        except BaseException:
+            drop_tickets(batch.verdicts)
+            raise
+        finally:
+            self._deciding -= 1
+
+    def _decided(self, batch: Batch) -> int:
+        """Count a batch that the handlers have decided, and tell the session; return how many are not held."""
+        services, sender = self._services, self._sender
+        if not sender.language:
+            sender.language = self.session.language
+        now_ns = services.now_ns()
+        services.tally.count(batch, now_ns, sender)
         tickets = self._tickets.take(batch) if batch.verdicts else {}
         if tickets and (self._parting is not None or self._scope.cancel_called):
             self._tickets.drop()
@@ -376,22 +492,6 @@ class Connection:
         for ticket, request in tickets.items():
             ticket.attach(partial(self._on_resolved, batch.side, request, now_ns))
         return len(batch.requests) - len(tickets)
-
-    async def _judge(self, batch: Batch) -> None:
-        """Have the handlers decide one batch, and count it."""
-        services = self._services
-        self._deciding += 1
-        try:
-            await services.pipeline.decide(batch)
-        except BaseException:
-            drop_tickets(batch.verdicts)
-            raise
-        finally:
-            self._deciding -= 1
-        sender = self._sender
-        if not sender.language:
-            sender.language = self.session.language
-        services.tally.count(batch, services.now_ns(), sender)
 
     def _on_resolved(self, side: Side, request: Request, held_ns: int, ticket: Ticket) -> None:
         """Tell the session what becomes of a request that was held since then; called by who resolved its ticket."""
@@ -408,20 +508,20 @@ class Connection:
             try:
                 self.session.resolved(request, ticket.refuse, now_ns)
             except Close as close:
-                self._part_soon(close.reason, close.detail)
+                self._part(close.reason, close.detail)
                 return
             for writer in self._writers.values():
-                writer.flush_soon()
+                writer.flush()
             self.progressed()
 
-    async def _pass_end_on(self, side: Side) -> None:
+    def _pass_end_on(self, side: Side) -> _Steps:
         """Carry one peer's end of stream to the other; the other direction goes on for as long as it is used.
 
         Where the protocol knows no half-close nobody waits for what the other peer still has to say. It may hang, so
         both sides end soon, once all that came before the end is written.
         """
         if side is Side.BROKER and self._ended is None and self._parting is None:
-            await self._broker_left()
+            yield from self._await(side, self._broker_left)
         if self._ended is None:
             self._ended = side
             if self._parting is None:
@@ -429,7 +529,8 @@ class Connection:
         if self._parting is None:
             self._tickets.drop(side)
             self.session.end(side, self._services.now_ns())
-            await self._writers[side.other].end()
+            while not self._writers[side.other].end():
+                yield Waits.WRITE
             if not self._half_closes and self._parting is None:
                 self._half_closed_s = PARTING_S
                 self._scope.deadline = trio.current_time() + PARTING_S
@@ -462,12 +563,15 @@ class Connection:
             try:
                 batch = session.tick(services.now_ns())
                 if batch is not None:
-                    await self._decide(batch)
+                    rest = self._begin(batch)
+                    if rest is not None:
+                        await self._judge_later(rest, batch)
+                    self._decided(batch)
             except Close as close:
-                await self._part(close.reason, close.detail)
+                self._part(close.reason, close.detail)
                 return
             for writer in self._writers.values():
-                writer.flush_soon()
+                writer.flush()
             self.progressed()
 
     def _check_drained(self) -> None:
@@ -478,21 +582,16 @@ class Connection:
             and self.session.in_flight() == 0
             and all(self.session.between_frames(side) and not self._writers[side].busy for side in Side)
         ):
-            self._part_soon("drained", "no request was in flight")
+            self._part("drained", "no request was in flight")
 
-    def _part_soon(self, reason: str, detail: str) -> None:
-        """Part in a task of its own; from here on nothing else is begun."""
-        if self._parting is None:
-            self._parting = (reason, detail)
-            self._tickets.drop()
-            self.start_soon(self._part, reason, detail)
-
-    async def _part(self, reason: str, detail: str) -> None:
-        """End the connection in order, as the module's docstring says; the pumps drop what they read from here on."""
-        self._parting = self._parting or (reason, detail)
+    def _part(self, reason: str, detail: str) -> None:
+        """End the connection in order, as the module's docstring says; what is read from here on is dropped."""
+        if self._parting is not None:
+            return
+        self._parting = (reason, detail)
         self._scope.deadline = trio.current_time() + PARTING_S
         self._tickets.drop()
-        self._progress.unpark_all()
-        async with trio.open_nursery() as nursery:
-            for writer in self._writers.values():
-                nursery.start_soon(self._guard, writer.end)
+        for writer in self._writers.values():
+            with self._guarded():
+                writer.end()
+        self.progressed()

@@ -1,9 +1,8 @@
 """All socket calls of the data path, and nothing else.
 
-Plain non-blocking sockets with trio's readiness waits instead of trio's own streams: a write that the kernel
-takes at once costs no turn of the event loop, a read needs no buffer before there is something to read, and
-many slices go out in one ``sendmsg``. Fairness comes from reading: whoever reads gives the other tasks their turn
-first, by ``readable`` or, where more is known to be there, by a checkpoint.
+Plain non-blocking sockets, which the reactor watches, instead of trio's own streams: a write that the kernel takes
+at once costs no turn of the event loop, a read needs no buffer before there is something to read, and many slices go
+out in one ``sendmsg``.
 """
 
 import errno
@@ -58,9 +57,9 @@ class Wire:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._sock = sock
 
-    async def readable(self) -> None:
-        """Wait until there are bytes, an end of stream or an error to read."""
-        await trio.lowlevel.wait_readable(self._sock)
+    def fileno(self) -> int:
+        """Return the descriptor, for the reactor."""
+        return self._sock.fileno()
 
     def has_left(self, *, half_closes: bool) -> bool:
         """Return whether nobody is there any more and nothing is left to read.
@@ -100,10 +99,6 @@ class Wire:
                 first += 1
         return ()
 
-    async def writable(self) -> None:
-        """Wait until the kernel takes bytes again."""
-        await trio.lowlevel.wait_writable(self._sock)
-
     def end(self) -> None:
         """Send the end of the stream; reading goes on."""
         try:
@@ -114,8 +109,7 @@ class Wire:
                 raise
 
     def close(self) -> None:
-        """Close; whoever waits on this socket is woken with trio.ClosedResourceError."""
-        trio.lowlevel.notify_closing(self._sock)
+        """Close; the reactor is told before."""
         self._sock.close()
 
 

@@ -4,10 +4,10 @@ What is to be written is the session's; when, is the connection's.
 """
 
 from collections.abc import Callable, Sequence
-
-import trio
+from select import EPOLLOUT
 
 from proxy.deciding.batch import Side
+from proxy.net.reactor import Watch
 from proxy.net.sockets import Wire
 from proxy.protocols.base import Buffer
 
@@ -21,86 +21,82 @@ class PeerError(Exception):
 
 
 class Writer:
-    """The one writer of one peer: whoever writes takes all that waits, and the others wait for it.
+    """The one writer of one peer: what the kernel does not take at once it writes when the socket is writable again.
 
     Args:
         side: the peer.
         wire: its socket.
+        watch: the socket's place in the reactor, which calls ``go_on``.
         take: hands out what waits for a peer, as ``Session.take`` does.
-        start_soon: runs a task beside the caller.
-        progressed: told whenever all was written.
 
     Attributes:
         busy: something is taken and not yet with the kernel.
         ended: the end of the stream was sent. What the session queues for this peer later is dropped.
     """
 
-    def __init__(
-        self,
-        side: Side,
-        wire: Wire,
-        take: Callable[[Side], Sequence[Buffer]],
-        start_soon: Callable[..., None],
-        progressed: Callable[[], None],
-    ) -> None:
+    __slots__ = ("_ending", "_rest", "_side", "_take", "_watch", "_wire", "busy", "ended")
+
+    def __init__(self, side: Side, wire: Wire, watch: Watch, take: Callable[[Side], Sequence[Buffer]]) -> None:
         self._side = side
         self._wire = wire
-        self._take_from_session = take
-        self._start_soon = start_soon
-        self._progressed = progressed
-        self._idle = trio.lowlevel.ParkingLot()
+        self._watch = watch
+        self._take = take
+        self._rest: Sequence[Buffer] = ()
+        self._ending = False
         self.busy = False
         self.ended = False
 
-    async def flush(self) -> None:
-        """Write all that the session has for this peer; returns when it is with the kernel."""
-        while self.busy:
-            await self._idle.park()
-        rest = self._send_now()
-        if rest:
-            self.busy = True
-            await self._send(rest)
+    def flush(self) -> bool:
+        """Write all that the session has for this peer; returns whether all of it is with the kernel.
 
-    def flush_soon(self) -> None:
-        """Write what the kernel takes at once, and leave the rest to a task of its own."""
-        if not self.busy:
-            rest = self._send_now()
-            if rest:
-                self.busy = True
-                self._start_soon(self._send, rest)
+        Raises:
+            PeerError: the socket failed; what waits for the peer is dropped.
+        """
+        if self.busy:
+            return False
+        buffers = self._take(self._side)
+        return not buffers or self.ended or self._send(buffers)
 
-    async def end(self) -> None:
-        """Write all that the session has for this peer, then the end of the stream."""
-        await self.flush()
+    def go_on(self) -> bool:
+        """Write more, as the kernel takes some again; returns whether all is with it now.
+
+        Raises:
+            PeerError: as ``flush`` does.
+        """
+        self.busy = False
+        if not self._send(self._rest) or not self.flush():
+            return False
+        self._watch.want_no_more(EPOLLOUT)
+        if self._ending:
+            self.end()
+        return True
+
+    def end(self) -> bool:
+        """Write all that the session has for this peer, then the end of the stream; returns whether that is done.
+
+        Raises:
+            PeerError: as ``flush`` does.
+        """
+        self._ending = True
+        if not self.flush():
+            return False
         if not self.ended:
             self.ended = True
             try:
                 self._wire.end()
             except OSError as error:
                 raise PeerError(self._side, error) from None
+        return True
 
-    def _take(self) -> Sequence[Buffer]:
-        buffers = self._take_from_session(self._side)
-        return () if self.ended else buffers
-
-    def _send_now(self) -> Sequence[Buffer]:
-        buffers = self._take()
-        return self._try(buffers) if buffers else ()
-
-    def _try(self, buffers: Sequence[Buffer]) -> Sequence[Buffer]:
+    def _send(self, buffers: Sequence[Buffer]) -> bool:
         try:
-            return self._wire.send_now(buffers)
+            self._rest = self._wire.send_now(buffers)
         except OSError as error:
+            self._rest = ()
+            self._watch.want_no_more(EPOLLOUT)
             raise PeerError(self._side, error) from None
-
-    async def _send(self, rest: Sequence[Buffer]) -> None:
-        try:
-            while rest:
-                await self._wire.writable()
-                # When the connection was ended meanwhile, the buffers it read into may already be another's.
-                await trio.lowlevel.checkpoint_if_cancelled()
-                rest = self._try(rest) or self._take()
-        finally:
-            self.busy = False
-            self._idle.unpark_all()
-            self._progressed()
+        if self._rest:
+            self.busy = True
+            self._watch.want(EPOLLOUT)
+            return False
+        return True

@@ -10,6 +10,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from limiter.rules.resource import Resource
+from proxy.deciding import executor as executor_module
 from proxy.deciding.batch import NO_VERDICTS, Batch, Hold, Refuse, Ticket, Verdicts
 from proxy.deciding.executor import Bypass, Executor, LaneStats
 
@@ -40,6 +41,12 @@ async def start(nursery: trio.Nursery, now_ns: Callable[[], int]) -> StartExecut
     return run
 
 
+async def outcome_of(executor: Executor, batch: Batch) -> Verdicts | Bypass:
+    """Have a batch decided, at once or later."""
+    outcome = executor.submit(batch)
+    return await executor.outcome_of(outcome) if isinstance(outcome, executor_module.Submission) else outcome
+
+
 class Submission:
     """A batch on its way, and in the end its outcome."""
 
@@ -51,7 +58,7 @@ class Submission:
 
     async def _run(self, executor: Executor, batch: Batch) -> None:
         with self.scope:
-            self.outcome = await executor.submit(batch)
+            self.outcome = await outcome_of(executor, batch)
         self.done.set()
 
 
@@ -121,7 +128,7 @@ class TestHealthyLane:
     async def test_async_handler_is_awaited(self, start: StartExecutor, batch_of: MakeBatch, gate: Gate) -> None:
         gate.release()
         executor = await start(gate.awaiting)
-        assert await executor.submit(batch_of("a")) == REFUSED
+        assert await outcome_of(executor, batch_of("a")) == REFUSED
 
     async def test_thread_lane_decides_on_another_thread(self, start: StartExecutor, batch_of: MakeBatch) -> None:
         threads = []
@@ -131,7 +138,7 @@ class TestHealthyLane:
             return NO_VERDICTS
 
         executor = await start(decide, lane="thread")
-        assert await executor.submit(batch_of("a")) == NO_VERDICTS
+        assert await outcome_of(executor, batch_of("a")) == NO_VERDICTS
         assert threads != [threading.current_thread()]
 
     @pytest.mark.parametrize("lane", ["task", "thread"])
@@ -146,7 +153,7 @@ class TestHealthyLane:
 
         executor = await start(decide, lane=lane)
         mock_clock.jump(1.5)
-        await executor.submit(batch_of("a"))
+        await outcome_of(executor, batch_of("a"))
         assert times == [1_500_000_000]
 
     @pytest.mark.parametrize("lane", ["task", "thread"])
@@ -161,7 +168,7 @@ class TestHealthyLane:
 
         executor = await start(decide, lanes=3, capacity=100, lane=lane)
         for number in range(30):
-            await executor.submit(batch_of("a", costs=[number], connection_id=5))
+            await outcome_of(executor, batch_of("a", costs=[number], connection_id=5))
         assert seen == list(range(30))
 
     async def test_connection_is_pinned_to_one_lane(
@@ -211,7 +218,7 @@ class TestBlockedLane:
     ) -> None:
         await self.make_late(executor, batch_of, nursery, mock_clock, gate)
         for _ in range(100):
-            assert await executor.submit(batch_of("a")) == LATE
+            assert await outcome_of(executor, batch_of("a")) == LATE
         assert mock_clock.current_time() == DEADLINE_S
         assert executor.lanes[0].stats().late
 
@@ -236,19 +243,19 @@ class TestBlockedLane:
     ) -> None:
         await self.make_late(executor, batch_of, nursery, mock_clock, gate)
         # The probe: it bypassed already, and is decided when the lane comes round to it.
-        assert await executor.submit(batch_of("a", connection_id=3)) == LATE
+        assert await outcome_of(executor, batch_of("a", connection_id=3)) == LATE
         mock_clock.jump(3600)
         gate.release()
         await until_decided(gate, 1, 3)
         await until(lambda: not late_lanes(executor))
-        assert await executor.submit(batch_of("a", connection_id=4)) == REFUSED
+        assert await outcome_of(executor, batch_of("a", connection_id=4)) == REFUSED
 
     async def test_only_one_probe_is_under_way(
         self, executor: Executor, batch_of: MakeBatch, nursery: trio.Nursery, mock_clock: MockClock, gate: Gate
     ) -> None:
         await self.make_late(executor, batch_of, nursery, mock_clock, gate)
         for connection_id in range(2, 50):
-            await executor.submit(batch_of("a", connection_id=connection_id))
+            await outcome_of(executor, batch_of("a", connection_id=connection_id))
         assert executor.lanes[0].stats().depth == 1
         gate.release()
         await until_decided(gate, 1, 2)
@@ -269,7 +276,7 @@ class TestBlockedLane:
         jump_to(mock_clock, DEADLINE_S)
         for submission in waiting:
             await submission.done.wait()
-        await executor.submit(batch_of("a", connection_id=4))
+        await outcome_of(executor, batch_of("a", connection_id=4))
         gate.release()
         await until_decided(gate, gate.began[0], 4)
 
@@ -321,12 +328,12 @@ class TestBlockedLane:
         await until_begun(gate)
         queued = [Submission(nursery, executor, batch_of("a")) for _ in range(10)]
         await wait_all_tasks_blocked()
-        assert await executor.submit(batch_of("a")) == FULL
+        assert await outcome_of(executor, batch_of("a")) == FULL
         gate.release()
         for submission in (first, *queued):
             await submission.done.wait()
             assert submission.outcome == REFUSED
-        assert await executor.submit(batch_of("a")) == REFUSED
+        assert await outcome_of(executor, batch_of("a")) == REFUSED
 
     async def test_late_lane_with_a_full_queue_gets_its_probe_when_there_is_room(
         self, executor: Executor, batch_of: MakeBatch, nursery: trio.Nursery, mock_clock: MockClock, gate: Gate
@@ -338,10 +345,10 @@ class TestBlockedLane:
         jump_to(mock_clock, DEADLINE_S)
         for submission in waiting:
             await submission.done.wait()
-        assert await executor.submit(batch_of("a", connection_id=2)) == LATE
+        assert await outcome_of(executor, batch_of("a", connection_id=2)) == LATE
         gate.release()
         await until(lambda: not executor.lanes[0].stats().depth)
-        assert await executor.submit(batch_of("a", connection_id=3)) == LATE
+        assert await outcome_of(executor, batch_of("a", connection_id=3)) == LATE
         await until_decided(gate, 1, 3)
         await until(lambda: not late_lanes(executor))
 
@@ -371,7 +378,7 @@ class TestSlowLane:
         await first.done.wait()
         for _ in range(20):
             before_s = mock_clock.current_time()
-            assert await executor.submit(batch_of("a")) == LATE
+            assert await outcome_of(executor, batch_of("a")) == LATE
             assert mock_clock.current_time() == before_s
             # The probe is on its way all the time, and always comes back too late.
             mock_clock.jump(0.01)
@@ -407,7 +414,7 @@ class TestSlowLane:
         mock_clock.jump(DEADLINE_S)
         await late.done.wait()
         assert late.outcome == LATE
-        assert await executor.submit(batch_of("a", connection_id=3)) == REFUSED
+        assert await outcome_of(executor, batch_of("a", connection_id=3)) == REFUSED
         assert [lane.stats().late for lane in executor.lanes] == [True, False]
 
 
@@ -424,8 +431,8 @@ class TestRaisingHandler:
             return REFUSED
 
         executor = await start(decide, lane=lane)
-        assert await executor.submit(batch_of("a", connection_id=1)) == Bypass("error", fault)
-        assert await executor.submit(batch_of("a", connection_id=2)) == REFUSED
+        assert await outcome_of(executor, batch_of("a", connection_id=1)) == Bypass("error", fault)
+        assert await outcome_of(executor, batch_of("a", connection_id=2)) == REFUSED
         assert not late_lanes(executor)
 
     async def test_others_in_the_queue_get_their_verdicts(
@@ -451,7 +458,7 @@ class TestRaisingHandler:
         self, start: StartExecutor, batch_of: MakeBatch, lane: str, nonsense: object
     ) -> None:
         executor = await start(lambda batch, now_ns: nonsense, lane=lane)
-        outcome = await executor.submit(batch_of("a"))
+        outcome = await outcome_of(executor, batch_of("a"))
         assert isinstance(outcome, Bypass)
         assert outcome.reason == "error"
         assert isinstance(outcome.error, TypeError)
@@ -464,7 +471,7 @@ async def test_async_handler_that_raises_is_bypassed(start: StartExecutor, batch
         raise ExceptionGroup("several", [ValueError(), KeyError()])
 
     executor = await start(decide)
-    outcome = await executor.submit(batch_of("a"))
+    outcome = await outcome_of(executor, batch_of("a"))
     assert isinstance(outcome, Bypass)
     assert isinstance(outcome.error, ExceptionGroup)
 
@@ -473,7 +480,7 @@ async def test_awaitable_on_a_thread_lane_is_an_error(
     start: StartExecutor, batch_of: MakeBatch, gate: Gate, recwarn: pytest.WarningsRecorder
 ) -> None:
     executor = await start(gate.awaiting, lane="thread")
-    outcome = await executor.submit(batch_of("a"))
+    outcome = await outcome_of(executor, batch_of("a"))
     assert isinstance(outcome, Bypass)
     assert isinstance(outcome.error, TypeError)
     assert not recwarn.list
@@ -520,7 +527,7 @@ class TestBusyLoop:
             for _ in range(rounds):
                 # What a session's decoding does: time passes and nobody else runs.
                 clock.jump(0.025)
-                outcomes.append(await executor.submit(batch_of("a", connection_id=connection_id)))
+                outcomes.append(await outcome_of(executor, batch_of("a", connection_id=connection_id)))
                 clock.jump(0.025)
                 # What a socket does that is always readable.
                 await trio.lowlevel.checkpoint()
@@ -580,10 +587,7 @@ class TestBusyLoop:
 
 async def test_idle_lane_decides_at_once_without_a_turn_of_its_task(start: StartExecutor, batch_of: MakeBatch) -> None:
     executor = await start(lambda batch, now_ns: REFUSED)
-    submitted = executor.submit(batch_of("a"))
-    with pytest.raises(StopIteration) as done:
-        submitted.send(None)
-    assert done.value.value == REFUSED
+    assert executor.submit(batch_of("a")) == REFUSED
 
 
 async def test_what_comes_at_once_is_bounded_by_the_capacity(
@@ -602,7 +606,7 @@ async def test_what_comes_at_once_is_bounded_by_the_capacity(
 
 async def test_one_after_the_other_is_never_full(start: StartExecutor, batch_of: MakeBatch) -> None:
     executor = await start(lambda batch, now_ns: REFUSED, capacity=1)
-    assert [await executor.submit(batch_of("a")) for _ in range(10)] == [REFUSED] * 10
+    assert [await outcome_of(executor, batch_of("a")) for _ in range(10)] == [REFUSED] * 10
 
 
 async def test_handler_that_begins_to_await_is_awaited_on_the_lane(start: StartExecutor, batch_of: MakeBatch) -> None:
@@ -611,7 +615,7 @@ async def test_handler_that_begins_to_await_is_awaited_on_the_lane(start: StartE
         return REFUSED
 
     executor = await start(lambda batch, now_ns: later())
-    assert [await executor.submit(batch_of("a")) for _ in range(3)] == [REFUSED] * 3
+    assert [await outcome_of(executor, batch_of("a")) for _ in range(3)] == [REFUSED] * 3
 
 
 async def test_what_a_cancelled_batch_had_begun_is_closed(
@@ -624,5 +628,5 @@ async def test_what_a_cancelled_batch_had_begun_is_closed(
     executor = await start(lambda batch, now_ns: never())
     with trio.CancelScope() as scope:
         scope.cancel()
-        await executor.submit(batch_of("a"))
+        await outcome_of(executor, batch_of("a"))
     await wait_all_tasks_blocked()  # a coroutine that nobody awaited would be an error here

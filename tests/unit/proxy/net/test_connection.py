@@ -971,14 +971,6 @@ class TestFaultsOfASession:
         failed = [entry for entry in log if entry["event"] == "connection failed"]
         assert [entry["not_logged"] for entry in failed] == [0, 2]
 
-    async def test_socket_closed_under_a_reader_ends_its_connection(self, rig: Rig) -> None:
-        client, _ = await rig.connect()
-        (connection,) = rig.connections
-        await wait_all_tasks_blocked()
-        connection.wires[Side.BROKER].close()
-        assert await client.receive_to_end() == b""
-        await rig.until_closed("closed")
-
 
 class TestHandlersOfAConnection:
     async def test_stuck_handler_holds_up_a_message_for_the_deadline_only(
