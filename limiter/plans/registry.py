@@ -8,30 +8,28 @@ stand outside the bound. While nothing can be evicted, the new names that a rule
 of that rule; for most names that is the kind's default. A name that gets a limiter after all takes along what is
 missing in the shared one, unless a swap has put it under another rule meanwhile: then it may get one more burst.
 
-**Swaps.** A new rule set holds at once for everybody, but each limiter follows it only when it is next looked at, in
-one step from the rule that it had to the one that holds now. What held in between, while nobody looked, leaves no
-trace. When within that time the limit changed is not remembered either, and the step takes it as is stricter: a lower
-rate counts from the last look on, a higher one from the last swap on. So a step stores no more than following each
-swap would have if there was but one, and no burst comes from swaps. Where the new rule needs another kind of limiter,
-one takes its place.
+**Swaps.** A new rule set holds at once for everybody, but each limiter follows it only when it is next looked at. It
+then goes through the swaps that it missed, one by one, and ends as if it had been there: in a single step a limit that
+was lowered and raised again meanwhile would give more than it allowed, or less than the lowest that ever held. Where a
+rule needs another kind of limiter, one takes its place. The last few swaps are remembered for that; a limiter that
+missed earlier ones as well goes on as if they had not been, which may give it one more burst and never takes one away.
 
 **What a limit begins with.** Nobody who is below a limit may be refused because the limit is new, so a limiter begins
-full: that of a name which nobody has asked for, since it was idle all along, and that of a name which was looked at
-while it had no limit, or is of a kind of which nothing was limited, be it that limiting was switched off. What was
-stored, owed or open before counts no more.
+full: that of a name which nobody has asked for, since it was idle all along, and that of a name which had no limit
+until now, since it was unlimited or limiting was switched off. What was stored, owed or open before counts no more.
 
 It reads no clock, is not made for several threads, and does not limit how long names are: protocols do.
 """
 
 from collections import deque
 from collections.abc import Iterator, Mapping
-from typing import Final
+from typing import Final, NamedTuple
 
 from limiter.buckets.factory import begun_anew, new_limiter, put_in_force
 from limiter.buckets.limiter import Limiter, LimiterState
 from limiter.rules.resource import Resource
 from limiter.rules.rule import Dimension, Rule
-from limiter.rules.rule_set import RuleSet, limited_kind
+from limiter.rules.rule_set import RuleSet
 
 DEFAULT_MAX_LIVE: Final = 100_000
 OVERFLOW_NAME: Final = "_overflow"
@@ -40,8 +38,16 @@ OVERFLOW_NAME: Final = "_overflow"
 _LONG_AGO_NS: Final = -(2**63)
 _MAX_LOOKS: Final = 16
 """Limiters looked at to make room for one: some 20 us, which each request for a new name costs while none is idle."""
-_ANEW: Final = -1
-"""The epoch of a limiter that begins anew when it is next looked at."""
+_REMEMBERED: Final = 16
+"""Swaps that a limiter goes through step by step if it has missed them."""
+
+
+class _Swap(NamedTuple):
+    """A rule set, and when it came into force; the epoch counts them."""
+
+    epoch: int
+    at_ns: int
+    rule_set: RuleSet
 
 
 class Registry:
@@ -74,9 +80,9 @@ class Registry:
         self._unpinned = 0
         self._overflow: dict[str, Limiter] = {}
         self._rule_set = rule_set
-        #: The number of swaps so far, and the time of the last one.
+        #: The number of swaps so far. A limiter keeps it, too; negated by ``~`` if it had no limit then.
         self._epoch = 0
-        self._swapped_ns = _LONG_AGO_NS
+        self._swaps: deque[_Swap] = deque(maxlen=_REMEMBERED)
         # Were the clock to run backwards, nobody may be given the same stretch of time twice: new limiters and
         # new rules count from the latest time ever seen.
         self._latest_ns = _LONG_AGO_NS
@@ -119,23 +125,18 @@ class Registry:
     def swap(self, rule_set: RuleSet, now_ns: int, own: Mapping[Resource, bool] | None = None) -> None:
         """Put another rule set in force from ``now_ns`` on.
 
-        Work for the names that get or lose a rule of their own, and for the overflow limiters in use; where all
-        limits of a kind go, for all names.
+        Work for the names that get or lose a rule of their own, and for the overflow limiters in use.
 
         Args:
             rule_set: the rules.
             now_ns: the time.
             own: ``own_since`` the rules in force, if it is known.
         """
-        old = self._rule_set
-        own = rule_set.own_since(old) if own is None else own
-        self._swapped_ns = self._latest_ns = max(self._latest_ns, now_ns)
+        own = rule_set.own_since(self._rule_set) if own is None else own
+        at_ns = self._latest_ns = max(self._latest_ns, now_ns)
         self._rule_set = rule_set
         self._epoch += 1
-        if unlimited := old.limited_kinds - rule_set.limited_kinds:
-            for resource, limiter in self._live.items():
-                if limited_kind(resource) in unlimited:
-                    limiter.epoch = _ANEW
+        self._swaps.append(_Swap(self._epoch, at_ns, rule_set))
         for resource, pinned in own.items():
             if resource in self._live:
                 self._unpinned += -1 if pinned else 1
@@ -144,7 +145,7 @@ class Registry:
             if rule is None:
                 del self._overflow[name]
             elif rule is not limiter.rule:
-                self._overflow[name] = put_in_force(limiter, self._swapped_ns, rule)
+                self._overflow[name] = put_in_force(limiter, at_ns, rule)
 
     def _limit_named(self, bare_name: str) -> Rule | None:
         rule = self._rule_set.pattern_rule(bare_name)
@@ -217,26 +218,24 @@ class Registry:
         return limiter
 
     def current(self, resource: Resource) -> Limiter | None:
-        """Return the resource's limiter under the rule that holds now; None without one, or without a limit.
-
-        To look at it so while it has no limit lets it begin anew when there is one again.
-        """
+        """Return the resource's limiter, led through the swaps it has missed; None without one, or without a limit."""
         limiter = self._live.get(resource)
         if limiter is None or limiter.epoch == self._epoch:
             return limiter
-        rule = self._rule_set.limit(resource, self.dimension)
-        if rule is None:
-            limiter.epoch = _ANEW
-            return None
-        if limiter.epoch == _ANEW:
-            limiter = begun_anew(limiter, self._latest_ns, rule)
-        elif rule is not limiter.rule:
-            # At a rate of 0 time would count at the rate that follows it, so that is no stricter from an earlier time.
-            lowered = 0 < rule.rate_upermits_per_s < limiter.rate_upermits_per_s
-            limiter = put_in_force(limiter, limiter.at_ns if lowered else self._swapped_ns, rule)
-        limiter.epoch = self._epoch
+        epoch, unlimited = (limiter.epoch, False) if limiter.epoch >= 0 else (~limiter.epoch, True)
+        for swap in self._swaps:
+            if swap.epoch <= epoch:
+                continue
+            rule = swap.rule_set.limit(resource, self.dimension)
+            if rule is None:
+                unlimited = True
+            elif unlimited:
+                limiter, unlimited = begun_anew(limiter, swap.at_ns, rule), False
+            elif rule is not limiter.rule:
+                limiter = put_in_force(limiter, swap.at_ns, rule)
+        limiter.epoch = ~self._epoch if unlimited else self._epoch
         self._live[resource] = limiter
-        return limiter
+        return None if unlimited else limiter
 
     def _make_room(self, now_ns: int) -> bool:
         """Evict until one more limiter fits within the bound; say whether it does."""

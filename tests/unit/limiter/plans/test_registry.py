@@ -39,11 +39,6 @@ def admitted(registry: Registry, name: str, now_ns: int, count: int) -> int:
     return count if limiter is None else limiter.acquire(now_ns, [1] * count).admitted
 
 
-def admitted_costs(registry: Registry, ask: "Ask", now_ns: int) -> int:
-    limiter = registry.get(topic(ask.name), now_ns)
-    return sum(ask.costs) if limiter is None else sum(ask.costs[: limiter.acquire(now_ns, ask.costs).admitted])
-
-
 # --- looking up
 
 
@@ -204,22 +199,17 @@ def test_swap_takes_effect_at_once_and_carries_stored_permits_over() -> None:
     assert admitted(registry, "a", 0, 1000) == 20
 
 
-def test_lowered_limit_counts_from_the_last_look_and_a_raised_one_from_the_last_swap() -> None:
+def test_untouched_limiter_pays_its_debt_at_the_rates_that_were_in_force() -> None:
     registry = Registry(rule_set("topic:*=100/s"))
     live(registry, "a", 0).charge(0, 400)
-    live(registry, "b", 0).charge(0, 1000)
     registry.swap(rule_set("topic:*=10/s"), NS_PER_S)
-    a = registry.state(topic("a"), 4 * NS_PER_S)
-    assert a is not None
-    assert a.stored_permits == -300 + 4 * 10
+    registry.swap(rule_set("topic:*=0/s"), 2 * NS_PER_S)
+    registry.swap(rule_set("topic:*=50/s"), 3 * NS_PER_S)
+    state = registry.state(topic("a"), 4 * NS_PER_S)
 
-    registry.swap(rule_set("topic:*=200/s"), 5 * NS_PER_S)
-    a, b = (registry.state(topic(name), 5 * NS_PER_S + 500 * MS) for name in ("a", "b"))
-    assert a is not None
-    assert b is not None
-    # A raised limit leaves what is missing as it is, with what the lowered one forgave: 350 and 500.
-    assert a.stored_permits == 200 - 350 + 100
-    assert b.stored_permits == 200 - 500 + 100
+    assert state is not None
+    # A second at rate 0 counts at the rate that follows it.
+    assert state.stored_permits == -300 + 100 + 10 + 50 + 50
 
 
 def test_what_a_lowered_limit_forgave_keeps_a_limiter_from_being_evicted() -> None:
@@ -264,13 +254,13 @@ def test_from_0_or_unlimited_it_starts_full(*, before: RuleSet, known: bool) -> 
     assert admitted(registry, "a", NS_PER_S, 200) == 100
 
 
-@pytest.mark.parametrize("name", ["a", "*"])
-def test_after_a_look_without_a_limit_it_begins_anew_whatever_it_owed(name: str) -> None:
-    registry = Registry(rule_set("topic:b=1/s", f"topic:{name}=100/s"))
+@pytest.mark.parametrize("own", [True, False], ids=["own rule", "default"])
+def test_after_no_limit_it_begins_anew_whatever_it_owed(*, own: bool) -> None:
+    name = "a" if own else "*"
+    registry = Registry(rule_set(f"topic:{name}=100/s"))
     live(registry, "a", 0).acquire(0, [1] * 101)
     live(registry, "a", 0).charge(0, 10_000)
     registry.swap(registry.rule_set.edited([parse_limit(f"topic:{name}=unlimited")]), 0)
-    assert registry.get(topic("a"), 0) is None
     registry.swap(registry.rule_set.edited([parse_limit(f"topic:{name}=100/s")]), 0)
 
     assert admitted(registry, "a", 0, 200) == 100
@@ -289,6 +279,19 @@ def test_global_switch_off_and_on_again_while_running() -> None:
     registry.swap(off.replace(enabled=True), 0)
     assert admitted(registry, "a", 0, 101) == 100
     assert registry.rule_set.version == 3
+
+
+def test_limiter_that_misses_more_swaps_than_are_remembered_goes_on_as_if_some_had_not_been() -> None:
+    rules = rule_set("topic:*=100/s")
+    registry = Registry(rules)
+    live(registry, "a", 0).charge(0, 250)
+    for _ in range(40):
+        rules = rules.edited([parse_limit("topic:*=100/s")])
+        registry.swap(rules, NS_PER_S)
+    state = registry.state(topic("a"), NS_PER_S)
+
+    assert state is not None
+    assert state.stored_permits == -50
 
 
 def test_edit_of_one_name_is_in_force_for_it_alone() -> None:
@@ -539,7 +542,8 @@ def test_rule_gets_the_kind_of_limiter_that_it_needs(kind: type[Limiter]) -> Non
     assert (type(overflow), overflow.resource.name) == (kind, OVERFLOW_NAME)
 
 
-@pytest.mark.parametrize(("old", "new"), [(Limiter, FairLimiter), (WarmUpLimiter, Limiter)])
+@pytest.mark.parametrize("new", kinds_of_rule(), ids=lambda kind: f"to {kind.__name__}")
+@pytest.mark.parametrize("old", kinds_of_rule(), ids=lambda kind: kind.__name__)
 def test_swap_replaces_the_limiter_by_the_kind_that_the_new_rule_needs(old: type[Limiter], new: type[Limiter]) -> None:
     registry = Registry(RuleSet((kinds_of_rule()[old],)), max_live=1)
     live(registry, "a", 0).charge(0, 300)
@@ -699,7 +703,7 @@ class Account:
 def test_nothing_ever_admits_more_than_the_bound(
     first: RuleSet, max_live: int, steps: list[tuple[int, Ask | RuleSet]]
 ) -> None:
-    """Through arrivals, changed rates, evictions, overflow and clock jumps, also backwards; each swap is followed."""
+    """Through arrivals, changed rates, evictions, overflow and clock jumps, also backwards."""
     registry = Registry(first, max_live=max_live)
     accounts = {name: Account(first.limit(topic(name))) for name in NAMES}
     now_ns = 0
@@ -711,7 +715,6 @@ def test_nothing_ever_admits_more_than_the_bound(
         latest_ns = max(latest_ns, now_ns)
         if isinstance(action, RuleSet):
             registry.swap(action, now_ns)
-            list(registry.states(now_ns))
             for name, account in accounts.items():
                 account.change(action.limit(topic(name)), overflowed=registry.overflowed_total > 0)
             continue
@@ -777,7 +780,6 @@ def test_edits_without_end_admit_no_more_than_the_bound(
             rule = replace(rule, shared=True) if shared and rule.exact_name is None else rule
             rules = rules.edited([rule]) if rate else rules.edited(drop=[rule.key])
         registry.swap(rules, now_ns)
-        list(registry.states(now_ns))
         for resource, account in accounts.items():
             account.change(rules.limit(resource))
 
@@ -801,35 +803,28 @@ def test_eviction_makes_no_difference_to_anybody(max_live: int, steps: list[tupl
         assert ours.wait_us == pytest.approx(theirs.wait_us, abs=1)
 
 
-@settings(max_examples=100)
+@settings(max_examples=60)
 @given(
-    rules=st.lists(RULE_SETS, min_size=2, max_size=5),
-    asks=st.lists(ASKS, min_size=1, max_size=6),
-    pauses_ms=st.lists(st.integers(0, 3000), min_size=6, max_size=6),
+    first=RULE_SETS,
+    steps=st.lists(st.tuples(st.integers(0, 3000), ACTIONS), min_size=10, max_size=40),
 )
-def test_step_over_missed_swaps_is_one_from_the_first_rules_to_the_last(
-    rules: list[RuleSet], asks: list[Ask], pauses_ms: list[int]
-) -> None:
-    """It gives no more than following the last swap at once, and what held in between leaves no trace."""
-    rules = [each.replace(rules=(*each.rules, parse_limit("topic:zz=1/s")), enabled=True) for each in rules]
-    registries = followed, at_once, lazy = Registry(rules[0]), Registry(rules[0]), Registry(rules[0])
-    for ask in asks:
-        for registry in registries:
-            admitted_costs(registry, ask, 0)
-    now_ns = pauses_ms[0] * MS
-    for number, each in enumerate(rules[1:], 1):
-        lazy.swap(each, now_ns)
-        if number < len(rules) - 1:
-            now_ns += pauses_ms[number] * MS
-    for registry in (followed, at_once):
-        registry.swap(rules[-1], now_ns)
-    list(followed.states(now_ns))
-    now_ns += pauses_ms[-1] * MS
-    for name in NAMES:
-        flood = Ask(name, [1] * 300)
-        passed = admitted_costs(lazy, flood, now_ns)
-        assert passed == admitted_costs(at_once, flood, now_ns)
-        assert passed <= admitted_costs(followed, flood, now_ns)
+def test_missed_swaps_are_made_up_for_exactly(first: RuleSet, steps: list[tuple[int, Ask | RuleSet]]) -> None:
+    """A limiter that nobody looked at between swaps decides like one that was brought up to date after each."""
+    lazy, eager = Registry(first), Registry(first)
+    swaps = now_ns = 0
+    for step_ms, action in steps:
+        # Whole milliseconds make whole micro-permits, so that rounding is the same however often it happens.
+        now_ns += step_ms * MS
+        if isinstance(action, RuleSet):
+            swaps += 1
+            for registry in (lazy, eager):
+                registry.swap(action, now_ns)
+            list(eager.states(now_ns))
+        elif swaps < 16:
+            ours, theirs = (registry.get(topic(action.name), now_ns) for registry in (lazy, eager))
+            assert (ours is None) == (theirs is None)
+            if ours is not None and theirs is not None:
+                assert ours.acquire(now_ns, action.costs) == theirs.acquire(now_ns, action.costs)
 
 
 QUIET = ("quiet-1", "quiet-2", "quiet-own")
