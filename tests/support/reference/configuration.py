@@ -10,10 +10,11 @@ from pydantic import BaseModel
 
 from admin.common.environment import CLIENT_VARIABLES, ENV_WEBHOOK_TOKEN
 from admin.config.addresses import Endpoint
+from admin.config.plugins import own_protocols
 from admin.config.settings import HandlerSettings, Limit, LimitSettings, ListenerSettings, Settings
 from admin.config.sources import environment_names
 from proxy.deciding.rate_limit import PLUGIN
-from proxy.protocols.rocketmq import PROTOCOL
+from proxy.protocols.base import Protocol
 from reference import markdown
 from reference.markdown import attributes, code, head, shape, table, value
 
@@ -39,8 +40,8 @@ _RELOADED: Final = """\
 that need a restart."""
 
 
-def _kinds() -> str:
-    """Write what each kind of the RocketMQ protocol is, and what holds for it by itself."""
+def _kinds(protocol: Protocol) -> str:
+    """Write what each kind of a protocol is, and what holds for it by itself."""
     return table(
         ("kind", "what it is", "default limit", "above it"),
         (
@@ -50,7 +51,7 @@ def _kinds() -> str:
                 "none" if kind.rate_per_s is None else f"{kind.rate_per_s:g} messages per second",
                 code(kind.action) + (f" for {kind.max_delay_s:g} s" if kind.action == "delay" else ""),
             )
-            for kind in PROTOCOL.kinds
+            for kind in protocol.kinds
         ),
     )
 
@@ -120,12 +121,14 @@ def _parts() -> Iterator[str]:
     yield _keys(Settings, ())
     yield f"## `[[listeners]]`\n\n{head(ListenerSettings.__doc__)}"
     yield _keys(ListenerSettings)
-    yield f"### `[listeners.options]` of protocol `{PROTOCOL.name}`"
-    yield _options(PROTOCOL.options)
+    for protocol in own_protocols():
+        yield f"### `[listeners.options]` of protocol `{protocol.name}`"
+        yield _options(protocol.options)
     yield f"## `[[limits]]`\n\n{head(LimitSettings.__doc__)}"
     yield _keys(LimitSettings)
-    yield f"Kinds of resources of protocol `{PROTOCOL.name}`, and what holds where no limit at all is given:"
-    yield _kinds()
+    for protocol in own_protocols():
+        yield f"Kinds of resources of protocol `{protocol.name}`, and what holds where no limit at all is given:"
+        yield _kinds(protocol)
     keys = ", ".join(map(code, Limit.model_fields))
     yield f"## `[defaults.KIND]`\n\nThe limit of each name that no other limit matches. Keys as above: {keys}."
     yield f"## `[[handlers]]`\n\n{head(HandlerSettings.__doc__)}"

@@ -5,6 +5,7 @@ from typing import Final
 
 from admin.config.plugins import own_protocols
 from proxy.protocols import DEFAULT
+from proxy.protocols.base import Kind
 
 FILE: Final = Path(__file__).parents[3] / "admin" / "cli" / "protocol_words.py"
 _MODULE: Final = '''\
@@ -23,7 +24,12 @@ RATES = {rates}
 
 def module() -> str:
     """Return the module."""
-    kinds = [kind for protocol in own_protocols() for kind in protocol.kinds]
+    # Protocols may have a kind in common; what the first says of it holds.
+    found: dict[str, Kind] = {}
+    for protocol in own_protocols():
+        for kind in protocol.kinds:
+            found.setdefault(kind.name, kind)
+    kinds = tuple(found.values())
     spelt = ", ".join(f"{kind.spelling} for a {kind.name}" for kind in kinds if kind.spelling)
     rates = " and ".join(f"{kind.name}:*={kind.rate_per_s:g}/s" for kind in kinds if kind.rate_per_s is not None)
     return _MODULE.format(
