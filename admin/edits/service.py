@@ -357,7 +357,8 @@ class EditService:
             task_status: reports that changes are taken.
         """
         self._apply, self._reset = apply, reset
-        await self._write_down_what_is_owed()
+        async with self._one_at_a_time:
+            await self._write_down_what_is_owed()
         task_status.started()
         while True:
             try:

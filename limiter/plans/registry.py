@@ -222,6 +222,8 @@ class Registry:
         limiter = self._live.get(resource)
         if limiter is None or limiter.epoch == self._epoch:
             return limiter
+        if limiter.epoch == ~self._epoch:
+            return None
         epoch, unlimited = (limiter.epoch, False) if limiter.epoch >= 0 else (~limiter.epoch, True)
         for swap in self._swaps:
             if swap.epoch <= epoch:

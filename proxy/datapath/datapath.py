@@ -187,8 +187,13 @@ class LocalDataPath(DataPath):
         version = self._rule_set.version
         if rule_set.version <= version:
             raise ValueError(f"rule set version {rule_set.version} is not above {version}, which is in force")
-        self._rule_set = rule_set
-        self._put_in_force(self._wall_clock())
+        before, self._rule_set = self._rule_set, rule_set
+        try:
+            self._put_in_force(self._wall_clock())
+        except BaseException:
+            # Else the version of the next one would be taken.
+            self._rule_set = before
+            raise
         self._rules_changed.set()
         self._emit("rules", {"version": rule_set.version, "limiting": int(rule_set.enabled)})
 

@@ -157,6 +157,8 @@ class Lane:
         ticket.task = trio.lowlevel.current_task()
         ticket.deadline_s = trio.current_time() + self._deadline_s
         if not self._put(ticket):
+            if inspect.iscoroutine(ticket.begun):
+                ticket.begun.close()
             return Bypass("full")
         self._forget_served()
         self._watch_for(ticket)

@@ -237,7 +237,12 @@ class Connection:
                 nursery.start_soon(self._guard, self._tick)
             for side in Side:
                 self._go_on(side)
-            await self._both_ended.wait()
+            try:
+                await self._both_ended.wait()
+            finally:
+                # Nothing is begun any more, in whatever order the tasks end that are cancelled with the data path.
+                for watch in self._watches.values():
+                    watch.close()
             ended = (self._ended or Side.CLIENT).value
             self._parting = self._parting or (f"{ended}_closed", f"the {ended} closed first")
             nursery.cancel_scope.cancel()
@@ -347,7 +352,9 @@ class Connection:
             waits = Waits.ENDED
         self._waits[side] = waits
         if waits is Waits.READ:
-            self._want_to_read(side)
+            # The session is asked, and what it raises is its own connection's fault.
+            with self._guarded():
+                self._want_to_read(side)
         elif waits is Waits.ENDED:
             self._watches[side].want_no_more(EPOLLIN)
             if self._waits[side.other] is Waits.ENDED:
@@ -407,6 +414,7 @@ class Connection:
                     yield from self._carry(side, buffer[: held_back + count])
                 except Close as close:
                     self._part(close.reason, close.detail)
+                    yield from self._until_written(side.other)
                     continue
             finally:
                 buffers.give_back(buffer)
@@ -460,13 +468,17 @@ class Connection:
 
     def _begin(self, batch: Batch) -> Coroutine[Any, Any, None] | None:
         """Have the handlers decide one batch; returns what is to be awaited for that, if a lane is to be waited for."""
+        rest = None
+        # From now on, since a handler may resolve tickets while it decides, and a drain then looks whether it may part.
+        self._deciding += 1
         try:
             rest = self._services.pipeline.decide_now(batch)
         except BaseException:
             drop_tickets(batch.verdicts)
             raise
-        if rest is not None:
-            self._deciding += 1
+        finally:
+            if rest is None:
+                self._deciding -= 1
         return rest
 
     async def _judge_later(self, rest: Coroutine[Any, Any, None], batch: Batch) -> None:
@@ -514,6 +526,11 @@ class Connection:
                 writer.flush()
             self.progressed()
 
+    def _until_written(self, side: Side) -> _Steps:
+        """Wait until all that was taken for a peer is with the kernel."""
+        while self._writers[side].busy:
+            yield Waits.WRITE
+
     def _pass_end_on(self, side: Side) -> _Steps:
         """Carry one peer's end of stream to the other; the other direction goes on for as long as it is used.
 
@@ -534,6 +551,8 @@ class Connection:
             if not self._half_closes and self._parting is None:
                 self._half_closed_s = PARTING_S
                 self._scope.deadline = trio.current_time() + PARTING_S
+        # When both directions have ended nothing more is written.
+        yield from self._until_written(side.other)
 
     def _must_wait(self, side: Side) -> bool:
         """Whether this peer may not be read now."""

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import gc
+import socket
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -16,7 +17,18 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from limiter.rules.resource import Resource
 from proxy.common.buffers import CHUNK_BYTES
 from proxy.control import LimitCommandReply
-from proxy.deciding.batch import NO_VERDICTS, Batch, ConnectionInfo, Refuse, Request, Response, Side, Verdicts
+from proxy.deciding.batch import (
+    NO_VERDICTS,
+    Batch,
+    ConnectionInfo,
+    Hold,
+    Refuse,
+    Request,
+    Response,
+    Side,
+    Ticket,
+    Verdicts,
+)
 from proxy.deciding.pipeline import Handler, HandlerConfig, HandlerPlugin
 from proxy.net.connection import HALF_CLOSED_S, OUTBOX_BYTES, PARTING_S
 from proxy.net.sockets import Wire, format_address
@@ -24,7 +36,7 @@ from proxy.protocols.base import Buffer, Close, CommandRequest, Description, Pro
 from proxy.stats.snapshot import MAX_RESOURCES_SHOWN, ClientDescription
 
 if TYPE_CHECKING:
-    from tests.unit.proxy.conftest import Rig, StartRig
+    from tests.unit.proxy.conftest import Rig, ScriptedBroker, StartRig
 
 FREE_KIB = b"free " + b"x" * 1018 + b"\n"
 """A request of 1 KiB that nothing limits."""
@@ -320,6 +332,86 @@ class TestRelay:
         assert await client.receive_line() == b"three\n"
         await wait_all_tasks_blocked()
         assert [response.size_bytes for response in seen] == [4, 6]
+
+
+class Bang(PlainSession):
+    """Passes on what comes, and ends the connection behind a ``!``; the client is told something then."""
+
+    farewell = b""
+
+    def receive(self, side: Side, chunk: memoryview, now_ns: int) -> Batch | None:
+        super().receive(side, chunk, now_ns)
+        if side is Side.CLIENT and chunk[-1:] == b"!":
+            if self.farewell:
+                self.out[Side.CLIENT].append(self.farewell)
+            raise Close("bad_frame", "as the test wants it")
+        return None
+
+
+class TestParting:
+    async def test_a_buffer_is_nobody_elses_before_it_is_written(
+        self, start_rig: StartRig, lines: Protocol, broker: ScriptedBroker
+    ) -> None:
+        broker._listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        rig = await start_rig(protocol=speaking(lines, Bang))
+        first, its_broker = await rig.connect()
+        rig.connections[0].wires[Side.BROKER]._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        await first.send(b"A" * 60_000 + b"!")
+        await rig.settle()
+        second, _ = await rig.connect()
+        await second.send(b"B" * 60_000)
+        await rig.settle()
+        assert await its_broker.receive_to_end() == b"A" * 60_000 + b"!"
+
+    async def test_answers_arrive_though_both_peers_have_ended(self, start_rig: StartRig, lines: Protocol) -> None:
+        class Telling(Bang):
+            farewell = b"R" * 200_000
+
+        rig = await start_rig(protocol=speaking(lines, Telling))
+        client, broker = await rig.connect(receive_buffer=4096)
+        rig.connections[0].wires[Side.CLIENT]._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        await client.send(b"request!")
+        client.end()
+        await rig.settle()
+        broker.end()
+        await rig.settle()
+        assert await client.receive_to_end() == b"R" * 200_000
+
+    async def test_a_drain_waits_for_a_handler_that_resolves_while_it_decides(
+        self, start_rig: StartRig, lines: Protocol
+    ) -> None:
+        ticket = Ticket(lambda: None)
+
+        def decide(batch: Batch, now_ns: int) -> Verdicts:
+            (request,) = batch.requests
+            if request.handle == b"1":
+                return {0: Hold(request.resources[0], "rule", ticket)}
+            ticket.resolve(None)
+            return NO_VERDICTS
+
+        class Deciding(PlainSession):
+            whole = False
+
+            def receive(self, side: Side, chunk: memoryview, now_ns: int) -> Batch | None:
+                self.whole = bytes(chunk) == b"2"
+                request = Request((Resource("line_topic", "own"),), 1, 1, "", False, None, bytes(chunk))
+                return Batch(self.context.connection, side, [request])
+
+            def decided(self, batch: Batch, now_ns: int) -> None:
+                handle = batch.requests[0].handle
+                assert isinstance(handle, bytes)
+                self.out[Side.BROKER].append(handle)
+
+            def between_frames(self, side: Side) -> bool:
+                return side is Side.BROKER or self.whole
+
+        rig = await start_rig(protocol=speaking(lines, Deciding), handlers=[handler(decide)])
+        client, broker = await rig.connect()
+        await client.send(b"1")
+        await rig.settle()
+        rig.connections[0].drain()
+        await client.send(b"2")
+        assert await broker.receive(2) == b"12"
 
 
 class TestBusyAnswers:
@@ -814,9 +906,13 @@ class Failing(PlainSession):
     """Fails where the client's first byte says."""
 
     ticks = True
+    asked_paused: int | None = None
 
     def receive(self, side: Side, chunk: memoryview, now_ns: int) -> Batch | None:
         match bytes(chunk[:1]):
+            case b"p" | b"P":
+                # At the first question, the connection is under way; at the second, it wants to read on.
+                self.asked_paused = chunk[0] == ord("P")
             case b"r":
                 raise RuntimeError("in receive")
             case b"d":
@@ -833,6 +929,13 @@ class Failing(PlainSession):
 
     def end(self, side: Side, now_ns: int) -> None:
         raise RuntimeError("in end")
+
+    def paused(self, side: Side) -> bool:
+        if self.asked_paused is not None:
+            self.asked_paused += 1
+            if self.asked_paused > 1:
+                raise RuntimeError("in paused")
+        return False
 
 
 class Asking(PlainSession):
@@ -933,7 +1036,10 @@ class TestQuestionsToSluiceItself:
 
 
 class TestFaultsOfASession:
-    @pytest.mark.parametrize(("said", "where"), [(b"r", "receive"), (b"d", "decided"), (b"t", "tick"), (b"", "end")])
+    @pytest.mark.parametrize(
+        ("said", "where"),
+        [(b"r", "receive"), (b"d", "decided"), (b"t", "tick"), (b"", "end"), (b"p", "paused"), (b"P", "paused")],
+    )
     async def test_end_only_that_connection_and_are_logged_once(
         self, start_rig: StartRig, lines: Protocol, log: list[Any], said: bytes, where: str
     ) -> None:
