@@ -248,6 +248,21 @@ class TestApply:
         assert not await rig.passes(client, broker, b"free x")
         assert (await rig.snapshot()).rule_set_version == 2
 
+    async def test_rules_that_cannot_be_put_in_force_leave_those_before_and_the_next_ones_hold(
+        self, rig: Rig, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fail(*_: object) -> None:
+            raise RuntimeError("as the test wants it")
+
+        with monkeypatch.context() as failing:
+            failing.setattr(rig.path._limits, "swap", fail)
+            with pytest.raises(RuntimeError):
+                await rig.path.apply(next_rules(rig, "line_topic:free=0/s"))
+        client, broker = await rig.connect()
+        assert await rig.passes(client, broker, b"free x")
+        await rig.path.apply(next_rules(rig, "line_topic:free=0/s"))
+        assert not await rig.passes(client, broker, b"free x")
+
     async def test_reset_makes_the_buckets_full_and_says_what_was_cleared(self, rig: Rig) -> None:
         client, broker = await rig.connect()
         for passes in (True, True, False):
