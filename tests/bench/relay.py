@@ -1,7 +1,7 @@
 """A TCP relay in trio that looks at nothing: what Sluice would cost if deciding were free.
 
-Run it as ``relay.py HOST:PORT HOST:PORT``: where it listens, and the broker behind it. It has Sluice's shape, one task
-per direction, one receive and one send at a time, on bare trio sockets. Its buffers are as large as Sluice's largest.
+Run it as ``relay.py HOST:PORT HOST:PORT``: where it listens, and the broker behind it. It has a task per direction, one
+receive and one send at a time, on bare trio sockets. Its buffers are as large as Sluice's largest.
 """
 
 import socket
