@@ -148,11 +148,17 @@ unit: $(VENV_STAMP) $(SCAN) ## unit tests alone
 fuzz: $(VENV_STAMP) ## fuzz tests alone; SLUICE_FUZZ_FACTOR=20 makes 20 times the cases
 	$(BIN)/python -m pytest tests/fuzz
 
+# What failed is tried once more, with nothing beside it: brokers, browsers and Spark share the cores with each other, and
+# some of their time-outs are their own. Both outcomes are printed.
+AGAIN := --last-failed --last-failed-no-failures none
+
 # Of each real part (Spark, Chromium, a sluice process, a broker with its clients) the tests that are not marked as long.
 quick: parts ## the quick tests with Spark, a browser, a real broker and real clients
 	@sh tests/integration/packages.sh spark
-	$(BIN)/python -m pytest tests/spark tests/integration tests/browser -m "not long and not alone" -n 2 --dist loadfile --no-loadscope-reorder
-	$(BIN)/python -m pytest tests/integration -m "alone and not long"
+	$(BIN)/python -m pytest tests/spark tests/integration tests/browser -m "not long and not alone" -n 2 --dist loadfile --no-loadscope-reorder \
+		|| $(BIN)/python -m pytest tests/spark tests/integration tests/browser -m "not long and not alone" $(AGAIN)
+	$(BIN)/python -m pytest tests/integration -m "alone and not long" \
+		|| $(BIN)/python -m pytest tests/integration -m "alone and not long" $(AGAIN)
 
 browser: setup ## the page in a real Chromium
 	$(BIN)/python -m pytest tests/browser
