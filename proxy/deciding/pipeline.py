@@ -236,12 +236,16 @@ class Pipeline:
         Returns:
             What is to be awaited for ``batch.verdicts`` to be complete; None if they are.
         """
-        for position in range(first, len(self._links)):
-            link = self._links[position]
-            outcome = link.executor.submit(batch) if link.executor is not None else self._decide_inline(link, batch)
-            if isinstance(outcome, Submission):
-                return self._decide_later(batch, position, outcome)
-            self._take(link, batch, outcome)
+        try:
+            for position in range(first, len(self._links)):
+                link = self._links[position]
+                outcome = link.executor.submit(batch) if link.executor is not None else self._decide_inline(link, batch)
+                if isinstance(outcome, Submission):
+                    return self._decide_later(batch, position, outcome)
+                self._take(link, batch, outcome)
+        except BaseException:
+            drop_tickets(batch.verdicts)
+            raise
         return None
 
     async def _decide_later(self, batch: Batch, position: int, submission: Submission) -> None:

@@ -38,7 +38,7 @@ from proxy.common.buffers import CHUNK_BYTES, BufferPool
 from proxy.common.cooperative import connection_turn
 from proxy.common.log_rate import LogRate
 from proxy.control import LimitCommandReply
-from proxy.deciding.batch import Batch, ConnectionInfo, Hold, Request, Side, Ticket, drop_tickets
+from proxy.deciding.batch import Batch, ConnectionInfo, Hold, Request, Side, Ticket
 from proxy.deciding.pipeline import Pipeline
 from proxy.net.limit_commands import LimitCommands
 from proxy.net.reactor import Reactor
@@ -446,7 +446,7 @@ class Connection:
                     other.flush()
                 rest = self._begin(batch)
                 if rest is not None:
-                    yield from self._await(side, self._judge_later, rest, batch)
+                    yield from self._await(side, self._decide_later, rest)
                 requests = self._decided(batch)
                 if requests:
                     # Before the write, which lasts for as long as the broker does not read.
@@ -473,20 +473,14 @@ class Connection:
         self._deciding += 1
         try:
             rest = self._services.pipeline.decide_now(batch)
-        except BaseException:
-            drop_tickets(batch.verdicts)
-            raise
         finally:
             if rest is None:
                 self._deciding -= 1
         return rest
 
-    async def _judge_later(self, rest: Coroutine[Any, Any, None], batch: Batch) -> None:
+    async def _decide_later(self, rest: Coroutine[Any, Any, None]) -> None:
         try:
             await rest
-        except BaseException:
-            drop_tickets(batch.verdicts)
-            raise
         finally:
             self._deciding -= 1
 
@@ -584,7 +578,7 @@ class Connection:
                 if batch is not None:
                     rest = self._begin(batch)
                     if rest is not None:
-                        await self._judge_later(rest, batch)
+                        await self._decide_later(rest)
                     self._decided(batch)
             except Close as close:
                 self._part(close.reason, close.detail)
