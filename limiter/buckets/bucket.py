@@ -25,34 +25,23 @@ remembered as *forgiven*, and no raise gives it back before time has. So limits 
 nobody a second burst, and take nothing from who never used the first.
 """
 
+from limiter.buckets.cell import Cell
 from limiter.rules.rule import NS_PER_S, UPERMITS_PER_PERMIT
 
 
-class Bucket:
-    """One bucket: a rate, a capacity, what is stored and until when that is accounted for.
+class Bucket(Cell):
+    """One bucket: a rate, a capacity, what is stored and until when that is accounted for; as ``Cell`` says."""
 
-    Attributes:
-        rate_upermits_per_s: refill in micro-permits per second; 0 never refills.
-        capacity_upermits: the most that is ever stored.
-        stored_upermits: the balance at ``at_ns``; negative is a debt.
-        forgiven_upermits: how much more would be missing had the capacity never been lowered.
-        at_ns: the time up to which refill is in ``stored_upermits``. It never moves back.
-    """
-
-    __slots__ = ("at_ns", "capacity_upermits", "forgiven_upermits", "rate_upermits_per_s", "stored_upermits")
+    __slots__ = ()
 
     def __init__(self, rate_upermits_per_s: int, capacity_upermits: int, now_ns: int) -> None:
+        super().__init__()
         self.rate_upermits_per_s = rate_upermits_per_s
         self.capacity_upermits = self.stored_upermits = capacity_upermits
-        self.forgiven_upermits = 0
         self.at_ns = now_ns
 
     def settled(self, now_ns: int) -> tuple[int, int]:
-        """Return what ``stored_upermits`` and ``at_ns`` are after a refill at ``now_ns``; changes nothing.
-
-        Time that did not make a whole micro-permit stays unaccounted, so frequent calls lose nothing but
-        the part of it below one nanosecond. A clock that runs backwards refills nothing.
-        """
+        """Return what ``stored_upermits`` and ``at_ns`` are after a refill at ``now_ns``; changes nothing."""
         stored = self.stored_upermits
         at_ns = self.at_ns
         if now_ns <= at_ns:
@@ -65,31 +54,6 @@ class Bucket:
         if stored >= self.capacity_upermits:
             return self.capacity_upermits, now_ns
         return stored, now_ns - leftover // rate
-
-    def refill(self, now_ns: int) -> int:
-        """Bring the balance up to ``now_ns`` and return it, in micro-permits."""
-        # As settled says, written out: a call and a tuple less for each limit of each request.
-        elapsed_ns = now_ns - self.at_ns
-        if elapsed_ns <= 0:
-            return self.stored_upermits
-        rate = self.rate_upermits_per_s
-        accrued, leftover = divmod(elapsed_ns * rate, NS_PER_S)
-        stored = self.stored_upermits
-        if accrued:
-            stored += accrued
-            if stored >= self.capacity_upermits:
-                if self.forgiven_upermits:
-                    self.forgiven_upermits = max(0, self.forgiven_upermits - (stored - self.capacity_upermits))
-                stored = self.capacity_upermits
-                self.at_ns = now_ns
-            else:
-                self.at_ns = now_ns - leftover // rate
-            self.stored_upermits = stored
-        return stored
-
-    def spend(self, permits: int) -> None:
-        """Take ``permits`` off the balance, which may become a debt. The caller has refilled."""
-        self.stored_upermits -= permits * UPERMITS_PER_PERMIT
 
     def whole_permits(self) -> int:
         """Return how many permits can be spent without leaving a debt. The caller has refilled."""

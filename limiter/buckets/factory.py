@@ -52,6 +52,7 @@ def begun_anew(limiter: Limiter, now_ns: int, rule: Rule) -> Limiter:
         ValueError: the rule does not limit.
     """
     successor = new_limiter(limiter.resource, rule, now_ns)
+    limiter.retired = True
     successor.last_refused_ns, successor.last_wait_us = limiter.last_refused_ns, limiter.last_wait_us
     successor.epoch, successor.asked_ns = limiter.epoch, limiter.asked_ns
     return successor

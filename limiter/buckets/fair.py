@@ -40,7 +40,7 @@ from itertools import accumulate
 from typing import Final, NamedTuple
 
 from limiter.buckets.bucket import Bucket, closes_at_ns, is_open
-from limiter.buckets.limiter import Admission, Limiter, LimiterState, ShareState, run_of_larger, until_us
+from limiter.buckets.limiter import REFUSE_ALL_WAIT_US, Admission, Gate, Limiter, LimiterState, ShareState, until_us
 from limiter.rules.resource import Resource
 from limiter.rules.rule import NS_PER_S, UPERMITS_PER_PERMIT, Rule, debt_upermits
 
@@ -50,8 +50,6 @@ ACTIVE_NS: Final = 10 * NS_PER_S
 """How long a key that asks no more counts among the active ones."""
 
 _NEVER_NS: Final = 2**63
-_LOOK_AGAIN_US: Final = 1_000_000
-"""The wait of a request for which room depends on what other keys do."""
 
 
 class _Split(NamedTuple):
@@ -72,51 +70,31 @@ class _Split(NamedTuple):
     pool: int
 
 
-class FairShare(Bucket):
-    """One key's share of a fair limiter, which makes it. Fulfils ``Gate``.
+class FairShare(Gate):
+    """One key's share of a fair limiter, which makes it.
 
     As a live limiter it is good for decisions at the time at which it was asked for, not beyond.
 
     Attributes:
         key: who asks.
         seen_ns: when it last asked.
-        open_next_free_ns: the breaker's state; "free" is when the share or the pool would admit again. Without a break
-            it is kept too, so that while that is known nobody need look into the pool.
+        open_next_free_ns: as in ``Cell``; "free" is when the share or the pool would admit again. Without a break it is
+            kept too, so that while that is known nobody need look into the pool.
     """
 
-    __slots__ = ("key", "open_next_free_ns", "seen_ns", "total")
+    __slots__ = ("key", "seen_ns", "total")
 
     def __init__(self, total: "FairLimiter", key: str, now_ns: int) -> None:
-        super().__init__(0, 0, now_ns)
+        super().__init__(total.resource, total.rule, now_ns)
+        self.rate_upermits_per_s = self.capacity_upermits = self.stored_upermits = 0
         self.total = total
         self.key = key
         self.seen_ns = now_ns
-        self.open_next_free_ns: int | None = None
-
-    @property
-    def rule(self) -> Rule:
-        """The rule in force."""
-        return self.total.rule
-
-    @property
-    def resource(self) -> Resource:
-        """What is limited."""
-        return self.total.resource
 
     def admits(self, now_ns: int, before: int, permits: int) -> bool:
-        """Bring the balances up to ``now_ns``; say whether the share's own admits requests that cost ``permits``.
-
-        Args:
-            now_ns: the time.
-            before: what all of them but the last cost.
-            permits: what all of them cost.
-        """
+        """Bring the balances up to ``now_ns``; say whether the share's own surely admits what costs ``permits``."""
         self.total.refill(now_ns)
-        if self.open_next_free_ns is not None:
-            return False
-        stored = self.refill(now_ns)
-        left = stored - permits * UPERMITS_PER_PERMIT
-        return left > 0 or (stored > before * UPERMITS_PER_PERMIT and left >= -self._max_debt_upermits())
+        return super().admits(now_ns, before, permits)
 
     def spend(self, permits: int) -> None:
         """Take ``permits`` off the share and the total. The caller has refilled both."""
@@ -142,7 +120,7 @@ class FairShare(Bucket):
         if admitted == count:
             return Admission(count, 0)
         if stored > 0 or pool > 0:
-            here = (stored + self._max_debt_upermits()) // UPERMITS_PER_PERMIT if stored > 0 else 0
+            here = (stored + self.max_debt_upermits) // UPERMITS_PER_PERMIT if stored > 0 else 0
             there = (pool + total.rule.max_debt_upermits) // UPERMITS_PER_PERMIT if pool > 0 else 0
             return self._alone(now_ns, costs, admitted, max(here, there))
         if costs[admitted] > most:
@@ -168,13 +146,13 @@ class FairShare(Bucket):
     def _admits_all(self, stored: int, costs: Sequence[int]) -> bool:
         """Say whether the share's own admits all, which is known without looking at each."""
         left = stored - sum(costs) * UPERMITS_PER_PERMIT
-        return stored > 0 and left + costs[-1] * UPERMITS_PER_PERMIT > 0 and left >= -self._max_debt_upermits()
+        return stored > 0 and left + costs[-1] * UPERMITS_PER_PERMIT > 0 and left >= -self.max_debt_upermits
 
     def _split(self, now_ns: int, costs: Sequence[int]) -> _Split:
         """Say what of some requests is admitted, and what each of share and pool gives for it."""
         count = len(costs)
         stored, pool = self.settled(now_ns)[0], self.total.pool_upermits(now_ns)
-        max_debt, max_debt_of_pool = self._max_debt_upermits(), self.rule.max_debt_upermits
+        max_debt, max_debt_of_pool = self.max_debt_upermits, self.rule.max_debt_upermits
         # Where no debt is too great, which those of single permits never are, the share comes first and then the pool.
         spent = list(accumulate(costs, initial=0))
         of_own = bisect_right(spent, (stored - 1) // UPERMITS_PER_PERMIT, 0, count)
@@ -198,21 +176,8 @@ class FairShare(Bucket):
             admitted += 1
         return _Split(admitted, own, pooled, stored, pool)
 
-    def _max_debt_upermits(self) -> int:
-        return debt_upermits(self.rate_upermits_per_s, self.total.rule.max_debt_ns)
-
-    def _alone(self, now_ns: int, costs: Sequence[int], admitted: int, most: int) -> Admission:
-        """Return the admission of those before a request that costs too much; so do those next to it, perhaps."""
-        alone = run_of_larger(costs, admitted, most, self.rule.most_permits)
-        return Admission(admitted, self._wait_us_alone(now_ns, costs[admitted], sum(costs[:admitted])), alone)
-
     def refuse(self, now_ns: int) -> int:
-        """Do what a refusal does: open the share's breaker and remember the refusal; spend nothing.
-
-        Returns:
-            Microseconds, rounded up, until a request would be admitted again if no other key borrows or comes
-            meanwhile.
-        """
+        """Open the share's breaker and remember the refusal; the wait is right if no other key borrows or comes."""
         total = self.total
         if not total.rate_upermits_per_s:
             wait_us = total.refuse_all_wait_us()
@@ -226,30 +191,14 @@ class FairShare(Bucket):
         return wait_us
 
     def refuse_alone(self, now_ns: int, permits: int) -> int:
-        """Remember the refusal of a single request that costs too much; the breaker stays as it is.
-
-        Returns:
-            Microseconds, rounded up, until it would be admitted if no other key borrows or comes meanwhile; 1 s for one
-            that never will, and where that depends on other keys.
-        """
+        """Remember the refusal of a single request that costs too much; 1 s if its wait depends on other keys."""
         total = self.total
         total.last_refused_ns = now_ns
-        total.last_wait_us = wait_us = self._wait_us_alone(now_ns, permits)
+        total.last_wait_us = wait_us = self.wait_us_alone(now_ns, permits)
         return wait_us
 
-    def _wait_us_alone(self, now_ns: int, permits: int, before: int = 0) -> int:
-        if permits > self.rule.most_permits:
-            return _LOOK_AGAIN_US
-        return max(1, self.wait_us_behind(now_ns, before, permits))
-
     def charge(self, now_ns: int, permits: int) -> None:
-        """Debit ``permits`` after the fact from what would admit a request now, or else from the share.
-
-        Never opens the breaker; if it is open, a deeper debt keeps it open for longer.
-
-        Raises:
-            ValueError: ``permits`` is negative.
-        """
+        """Debit ``permits`` after the fact from what would admit a request now, or else from the share."""
         if permits < 0:
             raise ValueError(f"cannot spend {permits} permits: a cost is zero or more")
         stays_open = self._stays_open(now_ns)
@@ -260,19 +209,13 @@ class FairShare(Bucket):
             self.follow_debt(now_ns)
 
     def wait_us_behind(self, now_ns: int, permits: int, cost: int = 1) -> int:
-        """Return how long a request of that cost would wait if others of this key that cost ``permits`` came before it.
-
-        As if there were no breaker, no other key borrowed, and they spent as soon as they may.
-
-        Returns:
-            Microseconds, rounded up; 0 if it would be admitted at once, and the refuse-all wait at rate 0.
-        """
+        """Return how long a request would wait behind others of this key, if no other key borrows."""
         if not self.total.rate_upermits_per_s:
             return self.total.refuse_all_wait_us()
         needed = permits * UPERMITS_PER_PERMIT
         stored, at_ns = self.settled(now_ns)
         pool = self.total.pool_upermits(now_ns)
-        if cost * UPERMITS_PER_PERMIT > self._max_debt_upermits():
+        if cost * UPERMITS_PER_PERMIT > self.max_debt_upermits:
             return self._wait_us_of_large(now_ns, needed, cost * UPERMITS_PER_PERMIT)
         if stored > needed:
             return 0
@@ -284,12 +227,12 @@ class FairShare(Bucket):
         """Return how long a request would wait for whose debt something must be stored, behind others; roughly."""
         total = self.total
         stored, at_ns = self.settled(now_ns)
-        floor = needed + max(1, price - self._max_debt_upermits())
+        floor = needed + max(1, price - self.max_debt_upermits)
         if stored >= floor or total.pool_upermits(now_ns) >= needed + max(1, price - total.rule.max_debt_upermits):
             return 0
         if not self.rate_upermits_per_s or floor > self.capacity_upermits:
             # Only the pool can take it: what is in there depends on who else is active.
-            return _LOOK_AGAIN_US
+            return REFUSE_ALL_WAIT_US
         return until_us(now_ns, at_ns - (-(floor - stored) * NS_PER_S // self.rate_upermits_per_s))
 
     def is_open(self, now_ns: int) -> bool:
@@ -328,20 +271,22 @@ class FairShare(Bucket):
         stored = self.refill(now_ns)
         if stored > 0 and capacity_upermits < self.capacity_upermits:
             self.stored_upermits = stored * capacity_upermits // self.capacity_upermits
-        self.at_ns = max(self.at_ns, now_ns)
-        self.rate_upermits_per_s = rate_upermits_per_s
-        self.capacity_upermits = capacity_upermits
+        self._put(now_ns, rate_upermits_per_s, capacity_upermits)
 
     def resize(self, now_ns: int, rate_upermits_per_s: int, capacity_upermits: int) -> None:
         """Take another part of the limit from ``now_ns`` on; what it cannot hold any more flows into the pool."""
         self.refill(now_ns)
-        self.at_ns = max(self.at_ns, now_ns)
-        self.rate_upermits_per_s = rate_upermits_per_s
-        self.capacity_upermits = capacity_upermits
+        self._put(now_ns, rate_upermits_per_s, capacity_upermits)
         self.stored_upermits = min(self.stored_upermits, capacity_upermits)
         if not self.rule.break_ns:
             # It may be free earlier than was known.
             self.open_next_free_ns = None
+
+    def _put(self, now_ns: int, rate_upermits_per_s: int, capacity_upermits: int) -> None:
+        self.at_ns = max(self.at_ns, now_ns)
+        self.rate_upermits_per_s = rate_upermits_per_s
+        self.capacity_upermits = capacity_upermits
+        self.max_debt_upermits = debt_upermits(rate_upermits_per_s, self.rule.max_debt_ns)
 
     def close_if_due(self, now_ns: int) -> None:
         """Close the breaker if it is time to, or if there is none."""
@@ -470,6 +415,7 @@ class FairLimiter(Limiter):
         super().reconfigure(now_ns, rule)
         rate, capacity = self._part()
         for share in self._shares.values():
+            share.rule = rule
             share.set_rate(now_ns, rate, capacity)
         for share in self._shares.values():
             if rule.break_ns and rule.rate_upermits_per_s and not (raised and share.has_permits(now_ns)):

@@ -23,17 +23,19 @@ nothing, the breaker stays as it is, and what comes after it is decided as if it
 says how many such follow those that are admitted, and ``refuse_alone`` does what their refusal does.
 """
 
+from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from limiter.buckets.bucket import Bucket, closes_at_ns, free_at_ns, is_open
 from limiter.rules.resource import Resource
 from limiter.rules.rule import NS_PER_S, UPERMITS_PER_PERMIT, Rule
 
 _NS_PER_US: Final = 1_000
-_REFUSE_ALL_WAIT_US: Final = 1_000_000
+REFUSE_ALL_WAIT_US: Final = 1_000_000
+"""The wait of a request that is never admitted, or of which nobody knows when."""
 
 
 class Admission(NamedTuple):
@@ -51,60 +53,84 @@ class Admission(NamedTuple):
     alone: int = 0
 
 
-class Gate(Protocol):
+class Gate(Bucket, ABC):
     """What decides: a limiter, or one caller's share of it.
 
     Costs and permits are whole numbers, zero or more. At one ``now_ns``, ``check`` and then ``commit`` of what was
-    admitted and ``refuse`` if something was not, do exactly what single requests one after another would.
+    admitted and ``refuse`` if something was not, do exactly what single requests one after another would. What
+    ``admits`` says yes to is spent with ``spend``, if nothing was asked since; its no may be for want of a closer look,
+    which ``check`` takes.
+
+    Attributes:
+        resource: what the limiter stands under: what it limits, or the overflow of its kind.
+        rule: the rule in force.
+        key: the key of the share; empty for a limiter.
     """
 
-    @property
-    def rule(self) -> Rule:
-        """The rule in force."""
+    __slots__ = ("resource", "rule")
 
-    @property
-    def resource(self) -> Resource:
-        """What the limiter stands under: what it limits, or the overflow of its kind."""
+    key: str
 
-    @property
-    def key(self) -> str:
-        """The key of the share; empty for a limiter."""
+    def __init__(self, resource: Resource, rule: Rule, now_ns: int) -> None:
+        super().__init__(rule.rate_upermits_per_s, rule.capacity_upermits, now_ns)
+        self.resource = resource
+        self.rule = rule
+        self.max_debt_upermits = rule.max_debt_upermits
 
-    def admits(self, now_ns: int, before: int, permits: int) -> bool:
-        """Say whether requests that cost ``permits`` would surely be admitted at once.
-
-        Nobody can see an effect: the balance is brought up to ``now_ns``. It may say no for want of a closer look,
-        which ``check`` takes.
-
-        Args:
-            now_ns: the time.
-            before: what all of them but the last cost.
-            permits: what all of them cost.
-        """
-
-    def spend(self, permits: int) -> None:
-        """Spend what ``admits`` said yes to at this moment, and nothing was asked since: all, with the last."""
-
+    @abstractmethod
     def check(self, now_ns: int, costs: Sequence[int]) -> Admission:
         """Say how many requests from the front would be admitted, without any effect."""
 
+    @abstractmethod
     def commit(self, now_ns: int, costs: Sequence[int]) -> None:
         """Spend what ``check`` has admitted at the same ``now_ns``, or a prefix of it."""
 
+    @abstractmethod
     def refuse(self, now_ns: int) -> int:
-        """Do what a refusal does, and return the microseconds until a request would be admitted again."""
+        """Do what a refusal does: open the breaker and remember the refusal; spend nothing.
 
-    def refuse_alone(self, now_ns: int, permits: int) -> int:
-        """Do what the refusal of a single request of that cost does; return its wait in microseconds."""
-
-    def charge(self, now_ns: int, permits: int) -> None:
-        """Debit ``permits`` after the fact, into debt if need be."""
-
-    def wait_us_behind(self, now_ns: int, permits: int, cost: int = 1) -> int:
-        """Return the microseconds until a request is admitted if ``permits`` are spent before it, breaker aside.
-
-        0 is at once. At rate 0 it is the wait that is stated where no honest one exists, whatever is spent.
+        Returns:
+            Microseconds, rounded up, until a request would be admitted again.
         """
+
+    @abstractmethod
+    def refuse_alone(self, now_ns: int, permits: int) -> int:
+        """Remember the refusal of a single request that costs too much; the breaker stays as it is.
+
+        Returns:
+            Microseconds, rounded up, until it would be admitted; 1 s for one that never will.
+        """
+
+    @abstractmethod
+    def charge(self, now_ns: int, permits: int) -> None:
+        """Debit ``permits`` after the fact, into debt if need be, however deep. Never opens the breaker.
+
+        If it is open, a deeper debt keeps it open for longer.
+
+        Raises:
+            ValueError: ``permits`` is negative.
+        """
+
+    @abstractmethod
+    def wait_us_behind(self, now_ns: int, permits: int, cost: int = 1) -> int:
+        """Return how long a request of that cost would wait if others that cost ``permits`` were admitted before it.
+
+        As if there were no breaker, and they spent as soon as they may.
+
+        Returns:
+            Microseconds, rounded up; 0 if it would be admitted at once, and the refuse-all wait at rate 0.
+        """
+
+    def wait_us_alone(self, now_ns: int, permits: int, before: int = 0) -> int:
+        """Return the wait that is stated to a request which costs so much, once ``before`` is spent."""
+        if permits > self.rule.most_permits:
+            return REFUSE_ALL_WAIT_US
+        return max(1, self.wait_us_behind(now_ns, before, permits))
+
+    def _alone(self, now_ns: int, costs: Sequence[int], admitted: int, most: int) -> Admission:
+        """Return the admission of those before a request that costs too much; so do those next to it, perhaps."""
+        alone = run_of_larger(costs, admitted, most, self.rule.most_permits)
+        return Admission(admitted, self.wait_us_alone(now_ns, costs[admitted], sum(costs[:admitted])), alone)
 
 
 _ALL_ADMITTED: Final = tuple(Admission(count, 0) for count in range(257))
@@ -153,7 +179,7 @@ class LimiterState(NamedTuple):
     shares: tuple[ShareState, ...] = ()
 
 
-class Limiter(Bucket):
+class Limiter(Gate):
     """The live limit of one resource: a bucket and, in front of it, a breaker. Starts full and closed.
 
     It is a bucket rather than having one, and holds the registry's bookkeeping, because a hundred thousand of these
@@ -165,14 +191,9 @@ class Limiter(Bucket):
         now_ns: the time from which permits accrue.
 
     Attributes:
-        resource: what is limited.
-        key: empty: it is nobody's share.
-        rule: the rule in force.
-        open_next_free_ns: the breaker's state, see there.
         last_refused_ns: when a request was last refused; None if none was.
         last_wait_us: the wait that was stated then, in microseconds.
         epoch: the registry's: the swap of rules up to which the limiter is up to date.
-        asked_ns: the registry's: when it was last handed out.
 
     Raises:
         ValueError: the rule does not limit; unlimited never has a bucket.
@@ -181,21 +202,14 @@ class Limiter(Bucket):
     key = ""
 
     __slots__ = (
-        "asked_ns",
         "epoch",
         "last_refused_ns",
         "last_wait_us",
-        "open_next_free_ns",
-        "resource",
-        "rule",
     )
 
     def __init__(self, resource: Resource, rule: Rule, now_ns: int) -> None:
         _require_limit(rule)
-        super().__init__(rule.rate_upermits_per_s, rule.capacity_upermits, now_ns)
-        self.resource = resource
-        self.rule = rule
-        self.open_next_free_ns: int | None = None
+        super().__init__(resource, rule, now_ns)
         self.last_refused_ns: int | None = None
         self.last_wait_us = 0
         self.epoch = 0
@@ -210,13 +224,10 @@ class Limiter(Bucket):
                 self.refuse_alone(now_ns, costs[0])
                 return self.check(now_ns, costs)
             return Admission(0, self.refuse(now_ns))
-        # The usual case without a loop: if all but the last leave something stored, all are admitted.
-        stored = self.refill(now_ns)
-        left = stored - sum(costs) * UPERMITS_PER_PERMIT
-        if left > 0 or (
-            stored > 0 and left + costs[-1] * UPERMITS_PER_PERMIT > 0 and left >= -self.rule.max_debt_upermits
-        ):
-            self.stored_upermits = left
+        # The usual case without a loop.
+        permits = sum(costs)
+        if self.admits(now_ns, permits - costs[-1], permits):
+            self.spend(permits)
             count = len(costs)
             return _ALL_ADMITTED[count] if count < len(_ALL_ADMITTED) else Admission(count, 0)
         admission = self.check(now_ns, costs)
@@ -226,20 +237,6 @@ class Limiter(Bucket):
         else:
             self.refuse(now_ns)
         return admission
-
-    def admits(self, now_ns: int, before: int, permits: int) -> bool:
-        """Bring the balance up to ``now_ns``; say whether requests that cost ``permits`` would surely be admitted.
-
-        Args:
-            now_ns: the time.
-            before: what all of them but the last cost.
-            permits: what all of them cost.
-        """
-        if self.open_next_free_ns is not None:
-            return False
-        stored = self.refill(now_ns)
-        left = stored - permits * UPERMITS_PER_PERMIT
-        return left > 0 or (stored > before * UPERMITS_PER_PERMIT and left >= -self.rule.max_debt_upermits)
 
     def check(self, now_ns: int, costs: Sequence[int]) -> Admission:
         """Say what ``acquire`` would, without any effect."""
@@ -271,22 +268,13 @@ class Limiter(Bucket):
         left = stored - spent[admitted] * UPERMITS_PER_PERMIT
         return Admission(admitted, self._wait_us(now_ns, free_at_ns(left, at_ns, self.rate_upermits_per_s)))
 
-    def _alone(self, now_ns: int, costs: Sequence[int], admitted: int, most: int) -> Admission:
-        """Return the admission of those before a request that costs too much; so do those next to it, perhaps."""
-        alone = run_of_larger(costs, admitted, most, self.rule.most_permits)
-        return Admission(admitted, self.wait_us_alone(now_ns, costs[admitted], sum(costs[:admitted])), alone)
-
     def commit(self, now_ns: int, costs: Sequence[int]) -> None:
         """Spend what ``check`` has admitted at the same ``now_ns``, or a prefix of it."""
         if costs:
             self.charge(now_ns, sum(costs))
 
     def refuse(self, now_ns: int) -> int:
-        """Do what a refusal does: open the breaker and remember the refusal; spend nothing.
-
-        Returns:
-            Microseconds, rounded up, until a request would be admitted again.
-        """
+        """Open the breaker and remember the refusal; spend nothing."""
         if not self.rate_upermits_per_s:
             wait_us = self.refuse_all_wait_us()
         else:
@@ -302,30 +290,16 @@ class Limiter(Bucket):
         return wait_us
 
     def refuse_alone(self, now_ns: int, permits: int) -> int:
-        """Remember the refusal of a single request that costs too much; the breaker stays as it is.
-
-        Returns:
-            Microseconds, rounded up, until it would be admitted; 1 s for one that never will.
-        """
-        self.refill(now_ns)
+        """Remember the refusal of a single request that costs too much."""
+        if self.open_next_free_ns is None or not self._stays_open(now_ns):
+            # As any other refusal does: an open breaker waits for nothing that is stored.
+            self.refill(now_ns)
         self.last_refused_ns = now_ns
         self.last_wait_us = wait_us = self.wait_us_alone(now_ns, permits)
         return wait_us
 
-    def wait_us_alone(self, now_ns: int, permits: int, before: int = 0) -> int:
-        """Return the wait that is stated to a request which costs so much, once ``before`` is spent."""
-        if permits > self.rule.most_permits:
-            return _REFUSE_ALL_WAIT_US
-        return max(1, self.wait_us_behind(now_ns, before, permits))
-
     def charge(self, now_ns: int, permits: int) -> None:
-        """Debit ``permits`` after the fact, into debt if need be, however deep. Never opens the breaker.
-
-        If it is open, a deeper debt keeps it open for longer.
-
-        Raises:
-            ValueError: ``permits`` is negative.
-        """
+        """Debit ``permits`` after the fact, into debt if need be, however deep."""
         if permits < 0:
             raise ValueError(f"cannot spend {permits} permits: a cost is zero or more")
         # Even of nothing: what is decided together with other limiters ends as it does alone, to the nanosecond.
@@ -334,13 +308,7 @@ class Limiter(Bucket):
         self._follow_debt(now_ns)
 
     def wait_us_behind(self, now_ns: int, permits: int, cost: int = 1) -> int:
-        """Return how long a request of that cost would wait if others that cost ``permits`` were admitted before it.
-
-        As if there were no breaker, and they spent as soon as they may.
-
-        Returns:
-            Microseconds, rounded up; 0 if it would be admitted at once, and the refuse-all wait at rate 0.
-        """
+        """Return how long a request of that cost would wait if others that cost ``permits`` came before it."""
         if not self.rate_upermits_per_s:
             return self.refuse_all_wait_us()
         stored, at_ns = self.settled(now_ns)
@@ -375,6 +343,7 @@ class Limiter(Bucket):
             # What would have been refused was not, and the other way round.
             self.last_refused_ns, self.last_wait_us = None, 0
         self.rule = rule
+        self.max_debt_upermits = rule.max_debt_upermits
         if rule.break_ns and rule.rate_upermits_per_s and not (raised and self.stored_upermits > 0):
             self._follow_debt(now_ns)
         else:
@@ -433,7 +402,7 @@ class Limiter(Bucket):
 
     def refuse_all_wait_us(self) -> int:
         """Return the wait stated at rate 0, where no honest one exists: the break, or one second."""
-        return -(-self.rule.break_ns // _NS_PER_US) or _REFUSE_ALL_WAIT_US
+        return -(-self.rule.break_ns // _NS_PER_US) or REFUSE_ALL_WAIT_US
 
 
 def until_us(now_ns: int, ready_ns: int) -> int:

@@ -48,16 +48,6 @@ class WarmUpLimiter(Limiter):
         self.coldest_upermits = _coldest_upermits(rule)
         self.cold_upermits = self.coldest_upermits
 
-    def acquire(self, now_ns: int, costs: Sequence[int]) -> Admission:
-        """Admit the longest prefix of ``costs`` and spend it; what is refused spends nothing."""
-        admission = self.check(now_ns, costs)
-        self.commit(now_ns, costs[: admission.admitted])
-        if admission.alone:
-            self.refuse_alone(now_ns, costs[admission.admitted])
-        elif admission.admitted < len(costs):
-            self.refuse(now_ns)
-        return admission
-
     def admits(self, now_ns: int, before: int, permits: int) -> bool:
         """Bring the balance up to ``now_ns``; say whether requests that cost ``permits`` would surely be admitted."""
         left = self.refill(now_ns) - self._price(self.cold_upermits, before)

@@ -1,11 +1,10 @@
 """What became of requests, second by second: the words of what the data path hands out for the rejection log.
 
 There is one entry for each resource, and one for each (resource, client, producer group, rule, verdict) that a rule
-had a word with. All of it is plain data, which can cross a process boundary; it is added up in
-``limiter.counting.recorder``.
+had a word with. All of it is plain data, which can cross a process boundary.
 """
 
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 import msgspec
 
@@ -16,6 +15,10 @@ Outcome = Literal["admitted", "refused", "held", "shadowed", "bypassed", "exempt
 other outcomes are counted once for each request. admitted + shadowed + bypassed + exempt went to the broker; with
 refused + dropped they are the demand. Requests are counted when they are decided: if a connection breaks, the broker
 may never have read its last ones, as without Sluice."""
+OUTCOMES: Final[tuple[Outcome, ...]] = get_args(Outcome)
+"""In the order in which they are numbered; see ``limiter.counting.row``."""
+NUMBERS: Final = {outcome: number for number, outcome in enumerate(OUTCOMES)}
+"""Their numbers."""
 RejectionVerdict = Literal["refuse", "shadow", "hold"]
 """What a rule can do to a request. One that is held may be refused later, and counts for both."""
 DID: Final[dict[RejectionVerdict, Outcome]] = {"refuse": "refused", "shadow": "shadowed", "hold": "held"}
@@ -49,7 +52,7 @@ class ResourceSecond(msgspec.Struct, gc=False):
         outcomes: what is zero is left out.
         busy_answers: refusals that a client was told of; those of one-way requests are silent.
         languages: requests and, of these, refused ones, by what clients say they are written in, as the protocol
-            spells it; empty where a client did not say.
+            spells it; empty where a client did not say, ``_other`` for what is beyond a bound of languages or clients.
         clients: addresses of its clients; a bounded number of them.
         more_clients: there were more than the bound.
     """

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from limiter.buckets.limiter import Gate, run_of_larger
+from limiter.counting.accounts import Accounts
 from limiter.plans.plans import BYTES, MESSAGES, ApplicableLimit, Caller, gate_of
 from limiter.waiting.delays import Decision, Delays, Demand, all_pass, too_large
 from limiter.waiting.lines import Denial, Held, ShadowDenial
@@ -22,10 +23,12 @@ class Asking:
 
     Args:
         delays: says who must wait.
+        accounts: where it is noted what limits spend.
     """
 
-    def __init__(self, delays: Delays) -> None:
+    def __init__(self, delays: Delays, accounts: Accounts) -> None:
         self._delays = delays
+        self._accounts = accounts
 
     def ask(
         self,
@@ -72,14 +75,11 @@ class Asking:
             )
         if not all_admit or (doubled and len({gate for _, gate, _ in asked}) < len(asked)):
             return self._ask_each(now_ns, asked, caller, count, held=held, doubled=doubled)
+        second = self._accounts.at(now_ns)
         for part, gate, _ in asked:
             permits = sums[part.unit]
             gate.spend(permits)
-            meter = part.meter
-            if now_ns < meter.ends_ns:
-                meter.spent += permits
-            else:
-                meter.turn(now_ns, permits)
+            part.spend(second, now_ns, permits)
         return all_pass(count)
 
     def _ask_each(
@@ -110,8 +110,9 @@ class Asking:
         if admitted:
             for _, gate, costs in distinct:
                 gate.commit(now_ns, costs if admitted == count else costs[:admitted])
+        second = self._accounts.at(now_ns)
         for part, _, costs in asked:
-            part.meter.add(now_ns, sum(costs[:admitted]))
+            part.spend(second, now_ns, sum(costs[:admitted]))
         if held is not None and admitted:
             self._delays.released(now_ns, asked, caller)
         if admitted == count:

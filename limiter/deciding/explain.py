@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from limiter.buckets.limiter import LimiterState
+from limiter.counting.accounts import Accounts, Usage
 from limiter.plans.plans import Caller, scopes
 from limiter.plans.registry import Registry
-from limiter.plans.usage import Meters, Usage
 from limiter.rules.patterns import DEFAULT_PATTERN
 from limiter.rules.resource import TOTAL, Resource
 from limiter.rules.rule import Dimension, Rule
@@ -45,7 +45,7 @@ def explain(
     now_ns: int,
     rule_set: RuleSet,
     registries: Mapping[Dimension, Registry],
-    board: Meters,
+    accounts: Accounts,
     holding: Holding,
     *,
     resources: Sequence[Resource],
@@ -61,7 +61,7 @@ def explain(
             yield Applied(resource, rule, "messages", False, f"{why}; {idle}", None, 0, None)
             return
         for dimension in dimensions:
-            part, meter = rule.part(dimension), board.shown(dimension, resource)
+            part = rule.part(dimension)
             yield Applied(
                 resource=resource,
                 rule=rule,
@@ -70,7 +70,7 @@ def explain(
                 why=why,
                 state=registries[dimension].state(resource, now_ns),
                 held=holding.waiting_for(resource, dimension),
-                usage=meter.usage(now_ns, part) if meter is not None and part is not None else None,
+                usage=None if part is None else accounts.usage(now_ns, resource, part, dimension),
             )
 
     def everything() -> Iterator[Applied]:

@@ -10,14 +10,18 @@ What only delay rules stop may be held: ``hold`` lets it wait in ``holding``, wh
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final
+from functools import partial
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from limiter.buckets.limiter import LimiterState
+from limiter.buckets.cell import Cell
+from limiter.buckets.limiter import Limiter, LimiterState
+from limiter.compiled import COMPILED
+from limiter.counting.accounts import Accounts, Usage
+from limiter.counting.row import Row
 from limiter.deciding.asking import Asking, permits_each
 from limiter.deciding.explain import Applied, explain
-from limiter.plans.plans import NO_PLAN, REQUESTS, Caller, Plan, Plans, gate_of
+from limiter.plans.plans import MESSAGES, NO_PLAN, REQUESTS, Caller, Plan, Plans, gate_of, unit_of
 from limiter.plans.registry import DEFAULT_MAX_LIVE, Registry
-from limiter.plans.usage import Meters, Usage
 from limiter.rules.resource import TOTAL, Resource
 from limiter.rules.rule import Dimension, Rule
 from limiter.rules.rule_set import RuleSet
@@ -25,9 +29,36 @@ from limiter.waiting.delays import Decision, Delays, all_pass, too_large
 from limiter.waiting.holding import BoundName, HeldNow, Holding
 from limiter.waiting.lines import Denial, Held, ShadowDenial, Wait
 
+if TYPE_CHECKING:
+    from sluice_native import Callers, Resources, Segment
+
 __all__ = ["Applied", "Caller", "Decision", "Denial", "Held", "Limits", "ShadowDenial", "Usage"]
 
+PlainLimit = tuple[Cell, Row, int]
+"""What compiled code needs of a limit: its state, the row of what is limited, and the unit of its costs."""
+
+
+class PlainDefault(NamedTuple):
+    """What compiled code needs of what limits each name of a kind that has no rule of its own.
+
+    Attributes:
+        rule: the rule, with its one limit; None if the names are unlimited.
+        bare_name: the rule's.
+        unit: that of the costs.
+        ends: how names begin and end for which it may be otherwise.
+    """
+
+    rule: Rule | None
+    bare_name: str
+    unit: int
+    ends: Sequence[tuple[str, str]]
+
+
 _NS_PER_US: Final = 1_000
+_MAX_CALLERS: Final = 1024
+"""Clients whose limits compiled code remembers, for each listener."""
+_MORE_NAMES: Final = 100_000
+"""Names that compiled code remembers besides as many as may have limiters."""
 
 
 class Limits:
@@ -36,21 +67,36 @@ class Limits:
     Args:
         rule_set: the rules in force from the start.
         max_live: how many limiters may live besides those that have a rule of their own, for each dimension.
+        accounts: where it is noted what limits spend; by default accounts of their own.
 
     Attributes:
         holding: what is held.
+        resources: where compiled code finds the limits of what requests are for; None where there is none.
     """
 
-    def __init__(self, rule_set: RuleSet, max_live: int = DEFAULT_MAX_LIVE) -> None:
+    def __init__(self, rule_set: RuleSet, max_live: int = DEFAULT_MAX_LIVE, accounts: Accounts | None = None) -> None:
         self._registries: dict[Dimension, Registry] = {
             "messages": Registry(rule_set, max_live, "messages"),
             "bytes": Registry(rule_set, max_live, "bytes"),
         }
-        self._board = Meters(rule_set.has_own)
-        self._plans = Plans(rule_set, self._registries, self._board)
+        self._accounts = Accounts() if accounts is None else accounts
+        self._accounts.pin(rule_set.own)
+        self._plans = Plans(rule_set, self._registries, self._accounts)
         self.holding = Holding(self._ask_again, self._expire)
         self._delays = Delays(self.holding)
-        self._asking = Asking(self._delays)
+        self._asking = Asking(self._delays, self._accounts)
+        #: The time at which compiled code asks what is plain.
+        self._now_ns = 0
+        self.resources: Resources | None = None
+        self._callers: dict[tuple[str, str], Callers] = {}
+        if COMPILED is not None:
+            most = max_live + _MORE_NAMES
+            callbacks = (self._plain_of, self._default_of, self._accounts.row)
+            registries = self._registries.values()
+            live, shared = [each.limiters for each in registries], [each.overflow for each in registries]
+            self.resources = COMPILED.Resources(Resource, *callbacks, most, rule_set.own, live, shared)
+            for registry in self._registries.values():
+                registry.share_bound_with(self.resources)
 
     @property
     def rule_set(self) -> RuleSet:
@@ -60,12 +106,16 @@ class Limits:
     @property
     def live(self) -> int:
         """How many limiters live, overflow limiters left aside."""
-        return sum(registry.live for registry in self._registries.values())
+        return sum(registry.live for registry in self._registries.values()) + (
+            0 if self.resources is None else sum(self.resources.begun)
+        )
 
     @property
     def evicted_total(self) -> int:
         """Limiters evicted to make room."""
-        return sum(registry.evicted_total for registry in self._registries.values())
+        return sum(registry.evicted_total for registry in self._registries.values()) + (
+            0 if self.resources is None else self.resources.evicted_total
+        )
 
     @property
     def overflowed_total(self) -> int:
@@ -82,19 +132,83 @@ class Limits:
         """Requests refused because as many as allowed were held, by the handler's option that says how many."""
         return self.holding.refused_by_bound
 
-    def swap(self, rule_set: RuleSet, now_ns: int) -> dict[Resource, bool]:
-        """Put another rule set in force from ``now_ns`` on; what is held is asked for anew.
-
-        Returns:
-            What has got a rule of its own, or has lost it; and which of the two.
-        """
+    def swap(self, rule_set: RuleSet, now_ns: int) -> None:
+        """Put another rule set in force from ``now_ns`` on; what is held is asked for anew."""
         own = rule_set.own_since(self.rule_set)
         for registry in self._registries.values():
             registry.swap(rule_set, now_ns, own)
-        self._board.pin(rule_set.has_own, own)
-        self._plans = Plans(rule_set, self._registries, self._board)
+        self._accounts.pin(resource for resource, pinned in own.items() if pinned)
+        self._accounts.unpin(resource for resource, pinned in own.items() if not pinned)
+        self._plans = Plans(rule_set, self._registries, self._accounts)
+        if self.resources is not None:
+            self._callers.clear()
+            self.resources.swap(rule_set.own, {kind: self._default_of(kind) for kind in self.resources.kinds})
         self.holding.ask_all_soon(now_ns)
-        return own
+
+    def admit(self, now_ns: int, client: str, listener: str, segment: "Segment", first: int) -> int:
+        """Admit what plain limits admit of a segment, as ``Segment.admit`` says.
+
+        What ``decide`` would do then is done by compiled code, on the same state.
+
+        Args:
+            now_ns: the time.
+            client: who asks: the address.
+            listener: the scope of the listener.
+            segment: what was asked for.
+            first: number of the run to begin with.
+        """
+        # Were the clock to run backwards, nobody may be given the same stretch of time twice.
+        if now_ns < self._now_ns:  # noqa: PLR1730 - max() is a call more for each segment
+            now_ns = self._now_ns
+        self._now_ns = now_ns
+        callers: Callers | None = None
+        if self._plans.scoped:
+            callers = self._callers.get((client, listener))
+            if callers is None and COMPILED is not None:
+                callers = COMPILED.Callers(partial(self._plain_of_caller, client, listener))
+                if len(self._callers) >= _MAX_CALLERS:
+                    self._callers.clear()
+                self._callers[client, listener] = callers
+        return segment.admit(first, now_ns, self._accounts.at(now_ns), callers)
+
+    def _plain_of(self, resources: tuple[Resource, ...]) -> tuple[PlainLimit, ...] | None:
+        """Return the limits of a request's own resources for compiled code; None if they are not plain."""
+        plan = self._plans.of(resources)
+        return None if plan.exempt and self._plans.scoped else self._plain(plan)
+
+    def _default_of(self, kind: str) -> PlainDefault | None:
+        """Return what limits each name of a kind that has no rule of its own, if it is plain; None if it is not."""
+        rule_set = self.rule_set
+        rule, ends = rule_set.default(kind), rule_set.ends(kind)
+        if ends is None or rule.exempt:
+            return None
+        limiting = rule_set.limiting(Resource(kind, ""))
+        parts = [(dimension, rule.part(dimension)) for dimension in self._registries] if limiting else []
+        limits = [(dimension, part) for dimension, part in parts if part is not None]
+        if not limits:
+            return PlainDefault(None, "", MESSAGES, ends)
+        (dimension, part), *more = limits
+        if more or part.action != "reject" or part.fair_by is not None or part.warm_up_ns:
+            return None
+        return PlainDefault(part, part.bare_name, unit_of(dimension, part), ends)
+
+    def _plain_of_caller(self, client: str, listener: str, producer_group: str) -> tuple[PlainLimit, ...] | None:
+        """Return the limits of a caller's scopes for compiled code; None if they are not plain."""
+        return self._plain(self._plans.of_scopes(Caller(client, producer_group, listener), NO_PLAN))
+
+    def _plain(self, plan: Plan) -> tuple[PlainLimit, ...] | None:
+        if plan.shadows or plan.doubled:
+            return None
+        found = []
+        for part in plan.enforcing:
+            limiter = part.registry.get(part.resource, self._now_ns)
+            if limiter is None:
+                continue
+            if part.delays or type(limiter) is not Limiter or limiter.resource != part.resource:
+                # It holds, its price changes, it has shares, or many share it for want of room.
+                return None
+            found.append((limiter, part.row(self._now_ns), part.unit))
+        return tuple(found)
 
     def decide(
         self,
@@ -129,12 +243,7 @@ class Limits:
             return all_pass(count)
         costs = permits_each(count) if part.unit == REQUESTS else messages
         admitted, wait_us, alone = limiter.acquire(now_ns, costs)
-        permits = sum(costs if admitted == count else costs[:admitted])
-        meter = part.meter
-        if now_ns < meter.ends_ns:
-            meter.spent += permits
-        else:
-            meter.turn(now_ns, permits)
+        part.spend(self._accounts.at(now_ns), now_ns, sum(costs if admitted == count else costs[:admitted]))
         if admitted == count:
             return all_pass(count)
         if alone:
@@ -165,26 +274,11 @@ class Limits:
         return decision
 
     def hold(self, now_ns: int, decision: Decision, held: Held, behind: int = 0) -> Denial | None:
-        """Let a request that only delay rules stopped wait, unless that would take too long or too much is held.
-
-        One that costs more than its rule ever admits is refused alone: the stop says how much that is (``most``).
-
-        One that consumes waits until its deadline however long it would take: refused at once, a consumer asks again
-        a moment later, for as long as the debt of earlier answers lasts.
-
-        Args:
-            now_ns: the time of the decision.
-            decision: which ``delays`` it.
-            held: the request.
-            behind: how many of the same decision come after it; they are refused with it.
-
-        Returns:
-            None if it waits, else what refuses it.
-        """
+        """Let a request wait that only delay rules stopped; as ``Delays.hold``."""
         return self._delays.hold(now_ns, decision, held, behind)
 
     def follow(self, now_ns: int, held: Held, leader: Held) -> Denial | None:
-        """Let a request wait for one that it must not overtake, unless too much is held; return what refuses it."""
+        """Let a request wait for one that it must not overtake; as ``Delays.follow``."""
         return self._delays.follow(now_ns, held, leader)
 
     def _ask_again(self, held: Held, now_ns: int) -> Denial | Wait | None:
@@ -225,7 +319,7 @@ class Limits:
             gate = gate_of(limiter, caller, now_ns)
             cost = costs[part.unit]
             gate.charge(now_ns, cost)
-            part.meter.add(now_ns, cost)
+            part.spend(self._accounts.at(now_ns), now_ns, cost)
             self._delays.answered(now_ns, part, gate, caller, cost)
 
     def reset(self, kind: str, name: str, now_ns: int) -> Iterator[tuple[Dimension, LimiterState | None]]:
@@ -249,40 +343,28 @@ class Limits:
         """Return the state of a resource's own limiter, or None if it has none; creates none."""
         return self._registries[dimension].state(resource, now_ns)
 
-    def states(self, now_ns: int) -> Iterator[LimiterState]:
-        """Yield the states of all live limiters; safe while they change between two steps."""
-        return (state for state in self.each_state(now_ns) if state is not None)
-
     def each_state(self, now_ns: int) -> Iterator[LimiterState | None]:
-        """Do as ``states`` does in steps that are all short: None stands for a limiter that decides nothing now."""
+        """Yield the states of all live limiters; as ``Registry.each_state``."""
         for registry in self._registries.values():
             yield from registry.each_state(now_ns)
 
     def used(self, resource: Resource, now_ns: int) -> dict[Dimension, Usage]:
         """Return the usage of a resource's limits that were asked in the last minute."""
-        usages = ((dimension, self._usage(resource, dimension, now_ns)) for dimension in self._registries)
-        return {dimension: usage for dimension, usage in usages if usage is not None}
+        used = {}
+        for dimension in self._registries:
+            rule = self.rule_set.limit(resource, dimension)
+            usage = None if rule is None else self._accounts.usage(now_ns, resource, rule, dimension)
+            if usage is not None:
+                used[dimension] = usage
+        return used
 
-    def usages(self, now_ns: int) -> Iterator[tuple[Resource, Dimension, Usage | None]]:
-        """Yield the usage of all limits that are measured, None if not asked in the last minute; safe as ``states``."""
-        for dimension, resource, _ in self._board:
-            yield resource, dimension, self._usage(resource, dimension, now_ns)
-
-    def measured(self, since_ns: int = 0) -> Iterator[tuple[Resource, bool]]:
-        """Yield every resource, scope and total that is measured, and whether it was asked for since then.
-
-        Those that two limits measure come twice. Safe as ``states`` is.
-        """
-        for _, resource, meter in self._board:
-            yield resource, meter.ends_ns > since_ns
-
-    def _usage(self, resource: Resource, dimension: Dimension, now_ns: int) -> Usage | None:
-        meter = self._board.shown(dimension, resource)
-        rule = None if meter is None else self.rule_set.limit(resource, dimension)
-        return None if meter is None or rule is None else meter.usage(now_ns, rule)
+    def usages(self, now_ns: int) -> Iterator[tuple[Resource, dict[Dimension, Usage]]]:
+        """Yield what ``used`` says of everything that has a limit; safe as ``each_state`` is."""
+        for resource in self._accounts.spent():
+            yield resource, self.used(resource, now_ns)
 
     def explain(self, now_ns: int, resources: Sequence[Resource], caller: Caller) -> tuple[Applied, ...]:
         """Return every rule that a request would be asked by, in order; creates no limiter."""
         return explain(
-            now_ns, self.rule_set, self._registries, self._board, self.holding, resources=resources, caller=caller
+            now_ns, self.rule_set, self._registries, self._accounts, self.holding, resources=resources, caller=caller
         )

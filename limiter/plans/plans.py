@@ -8,8 +8,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple, TypeVar
 
 from limiter.buckets.limiter import Gate, Limiter
+from limiter.counting.accounts import Accounts
+from limiter.counting.row import Row, Second
 from limiter.plans.registry import Registry
-from limiter.plans.usage import Meter, Meters
 from limiter.rules.resource import CLIENT, LISTENER, PRODUCER_GROUP, TOTAL, Resource
 from limiter.rules.rule import Dimension, FairBy, Rule
 from limiter.rules.rule_set import RuleSet
@@ -21,6 +22,9 @@ MESSAGES: Final = 0
 REQUESTS: Final = 1
 BYTES: Final = 2
 """Units of cost; also where the costs in that unit stand in a tuple of all three."""
+
+_NO_ROW: Final = Row(Resource("", ""))
+_NO_ROW.retired = True
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -67,6 +71,11 @@ class QueueKey(NamedTuple):
     share: str
 
 
+def unit_of(dimension: Dimension, rule: Rule) -> int:
+    """Return what a request costs under a rule that limits this dimension."""
+    return BYTES if dimension == "bytes" else REQUESTS if rule.count == "requests" else MESSAGES
+
+
 class ApplicableLimit:
     """One limit that applies: whose, in what, and where its limiter lives.
 
@@ -78,20 +87,45 @@ class ApplicableLimit:
         fair_by: whose shares are kept apart.
         delays: what is over the limit is held for a while.
         by_answer: what is held costs nothing yet if it consumes, but its answer will.
-        meter: what the limit has spent.
     """
 
-    __slots__ = ("by_answer", "delays", "fair_by", "meter", "registry", "resource", "rule", "unit")
+    __slots__ = (
+        "_accounts",
+        "_dimension",
+        "_row",
+        "by_answer",
+        "delays",
+        "fair_by",
+        "registry",
+        "resource",
+        "rule",
+        "unit",
+    )
 
-    def __init__(self, registry: Registry, resource: Resource, rule: Rule, meter: Meter) -> None:
+    def __init__(self, registry: Registry, resource: Resource, rule: Rule, accounts: Accounts) -> None:
         self.registry = registry
         self.resource = resource
         self.rule = rule
-        self.unit = BYTES if registry.dimension == "bytes" else REQUESTS if rule.count == "requests" else MESSAGES
+        self.unit = unit_of(registry.dimension, rule)
         self.fair_by: FairBy | None = rule.fair_by
         self.delays = rule.action == "delay"
         self.by_answer = self.delays and self.unit != REQUESTS
-        self.meter = meter
+        self._accounts = accounts
+        self._dimension = registry.number
+        self._row = _NO_ROW
+
+    def spend(self, second: Second, now_ns: int, permits: int) -> None:
+        """Note that something was asked in the second under way, and the permits that were spent for it."""
+        self.row(now_ns).spend(second, self._dimension, permits)
+
+    def row(self, now_ns: int) -> Row:
+        """Return the row of what is limited."""
+        row = self._row
+        if row.retired:
+            row = self._accounts.row(self.resource, now_ns)
+            if not row.shared:
+                self._row = row
+        return row
 
     def line(self, gate: Gate) -> QueueKey:
         """Return where requests wait for what decides."""
@@ -149,7 +183,7 @@ class Plans:
     Args:
         rule_set: the rules in force.
         registries: where limiters live, by what they limit.
-        board: where meters come from.
+        accounts: where it is noted what limits spend.
 
     Attributes:
         by_resources: the plans that ``of`` remembers; one that is not there must be asked for.
@@ -157,7 +191,7 @@ class Plans:
     """
 
     __slots__ = (
-        "_board",
+        "_accounts",
         "_by_asker",
         "_parts",
         "_registries",
@@ -167,8 +201,8 @@ class Plans:
         "scoped",
     )
 
-    def __init__(self, rule_set: RuleSet, registries: Mapping[Dimension, Registry], board: Meters) -> None:
-        self._board = board
+    def __init__(self, rule_set: RuleSet, registries: Mapping[Dimension, Registry], accounts: Accounts) -> None:
+        self._accounts = accounts
         self._rule_set = rule_set
         self._registries = registries
         self._scopes = rule_set.scopes
@@ -214,7 +248,7 @@ class Plans:
             else:
                 part = self._parts.get((dimension, resource))
                 if part is None:
-                    part = ApplicableLimit(registry, resource, limit, self._board.meter(dimension, resource))
+                    part = ApplicableLimit(registry, resource, limit, self._accounts)
                     _remember(self._parts, (dimension, resource), part)
                 parts.append(part)
         return parts

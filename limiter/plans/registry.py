@@ -21,15 +21,19 @@ until now, since it was unlimited or limiting was switched off. What was stored,
 It reads no clock, is not made for several threads, and does not limit how long names are: protocols do.
 """
 
+import sys
 from collections import deque
 from collections.abc import Iterator, Mapping
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from limiter.buckets.factory import begun_anew, new_limiter, put_in_force
 from limiter.buckets.limiter import Limiter, LimiterState
 from limiter.rules.resource import Resource
-from limiter.rules.rule import Dimension, Rule
+from limiter.rules.rule import DIMENSIONS, Dimension, Rule
 from limiter.rules.rule_set import RuleSet
+
+if TYPE_CHECKING:
+    from sluice_native import Resources
 
 DEFAULT_MAX_LIVE: Final = 100_000
 OVERFLOW_NAME: Final = "_overflow"
@@ -38,6 +42,8 @@ OVERFLOW_NAME: Final = "_overflow"
 _LONG_AGO_NS: Final = -(2**63)
 _MAX_LOOKS: Final = 16
 """Limiters looked at to make room for one: some 20 us, which each request for a new name costs while none is idle."""
+_SHOWN: Final = 64
+"""Names of limiters that compiled code is asked for at once."""
 _REMEMBERED: Final = 16
 """Swaps that a limiter goes through step by step if it has missed them."""
 
@@ -63,8 +69,12 @@ class Registry:
 
     Attributes:
         max_live: the bound.
+        dimension: as given.
+        number: that of the dimension.
         evicted_total: limiters evicted to make room.
         overflowed_total: lookups answered with an overflow limiter.
+        limiters: those that live here, by what they limit; only the registry changes it.
+        overflow: the overflow limiters, by the bare names of their rules; likewise.
     """
 
     def __init__(self, rule_set: RuleSet, max_live: int = DEFAULT_MAX_LIVE, dimension: Dimension = "messages") -> None:
@@ -72,14 +82,19 @@ class Registry:
             raise ValueError(f"max_live is {max_live}; allowed: 1 or more")
         self.max_live = max_live
         self.dimension: Dimension = dimension
+        self.number = DIMENSIONS.index(dimension)
         self.evicted_total = 0
         self.overflowed_total = 0
-        self._live: dict[Resource, Limiter] = {}
+        #: Where compiled code begins limiters within the same bound.
+        self._resources: Resources | None = None
+        self.limiters: dict[Resource, Limiter] = {}
         #: The resources of all live limiters, in the order in which they are looked at for eviction.
         self._order: deque[Resource] = deque()
         self._unpinned = 0
-        self._overflow: dict[str, Limiter] = {}
+        self.overflow: dict[str, Limiter] = {}
         self._rule_set = rule_set
+        #: When room was looked for in vain. A chunk may have hundreds of new names: one look for all of them.
+        self._no_room_ns = _LONG_AGO_NS
         #: The number of swaps so far. A limiter keeps it, too; negated by ``~`` if it had no limit then.
         self._epoch = 0
         self._swaps: deque[_Swap] = deque(maxlen=_REMEMBERED)
@@ -95,12 +110,7 @@ class Registry:
     @property
     def live(self) -> int:
         """How many limiters live, those with a rule of their own included, overflow limiters not."""
-        return len(self._live)
-
-    @property
-    def pinned(self) -> int:
-        """How many of the live ones have a rule of their own and stand outside the bound."""
-        return len(self._live) - self._unpinned
+        return len(self.limiters)
 
     def get(self, resource: Resource, now_ns: int) -> Limiter | None:
         """Return the limiter that decides for a resource, or None if nothing limits it.
@@ -110,17 +120,55 @@ class Registry:
         """
         if now_ns > self._latest_ns:  # noqa: PLR1730 - max() is a call more on the hottest path
             self._latest_ns = now_ns
-        limiter = self._live.get(resource)
+        limiter = self.limiters.get(resource)
         if limiter is not None and limiter.epoch == self._epoch:
             limiter.asked_ns = now_ns
             return limiter
-        if limiter is None:
+        if limiter is None and (self._resources is None or self._take_over(resource) is None):
             rule = self._rule_set.limit(resource, self.dimension)
             return None if rule is None else self._create(resource, rule, now_ns)
         limiter = self.current(resource)
         if limiter is not None:
             limiter.asked_ns = now_ns
         return limiter
+
+    def _take_over(self, resource: Resource) -> Limiter | None:
+        """Take over the limiter that compiled code began for a name, if it did."""
+        taken = None if self._resources is None else self._resources.take(*resource, self.number)
+        if taken is None:
+            return None
+        rule, epoch, cell = taken
+        limiter = new_limiter(resource, rule, cell.at_ns)
+        limiter.stored_upermits, limiter.forgiven_upermits = cell.stored_upermits, cell.forgiven_upermits
+        limiter.epoch, limiter.asked_ns = epoch, cell.asked_ns
+        self.limiters[resource] = limiter
+        self._order.append(resource)
+        self._count(not self._rule_set.has_own(resource))
+        return limiter
+
+    def _names(self) -> Iterator[Resource | None]:
+        """Yield what has a limiter, here or begun by compiled code, and None for some; each step is short."""
+        live = self.limiters.copy()
+        yield from live
+        # From the newest on, so that what is begun meanwhile has no part in it.
+        number = sys.maxsize
+        while self._resources is not None and (names := self._resources.names_begun(self.number, number, _SHOWN)):
+            for _, kind, name in names:
+                resource = Resource(kind, name)
+                # What was taken over before may still be among them.
+                yield None if resource in live else resource
+            number = names[-1][0]
+
+    def share_bound_with(self, resources: "Resources") -> None:
+        """Have compiled code begin limiters, within the same bound."""
+        self._resources = resources
+        self._count(0)
+
+    def _count(self, more: int) -> None:
+        """Note that there are more limiters of names without a rule of their own."""
+        self._unpinned += more
+        if self._resources is not None:
+            self._resources.set_most_begun(self.number, max(0, self.max_live - self._unpinned))
 
     def swap(self, rule_set: RuleSet, now_ns: int, own: Mapping[Resource, bool] | None = None) -> None:
         """Put another rule set in force from ``now_ns`` on.
@@ -133,19 +181,22 @@ class Registry:
             own: ``own_since`` the rules in force, if it is known.
         """
         own = rule_set.own_since(self._rule_set) if own is None else own
+        for resource in own:
+            # What compiled code begins has no rule of its own.
+            self.current(resource)
         at_ns = self._latest_ns = max(self._latest_ns, now_ns)
         self._rule_set = rule_set
         self._epoch += 1
         self._swaps.append(_Swap(self._epoch, at_ns, rule_set))
         for resource, pinned in own.items():
-            if resource in self._live:
-                self._unpinned += -1 if pinned else 1
-        for name, limiter in list(self._overflow.items()):
+            if resource in self.limiters:
+                self._count(-1 if pinned else 1)
+        for name, limiter in list(self.overflow.items()):
             rule = self._limit_named(name)
             if rule is None:
-                del self._overflow[name]
+                del self.overflow[name]
             elif rule is not limiter.rule:
-                self._overflow[name] = put_in_force(limiter, at_ns, rule)
+                self.overflow[name] = put_in_force(limiter, at_ns, rule)
 
     def _limit_named(self, bare_name: str) -> Rule | None:
         rule = self._rule_set.pattern_rule(bare_name)
@@ -159,7 +210,7 @@ class Registry:
             return None
         at_ns = self._latest_ns = max(self._latest_ns, now_ns)
         before = limiter.state(at_ns)
-        self._live[resource] = begun_anew(limiter, at_ns, limiter.rule)
+        self.limiters[resource] = begun_anew(limiter, at_ns, limiter.rule)
         return before
 
     def reset_all_of(self, rule: Rule, now_ns: int) -> Iterator[LimiterState | None]:
@@ -167,13 +218,16 @@ class Registry:
 
         That which names share for which there is no room is among them. As ``each_state``, in steps that are all short.
         """
-        for resource in list(self._live):
-            is_its = resource.kind == rule.kind and self._rule_set.match(resource).bare_name == rule.bare_name
-            yield self.reset(resource, now_ns) if is_its else None
-        limiter = self._overflow.get(rule.bare_name)
+        for resource in self._names():
+            if resource is None or resource.kind != rule.kind:
+                yield None
+            else:
+                is_its = self._rule_set.match(resource).bare_name == rule.bare_name
+                yield self.reset(resource, now_ns) if is_its else None
+        limiter = self.overflow.get(rule.bare_name)
         if limiter is not None:
             at_ns = self._latest_ns = max(self._latest_ns, now_ns)
-            self._overflow[rule.bare_name] = begun_anew(limiter, at_ns, limiter.rule)
+            self.overflow[rule.bare_name] = begun_anew(limiter, at_ns, limiter.rule)
             yield limiter.state(at_ns)
 
     def state(self, resource: Resource, now_ns: int) -> LimiterState | None:
@@ -181,22 +235,17 @@ class Registry:
         limiter = self.current(resource)
         return None if limiter is None else limiter.state(now_ns)
 
-    def states(self, now_ns: int) -> Iterator[LimiterState]:
-        """Yield the states of all live limiters, then of the overflow limiters.
+    def each_state(self, now_ns: int) -> Iterator[LimiterState | None]:
+        """Yield the states of all live limiters, then of the overflow limiters, in steps that are all short.
 
-        Safe while the registry changes between two steps: what is evicted meanwhile or no longer limited is
-        left out, and so is what is new. Only references are copied at the start; each state is built when its turn
+        Safe while the registry changes between two steps: None stands for what is evicted meanwhile or no longer
+        limited, and what is new is left out. Only references are copied at the start; each state is built when its turn
         comes.
         """
-        return (state for state in self.each_state(now_ns) if state is not None)
-
-    def each_state(self, now_ns: int) -> Iterator[LimiterState | None]:
-        """Do as ``states`` does, with None for what is left out, so that no step takes long."""
-        live, overflow = list(self._live), list(self._overflow)
-        for resource in live:
-            yield self.state(resource, now_ns)
-        for name in overflow:
-            shared = self._overflow.get(name)
+        for resource in self._names():
+            yield None if resource is None else self.state(resource, now_ns)
+        for name in list(self.overflow):
+            shared = self.overflow.get(name)
             yield None if shared is None else shared.state(now_ns)
 
     def _create(self, resource: Resource, rule: Rule, now_ns: int) -> Limiter:
@@ -207,19 +256,19 @@ class Registry:
         limiter = new_limiter(resource, rule, self._latest_ns)
         limiter.epoch = self._epoch
         limiter.asked_ns = now_ns
-        self._live[resource] = limiter
+        self.limiters[resource] = limiter
         self._order.append(resource)
         if not pinned:
             # The name may have been served by the overflow limiter: what that one lacks, this one may have spent.
-            overflow = self._overflow.get(rule.bare_name)
+            overflow = self.overflow.get(rule.bare_name)
             if overflow is not None:
                 limiter.inherit(overflow, self._latest_ns)
-            self._unpinned += 1
+            self._count(1)
         return limiter
 
     def current(self, resource: Resource) -> Limiter | None:
         """Return the resource's limiter, led through the swaps it has missed; None without one, or without a limit."""
-        limiter = self._live.get(resource)
+        limiter = self.limiters.get(resource) or self._take_over(resource)
         if limiter is None or limiter.epoch == self._epoch:
             return limiter
         if limiter.epoch == ~self._epoch:
@@ -236,22 +285,34 @@ class Registry:
             elif rule is not limiter.rule:
                 limiter = put_in_force(limiter, swap.at_ns, rule)
         limiter.epoch = ~self._epoch if unlimited else self._epoch
-        self._live[resource] = limiter
+        self.limiters[resource] = limiter
         return None if unlimited else limiter
 
     def _make_room(self, now_ns: int) -> bool:
         """Evict until one more limiter fits within the bound; say whether it does."""
+        if now_ns == self._no_room_ns and not self._has_room():
+            return False
+        if self._resources is not None and not self._has_room():
+            for kind, name in self._resources.make_room(self.number, now_ns):
+                self.current(Resource(kind, name))
         for _ in range(min(_MAX_LOOKS, len(self._order))):
-            if self._unpinned < self.max_live:
+            if self._has_room():
                 return True
             resource = self._order.popleft()
             if self._rule_set.has_own(resource) or not self._is_idle(resource, now_ns):
                 self._order.append(resource)
                 continue
-            del self._live[resource]
-            self._unpinned -= 1
+            self.limiters.pop(resource).retired = True
+            self._count(-1)
             self.evicted_total += 1
-        return self._unpinned < self.max_live
+        has_room = self._has_room()
+        if not has_room:
+            self._no_room_ns = now_ns
+        return has_room
+
+    def _has_room(self) -> bool:
+        begun = 0 if self._resources is None else self._resources.begun[self.number]
+        return self._unpinned + begun < self.max_live
 
     def _is_idle(self, resource: Resource, now_ns: int) -> bool:
         """Say whether nobody could tell a resource's limiter from a new one, and nobody was handed it just now."""
@@ -262,9 +323,9 @@ class Registry:
         return limiter.asked_ns != now_ns and idle_at_ns is not None and idle_at_ns <= now_ns
 
     def _overflow_limiter(self, kind: str, rule: Rule) -> Limiter:
-        limiter = self._overflow.get(rule.bare_name)
+        limiter = self.overflow.get(rule.bare_name)
         if limiter is None:
             limiter = new_limiter(Resource(kind, OVERFLOW_NAME), rule, self._latest_ns)
-            self._overflow[rule.bare_name] = limiter
+            self.overflow[rule.bare_name] = limiter
         limiter.refill(self._latest_ns)
         return limiter

@@ -27,6 +27,7 @@ _MAX_REMEMBERED: Final = 65_536
 
 T = TypeVar("T")
 _Network = IPv4Network | IPv6Network
+_SPECIAL: Final = re.compile(r"[*?\[\]]")
 _MAPPED: Final = IPv6Network("::ffff:0:0/96")
 _OCTETS: Final = re.compile(r"([0-9]{1,3}(?:\.[0-9]{1,3}){0,2})(?:\.\*)*\.?")
 
@@ -162,11 +163,18 @@ class Matcher(Generic[T]):
             (_compiled(pattern.text), value)
             for pattern, value in sorted(globs.items(), key=lambda each: -each[0].literals)
         )
+        literals = (_SPECIAL.split(pattern.text) for pattern in globs)
+        self._ends = tuple({(each[0], each[-1]) for each in literals})
         #: IP version, bits behind the prefix, and what stands for which prefix; the longest prefix first.
         self._networks: tuple[tuple[int, int, dict[int, T]], ...] = tuple(
             (version, shift, values) for (version, shift), values in sorted(networks.items())
         )
         self._remembered: dict[str, T | None] = {}
+
+    @property
+    def ends(self) -> tuple[tuple[str, str], ...] | None:
+        """How names begin and end that a pattern may match besides the exact ones and the default; None if anyhow."""
+        return None if self._networks or ("", "") in self._ends else self._ends
 
     def match(self, name: str) -> T | None:
         """Return what the most specific pattern stands for that matches, or None; the last answers are remembered."""

@@ -265,6 +265,14 @@ class RuleSet:
             self._limited = frozenset(rule.kind for rule in self.in_force if rule.limits) - self._off_kinds
         return self._limited if self._enabled else frozenset()
 
+    def ends(self, kind: str) -> tuple[tuple[str, str], ...] | None:
+        """Return how names begin and end that may fall under more than the kind's default alone; None if anyhow.
+
+        Names with a rule of their own aside.
+        """
+        matcher = self._patterns.each.get(kind)
+        return None if kind in self._patterns.totals else () if matcher is None else matcher.ends
+
     def default(self, kind: str) -> Rule:
         """Return the kind's default: the rule ``KIND:*``, or else an unlimited one."""
         matcher = self._patterns.each.get(kind)
@@ -274,6 +282,11 @@ class RuleSet:
         """Return the rule with a pattern that holds now, by its name without hours."""
         return next((rule for rule in self._patterns.rules if rule.bare_name == bare_name), None)
 
+    @property
+    def own(self) -> dict[Resource, Rule]:
+        """The rules of what has a rule of its own now, totals included; not to be changed."""
+        return self._own
+
     def has_own(self, resource: Resource) -> bool:
         """Say whether a resource has a rule of its own now, totals included."""
         return resource in self._own
@@ -281,11 +294,6 @@ class RuleSet:
     def own_since(self, old: "RuleSet") -> dict[Resource, bool]:
         """Return what has a rule of its own here or in another rule set, but not in both; and whether here."""
         return {resource: resource in self._own for resource in self._own.keys() ^ old._own.keys()}
-
-    @property
-    def exact_resources(self) -> frozenset[Resource]:
-        """The resources that have a rule of their own now, totals included."""
-        return frozenset(self._own)
 
     @property
     def tried(self) -> tuple[Rule, ...]:

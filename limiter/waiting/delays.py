@@ -141,7 +141,22 @@ class Delays:
         return gate.wait_us_behind(now_ns, line.permits if line is not None else 0, cost)
 
     def hold(self, now_ns: int, decision: Decision, held: Held, behind: int) -> Denial | None:
-        """Let a request wait, or return what refuses it; see ``Limits.hold``."""
+        """Let a request that only delay rules stopped wait, unless that would take too long or too much is held.
+
+        One that costs more than its rule ever admits is refused alone: the stop says how much that is (``most``).
+
+        One that consumes waits until its deadline however long it would take: refused at once, a consumer asks again
+        a moment later, for as long as the debt of earlier answers lasts.
+
+        Args:
+            now_ns: the time of the decision.
+            decision: which ``delays`` it.
+            held: the request.
+            behind: how many of the same decision come after it; they are refused with it.
+
+        Returns:
+            None if it waits, else what refuses it.
+        """
         longest: Wait | None = None
         longest_us = -1
         max_delay_ns = MAX_TIME_S * NS_PER_S
@@ -164,7 +179,7 @@ class Delays:
         return None
 
     def follow(self, now_ns: int, held: Held, leader: Held) -> Denial | None:
-        """Let a request wait for one that it must not overtake, or return what refuses it."""
+        """Let a request wait for one that it must not overtake, unless too much is held; return what refuses it."""
         if self._holding.over_bound(held):
             return Denial(leader.resource, leader.rule, max(1, (leader.deadline_ns - now_ns) // _NS_PER_US))
         self._holding.follow(now_ns, held, leader)

@@ -20,6 +20,7 @@ from typing import Any
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from live_states import states_of
 
 from limiter.deciding.limits import Caller, Limits
 from limiter.rules.resource import Resource
@@ -248,7 +249,7 @@ class EditsMachine(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_stored_beyond_the_burst(self) -> None:
-        for state in self.limits.states(self.now_ns):
+        for state in states_of(self.limits, self.now_ns):
             assert state.stored_permits <= max(1000, state.rate_per_s)
 
 

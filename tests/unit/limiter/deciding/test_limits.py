@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from live_states import states_of
 
 from limiter.buckets.fair import FairLimiter
 from limiter.buckets.limiter import LimiterState
@@ -42,7 +43,7 @@ def decide(
 def stored(limits: Limits, resource: Resource, dimension: Dimension = "messages", now_ns: int = 0) -> float | None:
     states: dict[tuple[Resource, str], LimiterState] = {}
     for name, registry in limits._registries.items():
-        for state in registry.states(now_ns):
+        for state in states_of(registry, now_ns):
             states[state.resource, name] = state
     found = states.get((resource, dimension))
     return None if found is None else found.stored_permits
@@ -173,7 +174,7 @@ class TestScopes:
     def test_only_who_stopped_opens_a_breaker(self) -> None:
         limits = limits_by(topic("*", 2), Rule(CLIENT, "*", 5))
         decide(limits, [1] * 4)
-        by_name = {state.resource.kind: state for state in limits.states(0)}
+        by_name = {state.resource.kind: state for state in states_of(limits, 0)}
         assert by_name["topic"].open
         assert not by_name["client"].open
 
@@ -350,10 +351,10 @@ class TestEdits:
         names = [ORDERS, AUDIT, Resource("topic", "fair"), Resource("topic", "warm")]
         for name in names:
             decide(limits, [1] * 20, name)
-        before = list(limits.states(1))
+        before = states_of(limits, 1)
         for rate in range(2, 40):
             limits.swap(limits.rule_set.edited([topic("x", rate)]), 1)
-        assert [state for state in limits.states(1) if state.resource.name != "x"] == before
+        assert [state for state in states_of(limits, 1) if state.resource.name != "x"] == before
         assert limits.used(ORDERS, NS_PER_S)["messages"].used_1s == 1.0
 
     def test_hold_for_the_very_next_request_in_every_plan_with_the_name(self) -> None:
@@ -402,18 +403,20 @@ class TestUsages:
         for second in range(1, 6):
             decide(limits, [1] * 5, now_ns=second * NS_PER_S)
         limits.charge(5 * NS_PER_S, (ORDERS,), ASKER, 3, 0)
-        found: Any = {(resource, dimension): usage for resource, dimension, usage in limits.usages(6 * NS_PER_S)}
+        found: Any = dict(limits.usages(6 * NS_PER_S))
         assert found == {
-            (ORDERS, "messages"): (0.8, 0.28, pytest.approx(28 / 600)),
-            (ORDERS, "bytes"): (0.5, 0.25, pytest.approx(2500 / 60_000)),
-            (Resource(CLIENT, "10.1.2.3"), "messages"): (0.08, 0.028, pytest.approx(28 / 6000)),
+            ORDERS: {
+                "messages": (0.8, 0.28, pytest.approx(28 / 600)),
+                "bytes": (0.5, 0.25, pytest.approx(2500 / 60_000)),
+            },
+            Resource(CLIENT, "10.1.2.3"): {"messages": (0.08, 0.028, pytest.approx(28 / 6000))},
         }
 
     def test_of_what_is_refused_are_nothing_but_at_rate_0(self) -> None:
         limits = limits_by(topic("orders", 0), topic("audit", 1))
         decide(limits, [1])
         decide(limits, [1, 1], AUDIT)
-        usages = {resource.name: usage for resource, _, usage in limits.usages(NS_PER_S) if usage}
+        usages = {resource.name: usages["messages"] for resource, usages in limits.usages(NS_PER_S)}
         assert usages == {"orders": (1.0, 1.0, 1.0), "audit": (1.0, 0.1, pytest.approx(1 / 60))}
 
     def test_go_on_under_another_rule_and_end_without_one(self) -> None:
@@ -421,7 +424,7 @@ class TestUsages:
         decide(limits, [1] * 10)
         limits.swap(limits.rule_set.replace(rules=[topic("*", 20)]), 1)
         decide(limits, [1] * 2, now_ns=2)
-        assert [usage.used_1s for _, _, usage in limits.usages(NS_PER_S) if usage] == [0.6]
+        assert [usages["messages"].used_1s for _, usages in limits.usages(NS_PER_S)] == [0.6]
         limits.swap(limits.rule_set.replace(rules=[]), NS_PER_S)
         assert limits.used(ORDERS, NS_PER_S) == {}
 
@@ -441,7 +444,7 @@ def test_batch_is_decided_by_rules_of_all_sorts_as_its_single_requests_are() -> 
         assert admitted == [1] * decision.admitted + [0] * (6 - decision.admitted)
         first_shaded = next((at for at, each in enumerate(one_by_one) if each.shades), None)
         assert first_shaded == (decision.shades[0].first if decision.shades else None)
-        assert list(together.states(now_ns)) == list(singly.states(now_ns))
+        assert states_of(together, now_ns) == states_of(singly, now_ns)
 
 
 def test_rule_counts_requests_and_bytes_at_once() -> None:

@@ -165,7 +165,7 @@ class Run:
         return {
             (dimension, limiter.resource): limiter.settled(now_ns)[0]
             for dimension in DIMENSIONS
-            for limiter in self.limits._registries[dimension]._live.values()
+            for limiter in self.limits._registries[dimension].limiters.values()
         }
 
     def full(self, bucket: Bucket) -> int:

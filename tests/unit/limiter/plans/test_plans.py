@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from live_states import states_of
 
 from limiter.deciding.limits import Caller, Decision, Limits
 from limiter.rules.resource import CLIENT, LISTENER, PRODUCER_GROUP, Resource
@@ -34,7 +35,7 @@ def test_what_is_exempt_passes_whatever_scopes_and_totals_say(rule: Rule) -> Non
     assert decide(limits, REPLIES) == Decision(2)
     assert decide(limits, ORDERS).admitted < 2 or decide(limits, ORDERS).shades
     limits.charge(0, (REPLIES,), ASKER, 50, 5000)
-    assert all(state.resource != REPLIES and state.stored_permits >= 0 for state in limits.states(0))
+    assert all(state.resource != REPLIES and state.stored_permits >= 0 for state in states_of(limits, 0))
 
 
 def test_an_exact_rule_takes_a_name_out_of_an_exempt_pattern() -> None:
@@ -45,7 +46,7 @@ def test_an_exact_rule_takes_a_name_out_of_an_exempt_pattern() -> None:
 def test_of_several_resources_only_the_others_limit_and_the_scopes_are_asked() -> None:
     limits = Limits(RuleSet((EXEMPT, Rule("topic", "*", 100, shared=True), Rule(CLIENT, "*", 1))))
     assert decide(limits, REPLIES, ORDERS).admitted == 1
-    assert {state.resource.kind for state in limits.states(0)} == {"total", CLIENT}
+    assert {state.resource.kind for state in states_of(limits, 0)} == {"total", CLIENT}
 
 
 class Waiting(Held):

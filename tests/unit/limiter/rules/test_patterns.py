@@ -220,3 +220,30 @@ def test_match_is_the_smallest_network_that_has_the_address(given_networks: list
 def test_network_stands_for_what_is_found_by_it(text: str, name: str) -> None:
     pattern = read_network(text)
     assert pattern.stands_for(name) == (Matcher([(pattern, "found")]).match(name) is not None)
+
+
+_GLOBS = st.text(alphabet="ab*?[]!-", min_size=1, max_size=6)
+
+
+@given(st.lists(_GLOBS, max_size=4), st.text(alphabet="abc", max_size=6))
+def test_what_a_glob_matches_begins_and_ends_as_is_said(texts: list[str], name: str) -> None:
+    patterns = []
+    for text in texts:
+        try:
+            patterns.append(read_glob(text))
+        except RuleError:
+            continue
+    matcher: Matcher[Pattern] = Matcher((pattern, pattern) for pattern in patterns)
+    found = matcher.match(name)
+    if found is not None and found.exact_name is None and found.text != "*" and matcher.ends is not None:
+        assert any(name.startswith(first) and name.endswith(last) for first, last in matcher.ends)
+
+
+def test_ends_are_told_of_globs_alone() -> None:
+    def ends(*texts: str) -> object:
+        return Matcher((read_glob(text), text) for text in texts).ends
+
+    assert ends("*", "exact") == ()
+    assert set(ends("a*b", "RMQ_*", "*_REPLY") or ()) == {("a", "b"), ("RMQ_", ""), ("", "_REPLY")}  # type: ignore[call-overload]
+    assert ends("*a*") is None
+    assert Matcher([(read_network("10.0.0.0/8"), "net")]).ends is None

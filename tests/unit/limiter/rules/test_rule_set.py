@@ -161,7 +161,7 @@ def test_total_is_found_by_its_own_resource() -> None:
 
     assert rules.match(resource) is total
     assert rules.limit(resource, "bytes") is total.bytes_rule
-    assert resource in rules.exact_resources
+    assert resource in rules.own
     assert rules.limit(Resource("total", "client:11.0.0.0/8")) is None
 
 
@@ -397,16 +397,16 @@ def test_edits_make_what_all_the_rules_together_make(
         for resource in (*resources, *totals):
             assert ours.match(resource) == theirs.match(resource)
             assert ours.match_total(resource) == theirs.match_total(resource)
-            assert ours.has_own(resource) == theirs.has_own(resource) == (resource in theirs.exact_resources)
-        assert ours.exact_resources == theirs.exact_resources
+            assert ours.has_own(resource) == theirs.has_own(resource) == (resource in theirs.own)
+        assert ours.own.keys() == theirs.own.keys()
         assert set(ours.in_force) == set(theirs.in_force)
         assert set(ours.tried) == set(theirs.tried)
         assert [ours.limits_kind(kind) for kind in ("topic", "client_group")] == [
             theirs.limits_kind(kind) for kind in ("topic", "client_group")
         ]
         assert ours.next_change(at(clock)) == theirs.next_change(at(clock))
-        came_or_went = ours.exact_resources ^ before.exact_resources
-        assert ours.own_since(before) == {each: each in theirs.exact_resources for each in came_or_went}
+        came_or_went = ours.own.keys() ^ before.own.keys()
+        assert ours.own_since(before) == {each: each in theirs.own for each in came_or_went}
         before = ours
     assert all(edited.rule(rule.key) == rule for rule in plain.rules)
 

@@ -4,15 +4,15 @@ use std::sync::{Mutex, PoisonError};
 
 use pyo3::buffer::PyBuffer;
 use pyo3::prelude::*;
-use sluice_scan_core::templates::Templates;
-use sluice_scan_core::{answers, opaques};
+use sluice_native_core::templates::Templates;
+use sluice_native_core::{answers, opaques};
 
 use crate::buffer::with_bytes;
 
 /// How answers were read lately; one broker's are much like the other's.
 static ANSWERS: Mutex<Option<Templates>> = Mutex::new(None);
 
-#[pyclass(module = "sluice_scan")]
+#[pyclass(module = "sluice_native")]
 pub struct Opaques(pub opaques::Opaques);
 
 #[pymethods]

@@ -6,12 +6,12 @@ use std::sync::{Mutex, PoisonError};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyRange;
-use sluice_scan_core::scan::Known;
-use sluice_scan_core::table;
+use sluice_native_core::scan::Known;
+use sluice_native_core::table;
 
 type Entry = (String, String, Option<String>, Option<String>, Option<String>);
 
-#[pyclass(module = "sluice_scan", frozen)]
+#[pyclass(module = "sluice_native", frozen)]
 pub struct Table {
     pub limitable: table::Table,
     pub known: Mutex<Known>,

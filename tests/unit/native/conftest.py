@@ -1,4 +1,4 @@
-"""The compiled scan."""
+"""The compiled part."""
 
 import pytest
 from playbook.extension import Extension

@@ -7,6 +7,7 @@
 
 pub mod answers;
 pub mod binary;
+pub mod bucket;
 pub mod json;
 pub mod keys;
 pub mod opaques;

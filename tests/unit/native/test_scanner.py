@@ -3,11 +3,11 @@
 import struct
 
 import pytest
-import sluice_scan
+import sluice_native
 from hypothesis import given
 from hypothesis import strategies as st
 from playbook import frames
-from playbook.extension import Extension
+from playbook.extension import Extension, Run, keys_of, runs_of
 
 
 def _prefix(length: int, header_bytes: int, header_type: int = 0) -> bytes:
@@ -19,15 +19,14 @@ def test_all_plain_frames_of_a_chunk_are_taken(extension: Extension) -> None:
     segment = extension.scan(b"".join(sends))
     assert len(segment) == 5
     assert segment.stop == sum(map(len, sends))
-    assert segment.runs == [(0, range(5), segment.stop, 0)]
-    assert segment.new == [("topic", "orders", "producers")]
+    assert runs_of(segment) == [Run("topic", "orders", "producers", [0, 1, 2, 3, 4], segment.stop, 0)]
     assert [opaque in extension.owed for opaque in range(7)] == [False, True, True, True, True, True, False]
 
 
 def test_a_scan_begins_where_it_is_told(extension: Extension) -> None:
     first, second = frames.send("hot"), frames.send("orders", 2)
     segment = extension.scan(first + second, len(first))
-    assert segment.new == [("topic", "orders", "producers")]
+    assert keys_of(segment) == [("topic", "orders", "producers")]
     assert segment.frame(0) == (0, len(first), len(first + second), 310, 2, 0)
     assert len(extension.owed) == 1
 
@@ -59,7 +58,7 @@ def test_the_last_frame_ends_beyond_the_chunk_if_more_is_to_come(extension: Exte
     chunk = first + second[:-9_000]
     segment = extension.scan(chunk)
     assert (len(segment), segment.stop) == (2, len(chunk) + 9_000)
-    assert segment.runs == [(0, range(2), len(chunk) + 9_000, 0)]
+    assert segment.run(0) == (range(2), len(chunk) + 9_000)
 
 
 _HEADER = frames.send("orders", body=b"")[8:]
@@ -110,72 +109,60 @@ def test_frames_are_grouped_by_name_group_and_code(extension: Extension) -> None
     )
     sizes = list(map(len, frames.split(chunk)))
     segment = extension.scan(chunk)
-    assert segment.first_new == 0
-    assert segment.new == [
-        ("topic", "a", "g"),
-        ("topic", "b", "g"),
-        ("topic", "a", "h"),
-        ("topic", "a", "g"),
-        ("retry_group", "g", ""),
+    assert runs_of(segment) == [
+        Run("topic", "a", "g", [0, 3], sizes[0] + sizes[3], 0),
+        Run("topic", "b", "g", [1, 6, 7], sizes[1] + sizes[6] + sizes[7], 1),
+        Run("topic", "a", "h", [2], sizes[2], 0),
+        Run("topic", "a", "g", [4], sizes[4], 0),
+        Run("retry_group", "g", "", [5], sizes[5], 0),
     ]
-    assert segment.runs == [
-        (0, [0, 3], sizes[0] + sizes[3], 0),
-        (1, [1, 6, 7], sizes[1] + sizes[6] + sizes[7], 1),
-        (2, range(2, 3), sizes[2], 0),
-        (3, range(4, 5), sizes[4], 0),
-        (4, range(5, 6), sizes[5], 0),
-    ]
+    assert isinstance(segment.run(2)[0], range)
     assert segment.sizes(range(8)) == segment.sizes(list(range(8))) == sizes
     assert [segment.frame(index)[0] for index in range(8)] == [0, 1, 2, 0, 3, 4, 1, 1]
     assert 2 not in extension.owed
 
 
-def test_keys_keep_their_numbers_from_chunk_to_chunk(extension: Extension) -> None:
+def test_keys_are_remembered_from_chunk_to_chunk(extension: Extension) -> None:
     extension.scan(frames.send("a") + frames.send("b"))
     segment = extension.scan(frames.send("b") + frames.send("c") + frames.send("a"))
-    assert (segment.first_new, segment.new) == (2, [("topic", "c", "producers")])
-    assert [number for number, *_ in segment.runs] == [1, 2, 0]
-    segment = extension.scan(frames.send("c"))
-    assert (segment.first_new, segment.new) == (3, [])
+    assert [name for _, name, _ in keys_of(segment)] == ["b", "c", "a"]
+    assert extension.scanner.names() == [("topic", "a"), ("topic", "b"), ("topic", "c")]
+    other = extension.new_scanner()
+    assert keys_of(other.scan(frames.send("b"), 0, 1000, 9)) == [("topic", "b", "producers")]
+    assert other.names() == [("topic", "b")]
 
 
-def test_one_scanners_keys_are_not_the_others(extension: Extension) -> None:
-    extension.scan(frames.send("a"))
-    segment = extension.new_scanner().scan(frames.send("b"), 0, 1000)
-    assert (segment.first_new, segment.new) == (0, [("topic", "b", "producers")])
+def test_what_a_name_stands_for_is_the_same_for_all(extension: Extension) -> None:
+    (one, _), (two, _) = (extension.new_scanner().scan(frames.send("a"), 0, 1000, 9).asker(0) for _ in range(2))
+    assert one is two
 
 
 def test_too_many_keys_are_forgotten_when_the_next_scan_begins(extension: Extension) -> None:
     scanner = extension.new_scanner(most_keys=2)
-    names = ["a", "b", "c"]
-    segment = scanner.scan(b"".join(map(frames.send, names)), 0, 1000)
-    assert len(segment.new) == 3
-    segment = scanner.scan(frames.send("c") + frames.send("a"), 0, 1000)
-    assert (segment.first_new, [name for _, name, _ in segment.new]) == (0, ["c", "a"])
-    segment = scanner.scan(frames.send("c"), 0, 1000)
-    assert (segment.first_new, segment.new, segment.runs[0][0]) == (2, [], 0)
+    segment = scanner.scan(b"".join(map(frames.send, "abc")), 0, 1000, 9)
+    assert [name for _, name, _ in keys_of(segment)] == ["a", "b", "c"]
+    segment = scanner.scan(frames.send("c") + frames.send("a"), 0, 1000, 9)
+    assert [name for _, name, _ in keys_of(segment)] == [name for _, name in scanner.names()] == ["c", "a"]
 
 
 def test_many_keys_are_told_apart(extension: Extension) -> None:
-    scanner = extension.new_scanner(most_keys=5000, most_runs=3000)
-    chunk = b"".join(frames.send(f"topic{number}", number) for number in range(3000))
+    scanner = extension.new_scanner(most_keys=5000)
+    names = [f"topic{number}" for number in range(3000)]
+    chunk = b"".join(frames.send(name, number) for number, name in enumerate(names))
     for _ in range(2):
-        segment = scanner.scan(chunk, 0, 1000)
-        assert [number for number, *_ in segment.runs] == list(range(3000))
-    assert segment.new == []
+        assert [name for _, name, _ in keys_of(scanner.scan(chunk, 0, 1000, 3000))] == names
 
 
 def test_a_scan_ends_with_as_many_runs_as_there_may_be(extension: Extension) -> None:
-    scanner = extension.new_scanner(most_runs=2)
     a, b, c = map(frames.send, "abc")
-    segment = scanner.scan(a + a + b + b + c, 0, 1000)
+    segment = extension.scanner.scan(a + a + b + b + c, 0, 1000, 2)
     assert segment.stop == len(a + a + b)
-    assert [(number, list(indexes)) for number, indexes, *_ in segment.runs] == [(0, [0, 1]), (1, [2])]
+    assert [(run.name, run.indexes) for run in runs_of(segment)] == [("a", [0, 1]), ("b", [2])]
 
 
 def test_a_name_is_not_mixed_up_with_its_group(extension: Extension) -> None:
     segment = extension.scan(frames.send("ab", group="c") + frames.send("a", group="bc"))
-    assert segment.new == [("topic", "ab", "c"), ("topic", "a", "bc")]
+    assert keys_of(segment) == [("topic", "ab", "c"), ("topic", "a", "bc")]
 
 
 @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
@@ -191,21 +178,21 @@ def test_a_segment_keeps_nothing_of_the_chunk(extension: Extension) -> None:
     chunk = bytearray(frames.send("orders"))
     segment = extension.scan(chunk)
     chunk.clear()
-    assert segment.new == [("topic", "orders", "producers")]
+    assert keys_of(segment) == [("topic", "orders", "producers")]
 
 
 def test_more_than_fits_is_not_owed(extension: Extension) -> None:
     owed = extension.opaques(most=2)
-    scanner = sluice_scan.Scanner(extension.table, owed, 10, 10)
-    segment = scanner.scan(b"".join(frames.send("a", opaque) for opaque in range(5)), 0, 1000)
+    scanner = extension.new_scanner(owed=owed)
+    segment = scanner.scan(b"".join(frames.send("a", opaque) for opaque in range(5)), 0, 1000, 9)
     assert (len(segment), len(owed), owed.ambiguous) == (5, 2, True)
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.booleans()), max_size=8))
 def test_scan_says_whether_two_have_one_number(sends: list[tuple[int, bool]]) -> None:
     owed = Extension().opaques()
-    scanner = sluice_scan.Scanner(Extension().table, owed, 10, 10)
-    scanner.scan(b"".join(frames.send("a", opaque, flag=2 * oneway) for opaque, oneway in sends), 0, 10_000)
+    scanner = Extension().new_scanner(owed=owed)
+    scanner.scan(b"".join(frames.send("a", opaque, flag=2 * oneway) for opaque, oneway in sends), 0, 10_000, 9)
     answered = [opaque for opaque, oneway in sends if not oneway]
     assert owed.ambiguous is (len(set(answered)) < len(answered))
     assert len(owed) == len(set(answered))
@@ -214,4 +201,4 @@ def test_scan_says_whether_two_have_one_number(sends: list[tuple[int, bool]]) ->
 def test_a_table_has_room_for_sixteen_fields(extension: Extension) -> None:
     entries = {code: ("topic", f"name{code}", None, None, None) for code in range(17)}
     with pytest.raises(ValueError, match="more than 16 field names"):
-        sluice_scan.Table(entries, 255, "%RETRY%", "retry_group", 1000, (), (), "")
+        sluice_native.Table(entries, 255, "%RETRY%", "retry_group", 1000, (), (), "")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from oracle.tricky import Tricks, binary, changed
 from playbook import frames
 from playbook.captures import CAPTURES, Capture
-from playbook.extension import Extension
+from playbook.extension import Extension, keys_of
 
 from proxy.protocols.rocketmq.wire.header import classify
 
@@ -157,13 +157,13 @@ def test_frames_are_taken_up_to_the_first_that_is_not_plain(seed: int) -> None:
         chunk += frames.frame(header, bytes(random.randrange(50)), header_type=header_type)
         expected.append((header, header_type, start, len(chunk)))
     segment = extension.scan(chunk)
-    keys = [segment.new[number] for number, _, _, _ in segment.runs]
+    keys = keys_of(segment)
     for index, (header, header_type, start, stop) in enumerate(expected[: len(segment)]):
         run, *rest = segment.frame(index)
         reading = classify(header, header_type)
         assert rest == [start, stop, reading.code, reading.opaque, reading.flag]
         assert keys[run] == (reading.kind, reading.name, reading.producer_group)
-        assert index in segment.runs[run][1]
+        assert index in segment.run(run)[0]
     if len(segment) < len(expected):
         header, header_type, start, _ = expected[len(segment)]
         assert segment.stop == start

@@ -1,8 +1,11 @@
-//! The Python module `sluice_scan`: see `sluice_scan.pyi` for what it offers and `core` for what it does.
+//! The Python module `sluice_native`: see `sluice_native.pyi` for what it offers and `core` for what it does.
 
 mod buffer;
+mod cell;
 mod indexes;
 mod opaques;
+mod resources;
+mod row;
 mod scanner;
 mod segment;
 mod table;
@@ -10,13 +13,19 @@ mod table;
 use pyo3::prelude::*;
 
 #[pymodule]
-mod sluice_scan {
+mod sluice_native {
     /// Told apart by who imports it; another number whenever what is offered, or what it means, changes.
     #[pymodule_export]
-    const INTERFACE: u32 = 3;
+    const INTERFACE: u32 = 4;
 
     #[pymodule_export]
+    use crate::cell::Cell;
+    #[pymodule_export]
     use crate::opaques::Opaques;
+    #[pymodule_export]
+    use crate::resources::{Callers, Resources};
+    #[pymodule_export]
+    use crate::row::{Entry, Row, Second};
     #[pymodule_export]
     use crate::scanner::Scanner;
     #[pymodule_export]

@@ -4,14 +4,14 @@ import itertools
 from collections.abc import Sequence
 
 import pytest
-import sluice_scan
+import sluice_native
 from hypothesis import given
 from hypothesis import strategies as st
 from playbook import frames
 from playbook.extension import Extension
 
 
-def _segment(extension: Extension, *opaques: int, flag: int = 0) -> sluice_scan.Segment:
+def _segment(extension: Extension, *opaques: int, flag: int = 0) -> sluice_native.Segment:
     return extension.scan(b"".join(frames.send("orders", opaque, flag=flag) for opaque in opaques))
 
 

@@ -1,0 +1,32 @@
+"""The compiled part of Sluice, the package ``sluice_native`` (folder ``native``), where it is installed.
+
+It does what is done for every request: reads frames, decides and counts. Python can do all of it, more slowly; what
+both share has one description, ``sluice_native.pyi``.
+"""
+
+from importlib import import_module
+from importlib.metadata import version
+from types import ModuleType
+from typing import Final
+
+_MODULE: Final = "sluice_native"
+#: Which of its interfaces this is made for.
+_INTERFACE: Final = 4
+_OTHER_VERSION: Final = (
+    "the compiled part that is installed belongs to another version of Sluice: build it again from the folder native"
+)
+
+
+def find(module_name: str = _MODULE) -> tuple[ModuleType | None, str]:
+    """Return the compiled part, or None and why an installed one cannot be used; that is empty if there is none."""
+    try:
+        module = import_module(module_name)
+    except ImportError:
+        return None, ""
+    return (module, "") if getattr(module, "INTERFACE", None) == _INTERFACE else (None, _OTHER_VERSION)
+
+
+COMPILED, UNUSABLE = find()
+"""The compiled part, and why an installed one is not used."""
+VERSION: Final = "" if COMPILED is None else version("sluice-native")
+"""Its version."""

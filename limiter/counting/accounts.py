@@ -1,0 +1,418 @@
+"""The accounts of one data path: its rows, its seconds, and what each rule did.
+
+What became of requests is told once, with ``count``. The metrics, the page and the windows of usage are
+read from the rows; a second of the rejection log is what the rows have added to it.
+
+Names come from clients, so places are bounded: so many names are *labelled*, which is to say shown, and so many others
+have a row. What is beyond is counted under ``_other``, and so is shown what has no label. Names that an operator's rule
+spells out always have both. A name stays once it is in; only when there is no room does a new one take the place of one
+that was silent for long, whose counts are folded into ``_other``, so that no sum ever falls. Scopes and totals have
+rows of their own for what their limits spend.
+
+Seconds are those of the wall clock; one in which it is set may be shorter. Nobody is handed any before he first asks.
+If he is late, a bounded number is kept, and the last one goes on.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Final, NamedTuple
+from weakref import WeakValueDictionary
+
+from limiter.counting.rejections import (
+    DEFAULT_TOLD_APART,
+    DID,
+    NUMBERS,
+    OTHER,
+    Outcome,
+    RejectionVerdict,
+    TrafficSecond,
+)
+from limiter.counting.row import HELD, KEPT_S, Amounts, Row, Second
+from limiter.counting.seconds import Judged, Sender, Span, Sums
+from limiter.rules.resource import SCOPES, TOTAL, Resource
+from limiter.rules.rule import DIMENSIONS, UPERMITS_PER_PERMIT, Dimension, Rule
+
+UNCOUNTED: Final = frozenset((*SCOPES, TOTAL))
+"""Kinds whose requests are counted for the resource that they are for."""
+
+WINDOWS_S: Final = (1, 10, KEPT_S)
+
+_NS_PER_S: Final = 1_000_000_000
+_SILENT_S: Final = 600
+"""Silence after which a name may lose its place to a new one."""
+_LOOKS: Final = 4
+"""Places looked at for each new name while there is no room."""
+_MIN_ROWS: Final = 10_000
+_PASSED_OVER: Final = 64
+"""Rows that are not asked for and are passed over in one step."""
+_JITTER_NS: Final = 5_000_000
+"""The wall clock may be so much behind the monotonic one when a second ends by the latter."""
+_KEPT_SPANS: Final = 60
+"""Seconds kept for a taker that is late."""
+_KEPT_FULL: Final = 4
+"""What is kept for one holds at most so many times what one second may hold."""
+
+
+class LastStop(NamedTuple):
+    """When something of a resource was last stopped.
+
+    Attributes:
+        refused_ns: monotonic time of the last refusal; None if there was none.
+        wait_us: the wait that was stated then, in microseconds.
+        rule: the name of the rule that refused it.
+        held_ns: monotonic time at which something was last held, or let go again; None if nothing was.
+    """
+
+    refused_ns: int | None
+    wait_us: int
+    rule: str
+    held_ns: int | None
+
+
+NEVER: Final = LastStop(None, 0, "", None)
+"""Of what nothing was ever stopped."""
+
+
+class Usage(NamedTuple):
+    """Shares of the permits that the rate allows in a window that were used in it; 1.0 is all of them.
+
+    More than that is possible: a burst, or a debt. At rate 0 it is 1.0 if anything was asked, else 0.
+
+    Attributes:
+        used_1s: in the last complete second.
+        used_10s: in the last ten.
+        used_60s: in the last sixty.
+    """
+
+    used_1s: float
+    used_10s: float
+    used_60s: float
+
+
+RuleSums = Mapping[RejectionVerdict, tuple[int, int]]
+"""Requests and messages that a rule had a word with, by what it said."""
+
+
+class _Places:
+    """The rows of one sort; so many at most, and any number of pinned ones."""
+
+    __slots__ = ("most", "order", "rows", "silent_ns")
+
+    def __init__(self, most: int, silent_s: int) -> None:
+        self.most = most
+        self.silent_ns = silent_s * _NS_PER_S
+        self.rows: dict[Resource, Row] = {}
+        #: Those that are not pinned, in the order in which they are looked at for silent ones.
+        self.order: OrderedDict[Resource, Row] = OrderedDict()
+
+    @property
+    def full(self) -> bool:
+        return len(self.order) >= self.most
+
+
+class Accounts:
+    """Counts by resource, by rule and by second.
+
+    Args:
+        max_labels: names that are shown, pinned ones not counted; also rules.
+        max_keys: ways in which what rules said is told apart in a second; see ``Span.judge``.
+        max_resources: names told apart in a second that is handed out, pinned ones not counted.
+        now_ns: monotonic time of the beginning.
+        wall_ns: tells nanoseconds since 1970 UTC; if not given, that is the monotonic time.
+
+    Attributes:
+        rules: what each rule did, by its name.
+    """
+
+    def __init__(
+        self,
+        max_labels: int = 1000,
+        max_keys: int = DEFAULT_TOLD_APART,
+        max_resources: int = DEFAULT_TOLD_APART,
+        *,
+        now_ns: int = 0,
+        wall_ns: Callable[[], int] | None = None,
+    ) -> None:
+        self._max_labels = max_labels
+        self._max_keys = max_keys
+        self._max_resources = max_resources
+        max_rows = max(max_labels, max_resources, _MIN_ROWS)
+        self._pinned: set[Resource] = set()
+        self._labelled = _Places(max_labels, _SILENT_S)
+        self._unlabelled = _Places(max_rows, _SILENT_S)
+        self._scopes = _Places(max_rows, KEPT_S)
+        #: By kind: the row that is shared, and the row of all that were given up.
+        self._shared: dict[str, Row] = {}
+        self._folded: dict[str, Row] = {}
+        self.rules: dict[str, dict[RejectionVerdict, tuple[int, int]]] = {}
+        self._stops: dict[Resource, LastStop] = {}
+        self._senders: WeakValueDictionary[tuple[str, str], Sender] = WeakValueDictionary()
+        self._wall_ns = wall_ns
+        self._ahead_ns = 0 if wall_ns is None else wall_ns() - now_ns
+        self._taking = False
+        self._finished: list[Span] = []
+        #: Told by the second under way, and of later steps of the clock, by the next.
+        self._stepped_s = 0
+        at_s = (now_ns + self._ahead_ns) // _NS_PER_S
+        self._span = Span(at_s, at_s * _NS_PER_S - self._ahead_ns, 0, Second(0))
+        self._ends_ns = self._span.began_ns + _NS_PER_S
+
+    def at(self, now_ns: int) -> Second:
+        """Return the second under way, which rows add to."""
+        if now_ns >= self._ends_ns:
+            self._turn(now_ns)
+        return self._span.second
+
+    def _turn(self, now_ns: int) -> None:
+        """Begin another second."""
+        span, ahead_ns = self._span, self._ahead_ns
+        self._ahead_ns = 0 if self._wall_ns is None else self._wall_ns() - now_ns
+        at_s, over_ns = divmod(now_ns + self._ahead_ns, _NS_PER_S)
+        if now_ns >= self._ends_ns and at_s == span.at_s and over_ns >= _NS_PER_S - _JITTER_NS:
+            at_s += 1
+        began_ns = at_s * _NS_PER_S - self._ahead_ns
+        number = span.second.number + max(1, 1 + round((began_ns - self._ends_ns) / _NS_PER_S))
+        self._ends_ns = began_ns + _NS_PER_S
+        if self._taking:
+            self._stepped_s += round((self._ahead_ns - ahead_ns) / _NS_PER_S)
+            if len(span):
+                most = _KEPT_FULL * (self._max_keys + self._max_resources)
+                if len(self._finished) >= _KEPT_SPANS or sum(map(len, self._finished)) >= most:
+                    # What would take time, and a place for every name, is to add one second to another.
+                    span.second.number = number
+                    span.seconds = 1 + (now_ns - span.began_ns) // _NS_PER_S
+                    return
+                self._finished.append(span)
+                self._stepped_s -= span.stepped_s
+        self._span = Span(at_s, began_ns, self._stepped_s, Second(number))
+        if self._unlabelled.rows:
+            self._retire_silent(self._labelled, now_ns)
+
+    def take(self, now_ns: int, *, unfinished: bool) -> list[Span]:
+        """Hand out what is over, and with ``unfinished`` what is not: the rest of that second is one of its own."""
+        taken, self._finished = self._finished, []
+        if unfinished or not self._taking or now_ns >= self._ends_ns:
+            self._turn(now_ns)
+        self._taking = True
+        taken += self._finished
+        self._finished = []
+        return taken
+
+    def steps_of(self, taken: Iterable[Span]) -> Iterator[TrafficSecond | None]:
+        """Make plain data of what was handed out: each TrafficSecond comes after None for many short steps."""
+        for span in taken:
+            yield from span.steps(self._max_resources, self._pinned)
+
+    def put_back(self, taken: Sequence[Span]) -> None:
+        """Take back what was handed out and came to nothing."""
+        self._finished[:0] = taken
+
+    def row(self, resource: Resource, now_ns: int) -> Row:
+        """Return the row of a resource, scope or total, or the one that it shares with others of its kind.
+
+        Whoever keeps it asks again when it is ``retired``, and if it is ``shared``.
+        """
+        return self._labelled.rows.get(resource) or self._place(resource, now_ns)
+
+    def _place(self, resource: Resource, now_ns: int) -> Row:
+        """Find a row that is not labelled, or make one."""
+        row = self._scopes.rows.get(resource) or self._unlabelled.rows.get(resource)
+        if row is not None:
+            if resource.kind in UNCOUNTED or self._labelled.full:
+                return row
+            # There is a label for it by now. What it has counted stays under ``_other``.
+            del self._unlabelled.order[resource]
+            self._retire(row, self._unlabelled)
+        pinned, places = resource in self._pinned, self._scopes
+        if resource.kind not in UNCOUNTED:
+            if self._labelled.full:
+                self._retire_silent(self._labelled, now_ns)
+            places = self._unlabelled if self._labelled.full else self._labelled
+        if places.full and not pinned:
+            self._retire_silent(places, now_ns)
+        # Names come from clients: one that is called ``_other`` must not hide the counts of the others.
+        if resource.name == OTHER or (places.full and not pinned):
+            if resource.kind not in self._shared:
+                self._shared[resource.kind] = Row(Resource(resource.kind, OTHER), shared=True)
+            return self._shared[resource.kind]
+        row = places.rows[resource] = Row(resource)
+        row.seen_ns = now_ns
+        if not pinned:
+            places.order[resource] = row
+        return row
+
+    def _retire_silent(self, places: _Places, now_ns: int) -> None:
+        """Retire those that are silent among the rows that were looked at longest ago.
+
+        But not in a second that goes on for a late taker: it would keep what all of them have added.
+        """
+        number = self._span.second.number
+        for _ in range(min(_LOOKS, len(places.order)) if self._span.seconds == 1 else 0):
+            resource, row = places.order.popitem(last=False)
+            if now_ns - row.seen_ns >= places.silent_ns and number - row.spent_in > KEPT_S:
+                self._retire(row, places)
+            else:
+                places.order[resource] = row
+
+    def _retire(self, row: Row, places: _Places) -> None:
+        """Give up the row of a name; what it has counted is shown under ``_other`` from now on."""
+        resource, row.retired = row.resource, True
+        del places.rows[resource]
+        folded = self._folded.setdefault(resource.kind, Row(Resource(resource.kind, OTHER)))
+        folded.fold(row.totals())
+        folded.seen_ns = max(folded.seen_ns, row.seen_ns)
+        if places is self._labelled:
+            self._stops.pop(resource, None)
+
+    def pin(self, resources: Iterable[Resource]) -> None:
+        """Tell these apart from now on, whatever the bounds; scopes and totals are not labelled for that."""
+        for resource in resources:
+            if resource.name == OTHER or resource in self._pinned:
+                continue
+            self._pinned.add(resource)
+            for places in (self._labelled, self._unlabelled, self._scopes):
+                places.order.pop(resource, None)
+            if resource.kind not in UNCOUNTED and resource not in self._labelled.rows:
+                row = self._unlabelled.rows.get(resource)
+                if row is not None:
+                    self._retire(row, self._unlabelled)
+                self._labelled.rows[resource] = Row(resource)
+
+    def unpin(self, resources: Iterable[Resource]) -> None:
+        """Tell these apart no longer than others; nothing is left of those that were never asked for."""
+        for resource in self._pinned.intersection(resources):
+            self._pinned.discard(resource)
+            places = self._scopes if resource.kind in UNCOUNTED else self._labelled
+            row = places.rows.get(resource)
+            if row is not None and row.seen_ns and not places.full:
+                places.order[resource] = row
+            elif row is not None:
+                self._retire(row, places)
+
+    def sender(self, address: str, language: str = "") -> Sender:
+        """Return who sends from there and is written in that, the same one for as long as anybody keeps it."""
+        return self._senders.setdefault((address, language), Sender(address, language))
+
+    def count(
+        self, now_ns: int, resources: Iterable[Resource], sender: Sender, what: Outcome | Judged, amount: Sums
+    ) -> None:
+        """Add what became of some requests, or what a rule said to them, to each of their resources.
+
+        Args:
+            now_ns: the time.
+            resources: what they were for.
+            sender: who sent them; see ``sender``.
+            what: became of them; what is held is told again when it is known what becomes of it.
+            amount: of them; without a request for a cost that became known after it.
+        """
+        judged = what if isinstance(what, Judged) else None
+        number = NUMBERS[what if not isinstance(what, Judged) else DID[what.verdict]]
+        told = 0 if judged is None else judged.told
+        second, labelled = self.at(now_ns), self._labelled.rows
+        requests, messages, size_bytes = amount
+        for resource in resources:
+            row = labelled.get(resource) or self._place(resource, now_ns)
+            row.add(second, now_ns, sender, number, requests, messages, size_bytes, told)
+            if judged is not None:
+                if judged.verdict != "shadow":
+                    self._stop(resource, now_ns, judged)
+                if self._taking:
+                    self._span.judge(row.resource, sender, judged, amount, self._max_keys)
+        if judged is not None:
+            self._count_rule(judged, amount)
+
+    def _count_rule(self, judged: Judged, amount: Sums) -> None:
+        rule = judged.rule
+        if rule not in self.rules and len(self.rules) >= self._max_labels:
+            # Rules are an operator's, but there may be any number, and a handler may make up names of its own.
+            rule = OTHER
+        sums = self.rules.setdefault(rule, {})
+        requests, messages = sums.get(judged.verdict, (0, 0))
+        sums[judged.verdict] = (requests + amount[0], messages + amount[1])
+
+    def let_go(self, now_ns: int, resources: Iterable[Resource]) -> None:
+        """Note that something is held no more, whatever became of it."""
+        for resource in resources:
+            self._stop(resource, now_ns, None)
+
+    def _stop(self, resource: Resource, now_ns: int, judged: Judged | None) -> None:
+        name = resource if resource in self._labelled.rows else Resource(resource.kind, OTHER)
+        known = self._stops.get(name, NEVER)
+        if judged is not None and judged.verdict == "refuse":
+            self._stops[name] = LastStop(now_ns, judged.wait_us, judged.rule, known.held_ns)
+        else:
+            self._stops[name] = known._replace(held_ns=now_ns)
+
+    def each(self, since_ns: int = 0) -> Iterator[tuple[Resource, Amounts] | None]:
+        """Yield what became of the requests of each resource, as it is shown, if it was asked for since then.
+
+        Each step is short: None stands for some that are not shown. Safe while they change between two steps: each is
+        of the moment at which it is yielded, but ``_other`` is of what was in it at the start, as what is folded into
+        it meanwhile is yielded under its own name.
+        """
+        others: dict[str, Row] = {}
+        # References only: a tuple for each of many thousands would take its time.
+        labelled, unlabelled = list(self._labelled.rows.values()), list(self._unlabelled.rows.values())
+        for row in (*self._folded.values(), *self._shared.values()):
+            _add(others, row)
+        for number, row in enumerate(unlabelled):
+            _add(others, row)
+            if not number % _PASSED_OVER:
+                yield None
+        for number, row in enumerate(labelled):
+            if row.seen_ns >= since_ns:
+                found = (row.resource, row.totals())
+                yield found if row.resource in self._pinned or _ended(found[1]) else None
+            elif not number % _PASSED_OVER:
+                yield None
+        for row in others.values():
+            found = (row.resource, row.totals())
+            if row.seen_ns >= since_ns and _ended(found[1]):
+                yield found
+
+    def last_stop(self, resource: Resource) -> LastStop:
+        """Return when something of a resource was last stopped, under the name that ``each`` yields."""
+        return self._stops.get(resource, NEVER)
+
+    def spent(self) -> Iterator[Resource]:
+        """Yield everything whose limits have spent something since it has a row; safe as ``each`` is."""
+        for places in (self._labelled, self._unlabelled, self._scopes):
+            yield from (row.resource for row in list(places.rows.values()) if row.spent_in >= 0)
+
+    def usage(self, now_ns: int, resource: Resource, rule: Rule, dimension: Dimension) -> Usage | None:
+        """Return how much of a limit was used of late; None if nothing was asked of it in the last minute."""
+        places = (self._labelled, self._unlabelled, self._scopes)
+        row = next((places.rows[resource] for places in places if resource in places.rows), None)
+        spent = None if row is None else row.used(self.at(now_ns).number, DIMENSIONS.index(dimension))
+        return None if spent is None else _usage(spent, rule)
+
+    def scopes(self, since_ns: int) -> Iterator[Resource | None]:
+        """Yield the scopes and totals whose limits have spent something since then, and None as ``each`` does."""
+        for number, row in enumerate(list(self._scopes.rows.values())):
+            silent_s = self._span.second.number - row.spent_in
+            if row.spent_in >= 0 and self._ends_ns - silent_s * _NS_PER_S > since_ns:
+                yield row.resource
+            elif not number % _PASSED_OVER:
+                yield None
+
+
+def _add(others: dict[str, Row], row: Row) -> None:
+    """Add what is in a row to what is shown under ``_other`` of its kind."""
+    kind = row.resource.kind
+    other = others.setdefault(kind, Row(Resource(kind, OTHER)))
+    other.fold(row.totals())
+    other.seen_ns = max(other.seen_ns, row.seen_ns)
+
+
+def _ended(amounts: Amounts) -> bool:
+    """Say whether it is known of some requests what became of them: before that their resource takes no name."""
+    return any(any(amount) for number, amount in enumerate(amounts) if number != HELD)
+
+
+def _usage(spent: Sequence[int], rule: Rule) -> Usage:
+    """Return the shares of a rule's permits, of what ``Row.used`` says was spent."""
+    shares, rate = [], rule.rate_upermits_per_s
+    for window_s in WINDOWS_S:
+        asked = [permits for permits in spent[-window_s:] if permits >= 0]
+        shares.append(sum(asked) * UPERMITS_PER_PERMIT / (rate * window_s) if rate else float(bool(asked)))
+    return Usage(*shares)

@@ -1,0 +1,241 @@
+"""A row: what became of all that was asked of one resource, since the start and second by second.
+
+It is added to once for each group of requests that are decided alike. Nothing here reads a clock, has an opinion or is
+made for several threads. ``Second`` and ``Row`` may be there in compiled form, too, and then are the same in all that
+is said here.
+"""
+
+import operator
+from array import array
+from collections.abc import Sequence
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Final
+
+from limiter.compiled import COMPILED
+from limiter.rules.resource import Resource
+
+N_OUTCOMES: Final = 7
+"""How many outcomes there are; they are numbered as ``limiter.counting.rejections.OUTCOMES`` has them."""
+REFUSED: Final = 1
+HELD: Final = 2
+"""A request that is held is counted again when it is known what becomes of it."""
+MAX_SENDERS: Final = 256
+"""Senders told apart in each entry."""
+KEPT_S: Final = 60
+"""Complete seconds of which it is known what was spent."""
+
+Amounts = Sequence[tuple[int, int, int]]
+"""Requests, messages and bytes, by the number of the outcome; there are always all of them."""
+
+_FIGURES: Final = 3 * N_OUTCOMES
+_SLOTS: Final = KEPT_S + 1
+"""Of what was spent: the second under way has one, too."""
+_OTHERS: Final = 0
+"""No object's identity."""
+
+
+class Second:
+    """A stretch of time that is under way, of one second as a rule.
+
+    Args:
+        number: of the second that begins; each has a greater one than the one before.
+
+    Attributes:
+        number: of the second that is under way. It may be raised: then the stretch goes on for another second.
+        began: the number that it began with, which no other stretch has.
+        entries: what was asked for in it, in order of first appearance; each row has one at most.
+    """
+
+    __slots__ = ("began", "entries", "number")
+
+    def __init__(self, number: int) -> None:
+        self.began = self.number = number
+        self.entries: list[Entry] = []
+
+
+class Entry:
+    """What was asked of one resource in one stretch of time; only its row makes it and adds to it.
+
+    Attributes:
+        resource: whose.
+        told: refusals that the client was told of.
+        more: there were more senders than are told apart.
+    """
+
+    __slots__ = ("_figures", "_senders", "more", "resource", "told")
+
+    def __init__(self, resource: Resource, figures: list[int], senders: dict[int, list[Any]]) -> None:
+        self.resource = resource
+        self.told = 0
+        self.more = False
+        self._figures = figures
+        self._senders = senders
+
+    def amounts(self) -> list[tuple[int, int, int]]:
+        """Return requests, messages and bytes by the number of the outcome."""
+        return amounts_of(self._figures)
+
+    def asked(self) -> list[tuple[object, int, int]]:
+        """Return (sender, requests, refused requests) in order of first appearance.
+
+        Requests that were held are in neither figure, though their sender is here. With ``more`` the last one is None:
+        all the other senders together.
+        """
+        return [(sender, requests, refused) for sender, requests, refused in self._senders.values()]
+
+
+PythonEntry = Entry
+
+
+class Row:
+    """The counters of one resource.
+
+    Attributes:
+        resource: whose, as given.
+        seen_ns: when something was added last; 0 if nothing was. May be set.
+        spent_in: number of the second in which permits were spent last; -1 if none were.
+        retired: it is kept no more: whoever has it is to ask for the resource's row again. Set by who keeps the rows.
+        shared: it stands for many names; whoever has it is to ask again each time, since a name may get its own.
+    """
+
+    __slots__ = (
+        "_before",
+        "_began",
+        "_entry",
+        "_figures",
+        "_rings",
+        "_senders",
+        "resource",
+        "retired",
+        "seen_ns",
+        "shared",
+        "spent_in",
+    )
+
+    def __init__(self, resource: Resource, *, shared: bool = False) -> None:
+        self.resource = resource
+        self.shared = shared
+        self.seen_ns = 0
+        self.spent_in = -1
+        self.retired = False
+        #: What its entry is of. Not the second itself: that would keep all that was asked for in it.
+        self._began: int | None = None
+        self._figures = [0] * _FIGURES
+        #: By the sender's identity: the sender, its requests that were not held, and its refused ones.
+        self._senders: dict[int, list[Any]] = {}
+        self._entry = PythonEntry(resource, self._figures, self._senders)
+        #: What was added before that.
+        self._before = [0] * _FIGURES
+        #: By dimension, what was spent in ``spent_in`` and in the seconds before it, round and round; -1: not asked.
+        self._rings: list[array[int] | None] = [None, None]
+
+    def add(  # noqa: PLR0917 - by position, as it is called for each group of requests
+        self,
+        second: Second,
+        now_ns: int,
+        sender: object,
+        outcome: int,
+        requests: int,
+        messages: int,
+        size_bytes: int,
+        told: int = 0,
+    ) -> None:
+        """Add what became of some requests.
+
+        Args:
+            second: the one under way; later ones come later.
+            now_ns: the time.
+            sender: who sent them, any object but None. What is not the same object is another sender.
+            outcome: its number.
+            requests: how many; none for a cost that became known after its request.
+            messages: in them.
+            size_bytes: of them.
+            told: so many of them were refused, and their client was told so.
+        """
+        self.seen_ns = now_ns
+        if self._began != second.began:
+            self._begin(second)
+        figures, at = self._figures, 3 * outcome
+        figures[at] += requests
+        figures[at + 1] += messages
+        figures[at + 2] += size_bytes
+        self._entry.told += told
+        sent = self._senders.get(id(sender)) or self._place(sender)
+        if outcome != HELD:
+            sent[1] += requests
+            if outcome == REFUSED:
+                sent[2] += requests
+
+    def _begin(self, second: Second) -> None:
+        self._before = [*map(operator.add, self._before, self._figures)]
+        self._began = second.began
+        self._figures, self._senders = [0] * _FIGURES, {}
+        self._entry = PythonEntry(self.resource, self._figures, self._senders)
+        second.entries.append(self._entry)
+
+    def _place(self, sender: object) -> list[Any]:
+        """Find room for a sender, or what it shares with others; that is last, since nobody gets a place after it."""
+        if len(self._senders) < MAX_SENDERS:
+            return self._senders.setdefault(id(sender), [sender, 0, 0])
+        self._entry.more = True
+        return self._senders.setdefault(_OTHERS, [None, 0, 0])
+
+    def totals(self) -> list[tuple[int, int, int]]:
+        """Return requests, messages and bytes by the number of the outcome, since the start, this second included."""
+        return amounts_of([*map(operator.add, self._before, self._figures)])
+
+    def fold(self, amounts: Amounts) -> None:
+        """Add to the totals what another row has counted; to no second."""
+        self._before = [*map(operator.add, self._before, chain.from_iterable(amounts))]
+
+    def spend(self, second: Second, dimension: int, permits: int) -> None:
+        """Note that something was asked in this second, and the permits that were spent for it; 0 is worth noting, too.
+
+        Args:
+            second: the one under way; its number never falls.
+            dimension: which is limited, by its number in DIMENSIONS.
+            permits: how many; not negative.
+        """
+        number, ring = second.number, self._rings[dimension]
+        if number != self.spent_in:
+            self._turn(number)
+        if ring is None:
+            ring = self._rings[dimension] = array("q", [-1]) * _SLOTS
+        at = number % _SLOTS
+        ring[at] = permits if ring[at] < 0 else ring[at] + permits
+
+    def _turn(self, number: int) -> None:
+        """Begin with another second; in those since the last one nothing was asked."""
+        for silent in range(max(self.spent_in + 1, number - KEPT_S), number + 1):
+            for ring in self._rings:
+                if ring is not None:
+                    ring[silent % _SLOTS] = -1
+        self.spent_in = number
+
+    def used(self, number: int, dimension: int) -> list[int] | None:
+        """Return the permits that were spent in each of the KEPT_S seconds before one, the oldest first.
+
+        Args:
+            number: of the second under way, which is in no figure. If permits were spent in a later one, it is that.
+            dimension: as in ``spend``.
+
+        Returns:
+            -1 for a second in which nothing was asked; None if nothing was in all of them.
+        """
+        ring, silent = self._rings[dimension], max(0, number - self.spent_in)
+        if ring is None or silent > KEPT_S:
+            return None
+        oldest = (self.spent_in + 1) % _SLOTS
+        kept = [*ring[oldest:], *ring[:oldest], *[-1] * silent][silent : silent + KEPT_S]
+        return None if max(kept) < 0 else kept
+
+
+def amounts_of(figures: Sequence[int]) -> list[tuple[int, int, int]]:
+    """Put figures of each outcome in turn together."""
+    return list(zip(figures[0::3], figures[1::3], figures[2::3], strict=True))
+
+
+PythonSecond, PythonRow = Second, Row
+"""What is written here, as ``PythonEntry`` is; where the compiled part is installed the names above are its."""
+if not TYPE_CHECKING and COMPILED is not None:
+    Second, Entry, Row = COMPILED.Second, COMPILED.Entry, COMPILED.Row

@@ -1,0 +1,248 @@
+//! `Row`, `Entry` and `Second`: what became of the requests of one resource, since the start and in one second.
+//!
+//! It is `limiter.counting.row` in Python word for word, which says what the figures mean; a test holds both equal.
+
+use pyo3::exceptions::PyIndexError;
+use pyo3::prelude::*;
+use pyo3::types::PyList;
+
+const OUTCOMES: usize = 7;
+const REFUSED: usize = 1;
+const HELD: usize = 2;
+const KEPT: i64 = 60;
+/// Of what was spent: the second under way has one, too.
+const SLOTS: usize = 61;
+const MOST_SENDERS: usize = 256;
+const NOT_ASKED: i64 = -1;
+
+type Sums = [[i64; 3]; OUTCOMES];
+type Ring = Box<[i64; SLOTS]>;
+
+#[pyclass(module = "sluice_native")]
+pub struct Second {
+    #[pyo3(get, set)]
+    pub number: i64,
+    #[pyo3(get)]
+    began: i64,
+    #[pyo3(get)]
+    entries: Py<PyList>,
+}
+
+#[pymethods]
+impl Second {
+    #[new]
+    fn new(py: Python<'_>, number: i64) -> Self {
+        Self { number, began: number, entries: PyList::empty(py).unbind() }
+    }
+}
+
+#[pyclass(module = "sluice_native")]
+pub struct Entry {
+    #[pyo3(get)]
+    resource: Py<PyAny>,
+    sums: Sums,
+    #[pyo3(get)]
+    told: i64,
+    /// Requests, and refused ones, of each sender; those of more are added up.
+    asked: Vec<(Py<PyAny>, i64, i64)>,
+    others: [i64; 2],
+    #[pyo3(get)]
+    more: bool,
+}
+
+impl Entry {
+    #[inline]
+    fn ask(&mut self, py: Python<'_>, sender: &Py<PyAny>, requests: i64, refused: i64) {
+        if let Some((_, asked, of_them)) = self.asked.iter_mut().find(|(known, _, _)| known.is(sender)) {
+            *asked += requests;
+            *of_them += refused;
+        } else if self.asked.len() < MOST_SENDERS {
+            self.asked.push((sender.clone_ref(py), requests, refused));
+        } else {
+            self.more = true;
+            self.others[0] += requests;
+            self.others[1] += refused;
+        }
+    }
+}
+
+#[pymethods]
+impl Entry {
+    fn amounts(&self) -> Vec<(i64, i64, i64)> {
+        triples(&self.sums)
+    }
+
+    fn asked(&self, py: Python<'_>) -> Vec<(Option<Py<PyAny>>, i64, i64)> {
+        let known = self.asked.iter().map(|(sender, asked, refused)| (Some(sender.clone_ref(py)), *asked, *refused));
+        known.chain(self.more.then_some((None, self.others[0], self.others[1]))).collect()
+    }
+}
+
+fn triples(sums: &Sums) -> Vec<(i64, i64, i64)> {
+    sums.iter().map(|[requests, messages, bytes]| (*requests, *messages, *bytes)).collect()
+}
+
+#[pyclass(module = "sluice_native")]
+pub struct Row {
+    #[pyo3(get)]
+    pub resource: Py<PyAny>,
+    #[pyo3(get, set)]
+    seen_ns: i64,
+    #[pyo3(get, set)]
+    pub retired: bool,
+    #[pyo3(get)]
+    pub shared: bool,
+    /// With which number the second began that the entry is of.
+    began: Option<i64>,
+    entry: Option<Py<Entry>>,
+    total: Sums,
+    #[pyo3(get)]
+    spent_in: i64,
+    /// By dimension: what was spent in each of the last seconds, round and round.
+    rings: [Option<Ring>; 2],
+}
+
+impl Row {
+    /// What is added to in a second.
+    #[inline]
+    fn entry(&mut self, py: Python<'_>, second: &Second) -> PyResult<Py<Entry>> {
+        match &self.entry {
+            Some(entry) if self.began == Some(second.began) => Ok(entry.clone_ref(py)),
+            _ => self.begin(py, second),
+        }
+    }
+
+    #[cold]
+    fn begin(&mut self, py: Python<'_>, second: &Second) -> PyResult<Py<Entry>> {
+        let entry = Entry {
+            resource: self.resource.clone_ref(py),
+            sums: Sums::default(),
+            told: 0,
+            asked: Vec::new(),
+            others: [0; 2],
+            more: false,
+        };
+        let entry = Py::new(py, entry)?;
+        second.entries.bind(py).append(&entry)?;
+        self.began = Some(second.began);
+        Ok(self.entry.insert(entry).clone_ref(py))
+    }
+
+    #[inline]
+    #[allow(clippy::too_many_arguments)]
+    pub fn count(
+        &mut self,
+        py: Python<'_>,
+        second: &Second,
+        now_ns: i64,
+        sender: &Py<PyAny>,
+        outcome: usize,
+        amount: [i64; 3],
+        told: i64,
+    ) -> PyResult<()> {
+        let Some(total) = self.total.get_mut(outcome) else {
+            return Err(PyIndexError::new_err(format!("outcome {outcome} is not one of {OUTCOMES}")));
+        };
+        total.iter_mut().zip(amount).for_each(|(sum, more)| *sum += more);
+        self.seen_ns = now_ns;
+        let entry = self.entry(py, second)?;
+        let mut entry = entry.borrow_mut(py);
+        entry.sums[outcome].iter_mut().zip(amount).for_each(|(sum, more)| *sum += more);
+        entry.told += told;
+        let [requests, ..] = amount;
+        let refused = if outcome == REFUSED { requests } else { 0 };
+        entry.ask(py, sender, if outcome == HELD { 0 } else { requests }, refused);
+        Ok(())
+    }
+
+    #[inline]
+    pub fn take(&mut self, second: &Second, dimension: usize, permits: i64) -> PyResult<()> {
+        if dimension >= self.rings.len() {
+            return Err(PyIndexError::new_err(format!("dimension {dimension} is not one of 2")));
+        }
+        if second.number != self.spent_in {
+            self.turn(second.number);
+        }
+        let spent =
+            &mut self.rings[dimension].get_or_insert_with(|| Box::new([NOT_ASKED; SLOTS]))[place(second.number)];
+        *spent = permits + (*spent).max(0);
+        Ok(())
+    }
+
+    #[cold]
+    fn turn(&mut self, number: i64) {
+        let first = (self.spent_in + 1).max(number - KEPT);
+        for ring in self.rings.iter_mut().flatten() {
+            (first..=number).for_each(|silent| ring[place(silent)] = NOT_ASKED);
+        }
+        self.spent_in = number;
+    }
+}
+
+#[allow(clippy::cast_possible_truncation, clippy::cast_possible_wrap, clippy::cast_sign_loss)]
+fn place(number: i64) -> usize {
+    number.rem_euclid(SLOTS as i64) as usize
+}
+
+#[pymethods]
+impl Row {
+    #[new]
+    #[pyo3(signature = (resource, *, shared = false))]
+    fn new(resource: Py<PyAny>, shared: bool) -> Self {
+        Self {
+            resource,
+            seen_ns: 0,
+            retired: false,
+            shared,
+            began: None,
+            entry: None,
+            total: Sums::default(),
+            spent_in: -1,
+            rings: [None, None],
+        }
+    }
+
+    #[pyo3(signature = (second, now_ns, sender, outcome, requests, messages, size_bytes, told = 0))]
+    #[allow(clippy::too_many_arguments, clippy::needless_pass_by_value)]
+    fn add(
+        &mut self,
+        py: Python<'_>,
+        second: PyRef<'_, Second>,
+        now_ns: i64,
+        sender: Py<PyAny>,
+        outcome: i64,
+        requests: i64,
+        messages: i64,
+        size_bytes: i64,
+        told: i64,
+    ) -> PyResult<()> {
+        // What is less than 0 is not one either.
+        let outcome = usize::try_from(outcome).unwrap_or(OUTCOMES);
+        self.count(py, &second, now_ns, &sender, outcome, [requests, messages, size_bytes], told)
+    }
+
+    #[allow(clippy::needless_pass_by_value)]
+    fn spend(&mut self, second: PyRef<'_, Second>, dimension: i64, permits: i64) -> PyResult<()> {
+        self.take(&second, usize::try_from(dimension).unwrap_or(self.rings.len()), permits)
+    }
+
+    fn totals(&self) -> Vec<(i64, i64, i64)> {
+        triples(&self.total)
+    }
+
+    fn fold(&mut self, amounts: Vec<(i64, i64, i64)>) {
+        for (sums, (requests, messages, size_bytes)) in self.total.iter_mut().zip(amounts) {
+            sums.iter_mut().zip([requests, messages, size_bytes]).for_each(|(sum, more)| *sum += more);
+        }
+    }
+
+    fn used(&self, number: i64, dimension: usize) -> PyResult<Option<Vec<i64>>> {
+        let ring = self.rings.get(dimension).ok_or_else(|| PyIndexError::new_err("no such dimension"))?;
+        let number = number.max(self.spent_in);
+        let Some(ring) = ring.as_ref().filter(|_| number - self.spent_in <= KEPT) else { return Ok(None) };
+        let oldest = self.spent_in - KEPT;
+        let of = |second: i64| if second < oldest || second > self.spent_in { NOT_ASKED } else { ring[place(second)] };
+        let used: Vec<i64> = (number - KEPT..number).map(of).collect();
+        Ok(used.iter().any(|spent| *spent != NOT_ASKED).then_some(used))
+    }
+}

@@ -1,0 +1,85 @@
+//! `Scanner`: one connection's frames.
+
+use std::collections::HashSet;
+use std::sync::PoisonError;
+
+use pyo3::buffer::PyBuffer;
+use pyo3::prelude::*;
+use pyo3::types::PyString;
+use sluice_native_core::scan::{self, Bounds};
+
+use crate::buffer::with_bytes;
+use crate::opaques::Opaques;
+use crate::resources::{Resources, Target};
+use crate::segment::Segment;
+use crate::table::Table;
+
+/// What a key stands for.
+pub struct Asker {
+    pub target: Py<Target>,
+    pub producer_group: Py<PyString>,
+}
+
+impl Asker {
+    pub fn clone_ref(&self, py: Python<'_>) -> Self {
+        Self { target: self.target.clone_ref(py), producer_group: self.producer_group.clone_ref(py) }
+    }
+}
+
+#[pyclass(module = "sluice_native")]
+pub struct Scanner {
+    state: scan::Scanner,
+    /// Of the scanner's keys, by their numbers.
+    askers: Vec<Asker>,
+    table: Py<Table>,
+    owed: Py<Opaques>,
+    resources: Py<Resources>,
+    most_keys: usize,
+}
+
+#[pymethods]
+impl Scanner {
+    #[new]
+    fn new(table: Py<Table>, owed: Py<Opaques>, resources: Py<Resources>, most_keys: usize) -> Self {
+        Self { state: scan::Scanner::default(), askers: Vec::new(), table, owed, resources, most_keys }
+    }
+
+    /// The resources of the keys that are remembered.
+    fn names(&self, py: Python<'_>) -> PyResult<Vec<Py<PyAny>>> {
+        let mut seen = HashSet::new();
+        let new = self.askers.iter().filter(|asker| seen.insert(asker.target.as_ptr()));
+        new.map(|asker| Ok(Target::resources(&asker.target, py, &self.resources)?.bind(py).get_item(0)?.unbind()))
+            .collect()
+    }
+
+    #[allow(clippy::needless_pass_by_value)]
+    fn scan(
+        &mut self,
+        py: Python<'_>,
+        chunk: PyBuffer<u8>,
+        position: usize,
+        max_length: i64,
+        most_runs: usize,
+    ) -> PyResult<Segment> {
+        let taken = {
+            let shared = self.table.get();
+            let mut known = shared.known.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut owed = self.owed.try_borrow_mut(py)?;
+            let bounds = Bounds { max_length, most_keys: self.most_keys, most_runs };
+            with_bytes(py, &chunk, |bytes| {
+                self.state.scan(bytes, position, &bounds, &shared.limitable, &mut known, &mut owed.0)
+            })
+        };
+        self.askers.truncate(taken.first_new);
+        for key in &taken.new {
+            let target = self.resources.borrow_mut(py).target(py, &key.kind, &key.name)?;
+            let producer_group = match self.askers.last() {
+                Some(last) if last.producer_group.bind(py).to_cow()? == key.group => last.producer_group.clone_ref(py),
+                _ => PyString::new(py, &key.group).unbind(),
+            };
+            self.askers.push(Asker { target, producer_group });
+        }
+        let askers = taken.runs.iter().filter_map(|run| Some(self.askers.get(run.key)?.clone_ref(py))).collect();
+        Ok(Segment::new(taken, askers, self.table.clone_ref(py), self.owed.clone_ref(py), self.resources.clone_ref(py)))
+    }
+}

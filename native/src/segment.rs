@@ -1,0 +1,238 @@
+//! `Segment`: what one scan took, and what is decided and counted of it at once.
+
+use pyo3::exceptions::PyIndexError;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyList, PyString, PyTuple};
+use sluice_native_core::scan::{Frame, Run, Taken};
+
+use crate::indexes::with_indexes;
+use crate::opaques::Opaques;
+use crate::resources::{Callers, Costs, Resources, Target};
+use crate::row::Second;
+use crate::scanner::Asker;
+use crate::table::Table;
+
+#[pyclass(module = "sluice_native", frozen)]
+pub struct Segment {
+    #[pyo3(get)]
+    stop: usize,
+    runs: Vec<Run>,
+    frames: Vec<Frame>,
+    /// For each run.
+    askers: Vec<Asker>,
+    table: Py<Table>,
+    owed: Py<Opaques>,
+    resources: Py<Resources>,
+}
+
+impl Segment {
+    pub fn new(
+        taken: Taken,
+        askers: Vec<Asker>,
+        table: Py<Table>,
+        owed: Py<Opaques>,
+        resources: Py<Resources>,
+    ) -> Self {
+        let Taken { stop, runs, frames, .. } = taken;
+        Self { stop, runs, frames, askers, table, owed, resources }
+    }
+
+    fn costs(&self, run: &Run) -> Costs {
+        let count = i64::from(run.frames);
+        let last = self.frames.get(run.last as usize).map_or(0, |frame| i64::from(frame.size));
+        let size_bytes = i64::try_from(run.bytes).unwrap_or(i64::MAX);
+        Costs { before: [count - 1, count - 1, size_bytes - last], all: [count, count, size_bytes] }
+    }
+
+    fn run_of(&self, number: usize) -> PyResult<(&Run, &Asker)> {
+        let found = self.runs.get(number).zip(self.askers.get(number));
+        found.ok_or_else(|| PyIndexError::new_err("no such run"))
+    }
+}
+
+/// Length and header length of a frame that is all header.
+fn prefix(header_bytes: usize) -> Option<[u8; 8]> {
+    let size = i32::try_from(header_bytes).ok()?;
+    let words = u64::try_from(size.checked_add(4)?).ok()? << 32 | u64::try_from(size).ok()?;
+    Some(words.to_be_bytes())
+}
+
+#[pymethods]
+impl Segment {
+    fn __len__(&self) -> usize {
+        self.frames.len()
+    }
+
+    /// How many runs there are.
+    #[getter]
+    fn runs(&self) -> usize {
+        self.runs.len()
+    }
+
+    fn asker<'py>(&self, py: Python<'py>, run: usize) -> PyResult<(Bound<'py, PyTuple>, Bound<'py, PyString>)> {
+        let (_, asker) = self.run_of(run)?;
+        let resources = Target::resources(&asker.target, py, &self.resources)?;
+        Ok((resources.into_bound(py), asker.producer_group.bind(py).clone()))
+    }
+
+    fn run<'py>(&self, py: Python<'py>, run: usize) -> PyResult<(Bound<'py, PyAny>, u64)> {
+        let (of_run, _) = self.run_of(run)?;
+        let indexes = if of_run.last - of_run.first + 1 == of_run.frames {
+            self.table.get().range(py, of_run.first, of_run.last + 1)?.into_any()
+        } else {
+            let own = (of_run.first..=of_run.last).filter(|index| self.frames[*index as usize].run as usize == run);
+            PyList::new(py, own.collect::<Vec<_>>())?.into_any()
+        };
+        Ok((indexes, of_run.bytes))
+    }
+
+    #[pyo3(signature = (first, now_ns, second, callers = None))]
+    #[allow(clippy::needless_pass_by_value)]
+    fn admit(
+        &self,
+        py: Python<'_>,
+        first: usize,
+        now_ns: i64,
+        second: PyRef<'_, Second>,
+        callers: Option<Py<Callers>>,
+    ) -> PyResult<usize> {
+        let at = self.resources.borrow(py).moment(now_ns, &second);
+        for number in first..self.runs.len() {
+            let (run, asker) = self.run_of(number)?;
+            let group = asker.producer_group.bind(py).to_cow()?;
+            let callers = callers.as_ref().map(|callers| (callers, &*group));
+            if !Target::admit(&asker.target, py, &self.resources, callers, &self.costs(run), &at)? {
+                return Ok(number);
+            }
+        }
+        Ok(self.runs.len())
+    }
+
+    /// Count the runs of which no frame is among the `judged`, ascending indexes; return the numbers of the others.
+    #[allow(clippy::needless_pass_by_value, clippy::too_many_arguments)]
+    fn count(
+        &self,
+        py: Python<'_>,
+        second: PyRef<'_, Second>,
+        now_ns: i64,
+        sender: Py<PyAny>,
+        outcome: usize,
+        judged: &Bound<'_, PyAny>,
+    ) -> PyResult<Vec<usize>> {
+        let left = with_indexes(judged, self.frames.len(), |judged| {
+            let mut left = Vec::new();
+            for index in judged.iter() {
+                left.resize(self.runs.len(), false);
+                left[self.frames[index].run as usize] = true;
+            }
+            Ok(left)
+        })?;
+        let at = self.resources.borrow(py).moment(now_ns, &second);
+        for (number, (run, asker)) in self.runs.iter().zip(&self.askers).enumerate() {
+            if left.get(number) == Some(&true) {
+                continue;
+            }
+            let requests = i64::from(run.frames);
+            let amount = [requests, requests, i64::try_from(run.bytes).unwrap_or(i64::MAX)];
+            let row = Target::row(&asker.target, py, &self.resources, &at)?;
+            row.borrow_mut(py).count(py, &second, now_ns, &sender, outcome, amount, 0)?;
+        }
+        Ok(left.iter().enumerate().filter_map(|(number, left)| left.then_some(number)).collect())
+    }
+
+    fn frame(&self, index: usize) -> PyResult<(u32, u32, usize, i32, i32, i32)> {
+        let frame = self.frames.get(index).ok_or_else(|| PyIndexError::new_err("no such frame"))?;
+        Ok((frame.run, frame.start, frame.stop(), frame.code, frame.opaque, frame.flag))
+    }
+
+    fn oneway(&self, indexes: &Bound<'_, PyAny>) -> PyResult<usize> {
+        with_indexes(indexes, self.frames.len(), |indexes| {
+            Ok(indexes.iter().filter(|index| self.frames[*index].is_oneway()).count())
+        })
+    }
+
+    fn sizes(&self, indexes: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
+        with_indexes(indexes, self.frames.len(), |indexes| {
+            Ok(indexes.iter().map(|index| self.frames[index].size).collect())
+        })
+    }
+
+    fn kept(&self, refused: &Bound<'_, PyAny>, start: usize, end: usize) -> PyResult<Vec<(usize, usize)>> {
+        with_indexes(refused, self.frames.len(), |refused| {
+            let mut kept = Vec::new();
+            let mut position = start;
+            for index in refused.iter() {
+                let frame = &self.frames[index];
+                let until = (frame.start as usize).min(end);
+                if until > position {
+                    kept.push((position, until));
+                }
+                position = position.max(frame.stop());
+            }
+            if position < end {
+                kept.push((position, end));
+            }
+            Ok(kept)
+        })
+    }
+
+    fn refuse<'py>(
+        &self,
+        py: Python<'py>,
+        refused: &Bound<'py, PyAny>,
+        head: &[u8],
+        tail: &[u8],
+    ) -> PyResult<(Bound<'py, PyBytes>, usize)> {
+        with_indexes(refused, self.frames.len(), |refused| {
+            let mut owed = self.owed.try_borrow_mut(py)?;
+            let mut out: Vec<u8> = Vec::new();
+            let mut count = 0;
+            for index in refused.iter() {
+                let frame = &self.frames[index];
+                if frame.is_oneway() {
+                    continue;
+                }
+                owed.0.discard(frame.opaque);
+                let mut digits = Digits::default();
+                let opaque = digits.spell(frame.opaque);
+                if let Some(prefix) = prefix(head.len() + opaque.len() + tail.len()) {
+                    if count == 0 {
+                        out.reserve(refused.iter().count() * (32 + head.len() + tail.len()));
+                    }
+                    out.extend_from_slice(&prefix);
+                    out.extend_from_slice(head);
+                    out.extend_from_slice(opaque);
+                    out.extend_from_slice(tail);
+                    count += 1;
+                }
+            }
+            Ok((PyBytes::new(py, &out), count))
+        })
+    }
+}
+
+/// Room for an i32 as it is spelled.
+#[derive(Default)]
+struct Digits([u8; 11]);
+
+impl Digits {
+    fn spell(&mut self, number: i32) -> &[u8] {
+        let mut left = number.unsigned_abs();
+        let mut at = self.0.len();
+        loop {
+            at -= 1;
+            #[allow(clippy::cast_possible_truncation)]
+            let digit = (left % 10) as u8;
+            self.0[at] = b'0' + digit;
+            left /= 10;
+            if left == 0 {
+                break;
+            }
+        }
+        if number < 0 {
+            at -= 1;
+            self.0[at] = b'-';
+        }
+        &self.0[at..]
+    }
+}

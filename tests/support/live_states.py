@@ -1,0 +1,10 @@
+"""The states of all live limiters at once; the product yields them in short steps."""
+
+from limiter.buckets.limiter import LimiterState
+from limiter.deciding.limits import Limits
+from limiter.plans.registry import Registry
+
+
+def states_of(limiters: Limits | Registry, now_ns: int) -> list[LimiterState]:
+    """Return them, without the steps that found none."""
+    return [state for state in limiters.each_state(now_ns) if state is not None]

@@ -1,0 +1,457 @@
+"""What is decided and counted by compiled code is what Python decides and counts, and of both nothing twice."""
+
+import gc
+import weakref
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import product
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import sluice_native
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from live_states import states_of
+from playbook import frames
+from playbook.extension import Extension
+
+from limiter.buckets.cell import Cell, PythonCell
+from limiter.buckets.limiter import LimiterState
+from limiter.counting import accounts as accounts_module
+from limiter.counting.accounts import Accounts
+from limiter.counting.rejections import OTHER, OUTCOMES
+from limiter.counting.row import PythonRow, PythonSecond, Row, Second
+from limiter.deciding import limits as limits_module
+from limiter.deciding.limits import Limits
+from limiter.rules.resource import Resource
+from limiter.rules.rule import DIMENSIONS, NS_PER_S, Rule
+from limiter.rules.rule_set import RuleSet
+from proxy.deciding.batch import Batch, ConnectionInfo, Refuse, Request, Shadow, Side, Verdict
+from proxy.deciding.counting import Tally
+from proxy.deciding.pipeline import HandlerServices
+from proxy.deciding.rate_limit import RateLimit, RateLimitOptions
+from proxy.protocols.rocketmq.gathered import Gathered
+
+ADDRESSES = ("192.0.2.1", "192.0.2.2")
+#: Rules of all sorts, few enough that they meet.
+RULES = (
+    Rule("topic", "*", 3),
+    Rule("topic", "*", 2, burst_s=2.0, break_s=0),
+    Rule("topic", "*", 0),
+    Rule("topic", "*", None, bytes_per_s=900),
+    Rule("topic", "*", 5, bytes_per_s=1500),
+    Rule("topic", "*", 4, count="requests"),
+    Rule("topic", "a", 1),
+    Rule("topic", "b", 7, max_debt_s=0),
+    Rule("topic", "b", 3, action="off"),
+    Rule("topic", "c", None, exempt=True),
+    Rule("topic", "[de]", 2),
+    Rule("topic", "d*", 4, shared=True),
+    Rule("topic", "e", 2, action="shadow"),
+    Rule("topic", "f", 3, fair_by="producer_group"),
+    Rule("topic", "g", 3, warm_up_s=1.0),
+    Rule("client", "*", 9),
+    Rule("client", "192.0.2.2", 4, bytes_per_s=2000),
+    Rule("producer_group", "pg", 6),
+    Rule("listener", "*", 20),
+)
+
+
+#: Producer groups that compiled code remembers of one client.
+MOST_GROUPS = 64
+ADMITTED = OUTCOMES.index("admitted")
+
+
+def rule_set_of(chosen: Sequence[Rule], version: int, *, enabled: bool = True) -> RuleSet:
+    """Return a set of some rules, the first of those with one key."""
+    return RuleSet({rule.key: rule for rule in reversed(chosen)}.values(), enabled, version)
+
+
+class Way:
+    """One way to decide and count, with limits and accounts of its own."""
+
+    def __init__(self, rule_set: RuleSet, max_live: int = 1000, accounts: Accounts | None = None) -> None:
+        self.accounts = accounts or Accounts()
+        self.limits = Limits(rule_set, max_live, self.accounts)
+        self.tally = Tally(self.accounts)
+        self.handler = RateLimit(RateLimitOptions(), HandlerServices(self.limits, lambda: 0))
+
+    def take(self, batch: Batch, now_ns: int) -> list[object]:
+        """Decide and count a batch; return what becomes of each request."""
+        batch.add_verdicts(self.handler.on_requests(batch, now_ns))
+        self.tally.count(batch, now_ns, self.accounts.sender(batch.connection.address))
+        return [_said(batch.verdicts.get(index)) for index in range(len(batch.requests))]
+
+    def states(self, now_ns: int) -> dict[object, LimiterState]:
+        """Return its limiters."""
+        return {(state.resource, state.rule): state for state in states_of(self.limits, now_ns)}
+
+    def everything(self, now_ns: int) -> dict[str, Any]:
+        """Return all else that can be seen of it."""
+        limits = self.limits
+        return {
+            "counts": dict(filter(None, self.accounts.each())),
+            "rules": self.accounts.rules,
+            "usage": dict(limits.usages(now_ns)),
+        }
+
+
+class Compiled(Way):
+    """A way in which compiled code decides and counts what it can."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        assert self.limits.resources is not None
+        self.resources = self.limits.resources
+        self.extension = Extension(self.limits)
+
+    def ask(self, topics: str, now_s: float = 0, **more: Any) -> str:
+        """Send to topics of one letter each; return those that are admitted."""
+        chunk = b"".join(frames.send(topic, number, **more) for number, topic in enumerate(topics))
+        return self.ask_for(self.extension.scan(chunk), topics, now_s)
+
+    def ask_for(
+        self, segment: sluice_native.Segment, topics: str, now_s: float = 0, address: str = ADDRESSES[0]
+    ) -> str:
+        """Ask for what was scanned."""
+        gathered = Gathered()
+        gathered.extend(segment)
+        said = self.take(batch_of(gathered, address), round(now_s * NS_PER_S))
+        return "".join(topic for topic, stop in zip(topics, said, strict=True) if stop is None)
+
+    def admitted(self) -> dict[str, int]:
+        """Return how many requests were admitted, by the names that are shown."""
+        shown = filter(None, self.accounts.each())
+        return {resource.name: amounts[ADMITTED][0] for resource, amounts in shown if amounts[ADMITTED][0]}
+
+
+def batch_of(requests: Sequence[Request], address: str) -> Batch:
+    """Return what a client sends."""
+    return Batch(ConnectionInfo(1, "main", "main", f"{address}:1", address), Side.CLIENT, requests)
+
+
+def _said(verdict: Verdict | None) -> object:
+    match verdict:
+        case Refuse():
+            return verdict.resource, verdict.rule, verdict.wait_us, verdict.most
+        case Shadow():
+            return verdict.resource, verdict.rule
+    return None
+
+
+sends = st.tuples(st.sampled_from("aabbcdefgxyz"), st.sampled_from(["pg", "other"]), st.integers(0, 300))
+steps = st.tuples(
+    st.lists(sends, min_size=1, max_size=12),
+    st.sampled_from(ADDRESSES),
+    st.sampled_from([0, 0, 1_000_000, 300_000_000, NS_PER_S, 5 * NS_PER_S, 100 * NS_PER_S]),
+    st.none() | st.tuples(st.lists(st.sampled_from(RULES), max_size=6), st.booleans()),
+)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quiet() -> Iterator[None]:
+    """Write no log."""
+    with patch("proxy.deciding.rate_limit._log"):
+        yield
+
+
+@settings(max_examples=80)
+@given(st.lists(st.sampled_from(RULES), max_size=6), st.sampled_from([1, 3, 1000]), st.lists(steps, max_size=25))
+def test_both_ways_come_to_the_same(rules: list[Rule], max_live: int, walk: list[Any]) -> None:
+    compiled, python = (Way(rule_set_of(rules, 1), max_live) for _ in range(2))
+    extension = Extension(compiled.limits)
+    now_ns, version = 0, 1
+    for some, address, passed_ns, swap in walk:
+        now_ns += passed_ns
+        if swap is not None:
+            version += 1
+            for way in (compiled, python):
+                way.limits.swap(rule_set_of(swap[0], version, enabled=swap[1] or len(swap[0]) > 3), now_ns)
+        gathered = Gathered()
+        chunk = b"".join(
+            frames.send(topic, number, group=group, body=bytes(size))
+            for number, (topic, group, size) in enumerate(some)
+        )
+        gathered.extend(extension.scan(chunk))
+        assert len(gathered) == len(some)
+        requests = list(gathered)
+        said = compiled.take(batch_of(gathered, address), now_ns)
+        assert said == python.take(batch_of(requests, address), now_ns)
+    assert compiled.everything(now_ns) == python.everything(now_ns)
+    one, other = compiled.states(now_ns), python.states(now_ns)
+    assert all(one[name] == other[name] for name in one.keys() & other.keys())
+    for name in one.keys() ^ other.keys():
+        # Of those that nobody could tell from new ones any may be evicted.
+        state = one.get(name) or other[name]
+        assert not state.open
+        assert state.stored_permits >= state.rate_per_s
+
+
+def topic(name: str) -> Resource:
+    return Resource("topic", name)
+
+
+def slow(rate_per_s: float) -> RuleSet:
+    """Return a default that stores ten permits at most."""
+    return RuleSet([Rule("topic", "*", rate_per_s, burst_s=10 / rate_per_s)])
+
+
+def test_limiter_begun_under_rules_that_are_gone_makes_room_when_it_is_full_under_those_in_force() -> None:
+    way = Compiled(slow(1), 1)
+    assert way.ask("a" * 5) == "a" * 5
+    way.limits.swap(slow(0.1), 0)
+    way.limits.swap(slow(0.2), 4 * NS_PER_S)
+    assert way.resources.begun == (1, 0)
+    # Under the rule that it was begun under it would be full.
+    assert way.ask("b", 5) == "b"
+    assert way.resources.begun == (0, 0)
+    assert {state.resource.name: state.stored_permits for state in states_of(way.limits, 5 * NS_PER_S)} == {
+        "a": pytest.approx(5.6),
+        "_overflow": 9,
+    }
+    assert (way.limits.live, way.limits.evicted_total, way.limits.overflowed_total) == (1, 0, 2)
+    assert way.ask("c", 60) == "c"
+    assert [state.resource.name for state in states_of(way.limits, 60 * NS_PER_S)] == ["c", "_overflow"]
+    assert (way.limits.live, way.limits.evicted_total, way.limits.overflowed_total) == (1, 1, 2)
+
+
+def test_limiters_that_were_begun_are_shown_once_and_begin_anew_once() -> None:
+    way = Compiled(RuleSet([Rule("topic", "*", 5)]))
+    way.ask("abc")
+    assert way.limits.state(topic("b"), 0) is not None
+    for _ in range(2):
+        assert sorted(state.resource.name for state in states_of(way.limits, 0)) == ["a", "b", "c"]
+    reset = [state.stored_permits for _, state in way.limits.reset("topic", "*", 0) if state is not None]
+    assert reset == [4, 4, 4]
+
+
+@pytest.mark.parametrize("forgotten_first", [True, False])
+def test_name_that_is_forgotten_while_a_scanner_knows_it_has_one_limiter(
+    monkeypatch: pytest.MonkeyPatch,
+    forgotten_first: bool,  # noqa: FBT001 - a parameter
+) -> None:
+    monkeypatch.setattr(limits_module, "_MORE_NAMES", -9)
+    way = Compiled(RuleSet([Rule("topic", "*", 2, max_debt_s=0)]), 10)
+    one, other = (way.extension.new_scanner() for _ in range(2))
+    a, b = frames.send("a"), frames.send("b")
+    forgotten = one.scan(a * 2, 0, 1000, 9)
+    other.scan(b, 0, 1000, 9)
+    assert len(way.resources) == 1
+    known = other.scan(a * 2, 0, 1000, 9)
+    first, second = (forgotten, known) if forgotten_first else (known, forgotten)
+    assert (way.ask_for(first, "aa"), way.ask_for(second, "aa")) == ("aa", "")
+    assert (way.limits.live, way.admitted()) == (1, {"a": 2})
+    # It is the same one later on.
+    assert (way.ask_for(second, "aa", 1), way.ask_for(first, "aa", 1)) == ("aa", "")
+
+
+@pytest.fixture
+def few_rows(monkeypatch: pytest.MonkeyPatch) -> Accounts:
+    """Accounts with a label for one name and a row for another; all others share one."""
+    monkeypatch.setattr(accounts_module, "_MIN_ROWS", 1)
+    return Accounts(1, 1, 1)
+
+
+def test_name_with_a_rule_of_its_own_is_counted_by_itself_whatever_the_others_share(few_rows: Accounts) -> None:
+    way = Compiled(RuleSet([Rule("topic", "*", 100), Rule("topic", "v", 100)]), 1000, few_rows)
+    assert way.ask("abcdv") == "abcdv"
+    assert way.admitted() == {"a": 1, "v": 1, OTHER: 3}
+
+
+def test_topic_that_is_called_like_the_shared_row_takes_nobody_elses() -> None:
+    way = Compiled(RuleSet([Rule("topic", "*", 100)]))
+    for now_s in range(0, 25, 5):
+        chunk = frames.send(OTHER, 1) + frames.send("a", 2)
+        assert way.ask_for(way.extension.scan(chunk), "oa", now_s) == "oa"
+    assert way.admitted() == {OTHER: 5, "a": 5}
+
+
+def test_name_that_has_its_own_row_keeps_it_while_others_find_no_room(few_rows: Accounts) -> None:
+    way = Compiled(RuleSet([Rule("topic", "*", 100)]), 1000, few_rows)
+    for now_s in range(0, 25, 5):
+        assert way.ask("cdab", now_s)[2:] == "ab"
+        assert way.ask("c", now_s) == "c"
+    # The first two have rows, the first of them a label, too.
+    assert way.admitted() == {"c": 10, OTHER: 15}
+    assert way.limits.used(topic("d"), 21 * NS_PER_S)["messages"].used_60s > 0
+
+
+def test_name_that_gets_a_rule_of_its_own_is_counted_by_itself_at_once(few_rows: Accounts) -> None:
+    way = Compiled(RuleSet([Rule("topic", "*", 100)]), 1000, few_rows)
+    assert way.ask("abv") == "abv"
+    way.limits.swap(RuleSet([Rule("topic", "*", 100), Rule("topic", "v", 100)]), 0)
+    assert way.ask("v", 1) == "v"
+    assert way.admitted() == {"a": 1, OTHER: 2, "v": 1}
+
+
+def test_all_limiters_that_were_begun_begin_anew_though_some_make_room_meanwhile() -> None:
+    way = Compiled(RuleSet([Rule("topic", "*", 1, burst_s=600)]), 100)
+    names = [f"t{number}" for number in range(100)]
+
+    def ask(*topics: str, now_s: float) -> None:
+        way.ask_for(way.extension.scan(b"".join(map(frames.send, topics))), "x" * len(topics), now_s)
+
+    ask(*names, now_s=1)
+    # These still owe something when others are as good as new.
+    ask(*names[1::2] * 100, now_s=1)
+    reset = set()
+    for number, (_, state) in enumerate(way.limits.reset("topic", "*", 61 * NS_PER_S)):
+        reset |= {state.resource.name} if state is not None else set()
+        ask(f"new{number}", now_s=61)
+    assert reset >= set(names[1::2])
+    owing = [state for state in states_of(way.limits, 61 * NS_PER_S) if state.resource.name in names]
+    assert all(state.stored_permits == 600 for state in owing)
+
+
+@pytest.mark.parametrize("shares", ["s", "p"])
+def test_name_that_shares_a_row_or_has_no_label_gets_its_own_within_ten_seconds(
+    few_rows: Accounts, shares: str
+) -> None:
+    # The limiter of one is begun in compiled code, that of the other is not.
+    way = Compiled(RuleSet([Rule("topic", "*", 100), Rule("topic", "p*", 100)]), 1000, few_rows)
+    for at_s, topics in ((0, "ab"), (595, "b"), (600, "b"), (604, "b")):
+        assert way.ask(topics + shares, at_s) == topics + shares
+    # From 600 s on there is room, since ``a`` was silent for so long; it was last asked for at 595 s.
+    assert way.admitted() == {OTHER: 9}
+    assert way.limits.used(topic(shares), 605 * NS_PER_S) == {}
+    assert way.ask("b" + shares, 605) == "b" + shares
+    assert way.admitted() == {"b": 1, OTHER: 10}
+    assert way.limits.used(topic(shares), 606 * NS_PER_S)["messages"].used_1s == pytest.approx(0.01)
+
+
+def test_limits_that_nobody_has_any_more_are_collected() -> None:
+    way = Compiled(RuleSet([Rule("topic", "*", 3), Rule("topic", "p", 3), Rule("client", "*", 9)]))
+    assert way.ask("apz") == "apz"
+    limits = weakref.ref(way.limits)
+    del way
+    gc.collect()
+    assert limits() is None
+
+
+@pytest.mark.parametrize("pattern", ["*", "a*", "a"])
+@pytest.mark.parametrize("off_kinds", [(), ("topic",)])
+def test_exempt_names_are_not_limited_by_scopes_though_their_kind_is_switched_off(
+    pattern: str, off_kinds: Sequence[str]
+) -> None:
+    rules = (Rule("topic", pattern, None, exempt=True), Rule("client", "*", 1, max_debt_s=0))
+    way = Compiled(RuleSet(rules, off_kinds=off_kinds))
+    for _ in range(2):
+        assert way.ask("a") == "a"
+    assert way.ask("bb") == ("bb" if pattern == "*" else "b")
+    assert way.ask("aaa") == "aaa"
+
+
+def test_limits_of_scopes_hold_for_more_callers_than_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits_module, "_MAX_CALLERS", 2)
+    rules = (Rule("client", "*", 100, max_debt_s=0), Rule("producer_group", "*", 4, max_debt_s=0))
+    way = Compiled(RuleSet(rules))
+    groups = [f"group{number}" for number in range(90)]
+    admitted: Counter[str] = Counter()
+    for address, group in product((*ADDRESSES, "192.0.2.3") * 2, groups):
+        segment = way.extension.scan(frames.send("a", group=group) + frames.send("b", group=group))
+        count = len(way.ask_for(segment, "ab", address=address))
+        admitted.update({group: count, address: count})
+        assert len(way.limits._callers) <= 2
+    of_groups = [admitted[group] for group in groups]
+    assert of_groups == [4] * 60 + [2] * 30
+    assert admitted.total() == 2 * sum(of_groups) == 2 * 3 * 100
+
+
+def test_limits_of_more_producer_groups_than_are_remembered_are_asked_for_again() -> None:
+    asked: list[str] = []
+
+    def limits_of(group: str) -> tuple[()]:
+        asked.append(group)
+        return ()
+
+    callers = sluice_native.Callers(limits_of)
+    way = Compiled(RuleSet())
+    groups = [f"group{number}" for number in range(MOST_GROUPS)]
+
+    def ask(*groups: str) -> list[str]:
+        asked.clear()
+        for group in groups:
+            segment = way.extension.scan(frames.send("a", group=group))
+            assert segment.admit(0, 0, Second(0), callers) == 1
+        return asked
+
+    assert ask(*groups) == groups
+    assert ask(*groups) == []
+    assert ask("one more", groups[0], groups[0]) == ["one more", groups[0]]
+
+
+def test_a_clock_that_goes_back_gives_nothing_twice() -> None:
+    compiled, python = (Way(RuleSet([Rule("topic", "*", 3)]), 1000) for _ in range(2))
+    extension = Extension(compiled.limits)
+    connection = ConnectionInfo(1, "main", "main", "192.0.2.1:1", "192.0.2.1")
+    for now_ns, topic in ((10 * NS_PER_S, "a"), (5 * NS_PER_S, "b")):
+        gathered = Gathered()
+        gathered.extend(extension.scan(frames.send(topic)))
+        requests = list(gathered)
+        assert compiled.take(Batch(connection, Side.CLIENT, gathered), now_ns) == [None]
+        assert python.take(Batch(connection, Side.CLIENT, requests), now_ns) == [None]
+    states = compiled.states(10 * NS_PER_S)
+    assert states == python.states(10 * NS_PER_S)
+    assert {state.stored_permits for state in states.values()} == {2.0}
+
+
+FIGURES = st.integers(0, 10**12)
+NOWS = st.integers(-(10**9), 10**12)
+
+
+@given(st.lists(st.tuples(NOWS, FIGURES, FIGURES), max_size=20), FIGURES, FIGURES, FIGURES, FIGURES)
+def test_cells_are_the_same(
+    asked: list[tuple[int, int, int]], rate: int, capacity: int, forgiven: int, max_debt: int
+) -> None:
+    cells: tuple[Any, ...] = (Cell(), PythonCell())
+    for cell in cells:
+        cell.rate_upermits_per_s, cell.capacity_upermits, cell.stored_upermits = rate, capacity, capacity
+        cell.forgiven_upermits, cell.max_debt_upermits = forgiven, max_debt
+    for now_ns, before, more in asked:
+        one, other = (cell.admits(now_ns, before // 10**6, (before + more) // 10**6) for cell in cells)
+        assert one == other
+        for cell in cells:
+            if one:
+                cell.spend((before + more) // 10**6)
+        names = ("stored_upermits", "at_ns", "forgiven_upermits", "open_next_free_ns")
+        assert len({tuple(getattr(cell, name) for name in names) for cell in cells}) == 1
+        assert cells[0].refill(now_ns + 7) == cells[1].refill(now_ns + 7)
+
+
+SENDERS = tuple(object() for _ in range(300))
+added = st.tuples(
+    st.integers(0, 3),
+    st.integers(0, 299),
+    st.integers(0, 6),
+    *[st.integers(0, 99)] * 3,
+    st.integers(0, 1),
+    st.booleans(),
+)
+
+
+@given(st.lists(added, max_size=60), st.booleans())
+def test_rows_are_the_same(told: list[Any], many: bool) -> None:  # noqa: FBT001 - drawn
+    rows: tuple[Any, ...] = (Row(SENDERS[0]), PythonRow(SENDERS[0]))  # type: ignore[arg-type]
+    number = 1
+    seconds: list[tuple[Any, ...]] = [(Second(number), PythonSecond(number))]
+    if many:
+        told = [*told, *((0, sender, 1, 1, 2, 3, 1, True) for sender in range(len(SENDERS)))]
+    for passed_s, sender, outcome, *amount, unit, spends in told:
+        number += passed_s * 25
+        if passed_s:
+            seconds.append((Second(number), PythonSecond(number)))
+        for row, second in zip(rows, seconds[-1], strict=True):
+            if spends:
+                row.spend(second, unit, amount[0])
+            row.add(second, number, SENDERS[sender], outcome, *amount, unit)
+    for unit in range(len(DIMENSIONS)):
+        for at in (number, number + 1, number + 30, number + 100):
+            assert rows[0].used(at, unit) == rows[1].used(at, unit)
+    assert list(rows[0].totals()) == list(rows[1].totals())
+    assert (rows[0].seen_ns, rows[0].spent_in) == (rows[1].seen_ns, rows[1].spent_in)
+    for one, other in seconds:
+        assert len(one.entries) == len(other.entries)
+        for entry, twin in zip(one.entries, other.entries, strict=True):
+            assert (entry.told, entry.more, entry.asked()) == (twin.told, twin.more, twin.asked())
+            assert list(entry.amounts()) == list(twin.amounts())
