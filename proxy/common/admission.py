@@ -4,6 +4,7 @@ Counts and buckets only. Accepting, closing and telling anybody is ``server``'s.
 """
 
 from collections.abc import Iterable
+from functools import lru_cache
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 
 from limiter.buckets.bucket import Bucket
@@ -12,6 +13,7 @@ from limiter.rules.rule import UPERMITS_PER_PERMIT
 Network = IPv4Network | IPv6Network
 
 
+@lru_cache(maxsize=4096)
 def client_address(host: str) -> str:
     """Return an IP address in its one spelling: an IPv4 one that came over IPv6 as IPv4.
 

@@ -4,8 +4,9 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
+from itertools import chain
 from operator import attrgetter
 from typing import Any, Final, Literal, NamedTuple
 
@@ -13,18 +14,19 @@ import structlog
 import trio
 
 from limiter.buckets.limiter import LimiterState
+from limiter.counting.accounts import Accounts
 from limiter.counting.rejections import DEFAULT_TOLD_APART, TrafficSecond
 from limiter.deciding.limits import Limits
 from limiter.plans.registry import DEFAULT_MAX_LIVE
-from limiter.rules.resource import Resource
 from limiter.rules.rule import Dimension
 from limiter.rules.rule_set import RuleSet
 from proxy.common.buffers import BufferPool
 from proxy.common.cooperative import Pace
 from proxy.control import Cleared, DataPath, Event, LimitCommand, LimitCommandReply
 from proxy.datapath.explanation import explain
-from proxy.datapath.overview import UNCOUNTED, Overview, direction
+from proxy.datapath.overview import Overview, direction
 from proxy.deciding.batch import Side
+from proxy.deciding.counting import Tally
 from proxy.deciding.pipeline import HandlerConfig, HandlerServices, Pipeline
 from proxy.net.connection import Services
 from proxy.net.limit_commands import LimitCommands
@@ -34,7 +36,6 @@ from proxy.net.sockets import format_address
 from proxy.protocols.base import WireCounters
 from proxy.stats.metric import described
 from proxy.stats.question import Explanation, Question
-from proxy.stats.recording import Recording
 from proxy.stats.snapshot import (
     BrokerReach,
     ConnectionState,
@@ -44,7 +45,6 @@ from proxy.stats.snapshot import (
     ResourceState,
     Snapshot,
 )
-from proxy.stats.tally import Tally
 from proxy.stats.timing import Histogram, Timings
 
 _log = structlog.get_logger(__name__)
@@ -60,6 +60,8 @@ _SHORTEST_WAIT_S: Final = 0.05
 #: Handlers resolve what they hold this long before a drain ends, so that the answers still go out.
 _DRAIN_MARGIN_S: Final = 0.5
 _NS_PER_S: Final = 1_000_000_000
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_US: Final = timedelta(microseconds=1)
 _utc_now: Final = partial(datetime.now, UTC)
 
 
@@ -127,13 +129,17 @@ class LocalDataPath(DataPath):
         self._rule_set = config.rule_set
         self._rules_changed = trio.Event()
         in_force = config.rule_set.at(wall_clock())
-        self._limits = Limits(in_force, config.max_live_limiters)
+        self._accounts = Accounts(
+            config.max_resource_labels,
+            config.max_keys_per_s,
+            config.max_resources,
+            now_ns=now_ns(),
+            wall_ns=lambda: (wall_clock() - _EPOCH) // _US * 1000,
+        )
+        self._limits = Limits(in_force, config.max_live_limiters, self._accounts)
         self._pipeline = Pipeline(config.handlers, HandlerServices(self._limits, now_ns))
-        self._tally = Tally(config.max_resource_labels)
-        self._config = config
-        self._recording: Recording | None = None
+        self._tally = Tally(self._accounts)
         self._max_resource_labels = config.max_resource_labels
-        self._tell_apart(in_force.exact_resources)
         self._timings = Timings()
         self._wire_counters = WireCounters(round_trip=self._timings.round_trip)
         self._bytes_read = dict.fromkeys(Side, 0)
@@ -151,6 +157,7 @@ class LocalDataPath(DataPath):
             self._timings,
             self._reactor,
             self._limiting,
+            self._limits.resources,
         )
         self.server = Server(
             config.listeners,
@@ -160,7 +167,7 @@ class LocalDataPath(DataPath):
             max_connections=config.max_connections,
             room=config.room_for_connections,
         )
-        self._overview = Overview(self._limits, self._tally, self.server, now_ns)
+        self._overview = Overview(self._limits, self._accounts, self.server, now_ns)
         self._subscribers: dict[trio.MemorySendChannel[Event], trio.MemoryReceiveChannel[Event]] = {}
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -189,7 +196,7 @@ class LocalDataPath(DataPath):
             raise ValueError(f"rule set version {rule_set.version} is not above {version}, which is in force")
         before, self._rule_set = self._rule_set, rule_set
         try:
-            self._put_in_force(self._wall_clock())
+            self._limits.swap(rule_set.at(self._wall_clock()), self._now_ns())
         except BaseException:
             # Else the version of the next one would be taken.
             self._rule_set = before
@@ -235,21 +242,11 @@ class LocalDataPath(DataPath):
         ceased = [f"{rule} ({rule.hours})" for rule in with_hours if rule.hours not in now_on and held.holds(rule)]
         if not began and not ceased:
             return
-        self._put_in_force(now)
+        self._limits.swap(self._rule_set.at(now), self._now_ns())
         _log.info("rules switched by the clock", began=began, ceased=ceased)
         detail = {"began": ", ".join(began), "ceased": ", ".join(ceased)}
         version = {"version": self._rule_set.version, "limiting": int(self._rule_set.enabled)}
         self._emit("rules", version | {word: rules for word, rules in detail.items() if rules})
-
-    def _put_in_force(self, moment: datetime) -> None:
-        in_force, now_ns = self._rule_set.at(moment), self._now_ns()
-        changed = self._limits.swap(in_force, now_ns)
-        self._tell_apart(resource for resource, own in changed.items() if own)
-        self._tally.unpin((resource for resource, own in changed.items() if not own), now_ns)
-
-    def _tell_apart(self, resources: Iterable[Resource]) -> None:
-        """Count resources that have a rule of their own apart from all others; scopes and totals are not counted."""
-        self._tally.pin(resource for resource in resources if resource.kind not in UNCOUNTED)
 
     async def snapshot(self, *, whole: bool = True) -> Snapshot:
         """Return the counters of this moment."""
@@ -329,14 +326,16 @@ class LocalDataPath(DataPath):
 
     async def take_traffic(self, *, unfinished: bool = False) -> tuple[TrafficSecond, ...]:
         """Return what became of requests in the seconds that are over."""
-        recording = self._recording
-        if recording is None:
-            config = self._config
-            recording = self._recording = Recording(
-                config.max_keys_per_s, config.max_resources, self._tally.pinned, self._now_ns, self._wall_clock
-            )
-            self._tally.record(recording)
-        return await recording.take(unfinished=unfinished)
+        taken = self._accounts.take(self._now_ns(), unfinished=unfinished)
+        try:
+            seconds = await _in_steps(self._accounts.steps_of(taken))
+        except BaseException:
+            self._accounts.put_back(taken)
+            raise
+        with trio.CancelScope(shield=True):
+            # From here on it is the caller's.
+            await _in_steps(chain.from_iterable(span.let_go() for span in taken))
+        return seconds
 
     async def probe_brokers(self) -> tuple[BrokerReach, ...]:
         """Try to connect to each listener's broker, all at once."""
@@ -398,6 +397,15 @@ class LocalDataPath(DataPath):
                     # Losing an event is better than waiting for a reader; what counts is in the snapshot.
                     receive.receive_nowait()
                     send.send_nowait(event)
+
+
+async def _in_steps(steps: Iterable[TrafficSecond | None]) -> tuple[TrafficSecond, ...]:
+    pace, seconds = Pace(rests=True), []
+    for second in steps:
+        if second is not None:
+            seconds.append(second)
+        await pace.keep()
+    return tuple(seconds)
 
 
 def _added(cleared: Cleared, dimension: Dimension, state: LimiterState) -> Cleared:

@@ -11,14 +11,18 @@ from heapq import heappush, heapreplace
 from typing import Final
 
 from limiter.buckets.limiter import LimiterState
+from limiter.counting.accounts import NEVER, Accounts, RuleSums
+from limiter.counting.rejections import DID, OUTCOMES
+from limiter.counting.row import Amounts
 from limiter.deciding.limits import Limits
-from limiter.rules.resource import SCOPES, TOTAL, Resource
+from limiter.rules.resource import TOTAL, Resource
 from limiter.rules.rule import Dimension
 from proxy.common.cooperative import Pace
 from proxy.deciding.batch import Side
 from proxy.net.connection import Connection
 from proxy.net.server import Server
 from proxy.stats.snapshot import (
+    ENDINGS,
     MAX_RESOURCES_SHOWN,
     ConnectionState,
     Direction,
@@ -29,14 +33,10 @@ from proxy.stats.snapshot import (
     RuleCounts,
     Usage,
 )
-from proxy.stats.tally import NEVER, Tally
 
-UNCOUNTED: Final = frozenset((*SCOPES, TOTAL))
-"""Kinds whose requests are counted for the resource that they are for."""
-_ORIGINS: Final[dict[str, Origin]] = {"edit": "edit", "built-in": "built-in", "default": "built-in"}
+_ORIGINS: Final[dict[str, Origin]] = {"live": "edit", "built-in": "built-in", "default": "built-in"}
 """By what the source of a rule begins with."""
-_PASSED_OVER: Final = 64
-"""Resources that are none of these: that many cost little."""
+_ENDINGS: Final = tuple((ending.verdict, OUTCOMES.index(ending.outcome)) for ending in ENDINGS)
 
 
 def direction(side: Side) -> Direction:
@@ -49,41 +49,44 @@ class Overview:
 
     Args:
         limits: its limits.
-        tally: its counts.
+        accounts: its counts.
         server: its connections.
         now_ns: its clock.
     """
 
-    def __init__(self, limits: Limits, tally: Tally, server: Server, now_ns: Callable[[], int]) -> None:
+    def __init__(self, limits: Limits, accounts: Accounts, server: Server, now_ns: Callable[[], int]) -> None:
         self._limits = limits
-        self._tally = tally
+        self._accounts = accounts
         self._server = server
         self._now_ns = now_ns
 
     async def counts(self) -> dict[tuple[str, str], ResourceCounts]:
         """Return what became of the requests of each resource, by (kind, name)."""
         pace, counted = Pace(rests=True), {}
-        for resource, counts in self._tally.each():
-            counted[resource.kind, resource.name] = counts
+        for found in self._accounts.each():
+            if found is not None:
+                resource, amounts = found
+                counted[resource.kind, resource.name] = _counts(amounts)
             await pace.keep()
         return counted
 
     async def rules(self) -> dict[str, RuleCounts]:
         """Return what each rule did, by its name."""
         pace, counted = Pace(rests=True), {}
-        for name, counts in self._tally.rules():
-            counted[name] = counts
+        for name, sums in list(self._accounts.rules.items()):
+            counted[name] = _rule_counts(sums)
             await pace.keep()
         return counted
 
     async def totals(self) -> ResourceCounts:
         """Return the sum over all resources."""
-        pace, totals = Pace(rests=True), ResourceCounts({}, {})
-        for added in self._tally.sums():
-            for verdict, count in added.requests.items():
-                totals.requests[verdict] = totals.requests.get(verdict, 0) + count
-            for verdict, count in added.messages.items():
-                totals.messages[verdict] = totals.messages.get(verdict, 0) + count
+        pace, totals = Pace(rests=True), _counts(((0, 0, 0),) * len(OUTCOMES))
+        for found in self._accounts.each():
+            if found is not None:
+                for verdict, number in _ENDINGS:
+                    requests, messages, _ = found[1][number]
+                    totals.requests[verdict] += requests
+                    totals.messages[verdict] += messages
             await pace.keep()
         return totals
 
@@ -94,8 +97,8 @@ class Overview:
         # The least used first; of equal ones the latest.
         others: list[tuple[float, int, tuple[str, str, Dimension], Usage]] = []
         pace = Pace(rests=True)
-        for number, (resource, dimension, used) in enumerate(self._limits.usages(self._now_ns())):
-            if used is not None:
+        for number, (resource, usages) in enumerate(self._limits.usages(self._now_ns())):
+            for dimension, used in usages.items():
                 name = (resource.kind, resource.name, dimension)
                 if rule_set.has_own(resource):
                     usage[name] = Usage(*used)
@@ -139,18 +142,15 @@ class Overview:
     async def resources(self, since_ns: int) -> AsyncGenerator[ResourceState, None]:
         """Go through what was asked for since then: resources as they are counted, then scopes and totals."""
         pace, waiting = Pace(rests=True), await self._waited_for()
-        for found in self._tally.steps(since_ns):
+        for found in self._accounts.each(since_ns):
             if found is not None:
-                yield self._resource(*found, waiting)
+                resource, amounts = found
+                yield self._resource(resource, _counts(amounts), waiting)
             await pace.keep()
-        shown = set()
-        for number, (resource, asked) in enumerate(self._limits.measured(since_ns)):
-            if asked and resource.kind in UNCOUNTED and resource not in shown:
-                shown.add(resource)
-                yield self._resource(resource, None, waiting)
-                await pace.keep()
-            elif not number % _PASSED_OVER:
-                await pace.keep()
+        for scope in self._accounts.scopes(since_ns):
+            if scope is not None:
+                yield self._resource(scope, None, waiting)
+            await pace.keep()
 
     async def _waited_for(self) -> set[Resource]:
         """Return what requests wait for at this moment."""
@@ -178,11 +178,12 @@ class Overview:
             enforcing, refusals = [], []
         else:
             enforcing = states
-        stop = self._tally.last_stop(resource) if counts is not None else NEVER
+        stop = self._accounts.last_stop(resource) if counts is not None else NEVER
         last_refused_ns, last_wait_us, refused_by = max(refusals) if refusals else (None, 0, "")
         if stop.refused_ns is not None and (last_refused_ns is None or stop.refused_ns >= last_refused_ns):
             last_refused_ns, last_wait_us, refused_by = stop.refused_ns, stop.wait_us, stop.rule
         alone = counts is None and (rule.shared or rule.exact_name is not None)
+        rule_sums = self._accounts.rules.get(rule.name) if alone else None
         return ResourceState(
             kind=resource.kind,
             name=resource.name,
@@ -197,7 +198,7 @@ class Overview:
             last_held_ns=now_ns if resource in waiting else stop.held_ns,
             last_shadowed_ns=shadowed_ns,
             rule=rule.name if alone else "",
-            rule_counts=self._tally.rule(rule.name) if alone else None,
+            rule_counts=None if rule_sums is None else _rule_counts(rule_sums),
         )
 
     async def connections(self) -> tuple[ConnectionState, ...]:
@@ -208,6 +209,21 @@ class Overview:
                 states.append(_connection(connection))
             await pace.keep()
         return tuple(states)
+
+
+def _counts(amounts: Amounts) -> ResourceCounts:
+    return ResourceCounts(
+        {verdict: amounts[number][0] for verdict, number in _ENDINGS},
+        {verdict: amounts[number][1] for verdict, number in _ENDINGS},
+    )
+
+
+def _rule_counts(sums: RuleSums) -> RuleCounts:
+    said = {verdict: sums.get(verdict, (0, 0)) for verdict in DID}
+    return RuleCounts(
+        {verdict: requests for verdict, (requests, _) in said.items()},
+        {verdict: messages for verdict, (_, messages) in said.items()},
+    )
 
 
 def _connection(connection: Connection) -> ConnectionState:

@@ -5,14 +5,23 @@ what is defined here. Nothing in this module knows a protocol, does I/O or reads
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from enum import Enum
-from typing import Final
+from typing import TYPE_CHECKING, Final, cast
 
 import msgspec
 
 from limiter.rules.resource import Resource
 from limiter.rules.rule import Dimension
+
+if TYPE_CHECKING:
+    from sluice_native import Segment
+
+
+Admit = Callable[["Segment", int], int]
+"""Admits, run by run from a number on, the requests of a segment; returns the first that is left."""
+Count = Callable[["Segment", Sequence[int]], Sequence[int]]
+"""Counts the runs of a segment that have none of some frames, whose indexes ascend; returns those that are left."""
 
 
 # Requests of a batch in groups that are decided alike, whether they are there as objects or in columns.
@@ -41,11 +50,30 @@ class Group(msgspec.Struct, gc=False):
 
 
 class Columns(Sequence["Request"]):
-    """Requests that are kept in columns: grouped as they were read, and made into objects only for who looks at one."""
+    """Requests that are kept in columns: grouped as they were read, and made into objects only for who looks at one.
+
+    Most of them can be decided and counted many at a time; what is left of them is given out in groups.
+
+    Attributes:
+        left: how many groups were given out to be decided.
+    """
+
+    left: int
 
     @abstractmethod
-    def groups(self) -> Sequence[Group]:
+    def groups(self) -> "Sequence[Group]":
         """Return them in groups, as ``Batch.groups`` says."""
+
+    @abstractmethod
+    def undecided(self, admit: "Admit") -> "Iterable[Group]":
+        """Have ``admit`` decide what it can; return the groups that are left.
+
+        Each is to be decided before the next is taken, so that all come to their limits in the order of the wire.
+        """
+
+    @abstractmethod
+    def uncounted(self, count: "Count", verdicts: "Verdicts") -> "Iterable[Group]":
+        """Have ``count`` count what it can of those without a verdict; return the groups that are left."""
 
     @abstractmethod
     def sizes(self, indexes: Sequence[int]) -> Sequence[int]:
@@ -309,7 +337,17 @@ class Batch:
         bypassed: names of the handlers that were skipped, with the reason.
     """
 
-    __slots__ = ("_columns", "_groups", "bypassed", "charges", "connection", "requests", "side", "verdicts")
+    __slots__ = (
+        "_columns",
+        "_distinct",
+        "_groups",
+        "bypassed",
+        "charges",
+        "connection",
+        "requests",
+        "side",
+        "verdicts",
+    )
 
     def __init__(
         self, connection: ConnectionInfo, side: Side, requests: Sequence[Request], charges: Sequence[Charge] = ()
@@ -320,14 +358,24 @@ class Batch:
         self.charges = charges
         self.verdicts: dict[int, Verdict] = {}
         self.bypassed: dict[str, str] = {}
-        self._columns = requests if isinstance(requests, Columns) else None
+        # As isinstance, which takes longer with an abstract class than most of what follows.
+        self._columns = cast("Columns", requests) if Columns in type(requests).__mro__ else None
         self._groups: Sequence[Group] | None = None
+        self._distinct: Collection[Verdict] | None = None
+
+    @property
+    def distinct(self) -> Collection[Verdict]:
+        """The verdicts, each once: one often stands for a whole run of requests."""
+        distinct = self._distinct
+        if distinct is None:
+            distinct = self._distinct = _distinct(self.verdicts)
+        return distinct
 
     def groups(self) -> Sequence[Group]:
         """Return the requests in groups that are decided alike, in order of first appearance.
 
         Computed once: handlers and counters share it, so their cost grows with the distinct resources
-        of a chunk and not with its messages. Requests with an ``order_key`` stand alone (``grouping.grouped``).
+        of a chunk and not with its messages. Requests with an ``order_key`` stand alone; see ``grouped``.
         """
         groups = self._groups
         if groups is None:
@@ -343,12 +391,23 @@ class Batch:
         requests = self.requests
         return [0 if requests[index].consumes else requests[index].size_bytes for index in indexes]
 
-    def sums_bytes(self) -> list[int]:
-        """Return what ``size_bytes`` adds up to for each group."""
-        return [
-            sum(self.size_bytes(group.indexes)) if group.size_bytes is None else group.size_bytes
-            for group in self.groups()
-        ]
+    @property
+    def left(self) -> int:
+        """Groups that could not be decided many at a time."""
+        return 0 if self._columns is None else self._columns.left
+
+    def undecided(self, admit: Admit) -> Iterable[Group]:
+        """Have ``admit`` decide what it can; return the groups that are left, as ``Columns.undecided`` says."""
+        if self._columns is None or self.verdicts or self._groups is not None:
+            # What has a verdict is not to be charged, and who asked for the groups had all requests looked at.
+            return self.groups()
+        return self._columns.undecided(admit)
+
+    def uncounted(self, count: Count) -> Iterable[Group]:
+        """Have ``count`` count what it can; return the groups that are left."""
+        if self._columns is None or self._groups is not None:
+            return self.groups()
+        return self._columns.uncounted(count, self.verdicts)
 
     def sums_of(self, group: Group, indexes: Sequence[int]) -> tuple[int, int]:
         """Return for some requests of a group what ``size_bytes`` adds up to, and how many expect an answer."""
@@ -373,14 +432,12 @@ class Batch:
         if min(verdicts) < 0 or max(verdicts) >= count:
             wrong = next(index for index in verdicts if not 0 <= index < count)
             raise IndexError(f"verdict for request {wrong} of a batch of {count}")
-        checked: object = verdicts
-        for index, verdict in verdicts.items():
-            # One verdict often stands for a whole run of requests.
-            if verdict is not checked:
-                _check_verdict(verdict, index)
-                checked = verdict
+        distinct = _distinct(verdicts)
+        for verdict in distinct:
+            _check_verdict(verdict, verdicts)
         if not self.verdicts:
             self.verdicts.update(verdicts)
+            self._distinct = distinct
             return
         for index, verdict in verdicts.items():
             self._merge(index, verdict)
@@ -391,6 +448,7 @@ class Batch:
             self._merge(index, refuse)
 
     def _merge(self, index: int, verdict: Verdict) -> None:
+        self._distinct = None
         present = self.verdicts.get(index)
         if present is None:
             self.verdicts[index] = verdict
@@ -403,14 +461,20 @@ class Batch:
             gives_way.ticket.drop()
 
 
+def _distinct(verdicts: Verdicts) -> Collection[Verdict]:
+    """Return verdicts by what they are, not by what they say; without a step of the interpreter for each."""
+    return dict(zip(map(id, verdicts.values()), verdicts.values(), strict=True)).values()
+
+
 def _weight(verdict: Verdict) -> int:
     """Return which of two verdicts a request keeps: the greater, or of equals the first."""
     return 0 if isinstance(verdict, Shadow) else 1 if isinstance(verdict, Hold) else 2
 
 
-def _check_verdict(verdict: object, index: int) -> None:
+def _check_verdict(verdict: object, verdicts: Verdicts) -> None:
     """Refuse what a session could not make an answer of: it must be the handler's fault, not the connection's."""
     if not isinstance(verdict, Verdict):
+        index = next(index for index, each in verdicts.items() if each is verdict)
         raise TypeError(f"{verdict!r} is not a verdict for request {index}")
     given: tuple[object, ...] = ()
     wanted: tuple[type, ...] = ()

@@ -224,12 +224,6 @@ class Pipeline:
                 link.bypassed["error"] += 1
                 _log.warning("handler failed to drain", handler=link.name, error=_describe(error))
 
-    async def decide(self, batch: Batch) -> None:
-        """Send one batch through all handlers; afterwards ``batch.verdicts`` is complete."""
-        rest = self.decide_now(batch)
-        if rest is not None:
-            await rest
-
     def decide_now(self, batch: Batch, first: int = 0) -> Coroutine[Any, Any, None] | None:
         """Send one batch through the handlers from ``first`` on, as far as that goes without waiting for a lane.
 

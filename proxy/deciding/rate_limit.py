@@ -6,6 +6,7 @@ due. It knows no protocol; the decision itself is ``limiter``'s.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, ClassVar, Final
 
 import structlog
@@ -118,24 +119,21 @@ class RateLimit(Handler):
         self.holding.earlier = self._wake_up
 
     def on_requests(self, batch: Batch, now_ns: int) -> Verdicts:
-        """Decide each group of requests in one go."""
+        """Decide most of the requests at once, and each group of those that are left in one go."""
         if batch.connection.exempt:
             return NO_VERDICTS
         verdicts: dict[int, Verdict] = {}
+        connection = batch.connection
         try:
-            for group in batch.groups():
+            for group in batch.undecided(partial(self._limits.admit, now_ns, connection.address, connection.scope)):
                 self._decide(batch, group, now_ns, verdicts)
-            self._charge(batch, now_ns)
+            for charge in batch.charges:
+                caller = Caller(connection.address, charge.producer_group, connection.scope, charge.consumes)
+                self._limits.charge(now_ns, charge.resources, caller, charge.messages, charge.size_bytes)
         except BaseException:
             drop_tickets(verdicts)
             raise
         return verdicts or NO_VERDICTS
-
-    def _charge(self, batch: Batch, now_ns: int) -> None:
-        connection = batch.connection
-        for charge in batch.charges:
-            caller = Caller(connection.address, charge.producer_group, connection.scope, charge.consumes)
-            self._limits.charge(now_ns, charge.resources, caller, charge.messages, charge.size_bytes)
 
     def _decide(self, batch: Batch, group: Group, now_ns: int, verdicts: dict[int, Verdict]) -> None:
         connection, indexes, messages = batch.connection, group.indexes, group.messages
@@ -252,9 +250,5 @@ def _others(limited: Resource, resources: Sequence[Resource]) -> dict[str, str]:
     return {} if own == str(limited) else {"for": own}
 
 
-def _build(options: RateLimitOptions, services: HandlerServices) -> Handler:
-    return RateLimit(options, services)
-
-
-PLUGIN = HandlerPlugin("rate_limit", RateLimitOptions, _build)
+PLUGIN = HandlerPlugin("rate_limit", RateLimitOptions, RateLimit)
 """The entry point ``rate_limit``."""

@@ -19,7 +19,7 @@ The driver (``proxy.net.connection``) keeps these promises:
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 
@@ -30,6 +30,9 @@ from proxy.control import LimitCommandReply, LimitCommandVerb
 from proxy.deciding.batch import Batch, ConnectionInfo, Refuse, Request, Response, Side
 from proxy.stats.snapshot import ClientDescription
 from proxy.stats.timing import Histogram
+
+if TYPE_CHECKING:
+    from sluice_native import Resources
 
 Buffer = bytes | memoryview
 
@@ -286,6 +289,7 @@ class SessionContext:
         limiting: says whether limiting is on at all; what a session refuses by itself passes while it is off.
         room: for frames that have to be whole before they can be decided; shared by all sessions.
         shared: what all sessions of one broker share, whatever their listener; each protocol names what it puts in.
+        resources: where compiled code finds the limits of what requests are for; None where there is none.
     """
 
     connection: ConnectionInfo
@@ -298,6 +302,7 @@ class SessionContext:
     limiting: Callable[[], bool] = lambda: True
     room: GatherRoom = field(default_factory=GatherRoom)
     shared: dict[str, Any] = field(default_factory=dict)
+    resources: "Resources | None" = None
 
 
 @dataclass(frozen=True, slots=True)

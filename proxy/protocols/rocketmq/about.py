@@ -4,7 +4,9 @@ Its id, language and version are for people to see and decide nothing, so nothin
 easily is not read.
 """
 
+from collections.abc import Iterable
 from contextlib import suppress
+from itertools import chain, islice
 from typing import Final
 
 import msgspec
@@ -160,13 +162,12 @@ class Names:
         resources = known[name] = (Resource(kind, name),)
         return resources
 
-    def shown(self) -> tuple[tuple[str, ...], int]:
-        """Return the first MAX_RESOURCES_SHOWN as ``kind:name``, and how many others are remembered."""
-        total = sum(map(len, self.known.values()))
-        first: list[str] = []
-        for kind, names in self.known.items():
-            for name in names:
-                if len(first) == MAX_RESOURCES_SHOWN:
-                    return tuple(first), total - len(first)
-                first.append(f"{kind}:{name}")
-        return tuple(first), 0
+    def shown(self, scanned: Iterable[Resource] = ()) -> tuple[tuple[str, ...], int]:
+        """Return the first MAX_RESOURCES_SHOWN as ``kind:name``, and how many others are remembered.
+
+        Args:
+            scanned: what a scan remembers; some of it may be known here, too.
+        """
+        resources = dict.fromkeys(chain((each for names in self.known.values() for (each,) in names.values()), scanned))
+        first = tuple(map(str, islice(resources, MAX_RESOURCES_SHOWN)))
+        return first, len(resources) - len(first)

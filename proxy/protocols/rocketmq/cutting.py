@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple
 
-from proxy.deciding.batch import Hold, Refuse, Request, Verdicts
+from proxy.deciding.batch import Batch, Hold, Refuse, Request, Verdicts
 from proxy.protocols.rocketmq.gathered import Gathered, Scanned
 from proxy.protocols.rocketmq.replies import around_opaque, busy_answer
 from proxy.protocols.rocketmq.wire.codes import FLAG_ONEWAY
@@ -55,22 +55,27 @@ def answer_each(refused: Sequence[tuple[Header, Refuse]]) -> Refused:
     )
 
 
-def cut(requests: Gathered, verdicts: Verdicts, start: int, settle: Callable[[Header], None]) -> Cut | None:
+def cut(batch: Batch, requests: Gathered, start: int, settle: Callable[[Header], None]) -> Cut | None:
     """Cut the refused requests out of ``[start, …)`` and answer them.
 
     Args:
-        requests: of one chunk.
-        verdicts: on them.
+        batch: of one chunk, decided.
+        requests: of the batch.
         start: where what goes on of the chunk begins.
         settle: takes a request that was read by itself out of what is owed; a scan does that by itself.
 
     Returns:
         None if something is held: then each request is to be looked at by itself.
     """
-    found = _refused(verdicts)
-    if found is None:
+    verdicts, distinct = batch.verdicts, batch.distinct
+    if any(isinstance(verdict, Hold) for verdict in distinct):
         return None
-    refused, only = found
+    refuses = [verdict for verdict in distinct if isinstance(verdict, Refuse)]
+    if len(refuses) == len(distinct):
+        refused = sorted(verdicts)
+    else:
+        refused = sorted(index for index, verdict in verdicts.items() if isinstance(verdict, Refuse))
+    only = refuses[0] if len(refuses) == 1 else None
     slices: list[tuple[int, int]] = []
     answers: list[bytes] = []
     first: Frame | None = None
@@ -107,20 +112,6 @@ def cut(requests: Gathered, verdicts: Verdicts, start: int, settle: Callable[[He
             if data:
                 answers.append(data)
     return Cut(slices, start, first, Refused(len(refused), answers))
-
-
-def _refused(verdicts: Verdicts) -> tuple[Sequence[int], Refuse | None] | None:
-    """Return which requests are refused, ascending, and by what, if all by the same; None if something is held."""
-    # One verdict often stands for a whole run of requests.
-    distinct = {id(verdict): verdict for verdict in verdicts.values()}.values()
-    if any(isinstance(verdict, Hold) for verdict in distinct):
-        return None
-    refuses = [verdict for verdict in distinct if isinstance(verdict, Refuse)]
-    if len(refuses) == len(distinct):
-        refused = sorted(verdicts)
-    else:
-        refused = sorted(index for index, verdict in verdicts.items() if isinstance(verdict, Refuse))
-    return refused, refuses[0] if len(refuses) == 1 else None
 
 
 def _by_refuse_within(

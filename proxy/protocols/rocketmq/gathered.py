@@ -4,41 +4,27 @@ What was scanned becomes objects only if somebody looks at a single request.
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain, pairwise
-from typing import TYPE_CHECKING, Final, NamedTuple, overload
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from typing import TYPE_CHECKING, Final, overload
 
 from limiter.deciding.asking import permits_each
-from limiter.rules.resource import Resource
-from proxy.deciding.batch import Columns, Group, Request
+from proxy.deciding.batch import Admit, Columns, Count, Group, Request, Verdicts
 from proxy.protocols.rocketmq.wire import codes
 from proxy.protocols.rocketmq.wire.frame import Frame
 from proxy.protocols.rocketmq.wire.header import Header
 
 if TYPE_CHECKING:
-    from sluice_scan import Segment
+    from sluice_native import Segment
 
 _ONEWAY: Final = codes.FLAG_ONEWAY
 
 
-class Charged(NamedTuple):
-    """What a scanned send is charged to.
-
-    Attributes:
-        resources: its own.
-        producer_group: may be empty.
-    """
-
-    resources: tuple[Resource, ...]
-    producer_group: str
-
-
 class Scanned:
-    """A segment, and what its runs are charged to.
+    """A segment, and where in the chunk's requests it stands.
 
     Args:
         segment: at least one frame.
-        charged: for each of its runs.
         first: how many requests come before it.
 
     Attributes:
@@ -47,37 +33,37 @@ class Scanned:
         stop: how many requests there are up to its end.
     """
 
-    __slots__ = ("charged", "first", "segment", "stop")
+    __slots__ = ("first", "segment", "stop")
 
-    def __init__(self, segment: "Segment", charged: Sequence[Charged], first: int) -> None:
+    def __init__(self, segment: "Segment", first: int) -> None:
         self.segment = segment
-        self.charged = charged
         self.first = first
         self.stop = first + len(segment)
 
     def requests(self) -> Iterator[Request]:
         """Make the requests."""
-        for index in range(len(self.segment)):
-            run, start, stop, code, opaque, flag = self.segment.frame(index)
-            resources, producer_group = self.charged[run]
+        segment = self.segment
+        askers = [segment.asker(run) for run in range(segment.runs)]
+        for index in range(len(segment)):
+            run, start, stop, code, opaque, flag = segment.frame(index)
+            resources, producer_group = askers[run]
             kind, name = resources[0]
             header = Header(kind, name, code, opaque, flag, producer_group)
             frame = Frame(start, stop, header)
             yield Request(resources, 1, stop - start, producer_group, flag & _ONEWAY != 0, None, frame)
 
-    def groups(self) -> Iterator[Group]:
-        """Put them in groups; two runs may be one group."""
+    def group(self, run: int) -> Group:
+        """Return the requests of one run; two runs may be one group."""
         first = self.first
-        for (_, indexes, size_bytes, _), (resources, producer_group) in zip(
-            self.segment.runs, self.charged, strict=True
-        ):
-            if not first:
-                at = indexes
-            elif isinstance(indexes, range):
-                at = range(indexes.start + first, indexes.stop + first)
-            else:
-                at = [index + first for index in indexes]
-            yield Group(resources, producer_group, False, at, permits_each(len(at)), size_bytes)
+        resources, producer_group = self.segment.asker(run)
+        indexes, size_bytes = self.segment.run(run)
+        if not first:
+            at = indexes
+        elif isinstance(indexes, range):
+            at = range(indexes.start + first, indexes.stop + first)
+        else:
+            at = [index + first for index in indexes]
+        return Group(resources, producer_group, False, at, permits_each(len(at)), size_bytes)
 
     def within(self, indexes: Sequence[int], done: int) -> tuple[Sequence[int], int]:
         """Return which of some requests are of this segment, by their places in it, and how many are done then.
@@ -103,15 +89,17 @@ class Gathered(Columns):
 
     Attributes:
         scanned: how many of them a scan took.
+        left: groups of these that could not be decided many at a time.
     """
 
-    __slots__ = ("_count", "_parts", "_requests", "scanned")
+    __slots__ = ("_count", "_made", "_parts", "left", "scanned")
 
     def __init__(self) -> None:
         self._parts: list[Request | Scanned] = []
         self._count = 0
-        self.scanned = 0
-        self._requests: list[Request] | None = None
+        self.scanned = self.left = 0
+        #: All of them as objects, once somebody asked; the first of these.
+        self._made: list[list[Request]] = []
 
     def append(self, request: Request) -> None:
         """Add a request that was read by itself."""
@@ -125,9 +113,9 @@ class Gathered(Columns):
         assert isinstance(last, Request)  # noqa: S101 - as the caller knows
         return last
 
-    def extend(self, segment: "Segment", charged: Sequence[Charged]) -> None:
+    def extend(self, segment: "Segment") -> None:
         """Add what a scan took, at least one frame."""
-        scanned = Scanned(segment, charged, self._count)
+        scanned = Scanned(segment, self._count)
         self._parts.append(scanned)
         self._count = scanned.stop
         self.scanned += len(segment)
@@ -153,38 +141,54 @@ class Gathered(Columns):
 
     def __getitem__(self, index: int | slice) -> Request | Sequence[Request]:
         """Return one request, or some. The first time all are made."""
-        requests = self._requests
-        if requests is None:
-            requests = self._requests = list(
-                chain.from_iterable((part,) if isinstance(part, Request) else part.requests() for part in self._parts)
-            )
-        return requests[index]
+        if not self._made:
+            # A handler on a thread may ask at the same time as the loop, and all must see the same objects.
+            made = ((part,) if isinstance(part, Request) else part.requests() for part in self._parts)
+            self._made.append(list(chain.from_iterable(made)))
+        return self._made[0][index]
 
     def groups(self) -> Sequence[Group]:
         """Return them in groups."""
-        parts = self._parts
-        if len(parts) == 1 and isinstance(parts[0], Scanned):
-            only = list(parts[0].groups())
-            return only if len(only) == 1 else _merged(only)
         groups: list[Group] = []
         index = 0
-        for part in parts:
+        for part in self._parts:
             if isinstance(part, Request):
-                groups.append(
-                    Group(
-                        part.resources,
-                        part.producer_group,
-                        part.consumes,
-                        range(index, index + 1),
-                        (part.messages,),
-                        0 if part.consumes else part.size_bytes,
-                    )
-                )
+                groups.append(_alone(part, index))
                 index += 1
             else:
-                groups += part.groups()
+                groups += map(part.group, range(part.segment.runs))
                 index = part.stop
-        return _merged(groups)
+        self.left = len(groups)
+        return groups
+
+    def undecided(self, admit: Admit) -> Iterator[Group]:
+        """Have ``admit`` decide what it can; return the groups that are left."""
+        index = 0
+        for part in self._parts:
+            if isinstance(part, Request):
+                yield _alone(part, index)
+                index += 1
+                continue
+            segment, run = part.segment, 0
+            while (run := admit(segment, run)) < segment.runs:
+                self.left += 1
+                yield part.group(run)
+                run += 1
+            index = part.stop
+
+    def uncounted(self, count: Count, verdicts: Verdicts) -> Iterator[Group]:
+        """Have ``count`` count what it can of those without a verdict; return the groups that are left."""
+        judged = sorted(verdicts) if verdicts else ()
+        index = done = 0
+        for part in self._parts:
+            if isinstance(part, Request):
+                yield _alone(part, index)
+                index += 1
+                continue
+            inside, done = part.within(judged, bisect_left(judged, part.first, done))
+            for run in count(part.segment, inside):
+                yield part.group(run)
+            index = part.stop
 
     def sizes(self, indexes: Sequence[int]) -> Sequence[int]:
         """Return the bytes that some requests cost, in the order of their indexes, which ascend."""
@@ -214,9 +218,7 @@ class Gathered(Columns):
                 index += 1
             else:
                 inside, done = part.within(indexes, done)
-                if any(run[3] for run in part.segment.runs):
-                    frame = part.segment.frame
-                    count -= sum([frame(at)[5] & _ONEWAY != 0 for at in inside])
+                count -= part.segment.oneway(inside)
                 index = part.stop
         return count
 
@@ -230,26 +232,8 @@ def first_opaque(requests: Sequence[Request]) -> int | None:
     return None if header is None else header.opaque
 
 
-def _merged(groups: Iterable[Group]) -> Sequence[Group]:
-    """Make one of groups that are decided alike."""
-    alike: dict[tuple[tuple[Resource, ...], str, bool], list[Group]] = {}
-    for group in groups:
-        alike.setdefault((group.resources, group.producer_group, group.consumes), []).append(group)
-    return [some[0] if len(some) == 1 else _joined(some) for some in alike.values()]
-
-
-def _joined(groups: Sequence[Group]) -> Group:
-    first, last = groups[0], groups[-1]
-    messages: Sequence[int] = [*chain.from_iterable(group.messages for group in groups)]
-    indexes: Sequence[int]
-    in_order = all(one.indexes[-1] < two.indexes[0] for one, two in pairwise(groups))
-    if in_order and last.indexes[-1] - first.indexes[0] + 1 == len(messages):
-        # The usual case: the frame that an earlier chunk began, and those that were scanned behind it.
-        indexes = range(first.indexes[0], last.indexes[-1] + 1)
-    elif in_order:
-        indexes = [*chain.from_iterable(group.indexes for group in groups)]
-    else:
-        order = sorted(zip(chain.from_iterable(group.indexes for group in groups), messages, strict=True))
-        indexes, messages = [index for index, _ in order], [cost for _, cost in order]
-    size_bytes = sum([group.size_bytes or 0 for group in groups])
-    return Group(first.resources, first.producer_group, first.consumes, indexes, messages, size_bytes)
+def _alone(request: Request, index: int) -> Group:
+    """Return the group of a request that was read by itself."""
+    size_bytes = 0 if request.consumes else request.size_bytes
+    at, messages = range(index, index + 1), (request.messages,)
+    return Group(request.resources, request.producer_group, request.consumes, at, messages, size_bytes)

@@ -11,7 +11,7 @@ from limiter.rules.errors import RuleError
 from limiter.rules.patterns import read_network
 from limiter.rules.rule import Rule
 from proxy.common.admission import Network
-from proxy.protocols.rocketmq.scanning import COMPILED, ScanName
+from proxy.protocols.rocketmq.scanning import SCAN, ScanName
 from proxy.protocols.rocketmq.wire import codes
 from proxy.protocols.rocketmq.wire.codes import (
     BUSY_CODES,
@@ -61,8 +61,8 @@ _LOOPBACK: Final = Networks((IPv4Network("127.0.0.0/8"), IPv6Network("::1/128"))
 
 
 def _installed(name: ScanName) -> ScanName:
-    if name == "compiled" and COMPILED is None:
-        raise ValueError('is not here in this version: build it with "pip install ./scan", or write "auto"')
+    if name == "compiled" and SCAN is None:
+        raise ValueError('is not here in this version: build it with "pip install ./native", or write "auto"')
     return name
 
 
@@ -83,8 +83,8 @@ class RocketMQOptions:
         internal_topics: for sends to the broker's internal topics, such as ``rmq_sys_wheel_timer``, and for messages
             that set their own count (``INNER_NUM``). Both are ways around every limit. ``refuse`` answers as a broker
             answers forbidden requests, ``pass`` treats them like any other send.
-        scan: parser of plain sends: ``compiled`` is the package sluice_scan, ``python`` reads frame by frame and is
-            always available, ``auto`` uses the compiled one if it is installed.
+        scan: what reads plain sends: ``compiled`` is the compiled part (the package sluice_native), ``python`` reads
+            frame by frame and is always available, ``auto`` takes the compiled part if it is installed.
     """
 
     tls: Literal["refuse", "pass"] = "refuse"

@@ -11,7 +11,7 @@ from proxy.protocols.rocketmq.wire.codes import RequestCode
 from proxy.protocols.rocketmq.wire.reading import HalfSend
 
 if TYPE_CHECKING:
-    from sluice_scan import Opaques
+    from sluice_native import Opaques
 
 PendingRequest = tuple[int, tuple[Resource, ...]]
 """A request's code, and its resources if it was limitable."""

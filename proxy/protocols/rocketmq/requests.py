@@ -20,7 +20,7 @@ from proxy.protocols.rocketmq import forbidden
 from proxy.protocols.rocketmq.about import AboutClient, Names
 from proxy.protocols.rocketmq.batch_body import BatchReader
 from proxy.protocols.rocketmq.cutting import NOTHING_REFUSED, Cut, Refused, answer_each, cut
-from proxy.protocols.rocketmq.gathered import Charged, Gathered
+from proxy.protocols.rocketmq.gathered import Gathered
 from proxy.protocols.rocketmq.held import HeldFrame, Holding
 from proxy.protocols.rocketmq.pending import Pending
 from proxy.protocols.rocketmq.scanning import FEW_STEPS, MAX_RUNS
@@ -39,7 +39,7 @@ from proxy.protocols.rocketmq.wire.frame import (
 from proxy.protocols.rocketmq.wire.header import LENIENT, STRICT, UNPARSABLE, Header, classify
 
 if TYPE_CHECKING:
-    from sluice_scan import Scanner, Segment
+    from sluice_native import Scanner, Segment
 
 #: What is read at once of a client that is on trial, beyond the frame in hand: a trial in one read, as a rule.
 TRIAL_READ_BYTES: Final = 64 * 1024
@@ -121,8 +121,6 @@ class RequestStream:
         self._fast = self._long = False
         #: How much of the end of the last chunk was not looked at.
         self.left_bytes = 0
-        #: What the scanner's keys are charged to, by their numbers.
-        self._charged: list[Charged] = []
         self._beginning = PartialFrame(MAX_HEADER_BYTES, self._header_bytes_of)
         #: What is still to come of a frame whose verdict is known, and whether to swallow it. Of a frame that is
         #: neither swallowed nor held, the beginning has gone on.
@@ -172,6 +170,10 @@ class RequestStream:
         """Say whether the last chunk took many steps, or headers of late needed the slow readings."""
         return self._long or self._trial > TRIAL_FRAMES
 
+    def shown_names(self) -> tuple[tuple[str, ...], int]:
+        """Return some of the names that the client asked for, and how many others are remembered."""
+        return self.names.shown(() if self._scanner is None else self._scanner.names())
+
     def held_back(self) -> int:
         """Return the length of the header's beginning in hand; 0 if it is too long to be read once more."""
         return self._beginning.readable_again()
@@ -207,17 +209,17 @@ class RequestStream:
             if self._beginning.pieces:
                 position, steps = self._continue_frame(chunk, requests, subscriptions)
             # A client that is on trial is read frame by frame: that is what gets to know it.
-            scanner = self._scanner
+            scanner, runs = self._scanner, 0
             while size - position >= _PREFIX_BYTES and not self.left_bytes:
-                if steps >= _MOST_STEPS:
+                if steps >= _MOST_STEPS or runs >= MAX_RUNS:
                     self.left_bytes = size - position
                     break
                 if scanner is not None and not self._trial:
-                    segment = scanner.scan(chunk, position, max_length)
+                    segment = scanner.scan(chunk, position, max_length, MAX_RUNS - runs)
                     if segment:
                         self._take_segment(segment, requests)
                         position = segment.stop
-                        steps += len(segment.runs)
+                        runs += segment.runs
                         continue
                 length, word = prefix_at(chunk, position)
                 header_bytes = self._header_bytes_of(length, word)
@@ -248,8 +250,9 @@ class RequestStream:
                     self._take_batch(frame, 4 + length, body_at, requests, whole=False)
                 position = frame.stop
             if not self.left_bytes:
-                self._beginning.pieces += chunk[position:]
-                if self._gathering is None:
+                if position < size:
+                    self._beginning.pieces += chunk[position:]
+                if self._beginning.pieces and self._gathering is None:
                     self._grow_header()
         except Close as close:
             self.close = close
@@ -265,18 +268,12 @@ class RequestStream:
 
     def _take_segment(self, segment: "Segment", requests: Gathered) -> None:
         """Note the frames of one scan."""
-        charged = self._charged
-        if not segment.first_new:
-            charged.clear()
-        for kind, name, producer_group in segment.new:
-            resources = self._resources[kind].get(name) or self.names.remember(kind, name)
-            charged.append(Charged(resources, producer_group))
         self.frames += len(segment)
         left = segment.stop - len(self._chunk)
         if left > 0:
             self._body_left = left
             self._swallow = False
-        requests.extend(segment, [charged[number] for number, _, _, _ in segment.runs])
+        requests.extend(segment)
 
     def _continue_body(self, chunk: memoryview) -> int:
         """Step over what this chunk holds of an earlier frame's body; returns where it ends."""
@@ -534,6 +531,9 @@ class RequestStream:
     def pass_on(self, batch: Batch | None, out: list[Buffer]) -> Refused:
         """Queue what the verdicts leave of the chunk, in the largest possible slices; return what was refused."""
         chunk, start = self._chunk, self._from
+        if batch is not None and batch.left > FEW_STEPS:
+            # What Python decides one by one takes as long as what it reads one by one.
+            self._fast, self._long = False, True
         if self.held.waiting and not (self._body_left and self._open_until == len(chunk)):
             out.append(chunk[start : self._open_until])
             start = self._open_until
@@ -542,7 +542,7 @@ class RequestStream:
         if self._own or (batch is not None and batch.verdicts):
             done = None
             if batch is not None and not self._own and isinstance(batch.requests, Gathered):
-                done = cut(batch.requests, batch.verdicts, start, self._settle_refused)
+                done = cut(batch, batch.requests, start, self._settle_refused)
             if done is None:
                 done, coming = self._stop_each(batch, start)
             slices, start, first, refused = done

@@ -1,17 +1,17 @@
-"""The compiled scan, the package ``sluice_scan`` (folder ``scan``): all plain frames of a chunk are read in one call.
+"""The scan of the compiled part, ``sluice_native`` (folder ``native``): reads all plain frames of a chunk in one call.
 
 *Plain* frames are single sends and send-backs whose headers can be read beyond any doubt. The first frame that is not
 plain ends a scan and is read by ``header``, with all the care that takes, so that a scan never has to be lenient. What
-it took is in columns: no object is made for a frame that nobody looks at. ``sluice_scan.pyi`` describes its types.
+it took is in columns: no object is made for a frame that nobody looks at. ``sluice_native.pyi`` describes its types.
 
 Where it is not installed, or the options say ``python``, every frame is read by ``header``.
 """
 
 from collections.abc import Callable
-from importlib import import_module
-from importlib.metadata import version
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
+from limiter.compiled import COMPILED, UNUSABLE, VERSION
 from proxy.protocols.rocketmq.forbidden import INTERNAL_PREFIX, INTERNAL_TOPICS
 from proxy.protocols.rocketmq.pending import MAX_PENDING
 from proxy.protocols.rocketmq.wire.codes import (
@@ -26,42 +26,33 @@ from proxy.protocols.rocketmq.wire.codes import (
 from proxy.protocols.rocketmq.wire.frame import MAX_HEADER_BYTES
 
 if TYPE_CHECKING:
-    from sluice_scan import Opaques, Scanner
+    from sluice_native import Opaques, Resources, Scanner
 
 ScanName = Literal["auto", "compiled", "python"]
 
 #: Keys (resource and producer group) remembered by a scanner. What is kept by name is kept for each connection.
 MAX_KEYS: Final = 1024
-#: A scan ends when it has taken frames of so many keys.
-MAX_RUNS: Final = 256
-#: Steps, in either direction, are frames looked at one by one, and keys of a scan: each takes some microseconds. Up to
-#: so many in a chunk, much may be read at once.
+#: Steps, in either direction, are frames looked at one by one, and keys of a scan that are decided one by one: each
+#: takes some microseconds. Up to so many in a chunk, much may be read at once.
 FEW_STEPS: Final = 64
-
-#: The module of the compiled scan, and which of its interfaces this is made for.
-_MODULE: Final = "sluice_scan"
-_INTERFACE: Final = 3
-_OTHER_VERSION: Final = (
-    "the compiled scan that is installed belongs to another version of Sluice: build it again from the folder scan"
-)
+#: A chunk with frames of more keys is decided in parts: how long that takes shows only when it is done.
+MAX_RUNS: Final = 256
 
 
 class Scan(NamedTuple):
-    """The compiled scan.
+    """What the compiled part reads with.
 
     Attributes:
-        version: of its package.
         opaques: makes the set of what is owed on one connection.
-        scanner: makes the scanner of one connection, which notes in that set.
+        scanner: makes the scanner of one connection, which notes in that set, and finds there what requests are for.
     """
 
-    version: str
     opaques: "Callable[[], Opaques]"
-    scanner: "Callable[[Opaques], Scanner]"
+    scanner: "Callable[[Opaques, Resources], Scanner]"
 
 
 def make_table(module: Any) -> Any:
-    """Return the table of a compiled scan: what its scanners share."""
+    """Return what all scanners share."""
     limitable = {
         code: (KIND_RETRY_GROUP if fields is SEND_BACK_FIELDS else KIND_TOPIC, *fields)
         for code, fields in SENDS.items()
@@ -78,35 +69,24 @@ def make_table(module: Any) -> Any:
     )
 
 
-def find(module_name: str = _MODULE) -> tuple[Scan | None, str]:
-    """Return the compiled scan, or None and why an installed one cannot be used; that is empty if there is none."""
-    try:
-        module = import_module(module_name)
-    except ImportError:
-        return None, ""
-    if getattr(module, "INTERFACE", None) != _INTERFACE:
-        return None, _OTHER_VERSION
+def _scan(module: ModuleType) -> Scan:
     table = make_table(module)
-    compiled = Scan(
-        version("sluice-scan"),
-        lambda: module.Opaques(MAX_PENDING),
-        lambda owed: module.Scanner(table, owed, MAX_KEYS, MAX_RUNS),
+    return Scan(
+        lambda: module.Opaques(MAX_PENDING), lambda owed, resources: module.Scanner(table, owed, resources, MAX_KEYS)
     )
-    return compiled, ""
 
 
-COMPILED, _UNUSABLE = find()
-"""The compiled scan; None if none of this version is installed."""
+SCAN: Final = None if COMPILED is None else _scan(COMPILED)
+"""What the compiled part reads with; None if none of this version is installed."""
 
 
 def scan_named(name: ScanName) -> Scan | None:
     """Return the scan that the options name; None reads frame by frame."""
-    return None if name == "python" else COMPILED
+    return None if name == "python" else SCAN
 
 
-def read_by(name: ScanName, unusable: str = _UNUSABLE) -> str:
-    """Return what reads the frames, for people; ``unusable`` says why an installed scan is not it."""
-    scan = scan_named(name)
-    if scan is not None:
-        return f"the compiled scan {scan.version}"
+def read_by(name: ScanName, unusable: str = UNUSABLE) -> str:
+    """Return what reads the frames, for people; ``unusable`` says why the compiled part is not it."""
+    if scan_named(name) is not None:
+        return f"the compiled part {VERSION}"
     return f"Python, frame by frame; {unusable}" if unusable and name == "auto" else "Python, frame by frame"

@@ -36,8 +36,11 @@ class RocketMQSession(Session):
         self._tls = options.tls
         self._limiting = context.limiting
         # Whoever sees the answers is told what each of them answers.
-        scan = None if context.wants_responses else scan_named(options.scan)
-        transactions = context.shared.setdefault("rocketmq.transactions", Transactions())
+        resources = context.resources
+        scan = None if context.wants_responses or resources is None else scan_named(options.scan)
+        transactions = context.shared.get("rocketmq.transactions")
+        if transactions is None:
+            transactions = context.shared["rocketmq.transactions"] = Transactions()
         opaques = None if scan is None else scan.opaques()
         self._owed = Pending(opaques)
         self._limit_commands = LimitCommandReader(context.connection.address, options, context.ask)
@@ -46,7 +49,7 @@ class RocketMQSession(Session):
             self._owed,
             transactions,
             self._take_limit_command,
-            scanner=None if scan is None or opaques is None else scan.scanner(opaques),
+            scanner=None if scan is None or opaques is None or resources is None else scan.scanner(opaques, resources),
         )
         self._answers = AnswerStream(self._owed, transactions, wants_responses=context.wants_responses)
         self._out: dict[Side, list[Buffer]] = {Side.CLIENT: [], Side.BROKER: []}
@@ -80,7 +83,7 @@ class RocketMQSession(Session):
         if requests:
             batch = Batch(self._connection, side, requests.simplest())
             if stream.refusals and (stream.lost or self._limiting()):
-                batch.verdicts.update(stream.refusals)
+                batch.add_verdicts(stream.refusals)
             return batch
         self._pass_on(None)
         return None
@@ -185,7 +188,7 @@ class RocketMQSession(Session):
     def describe(self) -> Description:
         """Return what is known of the connection."""
         stream = self._requests
-        shown, more = stream.names.shown()
+        shown, more = stream.shown_names()
         return Description(stream.about.describe(), stream.frames, self._refused, shown, more)
 
     def take_responses(self) -> Sequence[Response]:

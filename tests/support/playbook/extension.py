@@ -1,21 +1,50 @@
-"""The compiled scan, and ways to ask it about one header or one stretch of frames."""
+"""The compiled part, and ways to ask it about one header or one stretch of frames."""
 
 import struct
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
+from limiter.deciding.limits import Limits
+from limiter.rules.rule_set import RuleSet
 from proxy.protocols.rocketmq.forbidden import is_internal
 from proxy.protocols.rocketmq.scanning import make_table
 from proxy.protocols.rocketmq.wire.codes import MAX_FRAME_BYTES, SYS_FLAGS_SPECIAL
 from proxy.protocols.rocketmq.wire.header import STRICT, Header
 
 try:
-    import sluice_scan
+    import sluice_native
 except ImportError as error:
-    raise ImportError("the compiled scan is not installed: make scan") from error
+    raise ImportError("the compiled part is not installed: make native") from error
 
 MOST_OWED: Final = 1000
 MOST_KEYS: Final = 100
+MOST_RUNS: Final = 100
+
+
+class Run(NamedTuple):
+    """One run of a segment, with what it is for."""
+
+    kind: str
+    name: str
+    producer_group: str
+    indexes: list[int]
+    size_bytes: int
+    oneway: int
+
+
+def runs_of(segment: "sluice_native.Segment") -> list[Run]:
+    """Return all that a segment says of its runs."""
+    found = []
+    for number in range(segment.runs):
+        ((kind, name),), producer_group = segment.asker(number)
+        indexes, size_bytes = segment.run(number)
+        found.append(Run(kind, name, producer_group, list(indexes), size_bytes, segment.oneway(indexes)))
+    return found
+
+
+def keys_of(segment: "sluice_native.Segment") -> list[tuple[str, str, str]]:
+    """Return what the runs of a segment are for: kind, name and producer group."""
+    return [run[:3] for run in runs_of(segment)]
 
 
 class Reading(NamedTuple):
@@ -41,42 +70,47 @@ class Extension:
     Attributes:
         table: as Sluice makes it.
         owed: what the scanners note in.
+        limits: where they find what requests are for.
         scanner: one of them.
     """
 
-    def __init__(self) -> None:
-        self.table: sluice_scan.Table = make_table(sluice_scan)
+    def __init__(self, limits: Limits | None = None) -> None:
+        self.limits = limits or Limits(RuleSet())
+        self.table: sluice_native.Table = make_table(sluice_native)
         self.owed = self.opaques()
         self.scanner = self.new_scanner()
 
-    def opaques(self, most: int = MOST_OWED, numbers: Iterable[int] = ()) -> sluice_scan.Opaques:
+    def opaques(self, most: int = MOST_OWED, numbers: Iterable[int] = ()) -> sluice_native.Opaques:
         """Make a set of opaques."""
-        opaques = sluice_scan.Opaques(most)
+        opaques = sluice_native.Opaques(most)
         for number in numbers:
             opaques.add(number)
         return opaques
 
-    def new_scanner(self, most_keys: int = MOST_KEYS, most_runs: int = MOST_KEYS) -> sluice_scan.Scanner:
-        """Make another scanner with the same table and set."""
-        return sluice_scan.Scanner(self.table, self.owed, most_keys, most_runs)
+    def new_scanner(
+        self, most_keys: int = MOST_KEYS, owed: "sluice_native.Opaques | None" = None
+    ) -> sluice_native.Scanner:
+        """Make another scanner with the same table, and another set if one is given."""
+        assert self.limits.resources is not None
+        return sluice_native.Scanner(self.table, self.owed if owed is None else owed, self.limits.resources, most_keys)
 
     def scan(
         self, chunk: bytes | bytearray | memoryview, position: int = 0, max_length: int = MAX_FRAME_BYTES - 4
-    ) -> sluice_scan.Segment:
+    ) -> sluice_native.Segment:
         """Scan with the one scanner."""
-        return self.scanner.scan(chunk, position, max_length)
+        return self.scanner.scan(chunk, position, max_length, MOST_RUNS)
 
     def read(self, header: bytes, header_type: int) -> Reading | None:
         """Read one header; None if it is not plain."""
         word = (header_type << 24) | len(header)
         chunk = struct.pack(">iI", 4 + len(header), word) + header
-        segment = self.new_scanner().scan(chunk, 0, MAX_FRAME_BYTES - 4)
+        segment = self.new_scanner().scan(chunk, 0, MAX_FRAME_BYTES - 4, MOST_RUNS)
         if not len(segment):
-            assert (segment.stop, segment.runs, segment.new) == (0, [], [])
+            assert (segment.stop, segment.runs) == (0, 0)
             return None
-        (key,) = segment.new
         run, start, stop, code, opaque, flag = segment.frame(0)
         oneway = flag >> 1 & 1
-        assert segment.runs == [(0, range(1), len(chunk), oneway)]
+        (only,) = runs_of(segment)
+        assert only[3:] == ([0], len(chunk), oneway)
         assert (run, start, stop) == (0, 0, len(chunk))
-        return Reading(*key, code, opaque, flag)
+        return Reading(*only[:3], code, opaque, flag)

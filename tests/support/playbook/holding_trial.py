@@ -69,7 +69,7 @@ class HoldingTrial(Trial):
                 continue
             verdict = self._verdict(request, first + index)
             if verdict is not None:
-                batch.verdicts[index] = verdict
+                batch.add_verdicts({index: verdict})
         self.all_requests += batch.requests
         self._charge(batch)
         self._told(lambda: self.session.decided(batch, 0))

@@ -12,7 +12,9 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
+from limiter.deciding.limits import Limits
 from limiter.rules.resource import Resource
+from limiter.rules.rule_set import RuleSet
 from proxy.common.buffers import GatherRoom
 from proxy.control import LimitCommandReply
 from proxy.deciding.batch import Batch, Charge, ConnectionInfo, Hold, Refuse, Request, Side, Ticket
@@ -29,7 +31,7 @@ from proxy.protocols.base import (
 from proxy.protocols.rocketmq import PROTOCOL
 from proxy.protocols.rocketmq.options import RocketMQOptions
 from proxy.protocols.rocketmq.replies import busy_answer
-from proxy.protocols.rocketmq.scanning import COMPILED
+from proxy.protocols.rocketmq.scanning import SCAN
 from proxy.protocols.rocketmq.session import RocketMQSession
 
 WAIT_US = 123_456
@@ -143,7 +145,7 @@ def refuse(*names: str) -> Decide:
         for index, request in enumerate(batch.requests):
             for resource in request.resources:
                 if resource.name in names:
-                    batch.verdicts[index] = Refuse(resource, "some rule", WAIT_US)
+                    batch.add_verdicts({index: Refuse(resource, "some rule", WAIT_US)})
 
     return decide
 
@@ -157,7 +159,7 @@ def hold(*names: str, refusing: Sequence[str] = ()) -> Decide:
         for index, request in enumerate(batch.requests):
             for resource in request.resources:
                 if resource.name in names:
-                    batch.verdicts[index] = Hold(resource, "some rule", Ticket(lambda: None))
+                    batch.add_verdicts({index: Hold(resource, "some rule", Ticket(lambda: None))})
 
     return decide
 
@@ -170,7 +172,7 @@ def refuse_indexes(indexes: Iterable[int]) -> Decide:
         nonlocal seen
         for index, request in enumerate(batch.requests):
             if seen + index in wanted:
-                batch.verdicts[index] = Refuse(request.resources[0], "some rule", WAIT_US)
+                batch.add_verdicts({index: Refuse(request.resources[0], "some rule", WAIT_US)})
         seen += len(batch.requests)
 
     return decide
@@ -185,7 +187,7 @@ Reading = Literal["as it comes", "python", "compiled"]
 """How a client's stream is read: as of one that is on trial first, frame by frame without a scan, or by the scan."""
 READ_BY: ContextVar[Reading] = ContextVar("READ_BY", default="as it comes")
 """How it is read unless a test says so."""
-READINGS: tuple[Reading, ...] = ("as it comes", "python", *(() if COMPILED is None else ("compiled",)))
+READINGS: tuple[Reading, ...] = ("as it comes", "python", *(() if SCAN is None else ("compiled",)))
 
 
 def open_session(
@@ -221,6 +223,7 @@ def open_session(
         limiting if callable(limiting) else lambda: limiting,
         GatherRoom() if room is None else room,
         {} if shared is None else shared,
+        Limits(RuleSet()).resources,
     )
     session = PROTOCOL.open_session(context)
     assert isinstance(session, RocketMQSession)

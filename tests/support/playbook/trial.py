@@ -192,7 +192,7 @@ class Trial:
         self.forbidden |= {len(self.all_requests) + index for index in batch.verdicts}
         for index, request in enumerate(batch.requests):
             if self.refuses(len(self.all_requests) + index) and index not in batch.verdicts:
-                batch.verdicts[index] = Refuse(request.resources[0], "some rule", 123_456)
+                batch.add_verdicts({index: Refuse(request.resources[0], "some rule", 123_456)})
         self.all_requests += batch.requests
         for charge in batch.charges:
             self.charged[charge.resources] = self.charged.get(charge.resources, 0) + charge.messages

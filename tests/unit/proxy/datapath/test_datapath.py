@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import socket
 from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -69,9 +70,7 @@ class TestBuilding:
         assert await client.receive_to_end() == b""
         assert await broker_end.receive_to_end() == b""
         await wait_all_tasks_blocked()
-        (bound,) = await sockets.bind(*reserved_address, 1)
-        bound.start()
-        bound.close()
+        socket.create_server(reserved_address).close()
 
     async def test_is_a_data_path_as_the_admin_side_knows_it(self, rig: Rig) -> None:
         path: DataPath = rig.path

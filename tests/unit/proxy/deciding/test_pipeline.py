@@ -72,13 +72,21 @@ def services(now_ns: Callable[[], int]) -> HandlerServices:
     return HandlerServices(Limits(RuleSet()), now_ns)
 
 
-Start = Callable[..., Pipeline]
+class Deciding(Pipeline):
+    async def decide(self, batch: Batch) -> None:
+        """Send one batch through all handlers; afterwards ``batch.verdicts`` is complete."""
+        rest = self.decide_now(batch)
+        if rest is not None:
+            await rest
+
+
+Start = Callable[..., Deciding]
 
 
 @pytest.fixture
 async def start(nursery: trio.Nursery, services: HandlerServices, log: list[Any]) -> Start:
-    def run(*configs: HandlerConfig) -> Pipeline:
-        pipeline = Pipeline(configs, services)
+    def run(*configs: HandlerConfig) -> Deciding:
+        pipeline = Deciding(configs, services)
         nursery.start_soon(pipeline.run)
         return pipeline
 

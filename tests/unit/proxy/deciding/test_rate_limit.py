@@ -10,6 +10,7 @@ import pytest
 import trio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from live_states import states_of
 from pydantic import TypeAdapter, ValidationError
 from trio.testing import MockClock, wait_all_tasks_blocked
 
@@ -193,7 +194,7 @@ def test_batch_is_decided_as_its_single_requests_are(
             for verdict in singly.decide(batch_of(name, costs=[cost]), now_ns).values():
                 expected[index] = verdict
         assert together.decide(batch_of(*names, costs=costs), now_ns) == expected
-        assert list(together.limits.states(now_ns)) == list(singly.limits.states(now_ns))
+        assert states_of(together.limits, now_ns) == states_of(singly.limits, now_ns)
 
 
 @given(steps=STEPS, overlap=st.permutations([("a",), ("a", "b"), ("b",)]))

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from admin.edits.state import EDIT_SOURCE
 from limiter.rules.rule import Rule
 from proxy.stats.snapshot import BUCKETS_S, Durations
 from proxy.stats.timing import Histogram
@@ -69,7 +70,7 @@ async def test_limits_in_force_are_told_with_where_they_come_from(start_rig: Sta
     rules = (
         Rule("line_topic", "free", None, source="--limit"),
         Rule("line_topic", "log-*", 5.0, bytes_per_s=1000.0, source="file:sluice.toml:3"),
-        Rule("line_topic", "log-*", 50.0, shared=True, source="edit 7"),
+        Rule("line_topic", "log-*", 50.0, shared=True, source=f"{EDIT_SOURCE} 7"),
         Rule("line_topic", "kept", 5.0, action="off"),
         Rule("line_topic", "never", None, exempt=True, source="built-in"),
     )

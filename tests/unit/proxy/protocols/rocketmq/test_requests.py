@@ -46,7 +46,7 @@ from proxy.deciding.batch import Side
 from proxy.protocols.base import NO_BOUND, Close, Session, WireCounters
 from proxy.protocols.rocketmq.about import MAX_NAMES
 from proxy.protocols.rocketmq.requests import MAX_HEADER_BYTES, TRIAL_FRAMES, TRIAL_READ_BYTES
-from proxy.protocols.rocketmq.scanning import COMPILED
+from proxy.protocols.rocketmq.scanning import SCAN
 from proxy.protocols.rocketmq.wire.binary import MAX_FIELDS
 from proxy.protocols.rocketmq.wire.codes import MAX_FRAME_BYTES
 
@@ -699,14 +699,19 @@ def test_broker_and_unread_streams_are_read_without_a_bound() -> None:
 # --- How much is looked at in one turn ------------------------------------------------------------
 
 
-def turns(session: Session, chunk: bytes) -> list[list[str]]:
-    """Play one chunk as the driver does; returns the topics that were asked about in each turn."""
+def turns(session: Session, chunk: bytes, *, one_by_one: bool = True) -> list[list[str]]:
+    """Play one chunk as the driver does; returns the topics that were asked about in each turn.
+
+    With ``one_by_one`` what is for each topic is decided by itself.
+    """
     asked, out = [], b""
     left = len(chunk)
     while left:
         batch = session.receive(Side.CLIENT, memoryview(chunk)[-left:], 0)
         assert batch is not None
         asked.append([request.resources[0].name for request in batch.requests])
+        if one_by_one:
+            batch.groups()
         session.decided(batch, 0)
         out += b"".join(session.take(Side.BROKER))
         left = session.left_bytes(Side.CLIENT)
@@ -718,19 +723,23 @@ def turns(session: Session, chunk: bytes) -> list[list[str]]:
 @pytest.mark.parametrize("reading", READINGS)
 def test_many_topics_are_looked_at_in_turns(reading: Reading) -> None:
     topics = [f"t{number}" for number in range(1250)]
-    asked = turns(open_session(reading=reading), b"".join(map(send, topics)))
-    # A scan takes 256 at most, and comes behind the frames of a trial.
-    trial = TRIAL_FRAMES if reading == "as it comes" and COMPILED is not None else 0
-    assert [len(turn) for turn in asked] == [256 + trial, 256, 256, 256, 226 - trial]
+    session = open_session(reading=reading)
+    play = session.receive(Side.CLIENT, memoryview(b"".join(map(send, topics[:100]))), 0)
+    assert play is not None
+    play.groups()
+    session.decided(play, 0)
+    session.take(Side.BROKER)
+    asked = turns(session, b"".join(map(send, topics)))
+    assert [len(turn) for turn in asked] == [256, 256, 256, 256, 226]
     assert list(chain.from_iterable(asked)) == topics
 
 
-@pytest.mark.skipif(COMPILED is None, reason="the compiled scan is not installed")
+@pytest.mark.skipif(SCAN is None, reason="the compiled part is not installed")
 def test_scans_and_single_frames_count_together() -> None:
     unit = A * 20 + send_batch("a", 2)
     asked = turns(open_session(reading="compiled"), unit * 600)
-    assert max(map(len, asked)) <= 22 * 128
-    assert len(asked) == 5
+    assert max(map(len, asked)) <= 22 * 256
+    assert len(asked) == 3
 
 
 @pytest.mark.parametrize("reading", READINGS)
@@ -772,13 +781,25 @@ def test_connection_takes_turns_until_as_many_headers_were_strict_as_a_trial_tak
 
 
 def test_connection_takes_turns_while_its_chunks_take_many_steps() -> None:
-    play = Playbook() >> Client(b"".join(send(f"t{number}") for number in range(100))) << Anything()
+    play = Playbook() >> Client(heartbeat() * 100) << Anything()
     assert play.session.takes_turns(Side.CLIENT)
     play = play >> Client(A) << Anything()
     assert not play.session.takes_turns(Side.CLIENT)
 
 
-@pytest.mark.skipif(COMPILED is None, reason="the compiled scan is not installed")
+@pytest.mark.skipif(SCAN is None, reason="the compiled part is not installed")
+@pytest.mark.parametrize("one_by_one", [True, False])
+def test_parts_of_a_chunk_wait_for_a_turn_only_if_they_are_decided_one_by_one(*, one_by_one: bool) -> None:
+    topics = [f"t{number}" for number in range(3000)]
+    session = open_session(reading="compiled")
+    asked = turns(session, b"".join(map(send, topics)), one_by_one=one_by_one)
+    assert [len(turn) for turn in asked] == [256] * 11 + [184]
+    assert list(chain.from_iterable(asked)) == topics
+    assert session.takes_turns(Side.CLIENT) is one_by_one
+    assert session.reads_fast(Side.CLIENT) is not one_by_one
+
+
+@pytest.mark.skipif(SCAN is None, reason="the compiled part is not installed")
 def test_one_topic_is_scanned_in_one_turn() -> None:
     assert len(turns(open_session(reading="compiled"), A * 10_000)) == 1
 

@@ -12,41 +12,44 @@ from playbook import frames
 from playbook.captures import distinct_frames
 from playbook.playbook import READINGS, Anything, Client, Playbook, Reading
 
+from limiter.compiled import find
+from limiter.deciding.limits import Limits
 from limiter.rules.resource import Resource
-from proxy.deciding.batch import Batch, ConnectionInfo, Refuse, Request, Side, grouped
+from limiter.rules.rule_set import RuleSet
+from proxy.deciding.batch import Batch, ConnectionInfo, Hold, Refuse, Request, Side, Ticket
 from proxy.protocols.base import Close, SessionContext, WireCounters, nobody_takes
 from proxy.protocols.rocketmq.cutting import cut
-from proxy.protocols.rocketmq.gathered import Gathered
 from proxy.protocols.rocketmq.options import RocketMQOptions
 from proxy.protocols.rocketmq.pending import Pending
 from proxy.protocols.rocketmq.requests import RequestStream
-from proxy.protocols.rocketmq.scanning import COMPILED, find, read_by
+from proxy.protocols.rocketmq.scanning import SCAN, read_by
 from proxy.protocols.rocketmq.transactions import Transactions
 
+RESOURCES = Limits(RuleSet()).resources
 CONNECTION = ConnectionInfo(1, "main", "main", "192.0.2.1:40000", "192.0.2.1")
-with_scan = pytest.mark.skipif(COMPILED is None, reason="the compiled scan is not installed")
+with_scan = pytest.mark.skipif(SCAN is None, reason="the compiled part is not installed")
 
 
 def send(topic: str, opaque: int = 1, *, group: str = "pg", flag: int = 0, body: bytes = b"x") -> bytes:
     return frames.json_frame(310, {"a": group, "b": topic}, opaque=opaque, flag=flag, body=body)
 
 
-def test_compiled_scan_of_another_version_is_not_used_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_part_of_another_version_is_not_used_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
     other = ModuleType("other_scan")
     monkeypatch.setitem(sys.modules, "other_scan", other)
     for interface in (None, 0, 1):
         other.INTERFACE = interface  # type: ignore[attr-defined]
         compiled, unusable = find("other_scan")
         assert compiled is None
-        assert unusable.startswith("the compiled scan that is installed belongs to another version")
-    monkeypatch.setattr("proxy.protocols.rocketmq.scanning.COMPILED", None)
+        assert unusable.startswith("the compiled part that is installed belongs to another version")
+    monkeypatch.setattr("proxy.protocols.rocketmq.scanning.SCAN", None)
     assert read_by("auto", "why") == "Python, frame by frame; why"
 
 
-def test_without_a_compiled_scan_frames_are_read_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_compiled_part_frames_are_read_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     assert find("no_such_scan") == (None, "")
     assert read_by("python", "why") == "Python, frame by frame"
-    monkeypatch.setattr("proxy.protocols.rocketmq.scanning.COMPILED", None)
+    monkeypatch.setattr("proxy.protocols.rocketmq.scanning.SCAN", None)
     assert read_by("auto", "") == "Python, frame by frame"
 
 
@@ -91,10 +94,10 @@ _streams = st.lists(
 
 def stream_of(reading: Reading) -> RequestStream:
     """Return a stream; "as it comes" it notes numbers where a scan does, and reads frame by frame all the same."""
-    scan = None if reading == "python" else COMPILED
+    scan = None if reading == "python" else SCAN
     opaques = None if scan is None else scan.opaques()
     owed = Pending(opaques)
-    scanner = None if scan is None or opaques is None or reading == "as it comes" else scan.scanner(opaques)
+    scanner = None if scan is None or opaques is None or reading == "as it comes" else scan.scanner(opaques, RESOURCES)
     context = SessionContext(
         CONNECTION, WireCounters(), lambda: None, False, lambda kind: False, RocketMQOptions(), nobody_takes
     )
@@ -131,13 +134,19 @@ def fed(
             stream.frames,
             stream.missing_bytes(),
             stream.between_frames(),
-            stream.names.shown(),
+            _named(stream),
         ]
         owed.append(len(stream._owed))
         if stream.close is not None:
             told.append(str(stream.close))
             break
     return told, None if reading == "python" else owed
+
+
+def _named(stream: RequestStream) -> object:
+    """Return which names are shown, in whatever order; only how many if there are more."""
+    names, more = stream.shown_names()
+    return len(names) + more if more else set(names)
 
 
 def _plain(request: Request) -> object:
@@ -182,14 +191,12 @@ def test_columns_say_what_their_requests_do(reading: Reading, data: bytes, rando
         groups = batch.groups()
         made = list(gathered)
         assert len(made) == len(gathered)
-        assert [
-            (group.resources, group.producer_group, group.consumes, list(group.indexes), list(group.messages))
-            for group in groups
-        ] == [
-            (group.resources, group.producer_group, group.consumes, list(group.indexes), list(group.messages))
-            for group in grouped(made)
-        ]
-        assert batch.sums_bytes() == Batch(CONNECTION, Side.CLIENT, made).sums_bytes()
+        of_each = {index: group for group in groups for index in group.indexes}
+        assert sorted(of_each) == list(range(len(made)))
+        for index, group in of_each.items():
+            assert group.resources == made[index].resources
+            assert group.producer_group == made[index].producer_group
+            assert group.consumes == made[index].consumes
         plain = Batch(CONNECTION, Side.CLIENT, made)
         for group in groups:
             some = [index for index in group.indexes if random.random() < 0.5]
@@ -202,7 +209,13 @@ def test_columns_say_what_their_requests_do(reading: Reading, data: bytes, rando
 
 
 def test_nothing_is_cut_where_something_is_held() -> None:
-    assert cut(Gathered(), {}, 0, lambda header: None) is not None
+    requests = stream_of(READINGS[0]).feed(memoryview(send("a") + send("b") + send("c")), 0)
+    batch = Batch(CONNECTION, Side.CLIENT, requests)
+    refuse = Refuse(Resource("topic", "a"), "topic:a", 1_000)
+    batch.add_verdicts(dict.fromkeys((0, 1), refuse))
+    assert cut(batch, requests, 0, lambda header: None) is not None
+    batch.add_verdicts({2: Hold(Resource("topic", "c"), "topic:c", Ticket(lambda: None))})
+    assert cut(batch, requests, 0, lambda header: None) is None
 
 
 def test_close_ends_a_scanned_chunk_behind_its_last_frame() -> None:
@@ -252,7 +265,7 @@ def test_stream_reads_fast_while_its_chunks_take_few_steps(reading: Reading) -> 
     stream = stream_of(reading)
     for data, fast in (
         (send("a") * 500, reading == "compiled"),
-        (b"".join(send(f"t{at}") for at in range(100)), False),
+        (b"".join(send(f"t{at}") for at in range(100)), reading == "compiled"),
         (frames.json_frame(34, body=b"{}") * 100, False),
         (send("a", body=bytes(5000)) * 30, True),
     ):

@@ -1,0 +1,98 @@
+"""Counts what was decided: runs of requests, each with one verdict, go to the accounts of one data path."""
+
+from collections.abc import Iterator, Sequence
+
+from limiter.counting.accounts import Accounts
+from limiter.counting.rejections import NUMBERS, Outcome
+from limiter.counting.seconds import Judged, Sender
+from proxy.deciding.batch import Batch, Group, Hold, Refuse, Request, Shadow, Verdict
+
+
+class Tally:
+    """Counts the batches of all connections.
+
+    Args:
+        accounts: told what became of requests.
+
+    Attributes:
+        sender: as the accounts say who sends.
+        held_requests: held now.
+        held_bytes: their size on the wire.
+    """
+
+    def __init__(self, accounts: Accounts) -> None:
+        self._accounts = accounts
+        self.sender = accounts.sender
+        self.held_requests = 0
+        self.held_bytes = 0
+
+    def count(self, batch: Batch, now_ns: int, sender: Sender) -> None:
+        """Count a batch whose verdicts are complete. Handlers that were bypassed make "bypassed" of "admitted".
+
+        For each request with a Hold, ``resolved`` or ``dropped`` must follow once.
+        """
+        tell, exempt = self._accounts.count, batch.connection.exempt
+        passed: Outcome = "exempt" if exempt else "bypassed" if batch.bypassed else "admitted"
+        second, number = self._accounts.at(now_ns), NUMBERS[passed]
+        left = batch.uncounted(lambda segment, judged: segment.count(second, now_ns, sender, number, judged))
+        if batch.verdicts:
+            for group in left:
+                for verdict, indexes, messages in _runs(group, batch):
+                    size_bytes, answers = batch.sums_of(group, indexes)
+                    what = _word(verdict, group.producer_group, answers, passed)
+                    tell(now_ns, group.resources, sender, what, (len(indexes), messages, size_bytes))
+                    if isinstance(verdict, Hold):
+                        self.held_requests += len(indexes)
+                        self.held_bytes += sum([batch.requests[index].size_bytes for index in indexes])
+        else:
+            for group in left:
+                size_bytes = sum(batch.size_bytes(group.indexes)) if group.size_bytes is None else group.size_bytes
+                tell(now_ns, group.resources, sender, passed, (len(group.indexes), sum(group.messages), size_bytes))
+        for charge in batch.charges:
+            if charge.messages or charge.size_bytes:
+                what = "exempt" if exempt else "admitted"
+                tell(now_ns, charge.resources, sender, what, (0, charge.messages, charge.size_bytes))
+
+    def resolved(self, request: Request, verdict: Refuse | Shadow | None, now_ns: int, sender: Sender) -> None:
+        """Count a request that was held, and now passes, though a shadow rule may say no, or is refused."""
+        answers = 0 if request.oneway else 1
+        self._let_go(request, _word(verdict, request.producer_group, answers, "admitted"), now_ns, sender)
+
+    def dropped(self, request: Request, now_ns: int, sender: Sender) -> None:
+        """Count a request that was held when its client left."""
+        self._let_go(request, "dropped", now_ns, sender)
+
+    def _let_go(self, request: Request, what: Outcome | Judged, now_ns: int, sender: Sender) -> None:
+        self.held_requests -= 1
+        self.held_bytes -= request.size_bytes
+        amount = (1, request.messages, 0 if request.consumes else request.size_bytes)
+        self._accounts.count(now_ns, request.resources, sender, what, amount)
+        self._accounts.let_go(now_ns, request.resources)
+
+
+def _word(verdict: Verdict | None, producer_group: str, answers: int, passed: Outcome) -> Outcome | Judged:
+    """Say what becomes of requests with a verdict; what a plug-in makes up lets them pass."""
+    match verdict:
+        case Refuse():
+            return Judged("refuse", verdict.rule, producer_group, verdict.wait_us, answers)
+        case Hold():
+            return Judged("hold", verdict.rule, producer_group)
+        case Shadow():
+            return Judged("shadow", verdict.rule, producer_group)
+    return passed
+
+
+def _runs(group: Group, batch: Batch) -> Iterator[tuple[Verdict | None, Sequence[int], int]]:
+    """Yield verdict, indexes and messages of requests in a row that have the same: one often stands for many."""
+    indexes, first, messages = group.indexes, 0, 0
+    if len(batch.distinct) == 1 and len(batch.verdicts) == len(batch.requests):
+        yield batch.verdicts[indexes[0]], indexes, sum(group.messages)
+        return
+    of_each = [*map(batch.verdicts.get, indexes)]
+    run = of_each[0]
+    for at, (verdict, cost) in enumerate(zip(of_each, group.messages, strict=True)):
+        if verdict is not run:
+            yield run, indexes[first:at], messages
+            run, first, messages = verdict, at, 0
+        messages += cost
+    yield run, indexes[first:], messages

@@ -1,0 +1,88 @@
+"""Tests for taking the traffic of a data path second by second, on manual clocks."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta, timezone
+from typing import Final
+
+import pytest
+import trio
+
+from limiter.rules.resource import Resource
+from limiter.rules.rule_set import RuleSet
+from proxy.common import cooperative
+from proxy.datapath.datapath import DataPathConfig, LocalDataPath
+
+BEGAN: Final = datetime(2026, 3, 29, 0, 59, 59, tzinfo=UTC)
+BEGAN_S: Final = round(BEGAN.timestamp())
+
+
+class Told:
+    """A data path and its clocks."""
+
+    def __init__(self, max_resources: int = 100) -> None:
+        self.now_ns = 0
+        self.wall = BEGAN
+        config = DataPathConfig((), (), RuleSet(), max_resources=max_resources)
+        self.path = LocalDataPath(config, lambda: self.now_ns, lambda: self.wall)
+
+    def pass_s(self, seconds: float) -> None:
+        self.now_ns += round(seconds * 1e9)
+        self.wall += timedelta(seconds=seconds)
+
+    def count(self, names: int = 1) -> None:
+        accounts = self.path._accounts
+        for number in range(names):
+            resources = (Resource("topic", f"t{number}"),)
+            accounts.count(self.now_ns, resources, accounts.sender("192.0.2.1"), "admitted", (1, 1, 1))
+
+
+async def test_seconds_are_the_walls_in_whatever_time_zone_it_is_told() -> None:
+    told = Told()
+    told.wall = BEGAN.astimezone(timezone(timedelta(hours=5, minutes=45)))
+    assert await told.path.take_traffic() == ()
+    told.pass_s(2.5)
+    told.count()
+    assert await told.path.take_traffic() == ()
+    told.pass_s(0.5)
+    assert [each.at_s for each in await told.path.take_traffic()] == [BEGAN_S + 2]
+    told.count()
+    assert [each.at_s for each in await told.path.take_traffic(unfinished=True)] == [BEGAN_S + 3]
+
+
+async def test_cancelled_nothing_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    # However fast the machine is, others have a turn meanwhile.
+    monkeypatch.setattr(cooperative, "STRETCH_NS", 0)
+    told = Told()
+    await told.path.take_traffic()
+    for _ in range(3):
+        told.count(2000)
+        told.pass_s(1)
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        await told.path.take_traffic()
+    assert scope.cancelled_caught
+    seconds = await told.path.take_traffic()
+    assert [each.at_s - BEGAN_S for each in seconds] == [0, 1, 2]
+    assert sum(each.outcomes["admitted"].requests for second in seconds for each in second.resources) == 6000
+    assert sum(second.other for second in seconds) == 3 * 1900
+
+
+async def test_others_have_their_turns_while_much_is_taken() -> None:
+    told = Told(max_resources=20_000)
+    await told.path.take_traffic()
+    told.count(20_000)
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            await trio.lowlevel.checkpoint()
+            turns += 1
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(others)
+        (second,) = await told.path.take_traffic(unfinished=True)
+        assert turns > 3
+        nursery.cancel_scope.cancel()
+    assert len(second.resources) == 20_000

@@ -1,0 +1,182 @@
+"""Tests for what the tally tells the accounts of decided batches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+import pytest
+
+from limiter.counting.accounts import Accounts
+from limiter.counting.rejections import Amount, Outcome, Rejection, TrafficSecond
+from limiter.rules.resource import Resource
+from proxy.deciding.batch import Batch, Charge, ConnectionInfo, Hold, Refuse, Request, Shadow, Side, Ticket, Verdict
+from proxy.deciding.counting import Tally
+
+INFO: Final = ConnectionInfo(1, "main", "main", "192.0.2.1:40000", "192.0.2.1")
+
+
+class Told:
+    """A tally, and what its accounts hand out."""
+
+    def __init__(self) -> None:
+        self.accounts = Accounts()
+        self.tally = Tally(self.accounts)
+        self.sender = self.accounts.sender("192.0.2.1", "JAVA")
+        self.accounts.take(0, unfinished=False)
+
+    def count(
+        self,
+        *requests: Request,
+        charges: tuple[Charge, ...] = (),
+        bypassed: bool = False,
+        exempt: bool = False,
+        **verdicts: Verdict,
+    ) -> Batch:
+        """Count a batch; verdicts are named by the index of their request, as ``at1``."""
+        batch = Batch(msgspec.structs.replace(INFO, exempt=exempt), Side.CLIENT, requests, charges)
+        batch.add_verdicts({int(name.removeprefix("at")): verdict for name, verdict in verdicts.items()})
+        if bypassed:
+            batch.bypassed["rate_limit"] = "late"
+        self.tally.count(batch, 0, self.sender)
+        return batch
+
+    def over(self) -> TrafficSecond:
+        """Return what was counted since the last one."""
+        (span,) = self.accounts.take(0, unfinished=True)
+        *_, second = self.accounts.steps_of([span])
+        assert second is not None
+        return second
+
+    def outcomes(self) -> Mapping[str, Mapping[Outcome, Amount]]:
+        return {each.resource.name: each.outcomes for each in self.over().resources}
+
+    def held(self) -> tuple[int, int]:
+        return self.tally.held_requests, self.tally.held_bytes
+
+
+@pytest.fixture
+def told() -> Told:
+    return Told()
+
+
+def resource(name: str) -> Resource:
+    return Resource("topic", name)
+
+
+def request(*names: str, messages: int = 1, size_bytes: int = 100, group: str = "g", **more: Any) -> Request:
+    given = {"oneway": False, "order_key": None, "handle": None} | more
+    return Request(tuple(map(resource, names)), messages, size_bytes, group, **given)
+
+
+def refuse(rule: str = "rule", wait_us: int = 0) -> Refuse:
+    return Refuse(resource("x"), rule, wait_us)
+
+
+def shadow() -> Shadow:
+    return Shadow(resource("x"), "dark")
+
+
+def hold() -> Hold:
+    return Hold(resource("x"), "slow", Ticket(lambda: None))
+
+
+def test_what_passes_is_counted_for_each_of_its_resources(told: Told) -> None:
+    told.count(
+        request("a", messages=2, size_bytes=10),
+        request("b", messages=3, size_bytes=200),
+        request("a", messages=5, size_bytes=4000),
+        request("b", "c", messages=7, size_bytes=50_000),
+    )
+    second = told.over()
+    assert {each.resource.name: each.outcomes for each in second.resources} == {
+        "a": {"admitted": Amount(2, 7, 4010)},
+        "b": {"admitted": Amount(2, 10, 50_200)},
+        "c": {"admitted": Amount(1, 7, 50_000)},
+    }
+    assert second.rejections == ()
+    assert (second.resources[0].languages, second.resources[0].clients) == ({"JAVA": (2, 0)}, ("192.0.2.1",))
+
+
+def test_runs_of_verdicts_are_told_apart(told: Told) -> None:
+    once, again = refuse("one", 5), refuse("two", 9)
+    requests = [request("a", messages=1 << at, size_bytes=10**at) for at in range(6)]
+    told.count(*requests, at0=once, at1=once, at3=again, at4=shadow())
+    second = told.over()
+    (of,) = second.resources
+    assert of.outcomes == {
+        "refused": Amount(3, 11, 1011),
+        "admitted": Amount(2, 36, 100_100),
+        "shadowed": Amount(1, 16, 10_000),
+    }
+    assert (of.languages, of.busy_answers) == ({"JAVA": (6, 3)}, 3)
+    assert second.rejections == (
+        Rejection(resource("a"), "192.0.2.1", "g", "one", "refuse", Amount(2, 3, 11), 5),
+        Rejection(resource("a"), "192.0.2.1", "g", "two", "refuse", Amount(1, 8, 1000), 9),
+        Rejection(resource("a"), "192.0.2.1", "g", "dark", "shadow", Amount(1, 16, 10_000), 0),
+    )
+
+
+def test_a_refused_oneway_request_gets_no_answer_and_groups_are_told_apart(told: Told) -> None:
+    no = refuse()
+    told.count(request("a"), request("a", oneway=True), request("a", group="h"), at0=no, at1=no, at2=no)
+    second = told.over()
+    assert second.resources[0].busy_answers == 2
+    assert {each.producer_group: each.amount.requests for each in second.rejections} == {"g": 2, "h": 1}
+
+
+def test_bypassed_and_exempt_requests_have_their_own_words_unless_refused(told: Told) -> None:
+    told.count(request("a"), request("b"), bypassed=True, at1=refuse())
+    charge = Charge((resource("a"),), 5, 70)
+    told.count(request("a"), request("b"), charges=(charge,), bypassed=True, exempt=True, at1=refuse())
+    assert told.outcomes() == {
+        "a": {"bypassed": Amount(1, 1, 100), "exempt": Amount(1, 6, 170)},
+        "b": {"refused": Amount(2, 2, 200)},
+    }
+
+
+def test_what_consumes_is_charged_by_its_answer_and_a_charge_is_no_request(told: Told) -> None:
+    told.count(request("a", messages=0, size_bytes=300, consumes=True), bypassed=True)
+    told.count(charges=(Charge((resource("a"),), 32, 9000), Charge((resource("b"),), 0, 0)))
+    assert told.outcomes() == {"a": {"bypassed": Amount(1, 0, 0), "admitted": Amount(0, 32, 9000)}}
+
+
+def test_a_word_of_a_plugin_that_is_none_of_these_lets_pass(told: Told) -> None:
+    told.count(request("a"), at0=Verdict())
+    assert told.outcomes() == {"a": {"admitted": Amount(1, 1, 100)}}
+
+
+def test_what_is_held_is_counted_so_and_again_as_what_it_comes_to(told: Told) -> None:
+    requests = [request("a", "b", messages=1 << at, size_bytes=10**at, oneway=at == 2) for at in range(5)]
+    batch = told.count(*requests, request("c"), **{f"at{at}": hold() for at in range(5)})
+    assert told.held() == (5, 11_111)
+    second = told.over()
+    assert second.resources[0].outcomes == {"held": Amount(5, 31, 11_111)}
+    assert [(each.rule, each.verdict, each.amount.requests) for each in second.rejections[:5]] == [
+        ("slow", "hold", 5),
+        ("slow", "hold", 5),
+    ]
+    tally, sender = told.tally, told.sender
+    tally.resolved(batch.requests[0], None, 1, sender)
+    tally.resolved(batch.requests[1], refuse("full", 77), 2, sender)
+    tally.resolved(batch.requests[2], refuse("full", 7), 3, sender)
+    assert told.accounts.last_stop(resource("b")) == (3, 7, "full", 3)
+    tally.resolved(batch.requests[3], shadow(), 4, sender)
+    tally.dropped(batch.requests[4], 5, sender)
+    assert told.held() == (0, 0)
+    assert told.accounts.last_stop(resource("b")) == (3, 7, "full", 5)
+    second = told.over()
+    for of in second.resources:
+        assert of.outcomes == {
+            "admitted": Amount(1, 1, 1),
+            "refused": Amount(2, 6, 110),
+            "shadowed": Amount(1, 8, 1000),
+            "dropped": Amount(1, 16, 10_000),
+        }
+        assert (of.busy_answers, of.languages, of.clients) == (1, {"JAVA": (5, 2)}, ("192.0.2.1",))
+    assert [(each.rule, each.verdict, each.amount, each.wait_max_us) for each in second.rejections[::2]] == [
+        ("full", "refuse", Amount(2, 6, 110), 77),
+        ("dark", "shadow", Amount(1, 8, 1000), 0),
+    ]
+    assert told.accounts.rules == {"slow": {"hold": (5, 31)}, "full": {"refuse": (2, 6)}, "dark": {"shadow": (1, 8)}}
