@@ -1,17 +1,24 @@
 """One proxied connection: drives a sans-IO session between two sockets.
 
-Each direction is a generator: read, decide, write, read. It runs by plain calls as long as it need not wait, and
-where it must, it yields what it waits for:
+What comes from one peer is read, decided and written to the other by plain calls, in one go. Where that has to wait it
+stops, and what it waits for goes on with it:
 
-    ===== ================================================ ==========================================================
-    READ  its peer's bytes                                 the reactor goes on with it, when the peer may be read
-    WRITE the other peer's socket takes no more            that one's writer does, when all is with the kernel
-    TASK  a lane's verdicts, its turn, or the broker watch a task of the connection's nursery does, when it has these
-    ENDED nothing any more: its stream has ended           nobody does
-    ===== ================================================ ==========================================================
+    ======== ================================================= ============================================
+    Doing    what this peer's direction waits for              who goes on with it
+    ======== ================================================= ============================================
+    READING  bytes of its peer                                 the reactor, when the peer may be read
+    RELAYING nothing: it runs                                  itself
+    TURN     its turn among connections that take long         a task
+    DECIDING the verdicts of a lane                            a task
+    WRITING  the other peer's socket takes no more             that peer's writer, when all is with the kernel
+    LEAVING  the broker watch, as the broker ended its stream  a task
+    ENDING   the end of its stream is behind unwritten bytes   the other peer's writer, likewise
+    ENDED    nothing any more                                  nobody
+    ======== ================================================= ============================================
 
-Only in READ bytes are read, so TCP carries the back pressure. What is written to one peer goes through that peer's one
-writer, whoever queued it. A task for timers exists only for sessions that tick.
+Only in READING bytes are read, so TCP carries the back pressure. What is written to one peer goes through that peer's
+one writer, whoever queued it. There is a task only while something is waited for that is no socket, and for sessions
+that tick.
 
 A request that is held belongs to its ticket: when that is resolved, the session is told and what it queues is
 written, whatever else the connection does. When its peer's stream has ended, or the connection ends, the
@@ -20,90 +27,40 @@ ticket is dropped.
 A connection that Sluice itself ends is parted from in order: what is queued is written, both peers are sent
 the end of the stream, and what they still send is read and dropped for a moment. Closing with unread bytes
 would make the kernel send a reset, and a reset can destroy answers that the client has not read yet.
+
+Whatever a call from outside raises comes to ``Connection.failed``, which ends this connection and no other. One that is
+over does nothing any more; it lets go of everything as soon as what is under way has returned.
 """
 
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
-from enum import Enum, auto
+from enum import Enum
 from functools import partial
 from select import EPOLLIN
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 import trio
 
-from limiter.counting.recorder import NOBODY, Sender
 from proxy.common.buffers import CHUNK_BYTES, BufferPool
 from proxy.common.cooperative import connection_turn
 from proxy.common.log_rate import LogRate
 from proxy.control import LimitCommandReply
-from proxy.deciding.batch import Batch, ConnectionInfo, Hold, Request, Side, Ticket
+from proxy.deciding.batch import Batch, ConnectionInfo, Request, Side, Ticket, drop_tickets
+from proxy.deciding.counting import Tally
 from proxy.deciding.pipeline import Pipeline
 from proxy.net.limit_commands import LimitCommands
-from proxy.net.reactor import Reactor
+from proxy.net.reactor import BROKER, CLIENT, Reactor, Timer
 from proxy.net.sockets import Wire
+from proxy.net.tickets import Tickets
 from proxy.net.writer import PeerError, Writer
 from proxy.protocols.base import Close, CommandRequest, CommandStatus, Session
-from proxy.stats.tally import Tally
 from proxy.stats.timing import Timings
 
+if TYPE_CHECKING:
+    from sluice_native import Resources
+
 _log = structlog.get_logger(__name__)
-
-
-# The held requests of one connection, by their tickets: whose they are, until they are resolved or dropped.
-#
-# What becomes of their bytes is the session's business; when they are resolved is their handler's.
-class Tickets:
-    """The tickets that one connection waits for.
-
-    Args:
-        tally: where requests that are dropped are counted.
-        now_ns: the data path's clock.
-        sender: whose requests they are.
-    """
-
-    def __init__(self, tally: Tally, now_ns: Callable[[], int], sender: Sender = NOBODY) -> None:
-        self._tally = tally
-        self._now_ns = now_ns
-        self._sender = sender
-        #: By the peer that the requests came from, in the order of the wire.
-        self._held: dict[Side, dict[Ticket, Request]] = {side: {} for side in Side}
-
-    def take(self, batch: Batch) -> dict[Ticket, Request]:
-        """Wait for the held requests of a batch that was decided and counted; returns them."""
-        if not any(issubclass(kind, Hold) for kind in set(map(type, batch.verdicts.values()))):
-            return {}
-        taken = {
-            verdict.ticket: batch.requests[index]
-            for index, verdict in sorted(batch.verdicts.items())
-            if isinstance(verdict, Hold)
-        }
-        self._held[batch.side].update(taken)
-        return taken
-
-    def claim(self, side: Side, ticket: Ticket) -> bool:
-        """Wait for a ticket no longer, since it was resolved; False if nobody waited any more."""
-        return self._held[side].pop(ticket, None) is not None
-
-    def drop(self, *sides: Side) -> None:
-        """Give up the held requests of these peers, or of both.
-
-        The last goes first, so that no handler passes on to a request what the one before it leaves.
-        """
-        for side in sides or Side:
-            held, self._held[side] = self._held[side], {}
-            for ticket, request in reversed(held.items()):
-                self._tally.dropped(request, self._now_ns(), self._sender)
-                _drop(ticket)
-
-
-def _drop(ticket: Ticket) -> None:
-    try:
-        ticket.drop()
-    except Exception:  # noqa: BLE001 - whatever it is, the other tickets are dropped all the same
-        _log.exception("handler failed to drop a held request")
-
 
 #: A client whose unwritten answers have grown to this is not read until they are gone.
 OUTBOX_BYTES: Final = 1024 * 1024
@@ -111,6 +68,9 @@ OUTBOX_BYTES: Final = 1024 * 1024
 HALF_CLOSED_S: Final = 60.0
 #: How long parting may take.
 PARTING_S: Final = 1.0
+#: Parts of one chunk that are relayed before others have their turn.
+_PARTS_AT_ONCE: Final = 16
+_NOTHING: Final = memoryview(b"")
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +87,7 @@ class Services:
     timings: Timings
     reactor: Reactor
     limiting: Callable[[], bool] = lambda: True
+    resources: "Resources | None" = None
     log_rate: LogRate = field(default_factory=LogRate)
 
     def log_failed(self, info: ConnectionInfo, error: Exception) -> None:
@@ -138,16 +99,279 @@ class Services:
             )
 
 
-class Waits(Enum):
-    """What one direction waits for; the module's docstring says who goes on with it."""
+class Doing(Enum):
+    """What one direction does; the module's docstring says what it waits for."""
 
-    READ = auto()
-    WRITE = auto()
-    TASK = auto()
-    ENDED = auto()
+    READING = "reading"
+    RELAYING = "relaying"
+    TURN = "turn"
+    DECIDING = "deciding"
+    WRITING = "writing"
+    LEAVING = "leaving"
+    ENDING = "ending"
+    ENDED = "ended"
 
 
-_Steps = Generator[Waits, None, None]
+#: What may come next, in the manner of h11.
+NEXT: Final[dict[Doing, set[Doing]]] = {
+    Doing.READING: {Doing.RELAYING},
+    Doing.RELAYING: {Doing.READING, Doing.TURN, Doing.DECIDING, Doing.WRITING, Doing.LEAVING, Doing.ENDING},
+    Doing.TURN: {Doing.RELAYING},
+    Doing.DECIDING: {Doing.RELAYING},
+    Doing.WRITING: {Doing.RELAYING, Doing.READING, Doing.TURN},
+    Doing.LEAVING: {Doing.RELAYING},
+    Doing.ENDING: {Doing.ENDED},
+    Doing.ENDED: set(),
+}
+
+
+class Peer(Writer):
+    """One of the two peers of a connection: the direction that comes from it, and the writer of what goes to it.
+
+    Attributes:
+        doing: what the direction does.
+        opposite: the other peer.
+    """
+
+    __slots__ = (
+        "_buffer",
+        "_chunk",
+        "_connection",
+        "_large",
+        "_observed",
+        "_services",
+        "_session",
+        "doing",
+        "opposite",
+    )
+
+    opposite: "Peer"
+
+    def __init__(self, connection: "Connection", side: Side, wire: Wire, services: Services, session: Session) -> None:
+        super().__init__(services.reactor, side, wire, session.take)
+        self._connection = connection
+        self._services = services
+        self._session = session
+        self._observed = side is Side.BROKER and services.pipeline.wants_responses
+        #: What was read into, and what is there to be relayed, until that is with the kernel.
+        self._buffer: memoryview | None = None
+        self._chunk = _NOTHING
+        self._large = False
+        self.doing = Doing.READING
+
+    def readable(self) -> None:
+        """Read the peer and relay what it sent, if its direction waits for that."""
+        if self.doing is not Doing.READING or self._connection.over:
+            # Not looked at before: mostly a direction is back before there is more to read.
+            self.want_no_more(EPOLLIN)
+            return
+        self.doing = Doing.RELAYING
+        if self._session.takes_turns(self.side) and self._connection.parting is None:
+            self._wait(Doing.TURN, connection_turn, self._read)
+        else:
+            self._read()
+
+    def writable(self) -> None:
+        """Write more to the peer, and go on with what waits for that."""
+        if self._connection.over:
+            self.unwatch()
+            return
+        self.write_on()
+        if not self.busy:
+            self.opposite.go_on()
+            self._connection.progressed()
+
+    def failed(self, error: Exception) -> None:
+        """End the connection for a fault. One that is parted from goes on with that."""
+        connection = self._connection
+        connection.failed(error)
+        for peer in (self, self.opposite):
+            connection.guard(peer.go_on)
+
+    def go_on(self) -> None:
+        """Go on if the direction waits for the other peer's writer, or failed on its way."""
+        if self._connection.over:
+            return
+        if self.doing is Doing.WRITING or self.doing is Doing.RELAYING:
+            if self._written():
+                self._relay()
+        elif self.doing is Doing.ENDING:
+            self._end_written()
+
+    def let_go(self) -> None:
+        """Be done; nothing is called any more."""
+        self.unwatch()
+        self._give_back()
+        # The two know each other. What a session remembers of unanswered requests can be a megabyte, and the garbage
+        # collector seldom looks at what lives as long as a connection.
+        del self._session, self._take, self.opposite
+
+    def _wait(self, doing: Doing, wait: Callable[[], Awaitable[None]], then: Callable[[], None]) -> None:
+        """Let the direction wait for something that is no socket."""
+        self.doing = doing
+        self._connection.start_soon(self._wait_then, wait, then)
+
+    async def _wait_then(self, wait: Callable[[], Awaitable[None]], then: Callable[[], None]) -> None:
+        try:
+            await wait()
+        except Exception as error:  # noqa: BLE001 - as the reactor does
+            then = partial(self.failed, error)
+        if self._connection.over:
+            return
+        self.doing = Doing.RELAYING
+        try:
+            then()
+        except Exception as error:  # noqa: BLE001 - as the reactor does
+            self.failed(error)
+
+    def _read(self) -> None:
+        connection, session, side = self._connection, self._session, self.side
+        if connection.must_wait(side):
+            self.doing = Doing.READING
+            self.want_no_more(EPOLLIN)
+            return
+        room = buffer = self._buffer = self._services.buffers.borrow(large=self._large and session.reads_fast(side))
+        held_back = 0
+        if connection.parting is None:
+            held_back = session.held_back(side)
+            if held_back >= len(buffer):
+                # There would be no room to read into. The session takes a frame in two pieces as well.
+                held_back = 0
+            most = session.most_bytes(side)
+            if connection.draining and side is Side.CLIENT:
+                # No more than the frame in hand.
+                most = min(most, session.missing_bytes(side))
+            room = buffer[held_back : held_back + most]
+        try:
+            count = self.wire.receive_into(room)
+        except OSError as error:
+            if connection.parting is None:
+                raise PeerError(side, error) from None
+            count = 0
+        if count:
+            large = held_back + count == len(buffer) or count > CHUNK_BYTES
+            if large is not self._large:
+                self._large = large
+                # A broker's large answers are waited for, so they go before floods; but not before what clients ask.
+                self.move((BROKER if side is Side.BROKER else CLIENT) + large)
+            connection.bytes_read[side] += count
+            self._services.bytes_read[side] += count
+            if connection.parting is None:
+                if connection.ended is not None:
+                    # Who goes on after the other has ended may do so for longer.
+                    connection.end_in(connection.half_closed_s)
+                if held_back:
+                    buffer[:held_back] = session.take_back(side)
+                self._chunk = buffer[: held_back + count]
+                self._relay()
+                return
+        self._give_back()
+        if count == 0:
+            self._stream_ended()
+        else:
+            self.doing = Doing.READING
+            connection.progressed()
+
+    def _relay(self) -> None:
+        """Relay a chunk, or what the session left of one, in parts."""
+        for _ in range(_PARTS_AT_ONCE):
+            if not self._relay_part():
+                return
+        self._wait(Doing.TURN, connection_turn, self._relay)
+
+    def _relay_part(self) -> bool:
+        """Have the session read what it will, and the handlers decide it; return whether more is to follow at once."""
+        connection = self._connection
+        if connection.parting is not None:
+            # Since the last of it was read.
+            return self._written()
+        read_ns = self._services.now_ns()
+        batch = self._session.receive(self.side, self._chunk, read_ns)
+        if batch is None:
+            return self._decided()
+        if not batch.requests:
+            # It only charges: what the session queued need not wait for that.
+            self.opposite.flush()
+        rest = connection.begin(batch)
+        if rest is None:
+            return self._decided(batch, read_ns)
+        decided = partial(self._decided_late, batch, read_ns)
+        self._wait(Doing.DECIDING, partial(connection.decide_later, batch, rest), decided)
+        return False
+
+    def _decided_late(self, batch: Batch, read_ns: int) -> None:
+        if self._decided(batch, read_ns):
+            self._relay()
+
+    def _decided(self, batch: Batch | None = None, read_ns: int = 0) -> bool:
+        """Write what comes of a chunk, for either peer; return as ``_relay_part`` does."""
+        services = self._services
+        if batch is not None:
+            requests = self._connection.decided(batch)
+            if requests:
+                # Before the write, which lasts for as long as the broker does not read.
+                services.timings.processing.observe(services.now_ns() - read_ns, requests)
+        if self._observed:
+            responses = self._session.take_responses()
+            if responses:
+                services.pipeline.observe(self._connection.info, responses)
+        # Before the other peer's, which may have to wait: refusals need not wait for a slow broker.
+        self.flush()
+        self.opposite.flush()
+        return self._written()
+
+    def _written(self) -> bool:
+        """Read on once what came of a chunk is with the kernel; until then nothing else is read into its buffer.
+
+        Returns:
+            As ``_relay_part`` does.
+        """
+        connection = self._connection
+        if connection.over:
+            return False
+        if self.opposite.busy:
+            self.doing = Doing.WRITING
+            return False
+        left = self._session.left_bytes(self.side)
+        if left and connection.parting is None:
+            self._chunk = self._chunk[-left:]
+            if not self._session.takes_turns(self.side):
+                self.doing = Doing.RELAYING
+                return True
+            self._wait(Doing.TURN, connection_turn, self._relay)
+        else:
+            self._give_back()
+            self.doing = Doing.READING
+        connection.progressed()
+        return False
+
+    def _give_back(self) -> None:
+        if self._buffer is not None:
+            self._services.buffers.give_back(self._buffer)
+            self._buffer, self._chunk = None, _NOTHING
+
+    def _stream_ended(self) -> None:
+        connection = self._connection
+        if self.side is Side.BROKER and connection.ended is None and connection.parting is None:
+            self._wait(Doing.LEAVING, connection.broker_left, self._pass_end_on)
+        else:
+            self._pass_end_on()
+
+    def _pass_end_on(self) -> None:
+        """Carry the end of the stream to the other peer; its direction goes on for as long as it is used."""
+        self.doing = Doing.ENDING
+        connection = self._connection
+        connection.stream_ended(self.side)
+        if connection.parting is None:
+            self._session.end(self.side, self._services.now_ns())
+            self.opposite.end()
+        self._end_written()
+
+    def _end_written(self) -> None:
+        if not self.opposite.busy:
+            self.doing = Doing.ENDED
+            self.want_no_more(EPOLLIN)
+            self._connection.end_passed_on()
 
 
 class Connection:
@@ -160,7 +384,16 @@ class Connection:
         services: shared by all connections.
         open_session: makes the session; it is given the connection's waker, and what takes questions to Sluice itself.
         broker_left: called when the broker has ended the connection of itself, before the client hears of it.
+        on_over: called once the connection is over and has let go of everything but the sockets, with the reason, one
+            word for the metric, and a sentence for the log.
         half_closes: as the protocol says.
+
+    Attributes:
+        parting: why it ends, if it does: the reason and the sentence.
+        over: nothing is done any more.
+        ended: whose stream was the first to end.
+        draining: no further requests are read.
+        half_closed_s: how long the peer that has not ended may be silent.
     """
 
     def __init__(
@@ -172,301 +405,190 @@ class Connection:
         open_session: Callable[[Callable[[], None], Callable[[CommandRequest], CommandStatus]], Session],
         *,
         broker_left: Callable[[], Awaitable[None]],
+        on_over: Callable[[str, str], None],
         half_closes: bool,
     ) -> None:
         self.info = info
-        self.wires = {Side.CLIENT: client, Side.BROKER: broker}
         self.opened_ns = services.now_ns()
-        self.bytes_read = dict.fromkeys(Side, 0)
+        self.bytes_read = {Side.CLIENT: 0, Side.BROKER: 0}
+        self.broker_left = broker_left
+        self.parting: tuple[str, str] | None = None
+        self.over = False
+        self.ended: Side | None = None
         self._services = services
-        self._broker_left = broker_left
+        self._on_over = on_over
         self._half_closes = half_closes
-        self._half_closed_s = HALF_CLOSED_S
-        self.session = open_session(self._wake_up, self._ask)
-        self._watches = {
-            side: services.reactor.watch(self.wires[side], partial(self._readable, side), partial(self._writable, side))
-            for side in Side
-        }
-        self._writers = {side: Writer(side, self.wires[side], self._watches[side], self.session.take) for side in Side}
-        self._pumps = {side: self._pump(side) for side in Side}
-        #: What each direction waits for; None while it runs.
-        self._waits: dict[Side, Waits | None] = dict.fromkeys(Side)
-        self._both_ended = trio.Event()
-        self._scope = trio.CancelScope()
-        self._nursery: trio.Nursery | None = None
+        self.half_closed_s = HALF_CLOSED_S
+        self._timer: Timer | None = None
+        #: Of the tasks that wait for something.
+        self._scopes: set[trio.CancelScope] = set()
         self._woken = trio.Event()
-        self._ended: Side | None = None
         self._deciding = 0
-        self._sender = Sender(info.address)
-        self._tickets = Tickets(services.tally, services.now_ns, self._sender)
-        self._draining = False
-        self._parting: tuple[str, str] | None = None
+        self._tickets = Tickets(services.tally, services.now_ns, services.tally.sender(info.address))
+        self.draining = False
+        self.session = open_session(self._wake_up, self._ask)
+        wires = {Side.CLIENT: client, Side.BROKER: broker}
+        self.peers = {side: Peer(self, side, wire, services, self.session) for side, wire in wires.items()}
+        for side, peer in self.peers.items():
+            peer.opposite = self.peers[side.other]
 
-    async def run(self) -> tuple[str, str]:
-        """Relay until both directions have ended, or something ends the connection.
-
-        Returns:
-            Why it ended: one word for the metric, and a sentence for the log.
-        """
-        try:
-            with self._scope:
-                await self._relay_both()
-        finally:
-            for side in Side:
-                self._watches[side].close()
-                self._pumps[side].close()
-            self._tickets.drop()
-            self.session.close()
-            self._services.commands.forget(self.info.id)
-            # They know this connection, and it them. What a session remembers of unanswered requests can be a megabyte,
-            # and the garbage collector seldom looks at what lives as long as a connection.
-            self._writers.clear()
-            self._watches.clear()
-            self._pumps.clear()
-            del self.session
-        if self._parting is not None:
-            return self._parting
-        ended = (self._ended or Side.CLIENT).value
-        reason = "half_closed" if self._half_closes else f"{ended}_closed"
-        return reason, f"silent for {self._half_closed_s:.0f} s after the end of the {ended}'s stream"
-
-    async def _relay_both(self) -> None:
-        async with trio.open_nursery() as nursery:
-            self._nursery = nursery
-            if self.session.ticks:
-                nursery.start_soon(self._guard, self._tick)
-            for side in Side:
-                self._go_on(side)
-            try:
-                await self._both_ended.wait()
-            finally:
-                # Nothing is begun any more, in whatever order the tasks end that are cancelled with the data path.
-                for watch in self._watches.values():
-                    watch.close()
-            ended = (self._ended or Side.CLIENT).value
-            self._parting = self._parting or (f"{ended}_closed", f"the {ended} closed first")
-            nursery.cancel_scope.cancel()
+    def start(self) -> None:
+        """Relay until both directions have ended, or something ends the connection."""
+        if self.session.ticks:
+            self.start_soon(self._tick, self.session)
+        self.guard(self.progressed)
 
     def finish(self, reason: str, detail: str) -> None:
         """End the connection at once, whatever is under way; the first reason given is the one that counts."""
-        if self._parting is None:
-            self._parting = (reason, detail)
-        self._scope.cancel()
+        if self.parting is None:
+            self.parting = (reason, detail)
+        if not self.over:
+            self.over = True
+            for scope in self._scopes:
+                scope.cancel()
+            self._tickets.drop()
+            self._services.reactor.soon(self._end)
+
+    def _end(self) -> None:
+        if not self.peers:
+            # Let go of meanwhile, as the server ends.
+            return
+        self.let_go()
+        assert self.parting is not None  # noqa: S101 - that is why it ends
+        self._on_over(*self.parting)
+
+    def let_go(self) -> None:
+        """Let go of everything but the sockets; nothing of the connection is under way, and nothing is begun."""
+        self.over = True
+        if self._timer is not None:
+            self._timer.cancel()
+        for peer in self.peers.values():
+            peer.let_go()
+        self.peers.clear()
         self._tickets.drop()
+        try:
+            self.session.close()
+        except Exception as error:  # noqa: BLE001 - as in guard
+            self._services.log_failed(self.info, error)
+        self._services.commands.forget(self.info.id)
+        del self.session
 
     def drain(self) -> None:
         """Read no further requests, and part once every request in flight has its answer."""
-        self._draining = True
-        with self._guarded():
-            self._check_drained()
+        self.draining = True
+        self.guard(self._check_drained)
 
-    def start_soon(self, task: Callable[..., Awaitable[None]], *args: object) -> None:
-        """Run something beside the two directions."""
-        assert self._nursery is not None  # noqa: S101 - there is nothing to do before the connection runs
-        self._nursery.start_soon(self._guard, task, *args)
-
-    def progressed(self) -> None:
-        """Look again at what had to wait for a write or for the session."""
-        for side in Side:
-            if self._waits[side] is Waits.READ:
-                self._want_to_read(side)
-        if self._draining:
-            self._check_drained()
-
-    def _wake_up(self) -> None:
-        self._woken.set()
-
-    def _ask(self, ask: CommandRequest) -> CommandStatus:
-        return self._services.commands.ask(self.info, ask, self._on_replied)
-
-    def _on_replied(self, ask: CommandRequest, reply: LimitCommandReply) -> None:
-        """Tell the session what is answered to its client; called by whoever answers."""
-        if self._parting is not None or self._scope.cancel_called:
-            return
-        with self._guarded():
-            try:
-                self.session.replied(ask, reply, self._services.now_ns())
-            except Close as close:
-                self._part(close.reason, close.detail)
-                return
-            self._writers[Side.CLIENT].flush()
-            self.progressed()
-
-    async def _guard(self, task: Callable[..., Awaitable[None]], *args: object) -> None:
-        with self._guarded():
-            await task(*args)
-
-    @contextmanager
-    def _guarded(self) -> Iterator[None]:
-        """Let no error of one connection reach another."""
+    def guard(self, step: Callable[..., None], *args: object) -> None:
+        """Do something of which no error may reach another connection."""
         try:
-            yield
+            step(*args)
         except Exception as error:  # noqa: BLE001 - whatever it is
-            self._failed(error)
+            self.failed(error)
 
-    def _failed(self, error: Exception) -> None:
-        if isinstance(error, PeerError):
-            # Who is parted from may be gone already; the other peer is still written what waits for it.
-            if self._parting is None:
-                self.finish(f"{error.side.value}_error", str(error))
-        else:
+    def failed(self, error: Exception) -> None:
+        """Do what a session's Close says, or end the connection for a fault."""
+        if isinstance(error, Close):
+            self._part(error.reason, error.detail)
+        elif not isinstance(error, PeerError):
             # A fault of ours ends this connection, and no other.
             self._services.log_failed(self.info, error)
             self.finish("internal_error", repr(error))
+        elif self.parting is None:
+            # Who is parted from may be gone already; the other peer is still written what waits for it.
+            self.finish(f"{error.side.value}_error", str(error))
 
-    def _readable(self, side: Side) -> None:
-        """Read a peer, if its direction waits for that."""
-        if self._waits[side] is not Waits.READ:
-            # Not looked at before: mostly a direction is back before there is more to read.
-            self._watches[side].want_no_more(EPOLLIN)
-        else:
-            self._go_on(side)
+    def start_soon(self, task: Callable[..., Awaitable[None]], *args: object) -> None:
+        """Run something that waits, for as long as the connection is not over."""
+        scope = trio.CancelScope()
+        if self.over:
+            scope.cancel()
+        self._scopes.add(scope)
+        self._services.reactor.start_soon(self._run_task, scope, task, *args)
 
-    def _writable(self, side: Side) -> None:
-        """Write more to a peer, and go on with the direction that waits for that."""
-        if self._scope.cancel_called:
-            # What was read into may be another's buffer by now, so nothing is written any more.
-            self._watches[side].close()
-            return
+    async def _run_task(self, scope: trio.CancelScope, task: Callable[..., Awaitable[None]], *args: object) -> None:
         try:
-            written = self._writers[side].go_on()
-        except Exception as error:  # noqa: BLE001 - as in _guarded
-            self._failed(error)
-            written = True
-        if written:
-            if self._waits[side.other] is Waits.WRITE:
-                self._go_on(side.other)
-            with self._guarded():
-                self.progressed()
+            with scope:
+                await task(*args)
+        except Exception as error:  # noqa: BLE001 - as in guard
+            self.failed(error)
+        finally:
+            self._scopes.discard(scope)
 
-    def _go_on(self, side: Side) -> None:
-        """Let one direction go on until it has to wait again."""
-        if self._scope.cancel_called:
-            self._watches[side].close()
-            return
-        self._waits[side] = None
-        try:
-            waits = next(self._pumps[side], Waits.ENDED)
-        except Exception as error:  # noqa: BLE001 - as in _guarded
-            self._failed(error)
-            waits = Waits.ENDED
-        self._waits[side] = waits
-        if waits is Waits.READ:
-            # The session is asked, and what it raises is its own connection's fault.
-            with self._guarded():
-                self._want_to_read(side)
-        elif waits is Waits.ENDED:
-            self._watches[side].want_no_more(EPOLLIN)
-            if self._waits[side.other] is Waits.ENDED:
-                self._both_ended.set()
+    def progressed(self) -> None:
+        """Look again at what had to wait for a write or for the session."""
+        for peer in self.peers.values():
+            if peer.doing is Doing.READING and not peer.events & EPOLLIN and not self.must_wait(peer.side):
+                peer.want(EPOLLIN)
+        if self.draining:
+            self._check_drained()
 
-    def _want_to_read(self, side: Side) -> None:
-        """Have the reactor call as soon as this peer can be read, unless it may not be read now."""
-        if not self._must_wait(side):
-            self._watches[side].want(EPOLLIN)
+    def must_wait(self, side: Side) -> bool:
+        """Whether this peer may not be read now."""
+        if self.parting is not None:
+            return False
+        session = self.session
+        if session.paused(side):
+            return True
+        if side is Side.CLIENT:
+            if self.draining and session.between_frames(side):
+                return True
+            return session.backlog_bytes(side) > OUTBOX_BYTES
+        return False
 
-    def _await(self, side: Side, task: Callable[..., Awaitable[None]], *args: object) -> _Steps:
-        """Let a direction wait for a task of its own."""
-        self.start_soon(self._then_go_on, side, task, *args)
-        yield Waits.TASK
+    def stream_ended(self, side: Side) -> None:
+        """Take note that one peer's stream has ended."""
+        if self.parting is None:
+            self._tickets.drop(side)
+        if self.ended is None:
+            self.ended = side
+            if self.parting is None:
+                self.end_in(HALF_CLOSED_S)
 
-    async def _then_go_on(self, side: Side, task: Callable[..., Awaitable[None]], *args: object) -> None:
-        await task(*args)
-        self._go_on(side)
+    def end_passed_on(self) -> None:
+        """End the connection if both streams have ended, or soon.
 
-    def _pump(self, side: Side) -> _Steps:
-        """Carry one direction until its end."""
-        wire, buffers = self.wires[side], self._services.buffers
-        bytes_read = self._services.bytes_read
-        large = False
-        while True:
-            yield Waits.READ
-            if self.session.takes_turns(side):
-                yield from self._await(side, connection_turn)
-            if self._must_wait(side):
-                self._watches[side].want_no_more(EPOLLIN)
-                continue
-            buffer = buffers.borrow(large=large and self.session.reads_fast(side))
-            try:
-                held_back = self.session.held_back(side)
-                if held_back >= len(buffer):
-                    # There would be no room to read into. The session takes a frame in two pieces as well.
-                    held_back = 0
-                room = self._room(side, buffer, held_back)
-                try:
-                    count = wire.receive_into(room)
-                except OSError as error:
-                    raise PeerError(side, error) from None
-                if count is None:
-                    continue
-                if count == 0:
-                    break
-                large = count == len(room) or count > CHUNK_BYTES
-                self.bytes_read[side] += count
-                bytes_read[side] += count
-                if self._parting is not None:
-                    continue
-                if self._ended is not None:
-                    self._scope.deadline = trio.current_time() + self._half_closed_s
-                try:
-                    if held_back:
-                        buffer[:held_back] = self.session.take_back(side)
-                    yield from self._carry(side, buffer[: held_back + count])
-                except Close as close:
-                    self._part(close.reason, close.detail)
-                    yield from self._until_written(side.other)
-                    continue
-            finally:
-                buffers.give_back(buffer)
-            self.progressed()
-        yield from self._pass_end_on(side)
-
-    def _room(self, side: Side, buffer: memoryview, held_back: int) -> memoryview:
-        """Return as much of the buffer as may be filled, behind what is held back of the peer's frame.
-
-        A drain takes no more than the client's frame in hand.
+        Where the protocol knows no half-close nobody waits for what the other peer still has to say. It may hang, so
+        both sides end soon, once all that came before the end is written.
         """
-        if self._parting is not None:
-            return buffer
-        most = self.session.most_bytes(side)
-        if self._draining and side is Side.CLIENT:
-            most = min(most, self.session.missing_bytes(side))
-        return buffer[held_back : held_back + most]
+        if all(peer.doing is Doing.ENDED for peer in self.peers.values()):
+            ended = (self.ended or Side.CLIENT).value
+            self.finish(f"{ended}_closed", f"the {ended} closed first")
+        elif not self._half_closes and self.parting is None:
+            self.half_closed_s = PARTING_S
+            self.end_in(PARTING_S)
 
-    def _carry(self, side: Side, chunk: memoryview) -> _Steps:
-        """Relay one chunk, in as many turns as the session asks for, and write what comes of it."""
-        services, session = self._services, self.session
-        own, other = self._writers[side], self._writers[side.other]
-        while True:
-            read_ns = services.now_ns()
-            batch = session.receive(side, chunk, read_ns)
-            if batch is not None:
-                if not batch.requests:
-                    # It only charges: what the session queued need not wait for that.
-                    other.flush()
-                rest = self._begin(batch)
-                if rest is not None:
-                    yield from self._await(side, self._decide_later, rest)
-                requests = self._decided(batch)
-                if requests:
-                    # Before the write, which lasts for as long as the broker does not read.
-                    services.timings.processing.observe(services.now_ns() - read_ns, requests)
-            if side is Side.BROKER and services.pipeline.wants_responses:
-                responses = session.take_responses()
-                if responses:
-                    services.pipeline.observe(self.info, responses)
-            # Before the other peer's, which may have to wait: refusals need not wait for a slow broker.
-            own.flush()
-            while not other.flush():
-                yield Waits.WRITE
-            left = session.left_bytes(side)
-            if not left or self._parting is not None:
-                return
-            chunk = chunk[-left:]
-            self.progressed()
-            yield from self._await(side, connection_turn)
+    def end_in(self, delay_s: float) -> None:
+        """Be over after so long; what was said before counts no more."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._services.reactor.after(delay_s, self._time_is_over)
 
-    def _begin(self, batch: Batch) -> Coroutine[Any, Any, None] | None:
+    def _time_is_over(self) -> None:
+        ended = (self.ended or Side.CLIENT).value
+        reason = "half_closed" if self._half_closes else f"{ended}_closed"
+        self.finish(reason, f"silent for {self.half_closed_s:.0f} s after the end of the {ended}'s stream")
+
+    def _part(self, reason: str, detail: str) -> None:
+        """End the connection in order, as the module's docstring says; what is read from here on is dropped."""
+        if self.parting is not None:
+            return
+        self.parting = (reason, detail)
+        self.end_in(PARTING_S)
+        self._tickets.drop()
+        for peer in self.peers.values():
+            self.guard(peer.end)
+        self.progressed()
+
+    def _check_drained(self) -> None:
+        if (
+            self.parting is None
+            and not self._deciding
+            and self.session.in_flight() == 0
+            and all(self.session.between_frames(side) and not peer.busy for side, peer in self.peers.items())
+        ):
+            self._part("drained", "no request was in flight")
+
+    def begin(self, batch: Batch) -> Coroutine[Any, Any, None] | None:
         """Have the handlers decide one batch; returns what is to be awaited for that, if a lane is to be waited for."""
         rest = None
         # From now on, since a handler may resolve tickets while it decides, and a drain then looks whether it may part.
@@ -478,21 +600,25 @@ class Connection:
                 self._deciding -= 1
         return rest
 
-    async def _decide_later(self, rest: Coroutine[Any, Any, None]) -> None:
+    async def decide_later(self, batch: Batch, rest: Coroutine[Any, Any, None]) -> None:
+        """Wait for what ``begin`` returned."""
         try:
             await rest
         finally:
             self._deciding -= 1
+        if self.over:
+            # It ended when the verdicts were there and nobody had taken them.
+            drop_tickets(batch.verdicts)
 
-    def _decided(self, batch: Batch) -> int:
+    def decided(self, batch: Batch) -> int:
         """Count a batch that the handlers have decided, and tell the session; return how many are not held."""
-        services, sender = self._services, self._sender
-        if not sender.language:
-            sender.language = self.session.language
+        services = self._services
+        if not self._tickets.sender.language and self.session.language:
+            self._tickets.sender = services.tally.sender(self.info.address, self.session.language)
         now_ns = services.now_ns()
-        services.tally.count(batch, now_ns, sender)
+        services.tally.count(batch, now_ns, self._tickets.sender)
         tickets = self._tickets.take(batch) if batch.verdicts else {}
-        if tickets and (self._parting is not None or self._scope.cancel_called):
+        if tickets and (self.parting is not None or self.over):
             self._tickets.drop()
         self.session.decided(batch, now_ns)
         for ticket, request in tickets.items():
@@ -501,69 +627,40 @@ class Connection:
 
     def _on_resolved(self, side: Side, request: Request, held_ns: int, ticket: Ticket) -> None:
         """Tell the session what becomes of a request that was held since then; called by who resolved its ticket."""
-        if self._scope.cancel_called:
-            # What was read into may be another's buffer by now, so nothing is written any more.
-            self._tickets.drop()
-        if not self._tickets.claim(side, ticket):
-            return
-        services = self._services
-        now_ns = services.now_ns()
-        services.timings.held.observe(now_ns - held_ns)
-        with self._guarded():
-            services.tally.resolved(request, ticket.refuse or ticket.shadow, now_ns, self._sender)
-            try:
-                self.session.resolved(request, ticket.refuse, now_ns)
-            except Close as close:
-                self._part(close.reason, close.detail)
-                return
-            for writer in self._writers.values():
-                writer.flush()
-            self.progressed()
+        if self._tickets.claim(side, ticket):
+            now_ns = self._services.now_ns()
+            self._services.timings.held.observe(now_ns - held_ns)
+            self.guard(self._resolved, request, ticket, now_ns)
 
-    def _until_written(self, side: Side) -> _Steps:
-        """Wait until all that was taken for a peer is with the kernel."""
-        while self._writers[side].busy:
-            yield Waits.WRITE
+    def _resolved(self, request: Request, ticket: Ticket, now_ns: int) -> None:
+        self._services.tally.resolved(request, ticket.refuse or ticket.shadow, now_ns, self._tickets.sender)
+        self.session.resolved(request, ticket.refuse, now_ns)
+        self._flush()
 
-    def _pass_end_on(self, side: Side) -> _Steps:
-        """Carry one peer's end of stream to the other; the other direction goes on for as long as it is used.
+    def _flush(self) -> None:
+        """Write what the session has for either peer, outside of a chunk."""
+        for peer in self.peers.values():
+            peer.flush()
+        self.progressed()
 
-        Where the protocol knows no half-close nobody waits for what the other peer still has to say. It may hang, so
-        both sides end soon, once all that came before the end is written.
-        """
-        if side is Side.BROKER and self._ended is None and self._parting is None:
-            yield from self._await(side, self._broker_left)
-        if self._ended is None:
-            self._ended = side
-            if self._parting is None:
-                self._scope.deadline = trio.current_time() + HALF_CLOSED_S
-        if self._parting is None:
-            self._tickets.drop(side)
-            self.session.end(side, self._services.now_ns())
-            while not self._writers[side.other].end():
-                yield Waits.WRITE
-            if not self._half_closes and self._parting is None:
-                self._half_closed_s = PARTING_S
-                self._scope.deadline = trio.current_time() + PARTING_S
-        # When both directions have ended nothing more is written.
-        yield from self._until_written(side.other)
+    def _ask(self, ask: CommandRequest) -> CommandStatus:
+        return self._services.commands.ask(self.info, ask, self._on_replied)
 
-    def _must_wait(self, side: Side) -> bool:
-        """Whether this peer may not be read now."""
-        if self._parting is not None:
-            return False
-        session = self.session
-        if session.paused(side):
-            return True
-        if side is Side.CLIENT:
-            if self._draining and session.between_frames(side):
-                return True
-            return session.backlog_bytes(side) > OUTBOX_BYTES
-        return False
+    def _on_replied(self, ask: CommandRequest, reply: LimitCommandReply) -> None:
+        """Tell the session what is answered to its client; called by whoever answers."""
+        if self.parting is None:
+            self.guard(self._replied, ask, reply)
 
-    async def _tick(self) -> None:
+    def _replied(self, ask: CommandRequest, reply: LimitCommandReply) -> None:
+        self.session.replied(ask, reply, self._services.now_ns())
+        self._flush()
+
+    def _wake_up(self) -> None:
+        self._woken.set()
+
+    async def _tick(self, session: Session) -> None:
         """Call the session when its timer is due or someone woke it."""
-        services, session = self._services, self.session
+        services = self._services
         while True:
             due_ns = session.next_tick_ns()
             with trio.CancelScope() as timer:
@@ -571,40 +668,14 @@ class Connection:
                     timer.deadline = trio.current_time() + max(0, due_ns - services.now_ns()) / 1e9
                 await self._woken.wait()
             self._woken = trio.Event()
-            if self._parting is not None:
+            if self.parting is not None:
                 return
-            try:
-                batch = session.tick(services.now_ns())
-                if batch is not None:
-                    rest = self._begin(batch)
-                    if rest is not None:
-                        await self._decide_later(rest)
-                    self._decided(batch)
-            except Close as close:
-                self._part(close.reason, close.detail)
-                return
-            for writer in self._writers.values():
-                writer.flush()
-            self.progressed()
-
-    def _check_drained(self) -> None:
-        if (
-            self._parting is None
-            and self._nursery is not None
-            and not self._deciding
-            and self.session.in_flight() == 0
-            and all(self.session.between_frames(side) and not self._writers[side].busy for side in Side)
-        ):
-            self._part("drained", "no request was in flight")
-
-    def _part(self, reason: str, detail: str) -> None:
-        """End the connection in order, as the module's docstring says; what is read from here on is dropped."""
-        if self._parting is not None:
-            return
-        self._parting = (reason, detail)
-        self._scope.deadline = trio.current_time() + PARTING_S
-        self._tickets.drop()
-        for writer in self._writers.values():
-            with self._guarded():
-                writer.end()
-        self.progressed()
+            batch = session.tick(services.now_ns())
+            if batch is not None:
+                rest = self.begin(batch)
+                if rest is not None:
+                    await self.decide_later(batch, rest)
+                if self.over:
+                    return
+                self.decided(batch)
+            self._flush()

@@ -1,124 +1,246 @@
-"""The reactor: one epoll for the sockets of all connections, and one task that waits for it.
+"""The reactor: waits for all sockets of the data path in one task, and for all timers in another.
 
 A task for each direction costs a task switch, an epoll_ctl and an epoll_wait for each chunk. Here the kernel is told
 once which sockets matter, and what is ready is served by plain calls. Trio stays in charge: an epoll descriptor can
-itself be waited for, so this is one task among others, which gives them their turn at least every ``ROUND_NS``.
+itself be waited for, so this is one task among others, which gives them their turn at least every ``ROUND_NS``. What
+really has to wait for something else is a task of its own.
+
+Sockets are served in three ranks, by turns, so that nobody waits for a full round of those that keep everybody busy:
+all brokers' that are ready, since their answers are waited for; then some clients'; then one of those whose reads are
+large, which are floods as a rule. The kernel hands out those of one rank that were served longest ago first, but what
+becomes ready meanwhile stands behind all that it has handed out: so few are taken at a time.
 """
 
 import select
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections import OrderedDict, deque
+from collections.abc import Awaitable, Callable
+from itertools import cycle
+from select import EPOLLERR, EPOLLHUP, EPOLLIN, EPOLLOUT
 from time import perf_counter_ns
 from typing import Final
 
+import structlog
 import trio
 
-from proxy.net.sockets import Wire
+_log = structlog.get_logger(__name__)
 
-#: Sockets taken from the kernel at a time. It hands out those that were served longest ago first.
-_MOST_READY: Final = 128
+BROKER: Final = 0
+CLIENT: Final = 1
+FLOOD: Final = 2
+#: Sockets taken from the kernel at a time, by rank.
+_MOST_READY: Final = (128, 16, 1)
 ROUND_NS: Final = 1_000_000
 """How long sockets are served before all other tasks have their turn."""
-_FAILED: Final = select.EPOLLERR | select.EPOLLHUP
+_FAILED: Final = EPOLLERR | EPOLLHUP
 
 
-class Watch:
-    """One socket in the reactor, and who is called when it is ready.
+class Watched(ABC):
+    """One socket in the reactor, which is told when it is ready for what is wanted of it.
 
     A socket that failed counts as ready for whatever is wanted of it: who reads or writes then meets the error.
 
     Args:
-        epoll: the reactor's.
-        watches: the reactor's, by descriptor.
-        wire: the socket.
-        on_readable: called when there are bytes, an end of stream or an error to read. It raises nothing.
-        on_writable: called when the kernel takes bytes again. It raises nothing.
+        reactor: where it is watched.
+        fd: its descriptor.
+        rank: how it is served: as BROKER, CLIENT or FLOOD.
 
     Attributes:
         events: what is wanted, as epoll names it.
+        rank: as given; see ``move``.
     """
 
-    __slots__ = ("_epoll", "_fd", "_on_readable", "_on_writable", "_watches", "events")
+    __slots__ = ("_fd", "events", "rank", "reactor")
 
-    def __init__(
-        self,
-        epoll: select.epoll,
-        watches: "dict[int, Watch]",
-        wire: Wire,
-        on_readable: Callable[[], None],
-        on_writable: Callable[[], None],
-    ) -> None:
-        self._epoll = epoll
-        self._watches = watches
-        self._fd = wire.fileno()
-        self._on_readable = on_readable
-        self._on_writable = on_writable
+    def __init__(self, reactor: "Reactor", fd: int, rank: int = CLIENT) -> None:
+        self.reactor = reactor
+        self._fd = fd
+        self.rank = rank
         self.events = 0
 
+    @abstractmethod
+    def readable(self) -> None:
+        """Read bytes, an end of stream or an error. It need not be so: then there is nothing to read."""
+
+    @abstractmethod
+    def writable(self) -> None:
+        """Write, as the kernel takes bytes again. It need not be so: then it takes none."""
+
+    @abstractmethod
+    def failed(self, error: Exception) -> None:
+        """Take what ``readable`` or ``writable`` raised, so that it reaches nobody else. It raises nothing."""
+
     def want(self, event: int) -> None:
-        """Be called for EPOLLIN or EPOLLOUT from now on."""
+        """Be told of EPOLLIN or EPOLLOUT from now on."""
         if not self.events & event:
             self._change(self.events | event)
 
     def want_no_more(self, event: int) -> None:
-        """Be called for EPOLLIN or EPOLLOUT no more."""
+        """Be told of EPOLLIN or EPOLLOUT no more."""
         if self.events & event:
             self._change(self.events & ~event)
 
-    def close(self) -> None:
+    def move(self, rank: int) -> None:
+        """Be served in another rank from now on."""
+        events = self.events
+        if events:
+            self._change(0)
+        self.rank = rank
+        if events:
+            self._change(events)
+
+    def unwatch(self) -> None:
         """Want nothing any more; comes before the socket is closed."""
         if self.events:
             self._change(0)
 
     def _change(self, events: int) -> None:
+        epoll, watched = self.reactor.epolls[self.rank], self.reactor.watched
         if not events:
             # Errors are reported whatever is asked for; of who is not to be served now nothing is wanted.
-            self._epoll.unregister(self._fd)
-            del self._watches[self._fd]
+            epoll.unregister(self._fd)
+            del watched[self._fd]
         elif self.events:
-            self._epoll.modify(self._fd, events)
+            epoll.modify(self._fd, events)
         else:
-            self._epoll.register(self._fd, events)
-            self._watches[self._fd] = self
+            epoll.register(self._fd, events)
+            watched[self._fd] = self
         self.events = events
 
-    def ready(self, events: int) -> None:
-        """Call whoever wants what is ready."""
-        if events & _FAILED:
-            events |= select.EPOLLIN | select.EPOLLOUT
-        if events & self.events & select.EPOLLOUT:
-            self._on_writable()
-        # The first may have ended the second.
-        if events & self.events & select.EPOLLIN:
-            self._on_readable()
+
+class Timer:
+    """What is to be done at some time, unless it is cancelled before."""
+
+    __slots__ = ("_among", "call", "due_s")
+
+    def __init__(self, due_s: float, call: Callable[[], None], among: "OrderedDict[Timer, None]") -> None:
+        self.due_s = due_s
+        self.call = call
+        self._among = among
+        among[self] = None
+
+    def cancel(self) -> None:
+        """Do nothing then; likewise when it is done already."""
+        self._among.pop(self, None)
 
 
 class Reactor:
-    """Serves the sockets of all connections of a data path."""
+    """Serves the sockets of a data path.
+
+    Attributes:
+        epolls: of the sockets of each rank.
+        watched: those of which something is wanted, by descriptor.
+    """
 
     def __init__(self) -> None:
+        self.epolls = tuple(select.epoll() for _ in _MOST_READY)
+        #: Ready if one of them is.
         self._epoll = select.epoll()
-        self._watches: dict[int, Watch] = {}
+        for epoll in self.epolls:
+            self._epoll.register(epoll.fileno(), EPOLLIN)
+        self.watched: dict[int, Watched] = {}
+        #: By how long they wait. Those that wait equally long are due in the order in which they were set.
+        self._timers: dict[float, OrderedDict[Timer, None]] = {}
+        #: When the timers are looked at next, and what has that done sooner.
+        self._look_s = float("inf")
+        self._look = trio.Event()
+        self._soon: deque[Callable[[], None]] = deque()
+        self._serving = False
+        self._tasks: trio.Nursery | None = None
 
-    def watch(self, wire: Wire, on_readable: Callable[[], None], on_writable: Callable[[], None]) -> Watch:
-        """Return the place of a connected socket; nothing is wanted of it yet."""
-        return Watch(self._epoll, self._watches, wire, on_readable, on_writable)
+    def after(self, delay_s: float, call: Callable[[], None]) -> Timer:
+        """Have something done after so long; there are few different delays. It raises nothing."""
+        timers = self._timers.get(delay_s)
+        if timers is None:
+            timers = self._timers[delay_s] = OrderedDict()
+        timer = Timer(trio.current_time() + delay_s, call, timers)
+        if timer.due_s < self._look_s:
+            self._look_s = timer.due_s
+            self._look.set()
+        return timer
+
+    def soon(self, call: Callable[[], None]) -> None:
+        """Have something done as soon as whatever is under way is over. It raises nothing."""
+        self._soon.append(call)
+        if not self._serving:
+            self._look.set()
+
+    def start_soon(self, task: Callable[..., Awaitable[None]], *args: object) -> None:
+        """Run a task for what has to wait; it raises nothing."""
+        assert self._tasks is not None  # noqa: S101 - nothing is ready before the reactor runs
+        self._tasks.start_soon(task, *args)
 
     async def run(self) -> None:
         """Serve until cancelled."""
-        watches = self._watches
-        while True:
-            await trio.lowlevel.wait_readable(self._epoll.fileno())
-            ends_ns = perf_counter_ns() + ROUND_NS
-            for fd, events in self._epoll.poll(0, _MOST_READY):
-                # What one does may end another, and a new connection may get its descriptor: that one wants to read,
-                # too, and finds nothing there.
-                watch = watches.get(fd)
-                if watch is not None:
-                    watch.ready(events)
+        async with trio.open_nursery() as self._tasks:
+            self._tasks.start_soon(self._keep_time)
+            await self._serve()
+
+    async def _serve(self) -> None:
+        ranks = [(epoll.poll, most) for epoll, most in zip(self.epolls, _MOST_READY, strict=True)]
+        watched_by_fd = self.watched
+        ends_ns = silent = 0
+        for poll, most in cycle(ranks):
+            ready = poll(0, most)
+            if not ready:
+                silent += 1
+                if silent == len(ranks):
+                    await trio.lowlevel.wait_readable(self._epoll.fileno())
+                    ends_ns, silent = perf_counter_ns() + ROUND_NS, 0
+                continue
+            silent = 0
+            self._serving = True
+            for fd, events in ready:
+                # What one does may end another, and a new one may get its descriptor: that one finds nothing there.
+                watched = watched_by_fd.get(fd)
+                if watched is not None:
+                    if events & _FAILED:
+                        events |= EPOLLIN | EPOLLOUT  # noqa: PLW2901 - as the docstring of Watched says
+                    try:
+                        if events & watched.events & EPOLLOUT:
+                            watched.writable()
+                        # The first may have ended the second.
+                        if events & watched.events & EPOLLIN:
+                            watched.readable()
+                    except Exception as error:  # noqa: BLE001 - whatever it is, it is one connection's
+                        watched.failed(error)
                 if perf_counter_ns() >= ends_ns:
+                    self._do_soon()
+                    self._serving = False
                     await trio.lowlevel.checkpoint()
+                    self._serving = True
                     ends_ns = perf_counter_ns() + ROUND_NS
+            self._do_soon()
+            self._serving = False
+
+    async def _keep_time(self) -> None:
+        while True:
+            with trio.CancelScope(deadline=self._look_s):
+                await self._look.wait()
+            self._look = trio.Event()
+            now_s = trio.current_time()
+            for timers in list(self._timers.values()):
+                while timers and (timer := next(iter(timers))).due_s <= now_s:
+                    timer.cancel()
+                    _do(timer.call)
+            self._do_soon()
+            self._look_s = min(
+                (next(iter(timers)).due_s for timers in self._timers.values() if timers), default=float("inf")
+            )
+
+    def _do_soon(self) -> None:
+        while self._soon:
+            _do(self._soon.popleft())
 
     def close(self) -> None:
-        """Let go of the descriptor; nothing is watched after that."""
-        self._epoll.close()
+        """Let go of the descriptors; nothing is watched after that."""
+        for epoll in (self._epoll, *self.epolls):
+            epoll.close()
+
+
+def _do(call: Callable[[], None]) -> None:
+    """Do something that should raise nothing; if it does all the same, nobody else is to suffer."""
+    try:
+        call()
+    except Exception:  # noqa: BLE001 - whatever it is
+        _log.exception("a step of the data path failed")

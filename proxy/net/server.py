@@ -4,9 +4,11 @@ A listener belongs to a data path; connections belong to a listener. What a conn
 ``connection``, when a listener listens in ``broker_watch``, every socket call in ``sockets``.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
+from select import EPOLLOUT
 from typing import Any, Final, Literal
 
 import structlog
@@ -19,16 +21,13 @@ from proxy.deciding.batch import ConnectionInfo
 from proxy.net import sockets
 from proxy.net.broker_watch import BrokerWatch
 from proxy.net.connection import Connection, Services
-from proxy.net.sockets import Address, ListeningSocket, Wire, format_address
+from proxy.net.reactor import Timer, Watched
+from proxy.net.sockets import Address, Connecting, ListeningSocket, Wire, format_address
 from proxy.protocols.base import CommandRequest, CommandStatus, Protocol, Session, SessionContext, WireCounters
 
 _log = structlog.get_logger(__name__)
 
 _BACKLOG: Final = 4096
-#: How long to wait before accepting again when the process or the machine has no room for another socket.
-_NO_ROOM_PAUSE_S: Final = 0.1
-#: Accepted without giving other tasks a turn, at the most.
-_ACCEPTS_A_TURN: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,12 +104,13 @@ class Server:
         self.counters = ServerCounters(Counter({config.name: 0 for config in listeners}), Counter())
         self.connections: dict[int, Connection] = {}
         self.draining = False
-        self._services = services
+        self.services = services
         self._wire_counters = wire_counters
         self._max_connections = max_connections
         self._room = room
         self._on_event = on_event
-        self._watches: dict[str, BrokerWatch] = {}
+        self.watches: dict[str, BrokerWatch] = {}
+        self._served: set[_Client] = set()
         self._open: Counter[str] = Counter()
         self._clients = ClientCounts()
         self._connection_rates = {
@@ -118,25 +118,26 @@ class Server:
             for config in listeners
             if config.new_connections_per_s is not None
         }
-        self._accepting = trio.CancelScope()
         self._nothing_open = trio.lowlevel.ParkingLot()
         self._next_id = 0
         self._log_rate = LogRate()
         self._gather_room = GatherRoom()
-        #: What sessions share, by broker.
-        self._shared: dict[Address, dict[str, Any]] = {}
+        self._found: dict[Address, list[sockets.Found] | None] = {}
+        by_broker: defaultdict[Address, dict[str, Any]] = defaultdict(dict)
+        #: What the sessions of one broker share, by listener.
+        self._shared = {config.name: by_broker[main_address(config, listeners)] for config in listeners}
 
     def bound(self, name: str) -> Address:
         """Return the address that a listener is bound to; port 0 was replaced by the one it got."""
-        return self._watches[name].sockets[0].address
+        return self.watches[name].sockets[0].address
 
     def listening(self, name: str) -> bool:
         """Return whether clients can connect to a listener at this moment."""
-        return self._watches[name].listening
+        return self.watches[name].listening
 
     async def reach(self, name: str) -> str | None:
         """Try a listener's broker, unless it is known to be away; returns what is wrong with it, if anything is."""
-        return await self._watches[name].reach()
+        return await self.watches[name].reach()
 
     def open_connections(self, name: str) -> int:
         """Return how many connections of a listener are open."""
@@ -150,35 +151,36 @@ class Server:
         """
         for config in self.listeners:
             try:
-                bound = await sockets.bind(*config.listen, _BACKLOG)
+                enter, no_room = partial(self._enter, config), partial(self._cannot_accept, config)
+                make = partial(ListeningSocket, self.services.reactor, enter, no_room, _BACKLOG)
+                bound = await sockets.bind(*config.listen, make)
             except OSError as error:
                 self.close()
                 raise ListenError(config, error) from None
-            self._watches[config.name] = BrokerWatch(config.name, config.broker, config.connect_timeout_s, bound)
+            self.watches[config.name] = BrokerWatch(config.name, config.broker, config.connect_timeout_s, bound)
 
     def close(self) -> None:
         """Stop listening."""
-        for watch in self._watches.values():
+        for watch in self.watches.values():
             watch.close()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled; ``bind`` comes first. Started once each broker has been tried."""
-        async with trio.open_nursery() as nursery:
-            async with trio.open_nursery() as trying:
-                for watch in self._watches.values():
-                    trying.start_soon(nursery.start, watch.run)
-            task_status.started()
-            with self._accepting:
-                async with trio.open_nursery() as accepting:
-                    for config in self.listeners:
-                        for listening in self._watches[config.name].sockets:
-                            accepting.start_soon(self._accept, config, listening, nursery)
-            await trio.sleep_forever()
+        try:
+            async with trio.open_nursery() as nursery:
+                async with trio.open_nursery() as trying:
+                    for watch in self.watches.values():
+                        trying.start_soon(nursery.start, watch.run)
+                task_status.started()
+                await trio.sleep_forever()
+        finally:
+            self.close()
+            for client in list(self._served):
+                client.let_go()
 
     async def drain(self, grace_s: float) -> None:
         """Stop accepting, let what is in flight finish, and end what is left after ``grace_s`` seconds."""
         self.draining = True
-        self._accepting.cancel()
         self.close()
         for connection in list(self.connections.values()):
             connection.drain()
@@ -188,24 +190,15 @@ class Server:
         for connection in list(self.connections.values()):
             connection.finish("grace_over", f"still open {grace_s:g} s after the drain began")
 
-    async def _accept(self, config: ListenerConfig, listening: ListeningSocket, nursery: trio.Nursery) -> None:
-        while True:
-            for _ in range(_ACCEPTS_A_TURN):
-                try:
-                    client, peer = await listening.accept()
-                except OSError as error:
-                    if self.draining:
-                        # Woken for a client in the very turn in which the socket was closed.
-                        return
-                    not_logged = self._log_rate.take((config.name, error.errno), trio.current_time())
-                    if not_logged is not None:
-                        _log.error("cannot accept", listener=config.name, error=error.strerror, not_logged=not_logged)
-                    await trio.sleep(_NO_ROOM_PAUSE_S)
-                    continue
-                self._enter(config, client, peer, nursery)
-            await trio.lowlevel.checkpoint()
+    def _cannot_accept(self, config: ListenerConfig, error: Exception) -> None:
+        """Write down that there is no room for a client, at a bounded rate."""
+        number = error.errno if isinstance(error, OSError) else type(error)
+        not_logged = self._log_rate.take((config.name, number), trio.current_time())
+        if not_logged is not None:
+            told = getattr(error, "strerror", None) or repr(error)
+            _log.error("cannot accept", listener=config.name, error=told, not_logged=not_logged)
 
-    def _enter(self, config: ListenerConfig, client: Wire, peer: Address, nursery: trio.Nursery) -> None:
+    def _enter(self, config: ListenerConfig, wire: Wire, peer: Address) -> None:
         """Serve a client that has just been accepted, or close it at once."""
         self.counters.accepted[config.name] += 1
         address = client_address(peer[0])
@@ -220,14 +213,16 @@ class Server:
         )
         turned_away = self._turned_away(config, info)
         if turned_away is not None:
-            client.close()
+            wire.close()
             self.counters.closed[config.name, turned_away[0]] += 1
             self._log_closed(info, *turned_away)
             return
         self._open[config.name] += 1
         if not info.exempt:
             self._clients.add(info.scope, info.address)
-        nursery.start_soon(self._serve, config, info, client)
+        client = _Client(self, config, info, wire)
+        self._served.add(client)
+        client.serve()
 
     def _turned_away(self, config: ListenerConfig, info: ConnectionInfo) -> tuple[str, str] | None:
         """Return why a client is not served, if it is not: the reason and its detail."""
@@ -244,25 +239,23 @@ class Server:
             return "too_many_connections_of_client", f"{info.address} has {most} open"
         rate = self._connection_rates.get(config.name)
         # Last, so that whoever is turned away for something else takes nothing of the rate.
-        if rate is not None and not rate.take(self._services.now_ns()):
+        if rate is not None and not rate.take(self.services.now_ns()):
             return "connection_rate", f"more than {config.new_connections_per_s:g} new connections per second"
         return None
 
-    async def _serve(self, config: ListenerConfig, info: ConnectionInfo, client: Wire) -> None:
-        """Serve one client from accept to close; nothing it does ends another connection."""
-        try:
-            reason, detail = await self._relay(config, info, client)
-        except Exception as error:  # noqa: BLE001 - a fault of ours or of a plug-in's ends this connection, and no other
-            self._services.log_failed(info, error)
-            reason, detail = "internal_error", repr(error)
-        finally:
-            client.close()
-            self._open[config.name] -= 1
-            if not info.exempt:
-                self._clients.remove(info.scope, info.address)
-            if not self.connections:
-                self._nothing_open.unpark_all()
-        self.counters.closed[config.name, reason] += 1
+    def left(self, client: "_Client", info: ConnectionInfo) -> None:
+        """Take note that a client that was served is closed."""
+        self._served.discard(client)
+        self._open[info.listener] -= 1
+        if not info.exempt:
+            self._clients.remove(info.scope, info.address)
+        self.connections.pop(info.id, None)
+        if not self.connections:
+            self._nothing_open.unpark_all()
+
+    def closed(self, info: ConnectionInfo, reason: str, detail: str) -> None:
+        """Count and tell why a client that was served is closed."""
+        self.counters.closed[info.listener, reason] += 1
         self._on_event("closed", {"id": info.id, "peer": info.peer, "reason": reason})
         self._log_closed(info, reason, detail)
 
@@ -282,24 +275,19 @@ class Server:
                 not_logged=not_logged,
             )
 
-    async def _relay(self, config: ListenerConfig, info: ConnectionInfo, client: Wire) -> tuple[str, str]:
-        if client.has_left(half_closes=config.protocol.half_closes):
-            # A flood of connections that are closed at once must not become one of the broker's.
-            return "client_closed", "the client left before it was served"
-        watch = self._watches[config.name]
-        try:
-            with trio.fail_after(config.connect_timeout_s):
-                broker = await sockets.connect(*config.broker)
-        except sockets.NoRoomError as error:
-            # Ours, not the broker's: it must not be looked for there.
-            return "no_descriptors", f"no socket left for the broker connection: {error.strerror}"
-        except OSError as error:
-            return self._unreachable(config, watch, error.strerror or str(error))
-        except trio.TooSlowError:
-            return self._unreachable(config, watch, f"no answer within {config.connect_timeout_s:g} s")
+    def found(self, address: Address) -> list[sockets.Found] | None:
+        """Return where a broker is, if that is not to be asked for each time: its address is an IP address."""
+        if address not in self._found:
+            self._found[address] = sockets.resolved(*address)
+        return self._found[address]
+
+    def connect(
+        self, client: "_Client", config: ListenerConfig, info: ConnectionInfo, wires: tuple[Wire, Wire]
+    ) -> None:
+        """Relay between a client and its broker, which is connected to."""
+        services = self.services
 
         def open_session(wake: Callable[[], None], ask: Callable[[CommandRequest], CommandStatus]) -> Session:
-            services = self._services
             context = SessionContext(
                 connection=info,
                 counters=self._wire_counters,
@@ -310,31 +298,160 @@ class Server:
                 ask=ask,
                 limiting=services.limiting,
                 room=self._gather_room,
-                shared=self._shared.setdefault(main_address(config, self.listeners), {}),
+                shared=self._shared[config.name],
+                resources=services.resources,
             )
             return config.protocol.open_session(context)
 
-        try:
-            connection = self.connections[info.id] = Connection(
-                *(info, client, broker, self._services, open_session),
-                broker_left=watch.broker_left,
-                half_closes=config.protocol.half_closes,
-            )
-            self._on_event("opened", {"id": info.id, "peer": info.peer, "listener": info.listener})
-            if self.draining:
-                return "drained", "accepted just before the drain began"
-            ended = await connection.run()
-        finally:
-            self.connections.pop(info.id, None)
-            broker.close()
-        if ended[0] == "broker_error":
-            await watch.broker_left()
-        return ended
+        connection = self.connections[info.id] = Connection(
+            *(info, *wires, services, open_session),
+            broker_left=self.watches[config.name].broker_left,
+            on_over=client.over,
+            half_closes=config.protocol.half_closes,
+        )
+        self._on_event("opened", {"id": info.id, "peer": info.peer, "listener": info.listener})
+        if self.draining:
+            connection.finish("drained", "accepted just before the drain began")
+        else:
+            connection.start()
 
-    def _unreachable(self, config: ListenerConfig, watch: BrokerWatch, error: str) -> tuple[str, str]:
-        """Have nobody else accepted, and return why the client is closed."""
-        watch.lost(error)
-        return "broker_unreachable", f"broker {format_address(config.broker)}: {error}"
+
+class _Client(Watched):
+    """One client that is served, from accept to close; what is watched is the broker's socket until it is connected."""
+
+    __slots__ = ("_broker", "_closed", "_config", "_connecting", "_info", "_resolving", "_server", "_timer", "_wire")
+
+    def __init__(self, server: Server, config: ListenerConfig, info: ConnectionInfo, wire: Wire) -> None:
+        super().__init__(server.services.reactor, -1)
+        self._server = server
+        self._config = config
+        self._info = info
+        self._wire = wire
+        self._broker: Wire | None = None
+        self._connecting: Connecting | None = None
+        self._resolving: trio.CancelScope | None = None
+        self._timer: Timer | None = None
+        self._closed = False
+
+    def serve(self) -> None:
+        """Connect to the broker."""
+        if self._wire.has_left(half_closes=self._config.protocol.half_closes):
+            # A flood of connections that are closed at once must not become one of the broker's.
+            self._close("client_closed", "the client left before it was served")
+            return
+        found = self._server.found(self._config.broker)
+        if found is not None:
+            self._connect(found)
+        else:
+            self._wait()
+            self._resolving = trio.CancelScope()
+            self.reactor.start_soon(self._resolve, self._resolving)
+
+    def _wait(self) -> None:
+        if self._timer is None:
+            self._timer = self.reactor.after(self._config.connect_timeout_s, self._timed_out)
+
+    async def _resolve(self, scope: trio.CancelScope) -> None:
+        try:
+            with scope:
+                self._connect(await sockets.resolve(*self._config.broker))
+        except Exception as error:  # noqa: BLE001 - as the reactor does
+            self.failed(error)
+
+    def _connect(self, found: list[sockets.Found]) -> None:
+        if self._closed:
+            # It timed out as the address was found.
+            return
+        self._connecting = Connecting(self._config.broker[0], found)
+        try:
+            self.writable()
+        except Exception as error:  # noqa: BLE001 - as the reactor does
+            self.failed(error)
+
+    def readable(self) -> None:
+        """Never happens."""
+
+    def writable(self) -> None:
+        """Look whether the broker is connected to."""
+        assert self._connecting is not None  # noqa: S101 - there is nothing to be written before
+        self.unwatch()
+        try:
+            self._broker = self._connecting.go_on()
+        except OSError as error:
+            self._unreachable(error)
+            return
+        if self._broker is None:
+            self._wait()
+            self._fd = self._connecting.fileno()
+            self.want(EPOLLOUT)
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._server.connect(self, self._config, self._info, (self._wire, self._broker))
+
+    def failed(self, error: Exception) -> None:
+        """Close the client, for a fault of ours or of a plug-in's."""
+        if isinstance(error, OSError) and self._connecting is None:
+            self._unreachable(error)
+            return
+        self._server.services.log_failed(self._info, error)
+        self._close("internal_error", repr(error))
+
+    def over(self, reason: str, detail: str) -> None:
+        """Close both sockets, since the connection is over."""
+        assert self._broker is not None  # noqa: S101 - there is no connection without
+        self._server.connections.pop(self._info.id, None)
+        self._broker.close()
+        if reason == "broker_error":
+            self.reactor.start_soon(self._close_later, reason, detail)
+        else:
+            self._close(reason, detail)
+
+    async def _close_later(self, reason: str, detail: str) -> None:
+        await self._server.watches[self._config.name].broker_left()
+        self._close(reason, detail)
+
+    def _unreachable(self, error: OSError) -> None:
+        if isinstance(error, sockets.NoRoomError):
+            # Ours, not the broker's: it must not be looked for there.
+            self._close("no_descriptors", f"no socket left for the broker connection: {error.strerror}")
+        else:
+            self._lost(error.strerror or str(error))
+
+    def _timed_out(self) -> None:
+        self._lost(f"no answer within {self._config.connect_timeout_s:g} s")
+
+    def _lost(self, error: str) -> None:
+        """Have nobody else accepted, and close the client."""
+        if self._closed:
+            return
+        self._server.watches[self._config.name].lost(error)
+        self._close("broker_unreachable", f"broker {format_address(self._config.broker)}: {error}")
+
+    def _close(self, reason: str, detail: str) -> None:
+        if not self._closed:
+            self.let_go()
+            self._server.closed(self._info, reason, detail)
+
+    def let_go(self) -> None:
+        """Close everything at once; that is done once."""
+        if self._closed:
+            return
+        self._closed = True
+        self.unwatch()
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._resolving is not None:
+            self._resolving.cancel()
+        if self._connecting is not None:
+            self._connecting.close()
+        connection = self._server.connections.pop(self._info.id, None)
+        if connection is not None:
+            connection.let_go()
+        if self._broker is not None:
+            self._broker.close()
+        self._wire.close()
+        self._server.left(self, self._info)
 
 
 def main_address(config: ListenerConfig, listeners: Iterable[ListenerConfig]) -> Address:

@@ -8,12 +8,14 @@ out in one ``sendmsg``.
 import errno
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import Any
+from select import EPOLLIN
+from typing import Any, Final
 
 import trio
 
+from proxy.net.reactor import Reactor, Watched
 from proxy.protocols.base import Buffer
 
 #: Slices per ``sendmsg``; Linux refuses more than 1024 (IOV_MAX).
@@ -35,6 +37,11 @@ _ACCEPT_PASSING = frozenset(
 
 #: What the system says when the process or the machine has no room for another connection.
 _NO_ROOM = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
+
+#: How long to wait before accepting again when the process or the machine has no room for another socket.
+_NO_ROOM_PAUSE_S: Final = 0.1
+#: Accepted without giving other sockets a turn, at the most.
+_ACCEPTS_A_TURN: Final = 4
 
 Address = tuple[str, int]
 
@@ -113,13 +120,84 @@ class Wire:
         self._sock.close()
 
 
-async def _resolve(host: str, port: int, flags: int = 0) -> list[tuple[int, int, int, Any]]:
+Found = tuple[int, int, int, Any]
+
+
+async def resolve(host: str, port: int, flags: int = 0) -> list[Found]:
+    """Return what a name stands for, for ``Connecting``.
+
+    Raises:
+        OSError: nothing that is known.
+    """
     try:
         found = await trio.socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
     except UnicodeError:
         # What cannot be a host name at all, e.g. with an empty label.
         raise socket.gaierror(socket.EAI_NONAME, f"{host!r} is not a host name") from None
     return [(family, kind, protocol, address) for family, kind, protocol, _, address in found]
+
+
+def resolved(host: str, port: int) -> list[Found] | None:
+    """Return what ``resolve`` would, if that is an IP address and not a name."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+    except (OSError, UnicodeError):
+        return None
+    return [(family, kind, protocol, address) for family, kind, protocol, _, address in found]
+
+
+class Connecting:
+    """An attempt to connect to a broker, at all its addresses in turn.
+
+    Args:
+        host: its name, for the error.
+        found: what the name stands for.
+    """
+
+    def __init__(self, host: str, found: Sequence[Found]) -> None:
+        self._left = list(reversed(found))
+        self._sock: socket.socket | None = None
+        self._address: Any = None
+        self._last = OSError(f"no address for {host}")
+
+    def fileno(self) -> int:
+        """Return the descriptor of the socket that is being connected; another one after each ``go_on``."""
+        assert self._sock is not None  # noqa: S101 - go_on comes first
+        return self._sock.fileno()
+
+    def go_on(self) -> Wire | None:
+        """Return the connection if it is there; if not, it is to be called again when the socket can be written.
+
+        Raises:
+            NoRoomError: there is no room for a connection here.
+            OSError: none of the addresses accepted.
+        """
+        while self._sock is not None or self._left:
+            try:
+                if self._sock is None:
+                    family, kind, protocol, self._address = self._left.pop()
+                    self._sock = socket.socket(family, kind | socket.SOCK_NONBLOCK, protocol)
+                code = self._sock.connect_ex(self._address)
+                if code == errno.EINPROGRESS:
+                    # On one machine it is over by now; to ask once more is cheaper than to be told.
+                    code = self._sock.connect_ex(self._address)
+                if code == errno.EALREADY:
+                    return None
+                if code:
+                    raise OSError(code, os.strerror(code))  # noqa: TRY301 - tried for each address
+                wire, self._sock = Wire(self._sock), None
+            except OSError as error:
+                self.close()
+                self._last = NoRoomError(error.errno, error.strerror) if error.errno in _NO_ROOM else error
+            else:
+                return wire
+        raise self._last
+
+    def close(self) -> None:
+        """Give it up."""
+        if self._sock is not None:
+            self._sock.close()
+            self._sock = None
 
 
 async def connect(host: str, port: int) -> Wire:
@@ -129,42 +207,42 @@ async def connect(host: str, port: int) -> Wire:
         NoRoomError: there is no room for a connection here.
         OSError: none of them accepted, or the name does not resolve.
     """
-    last = OSError(f"no address for {host}")
-    for family, kind, protocol, address in await _resolve(host, port):
-        try:
-            sock = socket.socket(family, kind, protocol)
-        except OSError as error:
-            last = _told_apart(error)
-            continue
-        try:
-            sock.setblocking(False)
-            code = sock.connect_ex(address)
-            if code == errno.EINPROGRESS:
-                await trio.lowlevel.wait_writable(sock)
-                code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-            if code:
-                raise OSError(code, os.strerror(code))  # noqa: TRY301 - tried for each address
-            return Wire(sock)
-        except OSError as error:
-            sock.close()
-            last = _told_apart(error)
-        except BaseException:
-            sock.close()
-            raise
-    raise last
+    connecting = Connecting(host, await resolve(host, port))
+    try:
+        while (wire := connecting.go_on()) is None:
+            await trio.lowlevel.wait_writable(connecting.fileno())
+    except BaseException:
+        connecting.close()
+        raise
+    return wire
 
 
-def _told_apart(error: OSError) -> OSError:
-    return NoRoomError(error.errno, error.strerror) if error.errno in _NO_ROOM else error
+class ListeningSocket(Watched):
+    """One bound TCP socket, which listens from ``start`` on, until ``pause``. The address stays its own meanwhile.
 
+    Args:
+        reactor: tells it when clients wait.
+        enter: called with each client that is accepted, and its address.
+        no_room: called with the error when the process or the machine has no room for one; for a moment nobody is
+            accepted then.
+        backlog: how many clients may wait.
+        sock: bound.
+    """
 
-class ListeningSocket:
-    """One bound TCP socket, which listens from ``start`` on, until ``pause``. The address stays its own meanwhile."""
-
-    def __init__(self, sock: socket.socket, backlog: int) -> None:
-        self._sock = sock
+    def __init__(
+        self,
+        reactor: Reactor,
+        enter: Callable[[Wire, Address], None],
+        no_room: Callable[[Exception], None],
+        backlog: int,
+        sock: socket.socket,
+    ) -> None:
+        super().__init__(reactor, sock.fileno())
+        self._enter = enter
+        self._no_room = no_room
         self._backlog = backlog
-        self._started = trio.Event()
+        self._sock = sock
+        self._started = False
         host, port = sock.getsockname()[:2]
         self.address: Address = (host, port)
 
@@ -175,34 +253,53 @@ class ListeningSocket:
             OSError: somebody else, who was allowed to bind the address, too, listens there now.
         """
         self._sock.listen(self._backlog)
-        self._started.set()
+        self._started = True
+        self.want(EPOLLIN)
 
     def pause(self) -> None:
         """Stop listening: who connects is refused, and who waits in the backlog is reset.
 
         So does Linux (tcp(7) does not say it; HAProxy pauses its listeners in this way, too).
         """
-        if self._started.is_set():
-            self._started = trio.Event()
+        if self._started:
+            self._started = False
+            self.unwatch()
             self._sock.shutdown(socket.SHUT_RD)
 
-    async def accept(self) -> tuple[Wire, Address]:
-        """Wait for the next client, in a pause for its end, too.
+    def readable(self) -> None:
+        """Accept some of the clients that wait."""
+        for _ in range(_ACCEPTS_A_TURN):
+            accepted = self.accept()
+            if accepted is None:
+                return
+            self._enter(*accepted)
+
+    def writable(self) -> None:
+        """Never happens."""
+
+    def failed(self, error: Exception) -> None:
+        """Accept nobody for a moment: the socket stays ready while there is no room for who waits."""
+        self.unwatch()
+        self.reactor.after(_NO_ROOM_PAUSE_S, self._go_on)
+        self._no_room(error)
+
+    def _go_on(self) -> None:
+        if self._started:
+            self.want(EPOLLIN)
+
+    def accept(self) -> tuple[Wire, Address] | None:
+        """Return the next client that waits, if one does.
 
         Raises:
             OSError: the process or the machine has no room for it (EMFILE, ENFILE, ENOBUFS, ENOMEM).
         """
-        while True:
+        while self._started:
             try:
                 sock, address = self._sock.accept()
             except (BlockingIOError, InterruptedError):
-                await trio.lowlevel.wait_readable(self._sock)
+                return None
             except OSError as error:
-                if not self._started.is_set():
-                    await self._started.wait()
-                elif error.errno in _ACCEPT_PASSING:
-                    await trio.lowlevel.checkpoint()
-                else:
+                if error.errno not in _ACCEPT_PASSING:
                     raise
             else:
                 try:
@@ -210,20 +307,22 @@ class ListeningSocket:
                 except OSError:
                     # Gone between accept and the first option: nobody to serve.
                     sock.close()
+        return None
 
     def close(self) -> None:
         """Stop listening; connections that wait in the backlog are reset by the kernel."""
-        trio.lowlevel.notify_closing(self._sock)
+        self._started = False
+        self.unwatch()
         self._sock.close()
 
 
-async def bind(host: str, port: int, backlog: int) -> list[ListeningSocket]:
-    """Bind every address of ``host``, and do not listen yet; port 0 takes a free one for each.
+async def bind(host: str, port: int, make: Callable[[socket.socket], ListeningSocket]) -> list[ListeningSocket]:
+    """Bind every address of ``host``, and do not listen yet; port 0 takes a free one for each. ``make`` takes the rest.
 
     Raises:
         OSError: an address is taken, foreign to this machine, or not permitted.
     """
-    found = await _resolve(host, port, socket.AI_PASSIVE)
+    found = await resolve(host, port, socket.AI_PASSIVE)
     bound: list[ListeningSocket] = []
     try:
         for family, kind, protocol, address in found:
@@ -235,7 +334,7 @@ async def bind(host: str, port: int, backlog: int) -> list[ListeningSocket]:
                     chosen, sock = sock, _bind(family, kind, protocol, sock.getsockname(), failing)
                     chosen.close()
                 failing.pop_all()
-            bound.append(ListeningSocket(sock, backlog))
+            bound.append(make(sock))
     except BaseException:
         for each in bound:
             each.close()

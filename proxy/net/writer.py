@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from select import EPOLLOUT
 
 from proxy.deciding.batch import Side
-from proxy.net.reactor import Watch
+from proxy.net.reactor import BROKER, CLIENT, Reactor, Watched
 from proxy.net.sockets import Wire
 from proxy.protocols.base import Buffer
 
@@ -20,13 +20,13 @@ class PeerError(Exception):
         self.side = side
 
 
-class Writer:
+class Writer(Watched):
     """The one writer of one peer: what the kernel does not take at once it writes when the socket is writable again.
 
     Args:
+        reactor: watches the socket.
         side: the peer.
         wire: its socket.
-        watch: the socket's place in the reactor, which calls ``go_on``.
         take: hands out what waits for a peer, as ``Session.take`` does.
 
     Attributes:
@@ -34,69 +34,66 @@ class Writer:
         ended: the end of the stream was sent. What the session queues for this peer later is dropped.
     """
 
-    __slots__ = ("_ending", "_rest", "_side", "_take", "_watch", "_wire", "busy", "ended")
+    __slots__ = ("_ending", "_rest", "_take", "busy", "ended", "side", "wire")
 
-    def __init__(self, side: Side, wire: Wire, watch: Watch, take: Callable[[Side], Sequence[Buffer]]) -> None:
-        self._side = side
-        self._wire = wire
-        self._watch = watch
+    def __init__(self, reactor: Reactor, side: Side, wire: Wire, take: Callable[[Side], Sequence[Buffer]]) -> None:
+        super().__init__(reactor, wire.fileno(), BROKER if side is Side.BROKER else CLIENT)
+        self.side = side
+        self.wire = wire
         self._take = take
         self._rest: Sequence[Buffer] = ()
         self._ending = False
         self.busy = False
         self.ended = False
 
-    def flush(self) -> bool:
-        """Write all that the session has for this peer; returns whether all of it is with the kernel.
+    def flush(self) -> None:
+        """Write all that the session has for this peer, as far as the kernel takes it.
 
         Raises:
             PeerError: the socket failed; what waits for the peer is dropped.
         """
-        if self.busy:
-            return False
-        buffers = self._take(self._side)
-        return not buffers or self.ended or self._send(buffers)
+        if not self.busy:
+            buffers = self._take(self.side)
+            if buffers and not self.ended:
+                self._send(buffers)
 
-    def go_on(self) -> bool:
-        """Write more, as the kernel takes some again; returns whether all is with it now.
+    def write_on(self) -> None:
+        """Write more, as the kernel takes some again; then the end of the stream, if that waits for it.
 
         Raises:
             PeerError: as ``flush`` does.
         """
-        self.busy = False
-        if not self._send(self._rest) or not self.flush():
-            return False
-        self._watch.want_no_more(EPOLLOUT)
-        if self._ending:
-            self.end()
-        return True
+        if self.busy:
+            self.busy = False
+            self._send(self._rest)
+            self.flush()
+        if not self.busy:
+            self.want_no_more(EPOLLOUT)
+            if self._ending:
+                self.end()
 
-    def end(self) -> bool:
-        """Write all that the session has for this peer, then the end of the stream; returns whether that is done.
+    def end(self) -> None:
+        """Write all that the session has for this peer, then the end of the stream.
 
         Raises:
             PeerError: as ``flush`` does.
         """
         self._ending = True
-        if not self.flush():
-            return False
-        if not self.ended:
+        self.flush()
+        if not self.busy and not self.ended:
             self.ended = True
             try:
-                self._wire.end()
+                self.wire.end()
             except OSError as error:
-                raise PeerError(self._side, error) from None
-        return True
+                raise PeerError(self.side, error) from None
 
-    def _send(self, buffers: Sequence[Buffer]) -> bool:
+    def _send(self, buffers: Sequence[Buffer]) -> None:
         try:
-            self._rest = self._wire.send_now(buffers)
+            self._rest = self.wire.send_now(buffers)
         except OSError as error:
             self._rest = ()
-            self._watch.want_no_more(EPOLLOUT)
-            raise PeerError(self._side, error) from None
+            self.want_no_more(EPOLLOUT)
+            raise PeerError(self.side, error) from None
         if self._rest:
             self.busy = True
-            self._watch.want(EPOLLOUT)
-            return False
-        return True
+            self.want(EPOLLOUT)

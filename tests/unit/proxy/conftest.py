@@ -177,8 +177,11 @@ class ScriptedBroker:
         sock.setblocking(False)
         return sock
 
-    async def accept(self) -> Peer:
-        """Return the next connection that is not over already, as those are that only ask whether it listens."""
+    async def accept(self, *, ended: bool = False) -> Peer:
+        """Return the next connection that is not over already, as those are that only ask whether it listens.
+
+        With ``ended`` it may be.
+        """
         while True:
             try:
                 sock, _ = self._listening.accept()
@@ -188,7 +191,7 @@ class ScriptedBroker:
             peer = Peer(sock)
             self._peers.append(peer)
             with suppress(BlockingIOError):
-                if sock.recv(1, socket.MSG_PEEK) == b"":
+                if not ended and sock.recv(1, socket.MSG_PEEK) == b"":
                     continue
             return peer
 
@@ -350,7 +353,7 @@ async def start_rig(  # noqa: PLR0917 - fixtures
         listeners: tuple[ListenerConfig, ...] = (),
         rules: Sequence[Rule] = (),
         listen: str = HOST,
-        wall_clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+        wall_clock: Callable[[], datetime] = lambda: datetime.fromtimestamp(trio.current_time(), UTC),
         **config: Any,
     ) -> Rig:
         assert now_ns() == round(trio.current_time() * 1e9), "the test does not run on the mock clock"

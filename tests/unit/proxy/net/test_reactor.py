@@ -6,14 +6,15 @@ import socket
 import struct
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from select import EPOLLIN, EPOLLOUT
 
 import pytest
 import trio
-from trio.testing import wait_all_tasks_blocked
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from proxy.net import reactor as reactor_module
-from proxy.net.reactor import Reactor, Watch
+from proxy.net.reactor import BROKER, CLIENT, FLOOD, Reactor, Watched
 from proxy.net.sockets import Wire
 
 MakePair = Callable[[], tuple[Wire, socket.socket]]
@@ -48,98 +49,103 @@ def pair() -> Iterator[MakePair]:
         yield make
 
 
-class Counting:
-    """A watch of bytes that counts its calls, and reads what is there unless told otherwise."""
+class Counting(Watched):
+    """Counts its calls, and reads what is there."""
 
-    def __init__(self, reactor: Reactor, wire: Wire, *, reads: bool = True, also: Callable[[], None] = nothing) -> None:
-        self.calls = 0
+    def __init__(self, reactor: Reactor, wire: Wire, *, also: Callable[[], None] = nothing) -> None:
+        super().__init__(reactor, wire.fileno())
+        self.told: list[str] = []
+        self.errors: list[Exception] = []
         self._wire = wire
-        self._reads = reads
         self._also = also
-        self.watch = reactor.watch(wire, self._readable, nothing)
 
-    def _readable(self) -> None:
-        self.calls += 1
-        if self._reads:
-            self._wire.receive_into(memoryview(bytearray(100)))
+    def readable(self) -> None:
+        self.told.append("readable")
+        self._wire.receive_into(memoryview(bytearray(100)))
         self._also()
+
+    def writable(self) -> None:
+        self.told.append("writable")
+        self.want_no_more(EPOLLOUT)
+
+    def failed(self, error: Exception) -> None:
+        self.errors.append(error)
 
 
 async def test_calls_for_what_is_wanted_only(reactor: Reactor, pair: MakePair) -> None:
     wire, far = pair()
-    counting = Counting(reactor, wire)
+    watched = Counting(reactor, wire)
     far.send(b"1")
     await wait_all_tasks_blocked()
-    assert counting.calls == 0
-    counting.watch.want(EPOLLIN)
+    assert watched.told == []
+    watched.want(EPOLLIN)
     await wait_all_tasks_blocked()
-    assert counting.calls == 1
-    counting.watch.want_no_more(EPOLLIN)
+    assert watched.told == ["readable"]
+    watched.want(EPOLLOUT)
+    await wait_all_tasks_blocked()
+    assert watched.told == ["readable", "writable"]
+    watched.want_no_more(EPOLLIN)
     far.send(b"2")
     await wait_all_tasks_blocked()
-    assert counting.calls == 1
-
-
-async def test_a_socket_that_can_be_written_is_told_once_wanted(reactor: Reactor, pair: MakePair) -> None:
-    wire, _ = pair()
-    told: list[str] = []
-
-    def writable() -> None:
-        told.append("writable")
-        watch.want_no_more(EPOLLOUT)
-
-    watch = reactor.watch(wire, nothing, writable)
-    watch.want(EPOLLIN)
-    watch.want(EPOLLOUT)
-    await wait_all_tasks_blocked()
-    assert told == ["writable"]
-    watch.close()
+    assert watched.told == ["readable", "writable"]
 
 
 @pytest.mark.parametrize("event", [EPOLLIN, EPOLLOUT])
 async def test_a_reset_is_told_to_who_wants_anything(reactor: Reactor, pair: MakePair, event: int) -> None:
     wire, far = pair()
-    told: list[int] = []
-
-    def ready(which: int) -> None:
-        told.append(which)
-        watch.close()
-
-    watch = reactor.watch(wire, lambda: ready(EPOLLIN), lambda: ready(EPOLLOUT))
+    watched = Counting(reactor, wire)
     far.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     far.close()
-    watch.want(event)
-    await wait_all_tasks_blocked()
-    assert told == [event]
+    watched.want(event)
+    while not watched.told:
+        await trio.lowlevel.checkpoint()
+    watched.unwatch()
+    assert watched.told[0] == ("readable" if event == EPOLLIN else "writable")
+    assert [type(error) for error in watched.errors] == ([ConnectionResetError] if event == EPOLLIN else [])
 
 
 async def test_a_reset_costs_nothing_while_nothing_is_wanted(reactor: Reactor, pair: MakePair) -> None:
     wire, far = pair()
-    counting = Counting(reactor, wire)
-    counting.watch.want(EPOLLIN)
-    counting.watch.want_no_more(EPOLLIN)
+    watched = Counting(reactor, wire)
+    watched.want(EPOLLIN)
+    watched.want_no_more(EPOLLIN)
     far.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     far.close()
     # It would never return if the reactor were called again and again.
     await wait_all_tasks_blocked()
-    assert counting.calls == 0
+    assert watched.told == []
 
 
-async def test_who_was_closed_in_the_same_round_is_not_called(reactor: Reactor, pair: MakePair) -> None:
+async def test_who_was_unwatched_in_the_same_round_is_not_called(reactor: Reactor, pair: MakePair) -> None:
     pairs = [pair() for _ in range(2)]
-    watches: list[Counting] = []
+    all_watched: list[Counting] = []
 
-    def close_others() -> None:
-        for each in watches:
-            each.watch.close()
+    def unwatch() -> None:
+        for each in all_watched:
+            each.unwatch()
 
-    watches.extend(Counting(reactor, wire, also=close_others) for wire, _ in pairs)
-    for each in watches:
-        each.watch.want(EPOLLIN)
+    all_watched.extend(Counting(reactor, wire, also=unwatch) for wire, _ in pairs)
+    for each in all_watched:
+        each.want(EPOLLIN)
     for _, far in pairs:
         far.send(b"1")
     await wait_all_tasks_blocked()
-    assert sorted(each.calls for each in watches) == [0, 1]
+    assert sorted(len(each.told) for each in all_watched) == [0, 1]
+
+
+async def test_a_fault_is_told_to_whose_it_is(reactor: Reactor, pair: MakePair) -> None:
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    pairs = [pair() for _ in range(2)]
+    faulty = Counting(reactor, pairs[0][0], also=fail)
+    other = Counting(reactor, pairs[1][0])
+    for watched, (_, far) in zip((faulty, other), pairs, strict=True):
+        watched.want(EPOLLIN)
+        far.send(b"1")
+    await wait_all_tasks_blocked()
+    assert [type(error) for error in faulty.errors] == [ZeroDivisionError]
+    assert (other.told, other.errors) == (["readable"], [])
 
 
 async def test_all_other_tasks_have_their_turn_within_a_round(
@@ -149,9 +155,8 @@ async def test_all_other_tasks_have_their_turn_within_a_round(
     monkeypatch.setattr(reactor_module, "perf_counter_ns", lambda: next(clock_ns))
     order: list[str] = []
     pairs = [pair() for _ in range(8)]
-    watches = [Counting(reactor, wire, also=lambda: order.append("socket")) for wire, _ in pairs]
-    for each in watches:
-        each.watch.want(EPOLLIN)
+    for wire, _ in pairs:
+        Counting(reactor, wire, also=lambda: order.append("socket")).want(EPOLLIN)
     for _, far in pairs:
         far.send(b"1")
     while order.count("socket") < len(pairs):
@@ -162,12 +167,88 @@ async def test_all_other_tasks_have_their_turn_within_a_round(
     assert "s" * 5 not in served
 
 
-def test_watches_hold_no_descriptor_once_closed(pair: MakePair) -> None:
+def test_nothing_is_held_of_who_is_unwatched(pair: MakePair) -> None:
     reactor = Reactor()
-    wire, _ = pair()
-    watch: Watch = reactor.watch(wire, nothing, nothing)
-    watch.want(EPOLLIN)
-    watch.close()
-    watch.close()
-    assert not reactor._watches
+    watched = Counting(reactor, pair()[0])
+    watched.want(EPOLLIN)
+    watched.unwatch()
+    watched.unwatch()
+    assert not reactor.watched
     reactor.close()
+
+
+async def test_timers_are_called_when_they_are_due_unless_they_are_cancelled(
+    reactor: Reactor, mock_clock: MockClock
+) -> None:
+    called: list[str] = []
+    timers = {delay_s: reactor.after(delay_s, partial(called.append, f"{delay_s} s")) for delay_s in (60, 5, 1)}
+    mock_clock.jump(0.5)
+    await wait_all_tasks_blocked()
+    reactor.after(1, lambda: reactor.after(1, partial(called.append, "after another")))
+    assert called == []
+    mock_clock.jump(0.5)
+    await wait_all_tasks_blocked()
+    assert called == ["1 s"]
+    timers[5].cancel()
+    timers[1].cancel()
+    mock_clock.jump(0.5)
+    await wait_all_tasks_blocked()
+    mock_clock.jump(10)
+    await wait_all_tasks_blocked()
+    assert called == ["1 s", "after another"]
+    mock_clock.jump(60)
+    await wait_all_tasks_blocked()
+    assert called == ["1 s", "after another", "60 s"]
+
+
+async def test_what_is_to_be_done_soon_waits_for_what_is_under_way_and_no_longer(
+    reactor: Reactor, pair: MakePair
+) -> None:
+    order: list[str] = []
+    wire, far = pair()
+
+    def readable() -> None:
+        reactor.soon(partial(order.append, "soon"))
+        order.append("over")
+
+    Counting(reactor, wire, also=readable).want(EPOLLIN)
+    far.send(b"1")
+    await wait_all_tasks_blocked()
+    assert order == ["over", "soon"]
+    # Outside of any.
+    reactor.soon(partial(order.append, "at once"))
+    await wait_all_tasks_blocked()
+    assert order == ["over", "soon", "at once"]
+
+
+async def test_who_keeps_everybody_busy_is_served_last(reactor: Reactor, pair: MakePair) -> None:
+    order: list[str] = []
+    everybody = []
+    for name, rank in [*((f"flood {number}", FLOOD) for number in range(3)), ("client", CLIENT), ("broker", BROKER)]:
+        wire, far = pair()
+        watched = Counting(reactor, wire, also=partial(order.append, name))
+        watched.want(EPOLLIN)
+        # Wanted already: it changes places with that.
+        watched.move(rank)
+        everybody.append(far)
+    for far in everybody:
+        far.send(bytes(250))
+    await wait_all_tasks_blocked()
+    # Each reads 100 bytes at a time.
+    assert order[:3] == ["broker", "client", "flood 0"]
+    assert order.index("client", order.index("flood 0")) < order.index("flood 1")
+    assert sorted(order) == sorted(["broker", "client", *(f"flood {number}" for number in range(3))] * 3)
+
+
+async def test_nothing_is_wanted_in_two_ranks(reactor: Reactor, pair: MakePair) -> None:
+    wire, far = pair()
+    watched = Counting(reactor, wire)
+    for rank in (FLOOD, BROKER, CLIENT):
+        watched.want(EPOLLIN)
+        watched.move(rank)
+        watched.unwatch()
+        watched.move(rank)
+    far.send(b"1")
+    await wait_all_tasks_blocked()
+    assert watched.told == []
+    assert reactor.watched == {}

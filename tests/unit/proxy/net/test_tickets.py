@@ -4,10 +4,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from limiter.counting.accounts import Accounts
+from limiter.counting.rejections import OUTCOMES
+from limiter.counting.seconds import NOBODY
 from limiter.rules.resource import Resource
 from proxy.deciding.batch import Batch, Hold, Refuse, Shadow, Side, Ticket, Verdict
-from proxy.net.connection import Tickets
-from proxy.stats.tally import Tally
+from proxy.deciding.counting import Tally
+from proxy.net.tickets import Tickets
 
 if TYPE_CHECKING:
     from tests.unit.proxy.conftest import MakeBatch
@@ -16,8 +19,13 @@ RESOURCE = Resource("line_topic", "a")
 
 
 @pytest.fixture
-def tally() -> Tally:
-    return Tally(10)
+def accounts() -> Accounts:
+    return Accounts()
+
+
+@pytest.fixture
+def tally(accounts: Accounts) -> Tally:
+    return Tally(accounts)
 
 
 @pytest.fixture
@@ -52,16 +60,17 @@ def test_a_ticket_is_claimed_once(tickets: Tickets, batch_of: MakeBatch) -> None
 
 
 def test_what_is_dropped_is_counted_and_the_last_goes_first(
-    tickets: Tickets, tally: Tally, batch_of: MakeBatch
+    tickets: Tickets, tally: Tally, accounts: Accounts, batch_of: MakeBatch
 ) -> None:
     dropped: list[str] = []
     batch = batch_of("a", "a", "a")
     hold_some(batch, hold(dropped, "1"), hold(dropped, "2"), hold(dropped, "3"))
-    tally.count(batch, 0)
+    tally.count(batch, 0, NOBODY)
     tickets.claim(Side.CLIENT, list(tickets.take(batch))[1])
     tickets.drop()
     assert dropped == ["3", "1"]
-    assert next(counts for _, counts in tally.each()).requests["drop"] == 2
+    ((_, amounts),) = filter(None, accounts.each())
+    assert amounts[OUTCOMES.index("dropped")][0] == 2
 
 
 def test_the_two_peers_requests_are_dropped_apart(tickets: Tickets, tally: Tally, batch_of: MakeBatch) -> None:
@@ -69,7 +78,7 @@ def test_the_two_peers_requests_are_dropped_apart(tickets: Tickets, tally: Tally
     for side in Side:
         batch = batch_of("a", side=side)
         hold_some(batch, hold(dropped, side.value))
-        tally.count(batch, 0)
+        tally.count(batch, 0, NOBODY)
         tickets.take(batch)
     tickets.drop(Side.CLIENT)
     assert dropped == ["client"]

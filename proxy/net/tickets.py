@@ -1,0 +1,71 @@
+"""The held requests of one connection, by their tickets: whose they are, until they are resolved or dropped.
+
+What becomes of their bytes is the session's business; when they are resolved is their handler's.
+"""
+
+from collections.abc import Callable
+
+import structlog
+
+from limiter.counting.seconds import NOBODY, Sender
+from proxy.deciding.batch import Batch, Hold, Request, Side, Ticket
+from proxy.deciding.counting import Tally
+
+_log = structlog.get_logger(__name__)
+
+
+class Tickets:
+    """The tickets that one connection waits for.
+
+    Args:
+        tally: where requests that are dropped are counted.
+        now_ns: the data path's clock.
+        sender: whose requests they are.
+
+    Attributes:
+        sender: as given; it may be another one as soon as the client has said more of itself.
+    """
+
+    def __init__(self, tally: Tally, now_ns: Callable[[], int], sender: Sender = NOBODY) -> None:
+        self._tally = tally
+        self._now_ns = now_ns
+        self.sender = sender
+        #: By the peer that the requests came from, in the order of the wire.
+        self._held: dict[Side, dict[Ticket, Request]] = {Side.CLIENT: {}, Side.BROKER: {}}
+
+    def take(self, batch: Batch) -> dict[Ticket, Request]:
+        """Wait for the held requests of a batch that was decided and counted; returns them."""
+        if not any(isinstance(verdict, Hold) for verdict in batch.distinct):
+            return {}
+        taken = {
+            verdict.ticket: batch.requests[index]
+            for index, verdict in sorted(batch.verdicts.items())
+            if isinstance(verdict, Hold)
+        }
+        self._held[batch.side].update(taken)
+        return taken
+
+    def claim(self, side: Side, ticket: Ticket) -> bool:
+        """Wait for a ticket no longer, since it was resolved; False if nobody waited any more."""
+        return self._held[side].pop(ticket, None) is not None
+
+    def drop(self, *sides: Side) -> None:
+        """Give up the held requests of these peers, or of both.
+
+        The last goes first, so that no handler passes on to a request what the one before it leaves.
+        """
+        for side in sides or self._held:
+            held = self._held[side]
+            if not held:
+                continue
+            self._held[side] = {}
+            for ticket, request in reversed(held.items()):
+                self._tally.dropped(request, self._now_ns(), self.sender)
+                _drop(ticket)
+
+
+def _drop(ticket: Ticket) -> None:
+    try:
+        ticket.drop()
+    except Exception:  # noqa: BLE001 - whatever it is, the other tickets are dropped all the same
+        _log.exception("handler failed to drop a held request")
