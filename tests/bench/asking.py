@@ -8,7 +8,7 @@ from typing import Any
 import peers
 from peers import BenchError, Running
 from report import Measurement
-from rows import ACCEPT, ANSWERED, FLOOD, LOADED, MEMORY, Row
+from rows import ACCEPT, ANSWERED, FLOOD, LOADED, MEMORY, QUIET, Row
 
 # The load's own deadlines (drain, late answers, all topics) end it long before this.
 LOAD_DEADLINE_S = 480.0
@@ -46,7 +46,10 @@ class Asker:
         bypassed = running.bypassed()
         measurement = self._load(row, running, row.rate_per_s or rate_per_s, known=known)
         measurement["bypassed"] = dict(running.bypassed() - bypassed)
-        if row.kind in (FLOOD, ANSWERED, MEMORY):
+        if row.kind == QUIET:
+            for figure in ("p50", "p99"):
+                measurement[f"{figure}_x_alone"] = measurement[f"{figure}_us"] / measurement[f"alone_{figure}_us"]
+        if row.kind in (FLOOD, ANSWERED, MEMORY, QUIET):
             measurement["decided_per_s"] = measurement["frames_per_s"] + measurement["busy_per_s"]
         if row.kind == MEMORY:
             fresh, idle, busy = (measurement[f"{when}_bytes"] for when in ("fresh", "idle", "busy"))
@@ -82,6 +85,8 @@ class Asker:
             mode, more = "flood", [*counted, *window, *pid]
         elif row.kind == MEMORY:
             mode, more = "flood", [*counted, *window, *pid, "--memory"]
+        elif row.kind == QUIET:
+            mode, more = "quiet", [*counted, *pid]
         elif row.kind == ACCEPT:
             mode, more = "accept", ["--at-once", str(row.connections), *pid]
         elif rate_per_s is None:

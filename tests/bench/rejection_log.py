@@ -32,7 +32,7 @@ from admin.edits.service import EditService
 from admin.rejection_log import places
 from admin.rejection_log.files import Bounds
 from admin.rejection_log.recorder import Recorder
-from limiter.counting.recorder import Sender
+from limiter.counting.seconds import Sender
 from limiter.rules.limit_text import parse_limit
 from limiter.rules.resource import Resource
 from limiter.rules.rule_set import RuleSet

@@ -1,52 +1,155 @@
 """A TCP relay in trio that looks at nothing: what Sluice would cost if deciding were free.
 
-Run it as ``relay.py HOST:PORT HOST:PORT``: where it listens, and the broker behind it. It has a task per direction, one
-receive and one send at a time, on bare trio sockets. Its buffers are as large as Sluice's largest.
+Run it as ``relay.py HOST:PORT HOST:PORT``: where it listens, and the broker behind it. One task serves all sockets, as
+Sluice's reactor does: the kernel is told once which sockets matter, and what is ready is read and written by plain
+calls. Its buffers are as large as Sluice's largest.
 """
 
+import contextlib
+import select
 import socket
 import sys
+from select import EPOLLIN, EPOLLOUT
+from time import perf_counter_ns
 
 import trio
 
-BUFFER_BYTES = 1024 * 1024
+BUFFER_BYTES = 2 * 1024 * 1024
+MOST_READY = 128
+MOST_ACCEPTED = 64
+ROUND_NS = 1_000_000
+"""How long sockets are served before all other tasks have their turn."""
+FAILED = select.EPOLLERR | select.EPOLLHUP
 
 
-async def pump(source: trio.socket.SocketType, sink: trio.socket.SocketType) -> None:
-    """Carry one direction to its end and pass the end on."""
-    buffer = bytearray(BUFFER_BYTES)
-    view = memoryview(buffer)
-    while received := await source.recv_into(buffer):
-        sent = await sink.send(view[:received])
-        while sent < received:
-            sent += await sink.send(view[sent:received])
-    sink.shutdown(socket.SHUT_WR)
+class End:
+    """One socket of a connection.
+
+    Attributes:
+        other: the socket on the connection's other side; nothing is read from there while something waits here.
+        events: what the epoll watches it for.
+        rest: what the kernel has not taken yet; None if nothing waits.
+        buffer: what the rest lies in.
+        over: its stream has ended.
+    """
+
+    other: "End"
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.sock = sock
+        self.fd = sock.fileno()
+        self.events = 0
+        self.rest: memoryview | None = None
+        self.buffer: memoryview | None = None
+        self.over = False
 
 
-async def serve(client: trio.socket.SocketType, broker_address: tuple[str, int]) -> None:
-    """Relay one connection; a socket error on either side ends both."""
-    with client, trio.socket.socket() as broker:
+class Relay:
+    """All connections of one listening socket to one broker."""
+
+    def __init__(self, listener: socket.socket, broker_address: tuple[str, int]) -> None:
+        self.listener = listener
+        self.broker_address = broker_address
+        self.ends: dict[int, End] = {}
+        self.free: list[memoryview] = []
+        self.epoll = select.epoll()
+        self.epoll.register(listener, EPOLLIN)
+
+    async def run(self) -> None:
+        """Serve until cancelled."""
+        while True:
+            await trio.lowlevel.wait_readable(self.epoll.fileno())
+            ends_ns = perf_counter_ns() + ROUND_NS
+            for fd, events in self.epoll.poll(0, MOST_READY):
+                if fd == self.listener.fileno():
+                    self.accept()
+                elif end := self.ends.get(fd):
+                    self.serve(end, events)
+                if perf_counter_ns() >= ends_ns:
+                    await trio.lowlevel.checkpoint()
+                    ends_ns = perf_counter_ns() + ROUND_NS
+
+    def accept(self) -> None:
+        """Take who waits, and begin to connect each to the broker."""
+        with contextlib.suppress(BlockingIOError, ConnectionAbortedError):
+            for _ in range(MOST_ACCEPTED):
+                client, broker = End(self.listener.accept()[0]), End(socket.socket())
+                client.other, broker.other = broker, client
+                self.ends |= {client.fd: client, broker.fd: broker}
+                # What becomes of it is seen when nothing at all can be written to it.
+                broker.sock.connect_ex(self.broker_address)
+                broker.rest = memoryview(b"")
+                self.watch(broker, EPOLLIN | EPOLLOUT)
+
+    def serve(self, end: End, events: int) -> None:
+        """Write and read one socket that is ready; an error ends its connection."""
         try:
-            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            broker.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            await broker.connect(broker_address)
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(pump, client, broker)
-                nursery.start_soon(pump, broker, client)
-        except* OSError as errors:
-            print(f"relay: a connection broke: {errors.exceptions[0]}", file=sys.stderr)
+            if events & (EPOLLOUT | FAILED) and end.rest is not None:
+                self.write(end)
+            if events & (EPOLLIN | FAILED) and end.events & EPOLLIN:
+                self.read(end)
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            print(f"relay: a connection broke: {error}", file=sys.stderr)
+            self.close(end)
 
+    def read(self, end: End) -> None:
+        """Read once and write that to the other side, as far as it goes."""
+        buffer = self.free.pop() if self.free else memoryview(bytearray(BUFFER_BYTES))
+        try:
+            count = end.sock.recv_into(buffer)
+        except OSError:
+            self.free.append(buffer)
+            raise
+        if count:
+            end.other.rest, end.other.buffer = buffer[:count], buffer
+            with contextlib.suppress(BlockingIOError):
+                self.write(end.other)
+            if end.other.rest is not None:
+                self.watch(end.other, end.other.events | EPOLLOUT)
+                self.watch(end, end.events & ~EPOLLIN)
+            return
+        self.free.append(buffer)
+        end.over = True
+        if end.other.over:
+            self.close(end)
+        else:
+            self.watch(end, end.events & ~EPOLLIN)
+            end.other.sock.shutdown(socket.SHUT_WR)
 
-async def relay(listen_address: tuple[str, int], broker_address: tuple[str, int]) -> None:
-    """Accept until cancelled."""
-    with trio.socket.socket() as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        await listener.bind(listen_address)
-        listener.listen(1024)
-        async with trio.open_nursery() as nursery:
-            while True:
-                client, _ = await listener.accept()
-                nursery.start_soon(serve, client, broker_address)
+    def write(self, end: End) -> None:
+        """Write what waits for a socket; when all is with the kernel the other side is read again."""
+        assert end.rest is not None
+        end.rest = end.rest[end.sock.send(end.rest) :]
+        if end.rest:
+            return
+        if end.buffer is not None:
+            self.free.append(end.buffer)
+        end.rest = end.buffer = None
+        self.watch(end, end.events & ~EPOLLOUT)
+        self.watch(end.other, end.other.events | EPOLLIN)
+
+    def watch(self, end: End, events: int) -> None:
+        """Watch a socket for these events, and no more for errors alone."""
+        if events == end.events:
+            return
+        if not events:
+            self.epoll.unregister(end.fd)
+        elif end.events:
+            self.epoll.modify(end.fd, events)
+        else:
+            self.epoll.register(end.fd, events)
+        end.events = events
+
+    def close(self, end: End) -> None:
+        """End both sides of a connection."""
+        for each in (end, end.other):
+            del self.ends[each.fd]
+            # The epoll forgets what is closed.
+            each.sock.close()
 
 
 def address(text: str) -> tuple[str, int]:
@@ -56,4 +159,6 @@ def address(text: str) -> tuple[str, int]:
 
 
 if __name__ == "__main__":
-    trio.run(relay, address(sys.argv[1]), address(sys.argv[2]))
+    with socket.create_server(address(sys.argv[1]), backlog=4096) as listening:
+        listening.setblocking(False)
+        trio.run(Relay(listening, address(sys.argv[2])).run)

@@ -5,7 +5,21 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from rows import ACCEPT, ANSWERED, DECISIONS, DIRECT, FLOOD, HAPROXY, LOADED, MEMORY, REFUSED, RTT, TRIO_RELAY, Row
+from rows import (
+    ACCEPT,
+    ANSWERED,
+    DECISIONS,
+    DIRECT,
+    FLOOD,
+    HAPROXY,
+    LOADED,
+    MEMORY,
+    QUIET,
+    REFUSED,
+    RTT,
+    TRIO_RELAY,
+    Row,
+)
 
 Measurement = dict[str, Any]
 Compare = Callable[[Measurement, Measurement], float | None]
@@ -19,9 +33,13 @@ MAIN = {
     RTT: "p50_us",
     LOADED: "p99_us",
     ACCEPT: "connections_per_s",
+    QUIET: "p99_x_alone",
     MEMORY: "busy_kib",
     DECISIONS: "decisions_per_s",
 }
+
+# What else is compared with HAProxy's.
+LIKEWISE = {"p99_x_haproxy": "p99_us", "quiet_p50_x_haproxy": "p50_x_alone", "quiet_p99_x_haproxy": "p99_x_alone"}
 
 
 @dataclass
@@ -47,8 +65,11 @@ class Table:
                 return []
             key = "cpu_us_per_frame"
             return self._compared(peer, TRIO_RELAY, lambda mine, theirs: mine[key] - theirs[key])
-        if figure == "p99_x_haproxy":
-            return self._compared(peer, HAPROXY, lambda mine, theirs: ratio(mine["p99_us"], theirs["p99_us"]))
+        if figure == "against_relay":
+            return self._compared(peer, TRIO_RELAY, lambda mine, theirs: ratio(mine[main], theirs[main]))
+        if figure.endswith("_x_haproxy"):
+            key = LIKEWISE[figure]
+            return self._compared(peer, HAPROXY, lambda mine, theirs: ratio(mine[key], theirs[key]))
         if figure == "added_p50_us":
             if peer == DIRECT:
                 return []
@@ -101,7 +122,7 @@ _THROUGHPUT = (
     ("decided_per_s", "frames/s", ",.0f"),
     ("against_haproxy", "x HAProxy", ".2f"),
     ("cpu_us_per_frame", "CPU us/frame", ".2f"),
-    ("over_trio_relay_us", "over trio relay", "+.2f"),
+    ("over_trio_relay_us", "over relay", "+.2f"),
     ("cpu_share", "core used", ".0%"),
     ("waited_share", "waited", ".0%"),
 )
@@ -134,6 +155,18 @@ COLUMNS = {
         ("p50_us", "p50 us", ",.0f"),
         ("p99_us", "p99 us", ",.0f"),
         ("cpu_us_per_connection", "CPU us each", ",.0f"),
+        ("cpu_share", "core used", ".0%"),
+    ),
+    QUIET: (
+        ("alone_p50_us", "alone: p50 us", ",.0f"),
+        ("alone_p99_us", "p99 us", ",.0f"),
+        ("p50_us", "beside: p50 us", ",.0f"),
+        ("p99_us", "p99 us", ",.0f"),
+        ("p50_x_alone", "p50 x alone", ".1f"),
+        ("p99_x_alone", "p99 x alone", ".1f"),
+        ("quiet_p50_x_haproxy", "p50's x HAProxy's", ".2f"),
+        ("quiet_p99_x_haproxy", "p99's x HAProxy's", ".2f"),
+        ("decided_per_s", "flood: frames/s", ",.0f"),
         ("cpu_share", "core used", ".0%"),
     ),
     MEMORY: (
@@ -180,6 +213,8 @@ def faults(peer: str, measurement: Measurement) -> list[str]:
         found.append(f"{measurement['unanswered']} answers did not arrive")
     if measurement.get("broken"):
         found.append(f"{measurement['broken']} connections broken inside a frame")
+    if measurement.get("quiet_busy"):
+        found.append(f"{measurement['quiet_busy']} requests of the quiet client refused")
     for reason, count in measurement["bypassed"].items():
         found.append(f"{count} requests bypassed the limiter: {reason}")
     if peer.startswith(REFUSED):

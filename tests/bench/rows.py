@@ -21,6 +21,7 @@ ANSWERED = "answered"
 RTT = "rtt"
 LOADED = "loaded"
 ACCEPT = "accept"
+QUIET = "quiet"
 MEMORY = "memory"
 DECISIONS = "decisions"
 
@@ -36,7 +37,7 @@ class Row:
         name: as given on the command line.
         kind: "flood" (nobody answers), "answered" (so many requests of a connection without an answer), "rtt" (round
             trips at a rate or one at a time), "loaded" (round trips at a share of the peer's saturation), "accept",
-            "memory" or "decisions".
+            "quiet" (one client's round trips, without and with a flood), "memory" or "decisions".
         peers: whom it is put to; Sluice's names without their scan.
         connections: how many carry the load.
         frame_bytes: size of every frame.
@@ -64,8 +65,8 @@ class Row:
 
     @property
     def swallow(self) -> bool:
-        """Whether its sink answers nothing."""
-        return self.kind == FLOOD
+        """Whether its sink answers no flood."""
+        return self.kind in (FLOOD, QUIET)
 
     @property
     def title(self) -> str:
@@ -83,6 +84,8 @@ class Row:
             return f"round trip, open loop at {self.share:.0%} of own saturation, {connections}, {frames}"
         if self.kind == ACCEPT:
             return f"new connections, {self.connections} at a time: connect, one request, its answer, part"
+        if self.kind == QUIET:
+            return f"round trip of one quiet client, alone and beside a flood, {connections}, {frames}"
         if self.kind == MEMORY:
             return f"memory, {connections}, {self.window} requests outstanding on each when busy, {frames}"
         return "limiter decisions, one bucket, one thread"
@@ -106,6 +109,7 @@ ROWS = (
         for percent in (10, 50, 90)
     ),
     Row("accept", ACCEPT, (*PLAIN, LIMITED)),
+    Row("quiet", QUIET, (*FEW, REFUSED), connections=32, stretch=3.0),
     *(
         Row(f"connections-{count}", ANSWERED, RELAYED, count, window=8, stretch=3.0 if count > 1000 else 1.0)
         for count in (1, 64, 1000, 10_000)

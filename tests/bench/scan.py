@@ -1,4 +1,4 @@
-"""Nanoseconds of processor time that the compiled scan takes per frame.
+"""Nanoseconds of processor time that the compiled part's scan takes per frame.
 
 A chunk is what one read of 256 KiB brings. The headers are those of the load generator, with times and identifiers that
 change from frame to frame as a client's do; in *lengths vary* their message keys are of 1 to 60 letters, and in *none
@@ -16,10 +16,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from statistics import median
+from typing import TYPE_CHECKING
 
 from report import aligned
 
-from proxy.protocols.rocketmq.scanning import COMPILED, Scan
+from limiter.compiled import VERSION
+from limiter.deciding.limits import Limits
+from limiter.rules.rule_set import RuleSet
+from proxy.protocols.rocketmq.scanning import MAX_RUNS, SCAN, Scan
+
+if TYPE_CHECKING:
+    from sluice_native import Scanner
 
 CHUNK_BYTES = 256 * 1024
 JSON_HEADER_BYTES = 400
@@ -135,19 +142,26 @@ Work = tuple[Callable[[], object], int]
 """What is measured, and how many frames it works on."""
 
 
+def scanner_of(scan: Scan) -> "Scanner":
+    """Return a scanner of requests that nothing limits."""
+    resources = Limits(RuleSet()).resources
+    assert resources is not None
+    return scan.scanner(scan.opaques(), resources)
+
+
 def scanning(scan: Scan, case: Case) -> Work | None:
     """Return what scans one chunk; None if the scan leaves some of its frames to the careful reading."""
     chunk, count = case.chunk()
-    scanner = scan.scanner(scan.opaques())
-    if len(scanner.scan(memoryview(chunk), 0, MAX_LENGTH)) != count:
+    scanner = scanner_of(scan)
+    if len(scanner.scan(memoryview(chunk), 0, MAX_LENGTH, MAX_RUNS)) != count:
         return None
-    return lambda: scanner.scan(memoryview(chunk), 0, MAX_LENGTH), count
+    return lambda: scanner.scan(memoryview(chunk), 0, MAX_LENGTH, MAX_RUNS), count
 
 
 def refusing(scan: Scan) -> Work:
     """Return what refuses all of a chunk that was scanned."""
     chunk, count = CASES[0].chunk()
-    segment = scan.scanner(scan.opaques()).scan(memoryview(chunk), 0, MAX_LENGTH)
+    segment = scanner_of(scan).scan(memoryview(chunk), 0, MAX_LENGTH, MAX_RUNS)
     return lambda: (segment.kept(range(count), 0, len(chunk)), segment.refuse(range(count), HEAD, TAIL)), count
 
 
@@ -189,10 +203,10 @@ def main() -> int:
     given = parser.parse_args()
     if given.rounds < 1 or given.seconds <= 0:
         parser.error("--rounds and --seconds must be above 0")
-    if COMPILED is None:
-        parser.error("the compiled scan is not installed: make scan")
+    if SCAN is None:
+        parser.error("the compiled part is not installed: make native")
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-    scan = COMPILED
+    scan = SCAN
     makes: dict[str, Callable[[Scan], Work | None]] = {
         **{case.name: lambda scan, case=case: scanning(scan, case) for case in CASES},  # type: ignore[misc]  # defaults
         "all refused: what is kept, and the answers": refusing,
@@ -203,7 +217,7 @@ def main() -> int:
     for _ in range(given.rounds):
         for name, work in works.items():
             rounds[name].append(ns_per_frame(work, given.seconds))
-    lines = [["ns a frame", f"the compiled scan {scan.version}", "spread"]]
+    lines = [["ns a frame", f"the compiled part {VERSION}", "spread"]]
     for name in makes:
         some = rounds.get(name)
         spread = f"{(max(some) - min(some)) / median(some):.0%}" if some else ""

@@ -1,4 +1,4 @@
-"""Sluice as the bench measures it: four configurations, each without the compiled scan and with it."""
+"""Sluice as the bench measures it: four configurations, each without the compiled part and with it."""
 
 import subprocess
 from dataclasses import dataclass
@@ -20,9 +20,15 @@ _LIMITED = f"""
 [defaults.topic]
 rate = {PLENTY}
 """
-_REFUSED = """
+# The quiet client's topic has a limit of its own: a flood that is refused is to cost it nothing.
+_REFUSED = f"""
 [defaults.topic]
 rate = 0
+
+[[limits]]
+kind = "topic"
+name = "bench999999"
+rate = {PLENTY}
 """
 # What may apply to one send at the same time; one shadow rule is far below the load, so that it has something to tell.
 _ALL_FEATURES = f"""

@@ -71,6 +71,17 @@ def test_added_round_trip_is_measured_from_direct() -> None:
     assert made.summary("direct")["added_p50_us"] is None
 
 
+def test_stretch_of_a_quiet_clients_round_trips_is_compared_with_haproxys() -> None:
+    made = table(
+        Row("quiet", "quiet", EVERYBODY),
+        haproxy=[{"p50_x_alone": 20.0, "p99_x_alone": 30.0}, {"p50_x_alone": 40.0, "p99_x_alone": 60.0}],
+        sluice_limited_python=[{"p50_x_alone": 30.0, "p99_x_alone": 15.0}, {"p50_x_alone": 60.0, "p99_x_alone": 30.0}],
+    )
+    summary = made.summary("sluice-limited-python")
+    assert summary["quiet_p50_x_haproxy"] == 1.5
+    assert summary["quiet_p99_x_haproxy"] == 0.5
+
+
 def test_a_single_peer_has_no_ratios() -> None:
     alone = table(THROUGHPUT, direct=[flood(1000, None)])
     assert alone.summary("direct")["against_haproxy"] is None
@@ -108,6 +119,7 @@ def test_sound_measurements_have_no_faults() -> None:
             {"bypassed": {'{reason="late"}': 7}},
             '7 requests bypassed the limiter: {reason="late"}',
         ),
+        ("sluice-refused-python", {"quiet_busy": 4, "arrived": 0}, "4 requests of the quiet client refused"),
         ("sluice-refused-python", {"busy": 9, "arrived": 2}, "2 frames passed"),
     ],
 )

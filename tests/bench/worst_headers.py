@@ -6,7 +6,7 @@
 A header here is a beginning, a part that is repeated until the size is reached, and an end; a search changes these
 three, joins those of two headers, and keeps what costs most for each byte. It has two measures: instructions of the
 interpreter, which are the same in every run, and the processor's time, of which the least of some runs is taken, for
-what happens in C and in the compiled scan. Neither knows what else the machine does. The same seed makes the same
+what happens in C and in the compiled part. Neither knows what else the machine does. The same seed makes the same
 headers as long as the measures agree; the headers that a search found can be kept (``--save``) and measured again
 elsewhere (``--load``), as in a working tree of another version with PYTHONPATH.
 
@@ -32,11 +32,13 @@ from playbook import frames
 from playbook.captures import CAPTURES
 from playbook.steps import opcodes
 
+from limiter.deciding.limits import Limits
+from limiter.rules.rule_set import RuleSet
 from proxy.protocols.base import CommandRequest, CommandStatus
 from proxy.protocols.rocketmq.about import MAX_HEARTBEAT_BYTES, AboutClient
 from proxy.protocols.rocketmq.limit_commands import LimitCommandReader
 from proxy.protocols.rocketmq.options import Networks, RocketMQOptions
-from proxy.protocols.rocketmq.scanning import COMPILED
+from proxy.protocols.rocketmq.scanning import MAX_RUNS, SCAN
 from proxy.protocols.rocketmq.wire import lenient
 from proxy.protocols.rocketmq.wire.binary import read_binary
 from proxy.protocols.rocketmq.wire.header import classify
@@ -145,14 +147,15 @@ def readings() -> Mapping[str, Reading]:
         "signing off": Reading(lambda data: AboutClient().sign_off(data, 0), False, _JSON),
         "9003": Reading(_update, False, _JSON),
     }
-    if COMPILED is not None:
-        scanner = COMPILED.scanner(COMPILED.opaques())
+    resources = Limits(RuleSet()).resources
+    if SCAN is not None and resources is not None:
+        scanner = SCAN.scanner(SCAN.opaques(), resources)
         for word, header_type, known in (("JSON", 0, _JSON), ("binary", 1, _BINARY)):
 
             def scan(data: bytes, header_type: int = header_type) -> object:
-                return scanner.scan(memoryview(frames.frame(data, header_type=header_type)), 0, 2**24)
+                return scanner.scan(memoryview(frames.frame(data, header_type=header_type)), 0, 2**24, MAX_RUNS)
 
-            found[f"compiled scan, {word}"] = Reading(scan, header_type == 1, known)
+            found[f"compiled part, {word}"] = Reading(scan, header_type == 1, known)
     return found
 
 

@@ -19,7 +19,7 @@ use crate::poller::{Interest, Poller, Ready};
 use crate::scanner::{SYSTEM_BUSY, Scanner};
 
 /// Small enough to stay in a core's second cache, large enough for few system calls.
-const BLOCK_BYTES: usize = 256 << 10;
+pub const BLOCK_BYTES: usize = 256 << 10;
 const MAX_BLOCK_BYTES: usize = 1 << 30;
 const DRAIN: Duration = Duration::from_secs(60);
 /// How long the warm-up may last until each topic was sent and each connection served.
@@ -51,13 +51,13 @@ struct Seen {
 }
 
 /// Everything read at one end of the window.
-struct Reading {
+pub struct Reading {
     sink: Counters,
     seen: Seen,
     cpu: Option<CpuTime>,
 }
 
-struct Flood {
+pub struct Flood {
     poller: Poller,
     block: Vec<u8>,
     frame_size: usize,
@@ -107,13 +107,7 @@ pub fn run(mut args: Args) -> Result<(), String> {
     flood.write_for(seconds)?;
     let to = flood.reading(&mut control, pid)?;
     let busy_bytes = resident()?;
-    let after = flood.drain(&mut control, before)?;
-
-    let frames_sent = flood.seen.sent_bytes / shape.size as u64;
-    let arrived = after.frames - before.frames;
-    let lost = i128::from(frames_sent) - i128::from(arrived) - i128::from(flood.seen.busy);
-    let unanswered =
-        i128::from(after.answered - before.answered) + i128::from(flood.seen.busy) - i128::from(flood.seen.answers);
+    let account = flood.account(&mut control, before)?;
     let window = figures(&from, &to);
     let memory = match (fresh_bytes, idle_bytes, busy_bytes) {
         (Some(fresh), Some(idle), Some(busy)) => {
@@ -122,18 +116,15 @@ pub fn run(mut args: Args) -> Result<(), String> {
         _ => String::new(),
     };
     println!(
-        "{{\"connections\": {connections}, \"frame_bytes\": {}, {window}, \"sent\": {frames_sent}, \"arrived\": {arrived}, \
-         \"busy\": {}, \"lost\": {lost}, \"unanswered\": {unanswered}, \"broken\": {}{memory}}}",
+        "{{\"connections\": {connections}, \"frame_bytes\": {}, {window}, {account}{memory}}}",
         shape.size,
-        flood.seen.busy,
-        after.broken - before.broken,
     );
     Ok(())
 }
 
 /// The figures of the window: rates at the sink, refusals, CPU of the process measured.
 #[allow(clippy::cast_precision_loss)] // counts of seconds-long windows are far below 2^52
-fn figures(from: &Reading, to: &Reading) -> String {
+pub fn figures(from: &Reading, to: &Reading) -> String {
     let seconds = (to.sink.at_ns - from.sink.at_ns) as f64 / 1e9;
     let frames = to.sink.frames - from.sink.frames;
     let bytes = to.sink.bytes - from.sink.bytes;
@@ -161,7 +152,7 @@ fn figures(from: &Reading, to: &Reading) -> String {
 }
 
 impl Flood {
-    fn new(block: Vec<u8>, frame_size: usize, window: Option<u64>) -> Result<Self, String> {
+    pub fn new(block: Vec<u8>, frame_size: usize, window: Option<u64>) -> Result<Self, String> {
         Ok(Self {
             poller: Poller::new().map_err(|error| error.to_string())?,
             block,
@@ -175,7 +166,7 @@ impl Flood {
     }
 
     /// Connect all, no faster than they are passed on to the sink, which has accepted so many `before`.
-    fn connect(
+    pub fn connect(
         &mut self,
         target: SocketAddr,
         connections: usize,
@@ -215,7 +206,7 @@ impl Flood {
     }
 
     /// Send for a time, and until so much was sent that no topic is new, and every connection has had its turn.
-    fn warm_up(
+    pub fn warm_up(
         &mut self,
         time: Duration,
         all_topics_bytes: u64,
@@ -237,7 +228,7 @@ impl Flood {
         }
     }
 
-    fn reading(&self, control: &mut Control, pid: Option<u32>) -> Result<Reading, String> {
+    pub fn reading(&self, control: &mut Control, pid: Option<u32>) -> Result<Reading, String> {
         Ok(Reading {
             cpu: pid.map(CpuTime::of).transpose()?,
             sink: control.counters()?,
@@ -251,6 +242,22 @@ impl Flood {
             self.turn(false)?;
         }
         Ok(())
+    }
+
+    /// Stop, and say what became of all that was sent.
+    pub fn account(&mut self, control: &mut Control, before: Counters) -> Result<String, String> {
+        let after = self.drain(control, before)?;
+        let sent = self.seen.sent_bytes / self.frame_size as u64;
+        let arrived = after.frames - before.frames;
+        let lost = i128::from(sent) - i128::from(arrived) - i128::from(self.seen.busy);
+        let unanswered =
+            i128::from(after.answered - before.answered) + i128::from(self.seen.busy) - i128::from(self.seen.answers);
+        Ok(format!(
+            "\"sent\": {sent}, \"arrived\": {arrived}, \"busy\": {}, \"lost\": {lost}, \"unanswered\": {unanswered}, \
+             \"broken\": {}",
+            self.seen.busy,
+            after.broken - before.broken,
+        ))
     }
 
     /// Stop between two frames and wait until all frames are accounted for and the connections are gone.
@@ -277,7 +284,7 @@ impl Flood {
     }
 
     /// Serve what is ready once; says whether some connection still stands inside a frame.
-    fn turn(&mut self, stopping: bool) -> Result<bool, String> {
+    pub fn turn(&mut self, stopping: bool) -> Result<bool, String> {
         let mut ready = std::mem::take(&mut self.ready);
         self.poller
             .wait(&mut ready, Duration::from_millis(5))

@@ -6,6 +6,8 @@
 
 use std::ops::Range;
 
+/// The topic of the quiet client, which no flood sends.
+pub const QUIET_TOPIC: u32 = 999_999;
 /// Opaques count up from here.
 pub const FIRST_OPAQUE: u32 = 1_000_000_000;
 
@@ -85,12 +87,22 @@ impl Shape {
     }
 
     fn header_bytes(&self, topic: u32, opaque: u32, full: bool) -> Vec<u8> {
-        let topic = format!("bench{topic:06}");
+        let topic = topic_name(topic);
         match self.header {
             Header::Json => json_header(&topic, opaque, full),
             Header::Binary => binary_header(&topic, opaque, full),
         }
     }
+}
+
+fn topic_name(topic: u32) -> String {
+    format!("bench{topic:06}")
+}
+
+/// Whether the quiet client's topic is named there.
+pub fn is_quiet(header: &[u8]) -> bool {
+    let name = topic_name(QUIET_TOPIC);
+    header.windows(name.len()).any(|seen| seen == name.as_bytes())
 }
 
 fn prefix(size: usize, header_type: u8, header_len: usize) -> [u8; PREFIX_BYTES] {
@@ -231,6 +243,14 @@ mod tests {
         let ext_len = u32::from_be_bytes(header[17..21].try_into().unwrap()) as usize;
         assert_eq!(header.len(), 21 + ext_len);
         assert!(header.ends_with(b"\x00\x01n\x00\x00\x00\x08broker-a"));
+    }
+
+    #[test]
+    fn quiet_client_is_told_by_its_topic() {
+        for shape in shapes() {
+            assert!(is_quiet(&shape.request(QUIET_TOPIC, FIRST_OPAQUE)));
+            assert!(!is_quiet(&shape.request(2, FIRST_OPAQUE)));
+        }
     }
 
     #[test]

@@ -1,7 +1,8 @@
 //! Load generator and sink of the Sluice benchmark.
 //!
-//! `load sink` plays the broker; `load flood` measures throughput, `load rtt` round trips and `load accept` new
-//! connections through whatever stands between the two. Each prints one JSON object; `run.py` starts and pins them. Linux only.
+//! `load sink` plays the broker; `load flood` measures throughput, `load rtt` round trips, `load accept` new
+//! connections and `load quiet` one client beside a flood, through whatever stands between the two. Each prints one JSON
+//! object; `run.py` starts and pins them. Linux only.
 
 mod accept;
 mod args;
@@ -11,6 +12,7 @@ mod flood;
 mod frames;
 mod histogram;
 mod poller;
+mod quiet;
 mod rtt;
 mod scanner;
 mod sink;
@@ -25,6 +27,7 @@ usage: load sink  --listen ADDR --control ADDR [--swallow] [--seconds N]
                   [--pid PID [--memory]] [--known-topics]
        load rtt   --target ADDR (--rate PER_SECOND [--connections N] | --one-at-a-time) [FRAMES] [--warmup S] [--seconds S]
        load accept --target ADDR [--at-once N] [FRAMES] [--warmup S] [--seconds S] [--pid PID]
+       load quiet --target ADDR --control ADDR [--connections N] [FRAMES] [--warmup S] [--seconds S] [--pid PID]
 FRAMES: [--size BYTES] [--header json|binary] [--topics N]";
 
 fn main() -> ExitCode {
@@ -35,6 +38,7 @@ fn main() -> ExitCode {
         "flood" => flood::run,
         "rtt" => rtt::run,
         "accept" => accept::run,
+        "quiet" => quiet::run,
         _ => {
             eprintln!("{USAGE}");
             return ExitCode::from(2);

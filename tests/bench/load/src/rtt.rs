@@ -7,6 +7,7 @@
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::num::NonZeroU64;
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use crate::args::Args;
@@ -42,11 +43,11 @@ impl Schedule {
     }
 }
 
-struct Tally {
+pub struct Tally {
     latency: Histogram,
     /// How late the generator itself was: due until handed to the socket.
     late: Histogram,
-    busy: u64,
+    pub busy: u64,
     unanswered: u64,
 }
 
@@ -60,20 +61,27 @@ impl Tally {
         }
     }
 
+    pub fn requests(&self) -> u64 {
+        self.latency.total()
+    }
+
+    /// The latency that so many of 1 000 requests do not exceed, in microseconds.
+    pub fn us(&self, per_mille: u64) -> f64 {
+        micros(self.latency.quantile(per_mille))
+    }
+
     fn print(&self, rate: Option<f64>) {
-        let us =
-            |histogram: &Histogram, per_mille| Duration::from_nanos(histogram.quantile(per_mille)).as_secs_f64() * 1e6;
         println!(
             "{{\"rate_per_s\": {}, \"requests\": {}, \"p50_us\": {:.2}, \"p99_us\": {:.2}, \"p999_us\": {:.2}, \"max_us\": {:.2}, \
              \"late_p50_us\": {:.2}, \"late_p99_us\": {:.2}, \"busy\": {}, \"lost\": {}}}",
             rate.map_or("null".to_owned(), |rate| rate.to_string()),
-            self.latency.total(),
-            us(&self.latency, 500),
-            us(&self.latency, 990),
-            us(&self.latency, 999),
-            Duration::from_nanos(self.latency.max()).as_secs_f64() * 1e6,
-            us(&self.late, 500),
-            us(&self.late, 990),
+            self.requests(),
+            self.us(500),
+            self.us(990),
+            self.us(999),
+            micros(self.latency.max()),
+            micros(self.late.quantile(500)),
+            micros(self.late.quantile(990)),
             self.busy,
             self.unanswered,
         );
@@ -92,7 +100,7 @@ pub fn run(mut args: Args) -> Result<(), String> {
     // A timer may otherwise be 50 us late.
     rustix::thread::set_current_timer_slack(NonZeroU64::new(1)).map_err(|error| error.to_string())?;
     let tally = match rate {
-        None if one_at_a_time => one_at_a_time_run(target, shape, warmup, seconds)?,
+        None if one_at_a_time => OneAtATime::connect(target, shape, 0)?.run(warmup, seconds)?,
         Some(rate) if rate > 0.0 && !one_at_a_time => {
             OpenLoop::connect(target, shape, connections)?.run(rate, warmup, seconds)?
         }
@@ -104,45 +112,79 @@ pub fn run(mut args: Args) -> Result<(), String> {
     Ok(())
 }
 
-fn one_at_a_time_run(target: SocketAddr, shape: Shape, warmup: Duration, seconds: Duration) -> Result<Tally, String> {
-    let broke = |error: std::io::Error| format!("the connection to {target} broke: {error}");
-    let mut stream = connect(target)?;
-    stream.set_read_timeout(Some(GRACE)).map_err(broke)?;
-    let mut frame = shape.request(0, FIRST_OPAQUE);
-    let place = shape.opaque_place();
-    let mut answers = Scanner::default();
-    let mut buffer = vec![0; READ_BYTES];
-    let mut tally = Tally::new();
-    let start = Instant::now();
-    let until = start + warmup + seconds;
-    for opaque in FIRST_OPAQUE.. {
-        frame[place.clone()].copy_from_slice(&shape.opaque_bytes(opaque));
-        let sent = Instant::now();
+/// One connection whose next request leaves when the answer is in.
+pub struct OneAtATime {
+    target: SocketAddr,
+    stream: TcpStream,
+    shape: Shape,
+    frame: Vec<u8>,
+    opaque_place: Range<usize>,
+    answers: Scanner,
+    buffer: Vec<u8>,
+    next: u32,
+}
+
+impl OneAtATime {
+    pub fn connect(target: SocketAddr, shape: Shape, topic: u32) -> Result<Self, String> {
+        let stream = connect(target)?;
+        stream
+            .set_read_timeout(Some(GRACE))
+            .map_err(|error| error.to_string())?;
+        Ok(Self {
+            target,
+            stream,
+            shape,
+            frame: shape.request(topic, FIRST_OPAQUE),
+            opaque_place: shape.opaque_place(),
+            answers: Scanner::default(),
+            buffer: vec![0; READ_BYTES],
+            next: FIRST_OPAQUE,
+        })
+    }
+
+    /// How many requests there were so far; each was answered.
+    pub fn sent(&self) -> u64 {
+        u64::from(self.next - FIRST_OPAQUE)
+    }
+
+    pub fn run(&mut self, warmup: Duration, seconds: Duration) -> Result<Tally, String> {
+        let mut tally = Tally::new();
+        let start = Instant::now();
+        let until = start + warmup + seconds;
         // On a machine that is very busy the first may be the only one.
-        if sent >= until && tally.latency.total() > 0 {
-            break;
+        while Instant::now() < until || tally.latency.total() == 0 {
+            let (sent, latency, code) = self.round_trip()?;
+            if sent - start >= warmup {
+                tally.latency.record(nanos(latency));
+                tally.busy += u64::from(code == SYSTEM_BUSY);
+            }
         }
-        stream.write_all(&frame).map_err(broke)?;
+        Ok(tally)
+    }
+
+    /// Send one request and wait for its answer; says when, how long that took, and the answer's code.
+    fn round_trip(&mut self) -> Result<(Instant, Duration, i64), String> {
+        let target = self.target;
+        let broke = |error: std::io::Error| format!("the connection to {target} broke: {error}");
+        let opaque = self.next;
+        self.next += 1;
+        self.frame[self.opaque_place.clone()].copy_from_slice(&self.shape.opaque_bytes(opaque));
+        let sent = Instant::now();
+        self.stream.write_all(&self.frame).map_err(broke)?;
         let mut answer = None;
-        while answer.is_none() || !answers.at_boundary() {
-            let read = stream.read(&mut buffer).map_err(broke)?;
+        while answer.is_none() || !self.answers.at_boundary() {
+            let read = self.stream.read(&mut self.buffer).map_err(broke)?;
             if read == 0 {
                 return Err(format!("{target} closed the connection"));
             }
-            answers.scan(&buffer[..read], |head| answer = head.answer())?;
+            self.answers.scan(&self.buffer[..read], |head| answer = head.answer())?;
         }
         let latency = sent.elapsed();
         match answer {
-            Some((code, answered)) if answered == opaque => {
-                if sent - start >= warmup {
-                    tally.latency.record(nanos(latency));
-                    tally.busy += u64::from(code == SYSTEM_BUSY);
-                }
-            }
-            _ => return Err(format!("{target} answered another request than {opaque}")),
+            Some((code, answered)) if answered == opaque => Ok((sent, latency, code)),
+            _ => Err(format!("{target} answered another request than {opaque}")),
         }
     }
-    Ok(tally)
 }
 
 struct OpenLoop {
@@ -297,6 +339,10 @@ impl OpenLoop {
         }
         Ok(())
     }
+}
+
+fn micros(nanos: u64) -> f64 {
+    Duration::from_nanos(nanos).as_secs_f64() * 1e6
 }
 
 fn nanos(time: Duration) -> u64 {

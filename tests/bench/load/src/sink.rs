@@ -2,7 +2,7 @@
 //!
 //! Swallowing has the kernel throw the bytes away unread: the first frame of a connection says how long all of its
 //! frames are, and frames are bytes divided by that. So a sink that shares its core with the generator stays well ahead
-//! of the relay between them.
+//! of the relay between them. Only the quiet client's connection is answered all the same.
 
 use std::collections::HashMap;
 use std::io::{self, ErrorKind, Read, Write};
@@ -13,7 +13,7 @@ use rustix::net::{RecvFlags, recv, sockopt};
 
 use crate::args::Args;
 use crate::counters::Counters;
-use crate::frames::push_answer;
+use crate::frames::{is_quiet, push_answer};
 use crate::poller::{Interest, Poller, Ready};
 use crate::scanner::Scanner;
 
@@ -22,6 +22,8 @@ const READ_BYTES: usize = 256 << 10;
 const RECEIVE_BUFFER_BYTES: usize = 256 << 10;
 /// A connection with more unsent answers than this is not read until they are gone.
 const MAX_UNSENT_BYTES: usize = 1 << 20;
+/// Of the first frame of a connection that is looked at: its header.
+const FIRST_LOOK_BYTES: usize = 512;
 const BACKLOG: i32 = 4096;
 const DATA_LISTENER: usize = 0;
 const CONTROL_LISTENER: usize = 1;
@@ -30,6 +32,15 @@ const FIRST_CONNECTION: usize = 2;
 enum Work {
     Answer { scanner: Scanner, unsent: Vec<u8> },
     Swallow(EvenFrames),
+}
+
+impl Work {
+    fn answer() -> Self {
+        Self::Answer {
+            scanner: Scanner::default(),
+            unsent: Vec::new(),
+        }
+    }
 }
 
 struct Connection {
@@ -125,10 +136,7 @@ impl Sink {
                 let work = if self.swallow {
                     Work::Swallow(EvenFrames::default())
                 } else {
-                    Work::Answer {
-                        scanner: Scanner::default(),
-                        unsent: Vec::new(),
-                    }
+                    Work::answer()
                 };
                 let interest = Interest::Read;
                 self.data.insert(token, Connection { stream, work, interest });
@@ -184,6 +192,12 @@ impl Sink {
 impl Connection {
     /// Read one chunk, count it and answer it; any error but `WouldBlock` means that the connection is over.
     fn read(&mut self, buffer: &mut [u8], counters: &mut Counters) -> io::Result<()> {
+        if matches!(&self.work, Work::Swallow(frames) if frames.bytes == 0) {
+            let (_, seen) = recv(&self.stream, &mut buffer[..FIRST_LOOK_BYTES], RecvFlags::PEEK)?;
+            if is_quiet(&buffer[..seen]) {
+                self.work = Work::answer();
+            }
+        }
         match &mut self.work {
             Work::Swallow(frames) => {
                 let read = match frames.length_word_left() {
