@@ -9,12 +9,12 @@ PARTS := .parts
 RUN_STAMP := $(VENV)/.stamp-run
 VENV_STAMP := $(VENV)/.stamp
 PARTS_STAMPS := $(PARTS)/rocketmq/.stamp $(PARTS)/node/.stamp $(PARTS)/python/.stamp
-SCAN_STAMP := $(VENV)/.stamp-scan
-SCAN_SOURCES := $(wildcard scan/*.toml scan/*.pyi scan/src/*.rs scan/core/Cargo.toml scan/core/src/*.rs)
-# The compiled scan is optional: without a Rust toolchain frames are read in Python.
+NATIVE_STAMP := $(VENV)/.stamp-native
+NATIVE_SOURCES := $(wildcard native/*.toml native/*.pyi native/src/*.rs native/core/Cargo.toml native/core/src/*.rs)
+# The compiled part is optional: without a Rust toolchain all is done in Python.
 CARGO := $(shell cargo --version 2>/dev/null | awk '{ split($$2, version, "."); if (version[2] >= 85) print "cargo" }')
-SCAN := $(if $(CARGO),$(SCAN_STAMP),no-scan)
-WITHOUT_SCAN := $(if $(CARGO),,--ignore=tests/unit/scan)
+NATIVE := $(if $(CARGO),$(NATIVE_STAMP),no-native)
+WITHOUT_NATIVE := $(if $(CARGO),,--ignore=tests/unit/native)
 HELM := v3.18.4
 OPERATOR := v0.83.0
 DEPLOY_STAMPS := $(PARTS)/helm/.stamp-$(HELM) $(PARTS)/definitions/.stamp-$(OPERATOR) $(PARTS)/packaging/.stamp
@@ -31,14 +31,14 @@ define MAKE_VENV
 @set -e; found=; $(FIND_PYTHON); $(BIN)/pip --version >/dev/null 2>&1 || "$$found" -m venv $(VENV)
 endef
 
-TESTED := proxy limiter admin scan tests
+TESTED := proxy limiter admin native tests
 
-.PHONY: help setup packages scan no-scan rust parts demo demo-rocketmq pictures test test-all lint types fast unit fuzz quick browser operator spark integration deploy chroot dist coverage bench reference constraints format clean
+.PHONY: help setup packages native no-native rust parts demo demo-rocketmq pictures test test-all lint types fast unit fuzz quick browser operator spark integration deploy chroot dist coverage bench reference constraints format clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: packages $(VENV_STAMP) $(SCAN) ## check the system's packages and make .venv
+setup: packages $(VENV_STAMP) $(NATIVE) ## check the system's packages and make .venv
 
 packages:
 	@PYTHON="$(PYTHON)" sh tests/integration/packages.sh python integration browser spark
@@ -55,20 +55,20 @@ $(VENV_STAMP): pyproject.toml constraints.txt tests/plugin/pyproject.toml
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]' -e tests/plugin
 	@touch $(RUN_STAMP) $@
 
-scan: $(SCAN) ## build the compiled scan and install it in .venv, if cargo 1.85 is here
+native: $(NATIVE) ## build the compiled part and install it in .venv, if cargo 1.85 is here
 
-no-scan:
-	@echo "no cargo 1.85 or newer here: the compiled scan is neither built nor tested, frames are read in Python; Debian 13 has it in cargo, Debian 12 in cargo-web" >&2
+no-native:
+	@echo "no cargo 1.85 or newer here: the compiled part is neither built nor tested, Python does its work; Debian 13 has it in cargo, Debian 12 in cargo-web" >&2
 
-$(SCAN_STAMP): $(SCAN_SOURCES) | $(VENV_STAMP)
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --force-reinstall ./scan
+$(NATIVE_STAMP): $(NATIVE_SOURCES) | $(VENV_STAMP)
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --force-reinstall ./native
 	@touch $@
 
-rust: $(if $(CARGO),,no-scan) ## format, lints and tests of the compiled scan's own, if cargo 1.85 is here
+rust: $(if $(CARGO),,no-native) ## format, lints and tests of the compiled part's own, if cargo 1.85 is here
 ifneq ($(CARGO),)
-	cd scan && cargo fmt --all --check
-	cd scan && cargo clippy --quiet --workspace --all-targets -- -D warnings
-	cd scan && cargo test --quiet --workspace
+	cd native && cargo fmt --all --check
+	cd native && cargo clippy --quiet --workspace --all-targets -- -D warnings
+	cd native && cargo test --quiet --workspace
 endif
 
 parts: setup $(PARTS_STAMPS) ## fetch the real broker and clients of the integration tests
@@ -129,9 +129,9 @@ lint: $(VENV_STAMP) ## ruff, formatting, the import contracts
 	$(BIN)/ruff format --check $(TESTED)
 	$(BIN)/lint-imports
 
-types: $(VENV_STAMP) $(SCAN) ## mypy --strict over the packages and the test harness
+types: $(VENV_STAMP) $(NATIVE) ## mypy --strict over the packages and the test harness
 	$(BIN)/mypy --strict
-	$(if $(CARGO),$(BIN)/stubtest --ignore-missing-stub sluice_scan)
+	$(if $(CARGO),$(BIN)/stubtest --ignore-missing-stub sluice_native)
 	$(BIN)/mypy --strict tests/integration/harness
 	$(BIN)/mypy --strict tests/support/playbook
 	$(BIN)/mypy --strict tests/plugin/sluice_lines
@@ -139,11 +139,11 @@ types: $(VENV_STAMP) $(SCAN) ## mypy --strict over the packages and the test har
 	MYPYPATH=tests/support $(BIN)/mypy --strict tests/bench tests/support/reference \
 		tests/support/claims.py tests/support/page_commands.py tests/support/guides.py
 
-fast: $(VENV_STAMP) $(SCAN) ## unit and fuzz tests
-	$(BIN)/python -m pytest tests/unit tests/fuzz $(WITHOUT_SCAN) -n auto --maxprocesses 4
+fast: $(VENV_STAMP) $(NATIVE) ## unit and fuzz tests
+	$(BIN)/python -m pytest tests/unit tests/fuzz $(WITHOUT_NATIVE) -n auto --maxprocesses 4
 
-unit: $(VENV_STAMP) $(SCAN) ## unit tests alone
-	$(BIN)/python -m pytest tests/unit $(WITHOUT_SCAN)
+unit: $(VENV_STAMP) $(NATIVE) ## unit tests alone
+	$(BIN)/python -m pytest tests/unit $(WITHOUT_NATIVE)
 
 fuzz: $(VENV_STAMP) ## fuzz tests alone; SLUICE_FUZZ_FACTOR=20 makes 20 times the cases
 	$(BIN)/python -m pytest tests/fuzz
@@ -191,19 +191,19 @@ dist: $(PARTS)/packaging/.stamp ## wheels, source distribution and bill of mater
 	$(BIN)/python -m venv --without-pip $(PARTS)/packaging/run
 	$(PARTS)/packaging/bin/pip --python $(PARTS)/packaging/run/bin/python install --quiet --disable-pip-version-check \
 		-c constraints.txt dist/*.whl
-	$(if $(CARGO),$(PARTS)/packaging/bin/pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist ./scan)
+	$(if $(CARGO),$(PARTS)/packaging/bin/pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist ./native)
 	$(PARTS)/packaging/bin/cyclonedx-py environment --pyproject pyproject.toml --mc-type application \
 		--output-reproducible --validate --output-file "dist/$$(basename dist/*.tar.gz .tar.gz).cdx.json" \
 		$(PARTS)/packaging/run/bin/python
 	rm -rf $(PARTS)/packaging/run
 
 # With COVERED_SIDECARS=1 the sluice processes of the integration tests leave coverage files of their own.
-coverage: $(VENV_STAMP) $(SCAN) ## what the unit and fuzz tests cover; half as long again as without
-	$(BIN)/python -m pytest tests/unit tests/fuzz $(WITHOUT_SCAN) --cov --cov-report= -n auto --maxprocesses 4
+coverage: $(VENV_STAMP) $(NATIVE) ## what the unit and fuzz tests cover; half as long again as without
+	$(BIN)/python -m pytest tests/unit tests/fuzz $(WITHOUT_NATIVE) --cov --cov-report= -n auto --maxprocesses 4
 	@ls .coverage.* >/dev/null 2>&1 || exit 0; $(BIN)/coverage combine --append --quiet
 	$(BIN)/coverage report
 
-bench: $(VENV_STAMP) $(SCAN) ## Sluice next to HAProxy, nginx, a bare relay and Guava, against its goals; half an hour on a quiet machine
+bench: $(VENV_STAMP) $(NATIVE) ## Sluice next to HAProxy, nginx, a bare relay and Guava, against its goals; half an hour on a quiet machine
 	@sh tests/integration/packages.sh bench
 	$(BIN)/python -m pytest --quiet tests/bench
 	$(BIN)/python tests/bench/run.py
@@ -228,6 +228,6 @@ constraints: ## refresh constraints.txt
 	@mv constraints.txt.new constraints.txt && rm -rf $(PARTS)/fresh
 
 clean: ## remove what was made: environments, parts, caches
-	rm -rf $(VENV) $(PARTS) build dist htmlcov scan/target .coverage .coverage.* .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(PARTS) build dist htmlcov native/target .coverage .coverage.* .hypothesis .import_linter_cache
 	rm -rf .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,22 +1,22 @@
 #!/bin/sh
-# The image's first stage, on a bare Debian: build.sh SOURCE [compiled|python] makes /opt/sluice, a virtual environment
+# The image's first stage, on a bare Debian: build.sh SOURCE [yes|no] makes /opt/sluice, a virtual environment
 # with the wheels of SOURCE and the pinned versions of all that they need, and nothing else: no pip and no compiler get
-# into the image. The second word is the scan that it gets.
+# into the image. The second word says whether it gets the compiled part.
 set -eu
 
 source=$1
-scan=${2:-compiled}
+native=${2:-yes}
 export DEBIAN_FRONTEND=noninteractive PIP_ROOT_USER_ACTION=ignore PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
 packages() {
     # dpkg says much that is of no use here; if it fails, all of it is.
     apt-get update -qq && apt-get install -y -qq --no-install-recommends "$@" >/tmp/apt.log 2>&1 || { cat /tmp/apt.log >&2; exit 1; }
     rm /tmp/apt.log
 }
-case $scan in
+case $native in
     # Debian 12's Rust that is new enough is the one its browsers are built with.
-    compiled) rust=$(apt-get update -qq && apt-cache show cargo-web >/dev/null 2>&1 && echo cargo-web || echo cargo) ;;
-    python) rust= ;;
-    *) echo "build.sh: the scan is compiled or python, not $scan" >&2; exit 1 ;;
+    yes) rust=$(apt-get update -qq && apt-cache show cargo-web >/dev/null 2>&1 && echo cargo-web || echo cargo) ;;
+    no) rust= ;;
+    *) echo "build.sh: the compiled part is wanted, yes or no, not $native" >&2; exit 1 ;;
 esac
 # shellcheck disable=SC2086  # one word or none
 packages python3-venv ca-certificates ${rust:+$rust gcc libc6-dev}
@@ -25,8 +25,8 @@ python3 -m venv /tmp/tools
 # What builds the wheel is pinned, too; older versions of pip know the first variable, newer ones the second.
 export PIP_CONSTRAINT="$source/constraints.txt" PIP_BUILD_CONSTRAINT="$source/constraints.txt"
 /tmp/tools/bin/pip wheel --quiet --no-deps --wheel-dir /tmp/wheel "$source"
-if [ "$scan" = compiled ]; then
-    /tmp/tools/bin/pip wheel --quiet --no-deps --wheel-dir /tmp/wheel "$source/scan"
+if [ "$native" = yes ]; then
+    /tmp/tools/bin/pip wheel --quiet --no-deps --wheel-dir /tmp/wheel "$source/native"
 fi
 
 python3 -m venv --without-pip /opt/sluice

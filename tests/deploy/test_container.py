@@ -47,10 +47,19 @@ def test_it_runs_as_nobody_special_and_says_how_it_is() -> None:
 
 def test_nothing_is_fetched_but_by_the_stages_scripts() -> None:
     assert [line for stage in (0, 1) for line in instructions(stage, "RUN")] == [
-        "sh /src/deploy/container/build.sh /src ${SCAN}",
+        "sh /src/deploy/container/build.sh /src ${NATIVE}",
         "sh /tmp/runtime.sh && rm /tmp/runtime.sh",
     ]
     assert not [line for line in INSTRUCTIONS if line.startswith("ADD ")]
+
+
+def test_build_sh_is_called_with_words_that_it_takes() -> None:
+    build, chroot = ((CONTAINER / name).read_text(encoding="utf-8") for name in ("build.sh", "chroot.sh"))
+    taken = re.findall(r"^    (\w+)\) rust=", build, re.MULTILINE)
+    given = re.findall(r"build\.sh /src (\S+)$", chroot, re.MULTILINE)
+    (default,) = instructions(0, "ARG")
+    assert len(given) == 1
+    assert {*given, default.removeprefix("NATIVE=")} <= set(taken) == {"yes", "no"}
 
 
 @pytest.mark.parametrize("script", sorted(ROOT.glob("deploy/**/*.sh")), ids=lambda path: path.name)

@@ -70,7 +70,7 @@ _OTHER_VARIABLES: Final = {
     ENV_CONFIG,
 }
 _OF_DEVELOPERS: Final = frozenset({"SLUICE_FUZZ_FACTOR"})
-_PACKAGES: Final = frozenset({"sluice_lines", "sluice_scan"})
+_PACKAGES: Final = frozenset({"sluice_lines", "sluice_native", "sluice_scan"})
 """They are called like metrics."""
 
 

@@ -118,7 +118,7 @@ NOT_RUN: Final = (
     NotRun("make parts", _NETWORK, "make operator"),
     NotRun("make bench", _MINUTES, "tests/bench/test_run.py"),
     NotRun("/opt/sluice/bin/pip install -c constraints.txt .", _NETWORK, "make chroot"),
-    NotRun("/opt/sluice/bin/pip install ./scan", _NETWORK, "make scan"),
+    NotRun("/opt/sluice/bin/pip install ./native", _NETWORK, "make native"),
     NotRun("/opt/sluice/bin/pip install -c constraints.txt '.[spark]'", _NETWORK, "make setup"),
     NotRun("apt-get install openjdk-17-jre-headless", _SYSTEM, "make packages"),
     NotRun("SLUICE_FUZZ_FACTOR=20 .venv/bin/python -m pytest tests/fuzz", _MINUTES, "make fuzz"),
