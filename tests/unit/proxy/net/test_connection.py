@@ -231,7 +231,10 @@ class TestRelay:
         for _, broker in pairs:
             assert await broker.receive(200) == bytes(range(200))
         assert len(order) == 100
-        assert [len(list(parts)) for _, parts in groupby(order)][:4] == [16, 16, 16, 16]
+        lengths = [len(list(parts)) for _, parts in groupby(order)]
+        # Trio wakes tasks in any order: one of them can have its turn twice before the other has its first.
+        assert all(length % 16 == 0 and length <= 48 for length in lengths[:3])
+        assert len(lengths) >= 4
 
     async def test_connections_that_take_turns_are_read_one_in_two_turns_of_the_loop(
         self, start_rig: StartRig, lines: Protocol
