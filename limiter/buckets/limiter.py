@@ -121,6 +121,13 @@ class Gate(Bucket, ABC):
             Microseconds, rounded up; 0 if it would be admitted at once, and the refuse-all wait at rate 0.
         """
 
+    def open_us(self, now_ns: int) -> int:
+        """Return how long an open breaker stays so, in microseconds, rounded up; 0 if it is not."""
+        next_free_ns, break_ns = self.open_next_free_ns, self.rule.break_ns
+        if next_free_ns is None or not is_open(next_free_ns, break_ns, now_ns):
+            return 0
+        return until_us(now_ns, closes_at_ns(next_free_ns, break_ns))
+
     def wait_us_alone(self, now_ns: int, permits: int, before: int = 0) -> int:
         """Return the wait that is stated to a request which costs so much, once ``before`` is spent."""
         if permits > self.rule.most_permits:

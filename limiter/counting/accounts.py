@@ -146,7 +146,7 @@ class Accounts:
         self._folded: dict[str, Row] = {}
         self.rules: dict[str, dict[RejectionVerdict, tuple[int, int]]] = {}
         self._stops: dict[Resource, LastStop] = {}
-        self._senders: WeakValueDictionary[tuple[str, str], Sender] = WeakValueDictionary()
+        self._senders: WeakValueDictionary[tuple[str, str, str], Sender] = WeakValueDictionary()
         self._wall_ns = wall_ns
         self._ahead_ns = 0 if wall_ns is None else wall_ns() - now_ns
         self._taking = False
@@ -289,9 +289,9 @@ class Accounts:
             elif row is not None:
                 self._retire(row, places)
 
-    def sender(self, address: str, language: str = "") -> Sender:
-        """Return who sends from there and is written in that, the same one for as long as anybody keeps it."""
-        return self._senders.setdefault((address, language), Sender(address, language))
+    def sender(self, address: str, language: str = "", user: str = "") -> Sender:
+        """Return who sends from there, written in that and as that user; the same for as long as anybody keeps it."""
+        return self._senders.setdefault((address, language, user), Sender(address, language, user))
 
     def count(
         self, now_ns: int, resources: Iterable[Resource], sender: Sender, what: Outcome | Judged, amount: Sums

@@ -71,7 +71,9 @@ class Asking:
             unit = part.unit
             asked.append((part, gate, costs_by_unit[unit]))
             all_admit = (
-                all_admit and not (somebody_waits and part.delays) and gate.admits(now_ns, before[unit], sums[unit])
+                all_admit
+                and not (somebody_waits and (part.delays or not caller.refusable))
+                and gate.admits(now_ns, before[unit], sums[unit])
             )
         if not all_admit or (doubled and len({gate for _, gate, _ in asked}) < len(asked)):
             return self._ask_each(now_ns, asked, caller, count, held=held, doubled=doubled)
@@ -86,18 +88,23 @@ class Asking:
         self, now_ns: int, asked: Sequence[Demand], caller: Caller, count: int, *, held: Held | None, doubled: bool
     ) -> Decision:
         """Find the longest prefix that all admit, and what ends it."""
+        if not caller.refusable:
+            asked = [_within_reach(one) for one in asked]
         distinct = _distinct(asked) if doubled else asked
+        if doubled and not caller.refusable:
+            distinct = [_within_reach(one) for one in distinct]
         admitted = count
         stoppers: list[Demand] = []
         large: list[tuple[Demand, int]] = []
         for one in distinct:
             part, gate, costs = one
-            if part.delays and self._delays.must_wait(now_ns, part, gate, caller, held=held):
+            waits = part.delays or not caller.refusable
+            if waits and self._delays.must_wait(now_ns, part, gate, caller, held=held):
                 most = gate.rule.most_permits
                 passing, alone = 0, run_of_larger(costs, 0, most, most) if gate.rule.rate_per_s else 0
             else:
                 passing, _, alone = gate.check(now_ns, costs)
-            if alone and part.delays and costs[passing] <= gate.rule.most_permits:
+            if alone and waits and costs[passing] <= gate.rule.most_permits:
                 # It waits until there is enough.
                 alone = 0
             if passing < admitted:
@@ -123,13 +130,13 @@ class Asking:
             cost = costs[admitted]
             stop = too_large(part, gate.rule, cost, gate.refuse_alone(now_ns, cost))
             return Decision(admitted, stop, alone=alone)
-        return self._stopped(now_ns, admitted, stoppers)
+        return self._stopped(now_ns, admitted, stoppers, caller)
 
-    def _stopped(self, now_ns: int, admitted: int, stoppers: Sequence[Demand]) -> Decision:
+    def _stopped(self, now_ns: int, admitted: int, stoppers: Sequence[Demand], caller: Caller) -> Decision:
         """Refuse in the name of those that stop the rest, or say that only delay rules do."""
         stop: Denial | None = None
         for part, gate, _ in stoppers:
-            if not part.delays:
+            if caller.refusable and not part.delays:
                 wait_us = gate.refuse(now_ns)
                 stop = stop or Denial(part.resource, gate.rule, wait_us)
         if stop is not None:
@@ -164,6 +171,13 @@ class Asking:
 def permits_each(count: int) -> Sequence[int]:
     """Return the costs of so many requests that cost one permit each."""
     return _ONES[count] if count < len(_ONES) else (1,) * count
+
+
+def _within_reach(demand: Demand) -> Demand:
+    """Return what is asked of a limit for those that cannot be refused: no more than it ever admits at once."""
+    part, gate, costs = demand
+    most = gate.rule.most_permits
+    return demand if max(costs) <= most else (part, gate, [min(cost, most) for cost in costs])
 
 
 def _distinct(asked: Sequence[Demand]) -> list[Demand]:

@@ -1,9 +1,9 @@
 """The limits in force: every live limiter, found and asked together.
 
 Several limiters may apply to one request: that of each of its resources, those of the scopes it belongs to (its
-client's address, its producer group, its listener), and the totals that any of these fall under; each in messages
-or requests, and in bytes. All that enforce are checked before any is charged, so what one refuses spends nothing in
-the others. Shadow rules are asked for what these admit, and restrict nothing.
+client's address, its producer group, its user, its listener), and the totals that any of these fall under; each in
+messages or requests, and in bytes. All that enforce are checked before any is charged, so what one refuses spends
+nothing in the others. Shadow rules are asked for what these admit, and restrict nothing.
 
 What only delay rules stop may be held: ``hold`` lets it wait in ``holding``, which comes back to ask for it.
 """
@@ -30,7 +30,7 @@ from limiter.waiting.holding import BoundName, HeldNow, Holding
 from limiter.waiting.lines import Denial, Held, ShadowDenial, Wait
 
 if TYPE_CHECKING:
-    from sluice_native import Callers, Resources, Segment
+    from sluice_native import Callers, Publishes, Resources, Segment
 
 __all__ = ["Applied", "Caller", "Decision", "Denial", "Held", "Limits", "ShadowDenial", "Usage"]
 
@@ -56,7 +56,7 @@ class PlainDefault(NamedTuple):
 
 _NS_PER_US: Final = 1_000
 _MAX_CALLERS: Final = 1024
-"""Clients whose limits compiled code remembers, for each listener."""
+"""Callers whose limits compiled code remembers, all producer groups of a connection as one."""
 _MORE_NAMES: Final = 100_000
 """Names that compiled code remembers besides as many as may have limiters."""
 
@@ -88,7 +88,7 @@ class Limits:
         #: The time at which compiled code asks what is plain.
         self._now_ns = 0
         self.resources: Resources | None = None
-        self._callers: dict[tuple[str, str], Callers] = {}
+        self._callers: dict[Caller, Callers] = {}
         if COMPILED is not None:
             most = max_live + _MORE_NAMES
             callbacks = (self._plain_of, self._default_of, self._accounts.row)
@@ -145,15 +145,14 @@ class Limits:
             self.resources.swap(rule_set.own, {kind: self._default_of(kind) for kind in self.resources.kinds})
         self.holding.ask_all_soon(now_ns)
 
-    def admit(self, now_ns: int, client: str, listener: str, segment: "Segment", first: int) -> int:
+    def admit(self, now_ns: int, caller: Caller, segment: "Segment | Publishes", first: int) -> int:
         """Admit what plain limits admit of a segment, as ``Segment.admit`` says.
 
         What ``decide`` would do then is done by compiled code, on the same state.
 
         Args:
             now_ns: the time.
-            client: who asks: the address.
-            listener: the scope of the listener.
+            caller: who asks; the segment knows for which producer group.
             segment: what was asked for.
             first: number of the run to begin with.
         """
@@ -163,12 +162,12 @@ class Limits:
         self._now_ns = now_ns
         callers: Callers | None = None
         if self._plans.scoped:
-            callers = self._callers.get((client, listener))
+            callers = self._callers.get(caller)
             if callers is None and COMPILED is not None:
-                callers = COMPILED.Callers(partial(self._plain_of_caller, client, listener))
+                callers = COMPILED.Callers(partial(self._plain_of_caller, caller))
                 if len(self._callers) >= _MAX_CALLERS:
                     self._callers.clear()
-                self._callers[client, listener] = callers
+                self._callers[caller] = callers
         return segment.admit(first, now_ns, self._accounts.at(now_ns), callers)
 
     def _plain_of(self, resources: tuple[Resource, ...]) -> tuple[PlainLimit, ...] | None:
@@ -192,9 +191,10 @@ class Limits:
             return None
         return PlainDefault(part, part.bare_name, unit_of(dimension, part), ends)
 
-    def _plain_of_caller(self, client: str, listener: str, producer_group: str) -> tuple[PlainLimit, ...] | None:
+    def _plain_of_caller(self, caller: Caller, producer_group: str) -> tuple[PlainLimit, ...] | None:
         """Return the limits of a caller's scopes for compiled code; None if they are not plain."""
-        return self._plain(self._plans.of_scopes(Caller(client, producer_group, listener), NO_PLAN))
+        caller = caller._replace(producer_group=producer_group)
+        return self._plain(self._plans.of_scopes(caller, NO_PLAN))
 
     def _plain(self, plan: Plan) -> tuple[PlainLimit, ...] | None:
         if plan.shadows or plan.doubled:
@@ -235,7 +235,7 @@ class Limits:
         count = len(messages)
         scoped = plans.of_scopes(caller, plan) if plans.scoped else NO_PLAN
         part = plan.only
-        if part is None or scoped.parts:
+        if part is None or scoped.parts or not caller.refusable:
             return self._decide_together(now_ns, plan, caller, messages, size_bytes, scoped=scoped)
         # One rule of the plain sort is all that most requests have: it costs little more than its limiter does.
         limiter = part.registry.get(part.resource, now_ns)
@@ -286,7 +286,7 @@ class Limits:
         caller = held.caller
         plan = self._plans.of(held.resources)
         scoped = self._plans.of_scopes(caller, plan)
-        size_bytes = (0 if caller.consumes else held.size_bytes,)
+        size_bytes = (0 if caller.by_answer else held.size_bytes,)
         decision = self._decide_together(
             now_ns, plan, caller, (held.messages,), lambda: size_bytes, scoped=scoped, held=held
         )

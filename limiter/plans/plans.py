@@ -18,6 +18,9 @@ from limiter.rules.rule_set import RuleSet
 _MAX_REMEMBERED: Final = 16_384
 """Plans remembered of each sort. One that is not takes some ten microseconds to make."""
 
+_MOST_RESOURCES: Final = 8
+"""Plans for more are not remembered: clients may name many, and always others."""
+
 MESSAGES: Final = 0
 REQUESTS: Final = 1
 BYTES: Final = 2
@@ -37,13 +40,27 @@ class Caller(NamedTuple):
         client: the client's IP address.
         producer_group: the group it sends for, or empty.
         listener: the scope of its listener.
-        consumes: it asks for messages; the scopes of those who produce do not limit it.
+        consumes: it takes messages; the scopes of those who send do not limit it.
+        by_answer: what it costs is known from its answer.
+        refusable: it can be refused. What cannot waits for as long as it takes, whatever the rules' action.
+        scopes: others that its connection belongs to, such as its user, in the order in which they are asked.
     """
 
     client: str
     producer_group: str
     listener: str
     consumes: bool = False
+    by_answer: bool = False
+    refusable: bool = True
+    scopes: tuple[Resource, ...] = ()
+
+    def share_key(self, fair_by: FairBy) -> str:
+        """Return whose share of a limit it takes; empty where that is not known."""
+        if fair_by == CLIENT:
+            return self.client
+        if fair_by == PRODUCER_GROUP:
+            return self.producer_group
+        return next((scope.name for scope in self.scopes if scope.kind == fair_by), "")
 
 
 def gate_of(limiter: Limiter, caller: Caller, now_ns: int) -> Gate:
@@ -51,7 +68,7 @@ def gate_of(limiter: Limiter, caller: Caller, now_ns: int) -> Gate:
     fair_by = limiter.rule.fair_by
     if fair_by is None:
         return limiter
-    return limiter.share(caller.client if fair_by == CLIENT else caller.producer_group, now_ns)
+    return limiter.share(caller.share_key(fair_by), now_ns)
 
 
 class QueueKey(NamedTuple):
@@ -86,7 +103,7 @@ class ApplicableLimit:
         unit: what a request costs there: its messages, one permit or its bytes.
         fair_by: whose shares are kept apart.
         delays: what is over the limit is held for a while.
-        by_answer: what is held costs nothing yet if it consumes, but its answer will.
+        by_answer: what is held costs nothing yet if it is charged by its answer.
     """
 
     __slots__ = (
@@ -218,7 +235,8 @@ class Plans:
         if plan is None:
             exempt = bool(resources) and all(self._rule_set.match(resource).exempt for resource in resources)
             plan = Plan((part for resource in resources for part in self._of(resource)), exempt=exempt)
-            _remember(self.by_resources, resources, plan)
+            if len(resources) <= _MOST_RESOURCES:
+                _remember(self.by_resources, resources, plan)
         return plan
 
     def of_scopes(self, caller: Caller, plan: Plan) -> Plan:
@@ -266,5 +284,6 @@ def scopes(caller: Caller) -> Iterator[Resource]:
         yield Resource(CLIENT, caller.client)
     if caller.producer_group:
         yield Resource(PRODUCER_GROUP, caller.producer_group)
+    yield from caller.scopes
     if caller.listener:
         yield Resource(LISTENER, caller.listener)

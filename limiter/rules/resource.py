@@ -1,16 +1,19 @@
 """Resources: the things that have a limit of their own.
 
 A resource is named by its kind and its name. Kinds are plain strings, because each protocol brings its own. The kinds
-of *scopes* are the same for every protocol: who asks is limited, whatever is asked for.
+of *scopes* are the same words for every protocol that knows them: who asks is limited, whatever is asked for.
 """
 
 from typing import Final, NamedTuple
 
 CLIENT: Final = "client"
 PRODUCER_GROUP: Final = "producer_group"
+USER: Final = "user"
+VHOST: Final = "vhost"
 LISTENER: Final = "listener"
-SCOPES: Final = (CLIENT, PRODUCER_GROUP, LISTENER)
-"""The kinds of scopes: a client's address, the group it sends for, and all that comes through a listener's scope."""
+SCOPES: Final = (CLIENT, PRODUCER_GROUP, USER, VHOST, LISTENER)
+"""The kinds of scopes, in the order in which they are asked: a client's address, the group it sends for, the user it
+has logged in as, the virtual host it works in, and all that comes through a listener's scope."""
 
 TOTAL: Final = "total"
 """The kind of what a shared rule limits: all that it matches together. The name is that of the rule, without this."""

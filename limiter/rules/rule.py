@@ -23,7 +23,7 @@ Action = Literal["reject", "shadow", "delay", "off"]
 ``off`` is no limit at all, with the figures kept for later."""
 Count = Literal["messages", "requests"]
 """What one permit stands for: a message, or a request however many messages it holds."""
-FairBy = Literal["client", "producer_group"]
+FairBy = Literal["client", "producer_group", "user"]
 """Whose shares of one limit are kept apart."""
 Dimension = Literal["messages", "bytes"]
 """The two things that a rule can limit; the first counts requests if the rule says so."""
@@ -67,7 +67,7 @@ class Rule:
     """The limit of what matches: each name of its own, or all names together.
 
     Attributes:
-        kind: the kind of resource, e.g. ``topic``, or a scope: ``client``, ``producer_group``, ``listener``.
+        kind: the kind of resource, e.g. ``topic``, or one of ``SCOPES``, such as ``client``.
         pattern: an exact name or a glob, of clients an address or a network; ``*`` is the kind's default.
         rate_per_s: permits per second, in steps of a millionth; 0 refuses everything, None is unlimited.
         burst_s: how many seconds' worth of permits can be stored.

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 from limiter.buckets.limiter import Gate
 from limiter.plans.plans import BYTES, ApplicableLimit, Caller, QueueKey
 from limiter.rules.rule import MAX_TIME_S, NS_PER_S, Rule
-from limiter.waiting.holding import Holding
+from limiter.waiting.holding import NEVER_NS, Holding
 from limiter.waiting.lines import Denial, Held, ShadowDenial, Wait
 
 REGARD_NS: Final = 1_000_000_000
@@ -138,15 +138,16 @@ class Delays:
     def wait_us(self, now_ns: int, part: ApplicableLimit, gate: Gate, cost: int = 1) -> int:
         """Return how long a request would wait for one limit if it came now; 0 if not at all."""
         line = self.lines.get(part.line(gate))
-        return gate.wait_us_behind(now_ns, line.permits if line is not None else 0, cost)
+        return _wait_us(now_ns, gate, line.permits if line is not None else 0, cost)
 
     def hold(self, now_ns: int, decision: Decision, held: Held, behind: int) -> Denial | None:
         """Let a request that only delay rules stopped wait, unless that would take too long or too much is held.
 
         One that costs more than its rule ever admits is refused alone: the stop says how much that is (``most``).
 
-        One that consumes waits until its deadline however long it would take: refused at once, a consumer asks again
-        a moment later, for as long as the debt of earlier answers lasts.
+        One that is charged by its answer waits until its deadline however long it would take: refused at once, a
+        consumer asks again a moment later, for as long as the debt of earlier answers lasts. One that cannot be refused
+        has no deadline.
 
         Args:
             now_ns: the time of the decision.
@@ -162,18 +163,21 @@ class Delays:
         max_delay_ns = MAX_TIME_S * NS_PER_S
         for part, gate, costs in decision.delays:
             rule, cost = gate.rule, costs[len(costs) - behind - 1]
-            if rule.rate_upermits_per_s and cost > rule.most_permits:
-                return too_large(part, rule, cost, gate.refuse_alone(now_ns, cost))
             wait_us = self.wait_us(now_ns, part, gate, cost)
-            too_long = wait_us * _NS_PER_US > rule.max_delay_ns and not held.caller.consumes
-            if too_long or not rule.rate_upermits_per_s:
-                return Denial(part.resource, rule, max(wait_us, gate.refuse(now_ns)))
-            max_delay_ns = min(max_delay_ns, rule.max_delay_ns)
+            if held.caller.refusable:
+                if rule.rate_upermits_per_s and cost > rule.most_permits:
+                    return too_large(part, rule, cost, gate.refuse_alone(now_ns, cost))
+                too_long = wait_us * _NS_PER_US > rule.max_delay_ns and not held.caller.by_answer
+                if too_long or not rule.rate_upermits_per_s:
+                    return Denial(part.resource, rule, max(wait_us, gate.refuse(now_ns)))
+                max_delay_ns = min(max_delay_ns, rule.max_delay_ns)
             if wait_us > longest_us:
-                due_ns = now_ns + gate.wait_us_behind(now_ns, 0, cost) * _NS_PER_US
+                due_ns = now_ns + _wait_us(now_ns, gate, 0, cost) * _NS_PER_US
                 longest, longest_us = Wait(part.line(gate), cost, due_ns, part.resource, rule), wait_us
         assert longest is not None  # noqa: S101 - a decision to be held names what delays it
-        if self._holding.over_bound(held, behind):
+        if not held.caller.refusable:
+            max_delay_ns = NEVER_NS
+        elif self._holding.over_bound(held, behind):
             return Denial(longest.resource, longest.rule, max(1, longest_us))
         self._holding.hold(now_ns, held, longest, max_delay_ns)
         return None
@@ -190,11 +194,11 @@ class Delays:
         waits = []
         for part, gate, costs in delays:
             rule = gate.rule
-            if not rule.rate_upermits_per_s:
+            if not rule.rate_upermits_per_s and held.caller.refusable:
                 return Denial(part.resource, rule, gate.refuse(now_ns))
             line = part.line(gate)
             ahead = self._ahead(now_ns, part, held.caller, line)
-            due_ns = now_ns + max(1, gate.wait_us_behind(now_ns, ahead, costs[0])) * _NS_PER_US
+            due_ns = now_ns + max(1, _wait_us(now_ns, gate, ahead, costs[0])) * _NS_PER_US
             if ahead:
                 due_ns = min(due_ns, self._answers.regard_ends_ns(line) or due_ns)
             waits.append(Wait(line, costs[0], due_ns, part.resource, rule))
@@ -203,22 +207,27 @@ class Delays:
         return max(waits, key=lambda wait: wait.due_ns)
 
     def released(self, now_ns: int, asked: Sequence[Demand], caller: Caller) -> None:
-        """Note that a held request of a caller was let go: if it consumes, its answer is under way."""
-        if caller.consumes:
+        """Note that a held request of a caller was let go: its answer may be under way."""
+        if caller.by_answer:
             for part, gate, _ in asked:
                 if part.by_answer:
                     self._answers.released(part.line(gate), now_ns)
 
     def answered(self, now_ns: int, part: ApplicableLimit, gate: Gate, caller: Caller, cost: int) -> None:
         """Note what an answer cost: it may be the turn of the next that waits."""
-        if part.by_answer and caller.consumes:
+        if part.by_answer and caller.by_answer:
             line = part.line(gate)
             self._answers.answered(line, cost)
             self._holding.ask_soon(line, now_ns)
 
     def _ahead(self, now_ns: int, part: ApplicableLimit, caller: Caller, line: QueueKey) -> int:
         """Return how many permits the answers under way are expected to cost one limit."""
-        return self._answers.ahead(line, now_ns) if part.by_answer and caller.consumes else 0
+        return self._answers.ahead(line, now_ns) if part.by_answer and caller.by_answer else 0
+
+
+def _wait_us(now_ns: int, gate: Gate, permits: int, cost: int) -> int:
+    """Return how long a request would wait behind others that cost ``permits``, and for a breaker that is open."""
+    return max(gate.wait_us_behind(now_ns, permits, cost), gate.open_us(now_ns))
 
 
 def too_large(part: ApplicableLimit, rule: Rule, cost: int, wait_us: int) -> Denial:

@@ -17,14 +17,15 @@ Time
 ====
 ``next_due_ns`` says when something is to be done, ``release`` does it, and ``earlier`` is called when it has
 moved to an earlier time than was last said. A request that is still held at its deadline is refused; its permits
-are spent when it passes and not before.
+are spent when it passes and not before. One that cannot be refused has no deadline, and counts for no bound: who
+holds it makes its sender wait. At the end of a drain it passes.
 
 Work is constant for each request but for heaps. What has gone stays in a heap until it is looked at, or until
 the heap is half of such.
 """
 
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from heapq import heapify, heappop, heappush
 from typing import Final, Literal, NamedTuple
 
@@ -37,6 +38,9 @@ RELEASED_AT_ONCE: Final = 32
 """Requests asked for by one ``release``, so that it ends within a few milliseconds; what is left is due at once."""
 _ENDS_BEFORE_NS: Final = 200_000_000
 """How long before the end of a drain what is still held is refused, so that the refusals can be sent."""
+
+NEVER_NS: Final = 1 << 62
+"""Of what waits for ever, how long it is held at most."""
 
 BoundName = Literal["max_held", "max_held_bytes", "max_held_per_connection", "max_held_bytes_per_connection"]
 
@@ -99,6 +103,8 @@ class Holding:
         self._ask = ask
         self._expire = expire
         self._total = _Load()
+        #: Of those that cannot be refused.
+        self._unbounded = _Load()
         self._connections: dict[int, _Load] = {}
         self.lines: dict[QueueKey, WaitQueue] = {}
         #: By connection and order key, those that are held and what follows them, first the one that is asked for.
@@ -115,7 +121,8 @@ class Holding:
     @property
     def now(self) -> HeldNow:
         """What is held at this moment."""
-        return HeldNow(self._total.requests, self._total.size_bytes)
+        total, more = self._total, self._unbounded
+        return HeldNow(total.requests + more.requests, total.size_bytes + more.size_bytes)
 
     def over_bound(self, held: Held, behind: int = 0) -> BoundName | None:
         """Return which bound has no room for a request, and count it and those behind it; None if there is room."""
@@ -180,15 +187,19 @@ class Holding:
         for key in self.lines:
             self.ask_soon(key, now_ns)
 
+    def is_over(self, now_ns: int) -> bool:
+        """Say whether a drain has ended, so that what cannot be refused passes."""
+        return self._ends_ns is not None and self._ends_ns <= now_ns
+
     def drain(self, ends_ns: int) -> None:
-        """Let nobody wait until ``ends_ns``: what is still held is refused a little before."""
+        """Let nobody wait until ``ends_ns``: what is still held is refused a little before, or passes."""
         self._ends_ns = ends_ns - _ENDS_BEFORE_NS
         self._tell(self._ends_ns)
 
     def next_due_ns(self) -> int | None:
         """Return when ``release`` has something to do, or None while nothing is held."""
         self._said_ns = None
-        if self._total.requests:
+        if self.now.requests:
             dues, deadlines = self._dues, self._deadlines
             while dues and dues[0][0] != dues[0][2].due_ns:
                 heappop(dues)
@@ -207,7 +218,7 @@ class Holding:
     def release(self, now_ns: int) -> None:
         """Do what is due: ask for the first in each line whose limiter admits again, refuse those at their deadline."""
         left = RELEASED_AT_ONCE
-        ends = self._ends_ns is not None and self._ends_ns <= now_ns
+        ends = self.is_over(now_ns)
         while left and self._turns:
             held = self._turns.popleft()
             if not held.gone:
@@ -224,7 +235,7 @@ class Holding:
             held = heappop(deadlines)[2]
             if not held.gone:
                 left -= 1
-                self._finish(held, self._expire(held, now_ns))
+                self._finish(held, self._expire(held, now_ns) if held.caller.refusable else None)
 
     def _ask_line(self, line: WaitQueue, now_ns: int, left: int) -> int:
         """Ask for those in a line, one after the other, until one stays; return how many may still be asked for."""
@@ -257,16 +268,22 @@ class Holding:
     def _take_in(self, held: Held, resource: Resource, rule: Rule, deadline_ns: int) -> None:
         self._number += 1
         held.number, held.resource, held.rule, held.deadline_ns = self._number, resource, rule, deadline_ns
-        own = self._connections.get(held.connection)
-        if own is None:
-            own = self._connections[held.connection] = _Load()
-        for load in (self._total, own):
+        for load in self._loads(held):
             load.requests += 1
             load.size_bytes += held.size_bytes
         if held.order_key is not None:
             self._orders.setdefault((held.connection, held.order_key), deque()).append(held)
         heappush(self._deadlines, (deadline_ns, held.number, held))
         self._tell(deadline_ns)
+
+    def _loads(self, held: Held) -> Sequence[_Load]:
+        """Return where a request is counted."""
+        if not held.caller.refusable:
+            return (self._unbounded,)
+        own = self._connections.get(held.connection)
+        if own is None:
+            own = self._connections[held.connection] = _Load()
+        return self._total, own
 
     def _enter(self, held: Held, wait: Wait) -> None:
         line = self.lines.get(wait.line)
@@ -302,15 +319,14 @@ class Holding:
         held.gone = True
         if held.line is not None:
             self._leave(held, held.line)
-        own = self._connections[held.connection]
-        for load in (self._total, own):
+        for load in self._loads(held):
             load.requests -= 1
             load.size_bytes -= held.size_bytes
-        if not own.requests:
+        if held.caller.refusable and not self._connections[held.connection].requests:
             del self._connections[held.connection]
         if held.order_key is not None:
             self._advance(held, (held.connection, held.order_key))
-        if len(self._deadlines) > 2 * self._total.requests + SLACK:
+        if len(self._deadlines) > 2 * self.now.requests + SLACK:
             self._deadlines[:] = [entry for entry in self._deadlines if not entry[2].gone]
             heapify(self._deadlines)
 

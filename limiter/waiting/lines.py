@@ -75,7 +75,7 @@ class Held(ABC):
         resources: everything it is charged to.
         caller: who asks.
         messages: its cost in messages.
-        size_bytes: its size, which is its cost in bytes unless it consumes.
+        size_bytes: its size, which is its cost in bytes unless it is charged by its answer.
         connection: whose it is, for the bounds and for the order.
         order_key: what it must not overtake there; None is nothing.
 

@@ -316,7 +316,7 @@ class LocalDataPath(DataPath):
         connection = self.server.connections.get(connection_id)
         if connection is None:
             return False
-        connection.finish("closed_by_operator", reason)
+        connection.dismiss("closed_by_operator", reason)
         return True
 
     async def explain(self, question: Question) -> Explanation:

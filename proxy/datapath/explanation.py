@@ -8,15 +8,17 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any, Final, Literal
 
+import msgspec
+
 from limiter.deciding.explain import Applied
 from limiter.deciding.limits import Limits
 from limiter.plans.plans import Caller
 from limiter.rules.errors import RuleError
-from limiter.rules.resource import CLIENT, LISTENER, SCOPES, Resource
+from limiter.rules.resource import CLIENT, LISTENER, SCOPES, USER, VHOST, Resource
 from limiter.rules.rule import Count, Rule
 from proxy.common.admission import client_address, in_networks
 from proxy.net.server import ListenerConfig
-from proxy.protocols.base import Protocol
+from proxy.protocols.base import Kind, Protocol, know_no
 from proxy.stats.question import (
     AppliedLimit,
     Explanation,
@@ -56,18 +58,16 @@ def explain(
     kinds_by_name = {kind.name: kind for protocol in protocols for kind in protocol.kinds}
     through = _through(question.listener, listeners)
     named = [scope for scope in SCOPES if getattr(question, scope)]
-    question = _understood(question, kinds_by_name, listeners, through)
+    scopes = [scope for scope in SCOPES if any(protocol.has(scope) for protocol in protocols)]
+    question = _understood(question, kinds_by_name, scopes, listeners, through)
     _check_name(question, protocols)
+    _check_scopes(question, protocols)
     if question.at:
         limits = Limits(limits.rule_set.at(_moment(question.at)))
     resource = Resource(question.kind, question.name)
     kind = kinds_by_name.get(question.kind)
     # A scope that is asked about by itself is not asked for by anybody in particular.
-    caller = (
-        Caller("", "", "")
-        if kind is None
-        else Caller(question.client, question.producer_group, question.listener, consumes=kind.consumes)
-    )
+    caller = Caller("", "", "") if kind is None else _caller(question, kind)
     rule_set = limits.rule_set
     applied = limits.explain(now_ns, (resource,), caller)
     client = question.name if question.kind == CLIENT else question.client
@@ -95,7 +95,15 @@ def explain(
         unapplied=tuple(UnappliedRule(*each.resource, each.why, _rule_view(each.rule)) for each in unapplied.values()),
         ignored=tuple(named) if kind is None or kind.consumes else (),
         refusals=_refusals(resource, through, exempt_on) if rule_set.enabled else (),
+        refuses=kind is None or kind.refuses,
+        waits="" if kind is None else kind.waits,
     )
+
+
+def _caller(question: Question, kind: Kind) -> Caller:
+    """Return who asks for something of a kind."""
+    scopes = tuple(Resource(scope, name) for scope in (USER, VHOST) if (name := getattr(question, scope)))
+    return Caller(question.client, question.producer_group, question.listener, kind.consumes, scopes=scopes)
 
 
 def _refusals(
@@ -111,9 +119,13 @@ def _refusals(
 
 
 def _understood(
-    question: Question, kinds: Iterable[str], listeners: Sequence[ListenerConfig], through: Sequence[ListenerConfig]
+    question: Question,
+    kinds: Iterable[str],
+    scopes: Iterable[str],
+    listeners: Sequence[ListenerConfig],
+    through: Sequence[ListenerConfig],
 ) -> Question:
-    known = (*kinds, *SCOPES)
+    known = (*kinds, *scopes)
     if question.kind not in known:
         raise QuestionError("kind", f"{question.kind!r} is not one of {', '.join(known)}")
     if not question.name:
@@ -125,9 +137,9 @@ def _understood(
         (name,) = {listener.scope_name for listener in _through(name, listeners, "name")}
     if client:
         client = _address("client", client)
-    scopes = {listener.scope_name for listener in through}
-    scope = scopes.pop() if len(scopes) == 1 else ""
-    return Question(question.kind, name, client, question.producer_group, scope, question.at)
+    behind = {listener.scope_name for listener in through}
+    scope = behind.pop() if len(behind) == 1 else ""
+    return msgspec.structs.replace(question, name=name, client=client, listener=scope)
 
 
 def _check_name(question: Question, protocols: Iterable[Protocol]) -> None:
@@ -142,6 +154,14 @@ def _check_name(question: Question, protocols: Iterable[Protocol]) -> None:
         except RuleError as error:
             what = error.what.removeprefix(f"rule {question.kind}:{pattern}: ")
             raise QuestionError("name", f"{what}; allowed: {error.allowed}") from None
+
+
+def _check_scopes(question: Question, protocols: Iterable[Protocol]) -> None:
+    """Refuse a scope that nothing of the kind in question can belong to."""
+    asked = [protocol for protocol in protocols if protocol.has(question.kind)]
+    for scope in SCOPES:
+        if getattr(question, scope) and not any(protocol.has(scope) for protocol in asked):
+            raise QuestionError(scope, know_no(asked, scope))
 
 
 def _moment(text: str) -> datetime:

@@ -7,7 +7,7 @@ what is defined here. Nothing in this module knows a protocol, does I/O or reads
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final, Literal, cast
 
 import msgspec
 
@@ -15,12 +15,15 @@ from limiter.rules.resource import Resource
 from limiter.rules.rule import Dimension
 
 if TYPE_CHECKING:
-    from sluice_native import Segment
+    from sluice_native import Publishes, Segment
 
 
-Admit = Callable[["Segment", int], int]
+Refusal = Literal["answered", "silent", "impossible"]
+"""What a refusal is to a request: its client is told; its client chose not to be told; or it cannot be said at all, as
+the client believes that the broker has it. Nothing refuses the last: it passes, or waits."""
+Admit = Callable[["Segment | Publishes", int], int]
 """Admits, run by run from a number on, the requests of a segment; returns the first that is left."""
-Count = Callable[["Segment", Sequence[int]], Sequence[int]]
+Count = Callable[["Segment | Publishes", Sequence[int]], Sequence[int]]
 """Counts the runs of a segment that have none of some frames, whose indexes ascend; returns those that are left."""
 
 
@@ -28,24 +31,28 @@ Count = Callable[["Segment", Sequence[int]], Sequence[int]]
 #
 # What a batch costs to decide and to count grows with its groups, not with its requests.
 class Group(msgspec.Struct, gc=False):
-    """The requests of a batch that are decided alike: the same resources, asked for by the same group.
+    """The requests of a batch that are decided alike: the same resources, asked for in the same way by the same group.
 
     Attributes:
         resources: everything they are charged to.
         producer_group: the group that sends them.
-        consumes: they ask for messages.
         indexes: of the requests in the batch, ascending.
         messages: their costs, in messages.
         size_bytes: what their costs in bytes add up to, if that is known already.
-        order_key: as in the one request that it is, if that has one.
+        consumes: as in each of them.
+        by_answer: likewise.
+        refusable: a refusal is possible.
+        order_key: as in each of them.
     """
 
     resources: tuple[Resource, ...]
     producer_group: str
-    consumes: bool
     indexes: Sequence[int]
     messages: Sequence[int]
     size_bytes: int | None = None
+    consumes: bool = False
+    by_answer: bool = False
+    refusable: bool = True
     order_key: str | int | None = None
 
 
@@ -75,6 +82,11 @@ class Columns(Sequence["Request"]):
     def uncounted(self, count: "Count", verdicts: "Verdicts") -> "Iterable[Group]":
         """Have ``count`` count what it can of those without a verdict; return the groups that are left."""
 
+    @property
+    @abstractmethod
+    def refusable(self) -> bool:
+        """Whether a refusal is possible to all of them."""
+
     @abstractmethod
     def sizes(self, indexes: Sequence[int]) -> Sequence[int]:
         """Return the bytes that some of them are on the wire, in the order of their indexes, which ascend."""
@@ -87,25 +99,50 @@ class Columns(Sequence["Request"]):
 def grouped(requests: "Sequence[Request]") -> Sequence[Group]:
     """Put requests in groups, in order of first appearance.
 
-    Where some request has an ``order_key`` each is a group of its own: whether it must wait depends on what became of
-    those before it.
+    Those of an ``order_key`` that spans several groups stand alone: whether they must wait depends on what became of
+    those before them.
     """
-    ordered = any(request.order_key is not None for request in requests)
-    alike: dict[tuple[tuple[Resource, ...], str, bool, int | None], list[int]] = {}
+    alike: dict[tuple[object, ...], list[int]] = {}
+    #: Where the requests of an order key go.
+    kept: dict[str | int, tuple[object, ...]] = {}
+    spread: set[str | int | None] = set()
     for index, request in enumerate(requests):
-        key = (request.resources, request.producer_group, request.consumes, index if ordered else None)
-        alike.setdefault(key, []).append(index)
-    return [
-        Group(
-            resources,
-            producer_group,
-            consumes,
-            indexes,
-            [requests[index].messages for index in indexes],
-            order_key=requests[indexes[0]].order_key,
-        )
-        for (resources, producer_group, consumes, _), indexes in alike.items()
-    ]
+        group = _alike(request)
+        alike.setdefault(group, []).append(index)
+        order_key = request.order_key
+        if order_key is not None and kept.setdefault(order_key, group) != group:
+            spread.add(order_key)
+    if spread:
+        alike = {}
+        for index, request in enumerate(requests):
+            alone = index if request.order_key in spread else None
+            alike.setdefault((*_alike(request), alone), []).append(index)
+    return [_group(requests, indexes) for indexes in alike.values()]
+
+
+def _alike(request: "Request") -> tuple[object, ...]:
+    return (
+        request.resources,
+        request.producer_group,
+        request.consumes,
+        request.by_answer,
+        request.refusal == "impossible",
+        request.order_key,
+    )
+
+
+def _group(requests: "Sequence[Request]", indexes: list[int]) -> Group:
+    first = requests[indexes[0]]
+    return Group(
+        first.resources,
+        first.producer_group,
+        indexes,
+        [requests[index].messages for index in indexes],
+        consumes=first.consumes,
+        by_answer=first.by_answer,
+        refusable=first.refusal != "impossible",
+        order_key=first.order_key,
+    )
 
 
 class Side(Enum):
@@ -133,6 +170,8 @@ class ConnectionInfo(msgspec.Struct, frozen=True):
         peer: the client's ``address:port``, as in every log line about it.
         address: the client's IP address alone; an IPv4 one that came over IPv6 in its IPv4 spelling.
         exempt: the listener's configuration says that this client is not to be limited.
+        scopes: others that the connection belongs to, such as its user, as far as the session knows them: its batches
+            carry them.
     """
 
     id: int
@@ -141,31 +180,33 @@ class ConnectionInfo(msgspec.Struct, frozen=True):
     peer: str
     address: str
     exempt: bool = False
+    scopes: tuple[Resource, ...] = ()
 
 
 class Request(msgspec.Struct, gc=False):
     """One limitable request of a client.
 
     Attributes:
-        resources: everything it is charged to; all must admit. Most often one; several with copies, like AMQP's CC.
-        messages: its cost in messages (a batch counts as what it holds), at least 1; 0 if it consumes.
+        resources: everything it is charged to; all must admit. Most often one; several where it names copies.
+        messages: its cost in messages (a batch counts as what it holds), at least 1; 0 if its answer is charged.
         size_bytes: bytes on the wire, the frame's own framing included.
         producer_group: the group that sends it, or empty where the protocol has none.
-        oneway: the client expects no answer, so that a refusal is silent.
+        refusal: what a refusal is to it.
         order_key: requests of one connection with equal keys never overtake each other; None is independent.
         handle: belongs to the session, opaque to handlers. A verdict on it also covers bytes still to come.
-        consumes: it asks for messages. What it costs is known from the answer, and comes as a Charge; only its
-            own resources limit it, not the scopes of those who produce.
+        consumes: it takes messages. Only its own resources limit it, not the scopes of those who send.
+        by_answer: what it costs is known from its answer, and comes as a Charge.
     """
 
     resources: tuple[Resource, ...]
     messages: int
     size_bytes: int
     producer_group: str
-    oneway: bool
+    refusal: Refusal
     order_key: str | int | None
     handle: object
     consumes: bool = False
+    by_answer: bool = False
 
 
 class Response(msgspec.Struct, gc=False):
@@ -187,7 +228,8 @@ class Response(msgspec.Struct, gc=False):
 class Verdict(msgspec.Struct, frozen=True):
     """What a handler decided about one request; a request without a verdict passes.
 
-    A request keeps the first Refuse it gets. Hold gives way to a Refuse, Shadow to both.
+    A request keeps the first Refuse it gets. Hold and Later give way to a Refuse, Shadow to all three. One that cannot
+    be refused gets none.
     """
 
 
@@ -307,6 +349,17 @@ def drop_tickets(verdicts: Verdicts) -> None:
             verdict.ticket.drop()
 
 
+class Later(Verdict, frozen=True):
+    """The request is not decided: it comes again in a later batch, when the one that it stands behind is resolved.
+
+    For what cannot be refused, and waits in the session in its own copy behind a held request with its order key. So
+    what waits for long costs its bytes and no ticket, and nothing is counted of it yet.
+    """
+
+
+LATER: Final = Later()
+
+
 class Charge(msgspec.Struct, gc=False):
     """A cost that became known only after its request had been decided; it can no longer be refused.
 
@@ -315,7 +368,7 @@ class Charge(msgspec.Struct, gc=False):
         messages: the cost in messages beyond what its request was decided by.
         size_bytes: the cost in bytes beyond that.
         producer_group: as in the request.
-        consumes: it is an answer to a request that consumes; one that brought nothing is a charge of 0.
+        consumes: its request consumes; an answer that brought nothing is a charge of 0.
     """
 
     resources: tuple[Resource, ...]
@@ -375,7 +428,7 @@ class Batch:
         """Return the requests in groups that are decided alike, in order of first appearance.
 
         Computed once: handlers and counters share it, so their cost grows with the distinct resources
-        of a chunk and not with its messages. Requests with an ``order_key`` stand alone; see ``grouped``.
+        of a chunk and not with its messages. See ``grouped``.
         """
         groups = self._groups
         if groups is None:
@@ -385,11 +438,11 @@ class Batch:
         return groups
 
     def size_bytes(self, indexes: Sequence[int]) -> Sequence[int]:
-        """Return the costs of some requests in bytes: 0 for one that consumes, which is charged by its answer."""
+        """Return the costs of some requests in bytes: 0 for one that is charged by its answer."""
         if self._columns is not None:
             return self._columns.sizes(indexes)
         requests = self.requests
-        return [0 if requests[index].consumes else requests[index].size_bytes for index in indexes]
+        return [0 if requests[index].by_answer else requests[index].size_bytes for index in indexes]
 
     @property
     def left(self) -> int:
@@ -415,7 +468,7 @@ class Batch:
         if columns is not None:
             known = group.size_bytes if len(indexes) == len(group.indexes) else None
             return sum(columns.sizes(indexes)) if known is None else known, columns.answered(indexes)
-        return sum(self.size_bytes(indexes)), len(indexes) - sum([requests[index].oneway for index in indexes])
+        return sum(self.size_bytes(indexes)), sum([requests[index].refusal == "answered" for index in indexes])
 
     def add_verdicts(self, verdicts: Verdicts) -> None:
         """Merge what one handler decided, as Verdict says; a ticket that gives way is dropped.
@@ -435,6 +488,10 @@ class Batch:
         distinct = _distinct(verdicts)
         for verdict in distinct:
             _check_verdict(verdict, verdicts)
+        given = {type(verdict) for verdict in distinct}
+        if Later in given or (Refuse in given and not self._all_refusable()):
+            verdicts = {index: verdict for index, verdict in verdicts.items() if self._may_be(index, verdict)}
+            distinct = _distinct(verdicts)
         if not self.verdicts:
             self.verdicts.update(verdicts)
             self._distinct = distinct
@@ -444,8 +501,18 @@ class Batch:
 
     def refuse_all(self, refuse: Refuse) -> None:
         """Refuse what nobody has refused yet."""
+        all_refusable = self._all_refusable()
         for index in range(len(self.requests)):
-            self._merge(index, refuse)
+            if all_refusable or self._may_be(index, refuse):
+                self._merge(index, refuse)
+
+    def _all_refusable(self) -> bool:
+        return self._columns is not None and self._columns.refusable
+
+    def _may_be(self, index: int, verdict: Verdict) -> bool:
+        if not isinstance(verdict, Refuse | Later):
+            return True
+        return isinstance(verdict, Refuse) is (self.requests[index].refusal != "impossible")
 
     def _merge(self, index: int, verdict: Verdict) -> None:
         self._distinct = None
@@ -468,7 +535,7 @@ def _distinct(verdicts: Verdicts) -> Collection[Verdict]:
 
 def _weight(verdict: Verdict) -> int:
     """Return which of two verdicts a request keeps: the greater, or of equals the first."""
-    return 0 if isinstance(verdict, Shadow) else 1 if isinstance(verdict, Hold) else 2
+    return 0 if isinstance(verdict, Shadow) else 1 if isinstance(verdict, Hold | Later) else 2
 
 
 def _check_verdict(verdict: object, verdicts: Verdicts) -> None:

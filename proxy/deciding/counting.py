@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from limiter.counting.accounts import Accounts
 from limiter.counting.rejections import NUMBERS, Outcome
 from limiter.counting.seconds import Judged, Sender
-from proxy.deciding.batch import Batch, Group, Hold, Refuse, Request, Shadow, Verdict
+from proxy.deciding.batch import Batch, Group, Hold, Later, Refuse, Request, Shadow, Verdict
 
 
 class Tally:
@@ -29,7 +29,7 @@ class Tally:
     def count(self, batch: Batch, now_ns: int, sender: Sender) -> None:
         """Count a batch whose verdicts are complete. Handlers that were bypassed make "bypassed" of "admitted".
 
-        For each request with a Hold, ``resolved`` or ``dropped`` must follow once.
+        For each request with a Hold, ``resolved`` or ``dropped`` must follow once. One with a Later comes again.
         """
         tell, exempt = self._accounts.count, batch.connection.exempt
         passed: Outcome = "exempt" if exempt else "bypassed" if batch.bypassed else "admitted"
@@ -38,6 +38,8 @@ class Tally:
         if batch.verdicts:
             for group in left:
                 for verdict, indexes, messages in _runs(group, batch):
+                    if isinstance(verdict, Later):
+                        continue
                     size_bytes, answers = batch.sums_of(group, indexes)
                     what = _word(verdict, group.producer_group, answers, passed)
                     tell(now_ns, group.resources, sender, what, (len(indexes), messages, size_bytes))
@@ -55,7 +57,7 @@ class Tally:
 
     def resolved(self, request: Request, verdict: Refuse | Shadow | None, now_ns: int, sender: Sender) -> None:
         """Count a request that was held, and now passes, though a shadow rule may say no, or is refused."""
-        answers = 0 if request.oneway else 1
+        answers = 1 if request.refusal == "answered" else 0
         self._let_go(request, _word(verdict, request.producer_group, answers, "admitted"), now_ns, sender)
 
     def dropped(self, request: Request, now_ns: int, sender: Sender) -> None:
@@ -65,7 +67,7 @@ class Tally:
     def _let_go(self, request: Request, what: Outcome | Judged, now_ns: int, sender: Sender) -> None:
         self.held_requests -= 1
         self.held_bytes -= request.size_bytes
-        amount = (1, request.messages, 0 if request.consumes else request.size_bytes)
+        amount = (1, request.messages, 0 if request.by_answer else request.size_bytes)
         self._accounts.count(now_ns, request.resources, sender, what, amount)
         self._accounts.let_go(now_ns, request.resources)
 

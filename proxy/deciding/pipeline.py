@@ -22,10 +22,12 @@ inline    called directly in the connection's task, sync, for what takes microse
 ========  ==========================================================================================
 
 *How often, in what order.* Once per batch, in the order of the configuration. A batch holds the requests of
-one read from one connection; batches of one connection arrive one after another in the order of the wire.
+one read from one connection; batches of one connection arrive one after another in the order of the wire, but for
+requests that come again after a Later: those come in batches of their own, which may be open beside others.
 Batches of different connections interleave. A handler sees the verdicts of the handlers before it in
-``batch.verdicts``. A request keeps the first Refuse it gets, so charge only requests without one; a Hold gives
-way to a Refuse, and a Shadow, which only counts, to both.
+``batch.verdicts``. A request keeps the first Refuse it gets, so charge only requests without one, and without a Later;
+a Hold gives way to a Refuse, and a Shadow, which only counts, to both. One whose ``refusal`` is impossible cannot be
+refused: a Refuse lets it pass. Only such a one may get a Later.
 
 *What may be kept.* Batches, requests and responses hold no buffers and may be kept; they must not be changed.
 
@@ -41,8 +43,8 @@ says that the data path is about to end.
 *What an exception means.* The batch bypasses that handler only: the others still decide. It is counted under
 reason ``error``, and logged at most once a second. The same holds for a queue that is full (``full``) and for
 a verdict that is not there after the deadline (``late``). ``fails`` says what a bypass means: an ``open``
-handler's requests pass, a ``closed`` handler's are refused. Late verdicts are thrown away, and the tickets among
-them dropped.
+handler's requests pass, a ``closed`` handler's are refused if they can be. Late verdicts are thrown away, and the
+tickets among them dropped.
 
 *Responses.* With ``sees_responses`` a handler gets the broker's answers by ``on_responses``, inline, after
 their bytes were queued: it observes and can change nothing.

@@ -18,10 +18,13 @@ from limiter.rules.resource import Resource
 from limiter.waiting.holding import Bounds
 from proxy.common.log_rate import LogRate
 from proxy.deciding.batch import (
+    LATER,
     NO_VERDICTS,
     Batch,
+    ConnectionInfo,
     Group,
     Hold,
+    Later,
     Refuse,
     Request,
     Shadow,
@@ -125,10 +128,11 @@ class RateLimit(Handler):
         verdicts: dict[int, Verdict] = {}
         connection = batch.connection
         try:
-            for group in batch.undecided(partial(self._limits.admit, now_ns, connection.address, connection.scope)):
+            for group in batch.undecided(partial(self._limits.admit, now_ns, _caller(connection))):
                 self._decide(batch, group, now_ns, verdicts)
             for charge in batch.charges:
-                caller = Caller(connection.address, charge.producer_group, connection.scope, charge.consumes)
+                consumes = charge.consumes
+                caller = _caller(connection, charge.producer_group, consumes=consumes, by_answer=consumes)
                 self._limits.charge(now_ns, charge.resources, caller, charge.messages, charge.size_bytes)
         except BaseException:
             drop_tickets(verdicts)
@@ -138,17 +142,23 @@ class RateLimit(Handler):
     def _decide(self, batch: Batch, group: Group, now_ns: int, verdicts: dict[int, Verdict]) -> None:
         connection, indexes, messages = batch.connection, group.indexes, group.messages
         if batch.verdicts:
-            # What an earlier handler refused must not be charged.
-            left = [at for at, index in enumerate(indexes) if not isinstance(batch.verdicts.get(index), Refuse)]
+            # What an earlier handler refused must not be charged, nor what comes again.
+            left = [at for at, index in enumerate(indexes) if not isinstance(batch.verdicts.get(index), Refuse | Later)]
             indexes, messages = [indexes[at] for at in left], [messages[at] for at in left]
             if not indexes:
                 return
-        caller = Caller(connection.address, group.producer_group, connection.scope, group.consumes)
+        caller = _caller(
+            connection,
+            group.producer_group,
+            consumes=group.consumes,
+            by_answer=group.by_answer,
+            refusable=group.refusable,
+        )
+        if not group.refusable and self.holding.is_over(now_ns):
+            return
         leader = self.holding.last_before(connection.id, group.order_key)
         if leader is not None:
-            held = _HeldRequest(self, connection.id, batch.requests[indexes[0]], caller)
-            stop = self._limits.follow(now_ns, held, leader)
-            verdicts[indexes[0]] = held.verdict if stop is None else self.refuse(stop, caller.client, group.resources)
+            self._follow(batch, indexes, caller, leader, now_ns=now_ns, verdicts=verdicts)
             return
         while True:
             some = indexes
@@ -170,6 +180,25 @@ class RateLimit(Handler):
                 return
             indexes, messages = indexes[end:], messages[end:]
 
+    def _follow(
+        self,
+        batch: Batch,
+        indexes: Sequence[int],
+        caller: Caller,
+        leader: Held,
+        *,
+        now_ns: int,
+        verdicts: dict[int, Verdict],
+    ) -> None:
+        """Hold requests behind one that they must not overtake, or have those come again that can wait for ever."""
+        if not caller.refusable:
+            verdicts.update(dict.fromkeys(indexes, LATER))
+            return
+        for index in indexes:
+            held = _HeldRequest(self, batch.connection.id, batch.requests[index], caller)
+            stop = self._limits.follow(now_ns, held, leader)
+            verdicts[index] = held.verdict if stop is None else self.refuse(stop, caller.client, held.resources)
+
     def _hold(
         self,
         batch: Batch,
@@ -187,7 +216,11 @@ class RateLimit(Handler):
             stop = self._limits.hold(now_ns, decision, held, behind)
             if stop is None:
                 verdicts[index] = held.verdict
-                continue
+                if caller.refusable:
+                    continue
+                # Its ticket is theirs, too: they come again when it is resolved.
+                verdicts.update(dict.fromkeys(stopped[at + 1 :], LATER))
+                return
             if stop.most is not None:
                 verdicts[index] = self.refuse(stop, caller.client, held.resources)
                 continue
@@ -242,6 +275,19 @@ class RateLimit(Handler):
 
     def _wake_up(self) -> None:
         self._woken.set()
+
+
+def _caller(
+    connection: ConnectionInfo,
+    producer_group: str = "",
+    *,
+    consumes: bool = False,
+    by_answer: bool = False,
+    refusable: bool = True,
+) -> Caller:
+    """Return who asks."""
+    scopes = connection.scopes
+    return Caller(connection.address, producer_group, connection.scope, consumes, by_answer, refusable, scopes)
 
 
 def _others(limited: Resource, resources: Sequence[Resource]) -> dict[str, str]:

@@ -11,6 +11,9 @@ stops, and what it waits for goes on with it:
     TURN     its turn among connections that take long         a task
     DECIDING the verdicts of a lane                            a task
     WRITING  the other peer's socket takes no more             that peer's writer, when all is with the kernel
+    PAUSED   its session, which left some of a chunk           whatever has the session read on
+    KEEPING  its session: the client has gone, but not all     whatever has the session let the last of it go
+             that it takes for delivered
     LEAVING  the broker watch, as the broker ended its stream  a task
     ENDING   the end of its stream is behind unwritten bytes   the other peer's writer, likewise
     ENDED    nothing any more                                  nobody
@@ -24,33 +27,36 @@ A request that is held belongs to its ticket: when that is resolved, the session
 written, whatever else the connection does. When its peer's stream has ended, or the connection ends, the
 ticket is dropped.
 
-A connection that Sluice itself ends is parted from in order: what is queued is written, both peers are sent
-the end of the stream, and what they still send is read and dropped for a moment. Closing with unread bytes
-would make the kernel send a reset, and a reset can destroy answers that the client has not read yet.
+A connection that Sluice itself ends is parted from in order: what is queued is written, both peers are sent the end of
+the stream, once they have answered the protocol's goodbye if it has one, and what they still send is read and dropped
+for a moment. Closing with unread bytes would make the kernel send a reset, and a reset can destroy answers that the
+client has not read yet.
 
 Whatever a call from outside raises comes to ``Connection.failed``, which ends this connection and no other. One that is
 over does nothing any more; it lets go of everything as soon as what is under way has returned.
 """
 
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
 from select import EPOLLIN
-from typing import TYPE_CHECKING, Any, Final
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import structlog
 import trio
 
+from limiter.rules.resource import USER
 from proxy.common.buffers import CHUNK_BYTES, BufferPool
 from proxy.common.cooperative import connection_turn
 from proxy.common.log_rate import LogRate
 from proxy.control import LimitCommandReply
-from proxy.deciding.batch import Batch, ConnectionInfo, Request, Side, Ticket, drop_tickets
+from proxy.deciding.batch import Batch, ConnectionInfo, Later, Request, Side, Ticket, drop_tickets
 from proxy.deciding.counting import Tally
 from proxy.deciding.pipeline import Pipeline
 from proxy.net.limit_commands import LimitCommands
-from proxy.net.reactor import BROKER, CLIENT, Reactor, Timer
+from proxy.net.reactor import BROKER, CLIENT, ROUND_NS, Reactor, Timer
 from proxy.net.sockets import Wire
 from proxy.net.tickets import Tickets
 from proxy.net.writer import PeerError, Writer
@@ -66,10 +72,11 @@ _log = structlog.get_logger(__name__)
 OUTBOX_BYTES: Final = 1024 * 1024
 #: How long one direction may stay silent after the other has ended, where a peer may do that and wait.
 HALF_CLOSED_S: Final = 60.0
+#: How long the broker's connection may outlive a client that left something which it takes for delivered. Directly,
+#: that would be stored at once; but who waits for a limit that admits next to nothing would keep sockets for ever.
+KEPT_S: Final = 600.0
 #: How long parting may take.
 PARTING_S: Final = 1.0
-#: Parts of one chunk that are relayed before others have their turn.
-_PARTS_AT_ONCE: Final = 16
 _NOTHING: Final = memoryview(b"")
 
 
@@ -99,6 +106,14 @@ class Services:
             )
 
 
+class Calls(NamedTuple):
+    """What a session may call of its connection, as ``SessionContext`` says."""
+
+    wake: Callable[[], None]
+    ask: Callable[[CommandRequest], CommandStatus]
+    give_up: Callable[[Sequence[Request]], None]
+
+
 class Doing(Enum):
     """What one direction does; the module's docstring says what it waits for."""
 
@@ -107,6 +122,8 @@ class Doing(Enum):
     TURN = "turn"
     DECIDING = "deciding"
     WRITING = "writing"
+    PAUSED = "paused"
+    KEEPING = "keeping"
     LEAVING = "leaving"
     ENDING = "ending"
     ENDED = "ended"
@@ -115,10 +132,15 @@ class Doing(Enum):
 #: What may come next, in the manner of h11.
 NEXT: Final[dict[Doing, set[Doing]]] = {
     Doing.READING: {Doing.RELAYING},
-    Doing.RELAYING: {Doing.READING, Doing.TURN, Doing.DECIDING, Doing.WRITING, Doing.LEAVING, Doing.ENDING},
+    Doing.RELAYING: {
+        *(Doing.READING, Doing.TURN, Doing.DECIDING, Doing.WRITING),
+        *(Doing.PAUSED, Doing.KEEPING, Doing.LEAVING, Doing.ENDING),
+    },
     Doing.TURN: {Doing.RELAYING},
     Doing.DECIDING: {Doing.RELAYING},
-    Doing.WRITING: {Doing.RELAYING, Doing.READING, Doing.TURN},
+    Doing.WRITING: {Doing.RELAYING, Doing.READING, Doing.TURN, Doing.PAUSED},
+    Doing.PAUSED: {Doing.TURN},
+    Doing.KEEPING: {Doing.ENDING},
     Doing.LEAVING: {Doing.RELAYING},
     Doing.ENDING: {Doing.ENDED},
     Doing.ENDED: set(),
@@ -148,7 +170,8 @@ class Peer(Writer):
     opposite: "Peer"
 
     def __init__(self, connection: "Connection", side: Side, wire: Wire, services: Services, session: Session) -> None:
-        super().__init__(services.reactor, side, wire, session.take)
+        on_written = connection.written if session.hears_of_writes else None
+        super().__init__(services.reactor, side, wire, session.take, on_written)
         self._connection = connection
         self._services = services
         self._session = session
@@ -197,6 +220,19 @@ class Peer(Writer):
                 self._relay()
         elif self.doing is Doing.ENDING:
             self._end_written()
+
+    def go_on_with_session(self) -> None:
+        """Go on if the direction waits for its session, and need not any more."""
+        if self.doing is Doing.PAUSED:
+            if not self._connection.must_wait(self.side):
+                self._wait(Doing.TURN, connection_turn, self._relay)
+        elif self.doing is Doing.KEEPING and not self._session.keeps(self.side):
+            self._pass_end_on()
+
+    def hear_out(self, chunk: memoryview) -> None:
+        """Take what the peer sends as it is parted from, and end the stream to it once nothing is waited for."""
+        if not self.ended and self._session.heard_out(self.side, chunk):
+            self.end()
 
     def let_go(self) -> None:
         """Be done; nothing is called any more."""
@@ -265,6 +301,7 @@ class Peer(Writer):
                 self._chunk = buffer[: held_back + count]
                 self._relay()
                 return
+            connection.guard(self.hear_out, room[:count])
         self._give_back()
         if count == 0:
             self._stream_ended()
@@ -274,10 +311,12 @@ class Peer(Writer):
 
     def _relay(self) -> None:
         """Relay a chunk, or what the session left of one, in parts."""
-        for _ in range(_PARTS_AT_ONCE):
-            if not self._relay_part():
+        ends_ns = perf_counter_ns() + ROUND_NS
+        while self._relay_part():
+            if perf_counter_ns() >= ends_ns:
+                # Others have waited for long enough.
+                self._wait(Doing.TURN, connection_turn, self._relay)
                 return
-        self._wait(Doing.TURN, connection_turn, self._relay)
 
     def _relay_part(self) -> bool:
         """Have the session read what it will, and the handlers decide it; return whether more is to follow at once."""
@@ -335,6 +374,10 @@ class Peer(Writer):
         left = self._session.left_bytes(self.side)
         if left and connection.parting is None:
             self._chunk = self._chunk[-left:]
+            if connection.must_wait(self.side):
+                self.doing = Doing.PAUSED
+                connection.progressed()
+                return False
             if not self._session.takes_turns(self.side):
                 self.doing = Doing.RELAYING
                 return True
@@ -351,9 +394,17 @@ class Peer(Writer):
             self._buffer, self._chunk = None, _NOTHING
 
     def _stream_ended(self) -> None:
-        connection = self._connection
-        if self.side is Side.BROKER and connection.ended is None and connection.parting is None:
+        connection, session = self._connection, self._session
+        if connection.parting is not None or connection.ended is not None:
+            self._pass_end_on()
+        elif self.side is Side.BROKER and session.closing is None:
             self._wait(Doing.LEAVING, connection.broker_left, self._pass_end_on)
+        elif session.keeps(self.side):
+            self.doing = Doing.KEEPING
+            self.leave()
+            connection.keep()
+            # What waited to be written is dropped, so the broker is read on.
+            self.opposite.go_on()
         else:
             self._pass_end_on()
 
@@ -382,7 +433,7 @@ class Connection:
         client: the accepted socket.
         broker: the connected socket.
         services: shared by all connections.
-        open_session: makes the session; it is given the connection's waker, and what takes questions to Sluice itself.
+        open_session: makes the session.
         broker_left: called when the broker has ended the connection of itself, before the client hears of it.
         on_over: called once the connection is over and has let go of everything but the sockets, with the reason, one
             word for the metric, and a sentence for the log.
@@ -402,7 +453,7 @@ class Connection:
         client: Wire,
         broker: Wire,
         services: Services,
-        open_session: Callable[[Callable[[], None], Callable[[CommandRequest], CommandStatus]], Session],
+        open_session: Callable[[Calls], Session],
         *,
         broker_left: Callable[[], Awaitable[None]],
         on_over: Callable[[str, str], None],
@@ -426,7 +477,7 @@ class Connection:
         self._deciding = 0
         self._tickets = Tickets(services.tally, services.now_ns, services.tally.sender(info.address))
         self.draining = False
-        self.session = open_session(self._wake_up, self._ask)
+        self.session = open_session(Calls(self._wake_up, self._ask, self._tickets.give_up))
         wires = {Side.CLIENT: client, Side.BROKER: broker}
         self.peers = {side: Peer(self, side, wire, services, self.session) for side, wire in wires.items()}
         for side, peer in self.peers.items():
@@ -448,6 +499,13 @@ class Connection:
                 scope.cancel()
             self._tickets.drop()
             self._services.reactor.soon(self._end)
+
+    def dismiss(self, reason: str, detail: str) -> None:
+        """Say goodbye to both peers, and end the connection at once."""
+        if self.parting is None and not self.over:
+            self.guard(self.session.farewell, detail, self._services.now_ns())
+            self.guard(self._flush)
+        self.finish(reason, detail)
 
     def _end(self) -> None:
         if not self.peers:
@@ -488,14 +546,18 @@ class Connection:
     def failed(self, error: Exception) -> None:
         """Do what a session's Close says, or end the connection for a fault."""
         if isinstance(error, Close):
-            self._part(error.reason, error.detail)
+            self.part(error.reason, error.detail)
         elif not isinstance(error, PeerError):
             # A fault of ours ends this connection, and no other.
             self._services.log_failed(self.info, error)
             self.finish("internal_error", repr(error))
-        elif self.parting is None:
+        elif self.parting is None and not self.over:
             # Who is parted from may be gone already; the other peer is still written what waits for it.
-            self.finish(f"{error.side.value}_error", str(error))
+            closing = self.session.closing
+            if closing is None:
+                self.finish(f"{error.side.value}_error", str(error))
+            else:
+                self.finish(f"{closing.value}_closed", f"the {closing.value} closed the connection")
 
     def start_soon(self, task: Callable[..., Awaitable[None]], *args: object) -> None:
         """Run something that waits, for as long as the connection is not over."""
@@ -517,7 +579,9 @@ class Connection:
     def progressed(self) -> None:
         """Look again at what had to wait for a write or for the session."""
         for peer in self.peers.values():
-            if peer.doing is Doing.READING and not peer.events & EPOLLIN and not self.must_wait(peer.side):
+            if peer.doing is not Doing.READING:
+                peer.go_on_with_session()
+            elif not peer.events & EPOLLIN and not self.must_wait(peer.side):
                 peer.want(EPOLLIN)
         if self.draining:
             self._check_drained()
@@ -544,13 +608,20 @@ class Connection:
             if self.parting is None:
                 self.end_in(HALF_CLOSED_S)
 
+    def keep(self) -> None:
+        """Give up what is held of a client that has gone, but for what it takes for delivered: that for a while."""
+        self._tickets.drop(Side.CLIENT, refusable=True)
+        self.half_closed_s = KEPT_S
+        self.end_in(KEPT_S)
+
     def end_passed_on(self) -> None:
         """End the connection if both streams have ended, or soon.
 
         Where the protocol knows no half-close nobody waits for what the other peer still has to say. It may hang, so
         both sides end soon, once all that came before the end is written.
         """
-        if all(peer.doing is Doing.ENDED for peer in self.peers.values()):
+        # What is kept for a client that has gone is nothing to a broker that has.
+        if all(peer.doing in {Doing.ENDED, Doing.KEEPING} for peer in self.peers.values()):
             ended = (self.ended or Side.CLIENT).value
             self.finish(f"{ended}_closed", f"the {ended} closed first")
         elif not self._half_closes and self.parting is None:
@@ -566,17 +637,19 @@ class Connection:
     def _time_is_over(self) -> None:
         ended = (self.ended or Side.CLIENT).value
         reason = "half_closed" if self._half_closes else f"{ended}_closed"
-        self.finish(reason, f"silent for {self.half_closed_s:.0f} s after the end of the {ended}'s stream")
+        self.finish(reason, f"not over {self.half_closed_s:.0f} s after the end of the {ended}'s stream")
 
-    def _part(self, reason: str, detail: str) -> None:
+    def part(self, reason: str, detail: str) -> None:
         """End the connection in order, as the module's docstring says; what is read from here on is dropped."""
         if self.parting is not None:
             return
         self.parting = (reason, detail)
         self.end_in(PARTING_S)
         self._tickets.drop()
+        self.guard(self.session.farewell, detail, self._services.now_ns())
         for peer in self.peers.values():
-            self.guard(peer.end)
+            self.guard(peer.flush)
+            self.guard(peer.hear_out, _NOTHING)
         self.progressed()
 
     def _check_drained(self) -> None:
@@ -586,7 +659,7 @@ class Connection:
             and self.session.in_flight() == 0
             and all(self.session.between_frames(side) and not peer.busy for side, peer in self.peers.items())
         ):
-            self._part("drained", "no request was in flight")
+            self.part("drained", "no request was in flight")
 
     def begin(self, batch: Batch) -> Coroutine[Any, Any, None] | None:
         """Have the handlers decide one batch; returns what is to be awaited for that, if a lane is to be waited for."""
@@ -613,8 +686,10 @@ class Connection:
     def decided(self, batch: Batch) -> int:
         """Count a batch that the handlers have decided, and tell the session; return how many are not held."""
         services = self._services
-        if not self._tickets.sender.language and self.session.language:
-            self._tickets.sender = services.tally.sender(self.info.address, self.session.language)
+        if batch.connection is not self.info or (not self._tickets.sender.language and self.session.language):
+            self.info = batch.connection
+            user = next((scope.name for scope in self.info.scopes if scope.kind == USER), "")
+            self._tickets.sender = services.tally.sender(self.info.address, self.session.language, user)
         now_ns = services.now_ns()
         services.tally.count(batch, now_ns, self._tickets.sender)
         tickets = self._tickets.take(batch) if batch.verdicts else {}
@@ -623,18 +698,21 @@ class Connection:
         self.session.decided(batch, now_ns)
         for ticket, request in tickets.items():
             ticket.attach(partial(self._on_resolved, batch.side, request, now_ns))
-        return len(batch.requests) - len(tickets)
+        undecided = sum(isinstance(verdict, Later) for verdict in batch.verdicts.values()) if tickets else 0
+        return len(batch.requests) - len(tickets) - undecided
 
     def _on_resolved(self, side: Side, request: Request, held_ns: int, ticket: Ticket) -> None:
         """Tell the session what becomes of a request that was held since then; called by who resolved its ticket."""
-        if self._tickets.claim(side, ticket):
+        if self._tickets.claim(side, request):
             now_ns = self._services.now_ns()
             self._services.timings.held.observe(now_ns - held_ns)
             self.guard(self._resolved, request, ticket, now_ns)
 
     def _resolved(self, request: Request, ticket: Ticket, now_ns: int) -> None:
-        self._services.tally.resolved(request, ticket.refuse or ticket.shadow, now_ns, self._tickets.sender)
-        self.session.resolved(request, ticket.refuse, now_ns)
+        # Whoever resolved it cannot refuse what nobody can.
+        refuse = None if request.refusal == "impossible" else ticket.refuse
+        self._services.tally.resolved(request, refuse or ticket.shadow, now_ns, self._tickets.sender)
+        self.session.resolved(request, refuse, now_ns)
         self._flush()
 
     def _flush(self) -> None:
@@ -657,6 +735,10 @@ class Connection:
 
     def _wake_up(self) -> None:
         self._woken.set()
+
+    def written(self, side: Side) -> None:
+        """Tell the session that all that was taken for a peer is with the kernel."""
+        self.session.written(side, self._services.now_ns())
 
     async def _tick(self, session: Session) -> None:
         """Call the session when its timer is due or someone woke it."""

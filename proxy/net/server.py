@@ -4,7 +4,7 @@ A listener belongs to a data path; connections belong to a listener. What a conn
 ``connection``, when a listener listens in ``broker_watch``, every socket call in ``sockets``.
 """
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -20,10 +20,10 @@ from proxy.common.log_rate import LogRate
 from proxy.deciding.batch import ConnectionInfo
 from proxy.net import sockets
 from proxy.net.broker_watch import BrokerWatch
-from proxy.net.connection import Connection, Services
+from proxy.net.connection import Calls, Connection, Services
 from proxy.net.reactor import Timer, Watched
 from proxy.net.sockets import Address, Connecting, ListeningSocket, Wire, format_address
-from proxy.protocols.base import CommandRequest, CommandStatus, Protocol, Session, SessionContext, WireCounters
+from proxy.protocols.base import Protocol, Session, SessionContext, WireCounters
 
 _log = structlog.get_logger(__name__)
 
@@ -123,9 +123,14 @@ class Server:
         self._log_rate = LogRate()
         self._gather_room = GatherRoom()
         self._found: dict[Address, list[sockets.Found] | None] = {}
-        by_broker: defaultdict[Address, dict[str, Any]] = defaultdict(dict)
+        by_broker: dict[tuple[str, Address], Any] = {}
         #: What the sessions of one broker share, by listener.
-        self._shared = {config.name: by_broker[main_address(config, listeners)] for config in listeners}
+        self._hubs: dict[str, Any] = {}
+        for config in listeners:
+            broker = (config.protocol.name, main_address(config, listeners))
+            if broker not in by_broker:
+                by_broker[broker] = config.protocol.open_hub()
+            self._hubs[config.name] = by_broker[broker]
 
     def bound(self, name: str) -> Address:
         """Return the address that a listener is bound to; port 0 was replaced by the one it got."""
@@ -188,7 +193,7 @@ class Server:
             while self.connections:
                 await self._nothing_open.park()
         for connection in list(self.connections.values()):
-            connection.finish("grace_over", f"still open {grace_s:g} s after the drain began")
+            connection.dismiss("grace_over", f"still open {grace_s:g} s after the drain began")
 
     def _cannot_accept(self, config: ListenerConfig, error: Exception) -> None:
         """Write down that there is no room for a client, at a bounded rate."""
@@ -287,18 +292,19 @@ class Server:
         """Relay between a client and its broker, which is connected to."""
         services = self.services
 
-        def open_session(wake: Callable[[], None], ask: Callable[[CommandRequest], CommandStatus]) -> Session:
+        def open_session(calls: Calls) -> Session:
             context = SessionContext(
                 connection=info,
                 counters=self._wire_counters,
-                wake=wake,
+                wake=calls.wake,
                 wants_responses=services.pipeline.wants_responses,
                 limits_kind=services.limits_kind,
                 options=config.options,
-                ask=ask,
+                ask=calls.ask,
+                give_up=calls.give_up,
                 limiting=services.limiting,
                 room=self._gather_room,
-                shared=self._shared[config.name],
+                hub=self._hubs[config.name],
                 resources=services.resources,
             )
             return config.protocol.open_session(context)

@@ -3,7 +3,7 @@
 What becomes of their bytes is the session's business; when they are resolved is their handler's.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 
 import structlog
 
@@ -30,8 +30,8 @@ class Tickets:
         self._tally = tally
         self._now_ns = now_ns
         self.sender = sender
-        #: By the peer that the requests came from, in the order of the wire.
-        self._held: dict[Side, dict[Ticket, Request]] = {Side.CLIENT: {}, Side.BROKER: {}}
+        #: By the peer that the requests came from, in the order of the wire; by the request itself, as objects differ.
+        self._held: dict[Side, dict[int, tuple[Ticket, Request]]] = {Side.CLIENT: {}, Side.BROKER: {}}
 
     def take(self, batch: Batch) -> dict[Ticket, Request]:
         """Wait for the held requests of a batch that was decided and counted; returns them."""
@@ -42,26 +42,35 @@ class Tickets:
             for index, verdict in sorted(batch.verdicts.items())
             if isinstance(verdict, Hold)
         }
-        self._held[batch.side].update(taken)
+        self._held[batch.side].update((id(request), (ticket, request)) for ticket, request in taken.items())
         return taken
 
-    def claim(self, side: Side, ticket: Ticket) -> bool:
-        """Wait for a ticket no longer, since it was resolved; False if nobody waited any more."""
-        return self._held[side].pop(ticket, None) is not None
+    def claim(self, side: Side, request: Request) -> bool:
+        """Wait for a request no longer, since its ticket was resolved; False if nobody waited any more."""
+        return self._held[side].pop(id(request), None) is not None
 
-    def drop(self, *sides: Side) -> None:
-        """Give up the held requests of these peers, or of both.
+    def give_up(self, requests: Iterable[Request]) -> None:
+        """Drop the tickets of some held requests, the last first, as ``drop`` does; others have none."""
+        claimed = (held.pop(id(request), None) for request in requests for held in self._held.values())
+        self._drop([one for one in claimed if one is not None])
+
+    def drop(self, *sides: Side, refusable: bool = False) -> None:
+        """Give up the held requests of these peers, or of both; with ``refusable`` only those that could be refused.
 
         The last goes first, so that no handler passes on to a request what the one before it leaves.
         """
         for side in sides or self._held:
             held = self._held[side]
-            if not held:
-                continue
-            self._held[side] = {}
-            for ticket, request in reversed(held.items()):
-                self._tally.dropped(request, self._now_ns(), self.sender)
-                _drop(ticket)
+            if held:
+                self._held[side] = {
+                    key: one for key, one in held.items() if refusable and one[1].refusal == "impossible"
+                }
+                self._drop([one for key, one in held.items() if key not in self._held[side]])
+
+    def _drop(self, held: Sequence[tuple[Ticket, Request]]) -> None:
+        for ticket, request in reversed(held):
+            self._tally.dropped(request, self._now_ns(), self.sender)
+            _drop(ticket)
 
 
 def _drop(ticket: Ticket) -> None:

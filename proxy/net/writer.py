@@ -28,19 +28,28 @@ class Writer(Watched):
         side: the peer.
         wire: its socket.
         take: hands out what waits for a peer, as ``Session.take`` does.
+        on_written: told of the peer whenever all that was taken is with the kernel; None if nobody is.
 
     Attributes:
         busy: something is taken and not yet with the kernel.
         ended: the end of the stream was sent. What the session queues for this peer later is dropped.
     """
 
-    __slots__ = ("_ending", "_rest", "_take", "busy", "ended", "side", "wire")
+    __slots__ = ("_ending", "_on_written", "_rest", "_take", "busy", "ended", "side", "wire")
 
-    def __init__(self, reactor: Reactor, side: Side, wire: Wire, take: Callable[[Side], Sequence[Buffer]]) -> None:
+    def __init__(
+        self,
+        reactor: Reactor,
+        side: Side,
+        wire: Wire,
+        take: Callable[[Side], Sequence[Buffer]],
+        on_written: Callable[[Side], None] | None = None,
+    ) -> None:
         super().__init__(reactor, wire.fileno(), BROKER if side is Side.BROKER else CLIENT)
         self.side = side
         self.wire = wire
         self._take = take
+        self._on_written = on_written
         self._rest: Sequence[Buffer] = ()
         self._ending = False
         self.busy = False
@@ -87,6 +96,11 @@ class Writer(Watched):
             except OSError as error:
                 raise PeerError(self.side, error) from None
 
+    def leave(self) -> None:
+        """Write nothing any more: the peer has gone."""
+        self.ended, self.busy, self._rest = True, False, ()
+        self.unwatch()
+
     def _send(self, buffers: Sequence[Buffer]) -> None:
         try:
             self._rest = self.wire.send_now(buffers)
@@ -97,3 +111,5 @@ class Writer(Watched):
         if self._rest:
             self.busy = True
             self.want(EPOLLOUT)
+        elif self._on_written is not None:
+            self._on_written(self.side)

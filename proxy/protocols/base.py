@@ -13,7 +13,11 @@ The driver (``proxy.net.connection``) keeps these promises:
    the *other* side has been written. What a session keeps for longer, or sends back, it must copy.
 4. After every call the driver takes and writes what waits for either side, in the order it was queued; all
    bytes for one peer go through one writer.
-5. While ``paused(side)`` is true that side is not read, so TCP carries the back pressure to that peer.
+5. While ``paused(side)`` is true that side is not read, so TCP carries the back pressure to that peer. What a session
+   left of a chunk it gets once it is false.
+6. Batches of one side from ``tick`` and from ``receive`` may be open at the same time, but no two of ``tick``; and
+   ``resolved`` may come between ``receive`` and ``decided``. Where among a chunk's bytes goes what is queued then is
+   the session's to say.
 """
 
 from abc import ABC, abstractmethod
@@ -23,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 
-from limiter.rules.resource import Resource
+from limiter.rules.resource import CLIENT, LISTENER, Resource
 from limiter.rules.rule import DEFAULT_MAX_DELAY_S, Action, Rule
 from proxy.common.buffers import GatherRoom
 from proxy.control import LimitCommandReply, LimitCommandVerb
@@ -98,6 +102,11 @@ def nobody_takes(ask: CommandRequest) -> CommandStatus:
     return "nobody"
 
 
+def nobody_gives_up(requests: Sequence[Request]) -> None:
+    """Drop no held requests."""
+    del requests
+
+
 class Description(msgspec.Struct, frozen=True):
     """One connection as its session knows it, in the words of ``proxy.stats.snapshot.ConnectionState``.
 
@@ -125,6 +134,13 @@ class Session(ABC):
 
     #: Set by sessions that use ``tick``; the driver then starts a task for it.
     ticks: bool = False
+    #: Set by sessions that use ``written``.
+    hears_of_writes: bool = False
+
+    @property
+    def closing(self) -> Side | None:
+        """Which peer has closed the connection in the protocol's words: then the end of a stream is a normal one."""
+        return None
 
     @property
     def language(self) -> str:
@@ -193,12 +209,39 @@ class Session(ABC):
         """Return what is known of the connection; asked seldom, for an operator to see."""
         return Description()
 
+    def keeps(self, side: Side) -> bool:
+        """Say, from the end of that peer's stream on, whether it takes something for delivered that still waits here.
+
+        First asked when the stream has ended: nothing is written to that peer any more then, and its held requests that
+        can be refused are given up. Asked again after every call, until nothing is kept.
+        """
+        del side
+        return False
+
     @abstractmethod
     def end(self, side: Side, now_ns: int) -> None:
         """Take the end of one peer's stream; what was held back of an unfinished frame is queued.
 
-        With the client's stream its held requests end as well: their tickets have been dropped.
+        It comes when nothing is kept of that peer any more. Its other held requests end with the stream: their tickets
+        have been dropped.
         """
+
+    def farewell(self, detail: str, now_ns: int) -> None:
+        """Queue the protocol's goodbyes, as Sluice is about to end the connection; ``detail`` is why, for people."""
+        del detail, now_ns
+
+    def heard_out(self, side: Side, chunk: memoryview) -> bool:
+        """Take what a peer sends after the farewell, which goes nowhere, or nothing yet.
+
+        Returns:
+            Whether the stream to that peer may end: it has answered, or need not. Otherwise it ends a moment later.
+        """
+        del side, chunk
+        return True
+
+    def written(self, side: Side, now_ns: int) -> None:
+        """Take note that all that was taken for that peer is with the kernel; may be called often."""
+        del side, now_ns
 
     def close(self) -> None:  # noqa: B027 - few sessions have anything to do
         """Give back what the session has taken of things that it shares with others; nothing else follows."""
@@ -286,9 +329,10 @@ class SessionContext:
             session need not make requests of what nobody limits.
         options: the protocol's own typed configuration.
         ask: asks the operator's side what a client wants of Sluice itself; called in ``receive``.
+        give_up: drops held requests that nobody wants any more: ``resolved`` does not come for them.
         limiting: says whether limiting is on at all; what a session refuses by itself passes while it is off.
         room: for frames that have to be whole before they can be decided; shared by all sessions.
-        shared: what all sessions of one broker share, whatever their listener; each protocol names what it puts in.
+        hub: what all sessions of one broker share, whatever their listener; see ``Protocol.open_hub``.
         resources: where compiled code finds the limits of what requests are for; None where there is none.
     """
 
@@ -299,9 +343,10 @@ class SessionContext:
     limits_kind: Callable[[str], bool]
     options: Any
     ask: Callable[[CommandRequest], CommandStatus] = nobody_takes
+    give_up: Callable[[Sequence[Request]], None] = nobody_gives_up
     limiting: Callable[[], bool] = lambda: True
     room: GatherRoom = field(default_factory=GatherRoom)
-    shared: dict[str, Any] = field(default_factory=dict)
+    hub: Any = None
     resources: "Resources | None" = None
 
 
@@ -316,9 +361,12 @@ class Kind:
         rate_per_s: the limit of each when the operator gives none at all; None is unlimited.
         action: what a rule does that does not say it.
         max_delay_s: with action ``delay``, how long a rule holds that does not say it, in seconds.
-        consumes: its requests ask for messages, so that the scopes of those who send do not limit them.
+        consumes: its requests take messages, so that the scopes of those who send do not limit them.
         patience_s: how long clients wait for an answer unless they are told otherwise, in seconds; None is unknown.
         in_commands: clients may ask for its limits, and change them, in the protocol itself.
+        refuses: there is an answer that refuses such a request. Where there is none, all wait for as long as it takes,
+            whatever the action.
+        waits: a sentence for people that says which requests have no such answer and wait; empty where all have one.
     """
 
     name: str
@@ -330,6 +378,8 @@ class Kind:
     consumes: bool = False
     patience_s: float | None = None
     in_commands: bool = False
+    refuses: bool = True
+    waits: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,6 +393,8 @@ class Protocol:
         default_rules: built-in rules, weaker than any rule of the operator's with the same name; they
             carry the protocol's exemptions.
         open_session: makes the session of a new connection.
+        open_hub: makes what the sessions of one broker share: what connections tell each other. Who changes it calls
+            the ``wake`` of those whom that concerns.
         options: a pydantic model or dataclass; the listener's ``options`` table is read into it.
         check_rule: raises RuleError for a rule that the protocol cannot follow, or that can never match.
         reads_by: says of a listener's options what will read its frames, where there is a choice; empty where not.
@@ -353,6 +405,8 @@ class Protocol:
         second_port_offset: where a broker has a second port, that port minus the main one; 0 is none. Sessions of both
             share what those of one broker do.
         kinds_meant: the kinds that may be meant by words that are none.
+        scopes: the kinds of scopes that its requests and connections have, besides client and listener: of
+            ``limiter.rules.resource.SCOPES``. A rule for one that no protocol in use has is an error.
         busy_attempts: how often clients try in all when they are refused as busy, by the language that sessions say
             they are written in. Of the others, once.
     """
@@ -362,10 +416,22 @@ class Protocol:
     default_rules: tuple[Rule, ...]
     open_session: Callable[[SessionContext], Session]
     options: type[Any]
+    open_hub: Callable[[], Any] = lambda: None
     check_rule: Callable[[Rule], None] = lambda _: None
     reads_by: Callable[[Any], str] = lambda _: ""
     always_refuses: Callable[[Any, Resource], str] = lambda *_: ""
     half_closes: bool = True
     second_port_offset: int = 0
     kinds_meant: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    scopes: tuple[str, ...] = ()
     busy_attempts: Mapping[str, int] = field(default_factory=dict)
+
+    def has(self, kind: str) -> bool:
+        """Return whether its requests can be limited by rules of a kind, of resources or of scopes."""
+        return kind in (CLIENT, LISTENER, *self.scopes) or any(kind == each.name for each in self.kinds)
+
+
+def know_no(protocols: Sequence[Protocol], kind: str) -> str:
+    """Say that none of some protocols has a kind."""
+    names = " and ".join(protocol.name for protocol in protocols)
+    return f"{names} {'knows' if len(protocols) == 1 else 'know'} no {kind.replace('_', ' ')}"

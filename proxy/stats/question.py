@@ -19,6 +19,8 @@ class Question(msgspec.Struct, frozen=True):
         name: name of the resource.
         client: the client's IP address; empty leaves out limits of clients.
         producer_group: the producer group; empty leaves out limits of producer groups.
+        user: the user that the client has logged in as; empty leaves out limits of users.
+        vhost: the virtual host that it works in; empty leaves out limits of virtual hosts.
         listener: name or scope of the listener that it comes through; empty is the only scope there is, or leaves
             out what limits listeners.
         at: a moment, as ISO 8601 writes it with its time zone: the rules of that moment, without live state; empty is
@@ -31,6 +33,8 @@ class Question(msgspec.Struct, frozen=True):
     producer_group: str = ""
     listener: str = ""
     at: str = ""
+    user: str = ""
+    vhost: str = ""
 
 
 class QuestionError(ValueError):
@@ -192,6 +196,8 @@ class Explanation(msgspec.Struct, frozen=True):
         ignored: scopes in the question whose limits do not apply to it.
         off_kinds: kinds whose limiting is switched off.
         refusals: refusals of this request that do not depend on limits.
+        refuses: such a request can be refused; otherwise it waits for as long as it takes, whatever the action.
+        waits: a sentence that says which of such requests wait, whatever the action, since no answer refuses them.
     """
 
     question: Question
@@ -203,3 +209,5 @@ class Explanation(msgspec.Struct, frozen=True):
     ignored: tuple[str, ...] = ()
     off_kinds: tuple[str, ...] = ()
     refusals: tuple[StandingRefusal, ...] = ()
+    refuses: bool = True
+    waits: str = ""

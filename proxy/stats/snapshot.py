@@ -424,11 +424,15 @@ class ClientDescription(msgspec.Struct, frozen=True):
         id: the client's id, as it names itself to the broker.
         language: what it is written in, as the protocol spells it.
         version: of the client or its protocol, as the protocol writes it.
+        product: the name of the client's library or program.
+        user: that it has logged in as.
     """
 
     id: str = ""
     language: str = ""
     version: str = ""
+    product: str = ""
+    user: str = ""
 
 
 class ConnectionState(msgspec.Struct, frozen=True):

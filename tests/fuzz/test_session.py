@@ -226,7 +226,7 @@ def all_in_one(to_broker: bytes, refuses: Refuses) -> Trial:
 
 def asked(trial: Trial) -> list[object]:
     return [
-        (request.resources, request.size_bytes, request.producer_group, request.oneway)
+        (request.resources, request.size_bytes, request.producer_group, request.refusal)
         for request in trial.all_requests
     ]
 

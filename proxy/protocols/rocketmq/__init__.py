@@ -7,13 +7,14 @@ one at once and keeps several to one broker, after which its lite pulls and requ
 
 from typing import Final
 
-from limiter.rules.resource import Resource
+from limiter.rules.resource import PRODUCER_GROUP, Resource
 from limiter.rules.rule import Rule
 from proxy.protocols.base import Kind, Protocol
 from proxy.protocols.rocketmq.forbidden import INTERNAL_TOPIC, is_internal
 from proxy.protocols.rocketmq.options import RocketMQOptions, check_rule
 from proxy.protocols.rocketmq.scanning import read_by
 from proxy.protocols.rocketmq.session import RocketMQSession
+from proxy.protocols.rocketmq.transactions import Transactions
 from proxy.protocols.rocketmq.wire import codes
 
 #: Replies to who waits for one, and what the brokers of a cluster tell each other and record.
@@ -72,6 +73,7 @@ PROTOCOL = Protocol(
     ),
     default_rules=tuple(Rule(codes.KIND_TOPIC, name, None, exempt=True, source="built-in") for name in _EXEMPT),
     open_session=RocketMQSession,
+    open_hub=Transactions,
     options=RocketMQOptions,
     check_rule=check_rule,
     reads_by=lambda options: read_by(options.scan),
@@ -81,6 +83,7 @@ PROTOCOL = Protocol(
     kinds_meant=dict.fromkeys(
         ("consumer_group", "consumer", "group", "subscription_group"), (codes.KIND_SUBSCRIPTION, codes.KIND_RETRY_GROUP)
     ),
+    scopes=(PRODUCER_GROUP,),
     busy_attempts=_BUSY_ATTEMPTS,
 )
 """The entry point ``rocketmq``."""

@@ -1,14 +1,18 @@
 """Cuts what was refused out of a chunk, and answers it: for scanned frames run by run, not one by one."""
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from proxy.deciding.batch import Batch, Hold, Refuse, Request, Verdicts
-from proxy.protocols.rocketmq.gathered import Gathered, Scanned
+from proxy.deciding.gathered import Scanned
+from proxy.protocols.rocketmq.gathered import Gathered
 from proxy.protocols.rocketmq.replies import around_opaque, busy_answer
 from proxy.protocols.rocketmq.wire.codes import FLAG_ONEWAY
 from proxy.protocols.rocketmq.wire.frame import Frame
 from proxy.protocols.rocketmq.wire.header import Header
+
+if TYPE_CHECKING:
+    from sluice_native import Segment
 
 
 class Refused(NamedTuple):
@@ -115,7 +119,7 @@ def cut(batch: Batch, requests: Gathered, start: int, settle: Callable[[Header],
 
 
 def _by_refuse_within(
-    part: Scanned, inside: Sequence[int], verdicts: Verdicts
+    part: "Scanned[Segment]", inside: Sequence[int], verdicts: Verdicts
 ) -> Iterable[tuple[Refuse, Sequence[int]]]:
     """Return which of a segment's refused frames, by their places in it, each Refuse refuses."""
     by_refuse: dict[int, tuple[Refuse, list[int]]] = {}

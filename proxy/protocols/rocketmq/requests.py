@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from limiter.rules.resource import Resource
 from proxy.common.buffers import Gathering
-from proxy.deciding.batch import Batch, Refuse, Request
+from proxy.deciding.batch import Batch, Refusal, Refuse, Request
 from proxy.protocols.base import NO_BOUND, Buffer, Close, SessionContext
 from proxy.protocols.rocketmq import forbidden
 from proxy.protocols.rocketmq.about import AboutClient, Names
@@ -273,7 +273,7 @@ class RequestStream:
         if left > 0:
             self._body_left = left
             self._swallow = False
-        requests.extend(segment)
+        requests.take(segment)
 
     def _continue_body(self, chunk: memoryview) -> int:
         """Step over what this chunk holds of an earlier frame's body; returns where it ends."""
@@ -427,13 +427,14 @@ class RequestStream:
             self._trial -= 1
             self.about.meet(header)
         oneway = header.flag & _ONEWAY != 0
+        refusal: Refusal = "silent" if oneway else "answered"
         kind = header.kind
         if kind:
             resources = self._resources[kind].get(header.name) or self.names.remember(kind, header.name)
             if kind == _SUBSCRIPTION:
                 if not oneway:
                     self._owed.add(header.opaque, header.code, resources)
-                requests.append(Request(resources, 0, frame_bytes, "", oneway, None, frame, consumes=True))
+                requests.append(Request(resources, 0, frame_bytes, "", refusal, None, frame, True, True))
                 return
             if kind == _TRANSACTION:
                 resources = self._end_transaction(frame, body_at, resources, len(requests))
@@ -450,7 +451,7 @@ class RequestStream:
             if not header.flag & (codes.FLAG_RESPONSE | _ONEWAY):
                 self._owed.add(header.opaque, header.code, ())
             return
-        requests.append(Request(resources, messages, frame_bytes, header.producer_group, oneway, None, frame))
+        requests.append(Request(resources, messages, frame_bytes, header.producer_group, refusal, None, frame))
 
     def _end_transaction(
         self, frame: Frame, body_at: int, resources: tuple[Resource, ...], index: int

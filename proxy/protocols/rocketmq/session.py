@@ -38,9 +38,7 @@ class RocketMQSession(Session):
         # Whoever sees the answers is told what each of them answers.
         resources = context.resources
         scan = None if context.wants_responses or resources is None else scan_named(options.scan)
-        transactions = context.shared.get("rocketmq.transactions")
-        if transactions is None:
-            transactions = context.shared["rocketmq.transactions"] = Transactions()
+        transactions: Transactions = context.hub
         opaques = None if scan is None else scan.opaques()
         self._owed = Pending(opaques)
         self._limit_commands = LimitCommandReader(context.connection.address, options, context.ask)

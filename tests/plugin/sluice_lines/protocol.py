@@ -74,7 +74,9 @@ class LinesSession(Session):
                 self._context.wake()
             elif side is Side.CLIENT or word[0] == b"push":
                 topic = word[0 if side is Side.CLIENT else 1].decode(errors="replace")
-                requests.append(Request((Resource(KIND, topic),), 1, len(line) + 1, "", False, None, _Line(side, line)))
+                requests.append(
+                    Request((Resource(KIND, topic),), 1, len(line) + 1, "", "answered", None, _Line(side, line))
+                )
             else:
                 self._unanswered -= 1
                 self._responses.append(Response(None, (), 0, len(line) + 1))

@@ -33,6 +33,7 @@ from proxy.protocols.rocketmq.options import RocketMQOptions
 from proxy.protocols.rocketmq.replies import busy_answer
 from proxy.protocols.rocketmq.scanning import SCAN
 from proxy.protocols.rocketmq.session import RocketMQSession
+from proxy.protocols.rocketmq.transactions import Transactions
 
 WAIT_US = 123_456
 #: The client's.
@@ -200,7 +201,7 @@ def open_session(
     exempt: bool = False,
     limiting: bool | Callable[[], bool] = True,
     room: GatherRoom | None = None,
-    shared: dict[str, Any] | None = None,
+    hub: Transactions | None = None,
     **options: Any,
 ) -> Session:
     """Return the session of a new RocketMQ connection.
@@ -220,10 +221,10 @@ def open_session(
         limited.__contains__,
         RocketMQOptions(**options),
         ask,
-        limiting if callable(limiting) else lambda: limiting,
-        GatherRoom() if room is None else room,
-        {} if shared is None else shared,
-        Limits(RuleSet()).resources,
+        limiting=limiting if callable(limiting) else lambda: limiting,
+        room=GatherRoom() if room is None else room,
+        hub=PROTOCOL.open_hub() if hub is None else hub,
+        resources=Limits(RuleSet()).resources,
     )
     session = PROTOCOL.open_session(context)
     assert isinstance(session, RocketMQSession)

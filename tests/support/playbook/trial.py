@@ -275,7 +275,7 @@ class Trial:
             header = frame.header
             assert header is not None
             assert request.resources == (Resource(header.kind, header.name),)
-            assert request.oneway == bool(header.flag & FLAG_ONEWAY)
+            assert (request.refusal == "silent") == bool(header.flag & FLAG_ONEWAY)
             assert request.producer_group == header.producer_group
             assert not header.flag & FLAG_RESPONSE
             assert request.size_bytes == frame.stop - frame.start

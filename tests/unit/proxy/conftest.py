@@ -406,7 +406,7 @@ def batch_of() -> MakeBatch:
                 messages=cost,
                 size_bytes=100,
                 producer_group="",
-                oneway=False,
+                refusal="answered",
                 order_key=None,
                 handle=None,
             )

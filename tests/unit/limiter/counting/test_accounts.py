@@ -60,7 +60,7 @@ class Told:
         self,
         *names: str,
         outcome: Outcome = "admitted",
-        sender: tuple[str, str] = ANN,
+        sender: tuple[str, ...] = ANN,
         amount: tuple[int, int, int] = (1, 1, 100),
     ) -> None:
         self.accounts.count(self.now_ns, list(map(topic, names)), self.accounts.sender(*sender), outcome, amount)
@@ -73,7 +73,7 @@ class Told:
         group: str = "g",
         wait_us: int = 0,
         told: int = 0,
-        sender: tuple[str, str] = ANN,
+        sender: tuple[str, ...] = ANN,
         amount: tuple[int, int, int] = (1, 2, 100),
     ) -> None:
         judged = Judged(verdict, rule, group, wait_us, told)
@@ -202,6 +202,18 @@ class TestRejections:
             Rejection(a, "192.0.2.1", "g", "rule", "shadow", once, 0),
             Rejection(a, "192.0.2.1", "g", "rule", "hold", once, 0),
         )
+
+    def test_users_of_one_client_are_told_apart_within_the_bound(self) -> None:
+        told = Told(1000, 2, 2000)
+        for user in ("u", "v", "u", "w"):
+            told.judge("a", sender=(*ANN, user))
+        second = told.over()
+        assert [(each.client, each.user, each.amount.requests) for each in second.rejections] == [
+            ("192.0.2.1", "u", 2),
+            ("192.0.2.1", "v", 1),
+            (OTHER, OTHER, 1),
+        ]
+        assert second.resources[0].clients == ("192.0.2.1",)
 
     def test_beyond_the_bound_client_and_group_are_others_then_the_resource_then_the_rule(self) -> None:
         told = Told(1000, 2, 2000)

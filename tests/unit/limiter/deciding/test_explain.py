@@ -106,7 +106,7 @@ def test_says_how_many_are_held() -> None:
 
 def test_leaves_the_scopes_of_what_consumes_out() -> None:
     limits = limits_by(Rule(CLIENT, "*", 5), Rule("topic", "*", 1))
-    assert [one.rule.name for one in explain(limits, ASKER._replace(consumes=True))] == ["topic:*"]
+    assert [one.rule.name for one in explain(limits, ASKER._replace(consumes=True, by_answer=True))] == ["topic:*"]
 
 
 def test_leaves_scopes_that_are_not_known_out() -> None:

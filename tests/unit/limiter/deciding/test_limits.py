@@ -165,7 +165,7 @@ class TestScopes:
 
     def test_do_not_limit_what_consumes(self) -> None:
         limits = limits_by(*self.RULES)
-        assert decide(limits, [1] * 10, caller=replace_asker(consumes=True)) == Decision(10)
+        assert decide(limits, [1] * 10, caller=replace_asker(consumes=True, by_answer=True)) == Decision(10)
         assert stored(limits, Resource(CLIENT, "10.1.2.3")) is None
 
     def test_are_in_force_for_what_has_no_rule_of_its_own(self) -> None:
@@ -264,9 +264,21 @@ class TestFair:
         assert decide(limits, [1]).admitted == 0
         assert decide(limits, [1], caller=small).admitted == 1
 
+    def test_shares_are_kept_apart_by_user(self) -> None:
+        limits = limits_by(topic("*", 10, fair_by="user", break_s=0))
+        flood, small = (replace_asker(scopes=(Resource("vhost", "/"), Resource("user", name))) for name in "fs")
+        decide(limits, [1] * 100, caller=flood)
+        assert decide(limits, [1], caller=flood).admitted == 0
+        assert decide(limits, [1], caller=small).admitted == 1
+        state = limits.state(ORDERS, 0)
+        assert state is not None
+        assert {share.key for share in state.shares} == {"f", "s"}
+
     def test_shares_are_kept_apart_by_client_also_for_what_consumes(self) -> None:
         limits = limits_by(topic("*", 10, fair_by="client", break_s=0))
-        flood, small = (Caller(client, "", "main", consumes=True) for client in ("10.0.0.1", "10.0.0.2"))
+        flood, small = (
+            Caller(client, "", "main", consumes=True, by_answer=True) for client in ("10.0.0.1", "10.0.0.2")
+        )
         decide(limits, [1] * 100, caller=flood)
         assert decide(limits, [1], caller=flood).admitted == 0
         assert decide(limits, [1], caller=small).admitted == 1
@@ -285,7 +297,7 @@ class TestCharges:
 
     def test_leave_the_scopes_of_what_consumes_alone(self) -> None:
         limits = limits_by(topic("*", 5), Rule(CLIENT, "*", 5))
-        limits.charge(0, (ORDERS,), replace_asker(consumes=True), 7, 300)
+        limits.charge(0, (ORDERS,), replace_asker(consumes=True, by_answer=True), 7, 300)
         assert stored(limits, ORDERS) == -2
         assert stored(limits, Resource(CLIENT, "10.1.2.3")) is None
 
@@ -450,3 +462,12 @@ def test_batch_is_decided_by_rules_of_all_sorts_as_its_single_requests_are() -> 
 def test_rule_counts_requests_and_bytes_at_once() -> None:
     rule = replace(topic("*", 2), count="requests", bytes_per_s=1000)
     assert decide(limits_by(rule), [50, 50, 50]).admitted == 2
+
+
+def test_what_cannot_be_refused_costs_a_limit_of_several_resources_no_more_than_it_ever_admits() -> None:
+    limits = limits_by(Rule("topic", "*", 1, shared=True, max_debt_s=0))
+    many = tuple(Resource("topic", name) for name in "abcdef")
+    patient = replace_asker(refusable=False)
+    assert limits.decide(0, many, patient, [1], lambda: [0]).admitted == 1
+    decision = limits.decide(0, many, patient, [1], lambda: [0])
+    assert (decision.admitted, len(decision.delays), decision.stop and decision.stop.most) == (0, 1, None)

@@ -43,10 +43,12 @@ def rules(draw: st.DrawFn) -> Rule:
     action: Action = draw(st.sampled_from(["reject", "reject", "shadow", "delay", "delay", "off"]))
     more: dict[str, Any] = {}
     if kind in ("topic", "listener") and draw(st.booleans()):
-        more["fair_by"] = draw(st.sampled_from(["client", "producer_group"]))
+        more["fair_by"] = draw(st.sampled_from(["client", "producer_group", "user"]))
     if action != "delay" and draw(st.booleans()):
         more["break_s"] = 0
-    exact = {"topic": "a", "client": "10.0.0.1", "producer_group": "g", "listener": "main"}[kind]
+    exact = {"topic": "a", "client": "10.0.0.1", "producer_group": "g", "user": "u", "vhost": "v", "listener": "main"}[
+        kind
+    ]
     return Rule(
         kind,
         "*" if shared else draw(st.sampled_from(["*", exact])),
@@ -68,6 +70,9 @@ ASKERS = st.builds(
     st.sampled_from(["", "g", "h"]),
     st.just("main"),
     st.just(value=False),
+    scopes=st.sampled_from([(), (Resource("user", "u"), Resource("vhost", "v")), (Resource("user", "w"),)]),
+    by_answer=st.just(value=False),
+    refusable=st.booleans(),
 )
 STEPS = st.lists(
     st.tuples(
@@ -108,15 +113,21 @@ class Model:
     def costs(self, request: Request) -> Iterator[tuple[Bucket, Rule, int]]:
         """Yield what a request costs where; a bucket that stands above two of its resources costs twice."""
         caller = request.caller
-        names = [("client", caller.client), ("producer_group", caller.producer_group), ("listener", caller.listener)]
+        names = [("client", caller.client), ("producer_group", caller.producer_group), *caller.scopes]
+        names.append(("listener", caller.listener))
         for resource in (*request.resources, *(Resource(*name) for name in names if name[1])):
             for bucket, rule in self.applying(resource):
                 if rule.action == "off":
                     continue
-                if rule.rate_per_s is not None:
-                    yield ("messages", bucket), rule, request.messages if rule.count == "messages" else 1
-                if rule.bytes_per_s is not None:
-                    yield ("bytes", bucket), rule, request.size_bytes
+                for dimension in DIMENSIONS:
+                    part = rule.part(dimension)
+                    if part is None:
+                        continue
+                    cost = request.messages if rule.count == "messages" else 1
+                    cost = cost if dimension == "messages" else request.size_bytes
+                    # What cannot be refused costs no more than the limit ever admits at once.
+                    cost = cost if caller.refusable else min(cost, part.most_permits)
+                    yield (dimension, bucket), rule, cost
 
     def admitted(self, now_ns: int, request: Request) -> None:
         for bucket, rule, cost in self.costs(request):
@@ -223,6 +234,15 @@ class Run:
                 self.held.add(waiting)
         return requests[: decision.admitted]
 
+    def held_for_ever(self) -> bool:
+        """Say whether all that is held waits for a limit of nothing at all."""
+        return all(not held.caller.refusable and not held.rule.rate_upermits_per_s for held in self.held)
+
+    def forget(self) -> None:
+        for held in list(self.held):
+            self.limits.holding.drop(held)
+            self.held.remove(held)
+
     def check_bounds(self) -> None:
         for (dimension, resource), spent in self.model.spent.items():
             rule = self.model.rule_of(resource)
@@ -256,9 +276,10 @@ def test_every_bucket_spends_what_was_admitted_and_is_never_over_its_bound(
             run.step(now_ns, [])
         now_ns = until_ns
         run.step(now_ns, [Request(resources, caller, messages, size) for messages, size in costs])
-    while (due_ns := run.limits.holding.next_due_ns()) is not None:
+    while (due_ns := run.limits.holding.next_due_ns()) is not None and not run.held_for_ever():
         now_ns = max(now_ns, due_ns)
         run.step(now_ns, [])
+    run.forget()
     assert not run.held
     assert len({waiting for waiting, _ in run.outcomes}) == len(run.outcomes)
     assert run.limits.held == (0, 0)

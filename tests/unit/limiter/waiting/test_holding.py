@@ -56,7 +56,7 @@ class Room:
         if leader is not None:
             stop = self.limits.follow(self.now_ns, held, leader)
         else:
-            sizes = [0 if held.caller.consumes else held.size_bytes]
+            sizes = [0 if held.caller.by_answer else held.size_bytes]
             decision = self.limits.decide(self.now_ns, (resource,), held.caller, [held.messages], lambda: sizes)
             if decision.stop is None:
                 return "pass"
@@ -436,7 +436,7 @@ class TestShared:
 class TestConsuming:
     """Requests that cost nothing until their answer is there."""
 
-    CONSUMER = ASKER._replace(consumes=True)
+    CONSUMER = ASKER._replace(consumes=True, by_answer=True)
 
     def room(self, rate_per_s: float = 100) -> Room:
         return Room(delay(rate_per_s, kind="subscription", max_delay_s=10))
@@ -770,3 +770,69 @@ def test_whatever_happens_each_is_resolved_once_in_order_and_in_time(actions: li
     for order_key in (1, 2):
         numbers = [int(name) for name in room.passed if asked[name][2] == order_key]
         assert numbers == sorted(numbers)
+
+
+class TestWhatCannotBeRefused:
+    CALLER = ASKER._replace(refusable=False)
+
+    def ask(self, room: Room, name: str, **more: Any) -> str:
+        return room.ask(name, caller=self.CALLER, **more)
+
+    @pytest.mark.parametrize("action", ["reject", "delay"])
+    def test_waits_for_its_turn_however_long_that_takes_and_opens_no_breaker(self, action: Any) -> None:
+        room = Room(Rule("topic", "*", 10, action=action, max_delay_s=2))
+        outcomes = [self.ask(room, str(number)) for number in range(60)]
+        assert outcomes == ["pass"] * 10 + ["hold"] * 50
+        state = room.limits.state(T, 0)
+        assert state is not None
+        assert not state.open
+        room.until(5 * S - 101 * MS)
+        assert room.passed == [str(number) for number in range(10, 59)]
+        room.until(5 * S - 99 * MS)
+        assert (len(room.passed), room.refused, room.limits.held) == (50, [], (0, 0))
+
+    def test_waits_until_an_open_breaker_closes(self) -> None:
+        room = Room(Rule("topic", "*", 10))
+        filled(room, 11)
+        state = room.limits.state(T, 0)
+        assert state is not None
+        assert state.open
+        assert self.ask(room, "patient") == "hold"
+        wait_ns = state.wait_us * 1000
+        room.until(wait_ns - MS)
+        assert not room.passed
+        room.until(wait_ns)
+        assert room.passed == ["patient"]
+
+    def test_costs_no_more_than_its_limit_ever_admits(self) -> None:
+        room = Room(Rule("topic", "*", None, bytes_per_s=100, max_debt_s=1))
+        assert self.ask(room, "large", size_bytes=1_000_000) == "pass"
+        assert self.ask(room, "next", size_bytes=1_000_000) == "hold"
+        room.until(3 * S)
+        assert room.passed == ["next"]
+
+    def test_counts_for_no_bound_of_those_that_can_be_refused(self) -> None:
+        room = Room(delay(1, max_delay_s=60))
+        room.holding.bounds = Bounds(requests=1, requests_per_connection=1)
+        assert [self.ask(room, str(number)) for number in range(5)] == ["pass"] + ["hold"] * 4
+        assert [room.ask("refusable"), room.ask("another")] == ["hold", "refuse"]
+        assert room.limits.held == (5, 500)
+        assert room.limits.refused_by_bound == {"max_held": 1}
+
+    def test_waits_for_ever_for_a_limit_of_nothing_until_the_rule_changes(self) -> None:
+        room = Room(Rule("topic", "*", 0))
+        assert self.ask(room, "patient") == "hold"
+        room.until(3600 * S)
+        assert not room.outcomes
+        room.swap(Rule("topic", "*", 5))
+        room.until(3601 * S)
+        assert room.passed == ["patient"]
+
+    def test_passes_at_the_end_of_a_drain(self) -> None:
+        room = Room(Rule("topic", "*", 0))
+        self.ask(room, "first")
+        self.ask(room, "second", order_key=1)
+        room.holding.drain(10 * S)
+        room.until(10 * S)
+        assert sorted(room.passed) == ["first", "second"]
+        assert room.holding.is_over(10 * S)

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import dataclasses
 import socket
 from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 import trio
 from playbook import frames
@@ -18,14 +20,14 @@ from limiter.rules.rule_set import RuleSet
 from limiter.rules.schedule import read_hours
 from proxy.control import Cleared, DataPath, Event
 from proxy.datapath.datapath import _EVENTS_KEPT, DataPathConfig, LocalDataPath
-from proxy.deciding.batch import NO_VERDICTS, Batch, Verdicts
+from proxy.deciding.batch import NO_VERDICTS, Batch, Side, Verdicts
 from proxy.deciding.pipeline import Handler, HandlerConfig, HandlerPlugin, PipelineError
 from proxy.deciding.rate_limit import PLUGIN as RATE_LIMIT
 from proxy.deciding.rate_limit import RateLimitOptions
 from proxy.net import sockets
 from proxy.net.server import ListenerConfig
 from proxy.net.sockets import format_address
-from proxy.protocols.base import Protocol
+from proxy.protocols.base import Protocol, Session, SessionContext
 from proxy.protocols.rocketmq import PROTOCOL
 from proxy.stats.question import Question, QuestionError
 from proxy.stats.snapshot import BrokerReach, LaneDepth, ListenerState, Usage
@@ -221,7 +223,7 @@ class TestExplain:
         assert limit.state.last_refused_s == 0
 
     async def test_makes_no_limiter_live(self, rig: Rig) -> None:
-        await rig.path.explain(Question(KIND, "a", "10.1.2.3", "g"))
+        await rig.path.explain(Question(KIND, "a", "10.1.2.3"))
         assert (await rig.snapshot()).live_limiters == 0
 
     async def test_knows_the_listeners_and_their_scopes(self, rig: Rig) -> None:
@@ -700,6 +702,26 @@ class TestEvents:
             assert await broker.receive_line() == b"free 1\n"
 
 
+def logged_in(protocol: Protocol, user: str) -> Protocol:
+    """Return a protocol whose clients have logged in as a user before they say anything."""
+
+    def open_session(context: SessionContext) -> Session:
+        session = protocol.open_session(context)
+        info = msgspec.structs.replace(context.connection, scopes=(Resource("user", user),))
+        receive = session.receive
+
+        def as_user(side: Side, chunk: memoryview, now_ns: int) -> Batch | None:
+            batch = receive(side, chunk, now_ns)
+            if batch is not None:
+                batch.connection = info
+            return batch
+
+        session.receive = as_user  # type: ignore[method-assign]  # of this one session
+        return session
+
+    return dataclasses.replace(protocol, open_session=open_session, scopes=("user",))
+
+
 class TestTakeTraffic:
     @pytest.fixture
     async def rig(self, start_rig: StartRig, now_ns: Callable[[], int]) -> Rig:
@@ -755,6 +777,16 @@ class TestTakeTraffic:
             Resource("topic", "none"), "127.0.0.9", "producers", "topic:none", "refuse", amount, rejection.wait_max_us
         )
         assert await rig.path.take_traffic(unfinished=True) == ()
+
+    async def test_tells_as_which_user_and_goes_by_its_limits(self, start_rig: StartRig, lines: Protocol) -> None:
+        rig = await start_rig("user:alice=1/s", protocol=logged_in(lines, "alice"))
+        assert await rig.path.take_traffic() == ()
+        client, _ = await rig.connect()
+        await client.send(b"orders 1\norders 2\norders 3\n")
+        assert (await client.receive_line()).startswith(b"BUSY")
+        (second,) = await rig.path.take_traffic(unfinished=True)
+        (rejection,) = second.rejections
+        assert (rejection.user, rejection.rule, rejection.amount.requests) == ("alice", "user:alice", 2)
 
     async def test_tells_what_held_requests_come_to(self, rig: Rig, mock_clock: MockClock) -> None:
         assert await rig.path.take_traffic() == ()

@@ -20,7 +20,10 @@ from proxy.stats.question import Explanation, Question, QuestionError
 
 NS_PER_S = 1_000_000_000
 HOST = "127.0.0.1"
-KINDS = (Kind("topic", "what is sent"), Kind("subscription", "what is consumed", consumes=True))
+KINDS = (
+    Kind("topic", "what is sent", waits="without confirms it waits"),
+    Kind("subscription", "what is consumed", consumes=True, refuses=False),
+)
 RULES = (
     Rule("topic", "orders", 500, bytes_per_s=1024, source="file:1"),
     Rule("topic", "o*", 1000, shared=True),
@@ -33,6 +36,7 @@ RULES = (
     Rule("listener", "one", 5000, fair_by="client"),
 )
 THERE_ARE = "main (scope one), vip (scope one), other (scope two)"
+KNOWN = "topic, subscription, client, producer_group, listener"
 ALL = Question("topic", "orders", "10.1.2.3", "g", "main")
 
 
@@ -53,9 +57,13 @@ def rule_set(hour: int = 12) -> RuleSet:
 
 
 def ask(
-    question: Question, listeners: tuple[ListenerConfig, ...], limits: Limits | None = None, now_ns: int = 0
+    question: Question,
+    listeners: tuple[ListenerConfig, ...],
+    limits: Limits | None = None,
+    now_ns: int = 0,
+    scopes: tuple[str, ...] = ("producer_group",),
 ) -> Explanation:
-    protocols = [replace(listeners[0].protocol, kinds=KINDS)]
+    protocols = [replace(listeners[0].protocol, kinds=KINDS, scopes=scopes)]
     return explain(question, limits or Limits(rule_set()), listeners, protocols, now_ns)
 
 
@@ -152,6 +160,25 @@ class TestLimits:
         self, listeners: tuple[ListenerConfig, ...], kind: str, name: str, asked: str
     ) -> None:
         assert names(ask(Question(kind, name, "10.7.7.7", "x"), listeners)) == [asked]
+
+    def test_of_user_and_vhost_are_asked_where_a_protocol_has_them(self, listeners: tuple[ListenerConfig, ...]) -> None:
+        limits = Limits(RuleSet((Rule("vhost", "*", 4), Rule("user", "alice", 3), Rule("client", "*", 2))))
+        question = Question("topic", "orders", "10.1.2.3", user="alice", vhost="/")
+        explanation = ask(question, listeners, limits, scopes=("user", "vhost"))
+        assert names(explanation) == ["client 10.1.2.3 messages", "user alice messages", "vhost / messages"]
+        assert (explanation.question.user, explanation.question.vhost) == ("alice", "/")
+        assert names(ask(Question("user", "alice"), listeners, limits, scopes=("user",))) == ["user alice messages"]
+        question = Question("subscription", "g@orders", user="alice")
+        assert ask(question, listeners, limits, scopes=("user",)).ignored == ("user",)
+
+    def test_of_a_kind_say_what_cannot_be_refused(self, listeners: tuple[ListenerConfig, ...]) -> None:
+        questions = Question("topic", "a"), Question("subscription", "g@a"), Question("client", "10.1.2.3")
+        explanations = [ask(question, listeners) for question in questions]
+        assert [(each.refuses, each.waits) for each in explanations] == [
+            (True, "without confirms it waits"),
+            (False, ""),
+            (True, ""),
+        ]
 
     def test_of_what_no_rule_matches_are_none(self, listeners: tuple[ListenerConfig, ...]) -> None:
         explanation = ask(Question("topic", "unheard-of"), listeners)
@@ -266,11 +293,10 @@ class TestSenselessQuestions:
     @pytest.mark.parametrize(
         ("question", "parameter", "detail"),
         [
-            (
-                Question("topc", "a"),
-                "kind",
-                "'topc' is not one of topic, subscription, client, producer_group, listener",
-            ),
+            (Question("topc", "a"), "kind", f"'topc' is not one of {KNOWN}"),
+            (Question("user", "alice"), "kind", f"'user' is not one of {KNOWN}"),
+            (Question("topic", "a", user="alice"), "user", "lines knows no user"),
+            (Question("topic", "a", vhost="/"), "vhost", "lines knows no vhost"),
             (Question("topic", ""), "name", "must name a topic"),
             (Question("topic", "a", client="10.1"), "client", "'10.1' is not an IP address"),
             (Question("client", "host"), "name", "'host' is not an IP address"),

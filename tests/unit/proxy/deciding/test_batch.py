@@ -7,7 +7,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from limiter.rules.resource import Resource
-from proxy.deciding.batch import NO_VERDICTS, Batch, Group, Hold, Refuse, Shadow, Side, Ticket, Verdict, drop_tickets
+from proxy.deciding.batch import (
+    LATER,
+    NO_VERDICTS,
+    Batch,
+    Group,
+    Hold,
+    Refuse,
+    Shadow,
+    Side,
+    Ticket,
+    Verdict,
+    drop_tickets,
+)
 
 if TYPE_CHECKING:
     from tests.unit.proxy.conftest import MakeBatch
@@ -27,7 +39,7 @@ def test_each_side_is_the_others_other() -> None:
 
 def group(names: str | tuple[str, ...], indexes: list[int], messages: list[int]) -> Group:
     resources = tuple(Resource("line_topic", name) for name in names)
-    return Group(resources, "", False, indexes, messages)
+    return Group(resources, "", indexes, messages)
 
 
 class Tickets:
@@ -59,10 +71,22 @@ class TestGroups:
         batch.requests[1].consumes = True
         assert [(group.consumes, group.indexes) for group in batch.groups()] == [(False, [0, 2]), (True, [1])]
 
-    def test_each_request_stands_alone_where_some_have_an_order(self, batch_of: MakeBatch) -> None:
-        batch = batch_of("a", "b", "a")
-        batch.requests[2].order_key = 7
-        assert [group.indexes for group in batch.groups()] == [[0], [1], [2]]
+    def test_an_order_key_is_kept_within_one_group(self, batch_of: MakeBatch) -> None:
+        batch = batch_of("a", "b", "a", "a", "b")
+        for request, order_key in zip(batch.requests, (7, 8, 7, 9, 8), strict=True):
+            request.order_key = order_key
+        assert [(group.order_key, group.indexes) for group in batch.groups()] == [(7, [0, 2]), (8, [1, 4]), (9, [3])]
+
+    def test_requests_of_an_order_key_that_spans_groups_stand_alone(self, batch_of: MakeBatch) -> None:
+        batch = batch_of("a", "b", "a", "c", "c")
+        for request, order_key in zip(batch.requests, (7, 7, 7, 8, 8), strict=True):
+            request.order_key = order_key
+        assert [group.indexes for group in batch.groups()] == [[0], [1], [2], [3, 4]]
+
+    def test_what_cannot_be_refused_is_a_group_apart(self, batch_of: MakeBatch) -> None:
+        batch = batch_of("a", "a")
+        batch.requests[1].refusal = "impossible"
+        assert [(group.refusable, group.indexes) for group in batch.groups()] == [(True, [0]), (False, [1])]
 
     def test_equal_resources_need_not_be_the_same_object(self, batch_of: MakeBatch) -> None:
         batch = batch_of("a", "a")
@@ -103,19 +127,21 @@ class TestGroups:
         assert found == {index: (request.resources, index + 1) for index, request in enumerate(batch.requests)}
 
 
-def test_cost_in_bytes_is_the_size_but_for_what_consumes(batch_of: MakeBatch) -> None:
+def test_cost_in_bytes_is_the_size_but_for_what_is_charged_by_its_answer(batch_of: MakeBatch) -> None:
     batch = batch_of("a", "a", "a")
-    batch.requests[1].consumes = True
+    batch.requests[1].by_answer = True
     batch.requests[2].size_bytes = 7
     assert batch.size_bytes([2, 1, 0]) == [7, 0, 100]
 
 
 class TestSums:
-    def test_of_groups_are_those_of_their_requests_and_nothing_for_what_consumes(self, batch_of: MakeBatch) -> None:
+    def test_of_groups_are_those_of_their_requests_and_nothing_for_what_its_answer_pays(
+        self, batch_of: MakeBatch
+    ) -> None:
         batch = batch_of("a", "b", "a", "c", "c")
         for at, request in enumerate(batch.requests):
             request.size_bytes = 10**at
-            request.consumes = at > 2
+            request.by_answer = at > 2
         assert [batch.sums_of(group, group.indexes)[0] for group in batch.groups()] == [101, 10, 0]
         assert batch.sums_of(batch.groups()[0], [2]) == (100, 1)
 
@@ -123,13 +149,13 @@ class TestSums:
         batch = batch_of("a", "a", "a")
         assert batch.sums_of(batch.groups()[0], [0, 1, 2])[0] == 300
         for request in batch.requests:
-            request.consumes = True
+            request.by_answer = True
         batch._groups = None
         assert batch.sums_of(batch.groups()[0], [0, 1, 2])[0] == 0
 
     def test_of_answers_leave_out_one_way_requests(self, batch_of: MakeBatch) -> None:
         batch = batch_of("a", "a", "a")
-        batch.requests[1].oneway = True
+        batch.requests[1].refusal = "silent"
         (group,) = batch.groups()
         assert [batch.sums_of(group, indexes)[1] for indexes in ([0, 1, 2], [1, 2], [1])] == [2, 1, 0]
 
@@ -263,3 +289,24 @@ class TestTicket:
         assert dropped == [True]
         assert ticket.dropped
         assert not ticket.resolved
+
+
+class TestWhatCannotBeRefused:
+    def test_keeps_no_refusal_and_others_do(self, batch_of: MakeBatch) -> None:
+        batch = batch_of("a", "a")
+        batch.requests[0].refusal = "impossible"
+        no = refuse("r")
+        batch.add_verdicts({0: no, 1: no})
+        assert batch.verdicts == {1: no}
+
+    def test_alone_can_come_later(self, batch_of: MakeBatch) -> None:
+        batch = batch_of("a", "a")
+        batch.requests[0].refusal = "impossible"
+        batch.add_verdicts({0: LATER, 1: LATER})
+        assert batch.verdicts == {0: LATER}
+
+    def test_is_not_refused_with_all_others(self, batch_of: MakeBatch) -> None:
+        batch = batch_of("a", "a")
+        batch.requests[1].refusal = "impossible"
+        batch.refuse_all(refuse("r"))
+        assert batch.verdicts == {0: refuse("r")}

@@ -11,7 +11,19 @@ import pytest
 from limiter.counting.accounts import Accounts
 from limiter.counting.rejections import Amount, Outcome, Rejection, TrafficSecond
 from limiter.rules.resource import Resource
-from proxy.deciding.batch import Batch, Charge, ConnectionInfo, Hold, Refuse, Request, Shadow, Side, Ticket, Verdict
+from proxy.deciding.batch import (
+    LATER,
+    Batch,
+    Charge,
+    ConnectionInfo,
+    Hold,
+    Refuse,
+    Request,
+    Shadow,
+    Side,
+    Ticket,
+    Verdict,
+)
 from proxy.deciding.counting import Tally
 
 INFO: Final = ConnectionInfo(1, "main", "main", "192.0.2.1:40000", "192.0.2.1")
@@ -66,7 +78,7 @@ def resource(name: str) -> Resource:
 
 
 def request(*names: str, messages: int = 1, size_bytes: int = 100, group: str = "g", **more: Any) -> Request:
-    given = {"oneway": False, "order_key": None, "handle": None} | more
+    given = {"refusal": "answered", "order_key": None, "handle": None} | more
     return Request(tuple(map(resource, names)), messages, size_bytes, group, **given)
 
 
@@ -120,7 +132,7 @@ def test_runs_of_verdicts_are_told_apart(told: Told) -> None:
 
 def test_a_refused_oneway_request_gets_no_answer_and_groups_are_told_apart(told: Told) -> None:
     no = refuse()
-    told.count(request("a"), request("a", oneway=True), request("a", group="h"), at0=no, at1=no, at2=no)
+    told.count(request("a"), request("a", refusal="silent"), request("a", group="h"), at0=no, at1=no, at2=no)
     second = told.over()
     assert second.resources[0].busy_answers == 2
     assert {each.producer_group: each.amount.requests for each in second.rejections} == {"g": 2, "h": 1}
@@ -137,7 +149,7 @@ def test_bypassed_and_exempt_requests_have_their_own_words_unless_refused(told: 
 
 
 def test_what_consumes_is_charged_by_its_answer_and_a_charge_is_no_request(told: Told) -> None:
-    told.count(request("a", messages=0, size_bytes=300, consumes=True), bypassed=True)
+    told.count(request("a", messages=0, size_bytes=300, consumes=True, by_answer=True), bypassed=True)
     told.count(charges=(Charge((resource("a"),), 32, 9000), Charge((resource("b"),), 0, 0)))
     assert told.outcomes() == {"a": {"bypassed": Amount(1, 0, 0), "admitted": Amount(0, 32, 9000)}}
 
@@ -148,7 +160,10 @@ def test_a_word_of_a_plugin_that_is_none_of_these_lets_pass(told: Told) -> None:
 
 
 def test_what_is_held_is_counted_so_and_again_as_what_it_comes_to(told: Told) -> None:
-    requests = [request("a", "b", messages=1 << at, size_bytes=10**at, oneway=at == 2) for at in range(5)]
+    requests = [
+        request("a", "b", messages=1 << at, size_bytes=10**at, refusal="silent" if at == 2 else "answered")
+        for at in range(5)
+    ]
     batch = told.count(*requests, request("c"), **{f"at{at}": hold() for at in range(5)})
     assert told.held() == (5, 11_111)
     second = told.over()
@@ -180,3 +195,10 @@ def test_what_is_held_is_counted_so_and_again_as_what_it_comes_to(told: Told) ->
         ("dark", "shadow", Amount(1, 8, 1000), 0),
     ]
     assert told.accounts.rules == {"slow": {"hold": (5, 31)}, "full": {"refuse": (2, 6)}, "dark": {"shadow": (1, 8)}}
+
+
+def test_what_comes_later_is_not_counted_yet(told: Told) -> None:
+    unrefusable = [request(name, refusal="impossible") for name in "ab"]
+    told.count(request("a"), *unrefusable, at1=LATER, at2=LATER)
+    assert told.outcomes() == {"a": {"admitted": Amount(1, 1, 100)}}
+    assert told.held() == (0, 0)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 import trio
 from hypothesis import HealthCheck, given, settings
@@ -20,11 +21,13 @@ from limiter.rules.resource import Resource
 from limiter.rules.rule import Rule
 from limiter.rules.rule_set import RuleSet
 from proxy.deciding.batch import (
+    LATER,
     NO_VERDICTS,
     Batch,
     Charge,
     ConnectionInfo,
     Hold,
+    Later,
     Refuse,
     Request,
     Shadow,
@@ -223,7 +226,7 @@ def test_overlapping_resources_never_admit_more_than_their_limits(
 
 def request(name: str = "a", **more: Any) -> Request:
     resources = (Resource(more.pop("kind", KIND), name),)
-    fields: dict[str, Any] = {"messages": 1, "size_bytes": 100, "producer_group": "g", "oneway": False}
+    fields: dict[str, Any] = {"messages": 1, "size_bytes": 100, "producer_group": "g", "refusal": "answered"}
     return Request(resources, **{**fields, "order_key": None, "handle": None, **more})
 
 
@@ -241,6 +244,21 @@ class TestScopes:
         assert isinstance(refuse, Refuse)
         assert (refuse.resource, refuse.rule, refuse.busy_code) == (Resource(kind, name), f"{kind}:{name}", 215)
         assert (2 in verdicts) is (kind != "producer_group")
+
+    def test_are_those_of_the_connection_that_its_session_knows(self) -> None:
+        limiting = Limiting.by(Rule("user", "alice", 1), Rule("vhost", "/", 2))
+        batch = batch_by(*(request(name) for name in "abc"))
+        assert limiting.decide(batch) == {}
+        scopes = (Resource("user", "alice"), Resource("vhost", "/"))
+        batch.connection = msgspec.structs.replace(batch.connection, scopes=scopes)
+        charge = Charge((Resource(KIND, "a"),), 1)
+        assert limiting.decide(batch).keys() == {1, 2}
+        batch = batch_by(charges=(charge,))
+        batch.connection = msgspec.structs.replace(batch.connection, scopes=scopes[1:])
+        limiting.decide(batch)
+        state = limiting.limits.state(scopes[1], 0)
+        assert state is not None
+        assert state.stored_permits == 0
 
     def test_exempt_connections_are_neither_limited_nor_charged(self) -> None:
         limiting = Limiting.by(Rule("client", "*", 0), rule("*", 5))
@@ -306,6 +324,28 @@ class TestHolding:
         again = limiting.decide(batch_by(request("free", order_key=1)))
         assert isinstance(again[0], Hold)
         assert limiting.decide(batch_by(request("free", order_key=1), number=2)) is NO_VERDICTS
+
+    def test_requests_of_one_group_and_order_key_follow_each_other(self) -> None:
+        limiting = Limiting.by(delay(1, "slow"))
+        assert len(tickets_of(limiting.decide(batch_by(request("slow"), request("slow", order_key=1))))) == 1
+        again = limiting.decide(batch_by(*(request("slow", order_key=1) for _ in range(3))))
+        assert len(tickets_of(again)) == 3
+
+    def test_one_that_cannot_be_refused_is_held_and_those_behind_it_come_later(self) -> None:
+        limiting = Limiting.by(rule("slow", 1))
+        many = [request("slow", refusal="impossible", order_key=1) for _ in range(3)]
+        other = request("slow", refusal="impossible", order_key=2)
+        free = request("free", refusal="impossible", order_key=3)
+        first = limiting.decide(batch_by(*many, other, free))
+        assert [type(first[index]) for index in sorted(first)] == [Hold, Later, Hold]
+        assert limiting.limits.held == (2, 200)
+        again = limiting.decide(batch_by(*many))
+        assert again == dict.fromkeys(range(3), LATER)
+
+    def test_what_cannot_be_refused_passes_once_a_drain_has_ended(self) -> None:
+        limiting = Limiting.by(rule("slow", 0))
+        limiting.limits.holding.drain(0)
+        assert limiting.decide(batch_by(request("slow", refusal="impossible"))) == {}
 
     def test_bounds_are_the_options(self) -> None:
         limiting = Limiting.by(delay(100), options=RateLimitOptions(max_held=3))

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import trio
-from trio.testing import wait_all_tasks_blocked
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from limiter.rules.resource import Resource
 from proxy.deciding.batch import Batch, Charge, Hold, Refuse, Request, Side, Ticket, Verdicts
 from proxy.deciding.pipeline import Handler, HandlerConfig, HandlerPlugin
+from proxy.net.connection import KEPT_S
 from proxy.protocols.base import Buffer, Close, Protocol, Session, SessionContext
 
 if TYPE_CHECKING:
@@ -233,7 +234,7 @@ class Holding(Session):
         if side is Side.BROKER:
             self.out[Side.CLIENT].append(chunk)
             return Batch(self.context.connection, side, (), (self.charge(),))
-        requests = [Request((Resource("line_topic", "hold"),), 1, 1, "", False, None, byte) for byte in chunk]
+        requests = [Request((Resource("line_topic", "hold"),), 1, 1, "", "answered", None, byte) for byte in chunk]
         return Batch(self.context.connection, side, requests)
 
     def charge(self) -> Charge:
@@ -325,3 +326,206 @@ class TestSessions:
         assert len(holder.charges) == 1
         await broker.send(b"next")
         assert await client.receive(4) == b"next"
+
+
+class Keeping(Holding):
+    """Takes a byte at a time, cannot refuse any, and reads no further while ``most`` are held."""
+
+    most = 2
+
+    def __init__(self, context: SessionContext) -> None:
+        super().__init__(context, Keeping.on_resolved)
+        self.left = 0
+        self.held: list[Request] = []
+        self.goodbyes: list[str] = []
+        self.writes: list[Side] = []
+        self.closed_by: Side | None = None
+        self.waits_for_answer = False
+
+    hears_of_writes = True
+
+    def receive(self, side: Side, chunk: memoryview, now_ns: int) -> Batch | None:
+        if side is Side.BROKER:
+            self.out[Side.CLIENT].append(chunk)
+            return None
+        self.left = len(chunk) - 1
+        request = Request((Resource("line_topic", "hold"),), 1, 1, "", "impossible", None, bytes(chunk[:1]))
+        return Batch(self.context.connection, side, [request])
+
+    def decided(self, batch: Batch, now_ns: int) -> None:
+        for index, request in enumerate(batch.requests):
+            if isinstance(batch.verdicts.get(index), Hold):
+                self.held.append(request)
+
+    def on_resolved(self, request: Request) -> None:
+        self.held.remove(request)
+        assert isinstance(request.handle, bytes)
+        self.out[Side.BROKER].append(request.handle)
+
+    def left_bytes(self, side: Side) -> int:
+        return self.left if side is Side.CLIENT else 0
+
+    def paused(self, side: Side) -> bool:
+        return side is Side.CLIENT and len(self.held) >= self.most
+
+    def keeps(self, side: Side) -> bool:
+        return side is Side.CLIENT and bool(self.held)
+
+    @property
+    def closing(self) -> Side | None:
+        return self.closed_by
+
+    def farewell(self, detail: str, now_ns: int) -> None:
+        self.goodbyes.append(detail)
+        for side in Side:
+            self.out[side].append(f"bye {side.value}".encode())
+
+    def heard_out(self, side: Side, chunk: memoryview) -> bool:
+        return side is Side.CLIENT or not self.waits_for_answer or bytes(chunk) == b"bye"
+
+    def written(self, side: Side, now_ns: int) -> None:
+        self.writes.append(side)
+
+
+class TestWhatCannotBeRefused:
+    @pytest.fixture
+    async def rig(self, start_rig: StartRig, lines: Protocol, handlers: list[HandlerConfig]) -> Rig:
+        return await start_rig(protocol=replace(lines, open_session=Keeping, half_closes=False), handlers=handlers)
+
+    async def test_a_client_is_not_read_beyond_what_its_session_takes_not_even_a_chunk_that_was(
+        self, rig: Rig, holder: Holder
+    ) -> None:
+        client, broker = await rig.connect()
+        await client.send(b"12345")
+        await wait_all_tasks_blocked()
+        for number in range(5):
+            assert len(holder.tickets) == min(number + 2, 5)
+            holder.tickets[number].resolve(None)
+            assert await broker.receive(1) == b"%d" % (number + 1)
+            await wait_all_tasks_blocked()
+
+    async def test_what_a_client_that_left_takes_for_delivered_still_goes_on(self, rig: Rig, holder: Holder) -> None:
+        client, broker = await rig.connect()
+        await client.send(b"12")
+        await wait_all_tasks_blocked()
+        client.end()
+        await broker.send(b"answers for nobody")
+        await wait_all_tasks_blocked()
+        assert holder.dropped == []
+        for ticket in holder.tickets:
+            ticket.resolve(None)
+        assert await broker.receive_to_end() == b"12"
+        broker.end()
+        await rig.until_closed("client_closed")
+
+    async def test_what_is_kept_for_a_client_that_left_ends_with_the_broker(self, rig: Rig, holder: Holder) -> None:
+        client, broker = await rig.connect()
+        await client.send(b"1")
+        await wait_all_tasks_blocked()
+        client.end()
+        await wait_all_tasks_blocked()
+        broker.end()
+        await rig.until_closed("broker_closed")
+        assert holder.dropped == [0]
+
+    async def test_the_broker_is_read_on_when_a_client_leaves_that_did_not_read(
+        self, start_rig: StartRig, lines: Protocol, handlers: list[HandlerConfig], holder: Holder
+    ) -> None:
+        protocol = replace(lines, open_session=Keeping, half_closes=False)
+        rig = await start_rig(protocol=protocol, handlers=handlers)
+        client, broker = await rig.connect(receive_buffer=4096)
+        await client.send(b"1")
+        await wait_all_tasks_blocked()
+        await broker.send_until_stalled(b"answer" * 1000)
+        client.end()
+        await wait_all_tasks_blocked()
+        (connection,) = rig.connections
+        while connection.peers[Side.BROKER].doing.value != "reading":
+            await trio.lowlevel.checkpoint()
+        holder.tickets[0].resolve(None)
+        assert await broker.receive_to_end() == b"1"
+
+    async def test_what_cannot_be_refused_is_not_refused_by_its_ticket_either(self, rig: Rig, holder: Holder) -> None:
+        client, broker = await rig.connect()
+        await client.send(b"1")
+        await wait_all_tasks_blocked()
+        holder.tickets[0].resolve(BUSY)
+        assert await broker.receive(1) == b"1"
+        assert await rig.requests("hold") == {"pass": 1}
+
+    async def test_what_is_kept_for_a_client_that_left_is_not_kept_for_ever(
+        self, rig: Rig, holder: Holder, autojump_clock: MockClock
+    ) -> None:
+        client, broker = await rig.connect()
+        await client.send(b"1")
+        await wait_all_tasks_blocked()
+        client.end()
+        await trio.sleep(KEPT_S + 1)
+        assert not rig.connections
+        assert await broker.receive_to_end() == b""
+        assert holder.dropped == [0]
+
+    async def test_single_requests_are_given_up(self, rig: Rig, holder: Holder) -> None:
+        client, broker = await rig.connect()
+        await client.send(b"12")
+        await wait_all_tasks_blocked()
+        (connection,) = rig.connections
+        session = connection.session
+        assert isinstance(session, Keeping)
+        session.context.give_up([session.held.pop(0)])
+        assert holder.dropped == [0]
+        holder.tickets[1].resolve(None)
+        assert await broker.receive(1) == b"2"
+        assert await rig.requests("hold") == {"drop": 1, "pass": 1}
+
+
+class TestGoodbyes:
+    @pytest.fixture
+    async def rig(self, start_rig: StartRig, lines: Protocol, handlers: list[HandlerConfig]) -> Rig:
+        return await start_rig(protocol=replace(lines, open_session=Keeping, half_closes=False), handlers=handlers)
+
+    async def test_are_said_before_a_drain_parts(self, rig: Rig, nursery: trio.Nursery) -> None:
+        client, broker = await rig.connect()
+        nursery.start_soon(rig.path.drain, 10)
+        assert await client.receive_to_end() == b"bye client"
+        assert await broker.receive_to_end() == b"bye broker"
+
+    async def test_are_said_when_an_operator_closes_the_connection(self, rig: Rig) -> None:
+        client, broker = await rig.connect()
+        (connection,) = rig.connections
+        assert await rig.path.close_connection(connection.info.id, "because")
+        assert await client.receive_to_end() == b"bye client"
+        assert await broker.receive_to_end() == b"bye broker"
+
+    async def test_are_waited_for_before_the_stream_ends(self, rig: Rig, nursery: trio.Nursery) -> None:
+        client, broker = await rig.connect()
+        (connection,) = rig.connections
+        session = connection.session
+        assert isinstance(session, Keeping)
+        session.waits_for_answer = True
+        nursery.start_soon(rig.path.drain, 10)
+        assert await client.receive_to_end() == b"bye client"
+        assert await broker.receive(10) == b"bye broker"
+        await wait_all_tasks_blocked()
+        assert not connection.peers[Side.BROKER].ended
+        await broker.send(b"bye")
+        assert await broker.receive_to_end() == b""
+
+    async def test_a_reset_behind_those_of_the_protocol_is_a_normal_end(self, rig: Rig) -> None:
+        client, broker = await rig.connect()
+        (connection,) = rig.connections
+        session = connection.session
+        assert isinstance(session, Keeping)
+        session.closed_by = Side.CLIENT
+        broker.reset()
+        await rig.until_closed("client_closed")
+        client.end()
+
+    async def test_a_session_hears_when_all_is_with_the_kernel(self, rig: Rig) -> None:
+        client, broker = await rig.connect()
+        (connection,) = rig.connections
+        session = connection.session
+        assert isinstance(session, Keeping)
+        await broker.send(b"answer")
+        assert await client.receive(6) == b"answer"
+        assert session.writes == [Side.CLIENT]

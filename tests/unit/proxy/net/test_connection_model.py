@@ -229,7 +229,7 @@ class ModelSession(Session):
         handles: list[Buffer] = [self._partial] if self._partial else []
         self._partial = bytes(chunk[-1:]) if chunk[-1] % KINDS == UNFINISHED else b""
         handles += [chunk[at : at + 1] for at in range(len(chunk) - len(self._partial))]
-        requests = [Request((RESOURCE,), 1, 1, "", False, None, handle) for handle in handles]
+        requests = [Request((RESOURCE,), 1, 1, "", "answered", None, handle) for handle in handles]
         return self._batch(side, requests) if requests else None
 
     def _batch(self, side: Side, requests: list[Request], charges: Sequence[Charge] = ()) -> Batch:
@@ -426,7 +426,7 @@ class Schedule:
         self._bytes = [*range(250), *random.choice(((), (), (), (CLOSES,) * 5, (FAULTY,) * 5))]
         self.connection = ModelConnection(
             *(INFO, self.wires[Side.CLIENT], self.wires[Side.BROKER], self.services),  # type: ignore[arg-type]
-            lambda wake, ask: self.session,
+            lambda _: self.session,
             broker_left=self._broker_left,
             on_over=self._over,
             half_closes=random.random() < 0.5,

@@ -179,10 +179,10 @@ class TestListening:
         given: list[Any] = []
 
         def open_session(context: SessionContext) -> Session:
-            given.append(context.shared)
+            given.append(context.hub)
             return lines.open_session(context)
 
-        protocol = replace(lines, open_session=open_session)
+        protocol = replace(lines, open_session=open_session, open_hub=object)
         other = type(broker)(peers, reserved_address)
         leads_to = {"one": broker, "again": broker, "other": other}
         rig = await start_rig(

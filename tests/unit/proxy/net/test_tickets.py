@@ -53,10 +53,10 @@ def test_only_held_requests_are_waited_for(tickets: Tickets, batch_of: MakeBatch
 def test_a_ticket_is_claimed_once(tickets: Tickets, batch_of: MakeBatch) -> None:
     batch = batch_of("a")
     (ticket,) = hold_some(batch, hold([], "1"))
-    tickets.take(batch)
-    assert not tickets.claim(Side.BROKER, ticket)
-    assert tickets.claim(Side.CLIENT, ticket)
-    assert not tickets.claim(Side.CLIENT, ticket)
+    assert tickets.take(batch) == {ticket: batch.requests[0]}
+    assert not tickets.claim(Side.BROKER, batch.requests[0])
+    assert tickets.claim(Side.CLIENT, batch.requests[0])
+    assert not tickets.claim(Side.CLIENT, batch.requests[0])
 
 
 def test_what_is_dropped_is_counted_and_the_last_goes_first(
@@ -66,7 +66,8 @@ def test_what_is_dropped_is_counted_and_the_last_goes_first(
     batch = batch_of("a", "a", "a")
     hold_some(batch, hold(dropped, "1"), hold(dropped, "2"), hold(dropped, "3"))
     tally.count(batch, 0, NOBODY)
-    tickets.claim(Side.CLIENT, list(tickets.take(batch))[1])
+    tickets.take(batch)
+    tickets.claim(Side.CLIENT, batch.requests[1])
     tickets.drop()
     assert dropped == ["3", "1"]
     ((_, amounts),) = filter(None, accounts.each())
@@ -84,3 +85,26 @@ def test_the_two_peers_requests_are_dropped_apart(tickets: Tickets, tally: Tally
     assert dropped == ["client"]
     tickets.drop()
     assert dropped == ["client", "broker"]
+
+
+def test_what_cannot_be_refused_stays_when_the_rest_is_given_up(tickets: Tickets, batch_of: MakeBatch) -> None:
+    dropped: list[str] = []
+    batch = batch_of("a", "a")
+    batch.requests[0].refusal = "impossible"
+    hold_some(batch, hold(dropped, "1"), hold(dropped, "2"))
+    tickets.take(batch)
+    tickets.drop(Side.CLIENT, refusable=True)
+    assert dropped == ["2"]
+    tickets.drop()
+    assert dropped == ["2", "1"]
+
+
+def test_single_requests_are_given_up_the_last_first_and_never_twice(tickets: Tickets, batch_of: MakeBatch) -> None:
+    dropped: list[str] = []
+    batch = batch_of("a", "a", "a")
+    hold_some(batch, hold(dropped, "1"), hold(dropped, "2"), hold(dropped, "3"))
+    tickets.take(batch)
+    tickets.give_up([*batch.requests[:2], *batch_of("other").requests])
+    assert dropped == ["2", "1"]
+    tickets.drop()
+    assert dropped == ["2", "1", "3"]

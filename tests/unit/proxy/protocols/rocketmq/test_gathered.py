@@ -68,7 +68,7 @@ def test_groups_and_sums_are_those_of_the_requests_one_by_one(
         )
         some = [index for place, index in enumerate(group.indexes) if chosen >> place & 1]
         assert list(batch.size_bytes(some)) == [requests[index].size_bytes for index in some]
-        expecting = sum(not requests[index].oneway for index in some)
+        expecting = sum(requests[index].refusal == "answered" for index in some)
         assert batch.sums_of(group, some) == (sum(requests[index].size_bytes for index in some), expecting)
 
 

@@ -91,9 +91,19 @@ def test_requests_say_what_handlers_decide_by() -> None:
     play = Playbook() >> Client(A + oneway) << ToBroker(A + oneway)
     first, second = play.requests
     assert first.resources == (Resource("topic", "a"),)
-    assert (first.messages, first.size_bytes, first.producer_group, first.oneway) == (1, len(A), "producers", False)
+    assert (first.messages, first.size_bytes, first.producer_group, first.refusal) == (
+        1,
+        len(A),
+        "producers",
+        "answered",
+    )
     assert second.resources == (Resource("topic", "b"),)
-    assert (second.messages, second.size_bytes, second.producer_group, second.oneway) == (1, len(oneway), "other", True)
+    assert (second.messages, second.size_bytes, second.producer_group, second.refusal) == (
+        1,
+        len(oneway),
+        "other",
+        "silent",
+    )
 
 
 def test_send_back_and_send_to_the_retry_topic_share_a_resource() -> None:

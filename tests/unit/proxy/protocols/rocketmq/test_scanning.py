@@ -155,7 +155,7 @@ def _plain(request: Request) -> object:
         request.messages,
         request.size_bytes,
         request.producer_group,
-        request.oneway,
+        request.refusal,
         request.order_key,
         request.consumes,
     )

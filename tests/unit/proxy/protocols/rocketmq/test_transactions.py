@@ -83,7 +83,7 @@ def test_end_of_a_transaction_is_charged_to_its_producer_group() -> None:
     assert commits(play)
     request = play.requests[-1]
     assert request.resources == (Resource("transaction", "producers"),)
-    assert (request.messages, request.producer_group, request.oneway) == (1, "producers", True)
+    assert (request.messages, request.producer_group, request.refusal) == (1, "producers", "silent")
 
 
 def test_commit_of_what_is_no_half_message_is_refused() -> None:
@@ -172,10 +172,10 @@ def test_first_message_of_a_transaction_was_paid_for_by_its_send() -> None:
 
 @pytest.mark.parametrize("other", [{"group": "others"}, {"topic": "elsewhere"}])
 def test_who_takes_the_id_of_anothers_transaction_takes_nothing_else(other: dict[str, Any]) -> None:
-    shared: dict[str, Any] = {}
-    play = begun(shared=shared)
+    hub = Transactions()
+    play = begun(hub=hub)
     half = send_half(other.get("topic", "orders"), 8, PGROUP=other.get("group", "producers"))
-    foreign = Playbook(shared=shared) >> Client(half) << Anything()
+    foreign = Playbook(hub=hub) >> Client(half) << Anything()
     foreign = foreign >> Broker(stored(8, OFFSET + 1)) << Anything() >> Broker(check_transaction(OFFSET + 2, **other))
     foreign = foreign << Anything()
     play = play >> Broker(check_transaction(OFFSET + 3)) << Anything()
@@ -238,21 +238,20 @@ def test_question_without_a_whole_message_tells_nothing(record_bytes: int) -> No
 
 
 def test_names_that_no_client_can_have_are_not_kept() -> None:
-    shared: dict[str, Any] = {}
-    play = Playbook(shared=shared)
+    hub = Transactions()
+    play = Playbook(hub=hub)
     for number, length in enumerate((255, 256, 30_000)):
         play = play >> Client(send_half("orders", number, PGROUP="g" * length)) << Anything()
         play = play >> Broker(stored(number, number)) << Anything()
         play = play >> Broker(check_transaction(100 + number, group="g" * length)) << Anything()
-    (known,) = shared.values()
-    assert [len(half.send.group) for half in known._halves.values()] == [255]
+    assert [len(half.send.group) for half in hub._halves.values()] == [255]
 
 
 def test_other_connections_of_the_same_broker_may_end_it() -> None:
-    shared: dict[str, Any] = {}
-    begun(shared=shared)
+    hub = Transactions()
+    begun(hub=hub)
     assert not commits(Playbook())
-    assert commits(Playbook(shared=shared))
+    assert commits(Playbook(hub=hub))
 
 
 def test_half_message_that_was_held_is_committed() -> None:
@@ -405,89 +404,87 @@ def test_commit_that_cannot_be_read_exactly_is_refused() -> None:
 
 def test_half_messages_are_remembered_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transactions, "MAX_HALVES", 3)
-    shared: dict[str, Any] = {}
-    play = Playbook(shared=shared)
+    hub = Transactions()
+    play = Playbook(hub=hub)
     for number in range(5):
         play = play >> Client(send_half("orders", number, UNIQ_KEY=str(number))) << Anything()
         play = play >> Broker(stored(number, number, transaction=str(number))) << Anything()
-    (known,) = shared.values()
-    assert isinstance(known, Transactions)
-    assert len(known) == 3
+    assert len(hub) == 3
     assert [commits(play, number) for number in range(5)] == [False, False, True, True, True]
-    assert len(known) == len(known._offsets) == 0
+    assert len(hub) == len(hub._offsets) == 0
     assert commits(play >> Broker(check_transaction(0)) << Anything(), 0), "the broker asks for what was forgotten"
 
 
-def stored_once(shared: dict[str, Any]) -> None:
+def stored_once(hub: Transactions) -> None:
     """Check that a half message can still be committed, for what its send has paid, and only once."""
-    play = Playbook(shared=shared)
+    play = Playbook(hub=hub)
     assert commits(play)
     assert play.requests[-1].resources == (Resource("transaction", "producers"),)
     assert not commits(play)
 
 
 def test_commit_that_a_limit_refused_may_be_repeated() -> None:
-    shared: dict[str, Any] = {}
-    begun(shared=shared)
-    assert not commits(Playbook(refuse("producers"), shared=shared))
-    stored_once(shared)
+    hub = Transactions()
+    begun(hub=hub)
+    assert not commits(Playbook(refuse("producers"), hub=hub))
+    stored_once(hub)
 
 
 @pytest.mark.parametrize("what", [8, 12])
 def test_end_that_expired_while_it_was_held_may_be_repeated(what: int) -> None:
-    shared: dict[str, Any] = {}
-    begun(shared=shared)
-    play = Playbook(hold("producers"), shared=shared)
+    hub = Transactions()
+    begun(hub=hub)
+    play = Playbook(hold("producers"), hub=hub)
     assert not commits(play, what=what)
-    assert not commits(Playbook(shared=shared)), "it may yet go on"
+    assert not commits(Playbook(hub=hub)), "it may yet go on"
     play = play >> GiveUp(0) << Anything()
-    stored_once(shared)
+    stored_once(hub)
 
 
 def test_commit_that_was_held_goes_on_once() -> None:
-    shared: dict[str, Any] = {}
-    begun(shared=shared)
-    play = Playbook(hold("producers"), shared=shared)
+    hub = Transactions()
+    begun(hub=hub)
+    play = Playbook(hold("producers"), hub=hub)
     assert not commits(play)
     play = play >> Release(0) << ToBroker(end_transaction(OFFSET))
     play.session.close()
-    assert not commits(Playbook(shared=shared))
+    assert not commits(Playbook(hub=hub))
 
 
 @pytest.mark.parametrize("by", ["end", "close", "undecided"])
 def test_commit_that_was_not_decided_when_its_connection_ended_may_be_repeated(by: str) -> None:
-    shared: dict[str, Any] = {}
-    begun(shared=shared)
+    hub = Transactions()
+    begun(hub=hub)
     if by == "undecided":
-        play = Playbook(shared=shared) >> Undecided(end_transaction(OFFSET))
+        play = Playbook(hub=hub) >> Undecided(end_transaction(OFFSET))
     else:
-        play = Playbook(hold("producers"), shared=shared) >> Client(end_transaction(OFFSET))
+        play = Playbook(hold("producers"), hub=hub) >> Client(end_transaction(OFFSET))
     if by == "end":
         play = play >> End(Side.CLIENT) << Anything()
     else:
         play.session.close()
-    stored_once(shared)
+    stored_once(hub)
 
 
 def test_of_two_commits_at_once_the_second_is_refused_though_the_first_may_be_undone() -> None:
-    shared: dict[str, Any] = {}
-    begun(shared=shared)
-    play = Playbook(refuse("producers"), shared=shared) >> Client(end_transaction(OFFSET) * 2) << Anything()
+    hub = Transactions()
+    begun(hub=hub)
+    play = Playbook(refuse("producers"), hub=hub) >> Client(end_transaction(OFFSET) * 2) << Anything()
     assert play.refused_by == ["unknown_transaction"]
-    stored_once(shared)
+    stored_once(hub)
 
 
 @pytest.mark.parametrize("in_between", [True, False])
 def test_what_the_broker_asks_about_after_a_refused_commit_was_paid_for_by_its_send(in_between: bool) -> None:  # noqa: FBT001
-    shared: dict[str, Any] = {}
-    begun(shared=shared)
-    play = Playbook(hold("producers"), shared=shared) >> Client(end_transaction(OFFSET))
+    hub = Transactions()
+    begun(hub=hub)
+    play = Playbook(hold("producers"), hub=hub) >> Client(end_transaction(OFFSET))
     if not in_between:
         play = play >> GiveUp(0)
     play = play >> Broker(check_transaction(OFFSET + 1)) << Anything()
     if in_between:
         play = play >> GiveUp(0)
-    play = Playbook(shared=shared)
+    play = Playbook(hub=hub)
     assert not commits(play), "the broker has stored another"
     assert commits(play, OFFSET + 1)
     assert play.requests[-1].resources == (Resource("transaction", "producers"),)

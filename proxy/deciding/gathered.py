@@ -1,0 +1,254 @@
+"""The requests of one chunk in the order of the wire: those that a scan took in columns, and others one by one.
+
+What was scanned becomes objects only if somebody looks at a single request. A protocol says what its scans take.
+"""
+
+from abc import abstractmethod
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from typing import TYPE_CHECKING, Generic, TypeVar, overload
+
+from proxy.deciding.batch import Admit, Columns, Count, Group, Request, Verdicts
+
+if TYPE_CHECKING:
+    from sluice_native import Publishes, Segment
+
+S = TypeVar("S", bound="Segment | Publishes")
+
+
+class Scanned(Generic[S]):
+    """A segment, and where in the chunk's requests it stands.
+
+    Args:
+        segment: at least one frame.
+        first: how many requests come before it.
+
+    Attributes:
+        segment: as given.
+        first: as given.
+        stop: how many requests there are up to its end.
+    """
+
+    __slots__ = ("first", "segment", "stop")
+
+    def __init__(self, segment: S, first: int) -> None:
+        self.segment = segment
+        self.first = first
+        self.stop = first + len(segment)
+
+    @abstractmethod
+    def requests(self) -> Iterator[Request]:
+        """Make the requests."""
+
+    @abstractmethod
+    def group(self, run: int) -> Group:
+        """Return the requests of one run; two runs may be one group."""
+
+    @abstractmethod
+    def answered(self, indexes: Sequence[int]) -> int:
+        """Return how many of some requests, by their places in the segment, expect an answer."""
+
+    @property
+    def refusable(self) -> bool:
+        """Whether a refusal is possible to all of them."""
+        return True
+
+    def of_run(self, run: int) -> tuple[Sequence[int], int]:
+        """Return which requests of the chunk are of a run, and what their sizes add up to."""
+        first = self.first
+        indexes, size_bytes = self.segment.run(run)
+        if not first:
+            return indexes, size_bytes
+        if isinstance(indexes, range):
+            return range(indexes.start + first, indexes.stop + first), size_bytes
+        return [index + first for index in indexes], size_bytes
+
+    def within(self, indexes: Sequence[int], done: int) -> tuple[Sequence[int], int]:
+        """Return which of some requests are of this segment, by their places in it, and how many are done then.
+
+        Args:
+            indexes: of requests, ascending.
+            done: how many of them come before this segment.
+        """
+        first = self.first
+        stop = bisect_left(indexes, self.stop, done)
+        inside = indexes if stop - done == len(indexes) else indexes[done:stop]
+        if not inside:
+            return (), stop
+        if not first:
+            return inside, stop
+        if isinstance(inside, range):
+            return range(inside.start - first, inside.stop - first), stop
+        return [index - first for index in inside], stop
+
+
+class Gathered(Columns, Generic[S]):
+    """The requests of one chunk.
+
+    Attributes:
+        scanned: how many of them a scan took.
+        left: groups of these that could not be decided many at a time.
+    """
+
+    __slots__ = ("_count", "_made", "_parts", "left", "scanned")
+
+    def __init__(self) -> None:
+        self._parts: list[Request | Scanned[S]] = []
+        self._count = 0
+        self.scanned = self.left = 0
+        #: All of them as objects, once somebody asked; the first of these.
+        self._made: list[list[Request]] = []
+
+    def append(self, request: Request) -> None:
+        """Add a request that was read by itself."""
+        self._parts.append(request)
+        self._count += 1
+
+    @property
+    def last(self) -> Request:
+        """Return the request that was added last, which was read by itself."""
+        last = self._parts[-1]
+        assert isinstance(last, Request)  # noqa: S101 - as the caller knows
+        return last
+
+    def extend(self, scanned: Scanned[S]) -> None:
+        """Add what a scan took, at least one frame, behind as many requests as there are."""
+        self._parts.append(scanned)
+        self._count = scanned.stop
+        self.scanned += len(scanned.segment)
+
+    def simplest(self) -> Sequence[Request]:
+        """Return them as a list if all were read by themselves, else as columns."""
+        return self if self.scanned else self._parts  # type: ignore[return-value] # nothing but requests then
+
+    @property
+    def parts(self) -> Sequence[Request | Scanned[S]]:
+        """Return what was added, in order."""
+        return self._parts
+
+    def __len__(self) -> int:
+        """Return how many requests there are."""
+        return self._count
+
+    @overload
+    def __getitem__(self, index: int) -> Request: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Request]: ...
+
+    def __getitem__(self, index: int | slice) -> Request | Sequence[Request]:
+        """Return one request, or some. The first time all are made."""
+        if not self._made:
+            # A handler on a thread may ask at the same time as the loop, and all must see the same objects.
+            made = ((part,) if isinstance(part, Request) else part.requests() for part in self._parts)
+            self._made.append(list(chain.from_iterable(made)))
+        return self._made[0][index]
+
+    def groups(self) -> Sequence[Group]:
+        """Return them in groups."""
+        groups: list[Group] = []
+        index = 0
+        for part in self._parts:
+            if isinstance(part, Request):
+                groups.append(_alone(part, index))
+                index += 1
+            else:
+                groups += map(part.group, range(part.segment.runs))
+                index = part.stop
+        self.left = len(groups)
+        return groups
+
+    def undecided(self, admit: Admit) -> Iterator[Group]:
+        """Have ``admit`` decide what it can; return the groups that are left."""
+        index = 0
+        # What was left may wait, and others may have to wait for it. Of one scan, no two runs have the same order key.
+        ordered = False
+        for part in self._parts:
+            if isinstance(part, Request):
+                ordered = ordered or part.order_key is not None
+                yield _alone(part, index)
+                index += 1
+                continue
+            segment, run, all_are_left = part.segment, 0, ordered
+            while True:
+                if not all_are_left:
+                    run = admit(segment, run)
+                if run >= segment.runs:
+                    break
+                self.left += 1
+                group = part.group(run)
+                ordered = ordered or group.order_key is not None
+                yield group
+                run += 1
+            index = part.stop
+
+    def uncounted(self, count: Count, verdicts: Verdicts) -> Iterator[Group]:
+        """Have ``count`` count what it can of those without a verdict; return the groups that are left."""
+        judged = sorted(verdicts) if verdicts else ()
+        index = done = 0
+        for part in self._parts:
+            if isinstance(part, Request):
+                yield _alone(part, index)
+                index += 1
+                continue
+            inside, done = part.within(judged, bisect_left(judged, part.first, done))
+            for run in count(part.segment, inside):
+                yield part.group(run)
+            index = part.stop
+
+    @property
+    def refusable(self) -> bool:
+        """Whether a refusal is possible to all of them."""
+        return all(
+            part.refusal != "impossible" if isinstance(part, Request) else part.refusable for part in self._parts
+        )
+
+    def sizes(self, indexes: Sequence[int]) -> Sequence[int]:
+        """Return the bytes that some requests cost, in the order of their indexes, which ascend."""
+        sizes: list[int] = []
+        index = done = 0
+        for part in self._parts:
+            if isinstance(part, Request):
+                if done < len(indexes) and indexes[done] == index:
+                    sizes.append(0 if part.by_answer else part.size_bytes)
+                    done += 1
+                index += 1
+            else:
+                inside, done = part.within(indexes, done)
+                sizes += part.segment.sizes(inside)
+                index = part.stop
+        return sizes
+
+    def answered(self, indexes: Sequence[int]) -> int:
+        """Return how many of some requests, whose indexes ascend, expect an answer."""
+        count = len(indexes)
+        index = done = 0
+        for part in self._parts:
+            if isinstance(part, Request):
+                if done < len(indexes) and indexes[done] == index:
+                    count -= part.refusal != "answered"
+                    done += 1
+                index += 1
+            else:
+                inside, done = part.within(indexes, done)
+                count -= len(inside) - part.answered(inside)
+                index = part.stop
+        return count
+
+
+def _alone(request: Request, index: int) -> Group:
+    """Return the group of a request that was read by itself."""
+    size_bytes = 0 if request.by_answer else request.size_bytes
+    at, messages = range(index, index + 1), (request.messages,)
+    return Group(
+        request.resources,
+        request.producer_group,
+        at,
+        messages,
+        size_bytes,
+        consumes=request.consumes,
+        by_answer=request.by_answer,
+        refusable=request.refusal != "impossible",
+        order_key=request.order_key,
+    )
