@@ -1,9 +1,9 @@
-"""The compiled part of Sluice: reads the frames of a RocketMQ chunk, decides what plain limits admit, and counts.
+"""The compiled part of Sluice: reads the frames of a chunk, decides what plain limits admit, and counts.
 
-A frame is *plain* if its header is one send or send-back, JSON or binary, whose meaning is beyond doubt. Nothing else
-is read here: whatever is not plain ends a scan. A limit is *plain* if it is a bucket and a breaker, and refuses. What a
-chunk asks for is decided here as far as all its limits are plain and admit all of it; the rest is left to Python, which
-decides by the same state.
+A frame of RocketMQ is *plain* if its header is one send or send-back, JSON or binary, whose meaning is beyond doubt;
+what is plain of AMQP 0.9.1 ``Channels`` says. Nothing else is read here: whatever is not plain ends a scan. A limit is
+*plain* if it is a bucket and a breaker, and refuses. What a chunk asks for is decided here as far as all its limits are
+plain and admit all of it; the rest is left to Python, which decides by the same state.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,8 +21,10 @@ __all__ = [
     "INTERFACE",
     "Callers",
     "Cell",
+    "Channels",
     "Entry",
     "Opaques",
+    "Publishes",
     "Resources",
     "Row",
     "Scanner",
@@ -321,4 +323,160 @@ class Segment:
 
         Returns:
             The answers, whole frames one after the other, and how many there are.
+        """
+
+@final
+class Channels:
+    """The channels of one AMQP 0.9.1 connection: the plain publishes of the client, and the confirms of the broker.
+
+    A publish is *plain* on a channel that is ``mark``ed, if its method frame has no bit but mandatory, its header has
+    4096 bytes of properties at most, none of which looks like a table's key CC or BCC, its body is not longer than
+    ``most_body_bytes``, and all parts of its name are printable ASCII. Contents of several channels may lie between
+    each other.
+
+    A publish to the exchange "" is for the queue that its routing key names, any other for its exchange, and where that
+    is asked for also for ``EXCHANGE/KEY``. A ``/`` or ``%`` in a part is written as ``%2F`` or ``%25``. A key is an
+    exchange and a routing key.
+
+    Args:
+        resources: where it is found what requests are for.
+        kinds: of queues, exchanges and routing keys.
+        before_names: how all names begin.
+        frame_max: see there.
+        most_keys: a scan that begins with more forgets all.
+
+    Attributes:
+        frame_max: the length of the longest frame in bytes, its framing included.
+        most_body_bytes: the length of the longest body of a plain publish; a TiB until it is set.
+    """
+
+    frame_max: int
+    most_body_bytes: int
+    def __new__(
+        cls, resources: Resources, kinds: tuple[str, str, str], before_names: str, frame_max: int, most_keys: int
+    ) -> Self: ...
+    def mark(self, channel: int) -> None:
+        """Let scans take the publishes of a channel on which no content is begun."""
+    def unmark(self, channel: int) -> int:
+        """Let them take none; return how many bytes of body are to come of a content that was taken."""
+    def select(self, channel: int) -> None:
+        """Number the publishes of a channel from 1 on."""
+    def forget(self, channel: int) -> None:
+        """Forget all of a channel, which is closed."""
+    def publish(self, channel: int) -> int:
+        """Return the number of a publish that no scan took; 0 on a channel without numbers."""
+    def forward(self, channel: int, number: int) -> None:
+        """Note that a publish with this number goes on to the broker, behind those that did before."""
+    def unconfirmed(self, channel: int) -> int:
+        """Return how many publishes of a channel went on to the broker and are not confirmed yet."""
+    def forwarded(self, channel: int) -> int:
+        """Return how many publishes of a channel went on to the broker, which is its number of the last."""
+    def is_open(self, channel: int, number: int) -> bool:
+        """Return whether nothing was heard yet of the publish to which the broker gave a number."""
+    def names(self) -> list[Resource]:
+        """Return the resources of the keys that are remembered, the first of each."""
+    def scan(self, chunk: Buffer, position: int, most_runs: int, most_publishes: int, routing_keys: bool) -> Publishes:
+        """Take plain publishes from ``position`` on, a frame's beginning, as long as they come one after the other.
+
+        Where it ends, no publish lacks its header. Of bodies there may be more to come: the next scan steps over it,
+        unless the channel is unmarked then.
+
+        Args:
+            chunk: what came from the client; nothing of it is kept. No bytes are an error.
+            position: where to begin.
+            most_runs: it ends before a publish that would begin one more run.
+            most_publishes: when it has so many, no other begins.
+            routing_keys: what goes to an exchange is for its routing key, too.
+        """
+    def answered(self, channel: int, number: int, multiple: bool) -> list[int] | None:
+        """Take a confirm of the broker's, which is its ack or nack.
+
+        Args:
+            channel: where it came.
+            number: that of a publish, as the broker counts those that went on to it.
+            multiple: it is for all up to that; with 0 for all.
+
+        Returns:
+            The client's numbers of publishes that nothing was heard of yet, or None if it is right as it is, as long as
+            both count alike.
+        """
+    def settle(
+        self, chunk: Buffer, position: int, contents: bool
+    ) -> tuple[int, int, list[bytes | tuple[int, int]] | None]:
+        """Step over the broker's confirms and heartbeats, and write confirms anew that are not right as they are.
+
+        Args:
+            chunk: what came from the broker.
+            position: where to begin, at a frame's beginning.
+            contents: step over deliveries and returns as well that are there as a whole.
+
+        Returns:
+            The offset of the first frame that is something else; how many frames were stepped over; and what goes on of
+            them in order, bytes or from where to where in the chunk. None: they go on as they are.
+        """
+
+@final
+class Publishes:
+    """What one scan took, in runs: the publishes of one key on one channel each, in the order of their first headers.
+
+    Indexes of publishes, in the order of their headers, and numbers of runs count from 0. IndexError is raised where
+    there is no such publish or run.
+
+    Attributes:
+        stop: offset of the first frame that was not taken; beyond the chunk's end if the last one is of a body and
+            incomplete.
+        frames: how many were taken.
+        runs: how many there are.
+    """
+
+    @property
+    def stop(self) -> int: ...
+    @property
+    def frames(self) -> int: ...
+    @property
+    def runs(self) -> int: ...
+    def __len__(self) -> int: ...
+    def asker(self, run: int) -> tuple[tuple[Resource, ...], str]:
+        """Return what the publishes of a run are for, and an empty producer group."""
+    def key(self, run: int) -> bytes:
+        """Return exchange and routing key of a run as they came, each with its length in front."""
+    def channel(self, run: int) -> tuple[int, bool]:
+        """Return the channel of a run, and whether its publishes are numbered."""
+    def run(self, run: int) -> tuple[Sequence[int], int]:
+        """As ``Segment.run``."""
+    def admit(self, first: int, now_ns: int, second: row.Second, callers: Callers | None = None) -> int:
+        """As ``Segment.admit``."""
+    def count(self, second: row.Second, now_ns: int, sender: object, outcome: int, judged: Sequence[int]) -> list[int]:
+        """As ``Segment.count``."""
+    def publish(self, index: int) -> tuple[int, int, int, int]:
+        """Return a publish's run, its number or 0, and how many bytes its body and all its frames have.
+
+        For its frames, bodies are taken to be cut as seldom as they may be.
+        """
+    def spans(self, indexes: Sequence[int]) -> list[list[tuple[int, int]]]:
+        """Return for each of these publishes from where to where its frames lie; the last may end beyond the chunk."""
+    def open(self) -> list[tuple[int, int | None, int]]:
+        """Return for each body of which more is to come behind ``stop`` its channel, its publish, and how many bytes.
+
+        The publish is None if it was taken by an earlier scan.
+        """
+    @property
+    def cut(self) -> tuple[int, int | None] | None:
+        """Of the frame that ends beyond the chunk, the channel and the publish, None as in ``open``; None if none does.
+
+        Its end is not checked here.
+        """
+    def sizes(self, indexes: Sequence[int]) -> list[int]:
+        """Return the sizes of these publishes, all frames together, in bytes."""
+    def numbered(self, indexes: Sequence[int]) -> int:
+        """Return how many of these have a number, so that the client is told what becomes of them."""
+    def kept(self, gone: Sequence[int], start: int, end: int) -> list[tuple[int, int]]:
+        """Return what is left from ``start`` to ``end`` without these ascending publishes; no slice is empty."""
+    def forward(self, gone: Sequence[int]) -> None:
+        """Note that all but these ascending publishes go on to the broker, as ``Channels.forward``; to be said once."""
+    def refuse(self, refused: Sequence[int]) -> tuple[bytes, int]:
+        """Write the refusals of these publishes, as far as they have numbers.
+
+        Returns:
+            The refusals, whole frames one after the other, and how many there are.
         """

@@ -2,10 +2,13 @@
 
 mod buffer;
 mod cell;
+mod channels;
 mod indexes;
 mod opaques;
+mod publishes;
 mod resources;
 mod row;
+mod runs;
 mod scanner;
 mod segment;
 mod table;
@@ -16,12 +19,16 @@ use pyo3::prelude::*;
 mod sluice_native {
     /// Told apart by who imports it; another number whenever what is offered, or what it means, changes.
     #[pymodule_export]
-    const INTERFACE: u32 = 4;
+    const INTERFACE: u32 = 6;
 
     #[pymodule_export]
     use crate::cell::Cell;
     #[pymodule_export]
+    use crate::channels::Channels;
+    #[pymodule_export]
     use crate::opaques::Opaques;
+    #[pymodule_export]
+    use crate::publishes::Publishes;
     #[pymodule_export]
     use crate::resources::{Callers, Resources};
     #[pymodule_export]

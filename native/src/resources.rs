@@ -379,6 +379,18 @@ impl Target {
         Ok(resources)
     }
 
+    /// What is for two things at once. Python says what limits both; their rows are their own.
+    pub fn joint(py: Python<'_>, all: &Py<Resources>, first: &Py<Self>, second: &Py<Self>) -> PyResult<Py<Self>> {
+        let resource =
+            |of: &Py<Self>| -> PyResult<Py<PyAny>> { Ok(Self::resources(of, py, all)?.bind(py).get_item(0)?.unbind()) };
+        let resources = Some(PyTuple::new(py, [resource(first)?, resource(second)?])?.unbind());
+        let (kind, name) = {
+            let first = first.borrow(py);
+            (first.kind, first.name.clone())
+        };
+        Py::new(py, Self { kind, name, resources, forgotten: true, ..Self::default() })
+    }
+
     /// Whether the name has a rule of its own.
     fn is_own(this: &Py<Self>, py: Python<'_>, all: &Py<Resources>) -> PyResult<bool> {
         let own = all.borrow(py).own.clone_ref(py);

@@ -11,20 +11,9 @@ use sluice_native_core::scan::{self, Bounds};
 use crate::buffer::with_bytes;
 use crate::opaques::Opaques;
 use crate::resources::{Resources, Target};
+use crate::runs::Asker;
 use crate::segment::Segment;
 use crate::table::Table;
-
-/// What a key stands for.
-pub struct Asker {
-    pub target: Py<Target>,
-    pub producer_group: Py<PyString>,
-}
-
-impl Asker {
-    pub fn clone_ref(&self, py: Python<'_>) -> Self {
-        Self { target: self.target.clone_ref(py), producer_group: self.producer_group.clone_ref(py) }
-    }
-}
 
 #[pyclass(module = "sluice_native")]
 pub struct Scanner {
@@ -77,7 +66,7 @@ impl Scanner {
                 Some(last) if last.producer_group.bind(py).to_cow()? == key.group => last.producer_group.clone_ref(py),
                 _ => PyString::new(py, &key.group).unbind(),
             };
-            self.askers.push(Asker { target, producer_group });
+            self.askers.push(Asker { target, second: None, producer_group });
         }
         let askers = taken.runs.iter().filter_map(|run| Some(self.askers.get(run.key)?.clone_ref(py))).collect();
         Ok(Segment::new(taken, askers, self.table.clone_ref(py), self.owed.clone_ref(py), self.resources.clone_ref(py)))

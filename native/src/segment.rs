@@ -7,9 +7,9 @@ use sluice_native_core::scan::{Frame, Run, Taken};
 
 use crate::indexes::with_indexes;
 use crate::opaques::Opaques;
-use crate::resources::{Callers, Costs, Resources, Target};
+use crate::resources::{Callers, Costs, Resources};
 use crate::row::Second;
-use crate::scanner::Asker;
+use crate::runs::{Asker, Runs};
 use crate::table::Table;
 
 #[pyclass(module = "sluice_native", frozen)]
@@ -36,17 +36,27 @@ impl Segment {
         let Taken { stop, runs, frames, .. } = taken;
         Self { stop, runs, frames, askers, table, owed, resources }
     }
+}
 
-    fn costs(&self, run: &Run) -> Costs {
+impl Runs for Segment {
+    fn runs(&self) -> usize {
+        self.runs.len()
+    }
+
+    fn askers(&self) -> &[Asker] {
+        &self.askers
+    }
+
+    fn costs(&self, run: usize) -> Costs {
+        let Some(run) = self.runs.get(run) else { return Costs { before: [0; 3], all: [0; 3] } };
         let count = i64::from(run.frames);
         let last = self.frames.get(run.last as usize).map_or(0, |frame| i64::from(frame.size));
         let size_bytes = i64::try_from(run.bytes).unwrap_or(i64::MAX);
         Costs { before: [count - 1, count - 1, size_bytes - last], all: [count, count, size_bytes] }
     }
 
-    fn run_of(&self, number: usize) -> PyResult<(&Run, &Asker)> {
-        let found = self.runs.get(number).zip(self.askers.get(number));
-        found.ok_or_else(|| PyIndexError::new_err("no such run"))
+    fn resources(&self) -> &Py<Resources> {
+        &self.resources
     }
 }
 
@@ -70,13 +80,11 @@ impl Segment {
     }
 
     fn asker<'py>(&self, py: Python<'py>, run: usize) -> PyResult<(Bound<'py, PyTuple>, Bound<'py, PyString>)> {
-        let (_, asker) = self.run_of(run)?;
-        let resources = Target::resources(&asker.target, py, &self.resources)?;
-        Ok((resources.into_bound(py), asker.producer_group.bind(py).clone()))
+        self.asker_for(py, run)
     }
 
     fn run<'py>(&self, py: Python<'py>, run: usize) -> PyResult<(Bound<'py, PyAny>, u64)> {
-        let (of_run, _) = self.run_of(run)?;
+        let of_run = self.runs.get(run).ok_or_else(|| PyIndexError::new_err("no such run"))?;
         let indexes = if of_run.last - of_run.first + 1 == of_run.frames {
             self.table.get().range(py, of_run.first, of_run.last + 1)?.into_any()
         } else {
@@ -96,16 +104,7 @@ impl Segment {
         second: PyRef<'_, Second>,
         callers: Option<Py<Callers>>,
     ) -> PyResult<usize> {
-        let at = self.resources.borrow(py).moment(now_ns, &second);
-        for number in first..self.runs.len() {
-            let (run, asker) = self.run_of(number)?;
-            let group = asker.producer_group.bind(py).to_cow()?;
-            let callers = callers.as_ref().map(|callers| (callers, &*group));
-            if !Target::admit(&asker.target, py, &self.resources, callers, &self.costs(run), &at)? {
-                return Ok(number);
-            }
-        }
-        Ok(self.runs.len())
+        self.admit_from(py, first, now_ns, &second, callers.as_ref())
     }
 
     /// Count the runs of which no frame is among the `judged`, ascending indexes; return the numbers of the others.
@@ -127,17 +126,7 @@ impl Segment {
             }
             Ok(left)
         })?;
-        let at = self.resources.borrow(py).moment(now_ns, &second);
-        for (number, (run, asker)) in self.runs.iter().zip(&self.askers).enumerate() {
-            if left.get(number) == Some(&true) {
-                continue;
-            }
-            let requests = i64::from(run.frames);
-            let amount = [requests, requests, i64::try_from(run.bytes).unwrap_or(i64::MAX)];
-            let row = Target::row(&asker.target, py, &self.resources, &at)?;
-            row.borrow_mut(py).count(py, &second, now_ns, &sender, outcome, amount, 0)?;
-        }
-        Ok(left.iter().enumerate().filter_map(|(number, left)| left.then_some(number)).collect())
+        self.count_all(py, &second, now_ns, &sender, outcome, &left)
     }
 
     fn frame(&self, index: usize) -> PyResult<(u32, u32, usize, i32, i32, i32)> {

@@ -8,6 +8,7 @@ from itertools import product
 from typing import Any
 from unittest.mock import patch
 
+import msgspec
 import pytest
 import sluice_native
 from hypothesis import given, settings
@@ -116,7 +117,7 @@ class Compiled(Way):
     ) -> str:
         """Ask for what was scanned."""
         gathered = Gathered()
-        gathered.extend(segment)
+        gathered.take(segment)
         said = self.take(batch_of(gathered, address), round(now_s * NS_PER_S))
         return "".join(topic for topic, stop in zip(topics, said, strict=True) if stop is None)
 
@@ -173,7 +174,7 @@ def test_both_ways_come_to_the_same(rules: list[Rule], max_live: int, walk: list
             frames.send(topic, number, group=group, body=bytes(size))
             for number, (topic, group, size) in enumerate(some)
         )
-        gathered.extend(extension.scan(chunk))
+        gathered.take(extension.scan(chunk))
         assert len(gathered) == len(some)
         requests = list(gathered)
         said = compiled.take(batch_of(gathered, address), now_ns)
@@ -358,6 +359,21 @@ def test_limits_of_scopes_hold_for_more_callers_than_are_remembered(monkeypatch:
     assert admitted.total() == 2 * sum(of_groups) == 2 * 3 * 100
 
 
+def test_limits_of_scopes_are_those_of_the_connection() -> None:
+    """Two users behind one address, and one who works in two virtual hosts."""
+    way = Compiled(RuleSet((Rule("user", "*", 3, max_debt_s=0), Rule("vhost", "/", 4, max_debt_s=0))))
+    admitted = []
+    for names in (("user alice", "vhost /"), ("user bob", "vhost /"), ("user bob", "vhost test"), ()):
+        scopes = tuple(Resource(*name.split()) for name in names)
+        gathered = Gathered()
+        gathered.take(way.extension.scan(b"".join(frames.send(topic) for topic in "aaaaa")))
+        batch = batch_of(gathered, ADDRESSES[0])
+        batch.connection = msgspec.structs.replace(batch.connection, scopes=scopes)
+        admitted.append(way.take(batch, 0).count(None))
+    assert admitted == [3, 1, 2, 5]
+    assert len(way.limits._callers) == 4
+
+
 def test_limits_of_more_producer_groups_than_are_remembered_are_asked_for_again() -> None:
     asked: list[str] = []
 
@@ -387,7 +403,7 @@ def test_a_clock_that_goes_back_gives_nothing_twice() -> None:
     connection = ConnectionInfo(1, "main", "main", "192.0.2.1:1", "192.0.2.1")
     for now_ns, topic in ((10 * NS_PER_S, "a"), (5 * NS_PER_S, "b")):
         gathered = Gathered()
-        gathered.extend(extension.scan(frames.send(topic)))
+        gathered.take(extension.scan(frames.send(topic)))
         requests = list(gathered)
         assert compiled.take(Batch(connection, Side.CLIENT, gathered), now_ns) == [None]
         assert python.take(Batch(connection, Side.CLIENT, requests), now_ns) == [None]

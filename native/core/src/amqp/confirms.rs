@@ -1,0 +1,206 @@
+//! The broker's confirms: its numbers become those of the client.
+
+use std::collections::VecDeque;
+use std::mem;
+
+use super::channel::Channels;
+use super::frame::{self, Frame};
+
+/// A set that held more is made smaller when it is empty.
+const KEPT: usize = 1024;
+const MULTIPLE: u8 = 1;
+
+/// The publishes of one channel that the broker has not confirmed.
+#[derive(Debug, Default)]
+pub struct Confirms {
+    /// By the broker's number, from behind `before` on, that of the client; 0 is confirmed.
+    waiting: VecDeque<u64>,
+    /// How many there are before the first that waits.
+    before: u64,
+    count: usize,
+    /// Up to this number both count alike; None while they always did.
+    alike: Option<u64>,
+}
+
+impl Confirms {
+    pub fn len(&self) -> usize {
+        self.count
+    }
+
+    /// How many went on to the broker, which is its number of the last.
+    pub fn sent(&self) -> u64 {
+        self.before + self.waiting.len() as u64
+    }
+
+    #[inline]
+    pub fn forward(&mut self, publish: u64) {
+        let sent = self.sent();
+        if self.alike.is_none() && publish != sent + 1 {
+            self.alike = Some(sent);
+        }
+        self.waiting.push_back(publish);
+        self.count += 1;
+    }
+
+    /// Where a broker's number stands in `waiting`.
+    fn at(&self, number: u64) -> Option<usize> {
+        let at = usize::try_from(number.checked_sub(self.before)?.checked_sub(1)?).ok()?;
+        (at < self.waiting.len()).then_some(at)
+    }
+
+    /// Whether nothing was said yet of a broker's number.
+    pub fn is_open(&self, number: u64) -> bool {
+        number > self.sent() || self.at(number).is_some_and(|at| self.waiting[at] != 0)
+    }
+
+    /// Whether the client may hear a confirm as it is.
+    #[inline]
+    fn is_right(&self, number: u64, multiple: bool) -> bool {
+        // Up to there all that the client has sent has gone to the broker.
+        (1..=self.alike.unwrap_or(self.sent())).contains(&number)
+            && (multiple || self.at(number).is_some_and(|at| self.waiting[at] != 0))
+    }
+
+    /// Take out what the broker confirms; `each` gets the client's numbers.
+    #[inline]
+    fn settle(&mut self, number: u64, multiple: bool, mut each: impl FnMut(u64)) {
+        let settled = match self.at(number) {
+            Some(at) if multiple => 0..at + 1,
+            Some(at) => at..at + 1,
+            None if multiple && (number == 0 || number > self.before) => 0..self.waiting.len(),
+            None => return,
+        };
+        for publish in self.waiting.range_mut(settled) {
+            let publish = mem::take(publish);
+            if publish != 0 {
+                self.count -= 1;
+                each(publish);
+            }
+        }
+        while self.waiting.front() == Some(&0) {
+            self.waiting.pop_front();
+            self.before += 1;
+        }
+        if self.waiting.is_empty() && self.waiting.capacity() > KEPT {
+            self.waiting.shrink_to(KEPT);
+        }
+    }
+
+    /// Take a confirm of the broker's; returns the client's numbers that it is for, or None if it is right as it is.
+    pub fn answered(&mut self, number: u64, multiple: bool) -> Option<Vec<u64>> {
+        let is_right = self.is_right(number, multiple);
+        let mut numbers = Vec::new();
+        self.settle(number, multiple, |publish| numbers.push(publish));
+        (!is_right).then_some(numbers)
+    }
+}
+
+/// What goes on to the client.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Part {
+    /// Of the chunk, from and to.
+    Slice(usize, usize),
+    Bytes(Vec<u8>),
+}
+
+/// What goes on of frames, put together from what stays as it is and what is written anew.
+struct Parts {
+    done: Vec<Part>,
+    /// Written, and not among these yet.
+    written: Vec<u8>,
+    /// Where what follows it begins in the chunk.
+    from: usize,
+    /// Something is written anew, or left out.
+    changed: bool,
+}
+
+impl Parts {
+    /// Leave out what is from `start` to `stop`; returns where to write what is to stand there.
+    fn instead(&mut self, start: usize, stop: usize) -> &mut Vec<u8> {
+        self.keep(start);
+        self.from = stop;
+        self.changed = true;
+        &mut self.written
+    }
+
+    fn keep(&mut self, until: usize) {
+        if self.from < until {
+            if !self.written.is_empty() {
+                self.done.push(Part::Bytes(mem::take(&mut self.written)));
+            }
+            self.done.push(Part::Slice(self.from, until));
+        }
+    }
+
+    fn end(mut self, at: usize) -> Option<Vec<Part>> {
+        self.keep(at);
+        if !self.written.is_empty() {
+            self.done.push(Part::Bytes(self.written));
+        }
+        self.changed.then_some(self.done)
+    }
+}
+
+/// Where the content that a method begins ends, and how many frames it is; None if it is not there as a whole.
+fn whole(chunk: &[u8], method: &Frame) -> Option<(usize, usize)> {
+    let header = Frame::at(chunk, method.stop).filter(|frame| frame.kind == frame::HEADER)?;
+    let size = header.payload?.get(4..12)?.first_chunk::<8>()?;
+    let (mut rest, mut at, mut frames) = (u64::from_be_bytes(*size), header.stop, 2);
+    let mut last = header;
+    while rest > 0 {
+        let body = Frame::at(chunk, at).filter(|frame| frame.kind == frame::BODY && frame.channel == last.channel)?;
+        let bytes = u64::try_from(body.payload?.len()).ok().filter(|bytes| *bytes > 0)?;
+        rest = rest.checked_sub(bytes)?;
+        (at, frames, last) = (body.stop, frames + 1, body);
+    }
+    (last.channel == method.channel).then_some((at, frames))
+}
+
+impl Channels {
+    /// Step over confirms and heartbeats of the broker, and with `contents` over deliveries and returns that are there
+    /// as a whole, one frame behind the other.
+    ///
+    /// Returns the offset of the first frame that is something else, how many frames were stepped over, and what
+    /// goes on of them; None if they do as they are.
+    pub fn settle(&mut self, chunk: &[u8], position: usize, contents: bool) -> (usize, usize, Option<Vec<Part>>) {
+        let mut parts = Parts { done: Vec::new(), written: Vec::new(), from: position, changed: false };
+        let (mut at, mut frames) = (position, 0);
+        while let Some(frame) = Frame::at(chunk, at) {
+            let known = match (frame.kind, frame.payload) {
+                (frame::HEARTBEAT, Some([])) => Some((frame.stop, 1)),
+                (frame::METHOD, Some(payload)) => match frame::method(payload) {
+                    Some((method @ (frame::ACK | frame::NACK), arguments)) => {
+                        self.confirm(&frame, method, arguments, &mut parts).map(|()| (frame.stop, 1))
+                    }
+                    Some((frame::RETURN | frame::DELIVER, _)) if contents => whole(chunk, &frame),
+                    _ => None,
+                },
+                _ => None,
+            };
+            let Some((stop, count)) = known else { break };
+            at = stop;
+            frames += count;
+        }
+        (at, frames, parts.end(at))
+    }
+
+    /// Take a confirm, and write it anew unless it is right as it is; None if there is none to take.
+    #[inline]
+    fn confirm(&mut self, frame: &Frame, method: u32, arguments: &[u8], parts: &mut Parts) -> Option<()> {
+        let (publish, &[bits]) = arguments.split_first_chunk::<8>()? else { return None };
+        let (publish, multiple) = (u64::from_be_bytes(*publish), bits & MULTIPLE != 0);
+        let confirms = self.get(frame.channel)?.confirms.as_mut()?;
+        if confirms.is_right(publish, multiple) {
+            confirms.settle(publish, multiple, |_| ());
+        } else {
+            let out = parts.instead(frame.start, frame.stop);
+            confirms.settle(publish, multiple, |publish| frame::confirm(frame.channel, method, publish, out));
+        }
+        Some(())
+    }
+}
+
+/// The refusal of a publish, as a whole frame.
+pub fn write_refusal(channel: u16, publish: u64, out: &mut Vec<u8>) {
+    frame::confirm(channel, frame::NACK, publish, out);
+}

@@ -1,0 +1,15 @@
+//! AMQP 0.9.1: publishes of plain channels, and the broker's confirms.
+//!
+//! A publish is *plain* if the session said so of its channel, its names need no care, and its header copies it to
+//! nobody. It is a method frame, a header frame and its body frames; those of other channels may lie in between.
+
+mod channel;
+mod confirms;
+mod frame;
+mod publishes;
+#[cfg(test)]
+mod tests;
+
+pub use channel::Channels;
+pub use confirms::{write_refusal, Part};
+pub use publishes::{Bounds, NewKey, Open, Piece, Publish, Run, Taken};

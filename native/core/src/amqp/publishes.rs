@@ -1,0 +1,395 @@
+//! Takes the plain publishes at the front of a chunk, and says by what they are charged.
+
+use std::collections::HashMap;
+
+use super::channel::{Channel, Channels, Stage};
+use super::frame::{self, Frame, AROUND_BYTES};
+use crate::keys::Keys;
+
+const CLASS_BASIC: u16 = 60;
+/// Class, weight, size of the body, and the flags that say what else there is.
+const HEADER_BYTES: usize = 14;
+/// Longer ones are not plain.
+const MOST_HEADER_BYTES: usize = 4096;
+/// The bits of the flags that another word of them follows, and that there is a table.
+const CONTINUED: u16 = 1;
+const TABLE: u16 = 1 << 13;
+const MANDATORY: u8 = 1;
+/// So many frames are looked at while some channel waits for a header.
+const MOST_AHEAD: usize = 64;
+
+/// One publish that was taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Publish {
+    pub run: u32,
+    /// Its number on its channel, from 1 on; 0 on one without confirms.
+    pub number: u64,
+    pub body: u64,
+    /// With all frames, those that are still to come taken as long as they may be.
+    pub size: u64,
+}
+
+/// Frames of one publish in a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Piece {
+    pub publish: u32,
+    pub start: u32,
+    /// Which may be beyond the chunk.
+    pub stop: u32,
+}
+
+/// The publishes of one key on one channel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Run {
+    pub key: usize,
+    pub channel: u16,
+    pub confirms: bool,
+    pub first: u32,
+    pub last: u32,
+    pub publishes: u32,
+    pub bytes: u64,
+}
+
+/// A key that was met for the first time.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NewKey {
+    /// Exchange and routing key as they came, each with its length in front.
+    pub raw: Vec<u8>,
+    pub is_queue: bool,
+    pub name: String,
+    /// The second name of what goes to an exchange.
+    pub routing_key: Option<String>,
+}
+
+/// A content whose body is not complete.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Open {
+    pub channel: u16,
+    /// None if it began in an earlier chunk.
+    pub publish: Option<u32>,
+    pub rest: u64,
+}
+
+/// What one scan took.
+#[derive(Debug, Default)]
+pub struct Taken {
+    pub stop: usize,
+    pub frames: usize,
+    pub publishes: Vec<Publish>,
+    /// In the order of the wire.
+    pub pieces: Vec<Piece>,
+    pub runs: Vec<Run>,
+    pub open: Vec<Open>,
+    /// Channel and publish of the frame that ends beyond the chunk.
+    pub cut: Option<(u16, Option<u32>)>,
+    pub first_new: usize,
+    pub new: Vec<NewKey>,
+}
+
+/// What a scan is to keep to.
+#[derive(Clone, Copy, Debug)]
+pub struct Bounds {
+    /// The longest frame.
+    pub frame_max: usize,
+    /// The longest body.
+    pub most_body: u64,
+    /// When a scan begins with more keys, all are forgotten.
+    pub most_keys: usize,
+    /// A scan ends when it had more runs.
+    pub most_runs: usize,
+    /// When it has so many publishes, no other begins.
+    pub most_publishes: usize,
+    /// What goes to an exchange is for its routing key, too.
+    pub routing_keys: bool,
+}
+
+/// What is remembered between chunks.
+#[derive(Debug, Default)]
+pub struct Scan {
+    before_names: String,
+    keys: Keys,
+    routing_keys: bool,
+    number: u64,
+    /// Of this scan, by key and channel.
+    runs: HashMap<(usize, u16), u32>,
+    /// Places of channels with an open content.
+    open: Vec<usize>,
+    /// Places of channels that changed since a scan could have ended.
+    changed: Vec<usize>,
+    /// How many publishes the last chunk had.
+    expected: usize,
+}
+
+impl Scan {
+    pub fn new(before_names: String) -> Self {
+        Self { before_names, ..Self::default() }
+    }
+}
+
+/// Where a scan could have ended last: how much it had taken.
+struct End {
+    stop: usize,
+    frames: usize,
+    publishes: usize,
+    pieces: usize,
+    runs: usize,
+}
+
+impl Channels {
+    /// Take the plain publishes from `position` on, and what follows of contents that were taken before.
+    ///
+    /// It ends where each publish has its header; of bodies some may be to come.
+    pub fn scan(&mut self, chunk: &[u8], position: usize, bounds: &Bounds) -> Taken {
+        let scan = &mut self.scan;
+        scan.number += 1;
+        scan.runs.clear();
+        scan.keys.begin(if scan.routing_keys == bounds.routing_keys { bounds.most_keys } else { 0 });
+        scan.routing_keys = bounds.routing_keys;
+        let mut taken = Taken { first_new: scan.keys.len(), ..Taken::default() };
+        taken.publishes.reserve(scan.expected);
+        taken.pieces.reserve(scan.expected);
+        let mut end = End { stop: position, frames: 0, publishes: 0, pieces: 0, runs: 0 };
+        let (mut at, mut frames, mut waiting) = (position, 0, 0_usize);
+        while let Some(frame) = Frame::at(chunk, at) {
+            if frame.size() > bounds.frame_max.saturating_sub(AROUND_BYTES) || frames - end.frames > MOST_AHEAD {
+                break;
+            }
+            let is_taken = match frame.kind {
+                frame::METHOD => self.method(&frame, bounds, &mut taken).map(|()| waiting += 1),
+                frame::HEADER => self.header(&frame, bounds, &mut taken).map(|()| waiting -= 1),
+                frame::BODY => self.body(&frame, &mut taken),
+                _ => None,
+            };
+            if is_taken.is_none() {
+                break;
+            }
+            at = frame.stop;
+            frames += 1;
+            if waiting == 0 {
+                let (publishes, pieces, runs) = (taken.publishes.len(), taken.pieces.len(), taken.runs.len());
+                end = End { stop: at, frames, publishes, pieces, runs };
+                for place in self.scan.changed.drain(..) {
+                    self.all[place].saved = None;
+                }
+            }
+        }
+        self.go_back();
+        taken.stop = end.stop;
+        taken.cut = taken.cut.filter(|_| end.stop > chunk.len());
+        taken.frames = end.frames;
+        taken.publishes.truncate(end.publishes);
+        taken.pieces.truncate(end.pieces);
+        taken.runs.truncate(end.runs);
+        self.scan.expected = taken.publishes.len();
+        for (index, publish) in (0..).zip(&taken.publishes) {
+            let Some(run) = taken.runs.get_mut(publish.run as usize) else { continue };
+            if run.publishes == 0 {
+                run.first = index;
+            }
+            run.last = index;
+            run.publishes += 1;
+            run.bytes = run.bytes.saturating_add(publish.size);
+        }
+        for place in &self.scan.open {
+            let channel = &mut self.all[*place];
+            if let Stage::Body { publish, rest } = channel.stage {
+                taken.open.push(Open { channel: channel.number, publish, rest });
+                channel.stage = Stage::Body { publish: None, rest };
+            }
+        }
+        taken
+    }
+
+    /// Undo what channels took since the scan could have ended.
+    fn go_back(&mut self) {
+        if self.scan.changed.is_empty() {
+            return;
+        }
+        for place in self.scan.changed.drain(..) {
+            let channel = &mut self.all[place];
+            if let Some((stage, published)) = channel.saved.take() {
+                channel.stage = stage;
+                channel.published = published;
+            }
+            if matches!(channel.stage, Stage::Body { .. }) && !self.scan.open.contains(&place) {
+                self.scan.open.push(place);
+            }
+        }
+        self.keep_open();
+    }
+
+    /// Forget of open contents those that are not.
+    pub(super) fn keep_open(&mut self) {
+        self.scan.open.retain(|place| matches!(self.all[*place].stage, Stage::Body { .. }));
+    }
+
+    #[inline]
+    fn change(&mut self, place: usize, stage: Stage) {
+        let channel = &mut self.all[place];
+        if channel.saved.is_none() {
+            channel.saved = Some((channel.stage, channel.published));
+            self.scan.changed.push(place);
+        }
+        channel.stage = stage;
+    }
+
+    #[inline]
+    fn method(&mut self, frame: &Frame, bounds: &Bounds, taken: &mut Taken) -> Option<()> {
+        let place = self.place(frame.channel)?;
+        if self.all.get(place)?.stage != Stage::Idle || taken.publishes.len() >= bounds.most_publishes {
+            return None;
+        }
+        let (frame::PUBLISH, arguments) = frame::method(frame.payload?)? else { return None };
+        let (exchange, rest) = frame::short_string(arguments.get(2..)?)?;
+        let (routing_key, &[bits]) = frame::short_string(rest)? else { return None };
+        if bits & !MANDATORY != 0 {
+            return None;
+        }
+        let key = match self.scan.keys.find(0, exchange, routing_key) {
+            Some(key) => key,
+            None => self.meet(exchange, routing_key, bounds, taken)?,
+        };
+        let piece = u32::try_from(taken.pieces.len()).ok()?;
+        let (start, stop) = (u32::try_from(frame.start).ok()?, u32::try_from(frame.stop).ok()?);
+        taken.pieces.push(Piece { publish: u32::MAX, start, stop });
+        self.change(place, Stage::Method { key, bytes: frame.stop - frame.start, piece });
+        Some(())
+    }
+
+    #[cold]
+    fn meet(&mut self, exchange: &[u8], routing_key: &[u8], bounds: &Bounds, taken: &mut Taken) -> Option<usize> {
+        let is_queue = exchange.is_empty();
+        let mut name = self.scan.before_names.clone();
+        let begins = name.len();
+        spell(if is_queue { routing_key } else { exchange }, &mut name)?;
+        if name.len() == begins {
+            return None;
+        }
+        let second = if !is_queue && bounds.routing_keys {
+            let mut second = format!("{name}/");
+            spell(routing_key, &mut second)?;
+            Some(second)
+        } else {
+            None
+        };
+        let lengths = [u8::try_from(exchange.len()).ok()?, u8::try_from(routing_key.len()).ok()?];
+        let raw = [&lengths[..1], exchange, &lengths[1..], routing_key].concat();
+        let key = self.scan.keys.add(0, exchange, routing_key)?;
+        taken.new.push(NewKey { raw, is_queue, name, routing_key: second });
+        Some(key)
+    }
+
+    #[inline]
+    fn header(&mut self, frame: &Frame, bounds: &Bounds, taken: &mut Taken) -> Option<()> {
+        let place = self.place(frame.channel)?;
+        let Stage::Method { key, bytes, piece } = self.all.get(place)?.stage else { return None };
+        let body = body_size(frame.payload?).filter(|size| *size <= bounds.most_body)?;
+        let index = u32::try_from(taken.publishes.len()).ok()?;
+        let stop = u32::try_from(frame.stop).ok()?;
+        let run = self.run(place, key, bounds, taken)?;
+        self.change(place, if body == 0 { Stage::Idle } else { Stage::Body { publish: Some(index), rest: body } });
+        let channel = &mut self.all[place];
+        channel.published += u64::from(channel.confirms.is_some());
+        let number = channel.published;
+        if body != 0 {
+            self.scan.open.push(place);
+        }
+        let of_method = taken.pieces.get_mut(piece as usize)?;
+        of_method.publish = index;
+        extend(&mut taken.pieces, index, frame.start, stop)?;
+        let most_payload = bounds.frame_max.saturating_sub(AROUND_BYTES).max(1) as u64;
+        let frames = body.div_ceil(most_payload);
+        let before = (bytes + frame.stop - frame.start) as u64;
+        let size = before.saturating_add(body).saturating_add(frames.saturating_mul(AROUND_BYTES as u64));
+        taken.publishes.push(Publish { run, number, body, size });
+        Some(())
+    }
+
+    /// The run that publishes of a key on a channel belong to.
+    #[inline]
+    fn run(&mut self, place: usize, key: usize, bounds: &Bounds, taken: &mut Taken) -> Option<u32> {
+        let Channel { number: channel, run: (scan, of_key, run), confirms, .. } = &self.all[place];
+        if *scan == self.scan.number && *of_key == key {
+            return Some(*run);
+        }
+        let run = if let Some(run) = self.scan.runs.get(&(key, *channel)) {
+            *run
+        } else {
+            if taken.runs.len() >= bounds.most_runs {
+                return None;
+            }
+            let run = u32::try_from(taken.runs.len()).ok()?;
+            let (channel, confirms) = (*channel, confirms.is_some());
+            taken.runs.push(Run { key, channel, confirms, first: 0, last: 0, publishes: 0, bytes: 0 });
+            self.scan.runs.insert((key, channel), run);
+            run
+        };
+        self.all[place].run = (self.scan.number, key, run);
+        Some(run)
+    }
+
+    #[inline]
+    fn body(&mut self, frame: &Frame, taken: &mut Taken) -> Option<()> {
+        let place = self.place(frame.channel)?;
+        let Stage::Body { publish, rest } = self.all.get(place)?.stage else { return None };
+        let rest = rest.checked_sub(frame.size() as u64)?;
+        let stop = u32::try_from(frame.stop).ok()?;
+        if let Some(publish) = publish {
+            extend(&mut taken.pieces, publish, frame.start, stop)?;
+        }
+        if frame.payload.is_none() {
+            taken.cut = Some((frame.channel, publish));
+        }
+        self.change(place, if rest == 0 { Stage::Idle } else { Stage::Body { publish, rest } });
+        if rest == 0 {
+            // It was most often the last that was opened.
+            if let Some(at) = self.scan.open.iter().rposition(|open| *open == place) {
+                self.scan.open.swap_remove(at);
+            }
+        }
+        Some(())
+    }
+}
+
+/// Add a frame to those of its publish.
+#[inline]
+fn extend(pieces: &mut Vec<Piece>, publish: u32, start: usize, stop: u32) -> Option<()> {
+    let start = u32::try_from(start).ok()?;
+    match pieces.last_mut() {
+        Some(last) if last.publish == publish && last.stop == start => last.stop = stop,
+        _ => pieces.push(Piece { publish, start, stop }),
+    }
+    Some(())
+}
+
+/// The size of the body that a header announces; None if the header is not plain.
+#[inline]
+fn body_size(payload: &[u8]) -> Option<u64> {
+    let (fixed, properties) = payload.split_first_chunk::<HEADER_BYTES>()?;
+    let [class_high, class_low, weight_high, weight_low, size @ .., flags_high, flags_low] = *fixed;
+    let flags = u16::from_be_bytes([flags_high, flags_low]);
+    let is_plain = u16::from_be_bytes([class_high, class_low]) == CLASS_BASIC
+        && (weight_high, weight_low) == (0, 0)
+        && flags & CONTINUED == 0
+        && properties.len() <= MOST_HEADER_BYTES
+        && (flags & TABLE == 0 || !may_copy(properties));
+    is_plain.then_some(u64::from_be_bytes(size))
+}
+
+/// Whether somewhere in these properties a key of a table may be CC or BCC.
+fn may_copy(properties: &[u8]) -> bool {
+    properties.windows(3).any(|three| three == b"\x02CC") || properties.windows(4).any(|four| four == b"\x03BCC")
+}
+
+/// Write a name as rules do; None if that is not beyond doubt.
+fn spell(name: &[u8], out: &mut String) -> Option<()> {
+    for byte in name {
+        match byte {
+            b'/' => out.push_str("%2F"),
+            b'%' => out.push_str("%25"),
+            b' '..=b'~' => out.push(char::from(*byte)),
+            _ => return None,
+        }
+    }
+    Some(())
+}

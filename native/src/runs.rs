@@ -1,0 +1,91 @@
+//! What is decided and counted of runs of requests at once, whatever they were read from.
+
+use pyo3::exceptions::PyIndexError;
+use pyo3::prelude::*;
+use pyo3::types::{PyString, PyTuple};
+
+use crate::resources::{Callers, Costs, Resources, Target};
+use crate::row::Second;
+
+/// What the requests of a run are for, and who sends them.
+pub struct Asker {
+    /// Of all they are for.
+    pub target: Py<Target>,
+    /// Of the second thing that they are for.
+    pub second: Option<Py<Target>>,
+    pub producer_group: Py<PyString>,
+}
+
+impl Asker {
+    pub fn clone_ref(&self, py: Python<'_>) -> Self {
+        Self {
+            target: self.target.clone_ref(py),
+            second: self.second.as_ref().map(|second| second.clone_ref(py)),
+            producer_group: self.producer_group.clone_ref(py),
+        }
+    }
+}
+
+/// Requests in runs.
+pub trait Runs {
+    fn runs(&self) -> usize;
+    /// One for each run.
+    fn askers(&self) -> &[Asker];
+    fn costs(&self, run: usize) -> Costs;
+    fn resources(&self) -> &Py<Resources>;
+
+    fn asker_of(&self, run: usize) -> PyResult<&Asker> {
+        self.askers().get(run).ok_or_else(|| PyIndexError::new_err("no such run"))
+    }
+
+    fn asker_for<'py>(&self, py: Python<'py>, run: usize) -> PyResult<(Bound<'py, PyTuple>, Bound<'py, PyString>)> {
+        let asker = self.asker_of(run)?;
+        let resources = Target::resources(&asker.target, py, self.resources())?;
+        Ok((resources.into_bound(py), asker.producer_group.bind(py).clone()))
+    }
+
+    fn admit_from(
+        &self,
+        py: Python<'_>,
+        first: usize,
+        now_ns: i64,
+        second: &Second,
+        callers: Option<&Py<Callers>>,
+    ) -> PyResult<usize> {
+        let at = self.resources().borrow(py).moment(now_ns, second);
+        for run in first..self.runs() {
+            let asker = self.asker_of(run)?;
+            let group = asker.producer_group.bind(py).to_cow()?;
+            let callers = callers.map(|callers| (callers, &*group));
+            if !Target::admit(&asker.target, py, self.resources(), callers, &self.costs(run), &at)? {
+                return Ok(run);
+            }
+        }
+        Ok(self.runs())
+    }
+
+    /// Count the runs that are not `left`; return the numbers of those that are.
+    #[allow(clippy::too_many_arguments)]
+    fn count_all(
+        &self,
+        py: Python<'_>,
+        second: &Second,
+        now_ns: i64,
+        sender: &Py<PyAny>,
+        outcome: usize,
+        left: &[bool],
+    ) -> PyResult<Vec<usize>> {
+        let at = self.resources().borrow(py).moment(now_ns, second);
+        for (run, asker) in self.askers().iter().enumerate() {
+            if left.get(run) == Some(&true) {
+                continue;
+            }
+            let amount = self.costs(run).all;
+            for target in [Some(&asker.target), asker.second.as_ref()].into_iter().flatten() {
+                let row = Target::row(target, py, self.resources(), &at)?;
+                row.borrow_mut(py).count(py, second, now_ns, sender, outcome, amount, 0)?;
+            }
+        }
+        Ok(left.iter().enumerate().filter_map(|(run, left)| left.then_some(run)).collect())
+    }
+}

@@ -1,0 +1,128 @@
+"""What a client says of itself, and what it and the broker agree on, before anything else is said.
+
+Who it is decides nothing but the scope ``user``; the broker checks it.
+"""
+
+from typing import Final
+
+from proxy.deciding.batch import Side
+from proxy.protocols.amqp091 import wire
+from proxy.protocols.amqp091.wire import Malformed, Reader, read_texts
+from proxy.stats.snapshot import ClientDescription
+
+_MOST_CHARS: Final = 64
+#: The greatest that a client may ask for.
+_MOST_CHANNELS: Final = 65535
+
+
+class AboutClient:
+    """One client.
+
+    Attributes:
+        user: as it signs in; empty if the mechanism does not say.
+        vhost: what it opens.
+        language: what it is written in: what its platform begins with, as in ``Python 3.11.2``, without a version
+            since accounts are kept by it; empty until it says so.
+        tuned_bytes: the longest frame that both agree to, its framing included; 0 until they do.
+        channel_max: how many channels may be open; 0 until it is agreed on.
+        heartbeat_s: how often both want to hear something; 0 is never.
+        closed_by: which peer has closed the connection, once the other one has agreed.
+        opened: the broker has let the client in.
+    """
+
+    __slots__ = (
+        "_closes",
+        "_name",
+        "_offered_channels",
+        "_product",
+        "_version",
+        "channel_max",
+        "closed_by",
+        "heartbeat_s",
+        "language",
+        "opened",
+        "tuned_bytes",
+        "user",
+        "vhost",
+    )
+
+    def __init__(self) -> None:
+        self.user = b""
+        self.vhost = b""
+        self.tuned_bytes = 0
+        self.channel_max = 0
+        self.heartbeat_s = 0
+        self.opened = False
+        self.closed_by: Side | None = None
+        self._closes: set[Side] = set()
+        self._offered_channels = 0
+        self._product = self._version = self._name = self.language = ""
+
+    def describe(self) -> ClientDescription:
+        """Return what is known."""
+        return ClientDescription(self._name, self.language, self._version, self._product, _text(self.user))
+
+    def take(self, method: int, arguments: Reader) -> bool:
+        """Take a method of the client's; say whether it tells how long frames may be.
+
+        What is said once more means nothing: the broker ends the connection.
+        """
+        if self.opened:
+            self._take_close(Side.CLIENT, method)
+        elif method == wire.CONNECTION_START_OK:
+            if not self.tuned_bytes:
+                self._start(arguments)
+        elif method == wire.CONNECTION_TUNE_OK:
+            if self.tuned_bytes:
+                return False
+            channels = arguments.short() or _MOST_CHANNELS
+            self.channel_max = min(channels, self._offered_channels or _MOST_CHANNELS)
+            most_bytes = arguments.long()
+            if 0 < most_bytes <= wire.FRAME_BYTES:
+                raise Malformed(f"a tune-ok with frames of at most {most_bytes} bytes")
+            self.tuned_bytes = most_bytes or 1 << 32
+            self.heartbeat_s = arguments.short()
+            return True
+        elif method == wire.CONNECTION_OPEN:
+            self.vhost = self.vhost or arguments.short_string()
+        else:
+            self._take_close(Side.CLIENT, method)
+        return False
+
+    def hear(self, method: int, arguments: Reader) -> None:
+        """Take a method of the broker's."""
+        if method == wire.CONNECTION_TUNE:
+            self._offered_channels = arguments.short()
+        elif method == wire.CONNECTION_OPEN_OK:
+            self.opened = True
+        else:
+            self._take_close(Side.BROKER, method)
+
+    def _take_close(self, side: Side, method: int) -> None:
+        if method == wire.CONNECTION_CLOSE:
+            self._closes.add(side)
+        elif method == wire.CONNECTION_CLOSE_OK and side.other in self._closes and self.closed_by is None:
+            self.closed_by = side.other
+
+    def _start(self, arguments: Reader) -> None:
+        begins = arguments.position
+        said = read_texts(arguments, b"product", b"version", b"platform", b"connection_name")
+        self._product = _text(said.get(b"product", b""))
+        self._version = _text(said.get(b"version", b""))
+        self.language = _text(said.get(b"platform", b"")).partition(" ")[0]
+        self._name = _text(said.get(b"connection_name", b""))
+        arguments.position = begins
+        arguments.long_string()
+        mechanism = arguments.short_string()
+        if mechanism == b"PLAIN":
+            _, _, signed = arguments.long_string().partition(b"\0")
+            self.user = signed.partition(b"\0")[0][: wire.MAX_SHORT_BYTES]
+        elif mechanism == b"AMQPLAIN":
+            # A table without its length in front, which is that of the string.
+            self.user = read_texts(arguments, b"LOGIN").get(b"LOGIN", b"")[: wire.MAX_SHORT_BYTES]
+
+
+def _text(said: bytes) -> str:
+    """Make text of what a client says, short enough and printable."""
+    text = said[: 4 * _MOST_CHARS].decode(errors="replace")
+    return "".join(each if each.isprintable() else "?" for each in text)[:_MOST_CHARS]

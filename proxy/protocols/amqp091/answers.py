@@ -1,0 +1,180 @@
+"""Broker to client: confirms get the client's numbers, deliveries are limited, and all else passes."""
+
+from collections.abc import Callable
+from typing import Final
+
+from proxy.deciding.batch import Request
+from proxy.protocols.amqp091 import wire
+from proxy.protocols.amqp091.channel import UNTOLD, Channel, Content
+from proxy.protocols.amqp091.memory import Memory
+from proxy.protocols.amqp091.reading import Shared
+from proxy.protocols.amqp091.stream import Stream
+from proxy.protocols.amqp091.wire import Reader
+from proxy.protocols.base import Buffer
+
+_ARGUMENTS_AT: Final = wire.PREFIX_BYTES + 4
+_DELIVER: Final = wire.BASIC_DELIVER
+_ACK: Final = wire.BASIC_ACK
+_NACK: Final = wire.BASIC_NACK
+#: Those that must not overtake deliveries that wait.
+_BEHIND_DELIVERIES: Final = frozenset((wire.BASIC_CANCEL, wire.BASIC_CANCEL_OK, wire.BASIC_RECOVER_OK))
+
+
+class Answers(Stream):
+    """The broker's stream.
+
+    Args:
+        memory: as for every stream.
+        shared: likewise.
+
+    Attributes:
+        opened: told of each channel that the broker uses and nobody has opened.
+        limited: some rule limits deliveries.
+        dies: told of each channel that the broker closes.
+        closed: told of each channel whose close the broker agrees to.
+        ends: told that the broker closes the connection.
+    """
+
+    peer = "broker"
+
+    def __init__(self, memory: Memory, shared: Shared) -> None:
+        super().__init__(memory, shared)
+        self.limited = False
+        self.opened: Callable[[Channel], None] = lambda _: None
+        self.dies: Callable[[Channel], None] = lambda _: None
+        self.closed: Callable[[int], None] = lambda _: None
+        self.ends: Callable[[], None] = lambda: None
+        self._names = shared.names
+        self._channels = shared.channels
+        self._about = shared.about
+
+    def part(self) -> None:
+        """Forget all contents and channels, as the base class says, and the session."""
+        super().part()
+        del self.opened, self.dies, self.closed, self.ends
+
+    def _take_method(self, method: int, buffer: Buffer, position: int, stop: int, number: int) -> None:
+        """Take a method frame, as the base class says."""
+        if number == 0:
+            self._about.hear(method, Reader(buffer, position + _ARGUMENTS_AT, stop - 1))
+            if self._about.opened and self._about.tuned_bytes:
+                self.most_payload_bytes = self._about.tuned_bytes - wire.FRAME_BYTES
+            if method == wire.CONNECTION_CLOSE:
+                self.ends()
+            self._pass(buffer, position, stop, None)
+            return
+        channel = self._channels.get(number)
+        if method in {_DELIVER, wire.BASIC_GET_OK, wire.BASIC_RETURN}:
+            if channel is None:
+                channel = Channel(number)
+                self.opened(channel)
+            self._take_content(method, channel, buffer, position, stop)
+        elif channel is None:
+            self._pass(buffer, position, stop, None)
+        elif method in {_ACK, _NACK} and channel.confirms is not None:
+            self._take_confirm(method, channel, buffer, position, stop)
+        else:
+            self._take_other(method, channel, buffer, position, stop)
+
+    def _scan(self, chunk: memoryview, position: int) -> int:
+        native = self._shared.native
+        # Deliveries that nobody limits are like any other bytes, as long as none waits from when somebody did.
+        contents = not self.limited and not self.waiting
+        if native is None or native.channels is None or not (contents or native.confirms):
+            return position
+        stop, frames, parts = native.channels.settle(chunk, position, contents)
+        if stop == position:
+            return position
+        self.frames += frames
+        if parts is None:
+            self._pass(chunk, position, stop, None)
+            return stop
+        self._special = True
+        for part in parts:
+            if isinstance(part, bytes):
+                self._pass(part, 0, len(part), None)
+            else:
+                self._pass(chunk, *part, None)
+        return stop
+
+    def _take_confirm(self, method: int, channel: Channel, buffer: Buffer, position: int, stop: int) -> None:
+        reader = Reader(buffer, position + _ARGUMENTS_AT, stop - 1)
+        tag, multiple = reader.longlong(), reader.octet() & wire.MULTIPLE != 0
+        assert channel.confirms is not None  # noqa: S101 - only then it is a confirm
+        numbers = channel.confirms.answered(tag, multiple=multiple)
+        if numbers is None:
+            self._pass(buffer, position, stop, None)
+            return
+        self._special = True
+        if numbers:
+            make = wire.ack if method == _ACK else wire.nack
+            frames = b"".join([make(channel.number, each) for each in numbers])
+            self._pass(frames, 0, len(frames), None)
+
+    def _take_content(self, method: int, channel: Channel, buffer: Buffer, position: int, stop: int) -> None:
+        content = Content(channel.to_client)
+        self._open_content(content, buffer, position, stop)
+        if method == wire.BASIC_RETURN:
+            return
+        # All of one channel, whatever their consumer: the client may acknowledge them up to a number.
+        content.key = channel.number
+        if method == _DELIVER:
+            if not self.limited:
+                return
+            tag = Reader(buffer, position + _ARGUMENTS_AT, stop - 1).short_string()
+            queue = channel.consumed.get(tag, channel.latest)
+        else:
+            queue = channel.getting.popleft() if channel.getting else b""
+        if self.limited:
+            content.resources = self._names.delivery(channel.resolve(queue))
+
+    def _take_other(self, method: int, channel: Channel, buffer: Buffer, position: int, stop: int) -> None:
+        lane = channel.to_client
+        if method in _BEHIND_DELIVERIES:
+            if method != wire.BASIC_RECOVER_OK:
+                tag = Reader(buffer, position + _ARGUMENTS_AT, stop - 1).short_string()
+                channel.consumed.pop(tag, None)
+                if tag in channel.following:
+                    channel.consumed[tag] = channel.following.pop(tag)
+                if method == wire.BASIC_CANCEL_OK and self._is_unwanted(channel, tag):
+                    self._special = True
+                    return
+            self._pass(buffer, position, stop, lane.barrier)
+            return
+        if method == wire.BASIC_CONSUME_OK and channel.consuming:
+            tag = Reader(buffer, position + _ARGUMENTS_AT, stop - 1).short_string()
+            queue, wants = channel.consuming.popleft()
+            channel.latest = channel.consumed[tag] = channel.resolve(queue)
+            if not wants:
+                self._special = True
+                return
+        self._pass(buffer, position, stop, None)
+        if method == wire.QUEUE_DECLARE_OK:
+            name = Reader(buffer, position + _ARGUMENTS_AT, stop - 1).short_string()
+            if name.startswith(UNTOLD):
+                channel.named = name
+        elif method == wire.BASIC_GET_EMPTY:
+            if channel.getting:
+                channel.getting.popleft()
+        elif method == wire.CHANNEL_CLOSE:
+            self.dies(channel)
+        elif method == wire.CHANNEL_CLOSE_OK:
+            self.closed(channel.number)
+
+    @staticmethod
+    def _is_unwanted(channel: Channel, tag: bytes) -> bool:
+        """Say whether the client does not want to hear that a consumer has ended, and count that it has."""
+        left = channel.cancelling.pop(tag, 0)
+        if left > 1:
+            channel.cancelling[tag] = left - 1
+        return left > 0
+
+    def _limit(self, content: Content, keys: list[bytes]) -> bool:
+        """Take a content, as the base class says."""
+        del keys
+        lane = content.lane
+        return not lane.after and content.key not in lane.lines
+
+    def _make_request(self, content: Content) -> Request:
+        """Make a request of a delivery."""
+        return Request(content.resources, 1, content.size_bytes, "", "impossible", content.key, content, consumes=True)

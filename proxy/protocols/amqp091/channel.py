@@ -1,0 +1,220 @@
+"""One channel: what both of its streams know, and of each stream what is in hand, what waits and what may go on.
+
+This is state and how long things are; what happens to it is in ``stream``.
+"""
+
+from collections import deque
+from typing import Final
+
+from limiter.rules.resource import Resource
+from proxy.deciding.batch import Request
+from proxy.protocols.amqp091.confirms import Confirms
+
+# What was decided of a content.
+GRANTED: Final = 0
+HELD: Final = 1
+#: Not decided: it is asked when those of its line that are before it have gone.
+LATER: Final = 2
+ASKED: Final = 3
+REFUSED: Final = 4
+
+# What becomes of a content's bytes.
+#: Not known: its beginning is in the chunk in hand, or its header is still to come.
+NEW: Final = 0
+PASSING: Final = 1
+#: They are copied.
+WAITING: Final = 2
+DROPPED: Final = 3
+
+# Which methods wait in their lane.
+#: For other methods that wait.
+BEHIND: Final = 0
+#: And for all contents that wait.
+BARRIER: Final = 1
+
+#: How many requests of a client on one channel the broker may still have to answer that are remembered.
+MOST_UNANSWERED: Final = 1 << 16
+#: How the names of queues begin that a broker makes: the name of one that nobody was told.
+UNTOLD: Final = b"amq.gen-"
+
+#: What an object that waits takes in memory, besides its bytes.
+OBJECT_BYTES: Final = 1024
+
+
+class Method:
+    """The owner of methods that may have to wait.
+
+    Attributes:
+        lane: where they belong.
+        waits: BEHIND or BARRIER.
+    """
+
+    __slots__ = ("lane", "waits")
+
+    def __init__(self, lane: "Lane", waits: int) -> None:
+        self.lane = lane
+        self.waits = waits
+
+
+class Content:
+    """A method with content: what is published, delivered or returned.
+
+    Attributes:
+        lane: where it belongs.
+        left_bytes: of its body that are still to come; -1 until its header has come.
+        done: all of it has come.
+        verdict: what was decided of it.
+        fate: what becomes of its bytes.
+        resources: what it is charged to; empty if it is not limited.
+        size_bytes: with method, header and the framing of all.
+        key: those of one lane with the same one never overtake each other; None overtakes all.
+        number: of a publish with confirms, as the client counts; otherwise 0.
+        data: what has come of it so far, if it waits or its header is still to come.
+        request: while it is held.
+    """
+
+    __slots__ = (
+        "data",
+        "done",
+        "fate",
+        "key",
+        "lane",
+        "left_bytes",
+        "number",
+        "request",
+        "resources",
+        "size_bytes",
+        "verdict",
+    )
+
+    def __init__(self, lane: "Lane") -> None:
+        self.lane = lane
+        self.left_bytes = -1
+        self.done = False
+        self.verdict = GRANTED
+        self.fate = NEW
+        self.resources: tuple[Resource, ...] = ()
+        self.size_bytes = 0
+        self.key: int | None = None
+        self.number = 0
+        self.data: bytes | bytearray = b""
+        self.request: Request | None = None
+
+    def waiting_bytes(self) -> int:
+        """Return what it takes while it waits."""
+        return len(self.data) + OBJECT_BYTES
+
+
+class Line:
+    """Contents of one lane that must not overtake each other, of which the first waits.
+
+    Attributes:
+        lane: where it belongs.
+        key: theirs.
+        queue: in order. Some may be GRANTED or REFUSED and wait for those before them only.
+    """
+
+    __slots__ = ("key", "lane", "queue")
+
+    def __init__(self, lane: "Lane", key: int) -> None:
+        self.lane = lane
+        self.key = key
+        self.queue: deque[Content] = deque()
+
+
+class Lane:
+    """One channel in one direction.
+
+    Attributes:
+        channel: whose it is.
+        content: whose frames are coming; it may be done.
+        writing: what was written last; if it is not done, nothing of this channel may be written but the rest of it.
+        lines: of contents that wait, by their keys; none is empty.
+        after: methods that wait until all lines are empty, as their bytes and BEHIND or BARRIER, and what came after.
+        ready: what may be written as soon as the stream stands where it can be: copies, and frames of our own.
+        behind: the owner of methods that wait for others only.
+        barrier: the owner of methods that wait for all that waits.
+    """
+
+    __slots__ = ("after", "barrier", "behind", "channel", "content", "lines", "ready", "writing")
+
+    def __init__(self, channel: "Channel") -> None:
+        self.channel = channel
+        self.content: Content | None = None
+        self.writing: Content | None = None
+        self.lines: dict[int, Line] = {}
+        self.after: deque[Content | tuple[bytes, int]] = deque()
+        self.ready: deque[Content | bytes] = deque()
+        self.behind = Method(self, BEHIND)
+        self.barrier = Method(self, BARRIER)
+
+    def stirs(self) -> bool:
+        """Say whether something waits that what comes may have to wait for."""
+        return bool(self.lines) or bool(self.after)
+
+
+class Channel:
+    """One open channel.
+
+    Deliveries name a consumer and not its queue, which is found by what the broker answers, in its order: the client's
+    own methods may run ahead of it. So the end of a consumer is always answered, and its begin if the broker makes the
+    tag; what the client did not want to hear it does not hear.
+
+    A delivery of an unknown consumer, which no broker should send, is charged to the queue that was consumed last; what
+    comes from a queue that the broker has named without telling to ``amq.gen-``, as its name would begin.
+
+    Attributes:
+        number: its number.
+        to_broker: its lane from the client.
+        to_client: its lane from the broker.
+        confirms: once the client has asked for them.
+        dead: one side has closed it and the other not agreed yet.
+        consumed: the queues of its consumers, by their tags.
+        following: the queues of those to come with a tag of ``consumed`` whose consumer has not ended yet.
+        consuming: the queues of its consumers that the broker has not agreed to yet, in order, and whether the client
+            wants to hear of it; at most MOST_UNANSWERED, as of the next two.
+        cancelling: how many ends of a consumer, by its tag, the client does not want to hear of.
+        getting: the queues it has asked for a message, in order.
+        declared: the queue that the client has declared last; empty if the broker is to name it.
+        named: the last name that a broker has made.
+        latest: the queue that was consumed last.
+    """
+
+    __slots__ = (
+        "cancelling",
+        "confirms",
+        "consumed",
+        "consuming",
+        "dead",
+        "declared",
+        "following",
+        "getting",
+        "latest",
+        "named",
+        "number",
+        "to_broker",
+        "to_client",
+    )
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.to_broker = Lane(self)
+        self.to_client = Lane(self)
+        self.confirms: Confirms | None = None
+        self.dead = False
+        self.consumed: dict[bytes, bytes] = {}
+        self.following: dict[bytes, bytes] = {}
+        self.consuming: deque[tuple[bytes, bool]] = deque()
+        self.cancelling: dict[bytes, int] = {}
+        self.getting: deque[bytes] = deque()
+        self.declared = self.named = self.latest = b""
+
+    def resolve(self, queue: bytes) -> bytes:
+        """Return the queue that the broker takes for a name, which is empty if it was to make one."""
+        return queue or self.named or UNTOLD
+
+    def part(self) -> None:
+        """Forget what knows this channel; nothing of it is used any more."""
+        for lane in (self.to_broker, self.to_client):
+            lane.content = lane.writing = None
+            del lane.behind, lane.barrier, lane.channel

@@ -1,0 +1,64 @@
+"""The typed configuration of the AMQP 0.9.1 protocol, a listener's ``options`` table."""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Le
+from pydantic import AfterValidator
+
+from limiter.rules.errors import RuleError
+from limiter.rules.rule import Rule
+from proxy.protocols.amqp091.names import ROUTING_KEY
+from proxy.protocols.amqp091.reading import MOST_BODY_BYTES, MOST_MESSAGE_BYTES
+from proxy.protocols.amqp091.scanning import ScanName, installed
+
+_MIB = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class AMQP091Options:
+    """What can be set for an AMQP 0.9.1 listener.
+
+    Attributes:
+        tls: for clients that begin with a TLS handshake, which Sluice does not decode: ``refuse`` closes the
+            connection, ``pass`` relays it unread, without limits.
+        max_waiting_bytes: what may wait of one connection in each direction, with what it takes in memory; over it
+            that side is not read until some of it has gone on.
+        max_waiting_bytes_in_all: likewise of all connections to a broker; over it no side is read of which something
+            waits.
+        max_message_bytes: a publish that announces a longer body counts as one message without a body, since the broker
+            refuses it and none of it may ever come. It should be no less than the broker's own ``max_message_size``:
+            128 MiB in RabbitMQ 3, 16 MiB in RabbitMQ 4, unless it is set there.
+        scan: what reads plain publishes, and confirms: ``compiled`` is the compiled part (the package sluice_native),
+            ``python`` reads frame by frame and is always available, ``auto`` takes the compiled part if it is
+            installed.
+    """
+
+    tls: Literal["refuse", "pass"] = "refuse"
+    max_waiting_bytes: Annotated[int, Ge(0)] = 16 * _MIB
+    max_waiting_bytes_in_all: Annotated[int, Ge(0)] = 128 * _MIB
+    max_message_bytes: Annotated[int, Ge(1), Le(MOST_BODY_BYTES)] = MOST_MESSAGE_BYTES
+    scan: Annotated[ScanName, AfterValidator(installed)] = "auto"
+
+
+# What a rule cannot say about AMQP 0.9.1; asked once for each when it is read.
+def check_rule(rule: Rule) -> None:
+    """Refuse a rule that cannot be followed, or that can never match.
+
+    Raises:
+        RuleError: it has a ``busy_code``, for which a basic.nack has no place; or it names a routing key without its
+            exchange.
+    """
+    if rule.busy_code is not None:
+        raise RuleError(
+            f"rule {rule.name}: busy_code {rule.busy_code}; AMQP 0.9.1 refuses with a basic.nack, which has no number",
+            "no busy_code",
+            "busy_code",
+        )
+    name = rule.matches.exact_name
+    if rule.kind == ROUTING_KEY and name is not None and "/" not in name:
+        raise RuleError(
+            f"rule {rule.name}: {name} names no routing key of an exchange",
+            f"EXCHANGE/KEY, e.g. {name}/* for the exchange or */{name} for the key",
+            "pattern",
+        )

@@ -1,0 +1,396 @@
+"""Client to broker: publishes are limited, and what must not overtake those that wait does not.
+
+With confirms a publish that is refused is answered with a basic.nack; without, it can only wait.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from limiter.rules.resource import Resource
+from proxy.deciding.batch import Batch, Refuse, Request, Shadow, Verdicts
+from proxy.protocols.amqp091 import wire
+from proxy.protocols.amqp091.channel import MOST_UNANSWERED, UNTOLD, Channel, Content, Lane, Method
+from proxy.protocols.amqp091.confirms import Confirms
+from proxy.protocols.amqp091.memory import Memory
+from proxy.protocols.amqp091.names import Target
+from proxy.protocols.amqp091.reading import MOST_CONTENTS, Shared
+from proxy.protocols.amqp091.scanning import MOST_RUNS, MOST_SCANNED, Gathered, Scanned
+from proxy.protocols.amqp091.stream import Stream
+from proxy.protocols.amqp091.wire import Malformed, Reader
+from proxy.protocols.base import Buffer
+
+#: Those that go on while publishes of their channel wait.
+_GOES_ON: Final = frozenset(
+    (
+        wire.BASIC_ACK,
+        wire.BASIC_NACK,
+        wire.BASIC_REJECT,
+        wire.BASIC_QOS,
+        wire.BASIC_RECOVER,
+        wire.BASIC_RECOVER_ASYNC,
+        wire.BASIC_CONSUME,
+        wire.BASIC_CANCEL,
+    )
+)
+_ARGUMENTS_AT: Final = wire.PREFIX_BYTES + 4
+#: A publish names its exchange after two bytes that mean nothing.
+_EXCHANGE_AT: Final = _ARGUMENTS_AT + 2
+_PUBLISH: Final = wire.BASIC_PUBLISH
+#: How many lanes that were not plain are looked at again, at the beginning of a chunk and in it.
+_ALL_LANES: Final = 1 << 16
+_FEW_LANES: Final = 16
+#: Bounds the keys that nobody else has, for whatever keeps them.
+_KEY_BITS: Final = (1 << 62) - 1
+
+
+class _Publish(Content):
+    """One publish.
+
+    Attributes:
+        target: where it goes.
+    """
+
+    __slots__ = ("target",)
+
+    target: Target
+
+
+class Publishes(Stream):
+    """The client's stream.
+
+    Args:
+        memory: as for every stream.
+        shared: likewise.
+        answer: sends a frame of our own to the client, in a channel.
+
+    Attributes:
+        opened: told of each channel that the client opens.
+        closed: told of each channel whose close by the broker the client agrees to.
+    """
+
+    peer = "client"
+
+    def __init__(self, memory: Memory, shared: Shared, answer: Callable[[Channel, bytes], None]) -> None:
+        super().__init__(memory, shared)
+        self._names = shared.names
+        self._channels = shared.channels
+        self._about = shared.about
+        self._answer = answer
+        self.opened: Callable[[Channel], None] = lambda _: None
+        self.closed: Callable[[int], None] = lambda _: None
+        self._native = shared.native
+        self.greets = True
+        self.most_body_bytes = shared.max_message_bytes
+        #: Of the chunk in hand, how many runs were scanned; None before the first scan.
+        self._runs: int | None = None
+        #: The client's last words, which wait for all that it has published before.
+        self._last_words = b""
+        #: What was not complete then is forgotten.
+        self._completes = False
+
+    def part(self) -> None:
+        """Forget all contents and channels, as the base class says, and the session."""
+        super().part()
+        del self.opened, self.closed, self._answer
+
+    def _take_method(self, method: int, buffer: Buffer, position: int, stop: int, number: int) -> None:
+        """Take a method frame, as the base class says."""
+        if number == 0:
+            self._take_connection_method(method, buffer, position, stop)
+            return
+        lane = self._lanes.get(number)
+        if self.finished:
+            if lane is not None and method == _PUBLISH:
+                self._open_content(_Publish(lane), buffer, position, stop)
+            self._special = True
+        elif lane is None:
+            if method == wire.CHANNEL_OPEN:
+                self._open_channel(number)
+            self._pass(buffer, position, stop, None)
+        elif method == _PUBLISH:
+            content = _Publish(lane)
+            exchange_at = position + _EXCHANGE_AT
+            key_at = exchange_at + 1 + buffer[exchange_at] if exchange_at < stop else stop
+            bits_at = key_at + 1 + buffer[key_at] if key_at < stop else stop
+            if bits_at != stop - 2:
+                raise Malformed("a publish that is not as long as its exchange and routing key, and one octet")
+            raw = bytes(buffer[exchange_at:bits_at])
+            content.target = self._names.target(raw, key_at - exchange_at - 1)
+            self._open_content(content, buffer, position, stop)
+        elif method in _GOES_ON:
+            if method in {wire.BASIC_CONSUME, wire.BASIC_CANCEL} and not lane.channel.dead:
+                self._take_consumer(method, lane, buffer, position, stop)
+            else:
+                self._pass(buffer, position, stop, lane.behind)
+        elif method == wire.CHANNEL_FLOW_OK:
+            self._pass(buffer, position, stop, None)
+        elif method == wire.CHANNEL_CLOSE_OK:
+            # Whatever came before it the broker has not looked at.
+            self._pass(buffer, position, stop, None)
+            if lane.channel.dead:
+                self.closed(number)
+        else:
+            if method == wire.CONFIRM_SELECT:
+                if lane.channel.confirms is None:
+                    native = self._native
+                    lane.channel.confirms = Confirms() if native is None else native.confirms_of(number)
+            elif method in {wire.BASIC_GET, wire.QUEUE_DECLARE} and not lane.channel.dead:
+                self._take_queue(method, lane.channel, Reader(buffer, position + _ARGUMENTS_AT, stop - 1))
+            self._pass(buffer, position, stop, lane.barrier)
+
+    def _take_connection_method(self, method: int, buffer: Buffer, position: int, stop: int) -> None:
+        arguments = Reader(buffer, position + _ARGUMENTS_AT, stop - 1)
+        tuned = self._about.take(method, arguments)
+        if method == wire.CONNECTION_CLOSE:
+            if not self.finished:
+                self._last_words = bytes(buffer[position:stop])
+            self.finished = self._special = True
+            return
+        if not tuned and method == wire.CONNECTION_OPEN:
+            self._names.enter(self._about.vhost)
+            if self._native is not None and not self._lanes:
+                self._native.enter(self._names.before)
+        self._pass(buffer, position, stop, None)
+
+    def _open_channel(self, number: int) -> None:
+        # What is one too many, whatever its number, the broker says.
+        if len(self._channels) < self._about.channel_max:
+            self.opened(Channel(number))
+
+    def _take_queue(self, method: int, channel: Channel, arguments: Reader) -> None:
+        """Take a method that declares a queue or asks it for a message."""
+        arguments.short()
+        queue = arguments.short_string()
+        if method == wire.BASIC_GET:
+            self._check_unanswered(len(channel.getting))
+            channel.getting.append(queue or channel.declared)
+        else:
+            channel.declared = queue or (UNTOLD if arguments.octet() & wire.DECLARE_NO_WAIT else b"")
+
+    def _take_consumer(self, method: int, lane: Lane, buffer: Buffer, position: int, stop: int) -> None:
+        """Take a method that begins or ends a consumer, and have the broker answer it."""
+        channel, arguments = lane.channel, Reader(buffer, position + _ARGUMENTS_AT, stop - 1)
+        begins = method == wire.BASIC_CONSUME
+        no_wait = wire.CONSUME_NO_WAIT if begins else wire.CANCEL_NO_WAIT
+        if begins:
+            arguments.short()
+        queue, tag = arguments.short_string() if begins else b"", arguments.short_string()
+        bits_at = arguments.position
+        bits = arguments.octet()
+        wants = not bits & no_wait
+        if begins and not wants and tag:
+            # RabbitMQ 3.10 fails where it is to answer this and a cancel follows at once.
+            known = channel.following if tag in channel.consumed else channel.consumed
+            channel.latest = known[tag] = channel.resolve(queue or channel.declared)
+            wants = True
+        elif begins:
+            self._check_unanswered(len(channel.consuming))
+            channel.consuming.append((queue or channel.declared, wants))
+        elif not wants:
+            self._check_unanswered(len(channel.cancelling))
+            channel.cancelling[tag] = channel.cancelling.get(tag, 0) + 1
+        if wants:
+            self._pass(buffer, position, stop, lane.behind)
+            return
+        asks = bytes(buffer[position:bits_at]) + bytes((bits & ~no_wait,)) + bytes(buffer[bits_at + 1 : stop])
+        self._special = True
+        self._pass(asks, 0, len(asks), lane.behind)
+
+    def _check_unanswered(self, count: int) -> None:
+        if count >= MOST_UNANSWERED:
+            raise self._stop(wire.RESOURCE_ERROR, f"more than {count} requests without waiting for an answer")
+
+    # --- What the compiled part reads -------------------------------------------------------------
+
+    def feed(self, chunk: memoryview) -> Sequence[Request]:
+        """Read the frames of one chunk, as the base class says."""
+        self._runs = None
+        if self.greets and self._about.opened:
+            # Until now the client may be anybody: nothing is limited, nor are frames longer than by default.
+            self.greets = False
+            if self._about.tuned_bytes:
+                self.most_payload_bytes = self._about.tuned_bytes - wire.FRAME_BYTES
+        return super().feed(chunk)
+
+    def _scan(self, chunk: memoryview, position: int) -> int:
+        native = self._native
+        if native is None or native.channels is None or self.finished:
+            return position
+        if self._runs is None:
+            self._runs = 0
+            native.channels.frame_max = self.most_payload_bytes + wire.FRAME_BYTES
+            native.channels.most_body_bytes = self.most_body_bytes
+            native.look_again(_ALL_LANES)
+        else:
+            native.look_again(_FEW_LANES)
+        # Where something is held already, more may be, and each is a content then.
+        most = max(1, MOST_CONTENTS - len(self._begun)) if self.waiting else MOST_SCANNED
+        segment = native.channels.scan(chunk, position, MOST_RUNS - self._runs, most, self._names.with_keys)
+        stop = segment.stop
+        if stop == position:
+            return position
+        self.frames += segment.frames
+        self._runs += segment.runs
+        scanned = Scanned(
+            segment,
+            len(self._requests),
+            chunk,
+            position,
+            self._lanes.__getitem__,
+            self._make_content,
+            self._make_request,
+        )
+        self._requests.extend(scanned)
+        self._begun.append(scanned)
+        self._pass(chunk, position, min(stop, len(chunk)), scanned)
+        for content in scanned.open():
+            content.lane.content = content
+            native.leave(content.lane)
+            if stop > len(chunk):
+                self._frame_left_bytes, self._frame_owner = stop - len(chunk), content
+        if self._runs >= MOST_RUNS or len(segment) >= most:
+            self.left_bytes = max(0, len(chunk) - stop)
+        return stop
+
+    def scanned_names(self) -> Sequence[Resource]:
+        """Return what the publishes were for that scans remember."""
+        channels = None if self._native is None else self._native.channels
+        return () if channels is None else channels.names()
+
+    def _make_content(self, lane: Lane, raw: bytes) -> Content:
+        content = _Publish(lane)
+        target = content.target = self._names.target(raw, raw[0])
+        content.resources = target.resources
+        content.key = hash((target.key, lane.channel.number)) & _KEY_BITS
+        return content
+
+    def _take_verdicts(self, batch: Batch) -> None:
+        """Note what was decided; what was scanned is cut at once if some of it is refused, and all else passes."""
+        requests, verdicts = batch.requests, batch.verdicts
+        if isinstance(requests, Gathered):
+            self._steps += requests.left
+            if all(isinstance(verdict, Refuse | Shadow) for verdict in batch.distinct):
+                self._cut_refused(requests, verdicts)
+                return
+            self._spell_out()
+        super()._take_verdicts(batch)
+
+    def _cut_refused(self, requests: Gathered, verdicts: Verdicts) -> None:
+        refused = sorted(index for index, verdict in verdicts.items() if isinstance(verdict, Refuse))
+        index = done = 0
+        for part in requests.parts:
+            if isinstance(part, Request):
+                if index in verdicts:
+                    self._take_verdict(part, verdicts[index])
+                index += 1
+                continue
+            index = part.stop
+            assert isinstance(part, Scanned)  # noqa: S101 - as _scan made it
+            part.refused, done = part.within(refused, bisect_left(refused, part.first, done))
+        pieces, self._pieces = self._pieces, []
+        for piece in pieces:
+            buffer, start, stop, scanned = piece
+            if not isinstance(scanned, Scanned) or not scanned.refused:
+                self._pieces.append(piece)
+                continue
+            self._special = True
+            self._pieces.append((buffer, start, start, scanned))
+            self._pieces += [(buffer, *each, None) for each in scanned.kept(stop)]
+            for lane, answers, count in scanned.refusals():
+                if not lane.channel.dead:
+                    self.refused += count
+                    self._answer(lane.channel, answers)
+
+    def _leave(self, lane: Lane) -> None:
+        """Take note that a lane's publishes are not plain for now."""
+        if self._native is not None and self._lanes.get(lane.channel.number) is lane:
+            self._native.leave(lane)
+
+    def open_lane(self, number: int, lane: Lane) -> None:
+        """Take note of a channel that is open now."""
+        super().open_lane(number, lane)
+        self._leave(lane)
+
+    def close_lane(self, number: int) -> None:
+        """Forget a channel that is closed."""
+        lane = self._lanes.get(number)
+        super().close_lane(number)
+        if lane is not None and self._native is not None:
+            self._native.forget(lane)
+
+    def give_up(self, lane: Lane, *, methods: bool = True) -> None:
+        """Forget all that waits in a lane, as the base class says."""
+        self._leave(lane)
+        super().give_up(lane, methods=methods)
+
+    def _open_content(self, content: Content, buffer: Buffer, position: int, stop: int) -> None:
+        self._leave(content.lane)
+        super()._open_content(content, buffer, position, stop)
+
+    def _wait(self, content: Content, data: bytearray) -> None:
+        self._leave(content.lane)
+        super()._wait(content, data)
+
+    def _set_aside(self, owner: Method, methods: bytes) -> None:
+        self._leave(owner.lane)
+        super()._set_aside(owner, methods)
+
+    def _spell_out(self) -> None:
+        """Make contents of all that was scanned in the chunk in hand."""
+        pieces, self._pieces = self._pieces, []
+        for piece in pieces:
+            if isinstance(piece[3], Scanned):
+                self._steps += piece[3].segment.frames
+                self._pieces += piece[3].pieces()
+            else:
+                self._pieces.append(piece)
+        self._begun = []
+
+    def _limit(self, content: Content, keys: list[bytes]) -> bool:
+        """Take a publish, as the base class says."""
+        assert isinstance(content, _Publish)  # noqa: S101 - there is no other content from a client
+        lane, target = content.lane, content.target
+        content.resources = self._names.with_copies(target, keys) if keys else target.resources
+        content.key = hash((target.key, lane.channel.number)) & _KEY_BITS
+        if lane.channel.confirms is not None:
+            content.number = lane.channel.confirms.number()
+        return not lane.after and (content.number > 0 or content.key not in lane.lines)
+
+    def _make_request(self, content: Content) -> Request:
+        """Make a request of a publish."""
+        return Request(
+            content.resources,
+            1,
+            content.size_bytes,
+            "",
+            "answered" if content.number else "impossible",
+            content.key,
+            content,
+        )
+
+    def _goes_on(self, content: Content) -> None:
+        """Count a publish with confirms as the broker does."""
+        confirms = content.lane.channel.confirms
+        if content.number and confirms is not None:
+            confirms.sent(content.number)
+
+    def _refuse(self, content: Content) -> None:
+        """Answer a publish with confirms that is refused."""
+        if content.number:
+            channel = content.lane.channel
+            self._answer(channel, wire.nack(channel.number, content.number))
+
+    def flush(self) -> None:
+        """Queue what is ready and can be written, and the client's last words behind all of it."""
+        super().flush()
+        if self._last_words and not self._in_hand and not self._completes:
+            self._completes = True
+            self.forget_incomplete(refusable=False)
+        if self._last_words and not self.waiting and not self._ready and self.at_boundary():
+            self.out.append(self._last_words)
+            self._last_words = b""
+
+    def outstanding(self) -> int:
+        """Return how many publishes wait for the broker's confirm."""
+        return sum(channel.confirms.outstanding() for channel in self._channels.values() if channel.confirms)

@@ -1,0 +1,416 @@
+"""One AMQP 0.9.1 connection, sans-IO: the protocol header, the two streams, heartbeats and farewells of our own."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from msgspec.structs import replace
+
+from limiter.rules.resource import USER, VHOST, Resource
+from proxy.deciding.batch import Batch, ConnectionInfo, Refuse, Request, Side
+from proxy.protocols.amqp091 import wire
+from proxy.protocols.amqp091.answers import Answers
+from proxy.protocols.amqp091.channel import PASSING, Channel, Content
+from proxy.protocols.amqp091.confirms import Confirms
+from proxy.protocols.amqp091.memory import Memory
+from proxy.protocols.amqp091.names import DEFAULT_VHOST, DELIVERY, ROUTING_KEY, encoded
+from proxy.protocols.amqp091.options import AMQP091Options
+from proxy.protocols.amqp091.publishes import Publishes
+from proxy.protocols.amqp091.reading import Shared
+from proxy.protocols.amqp091.scanning import Native, last_handle, scans
+from proxy.protocols.amqp091.stream import Stream
+from proxy.protocols.base import NO_BOUND, Buffer, Close, Description, Session, SessionContext
+
+_TLS_HANDSHAKE: Final = 0x16
+#: First bytes of PROXY protocol version 1 and 2.
+_PROXY_PROTOCOL: Final = b"P\r"
+#: With which a broker's answer begins that names the version it speaks: it then closes, and no frame follows.
+_OTHER_VERSION: Final = wire.PROTOCOL_HEADERS[0][0]
+_HEADER_BYTES: Final = wire.PROTOCOL_HEADER_BYTES
+_NS: Final = 1_000_000_000
+
+
+class AMQP091Session(Session):
+    """The session of one client's connection.
+
+    Args:
+        context: from the driver; its options are AMQP091Options, its hub a ``memory.Hub``.
+    """
+
+    ticks = True
+
+    def __init__(self, context: SessionContext) -> None:
+        options: AMQP091Options = context.options
+        self._context = context
+        self._connection = context.connection
+        self._tls = options.tls
+        self._memory = {
+            side: Memory(context.hub, options.max_waiting_bytes, options.max_waiting_bytes_in_all, context.wake)
+            for side in Side
+        }
+        resources = context.resources
+        native = None if resources is None or not scans(options.scan) else Native(resources)
+        shared = Shared(context.give_up, context.wake, native=native, max_message_bytes=options.max_message_bytes)
+        self._about, self._names, self._channels = shared.about, shared.names, shared.channels
+        self._answers = Answers(self._memory[Side.BROKER], shared)
+        self._publishes = Publishes(self._memory[Side.CLIENT], shared, self._answer)
+        self._streams: dict[Side, Stream] = {Side.CLIENT: self._publishes, Side.BROKER: self._answers}
+        self._publishes.opened = self._answers.opened = self._channel_opens
+        self._publishes.closed = self._answers.closed = self._channel_closes
+        self._answers.dies = self._channel_dies
+        self._answers.ends = self._broker_ends
+        #: The batch of what was asked later, by side, while it is decided.
+        self._asked: dict[Side, Batch] = {}
+        self._asks_next = Side.CLIENT
+        #: The protocol header, as far as it has come; what follows it is decoded, relayed unread, or awaits the
+        #: broker's answer to a version that is not decoded.
+        self._header = b""
+        self._unread = False
+        self._foreign = False
+        self._broker_begun = False
+        #: Whose stream has ended.
+        self._ended: set[Side] = set()
+        #: Likewise, though not all of it has gone on.
+        self._gone: set[Side] = set()
+        #: Since the last look: who was heard, and who was written to.
+        self._heard: set[Side] = set()
+        self._written: set[Side] = set()
+        self._heartbeat_ns: int | None = None
+        #: The publish that is timed: where it is confirmed, the broker's number, and when it went on.
+        self._timed: tuple[Confirms, int, int] | None = None
+        #: The broker was sent a connection.close of ours; the end of what it has sent since.
+        self._closes = False
+        self._last_heard = b""
+
+    # --- Channels ---------------------------------------------------------------------------------
+
+    def _channel_opens(self, channel: Channel) -> None:
+        self._channels[channel.number] = channel
+        self._publishes.open_lane(channel.number, channel.to_broker)
+        self._answers.open_lane(channel.number, channel.to_client)
+
+    def _channel_dies(self, channel: Channel) -> None:
+        """Take note that the broker has closed a channel, which the client is to agree to."""
+        channel.dead = True
+        # The broker still answers a close of the client's.
+        self._publishes.give_up(channel.to_broker, methods=False)
+        self._answers.give_up(channel.to_client)
+
+    def _channel_closes(self, number: int) -> None:
+        """Forget a channel that both sides know to be closed."""
+        channel = self._channels.pop(number, None)
+        if channel is not None:
+            channel.dead = True
+            if self._timed is not None and self._timed[0] is channel.confirms:
+                self._timed = None
+            self._publishes.close_lane(number)
+            self._answers.close_lane(number)
+
+    def _broker_ends(self) -> None:
+        """Take note that the broker closes the connection."""
+        self._publishes.finished = True
+        self._publishes.give_up_all()
+        self._answers.give_up_all()
+
+    def _answer(self, channel: Channel, frame: bytes) -> None:
+        if Side.BROKER not in self._ended:  # nothing can follow the end of the stream
+            self._answers.insert(channel.to_client, frame)
+
+    # --- Chunks -----------------------------------------------------------------------------------
+
+    @property
+    def language(self) -> str:
+        """What the client says it is written in."""
+        return self._about.language
+
+    def receive(self, side: Side, chunk: memoryview, now_ns: int) -> Batch | None:
+        """Take one chunk, as the base class says."""
+        self._heard.add(side)
+        if self._unread:
+            self._streams[side].out.append(chunk)
+            return None
+        if side is Side.CLIENT:
+            if len(self._header) < _HEADER_BYTES or self._foreign:
+                chunk = self._begin(chunk)
+                if not chunk:
+                    return None
+            self._names.with_keys = self._context.limits_kind(ROUTING_KEY)
+        else:
+            if self._foreign or (not self._broker_begun and chunk[0] == _OTHER_VERSION):
+                self._answers.out.append(chunk)
+                raise Close(
+                    "other_protocol",
+                    f"the client began with {self._header!r}, which the broker or Sluice does not speak",
+                )
+            self._broker_begun = True
+            self._answers.limited = self._context.limits_kind(DELIVERY)
+        stream = self._streams[side]
+        before = stream.frames
+        requests = stream.feed(chunk)
+        self._context.counters.frames[side] += stream.frames - before
+        if side is Side.BROKER:
+            self._look_at_timed(now_ns)
+        if self._about.tuned_bytes and self._heartbeat_ns is None and side is Side.CLIENT:
+            self._begin_heartbeats(now_ns)
+        if requests:
+            return Batch(self._who(), side, requests)
+        self._pass_on(stream, None)
+        return None
+
+    def _begin(self, chunk: memoryview) -> memoryview:
+        """Take the protocol header; return what of the chunk follows it."""
+        if self._foreign:
+            return chunk[:0]
+        if not self._header:
+            self._sniff(chunk[0])
+            if self._unread:
+                self._publishes.out.append(chunk)
+                return chunk[:0]
+        missing = _HEADER_BYTES - len(self._header)
+        self._header += bytes(chunk[:missing])
+        if len(self._header) == _HEADER_BYTES:
+            self._publishes.out.append(self._header)
+            if self._header not in wire.PROTOCOL_HEADERS:
+                # The broker answers with what it speaks; what follows belongs to another protocol.
+                self._foreign = True
+                return chunk[:0]
+        return chunk[missing:]
+
+    def _sniff(self, first: int) -> None:
+        """Tell by its first byte what the client speaks."""
+        if first == _TLS_HANDSHAKE:
+            if self._tls == "refuse":
+                raise Close(
+                    "tls",
+                    "the client began a TLS handshake, which this listener does not decode; turn TLS off in the "
+                    'client, or give the listener the option tls = "pass" to relay it unlimited',
+                )
+            self._unread = True
+        elif first in _PROXY_PROTOCOL:
+            raise Close("proxy_protocol", "the client began with a PROXY protocol header, which is not accepted here")
+
+    def _who(self) -> ConnectionInfo:
+        """Return whose requests they are; who has signed in has scopes of its own."""
+        if self._about.vhost and not self._connection.scopes:
+            vhost, user = self._about.vhost, self._about.user
+            scopes = [Resource(USER, encoded(user))] if user else []
+            name = "/" if vhost == DEFAULT_VHOST else encoded(vhost)
+            self._connection = replace(self._connection, scopes=(*scopes, Resource(VHOST, name)))
+        return self._connection
+
+    def decided(self, batch: Batch, now_ns: int) -> None:
+        """Queue what passes and what is refused, and copy what waits."""
+        stream = self._streams[batch.side]
+        if self._asked.get(batch.side) is batch:
+            del self._asked[batch.side]
+            stream.asked(batch, now_ns)
+            self._flush()
+        else:
+            self._pass_on(stream, batch)
+            if self._timed is None and batch.side is Side.CLIENT:
+                self._time(last_handle(batch.requests), now_ns)
+
+    def _time(self, content: object, now_ns: int) -> None:
+        """Time a publish with confirms, if it has gone on."""
+        if isinstance(content, Content) and content.number and content.fate == PASSING:
+            confirms = content.lane.channel.confirms
+            if confirms is not None:
+                self._timed = confirms, confirms.latest(), now_ns
+
+    def _look_at_timed(self, now_ns: int) -> None:
+        if self._timed is not None:
+            confirms, tag, sent_ns = self._timed
+            if not confirms.is_open(tag):
+                self._context.counters.round_trip.observe(now_ns - sent_ns)
+                self._timed = None
+
+    def _pass_on(self, stream: Stream, batch: Batch | None) -> None:
+        stream.pass_on(batch)
+        self._flush()
+        if stream.close is not None:
+            raise stream.close
+
+    def _flush(self) -> None:
+        # What one stream reads may let the other go on.
+        for stream in self._streams.values():
+            stream.flush()
+
+    def resolved(self, request: Request, refuse: Refuse | None, now_ns: int) -> None:
+        """Let a held request go on, or refuse it."""
+        del now_ns
+        content = request.handle
+        if isinstance(content, Content):
+            stream = self._answers if content.lane is content.lane.channel.to_client else self._publishes
+            stream.resolved(request, refuse)
+            self._flush()
+
+    # --- Time -------------------------------------------------------------------------------------
+
+    def _begin_heartbeats(self, now_ns: int) -> None:
+        if self._about.heartbeat_s:
+            self._heartbeat_ns = now_ns + self._half_ns()
+            self._context.wake()
+
+    def _half_ns(self) -> int:
+        return self._about.heartbeat_s * _NS // 2
+
+    def next_tick_ns(self) -> int | None:
+        """Return when to look at heartbeats, or to ask again."""
+        times = (self._heartbeat_ns, self._publishes.again_ns, self._answers.again_ns)
+        return min((time for time in times if time is not None), default=None)
+
+    def tick(self, now_ns: int) -> Batch | None:
+        """Send heartbeats where they are due, and ask about what waits."""
+        if self._heartbeat_ns is not None and now_ns >= self._heartbeat_ns:
+            self._heartbeat_ns = now_ns + self._half_ns()
+            self._beat()
+        # In turns, so that none keeps the other waiting.
+        side = self._asks_next if self._streams[self._asks_next].asks() else self._asks_next.other
+        requests = self._streams[side].ask()
+        self._asks_next = side.other
+        if self._streams[side.other].asks():
+            self._context.wake()
+        if not requests:
+            return None
+        batch = self._asked[side] = Batch(self._who(), side, requests)
+        return batch
+
+    def _beat(self) -> None:
+        """Send a heartbeat to who heard nothing for a while, though the other side is there."""
+        for side, stream in self._streams.items():
+            there = side in self._heard or side in self._gone or self.paused(side)
+            if there and side.other not in self._written and side.other not in self._ended:
+                stream.insert(None, wire.HEARTBEAT_FRAME)
+        self._heard.clear()
+        self._written.clear()
+
+    # --- Ends -------------------------------------------------------------------------------------
+
+    def farewell(self, detail: str, now_ns: int) -> None:
+        """Queue a connection.close for either side that has not said or heard one."""
+        del now_ns
+        if self._publishes.finished or self._about.closed_by is not None:
+            return
+        failed = self._publishes.close is not None
+        code = self._publishes.code if failed else wire.CONNECTION_FORCED
+        if not self._about.opened:
+            # The client understands a close before it is let in; the broker expects none.
+            if failed and self._about.vhost and Side.BROKER not in self._ended:
+                self._answers.insert(None, wire.connection_close(code, detail))
+            return
+        if Side.BROKER not in self._ended:
+            self._answers.insert(None, wire.connection_close(code, detail))
+        if Side.CLIENT not in self._ended:
+            self._closes = self._publishes.insert(None, wire.connection_close(wire.CONNECTION_FORCED, detail))
+
+    def heard_out(self, side: Side, chunk: memoryview) -> bool:
+        """Wait for the broker's agreement to our close: it warns of a stream that ends before it."""
+        if side is Side.CLIENT or not self._closes:
+            return True
+        # It cannot be told from the same bytes in a body; then the stream only ends sooner.
+        self._last_heard = self._last_heard[1 - len(wire.CLOSE_OK_FRAME) :] + bytes(chunk)
+        return wire.CLOSE_OK_FRAME in self._last_heard
+
+    @property
+    def closing(self) -> Side | None:
+        """Return which peer has closed the connection, once the other one has agreed."""
+        return self._about.closed_by
+
+    def keeps(self, side: Side) -> bool:
+        """Say so of a client that has gone while publishes without confirms wait, which it takes for delivered."""
+        if side is Side.BROKER or Side.BROKER in self._ended:
+            return False
+        if side not in self._gone:
+            self._gone.add(side)
+            self._publishes.forget_incomplete(refusable=True)
+            self._context.wake()
+        return self._publishes.keeps()
+
+    def end(self, side: Side, now_ns: int) -> None:
+        """Queue what was held back of an unfinished frame; what waits of that side is forgotten."""
+        del now_ns
+        self._ended.add(side)
+        if side is Side.CLIENT and 0 < len(self._header) < _HEADER_BYTES:
+            self._publishes.out.append(self._header)
+        self._streams[side].end()
+
+    def close(self) -> None:
+        """Give back the room of what waits, and forget the rest: what goes round in circles would stay for long."""
+        for stream in self._streams.values():
+            stream.forget_all()
+        channels = list(self._channels.values())
+        for channel in channels:
+            self._channel_closes(channel.number)
+            channel.part()
+        for stream in self._streams.values():
+            stream.part()
+        for memory in self._memory.values():
+            memory.forget()
+        self._asked.clear()
+        self._names.forget()
+
+    # --- For the driver ---------------------------------------------------------------------------
+
+    def held_back(self, side: Side) -> int:
+        """Return the length of a frame's beginning, if it is worth while to read it once more."""
+        return self._streams[side].held_back()
+
+    def take_back(self, side: Side) -> bytes:
+        """Hand out that beginning."""
+        return self._streams[side].take_back()
+
+    def takes_turns(self, side: Side) -> bool:
+        """Say so of a peer whose chunks take many steps."""
+        return self._streams[side].takes_turns()
+
+    def reads_fast(self, side: Side) -> bool:
+        """Say so of what is relayed unread, and of streams whose last chunk was read in few steps."""
+        return self._unread or self._streams[side].reads_fast()
+
+    def left_bytes(self, side: Side) -> int:
+        """Return what is left of a chunk with much in it."""
+        return self._streams[side].left_bytes
+
+    def describe(self) -> Description:
+        """Return what is known of the connection."""
+        shown, more = self._names.shown(self._publishes.scanned_names())
+        return Description(self._about.describe(), self._publishes.frames, self._publishes.refused, shown, more)
+
+    def take(self, side: Side) -> Sequence[Buffer]:
+        """Hand out what may be written now."""
+        out = self._streams[side.other].take()
+        if out:
+            self._written.add(side)
+        return out
+
+    def backlog_bytes(self, side: Side) -> int:
+        """Return the bytes of our own that wait for that peer."""
+        stream = self._streams[side.other]
+        return stream.own_bytes + stream.ready_bytes()
+
+    def paused(self, side: Side) -> bool:
+        """Say whether as much waits of that peer as may, and nothing has to be read first so that it can go on."""
+        return self._memory[side].is_full() and self._streams[side].can_stop()
+
+    def most_bytes(self, side: Side) -> int:
+        """Return what is missing of the frame in hand while as much waits as may: a pause comes between two frames."""
+        return self._streams[side].missing_bytes() if self._memory[side].is_full() else NO_BOUND
+
+    def in_flight(self) -> int:
+        """Return what waits, and publishes that the broker has not confirmed."""
+        return self._publishes.waiting + self._answers.waiting + self._publishes.outstanding()
+
+    def between_frames(self, side: Side) -> bool:
+        """Return whether that peer's stream may end here; one that is relayed unread never may."""
+        if self._unread:
+            return False
+        if side is Side.CLIENT:
+            return len(self._header) in {0, _HEADER_BYTES} and self._publishes.between_contents()
+        return self._answers.between_frames()
+
+    def missing_bytes(self, side: Side) -> int:
+        """Return what is missing of the client's frame in hand; the broker's and unread streams have no such bound."""
+        if self._unread or side is Side.BROKER:
+            return NO_BOUND
+        if len(self._header) < _HEADER_BYTES:
+            return _HEADER_BYTES - len(self._header)
+        return self._publishes.missing_bytes()

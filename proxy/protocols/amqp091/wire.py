@@ -1,0 +1,281 @@
+"""AMQP 0.9.1 on the wire: frames, the methods that matter here, and what is read of them or written.
+
+Nothing here knows a connection. What is read comes from anybody: ``Malformed`` is the only error, and no value costs
+more than its bytes.
+"""
+
+from collections.abc import Iterator
+from struct import Struct
+from typing import Final
+
+from proxy.protocols.base import Buffer
+
+METHOD: Final = 1
+HEADER: Final = 2
+BODY: Final = 3
+HEARTBEAT: Final = 8
+FRAME_TYPES: Final = frozenset((METHOD, HEADER, BODY, HEARTBEAT))
+
+#: Before and after a frame's payload.
+PREFIX_BYTES: Final = 7
+FRAME_BYTES: Final = 8
+FRAME_END: Final = 0xCE
+#: What a frame may be before both sides have agreed on something else, its own framing included.
+DEFAULT_FRAME_MAX: Final = 131072
+
+PROTOCOL_HEADER_BYTES: Final = 8
+#: Those that begin a connection of this version.
+PROTOCOL_HEADERS: Final = (b"AMQP\x00\x00\x09\x01", b"AMQP\x01\x01\x00\x09")
+
+# Reply codes of close methods.
+CONNECTION_FORCED: Final = 320
+FRAME_ERROR: Final = 501
+SYNTAX_ERROR: Final = 502
+COMMAND_INVALID: Final = 503
+CHANNEL_ERROR: Final = 504
+UNEXPECTED_FRAME: Final = 505
+RESOURCE_ERROR: Final = 506
+
+#: Type, channel and payload length of a frame.
+prefix_at: Final = Struct(">BHI").unpack_from
+#: Class and method of a method frame's payload, as one number.
+method_at: Final = Struct(">I").unpack_from
+_u16_at: Final = Struct(">H").unpack_from
+_u32_at: Final = Struct(">I").unpack_from
+_u64_at: Final = Struct(">Q").unpack_from
+
+
+def method(class_id: int, method_id: int) -> int:
+    """Return class and method as one number."""
+    return class_id << 16 | method_id
+
+
+CONNECTION_START_OK: Final = method(10, 11)
+CONNECTION_TUNE: Final = method(10, 30)
+CONNECTION_TUNE_OK: Final = method(10, 31)
+CONNECTION_OPEN: Final = method(10, 40)
+CONNECTION_OPEN_OK: Final = method(10, 41)
+CONNECTION_CLOSE: Final = method(10, 50)
+CONNECTION_CLOSE_OK: Final = method(10, 51)
+CHANNEL_OPEN: Final = method(20, 10)
+CHANNEL_FLOW_OK: Final = method(20, 21)
+CHANNEL_CLOSE: Final = method(20, 40)
+CHANNEL_CLOSE_OK: Final = method(20, 41)
+QUEUE_DECLARE: Final = method(50, 10)
+QUEUE_DECLARE_OK: Final = method(50, 11)
+BASIC: Final = 60
+BASIC_QOS: Final = method(BASIC, 10)
+BASIC_CONSUME: Final = method(BASIC, 20)
+BASIC_CONSUME_OK: Final = method(BASIC, 21)
+BASIC_CANCEL: Final = method(BASIC, 30)
+BASIC_CANCEL_OK: Final = method(BASIC, 31)
+BASIC_PUBLISH: Final = method(BASIC, 40)
+BASIC_RETURN: Final = method(BASIC, 50)
+BASIC_DELIVER: Final = method(BASIC, 60)
+BASIC_GET: Final = method(BASIC, 70)
+BASIC_GET_OK: Final = method(BASIC, 71)
+BASIC_GET_EMPTY: Final = method(BASIC, 72)
+BASIC_ACK: Final = method(BASIC, 80)
+BASIC_REJECT: Final = method(BASIC, 90)
+BASIC_RECOVER_ASYNC: Final = method(BASIC, 100)
+BASIC_RECOVER: Final = method(BASIC, 110)
+BASIC_RECOVER_OK: Final = method(BASIC, 111)
+BASIC_NACK: Final = method(BASIC, 120)
+CONFIRM_SELECT: Final = method(85, 10)
+TX_SELECT: Final = method(90, 10)
+
+#: A bit of ack and nack.
+MULTIPLE: Final = 1
+#: A bit of each that keeps the broker from answering.
+DECLARE_NO_WAIT: Final = 16
+CONSUME_NO_WAIT: Final = 8
+CANCEL_NO_WAIT: Final = 1
+
+_FLAG_CONTENT_TYPE: Final = 1 << 15
+_FLAG_CONTENT_ENCODING: Final = 1 << 14
+_FLAG_HEADERS: Final = 1 << 13
+_CONTENT_HEADER_BYTES: Final = 14
+#: How long the values of a field table are, by their type; None is a length of four bytes and so many more.
+_FIELD_BYTES: Final[dict[int, int | None]] = {
+    **dict.fromkeys(b"SxAF", None),
+    **dict.fromkeys(b"tbB", 1),
+    **dict.fromkeys(b"sUu", 2),
+    **dict.fromkeys(b"Iif", 4),
+    ord("D"): 5,
+    **dict.fromkeys(b"lLdT", 8),
+    ord("V"): 0,
+}
+_TABLE: Final = ord("F")
+_ARRAY: Final = ord("A")
+_LONG_STRING: Final = ord("S")
+#: A routing key in CC or BCC is cut to what one elsewhere can be.
+MAX_SHORT_BYTES: Final = 255
+#: How many fields are read, with the values of such arrays, and how many such keys: they take some microseconds each.
+MAX_FIELDS: Final = 2048
+MAX_KEYS: Final = 256
+
+
+class Malformed(Exception):  # noqa: N818 - says what the bytes are
+    """Bytes that are not what their place asks for; the message says what was seen."""
+
+
+class Reader:
+    """Reads the arguments of one method, or the properties of one content header, in order.
+
+    Args:
+        buffer: what they are in.
+        position: where the first begins.
+        stop: where the payload ends.
+    """
+
+    __slots__ = ("_buffer", "position", "stop")
+
+    def __init__(self, buffer: Buffer, position: int, stop: int) -> None:
+        self._buffer = buffer
+        self.position = position
+        self.stop = stop
+
+    def step(self, count: int) -> int:
+        """Step over some bytes; return where they began."""
+        position = self.position
+        if count > self.stop - position:
+            raise Malformed(f"{count} bytes of an argument are asked for, {self.stop - position} are there")
+        self.position = position + count
+        return position
+
+    def octet(self) -> int:
+        """Read one byte."""
+        return self._buffer[self.step(1)]
+
+    def short(self) -> int:
+        """Read 16 bits."""
+        value: int = _u16_at(self._buffer, self.step(2))[0]
+        return value
+
+    def long(self) -> int:
+        """Read 32 bits."""
+        value: int = _u32_at(self._buffer, self.step(4))[0]
+        return value
+
+    def longlong(self) -> int:
+        """Read 64 bits."""
+        value: int = _u64_at(self._buffer, self.step(8))[0]
+        return value
+
+    def raw(self, count: int) -> bytes:
+        """Read some bytes."""
+        position = self.step(count)
+        return bytes(self._buffer[position : position + count])
+
+    def short_string(self) -> bytes:
+        """Read a string of 255 bytes at most."""
+        return self.raw(self.octet())
+
+    def long_string(self) -> bytes:
+        """Read a string with a length of four bytes."""
+        return self.raw(self.long())
+
+    def table(self) -> Iterator[tuple[bytes, int, "Reader"]]:
+        """Read a field table: names, types and readers of the values; what a value holds is not looked at."""
+        inner = self._inner()
+        for _ in inner._fields():
+            name = inner.short_string()
+            yield name, *inner._value()  # noqa: SLF001 - its own
+
+    def array(self) -> Iterator[tuple[int, "Reader"]]:
+        """Read an array's values as those of a table."""
+        inner = self._inner()
+        for _ in inner._fields():
+            yield inner._value()  # noqa: SLF001 - its own
+
+    def _fields(self) -> Iterator[None]:
+        for _ in range(MAX_FIELDS):
+            if self.position >= self.stop:
+                return
+            yield
+        if self.position < self.stop:
+            raise Malformed(f"a table or an array of more than {MAX_FIELDS} fields")
+
+    def _inner(self) -> "Reader":
+        length = self.long()
+        begins = self.step(length)
+        return Reader(self._buffer, begins, begins + length)
+
+    def _value(self) -> tuple[int, "Reader"]:
+        kind = self.octet()
+        if kind not in _FIELD_BYTES:
+            raise Malformed(f"a field of the unknown type {chr(kind)!r}")
+        length = _FIELD_BYTES[kind]
+        begins = self.position
+        self.step(self.long() if length is None else length)
+        return kind, Reader(self._buffer, begins, self.position)
+
+
+def read_texts(reader: Reader, *names: bytes) -> dict[bytes, bytes]:
+    """Return the long strings among the fields of a table with some names; tables in tables are not looked at."""
+    return {name: value.long_string() for name, kind, value in reader.table() if name in names and kind == _LONG_STRING}
+
+
+def read_content_header(buffer: Buffer, start: int, stop: int) -> tuple[int, int, list[bytes], int]:
+    """Read the payload of a header frame.
+
+    Returns:
+        Its class, the size of the body to come in bytes, the routing keys in CC and BCC, each once, and how many fields
+        were read to find them.
+
+    Raises:
+        Malformed: it ends too early, or its headers cannot be read as far as they may hold such keys.
+    """
+    if stop - start < _CONTENT_HEADER_BYTES:
+        raise Malformed(f"a content header of {stop - start} bytes")
+    class_id: int = _u16_at(buffer, start)[0]
+    body_bytes: int = _u64_at(buffer, start + 4)[0]
+    flags: int = _u16_at(buffer, start + 12)[0]
+    if not flags & _FLAG_HEADERS:
+        return class_id, body_bytes, [], 0
+    # Looking for the letters takes a fraction of what reading takes.
+    if b"CC" not in bytes(buffer[start + _CONTENT_HEADER_BYTES : stop]):
+        return class_id, body_bytes, [], 0
+    reader = Reader(buffer, start + _CONTENT_HEADER_BYTES, stop)
+    if flags & _FLAG_CONTENT_TYPE:
+        reader.short_string()
+    if flags & _FLAG_CONTENT_ENCODING:
+        reader.short_string()
+    keys: dict[bytes, None] = {}
+    fields = 0
+    for name, kind, value in reader.table():
+        fields += 1
+        if kind == _ARRAY and name in {b"CC", b"BCC"}:
+            for each, text in value.array():
+                fields += 1
+                if fields > MAX_FIELDS:
+                    raise Malformed(f"a content header of more than {MAX_FIELDS} fields")
+                if each == _LONG_STRING:
+                    keys[text.long_string()[:MAX_SHORT_BYTES]] = None
+    if len(keys) > MAX_KEYS:
+        raise Malformed(f"a content header with {len(keys)} routing keys in CC and BCC, {MAX_KEYS} may be")
+    return class_id, body_bytes, list(keys), fields
+
+
+_ANSWER: Final = Struct(">BHIIQBB")
+
+
+def ack(channel: int, tag: int) -> bytes:
+    """Make a basic.ack of one message."""
+    return _ANSWER.pack(METHOD, channel, 13, BASIC_ACK, tag, 0, FRAME_END)
+
+
+def nack(channel: int, tag: int) -> bytes:
+    """Make a basic.nack of one message that is not requeued, as brokers send them to publishers."""
+    return _ANSWER.pack(METHOD, channel, 13, BASIC_NACK, tag, 0, FRAME_END)
+
+
+def connection_close(code: int, text: str) -> bytes:
+    """Make a connection.close."""
+    said = text.encode()[:MAX_SHORT_BYTES].decode(errors="ignore").encode()
+    payload = Struct(">IHB").pack(CONNECTION_CLOSE, code, len(said)) + said + bytes(4)
+    return Struct(">BHI").pack(METHOD, 0, len(payload)) + payload + bytes((FRAME_END,))
+
+
+CLOSE_OK_FRAME: Final = Struct(">BHIIB").pack(METHOD, 0, 4, CONNECTION_CLOSE_OK, FRAME_END)
+HEARTBEAT_FRAME: Final = bytes((HEARTBEAT, 0, 0, 0, 0, 0, 0, FRAME_END))

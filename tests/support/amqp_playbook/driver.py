@@ -1,0 +1,239 @@
+"""A stand-in for the driver: it calls one session as ``proxy.net.connection`` does, and decides its batches."""
+
+from collections.abc import Callable, Iterable, Sequence
+from random import Random
+from typing import TYPE_CHECKING
+
+from limiter.deciding.limits import Limits
+from limiter.rules.resource import Resource
+from limiter.rules.rule_set import RuleSet
+from proxy.deciding.batch import Batch, ConnectionInfo, Hold, Later, Refuse, Request, Side, Ticket, Verdict
+from proxy.net.connection import OUTBOX_BYTES
+from proxy.protocols.amqp091 import PROTOCOL
+from proxy.protocols.amqp091.memory import Hub
+from proxy.protocols.amqp091.options import AMQP091Options
+from proxy.protocols.amqp091.session import AMQP091Session
+from proxy.protocols.base import SessionContext, WireCounters
+
+from . import frames
+
+if TYPE_CHECKING:
+    from sluice_native import Resources
+
+ORDERS = Resource("queue", "orders")
+BUSY = Refuse(ORDERS, "queue:orders", 1000)
+CLIENT, BROKER = Side.CLIENT, Side.BROKER
+
+Decide = Callable[[Request], Verdict | None]
+
+
+class Driver:
+    """One session and what it writes.
+
+    Attributes:
+        written: to either side.
+        held: requests that are held with their tickets, in order.
+        given_up: those that the session gave up.
+        requests: all that were decided.
+        batches: likewise.
+        scans: new sessions have the compiled part read what it can.
+    """
+
+    scans = False
+
+    def __init__(
+        self,
+        decide: Decide = lambda _: None,
+        *,
+        limits: Iterable[str] = (),
+        options: AMQP091Options | None = None,
+        hub: Hub | None = None,
+        keeps_order: bool = True,
+        resources: "Resources | None" = None,
+    ) -> None:
+        self.decide = decide
+        self.limits = set(limits)
+        self.written = {side: bytearray() for side in Side}
+        self.held: dict[int, tuple[Request, Ticket]] = {}
+        self.given_up: list[Request] = []
+        self.requests: list[Request] = []
+        self.batches: list[Batch] = []
+        self.woken = False
+        self.now_ns = 0
+        self.left = dict.fromkeys(Side, b"")
+        #: What peers have sent and was not read, as the session pauses.
+        self.unread = dict.fromkeys(Side, b"")
+        self._keeps_order = keeps_order
+        self._rooms = {side: bytearray() for side in Side}
+        connection = ConnectionInfo(id=1, listener="main", scope="default", peer="192.0.2.1:4000", address="192.0.2.1")
+        context = SessionContext(
+            connection,
+            WireCounters(),
+            self._wake,
+            False,
+            self.limits.__contains__,
+            options or AMQP091Options(),
+            hub=hub or Hub(),
+            give_up=self._give_up,
+            resources=Limits(RuleSet()).resources if self.scans and resources is None else resources,
+        )
+        session = PROTOCOL.open_session(context)
+        assert isinstance(session, AMQP091Session)
+        self.session = session
+
+    def _wake(self) -> None:
+        self.woken = True
+
+    def _give_up(self, requests: Sequence[Request]) -> None:
+        for request in requests:
+            _, ticket = self.held.pop(id(request), (None, None))
+            if ticket is not None:
+                ticket.drop()
+            self.given_up.append(request)
+
+    def open(self, channels: Iterable[int] = (1,), *, confirms: Iterable[int] = (), **greeting: object) -> "Driver":
+        """Have the connection and some channels opened, and forget what was written."""
+        self.give(CLIENT, frames.greeting(**greeting))  # type: ignore[arg-type]  # as greeting's
+        welcome = {key: value for key, value in greeting.items() if key != "vhost"}
+        self.give(BROKER, frames.welcome(**welcome))  # type: ignore[arg-type]  # likewise
+        for channel in channels:
+            self.give(CLIENT, frames.channel_open(channel))
+        for channel in confirms:
+            self.give(CLIENT, frames.confirm_select(channel))
+        return self.forget()
+
+    def forget(self) -> "Driver":
+        for written in self.written.values():
+            written.clear()
+        return self
+
+    def take(self) -> None:
+        for side, written in self.written.items():
+            for each in self.session.take(side):
+                written.extend(each)
+
+    def give(self, side: Side, data: bytes, random: Random | None = None, longest: int = 1 << 20) -> None:
+        """Give a peer's bytes, in chunks of random length if there is a random; what the session pauses at waits."""
+        self.unread[side] += data
+        self.read(side, random, longest)
+        self._read_on()
+
+    def read(self, side: Side, random: Random | None = None, longest: int = 1 << 20) -> None:
+        """Read on, unless the session pauses."""
+        while self.unread[side] and not self.must_wait(side):
+            most = self.most_bytes(side, longest if random is None else random.randint(1, longest))
+            taken_back = self.session.take_back(side) if random is None or random.random() < 0.5 else b""
+            chunk, self.unread[side] = taken_back + self.unread[side][:most], self.unread[side][most:]
+            batch = self.receive(side, chunk)
+            if batch is not None:
+                self.finish(batch)
+            self.unread[side] = self.left[side] + self.unread[side]
+            self.left[side] = b""
+
+    def must_wait(self, side: Side) -> bool:
+        """Return whether the session wants nothing of that peer now."""
+        return self.session.paused(side) or (side is CLIENT and self.session.backlog_bytes(side) > OUTBOX_BYTES)
+
+    def most_bytes(self, side: Side, longest: int) -> int:
+        """Return how much to read of that peer, so much at most."""
+        most = self.session.most_bytes(side)
+        assert most >= 1
+        return min(longest, most)
+
+    def receive(self, side: Side, chunk: bytes) -> Batch | None:
+        """Give one chunk; ``finish`` must follow if it holds requests."""
+        # What is read next goes into the same room, so that whoever keeps a slice keeps nonsense.
+        room = self._rooms[side] = bytearray(chunk)
+        batch = self.session.receive(side, memoryview(room), self.now_ns)
+        if batch is None:
+            self.take()
+            room[:] = b"\xaa" * len(room)
+        left = self.session.left_bytes(side)
+        self.left[side] = chunk[len(chunk) - left :] if left else b""
+        return batch
+
+    def finish(self, batch: Batch) -> None:
+        """Decide a batch."""
+        self._decide(batch)
+        room = self._rooms[batch.side]
+        room[:] = b"\xaa" * len(room)
+
+    def _decide(self, batch: Batch) -> None:
+        self.batches.append(batch)
+        self.requests += batch.requests
+        verdicts: dict[int, Verdict] = {}
+        tickets: list[tuple[Request, Ticket]] = []
+        keys = {request.order_key for request, _ in self.held.values()} if self._keeps_order else set()
+        for index, request in enumerate(batch.requests):
+            verdict = self.decide(request)
+            if request.order_key in keys:
+                verdict = Hold(ORDERS, "rule", Ticket(lambda: None)) if request.refusal == "answered" else Later()
+            if isinstance(verdict, Hold):
+                tickets.append((request, verdict.ticket))
+                if self._keeps_order:
+                    keys.add(request.order_key)
+            if verdict is not None:
+                verdicts[index] = verdict
+        batch.add_verdicts(verdicts)
+        for request, ticket in tickets:
+            self.held[id(request)] = (request, ticket)
+        self.session.decided(batch, self.now_ns)
+        self.take()
+
+    def resolve(self, request: Request | None = None, refuse: Refuse | None = None) -> None:
+        """Resolve a held request, by default the first."""
+        if request is None:
+            request = next(iter(self.held.values()))[0]
+        del self.held[id(request)]
+        self.session.resolved(request, refuse, self.now_ns)
+        self.take()
+        self._read_on()
+
+    def tick(self, *, finish: bool = True) -> Batch | None:
+        """Call ``tick`` once."""
+        self.woken = False
+        batch = self.session.tick(self.now_ns)
+        if batch is not None and finish:
+            self.finish_tick(batch)
+        self.take()
+        self._read_on()
+        return batch
+
+    def _read_on(self) -> None:
+        # What one side says may let the other be read.
+        while any(self.unread[side] and not self.must_wait(side) for side in Side):
+            for side in Side:
+                self.read(side)
+
+    def finish_tick(self, batch: Batch) -> None:
+        """Decide what ``tick`` returned."""
+        self._decide(batch)
+
+    def settle(self) -> None:
+        """Let all that is held go on, and all that was behind it, with nothing decided any more; all is read then."""
+        self.decide = lambda _: None
+        while self.held or self.woken:
+            if self.held:
+                self.resolve()
+            else:
+                self.tick()
+        assert not any(self.unread.values())
+
+    def to_broker(self) -> list[frames.Message]:
+        """Return what was written to the broker, without a protocol header."""
+        return list(frames.messages(bytes(self.written[BROKER])))
+
+    def to_client(self) -> list[frames.Message]:
+        return list(frames.messages(bytes(self.written[CLIENT])))
+
+
+def hold(request: Request) -> Verdict:
+    """Hold a request."""
+    del request
+    return Hold(ORDERS, "rule", Ticket(lambda: None))
+
+
+def refuse(request: Request) -> Verdict:
+    """Refuse a request."""
+    del request
+    return BUSY

@@ -1,0 +1,232 @@
+"""Frames as clients and brokers send them, made and read apart from the code under test."""
+
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+HEADER = b"AMQP\0\0\x09\x01"
+FRAME_MAX = 4096
+
+
+def frame(kind: int, channel: int, payload: bytes) -> bytes:
+    return struct.pack(">BHI", kind, channel, len(payload)) + payload + b"\xce"
+
+
+def method(channel: int, class_id: int, method_id: int, arguments: bytes = b"") -> bytes:
+    return frame(1, channel, struct.pack(">HH", class_id, method_id) + arguments)
+
+
+def short(text: str | bytes) -> bytes:
+    raw = text if isinstance(text, bytes) else text.encode()
+    return bytes((len(raw),)) + raw
+
+
+def long(text: str | bytes) -> bytes:
+    raw = text if isinstance(text, bytes) else text.encode()
+    return struct.pack(">I", len(raw)) + raw
+
+
+def table(fields: Mapping[str, str | list[str] | bytes]) -> bytes:
+    """Make a field table; bytes are a value with its type in front."""
+    out = b""
+    for name, value in fields.items():
+        out += short(name)
+        if isinstance(value, bytes):
+            out += value
+        elif isinstance(value, str):
+            out += b"S" + long(value)
+        else:
+            out += b"A" + long(b"".join(b"S" + long(each) for each in value))
+    return long(out)
+
+
+def content(
+    channel: int,
+    begin: bytes,
+    body: bytes,
+    *,
+    headers: Mapping[str, str | list[str] | bytes] | None = None,
+    body_bytes: int = FRAME_MAX - 8,
+) -> list[bytes]:
+    """Return a content's frames."""
+    flags, properties = (0, b"") if headers is None else (1 << 15 | 1 << 13, short("text/plain") + table(headers))
+    header = struct.pack(">HHQH", 60, 0, len(body), flags) + properties
+    bodies = [frame(3, channel, body[at : at + body_bytes]) for at in range(0, len(body), body_bytes)]
+    return [begin, frame(2, channel, header), *bodies]
+
+
+def publish(channel: int, exchange: str | bytes, key: str | bytes, body: bytes = b"", **more: object) -> list[bytes]:
+    begin = method(channel, 60, 40, b"\0\0" + short(exchange) + short(key) + b"\0")
+    return content(channel, begin, body, **more)  # type: ignore[arg-type]  # as content's
+
+
+def deliver(channel: int, tag: int, body: bytes = b"", consumer: str = "c") -> list[bytes]:
+    arguments = short(consumer) + struct.pack(">QB", tag, 0) + short("") + short("q")
+    return content(channel, method(channel, 60, 60, arguments), body)
+
+
+def returned(channel: int, body: bytes = b"") -> list[bytes]:
+    arguments = struct.pack(">H", 312) + short("NO_ROUTE") + short("") + short("q")
+    return content(channel, method(channel, 60, 50, arguments), body)
+
+
+def ack(channel: int, tag: int, *, multiple: bool = False) -> bytes:
+    return method(channel, 60, 80, struct.pack(">QB", tag, multiple))
+
+
+def nack(channel: int, tag: int, *, multiple: bool = False) -> bytes:
+    return method(channel, 60, 120, struct.pack(">QB", tag, multiple))
+
+
+def channel_open(channel: int) -> bytes:
+    return method(channel, 20, 10, short(""))
+
+
+def confirm_select(channel: int) -> bytes:
+    return method(channel, 85, 10, b"\0")
+
+
+def declare(channel: int, queue: str = "q", bits: int = 0) -> bytes:
+    return method(channel, 50, 10, b"\0\0" + short(queue) + bytes((bits,)) + table({}))
+
+
+def declare_ok(channel: int, queue: str) -> bytes:
+    return method(channel, 50, 11, short(queue) + bytes(8))
+
+
+def consume(channel: int, queue: str, tag: str, *, no_wait: bool = False) -> bytes:
+    # No acknowledgements, either.
+    return method(channel, 60, 20, b"\0\0" + short(queue) + short(tag) + bytes((2 | no_wait << 3,)) + table({}))
+
+
+def cancel(channel: int, tag: str, *, no_wait: bool = False) -> bytes:
+    return method(channel, 60, 30, short(tag) + bytes((no_wait,)))
+
+
+def cancel_ok(channel: int, tag: str) -> bytes:
+    return method(channel, 60, 31, short(tag))
+
+
+def get(channel: int, queue: str) -> bytes:
+    return method(channel, 60, 70, b"\0\0" + short(queue) + b"\0")
+
+
+def got(channel: int, body: bytes) -> list[bytes]:
+    return content(channel, method(channel, 60, 71, bytes(9) + short("") + short("orders") + bytes(4)), body)
+
+
+def consume_ok(channel: int, tag: str) -> bytes:
+    return method(channel, 60, 21, short(tag))
+
+
+def close(channel: int, code: int = 200, text: str = "") -> bytes:
+    class_id, method_id = (20, 40) if channel else (10, 50)
+    return method(channel, class_id, method_id, struct.pack(">H", code) + short(text) + bytes(4))
+
+
+def close_ok(channel: int) -> bytes:
+    return method(channel, 20, 41) if channel else method(0, 10, 51)
+
+
+def greeting(vhost: str = "/", frame_max: int = FRAME_MAX, heartbeat_s: int = 0, user: str = "guest") -> bytes:
+    """Return what a client says until its connection is open."""
+    capabilities = b"F" + table({"publisher_confirms": b"t\1"})
+    said: dict[str, str | list[str] | bytes] = {
+        "product": "pika",
+        "version": "1.3.2",
+        "platform": "Python 3.11.2",
+        "capabilities": capabilities,
+        "connection_name": "orders-1",
+    }
+    start_ok = table(said) + short("PLAIN") + long(f"\0{user}\0secret") + short("en_US")
+    return (
+        HEADER
+        + method(0, 10, 11, start_ok)
+        + method(0, 10, 31, struct.pack(">HIH", 2047, frame_max, heartbeat_s))
+        + method(0, 10, 40, short(vhost) + b"\0\0")
+    )
+
+
+def welcome(frame_max: int = FRAME_MAX, heartbeat_s: int = 0) -> bytes:
+    """Return what a broker says until a client's connection is open."""
+    start = b"\0\x09" + table({"product": "RabbitMQ"}) + long("PLAIN AMQPLAIN") + long("en_US")
+    return (
+        method(0, 10, 10, start)
+        + method(0, 10, 30, struct.pack(">HIH", 2047, frame_max, heartbeat_s))
+        + method(0, 10, 41, b"\0")
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    kind: int
+    channel: int
+    payload: bytes
+
+    @property
+    def method(self) -> tuple[int, int]:
+        class_id, method_id = struct.unpack_from(">HH", self.payload)
+        return class_id, method_id
+
+    @property
+    def tag(self) -> int:
+        (tag,) = struct.unpack_from(">Q", self.payload, 4)
+        return int(tag)
+
+    @property
+    def multiple(self) -> bool:
+        return self.payload[12] & 1 == 1
+
+
+def read(data: bytes) -> Iterator[Frame]:
+    """Read whole frames; an end inside one is an error."""
+    at = 0
+    while at < len(data):
+        kind, channel, length = struct.unpack_from(">BHI", data, at)
+        stop = at + 7 + length
+        assert data[stop] == 0xCE
+        yield Frame(kind, channel, data[at + 7 : stop])
+        at = stop + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A method, or a method with its content."""
+
+    channel: int
+    method: tuple[int, int]
+    arguments: bytes
+    header: bytes | None = None
+    body: bytes = b""
+
+
+def messages(data: bytes) -> Iterator[Message]:
+    """Put whole frames together to methods with contents; anything that cuts into a content is an error."""
+    open_contents: dict[int, tuple[Frame, Frame | None, bytes]] = {}
+    for each in read(data):
+        begun = open_contents.pop(each.channel, None)
+        if each.kind == 8:
+            assert begun is None
+            yield Message(0, (0, 0), b"")
+            continue
+        if begun is None:
+            assert each.kind == 1, each
+            if each.method in {(60, 40), (60, 50), (60, 60), (60, 71)}:
+                open_contents[each.channel] = (each, None, b"")
+            else:
+                yield Message(each.channel, each.method, each.payload[4:])
+            continue
+        begin, header, body = begun
+        if header is None:
+            assert each.kind == 2, each
+            header = each
+        else:
+            assert each.kind == 3, each
+            body += each.payload
+        (size,) = struct.unpack_from(">Q", header.payload, 4)
+        assert len(body) <= size
+        if len(body) == size:
+            yield Message(each.channel, begin.method, begin.payload[4:], header.payload, body)
+        else:
+            open_contents[each.channel] = (begin, header, body)
+    assert not open_contents

@@ -1,0 +1,57 @@
+from random import Random
+
+import pytest
+
+from proxy.protocols.amqp091.confirms import Confirms
+
+
+def test_answers_are_right_as_they_are_while_all_that_was_published_went_on() -> None:
+    confirms = Confirms()
+    for _ in range(10):
+        confirms.sent(confirms.number())
+    assert confirms.answered(3, multiple=False) is None
+    assert confirms.answered(5, multiple=True) is None
+    assert confirms.outstanding() == 5
+    # The broker says nothing twice, and of nothing that it never got.
+    assert confirms.answered(3, multiple=False) == []
+    assert confirms.answered(11, multiple=False) == []
+    assert confirms.answered(0, multiple=True) == [6, 7, 8, 9, 10]
+    assert confirms.outstanding() == 0
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_each_number_is_answered_once(seed: int) -> None:
+    random = Random(seed)
+    confirms = Confirms()
+    waiting: list[int] = []  # the client's numbers that wait here
+    sent: list[int] = []  # the client's numbers by the broker's
+    refused: set[int] = set()
+    unanswered: set[int] = set()  # the broker's numbers
+    open_numbers: set[int] = set()  # the client's, of what went to the broker
+    for _ in range(300):
+        dice = random.random()
+        if dice < 0.5:
+            waiting.append(confirms.number())
+            if random.random() < 0.1:
+                refused.add(waiting.pop())
+        if waiting and random.random() < 0.9:
+            number = waiting.pop(0 if random.random() < 0.9 else -1)
+            confirms.sent(number)
+            sent.append(number)
+            unanswered.add(len(sent))
+            open_numbers.add(number)
+        if dice > 0.7 and unanswered:
+            tag, multiple = random.choice(sorted(unanswered)), random.random() < 0.5
+            covered = {each for each in unanswered if each == tag or (multiple and each < tag)}
+            unanswered -= covered
+            expected = {sent[each - 1] for each in covered}
+            answered = confirms.answered(tag, multiple=multiple)
+            if answered is None:
+                # The client makes of it what it says.
+                mentioned = {each for each in range(1, tag + 1) if multiple or each == tag}
+                assert not mentioned & (refused | set(waiting))
+                assert mentioned & open_numbers == expected
+            else:
+                assert sorted(answered) == sorted(expected)
+            open_numbers -= expected
+        assert confirms.outstanding() == len(unanswered)

@@ -1,0 +1,58 @@
+from proxy.protocols.amqp091.memory import Hub, Memory
+
+
+def test_one_is_full_above_its_own_bound() -> None:
+    memory = Memory(Hub(), 10, 100, lambda: None)
+    memory.take(10)
+    assert not memory.is_full()
+    memory.take(1)
+    assert memory.is_full()
+
+
+def test_who_takes_nothing_waits_for_nobody_else() -> None:
+    hub = Hub()
+    Memory(hub, 100, 10, lambda: None).take(11)
+    assert not Memory(hub, 100, 10, lambda: None).is_full()
+
+
+def test_who_waits_for_others_is_woken_once_when_they_take_less() -> None:
+    hub = Hub()
+    woken: list[str] = []
+    large, small = (
+        Memory(hub, 100, 10, lambda: woken.append("large")),
+        Memory(hub, 100, 10, lambda: woken.append("small")),
+    )
+    large.take(10)
+    small.take(2)
+    assert small.is_full()
+    large.give_back(1)
+    assert not woken
+    large.give_back(1)
+    assert woken == ["small"]
+    large.give_back(1)
+    assert woken == ["small"]
+
+
+def test_there_is_a_bound_for_what_has_to_be_read_all_the_same() -> None:
+    hub = Hub()
+    memory, other = (Memory(hub, 1 << 20, 3 << 20, lambda: None) for _ in range(2))
+    memory.take(3 << 20)
+    assert memory.is_full()
+    assert not memory.is_overfull()
+    other.take(4 << 20)
+    assert memory.is_overfull()
+    assert other.is_overfull()
+    other.give_back(3 << 20)
+    assert not memory.is_overfull()
+    memory.take(1)
+    assert memory.is_overfull()
+
+
+def test_who_is_gone_is_not_woken() -> None:
+    hub = Hub()
+    memory, other = (Memory(hub, 100, 10, lambda: None) for _ in range(2))
+    other.take(11)
+    memory.take(1)
+    assert memory.is_full()
+    memory.forget()
+    assert not hub.wakers

@@ -1,0 +1,741 @@
+import gc
+
+import pytest
+from amqp_playbook import frames
+from amqp_playbook.driver import BROKER, CLIENT, ORDERS, Driver, hold, refuse
+
+from limiter.rules.resource import Resource
+from proxy.protocols.amqp091.channel import Channel, Content, Lane, Method
+from proxy.protocols.amqp091.memory import Hub
+from proxy.protocols.amqp091.options import AMQP091Options
+from proxy.protocols.amqp091.reading import MOST_CONTENTS
+from proxy.protocols.amqp091.scanning import MOST_RUNS
+from proxy.protocols.amqp091.session import AMQP091Session
+from proxy.protocols.amqp091.stream import Stream
+from proxy.protocols.base import Close
+from proxy.stats.snapshot import ClientDescription
+
+PUBLISH = b"".join(frames.publish(1, "", "orders", b"some text"))
+
+
+def publish(number: int, channel: int = 1, key: str = "orders", exchange: str = "") -> bytes:
+    return b"".join(frames.publish(channel, exchange, key, b"%d" % number))
+
+
+def bodies(messages: list[frames.Message]) -> list[int]:
+    return [int(message.body) for message in messages if message.body]
+
+
+# --- What passes ----------------------------------------------------------------------------------
+
+
+def test_what_passes_is_one_slice_of_the_chunk() -> None:
+    driver = Driver().open(range(1, 4))
+    data = b"".join(publish(number, number % 3 + 1) for number in range(60))
+    batch = driver.session.receive(CLIENT, memoryview(data), 0)
+    assert batch is not None
+    driver.session.decided(batch, 0)
+    (only,) = driver.session.take(BROKER)
+    assert bytes(only) == data
+
+
+def test_a_greeting_passes_wherever_it_is_cut() -> None:
+    greeting, welcome = frames.greeting(), frames.welcome()
+    for longest in (1, 2, 7, 8, 20):
+        driver = Driver()
+        for at in range(0, len(greeting), longest):
+            driver.give(CLIENT, greeting[at : at + longest])
+        for at in range(0, len(welcome), longest):
+            driver.give(BROKER, welcome[at : at + longest])
+        assert driver.written[BROKER] == greeting
+        assert driver.written[CLIENT] == welcome
+        assert driver.session.language == "Python"
+
+
+@pytest.mark.parametrize("cut", range(1, len(PUBLISH)))
+def test_a_publish_passes_is_refused_or_waits_wherever_it_is_cut(cut: int) -> None:
+    passes = Driver().open()
+    refused = Driver(refuse).open(confirms=[1])
+    held = Driver(hold).open()
+    for driver in (passes, refused, held):
+        driver.give(CLIENT, PUBLISH[:cut])
+        driver.give(CLIENT, PUBLISH[cut:] + frames.declare(2))
+        assert driver.requests[0].size_bytes == len(PUBLISH)
+    assert passes.written[BROKER] == PUBLISH + frames.declare(2)
+    assert refused.written[BROKER] == held.written[BROKER] == frames.declare(2)
+    assert refused.written[CLIENT] == frames.nack(1, 1)
+    held.resolve()
+    assert held.written[BROKER] == frames.declare(2) + PUBLISH
+
+
+def test_a_publish_that_was_released_before_its_end_goes_on_as_it_comes() -> None:
+    driver = Driver(hold).open([1, 2])
+    data = b"".join(frames.publish(1, "", "orders", b"x" * 10_000))
+    driver.give(CLIENT, data[:5000])
+    assert not driver.written[BROKER]
+    driver.resolve()
+    assert driver.written[BROKER] == data[:5000]
+    driver.give(CLIENT, data[5000:9000])
+    assert driver.written[BROKER] == data[:9000]
+    driver.give(CLIENT, data[9000:])
+    assert driver.written[BROKER] == data
+
+
+def test_nothing_is_written_into_a_frame_or_a_content_of_the_same_channel() -> None:
+    driver = Driver(hold).open([1, 2, 3])
+    driver.give(CLIENT, publish(1, 1) + publish(2, 2))
+    driver.decide = lambda _: None
+    big = b"".join(frames.publish(1, "", "other", b"x" * 6000))
+    driver.give(CLIENT, big[:1000])
+    driver.resolve()
+    driver.resolve()
+    assert driver.written[BROKER] == big[:1000]
+    # Between two frames another channel's may go on.
+    boundary = len(b"".join(frames.publish(1, "", "other", b"x" * 6000)[:3]))
+    driver.give(CLIENT, big[1000:boundary])
+    assert driver.written[BROKER] == big[:boundary] + publish(2, 2)
+    driver.give(CLIENT, big[boundary:])
+    assert driver.written[BROKER] == big[:boundary] + publish(2, 2) + big[boundary:] + publish(1, 1)
+
+
+# --- What a publish is charged to -----------------------------------------------------------------
+
+
+def resources(*publishes: list[bytes], vhost: str = "/", limits: tuple[str, ...] = ()) -> list[list[str]]:
+    driver = Driver(limits=limits).open(vhost=vhost)
+    driver.give(CLIENT, b"".join(b"".join(each) for each in publishes))
+    return [[str(each) for each in request.resources] for request in driver.requests]
+
+
+def test_a_publish_is_charged_to_a_queue_or_an_exchange() -> None:
+    sent = (frames.publish(1, "", "orders"), frames.publish(1, "events", "eu.created"))
+    assert resources(*sent) == [["queue:orders"], ["exchange:events"]]
+    assert resources(*sent, limits=("routing_key",)) == [
+        ["queue:orders"],
+        ["exchange:events", "routing_key:events/eu.created"],
+    ]
+    assert resources(*sent, vhost="tenant/1", limits=("routing_key",)) == [
+        ["queue:tenant%2F1/orders"],
+        ["exchange:tenant%2F1/events", "routing_key:tenant%2F1/events/eu.created"],
+    ]
+
+
+def test_a_publish_is_charged_to_its_copies() -> None:
+    copies: dict[str, str | list[str] | bytes] = {"a": b"t\1", "CC": ["b", "orders"], "BCC": ["c/d"], "x": "CC"}
+    sent = (frames.publish(1, "", "orders", headers=copies), frames.publish(1, "events", "k", headers=copies))
+    assert resources(*sent, limits=("routing_key",)) == [
+        ["queue:orders", "queue:b", "queue:c%2Fd"],
+        [
+            "exchange:events",
+            "routing_key:events/k",
+            "routing_key:events/b",
+            "routing_key:events/orders",
+            "routing_key:events/c%2Fd",
+        ],
+    ]
+
+
+@pytest.mark.parametrize("announced", [101, 1 << 40, (1 << 64) - 1])
+def test_a_body_that_no_broker_takes_is_not_charged(announced: int) -> None:
+    driver = Driver(options=AMQP091Options(max_message_bytes=100)).open()
+    longest = b"".join(frames.publish(1, "", "orders", bytes(100)))
+    begin, header, *_ = frames.publish(1, "", "orders", b"x")
+    too_long = begin + header.replace((1).to_bytes(8, "big"), announced.to_bytes(8, "big"))
+    driver.give(CLIENT, longest + too_long)
+    assert [request.size_bytes for request in driver.requests] == [len(longest), len(too_long)]
+    assert driver.written[BROKER] == longest + too_long
+
+
+@pytest.mark.parametrize(("vhost", "name"), [("tenant1", "tenant1"), ("/", "/"), ("a/b", "a%2Fb")])
+def test_requests_are_those_of_user_and_vhost(vhost: str, name: str) -> None:
+    driver = Driver().open(vhost=vhost)
+    driver.give(CLIENT, PUBLISH)
+    assert driver.batches[0].connection.scopes == (Resource("user", "guest"), Resource("vhost", name))
+    assert driver.requests[0].refusal == "impossible"
+
+
+# --- Order ----------------------------------------------------------------------------------------
+
+
+def test_one_destination_keeps_its_order_and_others_overtake() -> None:
+    driver = Driver(hold).open()
+    driver.give(CLIENT, publish(1))
+    driver.decide = lambda _: None
+    driver.give(CLIENT, publish(2, key="other") + publish(3) + publish(4))
+    assert bodies(driver.to_broker()) == [2]
+    driver.decide = hold
+    driver.resolve()
+    assert bodies(driver.to_broker()) == [2, 1]
+    driver.tick()
+    assert len(driver.held) == 1
+    driver.settle()
+    assert bodies(driver.to_broker()) == [2, 1, 3, 4]
+
+
+def test_a_method_waits_for_what_was_published_before_and_all_waits_behind_it() -> None:
+    driver = Driver(hold).open([1, 2])
+    driver.give(CLIENT, publish(1))
+    driver.decide = lambda _: None
+    driver.give(CLIENT, frames.ack(1, 7) + frames.declare(1) + publish(2, key="other") + frames.ack(1, 8))
+    driver.give(CLIENT, frames.declare(2) + publish(3, 2) + frames.confirm_select(1) + publish(4, key="other"))
+    assert driver.written[BROKER] == frames.ack(1, 7) + frames.declare(2) + publish(3, 2)
+    driver.forget().settle()
+    assert driver.written[BROKER] == (
+        publish(1)
+        + frames.declare(1)
+        + publish(2, key="other")
+        + frames.ack(1, 8)
+        + frames.confirm_select(1)
+        + publish(4, key="other")
+    )
+    assert [request.refusal for request in driver.requests] == ["impossible"] * 3 + ["answered"]
+
+
+def test_a_channel_that_the_broker_closes_gives_up_what_waits() -> None:
+    driver = Driver(hold).open([1, 2])
+    driver.give(CLIENT, publish(1) + publish(2) + frames.declare(1) + publish(3, 2))
+    driver.give(BROKER, frames.close(1, 404))
+    assert len(driver.given_up) == 1
+    assert driver.written[CLIENT] == frames.close(1, 404)
+    # A broker does not look at it any more.
+    assert driver.written[BROKER] == frames.declare(1)
+    driver.forget().give(CLIENT, publish(4) + frames.close_ok(1) + frames.channel_open(1))
+    driver.decide = lambda _: None
+    driver.give(CLIENT, publish(5))
+    assert driver.written[BROKER] == frames.close_ok(1) + frames.channel_open(1) + publish(5)
+    driver.settle()
+    assert bodies(driver.to_broker()) == [5, 3]
+    assert driver.session.in_flight() == 0
+
+
+def test_a_close_that_waits_goes_on_when_the_broker_closes_the_channel() -> None:
+    driver = Driver(hold).open()
+    driver.give(CLIENT, publish(1) + frames.close(1))
+    driver.give(BROKER, frames.close(1, 404))
+    assert driver.written[BROKER] == frames.close(1)
+    driver.give(BROKER, frames.close_ok(1))
+    driver.give(CLIENT, frames.close_ok(1))
+    assert driver.written[BROKER] == frames.close(1) + frames.close_ok(1)
+    assert driver.session.in_flight() == 0
+
+
+def test_a_close_of_the_clients_waits_for_all_that_was_published() -> None:
+    driver = Driver(hold).open([1, 2])
+    driver.give(CLIENT, publish(1) + publish(2, 2) + frames.close(1) + frames.close(0) + publish(3, 2))
+    assert not driver.written[BROKER]
+    driver.settle()
+    assert driver.written[BROKER] == publish(1) + frames.close(1) + publish(2, 2) + frames.close(0)
+    assert driver.session.closing is None
+    driver.give(BROKER, frames.close_ok(0))
+    assert driver.session.closing is CLIENT
+
+
+def test_a_close_of_the_clients_does_not_wait_for_what_never_comes() -> None:
+    driver = Driver(hold).open([1, 2])
+    driver.give(CLIENT, publish(1) + publish(2, 2))
+    driver.decide = lambda _: None
+    body_at = len(b"".join(frames.publish(1, "", "other", b"text")[:2]))
+    driver.give(CLIENT, publish(3, key="other") + b"".join(frames.publish(1, "", "other", b"text"))[:body_at])
+    driver.forget().give(CLIENT, frames.close(0))
+    driver.settle()
+    assert driver.written[BROKER] == publish(2, 2) + frames.close(0)
+
+
+def test_what_a_client_takes_for_delivered_goes_on_when_it_has_gone() -> None:
+    driver = Driver(hold).open([1, 2, 3], confirms=[2])
+    driver.give(CLIENT, publish(1) + frames.declare(1) + publish(2) + publish(3, 2) + frames.declare(2) + publish(4, 3))
+    driver.give(CLIENT, publish(5, 3)[:-1])
+    assert driver.session.keeps(CLIENT)
+    assert [request.refusal for request in driver.given_up] == ["answered"]
+    driver.tick()
+    assert driver.written[BROKER] == frames.declare(2)
+    driver.settle()
+    assert driver.written[BROKER] == frames.declare(2) + publish(1) + frames.declare(1) + publish(4, 3) + publish(2)
+    assert not driver.session.keeps(CLIENT)
+    assert driver.session.in_flight() == 0
+
+
+def test_nothing_is_kept_that_cannot_go_on() -> None:
+    driver = Driver(hold).open([1, 2])
+    driver.give(CLIENT, publish(1) + publish(2, 2))
+    driver.decide = lambda _: None
+    driver.give(CLIENT, publish(3, key="other")[:-1])
+    assert not driver.session.keeps(CLIENT)
+    assert len(driver.given_up) == 2
+    driver.take()
+    assert driver.written[BROKER] == publish(3, key="other")[:-1]
+
+
+# --- Confirms -------------------------------------------------------------------------------------
+
+
+def test_confirms_get_the_clients_numbers() -> None:
+    driver = Driver().open(confirms=[1])
+    driver.decide = lambda request: refuse(request) if request.resources == (ORDERS,) else None
+    driver.give(CLIENT, publish(1, key="a") + publish(2) + publish(3, key="a") + publish(4, key="a") + publish(5))
+    assert driver.written[CLIENT] == frames.nack(1, 2) + frames.nack(1, 5)
+    assert bodies(driver.to_broker()) == [1, 3, 4]
+    driver.forget().give(BROKER, frames.ack(1, 1) + frames.ack(1, 3, multiple=True))
+    assert driver.written[CLIENT] == frames.ack(1, 1) + frames.ack(1, 3) + frames.ack(1, 4)
+    assert driver.session.in_flight() == 0
+
+
+def test_a_refusal_waits_for_the_end_of_a_delivery_in_its_channel() -> None:
+    driver = Driver(refuse).open([1, 2], confirms=[1, 2])
+    delivery = b"".join(frames.deliver(1, 1, b"text"))
+    in_header, in_body = -len(frames.deliver(1, 1, b"text")[2]), -5
+    driver.give(BROKER, delivery[:in_header])
+    driver.give(CLIENT, publish(1) + publish(2, 2))
+    # Another channel's may go on between two frames.
+    assert driver.written[CLIENT] == delivery[:in_header] + frames.nack(2, 1)
+    driver.give(BROKER, delivery[in_header:in_body])
+    driver.give(CLIENT, publish(3, 2))
+    driver.give(BROKER, delivery[in_body:])
+    assert driver.written[CLIENT] == (
+        delivery[:in_header] + frames.nack(2, 1) + delivery[in_header:] + frames.nack(1, 1) + frames.nack(2, 2)
+    )
+
+
+# --- Deliveries -----------------------------------------------------------------------------------
+
+
+def consumer(*, limits: tuple[str, ...] = ("delivery",)) -> Driver:
+    driver = Driver(hold, limits=limits).open([1, 2], vhost="tenant1")
+    driver.give(CLIENT, frames.consume(1, "orders", "c") + frames.consume(2, "other", "d"))
+    driver.give(BROKER, frames.consume_ok(1, "c") + frames.consume_ok(2, "d"))
+    return driver.forget()
+
+
+def delivery(number: int, channel: int = 1) -> bytes:
+    return b"".join(frames.deliver(channel, number, b"%d" % number, "c" if channel == 1 else "d"))
+
+
+def test_deliveries_of_a_channel_keep_their_order_and_their_place_among_methods() -> None:
+    driver = consumer()
+    cancel_ok = frames.method(1, 60, 31, frames.short("c"))
+    declare_ok = frames.method(1, 50, 11, frames.short("q") + bytes(8))
+    returned = b"".join(frames.returned(1, b"text"))
+    driver.give(BROKER, delivery(1) + delivery(2) + cancel_ok + declare_ok + returned + delivery(3, 2))
+    assert driver.written[CLIENT] == declare_ok + returned
+    assert [(str(each.resources[0]), each.refusal, each.consumes) for each in driver.requests] == [
+        ("delivery:tenant1/orders", "impossible", True),
+        ("delivery:tenant1/orders", "impossible", True),
+        ("delivery:tenant1/other", "impossible", True),
+    ]
+    driver.forget().settle()
+    sent = bytes(driver.written[CLIENT])
+    assert sent.replace(delivery(3, 2), b"") == delivery(1) + delivery(2) + cancel_ok
+    assert delivery(3, 2) in sent
+
+
+def test_deliveries_pass_while_nothing_limits_them() -> None:
+    driver = consumer(limits=())
+    driver.give(BROKER, delivery(1) + delivery(2, 2))
+    assert driver.written[CLIENT] == delivery(1) + delivery(2, 2)
+    assert not driver.requests
+
+
+def test_a_message_that_was_asked_for_is_a_delivery_of_its_queue() -> None:
+    driver = Driver(limits=("delivery",)).open()
+    get_ok = frames.method(1, 60, 71, bytes(9) + frames.short("") + frames.short("orders") + bytes(4))
+    for queue in ("orders", "other"):
+        driver.give(CLIENT, frames.method(1, 60, 70, b"\0\0" + frames.short(queue) + b"\0"))
+    got = b"".join(frames.content(1, get_ok, b"text"))
+    driver.give(BROKER, frames.method(1, 60, 72, b"\0") + got)
+    assert driver.written[CLIENT] == frames.method(1, 60, 72, b"\0") + got
+    assert [str(each) for request in driver.requests for each in request.resources] == ["delivery:other"]
+
+
+def charged_to(driver: Driver, tag: str = "c") -> list[str]:
+    driver.give(BROKER, b"".join(frames.deliver(1, 1, b"text", tag)))
+    return [str(each) for each in driver.requests[-1].resources]
+
+
+def test_a_consumer_is_known_that_the_broker_names_though_the_client_does_not_want_to_hear_of_it() -> None:
+    driver = Driver(limits=("delivery",)).open()
+    begins, asks = (frames.consume(1, "orders", "", no_wait=no_wait) for no_wait in (True, False))
+    driver.give(CLIENT, begins + frames.consume(1, "other", "c"))
+    assert driver.written[BROKER] == asks + frames.consume(1, "other", "c")
+    driver.give(BROKER, frames.consume_ok(1, "amq.ctag-1") + frames.consume_ok(1, "c"))
+    assert driver.written[CLIENT] == frames.consume_ok(1, "c")
+    assert charged_to(driver, "amq.ctag-1") == ["delivery:orders"]
+    assert charged_to(driver, "c") == ["delivery:other"]
+    # Such a tag no broker gives.
+    assert charged_to(driver, "x") == ["delivery:other"]
+
+
+@pytest.mark.parametrize("no_wait", [False, True])
+def test_a_consumer_is_known_until_the_broker_says_that_it_has_ended(*, no_wait: bool) -> None:
+    driver = Driver(limits=("delivery",)).open()
+    driver.give(CLIENT, frames.consume(1, "orders", "c") + frames.consume(1, "other", "d"))
+    driver.give(BROKER, frames.consume_ok(1, "c") + frames.consume_ok(1, "d"))
+    begins = frames.consume(1, "other", "c", no_wait=no_wait)
+    driver.forget().give(CLIENT, frames.cancel(1, "c", no_wait=True) + begins)
+    assert driver.written[BROKER] == frames.cancel(1, "c") + begins
+    assert charged_to(driver) == ["delivery:orders"]
+    answer = b"" if no_wait else frames.consume_ok(1, "c")
+    driver.forget().give(BROKER, frames.cancel_ok(1, "c") + answer)
+    assert driver.written[CLIENT] == answer
+    assert charged_to(driver) == ["delivery:other"]
+    driver.forget().give(CLIENT, frames.cancel(1, "c"))
+    driver.give(BROKER, frames.cancel_ok(1, "c"))
+    assert driver.written[CLIENT] == frames.cancel_ok(1, "c")
+
+
+def test_consumers_that_have_ended_are_forgotten() -> None:
+    driver = Driver().open()
+    for _ in range(100):
+        driver.give(CLIENT, frames.consume(1, "q", "", no_wait=True) + frames.cancel(1, "t", no_wait=True))
+        driver.give(BROKER, frames.consume_ok(1, "t") + frames.cancel_ok(1, "t"))
+    channel = driver.session._channels[1]
+    assert not channel.consumed
+    assert not channel.consuming
+    assert not channel.cancelling
+    assert not driver.written[CLIENT]
+
+
+@pytest.mark.parametrize("passive", [0, 1])
+@pytest.mark.parametrize("no_wait", [0, 16])
+def test_no_name_is_the_queue_that_was_declared_last(passive: int, no_wait: int) -> None:
+    driver = Driver(limits=("delivery",)).open()
+    driver.give(CLIENT, frames.declare(1, "free"))
+    driver.give(BROKER, frames.declare_ok(1, "free"))
+    driver.give(CLIENT, frames.declare(1, "orders", passive | no_wait) + frames.get(1, "") + frames.consume(1, "", "c"))
+    # Of what was declared later neither is.
+    driver.give(CLIENT, frames.declare(1, "other", no_wait))
+    if not no_wait:
+        driver.give(BROKER, frames.declare_ok(1, "orders"))
+    driver.give(BROKER, b"".join(frames.got(1, b"text")))
+    assert [str(each) for each in driver.requests[-1].resources] == ["delivery:orders"]
+    driver.give(BROKER, frames.consume_ok(1, "c"))
+    assert charged_to(driver) == ["delivery:orders"]
+
+
+def test_a_queue_that_the_broker_names_has_that_name() -> None:
+    driver = Driver(limits=("delivery",)).open()
+    driver.give(CLIENT, frames.declare(1, "other") + frames.declare(1, "") + frames.consume(1, "", "c"))
+    driver.give(BROKER, frames.declare_ok(1, "other") + frames.declare_ok(1, "amq.gen-1") + frames.consume_ok(1, "c"))
+    assert charged_to(driver) == ["delivery:amq.gen-1"]
+    driver.give(CLIENT, frames.declare(1, "", 16) + frames.consume(1, "", "d", no_wait=True))
+    driver.give(BROKER, frames.consume_ok(1, "d"))
+    assert charged_to(driver, "d") == ["delivery:amq.gen-"]
+
+
+def test_requests_without_end_that_the_broker_does_not_answer_end_the_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("proxy.protocols.amqp091.publishes.MOST_UNANSWERED", 9)
+    for flood in (
+        [frames.get(1, "q")] * 10,
+        [frames.consume(1, "q", "")] * 10,
+        [frames.cancel(1, f"{tag}", no_wait=True) for tag in range(10)],
+    ):
+        driver = Driver().open()
+        driver.give(CLIENT, b"".join(flood[:9]))
+        with pytest.raises(Close, match="bad_frame"):
+            driver.give(CLIENT, flood[9])
+        driver.session.farewell("bad", 0)
+        driver.take()
+        assert driver.written[CLIENT] == frames.close(0, 506, "bad")
+
+
+# --- Memory and time ------------------------------------------------------------------------------
+
+
+def test_a_side_of_which_too_much_waits_is_not_read() -> None:
+    hub = Hub()
+    options = AMQP091Options(max_waiting_bytes=10_000, max_waiting_bytes_in_all=15_000)
+    one = Driver(hold, options=options, hub=hub).open()
+    other = Driver(hold, options=options, hub=hub).open()
+    one.give(CLIENT, publish(1) * 8)
+    assert not one.session.paused(CLIENT)
+    other.give(CLIENT, publish(1) * 8)
+    assert one.session.paused(CLIENT)
+    assert other.session.paused(CLIENT)
+    assert not one.session.paused(BROKER)
+    other.session.close()
+    assert not one.session.paused(CLIENT)
+    one.give(CLIENT, publish(1) * 8)
+    assert one.session.paused(CLIENT)
+    one.settle()
+    assert not one.session.paused(CLIENT)
+    assert hub.waiting_bytes == 0
+
+
+def test_much_is_read_in_parts(scan: str) -> None:
+    driver = Driver().open()
+    if scan == "compiled":
+        # Of so many keys that it is much to decide.
+        data = b"".join(publish(number, key=f"key{number}") for number in range(1000))
+    else:
+        data = publish(1) * 1000
+    batch = driver.receive(CLIENT, data)
+    assert batch is not None
+    assert len(batch.requests) == (MOST_CONTENTS if scan == "python" else MOST_RUNS)
+    assert driver.session.takes_turns(CLIENT) is (scan == "python")
+    driver.finish(batch)
+    driver.give(CLIENT, driver.left[CLIENT])
+    assert driver.written[BROKER] == data
+
+
+def test_what_waits_can_go_on_though_the_memory_is_full_inside_another_content() -> None:
+    free = Resource("queue", "free")
+    options = AMQP091Options(max_waiting_bytes=4000)
+    driver = Driver(lambda request: None if free in request.resources else hold(request), options=options)
+    driver.open([1, 2])
+    large = b"".join(frames.publish(1, "", "free", b"x" * 40_000))
+    held = [publish(number, channel=1) for number in range(3)] + [publish(number, channel=2) for number in range(3)]
+    session = driver.session
+    driver.give(CLIENT, b"".join(held) + large[:10_000])
+    assert driver.held
+    # A frame is in hand, and no heartbeat can go before its end.
+    assert not session.paused(CLIENT)
+    rest = large[10_000:]
+    most = session.most_bytes(CLIENT)
+    assert most < 4096
+    driver.give(CLIENT, rest[:most])
+    assert session.paused(CLIENT)
+    assert session.missing_bytes(CLIENT) == 7
+    driver.give(CLIENT, rest[most:])
+    driver.settle()
+    assert session.in_flight() == 0
+    assert driver.written[BROKER].startswith(large[:10_000])
+    assert len(driver.to_broker()) == 7
+
+
+def test_a_delivery_in_hand_ends_though_the_memory_is_full() -> None:
+    options = AMQP091Options(max_waiting_bytes=4000)
+    driver = Driver(hold, limits=["delivery"], options=options).open([1, 2])
+    driver.give(CLIENT, frames.consume(1, "q", "c"))
+    driver.give(BROKER, frames.consume_ok(1, "c"))
+    driver.forget()
+    returned = b"".join(frames.returned(1, b"x" * 40_000))
+    deliveries = b"".join(b"".join(frames.deliver(1, tag, b"y" * 1000)) for tag in range(1, 6))
+    driver.give(BROKER, deliveries + returned[:10_000])
+    driver.give(BROKER, returned[10_000:])
+    assert driver.session.paused(BROKER)
+    driver.settle()
+    assert len(driver.to_client()) == 6
+
+
+def test_not_all_is_read_for_what_cannot_go_on() -> None:
+    free = Resource("queue", "free")
+    options = AMQP091Options(max_waiting_bytes=4000)
+    driver = Driver(lambda request: None if free in request.resources else hold(request), options=options)
+    driver.open([1, 2])
+    driver.give(CLIENT, publish(1) + b"".join(frames.publish(1, "", "free", b"x" * 40_000)[:-1]))
+    driver.resolve()
+    for number in range(2000):
+        driver.give(CLIENT, b"".join(frames.publish(2, "", "orders", b"%d" % number + b"z" * 3000)))
+    assert driver.session.paused(CLIENT)
+    assert 1 << 20 < driver.session._memory[CLIENT].taken_bytes < 1_200_000
+
+
+def test_who_takes_only_the_beginning_of_a_publish_waits_for_nobody_else() -> None:
+    hub = Hub(waiting_bytes=1 << 30)
+    driver = Driver(hub=hub).open()
+    method, header, body = frames.publish(1, "", "orders", b"text")
+    driver.give(CLIENT, method)
+    assert hub.waiting_bytes > 1 << 30
+    assert not driver.session.paused(CLIENT)
+    driver.give(CLIENT, header + body)
+    assert hub.waiting_bytes == 1 << 30
+    driver.give(CLIENT, method)
+    driver.session.close()
+    assert hub.waiting_bytes == 1 << 30
+
+
+def test_a_publish_that_is_longer_than_its_arguments_ends_the_connection() -> None:
+    driver = Driver().open()
+    with pytest.raises(Close) as ended:
+        driver.give(CLIENT, frames.method(1, 60, 40, b"\0\0" + frames.short("") + frames.short("orders") + b"\0\0"))
+    assert ended.value.reason == "bad_frame"
+    driver.session.farewell(ended.value.detail, 0)
+    driver.take()
+    assert driver.to_client()[0].arguments[:2] == (502).to_bytes(2)
+
+
+def test_nothing_lives_on_after_a_session() -> None:
+    kinds = Channel, Lane, Method, Content, Stream, AMQP091Session
+    gc.collect()
+    gc.disable()
+    try:
+        before = sum(isinstance(each, kinds) for each in gc.get_objects())
+        driver = Driver(hold, limits=["delivery"]).open([1, 2], confirms=[1])
+        driver.give(CLIENT, publish(1) + frames.publish(2, "", "orders")[0])
+        driver.give(BROKER, frames.deliver(1, 1, b"text")[0])
+        assert sum(isinstance(each, kinds) for each in gc.get_objects()) > before + 10
+        driver.session.close()
+        for kept in (driver.held, driver.requests, driver.batches):
+            kept.clear()
+        del driver.session
+        assert [each for each in gc.get_objects() if isinstance(each, kinds)][before:] == []
+    finally:
+        gc.enable()
+
+
+def test_a_chunk_is_as_long_as_what_its_headers_hold() -> None:
+    driver = Driver().open()
+    few = b"".join(frames.publish(1, "", "orders", headers={"CC": ["a", "b"]}))
+    driver.give(CLIENT, few)
+    assert driver.session.reads_fast(CLIENT)
+    copies = {"CC": [str(number) for number in range(200)]}
+    many = b"".join(frames.publish(1, "", "orders", headers=copies))
+    batch = driver.receive(CLIENT, many * 10)
+    assert batch is not None
+    assert len(batch.requests) == 1
+    assert driver.session.left_bytes(CLIENT) == 9 * len(many)
+    assert driver.session.takes_turns(CLIENT)
+    assert not driver.session.reads_fast(CLIENT)
+
+
+@pytest.mark.parametrize("cut", [0, 3, 6])
+def test_nothing_but_channel_0_is_taken_before_the_connection_is_open(cut: int) -> None:
+    driver = Driver()
+    driver.give(CLIENT, frames.greeting())
+    early = frames.channel_open(1) + publish(1)
+    # Of less than a prefix nothing is known.
+    driver.give(CLIENT, early[:cut])
+    with pytest.raises(Close) as ended:
+        driver.give(CLIENT, early[cut:])
+    assert ended.value.reason == "bad_frame"
+    assert not driver.requests
+    driver.forget()
+    driver.session.farewell(ended.value.detail, 0)
+    driver.take()
+    (said,) = driver.to_client()
+    assert (said.method, said.arguments[:2]) == ((10, 50), (503).to_bytes(2))
+    assert not driver.written[BROKER]
+
+
+def test_what_a_client_says_of_itself_once_more_means_nothing() -> None:
+    driver = Driver(limits=["user"]).open()
+    driver.give(CLIENT, frames.greeting(vhost="tenant1", user="other")[8:] + publish(1))
+    assert driver.batches[0].connection.scopes == (Resource("user", "guest"), Resource("vhost", "/"))
+    assert driver.requests[0].resources == (ORDERS,)
+
+
+def test_frames_are_not_longer_than_by_default_before_the_connection_is_open() -> None:
+    driver = Driver()
+    driver.give(CLIENT, frames.greeting(frame_max=0))
+    with pytest.raises(Close):
+        driver.give(CLIENT, frames.frame(1, 0, bytes(200_000))[:100])
+    driver = Driver().open(frame_max=0)
+    driver.give(CLIENT, frames.frame(1, 0, bytes(200_000))[:100])
+
+
+def test_heartbeats_go_to_who_hears_nothing_of_a_peer_that_is_there() -> None:
+    driver = Driver(refuse).open(confirms=[1], heartbeat_s=10)
+    assert driver.woken
+    beat = bytes((8, 0, 0, 0, 0, 0, 0, 0xCE))
+    due_ns = driver.session.next_tick_ns()
+    assert due_ns == 5_000_000_000
+    driver.now_ns = due_ns
+    driver.tick()
+    driver.forget()
+    # Nothing was heard of either.
+    driver.now_ns += 5_000_000_000
+    driver.tick()
+    assert not driver.written[BROKER]
+    assert not driver.written[CLIENT]
+    driver.give(CLIENT, publish(1))
+    driver.now_ns += 5_000_000_000
+    driver.tick()
+    assert driver.written[BROKER] == beat
+    assert driver.written[CLIENT] == frames.nack(1, 1)
+
+
+def test_of_one_channel_too_many_the_broker_says_so_whatever_its_number() -> None:
+    driver = Driver().open()
+    opened = frames.channel_open(65535) + b"".join(frames.publish(65535, "", "q", b"x"))
+    driver.give(CLIENT, opened)
+    assert driver.written[BROKER] == opened
+    assert len(driver.requests) == 1
+    more = b"".join(map(frames.channel_open, range(2, 2050)))
+    driver.give(CLIENT, more)
+    assert driver.written[BROKER].endswith(more)
+    assert len(driver.session._channels) == 2047
+
+
+# --- Ends -----------------------------------------------------------------------------------------
+
+
+def test_a_frame_that_is_none_ends_the_connection() -> None:
+    for bad, code in (
+        (PUBLISH[:-1] + b"\0", 501),
+        (frames.frame(3, 1, b"text"), 505),
+        (frames.publish(1, "", "q", b"text")[0] + frames.declare(1), 505),
+        (frames.frame(7, 1, b""), 501),
+        (b"\1\0\1\xff\xff\xff\xff", 501),
+        (frames.method(1, 60, 40, b"\0\0\xff"), 502),
+    ):
+        driver = Driver().open()
+        with pytest.raises(Close, match="bad_frame"):
+            driver.give(CLIENT, frames.ack(1, 3) + bad)
+        driver.session.farewell("bad", 0)
+        driver.take()
+        assert driver.written[BROKER].startswith(frames.ack(1, 3))
+        assert driver.written[CLIENT] == frames.close(0, code, "bad")
+
+
+def test_the_broker_answers_what_comes_in_a_channel_that_is_not_open() -> None:
+    driver = Driver(refuse).open()
+    driver.give(CLIENT, publish(1, 7) + publish(2, 7)[:-4])
+    driver.give(CLIENT, publish(2, 7)[-4:])
+    assert driver.written[BROKER] == publish(1, 7) + publish(2, 7)
+    assert not driver.requests
+
+
+def test_both_sides_hear_a_farewell() -> None:
+    driver = Driver().open()
+    driver.session.farewell("drained", 0)
+    driver.take()
+    assert driver.written[CLIENT] == driver.written[BROKER] == frames.close(0, 320, "drained")
+
+
+def test_another_version_gets_the_brokers_answer_and_no_more() -> None:
+    driver = Driver()
+    driver.give(CLIENT, b"AMQP\3\1\0\0 and more")
+    driver.give(CLIENT, b" and more")
+    assert driver.written[BROKER] == b"AMQP\3\1\0\0"
+    with pytest.raises(Close, match="other_protocol"):
+        driver.give(BROKER, b"AMQP\3\1\0\0 frames")
+    driver.take()
+    assert driver.written[CLIENT] == b"AMQP\3\1\0\0 frames"
+
+
+def test_tls_is_refused_or_relayed() -> None:
+    with pytest.raises(Close, match="tls"):
+        Driver().give(CLIENT, b"\x16\3\1")
+    driver = Driver(options=AMQP091Options(tls="pass"))
+    driver.give(CLIENT, b"\x16\3\1")
+    driver.give(BROKER, b"\x16\3\3")
+    assert (driver.written[BROKER], driver.written[CLIENT]) == (b"\x16\3\1", b"\x16\3\3")
+    with pytest.raises(Close, match="proxy_protocol"):
+        Driver().give(CLIENT, b"PROXY")
+
+
+# --- What operators see ---------------------------------------------------------------------------
+
+
+def test_a_confirmed_publish_is_timed() -> None:
+    driver = Driver().open(confirms=[1])
+    round_trip = driver.session._context.counters.round_trip
+    driver.give(CLIENT, publish(1) + publish(2))
+    driver.now_ns = 3_000_000
+    driver.give(BROKER, frames.ack(1, 1))
+    assert sum(round_trip._counts) == 0
+    driver.give(BROKER, frames.ack(1, 2))
+    assert sum(round_trip._counts) == 1
+
+
+def test_a_connection_is_described() -> None:
+    driver = Driver().open(confirms=[1])
+    driver.give(CLIENT, publish(1) + publish(2, exchange="events"))
+    driver.decide = refuse
+    driver.give(CLIENT, publish(3))
+    described = driver.session.describe()
+    assert described.client == ClientDescription("orders-1", "Python", "1.3.2", "pika", "guest")
+    assert described.refused == 1
+    assert described.resources == ("queue:orders", "exchange:events")
+    assert described.more_resources == 0
