@@ -34,7 +34,7 @@ from admin.common.version import sluice_version
 
 app = App(
     name="sluice",
-    help="Per-topic rate limits for message brokers that have none: a sidecar between clients and broker.",
+    help="Rate limits per topic and queue for message brokers: a sidecar between clients and broker.",
     version=lambda: f"sluice {sluice_version()}",
     help_format="plaintext",
     print_error=False,

@@ -218,6 +218,8 @@ def explain(
     *,
     client: Annotated[str, Flag(help="IP address of the client", metavar="ADDRESS")] = "",
     producer_group: Annotated[str, Flag(help="producer group of the request", metavar="GROUP")] = "",
+    user: Annotated[str, Flag(help="user that the client has logged in as", metavar="NAME")] = "",
+    vhost: Annotated[str, Flag(help="virtual host that the client works in", metavar="NAME")] = "",
     listener: Annotated[str, Flag(help="listener of the request, or its scope", metavar="NAME")] = "",
     at: Annotated[str, Flag(help="use the rules of this time, e.g. 2026-11-21T23:00+01:00", metavar="TIME")] = "",
     config: Annotated[
@@ -230,7 +232,7 @@ def explain(
     from admin.client.api import Api, as_json  # noqa: PLC0415 - as in list
     from proxy.stats.question import Question  # noqa: PLC0415 - as in list
 
-    question = Question(kind, name, client, producer_group, listener, at)
+    question = Question(kind, name, client, producer_group, listener, at, user, vhost)
     if config is None:
         with Api(ask.target()) as api:
             explanation = asking.ask_sidecar(api, question)

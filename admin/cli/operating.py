@@ -136,7 +136,9 @@ def revert(
 @connections.command(name="list")
 def list_connections(
     *,
-    search: Annotated[str, Flag(help="address, client id, listener or resource contains this", metavar="TEXT")] = "",
+    search: Annotated[
+        str, Flag(help="address, client id, user, listener or resource contains this", metavar="TEXT")
+    ] = "",
     sort: Annotated[
         ConnectionColumnWord,
         Flag(help="id, peer, client, listener, age, bytes, requests, refused, in_flight", metavar="COLUMN"),

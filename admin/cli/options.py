@@ -24,7 +24,7 @@ Switch = partial(Parameter, show_default=False, negative="")
 
 # What a shell completes. The sidecar knows which words there are, a protocol's kinds among them: all are let through.
 # fmt: off
-_Word = protocol_words.Kind | Literal["client", "producer_group", "listener"]
+_Word = protocol_words.Kind | protocol_words.Scope
 KindWord = _Word | Literal["total"] | str  # noqa: PYI051 - see above
 SwitchWord = Literal["all"] | _Word | str  # noqa: PYI051 - see above
 FilterWord = Literal["limited", "edited", "near", "shadowed"] | str  # noqa: PYI051 - see above
@@ -34,7 +34,7 @@ ConnectionColumnWord = Literal["id", "peer", "client", "listener", "age", "bytes
 FileName = str | Path
 """A file that a shell completes; a ``str`` in fact, since that is tried first."""
 
-KINDS: Final = f"{protocol_words.KINDS}; client, producer_group, listener"
+KINDS: Final = f"{protocol_words.KINDS}; {protocol_words.SCOPES}"
 """The kinds of resources and of scopes, for people."""
 
 EXIT_CODES: Final = (

@@ -26,8 +26,8 @@ RUN_EPILOGUE: Final = (
     "A limit is KIND:NAME=RATE/s, KIND:NAME=0/s (refuse everything) or KIND:NAME=unlimited. RATE is in messages per "
     "second. NAME may be a pattern with * ? []. The exact name overrides patterns, the pattern with the most literal "
     "characters overrides the others, and KIND:* applies last. If no limit is given, "
-    f"{protocol_words.RATES} apply. If any limit is given, names that match none are unlimited. A name with =, a comma "
-    "or white space can only be written in the file.\n\n"
+    f"the protocol's own apply ({protocol_words.RATES}). If any limit is given, names that match none are unlimited. A "
+    "name with =, a comma or white space can only be written in the file.\n\n"
     "Flags override environment variables, and variables override the file. A limit replaces the whole rule of that "
     "name in the file, not just its rate. SLUICE_LISTEN, SLUICE_BROKER and SLUICE_LIMIT take several values, separated "
     "by blanks, limits also by commas. Other variables are named after the key's place in the file: log.level is "
@@ -49,7 +49,7 @@ def run(
     listen: Annotated[list[str] | None, _Pairs(help="address that clients connect to")] = None,
     broker: Annotated[list[str] | None, _Pairs(help="address of the broker behind it")] = None,
     protocol: Annotated[
-        str | None, Flag(help=f"protocol of the clients ({protocol_words.DEFAULT})", metavar="NAME")
+        str | None, Flag(help=f"{protocol_words.PROTOCOLS} ({protocol_words.DEFAULT})", metavar="PROTOCOL")
     ] = None,
     limit: Annotated[list[str] | None, _Limits(help=f"e.g. {protocol_words.MAIN_KIND}:orders=500/s; see below")] = None,
     config: Annotated[FileName | None, Flag(help="TOML file, like deploy/sluice.toml", metavar="FILE")] = None,

@@ -75,6 +75,8 @@ def _lines(explanation: Explanation, *, live: bool) -> Iterator[str]:
             (question.kind, question.name),
             ("client", question.client),
             ("producer_group", question.producer_group),
+            ("user", question.user),
+            ("vhost", question.vhost),
             ("listener scope", question.listener),
         )
         if name
@@ -85,6 +87,8 @@ def _lines(explanation: Explanation, *, live: bool) -> Iterator[str]:
         yield f"The client is exempt on listener {', '.join(explanation.exempt_on)}: nothing limits it there."
     if explanation.ignored:
         yield f"Limits of a {_alternatives(explanation.ignored)} do not matter for it: {_not_asked(question.kind)}."
+    if explanation.waits and any(limit.rule.action in {"reject", "delay"} for limit in explanation.limits):
+        yield f"{explanation.waits[0].upper()}{explanation.waits[1:]}."
     for refusal in explanation.refusals:
         where = ", ".join(refusal.listeners)
         yield f"It is refused on listener {where} whatever the limits are: {refusal.rule}."
@@ -97,7 +101,8 @@ def _lines(explanation: Explanation, *, live: bool) -> Iterator[str]:
     for place, limit in enumerate(explanation.limits, 1):
         yield ""
         yield f"{place}. {_spaced(limit.kind)} {limit.name}: {_admitted(limit)}"
-        yield from (f"   {word:<6} {what}" for word, what in _details(limit, live=live))
+        details = _details(limit, live=live, refuses=explanation.refuses)
+        yield from (f"   {word:<6} {what}" for word, what in details)
     if explanation.unapplied:
         yield ""
         yield "These rules match but do not apply:"
@@ -106,11 +111,11 @@ def _lines(explanation: Explanation, *, live: bool) -> Iterator[str]:
             yield f"   {_spaced(each.kind)} {each.name}: {rule}: {each.why}"
 
 
-def _details(limit: AppliedLimit, *, live: bool) -> Iterator[tuple[str, str]]:
+def _details(limit: AppliedLimit, *, live: bool, refuses: bool) -> Iterator[tuple[str, str]]:
     rule = limit.rule
     yield "rule", f"{rule.name} = {rule.limit} ({rule.source})"
     yield "why", limit.why
-    yield "above", _above(limit)
+    yield "above", _above(limit, refuses=refuses)
     if limit.state is not None:
         yield "now", _now(limit, limit.state)
         yield from (("share", f"of {share.key}: {_stored(limit, share)}") for share in limit.state.shares)
@@ -137,12 +142,14 @@ def _admitted(limit: AppliedLimit) -> str:
     return ", ".join(parts)
 
 
-def _above(limit: AppliedLimit) -> str:
+def _above(limit: AppliedLimit, *, refuses: bool) -> str:
     figures = limit.limit
     refused = "refused" if figures.busy_code is None else f"refused with code {figures.busy_code}"
     match limit.rule.action:
         case "shadow":
             return "passes, and is counted as what would be refused"
+        case _ if not refuses:
+            return "held until it is admitted"
         case "delay":
             return f"held for up to {number(figures.max_delay_s or 0)} s, then {refused}"
         case _ if not figures.rate_per_s:
@@ -187,7 +194,7 @@ def _alternatives(scopes: Sequence[str]) -> str:
 def _not_asked(kind: str) -> str:
     if kind in SCOPES:
         return "this says what limits the scope by itself"
-    return f"they limit what is sent, and a {_spaced(kind)} is asked for messages"
+    return f"they limit what is sent, and a {_spaced(kind)} is what is consumed"
 
 
 def _spaced(word: str) -> str:

@@ -12,6 +12,7 @@ from admin.common.tables import Rows
 from admin.edits.model import Change, ReloadReport
 from admin.edits.wording import difference, target
 from admin.wire import MAX_PAGE, AuditPage, Changes, ConnectionPage, ConnectionRow, State, Switches
+from proxy.stats.snapshot import ClientDescription
 
 
 def show_switches(api: Api, *, json: bool) -> str:
@@ -113,7 +114,7 @@ def _connections(rows: list[ConnectionRow]) -> Rows:
             (
                 str(row.id),
                 row.peer,
-                " ".join(filter(None, (row.client.id, row.client.language, row.client.version))),
+                _client(row.client),
                 row.listener + (" (exempt)" if row.exempt else ""),
                 span(row.age_s),
                 str(row.requests_total),
@@ -125,6 +126,11 @@ def _connections(rows: list[ConnectionRow]) -> Rows:
         ),
         right=(0, 5, 6, 7),
     )
+
+
+def _client(client: ClientDescription) -> str:
+    user = client.user and f"({client.user})"
+    return " ".join(filter(None, (client.id, user, client.product or client.language, client.version)))
 
 
 def close(api: Api, connection_id: int, *, reason: str, json: bool) -> str:

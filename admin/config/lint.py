@@ -10,6 +10,7 @@ from typing import Final
 
 from admin.config.faults import Origins
 from admin.config.limit_fields import FIELDS
+from admin.config.rulebook import BUILT_IN
 from admin.config.settings import DEFAULT_SCOPE, UNLIMITED, Limit, LimitSettings, Settings
 from admin.config.toml_lines import Path as Place
 from limiter.rules.patterns import DEFAULT_PATTERN, Matcher
@@ -34,7 +35,7 @@ def about(settings: Settings, rules: RuleSet, kinds: Sequence[Kind], origins: Or
     """
     by_name = {kind.name: kind for kind in kinds}
     patience = [kind.patience_s for kind in kinds if kind.patience_s is not None and not kind.consumes]
-    for scope in SCOPES:
+    for scope in by_name.keys() & set(SCOPES):
         # All that is sent belongs to these.
         by_name[scope] = replace(by_name[scope], patience_s=min(patience, default=None))
     sources = frozenset(rule.source for rule in rules.rules)
@@ -49,6 +50,8 @@ def about(settings: Settings, rules: RuleSet, kinds: Sequence[Kind], origins: Or
     found += _unlike_in_scope(settings, origins)
     found += _unused_scopes(settings, rules, origins)
     limiting = [rule for rule in rules.rules if rule.limits]
+    if sources <= {BUILT_IN} and not limiting:
+        found.append("no limit is given, and the protocol has none of its own: everything passes")
     if limiting and all(rule.action == "shadow" for rule in limiting):
         found.append('every limit has action = "shadow": all passes and is only counted')
     return found
@@ -57,10 +60,11 @@ def about(settings: Settings, rules: RuleSet, kinds: Sequence[Kind], origins: Or
 def _idle_keys(limit: Limit, kind: Kind, place: Place, origins: Origins) -> Iterable[str]:
     """Name the keys of one limit that are written and change nothing."""
     action = limit.action or kind.action
-    delays = action == "delay"
+    delays = action == "delay" and kind.refuses
     has_rate = limit.rate not in {None, UNLIMITED}
     limited = has_rate or limit.bytes_per_s is not None
     given = {**limit.model_dump(), "action": action}
+    never_refused = f"means nothing here: {kind.waits}"
     # Keys, whether they change something, and what is missing for that.
     conditions = (
         *((each.key, each.matters(given), f"means nothing without {each.needs()}") for each in FIELDS),
@@ -71,6 +75,9 @@ def _idle_keys(limit: Limit, kind: Kind, place: Place, origins: Origins) -> Iter
         ("fair_by", limited, "means nothing without a limit"),
         ("action", limited or action in {"off", "reject"}, "means nothing without a limit"),
         ("busy_code", action != "shadow", 'means nothing with action = "shadow", which refuses nothing'),
+        ("busy_code", kind.refuses, never_refused),
+        ("max_delay_s", kind.refuses or action != "delay", never_refused),
+        ("action", kind.refuses or action != "reject", never_refused),
     )
     for key, means_something, why in conditions:
         if key in limit.model_fields_set and not means_something:

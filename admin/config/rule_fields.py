@@ -4,7 +4,7 @@ How rules of several sources are laid over each other is ``admin.config.rulebook
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, get_args
 
 from pydantic import ValidationError
 
@@ -13,17 +13,19 @@ from admin.config.limit_fields import FIELDS
 from admin.config.settings import EDIT_KEY_HINTS, UNLIMITED, VALUE_HINTS, Limit, WrittenLimit
 from limiter.rules.errors import RuleError
 from limiter.rules.patterns import DEFAULT_PATTERN, Matcher
-from limiter.rules.resource import CLIENT, LISTENER, PRODUCER_GROUP, TOTAL
-from limiter.rules.rule import MAX_TIME_S, Rule
+from limiter.rules.resource import CLIENT, LISTENER, PRODUCER_GROUP, SCOPES, TOTAL, USER, VHOST
+from limiter.rules.rule import MAX_TIME_S, FairBy, Rule
 from limiter.rules.schedule import DAYS, EVERY_DAY, Hours, read_hours
-from proxy.protocols.base import Kind, Protocol
+from proxy.protocols.base import Kind, Protocol, know_no
 
 SCOPE_KINDS: Final = (
     Kind(CLIENT, "all that is sent from an address; an address or a network"),
     Kind(PRODUCER_GROUP, "all that is sent for a producer group"),
+    Kind(USER, "all that is sent by a user, as clients log in"),
+    Kind(VHOST, "all that is sent in a virtual host"),
     Kind(LISTENER, "all that is sent through the listeners of a scope; the scope's name"),
 )
-"""The kinds that every protocol has, in the order in which they are asked."""
+"""The kinds of scopes, in the order in which they are asked."""
 
 IDENTITY: Final = frozenset({"kind", "name", "shared", "between", "days", "time_zone"})
 """The keys that tell a rule from others of its source."""
@@ -77,6 +79,12 @@ def kinds_of(protocols: Iterable[Protocol]) -> tuple[Kind, ...]:
     return tuple(kinds.values())
 
 
+def scope_kinds_of(protocols: Iterable[Protocol]) -> tuple[Kind, ...]:
+    """Return the kinds of scopes that some protocol has, in the order in which they are asked."""
+    protocols = tuple(protocols)
+    return tuple(kind for kind in SCOPE_KINDS if any(protocol.has(kind.name) for protocol in protocols))
+
+
 class RuleReader:
     """Makes rules of what operators write.
 
@@ -91,14 +99,20 @@ class RuleReader:
 
     def __init__(self, protocols: Sequence[Protocol], scopes: Iterable[str]) -> None:
         self.protocols = tuple(protocols)
-        self.kinds: Mapping[str, Kind] = {kind.name: kind for kind in (*kinds_of(protocols), *SCOPE_KINDS)}
+        kinds = (*kinds_of(protocols), *scope_kinds_of(protocols))
+        self.kinds: Mapping[str, Kind] = {kind.name: kind for kind in kinds}
         self._scopes = frozenset(scopes)
         self._meant = {word: meant for each in protocols for word, meant in each.kinds_meant.items()} | _KINDS_MEANT
 
     def unknown(self, kind: str, allowed: Collection[str] = ()) -> str:
         """Say that there is no such kind, and which one may have been meant; if none are given, all are allowed."""
-        meant = [f'"{word}"' for word in self._meant.get(kind, ()) if word in (allowed or self.kinds)]
-        return f"unknown; did you mean {' or '.join(meant)}?" if meant else unknown_key(kind, allowed or self.kinds)
+        allowed = allowed or self.kinds
+        meant = [f'"{word}"' for word in self._meant.get(kind, ()) if word in allowed]
+        if meant:
+            return f"unknown; did you mean {' or '.join(meant)}?"
+        if kind in SCOPES and kind not in self.kinds:
+            return f"unknown; {know_no(self.protocols, kind)}; allowed here: {', '.join(sorted(allowed))}"
+        return unknown_key(kind, allowed)
 
     def no_kind(self, kind: str, allowed: Collection[str] = ()) -> str:
         """Say the same in a sentence: which one may have been meant, or which ones there are."""
@@ -177,10 +191,13 @@ class RuleReader:
         Raises:
             RuleError: one of them cannot, or no listener has the scope.
         """
-        is_scope = all(rule.kind != kind.name for kind in kinds_of(self.protocols))
-        for protocol in self.protocols:
-            if is_scope or any(kind.name == rule.kind for kind in protocol.kinds):
-                protocol.check_rule(rule)
+        concerned = [protocol for protocol in self.protocols if protocol.has(rule.kind)]
+        for protocol in concerned:
+            protocol.check_rule(rule)
+        if rule.fair_by is not None and not any(protocol.has(rule.fair_by) for protocol in concerned):
+            what = f'rule {rule.name}: fair_by "{rule.fair_by}", but {know_no(concerned, rule.fair_by)}'
+            known = {kind.name for kind in scope_kinds_of(concerned)}
+            raise RuleError(what, ", ".join(word for word in get_args(FairBy) if word in known), "fair_by")
         if rule.kind == LISTENER and self._scopes:
             matcher = Matcher([(rule.matches, rule)])
             if not any(matcher.match(scope) for scope in self._scopes):

@@ -193,7 +193,7 @@ class WrittenLimit(_WrittenFields):
 class LimitSettings(WrittenLimit):
     """A limit for one resource or scope, or for all whose names match a pattern: for each, or for all together."""
 
-    kind: Name = Field(description="a kind of resource of the protocol, or client, producer_group, listener")
+    kind: Name = Field(description="a kind of resource or scope of the protocol, or client, listener")
     name: Name = Field(description="exact name, or pattern with * ? []; for clients an address, a network or *")
     shared: bool = Field(
         False, description="true: one limit for all matching names together, in addition to each name's own"

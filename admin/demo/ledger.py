@@ -63,11 +63,13 @@ class Ledger:
 
     Attributes:
         loads: the topics, in the order they are shown.
+        kind: what these are, as limits call it.
         counts: by topic.
         edited: limits were changed or switched meanwhile, so that nothing is held against them.
     """
 
     loads: Sequence[TopicLoad]
+    kind: str = "topic"
     counts: dict[str, Counts] = field(init=False)
     edited: bool = field(init=False, default=False)
     _history: deque[tuple[float, dict[str, Counts]]] = field(init=False, default_factory=deque)

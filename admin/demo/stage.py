@@ -1,7 +1,7 @@
-"""What both demos do: clients send at their rates while somebody watches, and signals end it.
+"""What all demos do: clients send at their rates while somebody watches, and signals end it.
 
 What is in front of the clients, what is said of it and what the account holds against whom is the demos' own:
-``embedded`` and ``rocketmq``.
+``embedded`` and ``real``.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
@@ -16,8 +16,8 @@ from rich.text import Text
 
 from admin.config.addresses import Endpoint
 from admin.demo import view
+from admin.demo.client import Client
 from admin.demo.ledger import Ledger
-from admin.demo.load import Producer
 from admin.run.check import show
 
 #: How long answers may take after the last message.
@@ -41,7 +41,7 @@ async def obey(
 
 
 async def send(
-    producers: Iterable[Producer],
+    producers: Iterable[Client],
     ledger: Ledger,
     address: Endpoint,
     seconds: float | None,
@@ -49,6 +49,7 @@ async def send(
     *,
     refresh_s: float,
     look: Callable[[float, bool], Awaitable[None]] | None = None,
+    last_answers_s: float = LAST_ANSWERS_S,
 ) -> tuple[float, list[str]]:
     """Run the clients and show what becomes of it: a live table on a terminal, elsewhere a line a second.
 
@@ -60,6 +61,7 @@ async def send(
         stopping: ends it early.
         refresh_s: seconds from one look to the next, on a terminal.
         look: called each time before the ledger is marked, with the seconds since the start, and whether it is over.
+        last_answers_s: how long answers may take after the last message.
 
     Returns:
         For how many seconds they sent, and which lost their connection, in words.
@@ -90,5 +92,5 @@ async def send(
         for producer in producers:
             producer.stop()
         elapsed_s = trio.current_time() - started_s
-        nursery.cancel_scope.deadline = trio.current_time() + LAST_ANSWERS_S
+        nursery.cancel_scope.deadline = trio.current_time() + last_answers_s
     return elapsed_s, [f"{producer.topic}: {producer.lost}" for producer in producers if producer.lost]

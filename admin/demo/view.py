@@ -1,6 +1,7 @@
 """How the demo looks: a live table on a terminal, a line a second elsewhere, a summary at the end."""
 
 from collections.abc import Mapping, Sequence
+from math import inf
 
 from rich import box
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -58,7 +59,9 @@ def live(ledger: Ledger, elapsed_s: float, seconds: float | None) -> RenderableT
             )
         )
     columns = ("sent/s", "passed/s", "refused/s", "", "sent", "passed", "refused")
-    table = _FirstThatFits(*(_table(columns[: count - 1], [row[:count] for row in rows]) for count in (8, 5, 4)))
+    table = _FirstThatFits(
+        *(_table(ledger.kind, columns[: count - 1], [row[:count] for row in rows]) for count in (8, 5, 4))
+    )
     left = "Ctrl-C ends it" if seconds is None else f"{max(0.0, seconds - elapsed_s):.0f} s to go"
     window = f"/s: mean of the last {WINDOW_S:g} s"
     return Group(table, Text(f"{elapsed_s:.0f} s · {window} · ■ passed □ refused · {left}", style="dim"))
@@ -97,19 +100,22 @@ def summary(
             )
         )
     columns = ("limit/s", "sent", "passed", "refused", "other", "stored", "stored/s")
-    table = _FirstThatFits(_table(columns, rows), _table(columns[1:-1], [(row[0], *row[2:-1]) for row in rows]))
+    table = _FirstThatFits(
+        _table(ledger.kind, columns, rows), _table(ledger.kind, columns[1:-1], [(row[0], *row[2:-1]) for row in rows])
+    )
     results = [
         Text.assemble(("✓ ", "bold green") if check.holds else ("✗ ", "bold red"), check.text) for check in checks
     ]
-    burst = [] if EDITED in checks or not elapsed_s else [_burst(limit_per_s, elapsed_s)]
+    bounded = EDITED not in checks and elapsed_s and limit_per_s < inf
+    burst = [_burst(ledger.kind, limit_per_s, elapsed_s)] if bounded else []
     return Group(Text(f"\nafter {elapsed_s:.1f} s", style="bold"), table, *burst, *results)
 
 
-def _burst(limit_per_s: float, elapsed_s: float) -> Text:
+def _burst(kind: str, limit_per_s: float, elapsed_s: float) -> Text:
     """Say why more than the limit was stored each second: in a short run the burst is a good part of all."""
     limit, most = number(limit_per_s, grouped=True), number(limit_per_s + limit_per_s / elapsed_s, 1, grouped=True)
     return Text(
-        f"A topic may store {limit}/s and one burst of {limit}: up to {most}/s over {elapsed_s:.1f} s", style="dim"
+        f"A {kind} may store {limit}/s and one burst of {limit}: up to {most}/s over {elapsed_s:.1f} s", style="dim"
     )
 
 
@@ -127,10 +133,10 @@ class _FirstThatFits:
         yield next(fitting, self._tables[-1])
 
 
-def _table(columns: Sequence[str], rows: Sequence[Sequence[str | Text]]) -> Table:
-    """Lay out rows that begin with a topic; the column without a heading has the bars."""
+def _table(kind: str, columns: Sequence[str], rows: Sequence[Sequence[str | Text]]) -> Table:
+    """Lay out rows that begin with a name; the column without a heading has the bars."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=_PADDING)
-    table.add_column("topic", overflow="fold")
+    table.add_column(kind, overflow="fold")
     for column in columns:
         table.add_column(column, justify="right" if column else "left", overflow="fold")
     for row in rows:

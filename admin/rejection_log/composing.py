@@ -115,6 +115,7 @@ class Composer:
             kind=resource.kind,
             name=resource.name,
             client=rejection.client,
+            user=rejection.user,
             producer_group=rejection.producer_group,
             rule=rejection.rule,
             verdict=rejection.verdict,

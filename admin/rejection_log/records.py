@@ -48,6 +48,7 @@ class RejectionRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag
         kind: of the resource.
         name: of the resource.
         client: address.
+        user: that the client has logged in as; empty where the protocol has none.
         producer_group: of the requests; may be empty.
         rule: name of the rule.
         verdict: what it did.
@@ -60,6 +61,7 @@ class RejectionRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag
     kind: str
     name: str
     client: str
+    user: str = ""
     producer_group: str = ""
     rule: str
     verdict: RejectionVerdict

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from admin.common.numbers import number
 from admin.common.tables import Rows
-from admin.config.rule_fields import SCOPE_KINDS
+from admin.config.rule_fields import scope_kinds_of
 from admin.config.settings import OFF
 from admin.edits.model import is_over
 from admin.edits.places import Place, active_in
@@ -19,8 +19,9 @@ from admin.edits.state import State
 from admin.rejection_log import places as log_places
 from admin.run.composition import Plan, PlannedListener
 from limiter.rules.patterns import DEFAULT_PATTERN
-from limiter.rules.resource import CLIENT, LISTENER, SCOPES
+from limiter.rules.resource import CLIENT, LISTENER
 from limiter.rules.rule import NS_PER_S, Rule
+from proxy.protocols.base import Kind
 
 #: Off a terminal nothing is wrapped or cut: the output is read by scripts and by diff.
 _WIDE_COLUMNS: Final = 1000
@@ -133,29 +134,43 @@ def _handlers(plan: Plan) -> Rows:
     ).used()
 
 
-def _rules(plan: Plan, now: datetime) -> Rows:
+def _rules(plan: Plan, now: datetime) -> RenderableType:
     columns = "rule", "limit", "of", "above it", "burst", "break", "fair by", "warm-up", "holds", "from"
     rules = plan.rule_set.at(now)
     tried = rules.tried
     defaults = [rules.default(kind.name) for kind in plan.kinds]
-    return Rows(
+    kinds = {kind.name: kind for kind in plan.kinds}
+    rows = Rows(
         columns,
         [
-            *(_rule(rule) for rule in tried),
-            *(_rule(rule, holds=False) for rule in rules.untried),
-            *(_rule(rule) for rule in defaults if rule not in tried),
+            *(_rule(rule, kinds.get(rule.kind)) for rule in tried),
+            *(_rule(rule, kinds.get(rule.kind), holds=False) for rule in rules.untried),
+            *(_rule(rule, kinds.get(rule.kind)) for rule in defaults if rule not in tried),
         ],
     ).used()
+    waits = _waits(plan)
+    return Group(rows, Text(waits)) if waits else rows
 
 
-def _rule(rule: Rule, *, holds: bool = True) -> Sequence[str]:
+def _waits(plan: Plan) -> str:
+    """Say of which kinds some requests over a limit wait, as they cannot be refused; a line for each reason."""
+    stopping = {rule.kind for rule in plan.rule_set.rules if rule.limits and rule.action != "shadow"}
+    by_scope = any(kind.name in stopping for kind in scope_kinds_of(plan.protocols))
+    reasons: dict[str, list[str]] = {}
+    for kind in plan.kinds:
+        if kind.waits and (kind.name in stopping or (by_scope and not kind.consumes)):
+            reasons.setdefault(kind.waits, []).append(kind.name)
+    return "\n".join(f"{', '.join(names)}: {reason}." for reason, names in reasons.items())
+
+
+def _rule(rule: Rule, kind: Kind | None, *, holds: bool = True) -> Sequence[str]:
     off = rule.action == "off"
     live = rule.limits
     return (
         rule.name,
         f"off ({rule.limit_text})" if off else rule.limit_text,
         _of(rule),
-        _above(rule) if live else "",
+        _above(rule, refuses=kind is None or kind.refuses) if live else "",
         _by_dimension(rule, "burst_ns") if live else "",
         _by_dimension(rule, "break_ns") if live else "",
         f"{rule.fair_by}, {rule.max_fair_keys} at most" if live and rule.fair_by else "",
@@ -174,9 +189,11 @@ def _of(rule: Rule) -> str:
     return f"every other {rule.kind.replace('_', ' ')}" if rule.pattern == DEFAULT_PATTERN else f"each such {one}"
 
 
-def _above(rule: Rule) -> str:
+def _above(rule: Rule, *, refuses: bool) -> str:
     if rule.action == "shadow":
         return "only count"
+    if not refuses:
+        return "hold"
     refuse = "refuse" if rule.busy_code is None else f"refuse with code {rule.busy_code}"
     return f"hold up to {rule.max_delay_s:g} s, then {refuse}" if rule.action == "delay" else refuse
 
@@ -192,7 +209,8 @@ def _order(plan: Plan) -> RenderableType:
     limited = {rule.kind for rule in plan.rule_set.rules if rule.limits}
     totals = {rule.kind for rule in plan.rule_set.rules if rule.limits and rule.shared}
     resources = [kind for kind in plan.kinds if kind.name in limited]
-    scopes = [kind for kind in SCOPE_KINDS if kind.name in limited]
+    known = scope_kinds_of(plan.protocols)
+    scopes = [kind for kind in known if kind.name in limited]
     rows = []
     steps = ([resources] if resources else []) + [[scope] for scope in scopes]
     for place, step in enumerate(steps, 1):
@@ -204,7 +222,7 @@ def _order(plan: Plan) -> RenderableType:
     notes = "All must admit it; what one refuses spends nothing in the others."
     if any(kind.consumes for kind in resources) and scopes:
         consuming = ", ".join(kind.name for kind in resources if kind.consumes)
-        notes += f" What asks for messages ({consuming}) belongs to no {_alternatives(SCOPES)}."
+        notes += f" What is consumed ({consuming}) belongs to no {_alternatives([kind.name for kind in known])}."
     return Group(Rows((), rows), Text(notes))
 
 

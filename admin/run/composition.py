@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from admin.common.errors import SettingsError
 from admin.config import lint, plugins, rulebook
 from admin.config.addresses import Endpoint, collides, reaches
-from admin.config.rule_fields import SCOPE_KINDS, kinds_of
+from admin.config.rule_fields import kinds_of, scope_kinds_of
 from admin.config.rulebook import BUILT_IN, Rulebook
 from admin.config.settings import OFF, ListenerSettings, Settings
 from admin.config.sources import Configuration
@@ -156,7 +156,7 @@ def compose(configuration: Configuration) -> Plan:
     if problems:
         raise SettingsError(sorted(problems, key=origins.line))
     rule_set = book.rule_set()
-    doubtful = lint.about(settings, rule_set, (*kinds, *SCOPE_KINDS), origins, datetime.now(UTC))
+    doubtful = lint.about(settings, rule_set, (*kinds, *scope_kinds_of(protocols.values())), origins, datetime.now(UTC))
     return Plan(
         settings,
         listeners,

@@ -142,7 +142,7 @@ class Connections:
 
 
 def _holds(state: ConnectionState, search: str) -> bool:
-    texts = (state.peer, state.client.id, state.listener, *state.resources)
+    texts = (state.peer, state.client.id, state.client.user, state.listener, *state.resources)
     return any(search in text.casefold() for text in texts)
 
 

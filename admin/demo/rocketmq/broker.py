@@ -1,25 +1,22 @@
-"""A real RocketMQ name server and broker, what may be asked of them, and RocketMQ's own load generator.
-
-The broker binds 127.0.0.1 and advertises another address of this machine, where Sluice listens: clients find it
-through the name server, and need no setting.
-"""
+"""A real RocketMQ name server and broker, what may be asked of them, and RocketMQ's own load generator."""
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import ClassVar, Final
 
 import trio
 
 from admin.common.errors import StartError
 from admin.config.addresses import Endpoint, parse_endpoint
-from admin.demo.rocketmq.child import Child
+from admin.demo.load import Producer
+from admin.demo.real import machine
+from admin.demo.real.broker import ADVERTISED_HOST, BROKER_HOST, RealBroker
+from admin.demo.real.child import Child
 from proxy.protocols.rocketmq.wire.codes import RequestCode, ResponseCode
 from proxy.protocols.rocketmq.wire.command import RemotingCommand, decode, encode
 
-BROKER_HOST: Final = "127.0.0.1"
-#: Where clients are sent, and Sluice listens. All of 127/8 is this machine.
-ADVERTISED_HOST: Final = "127.0.0.2"
 VIP_OFFSET: Final = -2
 HA_OFFSET: Final = 1
 #: An auto-created topic takes its shape from this one, and before there is one clients ask for the route of this.
@@ -39,9 +36,19 @@ _JAVA_OPENS: Final = (
     "--add-opens=java.base/java.nio=ALL-UNNAMED",
     "--add-opens=java.base/sun.nio.ch=ALL-UNNAMED",
 )
+_JAR: Final = "rocketmq-example-*.jar"
+#: Threads of the benchmark producer, each of which sends the next message when it has the answer to the last.
+_FLOOD_THREADS: Final = 512
+_FLOOD_REPORT_MS: Final = 1000
 NAME_SERVER_MEMORY: Final = ("-Xms64m", "-Xmx256m")
 BROKER_MEMORY: Final = ("-Xms512m", "-Xmx1g", "-XX:MaxDirectMemorySize=1g")
 
+_LISTENER: Final = f"""\
+[[listeners]]
+name = "{{name}}"
+listen = "{ADVERTISED_HOST}:{{port}}"
+broker = "{BROKER_HOST}:{{port}}"
+"""
 _NAME_SERVER_CONF: Final = """\
 listenPort={port}
 bindAddress={host}
@@ -71,49 +78,6 @@ asyncSendEnable=false
 """
 
 
-class Ports(NamedTuple):
-    """Where everything listens; the VIP channel's port and the replicas' go with the broker's."""
-
-    name_server: int
-    broker: int
-    admin: int
-
-
-class RocketMQ(NamedTuple):
-    """A running name server and broker."""
-
-    name_server: Endpoint
-    broker: Endpoint
-    processes: tuple[Child, Child]
-
-    async def route(self, topic: str) -> Endpoint:
-        """Ask the name server, as clients do, where to send messages of a topic.
-
-        Raises:
-            StartError: it did not get to know a broker.
-        """
-        with trio.move_on_after(_ROUTE_TIMEOUT_S):
-            while True:
-                answer = await _ask(self.name_server, RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": topic})
-                if answer.code == ResponseCode.SUCCESS:
-                    # Keys that are numbers come without quotes, which is no JSON: the only broker's address is enough.
-                    found = re.search(r'"brokerAddrs":\{"?0"?:("[^"]*")', answer.body.decode())
-                    if found is not None:
-                        return parse_endpoint(json.loads(found[1]))
-                await trio.sleep(_POLL_S)
-        raise StartError(f"the name server at {self.name_server} knows no broker after {_ROUTE_TIMEOUT_S:g} s")
-
-    async def stored(self, topic: str) -> int:
-        """Ask the broker itself, past any proxy, how many messages of a topic it holds."""
-        answer = await _ask(self.broker, _GET_TOPIC_STATS, {"topic": topic})
-        # The keys of its table are objects, which is no JSON, either; each value has both of these.
-        numbers = {
-            which: sum(map(int, re.findall(rf'"{which}Offset":(\d+)', answer.body.decode())))
-            for which in ("max", "min")
-        }
-        return numbers["max"] - numbers["min"]
-
-
 def name_server_conf(port: int) -> str:
     """Return the configuration of a name server."""
     return _NAME_SERVER_CONF.format(host=BROKER_HOST, port=port)
@@ -132,76 +96,138 @@ def broker_conf(port: int, advertised_host: str, folder: Path) -> str:
 
 def java(classpath: str, home: Path, *options: str) -> list[str]:
     """Return a command line up to the name of the class that is run; ``home`` is where it may leave files."""
-    # Quickly up on few cores, and quickly gone.
-    fast = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
-    # Nor does it leave anything outside its folder when it is killed.
-    here = ("-XX:-UsePerfData", f"-Duser.home={home}", f"-Djava.io.tmpdir={home}")
-    return ["java", *_JAVA_OPENS, *fast, *here, *options, "-cp", f"{home}:{classpath}"]
+    return machine.java(classpath, home, *_JAVA_OPENS, *options)
 
 
-def start(jars: Path, folder: Path, ports: Ports, *, advertised_host: str = ADVERTISED_HOST) -> RocketMQ:
-    """Start both; ``wait`` says when they can be used.
+class RocketMQ(RealBroker):
+    """A name server and a broker.
 
-    Args:
-        jars: folder of RocketMQ's jars and of what they need.
-        folder: an empty one, for configuration, store and logs.
-        ports: where they listen.
-        advertised_host: where the broker sends clients; its own address for one without Sluice.
+    The broker binds 127.0.0.1 and advertises another address of this machine, where Sluice listens: clients find it
+    through the name server, and need no setting.
     """
-    (folder / "conf").mkdir()
-    # Without it, each message that is refused fills the disk with a stack trace.
-    (folder / _SILENCE).write_text("<configuration/>\n", encoding="utf-8")
-    name_server = Endpoint(BROKER_HOST, ports.name_server)
-    (folder / "name-server.conf").write_text(name_server_conf(ports.name_server), encoding="utf-8")
-    conf = broker_conf(ports.broker, advertised_host, folder)
-    (folder / "broker.conf").write_text(conf, encoding="utf-8")
-    env = {"ROCKETMQ_HOME": str(folder)}
-    first = Child(
-        "RocketMQ's name server",
-        [
-            *java(f"{jars}/*", folder, *NAME_SERVER_MEMORY),
-            *("org.apache.rocketmq.namesrv.NamesrvStartup", "-c", str(folder / "name-server.conf")),
-        ],
-        folder,
-        env,
-    )
-    try:
-        second = Child(
-            "RocketMQ's broker",
+
+    name = "RocketMQ"
+    program = "demo-rocketmq"
+    kind = "topic"
+    client = Producer
+    ports: ClassVar = {
+        "RocketMQ's name server": (9876, ((BROKER_HOST, 0),)),
+        "the broker": (
+            10911,
+            # Where replicas come in it listens on all addresses, whatever bindAddress says.
+            (
+                *((host, at) for host in (BROKER_HOST, ADVERTISED_HOST) for at in (0, VIP_OFFSET)),
+                ("0.0.0.0", HA_OFFSET),
+            ),
+        ),
+    }
+
+    def __init__(self, jars: Path, folder: Path, ports: Sequence[int], *, behind_sluice: bool) -> None:
+        self._jars, self._folder = jars, folder
+        name_server_port, port = ports
+        (folder / "conf").mkdir()
+        # Without it, each message that is refused fills the disk with a stack trace.
+        (folder / _SILENCE).write_text("<configuration/>\n", encoding="utf-8")
+        self.name_server = Endpoint(BROKER_HOST, name_server_port)
+        self.address = Endpoint(BROKER_HOST, port)
+        (folder / "name-server.conf").write_text(name_server_conf(name_server_port), encoding="utf-8")
+        conf = broker_conf(port, ADVERTISED_HOST if behind_sluice else BROKER_HOST, folder)
+        (folder / "broker.conf").write_text(conf, encoding="utf-8")
+        env = {"ROCKETMQ_HOME": str(folder)}
+        first = Child(
+            "RocketMQ's name server",
             [
-                *java(f"{jars}/*", folder, *BROKER_MEMORY),
-                *("org.apache.rocketmq.broker.BrokerStartup", "-n", str(name_server)),
-                *("-c", str(folder / "broker.conf")),
+                *java(f"{jars}/*", folder, *NAME_SERVER_MEMORY),
+                *("org.apache.rocketmq.namesrv.NamesrvStartup", "-c", str(folder / "name-server.conf")),
             ],
             folder,
             env,
         )
-    except BaseException:
-        first.kill()
-        raise
-    return RocketMQ(name_server, Endpoint(BROKER_HOST, ports.broker), (first, second))
+        try:
+            second = Child(
+                "RocketMQ's broker",
+                [
+                    *java(f"{jars}/*", folder, *BROKER_MEMORY),
+                    *("org.apache.rocketmq.broker.BrokerStartup", "-n", str(self.name_server)),
+                    *("-c", str(folder / "broker.conf")),
+                ],
+                folder,
+                env,
+            )
+        except BaseException:
+            first.kill()
+            raise
+        self.processes = (first, second)
 
+    @staticmethod
+    def missing(jars: Path) -> Sequence[str]:
+        """Look for Java and RocketMQ's jars."""
+        found = any(jars.glob(_JAR))
+        no_jars = "" if found else f"{jars} has no {_JAR}: make demo-rocketmq fetches it (Maven Central)"
+        return [problem for problem in (machine.java_problem("RocketMQ"), no_jars) if problem]
 
-async def wait(rocketmq: RocketMQ) -> Endpoint:
-    """Wait until both run and know each other; returns where clients are sent.
+    async def wait(self, names: Sequence[str]) -> Endpoint:
+        """Wait until both run and know each other; topics come by themselves."""
+        del names
+        for process in self.processes:
+            await process.wait_for_line("boot success", _START_TIMEOUT_S)
+        return await self._route(TEMPLATE_TOPIC)
 
-    Raises:
-        StartError: they did not in time.
-    """
-    for process in rocketmq.processes:
-        await process.wait_for_line("boot success", _START_TIMEOUT_S)
-    return await rocketmq.route(TEMPLATE_TOPIC)
+    def listeners(self) -> str:
+        """Return the listeners of both of the broker's ports."""
+        ports = {"main": self.address.port, "vip": self.address.port + VIP_OFFSET}
+        return "\n".join(_LISTENER.format(name=name, port=port) for name, port in ports.items())
 
+    def about(self) -> Sequence[tuple[str, str]]:
+        """Name the load generator and the name server."""
+        return (
+            ("from", "RocketMQ's own org.apache.rocketmq.example.benchmark.Producer"),
+            ("join in", f"any RocketMQ client, on a topic of its own; name server {self.name_server}"),
+        )
 
-def flood(jars: Path, folder: Path, name_server: Endpoint, topic: str, *options: str) -> Child:
-    """Start RocketMQ's benchmark producer, which sends as fast as the answers come until it is killed."""
-    command = [
-        # It would be on machines of its own: here it takes what broker and Sluice leave over.
-        *("nice", "-n", "15"),
-        *java(f"{jars}/*", folder, "-Xmx512m", f"-Drocketmq.client.logRoot={folder}"),
-        *("org.apache.rocketmq.example.benchmark.Producer", "-n", str(name_server), "-t", topic, *options),
-    ]
-    return Child("RocketMQ's benchmark producer", command, folder)
+    async def stored(self, name: str) -> int:
+        """Ask the broker for its statistics of a topic."""
+        answer = await _ask(self.address, _GET_TOPIC_STATS, {"topic": name})
+        # The keys of its table are objects, which is no JSON, either; each value has both of these.
+        numbers = {
+            which: sum(map(int, re.findall(rf'"{which}Offset":(\d+)', answer.body.decode())))
+            for which in ("max", "min")
+        }
+        return numbers["max"] - numbers["min"]
+
+    def flood(self, name: str) -> Child:
+        """Start the benchmark producer."""
+        command = [
+            # It would be on machines of its own: here it takes what broker and Sluice leave over.
+            *("nice", "-n", "15"),
+            *java(f"{self._jars}/*", self._folder, "-Xmx512m", f"-Drocketmq.client.logRoot={self._folder}"),
+            *("org.apache.rocketmq.example.benchmark.Producer", "-n", str(self.name_server), "-t", name),
+            *("-w", str(_FLOOD_THREADS), "-s", "128", "-ri", str(_FLOOD_REPORT_MS)),
+        ]
+        return Child("RocketMQ's benchmark producer", command, self._folder)
+
+    @staticmethod
+    def failed_of(output: str) -> int:
+        """Read the last report."""
+        found = re.findall(r"Send Failed: (\d+) \| Response Failed: (\d+)", output)
+        return sum(map(int, found[-1])) if found else 0
+
+    async def _route(self, topic: str) -> Endpoint:
+        """Ask the name server, as clients do, where to send messages of a topic.
+
+        Raises:
+            StartError: it did not get to know a broker.
+        """
+        with trio.move_on_after(_ROUTE_TIMEOUT_S):
+            while True:
+                answer = await _ask(self.name_server, RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": topic})
+                if answer.code == ResponseCode.SUCCESS:
+                    # Keys that are numbers come without quotes, which is no JSON: the only broker's address is enough.
+                    found = re.search(r'"brokerAddrs":\{"?0"?:("[^"]*")', answer.body.decode())
+                    if found is not None:
+                        return parse_endpoint(json.loads(found[1]))
+                await trio.sleep(_POLL_S)
+        raise StartError(f"the name server at {self.name_server} knows no broker after {_ROUTE_TIMEOUT_S:g} s")
 
 
 async def _ask(server: Endpoint, code: int, fields: dict[str, str]) -> RemotingCommand:

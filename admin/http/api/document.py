@@ -64,7 +64,7 @@ def _document(routes: Sequence[EndpointRoute]) -> dict[str, Any]:
         "openapi": "3.1.0",
         "info": {
             "title": "Sluice",
-            "summary": "Limits of a message broker's topics: what they are, what they do, and changing them live.",
+            "summary": "Limits of a broker's topics and queues: what they are, what they do, and changing them live.",
             "description": "Errors are problem details (RFC 9457), whose `errors` name each field. Times are ISO 8601"
             " in UTC. A write is durable before it is answered, and applies to the next request of every connection.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},

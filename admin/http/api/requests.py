@@ -106,7 +106,7 @@ class LimitsQuery(PageQuery):
 class ConnectionsQuery(PageQuery):
     """Which connections."""
 
-    search: str = Field("", max_length=255, description="part of the peer, client id, listener or a resource")
+    search: str = Field("", max_length=255, description="part of the peer, client id, user, listener or a resource")
     sort: ConnectionColumn = Field("id", description="the column to sort by")
     order: Order = Field("asc", description="smallest first, or largest first")
 
@@ -135,6 +135,8 @@ class ExplainQuery(Parameters):
     name: str = Field(min_length=1, description="name of the resource", examples=["orders"])
     client: str = Field("", description="the client's IP address; empty: leave out limits of clients")
     producer_group: str = Field("", description="the producer group; empty: leave out limits of producer groups")
+    user: str = Field("", description="the user; empty: leave out limits of users")
+    vhost: str = Field("", description="the virtual host; empty: leave out limits of virtual hosts")
     listener: str = Field("", description="name or scope of the listener")
     at: str = Field("", description="time with its time zone, e.g. `2026-01-02T03:04+01:00`; empty: now")
 

@@ -92,7 +92,8 @@ export class ConnectionsView {
 
   row(/** @type {any} */ each) {
     const { client } = each;
-    const about = [client.language, client.version].filter(Boolean).join(" ");
+    const product = [client.product || client.language, client.version].filter(Boolean).join(" ");
+    const about = [client.user && `user ${client.user}`, product].filter(Boolean).join(", ");
     const resources = each.resources.slice(0, 4);
     const more = each.resources.length - resources.length + each.more_resources;
     const perSecond = each.bytes_per_s ? each.bytes_per_s.client + each.bytes_per_s.broker : null;

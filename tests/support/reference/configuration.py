@@ -2,7 +2,7 @@
 plug-ins."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any, Final, Literal, get_args, get_origin, get_type_hints
 
 from annotated_types import Ge
@@ -13,8 +13,9 @@ from admin.config.addresses import Endpoint
 from admin.config.plugins import own_protocols
 from admin.config.settings import HandlerSettings, Limit, LimitSettings, ListenerSettings, Settings
 from admin.config.sources import environment_names
+from limiter.rules.resource import SCOPES
 from proxy.deciding.rate_limit import PLUGIN
-from proxy.protocols.base import Protocol
+from proxy.protocols.base import Kind, Protocol
 from reference import markdown
 from reference.markdown import attributes, code, head, shape, table, value
 
@@ -41,19 +42,32 @@ that need a restart."""
 
 
 def _kinds(protocol: Protocol) -> str:
-    """Write what each kind of a protocol is, and what holds for it by itself."""
-    return table(
+    """Write what each kind of a protocol is, what holds for it by itself, and which scopes there are besides."""
+    kinds = table(
         ("kind", "what it is", "default limit", "above it"),
         (
             (
                 code(kind.name),
                 kind.meaning,
                 "none" if kind.rate_per_s is None else f"{kind.rate_per_s:g} messages per second",
-                code(kind.action) + (f" for {kind.max_delay_s:g} s" if kind.action == "delay" else ""),
+                _above(kind),
             )
             for kind in protocol.kinds
         ),
     )
+    scopes = f"Kinds of scopes of protocol `{protocol.name}`: {', '.join(map(code, filter(protocol.has, SCOPES)))}."
+    return "\n\n".join((kinds, *(f"{text[0].upper()}{text[1:]}." for text in _waits(protocol)), scopes))
+
+
+def _above(kind: Kind) -> str:
+    if not kind.refuses:
+        return "waits"
+    return code(kind.action) + (f" for {kind.max_delay_s:g} s" if kind.action == "delay" else "")
+
+
+def _waits(protocol: Protocol) -> Iterable[str]:
+    """Return what cannot be refused, each sentence once."""
+    return dict.fromkeys(kind.waits for kind in protocol.kinds if kind.waits)
 
 
 def _keys(model: type[BaseModel], place: tuple[str, ...] | None = None) -> str:

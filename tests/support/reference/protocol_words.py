@@ -4,8 +4,9 @@ from pathlib import Path
 from typing import Final
 
 from admin.config.plugins import own_protocols
+from admin.config.rule_fields import scope_kinds_of
 from proxy.protocols import DEFAULT
-from proxy.protocols.base import Kind
+from proxy.protocols.base import Kind, Protocol
 
 FILE: Final = Path(__file__).parents[3] / "admin" / "cli" / "protocol_words.py"
 _MODULE: Final = '''\
@@ -14,8 +15,11 @@ _MODULE: Final = '''\
 from typing import Literal
 
 DEFAULT = {default}
+PROTOCOLS = {protocols}
 Kind = Literal[{words}]
+Scope = Literal[{scope_words}]
 KINDS = {kinds}
+SCOPES = {scopes}
 MAIN_KIND = {main}
 SPELLINGS = {spellings}
 RATES = {rates}
@@ -30,16 +34,25 @@ def module() -> str:
         for kind in protocol.kinds:
             found.setdefault(kind.name, kind)
     kinds = tuple(found.values())
+    scopes = [kind.name for kind in scope_kinds_of(own_protocols())]
     spelt = ", ".join(f"{kind.spelling} for a {kind.name}" for kind in kinds if kind.spelling)
-    rates = " and ".join(f"{kind.name}:*={kind.rate_per_s:g}/s" for kind in kinds if kind.rate_per_s is not None)
+    rates = "; ".join(f"{protocol.name}: {_rates(protocol)}" for protocol in own_protocols())
     return _MODULE.format(
         default=_text(DEFAULT),
+        protocols=_text(", ".join(protocol.name for protocol in own_protocols())),
         words=", ".join(_text(kind.name) for kind in kinds),
+        scope_words=", ".join(map(_text, scopes)),
+        scopes=_text(", ".join(scopes)),
         kinds=_text(", ".join(kind.name for kind in kinds)),
         main=_text(kinds[0].name),
         spellings=_text(f" ({spelt})" if spelt else ""),
         rates=_text(rates),
     )
+
+
+def _rates(protocol: Protocol) -> str:
+    limited = (kind for kind in protocol.kinds if kind.rate_per_s is not None)
+    return " and ".join(f"{kind.name}:*={kind.rate_per_s:g}/s" for kind in limited) or "none"
 
 
 def _text(value: str) -> str:

@@ -108,8 +108,23 @@ class TestText:
         ignoring = msgspec.structs.replace(explanation, question=question, ignored=("client", "producer_group"))
         assert text(ignoring, live=True).splitlines()[1] == (
             "Limits of a client or producer group do not matter for it: they limit what is sent, and a subscription is"
-            " asked for messages."
+            " what is consumed."
         )
+
+    def test_says_what_cannot_be_refused(self, explanation: Explanation) -> None:
+        waits = "a publish without confirms cannot be refused: it waits"
+        told = text(msgspec.structs.replace(explanation, waits=waits), live=True).splitlines()
+        assert told[1] == "A publish without confirms cannot be refused: it waits."
+        above = [line for line in told if line.startswith("   above")]
+        assert above[0] == "   above  refused, and so is everything else until 1 s after permits are available again"
+        told = text(msgspec.structs.replace(explanation, waits=waits, refuses=False), live=True).splitlines()
+        above = [line for line in told if line.startswith("   above")]
+        assert above[:3] == [
+            *["   above  held until it is admitted"] * 2,
+            "   above  passes, and is counted as what would be refused",
+        ]
+        shadows = tuple(limit for limit in explanation.limits if limit.rule.action == "shadow")
+        assert "waits" not in text(msgspec.structs.replace(explanation, waits=waits, limits=shadows), live=True)
 
     def test_names_the_moment_that_was_asked_about(self, explanation: Explanation) -> None:
         question = Question("topic", "orders", at="2026-11-21T23:00Z")

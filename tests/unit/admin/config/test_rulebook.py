@@ -166,10 +166,45 @@ def test_flags_and_variables_can_limit_every_kind(text: str, kind: str, name: st
     assert rule(plan(flags=limits(text)), kind, name).source == "--limit"
 
 
-@pytest.mark.parametrize("kind", SCOPES)
+@pytest.mark.parametrize("kind", ["client", "producer_group", "listener"])
 def test_scopes_can_have_defaults(write: Write, kind: str) -> None:
     found = rule(plan(f"[defaults.{kind}]\nrate = 3\n", write=write), kind, "10.0.0.1")
     assert (found.rate_per_s, found.shared, found.break_in_force_s) == (3, False, 0)
+
+
+def test_a_scope_that_no_protocol_in_use_has_is_refused_and_said_to_be() -> None:
+    there_are = f"allowed here: {KINDS}"
+    assert lines(flags=limits("user:alice=1/s", "vhost:/=1/s")) == [
+        f"--limit 'user:alice=1/s': kind 'user' is unknown; rocketmq knows no user; {there_are}",
+        f"--limit 'vhost:/=1/s': kind 'vhost' is unknown; rocketmq knows no vhost; {there_are}",
+    ]
+    with pytest.raises(FieldError, match='no kind "user"; rocketmq knows no user; there are client, listener, '):
+        plan().rulebook.reader.target("user", "alice")
+
+
+def test_shares_of_what_no_protocol_in_use_tells_apart_are_refused(write: Write) -> None:
+    (line,) = lines(TOPIC + 'rate = 5\nfair_by = "user"\n', write=write)
+    assert line.endswith(
+        'limits[0].fair_by: rule topic:a: fair_by "user", but rocketmq knows no user; allowed: client, producer_group'
+    )
+
+
+def test_a_protocol_says_which_scopes_there_are() -> None:
+    protocol = plugins.protocol("rocketmq", (), load(None, {}, PAIR).origins)
+    logged_in = dataclasses.replace(
+        protocol, name="other", kinds=(Kind("queue", ""),), default_rules=(), scopes=("user", "vhost")
+    )
+    texts = limits("user:alice=1/s", "vhost:/=2/s", "queue:a=3/s", "client:*=4/s")
+    rules = build(load(None, {}, texts), (logged_in,), ()).rule_set().rules
+    assert [rule.name for rule in rules] == ["user:alice", "vhost:/", "queue:a", "client:*"]
+    assert [*RuleReader((logged_in,), ()).kinds] == ["queue", "client", "user", "vhost", "listener"]
+    assert [*RuleReader((protocol, logged_in), ()).kinds][-5:] == list(SCOPES)
+    # With two protocols, each kind has the scopes of its own.
+    reader = RuleReader((protocol, logged_in), ())
+    assert reader.read("queue", "a", {"rate": 1, "fair_by": "user"}, "an edit").fair_by == "user"
+    for kind, word in (("topic", "user"), ("queue", "producer_group")):
+        with pytest.raises(FieldError, match=f"knows no {word.replace('_', ' ')}"):
+            reader.read(kind, "a", {"rate": 1, "fair_by": word}, "an edit")
 
 
 def test_a_flag_wins_over_hours_of_the_file(write: Write) -> None:

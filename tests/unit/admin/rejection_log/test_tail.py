@@ -3,6 +3,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 import trio
 import trio.testing
@@ -50,6 +51,20 @@ def test_a_time_that_no_calendar_has_is_a_line_that_cannot_be_read(
     shown = capsys.readouterr()
     assert len(shown.out.splitlines()) == 1
     assert shown.err == "sluice: lines that could not be read: 2\n"
+
+
+def test_a_refusal_names_the_user_and_the_group_there_are(
+    tmp_path: Path, make_rejection: Callable[..., Rejection], capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain = make_rejection(client="c")
+    composer = Composer("a", RUN)
+    named = [
+        msgspec.structs.replace(plain, user=user, producer_group=group) for user in ("", "alice") for group in ("", "g")
+    ]
+    (tmp_path / "a.jsonl").write_bytes(b"".join(composer.rejection(AT, each) for each in named))
+    assert tail([tmp_path]) == 0
+    shown = [line.partition("from ")[2].partition(", wait")[0] for line in capsys.readouterr().out.splitlines()]
+    assert shown == ["c", "c (g)", "c (alice)", "c (alice, g)"]
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])

@@ -1,13 +1,19 @@
+import dataclasses
 import io
 import re
 from collections.abc import Callable
 from datetime import UTC, datetime
 
+import pytest
+
+from admin.config import plugins
 from admin.config.sources import Flags, load
 from admin.edits import places
 from admin.edits.places import Place
 from admin.run.check import report, show
 from admin.run.composition import compose
+from proxy.protocols.base import Kind, Protocol
+from proxy.protocols.rocketmq import PROTOCOL
 
 Write = Callable[[str], str]
 LISTENER = '[[listeners]]\nlisten = "127.0.0.1:1"\nbroker = "127.0.0.1:2"\nname = "main"\n'
@@ -92,6 +98,57 @@ def test_hours_say_whether_they_hold_now(write: Write) -> None:
     ]
 
 
+def queues(name: str, place: object, origins: object) -> Protocol:
+    """Return a protocol without limits of its own, not all of whose requests can be refused."""
+    del name, place, origins
+    kinds = (
+        Kind("queue", "", waits="what expects no answer waits"),
+        Kind("exchange", "", waits="what expects no answer waits"),
+        Kind("delivery", "", action="delay", consumes=True, refuses=False, waits="all of it waits"),
+    )
+    return dataclasses.replace(PROTOCOL, kinds=kinds, default_rules=(), scopes=("user",))
+
+
+def test_what_cannot_be_refused_is_said_to_wait(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plugins, "protocol", queues)
+
+    def notes(*limits: str) -> list[str]:
+        return [line for line in section("Rules", write(LISTENER + "".join(limits))) if "waits" in line]
+
+    sent, consumed = "what expects no answer waits.", "delivery: all of it waits."
+    queue = limit("queue", "a", "rate = 1")
+    assert notes(queue, limit("delivery", "a", "rate = 1")) == [f"queue: {sent}", consumed]
+    assert notes(limit("queue", "a", "rate = 1", 'action = "shadow"')) == []
+    assert notes(limit("user", "a", "rate = 1")) == [f"queue, exchange: {sent}"]
+    rules = section("Rules", write(LISTENER + queue + limit("delivery", "a", "rate = 1")))
+    assert rules[1:3] == [
+        "queue:a 1/s this name refuse 1 s 1 s sluice.toml:5",
+        "delivery:a 1/s this name hold 1 s 0 s sluice.toml:9",
+    ]
+
+
+def test_what_means_nothing_where_all_waits_is_doubtful(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plugins, "protocol", queues)
+
+    def doubts(*fields: str) -> list[str]:
+        plan = compose(load(write(LISTENER + limit("delivery", "a", *fields)), {}, Flags()))
+        return [line.split(": ", 1)[1] for line in plan.lint]
+
+    nothing = "means nothing here: all of it waits"
+    assert doubts("rate = 1", 'action = "reject"') == [f'limits[0].action = "reject": {nothing}']
+    assert doubts("rate = 1", "max_delay_s = 0") == [f"limits[0].max_delay_s = 0.0: {nothing}"]
+    assert doubts("rate = 1", "busy_code = 215") == [f"limits[0].busy_code = 215: {nothing}"]
+    assert doubts("rate = 0") == []
+
+
+def test_without_any_limit_it_is_said_that_all_passes(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    passes = "no limit is given, and the protocol has none of its own: everything passes"
+    assert passes not in compose(load(write(LISTENER), {}, Flags())).lint
+    monkeypatch.setattr(plugins, "protocol", queues)
+    assert compose(load(write(LISTENER), {}, Flags())).lint == (passes,)
+    assert compose(load(write(LISTENER + limit("queue", "a", 'rate = "unlimited"')), {}, Flags())).lint == ()
+
+
 def test_the_order_of_the_limits_of_one_request_is_said(write: Write) -> None:
     text = LISTENER + "".join(
         [
@@ -107,7 +164,7 @@ def test_the_order_of_the_limits_of_one_request_is_said(write: Write) -> None:
         "2 client its own limit, then the total it falls under",
         "3 listener its own limit",
         (
-            "All must admit it; what one refuses spends nothing in the others. What asks for messages (subscription)"
+            "All must admit it; what one refuses spends nothing in the others. What is consumed (subscription)"
             " belongs to no client, producer_group or listener."
         ),
     ]

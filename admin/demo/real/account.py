@@ -1,6 +1,5 @@
 """What the demo says: heading, what was counted where, the account at the end. Nothing is sent or printed here."""
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -13,11 +12,11 @@ from admin.common.tables import Rows
 from admin.config.addresses import Endpoint
 from admin.demo import view
 from admin.demo.ledger import EDITED, WINDOW_S, Check, Ledger
-from admin.demo.rocketmq.broker import RocketMQ
+from admin.demo.real.broker import RealBroker
 
 
 class Limit(NamedTuple):
-    """The limit of each topic: messages per second, and how many seconds' worth of them may pass at once."""
+    """The limit of each name: messages per second, and how many seconds' worth of them may pass at once."""
 
     rate_per_s: float
     burst_s: float
@@ -29,35 +28,36 @@ class Limit(NamedTuple):
 
 
 def heading(
-    address: Endpoint, rocketmq: RocketMQ, admin_url: str, limit: Limit, flooded: str, *, notes: Sequence[str]
+    address: Endpoint, broker: RealBroker, admin_url: str, limit: Limit, flooded: str, *, notes: Sequence[str]
 ) -> RenderableType:
     """Say what runs where."""
     if admin_url:
         way = [
-            ("way", f"clients → sluice {address} → RocketMQ {rocketmq.broker}"),
+            ("way", f"clients → sluice {address} → {broker.name} {broker.address}"),
             (
                 "limit",
-                f"{limit.rate_per_s:g} messages per second for each topic, {limit.burst:g} at once after a pause",
+                f"{limit.rate_per_s:g} messages/s for each {broker.kind}, {limit.burst:g} at once after a pause",
             ),
         ]
     else:
-        way = [("way", f"clients → RocketMQ {rocketmq.broker}; without Sluice")]
+        way = [("way", f"clients → {broker.name} {broker.address}; without Sluice")]
     rows = (
         *way,
-        ("flood", f"topic {flooded}: RocketMQ's own org.apache.rocketmq.example.benchmark.Producer"),
-        ("join in", f"any RocketMQ client, on a topic of its own; name server {rocketmq.name_server}"),
+        ("flood", f"{broker.kind} {flooded}"),
+        *broker.about(),
         ("rates", f"shown as the mean of the last {WINDOW_S:g} s"),
     )
-    return view.heading("sluice before a real RocketMQ" if admin_url else "RocketMQ alone", admin_url, rows, notes)
+    title = f"sluice before a real {broker.name}" if admin_url else f"{broker.name} alone"
+    return view.heading(title, admin_url, rows, notes)
 
 
-def of_metrics(families: Iterable[Metric], topic: str) -> tuple[int, int, int]:
-    """Return how many requests for a topic Sluice let pass and refused, and how many it could not decide on at all."""
+def of_metrics(families: Iterable[Metric], kind: str, name: str) -> tuple[int, int, int]:
+    """Return how many requests for a name Sluice let pass and refused, and how many it could not decide on at all."""
     passed = refused = bypassed = 0.0
     for family in families:
         for sample in family.samples:
             labels = sample.labels
-            if sample.name == "sluice_requests_total" and (labels["kind"], labels["resource"]) == ("topic", topic):
+            if sample.name == "sluice_requests_total" and (labels["kind"], labels["resource"]) == (kind, name):
                 if labels["verdict"] == "refuse":
                     refused += sample.value
                 else:
@@ -72,12 +72,6 @@ def version_of(families: Iterable[Metric]) -> float:
     return next((each.samples[0].value for each in families if each.name == "sluice_rule_set_version"), 0.0)
 
 
-def of_benchmark(output: str) -> int:
-    """Return how many messages the benchmark producer could not send, by its last report."""
-    found = re.findall(r"Send Failed: (\d+) \| Response Failed: (\d+)", output)
-    return sum(map(int, found[-1])) if found else 0
-
-
 def checks(
     ledger: Ledger,
     stored: Mapping[str, int],
@@ -90,25 +84,26 @@ def checks(
 
     Args:
         ledger: what the clients and Sluice saw.
-        stored: messages in the broker, by topic.
-        limit: the limit of each topic; None without Sluice, when there is nothing to hold anybody to.
+        stored: messages in the broker, by name.
+        limit: the limit of each name; None without Sluice, when there is nothing to hold anybody to.
         flooded_s: how long the flood lasted.
         bypassed: requests that passed without a decision, since the machine was too slow for one.
     """
+    kind = ledger.kind
     loads = [load for load in ledger.loads if not load.runaway]
     quiet = [ledger.counts[load.topic] for load in loads]
     unanswered = sum(each.unanswered for each in quiet)
-    answered = Check(not unanswered, f"every request for a quiet topic got its answer: {unanswered:,} did not")
+    answered = Check(not unanswered, f"every request for a quiet {kind} got its answer: {unanswered:,} did not")
     sent = sum(each.sent for each in quiet)
     kept = sum(stored[load.topic] for load in loads)
     refused = sum(each.refused for each in quiet)
     if limit is None:
-        lost = f"of {sent:,} messages for quiet topics the broker refused {refused:,}"
+        lost = f"of {sent:,} messages for quiet {kind}s the broker refused {refused:,}"
         return [answered, Check(holds=True, text=f"without Sluice, {lost}")]
     if ledger.edited:
         return [EDITED, answered]
     failed = sum(each.failed for each in quiet)
-    told = f"quiet topics: {sent:,} sent, {refused:,} refused by Sluice, {kept:,} stored"
+    told = f"quiet {kind}s: {sent:,} sent, {refused:,} refused by Sluice, {kept:,} stored"
     if failed:
         told += f"; {failed:,} were refused by the broker, whose disk or processor was too slow"
     lost_nothing = Check(not refused and kept >= sent - failed - unanswered, told)
@@ -128,8 +123,8 @@ def checks(
     ]
 
 
-def waits(found: Mapping[str, Sequence[float]]) -> RenderableType:
-    """Show how long answers took, by topic."""
+def waits(found: Mapping[str, Sequence[float]], kind: str) -> RenderableType:
+    """Show how long answers took, by name."""
     rows = []
     for topic, waits_s in found.items():
         if ordered := sorted(waits_s):
@@ -137,7 +132,7 @@ def waits(found: Mapping[str, Sequence[float]]) -> RenderableType:
             rows.append((topic, *(f"{wait_s * 1000:,.1f} ms" for wait_s in (half, most, all_))))
     return Group(
         Text("\nhow long answers took", style="bold"),
-        Rows(("topic", "half within", "99% within", "slowest"), rows, right=(1, 2, 3)),
+        Rows((kind, "half within", "99% within", "slowest"), rows, right=(1, 2, 3)),
     )
 
 

@@ -1,10 +1,11 @@
-"""Runs the demo: starts RocketMQ, Sluice and the clients, shows what becomes of it, draws up the account, cleans up."""
+"""Runs a demo: starts broker, Sluice and clients, shows what becomes of it, draws up the account, cleans up."""
 
 import json
 import os
 import shutil
 import sys
 import webbrowser
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf
@@ -20,9 +21,9 @@ from admin.common.errors import StartError
 from admin.config.addresses import Endpoint
 from admin.demo import view
 from admin.demo.ledger import Check, Counts, Ledger, TopicLoad
-from admin.demo.load import Producer
-from admin.demo.rocketmq import account, broker, parts
-from admin.demo.rocketmq.child import Child
+from admin.demo.real import account, machine
+from admin.demo.real.broker import BROKER_HOST, RealBroker
+from admin.demo.real.child import Child
 from admin.demo.stage import LAST_ANSWERS_S, obey, send
 from admin.run import sidecar
 from admin.run.check import show
@@ -38,10 +39,6 @@ QUIET: Final = (
     TopicLoad("shipments", 10),
     TopicLoad("audit", 5),
 )
-#: Threads of the benchmark producer, each of which sends the next message when it has the answer to the last.
-_FLOOD_THREADS: Final = 512
-_FLOOD_REPORT_MS: Final = 1000
-
 _REFRESH_S: Final = 0.5
 #: What a virtual machine and a broker do for the first time takes long; that is no part of the account.
 _WARM_UP_S: Final = 4.0
@@ -53,17 +50,8 @@ _HTTP_TIMEOUT_S: Final = 5.0
 _CONFIG: Final = """\
 state_dir = {state}
 
-[[listeners]]
-name = "main"
-listen = "{host}:{port}"
-broker = "{broker_host}:{port}"
-
-[[listeners]]
-name = "vip"
-listen = "{host}:{vip_port}"
-broker = "{broker_host}:{vip_port}"
-
-[defaults.topic]
+{listeners}
+[defaults.{kind}]
 rate = {limit:g}
 burst_s = {burst_s:g}
 break_s = {burst_s:g}
@@ -82,7 +70,7 @@ class Options:
     """What is asked for.
 
     Attributes:
-        jars: folder of RocketMQ's jars.
+        jars: folder of what is fetched for the broker.
         log: folder of the rejection log, which stays; it is emptied first.
         seconds: how long messages are sent; None is until Ctrl-C.
         calm_s: of these, seconds before the flood.
@@ -108,17 +96,17 @@ class Cast:
 
     Attributes:
         folder: where all of it lies.
-        ports: where it listens.
+        admin: where Sluice's page is.
         children: processes, in the order of their start.
-        rocketmq: the broker.
-        address: where clients are sent, by the name server's word.
+        broker: the broker.
+        address: where clients are sent.
         admin_url: Sluice's page; empty without Sluice.
     """
 
     folder: Path
-    ports: broker.Ports
+    admin: Endpoint
     children: list[Child] = field(default_factory=list)
-    rocketmq: broker.RocketMQ = field(init=False)
+    broker: RealBroker = field(init=False)
     address: Endpoint = field(init=False)
     admin_url: str = ""
 
@@ -128,7 +116,7 @@ class Cast:
             await child.stop(_END_TIMEOUT_S if child.name == "sluice" else 0.0)
 
 
-async def perform(options: Options) -> int:
+async def perform(options: Options, broker: type[RealBroker]) -> int:
     """Run the demo until Ctrl-C, or for so many seconds; the second signal cuts it short.
 
     Returns:
@@ -137,21 +125,22 @@ async def perform(options: Options) -> int:
     Raises:
         StartError: something is missing, or a part has ended too early; possibly in an exception group.
     """
-    parts.check(options.jars)
-    ports, notes = parts.choose_ports()
+    if problems := broker.missing(options.jars):
+        raise StartError(problems)
+    (*ports, admin), notes = machine.choose_ports(broker.ports)
     exit_code = [1]
-    with trio.open_signal_receiver(*sidecar.stop_signals()) as signals, parts.scratch() as folder:
-        cast = Cast(folder, ports)
+    with trio.open_signal_receiver(*sidecar.stop_signals()) as signals, machine.scratch(broker.program) as folder:
+        cast = Cast(folder, Endpoint(BROKER_HOST, admin))
         try:
             async with trio.open_nursery() as nursery:
                 stopping, started = trio.Event(), trio.Event()
                 nursery.start_soon(obey, signals, started, stopping, nursery.cancel_scope, exit_code)
-                await _start(options, cast, nursery)
+                await _start(options, cast, broker, ports, nursery)
                 started.set()
                 show(
                     account.heading(
                         cast.address,
-                        cast.rocketmq,
+                        cast.broker,
                         cast.admin_url,
                         account.Limit(LIMIT_PER_S, BURST_S),
                         FLOODED,
@@ -177,22 +166,23 @@ async def _watch(child: Child) -> None:
         raise StartError(child.problem(f"has ended with {status}"))
 
 
-async def _start(options: Options, cast: Cast, nursery: trio.Nursery) -> None:
-    """Start RocketMQ and Sluice, and send the first messages, which do not count."""
-    show(Text("starting RocketMQ: name server and broker", style="dim"))
-    host = broker.ADVERTISED_HOST if options.sluice else broker.BROKER_HOST
-    cast.rocketmq = broker.start(options.jars, cast.folder, cast.ports, advertised_host=host)
-    cast.children += cast.rocketmq.processes
+async def _start(
+    options: Options, cast: Cast, broker: type[RealBroker], ports: Sequence[int], nursery: trio.Nursery
+) -> None:
+    """Start the broker and Sluice, and send the first messages, which do not count."""
+    show(Text(f"starting {broker.name}", style="dim"))
+    cast.broker = broker(options.jars, cast.folder, ports, behind_sluice=options.sluice)
+    cast.children += cast.broker.processes
     for child in cast.children:
         nursery.start_soon(_watch, child)
-    cast.address = await broker.wait(cast.rocketmq)
+    cast.address = await cast.broker.wait([load.topic for load in QUIET] + [FLOODED])
     if options.sluice:
-        show(Text(f"starting sluice before it, at {cast.address}, which is where the name server sends clients", "dim"))
+        show(Text(f"starting sluice before it, at {cast.address}, which is where clients connect", "dim"))
         shutil.rmtree(options.log, ignore_errors=True)
         options.log.mkdir(parents=True)
         await _start_sluice(cast, options.log.resolve(), nursery)
     show(Text(f"warming up for {_WARM_UP_S:g} s", style="dim"))
-    warming = [Producer(load, Counts()) for load in QUIET]
+    warming = [broker.client(load, Counts()) for load in QUIET]
     async with trio.open_nursery() as sending:
         for producer in warming:
             sending.start_soon(producer.run, cast.address)
@@ -203,15 +193,12 @@ async def _start(options: Options, cast: Cast, nursery: trio.Nursery) -> None:
 
 
 async def _start_sluice(cast: Cast, log: Path, nursery: trio.Nursery) -> None:
-    admin = Endpoint(broker.BROKER_HOST, cast.ports.admin)
     config = _CONFIG.format(
-        host=broker.ADVERTISED_HOST,
-        broker_host=broker.BROKER_HOST,
-        port=cast.ports.broker,
-        vip_port=cast.ports.broker + broker.VIP_OFFSET,
+        listeners=cast.broker.listeners(),
+        kind=cast.broker.kind,
         limit=LIMIT_PER_S,
         burst_s=BURST_S,
-        admin=admin,
+        admin=cast.admin,
         # What is changed in a demo is not there in the next one, nor in a real Sluice of this machine.
         state=json.dumps(str(cast.folder / "state")),
         log=json.dumps(str(log)),
@@ -222,7 +209,7 @@ async def _start_sluice(cast: Cast, log: Path, nursery: trio.Nursery) -> None:
     child = Child("sluice", command, cast.folder)
     cast.children.append(child)
     nursery.start_soon(_watch, child)
-    cast.admin_url = f"http://{admin}/"
+    cast.admin_url = f"http://{cast.admin}/"
     with trio.move_on_after(_START_TIMEOUT_S):
         while await _get(f"{cast.admin_url}readyz") is None:  # noqa: ASYNC110 - nor does another process
             await trio.sleep(_POLL_S)
@@ -247,16 +234,16 @@ async def _open_page(url: str) -> None:
 async def _play(options: Options, cast: Cast, nursery: trio.Nursery, stopping: trio.Event) -> int:
     """Send until it is over, and show the account; returns the exit status."""
     topics = [load.topic for load in QUIET] + [FLOODED]
-    before = {topic: await cast.rocketmq.stored(topic) for topic in topics[:-1]}
+    before = {topic: await cast.broker.stored(topic) for topic in topics[:-1]}
     sending = Sending(options, cast, nursery)
     lost = await sending.run(stopping)
-    stored = {topic: await cast.rocketmq.stored(topic) - before.get(topic, 0) for topic in topics}
+    stored = {topic: await cast.broker.stored(topic) - before.get(topic, 0) for topic in topics}
     await sending.look()
     limit = account.Limit(LIMIT_PER_S, BURST_S) if options.sluice else None
     checks = account.checks(sending.ledger, stored, limit, sending.flooded_s, bypassed=sending.bypassed)
     checks += [Check(holds=False, text=line) for line in lost]
     show(view.summary(sending.ledger, stored, limit.rate_per_s if limit else inf, sending.elapsed_s, checks))
-    show(account.waits(sending.waits))
+    show(account.waits(sending.waits, cast.broker.kind))
     if options.record is not None:
         record = {"limit_per_s": LIMIT_PER_S, "flooded": FLOODED, "sluice": options.sluice, "seconds": sending.record}
         options.record.write_text(json.dumps(record), encoding="utf-8")
@@ -268,18 +255,18 @@ class Sending:
 
     Attributes:
         ledger: what was sent and what became of it; of the flooded topic what Sluice counted, or without Sluice the
-            broker and the benchmark producer.
+            broker and the load generator.
         waits: seconds that each answer took, by quiet topic.
         record: the totals of each second, and the waits that ended in it.
         elapsed_s: how long messages were sent.
-        flooded_s: how long the benchmark producer ran.
+        flooded_s: how long the flood lasted.
         bypassed: requests that Sluice let pass without a decision.
     """
 
     def __init__(self, options: Options, cast: Cast, nursery: trio.Nursery) -> None:
         self._options, self._cast, self._nursery = options, cast, nursery
         # A flood has no rate of its own: it sends as fast as it is answered.
-        self.ledger = Ledger((*QUIET, TopicLoad(FLOODED, 0, runaway=True)))
+        self.ledger = Ledger((*QUIET, TopicLoad(FLOODED, 0, runaway=True)), cast.broker.kind)
         self.waits: dict[str, list[float]] = {load.topic: [] for load in QUIET}
         self.record: list[dict[str, object]] = []
         self.elapsed_s = self.flooded_s = 0.0
@@ -292,7 +279,8 @@ class Sending:
 
     async def run(self, stopping: trio.Event) -> list[str]:
         """Send until it is over; returns what was lost on the way."""
-        producers = [Producer(load, self._seen[load.topic], self.waits[load.topic].append) for load in QUIET]
+        client = self._cast.broker.client
+        producers = [client(load, self._seen[load.topic], self.waits[load.topic].append) for load in QUIET]
         self.elapsed_s, lost = await send(
             producers,
             self.ledger,
@@ -301,6 +289,7 @@ class Sending:
             stopping,
             refresh_s=_REFRESH_S,
             look=self._go_on,
+            last_answers_s=self._cast.broker.last_answers_s,
         )
         return lost
 
@@ -319,8 +308,8 @@ class Sending:
         if self._options.sluice:
             await self._look_at_sluice()
         elif self._flood is not None:
-            passed = await self._cast.rocketmq.stored(FLOODED)
-            refused = account.of_benchmark(self._flood.output())
+            passed = await self._cast.broker.stored(FLOODED)
+            refused = self._cast.broker.failed_of(self._flood.output())
             self.ledger.counts[FLOODED] = Counts(passed + refused, passed, refused)
         for topic, seen in self._seen.items():
             # Without Sluice it is the broker that refuses.
@@ -333,7 +322,7 @@ class Sending:
         if text is None:
             return
         families = list(text_string_to_metric_families(text))
-        passed, refused, self.bypassed = account.of_metrics(families, FLOODED)
+        passed, refused, self.bypassed = account.of_metrics(families, self._cast.broker.kind, FLOODED)
         self.ledger.counts[FLOODED] = Counts(passed + refused, passed, refused)
         version = account.version_of(families)
         self._version = self._version or version
@@ -344,9 +333,7 @@ class Sending:
         options, now_s = self._options, self.elapsed_s
         if self._flood is None:
             if now_s >= options.calm_s:
-                folder = self._cast.folder
-                arguments = ("-w", str(_FLOOD_THREADS), "-s", "128", "-ri", str(_FLOOD_REPORT_MS))
-                self._flood = broker.flood(options.jars, folder, self._cast.rocketmq.name_server, FLOODED, *arguments)
+                self._flood = self._cast.broker.flood(FLOODED)
                 self._cast.children.append(self._flood)
                 self._nursery.start_soon(_watch, self._flood)
                 self._flooding_since_s = trio.current_time()

@@ -6,7 +6,7 @@ import pytest
 import trio
 
 from admin.common.errors import StartError
-from admin.demo.rocketmq.child import Child
+from admin.demo.real.child import Child
 
 WAIT_S = 60.0
 
@@ -62,6 +62,6 @@ async def test_what_it_has_started_is_killed_with_it(tmp_path: Path) -> None:
 
 
 def test_a_program_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("admin.demo.rocketmq.child._NO_ORPHAN", ("/nowhere/setpriv",))
+    monkeypatch.setattr("admin.demo.real.child._NO_ORPHAN", ("/nowhere/setpriv",))
     with pytest.raises(StartError, match=r"^a part cannot be started: /nowhere/setpriv: No such file or directory$"):
         shell("true", tmp_path)
