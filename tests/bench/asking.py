@@ -8,7 +8,7 @@ from typing import Any
 import peers
 from peers import BenchError, Running
 from report import Measurement
-from rows import ACCEPT, ANSWERED, FLOOD, LOADED, MEMORY, QUIET, Row
+from rows import ACCEPT, ANSWERED, CONFIRMS, FLOOD, LOADED, MEMORY, PUBLISHES, QUIET, ROCKETMQ, Row
 
 # The load's own deadlines (drain, late answers, all topics) end it long before this.
 LOAD_DEADLINE_S = 480.0
@@ -49,7 +49,7 @@ class Asker:
         if row.kind == QUIET:
             for figure in ("p50", "p99"):
                 measurement[f"{figure}_x_alone"] = measurement[f"{figure}_us"] / measurement[f"alone_{figure}_us"]
-        if row.kind in (FLOOD, ANSWERED, MEMORY, QUIET):
+        if row.kind in (FLOOD, ANSWERED, MEMORY, QUIET, PUBLISHES, CONFIRMS):
             measurement["decided_per_s"] = measurement["frames_per_s"] + measurement["busy_per_s"]
         if row.kind == MEMORY:
             fresh, idle, busy = (measurement[f"{when}_bytes"] for when in ("fresh", "idle", "busy"))
@@ -83,6 +83,8 @@ class Asker:
         window = [] if row.window is None else ["--window", str(row.window)]
         if row.kind in (FLOOD, ANSWERED):
             mode, more = "flood", [*counted, *window, *pid]
+        elif row.kind in (PUBLISHES, CONFIRMS):
+            mode, more = "flood", [*counted, *window, *pid, "--protocol", row.protocol]
         elif row.kind == MEMORY:
             mode, more = "flood", [*counted, *window, *pid, "--memory"]
         elif row.kind == QUIET:
@@ -94,7 +96,9 @@ class Asker:
         else:
             mode, more = "rtt", ["--rate", f"{rate_per_s:.0f}", "--connections", str(row.connections)]
         command = [str(peers.LOAD), mode, "--target", f"127.0.0.1:{running.target}"]
-        command += ["--size", str(row.frame_bytes), "--header", row.header, "--topics", str(row.topics)]
+        command += ["--size", str(row.frame_bytes), "--topics", str(row.topics)]
+        if row.protocol == ROCKETMQ:
+            command += ["--header", row.header]
         return [*command, "--warmup", str(self.warmup), "--seconds", str(self.seconds * row.stretch), *more]
 
     def measure_loaded(

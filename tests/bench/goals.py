@@ -159,6 +159,15 @@ GOALS = (
         at_most=False,
         one_of="new connections",
     ),
+    *(
+        Goal(f"CPU us a publish over the relay, {more}", row, "over_trio_relay_us", _compiled(bound))
+        for row, more, bound in (
+            ("publishes-128", "128-byte bodies", 1.0),
+            ("publishes-1024", "1,024-byte bodies", 1.0),
+            ("confirms-128", "128-byte bodies, with confirms", 2.0),
+            ("confirms-1024", "1,024-byte bodies, with confirms", 2.0),
+        )
+    ),
     Goal(
         "decisions/s x Guava, one bucket, batched as the data path does",
         "decisions",

@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from rows import ROCKETMQ
+
 BENCH = Path(__file__).resolve().parent
 LOAD_CRATE = BENCH / "load"
 LOAD = LOAD_CRATE / "target" / "release" / "load"
@@ -41,12 +43,13 @@ class BenchError(Exception):
 
 @dataclass(frozen=True)
 class Place:
-    """Where one peer runs: its ports on the loopback, its broker's port and its scratch folder."""
+    """Where one peer runs: its ports on the loopback, its broker's port and scratch folder, and what is spoken."""
 
     listen: int
     admin: int
     broker: int
     scratch: Path
+    protocol: str = ROCKETMQ
 
 
 @dataclass(frozen=True)
@@ -261,9 +264,10 @@ def listens(port: int) -> bool:
 
 
 @contextlib.contextmanager
-def sink(listen: int, control: int, *, swallow: bool, scratch: Path) -> Iterator[None]:
+def sink(listen: int, control: int, *, swallow: bool, scratch: Path, protocol: str = ROCKETMQ) -> Iterator[None]:
     """Run the broker's part."""
     command = [str(LOAD), "sink", "--listen", f"127.0.0.1:{listen}", "--control", f"127.0.0.1:{control}"]
+    command += ["--protocol", protocol]
     if swallow:
         command.append("--swallow")
     with process("the sink", command, LOAD_CORE, control, scratch / "sink.log"):

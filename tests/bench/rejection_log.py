@@ -323,7 +323,9 @@ def _refused(topics: int, requests: int) -> list[Batch]:
     for number in range(topics):
         resources = (Resource("topic", f"bench{number:06}"),)
         batch = Batch(
-            info, Side.CLIENT, [Request(resources, 1, 536, "producers", False, None, None) for _ in range(requests)]
+            info,
+            Side.CLIENT,
+            [Request(resources, 1, 536, "producers", "answered", None, None) for _ in range(requests)],
         )
         batch.add_verdicts(dict.fromkeys(range(requests), refuse))
         batches.append(batch)

@@ -8,12 +8,14 @@ from typing import Any
 from rows import (
     ACCEPT,
     ANSWERED,
+    CONFIRMS,
     DECISIONS,
     DIRECT,
     FLOOD,
     HAPROXY,
     LOADED,
     MEMORY,
+    PUBLISHES,
     QUIET,
     REFUSED,
     RTT,
@@ -36,6 +38,8 @@ MAIN = {
     QUIET: "p99_x_alone",
     MEMORY: "busy_kib",
     DECISIONS: "decisions_per_s",
+    PUBLISHES: "decided_per_s",
+    CONFIRMS: "decided_per_s",
 }
 
 # What else is compared with HAProxy's.
@@ -117,19 +121,24 @@ class Table:
         return {"name": self.row.name, "kind": self.row.kind, "title": self.row.title, "peers": peers}
 
 
-_THROUGHPUT = (
-    ("mb_per_s", "MB/s", ",.0f"),
-    ("decided_per_s", "frames/s", ",.0f"),
-    ("against_haproxy", "x HAProxy", ".2f"),
-    ("cpu_us_per_frame", "CPU us/frame", ".2f"),
-    ("over_trio_relay_us", "over relay", "+.2f"),
-    ("cpu_share", "core used", ".0%"),
-    ("waited_share", "waited", ".0%"),
-)
+def _throughput(one: str, many: str) -> tuple[tuple[str, str, str], ...]:
+    return (
+        ("mb_per_s", "MB/s", ",.0f"),
+        ("decided_per_s", f"{many}/s", ",.0f"),
+        ("against_haproxy", "x HAProxy", ".2f"),
+        ("cpu_us_per_frame", f"CPU us/{one}", ".2f"),
+        ("over_trio_relay_us", "over relay", "+.2f"),
+        ("cpu_share", "core used", ".0%"),
+        ("waited_share", "waited", ".0%"),
+    )
+
+
 # By kind of row: key of the summary, heading, format.
 COLUMNS = {
-    FLOOD: _THROUGHPUT,
-    ANSWERED: _THROUGHPUT,
+    FLOOD: _throughput("frame", "frames"),
+    ANSWERED: _throughput("frame", "frames"),
+    PUBLISHES: _throughput("publish", "publishes"),
+    CONFIRMS: _throughput("publish", "publishes"),
     RTT: (
         ("p50_us", "p50 us", ",.1f"),
         ("p99_us", "p99 us", ",.1f"),

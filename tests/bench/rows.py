@@ -23,7 +23,12 @@ LOADED = "loaded"
 ACCEPT = "accept"
 QUIET = "quiet"
 MEMORY = "memory"
+PUBLISHES = "publishes"
+CONFIRMS = "confirms"
 DECISIONS = "decisions"
+
+ROCKETMQ = "rocketmq"
+AMQP = "amqp091"
 
 SATURATION = "answered-64"
 """The row whose answers/s are a peer's saturation."""
@@ -37,12 +42,13 @@ class Row:
         name: as given on the command line.
         kind: "flood" (nobody answers), "answered" (so many requests of a connection without an answer), "rtt" (round
             trips at a rate or one at a time), "loaded" (round trips at a share of the peer's saturation), "accept",
-            "quiet" (one client's round trips, without and with a flood), "memory" or "decisions".
+            "quiet" (one client's round trips, without and with a flood), "memory", "decisions", or of AMQP 0.9.1
+            "publishes" (nobody answers) and "confirms" (so many publishes of a connection without their confirm).
         peers: whom it is put to; Sluice's names without their scan.
         connections: how many carry the load.
-        frame_bytes: size of every frame.
+        frame_bytes: size of every frame; of every body in AMQP 0.9.1.
         header: "json" or "binary".
-        topics: how many take turns.
+        topics: how many take turns; queues in AMQP 0.9.1.
         window: requests of a connection that may be without an answer, where they are answered.
         rate_per_s: of an open loop; None in an rtt row means one request at a time.
         share: of the peer's saturation, in a loaded row.
@@ -69,10 +75,20 @@ class Row:
         return self.kind in (FLOOD, QUIET)
 
     @property
+    def protocol(self) -> str:
+        """What load and sink speak, as Sluice calls it."""
+        return AMQP if self.kind in (PUBLISHES, CONFIRMS) else ROCKETMQ
+
+    @property
     def title(self) -> str:
         """Say in words what the row measures."""
         frames = f"{self.frame_bytes}-byte frames, {self.header} header, topics: {self.topics:,}"
         connections = f"{self.connections:,} connection{'s' if self.connections > 1 else ''}"
+        publishes = f"{connections}, a channel each, {self.frame_bytes}-byte bodies, queues: {self.topics:,}"
+        if self.kind == PUBLISHES:
+            return f"AMQP 0.9.1 publishes without confirms, {publishes}"
+        if self.kind == CONFIRMS:
+            return f"AMQP 0.9.1 publishes with confirms, {self.window} outstanding on each of {publishes}"
         if self.kind == FLOOD:
             return f"throughput, {connections}, {frames}"
         if self.kind == ANSWERED:
@@ -116,6 +132,8 @@ ROWS = (
     ),
     Row("memory", MEMORY, (HAPROXY, NGINX, TRIO_RELAY, UNLIMITED, LIMITED), 1000, window=32),
     Row("decisions", DECISIONS, ()),
+    *(Row(f"publishes-{size}", PUBLISHES, (DIRECT, *RELAYED), frame_bytes=size) for size in (128, 1024)),
+    *(Row(f"confirms-{size}", CONFIRMS, (DIRECT, *RELAYED), frame_bytes=size, window=256) for size in (128, 1024)),
     *(
         Row(f"topics-{count}", FLOOD, (TRIO_RELAY, LIMITED), topics=count, stretch=3.0, last=True)
         for count in (100_000, 1_000_000)

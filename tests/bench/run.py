@@ -142,26 +142,23 @@ class Run:
 
     def measure(self, chosen: Sequence[Row]) -> None:
         """Measure all rows, those that can share processes together."""
-        for swallow, last in ((True, False), (False, False), (True, True)):
-            together = [
-                row
-                for row in chosen
-                if (row.swallow, row.last) == (swallow, last) and row.kind not in (rows.MEMORY, rows.DECISIONS)
-            ]
-            self._together(together, swallow=swallow)
-            if not swallow:
-                for row in chosen:
-                    if row.kind == rows.MEMORY:
-                        self._memory(row)
-                    elif row.kind == rows.DECISIONS:
-                        self._decisions(row)
+        sharing = [row for row in chosen if row.kind not in (rows.MEMORY, rows.DECISIONS)]
+        self._together([row for row in sharing if row.swallow and not row.last])
+        self._together([row for row in sharing if not row.swallow and row.protocol == rows.ROCKETMQ])
+        for row in chosen:
+            if row.kind == rows.MEMORY:
+                self._memory(row)
+            elif row.kind == rows.DECISIONS:
+                self._decisions(row)
+        self._together([row for row in sharing if row.protocol == rows.AMQP])
+        self._together([row for row in sharing if row.last])
 
-    def _together(self, together: Sequence[Row], *, swallow: bool) -> None:
-        """Measure rows with one process of each peer."""
+    def _together(self, together: Sequence[Row]) -> None:
+        """Measure rows with one process of each peer; they have the same sink."""
         taking_part = self.taking_part(*together)
         if not taking_part:
             return
-        with self._started(taking_part, swallow=swallow) as (running, asker):
+        with self._started(taking_part, together[0]) as (running, asker):
             for row in together:
                 began_s = time.monotonic()
                 table = Table(row)
@@ -193,7 +190,7 @@ class Run:
         for number in range(1, self.given.rounds + 1):
             for peer in self.taking_part(row):
                 progress(f"{row.name}, round {number} of {self.given.rounds}: {peer.name}")
-                with self._started([peer], swallow=False) as ((each,), asker):
+                with self._started([peer], row) as ((each,), asker):
                     # Imports and the like are no connection's.
                     asker.measure(dataclasses.replace(row, connections=1), each)
                     self._note(table, number, peer.name, asker.measure(row, each))
@@ -221,17 +218,21 @@ class Run:
         print(table.text(), end="\n\n", flush=True)
 
     @contextlib.contextmanager
-    def _started(self, chosen: Sequence[Peer], *, swallow: bool) -> Iterator[tuple[list[Running], Asker]]:
-        """Start the sink and every peer in front of it."""
+    def _started(self, chosen: Sequence[Peer], row: Row) -> Iterator[tuple[list[Running], Asker]]:
+        """Start the sink that a row needs, and every peer in front of it."""
         base_port = self.given.base_port
         broker, control = base_port, base_port + 1
         with contextlib.ExitStack() as stack:
             # A state that another process left behind is none of this one's.
             scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=self.scratch)))
-            stack.enter_context(peers.sink(broker, control, swallow=swallow, scratch=scratch))
+            stack.enter_context(
+                peers.sink(broker, control, swallow=row.swallow, scratch=scratch, protocol=row.protocol)
+            )
             running = []
             for number, peer in enumerate(chosen, start=1):
-                place = Place(base_port + 2 * number, base_port + 2 * number + 1, broker, scratch / peer.name)
+                place = Place(
+                    base_port + 2 * number, base_port + 2 * number + 1, broker, scratch / peer.name, row.protocol
+                )
                 running.append(stack.enter_context(peers.started(peer, place)))
             yield running, Asker(control, self.given.seconds, self.given.warmup)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from goals import SCANS
 from peers import INSTALL_SLUICE, BenchError, Peer, Place, sluice_program
-from rows import ALL_FEATURES, LIMITED, REFUSED, UNLIMITED
+from rows import ALL_FEATURES, AMQP, LIMITED, REFUSED, UNLIMITED
 
 CHECK_DEADLINE_S = 60.0
 # Far above what any load reaches: it is decided, and nothing is refused.
@@ -18,6 +18,12 @@ rate = "unlimited"
 """
 _LIMITED = f"""
 [defaults.topic]
+rate = {PLENTY}
+"""
+_LIMITED_QUEUE = f"""
+[[limits]]
+kind = "queue"
+name = "bench*"
 rate = {PLENTY}
 """
 # The quiet client's topic has a limit of its own: a flood that is refused is to cost it nothing.
@@ -79,11 +85,13 @@ class Sidecar:
 
     Attributes:
         limits: TOML.
+        amqp: the same in AMQP 0.9.1's kinds; none if empty.
         scan: "python" or "compiled".
     """
 
     limits: str
     scan: str
+    amqp: str = ""
 
     def command(self, place: Place) -> list[str]:
         """Write the configuration and return the command line."""
@@ -92,11 +100,13 @@ class Sidecar:
     def written(self, place: Place) -> Path:
         """Write the configuration."""
         config = place.scratch / "sluice.toml"
+        limits = self.amqp if place.protocol == AMQP else self.limits
         # The rejection log is on, in the state's folder, as it is unless an operator turns it off.
         config.write_text(
             f"""state_dir = "{place.scratch / "state"}"
 
 [[listeners]]
+protocol = "{place.protocol}"
 listen = "127.0.0.1:{place.listen}"
 broker = "127.0.0.1:{place.broker}"
 
@@ -108,7 +118,7 @@ listen = "127.0.0.1:{place.admin}"
 
 [bounds]
 max_live_limiters = 1000000
-{self.limits}"""
+{limits}"""
         )
         return config
 
@@ -127,7 +137,7 @@ max_live_limiters = 1000000
         return (check.stderr or check.stdout).strip().replace(f"{config}: ", "") if check.returncode else None
 
 
-def _peers(name: str, limits: str) -> tuple[Peer, ...]:
+def _peers(name: str, limits: str, amqp: str = "") -> tuple[Peer, ...]:
     return tuple(
         Peer(
             f"{name}-{scan}",
@@ -139,13 +149,13 @@ def _peers(name: str, limits: str) -> tuple[Peer, ...]:
             left_out=None if scan == "python" else sidecar.left_out,
         )
         for scan in SCANS
-        for sidecar in (Sidecar(limits, scan),)
+        for sidecar in (Sidecar(limits, scan, amqp),)
     )
 
 
 SIDECARS: tuple[Peer, ...] = (
     *_peers(UNLIMITED, _UNLIMITED),
-    *_peers(LIMITED, _LIMITED),
+    *_peers(LIMITED, _LIMITED, _LIMITED_QUEUE),
     *_peers(REFUSED, _REFUSED),
     *_peers(ALL_FEATURES, _ALL_FEATURES),
 )

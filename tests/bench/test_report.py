@@ -98,6 +98,15 @@ def test_table_names_row_rounds_and_peers() -> None:
     assert haproxy.startswith("haproxy ")
 
 
+def test_publishes_are_called_so() -> None:
+    for kind in ("publishes", "confirms"):
+        made = table(Row(f"{kind}-128", kind, EVERYBODY, frame_bytes=128, window=256), haproxy=[flood(1000)])
+        title, heading, _ = made.text().splitlines()
+        assert "64 connections, a channel each, 128-byte bodies, queues: 1" in title
+        assert "publishes/s" in heading
+        assert "CPU us/publish" in heading
+
+
 def test_columns_are_aligned() -> None:
     assert aligned([["a", "long"], ["bcd", "1"]]) == "a    long\nbcd     1"
 

@@ -8,7 +8,11 @@ from pathlib import Path
 
 RUN = Path(__file__).with_name("run.py")
 # One of each kind that needs nothing but the load generator.
-ROWS = ("throughput-1", "connections-64", "rtt-low", "rtt-50", "rtt-open", "accept", "quiet", "memory")
+ROWS = (
+    *("throughput-1", "connections-64", "rtt-low", "rtt-50", "rtt-open", "accept", "quiet", "memory"),
+    *("publishes-128", "confirms-1024"),
+)
+FLOODS = ("flood", "answered", "quiet", "memory", "publishes", "confirms")
 
 
 def bench(*flags: str) -> subprocess.CompletedProcess[str]:
@@ -29,7 +33,9 @@ def test_every_frame_is_accounted_for_and_every_figure_kept(tmp_path: Path) -> N
         for figures in row["peers"].values():
             (measured,) = figures["rounds"]
             assert measured["lost"] == 0
-            assert measured["sent" if row["kind"] in ("flood", "answered", "quiet", "memory") else "requests"] > 0
+            assert measured["sent" if row["kind"] in FLOODS else "requests"] > 0
+            if row["kind"] == "confirms":
+                assert measured["unanswered"] == 0
     memory = rows["memory"]["peers"]["trio-relay"]["median"]
     assert 0 < memory["idle_kib"] < memory["busy_kib"]
     assert {goal["met"] for goal in found["goals"]} == {"not measured"}

@@ -54,6 +54,15 @@ impl Args {
         Duration::try_from_secs_f64(seconds).map_err(|error| format!("--{key} {seconds}: {error}"))
     }
 
+    /// Take the protocol; says whether it is AMQP 0.9.1.
+    pub fn amqp(&mut self) -> Result<bool, String> {
+        match self.optional::<String>("protocol")?.as_deref() {
+            None | Some("rocketmq") => Ok(false),
+            Some("amqp091") => Ok(true),
+            Some(other) => Err(format!("--protocol {other}: must be rocketmq or amqp091")),
+        }
+    }
+
     /// Take the options that say what the frames look like.
     pub fn shape(&mut self) -> Result<Shape, String> {
         let header = match self.optional::<String>("header")?.as_deref() {
@@ -105,6 +114,7 @@ mod tests {
         assert!(args.required::<u32>("rate").unwrap_err().contains("missing"));
         assert!(args.finish().unwrap_err().contains("--extra"));
         assert!(parse("--header xml").unwrap().shape().unwrap_err().contains("xml"));
+        assert!(parse("--protocol mqtt").unwrap().amqp().unwrap_err().contains("mqtt"));
         assert!(parse("--seconds -1").unwrap().seconds("seconds", 1.0).is_err());
     }
 }

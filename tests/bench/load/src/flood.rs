@@ -1,5 +1,7 @@
 //! Throughput: N connections send prebuilt frames; the sink says what arrived.
 //!
+//! With AMQP 0.9.1 a publish is what is a frame elsewhere: it has three.
+//!
 //! Without `--window` each connection writes as fast as it is taken. With it, each has at most so many requests
 //! without an answer, as producers do: the sink answers, and what comes back counts too.
 //!
@@ -12,9 +14,11 @@ use std::time::{Duration, Instant};
 
 use rustix::net::sockopt::set_socket_send_buffer_size;
 
+use crate::amqp::{self, Confirms, Publishes};
 use crate::args::Args;
 use crate::counters::{Control, Counters, connect};
 use crate::cpu::{CpuTime, resident_bytes};
+use crate::frames::Shape;
 use crate::poller::{Interest, Poller, Ready};
 use crate::scanner::{SYSTEM_BUSY, Scanner};
 
@@ -34,13 +38,71 @@ const SMALL_SEND_BUFFER_BYTES: usize = 32 << 10;
 /// From the last connection until memory is looked at.
 const SETTLE: Duration = Duration::from_millis(500);
 
+/// What comes back on a connection.
+enum Answers {
+    RocketMq(Scanner),
+    Amqp(Confirms),
+}
+
+impl Answers {
+    /// Call `on_answer` with how many were answered, and whether they were refused.
+    fn scan(&mut self, chunk: &[u8], mut on_answer: impl FnMut(u64, bool)) -> Result<(), &'static str> {
+        match self {
+            Self::RocketMq(scanner) => scanner.scan(chunk, |head| {
+                on_answer(1, head.answer().is_some_and(|(code, _)| code == SYSTEM_BUSY));
+            }),
+            Self::Amqp(confirms) => confirms.scan(chunk, on_answer),
+        }
+    }
+}
+
+/// What is sent.
+enum Units {
+    Frames(Shape),
+    Publishes(Publishes),
+}
+
+impl Units {
+    fn taken(args: &mut Args) -> Result<Self, String> {
+        if !args.amqp()? {
+            return Ok(Self::Frames(args.shape()?));
+        }
+        let body_bytes = args.optional("size")?.unwrap_or(128);
+        Ok(Self::Publishes(Publishes::new(
+            body_bytes,
+            args.optional("topics")?.unwrap_or(1),
+        )?))
+    }
+
+    fn size(&self) -> usize {
+        match self {
+            Self::Frames(shape) => shape.size,
+            Self::Publishes(publishes) => publishes.size(),
+        }
+    }
+
+    fn topics(&self) -> u32 {
+        match self {
+            Self::Frames(shape) => shape.topics,
+            Self::Publishes(publishes) => publishes.queues,
+        }
+    }
+
+    fn block(&self, bytes: usize) -> Vec<u8> {
+        match self {
+            Self::Frames(shape) => shape.block(bytes),
+            Self::Publishes(publishes) => publishes.block(bytes),
+        }
+    }
+}
+
 struct Client {
     stream: TcpStream,
     /// Where in the block the next write starts.
     position: usize,
     sent_bytes: u64,
     answered: u64,
-    answers: Scanner,
+    answers: Answers,
     interest: Interest,
 }
 #[derive(Clone, Copy, Default)]
@@ -63,6 +125,7 @@ pub struct Flood {
     frame_size: usize,
     /// Requests of a connection that may be without an answer; None: as many as are taken.
     window: Option<u64>,
+    amqp: bool,
     clients: Vec<Client>,
     seen: Seen,
     ready: Vec<Ready>,
@@ -72,7 +135,7 @@ pub struct Flood {
 pub fn run(mut args: Args) -> Result<(), String> {
     let target: SocketAddr = args.required("target")?;
     let mut control = Control::connect(args.required("control")?)?;
-    let shape = args.shape()?;
+    let units = Units::taken(&mut args)?;
     let connections: usize = args.optional("connections")?.unwrap_or(1);
     let warmup = args.seconds("warmup", 0.5)?;
     let seconds = args.seconds("seconds", 3.0)?;
@@ -81,11 +144,9 @@ pub fn run(mut args: Args) -> Result<(), String> {
     let memory = args.flag("memory");
     let known_topics = args.flag("known-topics");
     args.finish()?;
-    if shape.topics as usize * shape.size > MAX_BLOCK_BYTES {
-        return Err(format!(
-            "{} topics of {} bytes do not fit into memory",
-            shape.topics, shape.size
-        ));
+    let (size, topics) = (units.size(), units.topics());
+    if topics as usize * size > MAX_BLOCK_BYTES {
+        return Err(format!("{topics} topics of {size} bytes do not fit into memory"));
     }
     if window == Some(0) || connections == 0 {
         return Err("--window and --connections must be above 0".into());
@@ -95,7 +156,8 @@ pub fn run(mut args: Args) -> Result<(), String> {
 
     let before = control.counters()?;
     let fresh_bytes = resident()?;
-    let mut flood = Flood::new(shape.block(BLOCK_BYTES), shape.size, window)?;
+    let amqp = matches!(units, Units::Publishes(_));
+    let mut flood = Flood::new(units.block(BLOCK_BYTES), size, window, amqp)?;
     flood.connect(target, connections, &mut control, before.accepted)?;
     if measured.is_some() {
         std::thread::sleep(SETTLE);
@@ -115,10 +177,7 @@ pub fn run(mut args: Args) -> Result<(), String> {
         }
         _ => String::new(),
     };
-    println!(
-        "{{\"connections\": {connections}, \"frame_bytes\": {}, {window}, {account}{memory}}}",
-        shape.size,
-    );
+    println!("{{\"connections\": {connections}, \"frame_bytes\": {size}, {window}, {account}{memory}}}");
     Ok(())
 }
 
@@ -152,12 +211,13 @@ pub fn figures(from: &Reading, to: &Reading) -> String {
 }
 
 impl Flood {
-    pub fn new(block: Vec<u8>, frame_size: usize, window: Option<u64>) -> Result<Self, String> {
+    pub fn new(block: Vec<u8>, frame_size: usize, window: Option<u64>, amqp: bool) -> Result<Self, String> {
         Ok(Self {
             poller: Poller::new().map_err(|error| error.to_string())?,
             block,
             frame_size,
             window,
+            amqp,
             clients: Vec::new(),
             seen: Seen::default(),
             ready: Vec::new(),
@@ -176,10 +236,17 @@ impl Flood {
         let frames = self.block.len() / self.frame_size;
         let mut passed_on = 0;
         for token in 0..connections {
-            let stream = connect(target)?;
+            let mut stream = connect(target)?;
             if connections > MANY_CONNECTIONS {
                 set_socket_send_buffer_size(&stream, SMALL_SEND_BUFFER_BYTES).map_err(|error| error.to_string())?;
             }
+            let answers = if self.amqp {
+                amqp::sign_in(&mut stream, self.window.is_some())
+                    .map_err(|error| format!("connection {token} was not let in: {error}"))?;
+                Answers::Amqp(Confirms::default())
+            } else {
+                Answers::RocketMq(Scanner::default())
+            };
             stream
                 .set_nonblocking(true)
                 .and_then(|()| self.poller.add(&stream, token, Interest::Both))
@@ -189,7 +256,7 @@ impl Flood {
                 position: frames * token / connections * self.frame_size,
                 sent_bytes: 0,
                 answered: 0,
-                answers: Scanner::default(),
+                answers,
                 interest: Interest::Both,
             });
             let made = token as u64 + 1;
@@ -344,10 +411,10 @@ impl Flood {
             Ok(0) => Err(format!("connection {token} was closed by the other side")),
             Ok(read) => client
                 .answers
-                .scan(&self.buffer[..read], |head| {
-                    *answered += 1;
-                    seen.answers += 1;
-                    seen.busy += u64::from(head.answer().is_some_and(|(code, _)| code == SYSTEM_BUSY));
+                .scan(&self.buffer[..read], |count, busy| {
+                    *answered += count;
+                    seen.answers += count;
+                    seen.busy += if busy { count } else { 0 };
                 })
                 .map_err(|reason| format!("answers on connection {token}: {reason}")),
             Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(()),
@@ -381,7 +448,7 @@ mod tests {
             position,
             sent_bytes,
             answered,
-            answers: Scanner::default(),
+            answers: Answers::RocketMq(Scanner::default()),
             interest: Interest::Both,
         }
     }

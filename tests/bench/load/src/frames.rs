@@ -95,7 +95,7 @@ impl Shape {
     }
 }
 
-fn topic_name(topic: u32) -> String {
+pub fn topic_name(topic: u32) -> String {
     format!("bench{topic:06}")
 }
 

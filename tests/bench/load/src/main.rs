@@ -5,6 +5,7 @@
 //! object; `run.py` starts and pins them. Linux only.
 
 mod accept;
+mod amqp;
 mod args;
 mod counters;
 mod cpu;
@@ -22,13 +23,14 @@ use std::process::ExitCode;
 use args::Args;
 
 const USAGE: &str = "\
-usage: load sink  --listen ADDR --control ADDR [--swallow] [--seconds N]
+usage: load sink  --listen ADDR --control ADDR [--protocol PROTOCOL] [--swallow] [--seconds N]
        load flood --target ADDR --control ADDR [--connections N] [--window N] [FRAMES] [--warmup S] [--seconds S]
-                  [--pid PID [--memory]] [--known-topics]
+                  [--pid PID [--memory]] [--known-topics] [--protocol PROTOCOL]
        load rtt   --target ADDR (--rate PER_SECOND [--connections N] | --one-at-a-time) [FRAMES] [--warmup S] [--seconds S]
        load accept --target ADDR [--at-once N] [FRAMES] [--warmup S] [--seconds S] [--pid PID]
        load quiet --target ADDR --control ADDR [--connections N] [FRAMES] [--warmup S] [--seconds S] [--pid PID]
-FRAMES: [--size BYTES] [--header json|binary] [--topics N]";
+FRAMES: [--size BYTES] [--header json|binary] [--topics N]
+PROTOCOL: rocketmq (if not said) or amqp091: --size is of a body then, --topics are queues, and --window asks for confirms";
 
 fn main() -> ExitCode {
     let mut words = std::env::args().skip(1);

@@ -32,7 +32,7 @@ pub fn run(mut args: Args) -> Result<(), String> {
     let alone = quiet.run(warmup, seconds)?;
     let mut before = control.counters()?;
     let sent_alone = quiet.sent();
-    let mut flood = Flood::new(shape.block(BLOCK_BYTES), shape.size, None)?;
+    let mut flood = Flood::new(shape.block(BLOCK_BYTES), shape.size, None, false)?;
     flood.connect(target, connections, &mut control, before.accepted)?;
     flood.warm_up(warmup, 0, &mut control, before)?;
     let from = flood.reading(&mut control, pid)?;

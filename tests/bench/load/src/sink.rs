@@ -3,6 +3,9 @@
 //! Swallowing has the kernel throw the bytes away unread: the first frame of a connection says how long all of its
 //! frames are, and frames are bytes divided by that. So a sink that shares its core with the generator stays well ahead
 //! of the relay between them. Only the quiet client's connection is answered all the same.
+//!
+//! With AMQP 0.9.1 it lets clients in, and the first publish says how long all are. On a channel with confirms each read
+//! is answered with one ack for all that it completed.
 
 use std::collections::HashMap;
 use std::io::{self, ErrorKind, Read, Write};
@@ -11,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use rustix::net::{RecvFlags, recv, sockopt};
 
+use crate::amqp::{Beginning, push_ack};
 use crate::args::Args;
 use crate::counters::Counters;
 use crate::frames::{is_quiet, push_answer};
@@ -30,22 +34,16 @@ const CONTROL_LISTENER: usize = 1;
 const FIRST_CONNECTION: usize = 2;
 
 enum Work {
-    Answer { scanner: Scanner, unsent: Vec<u8> },
+    Answer(Scanner),
     Swallow(EvenFrames),
-}
-
-impl Work {
-    fn answer() -> Self {
-        Self::Answer {
-            scanner: Scanner::default(),
-            unsent: Vec::new(),
-        }
-    }
+    LetIn(Beginning),
+    Confirm(EvenFrames),
 }
 
 struct Connection {
     stream: TcpStream,
     work: Work,
+    unsent: Vec<u8>,
     interest: Interest,
 }
 
@@ -62,6 +60,7 @@ struct Sink {
     poller: Poller,
     started: Instant,
     swallow: bool,
+    amqp: bool,
     counters: Counters,
     data: HashMap<usize, Connection>,
     control: HashMap<usize, TcpStream>,
@@ -73,11 +72,12 @@ pub fn run(mut args: Args) -> Result<(), String> {
     let control: SocketAddr = args.required("control")?;
     let seconds = args.seconds("seconds", 3600.0)?;
     let swallow = args.flag("swallow");
+    let amqp = args.amqp()?;
     args.finish()?;
-    serve(listen, control, swallow, seconds).map_err(|error| error.to_string())
+    serve(listen, control, swallow, amqp, seconds).map_err(|error| error.to_string())
 }
 
-fn serve(listen: SocketAddr, control: SocketAddr, swallow: bool, time: Duration) -> io::Result<()> {
+fn serve(listen: SocketAddr, control: SocketAddr, swallow: bool, amqp: bool, time: Duration) -> io::Result<()> {
     let data_listener = listener(listen)?;
     sockopt::set_socket_recv_buffer_size(&data_listener, RECEIVE_BUFFER_BYTES)?;
     let control_listener = listener(control)?;
@@ -85,6 +85,7 @@ fn serve(listen: SocketAddr, control: SocketAddr, swallow: bool, time: Duration)
         poller: Poller::new()?,
         started: Instant::now(),
         swallow,
+        amqp,
         counters: Counters::default(),
         data: HashMap::new(),
         control: HashMap::new(),
@@ -133,13 +134,20 @@ impl Sink {
             if is_data {
                 self.counters.accepted += 1;
                 self.counters.connections += 1;
-                let work = if self.swallow {
+                let work = if self.amqp {
+                    Work::LetIn(Beginning::default())
+                } else if self.swallow {
                     Work::Swallow(EvenFrames::default())
                 } else {
-                    Work::answer()
+                    Work::Answer(Scanner::default())
                 };
-                let interest = Interest::Read;
-                self.data.insert(token, Connection { stream, work, interest });
+                let connection = Connection {
+                    stream,
+                    work,
+                    unsent: Vec::new(),
+                    interest: Interest::Read,
+                };
+                self.data.insert(token, connection);
             } else {
                 self.control.insert(token, stream);
             }
@@ -195,7 +203,7 @@ impl Connection {
         if matches!(&self.work, Work::Swallow(frames) if frames.bytes == 0) {
             let (_, seen) = recv(&self.stream, &mut buffer[..FIRST_LOOK_BYTES], RecvFlags::PEEK)?;
             if is_quiet(&buffer[..seen]) {
-                self.work = Work::answer();
+                self.work = Work::Answer(Scanner::default());
             }
         }
         match &mut self.work {
@@ -212,14 +220,38 @@ impl Connection {
                 counters.frames += frames.count(read as u64);
                 Ok(())
             }
-            Work::Answer { scanner, unsent } => {
+            Work::Confirm(frames) => {
+                let read = some(recv(&self.stream, buffer, RecvFlags::TRUNC)?.1)? as u64;
+                counters.bytes += read;
+                let completed = frames.count(read);
+                counters.frames += completed;
+                counters.answered += completed;
+                self.confirm(completed)
+            }
+            Work::LetIn(beginning) => {
+                let wanted = beginning.wanted().map_err(io::Error::other)?;
+                let read = some(self.stream.read(&mut buffer[..wanted])?)?;
+                let first = beginning.take(&buffer[..read], &mut self.unsent);
+                if let Some(bytes) = first.map_err(io::Error::other)? {
+                    counters.bytes += bytes;
+                    counters.frames += 1;
+                    if beginning.confirms {
+                        counters.answered += 1;
+                        self.work = Work::Confirm(EvenFrames::after_one(bytes));
+                        return self.confirm(1);
+                    }
+                    self.work = Work::Swallow(EvenFrames::after_one(bytes));
+                }
+                self.flush()
+            }
+            Work::Answer(scanner) => {
                 let read = some(self.stream.read(buffer)?)?;
                 counters.bytes += read as u64;
                 scanner
                     .scan(&buffer[..read], |head| {
                         counters.frames += 1;
                         if let Some(opaque) = head.opaque_to_answer() {
-                            push_answer(unsent, opaque);
+                            push_answer(&mut self.unsent, opaque);
                             counters.answered += 1;
                         }
                     })
@@ -229,29 +261,40 @@ impl Connection {
         }
     }
 
+    /// Answer the publishes that were completed last, all at once as `RabbitMQ` does.
+    fn confirm(&mut self, completed: u64) -> io::Result<()> {
+        if completed > 0
+            && let Work::Confirm(frames) = &self.work
+        {
+            push_ack(&mut self.unsent, frames.whole(), completed > 1);
+        }
+        self.flush()
+    }
+
     /// Send what can be sent of the answers.
     fn flush(&mut self) -> io::Result<()> {
-        if let Work::Answer { unsent, .. } = &mut self.work
-            && !unsent.is_empty()
-        {
-            let written = self.stream.write(unsent)?;
-            unsent.drain(..written);
+        if !self.unsent.is_empty() {
+            let written = self.stream.write(&self.unsent)?;
+            self.unsent.drain(..written);
         }
         Ok(())
     }
 
     fn wants(&self) -> Interest {
-        match &self.work {
-            Work::Answer { unsent, .. } if unsent.len() >= MAX_UNSENT_BYTES => Interest::Write,
-            Work::Answer { unsent, .. } if !unsent.is_empty() => Interest::Both,
-            _ => Interest::Read,
+        match self.unsent.len() {
+            0 => Interest::Read,
+            MAX_UNSENT_BYTES.. => Interest::Write,
+            _ => Interest::Both,
         }
     }
 
     fn at_boundary(&self) -> bool {
         match &self.work {
-            Work::Answer { scanner, .. } => scanner.at_boundary(),
-            Work::Swallow(frames) => frames.bytes == 0 || frames.frame_len.is_some_and(|len| frames.bytes % len == 0),
+            Work::Answer(scanner) => scanner.at_boundary(),
+            Work::LetIn(beginning) => beginning.at_boundary(),
+            Work::Swallow(frames) | Work::Confirm(frames) => {
+                frames.bytes == 0 || frames.frame_len.is_some_and(|len| frames.bytes % len == 0)
+            }
         }
     }
 }
@@ -283,12 +326,25 @@ impl EvenFrames {
         Ok(())
     }
 
+    /// A stream of which one frame has come, whole.
+    fn after_one(frame_len: u64) -> Self {
+        Self {
+            bytes: frame_len,
+            frame_len: Some(frame_len),
+            length_word: vec![0; 4],
+        }
+    }
+
+    /// How many frames are complete.
+    fn whole(&self) -> u64 {
+        self.frame_len.map_or(0, |len| self.bytes / len)
+    }
+
     /// Count bytes; says how many frames they completed.
     fn count(&mut self, bytes: u64) -> u64 {
-        let frames = |bytes: u64| self.frame_len.map_or(0, |len| bytes / len);
-        let completed = frames(self.bytes + bytes) - frames(self.bytes);
+        let before = self.whole();
         self.bytes += bytes;
-        completed
+        self.whole() - before
     }
 }
 
