@@ -8,15 +8,17 @@ BIN := $(VENV)/bin
 PARTS := .parts
 RUN_STAMP := $(VENV)/.stamp-run
 VENV_STAMP := $(VENV)/.stamp
-PARTS_STAMPS := $(PARTS)/rocketmq/.stamp $(PARTS)/node/.stamp $(PARTS)/python/.stamp
+PARTS_STAMPS := $(PARTS)/rocketmq/.stamp $(PARTS)/rabbitmq/.stamp $(PARTS)/node/.stamp $(PARTS)/python/.stamp
 NATIVE_STAMP := $(VENV)/.stamp-native
-NATIVE_SOURCES := $(wildcard native/*.toml native/*.pyi native/src/*.rs native/core/Cargo.toml native/core/src/*.rs)
+NATIVE_SOURCES := $(wildcard native/*.toml native/*.pyi native/src/*.rs native/core/Cargo.toml native/core/src/*.rs native/core/src/*/*.rs)
 # The compiled part is optional: without a Rust toolchain all is done in Python.
 CARGO := $(shell cargo --version 2>/dev/null | awk '{ split($$2, version, "."); if (version[2] >= 85) print "cargo" }')
 NATIVE := $(if $(CARGO),$(NATIVE_STAMP),no-native)
 WITHOUT_NATIVE := $(if $(CARGO),,--ignore=tests/unit/native)
 HELM := v3.18.4
 OPERATOR := v0.83.0
+AMQPLIB_SUITE := 2.2.0
+AMQP_GO_SUITE := v1.16.0
 DEPLOY_STAMPS := $(PARTS)/helm/.stamp-$(HELM) $(PARTS)/definitions/.stamp-$(OPERATOR) $(PARTS)/packaging/.stamp
 
 # The first Python that is new enough and can make virtual environments; PYTHON=… chooses another.
@@ -33,7 +35,7 @@ endef
 
 TESTED := proxy limiter admin native tests
 
-.PHONY: help setup packages native no-native rust parts demo demo-rocketmq pictures test test-all lint types fast unit fuzz quick browser operator spark integration deploy chroot dist coverage bench reference constraints format clean
+.PHONY: help setup packages native no-native rust parts demo demo-rocketmq demo-rabbitmq pictures test test-all lint types fast unit fuzz quick browser operator spark integration rabbitmq4 deploy chroot dist coverage bench reference constraints format clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -71,12 +73,26 @@ ifneq ($(CARGO),)
 	cd native && cargo test --quiet --workspace
 endif
 
-parts: setup $(PARTS_STAMPS) ## fetch the real broker and clients of the integration tests
+parts: setup $(PARTS_STAMPS) ## fetch the real brokers and clients of the integration tests
 
 $(PARTS)/rocketmq/.stamp: tests/integration/rocketmq/pom.xml
 	@sh tests/integration/packages.sh rocketmq
 	rm -rf $(@D) && mkdir -p $(@D)
 	mvn -q -B -f $< dependency:copy-dependencies -DoutputDirectory="$(CURDIR)/$(@D)/lib"
+	@touch $@
+
+$(PARTS)/rabbitmq/.stamp: tests/integration/rabbitmq/pom.xml
+	@sh tests/integration/packages.sh rabbitmq
+	rm -rf $(@D) && mkdir -p $(@D)
+	mvn -q -B -f $< dependency:copy-dependencies -DoutputDirectory="$(CURDIR)/$(@D)/lib"
+	@touch $@
+
+# Debian 12 has RabbitMQ 3.10.8. What debootstrap mounts is gone with it, however it ends.
+$(PARTS)/rabbitmq4/.stamp:
+	@sh tests/integration/packages.sh rabbitmq4
+	rm -rf --one-file-system $(@D) && mkdir -p $(@D)
+	unshare --mount debootstrap --variant=minbase --include=rabbitmq-server trixie $(@D)/root >$(@D)/log 2>&1 \
+		|| { tail -5 $(@D)/log >&2; exit 1; }
 	@touch $@
 
 $(PARTS)/node/.stamp: tests/integration/clients/package.json
@@ -88,6 +104,21 @@ $(PARTS)/python/.stamp: tests/integration/clients/requirements.txt
 	rm -rf $(@D)
 	$(BIN)/python -m venv $(@D)
 	$(@D)/bin/pip install --quiet --disable-pip-version-check -r $<
+	@touch $@
+
+# The tests of AMQP clients, as their makers publish them: amqplib's package has none from 2.3.0 on.
+$(PARTS)/suites/.stamp: tests/integration/suites/requirements.txt Makefile | $(VENV_STAMP)
+	rm -rf $(@D) && mkdir -p $(@D)/aiormq $(@D)/amqplib
+	$(BIN)/python -m venv $(@D)/python
+	$(@D)/python/bin/pip install --quiet --disable-pip-version-check -r $<
+	set -e; version=$$(sed -n 's/^aiormq==//p' $<); cd $(@D); \
+	python/bin/pip download --quiet --disable-pip-version-check --no-deps --no-binary aiormq aiormq==$$version; \
+	tar xzf aiormq-$$version.tar.gz --strip-components 1 -C aiormq; rm -r aiormq/aiormq
+	cd $(@D) && npm pack --silent amqplib@$(AMQPLIB_SUITE) && tar xzf amqplib-*.tgz --strip-components 1 -C amqplib
+	cd $(@D) && npm install --silent --no-audit --no-fund --no-package-lock --no-save --prefix . claire@0.4.1
+	set -e; module=github.com/rabbitmq/amqp091-go@$(AMQP_GO_SUITE); cd $(@D); \
+	cp -r "$$(go mod download -json $$module | sed -n 's/.*"Dir": "\(.*\)".*/\1/p')" amqp091-go; \
+	chmod -R u+w amqp091-go; cd amqp091-go; go test -c -vet=off -tags integration -o suite.test .
 	@touch $@
 
 $(PARTS)/helm/.stamp-$(HELM):
@@ -120,9 +151,13 @@ demo-rocketmq: $(RUN_STAMP) $(PARTS)/rocketmq/.stamp ## the same with a real Roc
 	$(BIN)/python -m admin.demo.rocketmq --jars $(PARTS)/rocketmq/lib \
 		--log $(PARTS)/demo-rocketmq/log $(if $(SECONDS),--seconds $(SECONDS)) $(if $(WITHOUT),--without)
 
+demo-rabbitmq: $(RUN_STAMP) $(PARTS)/rabbitmq/.stamp ## the same with a real RabbitMQ and its own load generator
+	$(BIN)/python -m admin.demo.rabbitmq --jars $(PARTS)/rabbitmq/lib \
+		--log $(PARTS)/demo-rabbitmq/log $(if $(SECONDS),--seconds $(SECONDS)) $(if $(WITHOUT),--without)
+
 test: lint types rust fast quick ## what CI runs: lint, types, Rust, unit and fuzz tests, and the quick ones of each real part
 
-test-all: lint types rust fast deploy spark operator integration ## everything; an hour
+test-all: lint types rust fast deploy spark operator integration rabbitmq4 ## everything; an hour
 
 lint: $(VENV_STAMP) ## ruff, formatting, the import contracts
 	$(BIN)/ruff check $(TESTED)
@@ -133,10 +168,10 @@ types: $(VENV_STAMP) $(NATIVE) ## mypy --strict over the packages and the test h
 	$(BIN)/mypy --strict
 	$(if $(CARGO),$(BIN)/stubtest --ignore-missing-stub sluice_native)
 	$(BIN)/mypy --strict tests/integration/harness
-	$(BIN)/mypy --strict tests/support/playbook
+	$(BIN)/mypy --strict tests/support/playbook tests/support/amqp_playbook
 	$(BIN)/mypy --strict tests/plugin/sluice_lines
 	MYPYPATH=tests/support:tests/integration $(BIN)/mypy --strict tests/support/pictures
-	MYPYPATH=tests/support $(BIN)/mypy --strict tests/bench tests/support/reference \
+	MYPYPATH=tests/support:tests/integration $(BIN)/mypy --strict tests/bench tests/support/reference \
 		tests/support/claims.py tests/support/page_commands.py tests/support/guides.py
 
 fast: $(VENV_STAMP) $(NATIVE) ## unit and fuzz tests
@@ -153,7 +188,7 @@ fuzz: $(VENV_STAMP) ## fuzz tests alone; SLUICE_FUZZ_FACTOR=20 makes 20 times th
 AGAIN := --last-failed --last-failed-no-failures none
 
 # Of each real part (Spark, Chromium, a sluice process, a broker with its clients) the tests that are not marked as long.
-quick: parts ## the quick tests with Spark, a browser, a real broker and real clients
+quick: parts ## the quick tests with Spark, a browser, real brokers and real clients
 	@sh tests/integration/packages.sh spark
 	$(BIN)/python -m pytest tests/spark tests/integration tests/browser -m "not long and not alone" -n 2 --dist loadfile --no-loadscope-reorder \
 		|| $(BIN)/python -m pytest tests/spark tests/integration tests/browser -m "not long and not alone" $(AGAIN)
@@ -172,8 +207,12 @@ spark: $(VENV_STAMP) ## the analysis of the rejection log in a real Spark, two t
 	@sh tests/integration/packages.sh spark
 	$(BIN)/python -m pytest tests/spark -n 2 --dist loadfile --no-loadscope-reorder
 
-integration: parts ## real clients and a real broker through sluice
+integration: parts $(PARTS)/suites/.stamp ## real clients and real brokers through sluice
 	$(BIN)/python -m pytest tests/integration -m alone
+
+rabbitmq4: parts $(PARTS)/rabbitmq4/.stamp ## the quick tests of AMQP with Debian 13's RabbitMQ 4; needs root
+	@sh tests/integration/packages.sh rabbitmq4
+	TESTED_RABBITMQ_ROOT=$(PARTS)/rabbitmq4/root $(BIN)/python -m pytest tests/integration/test_amqp_*.py -m "not long"
 
 deploy: $(VENV_STAMP) $(DEPLOY_STAMPS) ## packages, unit, chart, rules and dashboard, each by its own validator
 	@sh tests/integration/packages.sh deploy

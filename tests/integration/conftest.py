@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
 from itertools import count
+from os import environ
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from harness.embedded import EmbeddedBroker
 from harness.frames import FrameClient
 from harness.paths import rocketmq_classpath
 from harness.ports import free_port
+from harness.rabbitmq import RabbitMQ, StartRabbitMQ
 from harness.rocketmq import RocketMQ, StartRocketMQ
 from harness.sidecar import Route, Sluice, StartSluice
 
@@ -102,6 +104,28 @@ def start_slow_rocketmq(start_rocketmq: StartRocketMQ) -> StartRocketMQ:
 def slow_rocketmq(start_slow_rocketmq: StartRocketMQ) -> RocketMQ:
     """Such a broker, which advertises an address where nothing listens: each test puts something there for itself."""
     return start_slow_rocketmq()
+
+
+@pytest.fixture(scope="session")
+def start_rabbitmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartRabbitMQ]:
+    """Starts a RabbitMQ broker on ports of its own; all are ended after the session.
+
+    With TESTED_RABBITMQ_ROOT in the environment it is the one of the Debian there: ``make rabbitmq4``.
+    """
+    root = environ.get("TESTED_RABBITMQ_ROOT")
+    with ExitStack() as running:
+
+        def start(**how: Any) -> RabbitMQ:
+            home = tmp_path_factory.mktemp("rabbitmq") / "home"
+            return running.enter_context(RabbitMQ(home, root=Path(root).absolute() if root else None, **how))
+
+        yield start
+
+
+@pytest.fixture(scope="session")
+def rabbitmq(start_rabbitmq: StartRabbitMQ) -> RabbitMQ:
+    """The broker of most tests; give queues and exchanges names of their own."""
+    return start_rabbitmq()
 
 
 @pytest.fixture(scope="session")

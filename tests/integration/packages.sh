@@ -26,6 +26,18 @@ for target in "$@"; do
         newer_than 17 "$(java -version 2>&1 | sed -n 's/^[^"]*version "//p')" || need default-jre-headless
         command -v mvn >/dev/null || need maven
         ;;
+    rabbitmq)
+        # Not what is on PATH, which runs as a user of its own where the tests run as root.
+        [ -x /usr/lib/rabbitmq/bin/rabbitmq-server ] || need rabbitmq-server
+        ;;
+    rabbitmq4)
+        if ! unshare --mount true 2>/dev/null; then
+            echo "RabbitMQ 4 is run in a Debian 13 of its own, and mounts and chroot there are not allowed here:" >&2
+            echo "they need root (CAP_SYS_ADMIN, in a container). Run it with: sudo make rabbitmq4" >&2
+            exit 1
+        fi
+        command -v debootstrap >/dev/null || [ -x /usr/sbin/debootstrap ] || need debootstrap
+        ;;
     integration)
         # The compiler, not only the virtual machine: the Java clients are started from their source files.
         newer_than 17 "$(javac -version 2>&1)" || need default-jdk-headless
@@ -68,7 +80,7 @@ for target in "$@"; do
         command -v systemd-nspawn >/dev/null || need systemd-container
         ;;
     *)
-        echo "packages.sh: unknown target $target; one of python, rocketmq, integration, browser, spark, bench, deploy, chroot" >&2
+        echo "packages.sh: unknown target $target; one of python, rocketmq, rabbitmq, rabbitmq4, integration, browser, spark, bench, deploy, chroot" >&2
         exit 2
         ;;
     esac
@@ -79,10 +91,23 @@ done
 if [ "$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null; then
     echo "missing or too old here:$missing" >&2
     echo "install with: sudo apt-get update && sudo apt-get install -y --no-install-recommends$missing" >&2
+    case $missing in
+    *rabbitmq-server*)
+        echo "its package starts a broker, which no test needs; end that with: sudo systemctl disable --now rabbitmq-server" >&2
+        ;;
+    esac
     exit 1
 fi
 
 echo "installing:$missing"
+# Nothing that is installed for the tests is started by its package.
+policy=/usr/sbin/policy-rc.d
+if ! [ -e $policy ]; then
+    trap 'rm -f $policy' EXIT
+    trap 'exit 1' HUP INT TERM
+    printf '#!/bin/sh\nexit 101\n' > $policy
+    chmod 0755 $policy
+fi
 apt-get update -qq
 # Unquoted on purpose: one word for each package.
 # shellcheck disable=SC2086

@@ -110,6 +110,10 @@ NOT_RUN: Final = (
         NotRun(f"make demo-rocketmq{how}", "it fetches RocketMQ", "tests/integration/test_demo_rocketmq.py")
         for how in ("", " SECONDS=30", " SECONDS=30 WITHOUT=1")
     ),
+    *(
+        NotRun(f"make demo-rabbitmq{how}", "it fetches PerfTest", "tests/integration/test_demo_rabbitmq.py")
+        for how in ("", " SECONDS=30", " SECONDS=30 WITHOUT=1")
+    ),
     NotRun("make test", _ITSELF, "make test"),
     NotRun("make test-all", _ITSELF, "make test-all"),
     NotRun("make setup", _NETWORK, "make setup"),
@@ -150,6 +154,15 @@ NOT_RUN: Final = (
         _CHART,
     ),
     NotRun("kubectl -n rocketmq patch statefulset broker-a --patch-file patch.yaml", _CLUSTER, _CHART),
+    NotRun("helm upgrade --install sluice deploy/helm/sluice -n rabbitmq -f values.yaml", _CLUSTER, _CHART),
+    NotRun("kubectl apply -f rabbitmq-conf.yaml", _CLUSTER, _CHART),
+    NotRun(
+        "helm template sluice deploy/helm/sluice -n rabbitmq -f values.yaml --set existing.patch=true"
+        " --show-only templates/patch.yaml > patch.yaml",
+        "it needs helm, which `make deploy` builds",
+        _CHART,
+    ),
+    NotRun("kubectl -n rabbitmq patch statefulset rabbitmq --patch-file patch.yaml", _CLUSTER, _CHART),
     NotRun(
         "spark-submit --master spark://HOST:7077 --driver-memory 2g --executor-memory 3g"
         " --conf spark.sql.shuffle.partitions=64 --py-files sluice.zip deploy/spark/report.py /logs --out /report",

@@ -197,6 +197,9 @@ def reader(tmp_path: Path, broker: EmbeddedBroker) -> Iterator[Callable[[str], R
             if "pyproject.toml" in files_of(_TEXTS[page]):
                 (tmp_path / "pyproject.toml").unlink()
                 write_package(_TEXTS[page], tmp_path)
+            for name, text in files_of(_TEXTS[page]).items():
+                if not (tmp_path / name).exists():
+                    (tmp_path / name).write_text(text, encoding="utf-8")
             # What this machine has refused so far.
             SmallLog().write(tmp_path / "machine" / "127.0.0.1-10911" / "rejections" / "small.jsonl")
             return reader

@@ -1,14 +1,27 @@
-"""Runs the client programs in `clients/`: real, unchanged clients, each told only where the name server is."""
+"""Runs the client programs in `clients/`: real, unchanged clients, each told only where name server or broker are."""
 
+import atexit
+import functools
 import json
 import os
+import shutil
 import subprocess
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from harness.java import compiled_java
-from harness.paths import CLIENTS, PARTS, program, required, rocketmq_classpath
+from harness.paths import (
+    AMQP_CLIENTS,
+    CLIENTS,
+    PARTS,
+    MissingPartError,
+    program,
+    rabbitmq_classpath,
+    required,
+    rocketmq_classpath,
+)
 from harness.process import ManagedProcess
 
 # A client that hangs is a failure; none of them takes a quarter of this on a slow machine besides its own seconds.
@@ -19,13 +32,16 @@ class ClientFailedError(RuntimeError):
     """A client program ended with an error, hung, or printed no report."""
 
 
+# None of them runs for long: what is compiled at leisure would not be ready in time.
+_JAVA = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+
+
 def java(source: str, *arguments: str, home: Path, options: Sequence[str] = ()) -> list[str]:
     """Return the command of a one-file Java client; ``home`` is where it puts its logs."""
     file = CLIENTS / source
     return [
         program("java"),
-        # None of them runs for long: what is compiled at leisure would not be ready in time.
-        *("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"),
+        *_JAVA,
         *(f"-Duser.home={home}", f"-Drocketmq.client.logRoot={home}"),
         *options,
         *("-cp", f"{compiled_java(file.parent)}:{rocketmq_classpath()}", file.stem),
@@ -45,11 +61,48 @@ def node(source: str, *arguments: str) -> list[str]:
     return [program("node"), str(CLIENTS / source), *arguments]
 
 
+def amqp_python(source: str, *arguments: str) -> list[str]:
+    """Return the command of an AMQP client of Python's: pika or aio-pika, as its name says."""
+    required(PARTS / "python" / ".stamp", "make parts")
+    return [str(PARTS / "python" / "bin" / "python"), str(AMQP_CLIENTS / source), *arguments]
+
+
+def amqp_node(source: str, *arguments: str) -> list[str]:
+    """Return the command of a client of npm's amqplib."""
+    required(PARTS / "node" / ".stamp", "make parts")
+    return [program("node"), str(AMQP_CLIENTS / source), *arguments]
+
+
+def amqp_java(source: str, *arguments: str) -> list[str]:
+    """Return the command of a one-file client of RabbitMQ's for Java."""
+    file = AMQP_CLIENTS / source
+    classes = compiled_java(file.parent, rabbitmq_classpath())
+    return [program("java"), *_JAVA, "-cp", f"{classes}:{rabbitmq_classpath()}", file.stem, *arguments]
+
+
+@functools.cache
+def amqp_go() -> list[str]:
+    """Build the flat-out client of amqp091-go, once in a run of the tests, and return its command.
+
+    Raises:
+        MissingPartError: there is no Go.
+        subprocess.CalledProcessError: it cannot be built; what the compiler says is on standard error.
+    """
+    compiler = shutil.which("go")
+    if compiler is None:
+        raise MissingPartError("go is not on PATH: install Go 1.21 or newer, see go.dev/doc/install")
+    folder = Path(tempfile.mkdtemp(prefix="sluice-tests-go-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    built = folder / "flat_out"
+    subprocess.run([compiler, "build", "-o", str(built), "."], check=True, cwd=AMQP_CLIENTS / "go")
+    return [str(built)]
+
+
 def start_client(command: Sequence[str], *, home: Path) -> ManagedProcess:
     """Start a client program that runs until it is ended; it is ready when it has printed ``started``.
 
     Args:
-        command: from `java`, `cpp` or `node`.
+        command: from one of the functions above.
         home: the directory it runs in, and its home.
 
     Raises:
@@ -69,7 +122,7 @@ def run_client(command: Sequence[str], *, home: Path, seconds: float, env: Mappi
     """Run a client program to its end and return the report it prints as its last line.
 
     Args:
-        command: from `java`, `cpp` or `node`.
+        command: from one of the functions above.
         home: the directory it runs in, and its home.
         seconds: how long it sends or waits by its own clock.
         env: variables on top of the environment of the tests.

@@ -11,8 +11,12 @@ from harness.paths import program, rocketmq_classpath
 
 
 @functools.cache
-def compiled_java(sources: Path) -> Path:
+def compiled_java(sources: Path, classpath: str = "") -> Path:
     """Compile all programs of a directory and return the directory of the classes.
+
+    Args:
+        sources: the directory.
+        classpath: what they are compiled against; RocketMQ's jars if not given.
 
     Raises:
         MissingPartError: the compiler or the jars are not here.
@@ -21,5 +25,5 @@ def compiled_java(sources: Path) -> Path:
     classes = Path(tempfile.mkdtemp(prefix="sluice-tests-java-"))
     atexit.register(shutil.rmtree, classes, ignore_errors=True)
     files = [str(file) for file in sorted(sources.glob("*.java"))]
-    subprocess.run([program("javac"), "-cp", rocketmq_classpath(), "-d", str(classes), *files], check=True)
+    subprocess.run([program("javac"), "-cp", classpath or rocketmq_classpath(), "-d", str(classes), *files], check=True)
     return classes

@@ -7,7 +7,9 @@ ROOT = Path(__file__).resolve().parents[3]
 VENV_BIN = ROOT / ".venv" / "bin"
 PARTS = ROOT / ".parts"
 CLIENTS = ROOT / "tests" / "integration" / "clients"
+AMQP_CLIENTS = CLIENTS / "amqp"
 ROCKETMQ = ROOT / "tests" / "integration" / "rocketmq"
+_RABBITMQ = Path("/usr/lib/rabbitmq/bin")
 
 
 class MissingPartError(RuntimeError):
@@ -45,3 +47,29 @@ def rocketmq_classpath() -> str:
     """
     required(PARTS / "rocketmq" / ".stamp", "make parts")
     return f"{PARTS / 'rocketmq' / 'lib'}/*"
+
+
+def rabbitmq_program(name: str, root: Path | None = None) -> str:
+    """Return the full path of one of RabbitMQ's programs: not the one on PATH, which changes the user.
+
+    Args:
+        name: the program's.
+        root: of the Debian that it is looked for in, and that its path begins at; this one without.
+
+    Raises:
+        MissingPartError: RabbitMQ is not installed.
+    """
+    if root is None:
+        return str(required(_RABBITMQ / name, "make parts` or `apt-get install rabbitmq-server"))
+    required(root / (_RABBITMQ / name).relative_to("/"), "make rabbitmq4")
+    return str(_RABBITMQ / name)
+
+
+def rabbitmq_classpath() -> str:
+    """Return the class path of RabbitMQ's Java client and its load generator, and of what they use (Gson among it).
+
+    Raises:
+        MissingPartError: the jars are not here.
+    """
+    required(PARTS / "rabbitmq" / ".stamp", "make parts")
+    return f"{PARTS / 'rabbitmq' / 'lib'}/*"

@@ -12,8 +12,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Self
 
+from admin.demo.real.broker import BROKER_HOST
 from admin.demo.rocketmq.broker import (
-    BROKER_HOST,
     BROKER_MEMORY,
     HA_OFFSET,
     NAME_SERVER_MEMORY,

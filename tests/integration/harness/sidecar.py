@@ -87,6 +87,7 @@ class Sluice:
         limits: values of ``--limit``.
         config: a configuration file's text; without listeners in it, those of ``routes`` are given as flags.
         arguments: further arguments.
+        protocol: what the listeners of ``routes`` speak.
         admin: ``host:port`` of its admin address; a free one if not given.
         ready: wait until ``/readyz`` says yes; otherwise only until ``/healthz`` does.
         covered: measure its coverage if the run of the tests asks for that.
@@ -108,6 +109,7 @@ class Sluice:
         limits: Sequence[str] = (),
         config: str = "",
         arguments: Sequence[str] = (),
+        protocol: str = "rocketmq",
         admin: str = "",
         ready: bool = True,
         covered: bool = True,
@@ -120,7 +122,7 @@ class Sluice:
             file.write_text(config, encoding="utf-8")
             command += ["--config", str(file)]
         if "[[listeners]]" not in config:
-            command += ["--protocol", "rocketmq"]
+            command += ["--protocol", protocol]
             for route in self.routes:
                 command += ["--listen", route.listen, "--broker", route.broker]
         for limit in limits:

@@ -1,0 +1,48 @@
+"""Publishes to several queues at once with aio-pika over one channel, with many publishes waiting for their confirms.
+
+Arguments: host, port, seconds, queue… The body of a message is its number, for each queue from 0. Prints one line of
+JSON: for each queue the numbers that were acked, those that were nacked, and what else went wrong.
+"""
+
+import asyncio
+import itertools
+import json
+import sys
+import time
+
+import aio_pika
+from aio_pika.exceptions import AMQPError, DeliveryError
+
+# How many publishes to each queue wait at a time.
+_AT_ONCE = 50
+
+
+async def main(host: str, port: str, seconds: str, *queues: str) -> None:
+    """Publish until the time is over and print the report."""
+    connection = await aio_pika.connect(host=host, port=int(port))
+    channel = await connection.channel(publisher_confirms=True)
+    for queue in queues:
+        await channel.declare_queue(queue, durable=True)
+    report: dict[str, dict[str, list]] = {queue: {"acked": [], "nacked": [], "failed": []} for queue in queues}
+    end = time.monotonic() + float(seconds)
+
+    async def publish(queue: str, numbers: "itertools.count[int]") -> None:
+        while time.monotonic() < end:
+            number = next(numbers)
+            try:
+                await channel.default_exchange.publish(aio_pika.Message(b"%d" % number), routing_key=queue)
+            except DeliveryError:
+                report[queue]["nacked"].append(number)
+            except AMQPError as error:
+                report[queue]["failed"].append(repr(error))
+            else:
+                report[queue]["acked"].append(number)
+
+    counts = {queue: itertools.count() for queue in queues}
+    await asyncio.gather(*(publish(queue, counts[queue]) for queue in queues for _ in range(_AT_ONCE)))
+    await connection.close()
+    print(json.dumps(report), flush=True)
+
+
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:]))

@@ -1,0 +1,44 @@
+"""Shows what aio-pika tells its user, until the connection is gone.
+
+Arguments: host, port, a queue, a queue that refuses. It publishes to the second one, and then to a queue that does not
+exist, as mandatory; says ``started``; and then publishes to the first one every 50 ms. Prints a line of JSON for
+everything that it is told: what it was about, the exception's class, its text.
+"""
+
+import asyncio
+import json
+import sys
+
+import aio_pika
+
+
+def say(about: str, what: str, text: object) -> None:
+    """Print one line."""
+    print(json.dumps({"about": about, "what": what, "text": str(text)}), flush=True)
+
+
+async def main(host: str, port: str, queue: str, refusing: str) -> None:
+    """Publish until the connection is gone."""
+    connection = await aio_pika.connect(host=host, port=int(port))
+    channel = await connection.channel(publisher_confirms=True)
+
+    async def publish(key: str, *, mandatory: bool = False) -> None:
+        await channel.default_exchange.publish(aio_pika.Message(b"x"), routing_key=key, mandatory=mandatory)
+
+    for about, key, mandatory in (("refused", refusing, False), ("unroutable", "nowhere", True)):
+        try:
+            await publish(key, mandatory=mandatory)
+            say(about, "ack", "")
+        except Exception as error:  # noqa: BLE001 - it shows whatever comes
+            say(about, type(error).__name__, error)
+    print("started", flush=True)
+    try:
+        while True:
+            await publish(queue)
+            await asyncio.sleep(0.05)
+    except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - it shows whatever comes
+        say("lost", type(error).__name__, error)
+
+
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:]))

@@ -1,0 +1,41 @@
+"""Publishes to several queues in turn with pika's blocking connection, each publish waiting for its confirm.
+
+Arguments: host, port, seconds, queue… The body of a message is its number, for each queue from 0. Prints one line of
+JSON: for each queue the numbers that were acked, those that were nacked, and what else went wrong.
+"""
+
+import json
+import sys
+import time
+
+import pika
+import pika.exceptions
+
+
+def main(host: str, port: str, seconds: str, *queues: str) -> None:
+    """Publish until the time is over and print the report."""
+    connection = pika.BlockingConnection(pika.ConnectionParameters(host, int(port), heartbeat=0))
+    channel = connection.channel()
+    for queue in queues:
+        channel.queue_declare(queue, durable=True)
+    channel.confirm_delivery()
+    report: dict[str, dict[str, list]] = {queue: {"acked": [], "nacked": [], "failed": []} for queue in queues}
+    end = time.monotonic() + float(seconds)
+    number = 0
+    while time.monotonic() < end:
+        for queue in queues:
+            try:
+                channel.basic_publish("", queue, b"%d" % number)
+            except pika.exceptions.NackError:
+                report[queue]["nacked"].append(number)
+            except pika.exceptions.AMQPError as error:
+                report[queue]["failed"].append(repr(error))
+            else:
+                report[queue]["acked"].append(number)
+        number += 1
+    connection.close()
+    print(json.dumps(report), flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,710 @@
+"""A raw AMQP 0.9.1 client: one connection, whatever frames a test wants, in whatever order.
+
+Deliberately not the codec of the proxy: what checks it must not share its faults. What the peer sends is read by a
+thread of its own, so that a test can write for a long time without reading; another sends heartbeats.
+"""
+
+import contextlib
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Self
+
+PROTOCOL_HEADER: Final = b"AMQP\x00\x00\x09\x01"
+METHOD_FRAME, HEADER_FRAME, BODY_FRAME, HEARTBEAT_FRAME = 1, 2, 3, 8
+HEARTBEAT: Final = b"\x08\x00\x00\x00\x00\x00\x00\xce"
+
+_PATIENCE_S: Final = 60.0
+_CAPABILITIES: Final = (
+    "publisher_confirms",
+    "exchange_exchange_bindings",
+    "basic.nack",
+    "consumer_cancel_notify",
+    "connection.blocked",
+    "authentication_failure_close",
+)
+
+# Each argument is a name with its type: octet, short, long, Long (64 bits), short string, Long string, table, bit.
+_LAYOUTS: Final = """
+connection.start 10 10 version_major:o version_minor:o server_properties:t mechanisms:S locales:S
+connection.start-ok 10 11 client_properties:t mechanism:s response:S locale:s
+connection.tune 10 30 channel_max:h frame_max:l heartbeat:h
+connection.tune-ok 10 31 channel_max:h frame_max:l heartbeat:h
+connection.open 10 40 virtual_host:s reserved_1:s reserved_2:b
+connection.open-ok 10 41 reserved_1:s
+connection.close 10 50 reply_code:h reply_text:s class_id:h method_id:h
+connection.close-ok 10 51
+connection.blocked 10 60 reason:s
+connection.unblocked 10 61
+channel.open 20 10 reserved_1:s
+channel.open-ok 20 11 reserved_1:S
+channel.flow 20 20 active:b
+channel.flow-ok 20 21 active:b
+channel.close 20 40 reply_code:h reply_text:s class_id:h method_id:h
+channel.close-ok 20 41
+exchange.declare 40 10 ticket:h exchange:s type:s passive:b durable:b auto_delete:b internal:b nowait:b arguments:t
+exchange.declare-ok 40 11
+exchange.delete 40 20 ticket:h exchange:s if_unused:b nowait:b
+exchange.delete-ok 40 21
+queue.declare 50 10 ticket:h queue:s passive:b durable:b exclusive:b auto_delete:b nowait:b arguments:t
+queue.declare-ok 50 11 queue:s message_count:l consumer_count:l
+queue.bind 50 20 ticket:h queue:s exchange:s routing_key:s nowait:b arguments:t
+queue.bind-ok 50 21
+queue.purge 50 30 ticket:h queue:s nowait:b
+queue.purge-ok 50 31 message_count:l
+queue.delete 50 40 ticket:h queue:s if_unused:b if_empty:b nowait:b
+queue.delete-ok 50 41 message_count:l
+basic.qos 60 10 prefetch_size:l prefetch_count:h global_:b
+basic.qos-ok 60 11
+basic.consume 60 20 ticket:h queue:s consumer_tag:s no_local:b no_ack:b exclusive:b nowait:b arguments:t
+basic.consume-ok 60 21 consumer_tag:s
+basic.cancel 60 30 consumer_tag:s nowait:b
+basic.cancel-ok 60 31 consumer_tag:s
+basic.publish 60 40 ticket:h exchange:s routing_key:s mandatory:b immediate:b
+basic.return 60 50 reply_code:h reply_text:s exchange:s routing_key:s
+basic.deliver 60 60 consumer_tag:s delivery_tag:L redelivered:b exchange:s routing_key:s
+basic.get 60 70 ticket:h queue:s no_ack:b
+basic.get-ok 60 71 delivery_tag:L redelivered:b exchange:s routing_key:s message_count:l
+basic.get-empty 60 72 reserved_1:s
+basic.ack 60 80 delivery_tag:L multiple:b
+basic.reject 60 90 delivery_tag:L requeue:b
+basic.recover 60 110 requeue:b
+basic.recover-ok 60 111
+basic.nack 60 120 delivery_tag:L multiple:b requeue:b
+confirm.select 85 10 nowait:b
+confirm.select-ok 85 11
+tx.select 90 10
+tx.select-ok 90 11
+tx.commit 90 20
+tx.commit-ok 90 21
+tx.rollback 90 30
+tx.rollback-ok 90 31
+"""
+
+
+@dataclass(frozen=True)
+class _Layout:
+    name: str
+    numbers: tuple[int, int]
+    arguments: tuple[tuple[str, str], ...]
+
+
+def _read_layouts() -> dict[str, _Layout]:
+    layouts = {}
+    for line in _LAYOUTS.split("\n"):
+        if line:
+            name, class_id, method_id, *arguments = line.split()
+            pairs = tuple((argument[:-2], argument[-1]) for argument in arguments)
+            layouts[name] = _Layout(name, (int(class_id), int(method_id)), pairs)
+    return layouts
+
+
+_BY_NAME: Final = _read_layouts()
+_BY_NUMBERS: Final = {layout.numbers: layout for layout in _BY_NAME.values()}
+_WITH_CONTENT: Final = frozenset({"basic.return", "basic.deliver", "basic.get-ok"})
+_NUMBERS: Final = {"o": ">B", "h": ">H", "l": ">I", "L": ">Q"}
+# From the highest flag of a content header down; what the tests do not set has no encoder.
+_PROPERTIES: Final = (
+    *(("content_type", "s"), ("content_encoding", "s"), ("headers", "t"), ("delivery_mode", "o"), ("priority", "o")),
+    *(("correlation_id", "s"), ("reply_to", "s"), ("expiration", "s"), ("message_id", "s"), ("timestamp", "L")),
+    *(("type", "s"), ("user_id", "s"), ("app_id", "s"), ("cluster_id", "s")),
+)
+
+
+class AmqpError(RuntimeError):
+    """The peer ended the connection, or what a test waited for did not come; the message shows what came last."""
+
+
+@dataclass(frozen=True)
+class Event:
+    """A method that the peer sent, with its content if it has one.
+
+    Attributes:
+        name: such as ``basic.ack``.
+        channel: 0 for what is about the connection.
+        arguments: by their names in the specification, with ``_``; strings are decoded.
+        properties: those of the content that are there.
+        body: the content's.
+        at_s: when its last frame was read, by the monotonic clock.
+    """
+
+    name: str
+    channel: int
+    arguments: Mapping[str, Any]
+    properties: Mapping[str, Any] = field(default_factory=dict)
+    body: bytes = b""
+    at_s: float = 0.0
+
+    def __getitem__(self, argument: str) -> Any:
+        """Return one argument."""
+        return self.arguments[argument]
+
+
+def frame(kind: int, channel: int, payload: bytes) -> bytes:
+    """Return the bytes of one frame."""
+    return struct.pack(">BHI", kind, channel, len(payload)) + payload + b"\xce"
+
+
+def method(channel: int, name: str, **arguments: Any) -> bytes:
+    """Return the frame of a method; arguments that are not given are 0, empty or false.
+
+    Raises:
+        TypeError: the method has no argument of that name.
+    """
+    layout = _BY_NAME[name]
+    if unknown := arguments.keys() - {argument for argument, _ in layout.arguments}:
+        raise TypeError(f"{name} has no {unknown}")
+    parts = [struct.pack(">HH", *layout.numbers)]
+    bits: list[bool] = []
+    for argument, kind in layout.arguments:
+        if kind == "b":
+            bits.append(bool(arguments.get(argument)))
+            continue
+        parts += [_packed_bits(bits), _encoded(kind, arguments.get(argument))]
+        bits = []
+    parts.append(_packed_bits(bits))
+    return frame(METHOD_FRAME, channel, b"".join(parts))
+
+
+def content(channel: int, body: bytes, *, frame_max: int = 131_072, **properties: Any) -> bytes:
+    """Return the frames of a content: its header, and its body in as few frames as fit."""
+    flags, values = 0, []
+    for place, (name, kind) in enumerate(_PROPERTIES):
+        if name in properties:
+            flags |= 1 << 15 - place
+            values.append(_encoded(kind, properties[name]))
+    header = struct.pack(">HHQH", 60, 0, len(body), flags) + b"".join(values)
+    most = frame_max - 8
+    return frame(HEADER_FRAME, channel, header) + b"".join(
+        frame(BODY_FRAME, channel, body[at : at + most]) for at in range(0, len(body), most)
+    )
+
+
+def publish(
+    channel: int,
+    routing_key: str | bytes,
+    body: bytes = b"",
+    *,
+    exchange: str = "",
+    mandatory: bool = False,
+    **properties: Any,
+) -> bytes:
+    """Return the frames of a publish; the exchange is the default one, which knows queues by their names."""
+    sent = method(channel, "basic.publish", exchange=exchange, routing_key=routing_key, mandatory=mandatory)
+    return sent + content(channel, body, **properties)
+
+
+def split_frames(data: bytes) -> list[bytes]:
+    """Return the frames of which ``data`` is made."""
+    frames, at = [], 0
+    while at < len(data):
+        end = at + 8 + int.from_bytes(data[at + 3 : at + 7], "big")
+        frames.append(data[at:end])
+        at = end
+    return frames
+
+
+@dataclass
+class Confirmed:
+    """The publishes of a confirm channel that were answered, by their numbers, which begin with 1.
+
+    Attributes:
+        acked: in the order of the answers, those of one ``multiple`` by their numbers.
+        nacked: likewise.
+        again: those that were answered more than once, or were never sent.
+    """
+
+    acked: list[int] = field(default_factory=list)
+    nacked: list[int] = field(default_factory=list)
+    again: list[int] = field(default_factory=list)
+    _open: dict[int, None] = field(default_factory=dict)
+
+    def sent(self, number: int) -> None:
+        """Note that the publish with that number is about to be sent."""
+        self._open[number] = None
+
+    def answered(self, event: Event) -> None:
+        """Note an ack or a nack."""
+        tag = event["delivery_tag"]
+        numbers = [tag]
+        if event["multiple"]:
+            numbers = []
+            for number in self._open:  # in the order they were sent
+                if tag and number > tag:
+                    break
+                numbers.append(number)
+        elif tag not in self._open:
+            self.again.append(tag)
+            return
+        (self.acked if event.name == "basic.ack" else self.nacked).extend(numbers)
+        for number in numbers:
+            del self._open[number]
+
+    @property
+    def outstanding(self) -> int:
+        """How many publishes have no answer yet."""
+        return len(self._open)
+
+
+class AmqpClient:
+    """A connection that is open on both ends.
+
+    Args:
+        address: ``host:port`` of a broker, or of a proxy in front of it.
+        vhost: the virtual host.
+        user: the user, whose password is the same word.
+        heartbeat_s: what it asks for; 0 is none.
+        frame_max: the largest frame it takes.
+        capabilities: what it says it can do.
+        beating: whether it sends the heartbeats that it promised.
+
+    Attributes:
+        tuned: the broker's ``connection.tune``.
+
+    Raises:
+        AmqpError: the peer refused, with what it said.
+        OSError: nothing answers there.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        vhost: str = "/",
+        user: str = "guest",
+        heartbeat_s: int = 0,
+        frame_max: int = 131_072,
+        capabilities: Iterable[str] = _CAPABILITIES,
+        beating: bool = True,
+    ) -> None:
+        host, _, port = address.rpartition(":")
+        self.confirmed: dict[int, Confirmed] = {}
+        self._frame_max = frame_max
+        self._changed = threading.Condition()
+        self._events: list[Event] = []
+        self._history: list[Event] = []
+        self._heartbeats = 0
+        self._ended: str | None = None
+        self._over = threading.Event()
+        self._unpaused = threading.Event()
+        self._unpaused.set()
+        self._writing = threading.Lock()
+        self._next_channel = 1
+        self._published: dict[int, int] = {}
+        self._socket = socket.socket()
+        try:
+            self._socket.settimeout(_PATIENCE_S)
+            self._socket.connect((host, int(port)))
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._reader = threading.Thread(target=self._read, daemon=True)
+            self._reader.start()
+            self._shake_hands(vhost, user, heartbeat_s, list(capabilities))
+            if heartbeat_s and beating:
+                threading.Thread(target=self._beat, args=(heartbeat_s / 2,), daemon=True).start()
+        except BaseException:
+            self.abort()
+            raise
+
+    @property
+    def events(self) -> list[Event]:
+        """Everything the peer has sent since the connection opened, in its order."""
+        with self._changed:
+            return list(self._history)
+
+    @property
+    def heartbeats(self) -> int:
+        """How many heartbeats the peer has sent."""
+        return self._heartbeats
+
+    @property
+    def end(self) -> str | None:
+        """How the connection ended, in a word or two; None while it stands."""
+        return self._ended
+
+    def send(self, *frames: bytes) -> None:
+        """Write bytes.
+
+        Raises:
+            AmqpError: the connection is gone.
+        """
+        data = b"".join(frames)
+        try:
+            with self._writing:
+                self._socket.sendall(data)
+        except OSError as error:
+            # Why is said by what the peer sent last.
+            self._reader.join(_PATIENCE_S)
+            raise AmqpError(f"cannot write: {error}; {self._last()}") from error
+
+    def open_channel(self, number: int = 0, *, confirms: bool = False, prefetch: int = 0) -> int:
+        """Open a channel, another one unless its number is given, and return its number."""
+        if not number:
+            number = self._next_channel
+            self._next_channel += 1
+        self.call(number, "channel.open")
+        if prefetch:
+            self.call(number, "basic.qos", prefetch_count=prefetch)
+        if confirms:
+            self._published[number] = 0
+            self.confirmed[number] = Confirmed()
+            self.call(number, "confirm.select")
+        return number
+
+    def publish(self, channel: int, routing_key: str | bytes, body: bytes = b"", **how: Any) -> int:
+        """Publish at once and return the number that a confirm will carry; takes what the function `publish` takes."""
+        number = self.number_publish(channel)
+        self.send(publish(channel, routing_key, body, frame_max=self._frame_max, **how))
+        return number
+
+    def number_publish(self, channel: int) -> int:
+        """Count a publish whose frames the test sends by itself, and return the number that a confirm will carry."""
+        if (confirmed := self.confirmed.get(channel)) is None:
+            return 0
+        with self._changed:
+            self._published[channel] += 1
+            number = self._published[channel]
+            confirmed.sent(number)
+        return number
+
+    def call(self, channel: int, name: str, **arguments: Any) -> Event:
+        """Send a method and return the answer to it, an ``-ok`` (or get-empty).
+
+        Raises:
+            AmqpError: the peer closed the channel or the connection instead, or does not answer.
+        """
+        self.send(method(channel, name, **arguments))
+        answers = (f"{name}-ok", "basic.get-empty") if name == "basic.get" else (f"{name}-ok",)
+        ends = "channel.close", "connection.close"
+        answer = self.wait_for(
+            lambda event: event.channel in {0, channel} and event.name in answers + ends,
+            what=f"{name}-ok on channel {channel}",
+        )
+        if answer.name not in answers:
+            raise AmqpError(f"{name}: {answer.name} {answer['reply_code']} {answer['reply_text']}")
+        return answer
+
+    def expect(self, *names: str, channel: int | None = None, timeout_s: float = _PATIENCE_S) -> Event:
+        """Take the next event of one of those names out of what came, and return it; the others stay.
+
+        Raises:
+            AmqpError: it did not come, or the connection ended before.
+        """
+        return self.wait_for(
+            lambda event: event.name in names and channel in {None, event.channel},
+            what=f"{' or '.join(names)} on channel {channel}",
+            timeout_s=timeout_s,
+        )
+
+    def take(self, name: str) -> list[Event]:
+        """Take all events of a name out of what came so far, and return them."""
+        with self._changed:
+            taken = [event for event in self._events if event.name == name]
+            self._events = [event for event in self._events if event.name != name]
+        return taken
+
+    def wait_for(self, wanted: Callable[[Event], bool], *, what: str, timeout_s: float = _PATIENCE_S) -> Event:
+        """Take the next event that is wanted out of what came, and return it; see `expect`."""
+        deadline = time.monotonic() + timeout_s
+        looked = 0
+        with self._changed:
+            while True:
+                for place in range(looked, len(self._events)):
+                    if wanted(self._events[place]):
+                        return self._events.pop(place)
+                looked = len(self._events)
+                if self._ended is not None:
+                    raise AmqpError(f"the connection ended without {what}: {self._last()}")
+                left = deadline - time.monotonic()
+                if left <= 0 or not self._changed.wait(left):
+                    raise AmqpError(f"no {what} within {timeout_s:g} s: {self._last()}")
+
+    def wait_until(self, condition: Callable[[], bool], *, what: str, timeout_s: float = _PATIENCE_S) -> None:
+        """Wait until what has come makes a condition true; it is asked again whenever something came.
+
+        Raises:
+            AmqpError: it did not become true, or the connection ended before.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: condition() or self._ended is not None, timeout_s)
+            if not condition():
+                raise AmqpError(f"not {what}: {self._last()}")
+
+    def wait_for_confirms(self, channel: int, *, at_most: int = 0, timeout_s: float = _PATIENCE_S) -> Confirmed:
+        """Wait until no more than so many publishes of a channel have no answer yet; see `wait_until`."""
+        confirmed = self.confirmed[channel]
+        self.wait_until(
+            lambda: confirmed.outstanding <= at_most, what=f"confirmed on channel {channel}", timeout_s=timeout_s
+        )
+        return confirmed
+
+    def wait_for_end(self, *, timeout_s: float = _PATIENCE_S) -> str:
+        """Wait until the connection has ended, and return how.
+
+        Raises:
+            AmqpError: it still stands.
+        """
+        self.wait_until(lambda: self._ended is not None, what="ended", timeout_s=timeout_s)
+        assert self._ended is not None
+        return self._ended
+
+    def pause(self) -> None:
+        """Read nothing from now on, so that the peer's writes come to a stop."""
+        self._unpaused.clear()
+
+    def resume(self) -> None:
+        """Read again."""
+        self._unpaused.set()
+
+    def close(self) -> None:
+        """Close the connection as the protocol wants it; without complaint if the peer did so before."""
+        with contextlib.suppress(AmqpError):
+            if self._ended is None:
+                self.call(0, "connection.close", reply_code=200, reply_text="bye")
+        self.abort()
+
+    def abort(self) -> None:
+        """Close the socket without a word."""
+        self._unpaused.set()
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        if hasattr(self, "_reader"):
+            self._reader.join(_PATIENCE_S)
+        self._socket.close()
+
+    def __enter__(self) -> Self:
+        """Return itself; leaving the block closes it."""
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        """Close it."""
+        self.close()
+
+    def _shake_hands(self, vhost: str, user: str, heartbeat_s: int, capabilities: list[str]) -> None:
+        self.send(PROTOCOL_HEADER)
+        self.expect("connection.start")
+        properties = {"product": "sluice-tests", "capabilities": dict.fromkeys(capabilities, True)}
+        response = f"\0{user}\0{user}"
+        self.send(
+            method(
+                0,
+                "connection.start-ok",
+                client_properties=properties,
+                mechanism="PLAIN",
+                response=response,
+                locale="en_US",
+            )
+        )
+        self.tuned = self.expect("connection.tune", "connection.close")
+        if self.tuned.name == "connection.close":
+            raise AmqpError(f"{self.tuned['reply_code']} {self.tuned['reply_text']}")
+        self.send(
+            method(0, "connection.tune-ok", channel_max=2047, frame_max=self._frame_max, heartbeat=heartbeat_s),
+            method(0, "connection.open", virtual_host=vhost),
+        )
+        answer = self.expect("connection.open-ok", "connection.close")
+        if answer.name == "connection.close":
+            raise AmqpError(f"{answer['reply_code']} {answer['reply_text']}")
+
+    def _beat(self, every_s: float) -> None:
+        while not self._over.wait(every_s):
+            with contextlib.suppress(OSError), self._writing:
+                self._socket.sendall(HEARTBEAT)
+
+    def _read(self) -> None:
+        reading = _Reading()
+        how = "end of stream"
+        self._socket.settimeout(None)
+        try:
+            while data := self._socket.recv(262_144):
+                self._take(reading.events(data))
+                if not self._unpaused.is_set():
+                    self._unpaused.wait()
+        except OSError as error:
+            how = type(error).__name__
+        with self._changed:
+            self._ended = how
+            self._changed.notify_all()
+        self._over.set()
+
+    def _take(self, events: list[Event]) -> None:
+        # First: whoever sees a close may open the channel again at once.
+        for event in events:
+            if event.name in {"channel.close", "connection.close"}:
+                with contextlib.suppress(OSError), self._writing:
+                    self._socket.sendall(method(event.channel, f"{event.name}-ok"))
+        with self._changed:
+            for event in events:
+                if event.name == "heartbeat":
+                    self._heartbeats += 1
+                    continue
+                self._history.append(event)
+                if event.name in {"basic.ack", "basic.nack"} and event.channel in self.confirmed:
+                    self.confirmed[event.channel].answered(event)
+                else:
+                    self._events.append(event)
+            self._changed.notify_all()
+
+    def _last(self) -> str:
+        shown = [f"{event.name} {dict(event.arguments)}" for event in self._history[-5:]]
+        return f"{self._ended or 'still open'}, the last that came: {shown}"
+
+
+class _Reading:
+    """Puts what came together: frames to methods, and methods with their contents."""
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+        self._open: dict[int, tuple[Event, list[bytes], int, Mapping[str, Any]]] = {}
+
+    def events(self, data: bytes) -> list[Event]:
+        """Return what is complete with this."""
+        self._data += data
+        found: list[Event] = []
+        at, now_s = 0, time.monotonic()
+        while len(self._data) - at >= 8:
+            kind, channel, size = struct.unpack_from(">BHI", self._data, at)
+            end = at + 8 + size
+            if len(self._data) < end:
+                break
+            if self._data[end - 1] != 0xCE:
+                raise OSError(f"a frame of the peer does not end with 0xCE: {self._data[at:end][:200].hex()}")
+            payload = bytes(self._data[at + 7 : end - 1])
+            at = end
+            if kind == METHOD_FRAME:
+                self._method(channel, payload, now_s, found)
+            elif kind == HEARTBEAT_FRAME:
+                found.append(Event("heartbeat", channel, {}))
+            else:
+                self._content(kind, channel, payload, now_s, found)
+        del self._data[:at]
+        return found
+
+    def _method(self, channel: int, payload: bytes, now_s: float, found: list[Event]) -> None:
+        if channel in self._open:
+            raise OSError(f"a method of the peer on channel {channel}, in the midst of a content")
+        numbers = struct.unpack_from(">HH", payload)
+        layout = _BY_NUMBERS[numbers]
+        event = Event(layout.name, channel, _arguments(layout, payload), at_s=now_s)
+        if layout.name in _WITH_CONTENT:
+            self._open[channel] = event, [], -1, {}
+        else:
+            found.append(event)
+
+    def _content(self, kind: int, channel: int, payload: bytes, now_s: float, found: list[Event]) -> None:
+        event, body, left, properties = self._open[channel]
+        if kind == HEADER_FRAME:
+            _, _, left, flags = struct.unpack_from(">HHQH", payload)
+            properties = _properties(flags, payload)
+        else:
+            body.append(payload)
+            left -= len(payload)
+        if left:
+            self._open[channel] = event, body, left, properties
+            return
+        del self._open[channel]
+        found.append(Event(event.name, channel, event.arguments, properties, b"".join(body), now_s))
+
+
+def _packed_bits(bits: list[bool]) -> bytes:
+    return bytes([sum(bit << place for place, bit in enumerate(bits))]) if bits else b""
+
+
+def _encoded(kind: str, value: Any) -> bytes:
+    if kind in _NUMBERS:
+        return struct.pack(_NUMBERS[kind], value or 0)
+    if kind == "t":
+        fields = b"".join(_short(name) + _field(each) for name, each in (value or {}).items())
+        return struct.pack(">I", len(fields)) + fields
+    text = value.encode() if isinstance(value, str) else value or b""
+    return (struct.pack(">B", len(text)) if kind == "s" else struct.pack(">I", len(text))) + text
+
+
+def _short(text: str) -> bytes:
+    return _encoded("s", text)
+
+
+def _field(value: Any) -> bytes:
+    if isinstance(value, bool):
+        return b"t" + bytes([value])
+    if isinstance(value, int):
+        return b"l" + struct.pack(">q", value)
+    if isinstance(value, Mapping):
+        return b"F" + _encoded("t", value)
+    if isinstance(value, (list, tuple)):
+        items = b"".join(map(_field, value))
+        return b"A" + struct.pack(">I", len(items)) + items
+    return b"S" + _encoded("S", value)
+
+
+def _arguments(layout: _Layout, payload: bytes) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    at, bit = 4, 0
+    for name, kind in layout.arguments:
+        if kind == "b":
+            values[name] = bool(payload[at] >> bit & 1)
+            bit += 1
+            continue
+        at, bit = at + (bit > 0), 0
+        values[name], at = _decoded(kind, payload, at)
+    return values
+
+
+def _properties(flags: int, payload: bytes) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    at = 14
+    for place, (name, kind) in enumerate(_PROPERTIES):
+        if flags & 1 << 15 - place:
+            values[name], at = _decoded(kind, payload, at)
+    return values
+
+
+def _decoded(kind: str, data: bytes, at: int) -> tuple[Any, int]:
+    if kind in _NUMBERS:
+        (number,) = struct.unpack_from(_NUMBERS[kind], data, at)
+        return number, at + struct.calcsize(_NUMBERS[kind])
+    if kind == "s":
+        start = at + 1
+        end = start + data[at]
+    else:
+        start = at + 4
+        end = start + int.from_bytes(data[at:start], "big")
+    if kind != "t":
+        return data[start:end].decode(errors="replace"), end
+    table = {}
+    while start < end:
+        name, start = _decoded("s", data, start)
+        table[name], start = _decoded_field(data, start)
+    return table, end
+
+
+# Fields of a fixed size, by the letter before them.
+_FIELDS: Final = dict(
+    pair.split(":", 1)
+    for pair in ("t:>?", "b:>b", "B:>B", "s:>h", "u:>H", "I:>i", "i:>I", "l:>q", "f:>f", "d:>d", "T:>Q", "D:>Bi")
+)
+
+
+def _decoded_field(data: bytes, at: int) -> tuple[Any, int]:
+    letter, at = chr(data[at]), at + 1
+    if letter in _FIELDS:
+        layout = _FIELDS[letter]
+        values = struct.unpack_from(layout, data, at)
+        return (values[0] if len(values) == 1 else values), at + struct.calcsize(layout)
+    if letter == "V":
+        return None, at
+    if letter in "Sx":
+        return _decoded("S", data, at)
+    if letter == "F":
+        return _decoded("t", data, at)
+    if letter != "A":
+        raise OSError(f"the peer sent a field of an unknown type: {letter!r}")
+    start = at + 4
+    end = start + int.from_bytes(data[at:start], "big")
+    items = []
+    while start < end:
+        item, start = _decoded_field(data, start)
+        items.append(item)
+    return items, end
