@@ -6,7 +6,7 @@ import subprocess
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import jsonschema
 import kubernetes_validate
@@ -19,7 +19,7 @@ from admin.config.sources import Flags, load
 from admin.run.composition import compose
 
 CHART: Final = ROOT / "deploy" / "helm" / "sluice"
-DEPLOYMENT_A: Final = ROOT / "deploy" / "helm" / "examples" / "deployment-a"
+EXAMPLES_FOLDER: Final = ROOT / "deploy" / "helm" / "examples"
 #: The oldest that the validator knows of those the chart is for, and the newest.
 KUBERNETES: Final = ("1.31", kubernetes_validate.latest_version())
 
@@ -33,13 +33,15 @@ EVERYTHING: Final = (
     *("--set", "networkPolicy.egress[0].ports[0].port=9876,networkPolicy.egress[0].ports[0].protocol=TCP"),
     *("--set", "networkPolicy.replicas[0].ipBlock.cidr=10.2.0.0/16,podDisruptionBudget.selector.tier=brokers"),
 )
-EXISTING: Final = ("-f", str(DEPLOYMENT_A / "values.yaml"))
+EXISTING: Final = ("-f", str(EXAMPLES_FOLDER / "deployment-a" / "values.yaml"))
+RABBITMQ: Final = ("-f", str(EXAMPLES_FOLDER / "rabbitmq" / "values.yaml"))
 VARIANTS: Final[Mapping[str, tuple[str, ...]]] = {
     "usual": BROKER,
     "everything": EVERYTHING,
     "in memory": (*BROKER, "--set", "state.persistent=false,tokens.existingSecret=mine,networkPolicy.enabled=false"),
     "ipv6": (*BROKER, "--set", "ipv6=true,podDisruptionBudget.enabled=false"),
     "existing broker": EXISTING,
+    "existing RabbitMQ": RABBITMQ,
     "existing broker, patched": (*EXISTING, "--set", "existing.patch=true,state.existingClaim=kept"),
 }
 Helm = Callable[..., subprocess.CompletedProcess[str]]
@@ -172,8 +174,9 @@ SETTINGS: Final = ("--set-string", 'listeners[0].settings=exempt = ["10.2.0.0/16
         ),
         ((*BROKER, "--set", "limiting=false"), "10.1.2.3", "limiting = false: everything passes"),
         (EXISTING, "10.1.2.3", 'every limit has action = "shadow": all passes and is only counted'),
+        (RABBITMQ, "10.1.2.3", 'every limit has action = "shadow": all passes and is only counted'),
     ],
-    ids=["usual", "ipv6, and settings of a listener", "not limiting", "existing broker"],
+    ids=["usual", "ipv6, and settings of a listener", "not limiting", "existing broker", "existing RabbitMQ"],
 )
 def test_sluice_would_run_what_is_rendered(
     render: Render, tmp_path: Path, arguments: tuple[str, ...], address: str, warning: str | None
@@ -336,24 +339,62 @@ def _documents(file: Path) -> list[Any]:
     return list(yaml.safe_load_all(file.read_text(encoding="utf-8")))
 
 
+class Example(NamedTuple):
+    """A broker that is there already, and what puts Sluice in front of it.
+
+    Attributes:
+        folder: below ``deploy/helm/examples``.
+        namespace: of all of it.
+        workload: the StatefulSet that is patched.
+        conf: the broker's own configuration file.
+        conf_object: the file with the new ConfigMap.
+        line: what that says in addition.
+    """
+
+    folder: str
+    namespace: str
+    workload: str
+    conf: str
+    conf_object: str
+    line: str
+
+    def path(self, name: str) -> Path:
+        """Return a file of it."""
+        return EXAMPLES_FOLDER / self.folder / name
+
+
+EXAMPLES: Final = (
+    Example("deployment-a", "rocketmq", "broker-a", "broker.conf", "broker-conf.yaml", "bindAddress = 127.0.0.1"),
+    Example(
+        *("rabbitmq", "rabbitmq", "rabbitmq", "rabbitmq.conf", "rabbitmq-conf.yaml"), "listeners.tcp.1 = 127.0.0.1:5672"
+    ),
+)
+
+
+@pytest.fixture(scope="module", params=EXAMPLES, ids=lambda example: example.folder)
+def example(request: pytest.FixtureRequest) -> Example:
+    found: Example = request.param
+    return found
+
+
 @pytest.fixture(scope="module")
-def patch(helm: Helm) -> Any:
+def patch(helm: Helm, example: Example) -> Any:
     """What README's third command prints."""
     done = helm(
-        *("template", "sluice", CHART, "-n", "rocketmq", "--kube-version", "1.31.0", *EXISTING),
-        *("--set", "existing.patch=true", "--show-only", "templates/patch.yaml"),
+        *("template", "sluice", CHART, "-n", example.namespace, "--kube-version", "1.31.0"),
+        *("-f", example.path("values.yaml"), "--set", "existing.patch=true", "--show-only", "templates/patch.yaml"),
     )
     assert done.returncode == 0, done.stderr
     return yaml.safe_load(done.stdout)
 
 
-def test_deployment_a_puts_the_sidecar_into_a_broker_that_is_there(patch: Any) -> None:
-    before = _documents(DEPLOYMENT_A / "before.yaml")
+def test_the_sidecar_is_put_into_a_broker_that_is_there(patch: Any, example: Example) -> None:
+    before = _documents(example.path("before.yaml"))
     old = one(before, "StatefulSet")
     assert (patch["kind"], patch["metadata"]) == (old["kind"], old["metadata"])
     new = _merged(old, patch)
     for version in KUBERNETES:
-        for each in (*before, *_documents(DEPLOYMENT_A / "broker-conf.yaml"), new):
+        for each in (*before, *_documents(example.path(example.conf_object)), new):
             kubernetes_validate.validate(each, version, strict=True)
     was, is_now = old["spec"]["template"]["spec"], new["spec"]["template"]["spec"]
     # The broker's own container is as it was; so are its store, and what finds its pods.
@@ -365,29 +406,30 @@ def test_deployment_a_puts_the_sidecar_into_a_broker_that_is_there(patch: Any) -
     mounts = {mount["name"] for mount in is_now["initContainers"][0]["volumeMounts"]}
     assert mounts <= {volume["name"] for volume in is_now["volumes"]}
     (conf,) = (volume for volume in is_now["volumes"] if volume["name"] == "conf")
-    assert conf == {"name": "conf", "configMap": {"name": "broker-a-behind-sluice"}}
+    assert conf == {"name": "conf", "configMap": {"name": f"{example.workload}-behind-sluice"}}
 
 
-def test_deployment_a_adds_one_line_to_the_brokers_configuration() -> None:
-    was = one(_documents(DEPLOYMENT_A / "before.yaml"), "ConfigMap")["data"]["broker.conf"]
-    (document,) = _documents(DEPLOYMENT_A / "broker-conf.yaml")
-    assert document["data"]["broker.conf"] == f"{was}bindAddress = 127.0.0.1\n"
+def test_the_brokers_own_configuration_gets_one_line_more(example: Example) -> None:
+    was = one(_documents(example.path("before.yaml")), "ConfigMap")["data"][example.conf]
+    (document,) = _documents(example.path(example.conf_object))
+    assert document["data"][example.conf] == f"{was}{example.line}\n"
 
 
-def test_deployment_a_finds_what_the_patch_refers_to(helm: Helm, patch: Any) -> None:
-    done = helm("template", "sluice", CHART, "-n", "rocketmq", "--kube-version", "1.31.0", *EXISTING)
+def test_what_the_patch_refers_to_is_there(helm: Helm, patch: Any, example: Example) -> None:
+    values = example.path("values.yaml")
+    done = helm("template", "sluice", CHART, "-n", example.namespace, "--kube-version", "1.31.0", "-f", values)
     made = {(each["kind"], each["metadata"]["name"]) for each in yaml.safe_load_all(done.stdout) if each}
     volumes = patch["spec"]["template"]["spec"]["volumes"]
     assert {("ConfigMap", each["configMap"]["name"]) for each in volumes[:1]} <= made
     assert {("Secret", each["secret"]["secretName"]) for each in volumes if "secret" in each} <= made
-    pods = one(_documents(DEPLOYMENT_A / "before.yaml"), "StatefulSet")["spec"]["template"]["metadata"]["labels"]
+    pods = one(_documents(example.path("before.yaml")), "StatefulSet")["spec"]["template"]["metadata"]["labels"]
     service = one([each for each in yaml.safe_load_all(done.stdout) if each], "Service", "admin")
     assert service["spec"]["selector"].items() <= pods.items()
     assert "StatefulSet" not in {kind for kind, _ in made}
 
 
-def test_deployment_as_commands_are_those_of_its_files() -> None:
-    text = (DEPLOYMENT_A / "README.md").read_text(encoding="utf-8")
+def test_the_commands_of_an_example_are_those_of_its_files(example: Example) -> None:
+    text = example.path("README.md").read_text(encoding="utf-8")
     commands = [line.strip() for line in text.split("```")[1].replace("\\\n", "").splitlines() if line]
     assert [command.split()[:2] for command in commands] == [
         ["helm", "upgrade"],
@@ -395,4 +437,4 @@ def test_deployment_as_commands_are_those_of_its_files() -> None:
         ["helm", "template"],
         ["kubectl", "-n"],
     ]
-    assert all((DEPLOYMENT_A / name).is_file() for name in ("values.yaml", "broker-conf.yaml", "before.yaml"))
+    assert all(example.path(name).is_file() for name in ("values.yaml", example.conf_object, "before.yaml"))
