@@ -7,9 +7,9 @@ from limiter.rules.rule import Rule
 from proxy.protocols.amqp091.memory import Hub
 from proxy.protocols.amqp091.names import DELIVERY, EXCHANGE, QUEUE, ROUTING_KEY
 from proxy.protocols.amqp091.options import AMQP091Options, check_rule
-from proxy.protocols.amqp091.scanning import read_by
 from proxy.protocols.amqp091.session import AMQP091Session
 from proxy.protocols.base import Kind, Protocol
+from proxy.protocols.options import read_by
 
 #: Replies to who waits for one, in the default vhost and in others.
 _EXEMPT: Final = ("amq.rabbitmq.reply-to*", "*/amq.rabbitmq.reply-to*")

@@ -1,16 +1,15 @@
 """The typed configuration of the AMQP 0.9.1 protocol, a listener's ``options`` table."""
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated
 
 from annotated_types import Ge, Le
-from pydantic import AfterValidator
 
 from limiter.rules.errors import RuleError
 from limiter.rules.rule import Rule
 from proxy.protocols.amqp091.names import ROUTING_KEY
 from proxy.protocols.amqp091.reading import MOST_BODY_BYTES, MOST_MESSAGE_BYTES
-from proxy.protocols.amqp091.scanning import ScanName, installed
+from proxy.protocols.options import Scan, Tls
 
 _MIB = 1024 * 1024
 
@@ -34,11 +33,11 @@ class AMQP091Options:
             installed.
     """
 
-    tls: Literal["refuse", "pass"] = "refuse"
+    tls: Tls = "refuse"
     max_waiting_bytes: Annotated[int, Ge(0)] = 16 * _MIB
     max_waiting_bytes_in_all: Annotated[int, Ge(0)] = 128 * _MIB
     max_message_bytes: Annotated[int, Ge(1), Le(MOST_BODY_BYTES)] = MOST_MESSAGE_BYTES
-    scan: Annotated[ScanName, AfterValidator(installed)] = "auto"
+    scan: Scan = "auto"
 
 
 # What a rule cannot say about AMQP 0.9.1; asked once for each when it is read.

@@ -248,9 +248,7 @@ class Reading(ABC):
             raise self._stop(wire.FRAME_ERROR, f"a frame of the unknown type {kind}")
         most = min(self.most_payload_bytes, MOST_GATHERED_BYTES)
         if length > most:
-            raise self._stop(
-                wire.FRAME_ERROR, f"a frame of {length + _FRAME_BYTES} bytes, {most + _FRAME_BYTES} may be"
-            )
+            raise self._too_long(length, most)
 
     def _stop(self, code: int, what: str) -> Close:
         """Be done with the stream; the code is what a connection.close says of it."""

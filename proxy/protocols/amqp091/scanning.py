@@ -7,9 +7,9 @@ Where it is not installed, or the options say ``python``, every frame is read on
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final
 
-from limiter.compiled import COMPILED, UNUSABLE, VERSION
+from limiter.compiled import COMPILED
 from limiter.deciding.asking import permits_each
 from proxy.deciding import gathered
 from proxy.deciding.batch import Group, Request
@@ -22,35 +22,10 @@ from proxy.protocols.base import Buffer
 if TYPE_CHECKING:
     from sluice_native import Channels, Publishes, Resources
 
-ScanName = Literal["auto", "compiled", "python"]
-
 #: A chunk with publishes of more keys and channels is decided in parts: how long that takes shows only when it is done.
 MOST_RUNS: Final = 256
 #: Nor is it decided whole with more publishes.
 MOST_SCANNED: Final = 16_384
-
-
-def scans(name: ScanName) -> bool:
-    """Say whether the scan that the options name is the compiled part's."""
-    return name != "python" and COMPILED is not None
-
-
-def installed(name: ScanName) -> ScanName:
-    """Return the scan that the options name.
-
-    Raises:
-        ValueError: it is the compiled part's, which is not there.
-    """
-    if name == "compiled" and COMPILED is None:
-        raise ValueError('is not here in this version: build it with "pip install ./native", or write "auto"')
-    return name
-
-
-def read_by(name: ScanName, unusable: str = UNUSABLE) -> str:
-    """Return what reads the frames, for people; ``unusable`` says why the compiled part is not it."""
-    if scans(name):
-        return f"the compiled part {VERSION}"
-    return f"Python, frame by frame; {unusable}" if unusable and name == "auto" else "Python, frame by frame"
 
 
 class NativeConfirms(Confirms):

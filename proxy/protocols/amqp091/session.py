@@ -16,13 +16,11 @@ from proxy.protocols.amqp091.names import DEFAULT_VHOST, DELIVERY, ROUTING_KEY, 
 from proxy.protocols.amqp091.options import AMQP091Options
 from proxy.protocols.amqp091.publishes import Publishes
 from proxy.protocols.amqp091.reading import Shared
-from proxy.protocols.amqp091.scanning import Native, last_handle, scans
+from proxy.protocols.amqp091.scanning import Native, last_handle
 from proxy.protocols.amqp091.stream import Stream
 from proxy.protocols.base import NO_BOUND, Buffer, Close, Description, Session, SessionContext
+from proxy.protocols.options import relays_unread, scans
 
-_TLS_HANDSHAKE: Final = 0x16
-#: First bytes of PROXY protocol version 1 and 2.
-_PROXY_PROTOCOL: Final = b"P\r"
 #: With which a broker's answer begins that names the version it speaks: it then closes, and no frame follows.
 _OTHER_VERSION: Final = wire.PROTOCOL_HEADERS[0][0]
 _HEADER_BYTES: Final = wire.PROTOCOL_HEADER_BYTES
@@ -161,7 +159,7 @@ class AMQP091Session(Session):
         if self._foreign:
             return chunk[:0]
         if not self._header:
-            self._sniff(chunk[0])
+            self._unread = relays_unread(chunk[0], self._tls)
             if self._unread:
                 self._publishes.out.append(chunk)
                 return chunk[:0]
@@ -174,19 +172,6 @@ class AMQP091Session(Session):
                 self._foreign = True
                 return chunk[:0]
         return chunk[missing:]
-
-    def _sniff(self, first: int) -> None:
-        """Tell by its first byte what the client speaks."""
-        if first == _TLS_HANDSHAKE:
-            if self._tls == "refuse":
-                raise Close(
-                    "tls",
-                    "the client began a TLS handshake, which this listener does not decode; turn TLS off in the "
-                    'client, or give the listener the option tls = "pass" to relay it unlimited',
-                )
-            self._unread = True
-        elif first in _PROXY_PROTOCOL:
-            raise Close("proxy_protocol", "the client began with a PROXY protocol header, which is not accepted here")
 
     def _who(self) -> ConnectionInfo:
         """Return whose requests they are; who has signed in has scopes of its own."""

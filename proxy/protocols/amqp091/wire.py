@@ -82,7 +82,6 @@ BASIC_RECOVER: Final = method(BASIC, 110)
 BASIC_RECOVER_OK: Final = method(BASIC, 111)
 BASIC_NACK: Final = method(BASIC, 120)
 CONFIRM_SELECT: Final = method(85, 10)
-TX_SELECT: Final = method(90, 10)
 
 #: A bit of ack and nack.
 MULTIPLE: Final = 1

@@ -5,13 +5,13 @@ from ipaddress import IPv4Network, IPv6Network
 from typing import Annotated, Final, Literal
 
 from annotated_types import Ge
-from pydantic import AfterValidator, PlainValidator
+from pydantic import PlainValidator
 
 from limiter.rules.errors import RuleError
 from limiter.rules.patterns import read_network
 from limiter.rules.rule import Rule
 from proxy.common.admission import Network
-from proxy.protocols.rocketmq.scanning import SCAN, ScanName
+from proxy.protocols.options import Scan, Tls
 from proxy.protocols.rocketmq.wire import codes
 from proxy.protocols.rocketmq.wire.codes import (
     BUSY_CODES,
@@ -60,12 +60,6 @@ _NOBODY: Final = Networks()
 _LOOPBACK: Final = Networks((IPv4Network("127.0.0.0/8"), IPv6Network("::1/128")))
 
 
-def _installed(name: ScanName) -> ScanName:
-    if name == "compiled" and SCAN is None:
-        raise ValueError('is not here in this version: build it with "pip install ./native", or write "auto"')
-    return name
-
-
 _Networks = Annotated[Networks, PlainValidator(_read_networks)]
 
 
@@ -87,12 +81,12 @@ class RocketMQOptions:
             frame by frame and is always available, ``auto`` takes the compiled part if it is installed.
     """
 
-    tls: Literal["refuse", "pass"] = "refuse"
+    tls: Tls = "refuse"
     max_frame_bytes: Annotated[int, Ge(codes.PREFIX_BYTES)] = codes.MAX_FRAME_BYTES
     remote_view_from: _Networks = _LOOPBACK
     remote_update_from: _Networks = _NOBODY
     internal_topics: Literal["refuse", "pass"] = "refuse"
-    scan: Annotated[ScanName, AfterValidator(_installed)] = "auto"
+    scan: Scan = "auto"
 
 
 # What a rule cannot say about RocketMQ: numbers that are no refusal, and patterns that no name can match.

@@ -9,9 +9,10 @@ Where it is not installed, or the options say ``python``, every frame is read by
 
 from collections.abc import Callable
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from limiter.compiled import COMPILED, UNUSABLE, VERSION
+from limiter.compiled import COMPILED
+from proxy.protocols.options import ScanName
 from proxy.protocols.rocketmq.forbidden import INTERNAL_PREFIX, INTERNAL_TOPICS
 from proxy.protocols.rocketmq.pending import MAX_PENDING
 from proxy.protocols.rocketmq.wire.codes import (
@@ -27,8 +28,6 @@ from proxy.protocols.rocketmq.wire.frame import MAX_HEADER_BYTES
 
 if TYPE_CHECKING:
     from sluice_native import Opaques, Resources, Scanner
-
-ScanName = Literal["auto", "compiled", "python"]
 
 #: Keys (resource and producer group) remembered by a scanner. What is kept by name is kept for each connection.
 MAX_KEYS: Final = 1024
@@ -83,10 +82,3 @@ SCAN: Final = None if COMPILED is None else _scan(COMPILED)
 def scan_named(name: ScanName) -> Scan | None:
     """Return the scan that the options name; None reads frame by frame."""
     return None if name == "python" else SCAN
-
-
-def read_by(name: ScanName, unusable: str = UNUSABLE) -> str:
-    """Return what reads the frames, for people; ``unusable`` says why the compiled part is not it."""
-    if scan_named(name) is not None:
-        return f"the compiled part {VERSION}"
-    return f"Python, frame by frame; {unusable}" if unusable and name == "auto" else "Python, frame by frame"

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 from proxy.control import LimitCommandReply
 from proxy.deciding.batch import Batch, Refuse, Request, Response, Side
-from proxy.protocols.base import NO_BOUND, Buffer, Close, CommandRequest, Description, Session, SessionContext
+from proxy.protocols.base import NO_BOUND, Buffer, CommandRequest, Description, Session, SessionContext
+from proxy.protocols.options import relays_unread
 from proxy.protocols.rocketmq.answers import AnswerStream
 from proxy.protocols.rocketmq.cutting import NOTHING_REFUSED, Refused, answer_each
 from proxy.protocols.rocketmq.gathered import first_opaque
@@ -16,10 +17,6 @@ from proxy.protocols.rocketmq.requests import RequestStream
 from proxy.protocols.rocketmq.scanning import scan_named
 from proxy.protocols.rocketmq.transactions import Transactions
 from proxy.protocols.rocketmq.wire.header import Header
-
-_TLS_HANDSHAKE = 0x16
-#: First bytes of PROXY protocol version 1 and 2.
-_PROXY_PROTOCOL = b"P\r"
 
 
 class RocketMQSession(Session):
@@ -69,7 +66,7 @@ class RocketMQSession(Session):
         """Take one chunk, as the base class says."""
         if not self._begun and side is Side.CLIENT:
             self._begun = True
-            self._sniff(chunk[0])
+            self._unread = relays_unread(chunk[0], self._tls)
         if self._unread:
             self._out[side.other].append(chunk)
             return None
@@ -97,19 +94,6 @@ class RocketMQSession(Session):
     def left_bytes(self, side: Side) -> int:
         """Return what is left of the client's chunk after many steps."""
         return self._requests.left_bytes if side is Side.CLIENT else 0
-
-    def _sniff(self, first: int) -> None:
-        """Tell by its first byte what the client speaks; every legal frame begins with a zero."""
-        if first == _TLS_HANDSHAKE:
-            if self._tls == "refuse":
-                raise Close(
-                    "tls",
-                    "the client began a TLS handshake, which this listener does not decode; turn TLS off in the "
-                    'client, or give the listener the option tls = "pass" to relay it unlimited',
-                )
-            self._unread = True
-        elif first in _PROXY_PROTOCOL:
-            raise Close("proxy_protocol", "the client began with a PROXY protocol header, which is not accepted here")
 
     def _receive_answers(self, chunk: memoryview, now_ns: int) -> Batch | None:
         stream, before = self._answers, self._answers.frames

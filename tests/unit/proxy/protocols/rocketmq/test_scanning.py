@@ -18,11 +18,12 @@ from limiter.rules.resource import Resource
 from limiter.rules.rule_set import RuleSet
 from proxy.deciding.batch import Batch, ConnectionInfo, Hold, Refuse, Request, Side, Ticket
 from proxy.protocols.base import Close, SessionContext, WireCounters, nobody_takes
+from proxy.protocols.options import read_by
 from proxy.protocols.rocketmq.cutting import cut
 from proxy.protocols.rocketmq.options import RocketMQOptions
 from proxy.protocols.rocketmq.pending import Pending
 from proxy.protocols.rocketmq.requests import RequestStream
-from proxy.protocols.rocketmq.scanning import SCAN, read_by
+from proxy.protocols.rocketmq.scanning import SCAN
 from proxy.protocols.rocketmq.transactions import Transactions
 
 RESOURCES = Limits(RuleSet()).resources
@@ -42,14 +43,14 @@ def test_compiled_part_of_another_version_is_not_used_and_said(monkeypatch: pyte
         compiled, unusable = find("other_scan")
         assert compiled is None
         assert unusable.startswith("the compiled part that is installed belongs to another version")
-    monkeypatch.setattr("proxy.protocols.rocketmq.scanning.SCAN", None)
+    monkeypatch.setattr("proxy.protocols.options.COMPILED", None)
     assert read_by("auto", "why") == "Python, frame by frame; why"
 
 
 def test_without_the_compiled_part_frames_are_read_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     assert find("no_such_scan") == (None, "")
     assert read_by("python", "why") == "Python, frame by frame"
-    monkeypatch.setattr("proxy.protocols.rocketmq.scanning.SCAN", None)
+    monkeypatch.setattr("proxy.protocols.options.COMPILED", None)
     assert read_by("auto", "") == "Python, frame by frame"
 
 

@@ -1,0 +1,56 @@
+"""What listeners of several protocols can be told in the same words: about TLS, and what is to read their frames."""
+
+from typing import Annotated, Final, Literal
+
+from pydantic import AfterValidator
+
+from limiter.compiled import COMPILED, UNUSABLE, VERSION
+from proxy.protocols.base import Close
+
+Tls = Literal["refuse", "pass"]
+ScanName = Literal["auto", "compiled", "python"]
+
+_TLS_HANDSHAKE: Final = 0x16
+#: First bytes of PROXY protocol version 1 and 2.
+_PROXY_PROTOCOL: Final = b"P\r"
+
+
+def relays_unread(first: int, tls: Tls) -> bool:
+    """Say by a client's first byte whether its connection is relayed unread; no protocol here begins as the others do.
+
+    Raises:
+        Close: it is a handshake that the listener refuses, or a PROXY protocol header.
+    """
+    if first == _TLS_HANDSHAKE:
+        if tls == "refuse":
+            raise Close(
+                "tls",
+                "the client began a TLS handshake, which this listener does not decode; turn TLS off in the "
+                'client, or give the listener the option tls = "pass" to relay it unlimited',
+            )
+        return True
+    if first in _PROXY_PROTOCOL:
+        raise Close("proxy_protocol", "the client began with a PROXY protocol header, which is not accepted here")
+    return False
+
+
+def scans(name: ScanName) -> bool:
+    """Say whether what the options name reads with the compiled part."""
+    return name != "python" and COMPILED is not None
+
+
+def read_by(name: ScanName, unusable: str = UNUSABLE) -> str:
+    """Return what reads the frames, for people; ``unusable`` says why the compiled part is not it."""
+    if scans(name):
+        return f"the compiled part {VERSION}"
+    return f"Python, frame by frame; {unusable}" if unusable and name == "auto" else "Python, frame by frame"
+
+
+def _installed(name: ScanName) -> ScanName:
+    if name == "compiled" and COMPILED is None:
+        raise ValueError('is not here in this version: build it with "pip install ./native", or write "auto"')
+    return name
+
+
+Scan = Annotated[ScanName, AfterValidator(_installed)]
+"""What reads frames; one that is not here is an error."""
