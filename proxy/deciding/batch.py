@@ -102,22 +102,21 @@ def grouped(requests: "Sequence[Request]") -> Sequence[Group]:
     Those of an ``order_key`` that spans several groups stand alone: whether they must wait depends on what became of
     those before them.
     """
-    alike: dict[tuple[object, ...], list[int]] = {}
+    keys = list(map(_alike, requests))
     #: Where the requests of an order key go.
     kept: dict[str | int, tuple[object, ...]] = {}
     spread: set[str | int | None] = set()
-    for index, request in enumerate(requests):
-        group = _alike(request)
-        alike.setdefault(group, []).append(index)
+    for key, request in zip(keys, requests, strict=True):
         order_key = request.order_key
-        if order_key is not None and kept.setdefault(order_key, group) != group:
+        if order_key is not None and kept.setdefault(order_key, key) != key:
             spread.add(order_key)
-    if spread:
-        alike = {}
-        for index, request in enumerate(requests):
-            alone = index if request.order_key in spread else None
-            alike.setdefault((*_alike(request), alone), []).append(index)
-    return [_group(requests, indexes) for indexes in alike.values()]
+    alike: dict[tuple[object, ...], list[int]] = {}
+    for index, (key, request) in enumerate(zip(keys, requests, strict=True)):
+        alike.setdefault((*key, index) if request.order_key in spread else key, []).append(index)
+    return [
+        group_of(requests[indexes[0]], indexes, [requests[index].messages for index in indexes])
+        for indexes in alike.values()
+    ]
 
 
 def _alike(request: "Request") -> tuple[object, ...]:
@@ -131,17 +130,20 @@ def _alike(request: "Request") -> tuple[object, ...]:
     )
 
 
-def _group(requests: "Sequence[Request]", indexes: list[int]) -> Group:
-    first = requests[indexes[0]]
+def group_of(
+    request: "Request", indexes: Sequence[int], messages: Sequence[int], size_bytes: int | None = None
+) -> Group:
+    """Return the group of requests that are decided as one of them is; the rest as in ``Group``."""
     return Group(
-        first.resources,
-        first.producer_group,
+        request.resources,
+        request.producer_group,
         indexes,
-        [requests[index].messages for index in indexes],
-        consumes=first.consumes,
-        by_answer=first.by_answer,
-        refusable=first.refusal != "impossible",
-        order_key=first.order_key,
+        messages,
+        size_bytes,
+        consumes=request.consumes,
+        by_answer=request.by_answer,
+        refusable=request.refusal != "impossible",
+        order_key=request.order_key,
     )
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Generic, TypeVar, overload
 
-from proxy.deciding.batch import Admit, Columns, Count, Group, Request, Verdicts
+from proxy.deciding.batch import Admit, Columns, Count, Group, Request, Verdicts, group_of
 
 if TYPE_CHECKING:
     from sluice_native import Publishes, Segment
@@ -240,15 +240,4 @@ class Gathered(Columns, Generic[S]):
 def _alone(request: Request, index: int) -> Group:
     """Return the group of a request that was read by itself."""
     size_bytes = 0 if request.by_answer else request.size_bytes
-    at, messages = range(index, index + 1), (request.messages,)
-    return Group(
-        request.resources,
-        request.producer_group,
-        at,
-        messages,
-        size_bytes,
-        consumes=request.consumes,
-        by_answer=request.by_answer,
-        refusable=request.refusal != "impossible",
-        order_key=request.order_key,
-    )
+    return group_of(request, range(index, index + 1), (request.messages,), size_bytes)
