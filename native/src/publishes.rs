@@ -7,7 +7,7 @@ use sluice_native_core::amqp::{write_refusal, Open, Piece, Publish, Run, Taken};
 
 use crate::channels::Channels;
 use crate::indexes::with_indexes;
-use crate::resources::{Callers, Costs, Resources};
+use crate::resources::{Callers, Resources};
 use crate::row::Second;
 use crate::runs::{Asker, Runs};
 
@@ -60,15 +60,17 @@ impl Runs for Publishes {
         &self.askers
     }
 
-    fn costs(&self, run: usize) -> Costs {
-        let Some(run) = self.runs.get(run) else { return Costs { before: [0; 3], all: [0; 3] } };
-        let count = i64::from(run.publishes);
-        let last = self.taken.get(run.last as usize).map_or(0, |publish| publish.size);
-        let bytes = |size: u64| i64::try_from(size).unwrap_or(i64::MAX);
-        Costs {
-            before: [count - 1, count - 1, bytes(run.bytes.saturating_sub(last))],
-            all: [count, count, bytes(run.bytes)],
-        }
+    fn sums(&self, run: usize) -> Option<(u32, u64, u64)> {
+        let run = self.runs.get(run)?;
+        Some((run.publishes, run.bytes, self.taken.get(run.last as usize).map_or(0, |publish| publish.size)))
+    }
+
+    fn requests(&self) -> usize {
+        self.taken.len()
+    }
+
+    fn run_at(&self, index: usize) -> usize {
+        self.taken[index].run as usize
     }
 
     fn resources(&self) -> &Py<Resources> {
@@ -137,15 +139,7 @@ impl Publishes {
         outcome: usize,
         judged: &Bound<'_, PyAny>,
     ) -> PyResult<Vec<usize>> {
-        let left = with_indexes(judged, self.taken.len(), |judged| {
-            let mut left = Vec::new();
-            for index in judged.iter() {
-                left.resize(self.runs.len(), false);
-                left[self.taken[index].run as usize] = true;
-            }
-            Ok(left)
-        })?;
-        self.count_all(py, &second, now_ns, &sender, outcome, &left)
+        self.count_unjudged(py, &second, now_ns, &sender, outcome, judged)
     }
 
     fn publish(&self, index: usize) -> PyResult<(u32, u64, u64, u64)> {

@@ -4,6 +4,7 @@ use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
 use pyo3::types::{PyString, PyTuple};
 
+use crate::indexes::with_indexes;
 use crate::resources::{Callers, Costs, Resources, Target};
 use crate::row::Second;
 
@@ -31,8 +32,20 @@ pub trait Runs {
     fn runs(&self) -> usize;
     /// One for each run.
     fn askers(&self) -> &[Asker];
-    fn costs(&self, run: usize) -> Costs;
+    /// How many requests a run has, their bytes, and those of the last one.
+    fn sums(&self, run: usize) -> Option<(u32, u64, u64)>;
+    /// Of all runs.
+    fn requests(&self) -> usize;
+    /// The run of a request.
+    fn run_at(&self, index: usize) -> usize;
     fn resources(&self) -> &Py<Resources>;
+
+    fn costs(&self, run: usize) -> Costs {
+        let Some((count, bytes, last)) = self.sums(run) else { return Costs { before: [0; 3], all: [0; 3] } };
+        let count = i64::from(count);
+        let signed = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX);
+        Costs { before: [count - 1, count - 1, signed(bytes.saturating_sub(last))], all: [count, count, signed(bytes)] }
+    }
 
     fn asker_of(&self, run: usize) -> PyResult<&Asker> {
         self.askers().get(run).ok_or_else(|| PyIndexError::new_err("no such run"))
@@ -64,17 +77,25 @@ pub trait Runs {
         Ok(self.runs())
     }
 
-    /// Count the runs that are not `left`; return the numbers of those that are.
+    /// Count the runs of which nothing is among the `judged`, ascending indexes; return the numbers of the others.
     #[allow(clippy::too_many_arguments)]
-    fn count_all(
+    fn count_unjudged(
         &self,
         py: Python<'_>,
         second: &Second,
         now_ns: i64,
         sender: &Py<PyAny>,
         outcome: usize,
-        left: &[bool],
+        judged: &Bound<'_, PyAny>,
     ) -> PyResult<Vec<usize>> {
+        let left = with_indexes(judged, self.requests(), |judged| {
+            let mut left = Vec::new();
+            for index in judged.iter() {
+                left.resize(self.runs(), false);
+                left[self.run_at(index)] = true;
+            }
+            Ok(left)
+        })?;
         let at = self.resources().borrow(py).moment(now_ns, second);
         for (run, asker) in self.askers().iter().enumerate() {
             if left.get(run) == Some(&true) {

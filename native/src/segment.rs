@@ -7,7 +7,7 @@ use sluice_native_core::scan::{Frame, Run, Taken};
 
 use crate::indexes::with_indexes;
 use crate::opaques::Opaques;
-use crate::resources::{Callers, Costs, Resources};
+use crate::resources::{Callers, Resources};
 use crate::row::Second;
 use crate::runs::{Asker, Runs};
 use crate::table::Table;
@@ -47,12 +47,17 @@ impl Runs for Segment {
         &self.askers
     }
 
-    fn costs(&self, run: usize) -> Costs {
-        let Some(run) = self.runs.get(run) else { return Costs { before: [0; 3], all: [0; 3] } };
-        let count = i64::from(run.frames);
-        let last = self.frames.get(run.last as usize).map_or(0, |frame| i64::from(frame.size));
-        let size_bytes = i64::try_from(run.bytes).unwrap_or(i64::MAX);
-        Costs { before: [count - 1, count - 1, size_bytes - last], all: [count, count, size_bytes] }
+    fn sums(&self, run: usize) -> Option<(u32, u64, u64)> {
+        let run = self.runs.get(run)?;
+        Some((run.frames, run.bytes, self.frames.get(run.last as usize).map_or(0, |frame| u64::from(frame.size))))
+    }
+
+    fn requests(&self) -> usize {
+        self.frames.len()
+    }
+
+    fn run_at(&self, index: usize) -> usize {
+        self.frames[index].run as usize
     }
 
     fn resources(&self) -> &Py<Resources> {
@@ -118,15 +123,7 @@ impl Segment {
         outcome: usize,
         judged: &Bound<'_, PyAny>,
     ) -> PyResult<Vec<usize>> {
-        let left = with_indexes(judged, self.frames.len(), |judged| {
-            let mut left = Vec::new();
-            for index in judged.iter() {
-                left.resize(self.runs.len(), false);
-                left[self.frames[index].run as usize] = true;
-            }
-            Ok(left)
-        })?;
-        self.count_all(py, &second, now_ns, &sender, outcome, &left)
+        self.count_unjudged(py, &second, now_ns, &sender, outcome, judged)
     }
 
     fn frame(&self, index: usize) -> PyResult<(u32, u32, usize, i32, i32, i32)> {

@@ -4,10 +4,14 @@ import os
 import platform
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from peers import LOAD_CORE, PROXY_CORE, BenchError
+
+Work = tuple[Callable[[], object], int]
+"""What is to be measured, and how many pieces of it one call does."""
 
 # Above this share of other work the figures come with a warning.
 QUIET = 0.05
@@ -48,3 +52,18 @@ def busy_share() -> float:
     time.sleep(1)
     total_later, idle_later = times()
     return 1 - (idle_later - idle) / max(1, total_later - total)
+
+
+def ns_per_piece(work: Work, seconds: float) -> float:
+    """Work for ``seconds`` and return the nanoseconds of processor time for each of its pieces."""
+    call, pieces = work
+    looks = max(1, 1000 // pieces)
+    calls = 0
+    start_ns = now_ns = time.thread_time_ns()
+    until_ns = start_ns + round(seconds * 1e9)
+    while now_ns < until_ns:
+        for _ in range(looks):
+            call()
+        calls += looks
+        now_ns = time.thread_time_ns()
+    return (now_ns - start_ns) / calls / pieces

@@ -9,12 +9,11 @@ import json
 import os
 import struct
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
+from machine import Work, ns_per_piece
 from report import aligned
 
 from limiter.compiled import COMPILED, VERSION
@@ -31,9 +30,6 @@ METHOD, HEADER, BODY = 1, 2, 3
 FRAME_MAX: Final = 131_072
 MOST_KEYS, MOST_RUNS, MOST_PUBLISHES = 1024, 4096, 10_000
 KINDS: Final = ("queue", "exchange", "routing_key")
-
-Work = tuple[Callable[[], object], int]
-"""What is measured, and how many publishes or confirms it works on."""
 
 
 def frame(kind: int, channel: int, payload: bytes) -> bytes:
@@ -161,21 +157,6 @@ def settling(bench: Bench, step: int, *, differ: bool) -> Work:
             raise AssertionError("something was left")
 
     return settle, count
-
-
-def ns_per_piece(work: Work, seconds: float) -> float:
-    """Work for ``seconds`` and return the nanoseconds of processor time for each publish or confirm."""
-    call, pieces = work
-    looks = max(1, 1000 // pieces)
-    calls = 0
-    start_ns = now_ns = time.thread_time_ns()
-    until_ns = start_ns + round(seconds * 1e9)
-    while now_ns < until_ns:
-        for _ in range(looks):
-            call()
-        calls += looks
-        now_ns = time.thread_time_ns()
-    return (now_ns - start_ns) / calls / pieces
 
 
 def works(module: Any) -> dict[str, tuple[Work, Work]]:

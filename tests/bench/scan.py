@@ -10,7 +10,6 @@ import json
 import os
 import struct
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from random import Random
 from statistics import median
 from typing import TYPE_CHECKING
 
+from machine import Work, ns_per_piece
 from report import aligned
 
 from limiter.compiled import VERSION
@@ -138,10 +138,6 @@ def answers(count: int) -> bytes:
     return b"".join(frames)
 
 
-Work = tuple[Callable[[], object], int]
-"""What is measured, and how many frames it works on."""
-
-
 def scanner_of(scan: Scan) -> "Scanner":
     """Return a scanner of requests that nothing limits."""
     resources = Limits(RuleSet()).resources
@@ -179,21 +175,6 @@ def settling(scan: Scan) -> Work:
     return settle, count
 
 
-def ns_per_frame(work: Work, seconds: float) -> float:
-    """Work for ``seconds`` and return the nanoseconds of processor time for each frame."""
-    call, frames = work
-    looks = max(1, 1000 // frames)
-    calls = 0
-    start_ns = now_ns = time.thread_time_ns()
-    until_ns = start_ns + round(seconds * 1e9)
-    while now_ns < until_ns:
-        for _ in range(looks):
-            call()
-        calls += looks
-        now_ns = time.thread_time_ns()
-    return (now_ns - start_ns) / calls / frames
-
-
 def main() -> int:
     """Measure every case in turn, round by round, and print medians."""
     parser = argparse.ArgumentParser(prog="scan.py", description=__doc__)
@@ -216,7 +197,7 @@ def main() -> int:
     rounds: dict[str, list[float]] = {name: [] for name in works}
     for _ in range(given.rounds):
         for name, work in works.items():
-            rounds[name].append(ns_per_frame(work, given.seconds))
+            rounds[name].append(ns_per_piece(work, given.seconds))
     lines = [["ns a frame", f"the compiled part {VERSION}", "spread"]]
     for name in makes:
         some = rounds.get(name)
