@@ -32,8 +32,9 @@ the stream, once they have answered the protocol's goodbye if it has one, and wh
 for a moment. Closing with unread bytes would make the kernel send a reset, and a reset can destroy answers that the
 client has not read yet.
 
-Whatever a call from outside raises comes to ``Connection.failed``, which ends this connection and no other. One that is
-over does nothing any more; it lets go of everything as soon as what is under way has returned.
+Whatever a call from outside raises comes to ``Connection.failed``, which ends this connection and no other. If it was
+the broker's socket that failed, what it had sent before still goes to the client. A connection that is over does
+nothing any more; it lets go of everything as soon as what is under way has returned.
 """
 
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -208,7 +209,8 @@ class Peer(Writer):
         """End the connection for a fault. One that is parted from goes on with that."""
         connection = self._connection
         connection.failed(error)
-        for peer in (self, self.opposite):
+        # Twice, since what is left of a chunk may itself end the connection.
+        for peer in 2 * (self, self.opposite):
             connection.guard(peer.go_on)
 
     def go_on(self) -> None:
@@ -293,9 +295,7 @@ class Peer(Writer):
             connection.bytes_read[side] += count
             self._services.bytes_read[side] += count
             if connection.parting is None:
-                if connection.ended is not None:
-                    # Who goes on after the other has ended may do so for longer.
-                    connection.end_in(connection.half_closed_s)
+                connection.goes_on()
                 if held_back:
                     buffer[:held_back] = session.take_back(side)
                 self._chunk = buffer[: held_back + count]
@@ -397,7 +397,7 @@ class Peer(Writer):
         connection, session = self._connection, self._session
         if connection.parting is not None or connection.ended is not None:
             self._pass_end_on()
-        elif self.side is Side.BROKER and session.closing is None:
+        elif self.side is Side.BROKER and session.closing is not Side.CLIENT:
             self._wait(Doing.LEAVING, connection.broker_left, self._pass_end_on)
         elif session.keeps(self.side):
             self.doing = Doing.KEEPING
@@ -471,6 +471,8 @@ class Connection:
         self._half_closes = half_closes
         self.half_closed_s = HALF_CLOSED_S
         self._timer: Timer | None = None
+        #: What became of the broker's socket, while what it had sent is still read.
+        self._failed: PeerError | None = None
         #: Of the tasks that wait for something.
         self._scopes: set[trio.CancelScope] = set()
         self._woken = trio.Event()
@@ -553,11 +555,25 @@ class Connection:
             self.finish("internal_error", repr(error))
         elif self.parting is None and not self.over:
             # Who is parted from may be gone already; the other peer is still written what waits for it.
-            closing = self.session.closing
-            if closing is None:
-                self.finish(f"{error.side.value}_error", str(error))
+            broker = self.peers[Side.BROKER]
+            all_read = self._failed is not None or broker.doing is Doing.ENDED
+            if error.side is Side.CLIENT or self.session.closing is Side.CLIENT or all_read:
+                self.finish(*self._why(self._failed or error))
             else:
-                self.finish(f"{closing.value}_closed", f"the {closing.value} closed the connection")
+                # Before its socket failed the broker may have said why. So it is read until its stream ends.
+                self._failed = error
+                self._tickets.drop()
+                broker.stop_writing()
+                self.end_in(PARTING_S)
+                self.progressed()
+
+    def _why(self, error: PeerError | None) -> tuple[str, str]:
+        """Return the reason and the sentence for the end of a connection whose peer's stream or socket has ended."""
+        closing = self.session.closing or (None if error else self.ended or Side.CLIENT)
+        if closing is None:
+            assert error is not None  # noqa: S101 - else it is known
+            return f"{error.side.value}_error", str(error)
+        return f"{closing.value}_closed", f"the {closing.value} closed first"
 
     def start_soon(self, task: Callable[..., Awaitable[None]], *args: object) -> None:
         """Run something that waits, for as long as the connection is not over."""
@@ -605,8 +621,12 @@ class Connection:
             self._tickets.drop(side)
         if self.ended is None:
             self.ended = side
-            if self.parting is None:
-                self.end_in(HALF_CLOSED_S)
+            self.goes_on()
+
+    def goes_on(self) -> None:
+        """Let a peer that goes on after the other has ended do so for longer."""
+        if self.ended is not None and self.parting is None and self._failed is None:
+            self.end_in(self.half_closed_s)
 
     def keep(self) -> None:
         """Give up what is held of a client that has gone, but for what it takes for delivered: that for a while."""
@@ -622,8 +642,11 @@ class Connection:
         """
         # What is kept for a client that has gone is nothing to a broker that has.
         if all(peer.doing in {Doing.ENDED, Doing.KEEPING} for peer in self.peers.values()):
-            ended = (self.ended or Side.CLIENT).value
-            self.finish(f"{ended}_closed", f"the {ended} closed first")
+            self.finish(*self._why(self._failed))
+        elif self._failed is not None and self.parting is None:
+            # What it had sent is with the client; what that still sends is read and dropped.
+            self.parting = self._why(self._failed)
+            self.progressed()
         elif not self._half_closes and self.parting is None:
             self.half_closed_s = PARTING_S
             self.end_in(PARTING_S)
@@ -635,9 +658,11 @@ class Connection:
         self._timer = self._services.reactor.after(delay_s, self._time_is_over)
 
     def _time_is_over(self) -> None:
-        ended = (self.ended or Side.CLIENT).value
-        reason = "half_closed" if self._half_closes else f"{ended}_closed"
-        self.finish(reason, f"not over {self.half_closed_s:.0f} s after the end of the {ended}'s stream")
+        reason, detail = self._why(self._failed)
+        if self._half_closes and self._failed is None:
+            ended = (self.ended or Side.CLIENT).value
+            reason, detail = "half_closed", f"not over {self.half_closed_s:.0f} s after the end of the {ended}'s stream"
+        self.finish(reason, detail)
 
     def part(self, reason: str, detail: str) -> None:
         """End the connection in order, as the module's docstring says; what is read from here on is dropped."""

@@ -96,9 +96,14 @@ class Writer(Watched):
             except OSError as error:
                 raise PeerError(self.side, error) from None
 
-    def leave(self) -> None:
-        """Write nothing any more: the peer has gone."""
+    def stop_writing(self) -> None:
+        """Write nothing any more, but read on: the peer takes nothing."""
         self.ended, self.busy, self._rest = True, False, ()
+        self.want_no_more(EPOLLOUT)
+
+    def leave(self) -> None:
+        """Write nothing any more, and do not read: the peer has gone."""
+        self.stop_writing()
         self.unwatch()
 
     def _send(self, buffers: Sequence[Buffer]) -> None:

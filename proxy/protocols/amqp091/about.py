@@ -26,12 +26,13 @@ class AboutClient:
         tuned_bytes: the longest frame that both agree to, its framing included; 0 until they do.
         channel_max: how many channels may be open; 0 until it is agreed on.
         heartbeat_s: how often both want to hear something; 0 is never.
-        closed_by: which peer has closed the connection, once the other one has agreed.
+        closed_by: which peer has closed the connection: the client once the broker has agreed; the broker as soon as it
+            says so, since one that shuts down does not always wait for the client's agreement.
         opened: the broker has let the client in.
     """
 
     __slots__ = (
-        "_closes",
+        "_client_closes",
         "_name",
         "_offered_channels",
         "_product",
@@ -54,7 +55,7 @@ class AboutClient:
         self.heartbeat_s = 0
         self.opened = False
         self.closed_by: Side | None = None
-        self._closes: set[Side] = set()
+        self._client_closes = False
         self._offered_channels = 0
         self._product = self._version = self._name = self.language = ""
 
@@ -99,10 +100,13 @@ class AboutClient:
             self._take_close(Side.BROKER, method)
 
     def _take_close(self, side: Side, method: int) -> None:
-        if method == wire.CONNECTION_CLOSE:
-            self._closes.add(side)
-        elif method == wire.CONNECTION_CLOSE_OK and side.other in self._closes and self.closed_by is None:
-            self.closed_by = side.other
+        if method == wire.CONNECTION_CLOSE and side is Side.CLIENT:
+            self._client_closes = True
+        elif self.closed_by is None:
+            if method == wire.CONNECTION_CLOSE:
+                self.closed_by = Side.BROKER
+            elif method == wire.CONNECTION_CLOSE_OK and side is Side.BROKER and self._client_closes:
+                self.closed_by = Side.CLIENT
 
     def _start(self, arguments: Reader) -> None:
         begins = arguments.position

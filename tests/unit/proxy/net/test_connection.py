@@ -5,6 +5,7 @@ import gc
 import socket
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import groupby, pairwise
@@ -652,7 +653,7 @@ class TestEndOfStream:
 
 class TestBrokenPeers:
     async def test_peer_that_cannot_be_sent_the_end_ends_the_connection(
-        self, rig: Rig, monkeypatch: pytest.MonkeyPatch
+        self, rig: Rig, mock_clock: MockClock, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def fail(self: Wire) -> None:
             raise OSError(errno.EPIPE, "Broken pipe")
@@ -660,6 +661,8 @@ class TestBrokenPeers:
         client, _ = await rig.connect()
         monkeypatch.setattr(Wire, "end", fail)
         client.end()
+        await rig.settle()
+        mock_clock.jump(PARTING_S)
         assert await client.receive_to_end() == b""
         await rig.until_closed("broker_error")
 
@@ -693,8 +696,20 @@ class TestBrokenPeers:
         client, broker = await rig.connect()
         broker.reset()
         assert await client.receive_to_end() == b""
+        client.end()
         await rig.until_closed("broker_error")
         assert log[0]["detail"] == "broker: Connection reset by peer"
+
+    @pytest.mark.parametrize("written", [0, 3])
+    async def test_last_words_of_a_broker_that_then_resets_reach_the_client(self, rig: Rig, written: int) -> None:
+        client, broker = await rig.connect()
+        broker.send_now(b"goodbye\n")
+        broker.reset()
+        for _ in range(written):
+            client.send_now(b"free 1\n")
+        assert await client.receive_to_end() == b"goodbye\n"
+        client.end()
+        await rig.until_closed("broker_error")
 
     async def test_write_to_a_peer_that_is_gone_ends_the_connection(self, rig: Rig) -> None:
         client, broker = await rig.connect()
@@ -703,12 +718,18 @@ class TestBrokenPeers:
             client.send_now(b"free 1\n")
             await wait_all_tasks_blocked()
         assert await client.receive_to_end() == b""
+        with suppress(OSError):  # unless that is over already
+            client.end()
         await rig.until_closed("broker_error")
 
-    async def test_peer_that_breaks_in_the_middle_of_a_long_write_ends_the_connection(self, rig: Rig) -> None:
+    async def test_peer_that_breaks_in_the_middle_of_a_long_write_ends_the_connection(
+        self, rig: Rig, mock_clock: MockClock
+    ) -> None:
         client, broker = await rig.connect()
         await client.send_until_stalled(FREE_KIB * 64)
         broker.reset()
+        await rig.settle()
+        mock_clock.jump(PARTING_S)
         await rig.until_closed("broker_error")
 
 

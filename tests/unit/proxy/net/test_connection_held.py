@@ -149,6 +149,7 @@ class TestDropping:
                 client.reset()
             case "broker":
                 broker.reset()
+                client.end()
             case "operator":
                 assert await rig.path.close_connection(rig.connections[0].info.id, "a test")
             case _:

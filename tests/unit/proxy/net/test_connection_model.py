@@ -569,8 +569,9 @@ class Schedule:
             for side, wire in self.wires.items():
                 assert not wire.incoming, f"the {side.value} is not read any more"
                 assert self.session.received[side] == self.sent[side]
-                ended = wire.has_ended or self.wires[side.other].end_sent
-                assert ended or self.wires[side.other].written == self.session.queued[side.other]
+                other = self.wires[side.other]
+                ended = wire.has_ended or other.end_sent
+                assert ended or other.written == self.session.queued[side.other]
         for side in Side:
             self.end(side)
         self.settle()
