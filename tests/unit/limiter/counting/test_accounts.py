@@ -215,6 +215,20 @@ class TestRejections:
         ]
         assert second.resources[0].clients == ("192.0.2.1",)
 
+    def test_products_of_one_client_are_told_apart_within_the_bound(self) -> None:
+        told = Told(1000, 2, 2000)
+        for product in ("pika 1", "pika 2", "pika 1", "pika 3"):
+            told.judge("a", sender=(*ANN, "u", product))
+        told.judge("a", sender=ANN)
+        second = told.over()
+        assert [(each.client, each.user, each.product, each.amount.requests) for each in second.rejections] == [
+            ("192.0.2.1", "u", "pika 1", 2),
+            ("192.0.2.1", "u", "pika 2", 1),
+            (OTHER, OTHER, OTHER, 1),
+            (OTHER, "", "", 1),
+        ]
+        assert sum(each.outcomes["refused"].requests for each in second.resources) == 5
+
     def test_beyond_the_bound_client_and_group_are_others_then_the_resource_then_the_rule(self) -> None:
         told = Told(1000, 2, 2000)
         for number in (0, 1, 2, 0):
