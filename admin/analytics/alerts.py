@@ -75,6 +75,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
         refused_messages: so far.
         peak_refused_per_s: most in one second.
         clients: those with the largest shares of the refused messages.
+        users: likewise.
         producer_groups: likewise.
         limit_per_s: in force; None is unlimited or not known.
         report: where to read on.
@@ -90,6 +91,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     refused_messages: int
     peak_refused_per_s: int
     clients: tuple[Share, ...]
+    users: tuple[Share, ...] = ()
     producer_groups: tuple[Share, ...]
     limit_per_s: float | None
     report: str
@@ -281,6 +283,7 @@ class Ledger:
             refused_messages=storm.messages,
             peak_refused_per_s=storm.peak_per_s,
             clients=storm.clients,
+            users=storm.users,
             producer_groups=storm.producer_groups,
             limit_per_s=sighting.limit_per_s,
             report=self._link,

@@ -19,7 +19,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from admin.analytics import tables
 from admin.analytics.options import Options
 from admin.analytics.reading import OUTCOMES, SECONDS
-from admin.analytics.tables import AMOUNTS, LIMIT_KEY, Table
+from admin.analytics.tables import AMOUNTS, LIMIT_KEY, WHO_KEY, Table
 from admin.analytics.words import DAY_S, HOUR_S, MINUTE_S
 from admin.rejection_log.records import LimitFields
 
@@ -118,7 +118,7 @@ def _by_slot(records: "DataFrame", gap_s: int) -> "DataFrame":
         gap_s: at most so far apart are the refusals of a storm.
     """
     return records.sparkSession.sql(
-        f"""SELECT instance, kind, name, client, coalesce(producer_group, '') AS producer_group, rule, verdict,
+        f"""SELECT instance, kind, name, {_list(WHO_KEY, "coalesce(`{0}`, '') AS `{0}`")}, rule, verdict,
             at_s - at_s % {HOUR_S} AS hour_s, at_s % {HOUR_S} DIV {gap_s + 1} AS slot,
             sum(requests) AS requests, sum(messages) AS messages, sum(bytes) AS bytes,
             max(coalesce(wait_max_us, 0)) AS wait_max_us
@@ -160,7 +160,7 @@ def _storms(slots: "DataFrame", seconds: "DataFrame", newest: "DataFrame", optio
         slots: from ``_by_slot`` with the same gap.
         seconds: from ``_by_second``.
         newest: ``instance`` and ``newest_s``.
-        options: the gap, and how many clients and producer groups are listed.
+        options: the gap, and how many clients, users and producer groups are listed.
     """
     return slots.sparkSession.sql(
         _STORMS.format(gap_s=options.storm_gap_s, top=options.top), slots=slots, seconds=seconds, newest=newest
@@ -189,14 +189,14 @@ WITH sums AS (
         max(struct(peak DIV {HOUR_S} AS per_s, peak % {HOUR_S} - hour_s - {HOUR_S - 1} AS minus_at_s)) AS peak
     FROM started GROUP BY ALL
 ), whom AS (
-    SELECT instance, kind, name, start_s, client, producer_group, rule, sum(o.messages) AS messages
+    SELECT instance, kind, name, start_s, client, `user`, producer_group, rule, sum(o.messages) AS messages
     FROM {{{{slots}}}} o JOIN (SELECT instance, kind, name, hour_s, slot, start_s FROM started)
         USING (instance, kind, name, hour_s, slot)
     WHERE verdict = 'refuse' GROUP BY ALL
 ), each AS (
     SELECT instance, kind, name, start_s, messages,
         inline(array(struct(1 AS what, client AS who), struct(2 AS what, producer_group AS who),
-            struct(3 AS what, rule AS who)))
+            struct(3 AS what, rule AS who), struct(4 AS what, `user` AS who)))
     FROM whom
 ), counted AS (
     SELECT instance, kind, name, start_s, what, who, sum(messages) AS messages FROM each GROUP BY ALL
@@ -209,7 +209,9 @@ WITH sums AS (
         array_sort(collect_list(IF(what = 1, struct(rank, who, messages), NULL))) AS clients,
         array_sort(collect_list(IF(what = 2, struct(rank, who, messages), NULL))) AS producer_groups,
         array_sort(collect_list(IF(what = 3, struct(rank, who, messages), NULL))) AS rules,
-        max(IF(what = 1, names, NULL)) AS client_count, max(IF(what = 2, names, NULL)) AS producer_group_count
+        array_sort(collect_list(IF(what = 4, struct(rank, who, messages), NULL))) AS users,
+        max(IF(what = 1, names, NULL)) AS client_count, max(IF(what = 2, names, NULL)) AS producer_group_count,
+        max(IF(what = 4, names, NULL)) AS user_count
     FROM ranked WHERE rank <= {{top}} OR what = 3 GROUP BY ALL
 )
 SELECT instance, kind, name, start_s, last_s + 1 AS end_s, requests, messages, bytes, wait_max_us, refused_seconds,
@@ -218,16 +220,16 @@ SELECT instance, kind, name, start_s, last_s + 1 AS end_s, requests, messages, b
     ", ".join(
         f"transform({name}, x -> named_struct('name', x.who, 'messages', x.messages, 'share',"
         f" IF(messages = 0, 0D, x.messages / messages))) AS {name}"
-        for name in ("rules", "clients", "producer_groups")
+        for name in ("rules", "clients", "users", "producer_groups")
     )
 },
-    client_count, producer_group_count, last_s + {{gap_s}} >= coalesce(newest_s, 0) AS is_open,
+    client_count, user_count, producer_group_count, last_s + {{gap_s}} >= coalesce(newest_s, 0) AS is_open,
     date_from_unix_date(CAST(start_s DIV {DAY_S} AS INT)) AS dt
 FROM totals JOIN lists USING (instance, kind, name, start_s) LEFT JOIN {{{{newest}}}} USING (instance)"""
 
 
 def _culprits(slots: "DataFrame", options: Options) -> "DataFrame":
-    """Rank clients and producer groups by the messages refused to them, of each resource and day; ties go by name.
+    """Rank who was refused by the messages refused to them, of each resource and day; ties go by name.
 
     Args:
         slots: from ``_by_slot``.
@@ -235,16 +237,16 @@ def _culprits(slots: "DataFrame", options: Options) -> "DataFrame":
     """
     return slots.sparkSession.sql(
         f"""WITH whom AS (
-            SELECT instance, kind, name, date_from_unix_date(CAST(hour_s DIV {DAY_S} AS INT)) AS dt, client,
-                producer_group, sum(requests) AS requests, sum(messages) AS messages, sum(bytes) AS bytes
+            SELECT instance, kind, name, date_from_unix_date(CAST(hour_s DIV {DAY_S} AS INT)) AS dt, {_WHO},
+                sum(requests) AS requests, sum(messages) AS messages, sum(bytes) AS bytes
             FROM {{slots}} WHERE verdict = 'refuse' GROUP BY ALL
         ), ranked AS (
             SELECT *, sum(messages) OVER (PARTITION BY instance, kind, name, dt) AS total,
                 row_number() OVER (PARTITION BY instance, kind, name, dt
-                    ORDER BY messages DESC, client, producer_group) AS rank
+                    ORDER BY messages DESC, {_WHO}) AS rank
             FROM whom
         )
-        SELECT instance, kind, name, client, producer_group, requests, messages, bytes,
+        SELECT instance, kind, name, {_WHO}, requests, messages, bytes,
             IF(total = 0, 0D, messages / total) AS share, rank, dt
         FROM ranked WHERE rank <= {options.top}""",
         slots=slots,
@@ -275,6 +277,7 @@ def _day(at: str) -> str:
     return f"date_from_unix_date(CAST({at} DIV {DAY_S} AS INT)) AS dt"
 
 
+_WHO: Final = _list(WHO_KEY, "`{0}`")
 _KEY: Final = "instance, kind, name, minute_s"
 _FEW: Final = 200_000
 """A frame of up to this many rows is sent to every task."""
@@ -372,7 +375,7 @@ WITH each AS (
 SELECT *, {_day("hour_s")}
 FROM by_hour JOIN (SELECT {_KEY}, {_list(LIMIT_KEY)} FROM {{minutes}}) USING ({_KEY})"""
 _REFUSALS: Final = f"""
-SELECT instance, kind, name, hour_s, client, producer_group, rule, verdict, sum(requests) AS requests,
+SELECT instance, kind, name, hour_s, {_WHO}, rule, verdict, sum(requests) AS requests,
     sum(messages) AS messages, sum(bytes) AS bytes, max(wait_max_us) AS wait_max_us, {_day("hour_s")}
 FROM {{slots}} GROUP BY ALL"""
 _LIMITS: Final = f"""

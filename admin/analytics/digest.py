@@ -27,7 +27,7 @@ from admin.analytics.findings import (
     Unknown,
 )
 from admin.analytics.options import Options
-from admin.analytics.tables import RESOURCE_KEY
+from admin.analytics.tables import RESOURCE_KEY, WHO_KEY
 from admin.analytics.words import MINUTE_S
 from admin.wire.recommendations import Period, Recommendation
 
@@ -165,10 +165,11 @@ class Digest:
 
     def _culprits(self) -> list[Culprit]:
         """Over the whole period; the table of culprits is by day."""
-        key = (*RESOURCE_KEY, "client", "producer_group")
+        key = (*RESOURCE_KEY, *WHO_KEY)
         refused = (
             self._read(tables.REFUSALS)
             .where("verdict = 'refuse'")
+            .fillna("", WHO_KEY)
             .groupBy(*key)
             .agg(*(F.sum(name).alias(name) for name in ("requests", "messages", "bytes")))
         )
@@ -293,7 +294,7 @@ def _curve(row: "Row", step_s: int, found: "Sequence[Row]", changes: Sequence[Li
 
 
 def storm(row: "Row") -> Storm:
-    """Return a row of the table of storms."""
+    """Return a row of the table of storms; tables that an older Sluice wrote have no users."""
     return Storm(
         instance=row["instance"],
         kind=row["kind"],
@@ -309,6 +310,8 @@ def storm(row: "Row") -> Storm:
         rules=tuple(rule["name"] for rule in row["rules"]),
         clients=_shares(row["clients"]),
         client_count=row["client_count"],
+        users=_shares(row["users"] or ()),
+        user_count=row["user_count"] or 0,
         producer_groups=_shares(row["producer_groups"]),
         producer_group_count=row["producer_group_count"],
     )

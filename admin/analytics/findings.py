@@ -127,6 +127,8 @@ class Storm(OfResource, frozen=True, kw_only=True):
         rules: that refused.
         clients: those with the largest shares.
         client_count: how many there were.
+        users: likewise.
+        user_count: likewise.
         producer_groups: likewise.
         producer_group_count: likewise.
     """
@@ -142,15 +144,19 @@ class Storm(OfResource, frozen=True, kw_only=True):
     rules: tuple[str, ...] = ()
     clients: tuple[Share, ...] = ()
     client_count: int = 0
+    users: tuple[Share, ...] = ()
+    user_count: int = 0
     producer_groups: tuple[Share, ...] = ()
     producer_group_count: int = 0
 
 
 class Culprit(OfResource, frozen=True, kw_only=True):
-    """A client and producer group whose requests for a resource were refused, over the whole period.
+    """Whose requests for a resource were refused, over the whole period.
 
     Attributes:
         client: address.
+        user: that it has logged in as, or empty.
+        product: what the client says it is, with its version, or empty.
         producer_group: or empty.
         requests: refused.
         messages: refused.
@@ -159,6 +165,8 @@ class Culprit(OfResource, frozen=True, kw_only=True):
     """
 
     client: str
+    user: str = ""
+    product: str = ""
     producer_group: str = ""
     requests: int
     messages: int

@@ -16,7 +16,7 @@ class Options:
             that is cut by it is cut, as if there had been nothing before.
         until_s: records at or after this second are left out; None is to the end. Minutes are not split: the traffic
             of a minute counts as a whole where its beginning counts.
-        top: so many clients and producer groups of a storm, and so many culprits of a resource and day.
+        top: so many clients, users and producer groups of a storm, and so many culprits of a resource and day.
         headroom: a recommended limit is so much above what is needed, as a share: 0.2 is 20% more.
         capacity_per_s: messages per second that the broker of each instance can take; None is not known.
     """

@@ -88,7 +88,7 @@ def _observed(findings: Findings) -> str:
 
 def _storms(findings: Findings) -> Rows:
     return Rows(
-        ("resource", "sidecar", "from", "for", "refused", "peak", "clients", "producer groups", "by"),
+        ("resource", "sidecar", "from", "for", "refused", "peak", "clients", "users", "producer groups", "by"),
         (_storm(each, several=findings.instance_count > 1) for each in findings.storms[:_MOST_STORMS]),
         right=(4, 5),
     ).used()
@@ -103,12 +103,15 @@ def _storm(storm: Storm, *, several: bool) -> tuple[str, ...]:
         words.amount(storm.messages),
         words.rate(storm.peak_per_s),
         _shares(storm.clients, storm.client_count),
+        _shares(storm.users, storm.user_count),
         _shares(storm.producer_groups, storm.producer_group_count),
         ", ".join(storm.rules),
     )
 
 
 def _shares(shares: tuple[Share, ...], count: int) -> str:
+    if not any(each.name for each in shares):
+        return ""
     shown = [f"{each.name or 'none'} {words.percent(each.share)}" for each in shares[:2]]
     if count > len(shown):
         shown.append(f"{count - len(shown)} more")
@@ -118,11 +121,23 @@ def _shares(shares: tuple[Share, ...], count: int) -> str:
 def _culprits(findings: Findings) -> Rows:
     several = findings.instance_count > 1
     return Rows(
-        ("client", "producer group", "resource", "sidecar", "refused", "requests", "share of resource"),
+        (
+            "client",
+            "user",
+            "producer group",
+            "product",
+            "resource",
+            "sidecar",
+            "refused",
+            "requests",
+            "share of resource",
+        ),
         (
             (
                 each.client,
+                each.user,
                 each.producer_group,
+                each.product,
                 words.resource(each.kind, each.name),
                 each.instance if several else "",
                 words.amount(each.messages),
@@ -131,7 +146,7 @@ def _culprits(findings: Findings) -> Rows:
             )
             for each in findings.culprits[:_MOST_CULPRITS]
         ),
-        right=(4, 5, 6),
+        right=(6, 7, 8),
     ).used()
 
 

@@ -24,6 +24,9 @@ _SCRATCH: Final = "_scratch"
 RESOURCE: Final = ("instance STRING", "kind STRING", "name STRING")
 """What limits are of: each instance has its own."""
 RESOURCE_KEY: Final = ("instance", "kind", "name")
+_WHO: Final = ("client STRING", "user STRING", "product STRING", "producer_group STRING")
+WHO_KEY: Final = tuple(field.split()[0] for field in _WHO)
+"""Who was refused; all but the client may be empty."""
 _DAY: Final = ("dt DATE",)
 LIMIT_FIELDS: Final = tuple(field for field in LIMIT if field not in {"kind STRING", "name STRING"})
 LIMIT_KEY: Final = tuple(field.split()[0] for field in LIMIT_FIELDS)
@@ -105,8 +108,7 @@ REFUSALS: Final = Table(
     (
         *RESOURCE,
         "hour_s BIGINT",
-        "client STRING",
-        "producer_group STRING",
+        *_WHO,
         "rule STRING",
         "verdict STRING",
         "requests BIGINT",
@@ -115,9 +117,9 @@ REFUSALS: Final = Table(
         "wait_max_us BIGINT",
         *_DAY,
     ),
-    ("instance", "kind", "name", "hour_s", "client", "producer_group", "rule", "verdict"),
+    ("instance", "kind", "name", "hour_s", *WHO_KEY, "rule", "verdict"),
 )
-"""What rules did, by client, producer group and hour."""
+"""What rules did, by client, user, product, producer group and hour."""
 STORMS: Final = Table(
     "storms",
     (
@@ -134,6 +136,8 @@ STORMS: Final = Table(
         f"rules {_SHARES}",
         f"clients {_SHARES}",
         "client_count BIGINT",
+        f"users {_SHARES}",
+        "user_count BIGINT",
         f"producer_groups {_SHARES}",
         "producer_group_count BIGINT",
         "is_open BOOLEAN",
@@ -144,13 +148,13 @@ STORMS: Final = Table(
 """Refusals of one resource whose seconds are at most the gap apart. ``end_s`` is the end of the last such second, so
 ``end_s - start_s`` is how long it lasted; ``refused_seconds`` is how many of these seconds refused something.
 ``peak_at_s`` is the first of the seconds with most messages refused. The lists are in order of messages, then name;
-those of clients and producer groups hold the first few. It is open if its instance's log ends before the gap does."""
+those of clients, users and producer groups hold the first few. It is open if its instance's log ends before the gap
+does."""
 CULPRITS: Final = Table(
     "culprits",
     (
         *RESOURCE,
-        "client STRING",
-        "producer_group STRING",
+        *_WHO,
         "requests BIGINT",
         "messages BIGINT",
         "bytes BIGINT",
@@ -160,7 +164,7 @@ CULPRITS: Final = Table(
     ),
     ("instance", "kind", "name", "rank"),
 )
-"""Who was refused most on a day, for each resource: rank 1 and so on, ties by client and then producer group."""
+"""Who was refused most on a day, for each resource: rank 1 and so on; ties by client, user, product, producer group."""
 LIMITS: Final = Table(
     "limits",
     (*RESOURCE, *LIMIT_FIELDS, "seen_s BIGINT", *_DAY),

@@ -116,6 +116,7 @@ class Composer:
             name=resource.name,
             client=rejection.client,
             user=rejection.user,
+            product=rejection.product,
             producer_group=rejection.producer_group,
             rule=rejection.rule,
             verdict=rejection.verdict,

@@ -49,6 +49,7 @@ class RejectionRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag
         name: of the resource.
         client: address.
         user: that the client has logged in as; empty where the protocol has none.
+        product: what the client says it is, with its version; empty where the protocol has none.
         producer_group: of the requests; may be empty.
         rule: name of the rule.
         verdict: what it did.
@@ -62,6 +63,7 @@ class RejectionRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag
     name: str
     client: str
     user: str = ""
+    product: str = ""
     producer_group: str = ""
     rule: str
     verdict: RejectionVerdict

@@ -88,7 +88,7 @@ def _rejection(record: RejectionRecord) -> Iterator[str]:
     if record.messages != record.requests:
         yield _counted(record.messages, "message")
     yield size(record.bytes)
-    who = ", ".join(filter(None, (record.user, record.producer_group)))
+    who = ", ".join(filter(None, (record.user, record.producer_group, record.product)))
     yield f"from {record.client}" + (f" ({who})" if who else "")
     if record.wait_max_us:
         yield f"wait {measured(record.wait_max_us / _US_PER_S)} s"

@@ -146,7 +146,7 @@ class Accounts:
         self._folded: dict[str, Row] = {}
         self.rules: dict[str, dict[RejectionVerdict, tuple[int, int]]] = {}
         self._stops: dict[Resource, LastStop] = {}
-        self._senders: WeakValueDictionary[tuple[str, str, str], Sender] = WeakValueDictionary()
+        self._senders: WeakValueDictionary[tuple[str, str, str, str], Sender] = WeakValueDictionary()
         self._wall_ns = wall_ns
         self._ahead_ns = 0 if wall_ns is None else wall_ns() - now_ns
         self._taking = False
@@ -289,9 +289,10 @@ class Accounts:
             elif row is not None:
                 self._retire(row, places)
 
-    def sender(self, address: str, language: str = "", user: str = "") -> Sender:
-        """Return who sends from there, written in that and as that user; the same for as long as anybody keeps it."""
-        return self._senders.setdefault((address, language, user), Sender(address, language, user))
+    def sender(self, address: str, language: str = "", user: str = "", product: str = "") -> Sender:
+        """Return who sends from there, as ``Sender`` says; the same for as long as anybody keeps it."""
+        who = (address, language, user, product)
+        return self._senders.setdefault(who, Sender(*who))
 
     def count(
         self, now_ns: int, resources: Iterable[Resource], sender: Sender, what: Outcome | Judged, amount: Sums

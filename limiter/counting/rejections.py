@@ -1,7 +1,7 @@
 """What became of requests, second by second: the words of what the data path hands out for the rejection log.
 
-There is one entry for each resource, and one for each (resource, client, user, producer group, rule, verdict) that a
-rule had a word with. All of it is plain data, which can cross a process boundary.
+There is one entry for each resource, and one for each (resource, client, user, product, producer group, rule, verdict)
+that a rule had a word with. All of it is plain data, which can cross a process boundary.
 """
 
 from typing import Final, Literal, get_args
@@ -77,6 +77,7 @@ class Rejection(msgspec.Struct, gc=False):
         amount: how much of that.
         wait_max_us: the longest wait stated, in microseconds; 0 for a verdict that states none.
         user: that the client has logged in as, or empty; ``_other`` beyond the bound.
+        product: what the client says it is, with its version, or empty; ``_other`` beyond the bound.
     """
 
     resource: Resource
@@ -87,6 +88,7 @@ class Rejection(msgspec.Struct, gc=False):
     amount: Amount
     wait_max_us: int
     user: str = ""
+    product: str = ""
 
 
 class TrafficSecond(msgspec.Struct, gc=False):

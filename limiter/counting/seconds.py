@@ -24,6 +24,8 @@ from limiter.rules.resource import Resource
 
 MAX_LANGUAGES: Final = 16
 """Languages told apart for each resource and second."""
+MAX_PRODUCTS: Final = 16
+"""Products told apart for each client and second."""
 _MAX_OTHER_RULES: Final = 1000
 """Rules told apart whose resources are not."""
 _NOTHING: Final = Amount()
@@ -33,11 +35,12 @@ Sums = tuple[int, int, int]
 
 
 class Sender(msgspec.Struct, eq=False, weakref=True):
-    """Who asks: all connections from one address that say they are written in one language and have one user."""
+    """Who asks: all connections from one address that say they are of one user, one language and one product."""
 
     address: str
     language: str = ""
     user: str = ""
+    product: str = ""
 
 
 NOBODY: Final = Sender("")
@@ -70,7 +73,7 @@ class Span:
         second: what rows add to.
     """
 
-    __slots__ = ("_judged", "_other", "at_s", "began_ns", "second", "seconds", "stepped_s")
+    __slots__ = ("_judged", "_other", "_products", "at_s", "began_ns", "second", "seconds", "stepped_s")
 
     def __init__(self, at_s: int, began_ns: int, stepped_s: int, second: Second) -> None:
         self.at_s = at_s
@@ -79,8 +82,11 @@ class Span:
         self.second = second
         self.seconds = 1
         self._other = 0
-        #: Requests, messages, bytes and the longest wait, by resource, client, user, producer group, rule and verdict.
-        self._judged: dict[tuple[Resource, str, str, str, str, RejectionVerdict], list[int]] = {}
+        #: Requests, messages, bytes and the longest wait, by resource, client, user, product, producer group, rule and
+        #: verdict.
+        self._judged: dict[tuple[Resource, str, str, str, str, str, RejectionVerdict], list[int]] = {}
+        #: Products of each client. They are what clients say, so one client could use up the bound for all others.
+        self._products: dict[str, set[str]] = {}
 
     def __len__(self) -> int:
         """Return how much it holds."""
@@ -89,20 +95,27 @@ class Span:
     def judge(self, resource: Resource, sender: Sender, judged: Judged, amount: Sums, max_keys: int) -> None:
         """Add what a rule said to requests for a resource, as its row calls it.
 
-        Of so many keys all is told apart. Beyond that client, user and producer group are ``_other``, then, beyond
-        twice as many, the resource's name, and in the end the rule.
+        Of so many keys all is told apart. Beyond that client, user, product and producer group are ``_other``, then,
+        beyond twice as many, the resource's name, and in the end the rule. More than a few products of one client are
+        ``_other``, too.
         """
         verdict, rule, group, wait_us, _ = judged
-        exact = (resource, sender.address, sender.user, group, rule, verdict)
+        exact = (resource, sender.address, sender.user, sender.product, group, rule, verdict)
         sums = self._judged.get(exact)
         if sums is None:
+            if len(self._judged) < max_keys:
+                products = self._products.setdefault(sender.address, set())
+                if len(products) < MAX_PRODUCTS:
+                    products.add(sender.product)
+                elif sender.product not in products:
+                    exact = (resource, sender.address, sender.user, OTHER, group, rule, verdict)
             other = Resource(resource.kind, OTHER)
-            user = sender.user and OTHER
+            others = (OTHER, sender.user and OTHER, sender.product and OTHER, OTHER)
             for key, most in (
                 (exact, max_keys),
-                ((resource, OTHER, user, OTHER, rule, verdict), 2 * max_keys),
-                ((other, OTHER, user, OTHER, rule, verdict), 2 * max_keys + _MAX_OTHER_RULES),
-                ((other, OTHER, user, OTHER, OTHER, verdict), inf),
+                ((resource, *others, rule, verdict), 2 * max_keys),
+                ((other, *others, rule, verdict), 2 * max_keys + _MAX_OTHER_RULES),
+                ((other, *others, OTHER, verdict), inf),
             ):
                 if key in self._judged or len(self._judged) < most:
                     break
@@ -130,10 +143,10 @@ class Span:
             _add(resources[resource], entry)
             yield None
         rejections: dict[tuple[object, ...], Rejection] = {}
-        for (resource, client, user, group, rule, verdict), (*amount, wait_max_us) in self._judged.items():
+        for (resource, client, user, product, group, rule, verdict), (*amount, wait_max_us) in self._judged.items():
             name = resource if resource in resources else Resource(resource.kind, OTHER)
-            rejection = Rejection(name, client, group, rule, verdict, Amount(*amount), wait_max_us, user)
-            first = rejections.setdefault((name, client, user, group, rule, verdict), rejection)
+            rejection = Rejection(name, client, group, rule, verdict, Amount(*amount), wait_max_us, user, product)
+            first = rejections.setdefault((name, client, user, product, group, rule, verdict), rejection)
             if first is not rejection:
                 first.amount = _sum(first.amount, rejection.amount)
                 first.wait_max_us = max(first.wait_max_us, wait_max_us)

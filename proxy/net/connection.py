@@ -710,11 +710,15 @@ class Connection:
 
     def decided(self, batch: Batch) -> int:
         """Count a batch that the handlers have decided, and tell the session; return how many are not held."""
-        services = self._services
-        if batch.connection is not self.info or (not self._tickets.sender.language and self.session.language):
+        services, session, sender = self._services, self.session, self._tickets.sender
+        if (
+            batch.connection is not self.info
+            or (not sender.language and session.language)
+            or (not sender.product and session.product)
+        ):
             self.info = batch.connection
             user = next((scope.name for scope in self.info.scopes if scope.kind == USER), "")
-            self._tickets.sender = services.tally.sender(self.info.address, self.session.language, user)
+            self._tickets.sender = services.tally.sender(self.info.address, session.language, user, session.product)
         now_ns = services.now_ns()
         services.tally.count(batch, now_ns, self._tickets.sender)
         tickets = self._tickets.take(batch) if batch.verdicts else {}

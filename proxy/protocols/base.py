@@ -147,6 +147,14 @@ class Session(ABC):
         """What the client says it is written in, as the protocol spells it; empty until it says so, then for good."""
         return ""
 
+    @property
+    def product(self) -> str:
+        """What the client says it is, with its version, as in ``amqplib 2.3.1``; printable, and short.
+
+        Empty until it says so, then for good; always empty where the protocol has none.
+        """
+        return ""
+
     @abstractmethod
     def receive(self, side: Side, chunk: memoryview, now_ns: int) -> Batch | None:
         """Take what came from one peer; it is never empty.

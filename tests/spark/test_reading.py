@@ -62,7 +62,7 @@ def test_records_have_the_stated_schema(lines: Callable[..., DataFrame]) -> None
 def test_what_the_writer_writes_is_read_whole(lines: Callable[..., DataFrame]) -> None:
     rejection = log.RejectionRecord(
         v=1, instance="i", run="r", n=1, at_s=60, kind="topic", name='"}{ü', client="c", rule="r", verdict="hold",
-        requests=1, messages=2, bytes=3, user="u",
+        requests=1, messages=2, bytes=3, user="u", product="pika 1.4.4",
     )  # fmt: skip
     traffic = log.TrafficRecord(
         v=1, instance="i", run="r", n=2, at_s=60, kind="topic", name="t", rate_per_s=1.5, action="shadow",

@@ -15,6 +15,8 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from admin.analytics import tables
 from admin.analytics.derive import derive
+from admin.analytics.digest import Digest
+from admin.analytics.findings import Culprit, Inputs, Share, Storm
 from admin.analytics.options import Options
 from admin.analytics.reading import parse, read_lines
 from admin.analytics.words import DAY_S
@@ -66,6 +68,19 @@ def test_ties_are_broken_by_name(storms: dict[str, list[Row]]) -> None:
     assert (storm["peak_per_s"], storm["peak_at_s"]) == (180, MIDNIGHT_S + 100)
 
 
+def test_users_and_products_are_told_apart(case: "Case", spark: SparkSession, storms: dict[str, list[Row]]) -> None:
+    (storm,) = storms["users"]
+    assert [(user["name"], user["messages"]) for user in storm["users"]] == [("u1", 225), ("u0", 210)]
+    assert storm["user_count"] == 2
+    assert [(user["name"], user["share"]) for user in storms["ties"][0]["users"]] == [("", 1.0)]
+    culprits = tables.read(spark, str(case.out), tables.CULPRITS).where("name = 'users' AND rank < 4").orderBy("rank")
+    assert [tuple(row)[3:8] for row in culprits.collect()] == [
+        ("10.0.0.04", "u1", "p2", "g", 1),
+        ("10.0.0.03", "u0", "p1", "g", 1),
+        ("10.0.0.02", "u1", "p0", "g", 1),
+    ]
+
+
 def test_storms_are_those_of_sparks_own_sessions(case: "Case", spark: SparkSession) -> None:
     sessions = (
         parse(read_lines(spark, [str(file) for file in case.files()]))
@@ -88,17 +103,30 @@ def _record(at_s: int, n: int, **other: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def write(spark: SparkSession, tmp_path: Path) -> Callable[..., str]:
-    """Derive and write the storms of some records."""
+    """Derive and write tables of some records, their storms if nothing else is said."""
 
-    def write(*records: dict[str, Any], days: tables.Days = ALL, options: Options = DEFAULTS) -> str:
+    def write(
+        *records: dict[str, Any],
+        days: tables.Days = ALL,
+        options: Options = DEFAULTS,
+        tables_: tuple[tables.Table, ...] = (tables.STORMS,),
+    ) -> str:
         file = tmp_path / "a.jsonl"
         file.write_text("\n".join(json.dumps(record) for record in records), encoding="utf-8")
         derived = derive(parse(read_lines(spark, [str(file)])).records, options)
-        tables.write(derived.tables["storms"], str(tmp_path / "out"), tables.STORMS, days)
+        for table in tables_:
+            tables.write(derived.tables[table.name], str(tmp_path / "out"), table, days)
         derived.release()
         return str(tmp_path / "out")
 
     return write
+
+
+def _found(digest: Digest) -> tuple[Storm, Culprit]:
+    """Return the one storm and the one culprit of a report."""
+    found = digest.findings("", "", Inputs(), {}, ())
+    (storm,), (culprit,) = found.storms, found.culprits
+    return storm, culprit
 
 
 def _rows(frame: DataFrame) -> list[tuple[Any, ...]]:
@@ -133,6 +161,21 @@ def test_a_table_that_is_not_there_has_its_columns_and_no_rows(spark: SparkSessi
     frame = tables.read(spark, str(tmp_path), tables.MINUTES)
     assert frame.columns == [column.split()[0] for column in tables.MINUTES.columns]
     assert frame.collect() == []
+
+
+def test_tables_that_an_older_sluice_wrote_name_no_users(
+    spark: SparkSession, write: Callable[..., str], tmp_path: Path
+) -> None:
+    out = write(_record(100, 1, user="alice", product="pika 1.4.4"), tables_=(tables.STORMS, tables.REFUSALS))
+    older = tmp_path / "older"
+    for table, new in (("storms", ("users", "user_count")), ("refusals", ("user", "product"))):
+        frame = spark.read.parquet(f"{out}/{table}").drop(*new)
+        frame.write.partitionBy("dt").parquet(str(older / table))
+    found = [_found(Digest(spark, str(each), DEFAULTS)) for each in (out, older)]
+    assert [(storm.users, culprit.user, culprit.product) for storm, culprit in found] == [
+        ((Share(name="alice", messages=1, share=1.0),), "alice", "pika 1.4.4"),
+        ((), "", ""),
+    ]
 
 
 def test_a_range_cuts_a_storm(spark: SparkSession, write: Callable[..., str]) -> None:

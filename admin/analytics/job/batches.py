@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from rich.console import Console
 
-MADE_BY: Final = 1
+MADE_BY: Final = 2
 """Version of the code that makes tables; a follower that finds tables of another one makes them all anew."""
 WATERMARK_S: Final = 600
 """Records of an instance come at most this much later than its newest one; after that its storm is over. Even later

@@ -295,7 +295,11 @@ def _culprits(findings: Findings) -> Chart:
     name_of = resource_words(findings)
     shown = findings.culprits[:MOST_CULPRITS]
     names = [
-        label(f"{each.client}  {each.producer_group or 'no producer group'} → {name_of(each)}", 64) for each in shown
+        label(
+            f"{'  '.join(filter(None, (each.client, each.user, each.producer_group, each.product)))} → {name_of(each)}",
+            64,
+        )
+        for each in shown
     ]
     most = max((each.messages for each in shown), default=1) or 1
     plot = _rows_figure(names, x_range=Range1d(start=0, end=most * 1.2))
@@ -326,7 +330,7 @@ def _culprits(findings: Findings) -> Chart:
     return _finish(
         plot,
         "culprits-chart",
-        f"Messages refused by client and producer group; the most are of {label(first.client, 60)}: "
+        f"Messages refused, by who sent them; the most are of {label(first.client, 60)}: "
         f"{words.amount(first.messages)}. The table below has them all.",
     )
 

@@ -59,7 +59,7 @@ def table(
     *,
     hidden: bool = False,
 ) -> str:
-    """Return a table; on narrow screens each row is a card.
+    """Return a table without the columns that are empty in every row; on narrow screens each row is a card.
 
     Args:
         caption: what it is of, as HTML.
@@ -68,19 +68,15 @@ def table(
         right: columns of figures.
         hidden: only those who are read to need the caption.
     """
-    at_right = frozenset(right)
+    rows, at_right = list(rows), frozenset(right)
+    used = [at for at in range(len(columns)) if at == 0 or not rows or any(row[at] for row in rows)]
     # The roles say again what the elements are: as cards they would not be a table otherwise.
-    head = "".join(
-        f'<th scope="col" role="columnheader"{_class(at, at_right)}>{text(each)}</th>'
-        for at, each in enumerate(columns)
-    )
+    head = "".join(f'<th scope="col" role="columnheader"{_class(at, at_right)}>{text(columns[at])}</th>' for at in used)
     lines = []
     for row in rows:
         cells = [f'<th scope="row" role="rowheader">{row[0]}</th>']
         cells += [
-            f'<td role="cell" data-label="{text(columns[at])}"{_class(at, at_right)}>{cell}</td>'
-            for at, cell in enumerate(row)
-            if at > 0
+            f'<td role="cell" data-label="{text(columns[at])}"{_class(at, at_right)}>{row[at]}</td>' for at in used[1:]
         ]
         lines.append(f'<tr role="row">{"".join(cells)}</tr>\n')
     return (

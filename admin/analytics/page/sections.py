@@ -158,12 +158,13 @@ def _storms(findings: Findings, charts: Mapping[str, Chart]) -> str:
             text(words.amount(storm.messages)),
             f"{text(words.rate(storm.peak_per_s))}<br>{_muted(words.moment(storm.peak_at_s)[11:])}",
             _shares(storm.clients, storm.client_count, "client"),
+            _shares(storm.users, storm.user_count, "user"),
             _shares(storm.producer_groups, storm.producer_group_count, "group"),
             "<br>".join(f"<code>{broken(rule)}</code>" for rule in storm.rules),
         )
         for storm in findings.storms
     ]
-    columns = ("Resource", "When", "Messages refused", "Peak", "Clients", "Producer groups", "Refused by")
+    columns = ("Resource", "When", "Messages refused", "Peak", "Clients", "Users", "Producer groups", "Refused by")
     return (
         _picture(charts, "storms-chart", caption="A bar is how long; the dot, at its peak, how many messages.")
         + table("Storms, those with most messages refused first", columns, rows, right=(2, 3), hidden=True)
@@ -177,6 +178,8 @@ def _until(storm: Storm) -> str:
 
 def _shares(shares: Iterable[Any], count: int, what: str, most: int = 3) -> str:
     shown = list(islice(shares, most))
+    if not any(each.name for each in shown):
+        return ""
     # The share stays beside the last part of the name.
     lines = [f"{broken(each.name or 'none')}&nbsp;<b>{text(words.percent(each.share))}</b>" for each in shown]
     if count > len(shown):
@@ -233,7 +236,9 @@ def _culprits(findings: Findings, charts: Mapping[str, Chart]) -> str:
     rows = [
         (
             f"<code>{broken(each.client)}</code>",
-            broken(each.producer_group or "none"),
+            broken(each.user),
+            broken(each.producer_group),
+            broken(each.product),
             _named(name_of(each)),
             text(words.amount(each.messages)),
             text(words.amount(each.requests)),
@@ -244,7 +249,9 @@ def _culprits(findings: Findings, charts: Mapping[str, Chart]) -> str:
     ]
     columns = (
         "Client",
+        "User",
         "Producer group",
+        "Product",
         "Resource",
         "Messages refused",
         "Requests",
@@ -253,9 +260,7 @@ def _culprits(findings: Findings, charts: Mapping[str, Chart]) -> str:
     )
     return _picture(
         charts, "culprits-chart", caption="Messages refused, and their share of all that were refused of the resource."
-    ) + table(
-        "Clients and producer groups, those with most messages refused first", columns, rows, (3, 4, 5, 6), hidden=True
-    )
+    ) + table("Who was refused, those with most messages refused first", columns, rows, (5, 6, 7, 8), hidden=True)
 
 
 def _recommendations(findings: Findings, charts: Mapping[str, Chart]) -> str:

@@ -23,6 +23,7 @@ class AboutClient:
         vhost: what it opens.
         language: what it is written in: what its platform begins with, as in ``Python 3.11.2``, without a version
             since accounts are kept by it; empty until it says so.
+        product: its library or program with the version, as in ``amqplib 2.3.1``; empty until it says so.
         tuned_bytes: the longest frame that both agree to, its framing included; 0 until they do.
         channel_max: how many channels may be open; 0 until it is agreed on.
         heartbeat_s: how often both want to hear something; 0 is never.
@@ -33,15 +34,16 @@ class AboutClient:
 
     __slots__ = (
         "_client_closes",
+        "_library",
         "_name",
         "_offered_channels",
-        "_product",
         "_version",
         "channel_max",
         "closed_by",
         "heartbeat_s",
         "language",
         "opened",
+        "product",
         "tuned_bytes",
         "user",
         "vhost",
@@ -57,11 +59,11 @@ class AboutClient:
         self.closed_by: Side | None = None
         self._client_closes = False
         self._offered_channels = 0
-        self._product = self._version = self._name = self.language = ""
+        self._library = self._version = self._name = self.language = self.product = ""
 
     def describe(self) -> ClientDescription:
         """Return what is known."""
-        return ClientDescription(self._name, self.language, self._version, self._product, _text(self.user))
+        return ClientDescription(self._name, self.language, self._version, self._library, _text(self.user))
 
     def take(self, method: int, arguments: Reader) -> bool:
         """Take a method of the client's; say whether it tells how long frames may be.
@@ -111,8 +113,9 @@ class AboutClient:
     def _start(self, arguments: Reader) -> None:
         begins = arguments.position
         said = read_texts(arguments, b"product", b"version", b"platform", b"connection_name")
-        self._product = _text(said.get(b"product", b""))
+        self._library = _text(said.get(b"product", b""))
         self._version = _text(said.get(b"version", b""))
+        self.product = f"{self._library} {self._version}".strip()
         self.language = _text(said.get(b"platform", b"")).partition(" ")[0]
         self._name = _text(said.get(b"connection_name", b""))
         arguments.position = begins

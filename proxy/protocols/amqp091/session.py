@@ -120,6 +120,11 @@ class AMQP091Session(Session):
         """What the client says it is written in."""
         return self._about.language
 
+    @property
+    def product(self) -> str:
+        """The client's library or program, with its version."""
+        return self._about.product
+
     def receive(self, side: Side, chunk: memoryview, now_ns: int) -> Batch | None:
         """Take one chunk, as the base class says."""
         self._heard.add(side)

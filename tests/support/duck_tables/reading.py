@@ -11,8 +11,8 @@ _LISTS: Final = ("second_admitted", "second_refused", "second_requests", "second
 _COLUMNS: Final = {
     **dict.fromkeys(
         (
-            "type", "instance", "run", "kind", "name", "client", "producer_group", "rule", "verdict", "count",
-            "action", "by", "reason", "version",
+            "type", "instance", "run", "kind", "name", "client", "user", "product", "producer_group", "rule",
+            "verdict", "count", "action", "by", "reason", "version",
         ),
         "VARCHAR",
     ),

@@ -14,6 +14,9 @@ _LIMIT: Final = (
     "rule", "rate_per_s", "burst_s", "break_s", "count", "bytes_per_s", "bytes_burst_s", "action",
 )  # fmt: skip
 _KEY: Final = "instance, kind, name"
+_WHO: Final = ", ".join(
+    ("client", *(f'coalesce("{name}", \'\') AS "{name}"' for name in ("user", "product", "producer_group")))
+)
 _DAY: Final = "make_date(1970, 1, 1) + CAST({} // 86400 AS INTEGER)"
 _EMPTY: Final = "MAP {}::MAP(VARCHAR, STRUCT(requests BIGINT, refused BIGINT))"
 
@@ -91,18 +94,18 @@ SELECT {_KEY}, hour_s, minutes, {_names(_AMOUNTS)}, busy_answers, coalesce(langu
     refused_peak_per_s, wait_max_us, {_DAY.format("hour_s")} AS dt
 FROM totals LEFT JOIN languages USING ({_KEY}, hour_s)"""
 _REFUSALS: Final = f"""
-SELECT {_KEY}, at_s - at_s % 3600 AS hour_s, client, coalesce(producer_group, '') AS producer_group, rule, verdict,
+SELECT {_KEY}, at_s - at_s % 3600 AS hour_s, {_WHO}, rule, verdict,
     {_names(_WHAT, "sum({0})::BIGINT AS {0}")}, max(coalesce(wait_max_us, 0)) AS wait_max_us,
     {_DAY.format("(at_s - at_s % 3600)")} AS dt
 FROM records WHERE type = 'rejection' GROUP BY ALL"""
 _CULPRITS: Final = f"""
-WITH whom AS (SELECT {_KEY}, {_DAY.format("at_s")} AS dt, client, coalesce(producer_group, '') AS producer_group,
+WITH whom AS (SELECT {_KEY}, {_DAY.format("at_s")} AS dt, {_WHO},
     {_names(_WHAT, "sum({0})::BIGINT AS {0}")} FROM records
     WHERE type = 'rejection' AND verdict = 'refuse' GROUP BY ALL)
-SELECT {_KEY}, client, producer_group, {_names(_WHAT)},
+SELECT {_KEY}, client, "user", product, producer_group, {_names(_WHAT)},
     CASE WHEN sum(messages) OVER everyone = 0 THEN 0.0 ELSE messages::DOUBLE / (sum(messages) OVER everyone)::DOUBLE END
         AS share,
-    (row_number() OVER (everyone ORDER BY messages DESC, client, producer_group))::INTEGER AS rank, dt
+    (row_number() OVER (everyone ORDER BY messages DESC, client, "user", product, producer_group))::INTEGER AS rank, dt
 FROM whom WINDOW everyone AS (PARTITION BY {_KEY}, dt) QUALIFY rank <= 10"""
 _SECONDS: Final = f"""
 CREATE OR REPLACE TEMP TABLE refused_seconds AS
@@ -125,11 +128,12 @@ def _share(what: str, name: str, *, top: int | None) -> str:
 
 
 _STORMS: Final = f"""
-WITH of_storm AS (SELECT r.*, coalesce(producer_group, '') AS who_for, s.start_s FROM records r
+WITH of_storm AS (SELECT r.*, coalesce(producer_group, '') AS who_for, coalesce("user", '') AS who_as, s.start_s
+    FROM records r
     JOIN (SELECT {_KEY}, at_s, start_s FROM refused_seconds) s USING ({_KEY}, at_s)
     WHERE type = 'rejection' AND verdict = 'refuse'),
 {_share("client", "of_clients", top=10)}, {_share("who_for", "of_groups", top=10)},
-{_share("rule", "of_rules", top=None)},
+{_share("who_as", "of_users", top=10)}, {_share("rule", "of_rules", top=None)},
 storms AS (SELECT {_KEY}, start_s, max(at_s) + 1 AS end_s, {_names(_WHAT, "sum({0})::BIGINT AS {0}")},
     max(wait_max_us) AS wait_max_us, count(*) AS refused_seconds, max(messages) AS peak_per_s,
     arg_max(at_s, (messages, -at_s)) AS peak_at_s FROM refused_seconds GROUP BY {_KEY}, start_s),
@@ -137,10 +141,11 @@ newest AS (SELECT instance, max(at_s + CASE WHEN type IN ('traffic', 'heartbeat'
     FROM records GROUP BY instance)
 SELECT {_KEY}, start_s, end_s, {_names(_WHAT)}, wait_max_us, refused_seconds, peak_per_s, peak_at_s,
     of_rules.entries AS rules, of_clients.entries AS clients, of_clients.names AS client_count,
+    of_users.entries AS users, of_users.names AS user_count,
     of_groups.entries AS producer_groups, of_groups.names AS producer_group_count,
     end_s - 1 + {{gap}} >= newest_s AS is_open, {_DAY.format("start_s")} AS dt
 FROM storms JOIN of_clients USING ({_KEY}, start_s) JOIN of_groups USING ({_KEY}, start_s)
-JOIN of_rules USING ({_KEY}, start_s) JOIN newest USING (instance)"""
+JOIN of_rules USING ({_KEY}, start_s) JOIN of_users USING ({_KEY}, start_s) JOIN newest USING (instance)"""
 _LIMITS: Final = f"""
 SELECT {_KEY}, coalesce(rule, '') AS rule, {_names(_LIMIT[1:], "arg_max_null({0}, (at_s, run, n)) AS {0}")},
     max(at_s) AS seen_s, {_DAY.format("at_s")} AS dt

@@ -3,6 +3,8 @@
 import math
 from typing import Any, Final
 
+import msgspec
+
 from admin.analytics.findings import (
     Coverage,
     Culprit,
@@ -77,6 +79,25 @@ def storm(name: str, start: int, length: int, messages: int, **how: Any) -> Stor
         producer_groups=(Share(name="nightly-import", messages=messages, share=1.0),),
         producer_group_count=1,
         **how,
+    )
+
+
+def of_queues() -> Findings:
+    """Return what a report might have found of RabbitMQ: users and products, and no producer groups."""
+    named = storm("orders", 7_020, 640, 1_000, kind="queue")
+    nobody = (Share(name="", messages=1_000, share=1.0),)
+    users = (
+        Share(name="nightly-import", messages=900, share=0.9),
+        Share(name="billing", messages=100, share=0.1),
+    )
+    of_orders = Culprit(
+        instance=MAIN, kind="queue", name="orders", client="10.20.0.7", user="nightly-import", product="pika 1.4.4",
+        requests=700, messages=700, share=0.7,
+    )  # fmt: skip
+    return findings(
+        instance_count=1,
+        storms=(msgspec.structs.replace(named, users=users, user_count=2, producer_groups=nobody),),
+        culprits=(of_orders, msgspec.structs.replace(of_orders, client="10.20.0.9", user="", product="")),
     )
 
 

@@ -79,6 +79,8 @@ def _edge(gap_s: int) -> list[str]:
     for place in range(30):
         rejection(MIDNIGHT_S + 100, "ties", client=f"10.0.0.{place:02d}", messages=3)
         rejection(MIDNIGHT_S + 100, "ties", client=f"10.0.0.{place:02d}", messages=3, producer_group="")
+        whose = {"user": f"u{place % 2}", "product": f"p{place % 3}"}
+        rejection(MIDNIGHT_S + 300, "users", client=f"10.0.0.{place % 5:02d}", messages=place, **whose)
     for _ in range(3):
         rejection(MIDNIGHT_S + 200, "again", client="_other")
     rejection(MIDNIGHT_S + 200, 'names "with" {braces} and ünïcode', client="[::1]")

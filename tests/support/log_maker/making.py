@@ -104,6 +104,8 @@ class _Instance:
         self._rates = [float(50 * (1 + index % 20)) for index in range(count)]
         self._heads = [f'"kind":"{kind}","name":"{name}"' for kind, name in zip(self._kinds, self._names, strict=True)]
         self._clients = [f"10.{number}.{index // 200}.{index % 200 + 1}" for index in range(400)]
+        # Every other one has a user and a product, as with protocols that have some.
+        self._whose = [f',"user":"user-{at % 7}","product":"pika 1.{at % 3}"' if at % 2 else "" for at in range(400)]
         # Some resources are asked for more often than others.
         weights = 1.0 / np.arange(1, count + 1) ** 0.7
         self._weights = weights / weights.sum()
@@ -198,7 +200,7 @@ class _Instance:
         draw = self._draw
         bounds = np.searchsorted(at, hour_s + 60 * np.arange(first, last + 1))
         prefix = self._prefix("rejection")
-        heads, clients, held = self._heads, self._clients, self._held
+        heads, clients, whose, held = self._heads, self._clients, self._whose, self._held
         for minute, (low, high) in enumerate(pairwise(bounds), first):
             minute_s = hour_s + 60 * minute
             count = int(high - low)
@@ -213,9 +215,9 @@ class _Instance:
             places = slice(int(low), int(high))
             held.extend(
                 [
-                    f'{prefix}{n + i},"at_s":{s},{heads[r]},"client":"{clients[c]}","producer_group":"group-{c % 13}",'
-                    f'"rule":"r{r % 20}","verdict":"refuse","requests":{q},"messages":{m},"bytes":{b},'
-                    f'"wait_max_us":{w}}}\n'
+                    f'{prefix}{n + i},"at_s":{s},{heads[r]},"client":"{clients[c]}"{whose[c]},'
+                    f'"producer_group":"group-{c % 13}","rule":"r{r % 20}","verdict":"refuse","requests":{q},'
+                    f'"messages":{m},"bytes":{b},"wait_max_us":{w}}}\n'
                     if k > 0.04
                     else f'{prefix}{n + i},"at_s":{s},{heads[r]},"client":"{clients[c]}",'
                     f'"rule":"trial","verdict":"{"shadow" if k > 0.02 else "hold"}","requests":{q},"messages":{m},'

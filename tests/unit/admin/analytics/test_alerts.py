@@ -62,6 +62,8 @@ def storm(start_s: int = NOW_S - 60, end_s: int = NOW_S - 5, *, over: bool = Fal
             peak_per_s=90,
             clients=(Share(name="10.0.0.1", messages=messages, share=1.0),),
             client_count=1,
+            users=(Share(name="import", messages=messages, share=1.0),),
+            user_count=1,
         ),
         is_over=over,
         limit_per_s=300.0,
@@ -110,6 +112,7 @@ def test_message_says_who_and_how_much(open_ledger: Open) -> None:
         "refused_messages": 500,
         "peak_refused_per_s": 90,
         "clients": [{"name": "10.0.0.1", "messages": 500, "share": 1.0}],
+        "users": [{"name": "import", "messages": 500, "share": 1.0}],
         "producer_groups": [],
         "limit_per_s": 300.0,
         "report": "/srv/report.html",
@@ -124,6 +127,15 @@ def test_restart_sends_nothing_twice_and_forgets_nothing(open_ledger: Open) -> N
     after = open_ledger()
     after.update([storm(over=True)])
     assert [event for event, _ in deliver_all(after)] == ["ended"]
+
+
+def test_messages_that_an_older_sluice_left_are_sent(open_ledger: Open, ledger_path: Path, warnings: list[str]) -> None:
+    open_ledger().update([storm()])
+    left = msgspec.json.decode(ledger_path.read_bytes())
+    del left["outbox"][0]["message"]["users"]
+    ledger_path.write_bytes(msgspec.json.encode(left))
+    assert head(open_ledger()).message.users == ()
+    assert warnings == []
 
 
 def test_killed_between_the_answer_and_its_note_sends_the_same_key_again(open_ledger: Open) -> None:

@@ -52,6 +52,26 @@ def test_every_chart_has_its_data_once_and_a_table_beside_it() -> None:
     assert page.count("<table") == 4 + len(findings_maker.findings().curves) + 2
 
 
+def test_who_was_refused_is_named_by_what_its_protocol_has() -> None:
+    found = {
+        name: render(page)
+        for name, page in (("topics", findings_maker.findings()), ("queues", findings_maker.of_queues()))
+    }
+    columns = {name: re.findall(r'role="columnheader"[^>]*>([^<]+)</th>', page) for name, page in found.items()}
+    by_name = {
+        name: {"Users", "User", "Product", "Producer groups", "Producer group"} & {*columns[name]} for name in found
+    }
+    assert by_name == {"topics": {"Producer groups", "Producer group"}, "queues": {"Users", "User", "Product"}}
+    assert "10.20.0.7  nightly-import \u2192 orders on orders-eu-1" in _charted(found["topics"])
+    assert "10.20.0.7  nightly-import  pika 1.4.4 \u2192 orders" in _charted(found["queues"])
+    assert "10.20.0.9 \u2192 orders" in _charted(found["queues"])
+
+
+def _charted(page: str) -> str:
+    (drawn,) = re.findall(r'class="chart-data" data-chart="culprits-chart">(.*?)</script>', page)
+    return json.dumps(json.loads(drawn), ensure_ascii=False)
+
+
 def test_what_is_left_out_is_said() -> None:
     page = render(findings_maker.findings())
     assert "The first 5 of 212 recommendations; all are in" in page
@@ -139,3 +159,10 @@ def test_a_table_says_what_its_cells_are() -> None:
     written = table("Figures", ("Name", "Count"), [("a", "1")], right=(1,))
     assert '<th scope="row" role="rowheader">a</th>' in written
     assert '<td role="cell" data-label="Count" class="number">1</td>' in written
+
+
+def test_a_column_that_nobody_uses_is_left_out() -> None:
+    written = table("Figures", ("Name", "User", "Count"), [("a", "", "1"), ("", "", "2")], right=(2,))
+    assert "User" not in written
+    assert '<td role="cell" data-label="Count" class="number">2</td>' in written
+    assert "User" in table("Figures", ("Name", "User"), [])

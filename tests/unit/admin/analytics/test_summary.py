@@ -1,4 +1,5 @@
 import io
+import re
 from pathlib import Path
 
 import findings_maker
@@ -42,6 +43,17 @@ def test_a_name_gives_a_terminal_no_orders() -> None:
     printed = _printed(findings_maker.findings())
     assert "\u202e" not in printed
     assert HOSTILE.replace("\u202e", "\\u202e") in printed
+
+
+def test_who_was_refused_is_named_by_what_its_protocol_has() -> None:
+    printed = _printed(findings_maker.findings())
+    assert "   clients                        producer groups       by" in printed
+    assert re.search(r"^  client +producer group +resource ", printed, re.MULTILINE)
+    printed = _printed(findings_maker.of_queues())
+    assert re.search(r"^  resource .* clients +users +by$", printed, re.MULTILINE)
+    assert "nightly-import 90%, billing 10%" in printed
+    assert re.search(r"^  client +user +product +resource ", printed, re.MULTILINE)
+    assert re.search(r"^  10\.20\.0\.7 +nightly-import +pika 1\.4\.4 +orders ", printed, re.MULTILINE)
 
 
 def test_a_directory_with_blanks_is_quoted_in_what_is_to_be_typed() -> None:

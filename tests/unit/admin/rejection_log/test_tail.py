@@ -53,18 +53,23 @@ def test_a_time_that_no_calendar_has_is_a_line_that_cannot_be_read(
     assert shown.err == "sluice: lines that could not be read: 2\n"
 
 
-def test_a_refusal_names_the_user_and_the_group_there_are(
+def test_a_refusal_names_the_user_the_group_and_the_product_there_are(
     tmp_path: Path, make_rejection: Callable[..., Rejection], capsys: pytest.CaptureFixture[str]
 ) -> None:
     plain = make_rejection(client="c")
     composer = Composer("a", RUN)
     named = [
-        msgspec.structs.replace(plain, user=user, producer_group=group) for user in ("", "alice") for group in ("", "g")
+        msgspec.structs.replace(plain, user=user, producer_group=group, product=product)
+        for user in ("", "alice")
+        for group in ("", "g")
+        for product in ("", "pika 1.4.4")
     ]
     (tmp_path / "a.jsonl").write_bytes(b"".join(composer.rejection(AT, each) for each in named))
     assert tail([tmp_path]) == 0
+    who = ["c", "c (pika 1.4.4)", "c (g)", "c (g, pika 1.4.4)"]
+    who += ["c (alice)", "c (alice, pika 1.4.4)", "c (alice, g)", "c (alice, g, pika 1.4.4)"]
     shown = [line.partition("from ")[2].partition(", wait")[0] for line in capsys.readouterr().out.splitlines()]
-    assert shown == ["c", "c (g)", "c (alice)", "c (alice, g)"]
+    assert shown == who
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])

@@ -24,7 +24,7 @@ from limiter.counting.rejections import (
     TrafficSecond,
 )
 from limiter.counting.row import KEPT_S, MAX_SENDERS, Row
-from limiter.counting.seconds import MAX_LANGUAGES, Judged
+from limiter.counting.seconds import MAX_LANGUAGES, MAX_PRODUCTS, Judged
 from limiter.rules.resource import Resource
 from limiter.rules.rule import Rule
 
@@ -214,6 +214,31 @@ class TestRejections:
             (OTHER, OTHER, 1),
         ]
         assert second.resources[0].clients == ("192.0.2.1",)
+
+    def test_products_of_one_client_are_told_apart_within_the_bound(self) -> None:
+        told = Told(1000, 2, 2000)
+        for product in ("pika 1", "pika 2", "pika 1", "pika 3"):
+            told.judge("a", sender=(*ANN, "u", product))
+        told.judge("a", sender=ANN)
+        second = told.over()
+        assert [(each.client, each.user, each.product, each.amount.requests) for each in second.rejections] == [
+            ("192.0.2.1", "u", "pika 1", 2),
+            ("192.0.2.1", "u", "pika 2", 1),
+            (OTHER, OTHER, OTHER, 1),
+            (OTHER, "", "", 1),
+        ]
+        assert sum(each.outcomes["refused"].requests for each in second.resources) == 5
+
+    def test_one_client_with_many_products_does_not_use_up_the_bound(self) -> None:
+        told = Told(1000, 100, 2000)
+        for number in range(1000):
+            told.judge("a", sender=(*ANN, "u", f"made up {number}"))
+        told.judge("a", sender=("192.0.2.9", "JAVA", "v", "pika 1"))
+        second = told.over()
+        assert len(second.rejections) == MAX_PRODUCTS + 2
+        named = {(each.client, each.product): each.amount.requests for each in second.rejections}
+        assert named["192.0.2.1", OTHER] == 1000 - MAX_PRODUCTS
+        assert named["192.0.2.9", "pika 1"] == 1
 
     def test_beyond_the_bound_client_and_group_are_others_then_the_resource_then_the_rule(self) -> None:
         told = Told(1000, 2, 2000)

@@ -702,11 +702,12 @@ class TestEvents:
             assert await broker.receive_line() == b"free 1\n"
 
 
-def logged_in(protocol: Protocol, user: str) -> Protocol:
-    """Return a protocol whose clients have logged in as a user before they say anything."""
+def logged_in(protocol: Protocol, user: str, product: str = "") -> Protocol:
+    """Return a protocol whose clients have logged in as a user, and say what they are, before they say anything."""
 
     def open_session(context: SessionContext) -> Session:
         session = protocol.open_session(context)
+        session.__class__ = type("Named", (type(session),), {"product": product})
         info = msgspec.structs.replace(context.connection, scopes=(Resource("user", user),))
         receive = session.receive
 
@@ -778,15 +779,18 @@ class TestTakeTraffic:
         )
         assert await rig.path.take_traffic(unfinished=True) == ()
 
-    async def test_tells_as_which_user_and_goes_by_its_limits(self, start_rig: StartRig, lines: Protocol) -> None:
-        rig = await start_rig("user:alice=1/s", protocol=logged_in(lines, "alice"))
+    async def test_tells_as_which_user_and_product_and_goes_by_its_limits(
+        self, start_rig: StartRig, lines: Protocol
+    ) -> None:
+        rig = await start_rig("user:alice=1/s", protocol=logged_in(lines, "alice", "pika 1.4.4"))
         assert await rig.path.take_traffic() == ()
         client, _ = await rig.connect()
         await client.send(b"orders 1\norders 2\norders 3\n")
         assert (await client.receive_line()).startswith(b"BUSY")
         (second,) = await rig.path.take_traffic(unfinished=True)
         (rejection,) = second.rejections
-        assert (rejection.user, rejection.rule, rejection.amount.requests) == ("alice", "user:alice", 2)
+        assert (rejection.user, rejection.product) == ("alice", "pika 1.4.4")
+        assert (rejection.rule, rejection.amount.requests) == ("user:alice", 2)
 
     async def test_tells_what_held_requests_come_to(self, rig: Rig, mock_clock: MockClock) -> None:
         assert await rig.path.take_traffic() == ()

@@ -49,7 +49,7 @@ def test_a_greeting_passes_wherever_it_is_cut() -> None:
             driver.give(BROKER, welcome[at : at + longest])
         assert driver.written[BROKER] == greeting
         assert driver.written[CLIENT] == welcome
-        assert driver.session.language == "Python"
+        assert (driver.session.language, driver.session.product) == ("Python", "pika 1.3.2")
 
 
 @pytest.mark.parametrize("cut", range(1, len(PUBLISH)))

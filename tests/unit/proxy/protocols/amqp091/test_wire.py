@@ -92,4 +92,15 @@ def test_a_client_says_who_it_is(mechanism: str, response: bytes, user: bytes) -
     about.take(CONNECTION_START_OK, Reader(other, 0, len(other)))
     # Without a version, since accounts are kept by it.
     assert about.language == "Python"
+    assert about.product == "pika 1.3.2?"
     assert about.describe() == ClientDescription("", "Python", "1.3.2?", "pika", user.decode())
+
+
+@pytest.mark.parametrize(
+    ("said", "product"), [({"product": "pika"}, "pika"), ({"version": "1.4.4"}, "1.4.4"), ({"platform": "Go"}, "")]
+)
+def test_a_client_may_leave_out_its_product_or_the_version(said: dict[str, str], product: str) -> None:
+    raw = frames.table(said) + frames.short("EXTERNAL") + frames.long(b"") + frames.short("en_US")
+    about = AboutClient()
+    about.take(CONNECTION_START_OK, Reader(raw, 0, len(raw)))
+    assert about.product == product
