@@ -13,7 +13,7 @@ from harness.sidecar import Route, Sluice, StartSluice
 
 pytestmark = [pytest.mark.integration]
 
-# At 300/s, so that a run of some seconds goes over the limits all the time without waiting for them much.
+# At 150/s, so that a run of some seconds goes over the limits all the time without waiting for them much.
 _LIMITS = """
 [[limits]]
 kind = "queue"
@@ -23,23 +23,26 @@ rate = 0
 [[limits]]
 kind = "queue"
 name = "*-over"
-rate = 300
+rate = 150
 
 [[limits]]
 kind = "queue"
 name = "*-held"
-rate = 300
+rate = 150
 action = "delay"
 max_delay_s = 1
 
 [[limits]]
 kind = "delivery"
 name = "*-taken"
-rate = 300
+rate = 150
 """
 _QUEUES = ("free", "over", "held", "refused", "taken", "copied")
-_CHANNELS = 5
-_SEEDS = [int(os.environ["SLUICE_AMQP_SEED"])] if "SLUICE_AMQP_SEED" in os.environ else [*range(6)]
+_CHANNELS = 16
+_LARGE_BODY_BYTES = 1024 * 1024
+# TESTED_AMQP_SEEDS=0-999 runs a thousand of them.
+_FIRST, _, _LAST = os.environ.get("TESTED_AMQP_SEEDS", "0-5").partition("-")
+_STEPS = int(os.environ.get("TESTED_AMQP_STEPS", "400"))
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +102,7 @@ class _Run:
 
     def step(self) -> None:
         """Let some channels publish at once, their frames in turns and cut anywhere; then one does something else."""
-        streams = [self._publishes(channel) for channel in self._dice.sample(self.channels, 3)]
+        streams = [self._publishes(channel) for channel in self._dice.sample(self.channels, self._dice.randrange(1, 9))]
         data = bytearray()
         while streams := [stream for stream in streams if stream]:
             data += self._dice.choice(streams).pop(0)
@@ -126,12 +129,14 @@ class _Run:
 
     def _publishes(self, channel: _Channel) -> list[bytes]:
         frames = []
-        for _ in range(self._dice.randrange(1, 25)):
+        for _ in range(self._dice.randrange(1, 12)):
             # What cannot be refused waits for ever where nothing passes.
             queue = self._dice.choice(_QUEUES[: 4 if channel.mode == "confirm" else 3])
             copied = self._dice.random() < 0.1
             self._serial += 1
-            body = b"%d " % self._serial + bytes(self._dice.choice((0, 10, 300, 9000)))
+            large = self._dice.random() < 0.005
+            size_bytes = self._dice.randrange(_LARGE_BODY_BYTES) if large else self._dice.choice((0, 10, 300, 9000))
+            body = b"%d " % self._serial + bytes(size_bytes)
             number = self._client.number_publish(channel.number) if channel.mode == "confirm" else 0
             one = _Published(f"{self._prefix}-{queue}", copied, body, number)
             (channel.uncommitted if channel.mode == "tx" else channel.published).append(one)
@@ -269,8 +274,8 @@ def test_what_channels_are_told_is_what_the_broker_has(rabbitmq: RabbitMQ, sluic
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("seed", _SEEDS)
+@pytest.mark.parametrize("seed", range(int(_FIRST), int(_LAST or _FIRST) + 1))
 def test_what_channels_are_told_is_what_the_broker_has_for_longer(
     seed: int, rabbitmq: RabbitMQ, sluice: Sluice
 ) -> None:
-    _check_seed(seed, 400, rabbitmq, sluice)
+    _check_seed(seed, _STEPS, rabbitmq, sluice)
