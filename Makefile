@@ -157,7 +157,7 @@ demo-rabbitmq: $(RUN_STAMP) $(PARTS)/rabbitmq/.stamp ## the same with a real Rab
 
 test: lint types rust fast quick ## what CI runs: lint, types, Rust, unit and fuzz tests, and the quick ones of each real part
 
-test-all: lint types rust fast deploy spark operator integration rabbitmq4 ## everything; an hour
+test-all: lint types rust fast rare deploy spark operator integration rabbitmq4 ## everything; an hour
 
 lint: $(VENV_STAMP) ## ruff, formatting, the import contracts
 	$(BIN)/ruff check $(TESTED)
@@ -175,7 +175,10 @@ types: $(VENV_STAMP) $(NATIVE) ## mypy --strict over the packages and the test h
 		tests/support/claims.py tests/support/page_commands.py tests/support/guides.py
 
 fast: $(VENV_STAMP) $(NATIVE) ## unit and fuzz tests
-	$(BIN)/python -m pytest tests/unit tests/fuzz $(WITHOUT_NATIVE) -n auto --maxprocesses 4
+	$(BIN)/python -m pytest tests/unit tests/fuzz $(WITHOUT_NATIVE) -m "not long" -n auto --maxprocesses 4
+
+rare: $(VENV_STAMP) $(NATIVE) ## unit tests that prove a rare case, by trying very many
+	$(BIN)/python -m pytest tests/unit $(WITHOUT_NATIVE) -m long -n auto --maxprocesses 4
 
 unit: $(VENV_STAMP) $(NATIVE) ## unit tests alone
 	$(BIN)/python -m pytest tests/unit $(WITHOUT_NATIVE)

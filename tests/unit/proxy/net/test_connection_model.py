@@ -33,6 +33,8 @@ PLENTY = 1 << 30
 KINDS = 8
 REFUSED, HELD, UNFINISHED = 0, 1, 2
 CLOSES, FAULTY = 250, 251
+#: Schedules that are tried in one go.
+SOME = 10_000
 ORDERLY = {"client_closed", "broker_closed", "enough", "drained"}
 
 
@@ -599,12 +601,10 @@ def run(seeds: range, monkeypatch: pytest.MonkeyPatch) -> None:
             raise
 
 
-def test_holds_in_some_schedules(monkeypatch: pytest.MonkeyPatch) -> None:
-    run(range(3_000), monkeypatch)
-
-
 # In parts, since several run at once.
-@pytest.mark.long
-@pytest.mark.parametrize("first", range(3_000, 103_000, 10_000))
-def test_holds_in_many_schedules(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    run(range(first, first + 10_000), monkeypatch)
+@pytest.mark.parametrize(
+    "first",
+    [pytest.param(first, marks=[pytest.mark.long] * (first > SOME)) for first in range(0, 100_000, SOME)],
+)
+def test_holds_in_any_schedule(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    run(range(first, first + SOME), monkeypatch)
