@@ -13,7 +13,7 @@ from harness.sidecar import Route, Sluice, StartSluice
 
 pytestmark = [pytest.mark.integration]
 
-# At 150/s, so that a run of some seconds goes over the limits all the time without waiting for them much.
+# A run of some seconds goes over the limits all the time, on slow machines too, without waiting for them much.
 _LIMITS = """
 [[limits]]
 kind = "queue"
@@ -24,11 +24,13 @@ rate = 0
 kind = "queue"
 name = "*-over"
 rate = 150
+burst_s = 0.1
 
 [[limits]]
 kind = "queue"
 name = "*-held"
 rate = 150
+burst_s = 0.1
 action = "delay"
 max_delay_s = 1
 
