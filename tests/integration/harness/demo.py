@@ -1,0 +1,85 @@
+"""The demo with a real broker, started as the Makefile does, with a /tmp of its own; and what it leaves there."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from harness.paths import PARTS, required
+from harness.process import ManagedProcess
+
+QUIET = ("orders", "payments", "invoices", "shipments", "audit")
+"""What is sent to besides what is flooded."""
+TIMEOUT_S = 300.0
+"""Virtual machines, a sidecar and a load generator take a while to start on a machine that is busy."""
+
+
+@dataclass
+class Demos:
+    """Starts demos of one broker.
+
+    Attributes:
+        broker: ``rocketmq`` or ``rabbitmq``, which is also how messages are called there.
+        scratch: what they take for /tmp.
+        log: their rejection log.
+    """
+
+    broker: str
+    folder: Path
+    scratch: Path = field(init=False)
+    log: Path = field(init=False)
+    _started: ExitStack = field(default_factory=ExitStack)
+
+    def __post_init__(self) -> None:
+        self.scratch, self.log = self.folder / "tmp", self.folder / "log"
+        self.scratch.mkdir()
+
+    def start(self, *arguments: str) -> ManagedProcess:
+        """Start one.
+
+        Raises:
+            MissingPartError: the broker or its load generator is not here.
+        """
+        jars = required(PARTS / self.broker / ".stamp", "make parts").parent / "lib"
+        command = [sys.executable, "-m", f"admin.demo.{self.broker}", "--jars", str(jars), "--log", str(self.log)]
+        log, env = self.folder / "demo.log", {"TMPDIR": str(self.scratch)}
+        demo = ManagedProcess("demo", [*command, *arguments], log=log, env=env, cwd=self.folder)
+        self._started.callback(demo.kill)
+        return demo
+
+    def stop(self) -> None:
+        """Kill those that still run."""
+        self._started.close()
+
+    def processes(self) -> dict[int, str]:
+        """Return the command lines of processes that lie or work in their /tmp, by their number."""
+        found = {}
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                with suppress(OSError):
+                    command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                    if str(self.scratch) in command or str(self.scratch) in str((entry / "cwd").readlink()):
+                        found[int(entry.name)] = command
+        return found
+
+    def left(self) -> list[str]:
+        """Return the processes and the files that are left of them."""
+        return [*map(str, self.scratch.iterdir()), *self.processes().values()]
+
+
+@contextmanager
+def demos_of(broker: str, folder: Path) -> Iterator[Demos]:
+    """Yield what starts demos of one broker, in a folder."""
+    demos = Demos(broker, folder)
+    try:
+        yield demos
+    finally:
+        demos.stop()
+
+
+def figures(lines: list[str], name: str, limit: str = "200") -> dict[str, int]:
+    """Return the row of a topic or queue with that limit in the account of a demo."""
+    headings = next(line.split() for line in lines if line.split()[1:2] == ["limit/s"])
+    row = next(line.split() for line in lines if line.split()[:2] == [name, limit])
+    return {name: int(value.replace(",", "")) for name, value in zip(headings[1:-1], row[1:-1], strict=True)}
