@@ -125,7 +125,7 @@ def _details(limit: AppliedLimit, *, live: bool, refuses: bool) -> Iterator[tupl
         used = zip(("1 s", "10 s", "60 s"), msgspec.structs.astuple(limit.usage), strict=True)
         yield "used", ", ".join(f"{share:.0%} over {window}" for window, share in used)
     if limit.held:
-        yield "held", f"{limit.held} requests wait for it"
+        yield "held", "1 request waits for it" if limit.held == 1 else f"{limit.held} requests wait for it"
 
 
 def _admitted(limit: AppliedLimit) -> str:

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from admin.config.faults import describe_fields, unknown_key
 from admin.config.limit_fields import FIELDS
+from admin.config.plugins import own_protocols
 from admin.config.settings import EDIT_KEY_HINTS, UNLIMITED, VALUE_HINTS, Limit, WrittenLimit
 from limiter.rules.errors import RuleError
 from limiter.rules.patterns import DEFAULT_PATTERN, Matcher
@@ -108,8 +109,13 @@ class RuleReader:
         """Say that there is no such kind, and which one may have been meant; if none are given, all are allowed."""
         allowed = allowed or self.kinds
         meant = [f'"{word}"' for word in self._meant.get(kind, ()) if word in allowed]
+        others = [each.name for each in own_protocols() if kind not in self.kinds and each.has(kind)]
+        speak = " and ".join(each.name for each in self.protocols)
+        of = f"unknown to {speak}; it is a kind of {others[0]}" if others else ""
         if meant:
-            return f"unknown; did you mean {' or '.join(meant)}?"
+            return f"{of or 'unknown'}; did you mean {' or '.join(meant)}?"
+        if of and kind not in SCOPES:
+            return f"{of}: is the protocol the right one? Allowed here: {', '.join(sorted(allowed))}"
         if kind in SCOPES and kind not in self.kinds:
             return f"unknown; {know_no(self.protocols, kind)}; allowed here: {', '.join(sorted(allowed))}"
         return unknown_key(kind, allowed)

@@ -6,6 +6,7 @@ it says. No retries: not a client to copy.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Final, Literal
 
 import trio
@@ -16,6 +17,7 @@ from admin.demo.ledger import Counts, TopicLoad
 #: Messages that are due are written together this often.
 _TICK_S: Final = 0.02
 _MADE_UP_FOR_S: Final = 0.5
+_CONNECT_FOR_S: Final = 5.0
 _READ_BYTES: Final = 64 * 1024
 
 Outcome = Literal["passed", "refused", "failed"]
@@ -62,7 +64,7 @@ class Client(ABC):
         Should the connection end before that, ``lost`` says why.
         """
         try:
-            async with await trio.open_tcp_stream(*endpoint) as stream, trio.open_nursery() as nursery:
+            async with await _connect(endpoint) as stream, trio.open_nursery() as nursery:
                 await self.greet(stream)
                 nursery.start_soon(self._read, stream)
                 await self._send(stream)
@@ -118,3 +120,13 @@ class Client(ABC):
         if self._observe is not None:
             self._observe(trio.current_time() - sent_s)
         setattr(self._counts, outcome, getattr(self._counts, outcome) + 1)
+
+
+async def _connect(endpoint: Endpoint) -> trio.SocketStream:
+    """Connect, as clients do, to what may not listen for a moment: Sluice does not while its broker does not answer."""
+    with trio.move_on_after(_CONNECT_FOR_S):
+        while True:
+            with suppress(OSError):
+                return await trio.open_tcp_stream(*endpoint)
+            await trio.sleep(_TICK_S)
+    return await trio.open_tcp_stream(*endpoint)

@@ -77,7 +77,13 @@ def line(ledger: Ledger, elapsed_s: float) -> str:
 
 
 def summary(
-    ledger: Ledger, stored: Mapping[str, int], limit_per_s: float, elapsed_s: float, checks: Sequence[Check]
+    ledger: Ledger,
+    stored: Mapping[str, int],
+    limit_per_s: float,
+    elapsed_s: float,
+    checks: Sequence[Check],
+    *,
+    burst_s: float = 1.0,
 ) -> RenderableType:
     """Show what clients saw beside what the broker stored, and the checks on them.
 
@@ -107,15 +113,16 @@ def summary(
         Text.assemble(("✓ ", "bold green") if check.holds else ("✗ ", "bold red"), check.text) for check in checks
     ]
     bounded = EDITED not in checks and elapsed_s and limit_per_s < inf
-    burst = [_burst(ledger.kind, limit_per_s, elapsed_s)] if bounded else []
+    burst = [_burst(ledger.kind, limit_per_s, limit_per_s * burst_s, elapsed_s)] if bounded else []
     return Group(Text(f"\nafter {elapsed_s:.1f} s", style="bold"), table, *burst, *results)
 
 
-def _burst(kind: str, limit_per_s: float, elapsed_s: float) -> Text:
+def _burst(kind: str, limit_per_s: float, burst: float, elapsed_s: float) -> Text:
     """Say why more than the limit was stored each second: in a short run the burst is a good part of all."""
-    limit, most = number(limit_per_s, grouped=True), number(limit_per_s + limit_per_s / elapsed_s, 1, grouped=True)
+    limit, most = number(limit_per_s, grouped=True), number(limit_per_s + burst / elapsed_s, 1, grouped=True)
+    once = number(burst, grouped=True)
     return Text(
-        f"A {kind} may store {limit}/s and one burst of {limit}: up to {most}/s over {elapsed_s:.1f} s", style="dim"
+        f"A {kind} may store {limit}/s and one burst of {once}: up to {most}/s over {elapsed_s:.1f} s", style="dim"
     )
 
 

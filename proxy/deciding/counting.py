@@ -1,6 +1,6 @@
 """Counts what was decided: runs of requests, each with one verdict, go to the accounts of one data path."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from limiter.counting.accounts import Accounts
 from limiter.counting.rejections import NUMBERS, Outcome
@@ -63,6 +63,12 @@ class Tally:
     def dropped(self, request: Request, now_ns: int, sender: Sender) -> None:
         """Count a request that was held when its client left."""
         self._let_go(request, "dropped", now_ns, sender)
+
+    def lost(self, requests: Iterable[Request], now_ns: int, sender: Sender) -> None:
+        """Count requests that were never decided, and whose session has given them up."""
+        for request in requests:
+            amount = (1, request.messages, 0 if request.by_answer else request.size_bytes)
+            self._accounts.count(now_ns, request.resources, sender, "dropped", amount)
 
     def _let_go(self, request: Request, what: Outcome | Judged, now_ns: int, sender: Sender) -> None:
         self.held_requests -= 1

@@ -113,6 +113,7 @@ class Calls(NamedTuple):
     wake: Callable[[], None]
     ask: Callable[[CommandRequest], CommandStatus]
     give_up: Callable[[Sequence[Request]], None]
+    lose: Callable[[Sequence[Request]], None]
 
 
 class Doing(Enum):
@@ -479,7 +480,7 @@ class Connection:
         self._deciding = 0
         self._tickets = Tickets(services.tally, services.now_ns, services.tally.sender(info.address))
         self.draining = False
-        self.session = open_session(Calls(self._wake_up, self._ask, self._tickets.give_up))
+        self.session = open_session(Calls(self._wake_up, self._ask, self._tickets.give_up, self._tickets.lose))
         wires = {Side.CLIENT: client, Side.BROKER: broker}
         self.peers = {side: Peer(self, side, wire, services, self.session) for side, wire in wires.items()}
         for side, peer in self.peers.items():
@@ -684,7 +685,17 @@ class Connection:
             and self.session.in_flight() == 0
             and all(self.session.between_frames(side) and not peer.busy for side, peer in self.peers.items())
         ):
-            self.part("drained", "no request was in flight")
+            self.part("drained", "Sluice is shutting down, and nothing is in flight any more")
+        elif self.parting is None and not self._deciding and self.ended is None and not self.peers[Side.CLIENT].ended:
+            # Who waits for no answer would go on sending, into a socket that nobody reads.
+            detail = "Sluice is shutting down, and reads no more"
+            if self.session.dismisses_client(detail, self._services.now_ns()):
+                client = self.peers[Side.CLIENT]
+                try:
+                    client.end()
+                except PeerError:
+                    # It has gone, and what waits goes on all the same.
+                    client.stop_writing()
 
     def begin(self, batch: Batch) -> Coroutine[Any, Any, None] | None:
         """Have the handlers decide one batch; returns what is to be awaited for that, if a lane is to be waited for."""

@@ -193,7 +193,7 @@ class Server:
             while self.connections:
                 await self._nothing_open.park()
         for connection in list(self.connections.values()):
-            connection.dismiss("grace_over", f"still open {grace_s:g} s after the drain began")
+            connection.dismiss("grace_over", f"Sluice is shutting down, and has waited for {grace_s:g} s")
 
     def _cannot_accept(self, config: ListenerConfig, error: Exception) -> None:
         """Write down that there is no room for a client, at a bounded rate."""
@@ -302,6 +302,7 @@ class Server:
                 options=config.options,
                 ask=calls.ask,
                 give_up=calls.give_up,
+                lose=calls.lose,
                 limiting=services.limiting,
                 room=self._gather_room,
                 hub=self._hubs[config.name],

@@ -54,6 +54,10 @@ class Tickets:
         claimed = (held.pop(id(request), None) for request in requests for held in self._held.values())
         self._drop([one for one in claimed if one is not None])
 
+    def lose(self, requests: Iterable[Request]) -> None:
+        """Count requests that waited for a held one, and that are not decided any more."""
+        self._tally.lost(requests, self._now_ns(), self.sender)
+
     def drop(self, *sides: Side, refusable: bool = False) -> None:
         """Give up the held requests of these peers, or of both; with ``refusable`` only those that could be refused.
 

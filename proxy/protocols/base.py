@@ -103,7 +103,7 @@ def nobody_takes(ask: CommandRequest) -> CommandStatus:
 
 
 def nobody_gives_up(requests: Sequence[Request]) -> None:
-    """Drop no held requests."""
+    """Do nothing about requests that wait no more."""
     del requests
 
 
@@ -238,6 +238,21 @@ class Session(ABC):
         """Queue the protocol's goodbyes, as Sluice is about to end the connection; ``detail`` is why, for people."""
         del detail, now_ns
 
+    def dismisses_client(self, detail: str, now_ns: int) -> bool:
+        """Say goodbye to the client of a connection that drains, if it waits for nothing more than that.
+
+        The client is not read any more, though what it sent may still go on. Called often.
+
+        Args:
+            detail: why, for people.
+            now_ns: on the monotonic clock.
+
+        Returns:
+            Whether that is queued; the stream to the client then ends behind it.
+        """
+        del detail, now_ns
+        return False
+
     def heard_out(self, side: Side, chunk: memoryview) -> bool:
         """Take what a peer sends after the farewell, which goes nowhere, or nothing yet.
 
@@ -338,6 +353,7 @@ class SessionContext:
         options: the protocol's own typed configuration.
         ask: asks the operator's side what a client wants of Sluice itself; called in ``receive``.
         give_up: drops held requests that nobody wants any more: ``resolved`` does not come for them.
+        lose: counts requests that were to be decided later and go nowhere any more.
         limiting: says whether limiting is on at all; what a session refuses by itself passes while it is off.
         room: for frames that have to be whole before they can be decided; shared by all sessions.
         hub: what all sessions of one broker share, whatever their listener; see ``Protocol.open_hub``.
@@ -352,6 +368,7 @@ class SessionContext:
     options: Any
     ask: Callable[[CommandRequest], CommandStatus] = nobody_takes
     give_up: Callable[[Sequence[Request]], None] = nobody_gives_up
+    lose: Callable[[Sequence[Request]], None] = nobody_gives_up
     limiting: Callable[[], bool] = lambda: True
     room: GatherRoom = field(default_factory=GatherRoom)
     hub: Any = None

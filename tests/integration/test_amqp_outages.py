@@ -1,6 +1,7 @@
 """What AMQP clients see when the broker is blocked, killed or gone, and when Sluice ends."""
 
 import json
+import signal
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -126,6 +127,23 @@ def test_draining_sluice_says_goodbye_to_both(rabbitmq: RabbitMQ, sluice: Sluice
     log = "\n".join(rabbitmq.log_lines[logged:])
     assert "closing AMQP connection" in log
     assert "unexpectedly closed" not in log, log
+
+
+def test_who_waits_for_no_answer_is_told_of_a_drain_at_once(rabbitmq: RabbitMQ, sluice: Sluice) -> None:
+    _declare(rabbitmq, "slow-dismissed")
+    with AmqpClient(sluice.routes[0].listen) as client:
+        channel = client.open_channel()
+        client.send(*(publish(channel, "slow-dismissed", b"x") for _ in range(_HELD)))
+        sluice.wait_for_metrics(lambda metrics: metrics.total("sluice_held_requests") > 0)
+
+        sluice.process.signal(signal.SIGTERM)
+
+        assert client.expect("connection.close")["reply_text"] == (
+            "CONNECTION_FORCED - Sluice is shutting down, and reads no more"
+        )
+        assert rabbitmq.messages("slow-dismissed") < _HELD
+        assert sluice.process.wait(timeout_s=_PATIENCE_S) == 0
+    assert rabbitmq.messages("slow-dismissed") == _HELD
 
 
 @pytest.mark.parametrize("end", [RabbitMQ.stop, RabbitMQ.kill], ids=["stopped", "killed"])

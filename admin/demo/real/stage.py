@@ -242,7 +242,8 @@ async def _play(options: Options, cast: Cast, nursery: trio.Nursery, stopping: t
     limit = account.Limit(LIMIT_PER_S, BURST_S) if options.sluice else None
     checks = account.checks(sending.ledger, stored, limit, sending.flooded_s, bypassed=sending.bypassed)
     checks += [Check(holds=False, text=line) for line in lost]
-    show(view.summary(sending.ledger, stored, limit.rate_per_s if limit else inf, sending.elapsed_s, checks))
+    rate_per_s = limit.rate_per_s if limit else inf
+    show(view.summary(sending.ledger, stored, rate_per_s, sending.elapsed_s, checks, burst_s=BURST_S))
     show(account.waits(sending.waits, cast.broker.kind))
     if options.record is not None:
         record = {"limit_per_s": LIMIT_PER_S, "flooded": FLOODED, "sluice": options.sluice, "seconds": sending.record}

@@ -57,7 +57,7 @@ PROTOCOL = Protocol(
     scopes=(USER, VHOST),
     open_hub=Hub,
     kinds_meant={
-        "topic": (EXCHANGE, ROUTING_KEY),
+        "topic": (QUEUE, EXCHANGE, ROUTING_KEY),
         "binding": (ROUTING_KEY,),
         "key": (ROUTING_KEY,),
         "consumer": (DELIVERY,),

@@ -391,6 +391,14 @@ class Publishes(Stream):
             self.out.append(self._last_words)
             self._last_words = b""
 
+    def answers(self) -> bool:
+        """Say whether the client waits for a confirm, or for the answer to a method that waits itself."""
+        return any(
+            lane.after or (confirms is not None and (lane.lines or lane.ready or confirms.outstanding()))
+            for lane in self._lanes.values()
+            for confirms in (lane.channel.confirms,)
+        )
+
     def outstanding(self) -> int:
         """Return how many publishes wait for the broker's confirm."""
         return sum(channel.confirms.outstanding() for channel in self._channels.values() if channel.confirms)

@@ -52,6 +52,7 @@ class Shared:
 
     Attributes:
         give_up: drops the tickets of held requests.
+        lose: counts requests that were never decided.
         wake: asks for a call of ``Waiting.ask``.
         names: of what requests are charged to.
         about: what the client says of itself, and what both peers agree on.
@@ -61,6 +62,7 @@ class Shared:
     """
 
     give_up: Callable[[Sequence[Request]], None]
+    lose: Callable[[Sequence[Request]], None]
     wake: Callable[[], None]
     names: Names = field(default_factory=Names)
     about: AboutClient = field(default_factory=AboutClient)

@@ -47,7 +47,9 @@ class AMQP091Session(Session):
         }
         resources = context.resources
         native = None if resources is None or not scans(options.scan) else Native(resources)
-        shared = Shared(context.give_up, context.wake, native=native, max_message_bytes=options.max_message_bytes)
+        shared = Shared(
+            context.give_up, context.lose, context.wake, native=native, max_message_bytes=options.max_message_bytes
+        )
         self._about, self._names, self._channels = shared.about, shared.names, shared.channels
         self._answers = Answers(self._memory[Side.BROKER], shared)
         self._publishes = Publishes(self._memory[Side.CLIENT], shared, self._answer)
@@ -274,6 +276,15 @@ class AMQP091Session(Session):
         self._written.clear()
 
     # --- Ends -------------------------------------------------------------------------------------
+
+    def dismisses_client(self, detail: str, now_ns: int) -> bool:
+        """Do so where all that is in flight is what the client takes for delivered."""
+        del now_ns
+        if not self._about.opened or self._publishes.finished or self._about.closed_by is not None:
+            return False
+        if self._answers.waiting or self._publishes.answers() or not self.between_frames(Side.CLIENT):
+            return False
+        return self._answers.insert(None, wire.connection_close(wire.CONNECTION_FORCED, detail))
 
     def farewell(self, detail: str, now_ns: int) -> None:
         """Queue a connection.close for either side that has not said or heard one."""

@@ -394,6 +394,8 @@ class Waiting(Reading):
             return
         if content.request is not None:
             held.append(content.request)
+        elif content.verdict == LATER:
+            self._shared.lose((self._make_request(content),))
         self._waits_no_more(content)
         content.fate, content.verdict = DROPPED, REFUSED
 

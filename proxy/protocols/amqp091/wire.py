@@ -270,7 +270,9 @@ def nack(channel: int, tag: int) -> bytes:
 
 
 def connection_close(code: int, text: str) -> bytes:
-    """Make a connection.close."""
+    """Make a connection.close, which says why as RabbitMQ does where the peer is asked to go."""
+    if code == CONNECTION_FORCED:
+        text = f"CONNECTION_FORCED - {text}"
     said = text.encode()[:MAX_SHORT_BYTES].decode(errors="ignore").encode()
     payload = Struct(">IHB").pack(CONNECTION_CLOSE, code, len(said)) + said + bytes(4)
     return Struct(">BHI").pack(METHOD, 0, len(payload)) + payload + bytes((FRAME_END,))

@@ -34,6 +34,7 @@ class Driver:
         written: to either side.
         held: requests that are held with their tickets, in order.
         given_up: those that the session gave up.
+        lost: those that it gave up before they were decided.
         requests: all that were decided.
         batches: likewise.
         scans: new sessions have the compiled part read what it can.
@@ -56,6 +57,7 @@ class Driver:
         self.written = {side: bytearray() for side in Side}
         self.held: dict[int, tuple[Request, Ticket]] = {}
         self.given_up: list[Request] = []
+        self.lost: list[Request] = []
         self.requests: list[Request] = []
         self.batches: list[Batch] = []
         self.woken = False
@@ -75,6 +77,7 @@ class Driver:
             options or AMQP091Options(),
             hub=hub or Hub(),
             give_up=self._give_up,
+            lose=self.lost.extend,
             resources=Limits(RuleSet()).resources if self.scans and resources is None else resources,
         )
         session = PROTOCOL.open_session(context)

@@ -81,7 +81,10 @@ def header_bytes_of(length: int, word: int, max_length: int) -> int:
     header_bytes = word & HEADER_LENGTH
     if header_bytes <= length - 4 and length <= max_length and word <= _HIGHEST_WORD:
         return header_bytes
-    if not codes.MIN_LENGTH <= length <= max_length:
+    begins = (length & 0xFFFFFFFF).to_bytes(4, "big")
+    if all(0x20 <= byte < 0x7F for byte in begins):
+        detail = f"{begins.decode()!r} where a frame begins: is `protocol` the one that it speaks?"
+    elif not codes.MIN_LENGTH <= length <= max_length:
         detail = f"a frame of length {length}, where {codes.MIN_LENGTH} to {max_length} are allowed"
     elif word > _HIGHEST_WORD:
         detail = f"a header of type {word >> 24}, where {codes.HEADER_JSON} and {codes.HEADER_BINARY} are known"

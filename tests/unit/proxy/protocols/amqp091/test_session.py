@@ -690,7 +690,39 @@ def test_both_sides_hear_a_farewell() -> None:
     driver = Driver().open()
     driver.session.farewell("drained", 0)
     driver.take()
-    assert driver.written[CLIENT] == driver.written[BROKER] == frames.close(0, 320, "drained")
+    assert driver.written[CLIENT] == driver.written[BROKER] == frames.close(0, 320, "CONNECTION_FORCED - drained")
+
+
+def test_a_client_that_waits_for_nothing_is_dismissed_before_all_has_gone_on() -> None:
+    driver = Driver(hold).open([1, 2], confirms=[2])
+    driver.give(CLIENT, publish(1) + publish(2))
+    driver.forget()
+    driver.decide = lambda _: None
+    driver.give(CLIENT, publish(3, 2))
+    assert not driver.session.dismisses_client("a drain", 0)
+    driver.give(BROKER, frames.ack(2, 1))
+    driver.forget()
+    assert driver.session.dismisses_client("a drain", 0)
+    driver.settle()
+    assert driver.written[CLIENT] == frames.close(0, 320, "CONNECTION_FORCED - a drain")
+    assert bodies(driver.to_broker()) == [1, 2]
+
+
+@pytest.mark.parametrize("given", [publish(1, 2) + publish(2), publish(1) + frames.declare(1), publish(1)[:-1]])
+def test_a_client_that_waits_for_an_answer_is_not_dismissed(given: bytes) -> None:
+    driver = Driver(hold).open([1, 2], confirms=[2])
+    driver.give(CLIENT, given)
+    assert not driver.session.dismisses_client("a drain", 0)
+
+
+def test_what_was_never_decided_is_counted_as_lost() -> None:
+    driver = Driver(hold).open([1, 2])
+    driver.give(CLIENT, publish(1) + publish(2) + publish(3) + frames.declare(1) + publish(4))
+    driver.give(CLIENT, publish(5, 2))
+    driver.session.close()
+    assert [request.handle.number for request in driver.given_up] == []
+    assert len(driver.lost) == 3
+    assert {request.refusal for request in driver.lost} == {"impossible"}
 
 
 def test_another_version_gets_the_brokers_answer_and_no_more() -> None:
