@@ -400,7 +400,7 @@ class Peer(Writer):
             self._pass_end_on()
         elif self.side is Side.BROKER and session.closing is not Side.CLIENT:
             self._wait(Doing.LEAVING, connection.broker_left, self._pass_end_on)
-        elif session.keeps(self.side):
+        elif connection.keeps(self.side):
             self.doing = Doing.KEEPING
             self.leave()
             connection.keep()
@@ -628,6 +628,10 @@ class Connection:
         """Let a peer that goes on after the other has ended do so for longer."""
         if self.ended is not None and self.parting is None and self._failed is None:
             self.end_in(self.half_closed_s)
+
+    def keeps(self, side: Side) -> bool:
+        """Say whether what a peer that has gone takes for delivered can still go on."""
+        return self._failed is None and self.session.keeps(side)
 
     def keep(self) -> None:
         """Give up what is held of a client that has gone, but for what it takes for delivered: that for a while."""

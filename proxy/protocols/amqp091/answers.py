@@ -123,10 +123,16 @@ class Answers(Stream):
                 return
             tag = Reader(buffer, position + _ARGUMENTS_AT, stop - 1).short_string()
             queue = channel.consumed.get(tag, channel.latest)
+            following = channel.following.get(tag)
+            if following is not None:
+                # The former consumer may have ended without a word of the broker.
+                content.resources = self._names.delivery(channel.resolve(following))
         else:
             queue = channel.getting.popleft() if channel.getting else b""
         if self.limited:
-            content.resources = self._names.delivery(channel.resolve(queue))
+            charged_to = self._names.delivery(channel.resolve(queue))
+            if content.resources != charged_to:
+                content.resources = charged_to + content.resources
 
     def _take_other(self, method: int, channel: Channel, buffer: Buffer, position: int, stop: int) -> None:
         lane = channel.to_client

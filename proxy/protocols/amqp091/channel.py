@@ -34,6 +34,8 @@ BARRIER: Final = 1
 
 #: How many requests of a client on one channel the broker may still have to answer that are remembered.
 MOST_UNANSWERED: Final = 1 << 16
+#: How many consumers of one channel are told apart, those included of whose end the broker says nothing.
+MOST_CONSUMERS: Final = 10_000
 #: How the names of queues begin that a broker makes: the name of one that nobody was told.
 UNTOLD: Final = b"amq.gen-"
 
@@ -170,7 +172,8 @@ class Channel:
         confirms: once the client has asked for them.
         dead: one side has closed it and the other not agreed yet.
         consumed: the queues of its consumers, by their tags.
-        following: the queues of those to come with a tag of ``consumed`` whose consumer has not ended yet.
+        following: the queues of those to come with a tag of ``consumed`` whose consumer has not ended yet, as
+            far as the broker has said; until then what comes is charged to both.
         consuming: the queues of its consumers that the broker has not agreed to yet, in order, and whether the client
             wants to hear of it; at most MOST_UNANSWERED, as of the next two.
         cancelling: how many ends of a consumer, by its tag, the client does not want to hear of.

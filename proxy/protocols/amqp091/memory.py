@@ -14,10 +14,12 @@ class Hub:
 
     Attributes:
         waiting_bytes: what copies take, of all connections.
+        takers: how many directions of connections take some.
         wakers: call those who wait until others take less.
     """
 
     waiting_bytes: int = 0
+    takers: int = 0
     wakers: dict[Callable[[], None], None] = field(default_factory=dict)
 
 
@@ -45,8 +47,9 @@ class Memory:
 
     def take(self, count: int) -> None:
         """Note that copies take so many bytes more."""
-        self.taken_bytes += count
+        before, self.taken_bytes = self.taken_bytes, self.taken_bytes + count
         self._hub.waiting_bytes += count
+        self._hub.takers += (self.taken_bytes > 0) - (before > 0)
 
     def give_back(self, count: int) -> None:
         """Note that they take so many bytes less."""
@@ -58,11 +61,15 @@ class Memory:
                 wake()
 
     def is_full(self) -> bool:
-        """Say whether more should not be read. One that takes nothing is never full, and so waits for nobody else."""
+        """Say whether more should not be read.
+
+        Once all take as much as they may, those do not read on who take more than an equal part of it. So who takes
+        little waits for nobody else, and all take twice as much at most.
+        """
         taken, hub = self.taken_bytes, self._hub
         if taken > self._most_bytes:
             return True
-        if taken and hub.waiting_bytes > self._most_bytes_in_all:
+        if hub.waiting_bytes > self._most_bytes_in_all < taken * hub.takers:
             hub.wakers[self._wake] = None
             return True
         return False
@@ -70,7 +77,8 @@ class Memory:
     def is_overfull(self) -> bool:
         """Say whether more must not be read, whatever comes of it."""
         taken = self.taken_bytes - _SLACK_BYTES
-        return taken > 2 * self._most_bytes or (taken > 0 and self._hub.waiting_bytes > 2 * self._most_bytes_in_all)
+        hub, most_in_all = self._hub, 2 * self._most_bytes_in_all
+        return taken > 2 * self._most_bytes or hub.waiting_bytes > most_in_all < taken * hub.takers
 
     def forget(self) -> None:
         """Be done: nobody is to be woken any more."""

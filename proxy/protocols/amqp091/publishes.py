@@ -10,7 +10,7 @@ from typing import Final
 from limiter.rules.resource import Resource
 from proxy.deciding.batch import Batch, Refuse, Request, Shadow, Verdicts
 from proxy.protocols.amqp091 import wire
-from proxy.protocols.amqp091.channel import MOST_UNANSWERED, UNTOLD, Channel, Content, Lane, Method
+from proxy.protocols.amqp091.channel import MOST_CONSUMERS, MOST_UNANSWERED, UNTOLD, Channel, Content, Lane, Method
 from proxy.protocols.amqp091.confirms import Confirms
 from proxy.protocols.amqp091.memory import Memory
 from proxy.protocols.amqp091.names import Target
@@ -166,6 +166,8 @@ class Publishes(Stream):
             self._check_unanswered(len(channel.getting))
             channel.getting.append(queue or channel.declared)
         else:
+            # RabbitMQ leaves these two out.
+            queue = queue.translate(None, b"\r\n")
             channel.declared = queue or (UNTOLD if arguments.octet() & wire.DECLARE_NO_WAIT else b"")
 
     def _take_consumer(self, method: int, lane: Lane, buffer: Buffer, position: int, stop: int) -> None:
@@ -179,6 +181,8 @@ class Publishes(Stream):
         bits_at = arguments.position
         bits = arguments.octet()
         wants = not bits & no_wait
+        if begins and len(channel.consumed) >= MOST_CONSUMERS:
+            raise self._stop(wire.RESOURCE_ERROR, f"more than {MOST_CONSUMERS} consumers in one channel")
         if begins and not wants and tag:
             # RabbitMQ 3.10 fails where it is to answer this and a cancel follows at once.
             known = channel.following if tag in channel.consumed else channel.consumed

@@ -211,8 +211,15 @@ class Reader:
 
 
 def read_texts(reader: Reader, *names: bytes) -> dict[bytes, bytes]:
-    """Return the long strings among the fields of a table with some names; tables in tables are not looked at."""
-    return {name: value.long_string() for name, kind, value in reader.table() if name in names and kind == _LONG_STRING}
+    """Return the long strings among the fields of a table with some names; tables in tables are not looked at.
+
+    Of several with one name the first counts, as it does to RabbitMQ, and it is empty if that is no long string.
+    """
+    found: dict[bytes, bytes] = {}
+    for name, kind, value in reader.table():
+        if name in names and name not in found:
+            found[name] = value.long_string() if kind == _LONG_STRING else b""
+    return found
 
 
 def read_content_header(buffer: Buffer, start: int, stop: int) -> tuple[int, int, list[bytes], int]:

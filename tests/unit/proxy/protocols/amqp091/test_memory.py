@@ -15,6 +15,17 @@ def test_who_takes_nothing_waits_for_nobody_else() -> None:
     assert not Memory(hub, 100, 10, lambda: None).is_full()
 
 
+def test_who_takes_less_than_an_equal_part_waits_for_nobody_else() -> None:
+    hub = Hub()
+    large, small = (Memory(hub, 100, 10, lambda: None) for _ in range(2))
+    large.take(20)
+    small.take(5)
+    assert large.is_full()
+    assert not small.is_full()
+    small.take(1)
+    assert small.is_full()
+
+
 def test_who_waits_for_others_is_woken_once_when_they_take_less() -> None:
     hub = Hub()
     woken: list[str] = []
@@ -22,8 +33,8 @@ def test_who_waits_for_others_is_woken_once_when_they_take_less() -> None:
         Memory(hub, 100, 10, lambda: woken.append("large")),
         Memory(hub, 100, 10, lambda: woken.append("small")),
     )
-    large.take(10)
-    small.take(2)
+    large.take(6)
+    small.take(6)
     assert small.is_full()
     large.give_back(1)
     assert not woken
@@ -34,25 +45,30 @@ def test_who_waits_for_others_is_woken_once_when_they_take_less() -> None:
 
 
 def test_there_is_a_bound_for_what_has_to_be_read_all_the_same() -> None:
-    hub = Hub()
-    memory, other = (Memory(hub, 1 << 20, 3 << 20, lambda: None) for _ in range(2))
+    memory = Memory(Hub(), 1 << 20, 1 << 30, lambda: None)
     memory.take(3 << 20)
     assert memory.is_full()
     assert not memory.is_overfull()
-    other.take(4 << 20)
-    assert memory.is_overfull()
-    assert other.is_overfull()
-    other.give_back(3 << 20)
-    assert not memory.is_overfull()
     memory.take(1)
     assert memory.is_overfull()
+
+
+def test_there_is_one_for_all_together_as_well() -> None:
+    hub = Hub()
+    small, large = (Memory(hub, 1 << 30, 3 << 20, lambda: None) for _ in range(2))
+    small.take(2 << 20)
+    large.take(8 << 20)
+    assert large.is_overfull()
+    assert not small.is_overfull()
+    large.give_back(5 << 20)
+    assert not large.is_overfull()
 
 
 def test_who_is_gone_is_not_woken() -> None:
     hub = Hub()
     memory, other = (Memory(hub, 100, 10, lambda: None) for _ in range(2))
-    other.take(11)
-    memory.take(1)
+    other.take(6)
+    memory.take(6)
     assert memory.is_full()
     memory.forget()
     assert not hub.wakers

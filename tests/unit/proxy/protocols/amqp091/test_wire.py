@@ -23,8 +23,8 @@ def header(headers: bytes, flags: int = 1 << 13) -> bytes:
 def test_frames_of_our_own_are_as_others_make_them() -> None:
     assert ack(3, 1 << 40) == frames.ack(3, 1 << 40)
     assert nack(65535, 7) == frames.nack(65535, 7)
-    assert connection_close(320, "busy") == frames.close(0, 320, "busy")
-    assert connection_close(320, "ä" * 200) == frames.close(0, 320, "ä" * 127)
+    assert connection_close(320, "busy") == frames.close(0, 320, "CONNECTION_FORCED - busy")
+    assert connection_close(501, "ä" * 200) == frames.close(0, 501, "ä" * 127)
 
 
 def test_copies_are_found_among_fields_of_all_types() -> None:
@@ -78,6 +78,8 @@ def test_a_header_that_ends_too_early_is_malformed(raw: bytes) -> None:
         ("PLAIN", b"\0guest\0secret", b"guest"),
         ("PLAIN", b"admin\0guest\0secret", b"guest"),
         ("AMQPLAIN", frames.table({"LOGIN": "guest", "PASSWORD": "secret"})[4:], b"guest"),
+        ("AMQPLAIN", 2 * frames.table({"LOGIN": "guest"})[4:] + frames.table({"LOGIN": "other"})[4:], b"guest"),
+        ("AMQPLAIN", frames.table({"LOGIN": ["guest"]})[4:] + frames.table({"LOGIN": "other"})[4:], b""),
         ("EXTERNAL", b"", b""),
     ],
 )
