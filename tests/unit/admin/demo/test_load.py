@@ -106,7 +106,8 @@ async def test_a_connection_that_ends_is_said(nursery: trio.Nursery) -> None:
     assert producer.lost == "the connection was closed"
 
 
-async def test_a_connection_that_is_refused_is_said() -> None:
+async def test_a_connection_that_is_refused_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("admin.demo.client._CONNECT_FOR_S", 0)
     producer, counts = await run(Endpoint("127.0.0.1", 1), 10**9)
     assert producer.lost is not None
     assert counts.sent == 0
