@@ -79,7 +79,7 @@ def demos_of(broker: str, folder: Path) -> Iterator[Demos]:
 
 
 def figures(lines: list[str], name: str, limit: str = "200") -> dict[str, int]:
-    """Return the row of a topic or queue with that limit in the account of a demo."""
+    """Return the counts of a topic or queue with that limit in the account of a demo."""
     headings = next(line.split() for line in lines if line.split()[1:2] == ["limit/s"])
     row = next(line.split() for line in lines if line.split()[:2] == [name, limit])
-    return {name: int(value.replace(",", "")) for name, value in zip(headings[1:-1], row[1:-1], strict=True)}
+    return {name: int(value.replace(",", "")) for name, value in zip(headings[2:-1], row[2:-1], strict=True)}
