@@ -149,7 +149,7 @@ class Session(ABC):
 
     @property
     def product(self) -> str:
-        """What the client says it is, with its version, as in ``amqplib 2.3.1``; printable, and short.
+        """What the client says it is, with its version, as in ``client 2.3.1``; printable, and short.
 
         Empty until it says so, then for good; always empty where the protocol has none.
         """
