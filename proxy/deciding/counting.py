@@ -67,15 +67,17 @@ class Tally:
     def lost(self, requests: Iterable[Request], now_ns: int, sender: Sender) -> None:
         """Count requests that were never decided, and whose session has given them up."""
         for request in requests:
-            amount = (1, request.messages, 0 if request.by_answer else request.size_bytes)
-            self._accounts.count(now_ns, request.resources, sender, "dropped", amount)
+            self._count(request, "dropped", now_ns, sender)
 
     def _let_go(self, request: Request, what: Outcome | Judged, now_ns: int, sender: Sender) -> None:
         self.held_requests -= 1
         self.held_bytes -= request.size_bytes
+        self._count(request, what, now_ns, sender)
+        self._accounts.let_go(now_ns, request.resources)
+
+    def _count(self, request: Request, what: Outcome | Judged, now_ns: int, sender: Sender) -> None:
         amount = (1, request.messages, 0 if request.by_answer else request.size_bytes)
         self._accounts.count(now_ns, request.resources, sender, what, amount)
-        self._accounts.let_go(now_ns, request.resources)
 
 
 def _word(verdict: Verdict | None, producer_group: str, answers: int, passed: Outcome) -> Outcome | Judged:

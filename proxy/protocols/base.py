@@ -102,7 +102,7 @@ def nobody_takes(ask: CommandRequest) -> CommandStatus:
     return "nobody"
 
 
-def nobody_gives_up(requests: Sequence[Request]) -> None:
+def nobody_waits(requests: Sequence[Request]) -> None:
     """Do nothing about requests that wait no more."""
     del requests
 
@@ -367,8 +367,8 @@ class SessionContext:
     limits_kind: Callable[[str], bool]
     options: Any
     ask: Callable[[CommandRequest], CommandStatus] = nobody_takes
-    give_up: Callable[[Sequence[Request]], None] = nobody_gives_up
-    lose: Callable[[Sequence[Request]], None] = nobody_gives_up
+    give_up: Callable[[Sequence[Request]], None] = nobody_waits
+    lose: Callable[[Sequence[Request]], None] = nobody_waits
     limiting: Callable[[], bool] = lambda: True
     room: GatherRoom = field(default_factory=GatherRoom)
     hub: Any = None

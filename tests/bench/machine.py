@@ -1,5 +1,6 @@
 """The machine that the figures come from: whether it will do, what it is, and how busy it is with other work."""
 
+import argparse
 import os
 import platform
 import shutil
@@ -52,6 +53,24 @@ def busy_share() -> float:
     time.sleep(1)
     total_later, idle_later = times()
     return 1 - (idle_later - idle) / max(1, total_later - total)
+
+
+def one_thread(prog: str, doc: str | None, *, is_compiled: bool) -> argparse.Namespace:
+    """Read the options of a bench of the compiled part, ``rounds``, ``seconds`` and ``json``; stay on one core.
+
+    Exits where they make no sense, or where the compiled part is not here.
+    """
+    parser = argparse.ArgumentParser(prog=prog, description=doc)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=0.2, help="length of one measurement")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="keep every measurement here")
+    given = parser.parse_args()
+    if given.rounds < 1 or given.seconds <= 0:
+        parser.error("--rounds and --seconds must be above 0")
+    if not is_compiled:
+        parser.error("the compiled part is not installed: make native")
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    return given
 
 
 def ns_per_piece(work: Work, seconds: float) -> float:

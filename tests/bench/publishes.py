@@ -4,16 +4,13 @@ A chunk is what one read of 256 KiB brings. *Cut in Python* is the least that an
 each frame's beginning and end, and at the names of each publish, or the number of each confirm.
 """
 
-import argparse
 import json
-import os
 import struct
 import sys
-from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
-from machine import Work, ns_per_piece
+from machine import Work, ns_per_piece, one_thread
 from report import aligned
 
 from limiter.compiled import COMPILED, VERSION
@@ -183,16 +180,8 @@ def works(module: Any) -> dict[str, tuple[Work, Work]]:
 
 def main() -> int:
     """Measure every case in turn, round by round, and print medians."""
-    parser = argparse.ArgumentParser(prog="publishes.py", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=0.2, help="length of one measurement")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="keep every measurement here")
-    given = parser.parse_args()
-    if given.rounds < 1 or given.seconds <= 0:
-        parser.error("--rounds and --seconds must be above 0")
-    if COMPILED is None:
-        parser.error("the compiled part is not installed: make native")
-    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    given = one_thread("publishes.py", __doc__, is_compiled=COMPILED is not None)
+    assert COMPILED is not None
     cases = works(COMPILED)
     rounds: dict[str, list[tuple[float, float]]] = {name: [] for name in cases}
     for _ in range(given.rounds):

@@ -5,19 +5,16 @@ change from frame to frame as a client's do; in *lengths vary* their message key
 alike* their fields are in another order each time, too, so that nothing learned from one header helps with the next.
 """
 
-import argparse
 import json
-import os
 import struct
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from random import Random
 from statistics import median
 from typing import TYPE_CHECKING
 
-from machine import Work, ns_per_piece
+from machine import Work, ns_per_piece, one_thread
 from report import aligned
 
 from limiter.compiled import VERSION
@@ -177,16 +174,8 @@ def settling(scan: Scan) -> Work:
 
 def main() -> int:
     """Measure every case in turn, round by round, and print medians."""
-    parser = argparse.ArgumentParser(prog="scan.py", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=0.2, help="length of one measurement")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="keep every measurement here")
-    given = parser.parse_args()
-    if given.rounds < 1 or given.seconds <= 0:
-        parser.error("--rounds and --seconds must be above 0")
-    if SCAN is None:
-        parser.error("the compiled part is not installed: make native")
-    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    given = one_thread("scan.py", __doc__, is_compiled=SCAN is not None)
+    assert SCAN is not None
     scan = SCAN
     makes: dict[str, Callable[[Scan], Work | None]] = {
         **{case.name: lambda scan, case=case: scanning(scan, case) for case in CASES},  # type: ignore[misc]  # defaults

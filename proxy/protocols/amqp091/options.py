@@ -23,8 +23,8 @@ class AMQP091Options:
             connection, ``pass`` relays it unread, without limits.
         max_waiting_bytes: what may wait of one connection in each direction, with what it takes in memory; over it
             that side is not read until some of it has gone on.
-        max_waiting_bytes_in_all: likewise of all connections to a broker; over it no side is read of which something
-            waits.
+        max_waiting_bytes_in_all: likewise of all connections to a broker; over it no side is read of which more
+            waits than an equal part.
         max_message_bytes: a publish that announces a longer body counts as one message without a body, since the broker
             refuses it and none of it may ever come. It should be no less than the broker's own ``max_message_size``:
             128 MiB in RabbitMQ 3, 16 MiB in RabbitMQ 4, unless it is set there.

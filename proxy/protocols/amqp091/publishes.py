@@ -395,7 +395,7 @@ class Publishes(Stream):
             self.out.append(self._last_words)
             self._last_words = b""
 
-    def answers(self) -> bool:
+    def awaits_answers(self) -> bool:
         """Say whether the client waits for a confirm, or for the answer to a method that waits itself."""
         return any(
             lane.after or (confirms is not None and (lane.lines or lane.ready or confirms.outstanding()))

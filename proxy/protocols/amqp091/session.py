@@ -282,7 +282,7 @@ class AMQP091Session(Session):
         del now_ns
         if not self._about.opened or self._publishes.finished or self._about.closed_by is not None:
             return False
-        if self._answers.waiting or self._publishes.answers() or not self.between_frames(Side.CLIENT):
+        if self._answers.waiting or self._publishes.awaits_answers() or not self.between_frames(Side.CLIENT):
             return False
         return self._answers.insert(None, wire.connection_close(wire.CONNECTION_FORCED, detail))
 
