@@ -23,6 +23,11 @@ alarm                the figure                     stands when it is           
 Between the two values lies the hysteresis: without it, publishers would be blocked and let go with each look. A figure
 that cannot be read is counted and keeps nobody blocked. If there is no limit, there is no alarm of memory.
 
+What Sluice uses is its resident set without what is free in there. CPython gives little back to the system: measured,
+200 000 held messages of 154 bytes made the resident set grow from 12 to 103 MiB, and when all had gone, it was 101.
+Were that the figure, the alarm would never end. So it is told how much the held messages take, too: as that falls, so
+much of the resident set is *spare*, until messages take it again or the resident set falls.
+
 While one stands, connections that publish are not read, and are told ``reason`` where their protocol can; connections
 that only consume go on, and so does what was read already. This module decides and says so. It reads no figures
 (``machine`` does) and knows no connections. Once a second is often enough to look.
@@ -113,6 +118,7 @@ class MemoryAlarm(Alarm):
     Attributes:
         used_bytes: what was last used; None if that is unknown.
         limit_bytes: what may be used; None if nothing says so.
+        spare_bytes: what is resident besides, and free.
     """
 
     scarce = "memory"
@@ -125,9 +131,20 @@ class MemoryAlarm(Alarm):
             raise ValueError(f"memory alarm at {watermark}, ending at {self._ends_at}: 0 < end <= watermark <= 1")
         self.used_bytes: int | None = None
         self.limit_bytes: int | None = None
+        self.spare_bytes = 0
+        self._resident_bytes = self._held_bytes = 0
 
-    def look(self, now_ns: int, used_bytes: int | None, limit_bytes: int | None) -> Change | None:
-        """Take the figures, of which None is unknown; return what has changed."""
+    def look(self, now_ns: int, resident_bytes: int | None, held_bytes: int, limit_bytes: int | None) -> Change | None:
+        """Take the figures and return what has changed.
+
+        Args:
+            now_ns: the time.
+            resident_bytes: Sluice's resident set; None if it is unknown.
+            held_bytes: what of it are messages that are held or under way, with what Python takes for each. What is
+                left out here makes the alarm end later.
+            limit_bytes: what may be used; None if nothing says so.
+        """
+        used_bytes = None if resident_bytes is None else self._without_spare(resident_bytes, held_bytes)
         self.used_bytes, self.limit_bytes = used_bytes, limit_bytes
         if used_bytes is None or limit_bytes is None:
             self.unknown_total += 1
@@ -137,6 +154,13 @@ class MemoryAlarm(Alarm):
         if used_bytes <= limit_bytes * self._ends_at:
             return self._end(now_ns, f"Sluice uses {size_text(used_bytes)} of {size_text(limit_bytes)}")
         return None
+
+    def _without_spare(self, resident_bytes: int, held_bytes: int) -> int:
+        spare_bytes = max(0, self.spare_bytes + self._held_bytes - held_bytes)
+        given_back_bytes = max(0, self._resident_bytes - resident_bytes)
+        self.spare_bytes = min(max(0, spare_bytes - given_back_bytes), resident_bytes)
+        self._resident_bytes, self._held_bytes = resident_bytes, held_bytes
+        return resident_bytes - self.spare_bytes
 
     @property
     def banner(self) -> str:

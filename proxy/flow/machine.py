@@ -43,7 +43,7 @@ def memory_limit(root: Path = _ROOT) -> MemoryLimit | None:
     return min(found, default=None)
 
 
-def used_bytes(root: Path = _ROOT) -> int | None:
+def resident_bytes(root: Path = _ROOT) -> int | None:
     """Return how much memory this process has in use: its resident set.
 
     It includes pages of files that the process has mapped, but not what the kernel holds for its sockets and files.

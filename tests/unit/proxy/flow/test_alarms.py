@@ -21,7 +21,7 @@ def test_memory_alarm_stands_above_its_watermark_until_well_below(used: list[int
     alarm = MemoryAlarm(0.6, 0.57)
     seen = []
     for at_ns, used_bytes in enumerate(used):
-        alarm.look(at_ns, used_bytes, 1000)
+        alarm.look(at_ns, used_bytes, 0, 1000)
         seen.append(alarm.stands)
     assert seen == stands
 
@@ -56,23 +56,56 @@ def test_change_is_told_once_each_way() -> None:
 
 def test_limit_that_changes_counts_at_once() -> None:
     alarm = MemoryAlarm()
-    alarm.look(0, 500, 1000)
-    alarm.look(1, 500, 800)
+    alarm.look(0, 500, 0, 1000)
+    alarm.look(1, 500, 0, 800)
     assert alarm.stands
-    alarm.look(2, 500, 1000)
+    alarm.look(2, 500, 0, 1000)
     assert not alarm.stands
+
+
+@pytest.mark.parametrize(
+    ("looks", "used"),
+    [
+        ([(700, 300), (700, 0)], 400),
+        ([(700, 300), (700, 0), (700, 250)], 650),
+        ([(700, 300), (700, 0), (700, 300), (750, 350)], 750),
+        ([(700, 300), (700, 0), (750, 350)], 750),
+        ([(700, 300), (500, 0)], 400),
+        ([(700, 300), (400, 0)], 400),
+        ([(700, 300), (300, 0)], 300),
+        ([(700, 300), (700, 0), (600, 0)], 400),
+        ([(700, 300), (700, 0), (300, 0), (800, 0)], 800),
+        ([(700, 900), (300, 0)], 0),
+        ([(700, 0), (900, 0)], 900),
+    ],
+)
+def test_memory_that_held_messages_have_left_is_not_used(looks: list[tuple[int, int]], used: int) -> None:
+    alarm = MemoryAlarm()
+    for at_ns, (resident_bytes, held_bytes) in enumerate(looks):
+        alarm.look(at_ns, resident_bytes, held_bytes, 1000)
+    assert alarm.used_bytes == used
+    assert alarm.spare_bytes == looks[-1][0] - used
+
+
+def test_memory_alarm_ends_although_nothing_is_given_back_to_the_system() -> None:
+    alarm = MemoryAlarm()
+    stands = []
+    for at_ns, held_bytes in enumerate((100, 300, 290, 260, 0, 200, 290, 301)):
+        alarm.look(at_ns, 601 if at_ns else 401, held_bytes, 1000)
+        stands.append(alarm.stands)
+    assert stands == [False, True, True, False, False, False, False, True]
 
 
 def test_without_a_limit_there_is_no_memory_alarm() -> None:
     alarm = MemoryAlarm()
-    assert alarm.look(0, 10**15, None) is None
+    assert alarm.look(0, 10**15, 0, None) is None
     assert not alarm.stands
     assert alarm.unknown_total == 1
 
 
 def test_log_line_and_banner_say_the_figures_and_what_will_end_it() -> None:
     alarm = MemoryAlarm()
-    raised = alarm.look(5 * S, round(1.3 * GIB), 2 * GIB)
+    raised = alarm.look(5 * S, round(1.3 * GIB), 0, 2 * GIB)
     text = (
         "Sluice uses 1.30 GiB of 2.00 GiB; it stands above 60%, and publishers are blocked until 1.14 GiB or less "
         "are used"
@@ -80,9 +113,9 @@ def test_log_line_and_banner_say_the_figures_and_what_will_end_it() -> None:
     assert raised is not None
     assert raised.text == f"memory alarm: {text}"
     assert alarm.banner == text
-    alarm.look(6 * S, round(1.25 * GIB), 2 * GIB)
+    alarm.look(6 * S, round(1.25 * GIB), 0, 2 * GIB)
     assert alarm.banner.startswith("Sluice uses 1.25 GiB")
-    ended = alarm.look(17 * S + S // 2, GIB, 2 * GIB)
+    ended = alarm.look(17 * S + S // 2, GIB, 0, 2 * GIB)
     assert ended == ("memory", False, "memory alarm ended after 12.5 s: Sluice uses 1.00 GiB of 2.00 GiB")
     assert alarm.banner == ""
 
@@ -107,8 +140,8 @@ def test_disk_alarm_says_the_same_of_the_disk() -> None:
 
 def test_memory_that_cannot_be_read_any_more_keeps_nobody_blocked() -> None:
     alarm = MemoryAlarm()
-    alarm.look(0, 900, 1000)
-    ended = alarm.look(S, None, 1000)
+    alarm.look(0, 900, 0, 1000)
+    ended = alarm.look(S, None, 0, 1000)
     assert ended is not None
     assert ended.text == "memory alarm ended after 1.0 s: what Sluice uses, or may use, cannot be read"
 
@@ -126,7 +159,7 @@ def test_publishers_are_told_what_is_scarce() -> None:
     assert reason(alarms) == ""
     disk.look(0, 0)
     assert reason(alarms) == "Sluice is low on disk"
-    memory.look(0, 900, 1000)
+    memory.look(0, 900, 0, 1000)
     assert reason(alarms) == "Sluice is low on memory & disk"
     disk.look(0, 100 * GIB)
     assert reason(alarms) == "Sluice is low on memory"

@@ -1,11 +1,13 @@
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
-from proxy.flow.machine import MemoryLimit, free_bytes, memory_limit, used_bytes
+from proxy.flow.machine import MemoryLimit, free_bytes, memory_limit, resident_bytes
 
 MIB = 1024**2
 V2 = "31 23 0:28 {root} /sys/fs/cgroup rw,nosuid - cgroup2 cgroup rw,nsdelegate"
@@ -133,14 +135,14 @@ def test_what_makes_no_sense_is_left_out(root: Path, name: str, text: str) -> No
 
 def test_limit_is_unknown_where_nothing_says_so(tmp_path: Path) -> None:
     assert memory_limit(tmp_path) is None
-    assert used_bytes(tmp_path) is None
+    assert resident_bytes(tmp_path) is None
 
 
-def test_used_is_the_resident_set(tmp_path: Path) -> None:
+def test_resident_set_is_in_pages(tmp_path: Path) -> None:
     write(tmp_path, {"proc/self/statm": "765 418 389 5 0 123 0"})
-    assert used_bytes(tmp_path) == 418 * os.sysconf("SC_PAGE_SIZE")
+    assert resident_bytes(tmp_path) == 418 * os.sysconf("SC_PAGE_SIZE")
     write(tmp_path, {"proc/self/statm": "765"})
-    assert used_bytes(tmp_path) is None
+    assert resident_bytes(tmp_path) is None
 
 
 def test_this_machine_says_what_may_be_used() -> None:
@@ -152,13 +154,48 @@ def test_this_machine_says_what_may_be_used() -> None:
 
 
 def test_this_process_uses_more_with_more_in_memory() -> None:
-    before = used_bytes()
+    before = resident_bytes()
     filled = bytearray(os.urandom(1024)) * (64 * 1024)
-    after = used_bytes()
+    after = resident_bytes()
     assert before is not None
     assert after is not None
     assert after - before > len(filled) * 0.9
     assert after < os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_memory_alarm_ends_in_a_process_that_gives_nothing_back() -> None:
+    # In a process of its own: what other tests have left free would be used first.
+    outcome = subprocess.run([sys.executable, "-c", FILL_AND_DRAIN], check=True, capture_output=True, text=True)
+    first, drained, second = outcome.stdout.split()
+    assert drained == "False"
+    assert 0.7 < int(second) / int(first) < 1.3
+
+
+FILL_AND_DRAIN = """
+from proxy.flow.alarms import MemoryAlarm
+from proxy.flow.machine import resident_bytes
+
+alarm, messages, kept = MemoryAlarm(), [], []
+limit_bytes = (resident_bytes() + 30_000_000) / 0.6
+
+def look():
+    alarm.look(0, resident_bytes(), len(messages) * 200, limit_bytes)
+
+def fill():
+    look()
+    while not alarm.stands:
+        messages.extend(bytes(150) for _ in range(1000))
+        kept.append(bytes(150))
+        look()
+    return len(messages)
+
+print(fill())
+while messages:
+    messages.pop()
+look()
+print(alarm.stands)
+print(fill())
+"""
 
 
 def test_free_space_is_what_this_process_may_still_write(tmp_path: Path) -> None:
