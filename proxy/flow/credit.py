@@ -59,6 +59,20 @@ What an integrator must know
 - Stages form no circle: what a stage sends never comes back to it. Else all may wait for each other.
 - Each message that was sent is acked once by the follower it was sent to, whatever became of it: written, refused,
   expired, dropped; else its sender waits for ever. What was given to a follower that has parted needs no ack.
+- *Dealt with* is what the follower has got rid of, or has taken into a queue that has a bound of its own:
+
+  ========== =========================================================================================================
+  follower   acks a message when
+  ========== =========================================================================================================
+  channel    it has been handed on, answered, or put behind others that are held
+  resource   it is decided: handed to the writer, refused, held, or handed to the store. While the bound on what is
+             held is reached it is not acked; then the credit of those that send to it ends
+  writer     the socket has taken its last byte
+  store      it is written, and synced where that was promised
+  ========== =========================================================================================================
+
+- A connection that does not read hears nothing on any of its channels: no acks, no heartbeats. So it does not judge the
+  peer by its heartbeats meanwhile.
 - A stage that ends calls ``close``. What comes back later (a broker, a resource) is a new stage.
 - ``on_credit`` is called in the midst of another stage's ``ack``, ``part`` or ``close``. It may wake somebody; it calls
   nothing of a stage.
@@ -307,7 +321,10 @@ class Stage:
         return () if self._waited_for is None else (self._waited_for.follower,)
 
     def throttle(self, now_ns: int, *, on: bool) -> None:
-        """Note that from now on a limit of Sluice's own makes something wait in this stage, or does so no more."""
+        """Note that from now on a limit of Sluice's own makes something of this stage wait, or does so no more.
+
+        It is so for the resource that has the limit, and for the channel, or else the connection, whose messages wait.
+        """
         self._throttled = _switch(self._throttled, now_ns, on=on)
 
     def block(self, now_ns: int, *, on: bool) -> None:

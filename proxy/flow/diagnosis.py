@@ -4,6 +4,8 @@ A stage in flow waits for a follower. If that is in flow, too, it waits in its t
 that somebody in flow waits for and that is not in flow itself: it has work, and nobody keeps it from doing it. What
 that means is in ``CAUSES``, a table. A path branches: a connection has channels, a channel sends to several resources;
 so there can be several bottlenecks at a time, and many connections can share one. A finding counts the connections.
+Where nothing is in flow, only a limit can be the cause, or an alarm: what is throttled is found in the connection, in
+its channels, and in what has something of them under way.
 
 It looks and says; it changes nothing. The stages are in ``credit``.
 """
@@ -192,9 +194,14 @@ class Survey:
             ends = self._ends[stage] = {}
             if state == "running":
                 for follower in stage.followers():
-                    if stage.under_way(follower):
+                    if follower.kind == "channel" or stage.under_way(follower):
                         _merge(ends, self._ends_of(follower))
-            else:
+            elif state == "throttled":
+                # Whose limit it is has more to say than whose messages it makes wait.
+                for follower in stage.followers():
+                    if follower.state(self._now_ns) == state:
+                        _merge(ends, self._ends_of(follower))
+            if not ends:
                 self._note(ends, None, stage, state)
         return ends
 
@@ -210,7 +217,11 @@ class Survey:
             waited_ns = stage.waited_until_ns(self._now_ns)
             for follower in stage.waits_for():
                 state = follower.state(waited_ns, LATELY_NS)
-                further = self._ends_behind(follower) if state == "flow" else {}
+                further: _Ends = {}
+                if state == "flow":
+                    further = self._ends_behind(follower)
+                elif state == "throttled":
+                    further = self._ends_of(follower)
                 if further:
                     _merge(ends, further)
                 else:

@@ -133,6 +133,23 @@ def test_limit_of_a_resource_that_holds_nothing_of_it_does_not_concern_a_connect
     assert path.causes() == []
 
 
+def test_channel_that_a_limit_makes_wait_names_the_resource() -> None:
+    path = Path()
+    path.connection.send(path.channel, 1, 0)
+    path.channel.ack(path.connection, 1, 0)
+    path.channel.send(path.resource, 1, 0)
+    path.resource.ack(path.channel, 1, 0)
+    path.resource.throttle(0, on=True)
+    assert path.causes() == []
+    path.channel.throttle(0, on=True)
+    (finding,) = diagnose([path.connection], 0)
+    assert finding.text.startswith("The connection waits: a limit of ours lets no more through (resource orders).")
+    path.fill(path.connection, path.channel)
+    assert diagnose([path.connection], 0) == (finding,)
+    path.resource.throttle(0, on=False)
+    assert diagnose([path.connection], S)[0].at == ("channel 10.0.0.1/1",)
+
+
 def test_throttled_stage_in_flow_waits_for_what_comes_after_it() -> None:
     path = Path()
     path.resource.throttle(0, on=True)
