@@ -126,6 +126,7 @@ def test_ack_of_a_sender_that_is_not_known_is_nothing() -> None:
     sender, follower = pair()
     follower.ack(sender, 100, 0)
     assert left(sender, follower) == Left(10)
+    assert sender.under_way(follower) == 0
     sender.send(follower, 3, 0)
     sender.part(follower, 0)
     follower.ack(sender, 3, 0)
