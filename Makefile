@@ -172,7 +172,7 @@ types: $(VENV_STAMP) $(NATIVE) ## mypy --strict over the packages and the test h
 	$(BIN)/mypy --strict tests/plugin/sluice_lines
 	MYPYPATH=tests/support:tests/integration $(BIN)/mypy --strict tests/support/pictures
 	MYPYPATH=tests/support:tests/integration $(BIN)/mypy --strict tests/bench tests/support/reference \
-		tests/support/claims.py tests/support/page_commands.py tests/support/guides.py
+		tests/support/claims.py tests/support/page_commands.py tests/support/guides.py tests/support/credit_processes.py
 
 fast: $(VENV_STAMP) $(NATIVE) ## unit and fuzz tests
 	$(BIN)/python -m pytest tests/unit tests/fuzz $(WITHOUT_NATIVE) -m "not long" -n auto --maxprocesses 4

@@ -1,0 +1,239 @@
+"""Alarms: memory or disk runs short, so publishers are blocked until there is enough again.
+
+States
+======
+Each alarm is told a figure from time to time, and then is *clear* or *stands*:
+
+======= ======================================== ===========================================================
+state   figure                                   then
+======= ======================================== ===========================================================
+clear   beyond the watermark                     it stands, from now on
+clear   any other, or unknown                    nothing
+stands  back to where it ends, or unknown        clear
+stands  any other                                nothing
+======= ======================================== ===========================================================
+
+==================== ============================== ============================== ============================
+alarm                the figure                     stands when it is              ends when it is
+==================== ============================== ============================== ============================
+``MemoryAlarm``      bytes that Sluice uses         above ``watermark`` of limit   at most ``ends_at`` of limit
+``DiskAlarm``        free bytes where the spool is  below ``least_bytes``          at least ``enough_bytes``
+==================== ============================== ============================== ============================
+
+Between the two values lies the hysteresis: without it, publishers would be blocked and let go with each look. A figure
+that cannot be read is counted and keeps nobody blocked. If there is no limit, there is no alarm of memory.
+
+What Sluice uses is its resident set without what is free in there. CPython gives little back to the system: measured,
+200 000 held messages of 154 bytes made the resident set grow from 12 to 103 MiB, and when all had gone, it was 101.
+Were that the figure, the alarm would never end. So it is told how much the held messages take, too: as that falls, so
+much of the resident set is *spare*, until messages take it again or the resident set falls.
+
+While one stands, connections that publish are not read, and are told ``reason`` where their protocol can; connections
+that only consume go on, and so does what was read already. This module decides and says so. It reads no figures
+(``machine`` does) and knows no connections. Once a second is often enough to look.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from typing import Final, Literal, NamedTuple
+
+from proxy.flow.spells import Spells
+
+Scarce = Literal["memory", "disk"]
+
+WATERMARK: Final = 0.6
+"""RabbitMQ 4's ``vm_memory_high_watermark.relative``, of what may be used."""
+LEAST_FREE_BYTES: Final = 1024**3
+_MEMORY_ENDS_AT: Final = 0.95
+"""Of the watermark."""
+_DISK_ENDS_AT: Final = 1.1
+"""Of the least that is to be free."""
+_NS_PER_S: Final = 1_000_000_000
+
+
+class Change(NamedTuple):
+    """An alarm began to stand, or ended.
+
+    Attributes:
+        scarce: of what.
+        stands: whether it stands now.
+        text: the log line.
+    """
+
+    scarce: Scarce
+    stands: bool
+    text: str
+
+
+class Alarm(ABC):
+    """What all alarms have in common.
+
+    Attributes:
+        scarce: what runs short if it stands.
+        spells: how often it stood, since when it does, and how long in all.
+        unknown_total: how often the figure could not be read.
+    """
+
+    scarce: Scarce
+
+    def __init__(self) -> None:
+        self.spells = Spells()
+        self.unknown_total = 0
+
+    @property
+    def stands(self) -> bool:
+        """Whether publishers are to be blocked."""
+        return self.spells.since_ns is not None
+
+    @property
+    @abstractmethod
+    def banner(self) -> str:
+        """What an operator is shown while it stands: figures, and when it will end; empty if it does not."""
+
+    def _raise(self, now_ns: int) -> Change | None:
+        if self.stands:
+            return None
+        self.spells.begin(now_ns)
+        return Change(self.scarce, True, f"{self.scarce} alarm: {self.banner}")
+
+    def _end(self, now_ns: int, why: str) -> Change | None:
+        since_ns = self.spells.since_ns
+        if since_ns is None:
+            return None
+        self.spells.end(now_ns)
+        took_s = (now_ns - since_ns) / _NS_PER_S
+        return Change(self.scarce, False, f"{self.scarce} alarm ended after {took_s:.1f} s: {why}")
+
+
+class MemoryAlarm(Alarm):
+    """Sluice uses too much of the memory that it may use.
+
+    Args:
+        watermark: the share of the limit above which it stands; above 0, at most 1.
+        ends_at: the share of the limit at which it ends; None is 95 % of the watermark.
+
+    Raises:
+        ValueError: a share is not as said, or it would end above the watermark.
+
+    Attributes:
+        used_bytes: what was last used; None if that is unknown.
+        limit_bytes: what may be used; None if nothing says so.
+        spare_bytes: what is resident besides, and free.
+    """
+
+    scarce = "memory"
+
+    def __init__(self, watermark: float = WATERMARK, ends_at: float | None = None) -> None:
+        super().__init__()
+        self._watermark = watermark
+        self._ends_at = watermark * _MEMORY_ENDS_AT if ends_at is None else ends_at
+        if not 0 < self._ends_at <= watermark <= 1:
+            raise ValueError(f"memory alarm at {watermark}, ending at {self._ends_at}: 0 < end <= watermark <= 1")
+        self.used_bytes: int | None = None
+        self.limit_bytes: int | None = None
+        self.spare_bytes = 0
+        self._resident_bytes = self._held_bytes = 0
+
+    def look(self, now_ns: int, resident_bytes: int | None, held_bytes: int, limit_bytes: int | None) -> Change | None:
+        """Take the figures and return what has changed.
+
+        Args:
+            now_ns: the time.
+            resident_bytes: Sluice's resident set; None if it is unknown.
+            held_bytes: what of it are messages that are held or under way, with what Python takes for each. What is
+                left out here makes the alarm end later.
+            limit_bytes: what may be used; None if nothing says so.
+        """
+        used_bytes = None if resident_bytes is None else self._without_spare(resident_bytes, held_bytes)
+        self.used_bytes, self.limit_bytes = used_bytes, limit_bytes
+        if used_bytes is None or limit_bytes is None:
+            self.unknown_total += 1
+            return self._end(now_ns, "what Sluice uses, or may use, cannot be read")
+        if used_bytes > limit_bytes * self._watermark:
+            return self._raise(now_ns)
+        if used_bytes <= limit_bytes * self._ends_at:
+            return self._end(now_ns, f"Sluice uses {size_text(used_bytes)} of {size_text(limit_bytes)}")
+        return None
+
+    def _without_spare(self, resident_bytes: int, held_bytes: int) -> int:
+        spare_bytes = max(0, self.spare_bytes + self._held_bytes - held_bytes)
+        given_back_bytes = max(0, self._resident_bytes - resident_bytes)
+        self.spare_bytes = min(max(0, spare_bytes - given_back_bytes), resident_bytes)
+        self._resident_bytes, self._held_bytes = resident_bytes, held_bytes
+        return resident_bytes - self.spare_bytes
+
+    @property
+    def banner(self) -> str:
+        """As said there."""
+        if not self.stands or self.used_bytes is None or self.limit_bytes is None:
+            return ""
+        return (
+            f"Sluice uses {size_text(self.used_bytes)} of {size_text(self.limit_bytes)}; it stands above "
+            f"{self._watermark:.0%}, and publishers are blocked until {size_text(self.limit_bytes * self._ends_at)} "
+            "or less are used"
+        )
+
+
+class DiskAlarm(Alarm):
+    """Too little is free where the spool is.
+
+    Args:
+        least_bytes: it stands when less is free.
+        enough_bytes: it ends when so much is free; None is 110 % of the former.
+
+    Raises:
+        ValueError: it would end below what makes it stand.
+
+    Attributes:
+        free_bytes: what was last free; None if that is unknown.
+    """
+
+    scarce = "disk"
+
+    def __init__(self, least_bytes: int = LEAST_FREE_BYTES, enough_bytes: int | None = None) -> None:
+        super().__init__()
+        self._least_bytes = least_bytes
+        self._enough_bytes = round(least_bytes * _DISK_ENDS_AT) if enough_bytes is None else enough_bytes
+        if not 0 <= least_bytes <= self._enough_bytes:
+            raise ValueError(f"disk alarm below {least_bytes}, ending at {self._enough_bytes}: 0 <= least <= enough")
+        self.free_bytes: int | None = None
+
+    def look(self, now_ns: int, free_bytes: int | None) -> Change | None:
+        """Take the figure, of which None is unknown; return what has changed."""
+        self.free_bytes = free_bytes
+        if free_bytes is None:
+            self.unknown_total += 1
+            return self._end(now_ns, "what is free on the spool's disk cannot be read")
+        if free_bytes < self._least_bytes:
+            return self._raise(now_ns)
+        if free_bytes >= self._enough_bytes:
+            return self._end(now_ns, f"{size_text(free_bytes)} are free on the spool's disk")
+        return None
+
+    @property
+    def banner(self) -> str:
+        """As said there."""
+        if not self.stands or self.free_bytes is None:
+            return ""
+        return (
+            f"{size_text(self.free_bytes)} are free on the spool's disk, less than {size_text(self._least_bytes)}; "
+            f"publishers are blocked until {size_text(self._enough_bytes)} are"
+        )
+
+
+def reason(alarms: Iterable[Alarm]) -> str:
+    """Return what publishers are told while alarms stand, well below 255 bytes; empty if none does.
+
+    It has RabbitMQ's words, which applications may look for, and says who speaks. Figures are not for clients.
+    """
+    scarce = " & ".join(alarm.scarce for alarm in alarms if alarm.stands)
+    return f"Sluice is low on {scarce}" if scarce else ""
+
+
+def size_text(size_bytes: float) -> str:
+    """Write a size with three digits or more: ``512 bytes``, ``1.50 GiB``."""
+    if size_bytes < 1024:
+        return f"{size_bytes:.0f} bytes"
+    power = min(4, (int(size_bytes).bit_length() - 1) // 10)
+    size = size_bytes / 1024**power
+    return f"{size:.{2 if size < 10 else 1 if size < 100 else 0}f} {'KMGT'[power - 1]}iB"

@@ -1,0 +1,251 @@
+"""Which stage is the bottleneck, in words, from how the stages of a path show at one time.
+
+A stage in flow waits for a follower. If that is in flow, too, it waits in its turn. So the bottleneck is the first one
+that somebody in flow waits for and that is not in flow itself: it has work, and nobody keeps it from doing it. What
+that means is in ``CAUSES``, a table. A path branches: a connection has channels, a channel sends to several resources;
+so there can be several bottlenecks at a time, and many connections can share one. A finding counts the connections.
+Where nothing is in flow, only a limit can be the cause, or an alarm: what is throttled is found in the connection, in
+its channels, and in what has something of them under way.
+
+It looks and says; it changes nothing. The stages are in ``credit``.
+"""
+
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from proxy.flow.credit import LATELY_NS, Kind, Stage, State
+
+_EXAMPLES: Final = 3
+"""So many bottlenecks of one cause are named."""
+
+
+class Cause(NamedTuple):
+    """A row of the table: it applies to where a path ends if all three conditions hold.
+
+    Attributes:
+        name: one word, as a label of a metric.
+        waiting: of which kind the stage in flow is that waits; None if it does not matter, or if none waits.
+        at: of which kind the stage is that it waits for; None if it does not matter.
+        state: how that one shows; None if it does not matter.
+        says: what it means.
+        do: what can be done about it.
+    """
+
+    name: str
+    waiting: Kind | None
+    at: Kind | None
+    state: State | None
+    says: str
+    do: str
+
+
+CAUSES: Final = (
+    Cause(
+        "broker_alarm",
+        None,
+        "writer",
+        "blocked",
+        "the broker has raised an alarm and takes no messages from publishers",
+        "Look at the broker's memory and disk. Sluice goes on as soon as the broker does.",
+    ),
+    Cause(
+        "alarm",
+        None,
+        None,
+        "blocked",
+        "an alarm of Sluice's own stops publishers",
+        "The alarm says what is scarce: memory or disk. Consumers and acknowledgements go on.",
+    ),
+    Cause(
+        "broker",
+        None,
+        "writer",
+        "running",
+        "the broker or the connection to it takes less than comes",
+        "Look at the broker: its own flow control, its disk, its queues' length; then at the network between.",
+    ),
+    Cause(
+        "disk",
+        None,
+        "store",
+        "running",
+        "the spool's disk writes less than is to be spooled",
+        "Use a faster disk for the spool, raise the memory for held messages, or lower what publishers send.",
+    ),
+    Cause(
+        "limit",
+        None,
+        None,
+        "throttled",
+        "a limit of ours lets no more through",
+        "That is what the rule asks for. Raise the limit if more should pass.",
+    ),
+    Cause(
+        "deciding",
+        None,
+        "resource",
+        "running",
+        "the limiter decides more slowly than messages come (CPU)",
+        "Check that the compiled part is installed, use fewer limits for each message, or give Sluice a faster CPU.",
+    ),
+    Cause(
+        "decoding",
+        "connection",
+        "channel",
+        "running",
+        "decoding takes longer than reading (CPU)",
+        "Check that the compiled part is installed, spread clients over more sidecars, or give Sluice a faster CPU.",
+    ),
+)
+"""The first row that applies is the cause. Findings that concern as many connections are in this order, too."""
+_OTHER: Final = Cause(
+    "other", None, None, None, "the stage works more slowly than messages come", "Look at what the stage does."
+)
+
+
+def cause_of(waiting: Kind | None, at: Kind, state: State) -> Cause | None:
+    """Return why a path goes no further, from how its end shows.
+
+    Args:
+        waiting: the kind of the last stage in flow; None if none is.
+        at: the kind of the stage that it waits for, or that is looked at.
+        state: how that one shows.
+
+    Returns:
+        None if nothing is wrong: nobody waits, and the stage is running or in flow.
+    """
+    if waiting is None and state in ("running", "flow"):
+        return None
+    for cause in CAUSES:
+        if cause.waiting in (None, waiting) and cause.at in (None, at) and cause.state in (None, state):
+            return cause
+    return _OTHER
+
+
+class Finding(NamedTuple):
+    """One cause, and whom it concerns.
+
+    Attributes:
+        cause: the row of the table.
+        stages: how many of those looked at, connections as a rule, it concerns.
+        at: the first few bottlenecks, such as ``writer 10.0.0.7:5672``.
+        text: all of it as sentences.
+    """
+
+    cause: Cause
+    stages: int
+    at: tuple[str, ...]
+    text: str
+
+
+_Ends = dict[Cause, tuple[str, ...]]
+
+
+class Survey:
+    """Looks at many stages at one time; what is common to their paths is looked at once.
+
+    One piece of work is ``add``. It takes some microseconds for each pair on the way that was not looked at before, so
+    with very many connections others should have their turns in between.
+
+    Args:
+        now_ns: the time, as in ``credit``.
+    """
+
+    def __init__(self, now_ns: int) -> None:
+        self._now_ns = now_ns
+        self._ends: dict[Stage, _Ends] = {}
+        self._behind: dict[Stage, _Ends] = {}
+        self._counts: dict[Cause, int] = {}
+        self._at: _Ends = {}
+        self._looked_at: dict[str, int] = {}
+
+    def add(self, stage: Stage) -> None:
+        """Look at a stage, a connection as a rule, and at all that it waits for."""
+        self._looked_at[stage.kind] = self._looked_at.get(stage.kind, 0) + 1
+        ends = self._ends_of(stage)
+        for cause in ends:
+            self._counts[cause] = self._counts.get(cause, 0) + 1
+        _merge(self._at, ends)
+
+    def findings(self) -> tuple[Finding, ...]:
+        """Return what there is, that which concerns most stages first; empty if nobody waits for anything."""
+        order = (*CAUSES, _OTHER)
+        causes = sorted(self._counts, key=lambda cause: (-self._counts[cause], order.index(cause)))
+        return tuple(self._finding(cause) for cause in causes)
+
+    def _finding(self, cause: Cause) -> Finding:
+        count, at = self._counts[cause], self._at[cause]
+        kinds = set(self._looked_at)
+        noun = kinds.pop() if len(kinds) == 1 else "stage"
+        total = sum(self._looked_at.values())
+        who = f"{count} of {total} {noun}s" if total > 1 else f"The {noun}"
+        verb = "wait" if count > 1 else "waits"
+        names = ", ".join(at) + (", …" if len(at) == _EXAMPLES else "")
+        return Finding(cause, count, at, f"{who} {verb}: {cause.says} ({names}). {cause.do}")
+
+    def _ends_of(self, stage: Stage) -> _Ends:
+        """Return where the path of a stage ends that nobody is known to wait for."""
+        state = stage.state(self._now_ns)
+        if state == "flow":
+            return self._ends_behind(stage)
+        ends = self._ends.get(stage)
+        if ends is None:
+            # Known before its followers are asked: stages in a circle, which there should not be, come to an end, too.
+            ends = self._ends[stage] = {}
+            if state == "running":
+                for follower in stage.followers():
+                    if follower.kind == "channel" or stage.under_way(follower):
+                        _merge(ends, self._ends_of(follower))
+            elif state == "throttled":
+                # Whose limit it is has more to say than whose messages it makes wait.
+                for follower in stage.followers():
+                    if follower.state(self._now_ns) == state:
+                        _merge(ends, self._ends_of(follower))
+            if not ends:
+                self._note(ends, None, stage, state)
+        return ends
+
+    def _ends_behind(self, stage: Stage) -> _Ends:
+        """Return where the path of a stage in flow ends.
+
+        Whether those that it waits for are in flow, too, is asked for the time at which it waited last. Stages show
+        ``flow`` for different times after it is over; without this, a moment later the first would be the bottleneck.
+        """
+        ends = self._behind.get(stage)
+        if ends is None:
+            ends = self._behind[stage] = {}
+            waited_ns = stage.waited_until_ns(self._now_ns)
+            for follower in stage.waits_for():
+                state = follower.state(waited_ns, LATELY_NS)
+                further: _Ends = {}
+                if state == "flow":
+                    further = self._ends_behind(follower)
+                elif state == "throttled":
+                    further = self._ends_of(follower)
+                if further:
+                    _merge(ends, further)
+                else:
+                    # What one in flow waited for may have parted: then nobody keeps it from going on.
+                    self._note(ends, stage.kind, follower, "running" if state == "flow" else state)
+        return ends
+
+    @staticmethod
+    def _note(ends: _Ends, waiting: Kind | None, at: Stage, state: State) -> None:
+        cause = cause_of(waiting, at.kind, state)
+        if cause is not None:
+            _merge(ends, {cause: (f"{at.kind} {at.name}".rstrip(),)})
+
+
+def diagnose(stages: Iterable[Stage], now_ns: int) -> tuple[Finding, ...]:
+    """Say what stages, connections as a rule, wait for; of very many use a ``Survey``."""
+    survey = Survey(now_ns)
+    for stage in stages:
+        survey.add(stage)
+    return survey.findings()
+
+
+def _merge(into: _Ends, more: _Ends) -> None:
+    for cause, names in more.items():
+        have = into.get(cause, ())
+        if len(have) < _EXAMPLES:
+            into[cause] = (*have, *(name for name in names if name not in have))[:_EXAMPLES]

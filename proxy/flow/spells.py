@@ -1,0 +1,43 @@
+"""How often something was so, and for how long: flow, a limit that holds, an alarm."""
+
+
+class Spells:
+    """The times during which something was so.
+
+    Times are those of one monotonic clock, in nanoseconds.
+
+    Attributes:
+        total: how many there were, the current one included.
+        since_ns: when the current one began; None while there is none.
+        ended_ns: when the last one before it ended; 0 if there was none.
+    """
+
+    __slots__ = ("_before_ns", "ended_ns", "since_ns", "total")
+
+    def __init__(self) -> None:
+        self.total = 0
+        self.since_ns: int | None = None
+        self.ended_ns = 0
+        #: What those that are over took together.
+        self._before_ns = 0
+
+    def begin(self, now_ns: int) -> None:
+        """Note that it is so from now on, unless it was already."""
+        if self.since_ns is None:
+            self.since_ns = now_ns
+            self.total += 1
+
+    def end(self, now_ns: int) -> None:
+        """Note that it is not so any more."""
+        if self.since_ns is not None:
+            self._before_ns += now_ns - self.since_ns
+            self.ended_ns = now_ns
+            self.since_ns = None
+
+    def together_ns(self, now_ns: int) -> int:
+        """Return how long it was so in all, the current spell included."""
+        return self._before_ns + (0 if self.since_ns is None else now_ns - self.since_ns)
+
+    def lately(self, now_ns: int, within_ns: int) -> bool:
+        """Say whether it is so now, or was less than ``within_ns`` ago."""
+        return self.since_ns is not None or (self.total > 0 and now_ns - self.ended_ns < within_ns)

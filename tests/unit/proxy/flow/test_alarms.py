@@ -1,0 +1,194 @@
+import pytest
+
+from proxy.flow.alarms import Alarm, DiskAlarm, MemoryAlarm, reason, size_text
+
+S = 1_000_000_000
+GIB = 1024**3
+
+
+@pytest.mark.parametrize(
+    ("used", "stands"),
+    [
+        ([599, 600], [False, False]),
+        ([601], [True]),
+        ([601, 600, 571, 570], [True, True, True, False]),
+        ([601, 570, 599, 601], [True, False, False, True]),
+        ([601, None, 599], [True, False, False]),
+        ([None, 601, 999], [False, True, True]),
+    ],
+)
+def test_memory_alarm_stands_above_its_watermark_until_well_below(used: list[int | None], stands: list[bool]) -> None:
+    alarm = MemoryAlarm(0.6, 0.57)
+    seen = []
+    for at_ns, used_bytes in enumerate(used):
+        alarm.look(at_ns, used_bytes, 0, 1000)
+        seen.append(alarm.stands)
+    assert seen == stands
+
+
+@pytest.mark.parametrize(
+    ("free", "stands"),
+    [
+        ([1000], [False]),
+        ([999], [True]),
+        ([999, 1000, 1099, 1100], [True, True, True, False]),
+        ([999, 1100, 1000, 999], [True, False, False, True]),
+        ([999, None, 1000], [True, False, False]),
+        ([None, 0], [False, True]),
+    ],
+)
+def test_disk_alarm_stands_below_what_is_to_be_free_until_there_is_more(
+    free: list[int | None], stands: list[bool]
+) -> None:
+    alarm = DiskAlarm(1000)
+    seen = []
+    for at_ns, free_bytes in enumerate(free):
+        alarm.look(at_ns, free_bytes)
+        seen.append(alarm.stands)
+    assert seen == stands
+
+
+def test_change_is_told_once_each_way() -> None:
+    alarm = DiskAlarm(1000)
+    told = [alarm.look(at_ns, free) for at_ns, free in enumerate((2000, 10, 20, 1050, 5000, 6000))]
+    assert [change and change.stands for change in told] == [None, True, None, None, False, None]
+
+
+def test_limit_that_changes_counts_at_once() -> None:
+    alarm = MemoryAlarm()
+    alarm.look(0, 500, 0, 1000)
+    alarm.look(1, 500, 0, 800)
+    assert alarm.stands
+    alarm.look(2, 500, 0, 1000)
+    assert not alarm.stands
+
+
+@pytest.mark.parametrize(
+    ("looks", "used"),
+    [
+        ([(700, 300), (700, 0)], 400),
+        ([(700, 300), (700, 0), (700, 250)], 650),
+        ([(700, 300), (700, 0), (700, 300), (750, 350)], 750),
+        ([(700, 300), (700, 0), (750, 350)], 750),
+        ([(700, 300), (500, 0)], 400),
+        ([(700, 300), (400, 0)], 400),
+        ([(700, 300), (300, 0)], 300),
+        ([(700, 300), (700, 0), (600, 0)], 400),
+        ([(700, 300), (700, 0), (300, 0), (800, 0)], 800),
+        ([(700, 900), (300, 0)], 0),
+        ([(700, 0), (900, 0)], 900),
+    ],
+)
+def test_memory_that_held_messages_have_left_is_not_used(looks: list[tuple[int, int]], used: int) -> None:
+    alarm = MemoryAlarm()
+    for at_ns, (resident_bytes, held_bytes) in enumerate(looks):
+        alarm.look(at_ns, resident_bytes, held_bytes, 1000)
+    assert alarm.used_bytes == used
+    assert alarm.spare_bytes == looks[-1][0] - used
+
+
+def test_memory_alarm_ends_although_nothing_is_given_back_to_the_system() -> None:
+    alarm = MemoryAlarm()
+    stands = []
+    for at_ns, held_bytes in enumerate((100, 300, 290, 260, 0, 200, 290, 301)):
+        alarm.look(at_ns, 601 if at_ns else 401, held_bytes, 1000)
+        stands.append(alarm.stands)
+    assert stands == [False, True, True, False, False, False, False, True]
+
+
+def test_without_a_limit_there_is_no_memory_alarm() -> None:
+    alarm = MemoryAlarm()
+    assert alarm.look(0, 10**15, 0, None) is None
+    assert not alarm.stands
+    assert alarm.unknown_total == 1
+
+
+def test_log_line_and_banner_say_the_figures_and_what_will_end_it() -> None:
+    alarm = MemoryAlarm()
+    raised = alarm.look(5 * S, round(1.3 * GIB), 0, 2 * GIB)
+    text = (
+        "Sluice uses 1.30 GiB of 2.00 GiB; it stands above 60%, and publishers are blocked until 1.14 GiB or less "
+        "are used"
+    )
+    assert raised is not None
+    assert raised.text == f"memory alarm: {text}"
+    assert alarm.banner == text
+    alarm.look(6 * S, round(1.25 * GIB), 0, 2 * GIB)
+    assert alarm.banner.startswith("Sluice uses 1.25 GiB")
+    ended = alarm.look(17 * S + S // 2, GIB, 0, 2 * GIB)
+    assert ended == ("memory", False, "memory alarm ended after 12.5 s: Sluice uses 1.00 GiB of 2.00 GiB")
+    assert alarm.banner == ""
+
+
+def test_disk_alarm_says_the_same_of_the_disk() -> None:
+    alarm = DiskAlarm()
+    raised = alarm.look(0, 900 * 1024**2)
+    assert raised is not None
+    assert raised.text == (
+        "disk alarm: 900 MiB are free on the spool's disk, less than 1.00 GiB; "
+        "publishers are blocked until 1.10 GiB are"
+    )
+    ended = alarm.look(S, None)
+    assert ended is not None
+    assert ended.text == "disk alarm ended after 1.0 s: what is free on the spool's disk cannot be read"
+    assert (alarm.unknown_total, alarm.banner) == (1, "")
+    alarm.look(2 * S, 0)
+    cleared = alarm.look(3 * S, 2 * GIB)
+    assert cleared is not None
+    assert cleared.text == "disk alarm ended after 1.0 s: 2.00 GiB are free on the spool's disk"
+
+
+def test_memory_that_cannot_be_read_any_more_keeps_nobody_blocked() -> None:
+    alarm = MemoryAlarm()
+    alarm.look(0, 900, 0, 1000)
+    ended = alarm.look(S, None, 0, 1000)
+    assert ended is not None
+    assert ended.text == "memory alarm ended after 1.0 s: what Sluice uses, or may use, cannot be read"
+
+
+def test_alarm_counts_how_often_and_how_long() -> None:
+    alarm = DiskAlarm(100)
+    for at_ns, free_bytes in ((0, 200), (10, 50), (30, 200), (40, 50)):
+        alarm.look(at_ns, free_bytes)
+    assert (alarm.spells.total, alarm.spells.since_ns, alarm.spells.together_ns(45)) == (2, 40, 25)
+
+
+def test_publishers_are_told_what_is_scarce() -> None:
+    memory, disk = MemoryAlarm(), DiskAlarm()
+    alarms: list[Alarm] = [memory, disk]
+    assert reason(alarms) == ""
+    disk.look(0, 0)
+    assert reason(alarms) == "Sluice is low on disk"
+    memory.look(0, 900, 0, 1000)
+    assert reason(alarms) == "Sluice is low on memory & disk"
+    disk.look(0, 100 * GIB)
+    assert reason(alarms) == "Sluice is low on memory"
+
+
+@pytest.mark.parametrize(("watermark", "ends_at"), [(0.0, None), (-0.1, None), (1.01, None), (0.5, 0.51), (0.5, 0.0)])
+def test_watermarks_that_make_no_sense_are_refused(watermark: float, ends_at: float | None) -> None:
+    with pytest.raises(ValueError, match="0 < end <= watermark <= 1"):
+        MemoryAlarm(watermark, ends_at)
+
+
+@pytest.mark.parametrize(("least", "enough"), [(-1, None), (100, 99)])
+def test_free_space_that_makes_no_sense_is_refused(least: int, enough: int | None) -> None:
+    with pytest.raises(ValueError, match="0 <= least <= enough"):
+        DiskAlarm(least, enough)
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "text"),
+    [
+        (0, "0 bytes"),
+        (1023, "1023 bytes"),
+        (1024, "1.00 KiB"),
+        (1024**2 * 10, "10.0 MiB"),
+        (1024**2 * 900, "900 MiB"),
+        (1024**3 * 1.14, "1.14 GiB"),
+        (1024**4 * 5, "5.00 TiB"),
+        (1024**5 * 5, "5120 TiB"),
+    ],
+)
+def test_sizes_read_well(size_bytes: float, text: str) -> None:
+    assert size_text(size_bytes) == text

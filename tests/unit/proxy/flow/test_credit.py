@@ -1,0 +1,339 @@
+import gc
+import tracemalloc
+import weakref
+from itertools import pairwise
+from typing import NamedTuple
+
+import pytest
+
+from proxy.flow.credit import DEFAULT_CREDIT, STORE_CREDIT, Credit, Kind, Stage, StageFigures
+
+S = 1_000_000_000
+
+
+def pair(initial: int = 10, more_after: int = 4) -> tuple[Stage, Stage]:
+    return Stage("channel", "sender"), Stage("resource", "follower", Credit(initial, more_after))
+
+
+class Left(NamedTuple):
+    """What a pair comes to; None of ``until_grant`` is not looked at."""
+
+    credit: int
+    overdraft: int = 0
+    deferred: int = 0
+    out_of_credit: bool = False
+
+
+def left(sender: Stage, follower: Stage) -> Left:
+    return Left(sender.credit(follower), sender.overdraft(follower), follower.deferred(sender), sender.out_of_credit)
+
+
+@pytest.mark.parametrize(
+    ("sent", "then"),
+    [
+        ((1,), Left(9)),
+        ((9,), Left(1)),
+        ((10,), Left(0, out_of_credit=True)),
+        ((9, 1), Left(0, out_of_credit=True)),
+        ((13,), Left(0, 3, out_of_credit=True)),
+        ((10, 1), Left(0, 1, out_of_credit=True)),
+        ((13, 5), Left(0, 8, out_of_credit=True)),
+    ],
+)
+def test_what_is_sent_uses_credit_and_then_is_overdraft(sent: tuple[int, ...], then: Left) -> None:
+    sender, follower = pair()
+    for count in sent:
+        sender.send(follower, count, 0)
+    assert left(sender, follower) == then
+    assert sender.under_way(follower) == sum(sent)
+
+
+@pytest.mark.parametrize(
+    ("acks", "granted"),
+    [((3,), 0), ((4,), 4), ((3, 1), 4), ((5,), 4), ((7,), 4), ((8,), 8), ((3, 5), 8), ((9, 2), 8), ((10,), 8)],
+)
+def test_credit_comes_back_after_so_many_acks(acks: tuple[int, ...], granted: int) -> None:
+    sender, follower = pair(40)
+    sender.send(follower, 20, 0)
+    for count in acks:
+        follower.ack(sender, count, 0)
+    assert left(sender, follower) == Left(20 + granted)
+    assert sender.under_way(follower) == 20 - sum(acks)
+
+
+@pytest.mark.parametrize(
+    ("sent", "acked", "then"),
+    [
+        (10, 3, Left(0, out_of_credit=True)),
+        (10, 4, Left(4)),
+        (14, 4, Left(0, out_of_credit=True)),
+        (15, 4, Left(0, 1, out_of_credit=True)),
+        (15, 8, Left(3)),
+        (19, 8, Left(0, 1, out_of_credit=True)),
+    ],
+)
+def test_grant_pays_the_overdraft_first(sent: int, acked: int, then: Left) -> None:
+    sender, follower = pair()
+    sender.send(follower, sent, 0)
+    follower.ack(sender, acked, 0)
+    assert left(sender, follower) == then
+
+
+def test_grants_are_deferred_while_the_granter_is_out_of_credit() -> None:
+    sender, follower = pair()
+    store = Stage("store", gives=Credit(5, 5))
+    sender.send(follower, 12, 0)
+    follower.send(store, 5, 0)
+    follower.ack(sender, 5, 0)
+    assert left(sender, follower) == Left(0, 2, 4, out_of_credit=True)
+    follower.ack(sender, 7, 0)
+    assert left(sender, follower) == Left(0, 2, 12, out_of_credit=True)
+    store.ack(follower, 5, 0)
+    assert left(sender, follower) == Left(10)
+
+
+def test_deferred_grants_wait_for_the_last_that_blocks() -> None:
+    sender, follower = pair()
+    writers = [Stage("writer", str(number), Credit(2, 1)) for number in range(2)]
+    sender.send(follower, 10, 0)
+    for writer in writers:
+        follower.send(writer, 2, 0)
+    follower.ack(sender, 10, 0)
+    writers[0].ack(follower, 1, 0)
+    assert follower.waits_for() == (writers[1],)
+    assert left(sender, follower) == Left(0, 0, 8, out_of_credit=True)
+    writers[1].ack(follower, 1, 0)
+    assert left(sender, follower) == Left(8)
+
+
+def test_credit_goes_all_the_way_up_at_once() -> None:
+    told: list[str] = []
+    one_each = Credit(1, 1)
+    kinds: tuple[Kind, ...] = ("connection", "channel", "resource", "store")
+    stages = [Stage(kind, gives=one_each, on_credit=lambda kind=kind: told.append(kind)) for kind in kinds]
+    for sender, follower in pairwise(stages):
+        sender.send(follower, 1, 0)
+    for sender, follower in pairwise(stages[:3]):
+        follower.ack(sender, 1, 0)
+    assert [stage.out_of_credit for stage in stages] == [True, True, True, False]
+    assert told == []
+    stages[3].ack(stages[2], 1, 0)
+    assert [stage.out_of_credit for stage in stages] == [False] * 4
+    assert told == ["connection", "channel", "resource"]
+
+
+def test_ack_of_a_sender_that_is_not_known_is_nothing() -> None:
+    sender, follower = pair()
+    follower.ack(sender, 100, 0)
+    assert left(sender, follower) == Left(10)
+    assert sender.under_way(follower) == 0
+    sender.send(follower, 3, 0)
+    sender.part(follower, 0)
+    follower.ack(sender, 3, 0)
+    assert left(sender, follower) == Left(10)
+    assert sender.followers() == ()
+
+
+@pytest.mark.parametrize("by", ["sender", "follower"])
+def test_who_parts_is_waited_for_no_more(by: str) -> None:
+    told: list[int] = []
+    sender, follower = pair()
+    sender.on_credit = lambda: told.append(1)
+    sender.send(follower, 15, 0)
+    one, other = (sender, follower) if by == "sender" else (follower, sender)
+    one.part(other, 0)
+    assert left(sender, follower) == Left(10)
+    assert told == [1]
+    one.part(other, 0)
+    assert told == [1]
+
+
+def test_what_was_deferred_for_a_sender_that_parts_is_not_for_its_successor() -> None:
+    sender, follower = pair()
+    store = Stage("store", gives=Credit(1, 1))
+    sender.send(follower, 10, 0)
+    follower.send(store, 1, 0)
+    follower.ack(sender, 8, 0)
+    sender.part(follower, 0)
+    sender.send(follower, 9, 0)
+    store.ack(follower, 1, 0)
+    assert left(sender, follower) == Left(1)
+
+
+def test_parting_with_one_leaves_all_others() -> None:
+    sender = Stage("channel")
+    followers = [Stage("resource", str(number), Credit(5, 5)) for number in range(3)]
+    for follower in followers:
+        sender.send(follower, 5, 0)
+    sender.part(followers[1], 0)
+    assert sender.followers() == sender.waits_for() == (followers[0], followers[2])
+    for follower in (followers[0], followers[2]):
+        follower.ack(sender, 5, 0)
+    assert not sender.out_of_credit
+    assert sender.credit(followers[2]) == 5
+
+
+def test_one_that_closes_gives_its_senders_their_credit_and_is_told_nothing() -> None:
+    told: list[str] = []
+    connection = Stage("connection", on_credit=lambda: told.append("connection"))
+    channel = Stage("channel", gives=Credit(3, 3), on_credit=lambda: told.append("channel"))
+    resources = [Stage("resource", str(number), Credit(2, 1)) for number in range(3)]
+    connection.send(channel, 4, 0)
+    for resource in resources:
+        channel.send(resource, 2, 0)
+    channel.close(0)
+    assert told == ["connection"]
+    assert not connection.out_of_credit
+    assert not channel.out_of_credit
+    assert connection.followers() == channel.followers() == channel.waits_for() == ()
+
+
+class Name(str):
+    """One of which can be told whether anything still has it."""
+
+    __slots__ = ("__weakref__",)
+
+
+@pytest.mark.parametrize("who_ends", ["sender", "follower"])
+@pytest.mark.parametrize("acked", [0, 10])
+@pytest.mark.parametrize("others", [0, 2])
+def test_nothing_keeps_a_stage_that_has_closed(who_ends: str, acked: int, others: int) -> None:
+    stages = [*pair(), *(Stage("channel") for _ in range(others)), *(Stage("store") for _ in range(others))]
+    ending = stages.pop(0 if who_ends == "sender" else 1)
+    other = stages[0]
+    name = Name("ends")
+    ending.name, there = name, weakref.ref(name)
+    sender, follower = (ending, other) if who_ends == "sender" else (other, ending)
+    for another in stages[1 : 1 + others]:
+        another.send(follower, 1, 0)
+    for another in stages[1 + others :]:
+        sender.send(another, 1, 0)
+    sender.send(follower, 10, 0)
+    if acked:
+        follower.ack(sender, acked, 0)
+    gc.collect()
+    gc.disable()
+    try:
+        ending.close(1)
+        del ending, sender, follower, name
+        assert there() is None
+    finally:
+        gc.enable()
+
+
+def test_credit_must_come_back_before_it_is_spent() -> None:
+    for gives in (Credit(0, 0), Credit(10, 0), Credit(10, 11), Credit(-1, -1)):
+        with pytest.raises(ValueError, match="the second number must be 1 to the first"):
+            Stage("channel", gives=gives)
+
+
+def test_usual_credit_is_that_of_rabbitmq() -> None:
+    assert Stage("store").gives == STORE_CREDIT == (4000, 800)
+    kinds: tuple[Kind, ...] = ("connection", "channel", "resource", "writer")
+    assert {Stage(kind).gives for kind in kinds} == {DEFAULT_CREDIT} == {(400, 200)}
+
+
+@pytest.mark.parametrize(("kind", "lately_ns"), [("connection", 5 * S), ("channel", S), ("resource", S)])
+def test_stage_shows_flow_for_a_while_after_it_was_out_of_credit(kind: Kind, lately_ns: int) -> None:
+    sender, follower = Stage(kind), Stage("store", gives=Credit(1, 1))
+    assert sender.state(0) == "running"
+    assert sender.waited_until_ns(0) == 0
+    sender.send(follower, 1, 2 * S)
+    assert sender.state(2 * S) == sender.state(100 * S) == "flow"
+    assert sender.waited_until_ns(100 * S) == 100 * S
+    follower.ack(sender, 1, 100 * S)
+    assert sender.state(100 * S + lately_ns - 1) == "flow"
+    assert sender.state(100 * S + lately_ns) == "running"
+    assert sender.state(100 * S + lately_ns, lately_ns + 1) == "flow"
+    assert sender.waited_until_ns(200 * S) == 100 * S
+    assert sender.waits_for() == (follower,)
+
+
+def test_how_often_and_how_long_counts_the_current_block() -> None:
+    sender, follower = pair(2, 1)
+    for at_ns in (10, 20):
+        sender.send(follower, 2, at_ns)
+        follower.ack(sender, 2, at_ns + 3)
+    sender.send(follower, 2, 30)
+    figures = sender.figures(37)
+    assert (figures.out_of_credit, figures.flow_total, figures.flow_ns) == (True, 3, 13)
+
+
+def test_second_follower_without_credit_is_the_same_block() -> None:
+    sender = Stage("channel")
+    first, second = Stage("resource", gives=Credit(1, 1)), Stage("resource", gives=Credit(1, 1))
+    sender.send(first, 1, 10)
+    sender.send(second, 1, 20)
+    first.ack(sender, 1, 30)
+    sender.send(first, 1, 40)
+    second.ack(sender, 1, 50)
+    first.ack(sender, 1, 60)
+    assert sender.figures(100)[3:6] == (False, 1, 50)
+
+
+def test_throttled_and_blocked_are_states_of_their_own() -> None:
+    stage, follower = Stage("resource", "orders"), Stage("writer", gives=Credit(1, 1))
+    stage.throttle(10, on=True)
+    stage.throttle(20, on=True)
+    assert stage.state(5 * S) == "throttled"
+    stage.send(follower, 1, 30)
+    assert stage.state(30) == "flow"
+    stage.block(40, on=True)
+    assert stage.state(40) == "blocked"
+    stage.block(45, on=False)
+    stage.block(46, on=False)
+    assert stage.state(45) == "flow"
+    follower.ack(stage, 1, 50)
+    stage.throttle(S // 2, on=False)
+    assert stage.state(S + 49) == "flow"
+    assert stage.state(S + 50) == stage.state(S + S // 2 - 1) == "throttled"
+    assert stage.state(S + S // 2) == "running"
+    assert stage.figures(S) == StageFigures(
+        kind="resource",
+        name="orders",
+        state="flow",
+        out_of_credit=False,
+        flow_total=1,
+        flow_ns=20,
+        throttled_total=1,
+        throttled_ns=S // 2 - 10,
+        blocked_total=1,
+        blocked_ns=5,
+    )
+
+
+def test_limit_that_never_held_anything_ends_nothing() -> None:
+    stage = Stage("resource")
+    stage.throttle(10, on=False)
+    stage.block(10, on=False)
+    assert stage.state(10) == "running"
+    assert stage.figures(10)[3:] == (False, 0, 0, 0, 0, 0, 0)
+
+
+def test_memory_of_stages_is_as_documented() -> None:
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        channels = [Stage("channel", gives=DEFAULT_CREDIT) for _ in range(1000)]
+        stages_bytes = tracemalloc.get_traced_memory()[0] - before
+        writers = [Stage("writer") for _ in range(1000)]
+        before = tracemalloc.get_traced_memory()[0]
+        for channel, writer in zip(channels, writers, strict=True):
+            channel.send(writer, 130, 0)
+            writer.ack(channel, 130, 0)
+        pairs_bytes = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert stages_bytes < 1000 * 150
+    assert pairs_bytes < 1000 * 140
+
+
+def test_usual_send_and_ack_leave_nothing_behind() -> None:
+    sender, follower = Stage("channel"), Stage("resource")
+    sender.send(follower, 300, 0)
+    gc.collect()
+    tracked = len(gc.get_objects())
+    for _ in range(10):
+        sender.send(follower, 64, 0)
+        follower.ack(sender, 64, 0)
+    assert len(gc.get_objects()) <= tracked + 1

@@ -1,0 +1,263 @@
+from itertools import pairwise
+from typing import get_args
+
+import pytest
+
+from proxy.flow.credit import Credit, Kind, Stage, State
+from proxy.flow.diagnosis import CAUSES, Survey, cause_of, diagnose
+
+S = 1_000_000_000
+SMALL = Credit(2, 1)
+KINDS: tuple[Kind, ...] = get_args(Kind)
+STATES: tuple[State, ...] = get_args(State)
+
+
+@pytest.mark.parametrize(
+    ("waiting", "at", "state", "cause"),
+    [
+        ("connection", "channel", "running", "decoding"),
+        ("channel", "resource", "running", "deciding"),
+        ("connection", "resource", "running", "deciding"),
+        ("resource", "store", "running", "disk"),
+        ("resource", "writer", "running", "broker"),
+        ("channel", "writer", "running", "broker"),
+        ("connection", "writer", "running", "broker"),
+        ("resource", "writer", "blocked", "broker_alarm"),
+        (None, "writer", "blocked", "broker_alarm"),
+        (None, "connection", "blocked", "alarm"),
+        ("channel", "resource", "throttled", "limit"),
+        ("connection", "channel", "throttled", "limit"),
+        (None, "resource", "throttled", "limit"),
+        (None, "connection", "throttled", "limit"),
+        ("store", "channel", "running", "other"),
+    ],
+)
+def test_cause_follows_from_three_states(waiting: Kind | None, at: Kind, state: State, cause: str) -> None:
+    found = cause_of(waiting, at, state)
+    assert found is not None
+    assert found.name == cause
+
+
+def test_nothing_is_wrong_where_nobody_waits() -> None:
+    assert all(cause_of(None, kind, state) is None for kind in KINDS for state in ("running", "flow"))
+
+
+def test_whatever_is_waited_for_has_a_cause() -> None:
+    for waiting in KINDS:
+        for at in KINDS:
+            assert all(cause_of(waiting, at, state) is not None for state in STATES)
+
+
+def test_each_row_of_the_table_is_the_cause_of_something() -> None:
+    ends = [cause_of(waiting, at, state) for waiting in (None, *KINDS) for at in KINDS for state in STATES]
+    assert {cause.name for cause in CAUSES} <= {end.name for end in ends if end is not None}
+
+
+class Path:
+    """A connection with a channel and what comes after it, each with credit for two messages."""
+
+    def __init__(self, number: int = 1, writer: Stage | None = None) -> None:
+        self.connection = Stage("connection", f"10.0.0.{number}")
+        self.channel = Stage("channel", f"10.0.0.{number}/1", SMALL)
+        self.resource = Stage("resource", "orders", SMALL)
+        self.writer = writer or Stage("writer", "broker:5672", SMALL)
+        self.store = Stage("store", "", SMALL)
+
+    def fill(self, *stages: Stage, now_ns: int = 0) -> None:
+        """Let each send what it has credit for to the next."""
+        for sender, follower in pairwise(stages):
+            sender.send(follower, sender.credit(follower), now_ns)
+
+    def causes(self, now_ns: int = 0) -> list[str]:
+        return [finding.cause.name for finding in diagnose([self.connection], now_ns)]
+
+
+def test_nobody_waits() -> None:
+    path = Path()
+    path.connection.send(path.channel, 1, 0)
+    path.channel.send(path.resource, 1, 0)
+    assert path.causes() == []
+
+
+def test_bottleneck_is_the_first_behind_those_in_flow() -> None:
+    path = Path()
+    path.fill(path.connection, path.channel)
+    assert path.causes() == ["decoding"]
+    path.fill(path.channel, path.resource)
+    assert path.causes() == ["deciding"]
+    path.fill(path.resource, path.writer)
+    assert path.causes() == ["broker"]
+    path.writer.block(0, on=True)
+    assert path.causes() == ["broker_alarm"]
+
+
+def test_store_that_is_waited_for_is_the_disk() -> None:
+    path = Path()
+    path.fill(path.connection, path.channel, path.resource, path.store)
+    assert path.causes() == ["disk"]
+
+
+def test_channel_may_wait_for_the_writer_itself() -> None:
+    path = Path()
+    path.fill(path.connection, path.channel, path.writer)
+    assert path.causes() == ["broker"]
+
+
+def test_several_bottlenecks_are_all_found() -> None:
+    path = Path()
+    slow = Stage("resource", "slow", SMALL)
+    path.fill(path.connection, path.channel, path.resource, path.store)
+    path.fill(path.channel, slow)
+    path.fill(path.resource, path.writer)
+    assert path.causes() == ["broker", "disk", "deciding"]
+
+
+def test_limit_that_holds_is_the_cause_with_flow_before_it_and_without() -> None:
+    path = Path()
+    path.connection.send(path.channel, 1, 0)
+    path.channel.send(path.resource, 1, 0)
+    path.resource.throttle(0, on=True)
+    assert path.causes() == ["limit"]
+    path.channel.send(path.resource, 1, 0)
+    assert path.causes() == ["limit"]
+    path.connection.send(path.channel, 1, 0)
+    assert path.causes() == ["limit"]
+
+
+def test_limit_of_a_resource_that_holds_nothing_of_it_does_not_concern_a_connection() -> None:
+    path = Path()
+    path.connection.send(path.channel, 1, 0)
+    path.channel.send(path.resource, 1, 0)
+    path.resource.throttle(0, on=True)
+    path.resource.ack(path.channel, 1, 0)
+    assert path.causes() == []
+
+
+def test_channel_that_a_limit_makes_wait_names_the_resource() -> None:
+    path = Path()
+    path.connection.send(path.channel, 1, 0)
+    path.channel.ack(path.connection, 1, 0)
+    path.channel.send(path.resource, 1, 0)
+    path.resource.ack(path.channel, 1, 0)
+    path.resource.throttle(0, on=True)
+    assert path.causes() == []
+    path.channel.throttle(0, on=True)
+    (finding,) = diagnose([path.connection], 0)
+    assert finding.text.startswith("The connection waits: a limit of ours lets no more through (resource orders).")
+    path.fill(path.connection, path.channel)
+    assert diagnose([path.connection], 0) == (finding,)
+    path.resource.throttle(0, on=False)
+    assert diagnose([path.connection], S)[0].at == ("channel 10.0.0.1/1",)
+
+
+def test_throttled_stage_in_flow_waits_for_what_comes_after_it() -> None:
+    path = Path()
+    path.resource.throttle(0, on=True)
+    path.fill(path.connection, path.channel, path.resource, path.writer)
+    assert path.causes() == ["broker"]
+
+
+def test_alarm_is_the_cause_whatever_else_is_in_flow() -> None:
+    path = Path()
+    path.fill(path.connection, path.channel, path.resource, path.writer)
+    path.connection.block(0, on=True)
+    assert path.causes() == ["alarm"]
+
+
+def test_cause_stays_the_same_while_stages_show_flow_for_different_times() -> None:
+    path = Path()
+    path.fill(path.connection, path.channel, path.resource, path.writer)
+    for at_ns, sender, follower in (
+        (10, path.resource, path.writer),
+        (S // 2, path.channel, path.resource),
+        (S, path.connection, path.channel),
+    ):
+        follower.ack(sender, 2, at_ns)
+    assert not path.connection.out_of_credit
+    assert [path.causes(now_ns) for now_ns in (0, 11, S, 2 * S, 6 * S - 1)] == [["broker"]] * 5
+    assert path.causes(6 * S) == []
+
+
+def test_what_comes_after_a_stage_in_flow_long_ago_is_its_own_cause() -> None:
+    path = Path()
+    path.fill(path.resource, path.writer)
+    path.writer.ack(path.resource, 2, 10)
+    path.fill(path.channel, path.resource, now_ns=3 * S)
+    assert [finding.cause.name for finding in diagnose([path.channel], 3 * S)] == ["deciding"]
+
+
+def test_stage_whose_followers_have_parted_is_the_bottleneck_itself() -> None:
+    path = Path()
+    path.fill(path.connection, path.channel, path.resource, path.writer)
+    path.writer.close(0)
+    assert path.resource.state(0) == "flow"
+    assert path.causes() == ["deciding"]
+
+
+def test_finding_says_who_waits_for_what_and_what_to_do() -> None:
+    path = Path()
+    path.fill(path.connection, path.channel, path.resource, path.writer)
+    (finding,) = diagnose([path.connection], 0)
+    assert (finding.stages, finding.at) == (1, ("writer broker:5672",))
+    assert finding.text == (
+        "The connection waits: the broker or the connection to it takes less than comes (writer broker:5672). "
+        "Look at the broker: its own flow control, its disk, its queues' length; then at the network between."
+    )
+
+
+def test_findings_count_connections_the_most_first() -> None:
+    paths = [Path(number) for number in range(8)]
+    survey = Survey(0)
+    for number, path in enumerate(paths):
+        if number < 2:
+            path.fill(path.connection, path.channel, path.resource, path.writer)
+        elif number < 7:
+            path.writer.name = f"broker-{number}:5672"
+            path.fill(path.connection, path.channel)
+        survey.add(path.connection)
+    decoding, broker = survey.findings()
+    assert (decoding.cause.name, decoding.stages) == ("decoding", 5)
+    assert decoding.at == ("channel 10.0.0.2/1", "channel 10.0.0.3/1", "channel 10.0.0.4/1")
+    assert decoding.text.startswith("5 of 8 connections wait: ")
+    assert "(channel 10.0.0.2/1, channel 10.0.0.3/1, channel 10.0.0.4/1, …)" in decoding.text
+    assert (broker.cause.name, broker.stages, broker.at) == ("broker", 2, ("writer broker:5672",))
+
+
+def test_stages_of_several_kinds_are_counted_as_stages() -> None:
+    path = Path()
+    path.fill(path.connection, path.channel, path.resource)
+    (finding,) = diagnose([path.connection, path.channel, path.resource], 0)
+    assert finding.text.startswith("2 of 3 stages wait: the limiter decides")
+
+
+def test_connections_that_share_a_path_look_at_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = Stage("writer", "shared", SMALL)
+    resource = Stage("resource", "orders", SMALL)
+    connections = []
+    for number in range(50):
+        path = Path(number, writer)
+        path.fill(path.connection, path.channel, resource)
+        connections.append(path.connection)
+    resource.send(writer, 2, 0)
+    looked_at: list[Stage] = []
+    waits_for = Stage.waits_for
+
+    def counted(stage: Stage) -> tuple[Stage, ...]:
+        looked_at.append(stage)
+        return waits_for(stage)
+
+    monkeypatch.setattr(Stage, "waits_for", counted)
+    (finding,) = diagnose(connections, 0)
+    assert (finding.cause.name, finding.stages) == ("broker", 50)
+    assert len(looked_at) == 101
+
+
+def test_circle_of_stages_comes_to_an_end() -> None:
+    one, other = Stage("channel", gives=SMALL), Stage("resource", gives=SMALL)
+    one.send(other, 2, 0)
+    other.send(one, 2, 0)
+    assert len(diagnose([one], 0)) == 1
+    one, other = Stage("channel", gives=SMALL), Stage("resource", gives=SMALL)
+    one.send(other, 1, 0)
+    other.send(one, 1, 0)
+    assert diagnose([one], 0) == ()
