@@ -522,6 +522,7 @@ class Queue:
             self._finish_first()
             if not self.count:
                 self._pool.count_busy(-1)
+                self._settle_first()
             self._orders.ease()
         if self._ahead_bytes < self._low_bytes:
             self._refill()
@@ -650,8 +651,8 @@ class Queue:
             if less_bytes >= min(excess_bytes, most_bytes) or run.pending == "read":
                 break
             if index:
-                # A run that is needed for the target stays, or it would be read again at once.
-                if less_bytes + run.memory_bytes > excess_bytes:
+                # A run that is needed for the target stays, or it would be read again at once; large ones are not.
+                if not run.single and less_bytes + run.memory_bytes > excess_bytes:
                     break
             elif not run.single or run.content is None or self._fetched:
                 break
@@ -724,6 +725,8 @@ class Queue:
         if run is self._head[0]:
             # What was said about it before may have been without its content.
             self._entry = None
+        if not self.count:
+            self._settle_first()
         if lost:
             self._lost(Lost(self, lost, tuple(job.lost_handles), reason))
         if self._awaited and (not self.count or self._is_ready()):
@@ -799,7 +802,7 @@ class Queue:
         self._orders.read(run, index_only=index_only)
 
     def _settle_first(self) -> bool:
-        """Say whether the first entry, or its index, is in memory; if not, have it read."""
+        """Say whether the first entry, or its index, is in memory; if not, have it read. What is empty goes."""
         head = self._head
         while head:
             run = head[0]

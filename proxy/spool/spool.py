@@ -150,7 +150,10 @@ class Spool:
         #: What is to be written when the disk works again, and when to try.
         self._waiting: deque[Run] = deque()
         self._unread: list[tuple[Run, bool]] = []
+        #: Why nothing can be written, why something cannot be read yet, and what was told of it.
         self._alarm: str | None = None
+        self._read_alarm: str | None = None
+        self._told: str | None = None
         self._retry_ns = 0
         self._probed = False
         self._stopped = False
@@ -306,7 +309,7 @@ class Spool:
             self._writing_bytes,
             self._stopped,
             self._stops_total,
-            self._alarm,
+            self._alarm or self._read_alarm,
             self._lost_total,
             self._disk.use if isinstance(self._disk, Store) else None,
         )
@@ -393,7 +396,13 @@ class Spool:
         if job.error is not None and job.error.errno not in _LOST_ERRORS and run.is_wanted:
             self._unread.append((run, job.index_only))
             self._retry_ns = self._now_ns + _RETRY_NS
+            if not self._read_alarm:
+                self._read_alarm = str(job.error)
+                self._tell_alarm()
             return
+        if self._read_alarm and not self._unread:
+            self._read_alarm = None
+            self._tell_alarm()
         if job.error is not None:
             job.left, job.content_bytes, job.lost_handles = 0, 0, ()
         run.queue.was_read(run, job, str(job.error or "damaged on disk"))
@@ -413,16 +422,20 @@ class Spool:
 
     def _set_alarm(self, reason: str | None) -> None:
         was, self._alarm = self._alarm, reason
-        if reason is not None and self._retry_ns <= self._now_ns:
-            self._retry_ns = self._now_ns + _RETRY_NS
-        if was is None and reason is None:
-            return
-        if reason is None:
+        if reason is not None:
+            self._retry_ns = max(self._retry_ns, self._now_ns + _RETRY_NS)
+        elif was is not None:
             waiting, self._waiting = self._waiting, deque()
             for run in waiting:
                 if run.is_wanted:
                     self._submit(run)
-        if was is None or reason is None:
+        self._tell_alarm()
+
+    def _tell_alarm(self) -> None:
+        reason = self._alarm or self._read_alarm
+        # Whoever is told does not want to hear of every change of the reason.
+        if (reason is None) is not (self._told is None):
+            self._told = reason
             self._hooks.alarm(reason)
 
     def _relieve(self) -> None:

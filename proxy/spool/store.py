@@ -59,6 +59,11 @@ class Write:
     extent: Extent | None = None
     error: OSError | None = None
 
+    @property
+    def done(self) -> bool:
+        """Say whether it was written."""
+        return self.extent is not None
+
 
 @dataclass(slots=True, eq=False)
 class Read:
@@ -88,6 +93,11 @@ class Read:
     content_bytes: int = -1
     lost_handles: Sequence[int] = ()
     error: OSError | None = None
+
+    @property
+    def done(self) -> bool:
+        """Say whether something was read."""
+        return bool(self.data)
 
 
 @dataclass(slots=True, eq=False)
@@ -204,6 +214,7 @@ class Store:
         self._dirty: set[int] = set()
         self._folder_dirty = False
         self._punches = True
+        self._closed = False
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
         self._thread = Thread(target=self._run, name="spool", daemon=True)
 
@@ -244,6 +255,9 @@ class Store:
 
     def close(self) -> None:
         """Do all jobs that were given, and end, as ``Disk`` says; files in which nothing is needed are deleted."""
+        if self._closed:
+            return
+        self._closed = True
         if self._thread.ident is not None:
             self._jobs.put(None)
             self._thread.join()
@@ -287,8 +301,13 @@ class Store:
 
     def _do(self, reads: list[Read], writes: list[Write], syncs: list[Sync], releases: list[Release]) -> None:
         """Do jobs, and say so; whatever goes wrong is the error of a job."""
-        self._read(reads)
-        self._write([job for job in writes if not job.cancelled])
+        try:
+            self._read(reads)
+            self._write([job for job in writes if not job.cancelled])
+        except Exception as fault:  # noqa: BLE001 - what is held must not depend on what nobody has thought of
+            error = OSError(errno.EFAULT, repr(fault))
+            for job in (*reads, *writes):
+                job.error = error if not job.done else job.error
         released = [each for job in releases for each in job.extents]
         for extent, recoverable in released:
             self._ledger.add(extent.segment, -recoverable)
@@ -300,7 +319,8 @@ class Store:
         except OSError as error:
             for sync in syncs:
                 sync.error = error
-        self._release(extent for extent, _ in released)
+        with suppress(OSError):
+            self._release(extent for extent, _ in released)
         self._count_use()
         done: list[Job] = [*reads, *writes, *syncs]
         if done:
@@ -370,9 +390,7 @@ class Store:
         for job, buffer in zip(reversed(group), reversed(buffers), strict=True):
             missing = min(count, len(buffer))
             count -= missing
-            if missing:
-                del buffer[len(buffer) - missing :]
-            _check(job, buffer, segment.nonce)
+            _check(job, buffer[: len(buffer) - missing] if missing else buffer, segment.nonce)
 
     def _write(self, jobs: list[Write]) -> None:
         group: list[Write] = []
