@@ -355,11 +355,12 @@ class Queue:
         self.count = self.content_bytes = self.memory_bytes = 0
         self.is_recovered = self.is_closed = False
         self._shift_ns = 0
-        self._head: deque[Run] = deque()
+        # Lists, since they are short and there are many: an empty deque takes 760 bytes.
+        self._head: list[Run] = []
         #: _ON_DISK each.
         self._disk: deque[bytes] = deque()
         self._disk_entries = self._disk_bytes = 0
-        self._tail: deque[Run] = deque()
+        self._tail: list[Run] = []
         #: The last run of head or tail, if more can be put into it.
         self._open: Run | None = None
         self._runs = 0
@@ -624,6 +625,7 @@ class Queue:
             self._refill()
 
     def _retarget(self) -> None:
+        """Work out the target from the rates as they were measured, and the memory as it is shared now."""
         pool = self._pool
         _, _, in_bytes, out_bytes = self._rates
         wanted_bytes = int(self._target_s * (in_bytes + out_bytes))
@@ -642,6 +644,7 @@ class Queue:
         Returns:
             how many bytes less it will have in memory.
         """
+        self._retarget()
         excess_bytes = self.memory_bytes - self.target_bytes
         for run in self._tail:
             excess_bytes -= run.memory_bytes
@@ -689,9 +692,9 @@ class Queue:
         self._spilled_total += run.entries
         while self._tail and self._tail[0].extent is not None:
             if not self._disk and self._ahead_bytes < self._want_ahead_bytes:
-                self._to_head(self._tail.popleft())
+                self._to_head(self._tail.pop(0))
             else:
-                self._disk.append(self._pack(self._tail.popleft()))
+                self._disk.append(self._pack(self._tail.pop(0)))
         self._settle_head()
 
     def was_read(self, run: Run, job: Read, reason: str) -> None:
@@ -776,6 +779,7 @@ class Queue:
         self._charge(run, _OBJECT_BYTES)
         head, is_over = self._head, False
         if head:
+            self._retarget()
             is_over = self.memory_bytes > self.target_bytes and pool.memory_bytes > pool.spill_bytes
             is_over |= head[-1].demoted
         if self._tail or self._disk or is_over:
@@ -816,7 +820,7 @@ class Queue:
 
     def _finish_first(self) -> None:
         """Forget the first run, which is empty now."""
-        run = self._head.popleft()
+        run = self._head.pop(0)
         self._fetched = False
         if run is self._open:
             self._open = None
@@ -851,6 +855,7 @@ class Queue:
 
     def _refill(self) -> None:
         """Read ahead, or take what has not gone to disk yet."""
+        self._retarget()
         while not self._head or self._ahead_bytes < self._want_ahead_bytes:
             if self._disk:
                 segment, offset, length, entries, recoverable, content_bytes = _ON_DISK.unpack(self._disk[0])
@@ -870,7 +875,7 @@ class Queue:
                 self._to_head(run)
                 self._read(run, index_only=is_much)
             elif self._tail:
-                self._to_head(self._tail.popleft())
+                self._to_head(self._tail.pop(0))
             else:
                 return
 

@@ -445,8 +445,7 @@ class Spool:
         for queue in list(self._queues.values()):
             if excess_bytes <= 0:
                 return
-            if queue.memory_bytes > queue.target_bytes:
-                excess_bytes -= queue.shrink(excess_bytes)
+            excess_bytes -= queue.shrink(excess_bytes)
         if excess_bytes > pool.spill_bytes // 2:
             # There are so many queues that what each has at least is too much.
             for queue in list(self._queues.values()):

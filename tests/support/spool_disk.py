@@ -63,7 +63,7 @@ class FakeDisk:
         job = self.reads.pop(index)
         if error is not None:
             job.error = error
-        elif job.extent not in self.runs:
+        elif not self.runs.get(job.extent):
             job.error = FileNotFoundError(2, "No such file")
         else:
             data = self.runs[job.extent]

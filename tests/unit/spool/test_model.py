@@ -1,17 +1,18 @@
-"""Whatever is put in, written, read, refused by the disk, purged and closed in whatever order: each entry once, in order."""
+"""Whatever is put in, written, read, damaged, refused by the disk, purged and closed: each entry once, in order."""
 
 from collections import deque
 from collections.abc import Iterator
 from errno import EMFILE, ENOSPC
 from unittest.mock import patch
 
-from spool_disk import FakeDisk
+from spool_disk import NONCE, FakeDisk
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from proxy.spool import queue as queue_module
 from proxy.spool.queue import Lost, Queue
+from proxy.spool.segments import RECORD_BYTES, entry_at, header_at
 from proxy.spool.spool import Hooks, Spool, SpoolSettings
 
 _NS = 1_000_000_000
@@ -46,6 +47,9 @@ class _SpoolMachine(RuleBasedStateMachine):
         self.model: list[deque] = [deque() for _ in range(4)]
         self.queues = [self._queue(index) for index in range(4)]
         self.handle = 0
+        #: Handles that are damaged on disk; and of each queue, how many entries it said are lost and were not met yet.
+        self.damaged: set[int] = set()
+        self.unmet = [0, 0, 0, 0]
         self.synced: list[bool] = []
         self.syncs = 0
 
@@ -57,7 +61,26 @@ class _SpoolMachine(RuleBasedStateMachine):
         return self.spool.queue(b"queue %d" % index, lambda _: self.ready.add(index))
 
     def _lost(self, lost: Lost) -> None:
-        raise AssertionError(lost)
+        assert lost.entries > 0
+        assert len(lost.handles) <= lost.entries
+        assert self.damaged.issuperset(lost.handles)
+        # By its name: it may be closed and made anew.
+        self.unmet[int(lost.queue.name.split()[1])] += lost.entries
+
+    def _meet_lost(self, index: int, handle: int | None) -> None:
+        """Step over what was lost before an entry."""
+        entries = self.model[index]
+        while entries and entries[0][0] != handle and entries[0][0] in self.damaged:
+            entries.popleft()
+            self.unmet[index] -= 1
+        assert self.unmet[index] >= 0
+
+    def _forget(self, index: int) -> None:
+        self.model[index].clear()
+        self.unmet[index] = 0
+
+    def _count(self, index: int) -> int:
+        return len(self.model[index]) - self.unmet[index]
 
     @rule(
         index=_QUEUES,
@@ -87,7 +110,7 @@ class _SpoolMachine(RuleBasedStateMachine):
             entry = self.queues[index].head()
             if entry is None:
                 self.ready.discard(index)
-                assert not self.model[index] or self.disk.reads or self.spool._unread
+                assert not self._count(index) or self.disk.reads or self.spool._unread
                 return
             if entry.content is None and needs_content:
                 self.queues[index].fetch()
@@ -96,6 +119,7 @@ class _SpoolMachine(RuleBasedStateMachine):
             self._check(index, self.queues[index].pop())
 
     def _check(self, index: int, entry: object) -> None:
+        self._meet_lost(index, entry.handle)
         handle, entered_ns, content, is_recoverable = self.model[index].popleft()
         assert (entry.handle, entry.entered_ns, entry.is_recoverable) == (handle, entered_ns, is_recoverable)
         assert (entry.messages, entry.cost_bytes, entry.expires_ns) == (handle % 5, handle % 7, handle % 3)
@@ -133,14 +157,39 @@ class _SpoolMachine(RuleBasedStateMachine):
 
     @rule(index=_QUEUES)
     def purge(self, index: int) -> None:
-        assert self.queues[index].purge() == len(self.model[index])
-        self.model[index].clear()
+        assert self.queues[index].purge() == self._count(index)
+        self._forget(index)
 
     @rule(index=_QUEUES)
     def close(self, index: int) -> None:
-        assert self.queues[index].close() == len(self.model[index])
-        self.model[index].clear()
+        assert self.queues[index].close() == self._count(index)
+        self._forget(index)
         self.queues[index] = self._queue(index)
+
+    @precondition(lambda self: self.disk.runs)
+    @rule(data=st.data())
+    def damage(self, data: st.DataObject) -> None:
+        extent = data.draw(st.sampled_from(sorted(self.disk.runs)))
+        run = bytearray(self.disk.runs[extent])
+        header = header_at(run, NONCE)
+        if header is None:
+            return
+        start, handles = header.length, []
+        while start < len(run):
+            entry = entry_at(run, start, whole=False)
+            handles.append((entry.handle, start + RECORD_BYTES, entry.size_bytes))
+            start += RECORD_BYTES + entry.size_bytes
+        how = data.draw(st.sampled_from(["content", "header", "gone"]))
+        handle, position, size = data.draw(st.sampled_from(handles))
+        if how == "header":
+            run[3] ^= 1
+        elif how == "gone":
+            run = bytearray()
+            self.damaged.update(each[0] for each in handles)
+        elif size:
+            run[position] ^= 1
+            self.damaged.add(handle)
+        self.disk.runs[extent] = bytes(run)
 
     @rule()
     def sync(self) -> None:
@@ -152,11 +201,14 @@ class _SpoolMachine(RuleBasedStateMachine):
         states = self.spool.figures().states
         counted = states.alpha, states.beta, states.gamma, states.delta
         assert min(counted) >= 0
-        assert sum(counted) == sum(map(len, self.model))
+        assert sum(counted) == sum(map(self._count, range(4)))
         content_bytes = states.alpha_bytes + states.beta_bytes + states.gamma_bytes + states.delta_bytes
-        assert content_bytes == sum(len(entry[2]) for entries in self.model for entry in entries)
-        for each, entries in zip(self.queues, self.model, strict=True):
-            assert each.count == len(entries)
+        assert content_bytes == sum(each.content_bytes for each in self.queues)
+        for index, each in enumerate(self.queues):
+            if not self.damaged:
+                assert each.content_bytes == sum(len(entry[2]) for entry in self.model[index])
+            assert each.count == self._count(index)
+            assert each.count or not each.content_bytes
             assert each.memory_bytes == sum(run.memory_bytes for run in (*each._head, *each._tail))
             assert each._ahead_bytes == sum(run.body_bytes for run in each._head)
         assert self.spool._pool.memory_bytes == sum(each.memory_bytes for each in self.queues)
@@ -198,7 +250,7 @@ class _SpoolMachine(RuleBasedStateMachine):
         """All comes out, with its contents; then nothing is left anywhere."""
         self.come_to_rest()
         for index, entries in enumerate(self.model):
-            while entries:
+            while self.queues[index].count:
                 entry = self.queues[index].head()
                 if entry is None or entry.content is None:
                     self.queues[index].fetch()
@@ -206,9 +258,11 @@ class _SpoolMachine(RuleBasedStateMachine):
                     self.disk.finish_all()
                     assert index in self.ready
                     entry = self.queues[index].head()
-                    if entry.content is None:
+                    if entry is None or entry.content is None:
                         continue
                 self._check(index, self.queues[index].pop())
+            self._meet_lost(index, None)
+            assert not entries
             assert self.queues[index].head() is None
         self.disk.finish_all()
         assert not self.disk.runs
