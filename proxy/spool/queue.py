@@ -35,7 +35,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from struct import Struct
 from typing import Final, Literal, NamedTuple, Protocol
 
 from proxy.spool.segments import (
@@ -44,11 +43,13 @@ from proxy.spool.segments import (
     RECORD_BYTES,
     Entry,
     Extent,
-    FoundRun,
+    FoundQueue,
     Piece,
     RunHeader,
+    RunOnDisk,
     entry_at,
     head_of,
+    unpack_run,
 )
 from proxy.spool.store import Read, Write
 
@@ -62,10 +63,6 @@ _OBJECT_BYTES: Final = 400
 _AHEAD_S: Final = 2
 #: By how much of the difference a measured rate moves in a second.
 _RATE_STEP: Final = 0.5
-
-#: segment, offset, length, entries, recoverable ones with the highest bit for a large one, bytes of their contents
-_ON_DISK: Final = Struct("<IIIIII")
-_SINGLE: Final = 1 << 31
 
 Ending = Literal["expired", "too old"]
 
@@ -134,7 +131,7 @@ class Pool:
     """The memory that all queues share.
 
     Args:
-        least_bound_bytes: of memory, over which nothing more should come.
+        least_bytes: of memory, over which nothing more should come.
 
     Attributes:
         bound_bytes: the same, or what so many queues need, if that is more: about 6 KB each.
@@ -146,17 +143,25 @@ class Pool:
         wanted_bytes: sum of what queues want to have in memory.
     """
 
-    __slots__ = ("_least_bound_bytes", "bound_bytes", "busy", "memory_bytes", "run_bytes", "spill_bytes", "wanted_bytes")
+    __slots__ = (
+        "_least_bytes",
+        "bound_bytes",
+        "busy",
+        "memory_bytes",
+        "run_bytes",
+        "spill_bytes",
+        "wanted_bytes",
+    )
 
-    def __init__(self, least_bound_bytes: int) -> None:
-        self._least_bound_bytes = least_bound_bytes
+    def __init__(self, least_bytes: int) -> None:
+        self._least_bytes = least_bytes
         self.memory_bytes = self.busy = self.wanted_bytes = 0
         self.count_busy(0)
 
     def count_busy(self, change: int) -> None:
         """Take note that a queue has become empty, or is not any more."""
         self.busy += change
-        self.bound_bytes = max(self._least_bound_bytes, self.busy * 4 * (LEAST_RUN_BYTES + _OBJECT_BYTES))
+        self.bound_bytes = max(self._least_bytes, self.busy * 4 * (LEAST_RUN_BYTES + _OBJECT_BYTES))
         self.spill_bytes = self.bound_bytes // 2
         share = self.spill_bytes // (2 * max(1, self.busy)) - _OBJECT_BYTES
         self.run_bytes = min(max(share, LEAST_RUN_BYTES), MOST_RUN_BYTES, max(1, self.bound_bytes // 8))
@@ -238,7 +243,7 @@ class Run:
             0,
             queue.name,
         )
-        return Write(header, body)
+        return Write(header, body, self.single)
 
     def read(self, *, index_only: bool) -> Read:
         """Return the job that reads it."""
@@ -357,7 +362,7 @@ class Queue:
         self._shift_ns = 0
         # Lists, since they are short and there are many: an empty deque takes 760 bytes.
         self._head: list[Run] = []
-        #: _ON_DISK each.
+        #: A RunOnDisk each, packed.
         self._disk: deque[bytes] = deque()
         self._disk_entries = self._disk_bytes = 0
         self._tail: list[Run] = []
@@ -409,8 +414,9 @@ class Queue:
         size = len(content[0]) if len(content) == 1 else sum(map(len, content))
         if size > MOST_BYTES or self.is_closed or self.is_recovered:
             raise ValueError("an entry that is too large" if size > MOST_BYTES else "nothing can be put into it")
+        is_large = size >= self._pool.run_bytes
         head = head_of(
-            content,
+            () if is_large else content,
             size,
             handle,
             now_ns,
@@ -421,7 +427,7 @@ class Queue:
             is_recoverable=is_recoverable,
         )
         pool, run, more_bytes = self._pool, self._open, RECORD_BYTES + size
-        if size >= pool.run_bytes:
+        if is_large:
             self._seal()
             run = self._begin(single=True)
             run.data, run.content = head, tuple(content)
@@ -532,9 +538,7 @@ class Queue:
     def purge(self) -> int:
         """Drop all entries, and return how many they were. Whom this is to be told must be told one by one: by pop."""
         count = self.count
-        extents = [
-            (Extent(*numbers[:3]), numbers[4] & ~_SINGLE) for numbers in (_ON_DISK.unpack(each) for each in self._disk)
-        ]
+        extents = [(run.extent, run.recoverable) for run in map(unpack_run, self._disk)]
         for run in (*self._head, *self._tail):
             self._drop(run, extents)
         self._orders.release(extents)
@@ -592,17 +596,14 @@ class Queue:
 
     # --- What the spool does ----------------------------------------------------------------------
 
-    def adopt(self, runs: Sequence[FoundRun], clock_ns: int) -> None:
-        """Take runs of an earlier process, in their order. ``clock_ns`` makes a time of now one since 1970."""
+    def adopt(self, found: FoundQueue, clock_ns: int) -> None:
+        """Take the runs of a queue of an earlier process. ``clock_ns`` makes a time of now one since 1970."""
         self.is_recovered = True
-        self._shift_ns = runs[0].header.clock_ns - clock_ns
+        self._shift_ns = found.clock_ns - clock_ns
         self._pool.count_busy(1)
-        for run in runs:
-            single = run.header.entries == 1 and run.header.recoverable_bytes >= LEAST_RUN_BYTES
-            # One that was cut short would be in memory to no use: it is read like others.
-            single = single and run.extent.length == run.header.length + run.header.body_bytes
-            flags = _SINGLE if single else 0
-            self._disk.append(_ON_DISK.pack(*run.extent, run.entries, run.entries | flags, run.content_bytes))
+        for packed in found.runs:
+            run = unpack_run(packed)
+            self._disk.append(packed)
             self._disk_entries += run.entries
             self._disk_bytes += run.content_bytes
         self.count, self.content_bytes = self._disk_entries, self._disk_bytes
@@ -845,8 +846,7 @@ class Queue:
         self._charge(run, -run.memory_bytes)
         self._disk_entries += run.entries
         self._disk_bytes += run.content_bytes
-        flags = _SINGLE if run.single else 0
-        return _ON_DISK.pack(*run.extent, run.entries, run.written | flags, run.content_bytes)
+        return RunOnDisk(run.extent, run.entries, run.written, run.content_bytes, run.single).pack()
 
     def _to_head(self, run: Run) -> None:
         run.place = _Place.HEAD
@@ -858,19 +858,18 @@ class Queue:
         self._retarget()
         while not self._head or self._ahead_bytes < self._want_ahead_bytes:
             if self._disk:
-                segment, offset, length, entries, recoverable, content_bytes = _ON_DISK.unpack(self._disk[0])
-                single = bool(recoverable & _SINGLE)
-                is_much = single and self._ahead_bytes + length > self._want_ahead_bytes
+                on_disk = unpack_run(self._disk[0])
+                length = on_disk.extent.length
+                is_much = on_disk.is_single and self._ahead_bytes + length > self._want_ahead_bytes
                 if is_much and self._head:
                     return
                 self._disk.popleft()
-                self._disk_entries -= entries
-                self._disk_bytes -= content_bytes
-                run = Run(self, -1, single=single)
-                run.extent = Extent(segment, offset, length)
-                run.entries, run.content_bytes = entries, content_bytes
-                run.recoverable = run.written = recoverable & ~_SINGLE
-                run.body_bytes = entries * RECORD_BYTES + content_bytes
+                self._disk_entries -= on_disk.entries
+                self._disk_bytes -= on_disk.content_bytes
+                run = Run(self, -1, single=on_disk.is_single)
+                run.extent, run.entries, run.content_bytes = on_disk.extent, on_disk.entries, on_disk.content_bytes
+                run.recoverable = run.written = on_disk.recoverable
+                run.body_bytes = run.entries * RECORD_BYTES + run.content_bytes
                 self._charge(run, _OBJECT_BYTES)
                 self._to_head(run)
                 self._read(run, index_only=is_much)

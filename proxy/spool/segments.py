@@ -49,6 +49,11 @@ RUN_BYTES: Final = _RUN.size + _CRC.size
 MOST_NAME_BYTES: Final = 0xFFFF
 _USUAL_NAME_BYTES: Final = 256
 _LINE: Final = Struct("<IqI")
+#: segment, offset, length, entries, recoverable ones with the highest bit for a large one, bytes of their contents
+_ON_DISK: Final = Struct("<IIIIII")
+_SINGLE: Final = 1 << 31
+#: Big-endian, so that bytes sort as numbers do.
+_ORDER: Final = Struct(">Q")
 _SEARCHED_BYTES: Final = 1 << 20
 _NAME: Final = re.compile(r"(\d{10})-([0-9a-f]{16})\.segment")
 LEDGER: Final = "ledger"
@@ -94,6 +99,8 @@ def head_of(  # noqa: PLR0917 - called for each entry, and keywords take time
 ) -> bytes:
     """Return the head of a record, RECORD_BYTES long; the content's pieces follow it.
 
+    Of a large entry give no content, for a checksum would take long: ``with_crc`` is for another thread.
+
     Raises:
         struct.error: a number is too large for its place.
     """
@@ -103,6 +110,16 @@ def head_of(  # noqa: PLR0917 - called for each entry, and keywords take time
     flags = (_REFUSABLE if is_refusable else 0) | (_RECOVERABLE if is_recoverable else 0)
     head = _HEAD.pack(handle, entered_ns, expires_ns, messages, cost_bytes, size_bytes, crc, flags)
     return head + _CRC.pack(crc32(head))
+
+
+def with_crc(head: Piece, content: Sequence[Piece]) -> bytes:
+    """Return the head of a record with the content's checksum."""
+    crc = 0
+    for piece in content:
+        crc = crc32(piece, crc)
+    *numbers, _, flags = _HEAD.unpack_from(head)
+    packed = _HEAD.pack(*numbers, crc, flags)
+    return packed + _CRC.pack(crc32(packed))
 
 
 def entry_at(data: Piece, position: int, content: tuple[Piece, ...] | None = None, *, whole: bool = True) -> Entry:
@@ -382,20 +399,49 @@ def _line(segment: int, change: int) -> bytes:
     return line + _CRC.pack(crc32(line))
 
 
-class FoundRun(NamedTuple):
-    """A run in which something is left to replay.
+class RunOnDisk(NamedTuple):
+    """What is kept in memory of a run that is on disk, packed into 24 bytes.
 
     Attributes:
-        extent: where it is; its length is that which the file still has.
-        header: as it was written.
-        entries: how many recoverable ones are whole.
-        content_bytes: of those.
+        extent: where it is.
+        entries: how many it has.
+        recoverable: how many of them were recoverable when it was written.
+        content_bytes: of all contents.
+        is_single: it is one large entry, whose index can be read alone.
     """
 
     extent: Extent
-    header: RunHeader
     entries: int
+    recoverable: int
     content_bytes: int
+    is_single: bool
+
+    def pack(self) -> bytes:
+        """Return it as ``unpack_run`` takes it."""
+        flags = _SINGLE if self.is_single else 0
+        return _ON_DISK.pack(*self.extent, self.entries, self.recoverable | flags, self.content_bytes)
+
+
+def unpack_run(packed: bytes) -> RunOnDisk:
+    """Return what ``RunOnDisk.pack`` has packed."""
+    segment, offset, length, entries, recoverable, content_bytes = _ON_DISK.unpack(packed)
+    extent = Extent(segment, offset, length)
+    return RunOnDisk(extent, entries, recoverable & ~_SINGLE, content_bytes, recoverable & _SINGLE != 0)
+
+
+@dataclass(slots=True)
+class FoundQueue:
+    """A queue of which something is left to replay.
+
+    Attributes:
+        name: as it was written.
+        clock_ns: likewise.
+        runs: packed, in their order. Only recoverable entries that are whole are counted in them.
+    """
+
+    name: bytes
+    clock_ns: int
+    runs: list[bytes] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -403,14 +449,14 @@ class Found:
     """What a folder holds at the start.
 
     Attributes:
-        runs: those with something to replay, by queue, the oldest first.
+        queues: those with something to replay, by their numbers.
         recoverable: how many entries can be replayed.
         dropped: how many were on disk that nobody wants to be replayed.
         lost: how many recoverable ones were on disk and are damaged, or gone with their file.
         damaged: names of files in which something is damaged or which are missing.
     """
 
-    runs: dict[int, list[FoundRun]] = field(default_factory=dict)
+    queues: dict[int, FoundQueue] = field(default_factory=dict)
     recoverable: int = 0
     dropped: int = 0
     lost: int = 0
@@ -430,8 +476,7 @@ def look(folder: Folder, ledger: Ledger) -> Found:
         found.damaged.append(LEDGER)
     for number, nonce in folder.segments():
         whole, recoverable, lost = True, 0, 0
-        for run, salvaged in _runs(folder, number, nonce):
-            header = run.header
+        for extent, header, salvaged in _runs(folder, number, nonce):
             whole &= salvaged is None
             if salvaged is None:
                 entries, content_bytes = header.recoverable, header.recoverable_bytes
@@ -442,8 +487,11 @@ def look(folder: Folder, ledger: Ledger) -> Found:
             recoverable += entries
             lost += header.recoverable - entries
             if entries:
-                left = run._replace(entries=entries, content_bytes=content_bytes)
-                found.runs.setdefault(header.queue, []).append(left)
+                # The index of one that is damaged is not read alone: nobody knows how it lies there.
+                is_single = header.entries == 1 and salvaged is None
+                run = RunOnDisk(extent, entries, entries, content_bytes, is_single)
+                queue = found.queues.setdefault(header.queue, FoundQueue(header.name, header.clock_ns))
+                queue.runs.append(_ORDER.pack(header.number) + run.pack())
         # The ledger also knows of runs whose header is gone; what it does not know of yet may be there, too.
         lost = max(lost, expected.pop(number, 0) - recoverable)
         found.recoverable += recoverable
@@ -454,16 +502,13 @@ def look(folder: Folder, ledger: Ledger) -> Found:
         if missing > 0:
             found.lost += missing
             found.damaged.append(f"{number:010}")
-    for runs in found.runs.values():
-        runs.sort(key=_number)
+    for queue in found.queues.values():
+        queue.runs.sort()
+        queue.runs = [run[_ORDER.size :] for run in queue.runs]
     return found
 
 
-def _number(run: FoundRun) -> int:
-    return run.header.number
-
-
-def _runs(folder: Folder, number: int, nonce: bytes) -> Iterator[tuple[FoundRun, Salvage | None]]:
+def _runs(folder: Folder, number: int, nonce: bytes) -> Iterator[tuple[Extent, RunHeader, Salvage | None]]:
     """Yield the runs of a segment, each with what is left of it, or None if it is whole."""
     fd = folder.open(segment_name(number, nonce), os.O_RDONLY)
     try:
@@ -481,7 +526,7 @@ def _runs(folder: Folder, number: int, nonce: bytes) -> Iterator[tuple[FoundRun,
             salvaged = (
                 None if intact else salvage(os.pread(fd, extent.length - header.length, body_at), recoverable_only=True)
             )
-            yield FoundRun(extent, header, 0, 0), salvaged
+            yield extent, header, salvaged
             position += extent.length
     finally:
         os.close(fd)

@@ -213,11 +213,11 @@ class Spool:
 
     def _adopt(self, found: Found) -> Recovered:
         queues = []
-        for number, runs in found.runs.items():
-            queue = self._make(number, runs[0].header.name, _nobody)
-            queue.adopt(runs, self._clock_ns)
+        for number, its in found.queues.items():
+            queue = self._make(number, its.name, _nobody)
+            queue.adopt(its, self._clock_ns)
             queues.append(queue)
-        self._next = max([*found.runs, -1]) + 1
+        self._next = max([*found.queues, -1]) + 1
         entries = sum(queue.count for queue in queues)
         dropped = found.dropped + found.recoverable - entries
         return Recovered(queues, entries, dropped, found.lost, found.damaged)
@@ -262,6 +262,9 @@ class Spool:
             queue = self._measured.popleft()
             if not queue.is_closed:
                 queue.measure(now_ns)
+                excess_bytes = self._excess_bytes()
+                if excess_bytes > 0:
+                    queue.shrink(excess_bytes)
         if now_ns >= self._retry_ns:
             if self._alarm is not None:
                 self._probe()
@@ -269,7 +272,7 @@ class Spool:
             for run, index_only in unread:
                 if run.is_wanted:
                     self.read(run, index_only=index_only)
-        if self._pool.memory_bytes > self._pool.spill_bytes:
+        if self._stopped:
             self._relieve()
         self._adjust_flow()
 
@@ -440,16 +443,20 @@ class Spool:
 
     def _relieve(self) -> None:
         """Have queues put on disk what is over their targets."""
-        pool = self._pool
-        excess_bytes = pool.memory_bytes - pool.spill_bytes - self._writing_bytes
         for queue in list(self._queues.values()):
+            excess_bytes = self._excess_bytes()
             if excess_bytes <= 0:
                 return
-            excess_bytes -= queue.shrink(excess_bytes)
-        if excess_bytes > pool.spill_bytes // 2:
+            queue.shrink(excess_bytes)
+        if self._excess_bytes() > self._pool.spill_bytes // 2:
             # There are so many queues that what each has at least is too much.
             for queue in list(self._queues.values()):
                 queue.seal_tail()
+
+    def _excess_bytes(self) -> int:
+        """Return what is in memory over what should be, and is not on its way to the disk."""
+        pool = self._pool
+        return pool.memory_bytes - pool.spill_bytes - self._writing_bytes
 
     def _adjust_flow(self) -> None:
         pool, bound_bytes = self._pool, self._pool.bound_bytes

@@ -17,7 +17,7 @@ import os
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Thread
@@ -38,6 +38,8 @@ from proxy.spool.segments import (
     look,
     salvage,
     segment_name,
+    unpack_run,
+    with_crc,
 )
 
 
@@ -47,7 +49,9 @@ class Write:
 
     Attributes:
         header: without the body's checksum, which is worked out.
-        body: not changed until the job is done.
+        body: not changed until the job is done. Of a large entry the head of its record, which still wants its
+            checksum, and the pieces of its content.
+        is_single: it is a large entry.
         cancelled: it is not needed any more; it is left out, if that is still possible.
         extent: where it is, if it was written.
         error: why it was not. It may have been left out because of an error before it.
@@ -55,14 +59,10 @@ class Write:
 
     header: RunHeader
     body: Sequence[Piece]
+    is_single: bool = False
     cancelled: bool = False
     extent: Extent | None = None
     error: OSError | None = None
-
-    @property
-    def done(self) -> bool:
-        """Say whether it was written."""
-        return self.extent is not None
 
 
 @dataclass(slots=True, eq=False)
@@ -93,11 +93,6 @@ class Read:
     content_bytes: int = -1
     lost_handles: Sequence[int] = ()
     error: OSError | None = None
-
-    @property
-    def done(self) -> bool:
-        """Say whether something was read."""
-        return bool(self.data)
 
 
 @dataclass(slots=True, eq=False)
@@ -155,6 +150,8 @@ class _Segment:
     live_bytes: int = 0
     #: What was given back of it.
     punched_bytes: int = 0
+    #: Of blocks that are needed in part, by their number: how many bytes are not.
+    edges: dict[int, int] = field(default_factory=dict)
 
 
 _SEGMENT_BYTES: Final = 16 * 1024 * 1024
@@ -226,11 +223,11 @@ class Store:
         """
         found = look(self._folder, self._ledger)
         if not adopt:
-            found.runs = {}
+            found.queues = {}
         held: dict[int, int] = {}
         for number, nonce in self._folder.segments():
             self._segments[number] = _Segment(nonce)
-        for run in (run for runs in found.runs.values() for run in runs):
+        for run in (unpack_run(packed) for queue in found.queues.values() for packed in queue.runs):
             segment = self._segments[run.extent.segment]
             segment.live_bytes += run.extent.length
             segment.size_bytes = max(segment.size_bytes, run.extent.offset + run.extent.length)
@@ -306,8 +303,8 @@ class Store:
             self._write([job for job in writes if not job.cancelled])
         except Exception as fault:  # noqa: BLE001 - what is held must not depend on what nobody has thought of
             error = OSError(errno.EFAULT, repr(fault))
-            for job in (*reads, *writes):
-                job.error = error if not job.done else job.error
+            _fail([job for job in reads if not job.data], error)
+            _fail([job for job in writes if job.extent is None], error)
         released = [each for job in releases for each in job.extents]
         for extent, recoverable in released:
             self._ledger.add(extent.segment, -recoverable)
@@ -350,47 +347,46 @@ class Store:
 
     def _read(self, jobs: list[Read]) -> None:
         group: list[Read] = []
+        size_bytes = 0
         for job in jobs:
-            if job.index_only or not group or not _follows(group[-1].extent, job.extent) or len(group) >= _MOST_OPEN:
+            last = group[-1] if group else None
+            if last is not None and (
+                size_bytes > _GROUP_BYTES or last.index_only or job.index_only or not _follows(last.extent, job.extent)
+            ):
                 self._read_group(group)
-                group = []
+                group, size_bytes = [], 0
             group.append(job)
-        self._read_group(group)
+            size_bytes += job.extent.length
+        if group:
+            self._read_group(group)
 
     def _read_group(self, group: list[Read]) -> None:
-        """Read runs that follow each other."""
-        if not group:
-            return
-        extent = group[0].extent
-        segment = self._segments.get(extent.segment)
+        """Read runs that follow each other, or the index of one."""
+        number, offset, length = group[0].extent
+        if group[0].index_only:
+            length = RUN_BYTES + group[0].name_bytes + RECORD_BYTES
+        else:
+            length = sum(job.extent.length for job in group)
+        segment = self._segments.get(number)
         try:
             if segment is None:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
-            lengths = [
-                RUN_BYTES + job.name_bytes + RECORD_BYTES if job.index_only else job.extent.length for job in group
-            ]
-            buffers = [bytearray(length) for length in lengths]
-            fd = self._fd(extent.segment)
-            left, offset = list(buffers), extent.offset
-            views: list[Piece] = list(left)
-            count = sum(lengths)
-            while count:
-                read = os.preadv(fd, views, offset)
-                if not read:
-                    break
-                count -= read
-                offset += read
-                views = _behind(views, read)
-        except (OSError, MemoryError) as error:
-            for job in group:
-                job.error = error if isinstance(error, OSError) else OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+            data = _read_all(self._fd(number), length, offset)
+        except MemoryError:
+            _fail(group, OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)))
+            return
+        except OSError as error:
+            _fail(group, error)
             return
         self.use.reads_total += 1
-        self.use.read_bytes_total += sum(lengths) - count
-        for job, buffer in zip(reversed(group), reversed(buffers), strict=True):
-            missing = min(count, len(buffer))
-            count -= missing
-            _check(job, buffer[: len(buffer) - missing] if missing else buffer, segment.nonce)
+        self.use.read_bytes_total += len(data)
+        if len(group) == 1:
+            _check(group[0], data, segment.nonce)
+            return
+        start = 0
+        for job in group:
+            _check(job, data[start : start + job.extent.length], segment.nonce)
+            start += job.extent.length
 
     def _write(self, jobs: list[Write]) -> None:
         group: list[Write] = []
@@ -417,11 +413,14 @@ class Store:
             return
         pieces: list[Piece] = []
         for job in group:
+            body = job.body
+            if job.is_single:
+                body = [with_crc(body[0], body[1:]), *body[1:]]
             crc = 0
-            for piece in job.body:
+            for piece in body:
                 crc = crc32(piece, crc)
             pieces.append(job.header._replace(body_crc=crc).pack(segment.nonce))
-            pieces += job.body
+            pieces += body
         start = offset = segment.size_bytes
         try:
             while pieces:
@@ -504,8 +503,9 @@ class Store:
                 self._delete(extent.segment)
             elif self._punches:
                 try:
-                    _punch(self._fd(extent.segment), extent)
-                    segment.punched_bytes += _whole_blocks(extent)
+                    start, end = _unneeded(extent, segment.edges)
+                    _punch(self._fd(extent.segment), start, end - start)
+                    segment.punched_bytes += max(0, end // _BLOCK_BYTES - -(-start // _BLOCK_BYTES)) * _BLOCK_BYTES
                 except OSError as error:
                     # Missing files were told of when they were read; and what is not given back now goes with its file.
                     self._punches = error.errno not in {errno.EOPNOTSUPP, errno.ENOSYS}
@@ -527,6 +527,21 @@ def _follows(first: Extent, second: Extent) -> bool:
     return first.segment == second.segment and first.offset + first.length == second.offset
 
 
+def _read_all(fd: int, length: int, offset: int) -> bytes:
+    """Return so much of a file, or what there is of it.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    data = os.pread(fd, length, offset)
+    while 0 < len(data) < length:
+        more = os.pread(fd, length - len(data), offset + len(data))
+        if not more:
+            break
+        data += more
+    return data
+
+
 def _behind(pieces: Sequence[Piece], count: int) -> list[Piece]:
     """Return what is left of pieces behind their first bytes."""
     for index, piece in enumerate(pieces):
@@ -537,12 +552,12 @@ def _behind(pieces: Sequence[Piece], count: int) -> list[Piece]:
     return []
 
 
-def _fail(group: list[Write], error: OSError) -> None:
+def _fail(group: Sequence[Write | Read], error: OSError) -> None:
     for job in group:
         job.error = error
 
 
-def _check(job: Read, data: bytearray, nonce: bytes) -> None:
+def _check(job: Read, data: bytes, nonce: bytes) -> None:
     """Take what was read of a run, if it is whole, or what is left of it."""
     start = RUN_BYTES + job.name_bytes
     job.data, job.start = data, start
@@ -560,23 +575,35 @@ def _check(job: Read, data: bytearray, nonce: bytes) -> None:
     job.left, job.content_bytes, job.lost_handles = salvaged.entries, salvaged.content_bytes, salvaged.lost_handles
 
 
-def _whole_blocks(extent: Extent) -> int:
-    """Return how many bytes of blocks lie wholly in an extent."""
-    first = -(-extent.offset // _BLOCK_BYTES)
-    return max(0, (extent.offset + extent.length) // _BLOCK_BYTES - first) * _BLOCK_BYTES
+def _unneeded(extent: Extent, edges: dict[int, int]) -> tuple[int, int]:
+    """Return from where to where nothing is needed, now that a run is not: with blocks that it shared with others.
+
+    Args:
+        extent: of the run.
+        edges: of blocks that are needed in part, how many bytes are not; counted on here.
+    """
+    start, end = extent.offset, extent.offset + extent.length
+    first, last = start // _BLOCK_BYTES, (end - 1) // _BLOCK_BYTES
+    for block in {first, last}:
+        block_start, block_end = block * _BLOCK_BYTES, (block + 1) * _BLOCK_BYTES
+        count = min(end, block_end) - max(start, block_start) + edges.pop(block, 0)
+        if count < _BLOCK_BYTES:
+            edges[block] = count
+        else:
+            start, end = min(start, block_start), max(end, block_end)
+    return start, end
 
 
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 _fallocate: Final = getattr(_libc, "fallocate64", None) or getattr(_libc, "fallocate", None)
 
 
-def _punch(fd: int, extent: Extent) -> None:
+def _punch(fd: int, offset: int, length: int) -> None:
     """Give a part of a file back to the file system; what is read there are zeros.
 
     Raises:
         OSError: as fallocate(2) says.
     """
-    offset, length = ctypes.c_int64(extent.offset), ctypes.c_int64(extent.length)
-    if _fallocate is None or _fallocate(fd, _PUNCH_HOLE_KEEP_SIZE, offset, length):
+    if _fallocate is None or _fallocate(fd, _PUNCH_HOLE_KEEP_SIZE, ctypes.c_int64(offset), ctypes.c_int64(length)):
         number = ctypes.get_errno() if _fallocate else errno.ENOSYS
         raise OSError(number, os.strerror(number))

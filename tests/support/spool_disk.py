@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from zlib import crc32
 
-from proxy.spool.segments import RECORD_BYTES, RUN_BYTES, Extent
+from proxy.spool.segments import RECORD_BYTES, RUN_BYTES, Extent, with_crc
 from proxy.spool.store import Job, Read, Release, Sync, Write, _check
 
 NONCE = b"\x81nonce\x82\x83"
@@ -42,17 +42,15 @@ class FakeDisk:
 
     def finish_write(self, error: OSError | None = None) -> None:
         job = self.writes.popleft()
-        if isinstance(job, Sync):
-            job.error = error
-        elif error is not None and not job.cancelled:
+        if isinstance(job, Sync) or (error is not None and not job.cancelled):
             job.error = error
         elif not job.cancelled:
-            data = job.header.pack(NONCE) + b"".join(job.body)
+            # As with the real one, checksums are worked out when it is written.
+            body = b"".join([with_crc(job.body[0], job.body[1:]), *job.body[1:]] if job.is_single else job.body)
+            data = job.header._replace(body_crc=crc32(body)).pack(NONCE) + body
             assert len(data) == job.header.length + job.header.body_bytes
             job.extent = Extent(0, self.size, len(data))
-            # As with the real one, the checksum is worked out when it is written.
-            body = b"".join(job.body)
-            self.runs[job.extent] = job.header._replace(body_crc=crc32(body)).pack(NONCE) + body
+            self.runs[job.extent] = data
             self.recoverable[job.extent] = job.header.recoverable
             self.size += len(data)
             self.writes_total += 1
@@ -68,7 +66,7 @@ class FakeDisk:
         else:
             data = self.runs[job.extent]
             length = RUN_BYTES + job.name_bytes + RECORD_BYTES if job.index_only else len(data)
-            _check(job, bytearray(data[:length]), NONCE)
+            _check(job, data[:length], NONCE)
             self.reads_total += 1
         self._done([job])
 

@@ -1,6 +1,5 @@
 """What is left of the files after damage: each truncation, each bit, each file that is gone; counted exactly."""
 
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from zlib import crc32
@@ -10,7 +9,7 @@ import pytest
 from proxy.spool.segments import (
     LEDGER,
     RECORD_BYTES,
-    Extent,
+    RUN_BYTES,
     Folder,
     Found,
     Ledger,
@@ -21,6 +20,7 @@ from proxy.spool.segments import (
     look,
     salvage,
     segment_name,
+    unpack_run,
 )
 
 NONCE = b"\x11nonce\x22\x33"
@@ -59,10 +59,10 @@ def write(folder: Folder, number: int, data: bytes) -> Path:
 def replayed(folder: Folder, found: Found) -> dict[int, list[int]]:
     """Return the handles by queue, in the order in which they would be replayed."""
     handles: dict[int, list[int]] = {}
-    for queue, runs in found.runs.items():
-        for each in runs:
+    for queue, its in found.queues.items():
+        for each in map(unpack_run, its.runs):
             data = (folder.path / segment_name(each.extent.segment, NONCE)).read_bytes()
-            start = each.extent.offset + each.header.length
+            start = each.extent.offset + RUN_BYTES + len(its.name)
             left = salvage(data[start : each.extent.offset + each.extent.length], recoverable_only=True)
             assert left.entries == each.entries
             position = 0
@@ -102,7 +102,7 @@ def test_a_whole_file_is_replayed_in_the_order_of_each_queue(folder: Folder) -> 
     found = look(folder, Ledger(folder))
     assert replayed(folder, found) == ALL
     assert (found.recoverable, found.lost, found.dropped, found.damaged) == (COUNT, 0, 0, [])
-    assert [each.header.name for each in found.runs[2]] == [b"name 2", b"name 2"]
+    assert [(its.name, its.clock_ns) for its in found.queues.values()] == [(b"name 1", 99), (b"name 2", 99)]
 
 
 def test_a_file_cut_short_anywhere_loses_what_was_behind_and_says_how_much(folder: Folder) -> None:
@@ -184,7 +184,7 @@ def test_nobody_writes_a_run_by_sending_one(folder: Folder) -> None:
     data[3] ^= 1
     write(folder, 0, data)
     found = look(folder, Ledger(folder))
-    assert found.runs == {}
+    assert found.queues == {}
 
 
 def test_what_is_not_recoverable_is_counted_as_dropped(folder: Folder) -> None:
@@ -206,7 +206,7 @@ def test_a_ledger_is_read_as_it_was_written_and_made_anew(folder: Folder) -> Non
     again = Ledger(folder)
     assert {segment: held for segment, held in again.held.items() if held} == {0: 3}
     again.rewrite()
-    assert os.stat(folder.path / LEDGER).st_size == 16
+    assert (folder.path / LEDGER).stat().st_size == 16
     assert Ledger(folder).held == {0: 3}
     again.close()
     ledger.close()
