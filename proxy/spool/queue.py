@@ -31,7 +31,6 @@ What is small goes from alpha to delta and back: whoever has read its index has 
 where large entries are that wait at the head, and nothing passes through them for its own sake.
 """
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -47,9 +46,9 @@ from proxy.spool.segments import (
     Piece,
     RunHeader,
     RunOnDisk,
+    RunsOnDisk,
     entry_at,
     head_of,
-    unpack_run,
 )
 from proxy.spool.store import Read, Write
 
@@ -362,8 +361,7 @@ class Queue:
         self._shift_ns = 0
         # Lists, since they are short and there are many: an empty deque takes 760 bytes.
         self._head: list[Run] = []
-        #: A RunOnDisk each, packed.
-        self._disk: deque[bytes] = deque()
+        self._disk = RunsOnDisk()
         self._disk_entries = self._disk_bytes = 0
         self._tail: list[Run] = []
         #: The last run of head or tail, if more can be put into it.
@@ -538,7 +536,7 @@ class Queue:
     def purge(self) -> int:
         """Drop all entries, and return how many they were. Whom this is to be told must be told one by one: by pop."""
         count = self.count
-        extents = [(run.extent, run.recoverable) for run in map(unpack_run, self._disk)]
+        extents = [(run.extent, run.recoverable) for run in self._disk]
         for run in (*self._head, *self._tail):
             self._drop(run, extents)
         self._orders.release(extents)
@@ -601,9 +599,8 @@ class Queue:
         self.is_recovered = True
         self._shift_ns = found.clock_ns - clock_ns
         self._pool.count_busy(1)
-        for packed in found.runs:
-            run = unpack_run(packed)
-            self._disk.append(packed)
+        self._disk = found.runs
+        for run in found.runs:
             self._disk_entries += run.entries
             self._disk_bytes += run.content_bytes
         self.count, self.content_bytes = self._disk_entries, self._disk_bytes
@@ -635,8 +632,9 @@ class Queue:
         if pool.wanted_bytes > pool.spill_bytes:
             wanted_bytes = wanted_bytes * pool.spill_bytes // pool.wanted_bytes
         self.target_bytes = max(wanted_bytes, 2 * pool.run_bytes)
-        half_bytes = self.target_bytes // 2
-        self._want_ahead_bytes = min(max(int(out_bytes * _AHEAD_S), pool.run_bytes), half_bytes)
+        # What is in memory besides must not be over the target because of it: it would be let go, and read again.
+        most_bytes = max(self.target_bytes // 2, self.target_bytes - 2 * pool.run_bytes)
+        self._want_ahead_bytes = min(max(int(out_bytes * _AHEAD_S), pool.run_bytes), most_bytes)
         self._low_bytes = min(max(int(out_bytes * _AHEAD_S / 2), pool.run_bytes // 4), self._want_ahead_bytes)
 
     def shrink(self, most_bytes: int) -> int:
@@ -695,7 +693,7 @@ class Queue:
             if not self._disk and self._ahead_bytes < self._want_ahead_bytes:
                 self._to_head(self._tail.pop(0))
             else:
-                self._disk.append(self._pack(self._tail.pop(0)))
+                self._disk.append(self._let_go(self._tail.pop(0)))
         self._settle_head()
 
     def was_read(self, run: Run, job: Read, reason: str) -> None:
@@ -839,14 +837,14 @@ class Queue:
         elif run.pending == "write":
             self._orders.cancel(run)
 
-    def _pack(self, run: Run) -> bytes:
+    def _let_go(self, run: Run) -> RunOnDisk:
         """Forget what a run has in memory: it is on disk."""
         assert run.extent is not None  # noqa: S101 - its place there is what is kept
         run.place = _Place.GONE
         self._charge(run, -run.memory_bytes)
         self._disk_entries += run.entries
         self._disk_bytes += run.content_bytes
-        return RunOnDisk(run.extent, run.entries, run.written, run.content_bytes, run.single).pack()
+        return RunOnDisk(run.extent, run.entries, run.written, run.content_bytes, run.single)
 
     def _to_head(self, run: Run) -> None:
         run.place = _Place.HEAD
@@ -858,7 +856,7 @@ class Queue:
         self._retarget()
         while not self._head or self._ahead_bytes < self._want_ahead_bytes:
             if self._disk:
-                on_disk = unpack_run(self._disk[0])
+                on_disk = self._disk.first()
                 length = on_disk.extent.length
                 is_much = on_disk.is_single and self._ahead_bytes + length > self._want_ahead_bytes
                 if is_much and self._head:
@@ -884,7 +882,7 @@ class Queue:
         while len(head) > 1 and head[-1].demoted and head[-1].extent is not None and head[-1].pending is None:
             run = head.pop()
             self._ahead_bytes -= run.body_bytes
-            self._disk.appendleft(self._pack(run))
+            self._disk.appendleft(self._let_go(run))
         if head:
             run = head[0]
             if run.demoted and run.single and run.extent is not None and run.pending is None and not self._fetched:

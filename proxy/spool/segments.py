@@ -400,7 +400,7 @@ def _line(segment: int, change: int) -> bytes:
 
 
 class RunOnDisk(NamedTuple):
-    """What is kept in memory of a run that is on disk, packed into 24 bytes.
+    """What is kept in memory of a run that is on disk.
 
     Attributes:
         extent: where it is.
@@ -416,15 +416,58 @@ class RunOnDisk(NamedTuple):
     content_bytes: int
     is_single: bool
 
-    def pack(self) -> bytes:
-        """Return it as ``unpack_run`` takes it."""
-        flags = _SINGLE if self.is_single else 0
-        return _ON_DISK.pack(*self.extent, self.entries, self.recoverable | flags, self.content_bytes)
+
+class RunsOnDisk:
+    """Runs in their order, 24 bytes each: there may be a million."""
+
+    __slots__ = ("_data", "_start")
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+        self._start = 0
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+        return (len(self._data) - self._start) // _ON_DISK.size
+
+    def __iter__(self) -> Iterator[RunOnDisk]:
+        """Go through them, from the first on."""
+        for position in range(self._start, len(self._data), _ON_DISK.size):
+            yield _run_at(self._data, position)
+
+    def first(self) -> RunOnDisk:
+        """Return the first one; there has to be one."""
+        return _run_at(self._data, self._start)
+
+    def append(self, run: RunOnDisk) -> None:
+        """Put one behind all others."""
+        self._data += _packed(run)
+
+    def appendleft(self, run: RunOnDisk) -> None:
+        """Put one before all others."""
+        start = max(0, self._start - _ON_DISK.size)
+        self._data[start : self._start] = _packed(run)
+        self._start = start
+
+    def popleft(self) -> None:
+        """Take the first one away."""
+        self._start += _ON_DISK.size
+        if self._start * 2 >= len(self._data):
+            del self._data[: self._start]
+            self._start = 0
+
+    def clear(self) -> None:
+        """Take all away."""
+        self._data, self._start = bytearray(), 0
 
 
-def unpack_run(packed: bytes) -> RunOnDisk:
-    """Return what ``RunOnDisk.pack`` has packed."""
-    segment, offset, length, entries, recoverable, content_bytes = _ON_DISK.unpack(packed)
+def _packed(run: RunOnDisk) -> bytes:
+    flags = _SINGLE if run.is_single else 0
+    return _ON_DISK.pack(*run.extent, run.entries, run.recoverable | flags, run.content_bytes)
+
+
+def _run_at(data: Piece, position: int) -> RunOnDisk:
+    segment, offset, length, entries, recoverable, content_bytes = _ON_DISK.unpack_from(data, position)
     extent = Extent(segment, offset, length)
     return RunOnDisk(extent, entries, recoverable & ~_SINGLE, content_bytes, recoverable & _SINGLE != 0)
 
@@ -436,12 +479,12 @@ class FoundQueue:
     Attributes:
         name: as it was written.
         clock_ns: likewise.
-        runs: packed, in their order. Only recoverable entries that are whole are counted in them.
+        runs: only recoverable entries that are whole are counted in them.
     """
 
     name: bytes
     clock_ns: int
-    runs: list[bytes] = field(default_factory=list)
+    runs: RunsOnDisk = field(default_factory=RunsOnDisk)
 
 
 @dataclass(slots=True)
@@ -470,6 +513,8 @@ def look(folder: Folder, ledger: Ledger) -> Found:
         OSError: a file is there, and cannot be read.
     """
     found = Found()
+    #: By queue, each run packed behind its number.
+    numbered: dict[int, list[bytes]] = {}
     # From a ledger that is damaged itself nothing follows.
     expected = dict(ledger.held) if ledger.intact else {}
     if not ledger.intact:
@@ -490,8 +535,8 @@ def look(folder: Folder, ledger: Ledger) -> Found:
                 # The index of one that is damaged is not read alone: nobody knows how it lies there.
                 is_single = header.entries == 1 and salvaged is None
                 run = RunOnDisk(extent, entries, entries, content_bytes, is_single)
-                queue = found.queues.setdefault(header.queue, FoundQueue(header.name, header.clock_ns))
-                queue.runs.append(_ORDER.pack(header.number) + run.pack())
+                found.queues.setdefault(header.queue, FoundQueue(header.name, header.clock_ns))
+                numbered.setdefault(header.queue, []).append(_ORDER.pack(header.number) + _packed(run))
         # The ledger also knows of runs whose header is gone; what it does not know of yet may be there, too.
         lost = max(lost, expected.pop(number, 0) - recoverable)
         found.recoverable += recoverable
@@ -502,9 +547,9 @@ def look(folder: Folder, ledger: Ledger) -> Found:
         if missing > 0:
             found.lost += missing
             found.damaged.append(f"{number:010}")
-    for queue in found.queues.values():
-        queue.runs.sort()
-        queue.runs = [run[_ORDER.size :] for run in queue.runs]
+    for number, queue in found.queues.items():
+        for packed in sorted(numbered.pop(number)):
+            queue.runs.append(_run_at(packed, _ORDER.size))
     return found
 
 

@@ -38,7 +38,6 @@ from proxy.spool.segments import (
     look,
     salvage,
     segment_name,
-    unpack_run,
     with_crc,
 )
 
@@ -227,7 +226,7 @@ class Store:
         held: dict[int, int] = {}
         for number, nonce in self._folder.segments():
             self._segments[number] = _Segment(nonce)
-        for run in (unpack_run(packed) for queue in found.queues.values() for packed in queue.runs):
+        for run in (run for queue in found.queues.values() for run in queue.runs):
             segment = self._segments[run.extent.segment]
             segment.live_bytes += run.extent.length
             segment.size_bytes = max(segment.size_bytes, run.extent.offset + run.extent.length)

@@ -115,19 +115,21 @@ def test_of_what_is_damaged_after_a_crash_the_count_is_exact(tmp_path: Path) -> 
     folder = tmp_path / "spool"
     _killed_after(folder, 9, syncs=5)
     (path,) = folder.glob("*.segment")
-    kept = path.read_bytes(), (folder / "ledger").read_bytes()
+    data = path.read_bytes()
 
-    def again(data: bytes) -> Recovered:
-        path.write_bytes(data)
-        (folder / "ledger").write_bytes(kept[1])
-        spool, recovered, _ = _opened(folder)
+    def recovered() -> Recovered:
+        spool, its, _ = _opened(folder)
         spool.close()
-        return recovered
+        return its
 
-    whole = again(kept[0])
+    whole = recovered()
     assert (whole.lost, whole.damaged) == (0, [])
+    # Of the group that was just written when it was killed the ledger knew nothing; now it does.
+    ledger = (folder / "ledger").read_bytes()
     for part in (0, 1, 2):
-        cut = again(kept[0][: len(kept[0]) * part // 3])
+        path.write_bytes(data[: len(data) * part // 3])
+        (folder / "ledger").write_bytes(ledger)
+        cut = recovered()
         assert cut.entries + cut.lost == whole.entries
         assert cut.damaged == [path.name]
         assert cut.lost

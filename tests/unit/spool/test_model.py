@@ -12,7 +12,7 @@ from spool_disk import NONCE, FakeDisk
 
 from proxy.spool import queue as queue_module
 from proxy.spool.queue import Lost, Queue
-from proxy.spool.segments import RECORD_BYTES, entry_at, header_at, unpack_run
+from proxy.spool.segments import RECORD_BYTES, entry_at, header_at
 from proxy.spool.spool import Hooks, Spool, SpoolSettings
 
 _NS = 1_000_000_000
@@ -217,7 +217,7 @@ class _SpoolMachine(RuleBasedStateMachine):
     @invariant()
     def what_is_on_disk_is_known(self) -> None:
         known = {run.extent for each in self.queues for run in (*each._head, *each._tail) if run.extent is not None}
-        known |= {unpack_run(packed).extent for each in self.queues for packed in each._disk}
+        known |= {run.extent for each in self.queues for run in each._disk}
         assert known == set(self.disk.runs)
 
     def _settle(self) -> Iterator[None]:

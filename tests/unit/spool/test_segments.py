@@ -20,7 +20,6 @@ from proxy.spool.segments import (
     look,
     salvage,
     segment_name,
-    unpack_run,
 )
 
 NONCE = b"\x11nonce\x22\x33"
@@ -60,7 +59,7 @@ def replayed(folder: Folder, found: Found) -> dict[int, list[int]]:
     """Return the handles by queue, in the order in which they would be replayed."""
     handles: dict[int, list[int]] = {}
     for queue, its in found.queues.items():
-        for each in map(unpack_run, its.runs):
+        for each in its.runs:
             data = (folder.path / segment_name(each.extent.segment, NONCE)).read_bytes()
             start = each.extent.offset + RUN_BYTES + len(its.name)
             left = salvage(data[start : each.extent.offset + each.extent.length], recoverable_only=True)
