@@ -155,7 +155,8 @@ class Spool:
         self._read_alarm: str | None = None
         self._told: str | None = None
         self._retry_ns = 0
-        self._probed = False
+        #: What the disk is tried with after it has failed.
+        self._probe: Run | None = None
         self._stopped = False
         self._stops_total = self._lost_total = 0
         self._disk = make_disk(self.completed)
@@ -267,7 +268,7 @@ class Spool:
                     queue.shrink(excess_bytes)
         if now_ns >= self._retry_ns:
             if self._alarm is not None:
-                self._probe()
+                self._try_again()
             unread, self._unread = self._unread, []
             for run, index_only in unread:
                 if run.is_wanted:
@@ -385,14 +386,17 @@ class Spool:
         run = self._jobs.pop(job)
         del self._writes[run]
         self._writing_bytes -= job.header.body_bytes
+        was_probe = run is self._probe
+        if was_probe:
+            self._probe = None
         if job.extent is not None:
             run.queue.written(run, job.extent)
-            self._set_alarm(None)
+            if was_probe:
+                self._set_alarm(None)
         elif job.error is not None:
             if run.is_wanted:
                 self._waiting.append(run)
             self._set_alarm(str(job.error))
-        self._probed = False
 
     def _take_read(self, job: Read) -> None:
         run = self._jobs.pop(job)
@@ -410,16 +414,15 @@ class Spool:
             job.left, job.content_bytes, job.lost_handles = 0, 0, ()
         run.queue.was_read(run, job, str(job.error or "damaged on disk"))
 
-    def _probe(self) -> None:
-        """Try whether the disk takes something again."""
-        while self._waiting and not self._probed:
+    def _try_again(self) -> None:
+        """Try with one run whether the disk takes something again."""
+        while self._waiting and self._probe is None:
             run = self._waiting.popleft()
             if run.is_wanted:
-                self._probed = True
+                self._probe = run
                 self._retry_ns = self._now_ns + _RETRY_NS
                 self._submit(run)
-                return
-        if not self._probed:
+        if self._probe is None:
             # Nothing that waited is still there: the next that comes will tell.
             self._set_alarm(None)
 
