@@ -31,7 +31,7 @@ What is small goes from alpha to delta and back: whoever has read its index has 
 where large entries are that wait at the head, and nothing passes through them for its own sake.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final, Literal, NamedTuple, Protocol
@@ -263,8 +263,8 @@ class Orders(Protocol):
     def read(self, run: Run, *, index_only: bool) -> None:
         """Read a run, or its first index; ``Queue.was_read`` follows."""
 
-    def release(self, extents: Sequence[tuple[Extent, int]]) -> None:
-        """Delete runs on disk, each given with the recoverable entries it was written with."""
+    def release(self, extents: Iterable[tuple[Extent, int]]) -> None:
+        """Delete runs on disk, each given with the recoverable entries it was written with; in another thread."""
 
     def press(self) -> None:
         """Take note that there is more in memory than there should be."""
@@ -536,12 +536,16 @@ class Queue:
     def purge(self) -> int:
         """Drop all entries, and return how many they were. Whom this is to be told must be told one by one: by pop."""
         count = self.count
-        extents = [(run.extent, run.recoverable) for run in self._disk]
+        if self._disk:
+            on_disk, self._disk = self._disk, RunsOnDisk()
+            # Whoever deletes them goes through them: there may be very many.
+            self._orders.release((run.extent, run.recoverable) for run in on_disk)
+        extents: list[tuple[Extent, int]] = []
         for run in (*self._head, *self._tail):
             self._drop(run, extents)
-        self._orders.release(extents)
+        if extents:
+            self._orders.release(extents)
         self._head.clear()
-        self._disk.clear()
         self._tail.clear()
         self._open = self._entry = None
         self._awaited = self._fetched = False

@@ -456,10 +456,6 @@ class RunsOnDisk:
             del self._data[: self._start]
             self._start = 0
 
-    def clear(self) -> None:
-        """Take all away."""
-        self._data, self._start = bytearray(), 0
-
 
 def _packed(run: RunOnDisk) -> bytes:
     flags = _SINGLE if run.is_single else 0
@@ -522,7 +518,9 @@ def look(folder: Folder, ledger: Ledger) -> Found:
     for number, nonce in folder.segments():
         whole, recoverable, lost = True, 0, 0
         for extent, header, salvaged in _runs(folder, number, nonce):
-            whole &= salvaged is None
+            # Unless the ledger knows it, what is cut short at a file's end was being written when the process ended.
+            is_torn = ledger.intact and extent.length < header.length + header.body_bytes
+            whole &= salvaged is None or is_torn
             if salvaged is None:
                 entries, content_bytes = header.recoverable, header.recoverable_bytes
                 found.dropped += header.entries - entries
@@ -530,7 +528,7 @@ def look(folder: Folder, ledger: Ledger) -> Found:
                 entries, content_bytes = salvaged.entries, salvaged.content_bytes
                 found.dropped += salvaged.left_out
             recoverable += entries
-            lost += header.recoverable - entries
+            lost += 0 if is_torn else header.recoverable - entries
             if entries:
                 # The index of one that is damaged is not read alone: nobody knows how it lies there.
                 is_single = header.entries == 1 and salvaged is None

@@ -339,10 +339,9 @@ class Spool:
         self._jobs[job] = run
         self._disk.submit(job)
 
-    def release(self, extents: Sequence[tuple[Extent, int]]) -> None:
+    def release(self, extents: Iterable[tuple[Extent, int]]) -> None:
         """Have runs deleted on disk."""
-        if extents:
-            self._disk.submit(Release(extents))
+        self._disk.submit(Release(extents))
 
     def press(self) -> None:
         """Stop the flow, and make room."""

@@ -118,6 +118,19 @@ def test_a_file_cut_short_anywhere_loses_what_was_behind_and_says_how_much(folde
         assert found.lost
 
 
+def test_what_was_being_written_when_the_process_was_killed_is_not_damage(folder: Folder) -> None:
+    data = small_file()
+    second = header_at(data, NONCE)
+    assert second is not None
+    ledger = Ledger(folder)
+    ledger.add(0, second.entries)
+    for length in range(second.length + second.body_bytes, len(data)):
+        write(folder, 0, data[:length])
+        found = look(folder, ledger)
+        assert (found.lost, found.damaged) == (0, [])
+        assert found.recoverable >= second.entries
+
+
 def test_any_flipped_bit_costs_a_run_at_most_and_is_counted(folder: Folder) -> None:
     ledger = Ledger(folder)
     ledger.add(0, COUNT)
