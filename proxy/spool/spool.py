@@ -269,10 +269,14 @@ class Spool:
         if now_ns >= self._retry_ns:
             if self._alarm is not None:
                 self._try_again()
-            unread, self._unread = self._unread, []
+            unread = [each for each in self._unread if each[0].is_wanted]
+            if self._unread and not unread:
+                # Nobody wants any more what could not be read.
+                self._read_alarm = None
+                self._tell_alarm()
+            self._unread = []
             for run, index_only in unread:
-                if run.is_wanted:
-                    self.read(run, index_only=index_only)
+                self.read(run, index_only=index_only)
         if self._stopped:
             self._relieve()
         self._adjust_flow()

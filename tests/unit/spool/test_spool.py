@@ -161,6 +161,21 @@ def test_what_cannot_be_read_for_now_is_read_later(make: Callable[..., Made]) ->
     assert queue.head().handle == 10_000 - queue.count
 
 
+def test_the_alarm_ends_when_nobody_wants_what_cannot_be_read(make: Callable[..., Made]) -> None:
+    made = make()
+    queue = made.queue()
+    made.put(queue, 10_000)
+    while made.disk.writes:
+        made.disk.finish_write()
+    while queue.head() is not None:
+        queue.pop()
+    while made.disk.reads:
+        made.disk.finish_read(error=OSError(EMFILE, "Too many open files"))
+    queue.close()
+    made.tick(2)
+    assert made.alarms == ["[Errno 24] Too many open files", None]
+
+
 def test_more_is_read_ahead_the_faster_a_queue_is_taken_from(make: Callable[..., Made]) -> None:
     wanted = []
     for count in (100, 4_000):
