@@ -15,6 +15,9 @@ This is what the data path uses. All of it is called in the event loop, does no 
 - ``lost`` tells of entries that were damaged on disk. Those whose handles are known can be refused. If there are more
   entries than handles, nobody can say which were confirmable: close the channel, then its client sends again what
   was not confirmed.
+- ``fetch`` has a content read however large it is: ask for it when the entry may go, not before.
+- Queues that ``Spool.open`` has recovered are there to be taken from, as all others; give them a ``ready`` of your own.
+- Before an orderly end call ``sync``: what is recoverable and still in memory is on disk then. Then ``Spool.close``.
 """
 
 from collections import deque
@@ -78,7 +81,8 @@ class Recovered(NamedTuple):
             others do, and may have been sent on already. They lie where they lay, and are not written anew.
         entries: how many there are to replay.
         dropped: how many were found that nobody wants to be replayed, or that were not to be recovered.
-        lost: how many recoverable ones were on disk and are damaged or missing. What was in memory only nobody knows.
+        lost: how many recoverable ones were on disk and are damaged or missing. What was in memory only, or just being
+            written when the process was killed, nobody knows.
         damaged: names of the files that are damaged or missing.
     """
 
