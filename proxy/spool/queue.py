@@ -1,0 +1,895 @@
+"""One queue of the spool: what of it is in memory, what is on disk, and what has to be written or read next.
+
+Decisions and figures only; whom they are told is an argument, and so is the time.
+
+An entry is encoded once, when it is put in, as it would stand in a file. Entries that follow each other are a *run*,
+and all is done by runs: a run in memory is some 64 KiB that are written as they are, and what is read is used as it is.
+Of a run on disk 24 bytes are kept in memory, however many entries it has. A queue is, from its head to its tail::
+
+    head    runs in memory, or being read           taken from here, read ahead to here
+    disk    runs on disk                            of entries here nothing is in memory
+    tail    runs in memory, being written           what comes is put here
+
+While all fits into memory there is a head only, and nothing is written. When the queue has more in memory than its
+target, and all queues together more than they should, what comes goes to the tail, which is written run by run; then
+the end of the head, too, if the target has become smaller. When the head runs low, it takes the next run from the
+disk, or the tail's where there is nothing on disk. What was read is not written again: the run still lies on disk
+until its last entry is taken.
+
+A large entry is a run of its own. Where its content is not wanted yet, its index is in memory alone: so the
+limiter can be asked about it while its 100 MB are on disk.
+
+RabbitMQ's four states are all there, as figures:
+
+- alpha: content and index in memory; of what was read there is a copy on disk, too.
+- beta: content on disk, index in memory. A large entry, if it is not recoverable: what is on disk of its index nobody
+  will use.
+- gamma: content on disk, index in both. The same, if it is recoverable: the index on disk is what makes it so.
+- delta: both on disk.
+
+What is small goes from alpha to delta and back: whoever has read its index has read its content. Beta and gamma are
+where large entries are that wait at the head, and nothing passes through them for its own sake.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final, Literal, NamedTuple, Protocol
+
+from proxy.spool.segments import (
+    MOST_BYTES,
+    MOST_NAME_BYTES,
+    RECORD_BYTES,
+    Entry,
+    Extent,
+    FoundQueue,
+    Piece,
+    RunHeader,
+    RunOnDisk,
+    RunsOnDisk,
+    entry_at,
+    head_of,
+)
+from proxy.spool.store import Read, Write
+
+_NS: Final = 1_000_000_000
+MOST_RUN_BYTES: Final = 64 * 1024
+#: With less, reading and writing are mostly overhead.
+LEAST_RUN_BYTES: Final = 1024
+#: What a run costs in memory besides its bytes, about: measured with empty ones.
+_OBJECT_BYTES: Final = 400
+#: So much of the permitted rate is read ahead, when less than half of it is left.
+_AHEAD_S: Final = 2
+#: By how much of the difference a measured rate moves in a second.
+_RATE_STEP: Final = 0.5
+
+Ending = Literal["expired", "too old"]
+
+
+class Lost(NamedTuple):
+    """Entries of a queue that were on disk and are damaged there, or gone.
+
+    Attributes:
+        queue: whose they were.
+        entries: how many.
+        handles: of them, as far as they are known: there may be fewer.
+        reason: for a log line.
+    """
+
+    queue: "Queue"
+    entries: int
+    handles: tuple[int, ...]
+    reason: str
+
+
+@dataclass(slots=True)
+class States:
+    """Entries of each state, and the bytes of their contents."""
+
+    alpha: int = 0
+    beta: int = 0
+    gamma: int = 0
+    delta: int = 0
+    alpha_bytes: int = 0
+    beta_bytes: int = 0
+    gamma_bytes: int = 0
+    delta_bytes: int = 0
+
+
+@dataclass(slots=True)
+class QueueFigures:
+    """What there is to say about a queue.
+
+    Attributes:
+        states: where its entries are.
+        memory_bytes: what it has in memory, with all that belongs to it.
+        target_bytes: what it should have at most, while all queues together are short of memory.
+        in_bytes_per_s: measured, with what belongs to each entry; likewise the others.
+        in_total: entries ever put in.
+        out_total: entries ever taken out, by the caller.
+        spilled_total: entries written to disk; likewise in bytes of contents.
+        read_total: entries read from there.
+        lost_total: entries that were on disk and could not be read.
+    """
+
+    states: States
+    memory_bytes: int
+    target_bytes: int
+    in_bytes_per_s: float
+    out_bytes_per_s: float
+    in_per_s: float
+    out_per_s: float
+    in_total: int
+    out_total: int
+    spilled_total: int
+    read_total: int
+    lost_total: int
+
+
+class Pool:
+    """The memory that all queues share.
+
+    Args:
+        least_bytes: of memory, over which nothing more should come.
+
+    Attributes:
+        bound_bytes: the same, or what so many queues need, if that is more: about 6 KB each.
+        memory_bytes: what all queues have in memory.
+        spill_bytes: with less than this nothing needs to go to disk; the rest is for what is being written.
+        busy: queues that are not empty.
+        run_bytes: at which size a run is ended; an entry as large as this is a run of its own. Every queue has a run at
+            its head and one at its tail, which have to fit.
+        wanted_bytes: sum of what queues want to have in memory.
+    """
+
+    __slots__ = (
+        "_least_bytes",
+        "bound_bytes",
+        "busy",
+        "memory_bytes",
+        "run_bytes",
+        "spill_bytes",
+        "wanted_bytes",
+    )
+
+    def __init__(self, least_bytes: int) -> None:
+        self._least_bytes = least_bytes
+        self.memory_bytes = self.busy = self.wanted_bytes = 0
+        self.count_busy(0)
+
+    def count_busy(self, change: int) -> None:
+        """Take note that a queue has become empty, or is not any more."""
+        self.busy += change
+        self.bound_bytes = max(self._least_bytes, self.busy * 4 * (LEAST_RUN_BYTES + _OBJECT_BYTES))
+        self.spill_bytes = self.bound_bytes // 2
+        share = self.spill_bytes // (2 * max(1, self.busy)) - _OBJECT_BYTES
+        self.run_bytes = min(max(share, LEAST_RUN_BYTES), MOST_RUN_BYTES, max(1, self.bound_bytes // 8))
+
+
+class _Place(Enum):
+    HEAD = 1
+    TAIL = 2
+    GONE = 3
+
+
+class Run:
+    """Entries that follow each other, in memory or on the way from or to the disk. ``Queue`` alone changes it.
+
+    Attributes:
+        queue: whose it is.
+        number: runs of a queue are numbered in their order.
+        data: records; of a large entry the head only. None while nothing has been read.
+        content: of a large entry, if it is in memory.
+        position: where in the data the first entry begins that is left.
+        entries: how many are left; likewise the two that follow.
+        body_bytes: what is left of the records.
+        extent: where it is on disk, if it is.
+        written: with how many recoverable entries it was written there.
+        pending: what has been asked for and is not done.
+        demoted: it is to be on disk only, as soon as it is there.
+    """
+
+    __slots__ = (
+        "body_bytes",
+        "content",
+        "content_bytes",
+        "data",
+        "demoted",
+        "entries",
+        "extent",
+        "memory_bytes",
+        "number",
+        "pending",
+        "place",
+        "position",
+        "queue",
+        "recoverable",
+        "single",
+        "written",
+    )
+
+    def __init__(self, queue: "Queue", number: int, *, single: bool = False) -> None:
+        self.queue, self.number, self.single = queue, number, single
+        self.data: Piece | None = None
+        self.content: tuple[Piece, ...] | None = None
+        self.position = self.entries = self.recoverable = self.content_bytes = self.body_bytes = 0
+        self.memory_bytes = self.written = 0
+        self.extent: Extent | None = None
+        self.pending: Literal["write", "read"] | None = None
+        self.place = _Place.HEAD
+        self.demoted = False
+
+    @property
+    def is_wanted(self) -> bool:
+        """Say whether there still is something in it."""
+        return self.place is not _Place.GONE
+
+    def write(self, clock_ns: int) -> Write:
+        """Return the job that writes what is left of it."""
+        data = self.data
+        assert data is not None  # noqa: S101 - what is to be written is in memory
+        body = [memoryview(data)[self.position :], *(self.content or ())]
+        self.written = self.recoverable
+        queue = self.queue
+        header = RunHeader(
+            queue.number,
+            self.number,
+            clock_ns,
+            self.entries,
+            self.recoverable,
+            self.content_bytes,
+            self.body_bytes,
+            0,
+            queue.name,
+        )
+        return Write(header, body, self.single)
+
+    def read(self, *, index_only: bool) -> Read:
+        """Return the job that reads it."""
+        assert self.extent is not None  # noqa: S101 - what is to be read is on disk
+        queue = self.queue
+        return Read(self.extent, len(queue.name), self.entries, index_only, recoverable_only=queue.is_recovered)
+
+
+class Orders(Protocol):
+    """Whom a queue tells what has to be done."""
+
+    def write(self, run: Run) -> None:
+        """Write a run; ``Queue.written`` follows, unless it is not wanted any more."""
+
+    def cancel(self, run: Run) -> None:
+        """Take note that a run that was to be written is not wanted any more."""
+
+    def read(self, run: Run, *, index_only: bool) -> None:
+        """Read a run, or its first index; ``Queue.was_read`` follows."""
+
+    def release(self, extents: Iterable[tuple[Extent, int]]) -> None:
+        """Delete runs on disk, each given with the recoverable entries it was written with; in another thread."""
+
+    def press(self) -> None:
+        """Take note that there is more in memory than there should be."""
+
+    def ease(self) -> None:
+        """Take note that there is less in memory."""
+
+    def gone(self, queue: "Queue") -> None:
+        """Forget a queue that is closed."""
+
+
+class Queue:
+    """First in, first out. ``Spool.open`` makes it.
+
+    Args:
+        number: of no other queue in the folder.
+        name: what is written beside its entries, for recovery: what the caller needs to know to replay them.
+        pool: the memory it shares.
+        orders: whom it tells what to do.
+        ready: called with the queue when ``head`` has returned None, or an entry without content that was then asked
+            for by ``fetch``, and it is worth asking again.
+        lost: called when entries could not be read.
+        most_age_ns: from which age on its entries are too old; 0 for none.
+        target_s: of what goes in and out, so many seconds' worth may be in memory.
+
+    Attributes:
+        count: how many entries it has.
+        content_bytes: of all their contents.
+        ready: as it was given; it may be changed.
+        is_recovered: it is from an earlier process: its entries have perhaps been sent on. Nothing can be put in.
+    """
+
+    __slots__ = (
+        "_ahead_bytes",
+        "_awaited",
+        "_disk",
+        "_disk_bytes",
+        "_disk_entries",
+        "_entry",
+        "_fetched",
+        "_head",
+        "_in_bytes",
+        "_in_total",
+        "_lost",
+        "_lost_total",
+        "_low_bytes",
+        "_measured",
+        "_most_age_ns",
+        "_open",
+        "_orders",
+        "_out_bytes",
+        "_out_total",
+        "_pool",
+        "_rates",
+        "_read_total",
+        "_runs",
+        "_shift_ns",
+        "_spilled_total",
+        "_tail",
+        "_target_s",
+        "_want_ahead_bytes",
+        "_wanted_bytes",
+        "content_bytes",
+        "count",
+        "is_closed",
+        "is_recovered",
+        "memory_bytes",
+        "name",
+        "number",
+        "ready",
+        "target_bytes",
+    )
+
+    def __init__(
+        self,
+        number: int,
+        name: bytes,
+        pool: Pool,
+        orders: Orders,
+        *,
+        ready: Callable[["Queue"], object],
+        lost: Callable[[Lost], object],
+        most_age_ns: int,
+        target_s: float,
+        now_ns: int,
+    ) -> None:
+        if len(name) > MOST_NAME_BYTES:
+            raise ValueError(f"a queue's name has {MOST_NAME_BYTES} bytes at most")
+        self.number, self.name = number, name
+        self._pool, self._orders, self.ready, self._lost = pool, orders, ready, lost
+        self._most_age_ns, self._target_s = most_age_ns, target_s
+        self.count = self.content_bytes = self.memory_bytes = 0
+        self.is_recovered = self.is_closed = False
+        self._shift_ns = 0
+        # Lists, since they are short and there are many: an empty deque takes 760 bytes.
+        self._head: list[Run] = []
+        self._disk = RunsOnDisk()
+        self._disk_entries = self._disk_bytes = 0
+        self._tail: list[Run] = []
+        #: The last run of head or tail, if more can be put into it.
+        self._open: Run | None = None
+        self._runs = 0
+        self._entry: Entry | None = None
+        #: Somebody was told that the head is not there yet.
+        self._awaited = False
+        #: The first entry is to stay in memory.
+        self._fetched = False
+        #: What the head has, or will have when it is read.
+        self._ahead_bytes = 0
+        self._in_total = self._out_total = self._in_bytes = self._out_bytes = 0
+        self._spilled_total = self._read_total = self._lost_total = 0
+        #: When rates were measured last, with the four totals of then; and what came out, each second.
+        self._measured = (now_ns, 0, 0, 0, 0)
+        self._rates = (0.0, 0.0, 0.0, 0.0)
+        self._wanted_bytes = 0
+        self.target_bytes = self._low_bytes = self._want_ahead_bytes = 0
+        self._retarget()
+
+    def __len__(self) -> int:
+        """Return how many entries it has."""
+        return self.count
+
+    # --- What the caller does ---------------------------------------------------------------------
+
+    def append(
+        self,
+        content: Sequence[Piece],
+        handle: int,
+        now_ns: int,
+        *,
+        messages: int = 1,
+        cost_bytes: int = 0,
+        expires_ns: int = 0,
+        is_refusable: bool = True,
+        is_recoverable: bool = False,
+    ) -> None:
+        """Put an entry in, at the end. See ``Entry`` for what the arguments are.
+
+        Of what is large the pieces themselves are kept: they must not be changed any more.
+
+        Raises:
+            ValueError: it is too large; or the queue is closed, or is one of an earlier process.
+            struct.error: a number is too large.
+        """
+        size = len(content[0]) if len(content) == 1 else sum(map(len, content))
+        if size > MOST_BYTES or self.is_closed or self.is_recovered:
+            raise ValueError("an entry that is too large" if size > MOST_BYTES else "nothing can be put into it")
+        is_large = size >= self._pool.run_bytes
+        head = head_of(
+            () if is_large else content,
+            size,
+            handle,
+            now_ns,
+            expires_ns,
+            messages,
+            cost_bytes,
+            is_refusable=is_refusable,
+            is_recoverable=is_recoverable,
+        )
+        pool, run, more_bytes = self._pool, self._open, RECORD_BYTES + size
+        if is_large:
+            self._seal()
+            run = self._begin(single=True)
+            run.data, run.content = head, tuple(content)
+        else:
+            if run is None:
+                run = self._open = self._begin()
+                run.data = bytearray()
+            data = run.data
+            assert isinstance(data, bytearray)  # noqa: S101 - as it was made
+            data += head
+            for piece in content:
+                data += piece
+        run.entries += 1
+        run.recoverable += is_recoverable
+        run.content_bytes += size
+        run.body_bytes += more_bytes
+        run.memory_bytes += more_bytes
+        self.memory_bytes += more_bytes
+        pool.memory_bytes += more_bytes
+        if run.place is _Place.HEAD:
+            self._ahead_bytes += more_bytes
+        self.count += 1
+        self.content_bytes += size
+        self._in_total += 1
+        self._in_bytes += more_bytes
+        if run.single:
+            if run.place is _Place.TAIL:
+                self._write(run)
+        elif run.body_bytes >= pool.run_bytes:
+            self._seal()
+        if pool.memory_bytes > pool.bound_bytes:
+            self._orders.press()
+
+    def head(self) -> Entry | None:
+        """Return the entry at the head; None if there is none, or if it is still on disk.
+
+        ``ready`` is called when it is there, if the queue is not empty. An entry may come without its content.
+        """
+        if self._entry is not None:
+            return self._entry
+        if not self._settle_first():
+            self._awaited = self.count > 0
+            return None
+        run = self._head[0]
+        data = run.data
+        assert data is not None  # noqa: S101 - it has settled
+        entry = entry_at(data, run.position, run.content, whole=not run.single)
+        if self._shift_ns:
+            expires_ns = entry.expires_ns and entry.expires_ns + self._shift_ns
+            entry = entry._replace(entered_ns=entry.entered_ns + self._shift_ns, expires_ns=expires_ns)
+        self._entry = entry
+        return entry
+
+    def ending(self, now_ns: int) -> Ending | None:
+        """Say whether the entry at the head has expired or is too old; None if not, or while it is being read."""
+        entry = self.head()
+        if entry is None:
+            return None
+        if entry.expires_ns and now_ns >= entry.expires_ns:
+            return "expired"
+        return "too old" if self._most_age_ns and now_ns - entry.entered_ns >= self._most_age_ns else None
+
+    def fetch(self) -> None:
+        """Have the content of the entry at the head read, if it is not in memory; ``ready`` is called then."""
+        if not self._settle_first():
+            self._awaited = self.count > 0
+            return
+        run = self._head[0]
+        self._fetched = True
+        if run.single and run.content is None:
+            self._awaited = True
+            if run.pending is None:
+                self._read(run)
+
+    def pop(self) -> Entry:
+        """Take the entry at the head, with or without its content.
+
+        Raises:
+            IndexError: there is none, or it is still on disk.
+        """
+        entry = self._entry or self.head()
+        if entry is None:
+            raise IndexError("there is no entry in memory")
+        self._entry = None
+        run = self._head[0]
+        size = entry.size_bytes
+        less_bytes = RECORD_BYTES + size
+        run.position += less_bytes
+        run.entries -= 1
+        run.recoverable -= entry.is_recoverable
+        run.content_bytes -= size
+        run.body_bytes -= less_bytes
+        self._ahead_bytes -= less_bytes
+        self.count -= 1
+        self.content_bytes -= size
+        self._out_total += 1
+        self._out_bytes += less_bytes
+        if not run.entries:
+            self._finish_first()
+            if not self.count:
+                self._pool.count_busy(-1)
+                self._settle_first()
+            self._orders.ease()
+        if self._ahead_bytes < self._low_bytes:
+            self._refill()
+        return entry
+
+    def purge(self) -> int:
+        """Drop all entries, and return how many they were. Whom this is to be told must be told one by one: by pop."""
+        count = self.count
+        if self._disk:
+            on_disk, self._disk = self._disk, RunsOnDisk()
+            # Whoever deletes them goes through them: there may be very many.
+            self._orders.release((run.extent, run.recoverable) for run in on_disk)
+        extents: list[tuple[Extent, int]] = []
+        for run in (*self._head, *self._tail):
+            self._drop(run, extents)
+        if extents:
+            self._orders.release(extents)
+        self._head.clear()
+        self._tail.clear()
+        self._open = self._entry = None
+        self._awaited = self._fetched = False
+        if count:
+            self._pool.count_busy(-1)
+        self.count = self.content_bytes = self._ahead_bytes = self._disk_entries = self._disk_bytes = 0
+        self._orders.ease()
+        return count
+
+    def close(self) -> int:
+        """Drop all entries, as ``purge`` does, and forget the queue."""
+        count = self.purge()
+        self._pool.wanted_bytes -= self._wanted_bytes
+        self._wanted_bytes = 0
+        self.is_closed = True
+        self._orders.gone(self)
+        return count
+
+    def figures(self) -> QueueFigures:
+        """Return its figures."""
+        states = States(delta=self._disk_entries, delta_bytes=self._disk_bytes)
+        for run in self._head:
+            if run.data is None:
+                states.delta += run.entries
+                states.delta_bytes += run.content_bytes
+            elif run.single and run.content is None and run.entries:
+                if run.recoverable:
+                    states.gamma += 1
+                    states.gamma_bytes += run.content_bytes
+                else:
+                    states.beta += 1
+                    states.beta_bytes += run.content_bytes
+        states.alpha = self.count - states.beta - states.gamma - states.delta
+        states.alpha_bytes = self.content_bytes - states.beta_bytes - states.gamma_bytes - states.delta_bytes
+        in_per_s, out_per_s, in_bytes_per_s, out_bytes_per_s = self._rates
+        return QueueFigures(
+            states,
+            self.memory_bytes,
+            self.target_bytes,
+            in_bytes_per_s,
+            out_bytes_per_s,
+            in_per_s,
+            out_per_s,
+            self._in_total,
+            self._out_total,
+            self._spilled_total,
+            self._read_total,
+            self._lost_total,
+        )
+
+    # --- What the spool does ----------------------------------------------------------------------
+
+    def adopt(self, found: FoundQueue, clock_ns: int) -> None:
+        """Take the runs of a queue of an earlier process. ``clock_ns`` makes a time of now one since 1970."""
+        self.is_recovered = True
+        self._shift_ns = found.clock_ns - clock_ns
+        self._pool.count_busy(1)
+        self._disk = found.runs
+        for run in found.runs:
+            self._disk_entries += run.entries
+            self._disk_bytes += run.content_bytes
+        self.count, self.content_bytes = self._disk_entries, self._disk_bytes
+
+    def measure(self, now_ns: int) -> None:
+        """Measure rates, if that is due, and work out the target anew. Call it about each second."""
+        then_ns, *before = self._measured
+        passed_s = (now_ns - then_ns) / _NS
+        if passed_s >= 1:
+            totals = (self._in_total, self._out_total, self._in_bytes, self._out_bytes)
+            step = 1 - (1 - _RATE_STEP) ** passed_s
+            in_now, out_now, in_bytes, out_bytes = (
+                rate + ((total - was) / passed_s - rate) * step
+                for rate, total, was in zip(self._rates, totals, before, strict=True)
+            )
+            self._rates = (in_now, out_now, in_bytes, out_bytes)
+            self._measured = (now_ns, *totals)
+        self._retarget()
+        if self._ahead_bytes < self._low_bytes:
+            self._refill()
+
+    def _retarget(self) -> None:
+        """Work out the target from the rates as they were measured, and the memory as it is shared now."""
+        pool = self._pool
+        _, _, in_bytes, out_bytes = self._rates
+        wanted_bytes = int(self._target_s * (in_bytes + out_bytes))
+        pool.wanted_bytes += wanted_bytes - self._wanted_bytes
+        self._wanted_bytes = wanted_bytes
+        if pool.wanted_bytes > pool.spill_bytes:
+            wanted_bytes = wanted_bytes * pool.spill_bytes // pool.wanted_bytes
+        self.target_bytes = max(wanted_bytes, 2 * pool.run_bytes)
+        # What is in memory besides must not be over the target because of it: it would be let go, and read again.
+        most_bytes = max(self.target_bytes // 2, self.target_bytes - 2 * pool.run_bytes)
+        self._want_ahead_bytes = min(max(int(out_bytes * _AHEAD_S), pool.run_bytes), most_bytes)
+        self._low_bytes = min(max(int(out_bytes * _AHEAD_S / 2), pool.run_bytes // 4), self._want_ahead_bytes)
+
+    def shrink(self, most_bytes: int) -> int:
+        """Have put on disk what there is in memory over the target, from the tail on, but not much more than asked for.
+
+        Returns:
+            how many bytes less it will have in memory.
+        """
+        self._retarget()
+        excess_bytes = self.memory_bytes - self.target_bytes
+        for run in self._tail:
+            excess_bytes -= run.memory_bytes
+        less_bytes = 0
+        for index in range(len(self._head) - 1, -1, -1):
+            run = self._head[index]
+            if less_bytes >= min(excess_bytes, most_bytes) or run.pending == "read":
+                break
+            if index:
+                # A run that is needed for the target stays, or it would be read again at once; large ones are not.
+                if not run.single and less_bytes + run.memory_bytes > excess_bytes:
+                    break
+            elif not run.single or run.content is None or self._fetched:
+                break
+            less_bytes += run.memory_bytes
+            run.demoted = True
+            if run is self._open:
+                self._open = None
+            if run.extent is None and run.pending is None:
+                self._write(run)
+        self._settle_head()
+        return less_bytes
+
+    def seal_tail(self) -> None:
+        """Have written what is in the last run of the tail, if that is worth while."""
+        run = self._open
+        if run is not None and run.place is _Place.TAIL and run.body_bytes >= self._pool.run_bytes // 4:
+            self._seal()
+
+    def write_all(self) -> None:
+        """Have all recoverable entries written that are not on disk."""
+        for run in (*self._head, *self._tail):
+            if run.recoverable and run.extent is None and run.pending is None:
+                if run is self._open:
+                    self._open = None
+                self._write(run)
+
+    def written(self, run: Run, extent: Extent) -> None:
+        """Take note where a run was written."""
+        run.pending = None
+        if run.place is _Place.GONE:
+            self._orders.release([(extent, run.written)])
+            return
+        run.extent = extent
+        self._spilled_total += run.entries
+        while self._tail and self._tail[0].extent is not None:
+            if not self._disk and self._ahead_bytes < self._want_ahead_bytes:
+                self._to_head(self._tail.pop(0))
+            else:
+                self._disk.append(self._let_go(self._tail.pop(0)))
+        self._settle_head()
+
+    def was_read(self, run: Run, job: Read, reason: str) -> None:
+        """Take what was read of a run: less than there should be if it is damaged, and nothing if it cannot be read."""
+        run.pending = None
+        if run.place is _Place.GONE:
+            return
+        self._charge(run, -run.memory_bytes)
+        data = job.data
+        lost = run.entries - job.left
+        was_index = run.data is not None
+        if lost:
+            self._lose(run, job)
+        elif job.index_only:
+            run.data = bytes(data[job.start : job.start + RECORD_BYTES])
+            run.position = 0
+        elif run.single:
+            start = job.start + RECORD_BYTES
+            run.data, run.content = bytes(data[job.start : start]), (memoryview(data)[start:],)
+            run.position = 0
+            if not was_index:
+                self._read_total += 1
+        else:
+            run.data, run.position = data, job.start
+            self._read_total += job.left
+        if run.single:
+            content_bytes = run.content_bytes if run.content is not None else 0
+            self._charge(run, _OBJECT_BYTES + RECORD_BYTES + content_bytes)
+        else:
+            self._charge(run, _OBJECT_BYTES + len(run.data or b""))
+        if run is self._head[0]:
+            # What was said about it before may have been without its content.
+            self._entry = None
+        if not self.count:
+            self._settle_first()
+        if lost:
+            self._lost(Lost(self, lost, tuple(job.lost_handles), reason))
+        if self._awaited and (not self.count or self._is_ready()):
+            self._awaited = False
+            self.ready(self)
+
+    def _is_ready(self) -> bool:
+        if not self._settle_first():
+            return False
+        run = self._head[0]
+        return not (self._fetched and run.pending == "read")
+
+    # --- Runs -------------------------------------------------------------------------------------
+
+    def _lose(self, run: Run, job: Read) -> None:
+        """Take what is left of a run that is damaged."""
+        content_bytes = max(0, job.content_bytes)
+        if run.single and not job.left and run.data is not None and not job.lost_handles:
+            job.lost_handles = (entry_at(run.data, run.position, whole=False).handle,)
+        self._lost_total += run.entries - job.left
+        self.count -= run.entries - job.left
+        self.content_bytes -= run.content_bytes - content_bytes
+        if job.left:
+            run.data, run.position = job.data, job.start
+            body_bytes = len(job.data) - job.start
+        else:
+            run.data, run.position, run.content, body_bytes = b"", 0, None, 0
+        self._read_total += job.left
+        self._ahead_bytes += body_bytes - run.body_bytes
+        # How many of those that are left are recoverable matters no more: they are on disk.
+        run.entries, run.body_bytes, run.content_bytes = job.left, body_bytes, content_bytes
+        run.recoverable = min(run.recoverable, job.left)
+        if not self.count:
+            self._pool.count_busy(-1)
+
+    def _charge(self, run: Run, change_bytes: int) -> None:
+        run.memory_bytes += change_bytes
+        self.memory_bytes += change_bytes
+        self._pool.memory_bytes += change_bytes
+
+    def _begin(self, *, single: bool = False) -> Run:
+        pool = self._pool
+        if not self.count:
+            pool.count_busy(1)
+        run = Run(self, self._runs, single=single)
+        self._runs += 1
+        self._charge(run, _OBJECT_BYTES)
+        head, is_over = self._head, False
+        if head:
+            self._retarget()
+            is_over = self.memory_bytes > self.target_bytes and pool.memory_bytes > pool.spill_bytes
+            is_over |= head[-1].demoted
+        if self._tail or self._disk or is_over:
+            run.place = _Place.TAIL
+            self._tail.append(run)
+        else:
+            head.append(run)
+        return run
+
+    def _seal(self) -> None:
+        """Put no more into the run that is open."""
+        run, self._open = self._open, None
+        if run is not None and run.place is _Place.TAIL:
+            self._write(run)
+
+    def _write(self, run: Run) -> None:
+        run.pending = "write"
+        self._orders.write(run)
+
+    def _read(self, run: Run, *, index_only: bool = False) -> None:
+        run.pending = "read"
+        assert run.extent is not None  # noqa: S101 - what is read is on disk
+        self._charge(run, RECORD_BYTES if index_only else run.extent.length)
+        self._orders.read(run, index_only=index_only)
+
+    def _settle_first(self) -> bool:
+        """Say whether the first entry, or its index, is in memory; if not, have it read. What is empty goes."""
+        head = self._head
+        while head:
+            run = head[0]
+            if run.data is None:
+                return False
+            if run.entries:
+                return True
+            self._finish_first()
+        self._refill()
+        return bool(self._head) and self._head[0].data is not None
+
+    def _finish_first(self) -> None:
+        """Forget the first run, which is empty now."""
+        run = self._head.pop(0)
+        self._fetched = False
+        if run is self._open:
+            self._open = None
+        extents: list[tuple[Extent, int]] = []
+        self._drop(run, extents)
+        if extents:
+            self._orders.release(extents)
+
+    def _drop(self, run: Run, extents: list[tuple[Extent, int]]) -> None:
+        """Forget a run; where it is on disk is added to the extents that are to be deleted."""
+        run.place = _Place.GONE
+        self._charge(run, -run.memory_bytes)
+        if run.extent is not None:
+            extents.append((run.extent, run.written))
+        elif run.pending == "write":
+            self._orders.cancel(run)
+
+    def _let_go(self, run: Run) -> RunOnDisk:
+        """Forget what a run has in memory: it is on disk."""
+        assert run.extent is not None  # noqa: S101 - its place there is what is kept
+        run.place = _Place.GONE
+        self._charge(run, -run.memory_bytes)
+        self._disk_entries += run.entries
+        self._disk_bytes += run.content_bytes
+        return RunOnDisk(run.extent, run.entries, run.written, run.content_bytes, run.single)
+
+    def _to_head(self, run: Run) -> None:
+        run.place = _Place.HEAD
+        self._head.append(run)
+        self._ahead_bytes += run.body_bytes
+
+    def _refill(self) -> None:
+        """Read ahead, or take what has not gone to disk yet."""
+        self._retarget()
+        while not self._head or self._ahead_bytes < self._want_ahead_bytes:
+            if self._disk:
+                on_disk = self._disk.first()
+                length = on_disk.extent.length
+                is_much = on_disk.is_single and self._ahead_bytes + length > self._want_ahead_bytes
+                if is_much and self._head:
+                    return
+                self._disk.popleft()
+                self._disk_entries -= on_disk.entries
+                self._disk_bytes -= on_disk.content_bytes
+                run = Run(self, -1, single=on_disk.is_single)
+                run.extent, run.entries, run.content_bytes = on_disk.extent, on_disk.entries, on_disk.content_bytes
+                run.recoverable = run.written = on_disk.recoverable
+                run.body_bytes = run.entries * RECORD_BYTES + run.content_bytes
+                self._charge(run, _OBJECT_BYTES)
+                self._to_head(run)
+                self._read(run, index_only=is_much)
+            elif self._tail:
+                self._to_head(self._tail.pop(0))
+            else:
+                return
+
+    def _settle_head(self) -> None:
+        """Let go of what is on disk and need not be in memory."""
+        head = self._head
+        while len(head) > 1 and head[-1].demoted and head[-1].extent is not None and head[-1].pending is None:
+            run = head.pop()
+            self._ahead_bytes -= run.body_bytes
+            self._disk.appendleft(self._let_go(run))
+        if head:
+            run = head[0]
+            if run.demoted and run.single and run.extent is not None and run.pending is None and not self._fetched:
+                if run.content is not None:
+                    self._charge(run, -run.content_bytes)
+                run.content = self._entry = None

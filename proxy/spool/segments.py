@@ -1,0 +1,600 @@
+"""The spool's files: what an entry and a run of entries look like there, and what is left of them after damage.
+
+Here are the format and what reads a folder at the start. What is written when, and by whom, is ``store``'s.
+
+A segment file is a sequence of runs. A run is the entries of one queue that follow each other: a header, the queue's
+name, and a record for each entry. A record is a head of RECORD_BYTES and the content. So queues share files, and still
+a queue is read back in pieces of many entries::
+
+    run     nonce 8 | queue 8 | number 8 | clock 8 | entries 4 | recoverable 4 | recoverable's bytes 8
+            | body's length 8 | body's crc 4 | name's length 2 | header's crc 4 | name | body
+    record  handle 8 | entered_ns 8 | expires_ns 8 | messages 4 | cost_bytes 4 | size 4 | content's crc 4 | flags 1
+            | head's crc 4 | content
+
+All numbers are little-endian. The nonce is drawn for each file and stands in its name: a header is found again behind a
+damaged one, and nobody who sends messages can write one. ``clock`` is what to add to a time in the run to get
+nanoseconds since 1970.
+
+The ledger is a file of its own, beside the segments: a line of 16 bytes for each change of the number of recoverable
+entries that a segment holds. So what is missing at the start can be counted, though it is not there to be asked.
+"""
+
+import errno
+import fcntl
+import os
+import re
+from binascii import hexlify
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from struct import Struct
+from typing import Final, NamedTuple
+from zlib import crc32
+
+Piece = bytes | bytearray | memoryview
+
+#: Nothing is answered if it is refused: it has to be sent on.
+_REFUSABLE: Final = 1
+_RECOVERABLE: Final = 2
+
+_HEAD: Final = Struct("<QqqIIIIB")
+_CRC: Final = Struct("<I")
+_HEAD_BYTES: Final = _HEAD.size
+RECORD_BYTES: Final = _HEAD.size + _CRC.size
+#: What an entry may hold: its size is one of 32 bits, and a run is written whole.
+MOST_BYTES: Final = 1 << 30
+
+_RUN: Final = Struct("<8sQQqIIQQIH")
+RUN_BYTES: Final = _RUN.size + _CRC.size
+MOST_NAME_BYTES: Final = 0xFFFF
+_USUAL_NAME_BYTES: Final = 256
+_LINE: Final = Struct("<IqI")
+#: segment, offset, length, entries, recoverable ones with the highest bit for a large one, bytes of their contents
+_ON_DISK: Final = Struct("<IIIIII")
+_SINGLE: Final = 1 << 31
+#: Big-endian, so that bytes sort as numbers do.
+_ORDER: Final = Struct(">Q")
+_SEARCHED_BYTES: Final = 1 << 20
+_NAME: Final = re.compile(r"(\d{10})-([0-9a-f]{16})\.segment")
+LEDGER: Final = "ledger"
+
+
+class Entry(NamedTuple):
+    """What a queue holds.
+
+    Attributes:
+        handle: the caller's number for it, up to 64 bits.
+        entered_ns: when it was put in.
+        expires_ns: when it expires; 0 if it never does.
+        messages: what a limiter charges for it.
+        cost_bytes: likewise.
+        size_bytes: of its content.
+        is_refusable: a refusal of it is answered.
+        is_recoverable: it is replayed after a crash, if it was on disk.
+        content: its pieces, whose sum is the content; None while that is on disk only.
+    """
+
+    handle: int
+    entered_ns: int
+    expires_ns: int
+    messages: int
+    cost_bytes: int
+    size_bytes: int
+    is_refusable: bool
+    is_recoverable: bool
+    content: tuple[Piece, ...] | None
+
+
+def head_of(  # noqa: PLR0917 - called for each entry, and keywords take time
+    content: Sequence[Piece],
+    size_bytes: int,
+    handle: int,
+    entered_ns: int,
+    expires_ns: int,
+    messages: int,
+    cost_bytes: int,
+    *,
+    is_refusable: bool,
+    is_recoverable: bool,
+) -> bytes:
+    """Return the head of a record, RECORD_BYTES long; the content's pieces follow it.
+
+    Of a large entry give no content, for a checksum would take long: ``with_crc`` is for another thread.
+
+    Raises:
+        struct.error: a number is too large for its place.
+    """
+    crc = 0
+    for piece in content:
+        crc = crc32(piece, crc)
+    flags = (_REFUSABLE if is_refusable else 0) | (_RECOVERABLE if is_recoverable else 0)
+    head = _HEAD.pack(handle, entered_ns, expires_ns, messages, cost_bytes, size_bytes, crc, flags)
+    return head + _CRC.pack(crc32(head))
+
+
+def with_crc(head: Piece, content: Sequence[Piece]) -> bytes:
+    """Return the head of a record with the content's checksum."""
+    crc = 0
+    for piece in content:
+        crc = crc32(piece, crc)
+    *numbers, _, flags = _HEAD.unpack_from(head)
+    packed = _HEAD.pack(*numbers, crc, flags)
+    return packed + _CRC.pack(crc32(packed))
+
+
+def entry_at(data: Piece, position: int, content: tuple[Piece, ...] | None = None, *, whole: bool = True) -> Entry:
+    """Return the entry whose record begins there, with the content that follows if it is whole, or with the given one.
+
+    The head has been checked.
+    """
+    handle, entered_ns, expires_ns, messages, cost_bytes, size, _, flags = _HEAD.unpack_from(data, position)
+    if whole:
+        start = position + RECORD_BYTES
+        content = (data[start : start + size],)
+    return Entry(
+        handle,
+        entered_ns,
+        expires_ns,
+        messages,
+        cost_bytes,
+        size,
+        flags & _REFUSABLE != 0,
+        flags & _RECOVERABLE != 0,
+        content,
+    )
+
+
+def is_head(data: Piece, position: int) -> bool:
+    """Say whether the undamaged head of a record begins there."""
+    end = position + _HEAD_BYTES
+    if end + _CRC.size > len(data):
+        return False
+    crc: int = _CRC.unpack_from(data, end)[0]
+    return crc == crc32(memoryview(data)[position:end])
+
+
+@dataclass(slots=True)
+class Salvage:
+    """What is left of the body of a run.
+
+    Attributes:
+        body: the records that are whole, as they were.
+        entries: how many.
+        content_bytes: of their contents.
+        left_out: records that are whole but were not asked for.
+        lost_handles: of entries whose content is damaged while their head is not. There may be more, which are
+            known by the run's number of entries only.
+    """
+
+    body: bytes = b""
+    entries: int = 0
+    content_bytes: int = 0
+    left_out: int = 0
+    lost_handles: list[int] = field(default_factory=list)
+
+
+def salvage(body: Piece, *, recoverable_only: bool = False) -> Salvage:
+    """Return what is whole in the body of a run that may be damaged, cut short, or both.
+
+    A record whose content is damaged costs itself only, and so does one whose head is, if its length is to be
+    believed: if the head of another follows there, or the end. Else all behind it is lost.
+    """
+    found, parts = Salvage(), []
+    view, position, length = memoryview(body), 0, len(body)
+    while position + RECORD_BYTES <= length:
+        whole = is_head(view, position)
+        handle, _, _, _, _, size, crc, flags = _HEAD.unpack_from(view, position)
+        end = position + RECORD_BYTES + size
+        if not whole:
+            if end != length and not is_head(view, end):
+                break
+        elif end > length or crc32(view[position + RECORD_BYTES : end]) != crc:
+            found.lost_handles.append(handle)
+        elif recoverable_only and not flags & _RECOVERABLE:
+            found.left_out += 1
+        else:
+            parts.append(view[position:end])
+            found.entries += 1
+            found.content_bytes += size
+        position = end
+    found.body = b"".join(parts)
+    return found
+
+
+class RunHeader(NamedTuple):
+    """What stands before a run. ``body_bytes`` and ``entries`` are as it was written, whatever is left of it."""
+
+    queue: int
+    number: int
+    clock_ns: int
+    entries: int
+    recoverable: int
+    recoverable_bytes: int
+    body_bytes: int
+    body_crc: int
+    name: bytes
+
+    @property
+    def length(self) -> int:
+        """Return how many bytes the header takes with the name."""
+        return RUN_BYTES + len(self.name)
+
+    def pack(self, nonce: bytes) -> bytes:
+        """Return it as it is written into the file of that nonce."""
+        fixed = _RUN.pack(nonce, *self[:-1], len(self.name))
+        return fixed + _CRC.pack(crc32(self.name, crc32(fixed))) + self.name
+
+
+def header_at(data: Piece, nonce: bytes, position: int = 0) -> RunHeader | None:
+    """Return the header of the run that begins there, in a file of that nonce; None if none does, or a damaged one."""
+    if len(data) < position + RUN_BYTES:
+        return None
+    found, *numbers, name_bytes = _RUN.unpack_from(data, position)
+    start = position + RUN_BYTES
+    name = bytes(data[start : start + name_bytes])
+    (crc,) = _CRC.unpack_from(data, position + _RUN.size)
+    fixed = memoryview(data)[position : position + _RUN.size]
+    if found != nonce or len(name) < name_bytes or crc32(name, crc32(fixed)) != crc:
+        return None
+    return RunHeader._make((*numbers, name))
+
+
+class Extent(NamedTuple):
+    """Where a run lies: the number of its segment, and where its header begins; the length is that of all of it."""
+
+    segment: int
+    offset: int
+    length: int
+
+
+def segment_name(number: int, nonce: bytes) -> str:
+    """Return a segment's file name."""
+    return f"{number:010}-{hexlify(nonce).decode()}.segment"
+
+
+class Folder:
+    """A folder of segments, which one process at a time has. Only its owner can read what is in it.
+
+    Args:
+        path: made if it is not there; what is above it has to be.
+
+    Raises:
+        BlockingIOError: another process has it.
+        OSError: it cannot be used.
+    """
+
+    def __init__(self, path: Path) -> None:
+        path.mkdir(mode=0o700, exist_ok=True)
+        self.path = path
+        self._lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.chmod(0o700)
+        except OSError:
+            os.close(self._lock)
+            raise
+
+    def close(self) -> None:
+        """Let others have it."""
+        os.close(self._lock)
+
+    def segments(self) -> list[tuple[int, bytes]]:
+        """Return number and nonce of each segment that is there, the oldest first."""
+        matches = [_NAME.fullmatch(each.name) for each in self.path.iterdir()]
+        return sorted((int(match[1]), bytes.fromhex(match[2])) for match in matches if match)
+
+    def open(self, name: str, flags: int) -> int:
+        """Open a file of the folder.
+
+        Raises:
+            OSError: as open(2) says.
+        """
+        return os.open(self.path / name, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+
+    def delete(self, name: str) -> None:
+        """Delete a file, if it is there.
+
+        Raises:
+            OSError: that is not possible.
+        """
+        (self.path / name).unlink(missing_ok=True)
+
+
+class Ledger:
+    """How many recoverable entries each segment holds, on disk too.
+
+    Lines are added at the end of the file only. Of a line that is torn nothing is taken.
+
+    Args:
+        folder: where it is, or is made.
+
+    Attributes:
+        held: by segment.
+        intact: all lines that were there at the start could be read.
+
+    Raises:
+        OSError: the file cannot be used.
+    """
+
+    #: A line for each run written, and one for each deleted; then the file is made anew.
+    _MOST_BYTES: Final = 1 << 20
+
+    def __init__(self, folder: Folder) -> None:
+        self._folder = folder
+        self.held: dict[int, int] = {}
+        self._lines: list[bytes] = []
+        self._fd = folder.open(LEDGER, os.O_RDWR | os.O_CREAT | os.O_APPEND)
+        data = os.pread(self._fd, os.fstat(self._fd).st_size, 0)
+        self.intact = True
+        for position in range(0, len(data) - _LINE.size + 1, _LINE.size):
+            segment, change, crc = _LINE.unpack_from(data, position)
+            if crc == crc32(data[position : position + _LINE.size - _CRC.size]):
+                self.held[segment] = self.held.get(segment, 0) + change
+            else:
+                self.intact = False
+        self._written_bytes = len(data)
+        self._torn = bool(len(data) % _LINE.size)
+
+    def add(self, segment: int, change: int) -> None:
+        """Count recoverable entries of a segment: more, or less."""
+        if change:
+            self.held[segment] = self.held.get(segment, 0) + change
+            self._lines.append(_line(segment, change))
+
+    def forget(self, segment: int) -> None:
+        """Take note that a segment is deleted, with what it holds still."""
+        held = self.held.pop(segment, 0)
+        if held:
+            self._lines.append(_line(segment, -held))
+
+    def append(self, *, sync: bool = False) -> None:
+        """Write down what was counted since the last time.
+
+        Raises:
+            OSError: that was not possible; it will be tried again with the next.
+        """
+        if self._torn or self._written_bytes > self._MOST_BYTES:
+            self.rewrite()
+        elif self._lines:
+            data = b"".join(self._lines)
+            count = os.write(self._fd, data)
+            self._written_bytes += count
+            self._torn = count != len(data)
+            if self._torn:
+                raise _no_space()
+            self._lines = []
+        if sync:
+            os.fdatasync(self._fd)
+
+    def rewrite(self) -> None:
+        """Write all of it anew.
+
+        Raises:
+            OSError: that was not possible; the file is as before.
+        """
+        temporary = f"{LEDGER}.new"
+        data = b"".join(_line(segment, held) for segment, held in self.held.items() if held)
+        fd = self._folder.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND)
+        try:
+            if os.write(fd, data) != len(data):
+                raise _no_space()
+            (self._folder.path / temporary).replace(self._folder.path / LEDGER)
+        except OSError:
+            os.close(fd)
+            raise
+        os.close(self._fd)
+        self._fd, self._written_bytes, self._lines, self._torn = fd, len(data), [], False
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._fd)
+
+
+def _no_space() -> OSError:
+    return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def _line(segment: int, change: int) -> bytes:
+    line = _LINE.pack(segment, change, 0)[: -_CRC.size]
+    return line + _CRC.pack(crc32(line))
+
+
+class RunOnDisk(NamedTuple):
+    """What is kept in memory of a run that is on disk.
+
+    Attributes:
+        extent: where it is.
+        entries: how many it has.
+        recoverable: how many of them were recoverable when it was written.
+        content_bytes: of all contents.
+        is_single: it is one large entry, whose index can be read alone.
+    """
+
+    extent: Extent
+    entries: int
+    recoverable: int
+    content_bytes: int
+    is_single: bool
+
+
+class RunsOnDisk:
+    """Runs in their order, 24 bytes each: there may be a million."""
+
+    __slots__ = ("_data", "_start")
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+        self._start = 0
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+        return (len(self._data) - self._start) // _ON_DISK.size
+
+    def __iter__(self) -> Iterator[RunOnDisk]:
+        """Go through them, from the first on."""
+        for position in range(self._start, len(self._data), _ON_DISK.size):
+            yield _run_at(self._data, position)
+
+    def first(self) -> RunOnDisk:
+        """Return the first one; there has to be one."""
+        return _run_at(self._data, self._start)
+
+    def append(self, run: RunOnDisk) -> None:
+        """Put one behind all others."""
+        self._data += _packed(run)
+
+    def appendleft(self, run: RunOnDisk) -> None:
+        """Put one before all others."""
+        start = max(0, self._start - _ON_DISK.size)
+        self._data[start : self._start] = _packed(run)
+        self._start = start
+
+    def popleft(self) -> None:
+        """Take the first one away."""
+        self._start += _ON_DISK.size
+        if self._start * 2 >= len(self._data):
+            del self._data[: self._start]
+            self._start = 0
+
+
+def _packed(run: RunOnDisk) -> bytes:
+    flags = _SINGLE if run.is_single else 0
+    return _ON_DISK.pack(*run.extent, run.entries, run.recoverable | flags, run.content_bytes)
+
+
+def _run_at(data: Piece, position: int) -> RunOnDisk:
+    segment, offset, length, entries, recoverable, content_bytes = _ON_DISK.unpack_from(data, position)
+    extent = Extent(segment, offset, length)
+    return RunOnDisk(extent, entries, recoverable & ~_SINGLE, content_bytes, recoverable & _SINGLE != 0)
+
+
+@dataclass(slots=True)
+class FoundQueue:
+    """A queue of which something is left to replay.
+
+    Attributes:
+        name: as it was written.
+        clock_ns: likewise.
+        runs: only recoverable entries that are whole are counted in them.
+    """
+
+    name: bytes
+    clock_ns: int
+    runs: RunsOnDisk = field(default_factory=RunsOnDisk)
+
+
+@dataclass(slots=True)
+class Found:
+    """What a folder holds at the start.
+
+    Attributes:
+        queues: those with something to replay, by their numbers.
+        recoverable: how many entries can be replayed.
+        dropped: how many were on disk that nobody wants to be replayed.
+        lost: how many recoverable ones were on disk and are damaged, or gone with their file.
+        damaged: names of files in which something is damaged or which are missing.
+    """
+
+    queues: dict[int, FoundQueue] = field(default_factory=dict)
+    recoverable: int = 0
+    dropped: int = 0
+    lost: int = 0
+    damaged: list[str] = field(default_factory=list)
+
+
+def look(folder: Folder, ledger: Ledger) -> Found:
+    """Read all segments of a folder and say what is in them. This takes as long as reading them does.
+
+    Raises:
+        OSError: a file is there, and cannot be read.
+    """
+    found = Found()
+    #: By queue, each run packed behind its number.
+    numbered: dict[int, list[bytes]] = {}
+    # From a ledger that is damaged itself nothing follows.
+    expected = dict(ledger.held) if ledger.intact else {}
+    if not ledger.intact:
+        found.damaged.append(LEDGER)
+    for number, nonce in folder.segments():
+        whole, recoverable, lost = True, 0, 0
+        for extent, header, salvaged in _runs(folder, number, nonce):
+            # Unless the ledger knows it, what is cut short at a file's end was being written when the process ended.
+            is_torn = ledger.intact and extent.length < header.length + header.body_bytes
+            whole &= salvaged is None or is_torn
+            if salvaged is None:
+                entries, content_bytes = header.recoverable, header.recoverable_bytes
+                found.dropped += header.entries - entries
+            else:
+                entries, content_bytes = salvaged.entries, salvaged.content_bytes
+                found.dropped += salvaged.left_out
+            recoverable += entries
+            lost += 0 if is_torn else header.recoverable - entries
+            if entries:
+                # The index of one that is damaged is not read alone: nobody knows how it lies there.
+                is_single = header.entries == 1 and salvaged is None
+                run = RunOnDisk(extent, entries, entries, content_bytes, is_single)
+                found.queues.setdefault(header.queue, FoundQueue(header.name, header.clock_ns))
+                numbered.setdefault(header.queue, []).append(_ORDER.pack(header.number) + _packed(run))
+        # The ledger also knows of runs whose header is gone; what it does not know of yet may be there, too.
+        lost = max(lost, expected.pop(number, 0) - recoverable)
+        found.recoverable += recoverable
+        found.lost += lost
+        if lost or not whole:
+            found.damaged.append(segment_name(number, nonce))
+    for number, missing in expected.items():
+        if missing > 0:
+            found.lost += missing
+            found.damaged.append(f"{number:010}")
+    for number, queue in found.queues.items():
+        for packed in sorted(numbered.pop(number)):
+            queue.runs.append(_run_at(packed, _ORDER.size))
+    return found
+
+
+def _runs(folder: Folder, number: int, nonce: bytes) -> Iterator[tuple[Extent, RunHeader, Salvage | None]]:
+    """Yield the runs of a segment, each with what is left of it, or None if it is whole."""
+    fd = folder.open(segment_name(number, nonce), os.O_RDONLY)
+    try:
+        size, position = os.fstat(fd).st_size, 0
+        while position < size:
+            header = header_at(os.pread(fd, RUN_BYTES + _USUAL_NAME_BYTES, position), nonce) or header_at(
+                os.pread(fd, RUN_BYTES + MOST_NAME_BYTES, position), nonce
+            )
+            if header is None:
+                position = _search(fd, nonce, position + 1)
+                continue
+            body_at = position + header.length
+            extent = Extent(number, position, min(size, body_at + header.body_bytes) - position)
+            intact = _crc_of(fd, body_at, header.body_bytes) == header.body_crc
+            salvaged = (
+                None if intact else salvage(os.pread(fd, extent.length - header.length, body_at), recoverable_only=True)
+            )
+            yield extent, header, salvaged
+            position += extent.length
+    finally:
+        os.close(fd)
+
+
+def _crc_of(fd: int, position: int, length: int) -> int | None:
+    """Return the checksum of a part of a file; None if it is not all there."""
+    crc = 0
+    while length:
+        data = os.pread(fd, min(length, _SEARCHED_BYTES), position)
+        if not data:
+            return None
+        crc = crc32(data, crc)
+        position += len(data)
+        length -= len(data)
+    return crc
+
+
+def _search(fd: int, nonce: bytes, position: int) -> int:
+    """Return where the nonce stands next in a file, or where the file ends."""
+    while True:
+        data = os.pread(fd, _SEARCHED_BYTES, position)
+        at = data.find(nonce)
+        if at >= 0:
+            return position + at
+        if len(data) < len(nonce):
+            return position + len(data)
+        position += len(data) - len(nonce) + 1

@@ -1,0 +1,488 @@
+"""All queues of the spool together: they share the memory, one store, and what happens when the disk fails.
+
+This is what the data path uses. All of it is called in the event loop, does no I/O itself and never blocks, but for
+``Spool.open`` and ``Spool.close``. How to use it:
+
+- ``Spool.open`` in a thread, once; then ``tick`` ten times a second or so.
+- ``spool.queue(name, ...)`` for each channel or connection and resource. ``append`` what is to wait; ``head`` is what
+  to ask the limiter about; ``pop`` it when it may go. Where ``head`` returns None and the queue is not empty,
+  or an entry has no content after ``fetch``, ``ready`` says when to go on. An entry that is refused, or has expired,
+  needs no content.
+- When ``flow(True)`` is called, read no more of what would have to be spooled, until ``flow(False)``. What still comes
+  is taken nevertheless: ``append`` refuses nothing.
+- ``alarm(reason)`` says that the disk takes no more, ``alarm(None)`` that it does again. Meanwhile all stays in
+  memory, in its order, and flow is stopped when that is full.
+- ``lost`` tells of entries that were damaged on disk. Those whose handles are known can be refused. If there are more
+  entries than handles, nobody can say which were confirmable: close the channel, then its client sends again what
+  was not confirmed.
+- ``fetch`` has a content read however large it is: ask for it when the entry may go, not before.
+- Queues that ``Spool.open`` has recovered are there to be taken from, as all others; give them a ``ready`` of your own.
+- Before an orderly end call ``sync``: what is recoverable and still in memory is on disk then. Then ``Spool.close``.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from errno import EIO, ENOENT, ESTALE
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from proxy.spool.queue import Lost, Pool, Queue, Run, States
+from proxy.spool.segments import Extent, Found
+from proxy.spool.store import Disk, DiskUse, Job, Read, Release, Store, Sync, Write
+
+_NS: Final = 1_000_000_000
+#: How often to try again whether the disk takes something.
+_RETRY_NS: Final = _NS
+#: So many queues are measured in a tick, so that it takes no longer with more of them.
+_MEASURED_IN_TICK: Final = 256
+#: What cannot be read with one of these is gone; all else may be well in a moment.
+_LOST_ERRORS: Final = {ENOENT, EIO, ESTALE}
+
+
+@dataclass(frozen=True, slots=True)
+class SpoolSettings:
+    """Bounds of the spool.
+
+    Attributes:
+        memory_bytes: for what all queues have in memory. From half of it on, queues write what is over their target.
+        most_disk_bytes: for all files together.
+        least_free_bytes: of the file system, left to others.
+        most_age_s: from which age on an entry is too old, as ``Queue.ending`` says; 0 for none.
+        target_s: a queue's target is so many seconds' worth of what goes in and out.
+    """
+
+    memory_bytes: int = 32 * 1024 * 1024
+    most_disk_bytes: int = 16 * 1024 * 1024 * 1024
+    least_free_bytes: int = 1024 * 1024 * 1024
+    most_age_s: float = 0
+    target_s: float = 2
+
+
+class Hooks(NamedTuple):
+    """What the spool calls, in the event loop.
+
+    Attributes:
+        flow: with True when it should be given no more for now, with False when it may again.
+        alarm: with the reason when the disk fails, with None when it works again.
+        lost: with entries that cannot be read.
+    """
+
+    flow: Callable[[bool], object]
+    alarm: Callable[[str | None], object]
+    lost: Callable[[Lost], object]
+
+
+class Recovered(NamedTuple):
+    """What an earlier process left.
+
+    Attributes:
+        queues: one for each of its queues with something to replay. Their entries come with ``head`` and ``pop`` as
+            others do, and may have been sent on already. They lie where they lay, and are not written anew.
+        entries: how many there are to replay.
+        dropped: how many were found that nobody wants to be replayed, or that were not to be recovered.
+        lost: how many recoverable ones were on disk and are damaged or missing. What was in memory only, or just being
+            written when the process was killed, nobody knows.
+        damaged: names of the files that are damaged or missing.
+    """
+
+    queues: list[Queue]
+    entries: int
+    dropped: int
+    lost: int
+    damaged: list[str]
+
+
+@dataclass(slots=True)
+class SpoolFigures:
+    """Figures of all queues together.
+
+    Attributes:
+        queues: how many there are.
+        states: where their entries are.
+        memory_bytes: what they have in memory.
+        writing_bytes: what has been given to the store, and is not on disk yet.
+        is_stopped: flow is stopped.
+        stops_total: how often it was.
+        alarm: why the disk takes no more, if so.
+        lost_total: entries that could not be read.
+        disk: the store's.
+    """
+
+    queues: int
+    states: States
+    memory_bytes: int
+    writing_bytes: int
+    is_stopped: bool
+    stops_total: int
+    alarm: str | None
+    lost_total: int
+    disk: DiskUse | None
+
+
+class Spool:
+    """All queues. ``Spool.open`` makes one on a disk.
+
+    Args:
+        settings: bounds.
+        hooks: whom it tells what.
+        make_disk: makes the store, which calls what it is given with jobs that are done.
+        now_ns: the time, by the clock that all times here are of.
+        clock_ns: what to add to such a time to get nanoseconds since 1970.
+    """
+
+    def __init__(
+        self,
+        settings: SpoolSettings,
+        hooks: Hooks,
+        make_disk: Callable[[Callable[[Sequence[Job]], None]], Disk],
+        *,
+        now_ns: int,
+        clock_ns: int = 0,
+    ) -> None:
+        self._settings, self._hooks = settings, hooks
+        self._now_ns, self._clock_ns = now_ns, clock_ns
+        self._pool = Pool(settings.memory_bytes)
+        self._queues: dict[int, Queue] = {}
+        self._next = 0
+        #: Those that are to be measured next.
+        self._measured: deque[Queue] = deque()
+        self._jobs: dict[Write | Read, Run] = {}
+        self._writes: dict[Run, Write] = {}
+        self._syncs: dict[Sync, Callable[[bool], object]] = {}
+        self._writing_bytes = 0
+        #: What is to be written when the disk works again, and when to try.
+        self._waiting: deque[Run] = deque()
+        self._unread: list[tuple[Run, bool]] = []
+        #: Why nothing can be written, why something cannot be read yet, and what was told of it.
+        self._alarm: str | None = None
+        self._read_alarm: str | None = None
+        self._told: str | None = None
+        self._retry_ns = 0
+        #: What the disk is tried with after it has failed.
+        self._probe: Run | None = None
+        self._stopped = False
+        self._stops_total = self._lost_total = 0
+        self._disk = make_disk(self.completed)
+
+    @classmethod
+    def open(
+        cls,
+        folder: Path,
+        settings: SpoolSettings,
+        hooks: Hooks,
+        post: Callable[[Callable[[], object]], object],
+        *,
+        now_ns: int,
+        clock_ns: int,
+        recover: bool,
+    ) -> tuple["Spool", Recovered]:
+        """Make a spool in a folder, and take over what an earlier process left there. Blocks: it reads all of it.
+
+        Args:
+            folder: made if it is not there.
+            settings: bounds.
+            hooks: whom it tells what.
+            post: calls in the event loop what it is given; called in another thread. ``TrioToken.run_sync_soon``.
+            now_ns: the time.
+            clock_ns: what to add to it to get nanoseconds since 1970.
+            recover: entries that are recoverable are to be replayed; if not, they are counted and dropped.
+
+        Raises:
+            BlockingIOError: another process uses the folder.
+            OSError: it cannot be used.
+        """
+        store: Store | None = None
+
+        def make(done: Callable[[Sequence[Job]], None]) -> Store:
+            nonlocal store
+            store = Store(
+                folder,
+                most_bytes=settings.most_disk_bytes,
+                least_free_bytes=settings.least_free_bytes,
+                post=post,
+                done=done,
+            )
+            return store
+
+        spool = cls(settings, hooks, make, now_ns=now_ns, clock_ns=clock_ns)
+        assert store is not None  # noqa: S101 - just made
+        try:
+            found = store.recover(adopt=recover)
+            recovered = spool._adopt(found)  # its own
+        except BaseException:
+            store.close()
+            raise
+        store.start()
+        return spool, recovered
+
+    def _adopt(self, found: Found) -> Recovered:
+        queues = []
+        for number, its in found.queues.items():
+            queue = self._make(number, its.name, _nobody)
+            queue.adopt(its, self._clock_ns)
+            queues.append(queue)
+        self._next = max([*found.queues, -1]) + 1
+        entries = sum(queue.count for queue in queues)
+        dropped = found.dropped + found.recoverable - entries
+        return Recovered(queues, entries, dropped, found.lost, found.damaged)
+
+    # --- What the caller does ---------------------------------------------------------------------
+
+    def queue(self, name: bytes, ready: Callable[[Queue], object]) -> Queue:
+        """Make a queue; close it when it is not needed any more.
+
+        Args:
+            name: what is found again after a crash; it need not be its own.
+            ready: called when it is worth to ask again for the head.
+
+        Raises:
+            ValueError: the name is too long.
+        """
+        queue = self._make(self._next, name, ready)
+        self._next += 1
+        return queue
+
+    def _make(self, number: int, name: bytes, ready: Callable[[Queue], object]) -> Queue:
+        queue = Queue(
+            number,
+            name,
+            self._pool,
+            self,
+            ready=ready,
+            lost=self._tell_lost,
+            most_age_ns=round(self._settings.most_age_s * _NS),
+            target_s=self._settings.target_s,
+            now_ns=self._now_ns,
+        )
+        self._queues[number] = queue
+        return queue
+
+    def tick(self, now_ns: int) -> None:
+        """Measure rates, put on disk what memory is short of, and try again what has failed."""
+        self._now_ns = now_ns
+        for _ in range(min(_MEASURED_IN_TICK, len(self._queues))):
+            if not self._measured:
+                self._measured.extend(self._queues.values())
+            queue = self._measured.popleft()
+            if not queue.is_closed:
+                queue.measure(now_ns)
+                excess_bytes = self._excess_bytes()
+                if excess_bytes > 0:
+                    queue.shrink(excess_bytes)
+        if now_ns >= self._retry_ns:
+            if self._alarm is not None:
+                self._try_again()
+            unread = [each for each in self._unread if each[0].is_wanted]
+            if self._unread and not unread:
+                # Nobody wants any more what could not be read.
+                self._read_alarm = None
+                self._tell_alarm()
+            self._unread = []
+            for run, index_only in unread:
+                self.read(run, index_only=index_only)
+        if self._stopped:
+            self._relieve()
+        self._adjust_flow()
+
+    def sync(self, done: Callable[[bool], object]) -> None:
+        """Have all recoverable entries written that are in memory, and everything that was written survive a crash.
+
+        Args:
+            done: called when that is so, with True, or with False if the disk fails.
+        """
+        for queue in self._queues.values():
+            queue.write_all()
+        job = Sync()
+        self._syncs[job] = done
+        self._disk.submit(job)
+
+    def close(self) -> None:
+        """End the store; what is on disk stays there for the next process. Blocks until what was given is written."""
+        self._disk.close()
+
+    def figures(self) -> SpoolFigures:
+        """Return figures of all queues together. This asks each of them."""
+        states = States()
+        for queue in self._queues.values():
+            its = queue.figures().states
+            states.alpha += its.alpha
+            states.beta += its.beta
+            states.gamma += its.gamma
+            states.delta += its.delta
+            states.alpha_bytes += its.alpha_bytes
+            states.beta_bytes += its.beta_bytes
+            states.gamma_bytes += its.gamma_bytes
+            states.delta_bytes += its.delta_bytes
+        return SpoolFigures(
+            len(self._queues),
+            states,
+            self._pool.memory_bytes,
+            self._writing_bytes,
+            self._stopped,
+            self._stops_total,
+            self._alarm or self._read_alarm,
+            self._lost_total,
+            self._disk.use if isinstance(self._disk, Store) else None,
+        )
+
+    # --- What queues order ------------------------------------------------------------------------
+
+    def write(self, run: Run) -> None:
+        """Have a run written, now or when the disk works again."""
+        if self._alarm is None:
+            self._submit(run)
+        else:
+            self._waiting.append(run)
+
+    def cancel(self, run: Run) -> None:
+        """Spare the disk a run, if it is not too late."""
+        write = self._writes.get(run)
+        if write is not None:
+            write.cancelled = True
+
+    def read(self, run: Run, *, index_only: bool) -> None:
+        """Have a run read."""
+        job = run.read(index_only=index_only)
+        self._jobs[job] = run
+        self._disk.submit(job)
+
+    def release(self, extents: Iterable[tuple[Extent, int]]) -> None:
+        """Have runs deleted on disk."""
+        self._disk.submit(Release(extents))
+
+    def press(self) -> None:
+        """Stop the flow, and make room."""
+        if not self._stopped:
+            self._relieve()
+            self._adjust_flow()
+
+    def ease(self) -> None:
+        """Let the flow go on, if there is room."""
+        if self._stopped:
+            self._adjust_flow()
+
+    def gone(self, queue: Queue) -> None:
+        """Forget a queue."""
+        self._queues.pop(queue.number, None)
+
+    # --- What the store has done ------------------------------------------------------------------
+
+    def completed(self, jobs: Iterable[Job]) -> None:
+        """Take jobs that are done. Called in the event loop."""
+        for job in jobs:
+            if isinstance(job, Write):
+                self._take_write(job)
+            elif isinstance(job, Read):
+                self._take_read(job)
+            elif isinstance(job, Sync):
+                done = self._syncs.pop(job)
+                done(job.error is None and self._alarm is None)
+        self._adjust_flow()
+
+    def _submit(self, run: Run) -> None:
+        job = run.write(self._clock_ns)
+        self._jobs[job] = run
+        self._writes[run] = job
+        self._writing_bytes += job.header.body_bytes
+        self._disk.submit(job)
+        if not self._stopped and self._writing_bytes > self._pool.bound_bytes // 4:
+            self._adjust_flow()
+
+    def _take_write(self, job: Write) -> None:
+        run = self._jobs.pop(job)
+        del self._writes[run]
+        self._writing_bytes -= job.header.body_bytes
+        was_probe = run is self._probe
+        if was_probe:
+            self._probe = None
+        if job.extent is not None:
+            run.queue.written(run, job.extent)
+            if was_probe:
+                self._set_alarm(None)
+        elif job.error is not None:
+            if run.is_wanted:
+                self._waiting.append(run)
+            self._set_alarm(str(job.error))
+
+    def _take_read(self, job: Read) -> None:
+        run = self._jobs.pop(job)
+        if job.error is not None and job.error.errno not in _LOST_ERRORS and run.is_wanted:
+            self._unread.append((run, job.index_only))
+            self._retry_ns = self._now_ns + _RETRY_NS
+            if not self._read_alarm:
+                self._read_alarm = str(job.error)
+                self._tell_alarm()
+            return
+        if self._read_alarm and not self._unread:
+            self._read_alarm = None
+            self._tell_alarm()
+        if job.error is not None:
+            job.left, job.content_bytes, job.lost_handles = 0, 0, ()
+        run.queue.was_read(run, job, str(job.error or "damaged on disk"))
+
+    def _try_again(self) -> None:
+        """Try with one run whether the disk takes something again."""
+        while self._waiting and self._probe is None:
+            run = self._waiting.popleft()
+            if run.is_wanted:
+                self._probe = run
+                self._retry_ns = self._now_ns + _RETRY_NS
+                self._submit(run)
+        if self._probe is None:
+            # Nothing that waited is still there: the next that comes will tell.
+            self._set_alarm(None)
+
+    def _set_alarm(self, reason: str | None) -> None:
+        was, self._alarm = self._alarm, reason
+        if reason is not None:
+            self._retry_ns = max(self._retry_ns, self._now_ns + _RETRY_NS)
+        elif was is not None:
+            waiting, self._waiting = self._waiting, deque()
+            for run in waiting:
+                if run.is_wanted:
+                    self._submit(run)
+        self._tell_alarm()
+
+    def _tell_alarm(self) -> None:
+        reason = self._alarm or self._read_alarm
+        # Whoever is told does not want to hear of every change of the reason.
+        if (reason is None) is not (self._told is None):
+            self._told = reason
+            self._hooks.alarm(reason)
+
+    def _relieve(self) -> None:
+        """Have queues put on disk what is over their targets."""
+        for queue in list(self._queues.values()):
+            excess_bytes = self._excess_bytes()
+            if excess_bytes <= 0:
+                return
+            queue.shrink(excess_bytes)
+        if self._excess_bytes() > self._pool.spill_bytes // 2:
+            # There are so many queues that what each has at least is too much.
+            for queue in list(self._queues.values()):
+                queue.seal_tail()
+
+    def _excess_bytes(self) -> int:
+        """Return what is in memory over what should be, and is not on its way to the disk."""
+        pool = self._pool
+        return pool.memory_bytes - pool.spill_bytes - self._writing_bytes
+
+    def _adjust_flow(self) -> None:
+        pool, bound_bytes = self._pool, self._pool.bound_bytes
+        if self._stopped:
+            stops = pool.memory_bytes > bound_bytes * 3 // 4 or self._writing_bytes > bound_bytes // 8
+        else:
+            stops = pool.memory_bytes > bound_bytes or self._writing_bytes > bound_bytes // 4
+        if stops != self._stopped:
+            self._stopped = stops
+            self._stops_total += stops
+            self._hooks.flow(stops)
+
+    def _tell_lost(self, lost: Lost) -> None:
+        self._lost_total += lost.entries
+        self._hooks.lost(lost)
+
+
+def _nobody(_: Queue) -> None:
+    """Nobody waits for a queue until somebody says so."""

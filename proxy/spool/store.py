@@ -1,0 +1,618 @@
+"""The thread that does all reading and writing of the spool: one for all queues.
+
+Jobs go in from the event loop, and come back to it when they are done, through one callable. Nothing is decided here
+but where in which file something lies: when to write or to read, and what to do about a failure, is ``spool``'s.
+
+What waits is done in groups: first the reads, since somebody is held up by them, then all writes in as few calls as
+possible, then what is not needed any more is deleted. Reads that follow each other in a file are one call.
+
+A file is deleted when nothing in it is needed. Until then the parts that are not needed are given back to the file
+system one by one (``FALLOC_FL_PUNCH_HOLE``), so a queue that stands still does not keep the disk full of what others
+had in the same file. Where a file system cannot do that, they go with the file.
+"""
+
+import ctypes
+import errno
+import os
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import chain, islice
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from threading import Thread
+from typing import Final, Protocol
+from zlib import crc32
+
+from proxy.spool.segments import (
+    RECORD_BYTES,
+    RUN_BYTES,
+    Extent,
+    Folder,
+    Found,
+    Ledger,
+    Piece,
+    RunHeader,
+    header_at,
+    is_head,
+    look,
+    salvage,
+    segment_name,
+    with_crc,
+)
+
+
+@dataclass(slots=True, eq=False)
+class Write:
+    """Write a run behind all others.
+
+    Attributes:
+        header: without the body's checksum, which is worked out.
+        body: not changed until the job is done. Of a large entry the head of its record, which still wants its
+            checksum, and the pieces of its content.
+        is_single: it is a large entry.
+        cancelled: it is not needed any more; it is left out, if that is still possible.
+        extent: where it is, if it was written.
+        error: why it was not. It may have been left out because of an error before it.
+    """
+
+    header: RunHeader
+    body: Sequence[Piece]
+    is_single: bool = False
+    cancelled: bool = False
+    extent: Extent | None = None
+    error: OSError | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Read:
+    """Read a run.
+
+    Attributes:
+        extent: all of it.
+        name_bytes: the length of its queue's name.
+        entries: how many it should have.
+        index_only: read the head of its first record and no more.
+        recoverable_only: leave out all other entries.
+        data: what was read. The records begin at ``start``; those that are damaged are left out.
+        left: how many entries there are; fewer than expected if it is damaged.
+        content_bytes: of those, if it is damaged or some were left out, else -1.
+        lost_handles: of those that are damaged, as far as they are known.
+        error: why nothing was read.
+    """
+
+    extent: Extent
+    name_bytes: int
+    entries: int
+    index_only: bool = False
+    recoverable_only: bool = False
+    data: Piece = b""
+    start: int = 0
+    left: int = 0
+    content_bytes: int = -1
+    lost_handles: Sequence[int] = ()
+    error: OSError | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Release:
+    """Delete runs: each is given with how many recoverable entries it was written with.
+
+    They are gone through in the thread, a part at a time, since there may be very many.
+    """
+
+    extents: Iterable[tuple[Extent, int]]
+
+
+@dataclass(slots=True, eq=False)
+class Sync:
+    """Have all that was written before survive a loss of power, too."""
+
+    error: OSError | None = None
+
+
+Job = Write | Read | Release | Sync
+
+
+class Disk(Protocol):
+    """What ``spool`` needs of the store."""
+
+    def submit(self, job: Job) -> None:
+        """Take a job; it comes back when it is done, in any order, but writes in the order they were given."""
+
+    def close(self) -> None:
+        """Do all jobs that were given, and end; nothing comes back any more. Blocks."""
+
+
+@dataclass(slots=True)
+class DiskUse:
+    """Figures of the store: counted by its thread, and read by anybody.
+
+    Attributes:
+        used_bytes: of the disk, about.
+        segments: files there are.
+        writes_total: calls that wrote, each of many entries.
+        reads_total: calls that read.
+        syncs_total: calls of fdatasync.
+    """
+
+    used_bytes: int = 0
+    segments: int = 0
+    writes_total: int = 0
+    written_bytes_total: int = 0
+    reads_total: int = 0
+    read_bytes_total: int = 0
+    syncs_total: int = 0
+
+
+@dataclass(slots=True)
+class _Segment:
+    nonce: bytes
+    size_bytes: int = 0
+    live_bytes: int = 0
+    #: What was given back of it.
+    punched_bytes: int = 0
+    #: Of blocks that are needed in part, by their number: how many bytes are not.
+    edges: dict[int, int] = field(default_factory=dict)
+
+
+_SEGMENT_BYTES: Final = 16 * 1024 * 1024
+_GROUP_BYTES: Final = 1024 * 1024
+#: Giving back a part of a file takes about 20 us, and reads wait for that.
+_RELEASED_TOGETHER: Final = 500
+#: Linux takes 1024 pieces in one call.
+_GROUP_PIECES: Final = 1000
+_MOST_OPEN: Final = 64
+_BLOCK_BYTES: Final = 4096
+_PUNCH_HOLE_KEEP_SIZE: Final = 0x03
+
+
+class Store:
+    """A folder of segments and the thread that has it to itself.
+
+    Args:
+        folder: made if it is not there.
+        most_bytes: of the disk for all that is spooled; over it, writes fail with ENOSPC.
+        least_free_bytes: what is left free of the file system for others; below it, likewise.
+        post: called in the thread, with what is then to be called in the event loop; such as
+            ``TrioToken.run_sync_soon``. A RuntimeError that it raises says that there is no event loop any more.
+        done: called in the event loop with jobs that are done.
+        segment_bytes: at what size a file is ended.
+
+    Attributes:
+        use: figures.
+
+    Raises:
+        BlockingIOError: another process uses the folder.
+        OSError: it cannot be used.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        most_bytes: int,
+        least_free_bytes: int,
+        post: Callable[[Callable[[], object]], object],
+        done: Callable[[Sequence[Job]], object],
+        segment_bytes: int = _SEGMENT_BYTES,
+    ) -> None:
+        self._folder = Folder(folder)
+        try:
+            self._ledger = Ledger(self._folder)
+        except OSError:
+            self._folder.close()
+            raise
+        self._most_bytes, self._least_free_bytes, self._segment_bytes = most_bytes, least_free_bytes, segment_bytes
+        self._post, self._done = post, done
+        self.use = DiskUse()
+        self._segments: dict[int, _Segment] = {}
+        self._current: int | None = None
+        self._next = 0
+        #: The least recently used first.
+        self._fds: OrderedDict[int, int] = OrderedDict()
+        #: Of these a part is not synced; and whether the names in the folder are.
+        self._dirty: set[int] = set()
+        self._folder_dirty = False
+        self._punches = True
+        self._closed = False
+        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
+        self._thread = Thread(target=self._run, name="spool", daemon=True)
+
+    def recover(self, *, adopt: bool) -> Found:
+        """Look at what an earlier process left, and keep what is to be replayed, or nothing. Before ``start``. Blocks.
+
+        Raises:
+            OSError: a file can neither be read nor deleted.
+        """
+        found = look(self._folder, self._ledger)
+        if not adopt:
+            found.queues = {}
+        held: dict[int, int] = {}
+        for number, nonce in self._folder.segments():
+            self._segments[number] = _Segment(nonce)
+        for run in (run for queue in found.queues.values() for run in queue.runs):
+            segment = self._segments[run.extent.segment]
+            segment.live_bytes += run.extent.length
+            segment.size_bytes = max(segment.size_bytes, run.extent.offset + run.extent.length)
+            held[run.extent.segment] = held.get(run.extent.segment, 0) + run.entries
+        self._next = max([*self._segments, *self._ledger.held, -1]) + 1
+        for number, segment in list(self._segments.items()):
+            if not segment.live_bytes:
+                self._folder.delete(segment_name(number, segment.nonce))
+                del self._segments[number]
+        self._ledger.held = held
+        self._ledger.rewrite()
+        self._count_use()
+        return found
+
+    def start(self) -> None:
+        """Begin to work. What an earlier process left and was not recovered stays as it is."""
+        self._thread.start()
+
+    def submit(self, job: Job) -> None:
+        """Take a job, as ``Disk`` says."""
+        self._jobs.put(job)
+
+    def close(self) -> None:
+        """Do all jobs that were given, and end, as ``Disk`` says; files in which nothing is needed are deleted."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._thread.ident is not None:
+            self._jobs.put(None)
+            self._thread.join()
+        while self._fds:
+            os.close(self._fds.popitem()[1])
+        self._ledger.close()
+        self._folder.close()
+
+    # --- In the thread ----------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        #: In the order they were given; syncs are among them, since they are for what was before.
+        writes: deque[Write | Sync] = deque()
+        released: Iterator[tuple[Extent, int]] = iter(())
+        ends = is_releasing = False
+        while not ends or writes or is_releasing:
+            reads: list[Read] = []
+            try:
+                while not ends:
+                    job = self._jobs.get(block=not (writes or reads or is_releasing))
+                    if job is None:
+                        ends = True
+                    elif isinstance(job, Read):
+                        reads.append(job)
+                    elif isinstance(job, Release):
+                        released = chain(released, job.extents) if is_releasing else iter(job.extents)
+                        is_releasing = True
+                    else:
+                        writes.append(job)
+            except Empty:
+                pass
+            size_bytes, group = 0, list[Write]()
+            while writes and size_bytes < _GROUP_BYTES and isinstance(write := writes[0], Write):
+                writes.popleft()
+                group.append(write)
+                size_bytes += write.header.body_bytes
+            syncs = []
+            while writes and isinstance(sync := writes[0], Sync):
+                writes.popleft()
+                syncs.append(sync)
+            part = list(islice(released, _RELEASED_TOGETHER))
+            is_releasing = len(part) == _RELEASED_TOGETHER
+            self._do(reads, group, syncs, part)
+
+    def _do(
+        self, reads: list[Read], writes: list[Write], syncs: list[Sync], released: list[tuple[Extent, int]]
+    ) -> None:
+        """Do jobs, and say so; whatever goes wrong is the error of a job."""
+        try:
+            self._read(reads)
+            self._write([job for job in writes if not job.cancelled])
+        except Exception as fault:  # noqa: BLE001 - what is held must not depend on what nobody has thought of
+            error = OSError(errno.EFAULT, repr(fault))
+            _fail([job for job in reads if not job.data], error)
+            _fail([job for job in writes if job.extent is None], error)
+        for extent, recoverable in released:
+            self._ledger.add(extent.segment, -recoverable)
+        try:
+            # Before anything is deleted: what is not on disk any more must not be counted as lost.
+            self._ledger.append(sync=bool(syncs))
+            if syncs:
+                self._sync()
+        except OSError as error:
+            for sync in syncs:
+                sync.error = error
+        with suppress(OSError):
+            self._release(extent for extent, _ in released)
+        self._count_use()
+        done: list[Job] = [*reads, *writes, *syncs]
+        if done:
+            try:
+                self._post(lambda: self._done(done))
+            except RuntimeError:
+                return  # The event loop has ended; nobody wants to know any more.
+
+    def _count_use(self) -> None:
+        self.use.segments = len(self._segments)
+        self.use.used_bytes = sum(each.size_bytes - each.punched_bytes for each in self._segments.values())
+
+    def _fd(self, number: int) -> int:
+        """Return the open file of a segment.
+
+        Raises:
+            OSError: it cannot be opened.
+        """
+        fd = self._fds.get(number)
+        if fd is None:
+            while len(self._fds) >= _MOST_OPEN:
+                os.close(self._fds.popitem(last=False)[1])
+            fd = self._folder.open(segment_name(number, self._segments[number].nonce), os.O_RDWR)
+            self._fds[number] = fd
+        self._fds.move_to_end(number)
+        return fd
+
+    def _read(self, jobs: list[Read]) -> None:
+        group: list[Read] = []
+        size_bytes = 0
+        for job in jobs:
+            last = group[-1] if group else None
+            if last is not None and (
+                size_bytes > _GROUP_BYTES or last.index_only or job.index_only or not _follows(last.extent, job.extent)
+            ):
+                self._read_group(group)
+                group, size_bytes = [], 0
+            group.append(job)
+            size_bytes += job.extent.length
+        if group:
+            self._read_group(group)
+
+    def _read_group(self, group: list[Read]) -> None:
+        """Read runs that follow each other, or the index of one."""
+        number, offset, length = group[0].extent
+        if group[0].index_only:
+            length = RUN_BYTES + group[0].name_bytes + RECORD_BYTES
+        else:
+            length = sum(job.extent.length for job in group)
+        segment = self._segments.get(number)
+        try:
+            if segment is None:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+            data = _read_all(self._fd(number), length, offset)
+        except MemoryError:
+            _fail(group, OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)))
+            return
+        except OSError as error:
+            _fail(group, error)
+            return
+        self.use.reads_total += 1
+        self.use.read_bytes_total += len(data)
+        if len(group) == 1:
+            _check(group[0], data, segment.nonce)
+            return
+        start = 0
+        for job in group:
+            _check(job, data[start : start + job.extent.length], segment.nonce)
+            start += job.extent.length
+
+    def _write(self, jobs: list[Write]) -> None:
+        group: list[Write] = []
+        size_bytes = pieces = 0
+        for job in jobs:
+            job_bytes = job.header.length + job.header.body_bytes
+            job_pieces = 1 + len(job.body)
+            if group and (size_bytes + job_bytes > _GROUP_BYTES or pieces + job_pieces > _GROUP_PIECES):
+                self._write_group(group)
+                group, size_bytes, pieces = [], 0, 0
+            group.append(job)
+            size_bytes += job_bytes
+            pieces += job_pieces
+        if group:
+            self._write_group(group)
+
+    def _write_group(self, group: list[Write]) -> None:
+        total_bytes = sum(job.header.length + job.header.body_bytes for job in group)
+        try:
+            self._check_room(total_bytes)
+            number, segment, fd = self._open_current()
+        except OSError as error:
+            _fail(group, error)
+            return
+        pieces: list[Piece] = []
+        for job in group:
+            body = job.body
+            if job.is_single:
+                body = [with_crc(body[0], body[1:]), *body[1:]]
+            crc = 0
+            for piece in body:
+                crc = crc32(piece, crc)
+            pieces.append(job.header._replace(body_crc=crc).pack(segment.nonce))
+            pieces += body
+        start = offset = segment.size_bytes
+        try:
+            while pieces:
+                count = os.pwritev(fd, pieces[:_GROUP_PIECES], offset)
+                offset += count
+                pieces = _behind(pieces, count)
+                self.use.writes_total += 1
+        except OSError as error:
+            _fail(group, error)
+            self._end_current(fd, start)
+            return
+        self.use.written_bytes_total += total_bytes
+        self._dirty.add(number)
+        for job in group:
+            length = job.header.length + job.header.body_bytes
+            job.extent = Extent(number, start, length)
+            start += length
+            self._ledger.add(number, job.header.recoverable)
+        segment.size_bytes = start
+        segment.live_bytes += total_bytes
+        if start >= self._segment_bytes:
+            self._current = None
+
+    def _check_room(self, more_bytes: int) -> None:
+        """Raise an OSError if the disk has no room for so much more."""
+        self._count_use()
+        stats = os.statvfs(self._folder.path)
+        if self.use.used_bytes + more_bytes > self._most_bytes:
+            raise OSError(errno.ENOSPC, "the spool is as large as it may be")
+        if stats.f_bavail * stats.f_frsize < self._least_free_bytes + more_bytes:
+            raise OSError(errno.ENOSPC, "less free space than is to be left")
+
+    def _open_current(self) -> tuple[int, _Segment, int]:
+        """Return the segment that is written to, a new one if there is none.
+
+        Raises:
+            OSError: none can be made.
+        """
+        if self._current is None:
+            number, segment = self._next, _Segment(os.urandom(8))
+            self._next += 1
+            os.close(self._folder.open(segment_name(number, segment.nonce), os.O_RDWR | os.O_CREAT | os.O_EXCL))
+            self._segments[number] = segment
+            self._current = number
+            self._folder_dirty = True
+        return self._current, self._segments[self._current], self._fd(self._current)
+
+    def _end_current(self, fd: int, size_bytes: int) -> None:
+        """Write no more into a segment where writing failed: it is as long as before then."""
+        number = self._current
+        self._current = None
+        # What is behind that length is in no extent; if it stays, a start finds a run that was cut short.
+        with suppress(OSError):
+            os.ftruncate(fd, size_bytes)
+        if number is not None and not self._segments[number].live_bytes:
+            self._delete(number)
+
+    def _sync(self) -> None:
+        while self._dirty:
+            number = next(iter(self._dirty))
+            if number in self._segments:
+                os.fdatasync(self._fd(number))
+                self.use.syncs_total += 1
+            self._dirty.discard(number)
+        if self._folder_dirty:
+            fd = os.open(self._folder.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+            self._folder_dirty = False
+
+    def _release(self, extents: Iterable[Extent]) -> None:
+        for extent in extents:
+            segment = self._segments.get(extent.segment)
+            if segment is None:
+                continue
+            segment.live_bytes -= extent.length
+            if not segment.live_bytes:
+                self._delete(extent.segment)
+            elif self._punches:
+                try:
+                    start, end = _unneeded(extent, segment.edges)
+                    _punch(self._fd(extent.segment), start, end - start)
+                    segment.punched_bytes += max(0, end // _BLOCK_BYTES - -(-start // _BLOCK_BYTES)) * _BLOCK_BYTES
+                except OSError as error:
+                    # Missing files were told of when they were read; and what is not given back now goes with its file.
+                    self._punches = error.errno not in {errno.EOPNOTSUPP, errno.ENOSYS}
+
+    def _delete(self, number: int) -> None:
+        segment = self._segments.pop(number)
+        if self._current == number:
+            self._current = None
+        fd = self._fds.pop(number, None)
+        if fd is not None:
+            os.close(fd)
+        self._ledger.forget(number)
+        # Nothing in it is needed: at worst the next start deletes it.
+        with suppress(OSError):
+            self._folder.delete(segment_name(number, segment.nonce))
+
+
+def _follows(first: Extent, second: Extent) -> bool:
+    return first.segment == second.segment and first.offset + first.length == second.offset
+
+
+def _read_all(fd: int, length: int, offset: int) -> bytes:
+    """Return so much of a file, or what there is of it.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    data = os.pread(fd, length, offset)
+    while 0 < len(data) < length:
+        more = os.pread(fd, length - len(data), offset + len(data))
+        if not more:
+            break
+        data += more
+    return data
+
+
+def _behind(pieces: Sequence[Piece], count: int) -> list[Piece]:
+    """Return what is left of pieces behind their first bytes."""
+    for index, piece in enumerate(pieces):
+        length = len(piece)
+        if count < length:
+            return [memoryview(piece)[count:], *pieces[index + 1 :]]
+        count -= length
+    return []
+
+
+def _fail(group: Sequence[Write | Read], error: OSError) -> None:
+    for job in group:
+        job.error = error
+
+
+def _check(job: Read, data: bytes, nonce: bytes) -> None:
+    """Take what was read of a run, if it is whole, or what is left of it."""
+    start = RUN_BYTES + job.name_bytes
+    job.data, job.start = data, start
+    if job.index_only:
+        job.left = int(is_head(data, start))
+        return
+    header = header_at(data, nonce)
+    view = memoryview(data)[start:]
+    whole = header is not None and header.body_bytes == len(view) and header.body_crc == crc32(view)
+    if whole and (header is None or header.entries == job.entries):
+        job.left = job.entries
+        return
+    salvaged = salvage(view, recoverable_only=job.recoverable_only)
+    job.data, job.start = salvaged.body, 0
+    job.left, job.content_bytes, job.lost_handles = salvaged.entries, salvaged.content_bytes, salvaged.lost_handles
+
+
+def _unneeded(extent: Extent, edges: dict[int, int]) -> tuple[int, int]:
+    """Return from where to where nothing is needed, now that a run is not: with blocks that it shared with others.
+
+    Args:
+        extent: of the run.
+        edges: of blocks that are needed in part, how many bytes are not; counted on here.
+    """
+    start, end = extent.offset, extent.offset + extent.length
+    first, last = start // _BLOCK_BYTES, (end - 1) // _BLOCK_BYTES
+    for block in {first, last}:
+        block_start, block_end = block * _BLOCK_BYTES, (block + 1) * _BLOCK_BYTES
+        count = min(end, block_end) - max(start, block_start) + edges.pop(block, 0)
+        if count < _BLOCK_BYTES:
+            edges[block] = count
+        else:
+            start, end = min(start, block_start), max(end, block_end)
+    return start, end
+
+
+_libc: Final = ctypes.CDLL(None, use_errno=True)
+_fallocate: Final = getattr(_libc, "fallocate64", None) or getattr(_libc, "fallocate", None)
+
+
+def _punch(fd: int, offset: int, length: int) -> None:
+    """Give a part of a file back to the file system; what is read there are zeros.
+
+    Raises:
+        OSError: as fallocate(2) says.
+    """
+    if _fallocate is None or _fallocate(fd, _PUNCH_HOLE_KEEP_SIZE, ctypes.c_int64(offset), ctypes.c_int64(length)):
+        number = ctypes.get_errno() if _fallocate else errno.ENOSYS
+        raise OSError(number, os.strerror(number))

@@ -1,0 +1,381 @@
+"""What the spool decides: when it writes and reads ahead, whom it stops, and how memory is shared."""
+
+from collections.abc import Callable, Iterator
+from errno import EMFILE, ENOSPC
+
+import pytest
+from spool_disk import FakeDisk
+
+from proxy.spool.queue import Lost, Queue
+from proxy.spool.segments import MOST_BYTES, RECORD_BYTES
+from proxy.spool.spool import Hooks, Spool, SpoolSettings
+
+_NS = 1_000_000_000
+_FULL = OSError(ENOSPC, "No space left on device")
+
+
+class Made:
+    """A spool on a disk that does what it is told."""
+
+    def __init__(self, settings: SpoolSettings) -> None:
+        self.flows: list[bool] = []
+        self.alarms: list[str | None] = []
+        self.lost: list[Lost] = []
+        self.ready: list[Queue] = []
+        self.disk: FakeDisk
+        hooks = Hooks(self.flows.append, self.alarms.append, self.lost.append)
+        self.spool = Spool(settings, hooks, self._disk, now_ns=0)
+        self.now_ns = 0
+
+    def _disk(self, done: Callable) -> FakeDisk:
+        self.disk = FakeDisk(done)
+        return self.disk
+
+    def queue(self) -> Queue:
+        return self.spool.queue(b"name", self.ready.append)
+
+    def tick(self, seconds: float = 1) -> None:
+        self.now_ns += round(seconds * _NS)
+        self.spool.tick(self.now_ns)
+
+    def put(self, queue: Queue, count: int, size: int = 100) -> None:
+        for number in range(count):
+            queue.append([bytes(size)], number, self.now_ns)
+
+    def take(self, queue: Queue, count: int) -> list[int]:
+        handles = []
+        while len(handles) < count:
+            entry = queue.head()
+            if entry is None or entry.content is None:
+                queue.fetch()
+                self.disk.finish_all()
+            else:
+                handles.append(queue.pop().handle)
+        return handles
+
+
+@pytest.fixture
+def make() -> Iterator[Callable[..., Made]]:
+    def made(**settings: float) -> Made:
+        return Made(SpoolSettings(**({"memory_bytes": 1 << 20} | settings)))
+
+    return made
+
+
+def test_what_fits_into_memory_is_not_written(make: Callable[..., Made]) -> None:
+    made = make()
+    queues = [made.queue() for _ in range(10)]
+    for queue in queues:
+        made.put(queue, 300)
+    for _ in range(5):
+        made.tick()
+    assert made.disk.is_idle
+    assert made.take(queues[3], 300) == list(range(300))
+    states = made.spool.figures().states
+    assert (states.alpha, states.alpha_bytes) == (2_700, 270_000)
+
+
+def test_a_slow_disk_stops_the_flow_while_little_is_on_the_way_and_lets_it_go_on(make: Callable[..., Made]) -> None:
+    made = make()
+    queue = made.queue()
+    count = 0
+    while not made.flows:
+        made.put(queue, 10)
+        count += 10
+    figures = made.spool.figures()
+    assert figures.is_stopped
+    # A quarter of the memory is on its way, besides the half that needs not to be written.
+    assert 256 * 1024 < figures.writing_bytes < 330 * 1024
+    assert figures.memory_bytes < 1 << 20
+    while made.flows == [True]:
+        made.disk.finish_write()
+    assert made.flows == [True, False]
+    assert 64 * 1024 < made.spool.figures().writing_bytes <= 128 * 1024
+    assert made.spool.figures().stops_total == 1
+
+
+def test_a_caller_that_does_not_stop_loses_nothing(make: Callable[..., Made]) -> None:
+    made = make()
+    queue = made.queue()
+    made.put(queue, 30_000)
+    assert made.spool.figures().memory_bytes > 4_000_000
+    assert made.flows == [True]
+    made.disk.finish_all()
+    made.tick()
+    assert made.spool.figures().memory_bytes < 1 << 20
+    assert made.take(queue, 30_000) == list(range(30_000))
+
+
+def test_on_a_full_disk_nothing_is_lost_and_the_order_stays(make: Callable[..., Made]) -> None:
+    made = make()
+    queue = made.queue()
+    made.put(queue, 4_500)
+    while made.disk.writes:
+        made.disk.finish_write(_FULL)
+    assert made.alarms == [str(_FULL)]
+    made.put(queue, 1)
+    assert not made.disk.writes
+    made.tick(2)
+    assert len(made.disk.writes) == 1, "it is tried with one"
+    made.disk.finish_write(_FULL)
+    made.tick(0.5)
+    assert not made.disk.writes, "and not at once again"
+    made.tick(1)
+    made.disk.finish_write()
+    assert made.alarms == [str(_FULL), None]
+    made.disk.finish_all()
+    assert made.take(queue, 4_501) == [*range(4_500), 0]
+    made.disk.finish_all()
+    assert not made.disk.runs
+
+
+def test_the_alarm_ends_when_nothing_waits_any_more(make: Callable[..., Made]) -> None:
+    made = make()
+    queue = made.queue()
+    made.put(queue, 6_000)
+    while made.disk.writes:
+        made.disk.finish_write(_FULL)
+    queue.purge()
+    made.tick(2)
+    assert made.alarms == [str(_FULL), None]
+    assert made.flows == [True, False]
+
+
+def test_what_cannot_be_read_for_now_is_read_later(make: Callable[..., Made]) -> None:
+    made = make()
+    queue = made.queue()
+    made.put(queue, 10_000)
+    while made.disk.writes:
+        made.disk.finish_write()
+    while queue.head() is not None:
+        queue.pop()
+    while made.disk.reads:
+        made.disk.finish_read(error=OSError(EMFILE, "Too many open files"))
+    assert made.alarms == ["[Errno 24] Too many open files"]
+    assert queue.head() is None
+    made.tick(2)
+    made.disk.finish_all()
+    assert made.alarms[-1] is None
+    assert made.ready == [queue]
+    assert made.lost == []
+    assert queue.head().handle == 10_000 - queue.count
+
+
+def test_the_alarm_ends_when_nobody_wants_what_cannot_be_read(make: Callable[..., Made]) -> None:
+    made = make()
+    queue = made.queue()
+    made.put(queue, 10_000)
+    while made.disk.writes:
+        made.disk.finish_write()
+    while queue.head() is not None:
+        queue.pop()
+    while made.disk.reads:
+        made.disk.finish_read(error=OSError(EMFILE, "Too many open files"))
+    queue.close()
+    made.tick(2)
+    assert made.alarms == ["[Errno 24] Too many open files", None]
+
+
+def test_more_is_read_ahead_the_faster_a_queue_is_taken_from(make: Callable[..., Made]) -> None:
+    wanted = []
+    for count in (100, 4_000):
+        made = make(memory_bytes=4 << 20)
+        queue = made.queue()
+        made.put(queue, 100_000)
+        made.disk.finish_all()
+        # What is in memory at first is not read.
+        made.take(queue, 20_000)
+        for _ in range(12):
+            made.take(queue, count)
+            made.tick()
+            made.disk.finish_all()
+        assert queue.figures().out_per_s == pytest.approx(count, rel=0.3)
+        assert queue._ahead_bytes >= queue._want_ahead_bytes / 2
+        wanted.append(queue._want_ahead_bytes)
+    # A run at least; else two seconds' worth.
+    assert wanted[0] == 64 * 1024
+    assert wanted[1] == pytest.approx(2 * 4_000 * (100 + RECORD_BYTES), rel=0.3)
+
+
+def test_a_queue_that_stands_still_gives_its_memory_to_those_that_move(make: Callable[..., Made]) -> None:
+    made = make()
+    still, moving = made.queue(), made.queue()
+    made.put(still, 3_500)
+    for _ in range(20):
+        made.put(moving, 1_500)
+        made.tick()
+        made.disk.finish_all()
+        made.take(moving, 1_400)
+    assert still.memory_bytes < 200 * 1024
+    assert moving.figures().target_bytes > 2 * 1_400 * (100 + RECORD_BYTES)
+    assert made.take(still, 3_500) == list(range(3_500))
+
+
+def test_targets_of_all_queues_fit_into_the_memory(make: Callable[..., Made]) -> None:
+    made = make(memory_bytes=4 << 20)
+    queues = [made.queue() for _ in range(4)]
+    for _ in range(10):
+        for index, queue in enumerate(queues):
+            made.put(queue, 4_000 * (index + 1))
+        made.tick()
+        made.disk.finish_all()
+    targets = [queue.figures().target_bytes for queue in queues]
+    assert targets == sorted(targets)
+    assert targets[3] > 2 * targets[0]
+    assert sum(targets) <= (2 << 20) + 4 * 128 * 1024
+
+
+def test_a_thousand_queues_share_what_is_written_and_read(make: Callable[..., Made]) -> None:
+    made = make(memory_bytes=4 << 20)
+    queues = [made.queue() for _ in range(1_000)]
+    for number in range(60):
+        for queue in queues:
+            queue.append([b"x" * 100], number, 0)
+        made.disk.finish_all()
+    made.tick()
+    made.disk.finish_all()
+    figures = made.spool.figures()
+    assert figures.memory_bytes <= 6 << 20
+    assert figures.states.delta > 20_000
+    # An entry is never read by itself.
+    assert made.disk.written_bytes_total / made.disk.writes_total > 900
+    for queue in queues:
+        assert made.take(queue, 60) == list(range(60))
+    made.disk.finish_all()
+    assert not made.disk.runs
+    assert made.disk.reads_total <= 1.2 * made.disk.writes_total
+
+
+def test_what_was_read_is_not_written_again(make: Callable[..., Made]) -> None:
+    made = make()
+    queue, other = made.queue(), made.queue()
+    made.put(queue, 20_000)
+    made.disk.finish_all()
+    made.take(queue, 10_000)
+    before = made.disk.writes_total
+    for _ in range(5):
+        made.tick(5)
+        made.disk.finish_all()
+    made.put(other, 3_000)
+    made.disk.finish_all()
+    written = made.disk.writes_total - before
+    made.tick(5)
+    made.disk.finish_all()
+    assert written <= 3_000 * (100 + RECORD_BYTES) / (64 * 1024) + 1
+    assert made.take(queue, 10_000) == list(range(10_000, 20_000))
+
+
+def test_expired_and_too_old_is_said_at_the_head(make: Callable[..., Made]) -> None:
+    made = make(most_age_s=10)
+    queue = made.queue()
+    assert queue.ending(0) is None
+    queue.append([b"x"], 1, 0, expires_ns=5 * _NS)
+    queue.append([b"x"], 2, 0)
+    assert queue.ending(5 * _NS - 1) is None
+    assert queue.ending(5 * _NS) == "expired"
+    queue.pop()
+    assert queue.ending(5 * _NS) is None
+    assert queue.ending(10 * _NS) == "too old"
+
+
+def test_nothing_is_popped_that_is_not_there(make: Callable[..., Made]) -> None:
+    queue = make().queue()
+    with pytest.raises(IndexError):
+        queue.pop()
+    queue.append([], 1, 0)
+    assert queue.pop().content == (b"",)
+    assert queue.head() is None
+
+
+def test_what_is_too_large_is_refused_before_anything_is_kept(make: Callable[..., Made]) -> None:
+    queue = make().queue()
+    with pytest.raises(ValueError, match="too large"):
+        queue.append([memoryview(bytes(1 << 20))] * (MOST_BYTES // (1 << 20) + 1), 1, 0)
+    assert queue.count == queue.memory_bytes == 0
+
+
+def test_of_large_entries_at_the_heads_of_many_queues_only_the_index_is_in_memory(make: Callable[..., Made]) -> None:
+    made = make()
+    queues = [made.queue() for _ in range(20)]
+    for number, queue in enumerate(queues):
+        queue.append([bytes(300_000)], number, 0, is_recoverable=number % 2 == 0, cost_bytes=7)
+    made.disk.finish_all()
+    for _ in range(3):
+        made.tick()
+        made.disk.finish_all()
+    figures = made.spool.figures()
+    assert figures.memory_bytes < 1 << 20
+    states = figures.states
+    assert states.alpha + states.beta + states.gamma == 20
+    assert states.beta >= 8
+    assert states.gamma >= 8
+    assert all(queue.head().cost_bytes == 7 for queue in queues)
+    reads = made.disk.reads_total
+    assert reads == 0
+    for number, queue in enumerate(queues):
+        assert made.take(queue, 1) == [number]
+    made.disk.finish_all()
+    assert not made.disk.runs
+
+
+def test_what_is_refused_needs_not_to_be_read(make: Callable[..., Made]) -> None:
+    made = make()
+    queue = made.queue()
+    for number in range(10):
+        queue.append([bytes(300_000)], number, 0)
+    made.disk.finish_all()
+    for _ in range(3):
+        made.tick()
+        made.disk.finish_all()
+    handles, absent = [], 0
+    while queue.count:
+        if queue.head() is None:
+            made.disk.finish_all()
+            continue
+        entry = queue.pop()
+        handles.append(entry.handle)
+        absent += entry.content is None
+    assert handles == list(range(10))
+    assert absent >= 7
+
+
+def test_what_was_fetched_stays(make: Callable[..., Made]) -> None:
+    made = make()
+    queue, other = made.queue(), made.queue()
+    queue.append([bytes(900_000)], 1, 0)
+    made.put(other, 4_000)
+    for _ in range(3):
+        made.disk.finish_all()
+        made.tick()
+    assert queue.head().content is None
+    queue.fetch()
+    made.disk.finish_all()
+    assert made.ready == [queue]
+    for _ in range(3):
+        made.tick()
+        made.disk.finish_all()
+    assert queue.head().content is not None
+
+
+def test_sync_writes_what_is_recoverable_only(make: Callable[..., Made]) -> None:
+    made = make()
+    kept, others = made.queue(), made.queue()
+    others.append([b"x"], 1, 0)
+    for number in range(3):
+        kept.append([b"x"], number, 0, is_recoverable=True)
+    kept.pop()
+    said: list[bool] = []
+    made.spool.sync(said.append)
+    made.disk.finish_all()
+    assert said == [True]
+    assert list(made.disk.recoverable.values()) == [2]
+    kept.append([b"x"], 3, 0, is_recoverable=True)
+    assert made.take(kept, 3) == [1, 2, 3]
+    made.disk.finish_all()
+    assert not made.disk.runs
+
+
+def test_a_queue_s_name_has_a_length(make: Callable[..., Made]) -> None:
+    made = make()
+    with pytest.raises(ValueError, match="name"):
+        made.spool.queue(bytes(1 << 16), made.ready.append)

@@ -1,0 +1,419 @@
+"""The spool on real files with its real thread: what a disk can do to it, and what is left for the next process."""
+
+import os
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from queue import SimpleQueue
+
+import pytest
+import trio
+
+from proxy.spool.queue import Entry, Lost, Queue
+from proxy.spool.segments import RECORD_BYTES, RUN_BYTES
+from proxy.spool.spool import Hooks, Recovered, Spool, SpoolSettings
+from proxy.spool.store import _SEGMENT_BYTES
+
+Make = Callable[..., "Harness"]
+_NS = 1_000_000_000
+_SMALL = SpoolSettings(memory_bytes=64 * 1024, least_free_bytes=0)
+
+
+class Harness:
+    """A spool, and what it said. What the thread posts is called in ``wait`` only."""
+
+    def __init__(
+        self, folder: Path, settings: SpoolSettings = _SMALL, *, recover: bool = True, clock_ns: int = 0
+    ) -> None:
+        self.posted: SimpleQueue[Callable[[], object]] = SimpleQueue()
+        self.flows: list[bool] = []
+        self.alarms: list[str | None] = []
+        self.lost: list[Lost] = []
+        self.folder = folder
+        self.now_ns = 0
+        self.recovered: Recovered
+        hooks = Hooks(self.flows.append, self.alarms.append, self.lost.append)
+        self.spool, self.recovered = Spool.open(
+            folder, settings, hooks, self.posted.put, now_ns=0, clock_ns=clock_ns, recover=recover
+        )
+
+    def queue(self, name: bytes = b"name") -> Queue:
+        return self.spool.queue(name, lambda _: None)
+
+    def wait(self) -> None:
+        """Wait until the thread has done something, and take that."""
+        self.posted.get(timeout=60)()
+
+    def sync(self) -> bool:
+        """Have done all that was given to the thread, and what follows from that."""
+        done: list[bool] = []
+        for count in (1, 2):
+            self.spool.sync(done.append)
+            while len(done) < count:
+                self.wait()
+        return all(done)
+
+    def tick(self, seconds: float = 1) -> None:
+        self.now_ns += int(seconds * _NS)
+        self.spool.tick(self.now_ns)
+
+    def take(self, queue: Queue) -> Entry:
+        """Take the next entry with its content."""
+        while True:
+            entry = queue.head()
+            if entry is not None and entry.content is not None:
+                return queue.pop()
+            assert queue.count
+            queue.fetch()
+            self.wait()
+
+    def segments(self) -> list[Path]:
+        return sorted(self.folder.glob("*.segment"))
+
+
+@pytest.fixture
+def made() -> Iterator[Callable[..., Harness]]:
+    all_made: list[Harness] = []
+
+    def make(*args: object, **kwargs: object) -> Harness:
+        all_made.append(Harness(*args, **kwargs))
+        return all_made[-1]
+
+    yield make
+    for each in all_made:
+        each.spool.close()
+
+
+def body(number: int) -> bytes:
+    return number.to_bytes(8, "big") + bytes([number % 251]) * (number % 300)
+
+
+def fill(queue: Queue, count: int, *, first: int = 0, is_recoverable: bool = True) -> None:
+    for number in range(first, first + count):
+        queue.append([body(number)], number, number, is_recoverable=is_recoverable, is_refusable=not is_recoverable)
+
+
+def test_what_went_through_files_comes_back_in_order_and_leaves_none(tmp_path: Path, made: Make) -> None:
+    harness = made(tmp_path / "spool")
+    queues = [harness.queue(b"%d" % index) for index in range(5)]
+    for number in range(10_000):
+        queues[number % 5].append([body(number)], number, number)
+    assert harness.sync()
+    states = harness.spool.figures().states
+    assert states.alpha + states.delta == 10_000
+    assert states.delta > 9_000
+    harness.tick()
+    assert harness.sync()
+    assert harness.spool.figures().memory_bytes <= 64 * 1024
+    use = harness.spool.figures().disk
+    assert use.writes_total < 200
+    for number in range(10_000):
+        entry = harness.take(queues[number % 5])
+        assert (entry.handle, entry.content) == (number, (body(number),))
+    assert harness.sync()
+    assert harness.segments() == []
+    assert harness.spool.figures().disk.used_bytes == 0
+
+
+def test_only_the_owner_can_read_the_files(tmp_path: Path, made: Make) -> None:
+    harness = made(tmp_path / "spool")
+    fill(harness.queue(), 1000)
+    assert harness.sync()
+    modes = {each.name: stat.S_IMODE(each.stat().st_mode) for each in harness.folder.iterdir()}
+    assert len(modes) == 3
+    assert set(modes.values()) == {0o600}
+    assert stat.S_IMODE(harness.folder.stat().st_mode) == 0o700
+
+
+def test_a_folder_is_for_one_process(tmp_path: Path, made: Make) -> None:
+    harness = made(tmp_path / "spool")
+    with pytest.raises(BlockingIOError):
+        made(tmp_path / "spool")
+    harness.spool.close()
+    made(tmp_path / "spool")
+
+
+def test_a_large_entry_goes_to_disk_as_it_is_and_its_index_is_known_without_it(tmp_path: Path, made: Make) -> None:
+    harness = made(tmp_path / "spool")
+    queue = harness.queue()
+    fill(queue, 3)
+    pieces = [os.urandom(3_000_000), memoryview(os.urandom(5_000_000)), bytearray(70_000)]
+    for number in range(3, 6):
+        queue.append(pieces, number, 1, cost_bytes=99, is_recoverable=number == 4)
+    assert harness.flows == [True]
+    assert harness.sync()
+    assert harness.flows == [True, False]
+    for number in range(3):
+        assert harness.take(queue).handle == number
+    seen = []
+    for number in range(3, 6):
+        while (entry := queue.head()) is None:
+            harness.wait()
+        assert (entry.handle, entry.cost_bytes, entry.size_bytes, entry.content) == (number, 99, 8_070_000, None)
+        states = queue.figures().states
+        seen.append((states.beta, states.gamma, states.delta))
+        assert b"".join(harness.take(queue).content) == b"".join(pieces)
+    assert seen == [(1, 0, 2), (0, 1, 1), (1, 0, 0)]
+    assert harness.sync()
+    assert harness.segments() == []
+
+
+def test_a_full_disk_loses_nothing_and_changes_no_order(tmp_path: Path, made: Make) -> None:
+    settings = SpoolSettings(memory_bytes=64 * 1024, least_free_bytes=0, most_disk_bytes=100_000)
+    harness = made(tmp_path / "spool", settings)
+    queue = harness.queue()
+    fill(queue, 2_000)
+    assert not harness.sync()
+    assert harness.alarms == ["[Errno 28] the spool is as large as it may be"]
+    assert harness.flows[-1]
+    assert harness.spool.figures().disk.used_bytes <= 100_000
+    fill(queue, 100, first=2_000)
+    for number in range(2_100):
+        entry = harness.take(queue)
+        assert (entry.handle, entry.content) == (number, (body(number),))
+        if number % 50 == 0:
+            harness.tick(2)
+    harness.sync()
+    harness.tick(2)
+    assert harness.sync()
+    assert harness.alarms[-1] is None
+    assert not harness.flows[-1]
+    assert harness.segments() == []
+
+
+def test_free_space_is_left_to_others(tmp_path: Path, made: Make) -> None:
+    harness = made(tmp_path / "spool", SpoolSettings(memory_bytes=64 * 1024, least_free_bytes=1 << 60))
+    queue = harness.queue()
+    fill(queue, 1_000)
+    assert not harness.sync()
+    assert harness.alarms == ["[Errno 28] less free space than is to be left"]
+    assert harness.segments() == []
+    assert [harness.take(queue).handle for _ in range(1_000)] == list(range(1_000))
+
+
+def test_a_queue_that_stands_still_does_not_keep_the_disk_full_of_what_others_had(tmp_path: Path, made: Make) -> None:
+    harness = made(tmp_path / "spool", SpoolSettings(memory_bytes=1 << 20, least_free_bytes=0))
+    still, moving = harness.queue(), harness.queue()
+    for number in range(60_000):
+        (moving if number % 100 else still).append([body(number)], number, 0)
+    harness.sync()
+    before = sum(each.stat().st_blocks * 512 for each in harness.segments())
+    while moving.count:
+        harness.take(moving)
+    harness.sync()
+    after = sum(each.stat().st_blocks * 512 for each in harness.segments())
+    assert before > 10_000_000
+    assert after < 1_000_000
+    assert harness.spool.figures().disk.used_bytes < 1_000_000
+
+
+def test_a_closed_queue_frees_its_files(tmp_path: Path, made: Make) -> None:
+    harness = made(tmp_path / "spool")
+    queue = harness.queue()
+    fill(queue, 3_000)
+    assert queue.close() == 3_000
+    harness.sync()
+    assert harness.segments() == []
+    assert harness.spool.figures().memory_bytes == 0
+    with pytest.raises(ValueError, match="nothing can be put into it"):
+        fill(queue, 1)
+
+
+def flip(path: Path, position: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(position)
+        byte = file.read(1)
+        file.seek(position)
+        file.write(bytes([byte[0] ^ 1]))
+
+
+def spilled(harness: Harness) -> Queue:
+    """Return a queue of 3000 of which the first 1000 or so are in memory."""
+    queue = harness.queue()
+    fill(queue, 3_000)
+    assert harness.sync()
+    return queue
+
+
+def taken_all(harness: Harness, queue: Queue) -> list[int]:
+    handles = []
+    while queue.count:
+        entry = queue.head()
+        if entry is None:
+            harness.wait()
+        else:
+            assert entry.content == (body(entry.handle),)
+            handles.append(queue.pop().handle)
+    return handles
+
+
+def test_an_entry_damaged_while_running_is_told_of_with_its_handle(tmp_path: Path, made: Make) -> None:
+    harness = made(tmp_path / "spool")
+    queue = spilled(harness)
+    (path,) = harness.segments()
+    data = path.read_bytes()
+    flip(path, data.index(body(2_500)) + 2)
+    handles = taken_all(harness, queue)
+    (lost,) = harness.lost
+    assert (lost.queue, lost.entries, lost.handles) == (queue, 1, (2_500,))
+    assert handles == [each for each in range(3_000) if each != 2_500]
+    assert queue.figures().lost_total == 1
+
+
+def test_a_file_cut_short_while_running_costs_what_was_behind(tmp_path: Path, made: Make) -> None:
+    harness = made(tmp_path / "spool")
+    queue = spilled(harness)
+    (path,) = harness.segments()
+    os.truncate(path, path.stat().st_size // 2)
+    handles = taken_all(harness, queue)
+    assert handles == sorted(set(handles))
+    assert len(handles) + sum(lost.entries for lost in harness.lost) == 3_000
+    assert 500 < sum(lost.entries for lost in harness.lost) < 2_000
+    assert harness.sync()
+    assert harness.segments() == []
+
+
+def test_a_file_gone_while_running_is_told_of(tmp_path: Path, made: Make) -> None:
+    harness = made(tmp_path / "spool")
+    queue = spilled(harness)
+    (path,) = harness.segments()
+    number = int(path.name.split("-")[0])
+    path.unlink()
+    os.close(harness.spool._disk._fds.pop(number))
+    handles = taken_all(harness, queue)
+    assert handles == list(range(len(handles)))
+    assert len(handles) + sum(lost.entries for lost in harness.lost) == 3_000
+    assert "No such file" in harness.lost[0].reason
+    fill(queue, 3_000)
+    assert taken_all(harness, queue) == list(range(3_000))
+
+
+def test_the_next_process_replays_what_is_recoverable_and_only_that(tmp_path: Path, made: Make) -> None:
+    harness = made(tmp_path / "spool", clock_ns=1_000)
+    first, second, third = (harness.queue(name) for name in (b"one", b"two", b"three"))
+    for number in range(3_000):
+        first.append([body(number)], number, 7, expires_ns=9, is_recoverable=number % 3 == 0)
+        second.append([body(number)], number, 7, is_recoverable=True)
+        third.append([body(number)], number, 7)
+    second.append([b"x" * 100_000], 3_000, 7, is_recoverable=True)
+    for _ in range(500):
+        harness.take(second)
+    assert harness.sync()
+    harness.spool.close()
+
+    again = made(tmp_path / "spool", clock_ns=1_500)
+    recovered = again.recovered
+    assert (recovered.lost, recovered.damaged) == (0, [])
+    assert recovered.entries == sum(queue.count for queue in recovered.queues)
+    queues = {queue.name: queue for queue in recovered.queues}
+    assert set(queues) == {b"one", b"two"}
+    entry = queues[b"one"].head()
+    while entry is None:
+        again.wait()
+        entry = queues[b"one"].head()
+    assert (entry.entered_ns, entry.expires_ns) == (7 - 500, 9 - 500)
+    one = [again.take(queues[b"one"]) for _ in range(1_000)]
+    assert [(each.handle, each.content) for each in one] == [(each, (body(each),)) for each in range(0, 3_000, 3)]
+    assert queues[b"one"].count == 0
+    # What was taken before may come again, but in the order it had.
+    two = [again.take(queues[b"two"]).handle for _ in range(queues[b"two"].count)]
+    assert two == list(range(3_001 - len(two), 3_001))
+    assert 2_501 <= len(two) < 3_000
+    with pytest.raises(ValueError, match="nothing can be put into it"):
+        fill(queues[b"two"], 1)
+    again.sync()
+    assert again.segments() == []
+    assert again.lost == []
+
+
+def test_what_is_not_to_be_recovered_is_counted_and_deleted(tmp_path: Path, made: Make) -> None:
+    harness = made(tmp_path / "spool")
+    spilled(harness)
+    harness.spool.close()
+    again = made(tmp_path / "spool", recover=False)
+    assert again.recovered == Recovered([], 0, 3_000, 0, [])
+    assert again.segments() == []
+
+
+def test_what_was_replayed_in_part_is_replayed_on_by_the_one_after(tmp_path: Path, made: Make) -> None:
+    harness = made(tmp_path / "spool")
+    spilled(harness)
+    harness.spool.close()
+    again = made(tmp_path / "spool")
+    (queue,) = again.recovered.queues
+    assert [again.take(queue).handle for _ in range(1_500)] == list(range(1_500))
+    other = again.queue(b"other")
+    fill(other, 1_000)
+    again.sync()
+    again.spool.close()
+    third = made(tmp_path / "spool")
+    assert (third.recovered.lost, third.recovered.damaged) == (0, [])
+    replayed, fresh = sorted(third.recovered.queues, key=lambda each: each.number)
+    handles = taken_all(third, replayed)
+    assert handles == list(range(3_000 - len(handles), 3_000))
+    assert 1_500 <= len(handles) < 2_000
+    assert taken_all(third, fresh) == list(range(1_000))
+
+
+def test_damage_found_at_the_start_is_not_told_of_again(tmp_path: Path, made: Make) -> None:
+    harness = made(tmp_path / "spool")
+    spilled(harness)
+    harness.spool.close()
+    (path,) = harness.segments()
+    data = path.read_bytes()
+    flip(path, data.index(body(1_600)) + 2)
+    again = made(tmp_path / "spool")
+    assert (again.recovered.entries, again.recovered.lost, again.recovered.damaged) == (2_999, 1, [path.name])
+    (queue,) = again.recovered.queues
+    assert taken_all(again, queue) == [each for each in range(3_000) if each != 1_600]
+    assert again.lost == []
+
+
+def test_writes_fail_and_go_on_in_another_file(tmp_path: Path, made: Make) -> None:
+    harness = made(tmp_path / "spool")
+    queue = harness.queue()
+    fill(queue, 1_000)
+    harness.sync()
+    store = harness.spool._disk
+    number = store._current
+    good = store._fds[number]
+    store._fds[number] = os.open("/dev/full", os.O_RDWR)
+    fill(queue, 1_000, first=1_000)
+    assert not harness.sync()
+    assert harness.alarms == ["[Errno 28] No space left on device"]
+    os.close(store._fds[number])
+    store._fds[number] = good
+    # The next file is a good one.
+    harness.tick(2)
+    assert harness.sync()
+    assert harness.alarms[1:] == [None]
+    assert len(harness.segments()) == 2
+    assert taken_all(harness, queue) == list(range(2_000))
+
+
+async def test_with_trio_the_head_comes_when_it_was_read(tmp_path: Path) -> None:
+    token = trio.lowlevel.current_trio_token()
+    ready = trio.Event()
+    hooks = Hooks(lambda _: None, lambda _: None, lambda _: None)
+    settings = SpoolSettings(memory_bytes=16_384, least_free_bytes=0)
+
+    def opened() -> tuple[Spool, Recovered]:
+        return Spool.open(tmp_path / "spool", settings, hooks, token.run_sync_soon, now_ns=0, clock_ns=0, recover=True)
+
+    spool, _ = await trio.to_thread.run_sync(opened)
+    queue = spool.queue(b"name", lambda _: ready.set())
+    fill(queue, 1_000)
+    for number in range(1_000):
+        while queue.head() is None:
+            ready = trio.Event()
+            await ready.wait()
+        assert queue.pop().handle == number
+    fill(queue, 1_000)
+    await trio.to_thread.run_sync(spool.close)
+
+
+def test_a_record_is_small(tmp_path: Path, made: Make) -> None:
+    """What the documentation says about it."""
+    assert RECORD_BYTES == 45
+    assert RUN_BYTES == 66
+    assert _SEGMENT_BYTES == 16 * 1024 * 1024
