@@ -15,6 +15,7 @@ import msgspec
 from limiter.buckets.limiter import LimiterState
 from limiter.counting.rejections import TrafficSecond
 from limiter.rules.rule_set import RuleSet
+from proxy.stats.flow import FlowState, Purged, SpoolState
 from proxy.stats.question import Explanation, Question
 from proxy.stats.snapshot import BrokerReach, ConnectionState, ResourceCounts, ResourceState, Snapshot
 
@@ -153,6 +154,21 @@ class DataPath(Protocol):
 
     async def close_connection(self, connection_id: int, reason: str) -> bool:
         """Close one connection; returns whether it was there."""
+
+    async def flow(self, most_connections: int = 100) -> FlowState:
+        """Return what waits for what, and which stage is the bottleneck; gathered in small steps."""
+
+    async def spool(self, most_resources: int = 100) -> SpoolState | None:
+        """Return what the spool holds, gathered in small steps; None if there is no spool."""
+
+    async def purge(self, kind: str, name: str) -> Purged:
+        """Refuse what the spool holds of one resource, or drop it where nobody can be told, in small steps.
+
+        What comes meanwhile may be purged, too.
+
+        Raises:
+            ValueError: there is no spool.
+        """
 
     async def explain(self, question: Question) -> Explanation:
         """Return what would limit a request, in order, and the live state of each limit; changes nothing.

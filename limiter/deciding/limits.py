@@ -273,9 +273,15 @@ class Limits:
             return decision._replace(shades=shades) if shades else decision
         return decision
 
-    def hold(self, now_ns: int, decision: Decision, held: Held, behind: int = 0) -> Denial | None:
+    def hold(
+        self, now_ns: int, decision: Decision, held: Held, behind: int = 0, *, may_spool: bool = False
+    ) -> Denial | None:
         """Let a request wait that only delay rules stopped; as ``Delays.hold``."""
-        return self._delays.hold(now_ns, decision, held, behind)
+        return self._delays.hold(now_ns, decision, held, behind, may_spool=may_spool)
+
+    def spools_behind(self, held: Held, leader: Held) -> bool:
+        """Say whether a request is to be put aside behind another; as ``Delays.spools_behind``."""
+        return self._delays.spools_behind(held, leader)
 
     def follow(self, now_ns: int, held: Held, leader: Held) -> Denial | None:
         """Let a request wait for one that it must not overtake; as ``Delays.follow``."""

@@ -83,6 +83,8 @@ class Rule:
         max_debt_s: how many seconds' worth of permits one request may leave owing. One that would owe more is refused
             alone. A single permit may always be owed.
         max_delay_s: with action ``delay``, how long a request is held at most, in seconds.
+        spool: with action ``delay``, what of that may be put aside outside of memory, where there is a spool: all of it
+            if true, nothing if false; None is what the bounds on held requests have no room for.
         busy_code: the protocol's number for the refusal; None leaves it to the protocol.
         fair_by: whose shares of this limit are kept apart; None makes no difference between callers.
         max_fair_keys: how many are told apart; the rest share one share.
@@ -122,6 +124,7 @@ class Rule:
     action: Action = "reject"
     max_debt_s: float = DEFAULT_MAX_DEBT_S
     max_delay_s: float = DEFAULT_MAX_DELAY_S
+    spool: bool | None = None
     busy_code: int | None = None
     fair_by: FairBy | None = None
     max_fair_keys: int = DEFAULT_MAX_FAIR_KEYS

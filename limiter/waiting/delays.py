@@ -140,7 +140,9 @@ class Delays:
         line = self.lines.get(part.line(gate))
         return _wait_us(now_ns, gate, line.permits if line is not None else 0, cost)
 
-    def hold(self, now_ns: int, decision: Decision, held: Held, behind: int) -> Denial | None:
+    def hold(
+        self, now_ns: int, decision: Decision, held: Held, behind: int, *, may_spool: bool = False
+    ) -> Denial | None:
         """Let a request that only delay rules stopped wait, unless that would take too long or too much is held.
 
         One that costs more than its rule ever admits is refused alone: the stop says how much that is (``most``).
@@ -152,14 +154,16 @@ class Delays:
         Args:
             now_ns: the time of the decision.
             decision: which ``delays`` it.
-            held: the request.
+            held: the request; it is ``spooled`` then if it is to be put aside, with all that come behind it.
             behind: how many of the same decision come after it; they are refused with it.
+            may_spool: it can be put aside, if its rule says so.
 
         Returns:
             None if it waits, else what refuses it.
         """
         longest: Wait | None = None
         longest_us = -1
+        waited_ns = now_ns - held.since_ns if held.since_ns else 0
         max_delay_ns = MAX_TIME_S * NS_PER_S
         for part, gate, costs in decision.delays:
             rule, cost = gate.rule, costs[len(costs) - behind - 1]
@@ -167,7 +171,7 @@ class Delays:
             if held.caller.refusable:
                 if rule.rate_upermits_per_s and cost > rule.most_permits:
                     return too_large(part, rule, cost, gate.refuse_alone(now_ns, cost))
-                too_long = wait_us * _NS_PER_US > rule.max_delay_ns and not held.caller.by_answer
+                too_long = wait_us * _NS_PER_US > rule.max_delay_ns - waited_ns and not held.caller.by_answer
                 if too_long or not rule.rate_upermits_per_s:
                     return Denial(part.resource, rule, max(wait_us, gate.refuse(now_ns)))
                 max_delay_ns = min(max_delay_ns, rule.max_delay_ns)
@@ -175,16 +179,32 @@ class Delays:
                 due_ns = now_ns + _wait_us(now_ns, gate, 0, cost) * _NS_PER_US
                 longest, longest_us = Wait(part.line(gate), cost, due_ns, part.resource, rule), wait_us
         assert longest is not None  # noqa: S101 - a decision to be held names what delays it
-        if not held.caller.refusable:
+        if held.caller.refusable:
+            held.spooled = may_spool and longest.rule.spool is True
+            bound = None if held.spooled else self._holding.over_bound(held)
+            if bound is not None:
+                if not may_spool or longest.rule.spool is False:
+                    self._holding.refused_by_bound[bound] += 1 + behind
+                    return Denial(longest.resource, longest.rule, max(1, longest_us))
+                held.spooled = True
+            max_delay_ns -= waited_ns
+        else:
             max_delay_ns = NEVER_NS
-        elif self._holding.over_bound(held, behind):
-            return Denial(longest.resource, longest.rule, max(1, longest_us))
+            held.spooled = may_spool and longest.rule.spool is True
         self._holding.hold(now_ns, held, longest, max_delay_ns)
         return None
 
+    def spools_behind(self, held: Held, leader: Held) -> bool:
+        """Say whether a request that can be put aside is to be, as it must not overtake a held one."""
+        if leader.spooled:
+            return True
+        return leader.rule.spool is not False and self._holding.over_bound(held) is not None
+
     def follow(self, now_ns: int, held: Held, leader: Held) -> Denial | None:
         """Let a request wait for one that it must not overtake, unless too much is held; return what refuses it."""
-        if self._holding.over_bound(held):
+        bound = self._holding.over_bound(held)
+        if bound is not None:
+            self._holding.refused_by_bound[bound] += 1
             return Denial(leader.resource, leader.rule, max(1, (leader.deadline_ns - now_ns) // _NS_PER_US))
         self._holding.follow(now_ns, held, leader)
         return None

@@ -18,7 +18,8 @@ Time
 ``next_due_ns`` says when something is to be done, ``release`` does it, and ``earlier`` is called when it has
 moved to an earlier time than was last said. A request that is still held at its deadline is refused; its permits
 are spent when it passes and not before. One that cannot be refused has no deadline, and counts for no bound: who
-holds it makes its sender wait. At the end of a drain it passes.
+holds it makes its sender wait. At the end of a drain it passes. One that is ``spooled`` counts for no bound either: of
+all that its session has put aside it is the only one here.
 
 Work is constant for each request but for heaps. What has gone stays in a heap until it is looked at, or until
 the heap is half of such.
@@ -124,8 +125,8 @@ class Holding:
         total, more = self._total, self._unbounded
         return HeldNow(total.requests + more.requests, total.size_bytes + more.size_bytes)
 
-    def over_bound(self, held: Held, behind: int = 0) -> BoundName | None:
-        """Return which bound has no room for a request, and count it and those behind it; None if there is room."""
+    def over_bound(self, held: Held) -> BoundName | None:
+        """Return which bound has no room for a request; None if there is room."""
         bounds, total = self.bounds, self._total
         own = self._connections.get(held.connection)
         bound: BoundName | None = None
@@ -137,8 +138,6 @@ class Holding:
             bound = "max_held_per_connection"
         elif (own.size_bytes if own else 0) + held.size_bytes > bounds.size_bytes_per_connection:
             bound = "max_held_bytes_per_connection"
-        if bound is not None:
-            self.refused_by_bound[bound] += 1 + behind
         return bound
 
     def hold(self, now_ns: int, held: Held, wait: Wait, max_delay_ns: int) -> None:
@@ -278,7 +277,7 @@ class Holding:
 
     def _loads(self, held: Held) -> Sequence[_Load]:
         """Return where a request is counted."""
-        if not held.caller.refusable:
+        if held.spooled or not held.caller.refusable:
             return (self._unbounded,)
         own = self._connections.get(held.connection)
         if own is None:
@@ -322,7 +321,7 @@ class Holding:
         for load in self._loads(held):
             load.requests -= 1
             load.size_bytes -= held.size_bytes
-        if held.caller.refusable and not self._connections[held.connection].requests:
+        if not held.spooled and held.caller.refusable and not self._connections[held.connection].requests:
             del self._connections[held.connection]
         if held.order_key is not None:
             self._advance(held, (held.connection, held.order_key))

@@ -78,6 +78,7 @@ class Held(ABC):
         size_bytes: its size, which is its cost in bytes unless it is charged by its answer.
         connection: whose it is, for the bounds and for the order.
         order_key: what it must not overtake there; None is nothing.
+        since_ns: since when it waits, if it has waited elsewhere before; 0 is from now on.
 
     Attributes:
         number: when it came, among all.
@@ -87,6 +88,7 @@ class Held(ABC):
         line: where it waits; None while it follows another.
         cost: what it will cost there.
         gone: it waits no more.
+        spooled: it is the first of those that its sender's session has put aside, so it counts for no bound.
         shades: what shadow rules said when it passed.
     """
 
@@ -104,7 +106,9 @@ class Held(ABC):
         "resources",
         "rule",
         "shades",
+        "since_ns",
         "size_bytes",
+        "spooled",
     )
 
     number: int
@@ -122,6 +126,7 @@ class Held(ABC):
         *,
         connection: int,
         order_key: str | int | None,
+        since_ns: int = 0,
     ) -> None:
         self.resources = resources
         self.caller = caller
@@ -129,6 +134,8 @@ class Held(ABC):
         self.size_bytes = size_bytes
         self.connection = connection
         self.order_key = order_key
+        self.since_ns = since_ns
+        self.spooled = False
         self.line: WaitQueue | None = None
         self.gone = False
         self.shades: tuple[ShadowDenial, ...] = ()

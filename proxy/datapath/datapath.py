@@ -34,6 +34,7 @@ from proxy.net.reactor import Reactor
 from proxy.net.server import ListenerConfig, Server
 from proxy.net.sockets import format_address
 from proxy.protocols.base import WireCounters
+from proxy.stats.flow import FlowState, Purged, SpoolState
 from proxy.stats.metric import described
 from proxy.stats.question import Explanation, Question
 from proxy.stats.snapshot import (
@@ -318,6 +319,20 @@ class LocalDataPath(DataPath):
             return False
         connection.dismiss("closed_by_operator", reason)
         return True
+
+    async def flow(self, most_connections: int = 100) -> FlowState:
+        """Return what waits for what."""
+        del most_connections
+        return FlowState()
+
+    async def spool(self, most_resources: int = 100) -> SpoolState | None:
+        """Return what the spool holds."""
+        del most_resources
+        return None
+
+    async def purge(self, kind: str, name: str) -> Purged:
+        """Purge what the spool holds of a resource."""
+        raise ValueError(f"there is no spool, so nothing is held of {kind}:{name}")
 
     async def explain(self, question: Question) -> Explanation:
         """Return what would limit a request."""

@@ -174,6 +174,7 @@ class ConnectionInfo(msgspec.Struct, frozen=True):
         exempt: the listener's configuration says that this client is not to be limited.
         scopes: others that the connection belongs to, such as its user, as far as the session knows them: its batches
             carry them.
+        spools: its session can put aside what of its client's requests waits, so these may get a Later.
     """
 
     id: int
@@ -183,6 +184,7 @@ class ConnectionInfo(msgspec.Struct, frozen=True):
     address: str
     exempt: bool = False
     scopes: tuple[Resource, ...] = ()
+    spools: bool = False
 
 
 class Request(msgspec.Struct, gc=False):
@@ -198,6 +200,7 @@ class Request(msgspec.Struct, gc=False):
         handle: belongs to the session, opaque to handlers. A verdict on it also covers bytes still to come.
         consumes: it takes messages. Only its own resources limit it, not the scopes of those who send.
         by_answer: what it costs is known from its answer, and comes as a Charge.
+        since_ns: since when it waits, in monotonic nanoseconds, if it was put aside; otherwise 0.
     """
 
     resources: tuple[Resource, ...]
@@ -209,6 +212,7 @@ class Request(msgspec.Struct, gc=False):
     handle: object
     consumes: bool = False
     by_answer: bool = False
+    since_ns: int = 0
 
 
 class Response(msgspec.Struct, gc=False):
@@ -331,11 +335,13 @@ class Hold(Verdict, frozen=True):
         resource: the resource, scope or total whose limit it waits for.
         rule: name of that rule.
         ticket: resolved by the handler.
+        spools: what its session gets of the same kind while it waits is to be put aside behind it, undecided.
     """
 
     resource: Resource
     rule: str
     ticket: Ticket
+    spools: bool = False
 
 
 Verdicts = Mapping[int, Verdict]
@@ -354,8 +360,8 @@ def drop_tickets(verdicts: Verdicts) -> None:
 class Later(Verdict, frozen=True):
     """The request is not decided: it comes again in a later batch, when the one that it stands behind is resolved.
 
-    For what cannot be refused, and waits in the session in its own copy behind a held request with its order key. So
-    what waits for long costs its bytes and no ticket, and nothing is counted of it yet.
+    For what cannot be refused, or can be put aside, and waits in the session in its own copy behind a held request with
+    its order key. So what waits for long costs its bytes and no ticket, and nothing is counted of it yet.
     """
 
 
@@ -417,6 +423,11 @@ class Batch:
         self._columns = cast("Columns", requests) if Columns in type(requests).__mro__ else None
         self._groups: Sequence[Group] | None = None
         self._distinct: Collection[Verdict] | None = None
+
+    @property
+    def spools(self) -> bool:
+        """Whether its session can put aside what waits of it, but for what takes messages."""
+        return self.connection.spools and self.side is Side.CLIENT
 
     @property
     def distinct(self) -> Collection[Verdict]:
@@ -514,7 +525,10 @@ class Batch:
     def _may_be(self, index: int, verdict: Verdict) -> bool:
         if not isinstance(verdict, Refuse | Later):
             return True
-        return isinstance(verdict, Refuse) is (self.requests[index].refusal != "impossible")
+        request = self.requests[index]
+        if request.refusal == "impossible":
+            return isinstance(verdict, Later)
+        return isinstance(verdict, Refuse) or (self.spools and not request.consumes)
 
     def _merge(self, index: int, verdict: Verdict) -> None:
         self._distinct = None

@@ -73,13 +73,14 @@ class _HeldRequest(Held):
             request.size_bytes,
             connection=connection,
             order_key=request.order_key,
+            since_ns=request.since_ns,
         )
         self.handler = handler
         self.ticket = Ticket(self.dropped)
 
     @property
     def verdict(self) -> Hold:
-        return Hold(self.resource, self.rule.name, self.ticket)
+        return Hold(self.resource, self.rule.name, self.ticket, self.spooled)
 
     def dropped(self) -> None:
         self.handler.holding.drop(self)
@@ -190,12 +191,16 @@ class RateLimit(Handler):
         now_ns: int,
         verdicts: dict[int, Verdict],
     ) -> None:
-        """Hold requests behind one that they must not overtake, or have those come again that can wait for ever."""
+        """Hold requests behind one that they must not overtake, or have those come again that can wait elsewhere."""
         if not caller.refusable:
             verdicts.update(dict.fromkeys(indexes, LATER))
             return
-        for index in indexes:
+        may_spool = batch.spools and not caller.consumes
+        for at, index in enumerate(indexes):
             held = _HeldRequest(self, batch.connection.id, batch.requests[index], caller)
+            if may_spool and self._limits.spools_behind(held, leader):
+                verdicts.update(dict.fromkeys(indexes[at:], LATER))
+                return
             stop = self._limits.follow(now_ns, held, leader)
             verdicts[index] = held.verdict if stop is None else self.refuse(stop, caller.client, held.resources)
 
@@ -210,13 +215,14 @@ class RateLimit(Handler):
         verdicts: dict[int, Verdict],
     ) -> None:
         """Hold requests until one is refused; those behind it are, too, unless it was for its size alone."""
+        may_spool = batch.spools and not caller.consumes
         for at, index in enumerate(stopped):
             held = _HeldRequest(self, batch.connection.id, batch.requests[index], caller)
             behind = len(stopped) - at - 1
-            stop = self._limits.hold(now_ns, decision, held, behind)
+            stop = self._limits.hold(now_ns, decision, held, behind, may_spool=may_spool)
             if stop is None:
                 verdicts[index] = held.verdict
-                if caller.refusable:
+                if caller.refusable and not held.spooled:
                     continue
                 # Its ticket is theirs, too: they come again when it is resolved.
                 verdicts.update(dict.fromkeys(stopped[at + 1 :], LATER))

@@ -56,12 +56,14 @@ from proxy.control import LimitCommandReply
 from proxy.deciding.batch import Batch, ConnectionInfo, Later, Request, Side, Ticket, drop_tickets
 from proxy.deciding.counting import Tally
 from proxy.deciding.pipeline import Pipeline
+from proxy.flow.credit import Stage
 from proxy.net.limit_commands import LimitCommands
 from proxy.net.reactor import BROKER, CLIENT, ROUND_NS, Reactor, Timer
 from proxy.net.sockets import Wire
 from proxy.net.tickets import Tickets
 from proxy.net.writer import PeerError, Writer
 from proxy.protocols.base import Close, CommandRequest, CommandStatus, Session
+from proxy.spool.spool import Spool
 from proxy.stats.timing import Timings
 
 if TYPE_CHECKING:
@@ -96,6 +98,7 @@ class Services:
     reactor: Reactor
     limiting: Callable[[], bool] = lambda: True
     resources: "Resources | None" = None
+    spool: Spool | None = None
     log_rate: LogRate = field(default_factory=LogRate)
 
     def log_failed(self, info: ConnectionInfo, error: Exception) -> None:
@@ -114,6 +117,9 @@ class Calls(NamedTuple):
     ask: Callable[[CommandRequest], CommandStatus]
     give_up: Callable[[Sequence[Request]], None]
     lose: Callable[[Sequence[Request]], None]
+    stage: Stage
+    writer: Stage
+    hear_of_writes: Callable[[bool], None]
 
 
 class Doing(Enum):
@@ -172,8 +178,7 @@ class Peer(Writer):
     opposite: "Peer"
 
     def __init__(self, connection: "Connection", side: Side, wire: Wire, services: Services, session: Session) -> None:
-        on_written = connection.written if session.hears_of_writes else None
-        super().__init__(services.reactor, side, wire, session.take, on_written)
+        super().__init__(services.reactor, side, wire, session.take)
         self._connection = connection
         self._services = services
         self._session = session
@@ -480,16 +485,31 @@ class Connection:
         self._deciding = 0
         self._tickets = Tickets(services.tally, services.now_ns, services.tally.sender(info.address))
         self.draining = False
-        self.session = open_session(Calls(self._wake_up, self._ask, self._tickets.give_up, self._tickets.lose))
+        self._ticking = False
+        self.stage = Stage("connection", info.peer, on_credit=self._on_credit)
+        self.writer = Stage("writer", info.peer)
+        self._hears_of_writes = False
+        self.peers: dict[Side, Peer] = {}
+        calls = Calls(
+            self._wake_up,
+            self._ask,
+            self._tickets.give_up,
+            self._tickets.lose,
+            self.stage,
+            self.writer,
+            self._hear_of_writes,
+        )
+        self.session = open_session(calls)
         wires = {Side.CLIENT: client, Side.BROKER: broker}
         self.peers = {side: Peer(self, side, wire, services, self.session) for side, wire in wires.items()}
         for side, peer in self.peers.items():
             peer.opposite = self.peers[side.other]
+        self._hear_of_writes(self._hears_of_writes)
 
     def start(self) -> None:
         """Relay until both directions have ended, or something ends the connection."""
         if self.session.ticks:
-            self.start_soon(self._tick, self.session)
+            self._begin_ticks()
         self.guard(self.progressed)
 
     def finish(self, reason: str, detail: str) -> None:
@@ -532,6 +552,9 @@ class Connection:
         except Exception as error:  # noqa: BLE001 - as in guard
             self._services.log_failed(self.info, error)
         self._services.commands.forget(self.info.id)
+        now_ns = self._services.now_ns()
+        for stage in (self.stage, self.writer):
+            stage.close(now_ns)
         del self.session
 
     def drain(self) -> None:
@@ -611,6 +634,8 @@ class Connection:
         if session.paused(side):
             return True
         if side is Side.CLIENT:
+            if self.stage.out_of_credit:
+                return True
             if self.draining and session.between_frames(side):
                 return True
             return session.backlog_bytes(side) > OUTBOX_BYTES
@@ -779,10 +804,26 @@ class Connection:
 
     def _wake_up(self) -> None:
         self._woken.set()
+        if not self._ticking and not self.over:
+            self._begin_ticks()
 
-    def written(self, side: Side) -> None:
+    def _begin_ticks(self) -> None:
+        self._ticking = True
+        self.start_soon(self._tick, self.session)
+
+    def _hear_of_writes(self, on: bool) -> None:  # noqa: FBT001 - as SessionContext has it
+        self._hears_of_writes = on
+        for peer in self.peers.values():
+            peer.on_written = self._written if on else None
+
+    def _written(self, side: Side) -> None:
         """Tell the session that all that was taken for a peer is with the kernel."""
-        self.session.written(side, self._services.now_ns())
+        if not self.over:
+            self.session.written(side, self._services.now_ns())
+
+    def _on_credit(self) -> None:
+        """Read the client on, once what gives credit is done."""
+        self._services.reactor.soon(partial(self.guard, self.progressed))
 
     async def _tick(self, session: Session) -> None:
         """Call the session when its timer is due or someone woke it."""

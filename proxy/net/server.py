@@ -215,6 +215,7 @@ class Server:
             format_address((address, peer[1])),
             address,
             in_networks(address, config.exempt),
+            spools=self.services.spool is not None,
         )
         turned_away = self._turned_away(config, info)
         if turned_away is not None:
@@ -307,6 +308,10 @@ class Server:
                 room=self._gather_room,
                 hub=self._hubs[config.name],
                 resources=services.resources,
+                spool=services.spool,
+                stage=calls.stage,
+                writer=calls.writer,
+                hear_of_writes=calls.hear_of_writes,
             )
             return config.protocol.open_session(context)
 

@@ -28,14 +28,14 @@ class Writer(Watched):
         side: the peer.
         wire: its socket.
         take: hands out what waits for a peer, as ``Session.take`` does.
-        on_written: told of the peer whenever all that was taken is with the kernel; None if nobody is.
 
     Attributes:
+        on_written: told of the peer whenever all that was taken is with the kernel; None if nobody is.
         busy: something is taken and not yet with the kernel.
         ended: the end of the stream was sent. What the session queues for this peer later is dropped.
     """
 
-    __slots__ = ("_ending", "_on_written", "_rest", "_take", "busy", "ended", "side", "wire")
+    __slots__ = ("_ending", "_rest", "_take", "busy", "ended", "on_written", "side", "wire")
 
     def __init__(
         self,
@@ -43,13 +43,12 @@ class Writer(Watched):
         side: Side,
         wire: Wire,
         take: Callable[[Side], Sequence[Buffer]],
-        on_written: Callable[[Side], None] | None = None,
     ) -> None:
         super().__init__(reactor, wire.fileno(), BROKER if side is Side.BROKER else CLIENT)
         self.side = side
         self.wire = wire
         self._take = take
-        self._on_written = on_written
+        self.on_written: Callable[[Side], None] | None = None
         self._rest: Sequence[Buffer] = ()
         self._ending = False
         self.busy = False
@@ -116,5 +115,5 @@ class Writer(Watched):
         if self._rest:
             self.busy = True
             self.want(EPOLLOUT)
-        elif self._on_written is not None:
-            self._on_written(self.side)
+        elif self.on_written is not None:
+            self.on_written(self.side)

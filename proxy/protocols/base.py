@@ -21,7 +21,7 @@ The driver (``proxy.net.connection``) keeps these promises:
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -32,6 +32,8 @@ from limiter.rules.rule import DEFAULT_MAX_DELAY_S, Action, Rule
 from proxy.common.buffers import GatherRoom
 from proxy.control import LimitCommandReply, LimitCommandVerb
 from proxy.deciding.batch import Batch, ConnectionInfo, Refuse, Request, Response, Side
+from proxy.flow.credit import Stage
+from proxy.spool.spool import Spool
 from proxy.stats.snapshot import ClientDescription
 from proxy.stats.timing import Histogram
 
@@ -132,10 +134,9 @@ class Session(ABC):
     ``resolved`` may raise Close.
     """
 
-    #: Set by sessions that use ``tick``; the driver then starts a task for it.
+    #: Set by sessions that use ``tick`` from the start on; the driver then starts a task for it. For others it does so
+    #: once they call their waker.
     ticks: bool = False
-    #: Set by sessions that use ``written``.
-    hears_of_writes: bool = False
 
     @property
     def closing(self) -> Side | None:
@@ -263,8 +264,35 @@ class Session(ABC):
         return True
 
     def written(self, side: Side, now_ns: int) -> None:
-        """Take note that all that was taken for that peer is with the kernel; may be called often."""
+        """Take note that all that was taken for that peer is with the kernel; called if ``hear_of_writes`` was."""
         del side, now_ns
+
+    def alarm(self, reason: str, now_ns: int) -> None:
+        """Take note that Sluice runs short of something: from now on its client's publishes are not to come.
+
+        Who can be told is told, and then not read, if it publishes; or its publishes are refused as busy. What only
+        consumes goes on, and so does what was read before. Called again when the reason changes.
+
+        Args:
+            reason: for clients, of less than 255 bytes; empty when the alarm has ended.
+            now_ns: on the monotonic clock.
+        """
+        del reason, now_ns
+
+    def purge(self, resource: Resource, now_ns: int) -> tuple[int, int]:
+        """Refuse what is put aside of a resource, and drop what cannot be refused; a few thousand at most in one call.
+
+        What is not put aside, but held, stays.
+
+        Returns:
+            How many were refused, and how many dropped; called again until there are none.
+        """
+        del resource, now_ns
+        return 0, 0
+
+    def stages(self) -> Iterable[Stage]:
+        """Return the stages that the session has made and that still are: channels, and resources with a queue."""
+        return ()
 
     def close(self) -> None:  # noqa: B027 - few sessions have anything to do
         """Give back what the session has taken of things that it shares with others; nothing else follows."""
@@ -358,6 +386,11 @@ class SessionContext:
         room: for frames that have to be whole before they can be decided; shared by all sessions.
         hub: what all sessions of one broker share, whatever their listener; see ``Protocol.open_hub``.
         resources: where compiled code finds the limits of what requests are for; None where there is none.
+        spool: where what waits can be put aside, if there is one; then ``connection.spools`` is true, too.
+        stage: this connection's, for what its session queues: it is what ``send`` is called on, and the driver does not
+            read the client while it is out of credit.
+        writer: the stage of what is queued for the broker.
+        hear_of_writes: has ``written`` called from now on, or no more. Nobody hears of writes at first.
     """
 
     connection: ConnectionInfo
@@ -373,6 +406,10 @@ class SessionContext:
     room: GatherRoom = field(default_factory=GatherRoom)
     hub: Any = None
     resources: "Resources | None" = None
+    spool: Spool | None = None
+    stage: Stage = field(default_factory=lambda: Stage("connection"))
+    writer: Stage = field(default_factory=lambda: Stage("writer"))
+    hear_of_writes: Callable[[bool], None] = lambda _: None
 
 
 @dataclass(frozen=True, slots=True)

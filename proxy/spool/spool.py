@@ -27,6 +27,8 @@ from errno import EIO, ENOENT, ESTALE
 from pathlib import Path
 from typing import Final, NamedTuple
 
+import msgspec
+
 from proxy.spool.queue import Lost, Pool, Queue, Run, States
 from proxy.spool.segments import Extent, Found
 from proxy.spool.store import Disk, DiskUse, Job, Read, Release, Store, Sync, Write
@@ -38,6 +40,34 @@ _RETRY_NS: Final = _NS
 _MEASURED_IN_TICK: Final = 256
 #: What cannot be read with one of these is gone; all else may be well in a moment.
 _LOST_ERRORS: Final = {ENOENT, EIO, ESTALE}
+
+
+class QueueName(msgspec.Struct, frozen=True, array_like=True):
+    """What is written beside the entries of a queue, so that they can be replayed after a crash.
+
+    Attributes:
+        listener: through which they came.
+        kind: of the resource that they are for; the first one, if they are for several.
+        name: its name.
+        sender: whose they are, in the words of the protocol: only a connection of the same can replay them.
+    """
+
+    listener: str
+    kind: str
+    name: str
+    sender: tuple[str, ...] = ()
+
+    def encoded(self) -> bytes:
+        """Return it as ``Spool.queue`` takes it."""
+        return msgspec.msgpack.encode(self)
+
+    @classmethod
+    def read(cls, name: bytes) -> "QueueName":
+        """Return what was encoded; empty fields if it was something else."""
+        try:
+            return msgspec.msgpack.decode(name, type=cls)
+        except msgspec.DecodeError:
+            return cls("", "", "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +191,8 @@ class Spool:
         self._retry_ns = 0
         #: What the disk is tried with after it has failed.
         self._probe: Run | None = None
+        #: Those of an earlier process that nobody replays yet.
+        self._recovered: list[Queue] = []
         self._stopped = False
         self._stops_total = self._lost_total = 0
         self._disk = make_disk(self.completed)
@@ -223,6 +255,7 @@ class Spool:
             queue.adopt(its, self._clock_ns)
             queues.append(queue)
         self._next = max([*found.queues, -1]) + 1
+        self._recovered = queues
         entries = sum(queue.count for queue in queues)
         dropped = found.dropped + found.recoverable - entries
         return Recovered(queues, entries, dropped, found.lost, found.damaged)
@@ -257,6 +290,18 @@ class Spool:
         )
         self._queues[number] = queue
         return queue
+
+    def take_recovered(self, wants: Callable[[QueueName], bool]) -> list[Queue]:
+        """Hand out queues of an earlier process, each to one taker, which gives back what it cannot replay."""
+        taken = [queue for queue in self._recovered if wants(QueueName.read(queue.name))]
+        if taken:
+            self._recovered = [queue for queue in self._recovered if queue not in taken]
+        return taken
+
+    def give_back(self, queue: Queue) -> None:
+        """Let another one replay what is left of a queue of an earlier process."""
+        queue.ready = _nobody
+        self._recovered.append(queue)
 
     def tick(self, now_ns: int) -> None:
         """Measure rates, put on disk what memory is short of, and try again what has failed."""

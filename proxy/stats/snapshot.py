@@ -12,6 +12,8 @@ import msgspec
 from limiter.counting.rejections import Outcome, RejectionVerdict
 from limiter.rules.rule import Dimension
 from limiter.waiting.holding import BoundName
+from proxy.flow.credit import State
+from proxy.stats.flow import StageState
 from proxy.stats.metric import Metric, Samples
 
 RequestVerdict = Literal["pass", "refuse", "bypass", "shadow", "exempt", "drop"]
@@ -451,6 +453,9 @@ class ConnectionState(msgspec.Struct, frozen=True):
         in_flight: forwarded requests without an answer.
         resources: what it sent to or asked for, as ``kind:name``, at most MAX_RESOURCES_SHOWN.
         more_resources: how many others there were, as far as the session remembers.
+        stage: how it shows as a stage: running, in flow, throttled or blocked, how often and how long.
+        channels: its channels, its resources with a queue and its writer, as far as they are not running.
+        spooled: messages of it that are in the spool.
     """
 
     id: int
@@ -465,6 +470,9 @@ class ConnectionState(msgspec.Struct, frozen=True):
     in_flight: int
     resources: tuple[str, ...] = ()
     more_resources: int = 0
+    stage: StageState = StageState("connection", "")
+    channels: tuple[StageState, ...] = ()
+    spooled: int = 0
 
 
 class ResourceState(msgspec.Struct, frozen=True, gc=False):
@@ -488,6 +496,8 @@ class ResourceState(msgspec.Struct, frozen=True, gc=False):
             if it never would have.
         rule: of scopes and totals the name of their rule, if they have it for themselves; otherwise empty.
         rule_counts: what that rule did; None while it did nothing, and if its counts are not told apart.
+        state: how its queues show as stages; of several the most far-reaching.
+        spooled: messages of it that are in the spool.
     """
 
     kind: str
@@ -504,6 +514,8 @@ class ResourceState(msgspec.Struct, frozen=True, gc=False):
     last_shadowed_ns: int | None = None
     rule: str = ""
     rule_counts: RuleCounts | None = None
+    state: State = "running"
+    spooled: int = 0
 
 
 class BrokerReach(msgspec.Struct, frozen=True):

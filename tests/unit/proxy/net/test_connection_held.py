@@ -342,8 +342,7 @@ class Keeping(Holding):
         self.writes: list[Side] = []
         self.closed_by: Side | None = None
         self.waits_for_answer = False
-
-    hears_of_writes = True
+        context.hear_of_writes(True)
 
     def receive(self, side: Side, chunk: memoryview, now_ns: int) -> Batch | None:
         if side is Side.BROKER:
