@@ -11,11 +11,14 @@ from typing import Final, NamedTuple
 from admin.common.disk import words_for
 from admin.common.errors import StartError
 from admin.config.settings import OFF, SpoolSettings
+from limiter.rules.rule_set import RuleSet
 
 FOLDER: Final = "spool"
 """In the state directory."""
 
 _MODE: Final = 0o700
+#: So many rules are named.
+_SHOWN: Final = 5
 #: What passes: a sidecar must come up with a disk that is full.
 _PASSING: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 
@@ -32,6 +35,11 @@ class SpoolPlace(NamedTuple):
     directory: Path | None
     given: bool
     why: str | None = None
+
+    @property
+    def reason(self) -> str:
+        """Why there is no spool, if there is none."""
+        return self.why or f'spool.dir = "{OFF}"'
 
 
 def of(settings: SpoolSettings, state_dir: Path | None) -> SpoolPlace:
@@ -85,3 +93,13 @@ def unusable(place: SpoolPlace, why: str, *, passing: bool = False) -> SpoolPlac
         what = 'make it writable for this user, choose another folder, or "off" to hold in memory only'
         raise StartError(f"spool.dir {place.directory}: {why}; {what}")
     return SpoolPlace(None, place.given, f"{place.directory}: {why}" + ("" if passing else "; give spool.dir"))
+
+
+def unspooled(rule_set: RuleSet, place: SpoolPlace) -> list[str]:
+    """Say which rules would put requests aside if there were a spool."""
+    names = [rule.name for rule in rule_set.rules if rule.spool and rule.action == "delay" and rule.limits]
+    if place.directory is not None or not names:
+        return []
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    what = f"spool = true, but there is no spool ({place.reason}): what waits is in memory"
+    return [f"{', '.join(names[:_SHOWN])}{more}: {what}"]

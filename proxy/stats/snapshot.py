@@ -13,7 +13,7 @@ from limiter.counting.rejections import Outcome, RejectionVerdict
 from limiter.rules.rule import Dimension
 from limiter.waiting.holding import BoundName
 from proxy.flow.credit import State
-from proxy.stats.flow import StageState
+from proxy.stats.flow import AlarmState, StageState
 from proxy.stats.metric import Metric, Samples
 
 RequestVerdict = Literal["pass", "refuse", "bypass", "shadow", "exempt", "drop"]
@@ -205,6 +205,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         listeners: in the order of the configuration.
         limiting: the global switch.
         off_kinds: kinds whose limiting is switched off, in alphabetical order.
+        alarms: of memory and disk, whether they stand or not.
     """
 
     resources: Annotated[
@@ -417,6 +418,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     draining: Annotated[
         bool, Metric("sluice_draining", "1 while no new connections are accepted.", source="server.draining")
     ] = False
+    alarms: tuple[AlarmState, ...] = ()
 
 
 class ClientDescription(msgspec.Struct, frozen=True):
