@@ -7,7 +7,7 @@ from typing import Final
 
 from proxy.deciding.batch import Side
 from proxy.protocols.amqp091 import wire
-from proxy.protocols.amqp091.wire import Malformed, Reader, read_texts
+from proxy.protocols.amqp091.wire import Malformed, Reader, read_texts, reads_true
 from proxy.stats.snapshot import ClientDescription
 
 _MOST_CHARS: Final = 64
@@ -30,6 +30,7 @@ class AboutClient:
         closed_by: which peer has closed the connection: the client once the broker has agreed; the broker as soon as it
             says so, since one that shuts down does not always wait for the client's agreement.
         opened: the broker has let the client in.
+        hears_blocked: the client can be told when it is to publish nothing more.
     """
 
     __slots__ = (
@@ -40,6 +41,7 @@ class AboutClient:
         "_version",
         "channel_max",
         "closed_by",
+        "hears_blocked",
         "heartbeat_s",
         "language",
         "opened",
@@ -55,7 +57,7 @@ class AboutClient:
         self.tuned_bytes = 0
         self.channel_max = 0
         self.heartbeat_s = 0
-        self.opened = False
+        self.opened = self.hears_blocked = False
         self.closed_by: Side | None = None
         self._client_closes = False
         self._offered_channels = 0
@@ -118,6 +120,8 @@ class AboutClient:
         self.product = f"{self._library} {self._version}".strip()
         self.language = _text(said.get(b"platform", b"")).partition(" ")[0]
         self._name = _text(said.get(b"connection_name", b""))
+        arguments.position = begins
+        self.hears_blocked = reads_true(arguments, b"capabilities", b"connection.blocked")
         arguments.position = begins
         arguments.long_string()
         mechanism = arguments.short_string()

@@ -33,6 +33,10 @@ class Answers(Stream):
         dies: told of each channel that the broker closes.
         closed: told of each channel whose close the broker agrees to.
         ends: told that the broker closes the connection.
+        reason: why the client is to publish nothing more for now, of Sluice's own; empty if it may. It is told as soon
+            as a frame can be written.
+        brokers_reason: likewise of the broker's, which it tells itself; None if the client may.
+        silent: the client is told nothing of this any more, since the connection is being closed.
     """
 
     peer = "broker"
@@ -44,6 +48,11 @@ class Answers(Stream):
         self.dies: Callable[[Channel], None] = lambda _: None
         self.closed: Callable[[int], None] = lambda _: None
         self.ends: Callable[[], None] = lambda: None
+        self.reason = b""
+        self.brokers_reason: bytes | None = None
+        self.silent = False
+        #: The reason of Sluice's own that the client was told, and not yet that it is over.
+        self._told = b""
         self._names = shared.names
         self._channels = shared.channels
         self._about = shared.about
@@ -60,7 +69,18 @@ class Answers(Stream):
             if self._about.opened and self._about.tuned_bytes:
                 self.most_payload_bytes = self._about.tuned_bytes - wire.FRAME_BYTES
             if method == wire.CONNECTION_CLOSE:
+                self.silent = True
                 self.ends()
+            elif method == wire.CONNECTION_BLOCKED:
+                self.brokers_reason = Reader(buffer, position + _ARGUMENTS_AT, stop - 1).short_string()
+            elif method == wire.CONNECTION_UNBLOCKED:
+                self.brokers_reason = None
+                if self._told:
+                    # It is to wait all the same.
+                    self._special = True
+                    frame = wire.connection_blocked(self._told)
+                    self._pass(frame, 0, len(frame), None)
+                    return
             self._pass(buffer, position, stop, None)
             return
         channel = self._channels.get(number)
@@ -75,6 +95,17 @@ class Answers(Stream):
             self._take_confirm(method, channel, buffer, position, stop)
         else:
             self._take_other(method, channel, buffer, position, stop)
+
+    def flush(self) -> None:
+        """Queue what is ready and can be written, and what the client is to be told of alarms."""
+        super().flush()
+        if self.reason == self._told or self.silent or not self.at_boundary():
+            return
+        self._told = self.reason
+        stands = self.reason or self.brokers_reason
+        frame = wire.UNBLOCKED_FRAME if stands is None else wire.connection_blocked(stands)
+        self.out.append(frame)
+        self.own_bytes += len(frame)
 
     def _scan(self, chunk: memoryview, position: int) -> int:
         native = self._shared.native

@@ -67,6 +67,7 @@ class Publishes(Stream):
     Attributes:
         opened: told of each channel that the client opens.
         closed: told of each channel whose close by the broker the client agrees to.
+        published: the client has published something since it was let in.
     """
 
     peer = "client"
@@ -79,6 +80,7 @@ class Publishes(Stream):
         self._answer = answer
         self.opened: Callable[[Channel], None] = lambda _: None
         self.closed: Callable[[int], None] = lambda _: None
+        self.published = False
         self._native = shared.native
         self.greets = True
         self.most_body_bytes = shared.max_message_bytes
@@ -109,6 +111,7 @@ class Publishes(Stream):
                 self._open_channel(number)
             self._pass(buffer, position, stop, None)
         elif method == _PUBLISH:
+            self.published = True
             content = _Publish(lane)
             exchange_at = position + _EXCHANGE_AT
             key_at = exchange_at + 1 + buffer[exchange_at] if exchange_at < stop else stop
@@ -235,6 +238,7 @@ class Publishes(Stream):
         if stop == position:
             return position
         self.frames += segment.frames
+        self.published = self.published or len(segment) > 0
         self._runs += segment.runs
         scanned = Scanned(
             segment,

@@ -77,6 +77,9 @@ class AMQP091Session(Session):
         self._heartbeat_ns: int | None = None
         #: The publish that is timed: where it is confirmed, the broker's number, and when it went on.
         self._timed: tuple[Confirms, int, int] | None = None
+        #: Why clients are to publish nothing more, while an alarm stands; this one is not read because of it.
+        self._alarm = b""
+        self._blocked = False
         #: The broker was sent a connection.close of ours; the end of what it has sent since.
         self._closes = False
         self._last_heard = b""
@@ -154,6 +157,9 @@ class AMQP091Session(Session):
         self._context.counters.frames[side] += stream.frames - before
         if side is Side.BROKER:
             self._look_at_timed(now_ns)
+            self._context.writer.block(now_ns, on=self._answers.brokers_reason is not None)
+        if self._alarm or self._blocked:
+            self._look_at_alarm(now_ns)
         if self._about.tuned_bytes and self._heartbeat_ns is None and side is Side.CLIENT:
             self._begin_heartbeats(now_ns)
         if requests:
@@ -275,6 +281,23 @@ class AMQP091Session(Session):
         self._heard.clear()
         self._written.clear()
 
+    # --- Alarms -----------------------------------------------------------------------------------
+
+    def alarm(self, reason: str, now_ns: int) -> None:
+        """Have a client that publishes wait, as the base class says: as RabbitMQ does, with all that it sends."""
+        if not self._connection.exempt:
+            self._alarm = reason.encode()
+            self._look_at_alarm(now_ns)
+            self._flush()
+
+    def _look_at_alarm(self, now_ns: int) -> None:
+        """Block the client if it publishes while an alarm stands. One that has said its last word need not be."""
+        publishes = self._publishes
+        self._answers.silent = self._answers.silent or publishes.finished
+        self._blocked = bool(self._alarm) and publishes.published and not publishes.finished
+        self._answers.reason = self._alarm if self._blocked and self._about.hears_blocked else b""
+        self._context.stage.block(now_ns, on=self._blocked)
+
     # --- Ends -------------------------------------------------------------------------------------
 
     def dismisses_client(self, detail: str, now_ns: int) -> bool:
@@ -284,13 +307,15 @@ class AMQP091Session(Session):
             return False
         if self._answers.waiting or self._publishes.awaits_answers() or not self.between_frames(Side.CLIENT):
             return False
-        return self._answers.insert(None, wire.connection_close(wire.CONNECTION_FORCED, detail))
+        self._answers.silent = self._answers.insert(None, wire.connection_close(wire.CONNECTION_FORCED, detail))
+        return self._answers.silent
 
     def farewell(self, detail: str, now_ns: int) -> None:
         """Queue a connection.close for either side that has not said or heard one."""
         del now_ns
         if self._publishes.finished or self._about.closed_by is not None:
             return
+        self._answers.silent = True
         failed = self._publishes.close is not None
         code = self._publishes.code if failed else wire.CONNECTION_FORCED
         if not self._about.opened:
@@ -330,6 +355,8 @@ class AMQP091Session(Session):
         """Queue what was held back of an unfinished frame; what waits of that side is forgotten."""
         del now_ns
         self._ended.add(side)
+        if side is Side.BROKER:
+            self._answers.silent = True
         if side is Side.CLIENT and 0 < len(self._header) < _HEADER_BYTES:
             self._publishes.out.append(self._header)
         self._streams[side].end()
@@ -389,12 +416,18 @@ class AMQP091Session(Session):
         return stream.own_bytes + stream.ready_bytes()
 
     def paused(self, side: Side) -> bool:
-        """Say whether as much waits of that peer as may, and nothing has to be read first so that it can go on."""
+        """Say whether as much waits of that peer as may, and nothing has to be read first so that it can go on.
+
+        A client that is blocked is read to the end of what it has begun: what waits in those channels could not go on.
+        """
+        if side is Side.CLIENT and self._blocked and self._publishes.between_contents():
+            return True
         return self._memory[side].is_full() and self._streams[side].can_stop()
 
     def most_bytes(self, side: Side) -> int:
         """Return what is missing of the frame in hand while as much waits as may: a pause comes between two frames."""
-        return self._streams[side].missing_bytes() if self._memory[side].is_full() else NO_BOUND
+        pauses = self._memory[side].is_full() or (self._blocked and side is Side.CLIENT)
+        return self._streams[side].missing_bytes() if pauses else NO_BOUND
 
     def in_flight(self) -> int:
         """Return what waits, and publishes that the broker has not confirmed."""

@@ -57,6 +57,8 @@ CONNECTION_OPEN: Final = method(10, 40)
 CONNECTION_OPEN_OK: Final = method(10, 41)
 CONNECTION_CLOSE: Final = method(10, 50)
 CONNECTION_CLOSE_OK: Final = method(10, 51)
+CONNECTION_BLOCKED: Final = method(10, 60)
+CONNECTION_UNBLOCKED: Final = method(10, 61)
 CHANNEL_OPEN: Final = method(20, 10)
 CHANNEL_FLOW_OK: Final = method(20, 21)
 CHANNEL_CLOSE: Final = method(20, 40)
@@ -105,6 +107,7 @@ _FIELD_BYTES: Final[dict[int, int | None]] = {
     ord("V"): 0,
 }
 _TABLE: Final = ord("F")
+_BOOLEAN: Final = ord("t")
 _ARRAY: Final = ord("A")
 _LONG_STRING: Final = ord("S")
 #: A routing key in CC or BCC is cut to what one elsewhere can be.
@@ -222,6 +225,19 @@ def read_texts(reader: Reader, *names: bytes) -> dict[bytes, bytes]:
     return found
 
 
+def reads_true(reader: Reader, table: bytes, name: bytes) -> bool:
+    """Say whether a table in a table has a field that is true; of several with one name the first counts."""
+    for outer, kind, value in reader.table():
+        if outer == table:
+            if kind != _TABLE:
+                return False
+            for inner, its_kind, its_value in value.table():
+                if inner == name:
+                    return its_kind == _BOOLEAN and its_value.octet() != 0
+            return False
+    return False
+
+
 def read_content_header(buffer: Buffer, start: int, stop: int) -> tuple[int, int, list[bytes], int]:
     """Read the payload of a header frame.
 
@@ -280,10 +296,26 @@ def connection_close(code: int, text: str) -> bytes:
     """Make a connection.close, which says why as RabbitMQ does where the peer is asked to go."""
     if code == CONNECTION_FORCED:
         text = f"CONNECTION_FORCED - {text}"
-    said = text.encode()[:MAX_SHORT_BYTES].decode(errors="ignore").encode()
-    payload = Struct(">IHB").pack(CONNECTION_CLOSE, code, len(said)) + said + bytes(4)
-    return Struct(">BHI").pack(METHOD, 0, len(payload)) + payload + bytes((FRAME_END,))
+    payload = Struct(">IH").pack(CONNECTION_CLOSE, code) + _short_string(text.encode()) + bytes(4)
+    return _method_frame(0, payload)
 
 
+def connection_blocked(reason: bytes) -> bytes:
+    """Make a connection.blocked, which asks a client to publish nothing more; the reason is for people."""
+    return _method_frame(0, Struct(">I").pack(CONNECTION_BLOCKED) + _short_string(reason))
+
+
+def _short_string(text: bytes) -> bytes:
+    """Write a short string; no character is cut in two."""
+    if len(text) > MAX_SHORT_BYTES:
+        text = text[:MAX_SHORT_BYTES].decode(errors="ignore").encode()
+    return bytes((len(text),)) + text
+
+
+def _method_frame(channel: int, payload: bytes) -> bytes:
+    return Struct(">BHI").pack(METHOD, channel, len(payload)) + payload + bytes((FRAME_END,))
+
+
+UNBLOCKED_FRAME: Final = _method_frame(0, Struct(">I").pack(CONNECTION_UNBLOCKED))
 CLOSE_OK_FRAME: Final = Struct(">BHIIB").pack(METHOD, 0, 4, CONNECTION_CLOSE_OK, FRAME_END)
 HEARTBEAT_FRAME: Final = bytes((HEARTBEAT, 0, 0, 0, 0, 0, 0, FRAME_END))

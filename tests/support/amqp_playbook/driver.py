@@ -8,6 +8,7 @@ from limiter.deciding.limits import Limits
 from limiter.rules.resource import Resource
 from limiter.rules.rule_set import RuleSet
 from proxy.deciding.batch import Batch, ConnectionInfo, Hold, Later, Refuse, Request, Side, Ticket, Verdict
+from proxy.flow.credit import Stage
 from proxy.net.connection import OUTBOX_BYTES
 from proxy.protocols.amqp091 import PROTOCOL
 from proxy.protocols.amqp091.memory import Hub
@@ -49,6 +50,7 @@ class Driver:
         limits: Iterable[str] = (),
         options: AMQP091Options | None = None,
         hub: Hub | None = None,
+        exempt: bool = False,
         keeps_order: bool = True,
         resources: "Resources | None" = None,
     ) -> None:
@@ -67,7 +69,8 @@ class Driver:
         self.unread = dict.fromkeys(Side, b"")
         self._keeps_order = keeps_order
         self._rooms = {side: bytearray() for side in Side}
-        connection = ConnectionInfo(id=1, listener="main", scope="default", peer="192.0.2.1:4000", address="192.0.2.1")
+        connection = ConnectionInfo(1, "main", "default", "192.0.2.1:4000", "192.0.2.1", exempt)
+        self.stage, self.writer = Stage("connection"), Stage("writer")
         context = SessionContext(
             connection,
             WireCounters(),
@@ -79,6 +82,8 @@ class Driver:
             give_up=self._give_up,
             lose=self.lost.extend,
             resources=Limits(RuleSet()).resources if self.scans and resources is None else resources,
+            stage=self.stage,
+            writer=self.writer,
         )
         session = PROTOCOL.open_session(context)
         assert isinstance(session, AMQP091Session)
@@ -97,7 +102,7 @@ class Driver:
     def open(self, channels: Iterable[int] = (1,), *, confirms: Iterable[int] = (), **greeting: object) -> "Driver":
         """Have the connection and some channels opened, and forget what was written."""
         self.give(CLIENT, frames.greeting(**greeting))  # type: ignore[arg-type]  # as greeting's
-        welcome = {key: value for key, value in greeting.items() if key != "vhost"}
+        welcome = {key: value for key, value in greeting.items() if key in {"frame_max", "heartbeat_s"}}
         self.give(BROKER, frames.welcome(**welcome))  # type: ignore[arg-type]  # likewise
         for channel in channels:
             self.give(CLIENT, frames.channel_open(channel))
@@ -189,6 +194,12 @@ class Driver:
             request = next(iter(self.held.values()))[0]
         del self.held[id(request)]
         self.session.resolved(request, refuse, self.now_ns)
+        self.take()
+        self._read_on()
+
+    def alarm(self, reason: str) -> None:
+        """Tell the session of an alarm, or with an empty reason that it has ended."""
+        self.session.alarm(reason, self.now_ns)
         self.take()
         self._read_on()
 

@@ -128,9 +128,23 @@ def close_ok(channel: int) -> bytes:
     return method(channel, 20, 41) if channel else method(0, 10, 51)
 
 
-def greeting(vhost: str = "/", frame_max: int = FRAME_MAX, heartbeat_s: int = 0, user: str = "guest") -> bytes:
-    """Return what a client says until its connection is open."""
-    capabilities = b"F" + table({"publisher_confirms": b"t\1"})
+def blocked(reason: str) -> bytes:
+    return method(0, 10, 60, short(reason))
+
+
+def unblocked() -> bytes:
+    return method(0, 10, 61)
+
+
+def greeting(
+    vhost: str = "/",
+    frame_max: int = FRAME_MAX,
+    heartbeat_s: int = 0,
+    user: str = "guest",
+    hears_blocked: bytes = b"t\1",
+) -> bytes:
+    """Return what a client says until its connection is open; ``hears_blocked`` is a value with its type in front."""
+    capabilities = b"F" + table({"publisher_confirms": b"t\1", "connection.blocked": hears_blocked})
     said: dict[str, str | list[str] | bytes] = {
         "product": "pika",
         "version": "1.3.2",

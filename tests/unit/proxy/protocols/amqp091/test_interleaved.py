@@ -218,6 +218,8 @@ class Model:
         for step in range(steps):
             if step % 50 == 0:
                 longest = random.choice((30, 300, 1000, 5000, 100_000))
+                driver.session.alarm(random.choice(("", "", "low")), 0)
+                driver.take()
             dice, side = random.random(), random.choice((CLIENT, CLIENT, BROKER))
             batch = deciding[side]
             if batch is not None:
@@ -249,6 +251,7 @@ class Model:
                 coming[side] = driver.left[side] + coming[side]
         if ticked is not None:
             driver.finish_tick(ticked)
+        driver.alarm("")
         for side in Side:
             driver.give(side, coming[side])
         driver.settle()

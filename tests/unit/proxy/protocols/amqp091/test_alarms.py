@@ -1,0 +1,334 @@
+"""Alarms of Sluice's and of the broker's: who is told, who is not read, and what goes on meanwhile."""
+
+from itertools import pairwise
+from random import Random
+
+import pytest
+from amqp_playbook import frames
+from amqp_playbook.driver import BROKER, CLIENT, Driver, hold
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from proxy.protocols.base import NO_BOUND
+
+LOW = "Sluice is low on memory"
+PUBLISH = b"".join(frames.publish(1, "", "orders", b"some text"))
+DELIVERY = b"".join(frames.deliver(1, 1, b"x" * 100))
+
+
+def publisher(**greeting: object) -> Driver:
+    driver = Driver().open([1, 2], **greeting)
+    driver.give(CLIENT, PUBLISH)
+    return driver.forget()
+
+
+def told(driver: Driver) -> list[str | None]:
+    """Return the reasons that the client was told, and None for each end."""
+    said = [message for message in driver.to_client() if message.method in {(10, 60), (10, 61)}]
+    return [each.arguments[1:].decode() if each.method == (10, 60) else None for each in said]
+
+
+# --- Who is blocked -------------------------------------------------------------------------------
+
+
+def test_a_client_that_has_published_is_told_and_not_read_until_the_alarm_ends() -> None:
+    driver = publisher()
+    driver.alarm(LOW)
+    assert driver.written[CLIENT] == frames.blocked(LOW)
+    assert driver.session.paused(CLIENT)
+    assert not driver.session.paused(BROKER)
+    assert driver.stage.state(0) == "blocked"
+    driver.forget().give(CLIENT, PUBLISH)
+    assert not driver.written[BROKER]
+    driver.alarm("")
+    assert driver.written[CLIENT] == frames.unblocked()
+    assert driver.written[BROKER] == PUBLISH
+    assert driver.stage.state(0) != "blocked"
+
+
+def test_a_client_that_publishes_first_while_an_alarm_stands_is_blocked_behind_what_was_read() -> None:
+    driver = Driver().open([1, 2])
+    driver.alarm(LOW)
+    assert not driver.written[CLIENT]
+    driver.give(CLIENT, frames.declare(1) + PUBLISH + PUBLISH)
+    assert driver.written[BROKER] == frames.declare(1) + PUBLISH + PUBLISH
+    assert driver.written[CLIENT] == frames.blocked(LOW)
+    driver.give(CLIENT, PUBLISH)
+    assert driver.unread[CLIENT] == PUBLISH
+
+
+def test_a_client_that_only_consumes_goes_on() -> None:
+    driver = Driver().open([1])
+    driver.alarm(LOW)
+    driver.give(CLIENT, frames.consume(1, "orders", "c"))
+    driver.give(BROKER, frames.consume_ok(1, "c") + DELIVERY)
+    driver.give(CLIENT, frames.ack(1, 1))
+    assert driver.written[CLIENT] == frames.consume_ok(1, "c") + DELIVERY
+    assert bytes(driver.written[BROKER]).endswith(frames.ack(1, 1))
+    assert driver.stage.state(0) == "running"
+
+
+def test_what_waits_of_a_blocked_client_goes_on_and_so_do_the_brokers_frames() -> None:
+    driver = Driver(hold).open([1])
+    driver.give(CLIENT, PUBLISH + PUBLISH)
+    driver.alarm(LOW)
+    driver.forget().settle()
+    assert driver.written[BROKER] == PUBLISH + PUBLISH
+    driver.give(BROKER, DELIVERY)
+    assert driver.written[CLIENT] == DELIVERY
+
+
+@pytest.mark.parametrize("value", [b"t\0", b"S" + frames.long("yes"), b"V"])
+def test_a_client_that_cannot_be_told_is_not_read_all_the_same(value: bytes) -> None:
+    driver = publisher(hears_blocked=value)
+    driver.alarm(LOW)
+    driver.give(CLIENT, PUBLISH)
+    driver.alarm("")
+    assert not driver.written[CLIENT]
+    assert driver.written[BROKER] == PUBLISH
+
+
+def test_an_exempt_client_goes_on() -> None:
+    driver = Driver(exempt=True).open([1])
+    driver.give(CLIENT, PUBLISH)
+    driver.alarm(LOW)
+    driver.give(CLIENT, PUBLISH)
+    assert driver.written[BROKER] == PUBLISH + PUBLISH
+    assert not driver.written[CLIENT]
+
+
+def test_nothing_is_said_before_a_connection_is_open() -> None:
+    driver = Driver()
+    driver.alarm(LOW)
+    driver.give(CLIENT, frames.greeting())
+    driver.give(BROKER, frames.welcome())
+    assert driver.written[CLIENT] == frames.welcome()
+
+
+def test_a_broker_hears_heartbeats_while_its_client_is_not_read() -> None:
+    driver = publisher(heartbeat_s=10)
+    driver.alarm(LOW)
+    for _ in range(4):
+        driver.forget()
+        for _ in range(2):
+            driver.now_ns += 5_000_000_000
+            driver.tick()
+        assert driver.written[BROKER] == frames.frame(8, 0, b"")
+
+
+# --- Where it stops -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cut", range(1, len(PUBLISH)))
+def test_a_publish_that_has_begun_is_read_to_its_end(cut: int) -> None:
+    driver = publisher()
+    driver.give(CLIENT, PUBLISH[:cut])
+    driver.alarm(LOW)
+    assert not driver.session.paused(CLIENT)
+    driver.give(CLIENT, PUBLISH[cut:] + frames.declare(2) + PUBLISH)
+    assert driver.written[BROKER] == PUBLISH
+    assert driver.unread[CLIENT] == frames.declare(2) + PUBLISH
+    assert driver.session.between_frames(CLIENT)
+    driver.alarm("")
+    assert driver.written[BROKER] == PUBLISH + frames.declare(2) + PUBLISH
+
+
+@pytest.mark.parametrize("cut", range(1, len(PUBLISH)))
+def test_a_first_publish_is_seen_wherever_it_is_cut(cut: int) -> None:
+    driver = Driver().open([1])
+    driver.alarm(LOW)
+    driver.give(CLIENT, PUBLISH[:cut])
+    driver.give(CLIENT, PUBLISH[cut:] + PUBLISH)
+    assert told(driver) == [LOW]
+    driver.give(CLIENT, PUBLISH)
+    # At most the chunk with which it was seen.
+    assert driver.written[BROKER] in (PUBLISH, PUBLISH + PUBLISH)
+    driver.alarm("")
+    assert driver.written[BROKER] == PUBLISH + PUBLISH + PUBLISH
+
+
+@pytest.mark.parametrize("cut", range(1, len(DELIVERY)))
+def test_a_client_is_told_between_two_frames(cut: int) -> None:
+    driver = publisher()
+    driver.give(BROKER, DELIVERY[:cut])
+    driver.alarm(LOW)
+    driver.give(BROKER, DELIVERY[cut:])
+    assert told(driver) == [LOW]
+    said = bytes(driver.written[CLIENT])
+    assert said.replace(frames.blocked(LOW), b"") == DELIVERY
+
+
+def test_what_ends_before_it_could_be_said_is_not_said() -> None:
+    driver = publisher()
+    driver.give(BROKER, DELIVERY[:-5])
+    driver.alarm(LOW)
+    driver.alarm("")
+    driver.give(BROKER, DELIVERY[-5:])
+    assert driver.written[CLIENT] == DELIVERY
+
+
+def test_a_reason_that_changes_is_told() -> None:
+    driver = publisher()
+    for reason in (LOW, LOW, f"{LOW} & disk", ""):
+        driver.alarm(reason)
+    assert told(driver) == [LOW, f"{LOW} & disk", None]
+
+
+def test_a_blocked_client_is_read_with_care_only_while_it_is_blocked() -> None:
+    driver = publisher()
+    assert driver.session.most_bytes(CLIENT) == NO_BOUND
+    driver.alarm(LOW)
+    assert driver.session.most_bytes(CLIENT) == 7
+    assert driver.session.most_bytes(BROKER) == NO_BOUND
+    driver.alarm("")
+    assert driver.session.most_bytes(CLIENT) == NO_BOUND
+
+
+# --- The broker's own -----------------------------------------------------------------------------
+
+
+def test_the_brokers_own_words_pass_and_are_seen() -> None:
+    driver = publisher()
+    driver.give(BROKER, frames.blocked("low on disk"))
+    assert driver.writer.state(0) == "blocked"
+    # The broker itself reads no more, and who consumes in another connection is none of its business.
+    assert not driver.session.paused(CLIENT)
+    driver.give(BROKER, frames.unblocked())
+    assert driver.writer.state(0) == "running"
+    assert driver.written[CLIENT] == frames.blocked("low on disk") + frames.unblocked()
+
+
+def test_a_client_hears_the_end_when_neither_stands() -> None:
+    theirs = "low on disk"
+    ours_first, theirs_first = publisher(), publisher()
+    ours_first.alarm(LOW)
+    ours_first.give(BROKER, frames.blocked(theirs))
+    ours_first.alarm("")
+    ours_first.give(BROKER, frames.unblocked())
+    assert told(ours_first) == [LOW, theirs, theirs, None]
+    theirs_first.give(BROKER, frames.blocked(theirs))
+    theirs_first.alarm(LOW)
+    theirs_first.give(BROKER, frames.unblocked())
+    assert theirs_first.session.paused(CLIENT)
+    theirs_first.alarm("")
+    assert told(theirs_first) == [theirs, LOW, LOW, None]
+
+
+@given(st.integers(0, 2**32), st.integers(1, 40))
+@example(0, 1)
+def test_what_a_client_was_told_last_is_true(seed: int, longest: int) -> None:
+    random = Random(seed)
+    driver = publisher()
+    ours, theirs = "", ""
+    for _ in range(20):
+        dice = random.random()
+        if dice < 0.3:
+            ours = random.choice(("", LOW, f"{LOW} & disk"))
+            driver.alarm(ours)
+        elif dice < 0.6:
+            theirs = random.choice(("", "low on disk"))
+            driver.give(BROKER, frames.blocked(theirs) if theirs else frames.unblocked(), random, longest)
+        else:
+            driver.give(BROKER, DELIVERY, random, longest)
+        heard = told(driver)
+        if ours or theirs:
+            assert heard[-1] in {ours, theirs} - {""}
+        else:
+            # RabbitMQ itself may say so twice.
+            assert not heard or heard[-1] is None
+        assert driver.session.paused(CLIENT) is bool(ours)
+        assert (driver.writer.state(0) == "blocked") is bool(theirs)
+
+
+# --- Ends -----------------------------------------------------------------------------------------
+
+
+def test_a_close_of_a_blocked_client_is_answered_when_it_is_read() -> None:
+    driver = publisher()
+    driver.alarm(LOW)
+    driver.forget().give(CLIENT, frames.close(0))
+    assert not driver.written[BROKER]
+    driver.alarm("")
+    assert driver.written[BROKER] == frames.close(0)
+    driver.give(BROKER, frames.close_ok(0))
+    assert driver.written[CLIENT] == frames.unblocked() + frames.close_ok(0)
+    assert driver.session.closing is CLIENT
+
+
+def test_nothing_is_said_behind_a_last_word() -> None:
+    for last in ("client", "broker", "farewell", "drain"):
+        driver = publisher()
+        driver.alarm(LOW)
+        if last == "client":
+            driver = publisher()
+            driver.give(CLIENT, frames.close(0))
+            driver.alarm(LOW)
+            assert not driver.session.paused(CLIENT)
+            assert not driver.written[CLIENT]
+        elif last == "broker":
+            driver.give(BROKER, frames.close(0, 320))
+        elif last == "farewell":
+            driver.session.farewell("bye", 0)
+        else:
+            assert driver.session.dismisses_client("bye", 0)
+        driver.take()
+        driver.forget().alarm("")
+        assert not driver.written[CLIENT], last
+
+
+def test_a_drain_says_goodbye_to_a_blocked_client_at_once() -> None:
+    driver = Driver(hold).open([1])
+    driver.give(CLIENT, PUBLISH)
+    driver.alarm(LOW)
+    assert driver.session.dismisses_client("Sluice is shutting down", 0)
+    driver.take()
+    assert [message.method for message in driver.to_client()] == [(10, 60), (10, 50)]
+    driver.settle()
+    assert driver.session.in_flight() == 0
+    assert driver.session.between_frames(CLIENT)
+    driver.session.farewell("Sluice is shutting down", 0)
+    driver.take()
+    assert [message.method for message in driver.to_broker()][-1] == (10, 50)
+
+
+# --- Any client, any time -------------------------------------------------------------------------
+
+
+@given(st.integers(0, 2**32))
+def test_alarms_at_any_time_lose_nothing(seed: int) -> None:
+    random = Random(seed)
+    driver = Driver(lambda request: hold(request) if random.random() < 0.3 else None).open(range(1, 5))
+    queues: dict[int, list[bytes]] = {
+        channel: [
+            frame
+            for _ in range(random.randint(0, 8))
+            for frame in frames.publish(channel, "", random.choice("ab"), b"x" * random.choice((0, 9, 3000)))
+        ]
+        for channel in range(1, 5)
+    }
+    sent = {channel: b"".join(queue) for channel, queue in queues.items()}
+    data = b""
+    while any(queues.values()):
+        queue = random.choice([each for each in queues.values() if each])
+        data += queue.pop(0)
+    longest = random.choice((10, 500, 100_000))
+    for at in range(0, len(data), longest):
+        driver.give(CLIENT, data[at : at + longest], random, longest)
+        if random.random() < 0.2:
+            driver.alarm(random.choice(("", LOW)))
+        if driver.held and random.random() < 0.5:
+            driver.resolve()
+        if random.random() < 0.5:
+            driver.tick()
+        if driver.session.paused(CLIENT):
+            # Nothing is half read, so all that waits can go on.
+            assert driver.session.between_frames(CLIENT)
+    driver.alarm("")
+    driver.settle()
+    arrived = driver.to_broker()
+    for channel, each in sent.items():
+        assert sorted(m.body + m.arguments for m in arrived if m.channel == channel) == sorted(
+            m.body + m.arguments for m in frames.messages(each)
+        )
+    assert all(first != second for first, second in pairwise(told(driver)))
+    assert not told(driver) or told(driver)[-1] is None
