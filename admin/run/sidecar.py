@@ -18,7 +18,7 @@ import structlog
 import trio
 
 from admin.common.clock import utc_now
-from admin.common.errors import SettingsError, listen_error
+from admin.common.errors import SettingsError, StartError, listen_error
 from admin.common.version import sluice_version
 from admin.config.addresses import Endpoint
 from admin.config.settings import OFF
@@ -46,6 +46,7 @@ from limiter.rules.rule import Rule
 from limiter.rules.rule_set import RuleSet
 from proxy.control import DataPath
 from proxy.datapath.datapath import LocalDataPath
+from proxy.datapath.spooling import SpoolError
 from proxy.deciding.pipeline import PipelineError
 from proxy.net.server import ListenError
 from proxy.net.sockets import format_address
@@ -215,7 +216,11 @@ async def _run(
 ) -> None:
     max_connections = plan.settings.bounds.max_connections
     descriptors = share_descriptors(max_connections, len(plan.listeners))
-    config = replace(plan.data_path_config(), rule_set=edits.rule_set, room_for_connections=descriptors.clients)
+    config = replace(
+        plan.data_path_config(spool.directory, spool_required=spool.given),
+        rule_set=edits.rule_set,
+        room_for_connections=descriptors.clients,
+    )
     try:
         data_path = LocalDataPath(config)
     except PipelineError as error:
@@ -239,6 +244,10 @@ async def _run(
                 raise listen_error(
                     "listener" if name == address else f'listener "{name}"', address, error.error
                 ) from None
+            except SpoolError as error:
+                raise StartError(f"spool.dir: {error}; {spool_place.HINT}") from None
+            if spool.directory is not None and await data_path.spool(0) is None:
+                spool = SpoolPlace(None, spool.given, f"{spool.directory}: cannot be used; the log has the reason")
             if descriptors.clients < max_connections:
                 _say_room(descriptors, max_connections)
             snapshot = await data_path.snapshot(whole=False)
