@@ -36,6 +36,7 @@ class RocketMQSession(Session):
         self._limiting = context.limiting
         #: What refuses all that would be stored, while Sluice runs short of something.
         self._alarm: Forbidden | None = None
+        self._stage = context.stage
         # Whoever sees the answers is told what each of them answers.
         resources = context.resources
         scan = None if context.wants_responses or resources is None else scan_named(options.scan)
@@ -84,7 +85,10 @@ class RocketMQSession(Session):
             if stream.refusals and (stream.lost or self._limiting()):
                 batch.add_verdicts(stream.refusals)
             if self._alarm is not None:
-                batch.add_verdicts(dict.fromkeys(requests.sends(), self._alarm))
+                refused = dict.fromkeys(requests.sends(), self._alarm)
+                if refused:
+                    self._stage.block(now_ns, on=True)
+                batch.add_verdicts(refused)
             return batch
         self._pass_on(None)
         return None
