@@ -24,12 +24,12 @@ class Event(msgspec.Struct, frozen=True):
     """Something an operator may want to hear of at once.
 
     Attributes:
-        kind: ``rules``, ``opened``, ``closed``, ``drain``.
+        kind: ``rules``, ``opened``, ``closed``, ``alarm``, ``drain``.
         at_ns: monotonic time.
         detail: what changed, in plain words and figures.
     """
 
-    kind: Literal["rules", "opened", "closed", "drain"]
+    kind: Literal["rules", "opened", "closed", "alarm", "drain"]
     at_ns: int
     detail: Mapping[str, str | int]
 

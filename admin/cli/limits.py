@@ -53,6 +53,8 @@ _FLAGS: Final = tuple(each for each in FIELDS if each.flag)
 
 
 def _flag(of: LimitField) -> Any:
+    if of.is_choice:
+        return Annotated[bool | None, Flag(help=of.flag)]
     if of.plain_type is bool:
         return Annotated[bool | None, Switch(help=of.flag)]
     # All words are let through: the sidecar knows which there are.

@@ -151,7 +151,8 @@ def _above(limit: AppliedLimit, *, refuses: bool) -> str:
         case _ if not refuses:
             return "held until it is admitted"
         case "delay":
-            return f"held for up to {number(figures.max_delay_s or 0)} s, then {refused}"
+            where = " in the spool" if figures.spool else ""
+            return f"held for up to {number(figures.max_delay_s or 0)} s{where}, then {refused}"
         case _ if not figures.rate_per_s:
             return f"everything is {refused}"
         case _ if figures.break_s:

@@ -70,6 +70,11 @@ class LimitField:
         return get_args(self.type) if get_origin(self.type) is Literal else ()
 
     @property
+    def is_choice(self) -> bool:
+        """Whether it is true, false or not given, which are three things."""
+        return self.plain_type is bool and self.default is None
+
+    @property
     def is_list(self) -> bool:
         """Whether its value is a list."""
         return get_origin(self.plain_type) is list
@@ -100,13 +105,13 @@ FIELDS: Final = (
                place=2, label="Burst, seconds", help="Seconds of the rate that may pass at once after a pause."),
     LimitField("bytes_per_s", _Number, None, "bytes per second, of whole requests; default: no limit",
                flag="bytes per second, in addition to messages", metavar="N",
-               place=6, label="Bytes per second", telling=True, help="In addition to messages. Empty: no limit."),
+               place=7, label="Bytes per second", telling=True, help="In addition to messages. Empty: no limit."),
     LimitField("bytes_burst_s", _Burst, _default("bytes_burst_s"), "burst of the bytes, in seconds of bytes_per_s",
                beside=("bytes_per_s",),
-               flag="burst of the bytes", metavar="S", place=7, label="Burst of bytes, seconds"),
+               flag="burst of the bytes", metavar="S", place=8, label="Burst of bytes, seconds"),
     LimitField("count", Count, _default("count"),
                "unit of the rate: messages, or requests whatever their number of messages",
-               flag="unit of the rate: messages or requests", metavar="WHAT", place=8, label="The rate counts",
+               flag="unit of the rate: messages or requests", metavar="WHAT", place=9, label="The rate counts",
                words={"messages": "messages", "requests": "requests, whatever their number of messages"}),
     LimitField("action", Action, None,
                "above the limit: reject, shadow or delay; off disables the limit; default: depends on the kind",
@@ -122,27 +127,36 @@ FIELDS: Final = (
                place=4, label="Longest debt, seconds",
                help="Largest debt of one request; a request above it is refused alone."),
     LimitField("max_delay_s", _Seconds, None,
-               "with delay: longest time a request is held, in seconds; default: depends on the kind",
+               "with delay: longest time a request is held, in seconds; default: depends on the kind; with spool 3600",
                with_action="delay", flag="with delay: longest time that a request is held", metavar="S",
-               place=5, label="Longest delay, seconds", help="With delay. Empty: the default of the kind."),
+               place=5, label="Longest delay, seconds",
+               help="With delay. Empty: the default of the kind, or 3600 if all of it is put aside."),
+    LimitField("spool", bool, None,
+               "with delay: true puts everything above the limit aside in the spool, in order, for up to 3600 s unless"
+               " max_delay_s is given; false puts nothing aside; default: only what the bounds on held requests have no"
+               " room for",
+               with_action="delay", flag="with delay: put everything above the limit aside in the spool, or nothing",
+               place=6, label="Put aside in the spool",
+               words={"": "what memory has no room for", "true": "everything above the limit", "false": "nothing"},
+               help="With delay, for what is sent: it waits in memory and on disk, in order."),
     LimitField("busy_code", int, None, "response code of a refusal; default: the protocol's own",
                flag="response code of a refusal", metavar="N",
-               place=12, label="Refusal code", help="Empty: the protocol's own."),
+               place=13, label="Refusal code", help="Empty: the protocol's own."),
     LimitField("fair_by", FairBy, None, "fair shares of the limit: one for each client, producer group or user",
                meant={"address": "client", "ip": "client", "group": "producer_group"},
                flag="fair shares by client, producer_group or user", metavar="WHAT",
-               place=9, label="Fair shares", help="Above the limit, each active one gets at least an equal share.",
+               place=10, label="Fair shares", help="Above the limit, each active one gets at least an equal share.",
                words={"": "none", "producer_group": "by producer group", "client": "by client address",
                       "user": "by user"},
                telling=True),
     LimitField("max_fair_keys", Annotated[int, Ge(1), Le(MAX_FAIR_KEYS)], _default("max_fair_keys"),
                "with fair_by: most shares at a time; everybody else has one share together", beside=("fair_by",),
                flag="most fair shares at a time", metavar="N",
-               place=10, label="Most fair shares", help="Everybody else has one share together."),
+               place=11, label="Most fair shares", help="Everybody else has one share together."),
     LimitField("warm_up_s", _Seconds, _default("warm_up_s"),
                "seconds until the full rate is reached after an idle time",
                flag="seconds until the full rate after an idle time", metavar="S",
-               place=11, label="Warm-up, seconds", help="Time until the full rate after an idle time."),
+               place=12, label="Warm-up, seconds", help="Time until the full rate after an idle time."),
     LimitField("break_s", _Seconds, None,
                "seconds for which everything is refused once the limit is hit; default: 1; 0 for shared limits,"
                " scopes, delay and warm_up_s",
@@ -152,22 +166,22 @@ FIELDS: Final = (
     LimitField("allow_under_limit", bool, _default("allow_under_limit"),
                "accept a break longer than the burst, although clients then get less than the rate",
                flag="accept a break longer than the burst",
-               place=16, label="Accept a break longer than the burst: clients get less than the rate"),
+               place=17, label="Accept a break longer than the burst: clients get less than the rate"),
     LimitField("exempt", bool, _default("exempt"),
                "true: never limited, not even by shared limits and scopes; replaces the rate", named=True,
                flag="never limited; replaces the rate",
-               place=17, label="Exempt: never limited; replaces the rate", telling=True),
+               place=18, label="Exempt: never limited; replaces the rate", telling=True),
     LimitField("between", str, None,
                "hours in which the limit applies, HH:MM-HH:MM; hours across midnight belong to the first day",
                named=True, flag="applies only in these hours", metavar="HH:MM-HH:MM",
-               place=13, label="Hours", help="HH:MM-HH:MM. Empty: always.", telling=True),
+               place=14, label="Hours", help="HH:MM-HH:MM. Empty: always.", telling=True),
     LimitField("days", Annotated[list[_Day], MinLen(1)], None,
                "days on which the limit applies; default: every day",
                named=True, flag="applies only on these days: mon,tue,…", metavar="DAYS",
-               place=14, label="Days", help="mon, tue, … Empty: every day.", telling=True),
+               place=15, label="Days", help="mon, tue, … Empty: every day.", telling=True),
     LimitField("time_zone", str, "UTC", "time zone of between and days", beside=("between", "days"), named=True,
                flag="time zone of hours and days (UTC)", metavar="ZONE",
-               place=15, label="Time zone", help="Of hours and days."),
+               place=16, label="Time zone", help="Of hours and days."),
 )
 """All fields of a limit, in the order in which they are shown."""
 # fmt: on

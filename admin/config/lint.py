@@ -10,8 +10,9 @@ from typing import Final
 
 from admin.config.faults import Origins
 from admin.config.limit_fields import FIELDS
+from admin.config.rule_fields import longest_delay_s
 from admin.config.rulebook import BUILT_IN
-from admin.config.settings import DEFAULT_SCOPE, UNLIMITED, Limit, LimitSettings, Settings
+from admin.config.settings import DEFAULT_SCOPE, OFF, UNLIMITED, Limit, LimitSettings, Settings
 from admin.config.toml_lines import Path as Place
 from limiter.rules.patterns import DEFAULT_PATTERN, Matcher
 from limiter.rules.resource import LISTENER, SCOPES
@@ -43,9 +44,11 @@ def about(settings: Settings, rules: RuleSet, kinds: Sequence[Kind], origins: Or
     for index, limit in enumerate(settings.limits):
         found += _idle_keys(limit, by_name[limit.kind], ("limits", index), origins)
         found += _hidden(limit, ("limits", index), rules, sources, origins)
+        found += _no_spool(limit, ("limits", index), settings, origins)
     for kind, default in settings.defaults.items():
         found += _idle_keys(default, by_name[kind], ("defaults", kind), origins)
         found += _hidden(default, ("defaults", kind), rules, sources, origins)
+        found += _no_spool(default, ("defaults", kind), settings, origins)
     found += _clashes(rules.rules, now)
     found += _unlike_in_scope(settings, origins)
     found += _unused_scopes(settings, rules, origins)
@@ -77,6 +80,11 @@ def _idle_keys(limit: Limit, kind: Kind, place: Place, origins: Origins) -> Iter
         ("busy_code", action != "shadow", 'means nothing with action = "shadow", which refuses nothing'),
         ("busy_code", kind.refuses, never_refused),
         ("max_delay_s", kind.refuses or action != "delay", never_refused),
+        (
+            "spool",
+            not kind.consumes,
+            "means nothing here: only what is sent is put aside, not what is consumed",
+        ),
         ("action", kind.refuses or action != "reject", never_refused),
     )
     for key, means_something, why in conditions:
@@ -84,10 +92,16 @@ def _idle_keys(limit: Limit, kind: Kind, place: Place, origins: Origins) -> Iter
             yield origins.problem((*place, key), why, getattr(limit, key))
     if delays and limit.max_delay_s == 0:
         yield origins.problem((*place, "max_delay_s"), 'holds nothing; action = "reject" says the same', 0)
-    max_delay_s = kind.max_delay_s if limit.max_delay_s is None else limit.max_delay_s
+    max_delay_s = limit.max_delay_s
+    if max_delay_s is None:
+        max_delay_s = longest_delay_s(kind, action=action, spool=limit.spool)
     if delays and kind.patience_s is not None and max_delay_s > kind.patience_s:
         what = f"is longer than most clients wait for an answer, {kind.patience_s:g} s: they give up and may send again"
-        yield origins.problem((*place, "max_delay_s"), what, max_delay_s)
+        if limit.max_delay_s is None and limit.spool:
+            what = f"holds for up to {max_delay_s:g} s unless max_delay_s says otherwise; that {what}"
+            yield origins.problem((*place, "spool"), what, limit.spool)
+        else:
+            yield origins.problem((*place, "max_delay_s"), what, max_delay_s)
     if delays and 0 in {limit.rate, limit.bytes_per_s}:
         what = f"holds everything for {max_delay_s:g} s and then refuses it, since nothing is admitted"
         what += '; "reject" says so'
@@ -100,6 +114,18 @@ def _idle_keys(limit: Limit, kind: Kind, place: Place, origins: Origins) -> Iter
     if limit.fair_by == "producer_group" and kind.consumes:
         what = "tells nobody apart here: who asks for messages has no producer group"
         yield origins.problem((*place, "fair_by"), what, limit.fair_by)
+
+
+def _no_spool(limit: Limit, place: Place, settings: Settings, origins: Origins) -> Iterable[str]:
+    """Name a limit whose requests are to be put aside where there is no spool."""
+    if not limit.spool:
+        return
+    if settings.spool.dir == OFF:
+        what = 'there is no spool, as spool.dir = "off": what waits is in memory'
+        yield origins.problem((*place, "spool"), what, limit.spool)
+    elif settings.spool.dir is None and settings.state_dir == OFF:
+        what = 'there is no spool, as state_dir = "off" and no spool.dir is given: what waits is in memory'
+        yield origins.problem((*place, "spool"), what, limit.spool)
 
 
 def _hidden(limit: Limit, place: Place, rules: RuleSet, sources: frozenset[str], origins: Origins) -> Iterable[str]:

@@ -86,6 +86,12 @@ def scope_kinds_of(protocols: Iterable[Protocol]) -> tuple[Kind, ...]:
     return tuple(kind for kind in SCOPE_KINDS if any(protocol.has(kind.name) for protocol in protocols))
 
 
+def longest_delay_s(kind: Kind, *, action: str, spool: bool | None) -> float:
+    """Return for how long a rule holds that does not say it: for what is put aside there is room to wait."""
+    put_aside = spool and action == "delay" and not kind.consumes
+    return float(MAX_TIME_S) if put_aside else kind.max_delay_s
+
+
 class RuleReader:
     """Makes rules of what operators write.
 
@@ -144,6 +150,8 @@ class RuleReader:
             key: getattr(of, key, None) if (value := getattr(limit, key)) is None else value
             for key in _SAME & type(limit).model_fields.keys()
         }
+        if limit.max_delay_s is None:
+            fields["max_delay_s"] = longest_delay_s(of, action=fields["action"], spool=limit.spool)
         rule = Rule(
             kind=kind,
             pattern=pattern,
@@ -288,7 +296,8 @@ def written(fields: Mapping[str, Any]) -> dict[str, Any]:
 def patched(fields: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a limit with those of a merge patch; None takes one away.
 
-    What goes with another field only, and not with what that has become, is dropped unless the patch names it.
+    What goes with another field only, and not with what that has become, is dropped unless the patch names it. So is a
+    longest delay where ``spool`` is switched: its default is another one then.
     """
     found = {key: value for key, value in {**fields, **patch}.items() if value is not None}
     gone: set[str] = set()
@@ -298,6 +307,8 @@ def patched(fields: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, An
         gone = {"exempt"}
     if "action" in patch:
         gone |= {each.key for each in FIELDS if each.with_action not in {None, found.get("action")}}
+    if "spool" in patch and bool(patch["spool"]) != bool(fields.get("spool")):
+        gone.add("max_delay_s")
     return {key: value for key, value in found.items() if key not in gone or key in patch}
 
 

@@ -304,6 +304,88 @@ class RejectionLogSettings(_Table):
     )
 
 
+class SpoolSettings(_Table):
+    """Where requests wait that are put aside, in memory and on disk: those of limits with ``spool``, and more."""
+
+    dir: Name | None = Field(
+        None,
+        description='folder of its files; "off": there is none, and what waits is held in memory only; default: `spool`'
+        " in the state directory",
+    )
+    memory_bytes: int = Field(
+        32 * 1024 * 1024,
+        ge=1024 * 1024,
+        description="what it may have in memory; from half of it on, what is over the queues' targets goes to disk",
+    )
+    max_disk_bytes: int = Field(
+        16 * 1024 * 1024 * 1024,
+        ge=64 * 1024 * 1024,
+        description="size of all its files; when they are full, messages wait in memory, and then clients are not read",
+    )
+    max_age_s: float = Field(
+        86_400.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="seconds after which a message is refused, or passes next if it cannot be refused; 0: never",
+    )
+    target_s: float = Field(
+        2.0,
+        gt=0,
+        le=3600,
+        description="a queue has so many seconds' worth of what it takes and lets go in memory while memory is short",
+    )
+    recover: bool = Field(
+        False,
+        description="true: after a crash, messages whose senders expect no answer are sent, marked as possibly sent"
+        " before; false: they are counted and dropped",
+    )
+
+
+class FlowSettings(_Table):
+    """How many messages each stage of Sluice may have under way to the next, as RabbitMQ's credit flow does it."""
+
+    initial_credit: int = Field(400, ge=1, le=1_000_000, description="messages that a stage may send to the next one")
+    more_credit_after: int = Field(
+        200,
+        ge=1,
+        le=1_000_000,
+        description="messages dealt with after which it may send as many more; at most the former",
+    )
+    store_initial_credit: int = Field(
+        4000, ge=1, le=10_000_000, description="likewise, messages that a queue may give the spool's disk to write"
+    )
+    store_more_credit_after: int = Field(
+        800, ge=1, le=10_000_000, description="likewise, messages written after which it may give as many more"
+    )
+
+    @model_validator(mode="after")
+    def _credit_comes_back(self) -> "FlowSettings":
+        for more, initial in (
+            ("more_credit_after", "initial_credit"),
+            ("store_more_credit_after", "store_initial_credit"),
+        ):
+            most = getattr(self, initial)
+            if getattr(self, more) > most:
+                raise ValueError(f"must have {more} of at most {initial}, {most}: otherwise none ever comes back")
+        return self
+
+
+class AlarmSettings(_Table):
+    """When Sluice stops those who publish, until there is enough memory and disk again."""
+
+    memory_high_watermark: float = Field(
+        0.6,
+        gt=0,
+        le=1,
+        description="share of the memory that Sluice may use, by its container or the machine; above it, it stops them",
+    )
+    disk_free_bytes: int = Field(
+        1024 * 1024 * 1024,
+        ge=0,
+        description="free bytes where the spool is, below which it stops them; 0: never",
+    )
+
+
 class BoundsSettings(_Table):
     """Upper bounds of what Sluice uses."""
 
@@ -340,4 +422,7 @@ class Settings(_Table):
     admin: AdminSettings = Field(default_factory=AdminSettings)
     log: LogSettings = Field(default_factory=LogSettings)
     rejection_log: RejectionLogSettings = Field(default_factory=RejectionLogSettings)
+    spool: SpoolSettings = Field(default_factory=SpoolSettings)
+    flow: FlowSettings = Field(default_factory=FlowSettings)
+    alarms: AlarmSettings = Field(default_factory=AlarmSettings)
     bounds: BoundsSettings = Field(default_factory=BoundsSettings)

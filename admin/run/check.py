@@ -12,15 +12,17 @@ from rich.text import Text
 from admin.common.numbers import number
 from admin.common.tables import Rows
 from admin.config.rule_fields import scope_kinds_of
-from admin.config.settings import OFF
+from admin.config.settings import OFF, AlarmSettings
 from admin.edits.model import is_over
 from admin.edits.places import Place, active_in
 from admin.edits.state import State
 from admin.rejection_log import places as log_places
+from admin.run import spool_place
 from admin.run.composition import Plan, PlannedListener
 from limiter.rules.patterns import DEFAULT_PATTERN
 from limiter.rules.resource import CLIENT, LISTENER
 from limiter.rules.rule import NS_PER_S, Rule
+from proxy.flow.alarms import size_text
 from proxy.protocols.base import Kind
 
 #: Off a terminal nothing is wrapped or cut: the output is read by scripts and by diff.
@@ -170,7 +172,7 @@ def _rule(rule: Rule, kind: Kind | None, *, holds: bool = True) -> Sequence[str]
         rule.name,
         f"off ({rule.limit_text})" if off else rule.limit_text,
         _of(rule),
-        _above(rule, refuses=kind is None or kind.refuses) if live else "",
+        _above(rule, kind) if live else "",
         _by_dimension(rule, "burst_ns") if live else "",
         _by_dimension(rule, "break_ns") if live else "",
         f"{rule.fair_by}, {rule.max_fair_keys} at most" if live and rule.fair_by else "",
@@ -189,13 +191,14 @@ def _of(rule: Rule) -> str:
     return f"every other {rule.kind.replace('_', ' ')}" if rule.pattern == DEFAULT_PATTERN else f"each such {one}"
 
 
-def _above(rule: Rule, *, refuses: bool) -> str:
+def _above(rule: Rule, kind: Kind | None) -> str:
     if rule.action == "shadow":
         return "only count"
-    if not refuses:
+    if kind is not None and not kind.refuses:
         return "hold"
     refuse = "refuse" if rule.busy_code is None else f"refuse with code {rule.busy_code}"
-    return f"hold up to {rule.max_delay_s:g} s, then {refuse}" if rule.action == "delay" else refuse
+    where = " in the spool" if rule.spool and not (kind is not None and kind.consumes) else ""
+    return f"hold up to {rule.max_delay_s:g} s{where}, then {refuse}" if rule.action == "delay" else refuse
 
 
 def _by_dimension(rule: Rule, attribute: str) -> str:
@@ -247,6 +250,17 @@ def _rest(plan: Plan, place: Place | None) -> Rows:
         rows.append(("state_dir", _kept(place)))
     if place is not None:
         rows.append(("rejection_log", _recorded(plan, place)))
+        rows.append(("spool", _spooled(plan, place)))
+    flow, alarms = settings.flow, settings.alarms
+    stages, store = (
+        f"{initial} messages, {more} more after as many"
+        for initial, more in (
+            (flow.initial_credit, flow.more_credit_after),
+            (flow.store_initial_credit, flow.store_more_credit_after),
+        )
+    )
+    rows.append(("flow", f"credit {stages}; to the spool's disk {store}"))
+    rows.append(("alarms", _alarms(alarms)))
     rows.append(("log", f"{settings.log.level}, {settings.log.format}"))
     rows.append(("grace_s", f"{settings.grace_s:g}"))
     for key, value in settings.bounds.model_dump().items():
@@ -268,6 +282,23 @@ def _recorded(plan: Plan, place: Place) -> str:
     instance = settings.instance or "host name and port"
     bounds = f"files of {settings.max_file_bytes} bytes or {settings.max_file_age_s:g} s"
     return f"{log.directory}: instance {instance}, {bounds}, {settings.max_total_bytes} bytes in all"
+
+
+def _spooled(plan: Plan, place: Place) -> str:
+    settings = plan.settings.spool
+    spool = spool_place.of(settings, place.directory)
+    if spool.directory is None:
+        return OFF + (f" ({spool.why})" if spool.why else "")
+    bounds = f"{size_text(settings.memory_bytes)} in memory, {size_text(settings.max_disk_bytes)} on disk"
+    age = f"for at most {settings.max_age_s:g} s" if settings.max_age_s else "however long it takes"
+    after = "sent again after a crash" if settings.recover else "dropped after a crash"
+    return f"{spool.directory}: {bounds}, {age}; what expects no answer is {after}"
+
+
+def _alarms(settings: AlarmSettings) -> str:
+    memory = f"above {settings.memory_high_watermark:.0%} of memory"
+    disk = settings.disk_free_bytes
+    return f"publishers stop {memory}" + (f", and below {size_text(disk)} of free disk" if disk else "")
 
 
 def _options(options: object) -> str:

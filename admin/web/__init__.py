@@ -35,13 +35,21 @@ _CACHE_CONTROL: Final = "no-cache"
 _INPUTS: Final[Mapping[Any, str]] = {bool: "check", str: "text"}
 
 
+def _input(of: LimitField) -> str:
+    if of.is_choice:
+        return "boolean"
+    if of.words or of.values:
+        return "choice"
+    return "days" if of.is_list else _INPUTS.get(of.plain_type, "number")
+
+
 def _field(of: LimitField) -> dict[str, Any]:
     """Write a field as ``fields.js`` has it."""
     words = {**of.words, **{word: word for word in of.values if word not in of.words}}
     return {
         "key": of.key,
         "label": of.label,
-        "input": "choice" if words else "days" if of.is_list else _INPUTS.get(of.plain_type, "number"),
+        "input": _input(of),
         "otherwise": of.default,
         "help": of.help,
         "options": list(words.items()),

@@ -23,11 +23,15 @@ from limiter.rules.rule_set import RuleSet
 from proxy.common.buffers import BufferPool
 from proxy.common.cooperative import Pace
 from proxy.control import Cleared, DataPath, Event, LimitCommand, LimitCommandReply
+from proxy.datapath.alarm_watch import AlarmConfig, AlarmWatch
 from proxy.datapath.explanation import explain
 from proxy.datapath.overview import Overview, direction
+from proxy.datapath.spooling import SpoolConfig, Spooling
 from proxy.deciding.batch import Side
 from proxy.deciding.counting import Tally
 from proxy.deciding.pipeline import HandlerConfig, HandlerServices, Pipeline
+from proxy.flow.alarms import Change, reason
+from proxy.flow.credit import DEFAULT_CREDIT, STORE_CREDIT, Credit
 from proxy.net.connection import Services
 from proxy.net.limit_commands import LimitCommands
 from proxy.net.reactor import Reactor
@@ -52,6 +56,8 @@ _log = structlog.get_logger(__name__)
 
 #: Events kept for a subscriber that does not keep up.
 _EVENTS_KEPT: Final = 1000
+#: How long the load of the event loop is measured for.
+_LOAD_S: Final = 1.0
 #: A quarter of a minute after a flood a quarter of its read buffers is left.
 _SHRINK_EVERY_S: Final = 5.0
 #: The wall clock may jump, so rules with hours are looked at this often even if none is due to change.
@@ -78,6 +84,19 @@ class _Parts(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class CreditConfig:
+    """How much may be under way between two stages, as ``proxy.flow.credit`` says.
+
+    Attributes:
+        stages: what all but the store give.
+        store: what that gives.
+    """
+
+    stages: Credit = DEFAULT_CREDIT
+    store: Credit = STORE_CREDIT
+
+
+@dataclass(frozen=True, slots=True)
 class DataPathConfig:
     """Everything a data path is built from.
 
@@ -92,6 +111,9 @@ class DataPathConfig:
         buffer_budget_bytes: read buffers, all connections together.
         max_keys_per_s: refusals told apart in a second of the traffic taken, by client, group, rule and resource.
         max_resources: resources told apart in a second of the traffic taken, exact-name rules not counted.
+        spool: where what waits is put aside; None is nowhere.
+        credit: how much may be under way between two stages.
+        alarms: when publishers are stopped, since memory or disk runs short.
     """
 
     listeners: tuple[ListenerConfig, ...]
@@ -104,6 +126,9 @@ class DataPathConfig:
     buffer_budget_bytes: int = 64 * 1024 * 1024
     max_keys_per_s: int = DEFAULT_TOLD_APART
     max_resources: int = DEFAULT_TOLD_APART
+    spool: SpoolConfig | None = None
+    credit: CreditConfig = CreditConfig()
+    alarms: AlarmConfig = AlarmConfig()  # noqa: RUF009 - frozen
 
 
 class LocalDataPath(DataPath):
@@ -116,6 +141,7 @@ class LocalDataPath(DataPath):
 
     Raises:
         PipelineError: the handlers do not make a pipeline.
+        ValueError: numbers of a credit or of an alarm contradict each other.
     """
 
     def __init__(
@@ -135,7 +161,7 @@ class LocalDataPath(DataPath):
             config.max_keys_per_s,
             config.max_resources,
             now_ns=now_ns(),
-            wall_ns=lambda: (wall_clock() - _EPOCH) // _US * 1000,
+            wall_ns=self._wall_ns,
         )
         self._limits = Limits(in_force, config.max_live_limiters, self._accounts)
         self._pipeline = Pipeline(config.handlers, HandlerServices(self._limits, now_ns))
@@ -147,7 +173,8 @@ class LocalDataPath(DataPath):
         self._buffers = BufferPool(config.buffer_budget_bytes)
         self._commands = LimitCommands()
         self._reactor = Reactor()
-        services = Services(
+        self._spooling = Spooling(config.spool, now_ns, self._wall_ns, config.credit.store)
+        self._services = services = Services(
             self._pipeline,
             self._tally,
             self._buffers,
@@ -159,6 +186,7 @@ class LocalDataPath(DataPath):
             self._reactor,
             self._limiting,
             self._limits.resources,
+            credit=config.credit.stages,
         )
         self.server = Server(
             config.listeners,
@@ -167,7 +195,11 @@ class LocalDataPath(DataPath):
             self._connection,
             max_connections=config.max_connections,
             room=config.room_for_connections,
+            before_end=self._spooling.keep,
         )
+        folder = None if config.spool is None else config.spool.folder
+        self._alarm_watch = AlarmWatch(config.alarms, folder, self._held_bytes, self._alarm_changed, now_ns)
+        self._busy_ratio = 0.0
         self._overview = Overview(self._limits, self._accounts, self.server, now_ns)
         self._subscribers: dict[trio.MemorySendChannel[Event], trio.MemoryReceiveChannel[Event]] = {}
 
@@ -176,19 +208,25 @@ class LocalDataPath(DataPath):
 
         Raises:
             ListenError: an address can't be had.
+            SpoolError: the spool's folder can't be used.
         """
-        await self.server.bind()
+        self._services.spool = await self._spooling.open()
         try:
+            await self.server.bind()
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._reactor.run)
                 nursery.start_soon(self._pipeline.run)
                 nursery.start_soon(self._follow_the_clock)
                 nursery.start_soon(self._shrink_buffers)
+                nursery.start_soon(self._measure_load)
+                nursery.start_soon(self._alarm_watch.run)
+                nursery.start_soon(self._spooling.run)
                 await nursery.start(self.server.run)
                 task_status.started()
         finally:
             self.server.close()
             self._reactor.close()
+            await self._spooling.close()
 
     async def apply(self, rule_set: RuleSet) -> None:
         """Put a rule set in force; the very next batch is decided by it."""
@@ -220,6 +258,29 @@ class LocalDataPath(DataPath):
         while True:
             await trio.sleep(_SHRINK_EVERY_S)
             self._buffers.shrink()
+
+    async def _measure_load(self) -> None:
+        """Know how busy the event loop was in the last second."""
+        while True:
+            await trio.sleep(_LOAD_S)
+            self._busy_ratio = self._reactor.idle.busy_ratio()
+
+    def _held_bytes(self) -> int:
+        """Return what messages that wait take in memory; never too much, since an alarm would end too early for it."""
+        spool = self._spooling.spool
+        # Requests that are held may be among what sessions say.
+        held_bytes = max(self._tally.held_bytes, self.server.held_bytes())
+        return held_bytes + (0 if spool is None else spool.memory_bytes)
+
+    async def _alarm_changed(self, change: Change) -> None:
+        """Tell everybody that an alarm has begun to stand, or has ended."""
+        (_log.warning if change.stands else _log.info)(change.text)
+        self._emit("alarm", {"scarce": change.scarce, "stands": int(change.stands), "text": change.text})
+        self.server.alarm = why = reason(self._alarm_watch.alarms)
+        pace = Pace()
+        for connection in list(self.server.connections.values()):
+            connection.alarm(why)
+            await pace.keep()
 
     async def _follow_the_clock(self) -> None:
         """Switch rules with hours on and off when it is time."""
@@ -391,6 +452,9 @@ class LocalDataPath(DataPath):
         self._pipeline.drain(self._now_ns() + round(hold_s * _NS_PER_S))
         await self.server.drain(grace_s)
 
+    def _wall_ns(self) -> int:
+        return (self._wall_clock() - _EPOCH) // _US * 1000
+
     def _limits_kind(self, kind: str) -> bool:
         return self._limits.rule_set.limits_kind(kind)
 
@@ -401,7 +465,7 @@ class LocalDataPath(DataPath):
         if self._subscribers:
             self._emit(kind, detail)
 
-    def _emit(self, kind: Literal["rules", "opened", "closed", "drain"], detail: dict[str, str | int]) -> None:
+    def _emit(self, kind: Literal["rules", "opened", "closed", "alarm", "drain"], detail: dict[str, str | int]) -> None:
         event = Event(kind, self._now_ns(), detail)
         for send, receive in self._subscribers.items():
             # A subscriber may have closed its end early.

@@ -91,7 +91,7 @@ def explain(
         limiting=rule_set.enabled,
         off_kinds=tuple(sorted(rule_set.off_kinds)),
         exempt_on=exempt_on,
-        limits=tuple(_limit(each, now_ns) for each in applied if each.limits),
+        limits=tuple(_limit(each, now_ns, spools=not caller.consumes) for each in applied if each.limits),
         unapplied=tuple(UnappliedRule(*each.resource, each.why, _rule_view(each.rule)) for each in unapplied.values()),
         ignored=tuple(named) if kind is None or kind.consumes else (),
         refusals=_refusals(resource, through, exempt_on) if rule_set.enabled else (),
@@ -200,7 +200,7 @@ def _through(
     return through
 
 
-def _limit_view(rule: Rule, unit: Count | Literal["bytes"]) -> LimitView:
+def _limit_view(rule: Rule, unit: Count | Literal["bytes"], *, spools: bool) -> LimitView:
     """Return what a limit is made of: fields of the rule, unless something else holds than is written."""
     fields: dict[str, Any] = {name: getattr(rule, name, None) for name in LimitView.__struct_fields__} | {
         "unit": unit,
@@ -208,11 +208,12 @@ def _limit_view(rule: Rule, unit: Count | Literal["bytes"]) -> LimitView:
         "break_s": rule.break_in_force_s,
         "most_at_once": rule.most_permits,
         "max_delay_s": rule.max_delay_s if rule.action == "delay" else None,
+        "spool": rule.spool if rule.action == "delay" and spools else None,
     }
     return LimitView(**fields)
 
 
-def _limit(applied: Applied, now_ns: int) -> AppliedLimit:
+def _limit(applied: Applied, now_ns: int, *, spools: bool) -> AppliedLimit:
     rule, state = applied.rule, applied.state
     part = rule.part(applied.dimension) or rule
     return AppliedLimit(
@@ -220,7 +221,7 @@ def _limit(applied: Applied, now_ns: int) -> AppliedLimit:
         name=applied.resource.name,
         why=applied.why,
         rule=_rule_view(rule),
-        limit=_limit_view(part, "bytes" if applied.dimension == "bytes" else rule.count),
+        limit=_limit_view(part, "bytes" if applied.dimension == "bytes" else rule.count, spools=spools),
         state=state
         and LimitState(
             stored_permits=state.stored_permits,

@@ -27,31 +27,42 @@ first. Nothing is lost between them::
 
     sent  =  initial - credit + overdraft + granted           acked  =  granted + deferred + more_after - until_grant
 
+Stalls
+======
+A count says nothing of a follower that takes no more at all for now: a socket that is full, a disk whose writes pile
+up. Whoever knows that says ``S.stall(F, on=True)``: S is out of credit then, whatever its balance is, until it says
+``on=False``. The counts go on as they do otherwise. ``credit_flow.erl`` has ``block/1`` and ``unblock/1`` for it.
+
 Transitions
 ===========
-For each pair of a sender S and its follower F: the balance ``b``, ``u`` acks until the next grant, ``d`` deferred.
-The follower's kind sets ``initial`` and ``more_after``; n is positive.
+For each pair of a sender S and its follower F: the balance ``b``, ``u`` acks until the next grant, ``d`` deferred, and
+whether it is stalled, ``s``. The follower's kind sets ``initial`` and ``more_after``; n is positive.
 
-========= ============== ===============================================================================================
-call      when           then
-========= ============== ===============================================================================================
-S.send n  first of both  ``b = initial, u = more_after, d = 0``; then as below
-S.send n  n < b          ``b -= n``
-S.send n  0 < b <= n     ``b -= n``; F blocks S. If nobody did before, S is out of credit
-S.send n  b <= 0         ``b -= n``
-F.ack n   n < u          ``u -= n``
-F.ack n   u <= n         ``g`` grants fall due, one for each ``more_after`` acks: ``u += g * more_after - n``.
-                         F has credit: *bump* S by ``g * more_after``. F is out of credit: ``d += g * more_after``
-F.ack n   no pair        nothing: the sender has parted, so nobody is there to be given credit
-bump q    0 < b          ``b += q``
-bump q    b + q <= 0     ``b += q``; F still blocks S
-bump q    b <= 0 < b + q ``b += q``; F blocks S no more. If nobody else does, S has credit: whom S owes deferred grants
-                         is bumped by them now, and then ``S.on_credit()`` is called
-part      a pair         S and F forget each other, with ``b``, ``u`` and ``d``. If F blocked S: as in the row above
-========= ============== ===============================================================================================
+========= ==================== =========================================================================================
+call      when                 then
+========= ==================== =========================================================================================
+any of S  first of both        ``b = initial, u = more_after, d = 0``, not s; then as below
+S.send n  n < b                ``b -= n``
+S.send n  0 < b <= n, not s    ``b -= n``; F blocks S. If nobody did before, S is out of credit
+S.send n  0 < b <= n, s        ``b -= n``; F still blocks S
+S.send n  b <= 0               ``b -= n``
+F.ack n   n < u                ``u -= n``
+F.ack n   u <= n               ``g`` grants fall due, one for each ``more_after`` acks: ``u += g * more_after - n``.
+                               F has credit: *bump* S by ``g * more_after``. Else: ``d += g * more_after``
+F.ack n   no pair              nothing: the sender has parted, so nobody is there to be given credit
+bump q    0 < b                ``b += q``
+bump q    b + q <= 0 or s      ``b += q``; F still blocks S
+bump q    b <= 0 < b + q       ``b += q``; F blocks S no more. If nobody else does, S has credit: whom S owes deferred
+                               grants is bumped by them now, and then ``S.on_credit()`` is called
+stall on  0 < b, not s         ``s``; F blocks S. If nobody did before, S is out of credit
+stall on  b <= 0 or s          ``s``; F still blocks S
+stall off 0 < b, s             not s; F blocks S no more, and all else as in the last row of bump
+stall off b <= 0 or not s      not s
+part      a pair               S and F forget each other, with ``b``, ``u``, ``d`` and ``s``. If F blocked S: likewise
+========= ==================== =========================================================================================
 
-From ``1 <= more_after <= initial`` follows: once all that was sent is acked, and no stage is out of credit for others,
-every balance is above zero. So where all work is done, nobody is out of credit.
+From ``1 <= more_after <= initial`` follows: once all that was sent is acked, all stalls are over, and no stage is out
+of credit for others, every balance is above zero. So where all work is done, nobody is out of credit.
 
 What an integrator must know
 ============================
@@ -73,12 +84,13 @@ What an integrator must know
 
 - A connection that does not read hears nothing on any of its channels: no acks, no heartbeats. So it does not judge the
   peer by its heartbeats meanwhile.
+- Each stall is ended by whoever began it, or with one of the two stages.
 - A stage that ends calls ``close``. What comes back later (a broker, a resource) is a new stage.
-- ``on_credit`` is called in the midst of another stage's ``ack``, ``part`` or ``close``. It may wake somebody; it calls
-  nothing of a stage.
+- ``on_credit`` is called in the midst of an ``ack``, a ``part``, a ``close``, or a ``stall`` that ends. It may wake
+  somebody; it calls nothing of a stage.
 
 Measured with CPython 3.11 by ``tests/bench/credit.py``: 0.3 µs for a send and its ack, 0.45 µs if each brings a grant.
-A stage of its own takes 136 bytes, a pair 128 or less. A stage with several followers or senders has a dict of them
+A stage of its own takes 136 bytes, a pair 136 or less. A stage with several followers or senders has a dict of them
 besides; while it is out of credit it has about 320 bytes more, and of those it keeps about 100 for its figures.
 """
 # ruff: noqa: SLF001 - a pair belongs to two stages, of which either changes the other's side; nobody else looks in
@@ -120,12 +132,13 @@ LATELY_OF_CONNECTIONS_NS: Final = 5_000_000_000
 class _Pair:
     """What a sender and its follower count of each other; see the module's table."""
 
-    __slots__ = ("balance", "follower", "sender", "until_grant")
+    __slots__ = ("balance", "follower", "sender", "stalled", "until_grant")
 
     def __init__(self, sender: "Stage", follower: "Stage") -> None:
         self.sender = sender
         self.follower = follower
         self.balance, self.until_grant = follower.gives
+        self.stalled = False
 
 
 _Pairs = _Pair | dict["Stage", _Pair] | None
@@ -204,7 +217,7 @@ class Stage:
         self._senders: _Pairs = None
         #: The pair that it last sent by: as a rule the next batch goes there, too.
         self._last: _Pair | None = None
-        #: Those whose credit is spent, while there are any.
+        #: Those whose credit is spent or that are stalled, while there are any.
         self._blockers: dict[_Pair, None] | None = None
         #: The last that gave credit again when all others had.
         self._waited_for: _Pair | None = None
@@ -221,13 +234,8 @@ class Stage:
             pair = self._last = self._find(to) or self._meet(to)
         before = pair.balance
         pair.balance = after = before - count
-        if after <= 0 < before:
-            if self._blockers is None:
-                self._blockers = {}
-                if self._flow is None:
-                    self._flow = Spells()
-                self._flow.begin(now_ns)
-            self._blockers[pair] = None
+        if after <= 0 < before and not pair.stalled:
+            self._block_by(pair, now_ns)
 
     def ack(self, sender: "Stage", count: int, now_ns: int) -> None:
         """Note that ``count`` messages, one or more, of a sender are dealt with: it gets credit for them in time.
@@ -254,6 +262,25 @@ class Stage:
                 self._deferred = {}
             self._deferred[pair] = self._deferred.get(pair, 0) + quantity
 
+    def stall(self, follower: "Stage", now_ns: int, *, on: bool) -> None:
+        """Note that a follower takes no more for now, whatever credit there is for it, or does so again.
+
+        To say the same again changes nothing. Nothing need have been sent to it.
+        """
+        pair = self._find(follower)
+        if pair is None:
+            if not on:
+                return
+            pair = self._meet(follower)
+        if pair.stalled is on:
+            return
+        pair.stalled = on
+        if pair.balance > 0:
+            if on:
+                self._block_by(pair, now_ns)
+            else:
+                self._unblock(pair, now_ns)
+
     def part(self, peer: "Stage", now_ns: int) -> None:
         """Forget a peer, and let it forget this stage: one of both has ended, or they have no more to do together.
 
@@ -269,7 +296,7 @@ class Stage:
                 sender._last = None
             if follower._deferred is not None:
                 follower._deferred.pop(pair, None)
-            if pair.balance <= 0:
+            if pair.balance <= 0 or pair.stalled:
                 sender._unblock(pair, now_ns)
             if sender._waited_for is pair:
                 sender._waited_for = None
@@ -284,7 +311,7 @@ class Stage:
 
     @property
     def out_of_credit(self) -> bool:
-        """Whether the credit of some follower is spent. A connection for which it is so does not read."""
+        """Whether the credit of some follower is spent, or it is stalled. A connection that is so does not read."""
         return self._blockers is not None
 
     def credit(self, to: "Stage") -> int:
@@ -311,11 +338,11 @@ class Stage:
         return self._deferred.get(pair, 0) if pair is not None and self._deferred is not None else 0
 
     def followers(self) -> tuple["Stage", ...]:
-        """Return those it has sent to, and that have not parted."""
+        """Return those it has sent to, or was stalled by, and that have not parted."""
         return tuple(pair.follower for pair in _each(self._followers))
 
     def waits_for(self) -> tuple["Stage", ...]:
-        """Return those whose credit is spent; if there are none, the one that it was out of credit for last."""
+        """Return those that block it; if there are none, the one that it was out of credit for last."""
         if self._blockers is not None:
             return tuple(pair.follower for pair in self._blockers)
         return () if self._waited_for is None else (self._waited_for.follower,)
@@ -388,8 +415,16 @@ class Stage:
     def _bump(self, pair: _Pair, quantity: int, now_ns: int) -> None:
         before = pair.balance
         pair.balance = after = before + quantity
-        if before <= 0 < after:
+        if before <= 0 < after and not pair.stalled:
             self._unblock(pair, now_ns)
+
+    def _block_by(self, pair: _Pair, now_ns: int) -> None:
+        if self._blockers is None:
+            self._blockers = {}
+            if self._flow is None:
+                self._flow = Spells()
+            self._flow.begin(now_ns)
+        self._blockers[pair] = None
 
     def _unblock(self, pair: _Pair, now_ns: int) -> None:
         blockers, flow = self._blockers, self._flow

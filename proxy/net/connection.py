@@ -19,7 +19,10 @@ stops, and what it waits for goes on with it:
     ENDED    nothing any more                                  nobody
     ======== ================================================= ============================================
 
-Only in READING bytes are read, so TCP carries the back pressure. What is written to one peer goes through that peer's
+Only in READING bytes are read, so TCP carries the back pressure. The connection's stage shows why its client is not
+read: it is out of credit if what the session queues has nowhere to go, and for as long as the client's direction is in
+WRITING, TURN or DECIDING it is stalled by the broker's writer, by the stage that stands for decoding, or by the
+limiter's. What is written to one peer goes through that peer's
 one writer, whoever queued it. There is a task only while something is waited for that is no socket, and for sessions
 that tick.
 
@@ -56,7 +59,7 @@ from proxy.control import LimitCommandReply
 from proxy.deciding.batch import Batch, ConnectionInfo, Later, Request, Side, Ticket, drop_tickets
 from proxy.deciding.counting import Tally
 from proxy.deciding.pipeline import Pipeline
-from proxy.flow.credit import Stage
+from proxy.flow.credit import DEFAULT_CREDIT, Credit, Stage
 from proxy.net.limit_commands import LimitCommands
 from proxy.net.reactor import BROKER, CLIENT, ROUND_NS, Reactor, Timer
 from proxy.net.sockets import Wire
@@ -83,9 +86,16 @@ PARTING_S: Final = 1.0
 _NOTHING: Final = memoryview(b"")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Services:
-    """What all connections of a data path share."""
+    """What all connections of a data path share.
+
+    Attributes:
+        spool: where what waits is put aside, if there is one; it is there before the first connection.
+        credit: what stages give to those that send to them, all but the store.
+        decoding: stands for what is done in turns, since it takes long.
+        limiter: stands for the handlers' lanes.
+    """
 
     pipeline: Pipeline
     tally: Tally
@@ -99,6 +109,9 @@ class Services:
     limiting: Callable[[], bool] = lambda: True
     resources: "Resources | None" = None
     spool: Spool | None = None
+    credit: Credit = DEFAULT_CREDIT
+    decoding: Stage = field(default_factory=lambda: Stage("channel", "decoding"))
+    limiter: Stage = field(default_factory=lambda: Stage("resource", "limiter"))
     log_rate: LogRate = field(default_factory=LogRate)
 
     def log_failed(self, info: ConnectionInfo, error: Exception) -> None:
@@ -224,6 +237,8 @@ class Peer(Writer):
         if self._connection.over:
             return
         if self.doing is Doing.WRITING or self.doing is Doing.RELAYING:
+            if self.doing is Doing.WRITING and not self.opposite.busy:
+                self._show_stall(None)
             if self._written():
                 self._relay()
         elif self.doing is Doing.ENDING:
@@ -253,6 +268,10 @@ class Peer(Writer):
     def _wait(self, doing: Doing, wait: Callable[[], Awaitable[None]], then: Callable[[], None]) -> None:
         """Let the direction wait for something that is no socket."""
         self.doing = doing
+        if doing is Doing.TURN:
+            self._show_stall(self._services.decoding)
+        elif doing is Doing.DECIDING:
+            self._show_stall(self._services.limiter)
         self._connection.start_soon(self._wait_then, wait, then)
 
     async def _wait_then(self, wait: Callable[[], Awaitable[None]], then: Callable[[], None]) -> None:
@@ -262,11 +281,18 @@ class Peer(Writer):
             then = partial(self.failed, error)
         if self._connection.over:
             return
+        # Before anything asks whether the client may be read.
+        self._show_stall(None)
         self.doing = Doing.RELAYING
         try:
             then()
         except Exception as error:  # noqa: BLE001 - as the reactor does
             self.failed(error)
+
+    def _show_stall(self, follower: Stage | None) -> None:
+        """Show what the client's direction waits for; None if nothing."""
+        if self.side is Side.CLIENT:
+            self._connection.stall(follower)
 
     def _read(self) -> None:
         connection, session, side = self._connection, self._session, self.side
@@ -330,7 +356,7 @@ class Peer(Writer):
         if connection.parting is not None:
             # Since the last of it was read.
             return self._written()
-        read_ns = self._services.now_ns()
+        read_ns = connection.read_ns = self._services.now_ns()
         batch = self._session.receive(self.side, self._chunk, read_ns)
         if batch is None:
             return self._decided()
@@ -376,6 +402,7 @@ class Peer(Writer):
             return False
         if self.opposite.busy:
             self.doing = Doing.WRITING
+            self._show_stall(connection.writer)
             return False
         left = self._session.left_bytes(self.side)
         if left and connection.parting is None:
@@ -444,8 +471,12 @@ class Connection:
         on_over: called once the connection is over and has let go of everything but the sockets, with the reason, one
             word for the metric, and a sentence for the log.
         half_closes: as the protocol says.
+        broker_name: the broker's ``address:port``, for people.
 
     Attributes:
+        read_ns: when bytes of either peer were read last; 0 if none were.
+        stage: of what its session queues.
+        writer: of what goes to the broker.
         parting: why it ends, if it does: the reason and the sentence.
         over: nothing is done any more.
         ended: whose stream was the first to end.
@@ -464,9 +495,11 @@ class Connection:
         broker_left: Callable[[], Awaitable[None]],
         on_over: Callable[[str, str], None],
         half_closes: bool,
+        broker_name: str = "",
     ) -> None:
         self.info = info
         self.opened_ns = services.now_ns()
+        self.read_ns = 0
         self.bytes_read = {Side.CLIENT: 0, Side.BROKER: 0}
         self.broker_left = broker_left
         self.parting: tuple[str, str] | None = None
@@ -486,8 +519,10 @@ class Connection:
         self._tickets = Tickets(services.tally, services.now_ns, services.tally.sender(info.address))
         self.draining = False
         self._ticking = False
-        self.stage = Stage("connection", info.peer, on_credit=self._on_credit)
-        self.writer = Stage("writer", info.peer)
+        self.stage = Stage("connection", info.peer, services.credit, self._on_credit)
+        self.writer = Stage("writer", broker_name, services.credit)
+        #: Who stalls it: what the client's direction waits for.
+        self._stalled_by: Stage | None = None
         self._hears_of_writes = False
         self.peers: dict[Side, Peer] = {}
         calls = Calls(
@@ -640,6 +675,28 @@ class Connection:
                 return True
             return session.backlog_bytes(side) > OUTBOX_BYTES
         return False
+
+    def stall(self, follower: Stage | None) -> None:
+        """Have the connection show that a later stage takes no more for now, or with None that all do again."""
+        before, self._stalled_by = self._stalled_by, follower
+        if before is not follower:
+            now_ns = self._services.now_ns()
+            if follower is not None:
+                self.stage.stall(follower, now_ns, on=True)
+            if before is not None:
+                self.stage.stall(before, now_ns, on=False)
+
+    def alarm(self, reason: str) -> None:
+        """Tell the session that Sluice runs short of something, or with an empty reason that it does no more."""
+        if self.parting is None and not self.over and not self.info.exempt:
+            self.guard(self._alarm, reason)
+
+    def _alarm(self, reason: str) -> None:
+        now_ns = self._services.now_ns()
+        self.session.alarm(reason, now_ns)
+        if not reason:
+            self.stage.block(now_ns, on=False)
+        self._flush()
 
     def stream_ended(self, side: Side) -> None:
         """Take note that one peer's stream has ended."""
@@ -822,8 +879,9 @@ class Connection:
             self.session.written(side, self._services.now_ns())
 
     def _on_credit(self) -> None:
-        """Read the client on, once what gives credit is done."""
-        self._services.reactor.soon(partial(self.guard, self.progressed))
+        """Read the client on, once what gives credit is done; a direction that is busy looks by itself."""
+        if self.peers and self.peers[Side.CLIENT].doing in {Doing.READING, Doing.PAUSED}:
+            self._services.reactor.soon(partial(self.guard, self.progressed))
 
     async def _tick(self, session: Session) -> None:
         """Call the session when its timer is due or someone woke it."""

@@ -88,6 +88,10 @@ class Server:
         on_event: told of every connection opened and closed.
         max_connections: clients beyond it are closed as soon as they are accepted.
         room: clients that there are file descriptors for; likewise. None is any number.
+        before_end: called before connections that are still open are ended, as the server ends.
+
+    Attributes:
+        alarm: of what Sluice runs short, in words for clients; empty if of nothing.
     """
 
     def __init__(
@@ -99,8 +103,11 @@ class Server:
         *,
         max_connections: int,
         room: int | None = None,
+        before_end: Callable[[], object] = lambda: None,
     ) -> None:
         self.listeners = listeners
+        self.alarm = ""
+        self._before_end = before_end
         self.counters = ServerCounters(Counter({config.name: 0 for config in listeners}), Counter())
         self.connections: dict[int, Connection] = {}
         self.draining = False
@@ -131,6 +138,7 @@ class Server:
             if broker not in by_broker:
                 by_broker[broker] = config.protocol.open_hub()
             self._hubs[config.name] = by_broker[broker]
+        self._protocols = {config.name: config.protocol for config in listeners}
 
     def bound(self, name: str) -> Address:
         """Return the address that a listener is bound to; port 0 was replaced by the one it got."""
@@ -180,8 +188,14 @@ class Server:
                 await trio.sleep_forever()
         finally:
             self.close()
+            self._before_end()
             for client in list(self._served):
                 client.let_go()
+
+    def held_bytes(self) -> int:
+        """Return what the sessions of all brokers say that they hold in memory."""
+        hubs = {id(hub): (self._protocols[name], hub) for name, hub in self._hubs.items()}
+        return sum(protocol.held_bytes(hub) for protocol, hub in hubs.values())
 
     async def drain(self, grace_s: float) -> None:
         """Stop accepting, let what is in flight finish, and end what is left after ``grace_s`` seconds."""
@@ -192,6 +206,7 @@ class Server:
         with trio.move_on_after(grace_s):
             while self.connections:
                 await self._nothing_open.park()
+        self._before_end()
         for connection in list(self.connections.values()):
             connection.dismiss("grace_over", f"Sluice is shutting down, and has waited for {grace_s:g} s")
 
@@ -321,12 +336,15 @@ class Server:
             broker_left=self.watches[config.name].broker_left,
             on_over=client.over,
             half_closes=config.protocol.half_closes,
+            broker_name=format_address(config.broker),
         )
         self._on_event("opened", {"id": info.id, "peer": info.peer, "listener": info.listener})
         if self.draining:
             connection.finish("drained", "accepted just before the drain began")
         else:
             connection.start()
+            if self.alarm:
+                connection.alarm(self.alarm)
 
 
 def _log_replayed(info: ConnectionInfo, replayed: Replayed) -> None:

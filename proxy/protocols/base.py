@@ -291,7 +291,11 @@ class Session(ABC):
         """Take note that Sluice runs short of something: from now on its client's publishes are not to come.
 
         Who can be told is told, and then not read, if it publishes; or its publishes are refused as busy. What only
-        consumes goes on, and so does what was read before. Called again when the reason changes.
+        consumes goes on, and so does what was read before. Called again when the reason changes. Of a connection that
+        is exempt it is not called.
+
+        Once it does not let publishes come for this reason, the session says so of the connection's stage (``block``);
+        the driver takes that back when the alarm ends.
 
         Args:
             reason: for clients, of less than 255 bytes; empty when the alarm has ended.
@@ -408,7 +412,7 @@ class SessionContext:
         resources: where compiled code finds the limits of what requests are for; None where there is none.
         spool: where what waits can be put aside, if there is one; then ``connection.spools`` is true, too.
         stage: this connection's, for what its session queues: it is what ``send`` is called on, and the driver does not
-            read the client while it is out of credit.
+            read the client while it is out of credit. Other stages that the session makes give what this one ``gives``.
         writer: the stage of what is queued for the broker.
         hear_of_writes: has ``written`` called from now on, or no more. Nobody hears of writes at first.
         replayed: writes down what became of a queue of an earlier process.
@@ -479,6 +483,8 @@ class Protocol:
         open_session: makes the session of a new connection.
         open_hub: makes what the sessions of one broker share: what connections tell each other. Who changes it calls
             the ``wake`` of those whom that concerns.
+        held_bytes: says, given that, what these sessions hold in memory for their clients or the broker, outside of
+            the spool; 0 if nobody counts it.
         options: a pydantic model or dataclass; the listener's ``options`` table is read into it.
         check_rule: raises RuleError for a rule that the protocol cannot follow, or that can never match.
         reads_by: says of a listener's options what will read its frames, where there is a choice; empty where not.
@@ -501,6 +507,7 @@ class Protocol:
     open_session: Callable[[SessionContext], Session]
     options: type[Any]
     open_hub: Callable[[], Any] = lambda: None
+    held_bytes: Callable[[Any], int] = lambda _: 0
     check_rule: Callable[[Rule], None] = lambda _: None
     reads_by: Callable[[Any], str] = lambda _: ""
     always_refuses: Callable[[Any, Resource], str] = lambda *_: ""

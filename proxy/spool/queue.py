@@ -36,6 +36,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final, Literal, NamedTuple, Protocol
 
+from proxy.flow.credit import Stage
 from proxy.spool.segments import (
     MOST_BYTES,
     MOST_NAME_BYTES,
@@ -95,6 +96,17 @@ class States:
     gamma_bytes: int = 0
     delta_bytes: int = 0
 
+    def add(self, more: "States") -> None:
+        """Add those of another queue."""
+        self.alpha += more.alpha
+        self.beta += more.beta
+        self.gamma += more.gamma
+        self.delta += more.delta
+        self.alpha_bytes += more.alpha_bytes
+        self.beta_bytes += more.beta_bytes
+        self.gamma_bytes += more.gamma_bytes
+        self.delta_bytes += more.delta_bytes
+
 
 @dataclass(slots=True)
 class QueueFigures:
@@ -135,6 +147,8 @@ class Pool:
     Attributes:
         bound_bytes: the same, or what so many queues need, if that is more: about 6 KB each.
         memory_bytes: what all queues have in memory.
+        in_total: entries ever put into any queue, also those that are closed; the others of ``QueueFigures`` likewise.
+        ended_total: entries taken out with an ending, by which one.
         spill_bytes: with less than this nothing needs to go to disk; the rest is for what is being written.
         busy: queues that are not empty.
         run_bytes: at which size a run is ended; an entry as large as this is a run of its own. Every queue has a run at
@@ -146,15 +160,22 @@ class Pool:
         "_least_bytes",
         "bound_bytes",
         "busy",
+        "ended_total",
+        "in_total",
         "memory_bytes",
+        "out_total",
+        "read_total",
         "run_bytes",
         "spill_bytes",
+        "spilled_total",
         "wanted_bytes",
     )
 
     def __init__(self, least_bytes: int) -> None:
         self._least_bytes = least_bytes
         self.memory_bytes = self.busy = self.wanted_bytes = 0
+        self.in_total = self.out_total = self.spilled_total = self.read_total = 0
+        self.ended_total: dict[Ending, int] = {"expired": 0, "too old": 0}
         self.count_busy(0)
 
     def count_busy(self, change: int) -> None:
@@ -187,6 +208,7 @@ class Run:
         written: with how many recoverable entries it was written there.
         pending: what has been asked for and is not done.
         demoted: it is to be on disk only, as soon as it is there.
+        sent: with how many entries its queue's stage has sent it to the store, which has not acked them.
     """
 
     __slots__ = (
@@ -204,6 +226,7 @@ class Run:
         "position",
         "queue",
         "recoverable",
+        "sent",
         "single",
         "written",
     )
@@ -213,7 +236,7 @@ class Run:
         self.data: Piece | None = None
         self.content: tuple[Piece, ...] | None = None
         self.position = self.entries = self.recoverable = self.content_bytes = self.body_bytes = 0
-        self.memory_bytes = self.written = 0
+        self.memory_bytes = self.written = self.sent = 0
         self.extent: Extent | None = None
         self.pending: Literal["write", "read"] | None = None
         self.place = _Place.HEAD
@@ -287,6 +310,7 @@ class Queue:
         ready: called with the queue when ``head`` has returned None, or an entry without content that was then asked
             for by ``fetch``, and it is worth asking again.
         lost: called when entries could not be read.
+        stage: the resource that it is the queue of; that of one queue only. None if nobody is to wait for its writes.
         most_age_ns: from which age on its entries are too old; 0 for none.
         target_s: of what goes in and out, so many seconds' worth may be in memory.
 
@@ -294,6 +318,8 @@ class Queue:
         count: how many entries it has.
         content_bytes: of all their contents.
         ready: as it was given; it may be changed.
+        on_lost: told before ``lost`` is; None at first.
+        stage: as it was given.
         is_recovered: it is from an earlier process: its entries have perhaps been sent on. Nothing can be put in.
     """
 
@@ -334,7 +360,9 @@ class Queue:
         "memory_bytes",
         "name",
         "number",
+        "on_lost",
         "ready",
+        "stage",
         "target_bytes",
     )
 
@@ -347,6 +375,7 @@ class Queue:
         *,
         ready: Callable[["Queue"], object],
         lost: Callable[[Lost], object],
+        stage: Stage | None = None,
         most_age_ns: int,
         target_s: float,
         now_ns: int,
@@ -354,7 +383,8 @@ class Queue:
         if len(name) > MOST_NAME_BYTES:
             raise ValueError(f"a queue's name has {MOST_NAME_BYTES} bytes at most")
         self.number, self.name = number, name
-        self._pool, self._orders, self.ready, self._lost = pool, orders, ready, lost
+        self._pool, self._orders, self.ready, self._lost, self.stage = pool, orders, ready, lost, stage
+        self.on_lost: Callable[[Lost], object] | None = None
         self._most_age_ns, self._target_s = most_age_ns, target_s
         self.count = self.content_bytes = self.memory_bytes = 0
         self.is_recovered = self.is_closed = False
@@ -450,6 +480,7 @@ class Queue:
         self.count += 1
         self.content_bytes += size
         self._in_total += 1
+        pool.in_total += 1
         self._in_bytes += more_bytes
         if run.single:
             if run.place is _Place.TAIL:
@@ -500,8 +531,11 @@ class Queue:
             if run.pending is None:
                 self._read(run)
 
-    def pop(self) -> Entry:
+    def pop(self, ending: Ending | None = None) -> Entry:
         """Take the entry at the head, with or without its content.
+
+        Args:
+            ending: as ``ending`` said, if it is taken for that; it is counted.
 
         Raises:
             IndexError: there is none, or it is still on disk.
@@ -522,11 +556,15 @@ class Queue:
         self.count -= 1
         self.content_bytes -= size
         self._out_total += 1
+        pool = self._pool
+        pool.out_total += 1
+        if ending is not None:
+            pool.ended_total[ending] += 1
         self._out_bytes += less_bytes
         if not run.entries:
             self._finish_first()
             if not self.count:
-                self._pool.count_busy(-1)
+                pool.count_busy(-1)
                 self._settle_first()
             self._orders.ease()
         if self._ahead_bytes < self._low_bytes:
@@ -693,6 +731,7 @@ class Queue:
             return
         run.extent = extent
         self._spilled_total += run.entries
+        self._pool.spilled_total += run.entries
         while self._tail and self._tail[0].extent is not None:
             if not self._disk and self._ahead_bytes < self._want_ahead_bytes:
                 self._to_head(self._tail.pop(0))
@@ -719,10 +758,10 @@ class Queue:
             run.data, run.content = bytes(data[job.start : start]), (memoryview(data)[start:],)
             run.position = 0
             if not was_index:
-                self._read_total += 1
+                self._count_read(1)
         else:
             run.data, run.position = data, job.start
-            self._read_total += job.left
+            self._count_read(job.left)
         if run.single:
             content_bytes = run.content_bytes if run.content is not None else 0
             self._charge(run, _OBJECT_BYTES + RECORD_BYTES + content_bytes)
@@ -734,7 +773,10 @@ class Queue:
         if not self.count:
             self._settle_first()
         if lost:
-            self._lost(Lost(self, lost, tuple(job.lost_handles), reason))
+            its = Lost(self, lost, tuple(job.lost_handles), reason)
+            if self.on_lost is not None:
+                self.on_lost(its)
+            self._lost(its)
         if self._awaited and (not self.count or self._is_ready()):
             self._awaited = False
             self.ready(self)
@@ -760,13 +802,17 @@ class Queue:
             body_bytes = len(job.data) - job.start
         else:
             run.data, run.position, run.content, body_bytes = b"", 0, None, 0
-        self._read_total += job.left
+        self._count_read(job.left)
         self._ahead_bytes += body_bytes - run.body_bytes
         # How many of those that are left are recoverable matters no more: they are on disk.
         run.entries, run.body_bytes, run.content_bytes = job.left, body_bytes, content_bytes
         run.recoverable = min(run.recoverable, job.left)
         if not self.count:
             self._pool.count_busy(-1)
+
+    def _count_read(self, entries: int) -> None:
+        self._read_total += entries
+        self._pool.read_total += entries
 
     def _charge(self, run: Run, change_bytes: int) -> None:
         run.memory_bytes += change_bytes

@@ -8,16 +8,20 @@ This is what the data path uses. All of it is called in the event loop, does no 
   to ask the limiter about; ``pop`` it when it may go. Where ``head`` returns None and the queue is not empty,
   or an entry has no content after ``fetch``, ``ready`` says when to go on. An entry that is refused, or has expired,
   needs no content.
-- When ``flow(True)`` is called, read no more of what would have to be spooled, until ``flow(False)``. What still comes
-  is taken nevertheless: ``append`` refuses nothing.
+- Credit: the spool has a stage, ``store``. What a queue gives to be written, its own stage has sent there; when that
+  is on disk, it is acked. While memory or disk is short the stages of all queues are stalled by it. So whoever sends to
+  these stages, and looks for its credit, reads no more. What still comes is taken nevertheless: ``append`` refuses
+  nothing. ``flow`` tells the same.
 - ``alarm(reason)`` says that the disk takes no more, ``alarm(None)`` that it does again. Meanwhile all stays in
   memory, in its order, and flow is stopped when that is full.
 - ``lost`` tells of entries that were damaged on disk. Those whose handles are known can be refused. If there are more
   entries than handles, nobody can say which were confirmable: close the channel, then its client sends again what
   was not confirmed.
 - ``fetch`` has a content read however large it is: ask for it when the entry may go, not before.
-- Queues that ``Spool.open`` has recovered are there to be taken from, as all others; give them a ``ready`` of your own.
-- Before an orderly end call ``sync``: what is recoverable and still in memory is on disk then. Then ``Spool.close``.
+- Queues that ``Spool.open`` has recovered are there to be taken from, as all others; give them your own ``ready`` and
+  ``on_lost``.
+- Before an orderly end call ``keep``, while all queues are still there: what is recoverable is written, and stays on
+  disk though its queue is closed. Then ``Spool.close``. ``sync`` does the former only.
 """
 
 from collections import deque
@@ -29,7 +33,8 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from proxy.spool.queue import Lost, Pool, Queue, Run, States
+from proxy.flow.credit import STORE_CREDIT, Credit, Stage
+from proxy.spool.queue import Ending, Lost, Pool, Queue, Run, States
 from proxy.spool.segments import Extent, Found
 from proxy.spool.store import Disk, DiskUse, Job, Read, Release, Store, Sync, Write
 
@@ -96,11 +101,13 @@ class Hooks(NamedTuple):
         flow: with True when it should be given no more for now, with False when it may again.
         alarm: with the reason when the disk fails, with None when it works again.
         lost: with entries that cannot be read.
+        busy: when ``is_idle`` is over, so that ``tick`` is to be called again.
     """
 
     flow: Callable[[bool], object]
     alarm: Callable[[str | None], object]
     lost: Callable[[Lost], object]
+    busy: Callable[[], object] = lambda: None
 
 
 class Recovered(NamedTuple):
@@ -131,22 +138,34 @@ class SpoolFigures:
         queues: how many there are.
         states: where their entries are.
         memory_bytes: what they have in memory.
+        memory_limit_bytes: what they may have.
         writing_bytes: what has been given to the store, and is not on disk yet.
         is_stopped: flow is stopped.
         stops_total: how often it was.
         alarm: why the disk takes no more, if so.
-        lost_total: entries that could not be read.
+        in_total: entries ever put in; likewise the others, also of queues that are closed.
+        out_total: taken out.
+        spilled_total: written to disk.
+        read_total: read from there.
+        lost_total: could not be read.
+        ended_total: taken out with an ending, by which one.
         disk: the store's.
     """
 
     queues: int
     states: States
     memory_bytes: int
+    memory_limit_bytes: int
     writing_bytes: int
     is_stopped: bool
     stops_total: int
     alarm: str | None
+    in_total: int
+    out_total: int
+    spilled_total: int
+    read_total: int
     lost_total: int
+    ended_total: dict[Ending, int]
     disk: DiskUse | None
 
 
@@ -159,6 +178,12 @@ class Spool:
         make_disk: makes the store, which calls what it is given with jobs that are done.
         now_ns: the time, by the clock that all times here are of.
         clock_ns: what to add to such a time to get nanoseconds since 1970.
+        credit: what the store gives to the stages of queues.
+        time_ns: reads that clock; None makes the time of the last ``tick`` do for stages.
+
+    Attributes:
+        settings: as given.
+        store: the stage of the disk.
     """
 
     def __init__(
@@ -169,9 +194,13 @@ class Spool:
         *,
         now_ns: int,
         clock_ns: int = 0,
+        credit: Credit = STORE_CREDIT,
+        time_ns: Callable[[], int] | None = None,
     ) -> None:
-        self._settings, self._hooks = settings, hooks
+        self.settings, self._hooks = settings, hooks
         self._now_ns, self._clock_ns = now_ns, clock_ns
+        self._time_ns = time_ns or self._last_tick_ns
+        self.store = Stage("store", "spool", credit)
         self._pool = Pool(settings.memory_bytes)
         self._queues: dict[int, Queue] = {}
         self._next = 0
@@ -193,7 +222,7 @@ class Spool:
         self._probe: Run | None = None
         #: Those of an earlier process that nobody replays yet.
         self._recovered: list[Queue] = []
-        self._stopped = False
+        self._stopped = self._keeps = False
         self._stops_total = self._lost_total = 0
         self._disk = make_disk(self.completed)
 
@@ -208,6 +237,8 @@ class Spool:
         now_ns: int,
         clock_ns: int,
         recover: bool,
+        credit: Credit = STORE_CREDIT,
+        time_ns: Callable[[], int] | None = None,
     ) -> tuple["Spool", Recovered]:
         """Make a spool in a folder, and take over what an earlier process left there. Blocks: it reads all of it.
 
@@ -219,6 +250,8 @@ class Spool:
             now_ns: the time.
             clock_ns: what to add to it to get nanoseconds since 1970.
             recover: entries that are recoverable are to be replayed; if not, they are counted and dropped.
+            credit: what the store gives to the stages of queues.
+            time_ns: reads the clock, as said above.
 
         Raises:
             BlockingIOError: another process uses the folder.
@@ -237,7 +270,7 @@ class Spool:
             )
             return store
 
-        spool = cls(settings, hooks, make, now_ns=now_ns, clock_ns=clock_ns)
+        spool = cls(settings, hooks, make, now_ns=now_ns, clock_ns=clock_ns, credit=credit, time_ns=time_ns)
         assert store is not None  # noqa: S101 - just made
         try:
             found = store.recover(adopt=recover)
@@ -262,21 +295,33 @@ class Spool:
 
     # --- What the caller does ---------------------------------------------------------------------
 
-    def queue(self, name: bytes, ready: Callable[[Queue], object]) -> Queue:
+    def queue(
+        self,
+        name: bytes,
+        ready: Callable[[Queue], object],
+        *,
+        stage: Stage | None = None,
+        lost: Callable[[Lost], object] | None = None,
+    ) -> Queue:
         """Make a queue; close it when it is not needed any more.
 
         Args:
             name: what is found again after a crash; it need not be its own.
             ready: called when it is worth to ask again for the head.
+            stage: the resource that it is the queue of, and of no other queue: it sends to the store. Close it after
+                the queue.
+            lost: called with entries of it that cannot be read, before ``Hooks.lost`` is.
 
         Raises:
             ValueError: the name is too long.
         """
-        queue = self._make(self._next, name, ready)
+        queue = self._make(self._next, name, ready, stage)
+        queue.on_lost = lost
         self._next += 1
         return queue
 
-    def _make(self, number: int, name: bytes, ready: Callable[[Queue], object]) -> Queue:
+    def _make(self, number: int, name: bytes, ready: Callable[[Queue], object], stage: Stage | None = None) -> Queue:
+        was_idle, now_ns = self.is_idle, self._time_ns()
         queue = Queue(
             number,
             name,
@@ -284,12 +329,26 @@ class Spool:
             self,
             ready=ready,
             lost=self._tell_lost,
-            most_age_ns=round(self._settings.most_age_s * _NS),
-            target_s=self._settings.target_s,
-            now_ns=self._now_ns,
+            stage=stage,
+            most_age_ns=round(self.settings.most_age_s * _NS),
+            target_s=self.settings.target_s,
+            now_ns=now_ns,
         )
         self._queues[number] = queue
+        if stage is not None and self._stopped:
+            stage.stall(self.store, now_ns, on=True)
+        if was_idle:
+            self._hooks.busy()
         return queue
+
+    @property
+    def is_idle(self) -> bool:
+        """Say whether there is nothing to do in ``tick``: no queue, and nothing to be tried again."""
+        return not (self._queues or self._jobs or self._stopped or self._alarm or self._read_alarm)
+
+    def queues(self) -> list[Queue]:
+        """Return all queues of now, those of an earlier process among them."""
+        return list(self._queues.values())
 
     def has_recovered(self, wants: Callable[[QueueName], bool]) -> bool:
         """Say whether ``take_recovered`` would hand out something now."""
@@ -304,7 +363,7 @@ class Spool:
 
     def give_back(self, queue: Queue) -> None:
         """Let another one replay what is left of a queue of an earlier process."""
-        queue.ready = _nobody
+        queue.ready, queue.on_lost = _nobody, None
         self._recovered.append(queue)
 
     def tick(self, now_ns: int) -> None:
@@ -346,32 +405,46 @@ class Spool:
         self._syncs[job] = done
         self._disk.submit(job)
 
+    def keep(self) -> None:
+        """Have what is recoverable written, and leave it on disk from now on: its queues are about to be closed."""
+        self.sync(lambda _: None)
+        self._keeps = True
+
     def close(self) -> None:
         """End the store; what is on disk stays there for the next process. Blocks until what was given is written."""
         self._disk.close()
 
-    def figures(self) -> SpoolFigures:
-        """Return figures of all queues together. This asks each of them."""
-        states = States()
-        for queue in self._queues.values():
-            its = queue.figures().states
-            states.alpha += its.alpha
-            states.beta += its.beta
-            states.gamma += its.gamma
-            states.delta += its.delta
-            states.alpha_bytes += its.alpha_bytes
-            states.beta_bytes += its.beta_bytes
-            states.gamma_bytes += its.gamma_bytes
-            states.delta_bytes += its.delta_bytes
+    @property
+    def memory_bytes(self) -> int:
+        """Return what all queues have in memory."""
+        return self._pool.memory_bytes
+
+    def figures(self, states: States | None = None) -> SpoolFigures:
+        """Return figures of all queues together.
+
+        Args:
+            states: where their entries are; None asks each of them.
+        """
+        if states is None:
+            states = States()
+            for queue in self._queues.values():
+                states.add(queue.figures().states)
+        pool = self._pool
         return SpoolFigures(
             len(self._queues),
             states,
-            self._pool.memory_bytes,
+            pool.memory_bytes,
+            pool.bound_bytes,
             self._writing_bytes,
             self._stopped,
             self._stops_total,
             self._alarm or self._read_alarm,
+            pool.in_total,
+            pool.out_total,
+            pool.spilled_total,
+            pool.read_total,
             self._lost_total,
+            dict(pool.ended_total),
             self._disk.use if isinstance(self._disk, Store) else None,
         )
 
@@ -379,6 +452,10 @@ class Spool:
 
     def write(self, run: Run) -> None:
         """Have a run written, now or when the disk works again."""
+        stage = run.queue.stage
+        if stage is not None:
+            run.sent = run.entries
+            stage.send(self.store, run.sent, self._time_ns())
         if self._alarm is None:
             self._submit(run)
         else:
@@ -387,7 +464,7 @@ class Spool:
     def cancel(self, run: Run) -> None:
         """Spare the disk a run, if it is not too late."""
         write = self._writes.get(run)
-        if write is not None:
+        if write is not None and not (self._keeps and run.recoverable):
             write.cancelled = True
 
     def read(self, run: Run, *, index_only: bool) -> None:
@@ -398,6 +475,8 @@ class Spool:
 
     def release(self, extents: Iterable[tuple[Extent, int]]) -> None:
         """Have runs deleted on disk."""
+        if self._keeps:
+            extents = [each for each in extents if not each[1]]
         self._disk.submit(Release(extents))
 
     def press(self) -> None:
@@ -414,6 +493,9 @@ class Spool:
     def gone(self, queue: Queue) -> None:
         """Forget a queue."""
         self._queues.pop(queue.number, None)
+        if queue.stage is not None:
+            # What it still had under way is of no interest to anybody.
+            self.store.part(queue.stage, self._time_ns())
 
     # --- What the store has done ------------------------------------------------------------------
 
@@ -445,6 +527,8 @@ class Spool:
         was_probe = run is self._probe
         if was_probe:
             self._probe = None
+        if job.error is None or not run.is_wanted:
+            self._acknowledge(run)
         if job.extent is not None:
             run.queue.written(run, job.extent)
             if was_probe:
@@ -478,6 +562,8 @@ class Spool:
                 self._probe = run
                 self._retry_ns = self._now_ns + _RETRY_NS
                 self._submit(run)
+            else:
+                self._acknowledge(run)
         if self._probe is None:
             # Nothing that waited is still there: the next that comes will tell.
             self._set_alarm(None)
@@ -491,6 +577,8 @@ class Spool:
             for run in waiting:
                 if run.is_wanted:
                     self._submit(run)
+                else:
+                    self._acknowledge(run)
         self._tell_alarm()
 
     def _tell_alarm(self) -> None:
@@ -526,11 +614,24 @@ class Spool:
         if stops != self._stopped:
             self._stopped = stops
             self._stops_total += stops
+            now_ns = self._time_ns()
+            for queue in list(self._queues.values()):
+                if queue.stage is not None:
+                    queue.stage.stall(self.store, now_ns, on=stops)
             self._hooks.flow(stops)
 
     def _tell_lost(self, lost: Lost) -> None:
         self._lost_total += lost.entries
         self._hooks.lost(lost)
+
+    def _acknowledge(self, run: Run) -> None:
+        """Take note that a run is written, or need not be."""
+        if run.sent and run.queue.stage is not None:
+            self.store.ack(run.queue.stage, run.sent, self._time_ns())
+            run.sent = 0
+
+    def _last_tick_ns(self) -> int:
+        return self._now_ns
 
 
 def _nobody(_: Queue) -> None:

@@ -14,7 +14,7 @@ class Process:
     Attributes:
         credit_from: by follower, how much it may still send there; below zero what it has sent without.
         credit_to: by sender, after how many acks it grants more.
-        blocked: the followers that block it.
+        blocked: the followers that block it: one is there twice if its credit is spent and it is stalled.
         deferred: grants that wait until nobody blocks it: to whom, and how much.
     """
 
@@ -64,6 +64,14 @@ class Processes:
         else:
             self._mail[pid, sender].append(more_after)
 
+    def stall(self, pid: int, follower: int) -> None:
+        """A follower takes no more, whatever its credit."""
+        self._alive[pid].blocked.append(follower)
+
+    def resume(self, pid: int, follower: int) -> None:
+        """A follower that was stalled takes more."""
+        self._unblock(pid, follower)
+
     def down(self, pid: int) -> None:
         """A process is gone; all others are told."""
         del self._alive[pid]
@@ -73,6 +81,8 @@ class Processes:
             process.credit_from.pop(pid, None)
             process.credit_to.pop(pid, None)
         for other in self._alive:
+            # Twice, if it is there twice.
+            self._unblock(other, pid)
             self._unblock(other, pid)
 
     def deliver(self, most: int | None = None) -> None:

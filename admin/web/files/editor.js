@@ -196,6 +196,10 @@ class Editor {
       const value = element && read(each, element);
       if (element) body[each.key] = value ?? null;
     }
+    // The longest delay is another one by default if all is put aside: one that nobody has touched goes with that.
+    const was = this.entry.limit;
+    const changed = (/** @type {string} */ key) => body[key] !== undefined && body[key] !== (was[key] ?? null);
+    if (changed("spool") && !changed("max_delay_s")) body.max_delay_s = null;
     // It is shown as it is in force, but belongs to the limit only where requests are held.
     for (const each of FIELDS) if (each.withAction && body.action && body.action !== each.withAction) body[each.key] = null;
     if (this.reason.value.trim()) body.reason = this.reason.value.trim();

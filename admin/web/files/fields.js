@@ -8,7 +8,7 @@ import { readNumber } from "./numbers.js";
  * @typedef {object} FieldKind
  * @property {string} key as in the file
  * @property {string} label
- * @property {"number" | "choice" | "check" | "text" | "days"} input
+ * @property {"number" | "choice" | "boolean" | "check" | "text" | "days"} input a boolean may be none of both
  * @property {any} otherwise what it is when it is left out
  * @property {string} help
  * @property {[string, string][]} [options]
@@ -31,7 +31,7 @@ export function matters(/** @type {FieldKind} */ kind, /** @type {Record<string,
 export function control(/** @type {FieldKind} */ kind, /** @type {Record<string, any>} */ limit) {
   const value = limit[kind.key] ?? kind.otherwise;
   if (kind.input === "check") return h("input", { type: "checkbox", checked: Boolean(value) });
-  if (kind.input === "choice") return select(kind.options ?? [], value ?? "");
+  if (kind.input === "choice" || kind.input === "boolean") return select(kind.options ?? [], String(value ?? ""));
   const text = value === null || value === undefined ? "" : Array.isArray(value) ? value.join(", ") : String(value);
   return h("input", { type: "text", value: text, inputmode: kind.input === "number" ? "decimal" : null, autocomplete: "off", spellcheck: "false" });
 }
@@ -56,6 +56,7 @@ export function read(/** @type {FieldKind} */ kind, /** @type {any} */ element) 
   const text = element.value.trim();
   if (!text) return undefined;
   if (kind.input === "days") return text.split(/[\s,]+/);
+  if (kind.input === "boolean") return text === "true";
   const value = kind.input === "number" ? readNumber(text, kind.key).value : text;
   return value === kind.otherwise ? undefined : value;
 }

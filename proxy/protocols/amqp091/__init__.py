@@ -1,5 +1,6 @@
 """AMQP 0.9.1, as RabbitMQ speaks it: limits per queue, exchange, routing key, and for what consumers are given."""
 
+from operator import attrgetter
 from typing import Final
 
 from limiter.rules.resource import USER, VHOST
@@ -56,6 +57,7 @@ PROTOCOL = Protocol(
     half_closes=False,
     scopes=(USER, VHOST),
     open_hub=Hub,
+    held_bytes=attrgetter("waiting_bytes"),
     kinds_meant={
         "topic": (QUEUE, EXCHANGE, ROUTING_KEY),
         "binding": (ROUTING_KEY,),

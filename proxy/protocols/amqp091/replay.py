@@ -179,7 +179,7 @@ class Replay:
                 line.head = _Head.READING
                 return None
             if queue.ending(now_ns) == "expired":
-                queue.pop()
+                queue.pop("expired")
                 line.expired += 1
                 continue
             if entry.content is None:

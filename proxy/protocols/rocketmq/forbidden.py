@@ -1,13 +1,15 @@
 """What Sluice refuses whatever the limits are: requests by which a broker's own features would evade them.
 
 Each refusal is a verdict like any other, so it is counted and recorded under the name of its rule here. What else a
-broker stores without a permit is told in ``docs/limits.md``.
+broker stores without a permit is told in ``docs/limits.md``. While Sluice itself runs short of something, it refuses
+what would be stored in the same way.
 """
 
-from typing import Final
+from typing import Final, get_args
 
-from limiter.rules.resource import Resource
+from limiter.rules.resource import LISTENER, Resource
 from proxy.deciding.batch import Refuse
+from proxy.flow.alarms import Scarce
 from proxy.protocols.rocketmq.wire.codes import ResponseCode
 
 #: Rules of these refusals.
@@ -16,6 +18,8 @@ INNER_BATCH: Final = "inner_batch"
 UNKNOWN_TRANSACTION: Final = "unknown_transaction"
 UNREADABLE_BATCH: Final = "unreadable_batch"
 MALFORMED_BATCH: Final = "malformed_batch"
+#: What is behind it says what is scarce: ``alarm:memory``.
+ALARM: Final = "alarm"
 
 #: The topics in which a broker keeps what it has still to store elsewhere, and its own records
 #: (``TopicValidator.NOT_ALLOWED_SEND_TOPIC_SET``, and what it forgets).
@@ -36,6 +40,8 @@ INTERNAL_PREFIX: Final = "rmq_sys_"
 
 #: Until there may be room for a batch again, as far as anybody can say.
 _ROOM_WAIT_US: Final = 1_000_000
+#: Until an alarm may have ended, likewise: it is looked at once a second.
+_ALARM_WAIT_US: Final = 1_000_000
 
 
 class Forbidden(Refuse, frozen=True):
@@ -82,6 +88,19 @@ def malformed_batch(resource: Resource) -> Forbidden:
     return _forbid(
         resource, MALFORMED_BATCH, "The lengths of the batch's messages do not add up.", ResponseCode.MESSAGE_ILLEGAL
     )
+
+
+def alarm(listener: str, reason: str) -> Forbidden:
+    """Refuse as busy what would be stored, since Sluice runs short of something; clients try again, later or elsewhere.
+
+    Args:
+        listener: through which it came, for what no limit refuses has no resource of its own.
+        reason: names Sluice, and what is scarce.
+    """
+    scarce = "+".join(word for word in get_args(Scarce) if word in reason.split())
+    remark = f"{reason}, and takes no messages until there is enough again"
+    rule = f"{ALARM}:{scarce}" if scarce else ALARM
+    return Forbidden(Resource(LISTENER, listener), rule, _ALARM_WAIT_US, ResponseCode.SYSTEM_BUSY.value, remark=remark)
 
 
 def _forbid(resource: Resource, rule: str, remark: str, code: ResponseCode = ResponseCode.NO_PERMISSION) -> Forbidden:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from sluice_native import Segment
 
 _ONEWAY: Final = codes.FLAG_ONEWAY
+_OF_SENDS: Final = frozenset({codes.KIND_TOPIC, codes.KIND_RETRY_GROUP})
 
 
 class Scanned(gathered.Scanned["Segment"]):
@@ -53,6 +54,20 @@ class Gathered(gathered.Gathered["Segment"]):
     def take(self, segment: "Segment") -> None:
         """Add what a scan took, at least one frame."""
         self.extend(Scanned(segment, len(self)))
+
+    def sends(self) -> list[int]:
+        """Return which of them bring a message: sends of all kinds and send-backs, but not the end of a transaction."""
+        indexes: list[int] = []
+        index = 0
+        for part in self.parts:
+            if isinstance(part, Request):
+                if part.resources[0].kind in _OF_SENDS:
+                    indexes.append(index)
+                index += 1
+            else:
+                indexes += range(index, part.stop)
+                index = part.stop
+        return indexes
 
 
 def first_opaque(requests: Sequence[Request]) -> int | None:

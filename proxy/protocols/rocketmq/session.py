@@ -6,8 +6,10 @@ from proxy.control import LimitCommandReply
 from proxy.deciding.batch import Batch, Refuse, Request, Response, Side
 from proxy.protocols.base import NO_BOUND, Buffer, CommandRequest, Description, Session, SessionContext
 from proxy.protocols.options import relays_unread
+from proxy.protocols.rocketmq import forbidden
 from proxy.protocols.rocketmq.answers import AnswerStream
 from proxy.protocols.rocketmq.cutting import NOTHING_REFUSED, Refused, answer_each
+from proxy.protocols.rocketmq.forbidden import Forbidden
 from proxy.protocols.rocketmq.gathered import first_opaque
 from proxy.protocols.rocketmq.held import HeldFrame
 from proxy.protocols.rocketmq.limit_commands import LimitCommandReader
@@ -32,6 +34,8 @@ class RocketMQSession(Session):
         self._counters = context.counters
         self._tls = options.tls
         self._limiting = context.limiting
+        #: What refuses all that would be stored, while Sluice runs short of something.
+        self._alarm: Forbidden | None = None
         # Whoever sees the answers is told what each of them answers.
         resources = context.resources
         scan = None if context.wants_responses or resources is None else scan_named(options.scan)
@@ -79,6 +83,8 @@ class RocketMQSession(Session):
             batch = Batch(self._connection, side, requests.simplest())
             if stream.refusals and (stream.lost or self._limiting()):
                 batch.add_verdicts(stream.refusals)
+            if self._alarm is not None:
+                batch.add_verdicts(dict.fromkeys(requests.sends(), self._alarm))
             return batch
         self._pass_on(None)
         return None
@@ -110,6 +116,16 @@ class RocketMQSession(Session):
             charges, stream.charges = stream.charges, []
             return Batch(self._connection, Side.BROKER, (), charges)
         return None
+
+    def alarm(self, reason: str, now_ns: int) -> None:
+        """Refuse as busy, from now on, what would be stored; whatever the limits are, or if limiting is off.
+
+        The end of a transaction goes on, and so does all else: its message is stored already, and while a commit does
+        not come, the broker asks for it and stores the message anew each time.
+        """
+        del now_ns
+        alarmed = bool(reason) and not self._connection.exempt
+        self._alarm = forbidden.alarm(self._connection.scope, reason) if alarmed else None
 
     def decided(self, batch: Batch, now_ns: int) -> None:
         """Queue what passes for the broker and what is refused for the client, and copy what is held."""

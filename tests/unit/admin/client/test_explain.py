@@ -111,6 +111,13 @@ class TestText:
             " what is consumed."
         )
 
+    def test_says_what_is_put_aside(self, explanation: Explanation) -> None:
+        first, second, *_ = explanation.limits
+        limit = msgspec.structs.replace(second.limit, spool=True, max_delay_s=3600)
+        spooled = msgspec.structs.replace(second, limit=limit)
+        told = text(msgspec.structs.replace(explanation, limits=(first, spooled)), live=True).splitlines()
+        assert "   above  held for up to 3600 s in the spool, then refused with code 215" in told
+
     def test_says_what_cannot_be_refused(self, explanation: Explanation) -> None:
         waits = "a publish without confirms cannot be refused: it waits"
         told = text(msgspec.structs.replace(explanation, waits=waits), live=True).splitlines()

@@ -34,6 +34,25 @@ def warnings(file: str) -> list[str]:
                 ' admitted; "reject" says so'
             ),
         ),
+        (TOPIC + "spool = true", '8: limits[0].spool = true: means nothing without action = "delay"'),
+        (
+            TOPIC + "action = 'delay'\nspool = true",
+            (
+                "9: limits[0].spool = true: holds for up to 3600 s unless max_delay_s says otherwise; that is longer"
+                " than most clients wait for an answer, 3 s: they give up and may send again"
+            ),
+        ),
+        (
+            '[spool]\ndir = "off"\n' + TOPIC + "action = 'delay'\nmax_delay_s = 3\nspool = true",
+            '12: limits[0].spool = true: there is no spool, as spool.dir = "off": what waits is in memory',
+        ),
+        (
+            "[defaults.subscription]\nrate = 5\nspool = true",
+            (
+                "6: defaults.subscription.spool = true: means nothing here: only what is sent is put aside, not what is"
+                " consumed"
+            ),
+        ),
         (FREE + "warm_up_s = 3", "8: limits[0].warm_up_s = 3.0: means nothing without a limit"),
         (
             BYTES.replace("5", "0"),

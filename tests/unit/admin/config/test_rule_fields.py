@@ -15,6 +15,7 @@ LIMITS = st.fixed_dictionaries(
         "bytes_per_s": st.sampled_from([None, 0, 1000]),
         "count": st.sampled_from(["messages", "requests"]),
         "action": st.sampled_from([None, "reject", "shadow", "off"]),
+        "spool": st.sampled_from([None, False, True]),
         "fair_by": st.sampled_from([None, "client", "producer_group"]),
         "between": st.sampled_from([None, "00:00-24:00", "22:00-06:00"]),
         "days": st.sampled_from([None, ["mon"], ["sat", "sun"]]),

@@ -105,7 +105,7 @@ def test_everything_that_a_rule_can_say_comes_from_the_file(write: Write) -> Non
     text = (
         '[[limits]]\nkind = "client"\nname = "10.0.0.0/8"\nrate = 5\nburst_s = 2\nbreak_s = 0\nbytes_per_s = 100\n'
         'bytes_burst_s = 3\nshared = true\ncount = "requests"\naction = "delay"\nmax_debt_s = 6\n'
-        "max_delay_s = 4\nbusy_code = 215\n"
+        "max_delay_s = 4\nspool = true\nbusy_code = 215\n"
         'fair_by = "client"\nmax_fair_keys = 7\nallow_under_limit = true\nbetween = "22:00-06:00"\n'
         'days = ["mon"]\ntime_zone = "Europe/Berlin"\n'
         '[[limits]]\nkind = "topic"\nname = "b"\nrate = 5\nwarm_up_s = 8\n'
@@ -126,6 +126,7 @@ def test_everything_that_a_rule_can_say_comes_from_the_file(write: Write) -> Non
         "action": "delay",
         "max_debt_s": 6,
         "max_delay_s": 4,
+        "spool": True,
         "busy_code": 215,
         "fair_by": "client",
         "max_fair_keys": 7,
@@ -147,6 +148,19 @@ def test_what_is_not_written_is_the_kinds_own_wherever_the_rule_comes_from(write
     }
     found = rule(plans[written](), "retry_group", "x")
     assert (found.action, found.max_delay_s, found.break_in_force_s) == ("delay", 2, 0)
+
+
+def test_what_is_put_aside_may_wait_for_an_hour_unless_said_otherwise(write: Write) -> None:
+    def longest(kind: str, fields: str) -> float:
+        return rule(plan(f"[defaults.{kind}]\nrate = 1\n{fields}", write=write), kind, "x").max_delay_s
+
+    assert longest("retry_group", "spool = true") == 3600
+    assert longest("topic", 'action = "delay"\nspool = true') == 3600
+    assert longest("topic", 'action = "delay"\nspool = true\nmax_delay_s = 9') == 9
+    assert longest("topic", 'action = "delay"\nspool = false') == 2
+    # Neither is ever put aside.
+    assert longest("topic", "spool = true") == 2
+    assert longest("subscription", "spool = true") == 10
 
 
 @pytest.mark.parametrize(

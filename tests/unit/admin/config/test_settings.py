@@ -68,12 +68,13 @@ def test_every_key_has_a_description_where_it_is_defined() -> None:
 def test_the_sample_configuration_names_every_key_with_its_default() -> None:
     text = SAMPLE.read_text(encoding="utf-8")
     settings = Settings.model_validate(tomllib.loads(text))
-    for section in ("bounds", "admin", "log", "rejection_log", "limiting", "grace_s", "state_dir"):
+    sections = "bounds", "admin", "log", "rejection_log", "spool", "flow", "alarms"
+    for section in (*sections, "limiting", "grace_s", "state_dir"):
         assert getattr(settings, section) == getattr(Settings(), section), section
     # Keys whose default is to be left out are there as comments, without a blank behind the #.
     sample = tomllib.loads(re.sub(r"(?m)^#(?=[a-z_]+ = )", "", text))
     assert set(sample) == set(Settings.model_fields)
-    for section in ("bounds", "admin", "log", "rejection_log"):
+    for section in sections:
         assert set(sample[section]) == set(type(getattr(settings, section)).model_fields), section
     assert set(sample["listeners"][0]) == set(ListenerSettings.model_fields)
     assert set(sample["handlers"][0]) == set(HandlerSettings.model_fields)
@@ -118,6 +119,31 @@ def test_the_sample_configuration_has_the_rate_limiters_options_with_their_defau
 
 def test_the_sample_configuration_can_be_used_as_it_is() -> None:
     assert compose(load(str(SAMPLE), {}, Flags())).warnings() == []
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("spool", {"memory_bytes": 1024}),
+        ("spool", {"max_disk_bytes": 0}),
+        ("spool", {"target_s": 0}),
+        ("spool", {"max_age_s": -1}),
+        ("flow", {"initial_credit": 0}),
+        ("alarms", {"memory_high_watermark": 60.0}),
+        ("alarms", {"memory_high_watermark": 0.0}),
+        ("alarms", {"disk_free_bytes": -1}),
+    ],
+)
+def test_a_bound_that_would_stop_everything_is_refused(key: str, value: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError, match=next(iter(value))):
+        Settings.model_validate({key: value})
+
+
+def test_credit_that_never_came_back_is_refused() -> None:
+    with pytest.raises(ValidationError, match="more_credit_after of at most initial_credit, 100"):
+        Settings.model_validate({"flow": {"initial_credit": 100}})
+    with pytest.raises(ValidationError, match="store_more_credit_after of at most store_initial_credit, 4000"):
+        Settings.model_validate({"flow": {"store_more_credit_after": 4001}})
 
 
 def test_what_the_settings_dump_is_read_as_the_same_settings() -> None:

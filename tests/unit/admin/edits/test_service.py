@@ -117,6 +117,22 @@ async def test_a_patch_of_what_no_rule_matches_is_what_a_put_of_the_same_is(
         assert (patched["rate"], patched["action"], patched["max_delay_s"]) == (9, action, max_delay_s)
 
 
+async def test_a_patch_that_switches_the_spool_gives_the_longest_delay_its_default_again(open_desk: OpenDesk) -> None:
+    async with open_desk(FILE) as desk:
+
+        async def after(**fields: Any) -> tuple[Any, Any]:
+            await desk.change([patch("pay", limit=fields)], ALICE)
+            limit = desk.limit("topic", "pay").limit
+            return limit["spool"], limit["max_delay_s"]
+
+        assert await after(rate=9, action="delay", max_delay_s=30) == (None, 30)
+        assert await after(spool=True) == (True, 3600)
+        assert await after(spool=True, max_delay_s=60) == (True, 60)
+        assert await after(spool=True, rate=10) == (True, 60)
+        assert await after(spool=False) == (False, 2)
+        assert await after(spool=None, max_delay_s=5) == (None, 5)
+
+
 async def test_a_patch_ends_when_the_edit_before_it_would_have_unless_it_says_otherwise(
     open_desk: OpenDesk, clock: Any
 ) -> None:

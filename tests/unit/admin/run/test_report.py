@@ -51,6 +51,7 @@ def test_everything_that_a_rule_says_is_shown(write: Write) -> None:
         [
             limit("topic", "orders", "rate = 500", "bytes_per_s = 1048576", "bytes_burst_s = 0.5", "busy_code = 215"),
             limit("topic", "mail", "rate = 5", 'action = "delay"', "max_delay_s = 1.5", 'count = "requests"'),
+            limit("topic", "bulk", "rate = 5", 'action = "delay"', "spool = true"),
             limit("topic", "trial", "rate = 5", 'action = "shadow"'),
             limit("topic", "kept", "rate = 5", 'action = "off"'),
             limit("topic", "fair-*", "rate = 5", 'fair_by = "client"'),
@@ -68,6 +69,7 @@ def test_everything_that_a_rule_says_is_shown(write: Write) -> None:
         "500/s + 1048576 bytes/s this name refuse with code 215 1 s, bytes 0.5 s 1 s, bytes 0.5 s"
     )
     assert shown["topic:mail"] == "5 requests/s this name hold up to 1.5 s, then refuse 1 s 0 s"
+    assert shown["topic:bulk"] == "5/s this name hold up to 3600 s in the spool, then refuse 1 s 0 s"
     assert shown["topic:trial"] == "5/s this name only count 1 s 1 s"
     assert shown["topic:kept"] == "off (5/s) this name"
     assert shown["topic:fair-*"] == "5/s each such name refuse 1 s 1 s client, 32 at most"
@@ -190,6 +192,33 @@ def test_where_edits_are_kept_is_always_said(write: Write) -> None:
     stream = io.StringIO()
     show(report(plan, MONDAY_NOON, Place(None, given=True)), stream)
     assert re.search(r"^  state_dir +none: edits are kept until the restart$", stream.getvalue(), re.MULTILINE)
+
+
+def test_where_requests_are_put_aside_and_what_stops_publishers_is_always_said(write: Write) -> None:
+    def rows(text: str) -> list[str]:
+        plan = compose(load(write(text), {}, Flags()))
+        stream = io.StringIO()
+        show(report(plan, MONDAY_NOON, places.of(plan.settings, {"STATE_DIRECTORY": "/srv"})), stream)
+        lines = [" ".join(line.split()) for line in stream.getvalue().splitlines()]
+        return [line for line in lines if line.startswith(("spool ", "flow ", "alarms "))]
+
+    assert rows(LISTENER) == [
+        (
+            "spool /srv/127.0.0.1-1/spool: 32.0 MiB in memory, 16.0 GiB on disk, for at most 86400 s; what expects no"
+            " answer is dropped after a crash"
+        ),
+        "flow credit 400 messages, 200 more after as many; to the spool's disk 4000 messages, 800 more after as many",
+        "alarms publishers stop above 60% of memory, and below 1.00 GiB of free disk",
+    ]
+    more = '[spool]\ndir = "/big"\nmax_age_s = 0\nrecover = true\n[alarms]\ndisk_free_bytes = 0\n'
+    spool, _, alarms = rows(more + LISTENER)
+    assert spool == (
+        "spool /big: 32.0 MiB in memory, 16.0 GiB on disk, however long it takes; what expects no answer is sent again"
+        " after a crash"
+    )
+    assert alarms == "alarms publishers stop above 60% of memory"
+    assert rows('[spool]\ndir = "off"\n' + LISTENER)[0] == "spool off"
+    assert rows('state_dir = "off"\n' + LISTENER)[0] == "spool off (there is no state directory; give spool.dir)"
 
 
 def test_exempt_clients_and_bounds_of_connections_are_shown(write: Write) -> None:

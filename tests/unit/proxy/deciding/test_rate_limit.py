@@ -230,9 +230,16 @@ def request(name: str = "a", **more: Any) -> Request:
     return Request(resources, **{**fields, "order_key": None, "handle": None, **more})
 
 
-def batch_by(*requests: Request, charges: tuple[Charge, ...] = (), exempt: bool = False, number: int = 1) -> Batch:
-    info = ConnectionInfo(number, "main", "scope", f"10.1.2.3:{4000 + number}", "10.1.2.3", exempt)
-    return Batch(info, Side.CLIENT, requests, charges)
+def batch_by(
+    *requests: Request,
+    charges: tuple[Charge, ...] = (),
+    exempt: bool = False,
+    number: int = 1,
+    spools: bool = False,
+    side: Side = Side.CLIENT,
+) -> Batch:
+    info = ConnectionInfo(number, "main", "scope", f"10.1.2.3:{4000 + number}", "10.1.2.3", exempt, spools=spools)
+    return Batch(info, side, requests, charges)
 
 
 class TestScopes:
@@ -359,6 +366,72 @@ class TestHolding:
             batch_by(request("slow"), request("slow", order_key=1), request("free", order_key=1))
         )
         assert [type(verdict) for verdict in verdicts.values()] == [Hold, Refuse]
+
+    def test_of_what_is_to_be_put_aside_the_first_is_held_whatever_the_bounds(self) -> None:
+        options = RateLimitOptions(max_held=0)
+        limiting = Limiting.by(replace(delay(1, "slow"), spool=True), options=options)
+        first = limiting.decide(batch_by(*(request("slow") for _ in range(4)), spools=True))
+        assert [type(first.get(index)) for index in range(4)] == [type(None), Hold, Later, Later]
+        assert [verdict.spools for verdict in first.values() if isinstance(verdict, Hold)] == [True]
+        assert limiting.limits.held == (1, 100)
+        assert not limiting.limits.refused_by_bound
+
+    def test_without_a_spool_nothing_is_put_aside(self) -> None:
+        limiting = Limiting.by(replace(delay(1, "slow"), spool=True))
+        verdicts = limiting.decide(batch_by(*(request("slow") for _ in range(4))))
+        assert [type(verdicts[index]) for index in (1, 2, 3)] == [Hold, Hold, Refuse]
+
+    @pytest.mark.parametrize("side", Side)
+    def test_who_takes_messages_puts_nothing_aside(self, side: Side) -> None:
+        limiting = Limiting.by(replace(delay(1, "slow"), spool=True))
+        asks = [request("slow", consumes=side is Side.CLIENT) for _ in range(3)]
+        verdicts = limiting.decide(batch_by(*asks, spools=True, side=side))
+        assert [type(verdicts[index]) for index in (1, 2)] == [Hold, Hold]
+
+    @pytest.mark.parametrize(("spool", "rest"), [(None, [Later] * 2), (False, [Refuse] * 2)])
+    def test_what_a_bound_has_no_room_for_is_put_aside(self, *, spool: bool | None, rest: list[type]) -> None:
+        limiting = Limiting.by(replace(delay(1, "slow"), spool=spool), options=RateLimitOptions(max_held=1))
+        verdicts = limiting.decide(batch_by(*(request("slow", order_key=1) for _ in range(2)), spools=True))
+        assert isinstance(verdicts[1], Hold)
+        assert not verdicts[1].spools
+        behind = limiting.decide(batch_by(*(request("slow", order_key=1) for _ in range(2)), spools=True))
+        assert [type(behind[index]) for index in range(2)] == rest
+        assert limiting.limits.refused_by_bound == ({} if spool is None else {"max_held": 2})
+        alone = limiting.decide(batch_by(request("slow", order_key=2), spools=True))
+        assert isinstance(alone[0], Hold if spool is None else Refuse)
+
+    @pytest.mark.parametrize(("waited_s", "verdict"), [(0, Hold), (40, Hold), (55, Refuse), (61, Refuse)])
+    def test_what_was_put_aside_is_refused_so_long_after_it_came(self, waited_s: float, verdict: type) -> None:
+        limiting = Limiting.by(Rule(KIND, "slow", 0.1, action="delay", burst_s=10, max_delay_s=60, spool=True))
+        now_ns = 100 * NS_PER_S
+        assert limiting.decide(batch_by(request("slow", messages=2), spools=True), now_ns) == {}
+        waiting = request("slow", since_ns=now_ns - round(waited_s * NS_PER_S))
+        got = limiting.decide(batch_by(waiting, spools=True), now_ns)[0]
+        assert isinstance(got, verdict)
+
+    def test_what_was_put_aside_and_then_held_has_what_is_left_of_its_time(self) -> None:
+        slow = Rule(KIND, "slow", 1, action="delay", max_delay_s=60, spool=True)
+        limiting = Limiting.by(slow)
+        now_ns = 100 * NS_PER_S
+        waiting = request("slow", since_ns=now_ns - 50 * NS_PER_S)
+        held = limiting.decide(batch_by(request("slow", messages=2), waiting, spools=True), now_ns)[1]
+        assert isinstance(held, Hold)
+        limiting.limits.swap(RuleSet((replace(slow, rate_per_s=0.001, burst_s=1000),)), now_ns)
+        due_ns = limiting.limits.holding.next_due_ns()
+        while due_ns is not None:
+            limiting.limits.holding.release(due_ns)
+            last_ns, due_ns = due_ns, limiting.limits.holding.next_due_ns()
+        assert held.ticket.refuse is not None
+        assert last_ns == now_ns + 10 * NS_PER_S
+
+    def test_one_that_cannot_be_refused_is_put_aside_in_the_same_way(self) -> None:
+        limiting = Limiting.by(replace(delay(1, "slow"), spool=True))
+        asks = [request("slow", refusal="impossible", order_key=1) for _ in range(3)]
+        verdicts = limiting.decide(batch_by(*asks, spools=True))
+        assert [type(verdicts[index]) for index in (1, 2)] == [Hold, Later]
+        held = verdicts[1]
+        assert isinstance(held, Hold)
+        assert held.spools
 
     def test_dropped_ticket_leaves_nothing_held(self) -> None:
         limiting = Limiting.by(delay(1))

@@ -337,3 +337,51 @@ def test_usual_send_and_ack_leave_nothing_behind() -> None:
         sender.send(follower, 64, 0)
         follower.ack(sender, 64, 0)
     assert len(gc.get_objects()) <= tracked + 1
+
+
+def test_stall_takes_the_credit_whatever_the_count_says() -> None:
+    told: list[None] = []
+    sender, follower = pair()
+    sender.on_credit = lambda: told.append(None)
+    sender.stall(follower, 0, on=True)
+    assert left(sender, follower) == Left(10, out_of_credit=True)
+    assert sender.waits_for() == (follower,)
+    sender.stall(follower, 1, on=True)
+    sender.send(follower, 10, 1)
+    sender.stall(follower, 2, on=False)
+    assert (left(sender, follower), told) == (Left(0, out_of_credit=True), [])
+    sender.stall(follower, 3, on=True)
+    follower.ack(sender, 4, 4)
+    assert (left(sender, follower), told) == (Left(4, out_of_credit=True), [])
+    sender.stall(follower, 5, on=False)
+    assert (left(sender, follower), told) == (Left(4), [None])
+    assert sender.figures(5)[4:6] == (1, 5)
+
+
+def test_what_a_stalled_stage_owes_waits_for_the_end_of_the_stall() -> None:
+    sender, follower = pair()
+    store = Stage("store")
+    sender.send(follower, 10, 0)
+    follower.stall(store, 0, on=True)
+    follower.ack(sender, 8, 0)
+    assert left(sender, follower) == Left(0, 0, 8, out_of_credit=True)
+    follower.stall(store, 1, on=False)
+    assert left(sender, follower) == Left(8)
+
+
+def test_stall_that_ends_without_having_begun_is_nothing() -> None:
+    sender, follower = pair()
+    sender.stall(follower, 0, on=False)
+    assert sender.followers() == ()
+
+
+def test_stall_ends_with_either_stage() -> None:
+    sender, follower = pair()
+    sender.stall(follower, 0, on=True)
+    follower.close(1)
+    assert not sender.out_of_credit
+    sender, follower = pair()
+    sender.send(follower, 10, 0)
+    sender.stall(follower, 0, on=True)
+    sender.close(1)
+    assert not sender.out_of_credit

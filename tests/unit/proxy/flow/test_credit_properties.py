@@ -1,7 +1,8 @@
 """Stages against processes that do the same message by message, and whether all gets through at last.
 
 Generated are networks of stages (each has any number of senders and followers, no circle), batches that are sent with
-and without credit, acks in batches of any size, stages that end at any time, and the order in which grants arrive.
+and without credit, acks in batches of any size, stalls, stages that end at any time, and the order in which grants
+arrive.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def plans(draw: st.DrawFn) -> Plan:
 randoms = st.integers(0, 2**32).map(Random)
 steps = st.lists(
     st.tuples(
-        st.sampled_from(["send"] * 10 + ["ack"] * 10 + ["end"]),
+        st.sampled_from(["send"] * 10 + ["ack"] * 10 + ["stall"] * 3 + ["resume"] * 3 + ["end"]),
         st.integers(0, 99),
         st.sampled_from([1, 2, 3, 5, 9, 50]),
     ),
@@ -70,6 +71,7 @@ class Network:
         specs = [tuple(gives) for gives in plan.gives]
         self.exact, self.late = Processes(specs, random), Processes(specs, random)
         self.unacked: Counter[tuple[int, int]] = Counter()
+        self.stalled: set[tuple[int, int]] = set()
         self.now_ns = 0
         self.told: Counter[int] = Counter()
         self.flow_total: Counter[int] = Counter()
@@ -88,6 +90,8 @@ class Network:
             self.end(sorted(self.stages)[which % len(self.stages)])
         elif what == "send" and self.pairs:
             self.send(*self.pairs[which % len(self.pairs)], count)
+        elif what in {"stall", "resume"} and self.pairs:
+            self.stall(self.pairs[which % len(self.pairs)], on=what == "stall")
         elif pairs := [pair for pair in self.pairs if self.unacked[pair]]:
             pair = pairs[which % len(pairs)]
             self.ack(*pair, min(count, self.unacked[pair]))
@@ -109,6 +113,15 @@ class Network:
                 processes.ack(follower, sender)
         self.exact.deliver()
 
+    def stall(self, pair: tuple[int, int], *, on: bool) -> None:
+        self.stages[pair[0]].stall(self.stages[pair[1]], self.now_ns, on=on)
+        if on is (pair in self.stalled):
+            return
+        for processes in (self.exact, self.late):
+            (processes.stall if on else processes.resume)(*pair)
+        self.stalled ^= {pair}
+        self.exact.deliver()
+
     def end(self, pid: int) -> None:
         if len(self.stages) == 1:
             return
@@ -117,6 +130,7 @@ class Network:
         assert not stage.out_of_credit
         assert stage.followers() == stage.waits_for() == ()
         self.pairs = [pair for pair in self.pairs if pid not in pair]
+        self.stalled = {pair for pair in self.stalled if pid not in pair}
         self.blocked.pop(pid)
         for processes in (self.exact, self.late):
             processes.down(pid)
@@ -134,7 +148,8 @@ class Network:
                 assert {int(follower.name) for follower in stage.waits_for()} == blockers
                 self.compare_diagnosis(stage)
             for follower in stage.waits_for() if blockers else ():
-                assert stage.under_way(follower) > 0 or follower.out_of_credit
+                stalled = (pid, int(follower.name)) in self.stalled
+                assert stalled or stage.under_way(follower) > 0 or follower.out_of_credit
             self.flow_total[pid] += bool(blockers) and not self.blocked[pid]
             self.ended[pid] += self.blocked[pid] and not blockers
             self.blocked[pid] = bool(blockers)
@@ -158,7 +173,10 @@ class Network:
         assert follower.out_of_credit or not deferred
 
     def finish(self) -> None:
-        """All that is under way is dealt with, in any order."""
+        """All stalls end and all that is under way is dealt with, in any order."""
+        for pair in sorted(self.stalled):
+            self.stall(pair, on=False)
+            self.compare()
         while pairs := [pair for pair in self.pairs if self.unacked[pair]]:
             self.step("ack", self.random.randrange(len(pairs)), self.random.choice((1, 3, 50)))
         self.late.deliver()
@@ -197,6 +215,7 @@ class Work:
         #: What has come to each stage, and what it has taken and not acked.
         self.queues: dict[Stage, list[tuple[Stage, int]]] = {stage: [] for stage in self.stages}
         self.kept: dict[Stage, list[tuple[Stage, int]]] = {stage: [] for stage in self.stages}
+        self.stalled: set[tuple[Stage, Stage]] = set()
         self.now_ns = 0
 
     def run(self, ends: Iterator[int]) -> None:
@@ -217,7 +236,23 @@ class Work:
             *((stage, self.read) for stage, left in self.left.items() if left and not stage.out_of_credit),
             *((stage, self.hand_on) for stage, queue in self.queues.items() if queue),
             *((stage, self.ack) for stage, kept in self.kept.items() if kept),
+            # Nobody begins one once all is done, so that it comes to an end.
+            *((stage, self.stall) for stage, left in self.left.items() if left),
+            *((sender, self.resume) for sender, _ in self.stalled),
         ]
+
+    def stall(self, stage: Stage) -> None:
+        follower = self.random.choice(self.followers[stage])
+        self.stalled.add((stage, follower))
+        stage.stall(follower, self.now_ns, on=True)
+
+    def resume(self, stage: Stage) -> None:
+        pair = self.random.choice([pair for pair in sorted(self.stalled, key=_names) if pair[0] is stage])
+        self.stalled.remove(pair)
+        stage.stall(pair[1], self.now_ns, on=False)
+        assert stage.out_of_credit == any(
+            stage.credit(follower) == 0 or (stage, follower) in self.stalled for follower in stage.followers()
+        )
 
     def read(self, stage: Stage) -> None:
         count = min(self.left[stage], self.random.choice((1, 3, 20)))
@@ -251,6 +286,7 @@ class Work:
 
     def end(self, stage: Stage) -> None:
         stage.close(self.now_ns)
+        self.stalled = {pair for pair in self.stalled if stage not in pair}
         self.stages.remove(stage)
         self.left.pop(stage, None)
         for of_each in (self.queues, self.kept):
@@ -264,6 +300,10 @@ class Work:
         for stage_left, queue in self.queues.items():
             assert stage_left is not stage
             assert all(count for _, count in queue)
+
+
+def _names(pair: tuple[Stage, Stage]) -> tuple[str, str]:
+    return pair[0].name, pair[1].name
 
 
 @given(

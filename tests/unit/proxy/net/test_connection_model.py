@@ -18,6 +18,7 @@ import pytest
 from limiter.counting.seconds import NOBODY, Sender
 from limiter.rules.resource import Resource
 from proxy.deciding.batch import Batch, Charge, ConnectionInfo, Hold, Refuse, Request, Side, Ticket, Verdict
+from proxy.flow.credit import DEFAULT_CREDIT, Stage
 from proxy.net import connection as connection_module
 from proxy.net.connection import NEXT, Connection, Doing, Peer
 from proxy.net.limit_commands import LimitCommands
@@ -365,6 +366,7 @@ class ModelServices:
 
     timings = Timings()
     tally = ModelTally()
+    credit = DEFAULT_CREDIT
 
     def __init__(self, random: Random) -> None:
         self.reactor = ModelReactor()
@@ -372,6 +374,7 @@ class ModelServices:
         self.buffers = Pool(random)
         self.bytes_read = dict.fromkeys(Side, 0)
         self.commands = LimitCommands()
+        self.decoding, self.limiter = Stage("channel"), Stage("resource")
         self.faults: list[Exception] = []
 
     def now_ns(self) -> int:

@@ -1,0 +1,93 @@
+"""Looks once a second whether memory or disk runs short; what follows from that is the data path's."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import trio
+
+from proxy.flow import machine
+from proxy.flow.alarms import LEAST_FREE_BYTES, WATERMARK, Alarm, Change, DiskAlarm, MemoryAlarm
+
+_LOOK_S: Final = 1.0
+#: What may be used seldom changes, and it takes a millisecond to find out.
+_LOOKS_PER_LIMIT: Final = 10
+
+
+@dataclass(frozen=True, slots=True)
+class AlarmConfig:
+    """When alarms stand.
+
+    Attributes:
+        memory_watermark: Sluice uses more than this share of what it may use; above 0, at most 1.
+        disk_free_bytes: less is free where the spool is.
+    """
+
+    memory_watermark: float = WATERMARK
+    disk_free_bytes: int = LEAST_FREE_BYTES
+
+
+class AlarmWatch:
+    """Both alarms, and who looks.
+
+    Args:
+        config: when they stand.
+        folder: the spool's; None is no spool, and no alarm of the disk.
+        held_bytes: what messages that are held take in memory.
+        changed: told of each change; the next look is after it.
+        now_ns: the monotonic clock, in nanoseconds.
+
+    Raises:
+        ValueError: as the alarms' own.
+    """
+
+    def __init__(
+        self,
+        config: AlarmConfig,
+        folder: Path | None,
+        held_bytes: Callable[[], int],
+        changed: Callable[[Change], Awaitable[None]],
+        now_ns: Callable[[], int],
+    ) -> None:
+        self.memory = MemoryAlarm(config.memory_watermark)
+        self.disk = None if folder is None else DiskAlarm(config.disk_free_bytes)
+        self._folder, self._held_bytes, self._changed, self._now_ns = folder, held_bytes, changed, now_ns
+        self._turn = trio.Lock()
+
+    @property
+    def alarms(self) -> tuple[Alarm, ...]:
+        """Return those there are."""
+        return (self.memory,) if self.disk is None else (self.memory, self.disk)
+
+    async def run(self) -> None:
+        """Look until cancelled. A disk that hangs keeps nobody from looking at the memory."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._watch_memory)
+            if self.disk is not None and self._folder is not None:
+                nursery.start_soon(self._watch_disk, self.disk, self._folder)
+
+    async def _watch_memory(self) -> None:
+        looks = 0
+        limit: machine.MemoryLimit | None = None
+        while True:
+            if looks % _LOOKS_PER_LIMIT == 0:
+                limit = await trio.to_thread.run_sync(machine.memory_limit, abandon_on_cancel=True)
+            looks += 1
+            limit_bytes = None if limit is None else limit.limit_bytes
+            await self._tell(
+                self.memory.look(self._now_ns(), machine.resident_bytes(), self._held_bytes(), limit_bytes)
+            )
+            await trio.sleep(_LOOK_S)
+
+    async def _watch_disk(self, alarm: DiskAlarm, folder: Path) -> None:
+        while True:
+            free_bytes = await trio.to_thread.run_sync(machine.free_bytes, folder, abandon_on_cancel=True)
+            await self._tell(alarm.look(self._now_ns(), free_bytes))
+            await trio.sleep(_LOOK_S)
+
+    async def _tell(self, change: Change | None) -> None:
+        if change is not None:
+            # One after the other: who is told later is told of the later state.
+            async with self._turn:
+                await self._changed(change)

@@ -1,0 +1,202 @@
+"""The spool of a data path: opens it before anybody connects, ticks it while there is something to do, and closes it.
+
+What it hears of the disk becomes log lines here, and how the store shows. What is put aside is the sessions' business.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import structlog
+import trio
+
+from proxy.common.log_rate import LogRate
+from proxy.flow.credit import STORE_CREDIT, Credit
+from proxy.flow.spells import Spells
+from proxy.spool.queue import Lost
+from proxy.spool.spool import Hooks, QueueName, Recovered, Spool, SpoolSettings
+
+_log = structlog.get_logger(__name__)
+
+_TICK_S: Final = 0.1
+#: A disk that hangs must not keep the process from ending.
+_CLOSE_S: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class SpoolConfig:
+    """Where what waits is put aside.
+
+    Attributes:
+        folder: made if it is not there; of this data path only.
+        settings: bounds.
+        recover: what an earlier process left of messages that nobody sends again is to be sent on; if not, it is
+            counted and dropped.
+        required: if the folder cannot be used, that is an error. Otherwise there is a log line, and no spool.
+    """
+
+    folder: Path
+    settings: SpoolSettings = field(default_factory=SpoolSettings)
+    recover: bool = False
+    required: bool = True
+
+
+class SpoolError(Exception):
+    """The spool's folder cannot be used; the message says which and why."""
+
+    def __init__(self, folder: Path, error: OSError) -> None:
+        if isinstance(error, BlockingIOError):
+            text = f"another process uses the spool's folder {folder}; each needs one of its own"
+        else:
+            text = f"the spool's folder {folder} cannot be used: {error.strerror or error}"
+        super().__init__(text)
+        self.folder = folder
+
+
+class Spooling:
+    """Opens, ticks and closes the spool.
+
+    Args:
+        config: None is no spool.
+        credit: what the store gives.
+        now_ns: the monotonic clock, in nanoseconds; callable from any thread.
+        wall_ns: nanoseconds since 1970.
+
+    Attributes:
+        spool: None until it is open.
+        failure: why the disk takes nothing, or gives nothing; empty if it does.
+        failing: when that was so.
+    """
+
+    def __init__(
+        self,
+        config: SpoolConfig | None,
+        now_ns: Callable[[], int],
+        wall_ns: Callable[[], int],
+        credit: Credit = STORE_CREDIT,
+    ) -> None:
+        self.config = config
+        self._credit, self._now_ns, self._wall_ns = credit, now_ns, wall_ns
+        self.spool: Spool | None = None
+        self.failure = ""
+        self.failing = Spells()
+        self._wanted = trio.Event()
+        self._log_rate = LogRate()
+
+    async def open(self) -> Spool | None:
+        """Open it, in a thread: it may take a while to read what an earlier process left.
+
+        Raises:
+            SpoolError: its folder cannot be used, and is required.
+        """
+        config = self.config
+        if config is None:
+            return None
+        now_ns, token = self._now_ns(), trio.lowlevel.current_trio_token()
+        opening = partial(
+            Spool.open,
+            config.folder,
+            config.settings,
+            Hooks(lambda _: None, self._failed, self._lost, self._wanted_again),
+            lambda call: token.run_sync_soon(_guarded, call),
+            now_ns=now_ns,
+            clock_ns=self._wall_ns() - now_ns,
+            recover=config.recover,
+            credit=self._credit,
+            time_ns=self._now_ns,
+        )
+        try:
+            spool, recovered = await trio.to_thread.run_sync(opening)
+        except OSError as error:
+            failed = SpoolError(config.folder, error)
+            if config.required:
+                raise failed from None
+            _log.warning("no spool", reason=str(failed))
+            return None
+        self.spool = spool
+        _log_recovered(config, recovered)
+        return spool
+
+    async def run(self) -> None:
+        """Tick it until cancelled, while there is something to do."""
+        spool = self.spool
+        while spool is not None:
+            if spool.is_idle:
+                self._wanted = trio.Event()
+                await self._wanted.wait()
+            spool.tick(self._now_ns())
+            await trio.sleep(_TICK_S)
+
+    def keep(self) -> None:
+        """Have what can be recovered stay on disk: all connections are about to end."""
+        if self.spool is not None:
+            self.spool.keep()
+
+    async def close(self) -> None:
+        """Write what is to be written, and end it; whoever opened it calls this, cancelled or not."""
+        spool = self.spool
+        if spool is not None:
+            with trio.CancelScope(shield=True), trio.move_on_after(_CLOSE_S) as scope:
+                await trio.to_thread.run_sync(spool.close, abandon_on_cancel=True)
+            if scope.cancelled_caught:
+                _log.error("the spool's disk hangs; what was not written is lost", folder=str(self._folder()))
+            self.spool = None
+
+    def _folder(self) -> Path | None:
+        return self.config.folder if self.config is not None else None
+
+    def _wanted_again(self) -> None:
+        # While it is being opened, that is said in another thread.
+        if self.spool is not None:
+            self._wanted.set()
+
+    def _failed(self, reason: str | None) -> None:
+        assert self.spool is not None  # noqa: S101 - nothing is written before
+        self.failure = reason or ""
+        now_ns = self._now_ns()
+        self.spool.store.block(now_ns, on=reason is not None)
+        since_ns = self.failing.since_ns
+        if reason is not None:
+            self.failing.begin(now_ns)
+            _log.error("the spool's disk fails", folder=str(self._folder()), reason=reason)
+        elif since_ns is not None:
+            self.failing.end(now_ns)
+            _log.info(
+                "the spool's disk works again", folder=str(self._folder()), failed_s=round((now_ns - since_ns) / 1e9, 1)
+            )
+
+    def _lost(self, lost: Lost) -> None:
+        name = QueueName.read(lost.queue.name)
+        not_logged = self._log_rate.take(lost.reason, trio.current_time())
+        if not_logged is not None:
+            _log.error(
+                "messages lost in the spool",
+                resource=f"{name.kind}:{name.name}",
+                messages=lost.entries,
+                reason=lost.reason,
+                not_logged=not_logged,
+            )
+
+
+def _guarded(call: Callable[[], object]) -> None:
+    """Do what the store's thread asks for; a fault of whom a queue tells something must not end everything."""
+    try:
+        call()
+    except Exception:  # noqa: BLE001 - whatever it is
+        _log.exception("a step of the spool failed")
+
+
+def _log_recovered(config: SpoolConfig, recovered: Recovered) -> None:
+    """Say what an earlier process left, if it left anything."""
+    if recovered.entries or recovered.dropped or recovered.lost or recovered.damaged:
+        _log.warning(
+            "an earlier process left messages in the spool",
+            folder=str(config.folder),
+            to_send=recovered.entries,
+            queues=len(recovered.queues),
+            dropped=recovered.dropped,
+            lost=recovered.lost,
+            damaged_files=recovered.damaged,
+        )

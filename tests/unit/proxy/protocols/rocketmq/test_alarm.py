@@ -1,0 +1,127 @@
+"""Busy answers while Sluice runs short of something, whatever the limits are."""
+
+import pytest
+from playbook.frames import (
+    ONEWAY,
+    end_transaction,
+    heartbeat,
+    pull,
+    read_header,
+    send,
+    send_back,
+    send_batch,
+    send_half,
+    stored,
+)
+from playbook.playbook import Anything, Broker, Client, Decided, Playbook, Release, ToBroker, Undecided, hold
+from playbook.read_by import read_by  # noqa: F401 - every test here, in each way of reading
+
+from limiter.counting.accounts import Accounts
+from proxy.deciding.batch import Side
+from proxy.deciding.counting import Tally
+from proxy.flow.alarms import MemoryAlarm, reason
+
+MEMORY = "Sluice is low on memory"
+SENDS = (send("a", 1), send_back("g", 2), send_batch("a", 3, 3), send_half("a", 4), send("%RETRY%g", 5))
+OTHERS = (pull(6), heartbeat(7))
+
+
+def alarmed(play: Playbook, why: str = MEMORY) -> Playbook:
+    play.session.alarm(why, 0)
+    return play
+
+
+def refused(play: Playbook) -> list[tuple[object, object, object]]:
+    """Return code, opaque and remark of each answer that the client was given."""
+    answers, given = [], play.given[Side.CLIENT]
+    while given:
+        end = 4 + int.from_bytes(given[:4])
+        header = read_header(given[:end])
+        answers.append((header["code"], header["opaque"], header["remark"]))
+        given = given[end:]
+    return answers
+
+
+def test_all_that_would_be_stored_is_refused_as_busy_and_all_else_goes_on() -> None:
+    play = alarmed(Playbook()) >> Client(b"".join(SENDS) + b"".join(OTHERS)) << Anything()
+    assert play.given[Side.BROKER] == b"".join(OTHERS)
+    remark = "Sluice is low on memory, and takes no messages until there is enough again"
+    assert refused(play) == [(2, opaque, remark) for opaque in range(1, 6)]
+    assert play.refused_by == ["alarm:memory"] * 5
+
+
+def test_a_chunk_of_plain_frames_alone_is_refused() -> None:
+    play = alarmed(Playbook()) >> Client(b"".join(send("a", opaque) for opaque in range(200))) << Anything()
+    assert not play.given[Side.BROKER]
+    assert [opaque for _, opaque, _ in refused(play)] == list(range(200))
+    assert play.session.in_flight() == 0
+
+
+def test_a_oneway_send_is_dropped_and_counted() -> None:
+    play = alarmed(Playbook()) >> Client(send("a", 1, flag=ONEWAY) + OTHERS[0]) << ToBroker(OTHERS[0])
+    assert play.refused_by == ["alarm:memory"]
+
+
+def test_the_rest_of_a_refused_frame_is_swallowed() -> None:
+    big = send("a", 1, body=b"x" * 1000)
+    play = alarmed(Playbook()) >> Client(big[:500]) << Anything()
+    play = play >> Client(big[500:] + OTHERS[0]) << ToBroker(OTHERS[0])
+    assert len(refused(play)) == 1
+
+
+def test_the_end_of_a_transaction_goes_on() -> None:
+    half, commit = send_half("a", 1), end_transaction(7, opaque=2)
+    play = Playbook() >> Client(half) << ToBroker(half) >> Broker(stored(1, 7)) << Anything()
+    assert alarmed(play) >> Client(commit) << ToBroker(commit)
+
+
+def test_what_was_read_before_goes_on() -> None:
+    play = Playbook(hold("b")) >> Undecided(send("a", 1) + send("b", 2))
+    assert alarmed(play) >> Decided() << ToBroker(send("a", 1)) >> Release(0) << ToBroker(send("b", 2))
+
+
+def test_sends_go_on_when_the_alarm_has_ended() -> None:
+    play = alarmed(Playbook()) >> Client(SENDS[0]) << Anything()
+    assert alarmed(play, "") >> Client(SENDS[0]) << ToBroker(SENDS[0])
+
+
+def test_exempt_connections_go_on() -> None:
+    assert alarmed(Playbook(exempt=True)) >> Client(SENDS[0]) << ToBroker(SENDS[0])
+
+
+def test_an_alarm_holds_while_limiting_is_off() -> None:
+    play = alarmed(Playbook(limiting=False)) >> Client(SENDS[0] + OTHERS[0]) << Anything()
+    assert play.given[Side.BROKER] == OTHERS[0]
+    assert len(refused(play)) == 1
+
+
+def test_what_is_never_to_be_stored_is_refused_as_such() -> None:
+    play = alarmed(Playbook()) >> Client(send("SCHEDULE_TOPIC_XXXX", 1)) << Anything()
+    assert play.refused_by == ["internal_topic"]
+
+
+@pytest.mark.parametrize(
+    ("why", "rule"),
+    [(MEMORY, "alarm:memory"), ("Sluice is low on memory & disk", "alarm:memory+disk"), ("Sluice is tired", "alarm")],
+)
+def test_the_rule_says_what_is_scarce(why: str, rule: str) -> None:
+    assert (alarmed(Playbook(), why) >> Client(SENDS[0]) << Anything()).refused_by == [rule]
+
+
+def test_the_words_of_the_alarms_are_understood() -> None:
+    memory = MemoryAlarm()
+    memory.look(0, 100, 0, 100)
+    assert reason([memory]) == MEMORY
+
+
+def test_the_refusals_are_counted_under_the_rule_that_no_rule_set_has() -> None:
+    accounts = Accounts()
+    accounts.take(0, unfinished=True)
+    tally = Tally(accounts)
+    session = alarmed(Playbook()).session
+    batch = session.receive(Side.CLIENT, memoryview(b"".join(SENDS)), 0)
+    assert batch is not None
+    tally.count(batch, 0, tally.sender("192.0.2.1"))
+    assert accounts.rules["alarm:memory"]["refuse"] == (5, 7)
+    seconds = [second for second in accounts.steps_of(accounts.take(10**9, unfinished=True)) if second is not None]
+    assert {each.rule for second in seconds for each in second.rejections} == {"alarm:memory"}
