@@ -14,7 +14,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from proxy.net import reactor as reactor_module
-from proxy.net.reactor import BROKER, CLIENT, FLOOD, IdleTime, Reactor, Watched
+from proxy.net.reactor import BROKER, CLIENT, FLOOD, Reactor, Watched
 from proxy.net.sockets import Wire
 
 MakePair = Callable[[], tuple[Wire, socket.socket]]
@@ -252,29 +252,3 @@ async def test_nothing_is_wanted_in_two_ranks(reactor: Reactor, pair: MakePair) 
     await wait_all_tasks_blocked()
     assert watched.told == []
     assert reactor.watched == {}
-
-
-def test_loop_is_busy_while_it_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    times = [0]
-    monkeypatch.setattr(reactor_module, "perf_counter_ns", lambda: times[-1])
-    idle = IdleTime()
-    assert idle.busy_ratio() == 0.0
-    for began, ended, timeout in ((100, 400, 1.0), (500, 600, 0.0), (700, 900, 0.5)):
-        times.append(began)
-        idle.before_io_wait(timeout)
-        times.append(ended)
-        idle.after_io_wait(timeout)
-    times.append(1_000)
-    assert (idle.total_ns, idle.busy_ratio()) == (500, 0.5)
-    times.append(1_100)
-    assert idle.busy_ratio() == 1.0
-
-
-async def test_loop_is_looked_at_while_the_reactor_runs(reactor: Reactor) -> None:
-    await trio.lowlevel.checkpoint()
-    before_ns = reactor.idle.total_ns
-    near, far = socket.socketpair()
-    with near, far:
-        await trio.to_thread.run_sync(far.send, b"x")
-        await trio.lowlevel.wait_readable(near)
-    assert reactor.idle.total_ns > before_ns
