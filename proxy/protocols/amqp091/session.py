@@ -1,12 +1,14 @@
 """One AMQP 0.9.1 connection, sans-IO: the protocol header, the two streams, heartbeats and farewells of our own."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
 from msgspec.structs import replace
 
 from limiter.rules.resource import USER, VHOST, Resource
 from proxy.deciding.batch import Batch, ConnectionInfo, Refuse, Request, Side
+from proxy.flow.credit import Stage
 from proxy.protocols.amqp091 import wire
 from proxy.protocols.amqp091.answers import Answers
 from proxy.protocols.amqp091.channel import PASSING, Channel, Content
@@ -17,6 +19,7 @@ from proxy.protocols.amqp091.options import AMQP091Options
 from proxy.protocols.amqp091.publishes import Publishes
 from proxy.protocols.amqp091.reading import Shared
 from proxy.protocols.amqp091.scanning import Native, last_handle
+from proxy.protocols.amqp091.stages import Stages
 from proxy.protocols.amqp091.stream import Stream
 from proxy.protocols.base import NO_BOUND, Buffer, Close, Description, Session, SessionContext
 from proxy.protocols.options import relays_unread, scans
@@ -47,14 +50,23 @@ class AMQP091Session(Session):
         }
         resources = context.resources
         native = None if resources is None or not scans(options.scan) else Native(resources)
+        self._stages = Stages(context.stage, context.writer, context.hear_of_writes)
         shared = Shared(
-            context.give_up, context.lose, context.wake, native=native, max_message_bytes=options.max_message_bytes
+            context.give_up,
+            context.lose,
+            context.wake,
+            native=native,
+            max_message_bytes=options.max_message_bytes,
+            stages=self._stages,
+            spool=context.spool,
+            listener=context.connection.listener,
         )
         self._about, self._names, self._channels = shared.about, shared.names, shared.channels
         self._answers = Answers(self._memory[Side.BROKER], shared)
         self._publishes = Publishes(self._memory[Side.CLIENT], shared, self._answer)
         self._streams: dict[Side, Stream] = {Side.CLIENT: self._publishes, Side.BROKER: self._answers}
         self._publishes.opened = self._answers.opened = self._channel_opens
+        self._publishes.unread_bytes = partial(self.backlog_bytes, Side.CLIENT)
         self._publishes.closed = self._answers.closed = self._channel_closes
         self._answers.dies = self._channel_dies
         self._answers.ends = self._broker_ends
@@ -107,6 +119,7 @@ class AMQP091Session(Session):
                 self._timed = None
             self._publishes.close_lane(number)
             self._answers.close_lane(number)
+            self._stages.forget(channel)
 
     def _broker_ends(self) -> None:
         """Take note that the broker closes the connection."""
@@ -133,6 +146,7 @@ class AMQP091Session(Session):
     def receive(self, side: Side, chunk: memoryview, now_ns: int) -> Batch | None:
         """Take one chunk, as the base class says."""
         self._heard.add(side)
+        self._stages.now_ns = now_ns
         if self._unread:
             self._streams[side].out.append(chunk)
             return None
@@ -197,6 +211,7 @@ class AMQP091Session(Session):
 
     def decided(self, batch: Batch, now_ns: int) -> None:
         """Queue what passes and what is refused, and copy what waits."""
+        self._stages.now_ns = now_ns
         stream = self._streams[batch.side]
         if self._asked.get(batch.side) is batch:
             del self._asked[batch.side]
@@ -234,7 +249,7 @@ class AMQP091Session(Session):
 
     def resolved(self, request: Request, refuse: Refuse | None, now_ns: int) -> None:
         """Let a held request go on, or refuse it."""
-        del now_ns
+        self._stages.now_ns = now_ns
         content = request.handle
         if isinstance(content, Content):
             stream = self._answers if content.lane is content.lane.channel.to_client else self._publishes
@@ -253,24 +268,51 @@ class AMQP091Session(Session):
 
     def next_tick_ns(self) -> int | None:
         """Return when to look at heartbeats, or to ask again."""
-        times = (self._heartbeat_ns, self._publishes.again_ns, self._answers.again_ns)
+        times = (self._heartbeat_ns, self._publishes.again_ns, self._publishes.old_ns, self._answers.again_ns)
         return min((time for time in times if time is not None), default=None)
 
     def tick(self, now_ns: int) -> Batch | None:
         """Send heartbeats where they are due, and ask about what waits."""
+        self._stages.now_ns = now_ns
         if self._heartbeat_ns is not None and now_ns >= self._heartbeat_ns:
             self._heartbeat_ns = now_ns + self._half_ns()
             self._beat()
         # In turns, so that none keeps the other waiting.
         side = self._asks_next if self._streams[self._asks_next].asks() else self._asks_next.other
-        requests = self._streams[side].ask()
+        stream = self._streams[side]
+        requests = stream.ask()
+        charges, stream.charges = stream.charges, []
         self._asks_next = side.other
-        if self._streams[side.other].asks():
+        if any(each.asks() for each in self._streams.values()):
             self._context.wake()
-        if not requests:
+        if not requests and not charges:
             return None
-        batch = self._asked[side] = Batch(self._who(), side, requests)
+        batch = self._asked[side] = Batch(self._who(), side, requests, charges)
         return batch
+
+    def written(self, side: Side, now_ns: int) -> None:
+        """Let more go on of what waits for the broker to read, or the client."""
+        self._stages.now_ns = now_ns
+        if side is Side.BROKER:
+            self._stages.written()
+        self._publishes.written()
+
+    # --- What is put aside ------------------------------------------------------------------------
+
+    def purge(self, resource: Resource, now_ns: int) -> tuple[int, int]:
+        """Refuse or drop what is put aside of a resource: the answers are sent one after the other from now on."""
+        self._stages.now_ns = now_ns
+        purged = self._publishes.purge(resource)
+        self._context.wake()
+        return purged
+
+    def spooled(self) -> int:
+        """Return how many publishes are in the spool."""
+        return self._publishes.spooled()
+
+    def stages(self) -> Sequence[Stage]:
+        """Return those of channels and of what waits in them."""
+        return self._stages.all()
 
     def _beat(self) -> None:
         """Send a heartbeat to who heard nothing for a while, though the other side is there."""
@@ -408,6 +450,8 @@ class AMQP091Session(Session):
         out = self._streams[side.other].take()
         if out:
             self._written.add(side)
+            if side is Side.BROKER:
+                self._stages.taken()
         return out
 
     def backlog_bytes(self, side: Side) -> int:
