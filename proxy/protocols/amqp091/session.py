@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from limiter.rules.resource import USER, VHOST, Resource
 from proxy.deciding.batch import Batch, ConnectionInfo, Refuse, Request, Side
+from proxy.flow.credit import Stage
 from proxy.protocols.amqp091 import wire
 from proxy.protocols.amqp091.answers import Answers
 from proxy.protocols.amqp091.channel import PASSING, Channel, Content
@@ -19,6 +20,7 @@ from proxy.protocols.amqp091.publishes import Publishes
 from proxy.protocols.amqp091.reading import Shared
 from proxy.protocols.amqp091.replay import Replay
 from proxy.protocols.amqp091.scanning import Native, last_handle
+from proxy.protocols.amqp091.stages import Stages
 from proxy.protocols.amqp091.stream import Stream
 from proxy.protocols.amqp091.wire import Reader
 from proxy.protocols.base import NO_BOUND, Buffer, Close, Description, Session, SessionContext
@@ -50,21 +52,32 @@ class AMQP091Session(Session):
         }
         resources = context.resources
         native = None if resources is None or not scans(options.scan) else Native(resources)
+        #: What of this session wants to know when all is written.
+        self._hearers: set[str] = set()
+        self._stages = Stages(context.stage, context.writer, partial(self._hear_of_writes, "stages"))
         shared = Shared(
-            context.give_up, context.lose, context.wake, native=native, max_message_bytes=options.max_message_bytes
+            context.give_up,
+            context.lose,
+            context.wake,
+            native=native,
+            max_message_bytes=options.max_message_bytes,
+            stages=self._stages,
+            spool=context.spool,
+            listener=context.connection.listener,
         )
         self._about, self._names, self._channels = shared.about, shared.names, shared.channels
         self._answers = Answers(self._memory[Side.BROKER], shared)
         self._publishes = Publishes(self._memory[Side.CLIENT], shared, self._answer)
         self._streams: dict[Side, Stream] = {Side.CLIENT: self._publishes, Side.BROKER: self._answers}
         self._publishes.opened = self._answers.opened = self._channel_opens
+        self._publishes.unread_bytes = partial(self.backlog_bytes, Side.CLIENT)
         self._publishes.closed = self._answers.closed = self._channel_closes
         self._answers.dies = self._channel_dies
         self._answers.ends = self._broker_ends
         self._answers.withholds = self._withholds
         self._answers.own = self._hear_own
         self._replay: Replay | None = None
-        self._hears_of_writes = self._replays_next = False
+        self._replays_next = False
         #: The batch of what was asked later, by side, while it is decided.
         self._asked: dict[Side, Batch] = {}
         self._asks_next = Side.CLIENT
@@ -116,6 +129,7 @@ class AMQP091Session(Session):
                 self._timed = None
             self._publishes.close_lane(number)
             self._answers.close_lane(number)
+            self._stages.forget(channel)
 
     def _broker_ends(self, arguments: Reader) -> None:
         """Take note that the broker closes the connection."""
@@ -144,6 +158,7 @@ class AMQP091Session(Session):
     def receive(self, side: Side, chunk: memoryview, now_ns: int) -> Batch | None:
         """Take one chunk, as the base class says."""
         self._heard.add(side)
+        self._stages.now_ns = now_ns
         if self._unread:
             self._streams[side].out.append(chunk)
             return None
@@ -211,6 +226,7 @@ class AMQP091Session(Session):
 
     def decided(self, batch: Batch, now_ns: int) -> None:
         """Queue what passes and what is refused, and copy what waits."""
+        self._stages.now_ns = now_ns
         stream = self._streams[batch.side]
         if self._replay is not None and self._replay.batch is batch:
             self._replay.asked(batch, now_ns)
@@ -252,7 +268,7 @@ class AMQP091Session(Session):
 
     def resolved(self, request: Request, refuse: Refuse | None, now_ns: int) -> None:
         """Let a held request go on, or refuse it."""
-        del now_ns
+        self._stages.now_ns = now_ns
         content = request.handle
         if isinstance(content, Content):
             stream = self._answers if content.lane is content.lane.channel.to_client else self._publishes
@@ -274,12 +290,14 @@ class AMQP091Session(Session):
 
     def next_tick_ns(self) -> int | None:
         """Return when to look at heartbeats, or to ask again."""
+        publishes = self._publishes
         replay_ns = None if self._replay is None else self._replay.again_ns
-        times = (self._heartbeat_ns, self._publishes.again_ns, self._answers.again_ns, replay_ns)
+        times = (self._heartbeat_ns, publishes.again_ns, publishes.old_ns, self._answers.again_ns, replay_ns)
         return min((time for time in times if time is not None), default=None)
 
     def tick(self, now_ns: int) -> Batch | None:
         """Send heartbeats where they are due, and ask about what waits."""
+        self._stages.now_ns = now_ns
         if self._heartbeat_ns is not None and now_ns >= self._heartbeat_ns:
             self._heartbeat_ns = now_ns + self._half_ns()
             self._beat()
@@ -292,14 +310,44 @@ class AMQP091Session(Session):
                 return replay.batch
         self._go_on_with_replay()
         side = self._asks_next if self._streams[self._asks_next].asks() else self._asks_next.other
-        requests = self._streams[side].ask()
+        stream = self._streams[side]
+        requests = stream.ask()
+        charges, stream.charges = stream.charges, []
         self._asks_next = side.other
-        if self._streams[side.other].asks() or (replay is not None and replay.asks()):
+        if any(each.asks() for each in self._streams.values()) or (replay is not None and replay.asks()):
             self._context.wake()
-        if not requests:
+        if not requests and not charges:
             return None
-        batch = self._asked[side] = Batch(self._who(), side, requests)
+        batch = self._asked[side] = Batch(self._who(), side, requests, charges)
         return batch
+
+    def written(self, side: Side, now_ns: int) -> None:
+        """Let more go on of what waits for the broker to read, or the client."""
+        self._stages.now_ns = now_ns
+        if side is Side.BROKER:
+            self._stages.written()
+            if self._replay is not None:
+                self._replay.written()
+        self._publishes.written()
+
+    # --- What is put aside ------------------------------------------------------------------------
+
+    def purge(self, resource: Resource, now_ns: int) -> tuple[int, int]:
+        """Refuse or drop what is put aside of a resource: the answers are sent one after the other from now on."""
+        self._stages.now_ns = now_ns
+        refused, dropped = self._publishes.purge(resource)
+        if self._replay is not None:
+            dropped += self._replay.purge(resource)
+        self._context.wake()
+        return refused, dropped
+
+    def spooled(self) -> int:
+        """Return how many publishes are in the spool."""
+        return self._publishes.spooled()
+
+    def stages(self) -> Sequence[Stage]:
+        """Return those of channels and of what waits in them."""
+        return self._stages.all()
 
     def _beat(self) -> None:
         """Send a heartbeat to who heard nothing for a while, though the other side is there."""
@@ -336,11 +384,6 @@ class AMQP091Session(Session):
             failures=self._context.hub.failures,
         )
 
-    def purge(self, resource: Resource, now_ns: int) -> tuple[int, int]:
-        """Drop what is left of an earlier process for a resource."""
-        del now_ns
-        return 0, 0 if self._replay is None else self._replay.purge(resource)
-
     def _hear_own(self, method: int, arguments: Reader) -> None:
         """Take what the broker says on the channel that is Sluice's own, of which the client sees nothing."""
         if self._replay is not None:
@@ -369,16 +412,13 @@ class AMQP091Session(Session):
 
     def _listen(self) -> None:
         """Have the driver tell when all is written, while something of the replay is not."""
-        hears = self._replay is not None and self._replay.is_unwritten()
-        if hears is not self._hears_of_writes:
-            self._hears_of_writes = hears
-            self._context.hear_of_writes(hears)
+        self._hear_of_writes("replay", self._replay is not None and self._replay.is_unwritten())
 
-    def written(self, side: Side, now_ns: int) -> None:
-        """Take note that the broker's socket has taken all that there was."""
-        del now_ns
-        if side is Side.BROKER and self._replay is not None:
-            self._replay.written()
+    def _hear_of_writes(self, who: str, on: bool) -> None:  # noqa: FBT001 - as SessionContext has it
+        before = bool(self._hearers)
+        (self._hearers.add if on else self._hearers.discard)(who)
+        if before is not bool(self._hearers):
+            self._context.hear_of_writes(on)
 
     # --- Alarms -----------------------------------------------------------------------------------
 
@@ -477,6 +517,7 @@ class AMQP091Session(Session):
             stream.part()
         for memory in self._memory.values():
             memory.forget()
+        self._stages.part()
         self._asked.clear()
         self._names.forget()
 
@@ -512,6 +553,8 @@ class AMQP091Session(Session):
         out = self._streams[side.other].take()
         if out:
             self._written.add(side)
+            if side is Side.BROKER:
+                self._stages.taken()
         return out
 
     def backlog_bytes(self, side: Side) -> int:
