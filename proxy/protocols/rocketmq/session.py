@@ -41,6 +41,7 @@ class RocketMQSession(Session):
         self._limiting = context.limiting
         #: What refuses all that would be stored, while Sluice runs short of something.
         self._alarm: Forbidden | None = None
+        self._stage = context.stage
         # Whoever sees the answers is told what each of them answers.
         resources = context.resources
         scan = None if context.wants_responses or resources is None else scan_named(options.scan)
@@ -79,7 +80,6 @@ class RocketMQSession(Session):
         self._unread = False
         self._broker_ended = False
         self._client_gone = self._throttled = False
-        self._stage = context.stage
         self._now_ns = 0
 
     @property
@@ -111,10 +111,10 @@ class RocketMQSession(Session):
             if stream.refusals and (stream.lost or self._limiting()):
                 batch.add_verdicts(stream.refusals)
             if self._alarm is not None:
-                sends = requests.sends()
-                if sends:
-                    batch.add_verdicts(dict.fromkeys(sends, self._alarm))
+                refused = dict.fromkeys(requests.sends(), self._alarm)
+                if refused:
                     self._stage.block(now_ns, on=True)
+                batch.add_verdicts(refused)
             if self._lines:
                 batch.add_verdicts(self._lines.later(requests))
             return batch
