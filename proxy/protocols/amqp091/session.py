@@ -1,6 +1,7 @@
 """One AMQP 0.9.1 connection, sans-IO: the protocol header, the two streams, heartbeats and farewells of our own."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
 from msgspec.structs import replace
@@ -16,8 +17,10 @@ from proxy.protocols.amqp091.names import DEFAULT_VHOST, DELIVERY, ROUTING_KEY, 
 from proxy.protocols.amqp091.options import AMQP091Options
 from proxy.protocols.amqp091.publishes import Publishes
 from proxy.protocols.amqp091.reading import Shared
+from proxy.protocols.amqp091.replay import Replay
 from proxy.protocols.amqp091.scanning import Native, last_handle
 from proxy.protocols.amqp091.stream import Stream
+from proxy.protocols.amqp091.wire import Reader
 from proxy.protocols.base import NO_BOUND, Buffer, Close, Description, Session, SessionContext
 from proxy.protocols.options import relays_unread, scans
 
@@ -58,6 +61,10 @@ class AMQP091Session(Session):
         self._publishes.closed = self._answers.closed = self._channel_closes
         self._answers.dies = self._channel_dies
         self._answers.ends = self._broker_ends
+        self._answers.withholds = self._withholds
+        self._answers.own = self._hear_own
+        self._replay: Replay | None = None
+        self._hears_of_writes = self._replays_next = False
         #: The batch of what was asked later, by side, while it is decided.
         self._asked: dict[Side, Batch] = {}
         self._asks_next = Side.CLIENT
@@ -67,6 +74,8 @@ class AMQP091Session(Session):
         self._unread = False
         self._foreign = False
         self._broker_begun = False
+        #: It was let in, and what was left for it is looked for.
+        self._begun = False
         #: Whose stream has ended.
         self._ended: set[Side] = set()
         #: Likewise, though not all of it has gone on.
@@ -108,8 +117,10 @@ class AMQP091Session(Session):
             self._publishes.close_lane(number)
             self._answers.close_lane(number)
 
-    def _broker_ends(self) -> None:
+    def _broker_ends(self, arguments: Reader) -> None:
         """Take note that the broker closes the connection."""
+        if self._replay is not None:
+            self._replay.stop(arguments.short(), arguments.short_string().decode(errors="replace"))
         self._publishes.finished = True
         self._publishes.give_up_all()
         self._answers.give_up_all()
@@ -157,6 +168,9 @@ class AMQP091Session(Session):
         self._context.counters.frames[side] += stream.frames - before
         if side is Side.BROKER:
             self._look_at_timed(now_ns)
+            if self._about.own_channel and self._about.opened and not self._begun:
+                self._begun = True
+                self._begin_replay()
             self._context.writer.block(now_ns, on=self._answers.brokers_reason is not None)
         if self._alarm or self._blocked:
             self._look_at_alarm(now_ns)
@@ -198,7 +212,10 @@ class AMQP091Session(Session):
     def decided(self, batch: Batch, now_ns: int) -> None:
         """Queue what passes and what is refused, and copy what waits."""
         stream = self._streams[batch.side]
-        if self._asked.get(batch.side) is batch:
+        if self._replay is not None and self._replay.batch is batch:
+            self._replay.asked(batch, now_ns)
+            self._listen()
+        elif self._asked.get(batch.side) is batch:
             del self._asked[batch.side]
             stream.asked(batch, now_ns)
             self._flush()
@@ -231,6 +248,7 @@ class AMQP091Session(Session):
         # What one stream reads may let the other go on.
         for stream in self._streams.values():
             stream.flush()
+        self._go_on_with_replay()
 
     def resolved(self, request: Request, refuse: Refuse | None, now_ns: int) -> None:
         """Let a held request go on, or refuse it."""
@@ -240,6 +258,9 @@ class AMQP091Session(Session):
             stream = self._answers if content.lane is content.lane.channel.to_client else self._publishes
             stream.resolved(request, refuse)
             self._flush()
+        elif self._replay is not None:
+            self._replay.resolved(request)
+            self._listen()
 
     # --- Time -------------------------------------------------------------------------------------
 
@@ -253,7 +274,8 @@ class AMQP091Session(Session):
 
     def next_tick_ns(self) -> int | None:
         """Return when to look at heartbeats, or to ask again."""
-        times = (self._heartbeat_ns, self._publishes.again_ns, self._answers.again_ns)
+        replay_ns = None if self._replay is None else self._replay.again_ns
+        times = (self._heartbeat_ns, self._publishes.again_ns, self._answers.again_ns, replay_ns)
         return min((time for time in times if time is not None), default=None)
 
     def tick(self, now_ns: int) -> Batch | None:
@@ -262,10 +284,17 @@ class AMQP091Session(Session):
             self._heartbeat_ns = now_ns + self._half_ns()
             self._beat()
         # In turns, so that none keeps the other waiting.
+        replay, self._replays_next = self._replay, not self._replays_next
+        if replay is not None and (self._replays_next or not any(stream.asks() for stream in self._streams.values())):
+            requests = self._ask_replay(replay, now_ns)
+            if requests:
+                replay.batch = Batch(self._who(), Side.CLIENT, requests)
+                return replay.batch
+        self._go_on_with_replay()
         side = self._asks_next if self._streams[self._asks_next].asks() else self._asks_next.other
         requests = self._streams[side].ask()
         self._asks_next = side.other
-        if self._streams[side.other].asks():
+        if self._streams[side.other].asks() or (replay is not None and replay.asks()):
             self._context.wake()
         if not requests:
             return None
@@ -280,6 +309,76 @@ class AMQP091Session(Session):
                 stream.insert(None, wire.HEARTBEAT_FRAME)
         self._heard.clear()
         self._written.clear()
+
+    # --- What an earlier process left -------------------------------------------------------------
+
+    def _withholds(self) -> bool:
+        """Say whether a channel may be needed: something was left for this listener, whoever may have sent it."""
+        spool, listener = self._context.spool, self._connection.listener
+        return spool is not None and spool.has_recovered(lambda name: name.listener == listener)
+
+    def _begin_replay(self) -> None:
+        """Replay what was left of the same user and vhost, if there is something and a channel for it."""
+        spool, about, listener = self._context.spool, self._about, self._connection.listener
+        if spool is None or self._publishes.finished:
+            return
+        sender = about.sender()
+        queues = spool.take_recovered(lambda name: name.listener == listener and name.sender == sender)
+        if not queues:
+            return
+        self._replay = Replay(
+            self._context,
+            queues,
+            self._names,
+            about.own_channel,
+            min(about.tuned_bytes, wire.DEFAULT_FRAME_MAX) - wire.FRAME_BYTES,
+            send=partial(self._publishes.insert, None),
+            failures=self._context.hub.failures,
+        )
+
+    def purge(self, resource: Resource, now_ns: int) -> tuple[int, int]:
+        """Drop what is left of an earlier process for a resource."""
+        del now_ns
+        return 0, 0 if self._replay is None else self._replay.purge(resource)
+
+    def _hear_own(self, method: int, arguments: Reader) -> None:
+        """Take what the broker says on the channel that is Sluice's own, of which the client sees nothing."""
+        if self._replay is not None:
+            self._replay.hear(method, arguments)
+
+    def _stop_replay(self) -> None:
+        """Leave what is left to others, as nothing more may be sent."""
+        if self._replay is not None:
+            self._replay.stop()
+            self._listen()
+
+    def _go_on_with_replay(self) -> None:
+        if self._replay is not None:
+            if self._publishes.finished:
+                self._replay.stop()
+            self._replay.go_on()
+            self._listen()
+
+    def _ask_replay(self, replay: Replay, now_ns: int) -> list[Request]:
+        self._names.with_keys = self._context.limits_kind(ROUTING_KEY)
+        requests = replay.ask(now_ns)
+        self._listen()
+        if any(stream.asks() for stream in self._streams.values()):
+            self._context.wake()
+        return requests
+
+    def _listen(self) -> None:
+        """Have the driver tell when all is written, while something of the replay is not."""
+        hears = self._replay is not None and self._replay.is_unwritten()
+        if hears is not self._hears_of_writes:
+            self._hears_of_writes = hears
+            self._context.hear_of_writes(hears)
+
+    def written(self, side: Side, now_ns: int) -> None:
+        """Take note that the broker's socket has taken all that there was."""
+        del now_ns
+        if side is Side.BROKER and self._replay is not None:
+            self._replay.written()
 
     # --- Alarms -----------------------------------------------------------------------------------
 
@@ -313,6 +412,7 @@ class AMQP091Session(Session):
     def farewell(self, detail: str, now_ns: int) -> None:
         """Queue a connection.close for either side that has not said or heard one."""
         del now_ns
+        self._stop_replay()
         if self._publishes.finished or self._about.closed_by is not None:
             return
         self._answers.silent = True
@@ -347,6 +447,7 @@ class AMQP091Session(Session):
             return False
         if side not in self._gone:
             self._gone.add(side)
+            self._stop_replay()
             self._publishes.forget_incomplete(refusable=True)
             self._context.wake()
         return self._publishes.keeps()
@@ -355,6 +456,7 @@ class AMQP091Session(Session):
         """Queue what was held back of an unfinished frame; what waits of that side is forgotten."""
         del now_ns
         self._ended.add(side)
+        self._stop_replay()
         if side is Side.BROKER:
             self._answers.silent = True
         if side is Side.CLIENT and 0 < len(self._header) < _HEADER_BYTES:
@@ -363,6 +465,8 @@ class AMQP091Session(Session):
 
     def close(self) -> None:
         """Give back the room of what waits, and forget the rest: what goes round in circles would stay for long."""
+        self._stop_replay()
+        self._replay = None
         for stream in self._streams.values():
             stream.forget_all()
         channels = list(self._channels.values())
