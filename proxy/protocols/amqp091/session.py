@@ -561,10 +561,11 @@ class AMQP091Session(Session):
     def take(self, side: Side) -> Sequence[Buffer]:
         """Hand out what may be written now."""
         out = self._streams[side.other].take()
-        if out:
+        if out and (len(out) > 1 or out[0] is not wire.HEARTBEAT_FRAME):
+            # After a heartbeat alone the next is due half a time later, as if nothing had been written.
             self._written.add(side)
-            if side is Side.BROKER:
-                self._stages.taken()
+        if side is Side.BROKER:
+            self._stages.taken()
         return out
 
     def backlog_bytes(self, side: Side) -> int:
