@@ -1,6 +1,6 @@
 """One AMQP 0.9.1 connection, sans-IO: the protocol header, the two streams, heartbeats and farewells of our own."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
@@ -32,6 +32,24 @@ _HEADER_BYTES: Final = wire.PROTOCOL_HEADER_BYTES
 _NS: Final = 1_000_000_000
 
 
+class _Listeners:
+    """Who wants to hear when all is written; the driver is asked to tell as long as somebody does."""
+
+    def __init__(self, hear_of_writes: Callable[[bool], None]) -> None:
+        self._hear_of_writes = hear_of_writes
+        self._who: set[str] = set()
+
+    def switch(self, who: str, on: bool) -> None:  # noqa: FBT001 - as SessionContext has it
+        """Take note that somebody wants to hear, or does no more."""
+        before = bool(self._who)
+        if on:
+            self._who.add(who)
+        else:
+            self._who.discard(who)
+        if before is not bool(self._who):
+            self._hear_of_writes(not before)
+
+
 class AMQP091Session(Session):
     """The session of one client's connection.
 
@@ -52,9 +70,8 @@ class AMQP091Session(Session):
         }
         resources = context.resources
         native = None if resources is None or not scans(options.scan) else Native(resources)
-        #: What of this session wants to know when all is written.
-        self._hearers: set[str] = set()
-        self._stages = Stages(context.stage, context.writer, partial(self._hear_of_writes, "stages"))
+        self._listeners = _Listeners(context.hear_of_writes)
+        self._stages = Stages(context.stage, context.writer, partial(self._listeners.switch, "stages"))
         shared = Shared(
             context.give_up,
             context.lose,
@@ -230,7 +247,7 @@ class AMQP091Session(Session):
         stream = self._streams[batch.side]
         if self._replay is not None and self._replay.batch is batch:
             self._replay.asked(batch, now_ns)
-            self._listen()
+            self._listen_for_replay()
         elif self._asked.get(batch.side) is batch:
             del self._asked[batch.side]
             stream.asked(batch, now_ns)
@@ -276,7 +293,7 @@ class AMQP091Session(Session):
             self._flush()
         elif self._replay is not None:
             self._replay.resolved(request)
-            self._listen()
+            self._listen_for_replay()
 
     # --- Time -------------------------------------------------------------------------------------
 
@@ -290,9 +307,9 @@ class AMQP091Session(Session):
 
     def next_tick_ns(self) -> int | None:
         """Return when to look at heartbeats, or to ask again."""
-        publishes = self._publishes
         replay_ns = None if self._replay is None else self._replay.again_ns
-        times = (self._heartbeat_ns, publishes.again_ns, publishes.old_ns, self._answers.again_ns, replay_ns)
+        publishes, answers = self._publishes, self._answers
+        times = (self._heartbeat_ns, publishes.again_ns, publishes.old_ns, answers.again_ns, replay_ns)
         return min((time for time in times if time is not None), default=None)
 
     def tick(self, now_ns: int) -> Batch | None:
@@ -384,6 +401,10 @@ class AMQP091Session(Session):
             failures=self._context.hub.failures,
         )
 
+    def _listen_for_replay(self) -> None:
+        if self._replay is not None:
+            self._listeners.switch("replay", self._replay.is_unwritten())
+
     def _hear_own(self, method: int, arguments: Reader) -> None:
         """Take what the broker says on the channel that is Sluice's own, of which the client sees nothing."""
         if self._replay is not None:
@@ -393,32 +414,22 @@ class AMQP091Session(Session):
         """Leave what is left to others, as nothing more may be sent."""
         if self._replay is not None:
             self._replay.stop()
-            self._listen()
+            self._listen_for_replay()
 
     def _go_on_with_replay(self) -> None:
         if self._replay is not None:
             if self._publishes.finished:
                 self._replay.stop()
             self._replay.go_on()
-            self._listen()
+            self._listen_for_replay()
 
     def _ask_replay(self, replay: Replay, now_ns: int) -> list[Request]:
         self._names.with_keys = self._context.limits_kind(ROUTING_KEY)
         requests = replay.ask(now_ns)
-        self._listen()
+        self._listen_for_replay()
         if any(stream.asks() for stream in self._streams.values()):
             self._context.wake()
         return requests
-
-    def _listen(self) -> None:
-        """Have the driver tell when all is written, while something of the replay is not."""
-        self._hear_of_writes("replay", self._replay is not None and self._replay.is_unwritten())
-
-    def _hear_of_writes(self, who: str, on: bool) -> None:  # noqa: FBT001 - as SessionContext has it
-        before = bool(self._hearers)
-        (self._hearers.add if on else self._hearers.discard)(who)
-        if before is not bool(self._hearers):
-            self._context.hear_of_writes(on)
 
     # --- Alarms -----------------------------------------------------------------------------------
 
@@ -517,7 +528,6 @@ class AMQP091Session(Session):
             stream.part()
         for memory in self._memory.values():
             memory.forget()
-        self._stages.part()
         self._asked.clear()
         self._names.forget()
 
@@ -551,10 +561,11 @@ class AMQP091Session(Session):
     def take(self, side: Side) -> Sequence[Buffer]:
         """Hand out what may be written now."""
         out = self._streams[side.other].take()
-        if out:
+        if out and (len(out) > 1 or out[0] is not wire.HEARTBEAT_FRAME):
+            # After a heartbeat alone the next is due half a time later, as if nothing had been written.
             self._written.add(side)
-            if side is Side.BROKER:
-                self._stages.taken()
+        if side is Side.BROKER:
+            self._stages.taken()
         return out
 
     def backlog_bytes(self, side: Side) -> int:

@@ -97,10 +97,6 @@ class Stages:
         if stage is not None:
             stage.close(self.now_ns)
 
-    def part(self) -> None:
-        """Forget who is told to hear of writes: nothing waits any more."""
-        self._hear_of_writes = lambda _: None
-
     # --- What goes --------------------------------------------------------------------------------
 
     def goes(self, resource: Stage, size_bytes: int) -> None:

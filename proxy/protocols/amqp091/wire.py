@@ -286,6 +286,44 @@ def read_content_header(buffer: Buffer | bytearray, start: int, stop: int) -> tu
     return class_id, body_bytes, list(keys), fields
 
 
+#: What the properties are that come before the expiration, from that of content_type on: a short string, a table, or so
+#: many bytes.
+_BEFORE_EXPIRATION: Final = ("short", "short", "long", 1, 1, "short", "short")
+_FLAG_EXPIRATION: Final = 1 << 8
+#: RabbitMQ takes no more than 2^32 ms.
+_EXPIRATION_DIGITS: Final = 10
+
+
+def content_header_at(content: Buffer | bytearray) -> tuple[int, int]:
+    """Return where the payload of the content header begins and ends in a content's frames."""
+    begins = FRAME_BYTES + _u32_at(content, 3)[0]
+    return begins + PREFIX_BYTES, begins + PREFIX_BYTES + _u32_at(content, begins + 3)[0]
+
+
+def read_expiration(content: Buffer | bytearray) -> int | None:
+    """Return after how many milliseconds a content expires; None if it never does, or says it in no number.
+
+    Args:
+        content: its frames, from its method on.
+    """
+    try:
+        start, stop = content_header_at(content)
+        flags: int = _u16_at(content, start + 12)[0]
+        if not flags & _FLAG_EXPIRATION:
+            return None
+        reader = Reader(content, start + _CONTENT_HEADER_BYTES, stop)
+        for bit, length in enumerate(_BEFORE_EXPIRATION):
+            if flags & _FLAG_CONTENT_TYPE >> bit:
+                if isinstance(length, int):
+                    reader.step(length)
+                else:
+                    reader.step(reader.octet() if length == "short" else reader.long())
+        text = reader.short_string()
+    except (Malformed, StructError, IndexError):
+        return None
+    return int(text) if text.isdigit() and len(text) <= _EXPIRATION_DIGITS else None
+
+
 #: The field that is put in front of the headers of a message that may have been sent on before.
 _MARK: Final = b"\x11x-sluice-replayedt\x01"
 
@@ -380,44 +418,6 @@ def _marked(header: bytes) -> bytes:
             header[reader.position :],
         )
     )
-
-
-#: What the properties are that come before the expiration, from that of content_type on: a short string, a table, or so
-#: many bytes.
-_BEFORE_EXPIRATION: Final = ("short", "short", "long", 1, 1, "short", "short")
-_FLAG_EXPIRATION: Final = 1 << 8
-#: RabbitMQ takes no more than 2^32 ms.
-_EXPIRATION_DIGITS: Final = 10
-
-
-def content_header_at(content: Buffer | bytearray) -> tuple[int, int]:
-    """Return where the payload of the content header begins and ends in a content's frames."""
-    begins = FRAME_BYTES + _u32_at(content, 3)[0]
-    return begins + PREFIX_BYTES, begins + PREFIX_BYTES + _u32_at(content, begins + 3)[0]
-
-
-def read_expiration(content: Buffer | bytearray) -> int | None:
-    """Return after how many milliseconds a content expires; None if it never does, or says it in no number.
-
-    Args:
-        content: its frames, from its method on.
-    """
-    try:
-        start, stop = content_header_at(content)
-        flags: int = _u16_at(content, start + 12)[0]
-        if not flags & _FLAG_EXPIRATION:
-            return None
-        reader = Reader(content, start + _CONTENT_HEADER_BYTES, stop)
-        for bit, length in enumerate(_BEFORE_EXPIRATION):
-            if flags & _FLAG_CONTENT_TYPE >> bit:
-                if isinstance(length, int):
-                    reader.step(length)
-                else:
-                    reader.step(reader.octet() if length == "short" else reader.long())
-        text = reader.short_string()
-    except (Malformed, StructError, IndexError):
-        return None
-    return int(text) if text.isdigit() and len(text) <= _EXPIRATION_DIGITS else None
 
 
 _ANSWER: Final = Struct(">BHIIQBB")
