@@ -90,7 +90,7 @@ class Spooling(Stream):
             content.since_ns = self._stages.now_ns
         super()._join(content)
         assert content.key is not None  # noqa: S101 - as above
-        self._stages.waits(content.lane.lines[content.key].stage)
+        self._stages.waits(content.lane.lines[content.key].stage, content.size_bytes)
         self._look_at_age(content)
 
     def _is_behind(self, line: Line) -> bool:
