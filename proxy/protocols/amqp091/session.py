@@ -203,7 +203,6 @@ class AMQP091Session(Session):
             if self._about.own_channel and self._about.opened and not self._begun:
                 self._begun = True
                 self._begin_replay()
-            self._context.writer.block(now_ns, on=self._answers.brokers_reason is not None)
         if self._alarm or self._blocked:
             self._look_at_alarm(now_ns)
         if self._about.tuned_bytes and self._heartbeat_ns is None and side is Side.CLIENT:
