@@ -8,6 +8,7 @@ from random import Random
 import pytest
 from amqp_playbook import frames
 from amqp_playbook.driver import BROKER, CLIENT, Driver, hold
+from amqp_playbook.spooled import aside
 from hypothesis import given
 from hypothesis import strategies as st
 from spool_disk import NONCE, FakeDisk
@@ -319,6 +320,28 @@ def test_a_client_that_uses_the_number_all_the_same_has_done_wrong(left: Left) -
     broker.driver.session.farewell("", 0)
     broker.driver.session.close()
     assert left.spool.has_recovered(lambda _: True)
+
+
+@pytest.mark.parametrize("vhost", ["/", "tenant/1"])
+def test_what_a_session_has_put_aside_is_what_the_next_one_replays(left: Left, vhost: str) -> None:
+    driver = Driver(aside, spool=left.spool, limits=("routing_key",))
+    driver.later = lambda _: True
+    driver.open([1, 2], confirms=[2], vhost=vhost)
+    for number in range(100):
+        driver.give(CLIENT, publish(number, channel=1) + publish(number, channel=2))
+        driver.give(CLIENT, publish(100 + number, "k", 1, "events", headers={"CC": ["b"]} if number % 2 else None))
+        driver.tick()
+    left.crash()
+    again = Driver(spool=left.spool, limits=("routing_key",))
+    broker = connected(left, driver=again, vhost=vhost).run()
+    # What was at the head was being asked about, and what can be confirmed is sent again by its client.
+    assert sorted(broker.bodies()) == [*range(1, 100), *range(101, 200)]
+    assert [each for each in broker.bodies() if each < 100] == list(range(1, 100))
+    assert [each for each in broker.bodies() if each > 100] == list(range(101, 200))
+    vhosts = "" if vhost == "/" else "tenant%2F1/"
+    events = (f"exchange:{vhosts}events", f"routing_key:{vhosts}events/k")
+    charged_to = {tuple(map(str, request.resources)) for request in again.requests}
+    assert charged_to == {(f"queue:{vhosts}orders",), events, (*events, f"routing_key:{vhosts}events/b")}
 
 
 # --- Beside the client ----------------------------------------------------------------------------
