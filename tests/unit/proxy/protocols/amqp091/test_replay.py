@@ -403,7 +403,7 @@ def test_no_more_is_sent_than_the_brokers_socket_takes(left: Left) -> None:
     assert 100 < len(broker.published) < 140
     assert broker.driver.hears_of_writes
     broker.driver.writes = True
-    broker.driver.take()
+    broker.driver.session.written(BROKER, 0)
     assert broker.run().bodies() == list(range(500))
 
 
