@@ -1,5 +1,7 @@
 """What an earlier process left in the spool is sent by the next connection of the same user, vhost and listener."""
 
+import gc
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from queue import SimpleQueue
@@ -582,6 +584,22 @@ def test_a_connection_that_ends_gives_back_what_is_left(left: Left) -> None:
     (told,) = first.driver.replayed
     assert told[1:] == (1, 0, 0, 2, "")
     assert connected(left).run().bodies() == [1, 2]
+
+
+def test_nothing_of_a_replay_lives_on_after_its_session(left: Left) -> None:
+    for name in ("orders", "held"):
+        left.put(name, [publish(number, name) for number in range(3)])
+    left.crash()
+    driver = Driver(lambda request: hold(request) if "held" in str(request.resources) else None, spool=left.spool)
+    connected(left, driver=driver).run()
+    alive = weakref.ref(driver.session._replay)
+    gc.disable()
+    try:
+        driver.session.close()
+        del driver
+        assert alive() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("end", ["close", "gone", "ended", "farewell", "broker", "header"])
