@@ -1,4 +1,4 @@
-"""``sluice switch``, ``reload``, ``state``, ``audit``, ``connections`` and ``top``."""
+"""``sluice switch``, ``reload``, ``state``, ``audit``, ``connections``, ``flow``, ``spool`` and ``top``."""
 
 from dataclasses import asdict
 from typing import Annotated, Any
@@ -26,6 +26,7 @@ from admin.cli.options import (
 )
 from admin.cli.protocol_words import MAIN_KIND
 
+spool = App(name="spool", help="Show what is put aside over limits, and purge it.", help_epilogue=ASKING)
 switch = App(name="switch", help="Switch limiting off or on, in an emergency.", help_epilogue=ASKING)
 audit = App(name="audit", help="Show who changed what, when and why; latest first.", help_epilogue=ASKING)
 connections = App(name="connections", help="List connected clients, and close connections.", help_epilogue=ASKING)
@@ -141,7 +142,10 @@ def list_connections(
     ] = "",
     sort: Annotated[
         ConnectionColumnWord,
-        Flag(help="id, peer, client, listener, age, bytes, requests, refused, in_flight", metavar="COLUMN"),
+        Flag(
+            help="id, peer, client, listener, age, state, bytes, requests, refused, in_flight, spooled",
+            metavar="COLUMN",
+        ),
     ] = "",
     desc: Annotated[bool, Switch(help="reverse the order")] = False,
     limit: Most = 100,
@@ -168,6 +172,42 @@ def close(
     from admin.client import operate  # noqa: PLC0415 - as above
 
     return ask.print(lambda api: operate.close(api, connection, reason=reason, json=ask.json))
+
+
+def flow(*, limit: Most = 100, ask: TargetFlags = ASK) -> int:
+    """Show what waits for what: the bottleneck in words, alarms, and the connections that wait.
+
+    A connection is throttled if a limit makes its messages wait; in flow if it was stopped within the last seconds,
+    because a later stage takes no more; blocked if an alarm stops it.
+    """
+    from admin.client import flow as client  # noqa: PLC0415 - as above
+
+    return ask.print(lambda api: client.flow(api, positive(limit), json=ask.json))
+
+
+@spool.default
+@spool.command(name="list")
+def list_spool(*, limit: Most = 100, ask: TargetFlags = ASK) -> int:
+    """Show what is put aside, in memory and on disk, by resource."""
+    from admin.client import flow as client  # noqa: PLC0415 - as above
+
+    return ask.print(lambda api: client.spool(api, positive(limit), json=ask.json))
+
+
+@spool.command
+def purge(
+    resource: Annotated[str, Parameter(help="KIND:NAME, as `sluice spool` lists it", name="KIND:NAME")],
+    /,
+    *,
+    reason: Reason = "",
+    yes: Annotated[bool, Switch(help="do not ask")] = False,
+    ask: TargetFlags = ASK,
+) -> int:
+    """Refuse all that is put aside of one resource; drop it where no answer is expected. It cannot be undone."""
+    from admin.client import flow as client  # noqa: PLC0415 - as above
+    from admin.client.api import LONG_TIMEOUT_S  # noqa: PLC0415 - as above
+
+    return ask.print(lambda api: client.purge(api, resource, reason=reason, yes=yes, json=ask.json), LONG_TIMEOUT_S)
 
 
 def top(

@@ -29,7 +29,7 @@ KindWord = _Word | Literal["total"] | str  # noqa: PYI051 - see above
 SwitchWord = Literal["all"] | _Word | str  # noqa: PYI051 - see above
 FilterWord = Literal["limited", "edited", "near", "shadowed"] | str  # noqa: PYI051 - see above
 ColumnWord = Literal["name", "kind", "limit", "rule", "passed", "refused", "shadowed", "bypassed", "used", "wait", "last_refused", "edited", "expires"] | str  # noqa: E501, PYI051 - see above
-ConnectionColumnWord = Literal["id", "peer", "client", "listener", "age", "bytes", "requests", "refused", "in_flight"] | str  # noqa: E501, PYI051 - see above
+ConnectionColumnWord = Literal["id", "peer", "client", "listener", "age", "state", "bytes", "requests", "refused", "in_flight", "spooled"] | str  # noqa: E501, PYI051 - see above
 # fmt: on
 FileName = str | Path
 """A file that a shell completes; a ``str`` in fact, since that is tried first."""

@@ -89,6 +89,8 @@ def table(rows: list[Row]) -> Rows:
             "would refuse/s",
             "used",
             "wait",
+            "spooled",
+            "state",
             "rule",
             "edited by",
             "until",
@@ -100,13 +102,14 @@ def table(rows: list[Row]) -> Rows:
                 row.limit_text,
                 action(row),
                 *live_cells(row.live),
+                *spool_cells(row.live),
                 rule(row),
                 row.edit.by if row.edit else "",
                 (row.edit.expires_at or "") if row.edit else "",
             )
             for row in rows
         ),
-        right=(4, 5, 6, 7, 8),
+        right=(4, 5, 6, 7, 8, 9),
     ).used()
 
 
@@ -122,6 +125,13 @@ def rule(row: Row) -> str:
     """Write the rule in force, and which other one refuses now."""
     live = row.live
     return f"{row.rule} (refused by {live.refused_by})" if live and live.limited and live.refused_by else row.rule
+
+
+def spool_cells(live: LiveFigures | None) -> tuple[str, str]:
+    """Write how many messages of a row are put aside, and what its queues wait for; nothing where none does."""
+    if live is None:
+        return "", ""
+    return str(live.spooled or ""), "" if live.state == "running" else live.state
 
 
 def live_cells(live: LiveFigures | None) -> tuple[str, str, str, str, str]:

@@ -5,6 +5,7 @@ from typing import Any
 
 from admin.client import NotFoundError
 from admin.client.api import Api, Reply, as_json, path
+from admin.client.flow import state as stage_state
 from admin.client.limits import batch, layout, listed
 from admin.client.words import change_lines, moment, span, standing, until
 from admin.common.numbers import per_second
@@ -95,7 +96,7 @@ def _audited(change: Change) -> tuple[str, ...]:
         change.address,
         change.action if change.reverts is None else f"{change.action} of {change.reverts}",
         target(change.target),
-        "; ".join(change.details) if change.action in {"reload", "reset"} else difference(change),
+        "; ".join(change.details) if change.action in {"reload", "reset", "purge"} else difference(change),
         moment(change.expires_at) if change.expires_at else "",
         change.reason,
     )
@@ -109,7 +110,19 @@ def connections(api: Api, query: Mapping[str, Any], most: int | None, *, json: b
 
 def _connections(rows: list[ConnectionRow]) -> Rows:
     return Rows(
-        ("id", "peer", "client", "listener", "open for", "requests", "refused", "in flight", "uses"),
+        (
+            "id",
+            "peer",
+            "client",
+            "listener",
+            "open for",
+            "state",
+            "requests",
+            "refused",
+            "in flight",
+            "spooled",
+            "uses",
+        ),
         (
             (
                 str(row.id),
@@ -117,14 +130,16 @@ def _connections(rows: list[ConnectionRow]) -> Rows:
                 _client(row.client),
                 row.listener + (" (exempt)" if row.exempt else ""),
                 span(row.age_s),
+                stage_state(row.stage),
                 str(row.requests_total),
                 str(row.refused_total),
                 str(row.in_flight),
+                str(row.spooled or ""),
                 ", ".join(row.resources) + (f" and {row.more_resources} more" if row.more_resources else ""),
             )
             for row in rows
         ),
-        right=(0, 5, 6, 7),
+        right=(0, 6, 7, 8, 9),
     )
 
 
@@ -170,6 +185,9 @@ def _state(now: State, url: str) -> Iterator[str]:
     if (failed := now.failed_reload) is not None:
         yield f"reload       FAILED by {failed.by}, {moment(failed.at)}: what was in force still is"
         yield from (f"             {line}" for line in failed.problems)
+    if now.spool.directory or now.spool.error:
+        yield f"spooled in   {now.spool.directory or 'nothing'}{_but(now.spool.error)}"
+    yield from (f"ALARM        {alarm.scarce}: {alarm.text}" for alarm in now.alarms if alarm.stands)
     yield from (f"warning      {line}" for line in now.warnings)
 
 

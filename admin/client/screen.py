@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from admin.client import NoAnswerError
-from admin.client.limits import action, live_cells
+from admin.client.limits import action, live_cells, spool_cells
 from admin.client.operate import limiting
 from admin.client.words import moment, span, until
 from admin.common.numbers import per_second
@@ -174,6 +174,9 @@ def head(view: View, shown: str) -> Iterator[Text]:
     if now.bypassed.per_s_last_60s:
         per_s = per_second(now.bypassed.per_s_last_60s)
         yield Text(f" BYPASSING: {per_s} requests/s went by the limiter in the last minute ", style="black on yellow")
+    for alarm in now.alarms:
+        if alarm.stands:
+            yield Text(f" {alarm.scarce.upper()} ALARM: {alarm.text} ", style="bold white on red")
     if now.draining:
         yield Text(" DRAINING: it accepts nobody and ends soon ", style="black on yellow")
     for each in now.listeners:
@@ -192,10 +195,10 @@ def _sorted(wish: Wish) -> str:
 
 
 def _table(rows: list[Row]) -> Table:
-    figures = ("passed/s", "refused/s", "would refuse/s", "used", "wait")
-    headings = ("kind", "name", "limit", "action", *figures, "last refused", "by", "edited")
+    figures = ("passed/s", "refused/s", "would refuse/s", "used", "wait", "spooled")
+    headings = ("kind", "name", "limit", "action", *figures, "state", "last refused", "by", "edited")
     lines = [(row, _cells(row)) for row in rows]
-    seldom = {"action", "would refuse/s", "by"}
+    seldom = {"action", "would refuse/s", "spooled", "state", "by"}
     shown = [at for at, heading in enumerate(headings) if heading not in seldom or any(cells[at] for _, cells in lines)]
     table_ = Table(box=box.SIMPLE_HEAD, pad_edge=False, expand=True)
     for at in shown:
@@ -220,7 +223,8 @@ def _cells(row: Row) -> tuple[str, ...]:
         edited += f" until {until(row.edit.expires_at)}"
     last = moment(live.last_refused_at).partition(" ")[2] if live.last_refused_at else ""
     by = live.refused_by or "" if live.limited else ""
-    return (row.kind, row.name, row.limit_text, action(row), *live_cells(row.live), last, by, edited)
+    figures = (*live_cells(row.live), *spool_cells(row.live))
+    return (row.kind, row.name, row.limit_text, action(row), *figures, last, by, edited)
 
 
 def _near(live: LiveFigures) -> bool:

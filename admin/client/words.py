@@ -83,8 +83,9 @@ def change_lines(change: Change, *, dry_run: bool = False) -> Iterator[str]:
         yield f"   until {until(change.expires_at)}{as_before}"
     elif before is not None and change.action == "set":
         yield f"   for good; the edit before it would have ended {until(before)}"
-    yield from (f"   cleared: {line}" for line in change.details if change.action == "reset")
-    if change.action == "reset":
+    cleared = {"reset": "cleared", "purge": "purged"}.get(change.action)
+    yield from (f"   {cleared}: {line}" for line in change.details if cleared)
+    if cleared:
         yield f"   change {change.id} by {change.by}"
     elif not dry_run:
         where = "" if change.durable else ", until the restart only"

@@ -12,7 +12,7 @@ from admin.config.faults import Origins
 from admin.config.limit_fields import FIELDS
 from admin.config.rule_fields import longest_delay_s
 from admin.config.rulebook import BUILT_IN
-from admin.config.settings import DEFAULT_SCOPE, OFF, UNLIMITED, Limit, LimitSettings, Settings
+from admin.config.settings import DEFAULT_SCOPE, UNLIMITED, Limit, LimitSettings, Settings
 from admin.config.toml_lines import Path as Place
 from limiter.rules.patterns import DEFAULT_PATTERN, Matcher
 from limiter.rules.resource import LISTENER, SCOPES
@@ -44,11 +44,9 @@ def about(settings: Settings, rules: RuleSet, kinds: Sequence[Kind], origins: Or
     for index, limit in enumerate(settings.limits):
         found += _idle_keys(limit, by_name[limit.kind], ("limits", index), origins)
         found += _hidden(limit, ("limits", index), rules, sources, origins)
-        found += _no_spool(limit, ("limits", index), settings, origins)
     for kind, default in settings.defaults.items():
         found += _idle_keys(default, by_name[kind], ("defaults", kind), origins)
         found += _hidden(default, ("defaults", kind), rules, sources, origins)
-        found += _no_spool(default, ("defaults", kind), settings, origins)
     found += _clashes(rules.rules, now)
     found += _unlike_in_scope(settings, origins)
     found += _unused_scopes(settings, rules, origins)
@@ -114,18 +112,6 @@ def _idle_keys(limit: Limit, kind: Kind, place: Place, origins: Origins) -> Iter
     if limit.fair_by == "producer_group" and kind.consumes:
         what = "tells nobody apart here: who asks for messages has no producer group"
         yield origins.problem((*place, "fair_by"), what, limit.fair_by)
-
-
-def _no_spool(limit: Limit, place: Place, settings: Settings, origins: Origins) -> Iterable[str]:
-    """Name a limit whose requests are to be put aside where there is no spool."""
-    if not limit.spool:
-        return
-    if settings.spool.dir == OFF:
-        what = 'there is no spool, as spool.dir = "off": what waits is in memory'
-        yield origins.problem((*place, "spool"), what, limit.spool)
-    elif settings.spool.dir is None and settings.state_dir == OFF:
-        what = 'there is no spool, as state_dir = "off" and no spool.dir is given: what waits is in memory'
-        yield origins.problem((*place, "spool"), what, limit.spool)
 
 
 def _hidden(limit: Limit, place: Place, rules: RuleSet, sources: frozenset[str], origins: Origins) -> Iterable[str]:

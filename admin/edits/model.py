@@ -22,8 +22,8 @@ MAX_REASON: Final = 1_000
 MAX_TTL_S: Final = 10 * 366 * 86_400
 """Ten years; edits that are to last longer have no end."""
 
-Action = Literal["set", "unset", "expire", "revert", "reload", "reset"]
-"""What a change did. Sluice itself makes ``expire``; ``reset`` changes no limit."""
+Action = Literal["set", "unset", "expire", "revert", "reload", "reset", "purge"]
+"""What a change did. Sluice itself makes ``expire``; ``reset`` and ``purge`` change no limit."""
 
 LimitFields = dict[str, Any]
 """The fields of a limit: keys and values of ``[[limits]]`` in the file, without ``kind``, ``name`` and ``shared``.
@@ -178,7 +178,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
         address: address of the author.
         action: what was done.
         target: what was changed, as the API's path without percent-encoding: ``limits/topic/orders``,
-            ``switches/all``; ``configuration`` for a reload.
+            ``switches/all``; ``configuration`` for a reload, ``spool/topic/orders`` for a purge.
         old: what was in force before: all fields of the limit, or ``{"limiting": …}``; None if there was no rule for
             that exact name.
         new: what is in force since then, in the same form.
@@ -189,7 +189,8 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
         reverts: id of the change that it undid.
         before: the active edit before it, which reverting puts back.
         durable: whether it survives a restart.
-        details: for a reload, what changed and what needs a restart, a line each; for a reset, what was cleared.
+        details: for a reload, what changed and what needs a restart, a line each; for a reset, what was cleared; for
+            a purge, what was refused and dropped.
     """
 
     id: int
@@ -394,6 +395,7 @@ class ReloadReport(msgspec.Struct, frozen=True, kw_only=True):
 
 LIMITS: Final = "limits/"
 SWITCHES: Final = "switches/"
+SPOOL: Final = "spool/"
 
 
 def limit_path(target: Target) -> str:
@@ -404,6 +406,11 @@ def limit_path(target: Target) -> str:
 def switch_path(kind: str) -> str:
     """Return a switch's path in the API, in the audit trail and in the journal."""
     return f"{SWITCHES}{kind}"
+
+
+def spool_path(target: Target) -> str:
+    """Return the path of what is put aside of a resource, in the API and in the audit trail."""
+    return f"{SPOOL}{target.kind}/{target.name}"
 
 
 def parse_time(text: str) -> datetime:

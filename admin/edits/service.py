@@ -49,6 +49,7 @@ from limiter.rules.rule import Rule
 from limiter.rules.rule_set import RuleSet
 from proxy.common.cooperative import Pace
 from proxy.control import Cleared
+from proxy.stats.flow import Purged
 
 _log = structlog.get_logger(__name__)
 
@@ -105,6 +106,7 @@ class EditService:
         self._clock = clock
         self._apply: Callable[[RuleSet], Awaitable[None]] | None = None
         self._reset: Callable[[str, str], Awaitable[Cleared]] | None = None
+        self._purge: Callable[[str, str], Awaitable[Purged]] | None = None
         self._followers: WeakSet[Follower] = WeakSet()
         self._one_at_a_time = trio.StrictFIFOLock()
         self._changed = trio.Event()
@@ -285,6 +287,37 @@ class EditService:
         (change,) = await self._do(fill, needs_disk=False)
         return change
 
+    async def purge(self, kind: str, name: str, author: Author, *, reason: str = "") -> tuple[Purged, Change]:
+        """Refuse what is put aside of one resource, or drop it where its senders have no answer to expect.
+
+        Raises:
+            NotFoundError: there is no such kind, or the name is not valid.
+            ConflictError: nothing is ever put aside here.
+            EditError: the reason is too long.
+        """
+        if len(reason) > MAX_REASON:
+            raise EditError((Problem("reason", f"must be at most {MAX_REASON} characters"),))
+        entry = self.limit(kind, name)
+        target = Target(entry.kind, entry.name)
+        if not entry.exact:
+            raise NotFoundError(f"{target.kind}:{target.name} is a pattern; name one resource, as GET spool does")
+        if self._purge is None:
+            raise ConflictError("there is no data path yet whose spool could be purged")
+        try:
+            purged = await self._purge(*target)
+        except ValueError as error:
+            raise ConflictError(str(error)) from None
+        details = purged_lines(purged)
+
+        async def fill(transaction: Transaction) -> None:
+            await trio.lowlevel.checkpoint()
+            durable = self._store.directory is not None
+            transaction.note_purge(target, author, details, reason=reason, durable=durable)
+
+        # What is gone is recorded even if the disk does not take it now.
+        (change,) = await self._do(fill, needs_disk=False)
+        return purged, change
+
     async def reload(self, author: Author, *, dry_run: bool = False) -> ReloadReport:
         """Read the configuration again, and put in force what does not need a restart.
 
@@ -346,6 +379,7 @@ class EditService:
         self,
         apply: Callable[[RuleSet], Awaitable[None]],
         reset: Callable[[str, str], Awaitable[Cleared]] | None = None,
+        purge: Callable[[str, str], Awaitable[Purged]] | None = None,
         *,
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
@@ -354,9 +388,10 @@ class EditService:
         Args:
             apply: puts a rule set in force.
             reset: lets the limiters of a kind and name begin anew.
+            purge: refuses and drops what the spool holds of a kind and name; a ValueError says why it cannot.
             task_status: reports that changes are taken.
         """
-        self._apply, self._reset = apply, reset
+        self._apply, self._reset, self._purge = apply, reset, purge
         async with self._one_at_a_time:
             await self._write_down_what_is_owed()
         task_status.started()
@@ -485,10 +520,17 @@ class EditService:
 def _log_changes(changes: Sequence[Change]) -> None:
     """Write a line for each of the first changes, and one for all the others."""
     edits = [change for change in changes if change.action != "reload"]
+    more: dict[str, Any]
     for change in edits[:_LOGGED]:
+        if change.action == "purge":
+            said = {"reason": change.reason, "address": change.address}
+            what, purged = target(change.target), "; ".join(change.details)
+            more = {key: value for key, value in said.items() if value}
+            _log.info("spool purged", what=what, purged=purged, by=change.by, change=change.id, **more)
+            continue
         before, after = sides(change)
         event = "switch changed" if change.target.startswith(SWITCHES) else "limit changed"
-        more: dict[str, Any] = {
+        more = {
             "cleared": "; ".join(change.details) if change.action == "reset" else "",
             "fields": ", ".join(fields(change)).replace("→", "->"),
             "reason": change.reason,
@@ -527,3 +569,10 @@ def cleared_lines(cleared: Cleared) -> list[str]:
         (cleared.shares, "{} fair share{}"),
     )
     return [text.format(number(amount), "s" * (amount != 1)) for amount, text in what if amount]
+
+
+def purged_lines(purged: Purged) -> list[str]:
+    """Say what a purge refused and dropped, a line each."""
+    what = ((purged.refused, "{} message{} refused"), (purged.dropped, "{} message{} dropped"))
+    said = [text.format(amount, "s" * (amount != 1)) for amount, text in what if amount]
+    return said or ["nothing, since nothing of it was put aside"]

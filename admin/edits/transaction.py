@@ -39,6 +39,7 @@ from admin.edits.model import (
     expiry,
     is_over,
     limit_path,
+    spool_path,
     switch_path,
     target_at,
 )
@@ -197,6 +198,10 @@ class Transaction:
             details=tuple(details),
             durable=durable,
         )
+
+    def note_purge(self, target: Target, author: Author, details: Sequence[str], *, reason: str, durable: bool) -> None:
+        """Record that what was put aside of a resource was refused and dropped."""
+        self._record("purge", spool_path(target), author, reason=reason, details=tuple(details), durable=durable)
 
     # --- how
 

@@ -64,13 +64,15 @@ def target(text: str) -> str:
     what, _, rest = text.partition("/")
     if what == "limits":
         return " ".join(rest.split("/", 1))
+    if what == "spool":
+        return f"spool of {' '.join(rest.split('/', 1))}"
     return f"switch {rest}" if what == "switches" else text
 
 
 def difference(change: Change) -> str:
     """Write what a change did: ``500/s → 1000/s, burst_s 1 → 2``, or ``500/s (by orders-*) → 1000/s``."""
-    if change.action == "reset":
-        return "reset"
+    if change.action in {"reset", "purge"}:
+        return change.action
     old, new = sides(change)
     return ", ".join([old if old == new else f"{old} → {new}", *fields(change)])
 

@@ -152,7 +152,8 @@ class Composer:
         return self._line(LimitRecord, at_s, kind=rule.kind, name=rule.key.pattern, **{**limit, "rule": rule.name})
 
     def limit_change(self, change: Change) -> bytes:
-        """Write what a live change did."""
+        """Write what a live change of a limit or a switch did."""
+        assert change.action != "purge"  # noqa: S101 - that changes neither
         what, _, rest = change.target.partition("/")
         kind, _, name = rest.partition("/")
         return self._line(

@@ -219,7 +219,8 @@ class Recorder:
             await ledger.add(seconds, now_s, pace, last=unfinished)
             await ledger.add_limits(now_s, pace, again=self._limits_are_lost())
             while self._changes:
-                ledger.add_change(self._changes.popleft())
+                if (change := self._changes.popleft()).action != "purge":
+                    ledger.add_change(change)
         finally:
             files.hand_in(ledger.hand_out(files.number))
 

@@ -7,6 +7,7 @@ checked with all of that at hand is checked. How rules come about is ``admin.con
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 
 from admin.common.errors import SettingsError
 from admin.config import lint, plugins, rulebook
@@ -20,11 +21,15 @@ from admin.http.auth import ANYONE, Access, read_access
 from admin.http.tls import Certificate, read_certificate
 from limiter.rules.rule import Rule
 from limiter.rules.rule_set import RuleSet
-from proxy.datapath.datapath import DataPathConfig
+from proxy.datapath.alarm_watch import AlarmConfig
+from proxy.datapath.datapath import CreditConfig, DataPathConfig
+from proxy.datapath.spooling import SpoolConfig
 from proxy.deciding.pipeline import HandlerConfig
+from proxy.flow.credit import Credit
 from proxy.net.server import ListenerConfig
 from proxy.protocols import DEFAULT
 from proxy.protocols.base import Kind, Protocol
+from proxy.spool.spool import SpoolSettings
 
 __all__ = ["BUILT_IN", "RATE_LIMIT", "Plan", "PlannedListener", "compose"]
 
@@ -86,9 +91,15 @@ class Plan:
         """Return each kind's default."""
         return [self.rule_set.default(kind.name) for kind in self.kinds]
 
-    def data_path_config(self) -> DataPathConfig:
-        """Return what a data path is built from."""
-        bounds = self.settings.bounds
+    def data_path_config(self, spool_folder: Path | None = None, *, spool_required: bool = False) -> DataPathConfig:
+        """Return what a data path is built from.
+
+        Args:
+            spool_folder: where requests are put aside; None is nowhere.
+            spool_required: without that folder nothing is to start.
+        """
+        settings = self.settings
+        bounds, spool, flow, alarms = settings.bounds, settings.spool, settings.flow, settings.alarms
         return DataPathConfig(
             listeners=tuple(
                 ListenerConfig(
@@ -112,6 +123,26 @@ class Plan:
             buffer_budget_bytes=bounds.buffer_budget_bytes,
             max_keys_per_s=self.settings.rejection_log.max_keys_per_s,
             max_resources=self.settings.rejection_log.max_resources,
+            spool=None
+            if spool_folder is None
+            else SpoolConfig(
+                spool_folder,
+                SpoolSettings(
+                    memory_bytes=spool.memory_bytes,
+                    most_disk_bytes=spool.max_disk_bytes,
+                    # While the alarm stands, what is here already can still be written.
+                    least_free_bytes=alarms.disk_free_bytes // 2,
+                    most_age_s=spool.max_age_s,
+                    target_s=spool.target_s,
+                ),
+                recover=spool.recover,
+                required=spool_required,
+            ),
+            credit=CreditConfig(
+                Credit(flow.initial_credit, flow.more_credit_after),
+                Credit(flow.store_initial_credit, flow.store_more_credit_after),
+            ),
+            alarms=AlarmConfig(alarms.memory_high_watermark, alarms.disk_free_bytes),
         )
 
     def warnings(self) -> list[str]:

@@ -18,7 +18,7 @@ import structlog
 import trio
 
 from admin.common.clock import utc_now
-from admin.common.errors import SettingsError, listen_error
+from admin.common.errors import SettingsError, StartError, listen_error
 from admin.common.version import sluice_version
 from admin.config.addresses import Endpoint
 from admin.config.settings import OFF
@@ -34,16 +34,19 @@ from admin.rejection_log.files import Bounds
 from admin.rejection_log.folder import Folder
 from admin.rejection_log.recorder import Recorder, instance_of
 from admin.rejection_log.recorder import families as log_families
-from admin.run import limit_commands, reload
+from admin.run import limit_commands, reload, spool_place
 from admin.run.composition import BUILT_IN, Plan
 from admin.run.process import Descriptors, share_descriptors
 from admin.run.reload import Reloader, reload_unattended
+from admin.run.spool_place import SpoolPlace, unspooled
 from admin.stats import LiveStats
 from admin.stats.health import Health
-from admin.wire import RejectionLog
+from admin.wire import RejectionLog, SpoolFolder
 from limiter.rules.rule import Rule
+from limiter.rules.rule_set import RuleSet
 from proxy.control import DataPath
 from proxy.datapath.datapath import LocalDataPath
+from proxy.datapath.spooling import SpoolError
 from proxy.deciding.pipeline import PipelineError
 from proxy.net.server import ListenError
 from proxy.net.sockets import format_address
@@ -177,9 +180,17 @@ async def run(
     store = places.open_store(places.of(plan.settings, os.environ if environ is None else environ), utc_now())
     try:
         place = log_places.of(plan.settings.rejection_log, store.directory)
+        spool = spool_place.prepare(spool_place.of(plan.settings.spool, store.directory))
         folder, problem = log_places.take(place)
         try:
-            await _run(plan, EditService(plan.rulebook, store), _Log(folder, problem), load, task_status)
+            await _run(
+                plan,
+                EditService(plan.rulebook, store),
+                _Log(folder, problem),
+                spool,
+                load=load,
+                task_status=task_status,
+            )
         finally:
             if folder is not None:
                 folder.release()
@@ -195,11 +206,21 @@ class _Log(NamedTuple):
 
 
 async def _run(
-    plan: Plan, edits: EditService, log: _Log, load: Callable[[], Plan] | None, task_status: trio.TaskStatus[Running]
+    plan: Plan,
+    edits: EditService,
+    log: _Log,
+    spool: SpoolPlace,
+    *,
+    load: Callable[[], Plan] | None,
+    task_status: trio.TaskStatus[Running],
 ) -> None:
     max_connections = plan.settings.bounds.max_connections
     descriptors = share_descriptors(max_connections, len(plan.listeners))
-    config = replace(plan.data_path_config(), rule_set=edits.rule_set, room_for_connections=descriptors.clients)
+    config = replace(
+        plan.data_path_config(spool.directory, spool_required=spool.given),
+        rule_set=edits.rule_set,
+        room_for_connections=descriptors.clients,
+    )
     try:
         data_path = LocalDataPath(config)
     except PipelineError as error:
@@ -223,13 +244,18 @@ async def _run(
                 raise listen_error(
                     "listener" if name == address else f'listener "{name}"', address, error.error
                 ) from None
+            except SpoolError as error:
+                raise StartError(f"spool.dir: {error}; {spool_place.HINT}") from None
+            if spool.directory is not None and await data_path.spool(0) is None:
+                spool = SpoolPlace(None, spool.given, f"{spool.directory}: cannot be used; the log has the reason")
             if descriptors.clients < max_connections:
                 _say_room(descriptors, max_connections)
             snapshot = await data_path.snapshot(whole=False)
             listen = {listener.name: listener.listen for listener in snapshot.listeners}
             instance = _instance(plan, listen)
             supervisor = Supervisor()
-            await nursery.start(supervisor.keep, "live edits", partial(edits.run, data_path.apply, data_path.reset))
+            edit = partial(edits.run, data_path.apply, data_path.reset, data_path.purge)
+            await nursery.start(supervisor.keep, "live edits", edit)
             await nursery.start(supervisor.keep, "remote commands", partial(limit_commands.answer, data_path, edits))
             board = LiveStats(data_path, edits, health)
             await nursery.start(supervisor.keep, "board", board.run)
@@ -245,7 +271,8 @@ async def _run(
                 def warnings() -> list[str]:
                     in_force = plan if reloader is None else reloader.plan
                     of_log = [] if recorder is None else recorder.warnings()
-                    return [*in_force.warnings(), *edits.warnings(), *of_log, *supervisor.warnings()]
+                    of_spool = unspooled(edits.rule_set, spool)
+                    return [*in_force.warnings(), *edits.warnings(), *of_spool, *of_log, *supervisor.warnings()]
 
                 def rejection_log() -> RejectionLog:
                     directory = None if log.folder is None else str(log.folder.path)
@@ -254,7 +281,17 @@ async def _run(
                 def failed_reload() -> FailedReload | None:
                     return None if reloader is None else reloader.failed
 
-                services = api.Services(data_path, edits, board, warnings, instance, rejection_log, failed_reload)
+                folder = SpoolFolder(None if spool.directory is None else str(spool.directory), spool.why)
+                services = api.Services(
+                    data_path,
+                    edits,
+                    board,
+                    warnings,
+                    instance,
+                    rejection_log,
+                    failed_reload,
+                    spool=lambda: folder,
+                )
                 app = server.application(
                     data_path,
                     health,
@@ -280,6 +317,7 @@ async def _run(
             secure = plan.certificate is not None
             running = Running(data_path, health, edits, listen, admin, secure=secure, rejection_log=recorder)
             _say_where(log, instance)
+            _say_spool(edits.rule_set, spool)
             task_status.started(running)
     finally:
         if sock is not None:
@@ -318,6 +356,15 @@ def _say_where(log: _Log, instance: str) -> None:
     _log.info("rejection log", dir=str(log.folder.path), instance=instance)
     if log.problem is not None:
         _log.warning("rejection log is not written; traffic goes on", reason=log.problem)
+
+
+def _say_spool(rule_set: RuleSet, spool: SpoolPlace) -> None:
+    if spool.directory is not None:
+        _log.info("spool", dir=str(spool.directory))
+    else:
+        _log.info("spool is off: what waits is held in memory only", reason=spool.reason)
+    for warning in unspooled(rule_set, spool):
+        _log.warning(warning)
 
 
 def stop_signals() -> list[signal.Signals]:

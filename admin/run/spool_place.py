@@ -11,11 +11,17 @@ from typing import Final, NamedTuple
 from admin.common.disk import words_for
 from admin.common.errors import StartError
 from admin.config.settings import OFF, SpoolSettings
+from limiter.rules.rule_set import RuleSet
 
 FOLDER: Final = "spool"
 """In the state directory."""
 
+HINT: Final = 'make it writable for this user, choose another folder, or "off" to hold in memory only'
+"""What to do about a folder that cannot be had."""
+
 _MODE: Final = 0o700
+#: So many rules are named.
+_SHOWN: Final = 5
 #: What passes: a sidecar must come up with a disk that is full.
 _PASSING: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 
@@ -32,6 +38,11 @@ class SpoolPlace(NamedTuple):
     directory: Path | None
     given: bool
     why: str | None = None
+
+    @property
+    def reason(self) -> str:
+        """Why there is no spool, if there is none."""
+        return self.why or f'spool.dir = "{OFF}"'
 
 
 def of(settings: SpoolSettings, state_dir: Path | None) -> SpoolPlace:
@@ -66,22 +77,18 @@ def prepare(place: SpoolPlace) -> SpoolPlace:
     except ValueError:
         raise StartError(f"spool.dir {str(directory)!r}: is no path") from None
     except OSError as error:
-        return unusable(place, words_for(error), passing=error.errno in _PASSING)
+        why, passing = words_for(error), error.errno in _PASSING
+        if place.given and not passing:
+            raise StartError(f"spool.dir {directory}: {why}; {HINT}") from None
+        return SpoolPlace(None, place.given, f"{directory}: {why}" + ("" if passing else "; give spool.dir"))
     return place
 
 
-def unusable(place: SpoolPlace, why: str, *, passing: bool = False) -> SpoolPlace:
-    """Return a place without a folder, since that one cannot be had.
-
-    Args:
-        place: as asked for.
-        why: in words.
-        passing: it may be well later; traffic has to flow all the same.
-
-    Raises:
-        StartError: somebody asked for it, and it cannot be had.
-    """
-    if place.given and not passing:
-        what = 'make it writable for this user, choose another folder, or "off" to hold in memory only'
-        raise StartError(f"spool.dir {place.directory}: {why}; {what}")
-    return SpoolPlace(None, place.given, f"{place.directory}: {why}" + ("" if passing else "; give spool.dir"))
+def unspooled(rule_set: RuleSet, place: SpoolPlace) -> list[str]:
+    """Say which rules would put requests aside if there were a spool."""
+    names = [rule.name for rule in rule_set.rules if rule.spool and rule.action == "delay" and rule.limits]
+    if place.directory is not None or not names:
+        return []
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    what = f"spool = true, but there is no spool ({place.reason}): what waits is in memory"
+    return [f"{', '.join(names[:_SHOWN])}{more}: {what}"]

@@ -37,12 +37,15 @@ class Readiness(TypedDict):
         listening: clients can connect, to every listener; a listener whose broker takes no connections does not listen.
         draining: a stop has begun.
         brokers: by listener.
+        alarms: those that stand, of memory and of disk, each with what is the matter. They stop only those who publish:
+            consumers go on, and it is they who make room again. So Sluice stays ready, as a RabbitMQ node does.
     """
 
     ready: bool
     listening: bool
     draining: bool
     brokers: dict[str, BrokerReadiness]
+    alarms: dict[str, str]
 
 
 class Health:
@@ -79,4 +82,5 @@ class Health:
             listening=listening,
             draining=snapshot.draining,
             brokers=brokers,
+            alarms={alarm.scarce: alarm.text for alarm in snapshot.alarms if alarm.stands},
         )

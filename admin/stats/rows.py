@@ -23,6 +23,7 @@ from limiter.rules.resource import Resource
 from limiter.rules.rule import Dimension
 from limiter.rules.rule_set import RuleSet
 from proxy.common.cooperative import Pace
+from proxy.flow.credit import State
 from proxy.stats.snapshot import ENDINGS, RequestVerdict, ResourceState, Usage
 
 NS_PER_S = 1_000_000_000
@@ -210,6 +211,9 @@ class RowStats:
     #: The same as a time of day, and of which time.
     last_refused_at: tuple[int, str] | None = None
     last_wait_us: int = 0
+    #: How its queues show as stages, and what they hold.
+    state: State = "running"
+    spooled: int = 0
     ring: Ring | None = None
 
     def __post_init__(self) -> None:
@@ -254,6 +258,7 @@ class RowStats:
         self.last_refused_ns, self.last_wait_us = state.last_refused_ns, state.last_wait_us
         self.last_refused_rule = state.last_refused_rule
         self.held_ns = state.last_held_ns or 0
+        self.state, self.spooled = state.state, state.spooled
         self.shadowed_ns = max(self.shadowed_ns, state.last_shadowed_ns or 0)
 
     def _record(self, window: Window, counts: Counts, *, from_zero: bool) -> None:
@@ -291,6 +296,7 @@ class RowStats:
     def fade(self) -> None:
         """Nothing came for more than a minute."""
         self.usage = {}
+        self.state, self.spooled = "running", 0
         del self._records[: -(_REQUESTS.stop if self.counted else _RULE.stop)]
         if self.used_ratio:
             self.used_ratio = 0.0
@@ -369,6 +375,8 @@ class RowStats:
             last_refused_at=self._last_refused(clock),
             last_wait_s=self.last_wait_us / 1e6,
             refused_by=self.last_refused_rule if self.last_refused_rule not in ("", rule) else None,
+            state=self.state,
+            spooled=self.spooled,
         )
 
     def _last_refused(self, clock: Clock) -> str | None:

@@ -21,6 +21,10 @@ from admin.edits.model import (
     SwitchEntry,
 )
 from limiter.rules.rule import Action, Dimension
+from proxy.flow.alarms import Scarce
+from proxy.flow.credit import Kind
+from proxy.flow.credit import State as StageWord
+from proxy.stats.flow import ConnectionFlow, FlowFinding, SpoolState, StageState
 from proxy.stats.snapshot import ClientDescription, Direction, Usage
 
 BASE: Final = "/api/v1"
@@ -53,7 +57,9 @@ LimitColumn = Literal[
     "edited",
     "expires",
 ]
-ConnectionColumn = Literal["id", "peer", "client", "listener", "age", "bytes", "requests", "refused", "in_flight"]
+ConnectionColumn = Literal[
+    "id", "peer", "client", "listener", "age", "state", "bytes", "requests", "refused", "in_flight", "spooled"
+]
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -133,6 +139,9 @@ class LiveFigures(Answer, frozen=True, kw_only=True):
         last_wait_s: the wait stated in that refusal, in seconds.
         refused_by: the rule that refused it, if it was not the limit's own but that of a total, client, producer group
             or listener.
+        state: ``running``, or what its queues wait for: ``throttled`` for a limit, ``flow`` for a later stage,
+            ``blocked`` by an alarm.
+        spooled: messages of it that are in the spool.
     """
 
     messages_per_s: Verdicts | None = None
@@ -150,6 +159,8 @@ class LiveFigures(Answer, frozen=True, kw_only=True):
     last_refused_at: str | None = None
     last_wait_s: float = 0
     refused_by: str | None = None
+    state: StageWord = "running"
+    spooled: int = 0
 
 
 class Row(Answer, frozen=True, kw_only=True):
@@ -332,6 +343,9 @@ class ConnectionRow(Answer, frozen=True, kw_only=True):
         in_flight: forwarded requests that are not answered yet.
         resources: what it sent to or received from, as ``kind:name``.
         more_resources: number of further resources.
+        stage: whether it is read: ``running``, ``throttled`` by a limit, in ``flow``, or ``blocked`` by an alarm.
+        channels: its channels, its resources with a queue and its writer to the broker, as far as they are not running.
+        spooled: messages of it that are in the spool.
     """
 
     id: int
@@ -350,6 +364,9 @@ class ConnectionRow(Answer, frozen=True, kw_only=True):
     in_flight: int
     resources: tuple[str, ...] = ()
     more_resources: int = 0
+    stage: StageState = StageState("connection", "")
+    channels: tuple[StageState, ...] = ()
+    spooled: int = 0
 
 
 class ConnectionPage(Answer, frozen=True, kw_only=True):
@@ -380,6 +397,108 @@ class ClosedConnection(msgspec.Struct, frozen=True):
 
     id: int
     closed: bool = True
+
+
+class Alarm(Answer, frozen=True, kw_only=True):
+    """One alarm: while it stands, those who publish are stopped.
+
+    Attributes:
+        scarce: what runs short if it stands.
+        stands: whether it does.
+        since: since when; None while it does not.
+        total: how often it has stood since the start.
+        stood_s: for how long together, in seconds.
+        text: while it stands, what is the matter and when it ends.
+        bytes_now: what Sluice uses of memory, or what is free on the disk; None if that is unknown.
+        bytes_limit: above which, or below which for the disk, it stands; None if that is unknown.
+    """
+
+    scarce: Scarce
+    stands: bool = False
+    since: str | None = None
+    total: int = 0
+    stood_s: float = 0
+    text: str = ""
+    bytes_now: int | None = None
+    bytes_limit: int | None = None
+
+
+class StageCount(msgspec.Struct, frozen=True):
+    """How many stages of one kind show one state.
+
+    Attributes:
+        kind: kind of the stages.
+        state: what they show.
+        stages: how many.
+    """
+
+    kind: Kind
+    state: StageWord
+    stages: int
+
+
+class Flow(Answer, frozen=True, kw_only=True):
+    """What waits for what.
+
+    Attributes:
+        findings: the bottlenecks in words, first the one that most connections wait for; empty if nobody waits.
+        counts: how many stages of each kind show each state.
+        connections: the connections that are not ``running``, first those in flow.
+        more_connections: number of further ones.
+        store: the spool's disk; None if there is no spool.
+        alarms: of memory and disk.
+        busy_ratio: share of the last second in which Sluice was working; 1 is all of it.
+    """
+
+    findings: tuple[FlowFinding, ...] = ()
+    counts: tuple[StageCount, ...] = ()
+    connections: tuple[ConnectionFlow, ...] = ()
+    more_connections: int = 0
+    store: StageState | None = None
+    alarms: tuple[Alarm, ...] = ()
+    busy_ratio: float = 0
+
+
+class SpoolFolder(Answer, frozen=True):
+    """Where requests are put aside.
+
+    Attributes:
+        directory: directory of the files; None if there is no spool.
+        error: why there is none; None if there is, or if it is off.
+    """
+
+    directory: str | None = None
+    error: str | None = None
+
+
+class Spool(Answer, frozen=True):
+    """What is put aside.
+
+    Attributes:
+        folder: where.
+        holds: what it holds; None if there is no spool.
+    """
+
+    folder: SpoolFolder = SpoolFolder()
+    holds: SpoolState | None = None
+
+
+class PurgedSpool(Answer, frozen=True, kw_only=True):
+    """What was purged from the spool.
+
+    Attributes:
+        kind: kind of the resource.
+        name: its name.
+        refused: messages whose senders were told, in the protocol's own words.
+        dropped: messages whose senders had no answer to expect.
+        change: id of the change in the audit trail.
+    """
+
+    kind: str
+    name: str
+    refused: int = 0
+    dropped: int = 0
+    change: int = 0
 
 
 class Switches(msgspec.Struct, frozen=True):
@@ -618,6 +737,8 @@ class State(Answer, frozen=True, kw_only=True):
         persistence: where edits are kept.
         edits: active edits.
         rejection_log: where refusals are recorded.
+        alarms: of memory and disk; while one stands, those who publish are stopped.
+        spool: where requests are put aside.
         failed_reload: why the last reload failed; None if it did not.
         warnings: what is valid in the configuration but probably not meant, and what else needs attention.
         rule_set_version: version of the rules in force.
@@ -642,6 +763,8 @@ class State(Answer, frozen=True, kw_only=True):
     persistence: Persistence = Persistence(None)
     edits: Edits = Edits()
     rejection_log: RejectionLog = RejectionLog()
+    alarms: tuple[Alarm, ...] = ()
+    spool: SpoolFolder = SpoolFolder()
     failed_reload: FailedReload | None = None
     warnings: tuple[str, ...] = ()
     rule_set_version: int = 0

@@ -60,6 +60,10 @@ class AlarmWatch:
         """Return those there are."""
         return (self.memory,) if self.disk is None else (self.memory, self.disk)
 
+    def forget_disk(self) -> None:
+        """Have no alarm of the disk, since there is no spool after all; before ``run``."""
+        self.disk = None
+
     async def run(self) -> None:
         """Look until cancelled. A disk that hangs keeps nobody from looking at the memory."""
         async with trio.open_nursery() as nursery:

@@ -18,6 +18,7 @@ from limiter.counting.accounts import Accounts
 from limiter.counting.rejections import DEFAULT_TOLD_APART, TrafficSecond
 from limiter.deciding.limits import Limits
 from limiter.plans.registry import DEFAULT_MAX_LIVE
+from limiter.rules.resource import Resource
 from limiter.rules.rule import Dimension
 from limiter.rules.rule_set import RuleSet
 from proxy.common.buffers import BufferPool
@@ -26,12 +27,15 @@ from proxy.control import Cleared, DataPath, Event, LimitCommand, LimitCommandRe
 from proxy.datapath.alarm_watch import AlarmConfig, AlarmWatch
 from proxy.datapath.explanation import explain
 from proxy.datapath.overview import Overview, direction
+from proxy.datapath.pressure import Pressure
 from proxy.datapath.spooling import SpoolConfig, Spooling
 from proxy.deciding.batch import Side
 from proxy.deciding.counting import Tally
 from proxy.deciding.pipeline import HandlerConfig, HandlerServices, Pipeline
+from proxy.flow import machine
 from proxy.flow.alarms import Change, reason
 from proxy.flow.credit import DEFAULT_CREDIT, STORE_CREDIT, Credit
+from proxy.flow.diagnosis import CAUSES
 from proxy.net.connection import Services
 from proxy.net.limit_commands import LimitCommands
 from proxy.net.reactor import Reactor
@@ -200,7 +204,8 @@ class LocalDataPath(DataPath):
         folder = None if config.spool is None else config.spool.folder
         self._alarm_watch = AlarmWatch(config.alarms, folder, self._held_bytes, self._alarm_changed, now_ns)
         self._busy_ratio = 0.0
-        self._overview = Overview(self._limits, self._accounts, self.server, now_ns)
+        self._pressure = Pressure(self.server, self._spooling, self._alarm_watch, lambda: self._busy_ratio, now_ns)
+        self._overview = Overview(self._limits, self._accounts, self.server, self._pressure, now_ns)
         self._subscribers: dict[trio.MemorySendChannel[Event], trio.MemoryReceiveChannel[Event]] = {}
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -211,6 +216,8 @@ class LocalDataPath(DataPath):
             SpoolError: the spool's folder can't be used.
         """
         self._services.spool = await self._spooling.open()
+        if self._services.spool is None:
+            self._alarm_watch.forget_disk()
         try:
             await self.server.bind()
             async with trio.open_nursery() as nursery:
@@ -261,9 +268,13 @@ class LocalDataPath(DataPath):
 
     async def _measure_load(self) -> None:
         """Know how busy the event loop was in the last second."""
+        before = _busy_and_all_ns()
         while True:
             await trio.sleep(_LOAD_S)
-            self._busy_ratio = self._reactor.idle.busy_ratio()
+            after = _busy_and_all_ns()
+            if after[1] > before[1]:
+                self._busy_ratio = min(1.0, (after[0] - before[0]) / (after[1] - before[1]))
+            before = after
 
     def _held_bytes(self) -> int:
         """Return what messages that wait take in memory; never too much, since an alarm would end too early for it."""
@@ -334,7 +345,21 @@ class LocalDataPath(DataPath):
             },
             off_kinds=tuple(sorted(self._limits.rule_set.off_kinds)),
             limits=await self._overview.configured(self._max_resource_labels) if whole else {},
+            alarms=self._pressure.alarms(),
+            busy_ratio=self._busy_ratio,
+            **await self._waits() if whole else {},
         )
+
+    async def _waits(self) -> dict[str, Any]:
+        """Return the fields of a Snapshot about stages and the spool: each of them is asked for these."""
+        surveyed = await self._pressure.survey()
+        return {
+            "stages": surveyed.counts,
+            "bottlenecks": dict.fromkeys((cause.name for cause in CAUSES), 0)
+            | {finding.cause.name: finding.stages for finding in surveyed.findings},
+            "waited_seconds": await self._pressure.seconds(),
+            "spool": await self._pressure.spool(0),
+        }
 
     def _kept(self) -> dict[str, Any]:
         """Return the fields of a Snapshot whose metric names the source, by their names."""
@@ -383,17 +408,15 @@ class LocalDataPath(DataPath):
 
     async def flow(self, most_connections: int = 100) -> FlowState:
         """Return what waits for what."""
-        del most_connections
-        return FlowState()
+        return await self._pressure.flow(most_connections)
 
     async def spool(self, most_resources: int = 100) -> SpoolState | None:
         """Return what the spool holds."""
-        del most_resources
-        return None
+        return await self._pressure.spool(most_resources)
 
     async def purge(self, kind: str, name: str) -> Purged:
         """Purge what the spool holds of a resource."""
-        raise ValueError(f"there is no spool, so nothing is held of {kind}:{name}")
+        return await self._pressure.purge(Resource(kind, name))
 
     async def explain(self, question: Question) -> Explanation:
         """Return what would limit a request."""
@@ -476,6 +499,13 @@ class LocalDataPath(DataPath):
                     # Losing an event is better than waiting for a reader; what counts is in the snapshot.
                     receive.receive_nowait()
                     send.send_nowait(event)
+
+
+def _busy_and_all_ns() -> tuple[int, int]:
+    """Return for how long this thread was busy since some time, and how long ago that time is."""
+    busy_ns = machine.busy_ns()
+    # Where the kernel does not say it: without the time in which others had the processor.
+    return time.thread_time_ns() if busy_ns is None else busy_ns, time.perf_counter_ns()
 
 
 async def _in_steps(steps: Iterable[TrafficSecond | None]) -> tuple[TrafficSecond, ...]:

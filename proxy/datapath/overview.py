@@ -18,6 +18,7 @@ from limiter.deciding.limits import Limits
 from limiter.rules.resource import TOTAL, Resource
 from limiter.rules.rule import Dimension
 from proxy.common.cooperative import Pace
+from proxy.datapath.pressure import Aside, Pressure, stage_state, stages_beside
 from proxy.deciding.batch import Side
 from proxy.net.connection import Connection
 from proxy.net.server import Server
@@ -51,13 +52,17 @@ class Overview:
         limits: its limits.
         accounts: its counts.
         server: its connections.
+        pressure: its stages and its spool.
         now_ns: its clock.
     """
 
-    def __init__(self, limits: Limits, accounts: Accounts, server: Server, now_ns: Callable[[], int]) -> None:
+    def __init__(
+        self, limits: Limits, accounts: Accounts, server: Server, pressure: Pressure, now_ns: Callable[[], int]
+    ) -> None:
         self._limits = limits
         self._accounts = accounts
         self._server = server
+        self._pressure = pressure
         self._now_ns = now_ns
 
     async def counts(self) -> dict[tuple[str, str], ResourceCounts]:
@@ -142,14 +147,15 @@ class Overview:
     async def resources(self, since_ns: int) -> AsyncGenerator[ResourceState, None]:
         """Go through what was asked for since then: resources as they are counted, then scopes and totals."""
         pace, waiting = Pace(rests=True), await self._waited_for()
+        aside = await self._pressure.aside()
         for found in self._accounts.each(since_ns):
             if found is not None:
                 resource, amounts = found
-                yield self._resource(resource, _counts(amounts), waiting)
+                yield self._resource(resource, _counts(amounts), waiting, aside)
             await pace.keep()
         for scope in self._accounts.scopes(since_ns):
             if scope is not None:
-                yield self._resource(scope, None, waiting)
+                yield self._resource(scope, None, waiting, aside)
             await pace.keep()
 
     async def _waited_for(self) -> set[Resource]:
@@ -161,7 +167,7 @@ class Overview:
         return waiting
 
     def _resource(
-        self, resource: Resource, counts: ResourceCounts | None, waiting: AbstractSet[Resource]
+        self, resource: Resource, counts: ResourceCounts | None, waiting: AbstractSet[Resource], aside: Aside
     ) -> ResourceState:
         limits, now_ns = self._limits, self._now_ns()
         messages, size = limits.state(resource, now_ns), limits.state(resource, now_ns, "bytes")
@@ -199,14 +205,16 @@ class Overview:
             last_shadowed_ns=shadowed_ns,
             rule=rule.name if alone else "",
             rule_counts=None if rule_sums is None else _rule_counts(rule_sums),
+            state=aside.states.get(str(resource), "running"),
+            spooled=aside.by_resource.get(resource, 0),
         )
 
     async def connections(self) -> tuple[ConnectionState, ...]:
         """Return the open connections."""
-        pace, states = Pace(rests=True), []
+        pace, states, aside = Pace(rests=True), [], await self._pressure.aside()
         for connection in list(self._server.connections.values()):
             if connection.info.id in self._server.connections:
-                states.append(_connection(connection))
+                states.append(_connection(connection, aside, self._now_ns()))
             await pace.keep()
         return tuple(states)
 
@@ -226,7 +234,7 @@ def _rule_counts(sums: RuleSums) -> RuleCounts:
     )
 
 
-def _connection(connection: Connection) -> ConnectionState:
+def _connection(connection: Connection, aside: Aside, now_ns: int) -> ConnectionState:
     info, session = connection.info, connection.session
     described = session.describe()
     shown = described.resources[:MAX_RESOURCES_SHOWN]
@@ -243,4 +251,7 @@ def _connection(connection: Connection) -> ConnectionState:
         in_flight=session.in_flight(),
         resources=shown,
         more_resources=described.more_resources + len(described.resources) - len(shown),
+        stage=stage_state(connection.stage, now_ns),
+        channels=stages_beside(connection, now_ns),
+        spooled=sum(aside.by_stage.get(stage, 0) for stage in session.stages()),
     )

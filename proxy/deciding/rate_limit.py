@@ -129,8 +129,9 @@ class RateLimit(Handler):
         verdicts: dict[int, Verdict] = {}
         connection = batch.connection
         try:
+            begun: set[tuple[tuple[Resource, ...], str]] = set()
             for group in batch.undecided(partial(self._limits.admit, now_ns, _caller(connection))):
-                self._decide(batch, group, now_ns, verdicts)
+                self._decide(batch, group, now_ns, verdicts, begun)
             for charge in batch.charges:
                 consumes = charge.consumes
                 caller = _caller(connection, charge.producer_group, consumes=consumes, by_answer=consumes)
@@ -140,7 +141,15 @@ class RateLimit(Handler):
             raise
         return verdicts or NO_VERDICTS
 
-    def _decide(self, batch: Batch, group: Group, now_ns: int, verdicts: dict[int, Verdict]) -> None:
+    def _decide(
+        self,
+        batch: Batch,
+        group: Group,
+        now_ns: int,
+        verdicts: dict[int, Verdict],
+        begun: set[tuple[tuple[Resource, ...], str]],
+    ) -> None:
+        """Decide a group; ``begun`` has the resources and producer groups of what is put aside of the batch already."""
         connection, indexes, messages = batch.connection, group.indexes, group.messages
         if batch.verdicts:
             # What an earlier handler refused must not be charged, nor what comes again.
@@ -157,6 +166,11 @@ class RateLimit(Handler):
         )
         if not group.refusable and self.holding.is_over(now_ns):
             return
+        line = (group.resources, group.producer_group)
+        if line in begun and group.order_key is None and not group.consumes:
+            # Requests that are alike may come in several groups.
+            verdicts.update(dict.fromkeys(indexes, LATER))
+            return
         leader = self.holding.last_before(connection.id, group.order_key)
         if leader is not None:
             self._follow(batch, indexes, caller, leader, now_ns=now_ns, verdicts=verdicts)
@@ -169,7 +183,8 @@ class RateLimit(Handler):
             if decision.stop is not None:
                 stopped = indexes[decision.admitted : end]
                 if decision.delays:
-                    self._hold(batch, stopped, caller, decision, now_ns=now_ns, verdicts=verdicts)
+                    if self._hold(batch, stopped, caller, decision, now_ns=now_ns, verdicts=verdicts):
+                        begun.add(line)
                 else:
                     refuse = self.refuse(decision.stop, caller.client, group.resources, len(stopped))
                     verdicts.update(dict.fromkeys(stopped, refuse))
@@ -213,8 +228,12 @@ class RateLimit(Handler):
         *,
         now_ns: int,
         verdicts: dict[int, Verdict],
-    ) -> None:
-        """Hold requests until one is refused; those behind it are, too, unless it was for its size alone."""
+    ) -> bool:
+        """Hold requests until one is refused; those behind it are, too, unless it was for its size alone.
+
+        Returns:
+            Whether one of them is the first of what is to be put aside.
+        """
         may_spool = batch.spools and not caller.consumes
         for at, index in enumerate(stopped):
             held = _HeldRequest(self, batch.connection.id, batch.requests[index], caller)
@@ -226,14 +245,15 @@ class RateLimit(Handler):
                     continue
                 # Its ticket is theirs, too: they come again when it is resolved.
                 verdicts.update(dict.fromkeys(stopped[at + 1 :], LATER))
-                return
+                return held.spooled
             if stop.most is not None:
                 verdicts[index] = self.refuse(stop, caller.client, held.resources)
                 continue
             refuse = self.refuse(stop, caller.client, held.resources, 1 + behind)
             for refused in stopped[at:]:
                 verdicts[refused] = refuse
-            return
+            return False
+        return False
 
     def refuse(self, stop: Denial, client: str, resources: Sequence[Resource], times: int = 1) -> Refuse:
         """Make a refusal of a stop, and say so in the log at most once a second for each rule.

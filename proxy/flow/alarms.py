@@ -155,6 +155,11 @@ class MemoryAlarm(Alarm):
             return self._end(now_ns, f"Sluice uses {size_text(used_bytes)} of {size_text(limit_bytes)}")
         return None
 
+    @property
+    def watermark_bytes(self) -> int | None:
+        """Return above which use it stands; None if nothing says what may be used."""
+        return None if self.limit_bytes is None else int(self.limit_bytes * self._watermark)
+
     def _without_spare(self, resident_bytes: int, held_bytes: int) -> int:
         spare_bytes = max(0, self.spare_bytes + self._held_bytes - held_bytes)
         given_back_bytes = max(0, self._resident_bytes - resident_bytes)
@@ -186,13 +191,14 @@ class DiskAlarm(Alarm):
 
     Attributes:
         free_bytes: what was last free; None if that is unknown.
+        least_bytes: as given.
     """
 
     scarce = "disk"
 
     def __init__(self, least_bytes: int = LEAST_FREE_BYTES, enough_bytes: int | None = None) -> None:
         super().__init__()
-        self._least_bytes = least_bytes
+        self.least_bytes = least_bytes
         self._enough_bytes = round(least_bytes * _DISK_ENDS_AT) if enough_bytes is None else enough_bytes
         if not 0 <= least_bytes <= self._enough_bytes:
             raise ValueError(f"disk alarm below {least_bytes}, ending at {self._enough_bytes}: 0 <= least <= enough")
@@ -204,7 +210,7 @@ class DiskAlarm(Alarm):
         if free_bytes is None:
             self.unknown_total += 1
             return self._end(now_ns, "what is free on the spool's disk cannot be read")
-        if free_bytes < self._least_bytes:
+        if free_bytes < self.least_bytes:
             return self._raise(now_ns)
         if free_bytes >= self._enough_bytes:
             return self._end(now_ns, f"{size_text(free_bytes)} are free on the spool's disk")
@@ -216,7 +222,7 @@ class DiskAlarm(Alarm):
         if not self.stands or self.free_bytes is None:
             return ""
         return (
-            f"{size_text(self.free_bytes)} are free on the spool's disk, less than {size_text(self._least_bytes)}; "
+            f"{size_text(self.free_bytes)} are free on the spool's disk, less than {size_text(self.least_bytes)}; "
             f"publishers are blocked until {size_text(self._enough_bytes)} are"
         )
 

@@ -5,7 +5,9 @@ that somebody in flow waits for and that is not in flow itself: it has work, and
 that means is in ``CAUSES``, a table. A path branches: a connection has channels, a channel sends to several resources;
 so there can be several bottlenecks at a time, and many connections can share one. A finding counts the connections.
 Where nothing is in flow, only a limit can be the cause, or an alarm: what is throttled is found in the connection, in
-its channels, and in what has something of them under way.
+its channels, and in what has something of them under way. Or else Sluice itself: it may read and decide as fast as it
+can, so that nothing queues between stages, and still be slower than what comes. Then the event loop has no time to
+spare, and the cause is the same as where a connection waits for its turn to be decoded.
 
 It looks and says; it changes nothing. The stages are in ``credit``.
 """
@@ -98,6 +100,7 @@ CAUSES: Final = (
     ),
 )
 """The first row that applies is the cause. Findings that concern as many connections are in this order, too."""
+_DECODING: Final = next(cause for cause in CAUSES if cause.name == "decoding")
 _OTHER: Final = Cause(
     "other", None, None, None, "the stage works more slowly than messages come", "Look at what the stage does."
 )
@@ -149,20 +152,31 @@ class Survey:
 
     Args:
         now_ns: the time, as in ``credit``.
+        is_saturated: the event loop has had no time to spare of late.
     """
 
-    def __init__(self, now_ns: int) -> None:
+    def __init__(self, now_ns: int, *, is_saturated: bool = False) -> None:
         self._now_ns = now_ns
+        self._is_saturated = is_saturated
         self._ends: dict[Stage, _Ends] = {}
         self._behind: dict[Stage, _Ends] = {}
         self._counts: dict[Cause, int] = {}
         self._at: _Ends = {}
         self._looked_at: dict[str, int] = {}
 
-    def add(self, stage: Stage) -> None:
-        """Look at a stage, a connection as a rule, and at all that it waits for."""
+    def add(self, stage: Stage, *, is_read: bool = False) -> None:
+        """Look at a stage, a connection as a rule, and at all that it waits for.
+
+        Args:
+            stage: where to begin.
+            is_read: something was read of late.
+        """
         self._looked_at[stage.kind] = self._looked_at.get(stage.kind, 0) + 1
         ends = self._ends_of(stage)
+        # Where nobody waits at this moment, what was waited for of late says less than that there is no time to spare.
+        waits_not = not stage.out_of_credit and (not ends or stage.state(self._now_ns) == "flow")
+        if self._is_saturated and is_read and waits_not:
+            ends = {_DECODING: ("the event loop",)}
         for cause in ends:
             self._counts[cause] = self._counts.get(cause, 0) + 1
         _merge(self._at, ends)

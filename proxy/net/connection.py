@@ -51,7 +51,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import structlog
 import trio
 
-from limiter.rules.resource import USER
+from limiter.rules.resource import USER, Resource
 from proxy.common.buffers import CHUNK_BYTES, BufferPool
 from proxy.common.cooperative import connection_turn
 from proxy.common.log_rate import LogRate
@@ -87,6 +87,22 @@ _NOTHING: Final = memoryview(b"")
 
 
 @dataclass(slots=True)
+class EndedStages:
+    """For how long connections that are over showed a state that is not running, all together."""
+
+    flow_ns: int = 0
+    throttled_ns: int = 0
+    blocked_ns: int = 0
+
+    def add(self, stage: Stage, now_ns: int) -> None:
+        """Add the stage of a connection that is over."""
+        figures = stage.figures(now_ns)
+        self.flow_ns += figures.flow_ns
+        self.throttled_ns += figures.throttled_ns
+        self.blocked_ns += figures.blocked_ns
+
+
+@dataclass(slots=True)
 class Services:
     """What all connections of a data path share.
 
@@ -95,6 +111,7 @@ class Services:
         credit: what stages give to those that send to them, all but the store.
         decoding: stands for what is done in turns, since it takes long.
         limiter: stands for the handlers' lanes.
+        ended: the connections' stages that are no more.
     """
 
     pipeline: Pipeline
@@ -112,6 +129,7 @@ class Services:
     credit: Credit = DEFAULT_CREDIT
     decoding: Stage = field(default_factory=lambda: Stage("channel", "decoding"))
     limiter: Stage = field(default_factory=lambda: Stage("resource", "limiter"))
+    ended: EndedStages = field(default_factory=EndedStages)
     log_rate: LogRate = field(default_factory=LogRate)
 
     def log_failed(self, info: ConnectionInfo, error: Exception) -> None:
@@ -588,6 +606,7 @@ class Connection:
             self._services.log_failed(self.info, error)
         self._services.commands.forget(self.info.id)
         now_ns = self._services.now_ns()
+        self._services.ended.add(self.stage, now_ns)
         for stage in (self.stage, self.writer):
             stage.close(now_ns)
         del self.session
@@ -690,6 +709,18 @@ class Connection:
         """Tell the session that Sluice runs short of something, or with an empty reason that it does no more."""
         if self.parting is None and not self.over and not self.info.exempt:
             self.guard(self._alarm, reason)
+
+    def purge(self, resource: Resource) -> tuple[int, int]:
+        """Have the session refuse or drop some of what it has put aside of a resource; return how many of either."""
+        if self.parting is not None or self.over:
+            return 0, 0
+        try:
+            purged = self.session.purge(resource, self._services.now_ns())
+            self._flush()
+        except Exception as error:  # noqa: BLE001 - as in guard
+            self.failed(error)
+            return 0, 0
+        return purged
 
     def _alarm(self, reason: str) -> None:
         now_ns = self._services.now_ns()

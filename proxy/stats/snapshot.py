@@ -12,8 +12,8 @@ import msgspec
 from limiter.counting.rejections import Outcome, RejectionVerdict
 from limiter.rules.rule import Dimension
 from limiter.waiting.holding import BoundName
-from proxy.flow.credit import State
-from proxy.stats.flow import StageState
+from proxy.flow.credit import Kind, State
+from proxy.stats.flow import AlarmState, SpoolPlace, SpoolState, StageState
 from proxy.stats.metric import Metric, Samples
 
 RequestVerdict = Literal["pass", "refuse", "bypass", "shadow", "exempt", "drop"]
@@ -190,6 +190,18 @@ def _of_listeners(field: str) -> Callable[[tuple[ListenerState, ...]], Samples]:
     return lambda listeners: (((), ((each.name, int(getattr(each, field))),)) for each in listeners)
 
 
+def _of_alarms(value: Callable[[AlarmState], float]) -> Callable[[tuple[AlarmState, ...]], Samples]:
+    return lambda alarms: (((), ((alarm.scarce, value(alarm)),)) for alarm in alarms)
+
+
+def _of_spool(value: Callable[[SpoolState], float]) -> Callable[[SpoolState | None], Samples]:
+    return lambda spool: [] if spool is None else [((), [("", value(spool))])]
+
+
+def _by_place(value: Callable[[SpoolState], Mapping[SpoolPlace, int]]) -> Callable[[SpoolState | None], Samples]:
+    return lambda spool: [] if spool is None else [((), list(value(spool).items()))]
+
+
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """The counters, all data paths together. They are gathered in short stretches; each is of one moment.
 
@@ -205,6 +217,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         listeners: in the order of the configuration.
         limiting: the global switch.
         off_kinds: kinds whose limiting is switched off, in alphabetical order.
+        spool: None if there is none, and if the snapshot is not whole; likewise ``stages``, ``waited_seconds`` and
+            ``bottlenecks`` are empty.
     """
 
     resources: Annotated[
@@ -414,6 +428,145 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
             lambda kinds: (((), ((kind, 0),)) for kind in kinds),
         ),
     ] = ()
+    alarms: Annotated[
+        tuple[AlarmState, ...],
+        Metric(
+            "sluice_alarm",
+            "1 while publishers are stopped, since memory or the spool's disk runs short; there is a disk alarm only "
+            "with a spool.",
+            ("scarce",),
+            _of_alarms(lambda alarm: int(alarm.stands)),
+        ),
+        Metric(
+            "sluice_alarms_total", "How often an alarm has stood.", ("scarce",), _of_alarms(lambda alarm: alarm.total)
+        ),
+        Metric(
+            "sluice_alarm_seconds_total",
+            "For how long an alarm has stood, in seconds.",
+            ("scarce",),
+            _of_alarms(lambda alarm: alarm.stood_s),
+        ),
+    ] = ()
+    busy_ratio: Annotated[
+        float,
+        Metric(
+            "sluice_loop_busy_ratio",
+            "Share of the last second in which the event loop ran, or was to run and had no processor. Near 1 it has "
+            "no time to spare.",
+        ),
+    ] = 0.0
+    stages: Annotated[
+        Mapping[tuple[Kind, State], int],
+        Metric(
+            "sluice_stages",
+            "Stages that messages go through, by how they show: running, flow (it was stopped of late since a later "
+            "stage takes no more), throttled (a limit makes its messages wait), blocked (an alarm stops it). Channels "
+            "and resources are there while something of them waits.",
+            ("kind", "state"),
+        ),
+    ] = {}
+    waited_seconds: Annotated[
+        Mapping[State, float],
+        Metric(
+            "sluice_connection_state_seconds_total",
+            "For how long connections were stopped by a later stage (flow), had messages wait for a limit (throttled), "
+            "or were stopped by an alarm (blocked), all together, in seconds.",
+            ("state",),
+        ),
+    ] = {}
+    bottlenecks: Annotated[
+        Mapping[str, int],
+        Metric(
+            "sluice_bottleneck_connections",
+            "Connections that wait now, or did of late, by the cause that `sluice flow` names.",
+            ("cause",),
+        ),
+    ] = {}
+    spool: Annotated[
+        SpoolState | None,
+        Metric("sluice_spool_queues", "Queues of the spool.", (), _of_spool(lambda spool: spool.queues)),
+        Metric(
+            "sluice_spool_messages",
+            "Messages in the spool by where they are: alpha (in memory), beta (content on disk), gamma (index on disk, "
+            "too), delta (on disk only).",
+            ("place",),
+            _by_place(lambda spool: spool.messages),
+        ),
+        Metric(
+            "sluice_spool_content_bytes",
+            "Size of the messages in the spool, by where they are.",
+            ("place",),
+            _by_place(lambda spool: spool.content_bytes),
+        ),
+        Metric(
+            "sluice_spool_memory_bytes",
+            "What the spool has in memory.",
+            (),
+            _of_spool(lambda spool: spool.memory_bytes),
+        ),
+        Metric(
+            "sluice_spool_memory_limit_bytes",
+            "What the spool may have in memory.",
+            (),
+            _of_spool(lambda spool: spool.memory_limit_bytes),
+        ),
+        Metric("sluice_spool_disk_bytes", "Size of the spool's files.", (), _of_spool(lambda spool: spool.disk_bytes)),
+        Metric(
+            "sluice_spool_disk_limit_bytes",
+            "What the spool's files may take.",
+            (),
+            _of_spool(lambda spool: spool.disk_limit_bytes),
+        ),
+        Metric(
+            "sluice_spool_stopped",
+            "1 while nothing more is read that would be put in the spool: its memory is full, or its disk is slow.",
+            (),
+            _of_spool(lambda spool: int(spool.stopped)),
+        ),
+        Metric(
+            "sluice_spool_stops_total",
+            "How often nothing more was read that would have been put in the spool.",
+            (),
+            _of_spool(lambda spool: spool.stops_total),
+        ),
+        Metric("sluice_spool_in_total", "Messages put in the spool.", (), _of_spool(lambda spool: spool.in_total)),
+        Metric(
+            "sluice_spool_out_total",
+            "Messages taken out of the spool, to be sent on or refused.",
+            (),
+            _of_spool(lambda spool: spool.out_total),
+        ),
+        Metric(
+            "sluice_spool_written_total",
+            "Messages of the spool written to disk.",
+            (),
+            _of_spool(lambda spool: spool.written_total),
+        ),
+        Metric(
+            "sluice_spool_read_total",
+            "Messages of the spool read from disk.",
+            (),
+            _of_spool(lambda spool: spool.read_total),
+        ),
+        Metric(
+            "sluice_spool_lost_total",
+            "Messages that were damaged or missing on the spool's disk.",
+            (),
+            _of_spool(lambda spool: spool.lost_total),
+        ),
+        Metric(
+            "sluice_spool_expired_total",
+            "Messages that were not sent on, since their own time to live was over.",
+            (),
+            _of_spool(lambda spool: spool.expired_total),
+        ),
+        Metric(
+            "sluice_spool_too_old_total",
+            "Messages that were older than the spool keeps them: refused, or sent on at once.",
+            (),
+            _of_spool(lambda spool: spool.too_old_total),
+        ),
+    ] = None
     draining: Annotated[
         bool, Metric("sluice_draining", "1 while no new connections are accepted.", source="server.draining")
     ] = False

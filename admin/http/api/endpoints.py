@@ -39,6 +39,7 @@ from admin.http.api.requests import (
     ConnectionsQuery,
     DryRun,
     ExplainQuery,
+    FlowQuery,
     IdPath,
     KindPath,
     LimitPath,
@@ -46,8 +47,10 @@ from admin.http.api.requests import (
     Nothing,
     PageQuery,
     ProblemPath,
+    Purge,
     Reset,
     RulesQuery,
+    SpoolPath,
     SwitchPath,
     Unset,
     Write,
@@ -61,7 +64,7 @@ from admin.http.api.requests import (
     read_tags,
 )
 from admin.http.api.routing import Body, endpoint, serve
-from admin.http.api.state import Services, Status
+from admin.http.api.state import Services, Status, flow_of
 from admin.stats import ConnectionQuery
 from admin.wire import (
     PROBLEM_TYPES,
@@ -71,8 +74,10 @@ from admin.wire import (
     Defaults,
     Drift,
     ProblemTypes,
+    PurgedSpool,
     RulePage,
     RuleRow,
+    Spool,
     Switches,
     WhoAmI,
     usual_type,
@@ -104,6 +109,7 @@ def application(services: Services) -> Starlette:
         _Rules(services),
         _Audit(services),
         _Connections(services),
+        _Flow(services),
         _State(status),
     )
 
@@ -527,6 +533,50 @@ class _Connections:
             "connection closed", connection=connection, by=author.name, address=author.address, reason=query.reason
         )
         return answer(ClosedConnection(connection))
+
+
+class _Flow:
+    """What waits for what, and what is put aside."""
+
+    tag = "flow"
+
+    def __init__(self, services: Services) -> None:
+        self._data_path, self._live = services.data_path, services.live
+        self._clock, self._folder = services.board.clock, services.spool
+
+    @endpoint("GET", "/flow", "What waits for what.", examples.FLOW)
+    async def get_flow(self, _: Request, query: FlowQuery) -> Response:
+        """Say what waits for what.
+
+        The bottlenecks in words, how many stages show which state, the connections that wait, alarms, and the spool's
+        disk. A stage is `throttled` if a limit makes its messages wait, in `flow` if it was stopped within the last
+        seconds because a later stage takes no more, and `blocked` if an alarm stops it.
+        """
+        return answer(flow_of(await self._data_path.flow(query.limit), self._clock))
+
+    @endpoint("GET", "/spool", "What is put aside.", examples.SPOOL)
+    async def get_spool(self, _: Request, query: FlowQuery) -> Response:
+        """Say what is put aside.
+
+        Messages and bytes by place, in memory and on disk, for all of it and for the resources with most messages.
+        `alpha`: all of a message is in memory; `beta`: its content is on disk; `gamma`: its index is there, too;
+        `delta`: nothing of it is in memory.
+        """
+        return answer(Spool(self._folder(), await self._data_path.spool(query.limit)))
+
+    @endpoint(
+        "DELETE", "/spool/{kind}/{name:path}", "What was purged.", examples.PURGED, in_path=SpoolPath, problems=(409,)
+    )
+    async def purge_spool(self, request: Request, query: Purge, kind: str, name: str) -> Response:
+        """Purge what is put aside of one resource.
+
+        Messages whose senders wait for an answer are refused in the protocol's own words; the others are dropped. The
+        audit trail has it. 409 if there is no spool.
+        """
+        purged, change = await self._live.purge(kind, name, _author(request), reason=query.reason)
+        return answer(
+            PurgedSpool(kind=kind, name=name, refused=purged.refused, dropped=purged.dropped, change=change.id)
+        )
 
 
 class _State:

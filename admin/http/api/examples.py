@@ -16,6 +16,7 @@ from admin.edits.model import (
     SwitchEntry,
     Written,
 )
+from proxy.stats.flow import ConnectionFlow, FlowFinding, SpooledResource, SpoolPlace, SpoolState, StageState
 from proxy.stats.question import AppliedLimit, Explanation, LimitState, LimitView, Question, RuleView
 from proxy.stats.snapshot import ClientDescription, Usage
 
@@ -146,6 +147,77 @@ EXPLANATION: Final = Explanation(
     ),
     unapplied=(),
 )
+_GIB: Final = 1024**3
+_PUBLISHER: Final = StageState("connection", "41", "flow", 3, 2.5, waits_for=("resource topic orders",))
+_ALARMS: Final = (
+    wire.Alarm(
+        scarce="memory", stands=False, since=None, total=0, stood_s=0, text="", bytes_now=_GIB // 8, bytes_limit=_GIB
+    ),
+    wire.Alarm(
+        scarce="disk",
+        stands=True,
+        since=_AT,
+        total=1,
+        stood_s=12.5,
+        text="512 MiB are free on the spool's disk, less than 1.00 GiB; publishers are blocked until 1.10 GiB are",
+        bytes_now=_GIB // 2,
+        bytes_limit=_GIB,
+    ),
+)
+FLOW: Final = wire.Flow(
+    findings=(
+        FlowFinding(
+            "disk",
+            1,
+            ("store spool",),
+            "1 connection waits for the spool's disk: it writes less than is to be spooled. Use a faster disk.",
+        ),
+    ),
+    counts=(wire.StageCount("connection", "flow", 1), wire.StageCount("connection", "running", 11)),
+    connections=(
+        ConnectionFlow(
+            41,
+            "main",
+            _PUBLISHER,
+            (StageState("resource", "topic orders", "flow", 3, 2.5, waits_for=("store spool",)),),
+        ),
+    ),
+    more_connections=0,
+    store=StageState("store", "spool"),
+    alarms=_ALARMS,
+    busy_ratio=0.25,
+)
+_MESSAGES: Final[dict[SpoolPlace, int]] = {"alpha": 800, "beta": 200, "gamma": 0, "delta": 49_000}
+_BYTES: Final[dict[SpoolPlace, int]] = {"alpha": 120_000, "beta": 30_000, "gamma": 0, "delta": 7_350_000}
+SPOOL: Final = wire.Spool(
+    wire.SpoolFolder("/var/lib/sluice/127.0.0.2-10911/spool"),
+    SpoolState(
+        queues=1,
+        messages=_MESSAGES,
+        content_bytes=_BYTES,
+        memory_bytes=480_000,
+        memory_limit_bytes=_GIB // 32,
+        disk_bytes=8_388_608,
+        disk_limit_bytes=16 * _GIB,
+        in_total=60_000,
+        out_total=10_000,
+        written_total=49_200,
+        resources=(
+            SpooledResource(
+                kind="topic",
+                name="orders",
+                queues=1,
+                messages=_MESSAGES,
+                content_bytes=_BYTES,
+                memory_bytes=480_000,
+                target_bytes=600_000,
+                in_per_s=5000.0,
+                out_per_s=500.0,
+            ),
+        ),
+    ),
+)
+PURGED: Final = wire.PurgedSpool(kind="topic", name="orders", refused=49_950, dropped=50, change=18)
 CONNECTIONS: Final = wire.ConnectionPage(
     rows=(
         wire.ConnectionRow(
@@ -165,6 +237,9 @@ CONNECTIONS: Final = wire.ConnectionPage(
             in_flight=2,
             resources=("topic:orders",),
             more_resources=0,
+            stage=_PUBLISHER,
+            channels=(),
+            spooled=50_000,
         ),
     ),
     total=1,
@@ -215,6 +290,8 @@ STATE: Final = wire.State(
     persistence=Persistence("/var/lib/sluice/127.0.0.2-10911"),
     edits=wire.Edits(1, wire.Expiring("limits/topic/orders", _AT)),
     rejection_log=wire.RejectionLog("/var/lib/sluice/127.0.0.2-10911/rejections"),
+    alarms=_ALARMS,
+    spool=wire.SpoolFolder("/var/lib/sluice/127.0.0.2-10911/spool"),
     failed_reload=FailedReload(_AT, "SIGHUP", ('sluice.toml:12: limits[0].rate: must be a number; found "fast"',)),
     warnings=(),
     rule_set_version=18,

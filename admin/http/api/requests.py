@@ -176,6 +176,20 @@ class Close(Parameters):
     reason: str = Field("", max_length=MAX_REASON, description="why, for the log")
 
 
+class FlowQuery(Parameters):
+    """How much of it."""
+
+    limit: int = Field(
+        DEFAULT_PAGE, ge=0, le=MAX_PAGE, description="most connections, or resources", examples=[DEFAULT_PAGE]
+    )
+
+
+class Purge(Parameters):
+    """Parameters of a purge."""
+
+    reason: str = Field("", max_length=MAX_REASON, description=_REASON)
+
+
 class KindPath(Parameters):
     """A kind."""
 
@@ -189,6 +203,15 @@ class LimitPath(KindPath):
         description="exact name or pattern, percent-encoded including slashes; for `total`: `KIND:PATTERN`. The names"
         " `.` and `..` can only be edited in a batch",
         examples=["orders"],
+    )
+
+
+class SpoolPath(Parameters):
+    """What is put aside of a resource."""
+
+    kind: str = Field(description="kind of the resource", examples=["topic"])
+    name: str = Field(
+        min_length=1, description="its exact name, percent-encoded including slashes", examples=["orders"]
     )
 
 

@@ -4,25 +4,33 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
+from admin.common.clock import Clock
 from admin.common.version import sluice_version
 from admin.edits.model import FailedReload, LimitEntry, SwitchEntry
 from admin.edits.service import EditService
 from admin.stats import LiveStats
 from admin.stats.rows import NS_PER_S
 from admin.wire import (
+    Alarm,
     Edits,
     Expiring,
+    Flow,
     Held,
     LaneState,
     Limiters,
     ListenerReach,
     RejectionLog,
+    SpoolFolder,
+    StageCount,
     State,
     Totals,
     Verdicts,
 )
 from proxy.common.cooperative import Pace
 from proxy.control import DataPath
+from proxy.stats.flow import AlarmState, FlowState
 from proxy.stats.snapshot import Snapshot
 
 
@@ -42,6 +50,7 @@ class Services:
         instance: the name of this sidecar among others.
         rejection_log: where the rejection log is written, and what is wrong with it.
         failed_reload: what was wrong with the configuration at the last reload; None if nothing.
+        spool: where requests are put aside.
     """
 
     data_path: DataPath
@@ -51,6 +60,7 @@ class Services:
     instance: str = ""
     rejection_log: Callable[[], RejectionLog] = RejectionLog
     failed_reload: Callable[[], FailedReload | None] = lambda: None
+    spool: Callable[[], SpoolFolder] = SpoolFolder
 
 
 class Status:
@@ -109,6 +119,8 @@ class Status:
             persistence=services.live.persistence,
             edits=await self._standing(switches),
             rejection_log=services.rejection_log(),
+            alarms=tuple(alarm_of(alarm, self._clock) for alarm in snapshot.alarms),
+            spool=services.spool(),
             failed_reload=services.failed_reload(),
             warnings=tuple(services.warnings()),
             rule_set_version=services.live.rule_set.version,
@@ -153,6 +165,26 @@ class Status:
         edits = Edits(standing, None if first is None else Expiring(first[1], first[0]))
         self._edits = (limits, etag, edits)
         return edits
+
+
+def alarm_of(alarm: AlarmState, clock: Clock) -> Alarm:
+    """Write an alarm with the time of day."""
+    fields = msgspec.structs.asdict(alarm)
+    since_ns = fields.pop("since_ns")
+    return Alarm(since=None if since_ns is None else clock.iso_of(since_ns), **fields)
+
+
+def flow_of(flow: FlowState, clock: Clock) -> Flow:
+    """Write what waits for what as it is sent."""
+    return Flow(
+        findings=flow.findings,
+        counts=tuple(StageCount(kind, state, stages) for (kind, state), stages in flow.counts.items()),
+        connections=flow.connections,
+        more_connections=flow.more_connections,
+        store=flow.store,
+        alarms=tuple(alarm_of(alarm, clock) for alarm in flow.alarms),
+        busy_ratio=flow.busy_ratio,
+    )
 
 
 def _by_reason(closed: Mapping[tuple[str, str], int]) -> dict[str, int]:

@@ -69,7 +69,7 @@ export class AuditView {
 
 function row(/** @type {any} */ change) {
   const revertible = /^(limits|switches)\//.test(change.target) && change.action !== "reset";
-  const words = { set: "", unset: "reverted to file", expire: "expired", revert: `undid ${change.reverts}`, reload: "reloaded", reset: "reset" };
+  const words = { set: "", unset: "reverted to file", expire: "expired", revert: `undid ${change.reverts}`, reload: "reloaded", reset: "reset", purge: "purged" };
   return h(
     "tr",
     {},

@@ -1,4 +1,4 @@
-/** What must not be overlooked: limiting switched off, bypassed or unsaved, a wrong configuration, and no connection to the sidecar. */
+/** What must not be overlooked: alarms, limiting switched off, bypassed or unsaved, a wrong configuration, and no connection to the sidecar. */
 
 import { app, on, writing } from "./app.js";
 import { byId, fill, h, setText } from "./dom.js";
@@ -56,6 +56,11 @@ function alarms() {
     add(`off ${kind} ${entry?.etag}`, () => off(kind, entry));
   }
   const { bypassed, failed_reload: reload, persistence } = state;
+  for (const each of state.alarms ?? []) {
+    if (!each.stands) continue;
+    const since = each.since ? h("span", { class: "since", "data-at": each.since, title: exact(each.since) }) : null;
+    add(`alarm ${each.scarce} ${each.text}`, () => banner("bad", `Alarm: ${each.scarce} runs short, and publishers are stopped.`, [`${each.text}. Consumers go on.`, since]));
+  }
   if (reload) {
     const lines = reload.problems.slice(0, 3).join(" · ") + (reload.problems.length > 3 ? ` · and ${reload.problems.length - 3} more` : "");
     add(`reload ${reload.at}`, () => banner("bad", "The configuration is wrong; what was in force still is.", `${lines} (read again at ${exact(reload.at)} by ${reload.by})`));
@@ -116,7 +121,7 @@ function off(/** @type {string} */ kind, /** @type {any} */ entry) {
   );
 }
 
-function banner(/** @type {string} */ manner, /** @type {string} */ title, /** @type {string} */ text) {
+function banner(/** @type {string} */ manner, /** @type {string} */ title, /** @type {any} */ text) {
   return h("div", { class: `banner ${manner}`, role: "status" }, h("p", {}, h("strong", {}, title), " ", text));
 }
 

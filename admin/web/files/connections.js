@@ -4,6 +4,7 @@ import { call, get } from "./api.js";
 import { app, listenerText, on, writing } from "./app.js";
 import { debounced, fill, h } from "./dom.js";
 import { askReason } from "./dialog.js";
+import { often, stateTag } from "./flow.js";
 import { bytes, count, duration, exact, rate } from "./format.js";
 import { navigate } from "./router.js";
 import { pageOf, showPager, sorting } from "./tables.js";
@@ -22,6 +23,8 @@ const COLUMNS = /** @type {[string, string, string][]} */ ([
   ["Refused/s", "refused", "number"],
   ["Bytes/s", "bytes", "number"],
   ["In flight", "in_flight", "number"],
+  ["State", "state", ""],
+  ["Spooled", "spooled", "number"],
   ["Age", "age", "number"],
 ]);
 
@@ -107,6 +110,8 @@ export class ConnectionsView {
       h("td", { "data-label": "Refused/s", class: `number ${each.refused_per_s > 0 ? "refusing" : ""}`, title: `${count(each.refused_total)} in all` }, rate(each.refused_per_s)),
       h("td", { "data-label": "Bytes/s", class: "number" }, perSecond === null ? "–" : bytes(perSecond)),
       h("td", { "data-label": "In flight", class: "number" }, count(each.in_flight)),
+      h("td", { "data-label": "State" }, stateTag(each.stage.state, often(each.stage)) ?? h("span", { class: "faint" }, "running"), each.channels.slice(0, 2).map((/** @type {any} */ stage) => h("div", { class: "faint" }, `${stage.kind} ${stage.name}: ${stage.state}`))),
+      h("td", { "data-label": "Spooled", class: "number" }, each.spooled ? count(each.spooled) : h("span", { class: "faint" }, "0")),
       h("td", { "data-label": "Age", class: "number", title: `since ${exact(each.opened_at)}` }, duration(each.age_s)),
       h("td", { class: "edit-cell" }, h("button", { type: "button", class: "button small", "data-key": `close ${each.id}`, "aria-label": `Close the connection of ${each.peer}`, onclick: () => this.askClose(each), ...writing() }, "Close…")),
     );

@@ -6,6 +6,7 @@ import { AuditView } from "./audit.js";
 import { showBanners } from "./banners.js";
 import { ConnectionsView } from "./connections.js";
 import { byId, h, fill, setAttribute } from "./dom.js";
+import { FlowView } from "./flow.js";
 import { serverNow, setServerTime } from "./format.js";
 import { showConnection, startHeader } from "./header.js";
 import { LimitsView } from "./limits.js";
@@ -20,7 +21,7 @@ import { startTheme } from "./theme.js";
 import { toast } from "./toast.js";
 
 /** @type {Record<string, new () => any>} */
-const VIEWS = { limits: LimitsView, rules: RulesView, audit: AuditView, connections: ConnectionsView, state: StateView };
+const VIEWS = { limits: LimitsView, rules: RulesView, audit: AuditView, connections: ConnectionsView, flow: FlowView, state: StateView };
 /** Views without the table still want the state and the changes; one row is the least that the API sends. */
 const STATE_ONLY = { limit: 1, history: 0 };
 

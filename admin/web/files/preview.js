@@ -9,6 +9,7 @@ const SHORT = ["rate", "bytes_per_s", "action", "exempt", "limiting"];
 
 /** @returns {string} a change in one line. */
 export function changeLine(/** @type {any} */ change) {
+  if (change.action === "purge") return `${targetText(change.target)}: ${change.details.join(", ")}`;
   const further = furtherText(change);
   return `${targetText(change.target)}: ${oldText(change)} → ${newText(change)}${further && `, ${further}`}`;
 }
@@ -46,7 +47,7 @@ function differing(/** @type {any} */ before, /** @type {any} */ after) {
 
 /** @returns {string} what a change is about, for people. */
 export function targetText(/** @type {string} */ target) {
-  return target.replace(/^(limits|switches)\//, "");
+  return target.replace(/^(limits|switches)\//, "").replace(/^spool\//, "spool of ");
 }
 
 /** A table of the fields that differ. */

@@ -5,7 +5,8 @@
 
 import { writing } from "./app.js";
 import { fill, h, setAttribute, setText } from "./dom.js";
-import { ago, exact, left, limitText, percent, rate, shortLimit, wait } from "./format.js";
+import { stateTag } from "./flow.js";
+import { ago, count, exact, left, limitText, percent, rate, shortLimit, wait } from "./format.js";
 import { draw, sparkline } from "./spark.js";
 
 const SLOTS = 60;
@@ -43,6 +44,7 @@ export function rowView(first, edit) {
   const flag = h("span", { class: "flag" });
   const would = h("span", { class: "flag tag would", title: "A limit in shadow would refuse some of it now; all of it passes." }, "would refuse");
   const by = h("span", { class: "by" });
+  const stage = h("span", { class: "stage" });
   const wouldRate = h("div", { class: "would" });
   const refusedText = h("span", {});
   const bar = h("span", { class: "bar-fill" });
@@ -68,7 +70,7 @@ export function rowView(first, edit) {
   const element = h(
     "tr",
     { "data-row": row.key, role: "row" },
-    h("th", { scope: "row", role: "rowheader", class: "name" }, h("span", { class: "tag kind" }, row.kind), name, flag, would, by),
+    h("th", { scope: "row", role: "rowheader", class: "name" }, h("span", { class: "tag kind" }, row.kind), name, flag, would, stage, by),
     ...Object.values(cells),
     h("td", { role: "cell", class: "edit-cell" }, button),
   );
@@ -92,6 +94,11 @@ export function rowView(first, edit) {
     setAttribute(flag, "title", meaning || null);
     element.classList.toggle("idle", !live);
     would.hidden = !live?.would_refuse;
+    const spooled = live?.spooled ? `${count(live.spooled)} spooled` : "";
+    const waits = stateTag(live?.state);
+    if (stage.textContent !== (waits?.textContent ?? "") + spooled) {
+      fill(stage, waits, spooled && h("span", { class: "tag", title: "Messages of it that are put aside in the spool." }, spooled));
+    }
     setText(by, live?.limited && live.refused_by ? `refused by ${live.refused_by}` : "");
   }
 

@@ -77,6 +77,7 @@ export class StateView {
         ["Kept in", persistence.directory ?? "memory, until the restart"],
         ...(persistence.error ? [["Problem", persistence.error]] : []),
         ...(persistence.set_aside.length ? [["Set aside", persistence.set_aside.join(", ")]] : []),
+        ["Spool", state.spool.directory ?? state.spool.error ?? "off"],
         ["Rule set", `version ${state.rule_set_version}`],
       ]),
       panel("Process", [

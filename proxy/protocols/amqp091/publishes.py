@@ -14,7 +14,7 @@ from proxy.protocols.amqp091.channel import MOST_CONSUMERS, MOST_UNANSWERED, UNT
 from proxy.protocols.amqp091.confirms import Confirms
 from proxy.protocols.amqp091.memory import Memory
 from proxy.protocols.amqp091.names import Target, encoded
-from proxy.protocols.amqp091.reading import MOST_CONTENTS, Shared
+from proxy.protocols.amqp091.reading import MOST_CHANNEL, MOST_CONTENTS, Shared
 from proxy.protocols.amqp091.scanning import MOST_RUNS, MOST_SCANNED, Gathered, Scanned
 from proxy.protocols.amqp091.spooling import Spooling
 from proxy.protocols.amqp091.wire import Malformed, Reader
@@ -83,7 +83,8 @@ class Publishes(Spooling):
         self.closed: Callable[[int], None] = lambda _: None
         self.published = False
         self._native = shared.native
-        self.greets = True
+        #: Until it is let in the client may use channel 0 only.
+        self.last_channel = 0
         self.most_body_bytes = shared.max_message_bytes
         #: Of the chunk in hand, how many runs were scanned; None before the first scan.
         self._runs: int | None = None
@@ -156,7 +157,13 @@ class Publishes(Spooling):
                 self._last_words = bytes(buffer[position:stop])
             self.finished = self._special = True
             return
-        if not tuned and method == wire.CONNECTION_OPEN:
+        if tuned:
+            payload = bytes(buffer[position + wire.PREFIX_BYTES : stop - 1])
+            agreed = self._about.agree(payload)
+            if agreed is not payload:
+                self._replace(buffer, position, stop, agreed)
+                return
+        elif method == wire.CONNECTION_OPEN:
             self._names.enter(self._about.vhost)
             if self._native is not None and not self._lanes:
                 self._native.enter(self._names.before)
@@ -219,9 +226,9 @@ class Publishes(Spooling):
     def feed(self, chunk: memoryview) -> Sequence[Request]:
         """Read the frames of one chunk, as the base class says."""
         self._runs = None
-        if self.greets and self._about.opened:
+        if not self.last_channel and self._about.opened:
             # Until now the client may be anybody: nothing is limited, nor are frames longer than by default.
-            self.greets = False
+            self.last_channel = self._about.own_channel - 1 if self._about.own_channel else MOST_CHANNEL
             if self._about.tuned_bytes:
                 self.most_payload_bytes = self._about.tuned_bytes - wire.FRAME_BYTES
         return super().feed(chunk)

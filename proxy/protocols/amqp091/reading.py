@@ -37,6 +37,8 @@ MOST_TAKEN_BACK_BYTES: Final = 4096
 MOST_BODY_BYTES: Final = 1 << 40
 #: Likewise from clients, unless the options say otherwise: RabbitMQ closes the channel of one that announces more.
 MOST_MESSAGE_BYTES: Final = 128 * 1024 * 1024
+#: Numbers of channels have two bytes.
+MOST_CHANNEL: Final = 65535
 
 _METHOD: Final = wire.METHOD
 _HEADER: Final = wire.HEADER
@@ -90,7 +92,7 @@ class Reading(ABC):
         most_payload_bytes: of one frame.
         most_body_bytes: a longer body is not charged.
         finished: its peer has said its last word; contents that come now are dropped.
-        greets: nothing but channel 0 may be used.
+        last_channel: the greatest number of a channel that may be used.
     """
 
     #: Who sends it, for people to read.
@@ -104,7 +106,7 @@ class Reading(ABC):
         self.most_payload_bytes = wire.DEFAULT_FRAME_MAX - _FRAME_BYTES
         self.most_body_bytes = MOST_BODY_BYTES
         self.finished = False
-        self.greets = False
+        self.last_channel = MOST_CHANNEL
         #: Of the channels that are open; and of all others.
         self._lanes: dict[int, Lane] = {}
         self._nowhere = Channel(0).to_broker
@@ -198,8 +200,8 @@ class Reading(ABC):
                 continue
             kind, number, length = _prefix_at(chunk, position)
             stop = position + length + _FRAME_BYTES
-            if number and self.greets:
-                raise self._too_early(number)
+            if number > self.last_channel:
+                raise self._no_channel(number)
             if kind == _BODY:
                 self._take_body(chunk, position, stop, number)
             elif stop > size:
@@ -228,8 +230,8 @@ class Reading(ABC):
             if len(beginning) < _PREFIX_BYTES:
                 return position
         kind, number, length = _prefix_at(beginning)
-        if number and self.greets:
-            raise self._too_early(number)
+        if number > self.last_channel:
+            raise self._no_channel(number)
         if kind == _BODY:
             # It streams from here on, its prefix first.
             lead = memoryview(bytes(beginning))
@@ -272,8 +274,10 @@ class Reading(ABC):
     def _bad_end(self, octet: int) -> Close:
         return self._stop(wire.FRAME_ERROR, f"a frame that ends in {octet:#04x} and not in {_FRAME_END:#04x}")
 
-    def _too_early(self, number: int) -> Close:
-        return self._stop(wire.COMMAND_INVALID, f"a frame of channel {number} before the connection was open")
+    def _no_channel(self, number: int) -> Close:
+        if not self.last_channel:
+            return self._stop(wire.COMMAND_INVALID, f"a frame of channel {number} before the connection was open")
+        return self._stop(wire.CHANNEL_ERROR, f"a frame of channel {number}, {self.last_channel} is the last one")
 
     def _unexpected(self, what: str, number: int) -> Close:
         return self._stop(wire.UNEXPECTED_FRAME, f"{what} on channel {number}")
@@ -396,6 +400,12 @@ class Reading(ABC):
                 pieces[-1] = (buffer, last[1], stop, owner)
                 return
         pieces.append((buffer, start, stop, owner))
+
+    def _replace(self, buffer: Buffer, position: int, stop: int, payload: bytes) -> None:
+        """Note that a frame goes on with another payload of the same length."""
+        frame = b"".join((buffer[position : position + _PREFIX_BYTES], payload, buffer[stop - 1 : stop]))
+        self._special = True
+        self._pass(frame, 0, len(frame), None)
 
     def _open_content(self, content: Content, buffer: Buffer, position: int, stop: int) -> None:
         """Take a method that begins a content."""

@@ -7,7 +7,7 @@ more than its bytes.
 from collections.abc import Iterator
 from struct import Struct
 from struct import error as StructError  # noqa: N812 - it is one
-from typing import Final
+from typing import Final, NamedTuple
 
 from proxy.protocols.base import Buffer
 
@@ -29,6 +29,7 @@ PROTOCOL_HEADER_BYTES: Final = 8
 PROTOCOL_HEADERS: Final = (b"AMQP\x00\x00\x09\x01", b"AMQP\x01\x01\x00\x09")
 
 # Reply codes of close methods.
+REPLY_SUCCESS: Final = 200
 CONNECTION_FORCED: Final = 320
 FRAME_ERROR: Final = 501
 SYNTAX_ERROR: Final = 502
@@ -62,6 +63,7 @@ CONNECTION_CLOSE_OK: Final = method(10, 51)
 CONNECTION_BLOCKED: Final = method(10, 60)
 CONNECTION_UNBLOCKED: Final = method(10, 61)
 CHANNEL_OPEN: Final = method(20, 10)
+CHANNEL_OPEN_OK: Final = method(20, 11)
 CHANNEL_FLOW_OK: Final = method(20, 21)
 CHANNEL_CLOSE: Final = method(20, 40)
 CHANNEL_CLOSE_OK: Final = method(20, 41)
@@ -69,6 +71,7 @@ QUEUE_DECLARE: Final = method(50, 10)
 QUEUE_DECLARE_OK: Final = method(50, 11)
 BASIC: Final = 60
 BASIC_QOS: Final = method(BASIC, 10)
+BASIC_QOS_OK: Final = method(BASIC, 11)
 BASIC_CONSUME: Final = method(BASIC, 20)
 BASIC_CONSUME_OK: Final = method(BASIC, 21)
 BASIC_CANCEL: Final = method(BASIC, 30)
@@ -98,6 +101,7 @@ CANCEL_NO_WAIT: Final = 1
 _FLAG_CONTENT_TYPE: Final = 1 << 15
 _FLAG_CONTENT_ENCODING: Final = 1 << 14
 _FLAG_HEADERS: Final = 1 << 13
+_FLAG_MORE_FLAGS: Final = 1
 _CONTENT_HEADER_BYTES: Final = 14
 #: How long the values of a field table are, by their type; None is a length of four bytes and so many more.
 _FIELD_BYTES: Final[dict[int, int | None]] = {
@@ -320,6 +324,102 @@ def read_expiration(content: Buffer | bytearray) -> int | None:
     return int(text) if text.isdigit() and len(text) <= _EXPIRATION_DIGITS else None
 
 
+#: The field that is put in front of the headers of a message that may have been sent on before.
+_MARK: Final = b"\x11x-sluice-replayedt\x01"
+
+
+class Publish(NamedTuple):
+    """A whole publish.
+
+    Attributes:
+        target: exchange and routing key as they are on the wire, each with its length in front.
+        keys: the routing keys in CC and BCC.
+        header: the payload of its header frame.
+        body: all of it.
+    """
+
+    target: bytes
+    keys: list[bytes]
+    header: bytes
+    body: bytes
+
+    def frames(self, channel: int, most_payload_bytes: int) -> bytes:
+        """Make its frames for another channel, marked as replayed, and neither mandatory nor immediate.
+
+        It is not marked if its headers would then be too long for a frame.
+
+        Raises:
+            Malformed: they are too long as they are, or cannot be read.
+        """
+        header = _marked(self.header)
+        if len(header) > most_payload_bytes:
+            header = self.header
+            if len(header) > most_payload_bytes:
+                raise Malformed(f"a content header of {len(header)} bytes, {most_payload_bytes} may be")
+        method_payload = Struct(">IH").pack(BASIC_PUBLISH, 0) + self.target + b"\0"
+        out = [_frame(METHOD, channel, method_payload), _frame(HEADER, channel, header)]
+        body = memoryview(self.body)
+        out += [
+            _frame(BODY, channel, body[at : at + most_payload_bytes]) for at in range(0, len(body), most_payload_bytes)
+        ]
+        return b"".join(out)
+
+
+def read_publish(data: bytes) -> Publish:
+    """Read the frames of a whole publish.
+
+    Raises:
+        Malformed: they are something else, or cannot be read.
+    """
+    payloads: dict[int, list[memoryview]] = {METHOD: [], HEADER: [], BODY: []}
+    view, position, size = memoryview(data), 0, len(data)
+    while position < size:
+        if size - position < FRAME_BYTES:
+            raise Malformed(f"{size - position} bytes behind the frames of a publish")
+        kind, _, length = prefix_at(data, position)
+        stop = position + length + FRAME_BYTES
+        if stop > size or data[stop - 1] != FRAME_END or kind not in payloads:
+            raise Malformed("a frame that is none of a publish")
+        payloads[kind].append(view[position + PREFIX_BYTES : stop - 1])
+        position = stop
+    methods, headers = payloads[METHOD], payloads[HEADER]
+    if len(methods) != 1 or len(headers) != 1:
+        raise Malformed(f"a publish with {len(methods)} methods and {len(headers)} headers")
+    header, body = bytes(headers[0]), b"".join(payloads[BODY])
+    arguments = Reader(methods[0], 0, len(methods[0]))
+    is_publish = arguments.long() == BASIC_PUBLISH
+    arguments.short()
+    target = b"".join(bytes((len(each),)) + each for each in (arguments.short_string(), arguments.short_string()))
+    class_id, body_bytes, keys, _ = read_content_header(header, 0, len(header))
+    if not is_publish or class_id != BASIC or body_bytes != len(body):
+        raise Malformed(f"a method of class {class_id} with {len(body)} of {body_bytes} bytes of a body")
+    return Publish(target, keys, header, body)
+
+
+def _marked(header: bytes) -> bytes:
+    """Return the payload of a header frame with the mark in front of its headers."""
+    flags: int = _u16_at(header, _CONTENT_HEADER_BYTES - 2)[0]
+    if flags & _FLAG_MORE_FLAGS:
+        raise Malformed("a content header with properties that no message has")
+    reader = Reader(header, _CONTENT_HEADER_BYTES, len(header))
+    if flags & _FLAG_CONTENT_TYPE:
+        reader.short_string()
+    if flags & _FLAG_CONTENT_ENCODING:
+        reader.short_string()
+    begins = reader.position
+    table = _MARK + (reader.long_string() if flags & _FLAG_HEADERS else b"")
+    before = header[: _CONTENT_HEADER_BYTES - 2] + (flags | _FLAG_HEADERS).to_bytes(2, "big")
+    return b"".join(
+        (
+            before,
+            header[_CONTENT_HEADER_BYTES:begins],
+            len(table).to_bytes(4, "big"),
+            table,
+            header[reader.position :],
+        )
+    )
+
+
 _ANSWER: Final = Struct(">BHIIQBB")
 
 
@@ -354,7 +454,31 @@ def _short_string(text: bytes) -> bytes:
 
 
 def _method_frame(channel: int, payload: bytes) -> bytes:
-    return Struct(">BHI").pack(METHOD, channel, len(payload)) + payload + bytes((FRAME_END,))
+    return _frame(METHOD, channel, payload)
+
+
+def _frame(kind: int, channel: int, payload: Buffer) -> bytes:
+    return b"".join((Struct(">BHI").pack(kind, channel, len(payload)), payload, bytes((FRAME_END,))))
+
+
+def channel_open(channel: int) -> bytes:
+    """Make a channel.open."""
+    return _method_frame(channel, Struct(">IB").pack(CHANNEL_OPEN, 0))
+
+
+def channel_close(channel: int) -> bytes:
+    """Make a channel.close for no fault."""
+    return _method_frame(channel, Struct(">IHBHH").pack(CHANNEL_CLOSE, REPLY_SUCCESS, 0, 0, 0))
+
+
+def channel_close_ok(channel: int) -> bytes:
+    """Make the agreement to a channel.close."""
+    return _method_frame(channel, Struct(">I").pack(CHANNEL_CLOSE_OK))
+
+
+def basic_qos(channel: int) -> bytes:
+    """Make a basic.qos that changes nothing: it is answered once all before it has been looked at."""
+    return _method_frame(channel, Struct(">IIHB").pack(BASIC_QOS, 0, 0, 0))
 
 
 UNBLOCKED_FRAME: Final = _method_frame(0, Struct(">I").pack(CONNECTION_UNBLOCKED))

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from proxy.deciding.batch import Batch, Hold, Refuse, Request, Verdicts
+from proxy.deciding.batch import Batch, Hold, Later, Refuse, Request, Verdicts
 from proxy.deciding.gathered import Scanned
 from proxy.protocols.rocketmq.gathered import Gathered
 from proxy.protocols.rocketmq.replies import around_opaque, busy_answer
@@ -69,10 +69,10 @@ def cut(batch: Batch, requests: Gathered, start: int, settle: Callable[[Header],
         settle: takes a request that was read by itself out of what is owed; a scan does that by itself.
 
     Returns:
-        None if something is held: then each request is to be looked at by itself.
+        None if something is held, or put aside: then each request is to be looked at by itself.
     """
     verdicts, distinct = batch.verdicts, batch.distinct
-    if any(isinstance(verdict, Hold) for verdict in distinct):
+    if any(isinstance(verdict, Hold | Later) for verdict in distinct):
         return None
     refuses = [verdict for verdict in distinct if isinstance(verdict, Refuse)]
     if len(refuses) == len(distinct):

@@ -38,6 +38,15 @@ INTERNAL_TOPICS: Final = frozenset(
 #: ``rmq_sys_wheel_timer``, ``rmq_sys_REVIVE_LOG_…`` and others (``TopicValidator.SYSTEM_TOPIC_PREFIX``).
 INTERNAL_PREFIX: Final = "rmq_sys_"
 
+#: Why what was put aside in the spool is given up: an operator said so, it was too old, or the disk has lost it.
+PURGED: Final = "spool:purged"
+TOO_OLD: Final = "spool:too_old"
+LOST: Final = "spool:lost"
+_IN_VAIN: Final = {
+    PURGED: "Sluice held the message back, and was told to give it up",
+    TOO_OLD: "Sluice held the message back until it was too old",
+    LOST: "Sluice held the message back, and lost it on its disk",
+}
 #: Until there may be room for a batch again, as far as anybody can say.
 _ROOM_WAIT_US: Final = 1_000_000
 #: Until an alarm may have ended, likewise: it is looked at once a second.
@@ -101,6 +110,11 @@ def alarm(listener: str, reason: str) -> Forbidden:
     remark = f"{reason}, and takes no messages until there is enough again"
     rule = f"{ALARM}:{scarce}" if scarce else ALARM
     return Forbidden(Resource(LISTENER, listener), rule, _ALARM_WAIT_US, ResponseCode.SYSTEM_BUSY.value, remark=remark)
+
+
+def put_aside_in_vain(resource: Resource, why: str) -> Forbidden:
+    """Refuse as busy what was put aside and does not go on, for one of the reasons above."""
+    return _forbid(resource, why, _IN_VAIN[why], ResponseCode.SYSTEM_BUSY)
 
 
 def _forbid(resource: Resource, rule: str, remark: str, code: ResponseCode = ResponseCode.NO_PERMISSION) -> Forbidden:

@@ -5,10 +5,15 @@ How much may be held is for whoever holds to say: a request counts with its whol
 stays within that. Nothing here cuts frames or knows verdicts.
 """
 
+from collections.abc import Sequence
+from typing import Any
+
 import msgspec
 
+from proxy.deciding.batch import Request
 from proxy.protocols.base import Buffer
 from proxy.protocols.rocketmq.wire.header import Header
+from proxy.spool.segments import Piece
 
 
 class HeldFrame(msgspec.Struct):
@@ -17,10 +22,16 @@ class HeldFrame(msgspec.Struct):
     Attributes:
         header: as read.
         data: the frame as far as it has come.
+        request: what it is to be put aside as once all of it has come; None if it is not.
+        aside: what a line begins with that is held, if it is that.
+        since_ns: when it began to come.
     """
 
     header: Header
     data: bytearray
+    request: Request | None = None
+    aside: Any = None
+    since_ns: int = 0
 
 
 class Holding:
@@ -39,7 +50,7 @@ class Holding:
         self.count = 0
         self.size_bytes = 0
         self.coming: HeldFrame | None = None
-        self.waiting: list[bytearray] = []
+        self.waiting: list[Piece] = []
 
     @property
     def waiting_bytes(self) -> int:
@@ -67,6 +78,17 @@ class Holding:
         else:
             self._queue(data, out)
 
+    def take(self, held: HeldFrame) -> bytes:
+        """Hand out a copy of which all has come, to be kept elsewhere."""
+        data = bytes(self._let_go(held))
+        self.size_bytes -= len(data)
+        return data
+
+    def wait(self, data: Sequence[Piece]) -> None:
+        """Let something that was kept elsewhere wait for the end of the frame that streams through."""
+        self.waiting += data
+        self.size_bytes += sum(map(len, data))
+
     def release_waiting(self, out: list[Buffer]) -> None:
         """Queue what had to wait, in the order of its release."""
         for data in self.waiting:
@@ -84,7 +106,7 @@ class Holding:
             self.coming = None
         return data
 
-    def _queue(self, data: bytearray, out: list[Buffer]) -> None:
+    def _queue(self, data: Piece, out: list[Buffer]) -> None:
         self.size_bytes -= len(data)
         out.append(memoryview(data))
 

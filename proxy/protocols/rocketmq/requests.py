@@ -8,13 +8,13 @@ header that has not come completely is held back, as a copy: at most MAX_HEADER_
 it per connection.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from limiter.rules.resource import Resource
 from proxy.common.buffers import Gathering
-from proxy.deciding.batch import Batch, Refusal, Refuse, Request
+from proxy.deciding.batch import Batch, Hold, Later, Refusal, Refuse, Request
 from proxy.protocols.base import NO_BOUND, Buffer, Close, SessionContext
 from proxy.protocols.rocketmq import forbidden
 from proxy.protocols.rocketmq.about import AboutClient, Names
@@ -22,6 +22,7 @@ from proxy.protocols.rocketmq.batch_body import BatchReader
 from proxy.protocols.rocketmq.cutting import NOTHING_REFUSED, Cut, Refused, answer_each, cut
 from proxy.protocols.rocketmq.gathered import Gathered
 from proxy.protocols.rocketmq.held import HeldFrame, Holding
+from proxy.protocols.rocketmq.lines import Aside, Lines
 from proxy.protocols.rocketmq.pending import Pending
 from proxy.protocols.rocketmq.scanning import FEW_STEPS, MAX_RUNS
 from proxy.protocols.rocketmq.transactions import Ended, EndOfTransaction, Transactions, read_half
@@ -37,6 +38,7 @@ from proxy.protocols.rocketmq.wire.frame import (
     stopped_frames,
 )
 from proxy.protocols.rocketmq.wire.header import LENIENT, STRICT, UNPARSABLE, Header, classify
+from proxy.spool.segments import Piece
 
 if TYPE_CHECKING:
     from sluice_native import Scanner, Segment
@@ -82,6 +84,7 @@ class RequestStream:
         frames: whole headers seen so far.
         close: set when the last chunk ended in something that is no frame; what came before it still goes on.
         held: the requests that are held.
+        lines: what is put aside; None without a spool.
         left_bytes: at the end of the last chunk that are to come again.
         names: what the client asked for.
         refusals: of the last chunk's requests, by their indexes: what is refused whatever the limits are.
@@ -101,6 +104,7 @@ class RequestStream:
         self.frames = 0
         self.close: Close | None = None
         self.held = Holding()
+        self.lines: Lines | None = None
         self.names = Names()
         self.refusals: dict[int, Refuse] = {}
         self.lost = False
@@ -153,6 +157,11 @@ class RequestStream:
     def between_frames(self) -> bool:
         """Return whether nothing is in hand: no part of a frame, and no chunk that waits for its verdicts."""
         return not self._beginning.pieces and not self._body_left and not self._chunk and not self.left_bytes
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether what has gone on ends inside a frame."""
+        return self._open
 
     def missing_bytes(self) -> int:
         """Return how many bytes are certain to belong to the frame in hand, or to the next one's prefix."""
@@ -286,7 +295,22 @@ class RequestStream:
             self.about.hear(chunk[:end], more=self._body_left > 0)
         if not self._body_left:
             self.held.coming = None
+            if held is not None and held.request is not None:
+                self._has_come(held)
         return end
+
+    def _has_come(self, held: HeldFrame) -> None:
+        """Put a request aside of which all has come."""
+        lines, request, aside = self.lines, held.request, held.aside
+        if lines is None or request is None:
+            return
+        held.request = None
+        data = self.held.take(held)
+        if aside is not None:
+            lines.has_come(aside, data)
+        else:
+            ended = self._ended_by_held.pop(id(held.header), None)
+            lines.put(request, held.header, data, held.since_ns, ended=ended)
 
     def _continue_frame(self, chunk: memoryview, requests: Gathered, subscriptions: bool) -> tuple[int, int]:  # noqa: FBT001 - once a frame
         """Complete what earlier chunks began, a header or a whole batch, if this one does.
@@ -573,25 +597,70 @@ class RequestStream:
         slices: list[tuple[int, int]] = []
         refused: list[tuple[Header, Refuse]] = []
         held: HeldFrame | None = None
-        for frame, request, refuse in stopped:
+        for frame, request, verdict in stopped:
             if frame.start > start:
                 slices.append((start, frame.start))
             start = frame.stop
             held = None
             if request is None:
                 continue
-            if refuse is not None:
+            if isinstance(verdict, Refuse):
                 self._settle_refused(frame.header)
-                refused.append((frame.header, refuse))
+                refused.append((frame.header, verdict))
             else:
                 self._settle(frame.header)
-                ended = self._ended.pop(id(frame.header), None)
-                if ended is not None:
-                    self._ended_by_held[id(frame.header)] = ended
-                lead = self._lead if frame is self._led else b""
-                held = request.handle = self.held.hold(frame.header, lead, self._chunk[frame.start : frame.stop])
+                held = self._keep(frame, request, verdict)
         first = stopped[0][0] if stopped else None
         return Cut(slices, start, first, answer_each(refused) if refused else NOTHING_REFUSED), held
+
+    def _keep(self, frame: Frame, request: Request, verdict: Hold | Later | None) -> HeldFrame | None:
+        """Copy a request that is held, or put it aside; return the copy if more of it may be to come."""
+        header, lines = frame.header, self.lines
+        ended = self._ended.pop(id(header), None)
+        lead = self._lead if frame is self._led else b""
+        piece = self._chunk[frame.start : frame.stop]
+        begins = isinstance(verdict, Hold) and verdict.spools and lines is not None and not lines.has(request)
+        if lines is None or not (begins or isinstance(verdict, Later)):
+            if ended is not None:
+                self._ended_by_held[id(header)] = ended
+            held = request.handle = self.held.hold(header, lead, piece)
+            return held
+        if frame.stop <= len(self._chunk):
+            put = lines.put_held if begins else lines.put
+            put(request, header, lead + piece, self._now_ns, ended=ended)
+            return None
+        held = self.held.hold(header, lead, piece)
+        held.request, held.since_ns = request, self._now_ns
+        if begins:
+            held.aside = lines.begin_coming(request, held, self._now_ns, ended=ended)
+        elif ended is not None:
+            self._ended_by_held[id(header)] = ended
+        return held
+
+    def go_on(self, aside: Aside, data: Sequence[Piece], out: list[Buffer]) -> None:
+        """Let a request that was put aside go on, whose content is given: as ``release``."""
+        line = aside.line
+        if not aside.oneway:
+            half = None
+            if aside.is_half:
+                whole = b"".join(data)
+                word: int = prefix_at(whole)[1]
+                half = read_half(
+                    whole[_PREFIX_BYTES : _PREFIX_BYTES + (word & HEADER_LENGTH)], word >> 24, line.resources[0].name
+                )
+            self._owed.add(aside.opaque, aside.code, line.resources, half)
+        if self._open:
+            self.held.wait(data)
+        else:
+            out += map(memoryview, data)
+
+    def forget_coming(self, held: HeldFrame) -> None:
+        """Forget a request that was to be put aside, and what is still to come of it."""
+        if held is self.held.coming:
+            self._swallow_rest()
+        self._undo(self._ended_by_held, held.header)
+        held.request = None
+        self.held.drop(held)
 
     def release(self, request: Request, held: HeldFrame, out: list[Buffer]) -> None:
         """Let a held request go on: behind all that has gone on, but never inside a frame."""

@@ -1,9 +1,11 @@
 """One RocketMQ connection, sans-IO: the two streams, and our own answers that go from one to the other."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
+from limiter.rules.resource import Resource
 from proxy.control import LimitCommandReply
 from proxy.deciding.batch import Batch, Refuse, Request, Response, Side
+from proxy.flow.credit import Stage
 from proxy.protocols.base import NO_BOUND, Buffer, CommandRequest, Description, Session, SessionContext
 from proxy.protocols.options import relays_unread
 from proxy.protocols.rocketmq import forbidden
@@ -13,12 +15,15 @@ from proxy.protocols.rocketmq.forbidden import Forbidden
 from proxy.protocols.rocketmq.gathered import first_opaque
 from proxy.protocols.rocketmq.held import HeldFrame
 from proxy.protocols.rocketmq.limit_commands import LimitCommandReader
+from proxy.protocols.rocketmq.lines import Aside, Line, Lines
 from proxy.protocols.rocketmq.options import RocketMQOptions
 from proxy.protocols.rocketmq.pending import Pending
+from proxy.protocols.rocketmq.replies import busy_answer
 from proxy.protocols.rocketmq.requests import RequestStream
 from proxy.protocols.rocketmq.scanning import scan_named
 from proxy.protocols.rocketmq.transactions import Transactions
 from proxy.protocols.rocketmq.wire.header import Header
+from proxy.spool.segments import Piece
 
 
 class RocketMQSession(Session):
@@ -36,6 +41,7 @@ class RocketMQSession(Session):
         self._limiting = context.limiting
         #: What refuses all that would be stored, while Sluice runs short of something.
         self._alarm: Forbidden | None = None
+        self._stage = context.stage
         # Whoever sees the answers is told what each of them answers.
         resources = context.resources
         scan = None if context.wants_responses or resources is None else scan_named(options.scan)
@@ -50,6 +56,19 @@ class RocketMQSession(Session):
             self._take_limit_command,
             scanner=None if scan is None or opaques is None or resources is None else scan.scanner(opaques, resources),
         )
+        spool = context.spool
+        self._lines = None
+        if spool is not None:
+            self._lines = self._requests.lines = Lines(
+                context,
+                spool,
+                goes_on=self._go_on,
+                goes_on_coming=self._go_on_coming,
+                refuse=self._refuse_aside,
+                forget_coming=self._requests.forget_coming,
+                undo=transactions.undo,
+            )
+        self._may_replay = spool is not None and not context.connection.exempt
         self._answers = AnswerStream(self._owed, transactions, wants_responses=context.wants_responses)
         self._out: dict[Side, list[Buffer]] = {Side.CLIENT: [], Side.BROKER: []}
         self._refused = 0
@@ -60,6 +79,8 @@ class RocketMQSession(Session):
         self._begun = False
         self._unread = False
         self._broker_ended = False
+        self._client_gone = self._throttled = False
+        self._now_ns = 0
 
     @property
     def language(self) -> str:
@@ -68,6 +89,7 @@ class RocketMQSession(Session):
 
     def receive(self, side: Side, chunk: memoryview, now_ns: int) -> Batch | None:
         """Take one chunk, as the base class says."""
+        self._now_ns = now_ns
         if not self._begun and side is Side.CLIENT:
             self._begun = True
             self._unread = relays_unread(chunk[0], self._tls)
@@ -79,12 +101,22 @@ class RocketMQSession(Session):
         stream, before = self._requests, self._requests.frames
         requests = stream.feed(chunk, now_ns)
         self._counters.frames[side] += stream.frames - before
+        if self._may_replay and stream.frames:
+            # It speaks the protocol, so it is no probe of the port.
+            self._may_replay = False
+            if self._lines is not None:
+                self._lines.replay(now_ns)
         if requests:
             batch = Batch(self._connection, side, requests.simplest())
             if stream.refusals and (stream.lost or self._limiting()):
                 batch.add_verdicts(stream.refusals)
             if self._alarm is not None:
-                batch.add_verdicts(dict.fromkeys(requests.sends(), self._alarm))
+                sends = requests.sends()
+                if sends:
+                    batch.add_verdicts(dict.fromkeys(sends, self._alarm))
+                    self._stage.block(now_ns, on=True)
+            if self._lines:
+                batch.add_verdicts(self._lines.later(requests))
             return batch
         self._pass_on(None)
         return None
@@ -129,26 +161,91 @@ class RocketMQSession(Session):
 
     def decided(self, batch: Batch, now_ns: int) -> None:
         """Queue what passes for the broker and what is refused for the client, and copy what is held."""
+        if self._lines is not None and self._lines.is_own(batch):
+            self._lines.asked(batch, now_ns)
         # A batch of the broker's side only charges; the answers that it stands for have gone on.
-        if batch.side is Side.CLIENT:
+        elif batch.side is Side.CLIENT:
             self._pass_on(batch)
             if batch.requests and self._owed.may_time(now_ns):
                 # Of those that a limit lets pass in part it is the first ones; what was refused is owed no more.
                 opaque = first_opaque(batch.requests)
                 if opaque is not None:
                     self._owed.time(opaque, now_ns)
+        if batch.verdicts or self._throttled:
+            self._throttle(now_ns)
 
     def resolved(self, request: Request, refuse: Refuse | None, now_ns: int) -> None:
         """Queue the copy of a held request for the broker, or its busy answer."""
-        del now_ns
         held = request.handle
-        if not isinstance(held, HeldFrame):
+        if isinstance(held, Aside):
+            if self._lines is not None:
+                self._lines.resolved(request, held, refuse, now_ns)
+        elif not isinstance(held, HeldFrame):
             return
-        if refuse is None:
+        elif refuse is None:
             self._requests.release(request, held, self._out[Side.BROKER])
-            return
-        self._requests.give_up(held)
-        self._refuse(answer_each([(held.header, refuse)]))
+        else:
+            self._requests.give_up(held)
+            self._refuse(answer_each([(held.header, refuse)]))
+        self._throttle(now_ns)
+
+    def next_tick_ns(self) -> int | None:
+        """Return when to ask again about what was put aside."""
+        return None if self._lines is None else self._lines.again_ns
+
+    def tick(self, now_ns: int) -> Batch | None:
+        """Ask about what was put aside and may be next."""
+        if self._lines is None:
+            return None
+        batch = self._lines.ask(now_ns)
+        self._throttle(now_ns)
+        return batch
+
+    def _throttle(self, now_ns: int) -> None:
+        """Show whether a limit makes something of the connection wait."""
+        throttled = self._requests.held.count > 0 or bool(self._lines)
+        if throttled is not self._throttled:
+            self._throttled = throttled
+            self._stage.throttle(now_ns, on=throttled)
+
+    def written(self, side: Side, now_ns: int) -> None:
+        """Take note of what went to the broker of what was put aside."""
+        if self._lines is not None and side is Side.BROKER:
+            self._lines.written(now_ns)
+
+    def purge(self, resource: Resource, now_ns: int) -> tuple[int, int]:
+        """Refuse what is put aside of a resource, and drop what is oneway.
+
+        What has to be read from the disk for that follows, without being counted.
+        """
+        return (0, 0) if self._lines is None else self._lines.purge(resource, now_ns)
+
+    def stages(self) -> Iterable[Stage]:
+        """Return those of the resources of which something is put aside."""
+        return () if self._lines is None else self._lines.stages()
+
+    def keeps(self, side: Side) -> bool:
+        """Say so of a client that has gone while oneway requests are put aside, which it takes for delivered."""
+        if self._lines is None or side is Side.BROKER or self._broker_ended:
+            return False
+        if not self._client_gone:
+            self._client_gone = True
+            if self._requests.is_cut:
+                # Nothing can follow the part of a frame that has gone on.
+                self._lines.close(self._now_ns)
+            else:
+                self._lines.client_gone(self._now_ns)
+        return self._lines.keeps()
+
+    def _go_on(self, aside: Aside, data: Sequence[Piece]) -> None:
+        self._requests.go_on(aside, data, self._out[Side.BROKER])
+
+    def _go_on_coming(self, request: Request, held: HeldFrame) -> None:
+        self._requests.release(request, held, self._out[Side.BROKER])
+
+    def _refuse_aside(self, line: Line, opaque: int, refuse: Refuse) -> None:
+        if not self._client_gone:
+            self._refuse(Refused(1, [busy_answer(refuse, opaque, line.kind)]))
 
     def _pass_on(self, batch: Batch | None) -> None:
         stream = self._requests
@@ -196,8 +293,9 @@ class RocketMQSession(Session):
 
     def end(self, side: Side, now_ns: int) -> None:
         """Queue what was held back of an unfinished header."""
-        del now_ns
         if side is Side.CLIENT:
+            if self._lines is not None:
+                self._lines.close(now_ns)
             self._requests.end(self._out[Side.BROKER])
         else:
             # No gap will come any more.
@@ -206,7 +304,9 @@ class RocketMQSession(Session):
             self._waiting.clear()
 
     def close(self) -> None:
-        """Give back the room for what was gathered, and half messages whose commits have not gone on."""
+        """Give back the room for what was gathered; forget what is put aside, and commits that have not gone on."""
+        if self._lines is not None:
+            self._lines.close()
         self._requests.give_back()
 
     def take(self, side: Side) -> Sequence[Buffer]:
@@ -216,6 +316,8 @@ class RocketMQSession(Session):
             self._out[side] = []
             if side is Side.CLIENT:
                 self._own_bytes = sum(map(len, self._waiting))
+            elif self._lines is not None and not self._requests.held.waiting:
+                self._lines.taken()
         return out
 
     def backlog_bytes(self, side: Side) -> int:
@@ -224,7 +326,8 @@ class RocketMQSession(Session):
 
     def in_flight(self) -> int:
         """Return the held requests, and those without an answer of the broker's or ours, long polls left aside."""
-        return len(self._owed) + self._requests.held.count + self._limit_commands.open
+        aside = 0 if self._lines is None else self._lines.count
+        return len(self._owed) + self._requests.held.count + self._limit_commands.open + aside
 
     def between_frames(self, side: Side) -> bool:
         """Return whether that peer's stream may end here; one that is relayed unread never may."""

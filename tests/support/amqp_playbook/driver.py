@@ -14,7 +14,7 @@ from proxy.protocols.amqp091 import PROTOCOL
 from proxy.protocols.amqp091.memory import Hub
 from proxy.protocols.amqp091.options import AMQP091Options
 from proxy.protocols.amqp091.session import AMQP091Session
-from proxy.protocols.base import SessionContext, WireCounters
+from proxy.protocols.base import Replayed, SessionContext, WireCounters
 from proxy.spool.spool import Spool
 
 from . import frames
@@ -39,6 +39,8 @@ class Driver:
         held: requests that are held with their tickets, in order.
         given_up: those that the session gave up.
         lost: those that it gave up before they were decided.
+        replayed: what became of queues of an earlier process.
+        writes: the broker's socket takes everything at once.
         requests: all that were decided.
         batches: likewise.
         scans: new sessions have the compiled part read what it can.
@@ -78,6 +80,7 @@ class Driver:
         connection = ConnectionInfo(
             1, "main", "default", "192.0.2.1:4000", "192.0.2.1", exempt, spools=spool is not None
         )
+        self.replayed: list[Replayed] = []
         self.hears_of_writes = False
         self.stage, self.writer = Stage("connection"), Stage("writer")
         context = SessionContext(
@@ -95,6 +98,7 @@ class Driver:
             writer=self.writer,
             spool=spool,
             hear_of_writes=self._hear_of_writes,
+            replayed=self.replayed.append,
         )
         session = PROTOCOL.open_session(context)
         assert isinstance(session, AMQP091Session)

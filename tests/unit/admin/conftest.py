@@ -18,6 +18,7 @@ from limiter.buckets.limiter import LimiterState
 from limiter.counting.rejections import TrafficSecond
 from limiter.rules.rule_set import RuleSet
 from proxy.control import Cleared, DataPath, Event, LimitCommand, LimitCommandReply
+from proxy.stats.flow import AlarmState, FlowState, Purged, SpoolState
 from proxy.stats.question import (
     AppliedLimit,
     Explanation,
@@ -85,6 +86,12 @@ SNAPSHOT = Snapshot(
         ("topic", "orders", "bytes"): Limit(4_194_304.0, "edit"),
     },
     processing=Durations((3, 2, *(0,) * 15, 1), 12.5),
+    alarms=(AlarmState("memory"), AlarmState("disk", total=2, stood_s=1.5)),
+    busy_ratio=0.25,
+    stages={("connection", "flow"): 3},
+    waited_seconds={"flow": 2.5},
+    bottlenecks={"disk": 3},
+    spool=SpoolState(queues=1, messages={"delta": 7}, memory_limit_bytes=32, disk_limit_bytes=64, lost_total=1),
     held=Durations((0,) * 12 + (4,) + (0,) * 5, 1.0),
     round_trip=Durations(),
 )
@@ -119,6 +126,10 @@ class FakeDataPath(DataPath):
         self.traffic: list[TrafficSecond] = []
         self.unfinished: list[TrafficSecond] = []
         self.traffic_taken: list[bool] = []
+        self.flow_now = FlowState()
+        self.spool_now: SpoolState | None = SpoolState()
+        self.purged = Purged(refused=3, dropped=1)
+        self.purges: list[tuple[str, str]] = []
 
     async def apply(self, rule_set: RuleSet) -> None:
         self.applied.append(rule_set)
@@ -156,6 +167,21 @@ class FakeDataPath(DataPath):
     async def close_connection(self, connection_id: int, reason: str) -> bool:
         self.closed.append((connection_id, reason))
         return any(each.id == connection_id for each in self.connections_now)
+
+    async def flow(self, most_connections: int = 100) -> FlowState:
+        now = self.flow_now
+        more = now.more_connections + len(now.connections[most_connections:])
+        return msgspec.structs.replace(now, connections=now.connections[:most_connections], more_connections=more)
+
+    async def spool(self, most_resources: int = 100) -> SpoolState | None:
+        now = self.spool_now
+        return None if now is None else msgspec.structs.replace(now, resources=now.resources[:most_resources])
+
+    async def purge(self, kind: str, name: str) -> Purged:
+        if self.spool_now is None:
+            raise ValueError("there is no spool")
+        self.purges.append((kind, name))
+        return self.purged
 
     async def explain(self, question: Question) -> Explanation:
         self.asked.append(question)

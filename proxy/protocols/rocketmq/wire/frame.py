@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from proxy.deciding.batch import Batch, Hold, Refuse, Request
+from proxy.deciding.batch import Batch, Hold, Later, Refuse, Request
 from proxy.protocols.base import Close
 from proxy.protocols.rocketmq.wire import codes
 from proxy.protocols.rocketmq.wire.codes import PREFIX_BYTES
@@ -43,8 +43,8 @@ class Frame(msgspec.Struct, gc=False):
     header: Header
 
 
-Stopped = tuple[Frame, Request | None, Refuse | None]
-"""A frame that does not go on with its chunk: its request, unless Sluice answers it itself, and the refusal."""
+Stopped = tuple[Frame, Request | None, Refuse | Hold | Later | None]
+"""A frame that does not go on with its chunk: its request and the verdict, unless Sluice answers it itself."""
 
 
 def stopped_frames(batch: Batch | None, own: list[Frame]) -> list[Stopped]:
@@ -58,8 +58,8 @@ def stopped_frames(batch: Batch | None, own: list[Frame]) -> list[Stopped]:
     if batch is not None and batch.verdicts:
         for index, verdict in sorted(batch.verdicts.items()):
             request = batch.requests[index]
-            if isinstance(request.handle, Frame) and isinstance(verdict, Refuse | Hold):
-                stopped.append((request.handle, request, verdict if isinstance(verdict, Refuse) else None))
+            if isinstance(request.handle, Frame) and isinstance(verdict, Refuse | Hold | Later):
+                stopped.append((request.handle, request, verdict))
     if own:
         stopped += [(frame, None, None) for frame in own]
         # Of a frame that earlier chunks began nothing need be left in this one: the next may start where it does.

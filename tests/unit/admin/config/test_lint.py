@@ -43,10 +43,6 @@ def warnings(file: str) -> list[str]:
             ),
         ),
         (
-            '[spool]\ndir = "off"\n' + TOPIC + "action = 'delay'\nmax_delay_s = 3\nspool = true",
-            '12: limits[0].spool = true: there is no spool, as spool.dir = "off": what waits is in memory',
-        ),
-        (
             "[defaults.subscription]\nrate = 5\nspool = true",
             (
                 "6: defaults.subscription.spool = true: means nothing here: only what is sent is put aside, not what is"

@@ -12,7 +12,7 @@ import pytest
 import structlog
 import trio
 
-from admin.common.errors import SettingsError
+from admin.common.errors import SettingsError, StartError
 from admin.config.sources import Flags, load
 from admin.rejection_log.files import LogFiles
 from admin.run import sidecar
@@ -52,6 +52,28 @@ async def test_everything_listens_once_it_has_started(nursery: trio.Nursery, sil
 async def test_the_admin_address_can_be_left_out(nursery: trio.Nursery) -> None:
     running = await nursery.start(sidecar.run, compose(load(None, {}, flags(admin="off"))))
     assert (running.admin, running.admin_url) == (None, None)
+
+
+async def test_a_spool_is_opened_and_one_that_another_has_is_an_error(nursery: trio.Nursery, tmp_path: Path) -> None:
+    environ = {"SLUICE_SPOOL_DIR": str(tmp_path / "spool"), "SLUICE_STATE_DIR": "off"}
+    plan = compose(load(None, environ, flags()))
+    await nursery.start(sidecar.run, plan)
+    with pytest.raises(ExceptionGroup) as caught:
+        await sidecar.run(plan)
+    assert caught.group_contains(StartError, match=r"^spool\.dir: another process uses the spool's folder .*spool")
+
+
+async def test_without_a_state_directory_there_is_no_spool_and_a_limit_that_wants_one_is_warned_about(
+    nursery: trio.Nursery, write: Callable[[str], str]
+) -> None:
+    limit = '[[limits]]\nkind = "topic"\nname = "a"\nrate = 5\naction = "delay"\nmax_delay_s = 1\nspool = true\n'
+    plan = compose(load(write(limit), {"SLUICE_STATE_DIR": "off"}, flags()))
+    with structlog.testing.capture_logs() as logged:
+        running = await nursery.start(sidecar.run, plan)
+    assert await running.data_path.spool() is None
+    why = "there is no state directory; give spool.dir"
+    warned = [line["event"] for line in logged if line["log_level"] == "warning"]
+    assert f"topic:a: spool = true, but there is no spool ({why}): what waits is in memory" in warned
 
 
 async def test_a_pipeline_that_cannot_be_is_an_error_of_the_settings(

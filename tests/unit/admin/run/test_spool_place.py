@@ -6,7 +6,9 @@ import pytest
 
 from admin.common.errors import StartError
 from admin.config.settings import SpoolSettings
-from admin.run.spool_place import SpoolPlace, of, prepare
+from admin.run.spool_place import SpoolPlace, of, prepare, unspooled
+from limiter.rules.rule import Rule
+from limiter.rules.rule_set import RuleSet
 
 
 def test_it_is_in_the_state_directory_unless_said_otherwise(tmp_path: Path) -> None:
@@ -49,3 +51,22 @@ def test_a_full_disk_keeps_nobody_from_starting(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(Path, "mkdir", full)
     place = prepare(SpoolPlace(tmp_path, given=True))
     assert place == SpoolPlace(None, given=True, why=f"{tmp_path}: there is no space left on the disk")
+
+
+def test_rules_that_would_put_something_aside_are_named_where_there_is_no_spool(tmp_path: Path) -> None:
+    rules = RuleSet(
+        (
+            Rule("topic", "a", 5, action="delay", spool=True),
+            Rule("topic", "b", 5, action="delay"),
+            Rule("topic", "c", 5, spool=True),
+            *(Rule("topic", f"x{number}", 5, action="delay", spool=True) for number in range(6)),
+        )
+    )
+    assert unspooled(rules, SpoolPlace(tmp_path, given=False)) == []
+    assert unspooled(RuleSet(()), SpoolPlace(None, given=True)) == []
+    assert unspooled(rules, SpoolPlace(None, given=True)) == [
+        (
+            "topic:a, topic:x0, topic:x1, topic:x2, topic:x3 and 2 more: spool = true, but there is no spool"
+            ' (spool.dir = "off"): what waits is in memory'
+        )
+    ]

@@ -5,6 +5,7 @@ import trio
 from trio.testing import MockClock
 
 from admin.stats.health import PROBE_EVERY_S, Health
+from proxy.stats.flow import AlarmState
 from proxy.stats.snapshot import BrokerReach
 
 
@@ -14,7 +15,15 @@ async def test_it_is_ready_while_all_is_well(data_path: Any) -> None:
         "listening": True,
         "draining": False,
         "brokers": {"main": {"broker": "127.0.0.1:10911", "reachable": True, "error": None}},
+        "alarms": {},
     }
+
+
+async def test_an_alarm_is_told_and_leaves_it_ready_for_those_who_consume(data_path: Any) -> None:
+    alarms = (AlarmState("memory", text="never shown"), AlarmState("disk", stands=True, text="512 MiB are free"))
+    data_path.snapshot_now = msgspec.structs.replace(data_path.snapshot_now, alarms=alarms)
+    readiness = await Health(data_path).readiness()
+    assert (readiness["ready"], readiness["alarms"]) == (True, {"disk": "512 MiB are free"})
 
 
 async def test_one_unreachable_broker_is_named_and_makes_it_unready(data_path: Any) -> None:

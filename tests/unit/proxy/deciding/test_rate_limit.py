@@ -35,6 +35,7 @@ from proxy.deciding.batch import (
     Ticket,
     Verdicts,
 )
+from proxy.deciding.gathered import Gathered
 from proxy.deciding.pipeline import HandlerServices
 from proxy.deciding.rate_limit import PLUGIN, RateLimitOptions
 
@@ -387,6 +388,17 @@ class TestHolding:
         asks = [request("slow", consumes=side is Side.CLIENT) for _ in range(3)]
         verdicts = limiting.decide(batch_by(*asks, spools=True, side=side))
         assert [type(verdicts[index]) for index in (1, 2)] == [Hold, Hold]
+
+    def test_only_the_first_of_several_groups_that_are_alike_is_held(self) -> None:
+        limiting = Limiting.by(replace(delay(1, "slow"), spool=True), replace(delay(1, "late"), spool=True))
+        requests = Gathered[Any]()
+        for name in ("slow", "slow", "late", "slow", "late", "slow"):
+            requests.append(request(name))
+        batch = Batch(batch_by(spools=True).connection, Side.CLIENT, requests)
+        limiting.decide(batch)
+        assert [type(batch.verdicts.get(index)) for index in range(6)] == [
+            *(type(None), Hold, type(None), Later, Hold, Later)
+        ]
 
     @pytest.mark.parametrize(("spool", "rest"), [(None, [Later] * 2), (False, [Refuse] * 2)])
     def test_what_a_bound_has_no_room_for_is_put_aside(self, *, spool: bool | None, rest: list[type]) -> None:

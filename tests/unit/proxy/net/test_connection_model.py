@@ -20,7 +20,7 @@ from limiter.rules.resource import Resource
 from proxy.deciding.batch import Batch, Charge, ConnectionInfo, Hold, Refuse, Request, Side, Ticket, Verdict
 from proxy.flow.credit import DEFAULT_CREDIT, Stage
 from proxy.net import connection as connection_module
-from proxy.net.connection import NEXT, Connection, Doing, Peer
+from proxy.net.connection import NEXT, Connection, Doing, EndedStages, Peer
 from proxy.net.limit_commands import LimitCommands
 from proxy.net.reactor import Timer, Watched
 from proxy.protocols.base import NO_BOUND, Buffer, Close, Session
@@ -374,6 +374,7 @@ class ModelServices:
         self.buffers = Pool(random)
         self.bytes_read = dict.fromkeys(Side, 0)
         self.commands = LimitCommands()
+        self.ended = EndedStages()
         self.decoding, self.limiter = Stage("channel"), Stage("resource")
         self.faults: list[Exception] = []
 

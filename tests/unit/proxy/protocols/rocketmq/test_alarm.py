@@ -85,6 +85,13 @@ def test_sends_go_on_when_the_alarm_has_ended() -> None:
     assert alarmed(play, "") >> Client(SENDS[0]) << ToBroker(SENDS[0])
 
 
+def test_the_stage_shows_that_it_is_blocked_once_something_is_refused() -> None:
+    play = alarmed(Playbook()) >> Client(OTHERS[0]) << Anything()
+    stage = play.session._stage  # type: ignore[attr-defined] # RocketMQ's
+    assert stage.state(0) == "running"
+    assert (play >> Client(SENDS[0]) << Anything() and stage.state(0)) == "blocked"
+
+
 def test_exempt_connections_go_on() -> None:
     assert alarmed(Playbook(exempt=True)) >> Client(SENDS[0]) << ToBroker(SENDS[0])
 

@@ -1,0 +1,374 @@
+"""What an operator sees of back pressure: which stages wait, for what, since when; alarms; and what the spool holds.
+
+It is gathered in short stretches, as all in ``overview`` is, and changes nothing, but for ``purge``.
+"""
+
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import dataclass, field
+from heapq import nlargest
+from typing import Final, NamedTuple, get_args
+
+from limiter.rules.resource import Resource
+from proxy.common.cooperative import Pace
+from proxy.datapath.alarm_watch import AlarmWatch
+from proxy.datapath.spooling import Spooling
+from proxy.flow.alarms import Alarm, DiskAlarm, MemoryAlarm
+from proxy.flow.credit import Kind, Stage, State
+from proxy.flow.diagnosis import Finding, Survey
+from proxy.net.connection import Connection
+from proxy.net.server import Server
+from proxy.spool.queue import Queue, States
+from proxy.spool.spool import QueueName, Spool
+from proxy.stats.flow import (
+    AlarmState,
+    ConnectionFlow,
+    FlowFinding,
+    FlowState,
+    Purged,
+    SpooledResource,
+    SpoolPlace,
+    SpoolState,
+    StageState,
+)
+
+_NS: Final = 1_000_000_000
+#: Above it the event loop is taken to have no time to spare.
+_SATURATED_RATIO: Final = 0.95
+_FAR_REACHING: Final[tuple[State, ...]] = ("running", "throttled", "flow", "blocked")
+_SHOWN_FIRST: Final[tuple[State, ...]] = ("flow", "blocked", "throttled")
+_STATES: Final[tuple[State, ...]] = get_args(State)
+
+
+def worse(one: State, other: State) -> State:
+    """Return the more far-reaching of two states."""
+    return max(one, other, key=_FAR_REACHING.index)
+
+
+def stage_state(stage: Stage, now_ns: int) -> StageState:
+    """Return a stage as it shows."""
+    figures = stage.figures(now_ns)
+    waits_for = stage.waits_for() if figures.state == "flow" else ()
+    return StageState(
+        figures.kind,
+        figures.name,
+        figures.state,
+        figures.flow_total,
+        figures.flow_ns / _NS,
+        figures.throttled_total,
+        figures.throttled_ns / _NS,
+        figures.blocked_total,
+        figures.blocked_ns / _NS,
+        tuple(f"{each.kind} {each.name}".rstrip() for each in waits_for),
+    )
+
+
+def stages_beside(connection: Connection, now_ns: int) -> tuple[StageState, ...]:
+    """Return what else of a connection is not running: its channels, its resources with a queue, its writer."""
+    stages = (*connection.session.stages(), connection.writer)
+    return tuple(stage_state(stage, now_ns) for stage in stages if stage.state(now_ns) != "running")
+
+
+class Surveyed(NamedTuple):
+    """How all stages show.
+
+    Attributes:
+        findings: the bottlenecks, first that which most connections wait for.
+        counts: how many stages of each kind show each state.
+        waiting: connections that are not running, by state.
+    """
+
+    findings: tuple[Finding, ...]
+    counts: dict[tuple[Kind, State], int]
+    waiting: dict[State, list[Connection]]
+
+
+class Aside(NamedTuple):
+    """What is put aside, or held in a line.
+
+    Attributes:
+        by_stage: messages in the spool, by the stage of their queue.
+        by_resource: likewise, by resource.
+        states: of resources of which something waits, as ``kind:name``.
+    """
+
+    by_stage: dict[Stage, int]
+    by_resource: Counter[tuple[str, str]]
+    states: dict[str, State]
+
+
+class Pressure:
+    """Looks over the stages, the alarms and the spool of a data path.
+
+    Args:
+        server: its connections.
+        spooling: its spool, if it has one.
+        alarm_watch: its alarms.
+        busy_ratio: says which share of the last second the event loop was working.
+        now_ns: its clock.
+    """
+
+    def __init__(
+        self,
+        server: Server,
+        spooling: Spooling,
+        alarm_watch: AlarmWatch,
+        busy_ratio: Callable[[], float],
+        now_ns: Callable[[], int],
+    ) -> None:
+        self._server = server
+        self._spooling = spooling
+        self._alarm_watch = alarm_watch
+        self._busy_ratio = busy_ratio
+        self._now_ns = now_ns
+        #: What was shown last: nothing falls because a connection ends while it is added up.
+        self._seconds: dict[State, float] = dict.fromkeys(_SHOWN_FIRST, 0.0)
+
+    async def _connections(self) -> AsyncIterator[Connection]:
+        pace = Pace(rests=True)
+        for connection in list(self._server.connections.values()):
+            if connection.info.id in self._server.connections:
+                yield connection
+            await pace.keep()
+
+    # --- Stages -----------------------------------------------------------------------------------
+
+    async def survey(self) -> Surveyed:
+        """Look at all stages."""
+        now_ns = self._now_ns()
+        survey = Survey(now_ns, is_saturated=self._busy_ratio() >= _SATURATED_RATIO)
+        counts = Counter[tuple[Kind, State]]()
+        waiting: dict[State, list[Connection]] = {state: [] for state in _SHOWN_FIRST}
+        async for connection in self._connections():
+            stage = connection.stage
+            state = stage.state(now_ns)
+            counts["connection", state] += 1
+            if state != "running":
+                waiting[state].append(connection)
+            for each in (*connection.session.stages(), connection.writer):
+                counts[each.kind, each.state(now_ns)] += 1
+            survey.add(stage, is_read=now_ns - connection.read_ns < _NS)
+        if self._spooling.spool is not None:
+            counts["store", self._spooling.spool.store.state(now_ns)] += 1
+        return Surveyed(survey.findings(), counts, waiting)
+
+    async def flow(self, most_connections: int) -> FlowState:
+        """Return what waits for what, as ``DataPath.flow`` says."""
+        surveyed = await self.survey()
+        pace, shown = Pace(rests=True), []
+        waiting = [connection for state in _SHOWN_FIRST for connection in surveyed.waiting[state]]
+        for connection in waiting[:most_connections]:
+            if connection.info.id in self._server.connections:
+                now_ns = self._now_ns()
+                info, own = connection.info, stage_state(connection.stage, now_ns)
+                shown.append(ConnectionFlow(info.id, info.listener, own, stages_beside(connection, now_ns)))
+            await pace.keep()
+        spool = self._spooling.spool
+        return FlowState(
+            tuple(FlowFinding(each.cause.name, each.stages, each.at, each.text) for each in surveyed.findings),
+            surveyed.counts,
+            tuple(shown),
+            max(0, len(waiting) - most_connections),
+            None if spool is None else stage_state(spool.store, self._now_ns()),
+            self.alarms(),
+            self._busy_ratio(),
+        )
+
+    async def seconds(self) -> dict[State, float]:
+        """Return for how long connections showed a state that is not running, all together; it never falls."""
+        ended = self._server.services.ended
+        sums = dict(zip(_SHOWN_FIRST, (ended.flow_ns, ended.blocked_ns, ended.throttled_ns), strict=True))
+        async for connection in self._connections():
+            figures = connection.stage.figures(self._now_ns())
+            sums["flow"] += figures.flow_ns
+            sums["blocked"] += figures.blocked_ns
+            sums["throttled"] += figures.throttled_ns
+        for state, sum_ns in sums.items():
+            self._seconds[state] = max(self._seconds[state], sum_ns / _NS)
+        return dict(self._seconds)
+
+    # --- Alarms -----------------------------------------------------------------------------------
+
+    def alarms(self) -> tuple[AlarmState, ...]:
+        """Return all alarms. That of the disk stands, too, while the spool cannot use it."""
+        return tuple(self._alarm(alarm) for alarm in self._alarm_watch.alarms)
+
+    def _alarm(self, alarm: Alarm) -> AlarmState:
+        now_ns = self._now_ns()
+        all_spells, texts = [alarm.spells], [alarm.banner]
+        bytes_now = bytes_limit = None
+        if isinstance(alarm, MemoryAlarm):
+            bytes_now, bytes_limit = alarm.used_bytes, alarm.watermark_bytes
+        elif isinstance(alarm, DiskAlarm):
+            bytes_now, bytes_limit = alarm.free_bytes, alarm.least_bytes
+            all_spells.append(self._spooling.failing)
+            failure = self._spooling.failure
+            texts.append(f"the spool's disk fails ({failure}); who has messages put aside waits" if failure else "")
+        since_ns = [spells.since_ns for spells in all_spells if spells.since_ns is not None]
+        return AlarmState(
+            alarm.scarce,
+            stands=bool(since_ns),
+            since_ns=min(since_ns, default=None),
+            total=sum(spells.total for spells in all_spells),
+            stood_s=sum(spells.together_ns(now_ns) for spells in all_spells) / _NS,
+            text="; ".join(filter(None, texts)),
+            bytes_now=bytes_now,
+            bytes_limit=bytes_limit,
+        )
+
+    # --- The spool --------------------------------------------------------------------------------
+
+    async def spool(self, most_resources: int) -> SpoolState | None:
+        """Return what the spool holds, as ``DataPath.spool`` says."""
+        spool = self._spooling.spool
+        if spool is None:
+            return None
+        pace, sums, states = Pace(rests=True), dict[bytes, _Sum](), States()
+        for queue in spool.queues():
+            if not queue.is_closed:
+                its = sums.get(queue.name)
+                if its is None:
+                    its = sums[queue.name] = _Sum()
+                states.add(its.add(queue))
+            await pace.keep()
+        resources = dict[tuple[str, str], _Sum]()
+        for encoded, its in sums.items():
+            name = QueueName.read(encoded)
+            resources.setdefault((name.kind, name.name), _Sum()).add_sum(its)
+            await pace.keep()
+        most = nlargest(most_resources, resources.items(), key=lambda item: item[1].messages)
+        shown = tuple(its.state(kind, name) for (kind, name), its in most)
+        return _spool_state(spool, states, shown, len(resources) - len(shown))
+
+    async def aside(self) -> Aside:
+        """Return what is put aside or waits in a line."""
+        pace = Pace(rests=True)
+        by_stage, by_name, states = dict[Stage, int](), Counter[bytes](), dict[str, State]()
+        for queue in () if self._spooling.spool is None else self._spooling.spool.queues():
+            if queue.stage is not None:
+                by_stage[queue.stage] = queue.count
+            by_name[queue.name] += queue.count
+            await pace.keep()
+        by_resource = Counter[tuple[str, str]]()
+        for encoded, count in by_name.items():
+            name = QueueName.read(encoded)
+            by_resource[name.kind, name.name] += count
+            await pace.keep()
+        async for connection in self._connections():
+            for stage in connection.session.stages():
+                if stage.kind == "resource":
+                    states[stage.name] = worse(states.get(stage.name, "running"), stage.state(self._now_ns()))
+        return Aside(by_stage, by_resource, states)
+
+    async def purge(self, resource: Resource) -> Purged:
+        """Purge what the spool holds of a resource, as ``DataPath.purge`` says.
+
+        Raises:
+            ValueError: there is no spool.
+        """
+        spool = self._spooling.spool
+        if spool is None:
+            raise ValueError(f"there is no spool, so nothing is held of {resource}")
+        refused = dropped = 0
+        pace = Pace()
+        for connection in list(self._server.connections.values()):
+            while any(purged := connection.purge(resource)):
+                refused, dropped = refused + purged[0], dropped + purged[1]
+                await pace.keep()
+            await pace.keep()
+        for queue in spool.take_recovered(lambda name: (name.kind, name.name) == resource):
+            dropped += queue.close()
+        return Purged(refused, dropped)
+
+
+@dataclass(slots=True)
+class _Sum:
+    """Some queues together."""
+
+    queues: int = 0
+    states: States = field(default_factory=States)
+    memory_bytes: int = 0
+    target_bytes: int = 0
+    in_per_s: float = 0.0
+    out_per_s: float = 0.0
+    recovered: int = 0
+
+    @property
+    def messages(self) -> int:
+        return self.states.alpha + self.states.beta + self.states.gamma + self.states.delta
+
+    def add(self, queue: Queue) -> States:
+        """Add one queue; return where its entries are."""
+        figures = queue.figures()
+        self.queues += 1
+        self.states.add(figures.states)
+        self.memory_bytes += figures.memory_bytes
+        self.target_bytes += figures.target_bytes
+        self.in_per_s += figures.in_per_s
+        self.out_per_s += figures.out_per_s
+        self.recovered += queue.count if queue.is_recovered else 0
+        return figures.states
+
+    def add_sum(self, more: "_Sum") -> None:
+        """Add queues of the same resource."""
+        self.queues += more.queues
+        self.states.add(more.states)
+        self.memory_bytes += more.memory_bytes
+        self.target_bytes += more.target_bytes
+        self.in_per_s += more.in_per_s
+        self.out_per_s += more.out_per_s
+        self.recovered += more.recovered
+
+    def state(self, kind: str, name: str) -> SpooledResource:
+        """Return it as operators see it."""
+        return SpooledResource(
+            kind,
+            name,
+            self.queues,
+            _messages(self.states),
+            _content_bytes(self.states),
+            self.memory_bytes,
+            self.target_bytes,
+            self.in_per_s,
+            self.out_per_s,
+            self.recovered,
+        )
+
+
+def _messages(states: States) -> dict[SpoolPlace, int]:
+    return {"alpha": states.alpha, "beta": states.beta, "gamma": states.gamma, "delta": states.delta}
+
+
+def _content_bytes(states: States) -> dict[SpoolPlace, int]:
+    return {
+        "alpha": states.alpha_bytes,
+        "beta": states.beta_bytes,
+        "gamma": states.gamma_bytes,
+        "delta": states.delta_bytes,
+    }
+
+
+def _spool_state(spool: Spool, states: States, resources: Iterable[SpooledResource], more_resources: int) -> SpoolState:
+    figures = spool.figures(states)
+    return SpoolState(
+        queues=figures.queues,
+        messages=_messages(states),
+        content_bytes=_content_bytes(states),
+        memory_bytes=figures.memory_bytes,
+        memory_limit_bytes=figures.memory_limit_bytes,
+        disk_bytes=0 if figures.disk is None else figures.disk.used_bytes,
+        disk_limit_bytes=spool.settings.most_disk_bytes,
+        writing_bytes=figures.writing_bytes,
+        stopped=figures.is_stopped,
+        stops_total=figures.stops_total,
+        alarm=figures.alarm or "",
+        in_total=figures.in_total,
+        out_total=figures.out_total,
+        written_total=figures.spilled_total,
+        read_total=figures.read_total,
+        lost_total=figures.lost_total,
+        expired_total=figures.ended_total["expired"],
+        too_old_total=figures.ended_total["too old"],
+        resources=tuple(resources),
+        more_resources=more_resources,
+    )

@@ -1,0 +1,846 @@
+"""What is put aside of one connection's requests: lines in the spool, of which only the head is asked about.
+
+There is a line for each producer group and resource (or resources) of which something is put aside. Its requests lie in
+a queue of the spool, from where a few at a time are taken to be asked about. Each of these is in one of these states::
+
+    WAITING → ASKED → GRANTED   it goes to the broker as soon as all before it have, and its content is in memory
+      ↑  ↑      ↓  ↘     ↑
+      |  └──── HELD → REFUSED   it is answered at once, and forgotten
+      └──────────┘              by Later; or a oneway whose ticket was refused or dropped
+
+- Only the head is held, by its ticket. The others come back WAITING, and are asked about when it is resolved. Of what
+  comes for a line that is there nobody is asked at all.
+- How many are asked about at once depends on how many passed the last time: 1 up to MOST_OF_LINE. A single one is not
+  taken out of the queue before it may go, nor is a large one: so what waits is in the spool, and nowhere else.
+- Whoever sends oneway takes that for delivered. So once a oneway is put aside nobody refuses it: it waits for as long
+  as it takes, and goes on though its client has gone. When it is too old nobody is asked any more, and it goes first.
+- What an earlier process left, which are oneways, is a line for each of its queues. It goes on behind all limits, too,
+  marked as what may be there twice. What is left of it when its connection ends is for another one to send.
+
+Nothing here cuts frames.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, Literal
+
+import msgspec
+
+from limiter.rules.resource import Resource
+from proxy.deciding.batch import (
+    LATER,
+    Batch,
+    Charge,
+    Hold,
+    Later,
+    Refuse,
+    Request,
+    Side,
+    Verdict,
+)
+from proxy.flow.credit import Stage
+from proxy.protocols.base import SessionContext
+from proxy.protocols.rocketmq.forbidden import LOST, PURGED, TOO_OLD, put_aside_in_vain
+from proxy.protocols.rocketmq.gathered import Gathered
+from proxy.protocols.rocketmq.held import HeldFrame
+from proxy.protocols.rocketmq.replayed import mark_replayed
+from proxy.protocols.rocketmq.transactions import Ended
+from proxy.protocols.rocketmq.wire import codes
+from proxy.protocols.rocketmq.wire.header import Header
+from proxy.spool.queue import Lost, Queue
+from proxy.spool.segments import Entry, Piece
+from proxy.spool.spool import QueueName, Spool
+
+#: What is asked at once, of one line and in all.
+MOST_OF_LINE: Final = 64
+MOST_ASKED: Final = 256
+#: What is larger is not taken out of the queue before it may go.
+_SMALL_BYTES: Final = 4096
+#: When to ask again what a handler does not decide though nothing is before it.
+_AGAIN_NS: Final = 10_000_000
+#: So many are refused or dropped in one call.
+_MOST_PURGED: Final = 4096
+
+_ONEWAY: Final = codes.FLAG_ONEWAY
+#: What ends a transaction is not replayed: of its half message a new process knows nothing, and the broker asks again.
+_REPLAYED: Final = frozenset({codes.KIND_TOPIC, codes.KIND_RETRY_GROUP})
+_NUMBER: Final = 0xFFFF_FFFF
+_CODE: Final = 0x7FFF_FFFF
+_HALF: Final = 1 << 63
+
+Key = tuple[tuple[Resource, ...], str] | int
+"""What a line is for: resources and producer group; or what an earlier process left, by a number."""
+State = Literal["waiting", "asked", "held", "granted", "refused"]
+_WAITING: Final = "waiting"
+_ASKED: Final = "asked"
+_HELD: Final = "held"
+_GRANTED: Final = "granted"
+_REFUSED: Final = "refused"
+
+
+class Line:
+    """One line.
+
+    Args:
+        key: what it is for.
+        resources: of its requests.
+        group: their producer group.
+        queue: where they are; but for those of ``front`` that have their content, or are still coming.
+        stage: the resource's.
+        replays: they are what an earlier process left.
+
+    Attributes:
+        front: those that are asked about, or have been.
+        most: how many are asked about next.
+        oneways: how many of all it has are oneway.
+        ended: of requests that end transactions what is to be undone if they do not go on.
+        purged: so many from the head of the queue on are not wanted any more.
+    """
+
+    __slots__ = (
+        "_serial",
+        "closed",
+        "ended",
+        "front",
+        "group",
+        "key",
+        "kind",
+        "most",
+        "oneways",
+        "purged",
+        "queue",
+        "replays",
+        "resources",
+        "stage",
+    )
+
+    queue: Queue
+
+    def __init__(
+        self, key: Key, resources: tuple[Resource, ...], group: str, stage: Stage, *, replays: bool = False
+    ) -> None:
+        self.key = key
+        self.resources = resources
+        self.group = group
+        self.kind = resources[0].kind
+        self.stage = stage
+        self.replays = replays
+        self.front: deque[Aside] = deque()
+        self.most = 1
+        self.oneways = self.purged = self._serial = 0
+        self.ended: dict[int, Ended] = {}
+        self.closed = False
+
+    @property
+    def count(self) -> int:
+        """How many it has."""
+        return self.queue.count + sum(not aside.is_in_queue for aside in self.front)
+
+    def handle_of(self, header: Header, ended: Ended | None) -> int:
+        """Return what is to be known of a request without its content: its number, and its code or what it ends."""
+        upper = header.code & _CODE
+        if self.kind == codes.KIND_TRANSACTION:
+            upper = 0
+            if ended is not None:
+                self._serial = upper = self._serial % _CODE + 1
+                self.ended[upper] = ended
+        return (_HALF if header.half is not None else 0) | upper << 32 | header.opaque & _NUMBER
+
+    def take_ended(self, handle: int) -> Ended | None:
+        """Return what a request ends, once."""
+        return self.ended.pop(handle >> 32 & _CODE, None) if self.ended else None
+
+
+class Aside(msgspec.Struct, eq=False):
+    """The handle of a request that was put aside, while it is asked about.
+
+    Attributes:
+        line: whose it is.
+        handle: as ``Line.handle_of`` says.
+        messages: its cost.
+        size_bytes: of its frame.
+        since_ns: when it came.
+        oneway: it gets no answer.
+        content: its frame, if that was taken out of the queue.
+        held: its copy, while more of it is to come.
+        state: see the module.
+        request: that is asked about or held.
+        lost: it is not in the queue any more, and was answered.
+    """
+
+    line: Line
+    handle: int
+    messages: int
+    size_bytes: int
+    since_ns: int
+    oneway: bool
+    content: Sequence[Piece] | None = None
+    held: HeldFrame | None = None
+    state: State = _WAITING
+    request: Request | None = None
+    lost: bool = False
+
+    @property
+    def is_in_queue(self) -> bool:
+        """Whether it is the head of its line's queue."""
+        return self.content is None and self.held is None
+
+    @property
+    def opaque(self) -> int:
+        """The client's number of it."""
+        return opaque_of(self.handle)
+
+    @property
+    def code(self) -> int:
+        """Its request code."""
+        if self.line.kind == codes.KIND_TRANSACTION:
+            return codes.RequestCode.END_TRANSACTION.value
+        return self.handle >> 32 & _CODE
+
+    @property
+    def is_half(self) -> bool:
+        """Whether it sends a half message."""
+        return self.handle & _HALF != 0
+
+
+@dataclass(slots=True)
+class _Purged:
+    """How many were refused, and how many dropped."""
+
+    refused: int = 0
+    dropped: int = 0
+
+
+def opaque_of(handle: int) -> int:
+    """Return the client's number of a request."""
+    number = handle & _NUMBER
+    return number - (1 << 32) if number >> 31 else number
+
+
+class Lines:
+    """The lines of one connection.
+
+    Args:
+        context: of the session.
+        spool: the context's.
+        goes_on: writes a request to the broker, whose content is given.
+        goes_on_coming: does that with a request of which more is to come, and with that.
+        refuse: answers a request that is refused; no oneway.
+        forget_coming: forgets a request of which more is to come, and that.
+        undo: undoes the end of a transaction.
+
+    Attributes:
+        again_ns: when to call ``ask`` though nobody was woken, or None.
+        refused: requests that were refused.
+    """
+
+    def __init__(
+        self,
+        context: SessionContext,
+        spool: Spool,
+        *,
+        goes_on: Callable[[Aside, Sequence[Piece]], None],
+        goes_on_coming: Callable[[Request, HeldFrame], None],
+        refuse: Callable[[Line, int, Refuse], None],
+        forget_coming: Callable[[HeldFrame], None],
+        undo: Callable[[Ended], None],
+    ) -> None:
+        self.again_ns: int | None = None
+        self._context = context
+        self._spool = spool
+        self._goes_on = goes_on
+        self._goes_on_coming = goes_on_coming
+        self._refuse = refuse
+        self._forget_coming = forget_coming
+        self._undo = undo
+        self._lines: dict[Key, Line] = {}
+        #: Lines that may have something to be asked about, or that wait for their content, which is there now.
+        self._askable: dict[Line, None] = {}
+        #: Those that have sent the writer more than it has written.
+        self._starved: dict[Line, None] = {}
+        #: How much of each line goes to the broker: not taken yet, and taken but not written.
+        self._fresh: dict[Line, int] = {}
+        self._taken: dict[Line, int] = {}
+        self._batch: Batch | None = None
+        self._now_ns = 0
+        self._client_gone = False
+        #: Handles of what the disk has lost, by line.
+        self._lost: list[tuple[Line, tuple[int, ...]]] = []
+
+    def __bool__(self) -> bool:
+        """Say whether there are any."""
+        return bool(self._lines)
+
+    @property
+    def count(self) -> int:
+        """How many requests are put aside, without those of an earlier process."""
+        return sum(line.count for line in self._lines.values() if not line.replays) if self._lines else 0
+
+    def stages(self) -> Iterator[Stage]:
+        """Return the stages of the lines."""
+        return iter([line.stage for line in self._lines.values()])
+
+    # --- What is put aside ------------------------------------------------------------------------
+
+    def later(self, requests: Gathered) -> dict[int, Verdict]:
+        """Return the verdicts on requests of lines that are there: nobody is to be asked about them."""
+        verdicts: dict[int, Verdict] = {}
+        index = 0
+        for part in requests.parts:
+            if isinstance(part, Request):
+                if not part.consumes and (part.resources, part.producer_group) in self._lines:
+                    verdicts[index] = LATER
+                index += 1
+            else:
+                segment = part.segment
+                for run in range(segment.runs):
+                    if segment.asker(run) in self._lines:
+                        verdicts.update(dict.fromkeys(part.of_run(run)[0], LATER))
+                index = part.stop
+        return verdicts
+
+    def has(self, request: Request) -> bool:
+        """Say whether there is a line for a request."""
+        return (request.resources, request.producer_group) in self._lines
+
+    def put(self, request: Request, header: Header, data: bytes, now_ns: int, *, ended: Ended | None) -> None:
+        """Put a whole request at the end of its line, undecided."""
+        line = self._line_of(request, now_ns)
+        self._append(line, request, header, data, now_ns, ended=ended)
+        if not line.front:
+            self._let_ask(line)
+
+    def put_held(self, request: Request, header: Header, data: bytes, now_ns: int, *, ended: Ended | None) -> None:
+        """Begin a line with a whole request that is held."""
+        line = self._line_of(request, now_ns)
+        handle = self._append(line, request, header, data, now_ns, ended=ended)
+        self._begin(line, request, handle, now_ns)
+
+    def begin_coming(self, request: Request, held: HeldFrame, now_ns: int, *, ended: Ended | None) -> Aside:
+        """Begin a line with a request that is held, and of which more is to come."""
+        line = self._line_of(request, now_ns)
+        handle = line.handle_of(held.header, ended)
+        line.oneways += request.refusal != "answered"
+        aside = self._begin(line, request, handle, now_ns)
+        aside.held = held
+        return aside
+
+    def _begin(self, line: Line, request: Request, handle: int, now_ns: int) -> Aside:
+        oneway = request.refusal != "answered"
+        aside = Aside(line, handle, request.messages, request.size_bytes, now_ns, oneway, state=_HELD, request=request)
+        request.handle = aside
+        line.front.append(aside)
+        return aside
+
+    def has_come(self, aside: Aside, data: bytes) -> None:
+        """Take note that the rest of the request with which a line began has come."""
+        if aside.held is None:
+            return
+        aside.held = None
+        line = aside.line
+        line.queue.append(
+            (data,),
+            aside.handle,
+            aside.since_ns,
+            messages=aside.messages,
+            cost_bytes=aside.size_bytes,
+            is_refusable=not aside.oneway,
+            is_recoverable=aside.oneway and line.kind in _REPLAYED,
+        )
+
+    def _append(
+        self, line: Line, request: Request, header: Header, data: bytes, now_ns: int, *, ended: Ended | None
+    ) -> int:
+        oneway = header.flag & _ONEWAY != 0
+        handle = line.handle_of(header, ended)
+        line.queue.append(
+            (data,),
+            handle,
+            now_ns,
+            messages=request.messages,
+            cost_bytes=request.size_bytes,
+            is_refusable=not oneway,
+            is_recoverable=oneway and line.kind in _REPLAYED,
+        )
+        line.oneways += oneway
+        connection = self._context.stage
+        connection.send(line.stage, 1, now_ns)
+        line.stage.ack(connection, 1, now_ns)
+        return handle
+
+    def replay(self, now_ns: int) -> None:
+        """Take over what an earlier process left of this listener's clients, if nobody has."""
+        listener = self._context.connection.listener
+
+        def wants(name: QueueName) -> bool:
+            return name.listener == listener and name.kind in _REPLAYED
+
+        for queue in self._spool.take_recovered(wants):
+            name = QueueName.read(queue.name)
+            group = name.sender[0] if name.sender else ""
+            line = self._open(queue.number, (Resource(name.kind, name.name),), group, now_ns, queue)
+            line.oneways = queue.count
+            self._let_ask(line)
+
+    def _line_of(self, request: Request, now_ns: int) -> Line:
+        key = (request.resources, request.producer_group)
+        return self._lines.get(key) or self._open(key, request.resources, request.producer_group, now_ns)
+
+    def _open(
+        self, key: Key, resources: tuple[Resource, ...], group: str, now_ns: int, queue: Queue | None = None
+    ) -> Line:
+        if not self._lines:
+            self._context.hear_of_writes(True)
+        self._now_ns = now_ns
+        stage = Stage("resource", str(resources[0]), self._context.stage.gives)
+        line = Line(key, resources, group, stage, replays=queue is not None)
+        ready = partial(self._ready, line)
+        lost = partial(self._lose, line)
+        if queue is None:
+            name = QueueName(self._context.connection.listener, *resources[0], (group,)).encoded()
+            line.queue = self._spool.queue(name, ready, stage=stage, lost=lost)
+        else:
+            line.queue, queue.ready, queue.on_lost = queue, ready, lost
+        self._lines[key] = line
+        stage.throttle(now_ns, on=True)
+        return line
+
+    def _close(self, line: Line, now_ns: int, *, counted: int = 0, gives_back: bool = False) -> None:
+        """Forget a line; what it still has is lost, and so many of that are counted already."""
+        line.closed = True
+        left = line.count - counted - self._give_up(line)
+        if gives_back and line.queue.count:
+            self._spool.give_back(line.queue)
+        else:
+            self._count_lost(line, left, line.queue.content_bytes)
+            line.queue.close()
+        for ended in line.ended.values():
+            self._undo(ended)
+        line.ended.clear()
+        line.front.clear()
+        line.stage.close(now_ns)
+        for lines in (self._askable, self._starved, self._fresh, self._taken):
+            lines.pop(line, None)
+        if self._lines.pop(line.key, None) is not None and not self._lines:
+            self._context.hear_of_writes(False)
+
+    def _give_up(self, line: Line) -> int:
+        """Drop the tickets of a line, which counts their requests; return how many these are."""
+        held = [aside.request for aside in line.front if aside.state == _HELD and aside.request is not None]
+        for aside in line.front:
+            aside.state, aside.request = _REFUSED, None
+        if held:
+            self._context.give_up(held)
+        return len(held)
+
+    def _count_lost(self, line: Line, count: int, size_bytes: int) -> None:
+        """Count requests that go nowhere any more, of that size together."""
+        if count > 0:
+            request = Request(line.resources, 1, size_bytes // count, line.group, "silent", None, None)
+            self._context.lose([request] * count)
+
+    # --- Asking -----------------------------------------------------------------------------------
+
+    def _let_ask(self, line: Line) -> None:
+        if line.closed:
+            return
+        if not self._askable or self.again_ns is not None:
+            self._context.wake()
+        self._askable[line] = None
+
+    def _ready(self, line: Line, _: Queue) -> None:
+        self._let_ask(line)
+
+    def ask(self, now_ns: int) -> Batch | None:
+        """Return the requests that are to be asked about now, having done what is due."""
+        self._now_ns = now_ns
+        self.again_ns = None
+        self._answer_lost()
+        requests: list[Request] = []
+        overdue: dict[int, Verdict] = {}
+        charges: list[Charge] = []
+        for line in list(self._askable):
+            if len(requests) >= MOST_ASKED:
+                self._context.wake()
+                break
+            del self._askable[line]
+            if line.purged:
+                self._purge(line, _Purged())
+            self._finish(line)
+            front = line.front
+            if front and front[0].state != _WAITING:
+                continue
+            if not line.stage.credit(self._context.writer):
+                self._starved[line] = None
+                continue
+            if not front and not line.purged:
+                for aside in self._refill(line, now_ns, charges):
+                    overdue[len(requests)] = put_aside_in_vain(line.resources[0], TOO_OLD)
+                    requests.append(self._request(aside))
+            for asked, aside in enumerate(front):
+                if asked >= line.most or len(requests) >= MOST_ASKED:
+                    break
+                if aside.state != _WAITING or aside.oneway is not front[0].oneway:
+                    break
+                requests.append(self._request(aside))
+            if not front and not line.queue.count:
+                self._close(line, now_ns)
+            elif not front and line.queue.head() is not None:
+                # There is more of what is not asked about.
+                self._let_ask(line)
+        if not requests and not charges:
+            return None
+        batch = self._batch = Batch(self._context.connection, Side.CLIENT, requests, charges)
+        if overdue:
+            batch.add_verdicts(overdue)
+        return batch
+
+    def _request(self, aside: Aside) -> Request:
+        line = aside.line
+        aside.state = _ASKED
+        aside.request = Request(
+            line.resources,
+            aside.messages,
+            aside.size_bytes,
+            line.group,
+            "impossible" if aside.oneway else "answered",
+            None,
+            aside,
+            since_ns=aside.since_ns,
+        )
+        return aside.request
+
+    def _refill(self, line: Line, now_ns: int, charges: list[Charge]) -> list[Aside]:
+        """Take out of the queue what is to be asked about next; return what is too old, and is to be refused."""
+        queue, front = line.queue, line.front
+        overdue: list[Aside] = []
+        for _ in range(MOST_OF_LINE):
+            entry = queue.head()
+            if entry is None:
+                break
+            if self._client_gone and entry.is_refusable:
+                queue.pop()
+                self._forget(line, entry.handle)
+                self._count_lost(line, 1, entry.cost_bytes)
+                continue
+            aside = _aside_of(line, entry)
+            ending = queue.ending(now_ns)
+            if ending is not None and entry.is_refusable:
+                queue.pop(ending)
+                aside.content = ()
+                overdue.append(aside)
+                continue
+            if ending is not None:
+                if front:
+                    break
+                charges.append(Charge(line.resources, entry.messages, entry.cost_bytes, line.group))
+                aside.state = _GRANTED
+                front.append(aside)
+                self._finish(line)
+                if front:
+                    break
+                continue
+            if line.most == 1 or entry.content is None or entry.size_bytes > _SMALL_BYTES:
+                if not front:
+                    front.append(aside)
+                break
+            queue.pop()
+            aside.content = entry.content
+            front.append(aside)
+            if len(front) >= line.most:
+                break
+        return overdue
+
+    def is_own(self, batch: Batch) -> bool:
+        """Say whether a batch is what ``ask`` returned last."""
+        return batch is self._batch
+
+    def asked(self, batch: Batch, now_ns: int) -> None:
+        """Take the verdicts on what ``ask`` returned."""
+        self._batch = None
+        self._now_ns = now_ns
+        passed: dict[Line, int] = {}
+        given_up: list[Request] = []
+        for index, request in enumerate(batch.requests):
+            aside, verdict = request.handle, batch.verdicts.get(index)
+            if not isinstance(aside, Aside):
+                continue
+            if aside.state != _ASKED or aside.request is not request:
+                if isinstance(verdict, Hold):
+                    given_up.append(request)
+                continue
+            passed.setdefault(aside.line, 0)
+            if isinstance(verdict, Hold):
+                aside.state = _HELD
+                continue
+            aside.request = None
+            if isinstance(verdict, Refuse):
+                self._refuse_one(aside, verdict)
+            elif isinstance(verdict, Later):
+                aside.state = _WAITING
+            else:
+                aside.state = _GRANTED
+                passed[aside.line] += 1
+        if given_up:
+            self._context.give_up(given_up)
+        for line, count in passed.items():
+            if line.closed:
+                continue
+            # What is replayed stays in the queue until it goes, so that nothing of it is ever lost.
+            line.most = 1 if line.replays else min(MOST_OF_LINE, max(1, 2 * count))
+            if line.front and line.front[0].state == _WAITING:
+                # Nothing is before it; whoever says so knows why, and is asked again soon.
+                self._askable[line] = None
+                self.again_ns = now_ns + _AGAIN_NS
+            else:
+                self._advance(line)
+        if self._askable and self.again_ns is None:
+            self._context.wake()
+
+    def resolved(self, request: Request, aside: Aside, refuse: Refuse | None, now_ns: int) -> None:
+        """Let a held request go on, or refuse it."""
+        if aside.request is not request or aside.state != _HELD:
+            return
+        self._now_ns = now_ns
+        aside.request = None
+        if refuse is None:
+            aside.state = _GRANTED
+        elif aside.oneway:
+            aside.state = _WAITING
+        else:
+            self._refuse_one(aside, refuse)
+        self._advance(aside.line)
+
+    def _refuse_one(self, aside: Aside, refuse: Refuse) -> None:
+        aside.state = _REFUSED
+        line = aside.line
+        self._forget(line, aside.handle)
+        if not aside.lost:
+            self._refuse(line, aside.opaque, refuse)
+        if aside.held is not None:
+            self._forget_coming(aside.held)
+            aside.held, aside.content = None, ()
+
+    def _forget(self, line: Line, handle: int) -> None:
+        """Undo what a request would have done that does not go on."""
+        ended = line.take_ended(handle)
+        if ended is not None:
+            self._undo(ended)
+
+    def _advance(self, line: Line) -> None:
+        """Be done with what nothing of the line is before any more; then it may be the next one's turn."""
+        self._finish(line)
+        if line.closed:
+            return
+        if not line.front and not line.queue.count:
+            self._close(line, self._now_ns)
+        elif not line.front or line.front[0].state == _WAITING:
+            self._let_ask(line)
+
+    def _finish(self, line: Line) -> None:
+        """Be done with what is granted or refused at the head of a line, as far as its content is there."""
+        front = line.front
+        while front:
+            aside = front[0]
+            if aside.state == _GRANTED:
+                if not self._let_go(aside):
+                    return
+            elif aside.state != _REFUSED or not self._take_out(aside):
+                return
+            front.popleft()
+            line.oneways -= aside.oneway
+
+    def _let_go(self, aside: Aside) -> bool:
+        """Let a request go to the broker; return whether it is done with, or has to wait for its content."""
+        line, held = aside.line, aside.held
+        if held is not None:
+            aside.held = None
+            request = Request(line.resources, aside.messages, aside.size_bytes, line.group, "answered", None, held)
+            line.take_ended(aside.handle)
+            self._goes_on_coming(request, held)
+        else:
+            content = aside.content
+            if content is None:
+                entry = self._head(aside)
+                if entry is None:
+                    return False
+                if aside.lost:
+                    return True
+                if entry.content is None:
+                    line.queue.fetch()
+                    return False
+                content = line.queue.pop().content or ()
+            line.take_ended(aside.handle)
+            self._goes_on(aside, (mark_replayed(b"".join(content)),) if line.replays else content)
+        line.stage.send(self._context.writer, 1, self._now_ns)
+        self._fresh[line] = self._fresh.get(line, 0) + 1
+        return True
+
+    def _take_out(self, aside: Aside) -> bool:
+        """Take a refused request out of the queue; return whether it is done with."""
+        if aside.is_in_queue:
+            if self._head(aside) is None:
+                return False
+            if not aside.lost:
+                aside.line.queue.pop()
+        return True
+
+    def _head(self, aside: Aside) -> Entry | None:
+        """Return a request's entry at the head of its queue, unless it is lost; None while that is read."""
+        queue = aside.line.queue
+        entry = queue.head()
+        if entry is None:
+            if queue.count:
+                return None
+            aside.lost = True
+        elif (entry.handle, entry.entered_ns) != (aside.handle, aside.since_ns):
+            aside.lost = True
+        return entry or _NOTHING
+
+    # --- What comes from elsewhere ----------------------------------------------------------------
+
+    def _lose(self, line: Line, lost: Lost) -> None:
+        """Take note of what the disk has lost."""
+        self._lost.append((line, lost.handles))
+        if line.front and line.front[0].is_in_queue and line.front[0].handle in lost.handles:
+            line.front[0].lost = True
+        self._let_ask(line)
+
+    def _answer_lost(self) -> None:
+        """Refuse what was lost, as far as it is known; of the others their clients hear nothing, and wait no longer."""
+        lost, self._lost = self._lost, []
+        for line, handles in lost:
+            self._count_lost(line, len(handles), 0)
+            for handle in handles:
+                self._forget(line, handle)
+                self._refuse(line, opaque_of(handle), put_aside_in_vain(line.resources[0], LOST))
+
+    def taken(self) -> None:
+        """Take note that all that was to be written to the broker was taken."""
+        if self._fresh:
+            for line, count in self._fresh.items():
+                self._taken[line] = self._taken.get(line, 0) + count
+            self._fresh.clear()
+
+    def written(self, now_ns: int) -> None:
+        """Take note that all that was taken is with the kernel."""
+        if not self._taken:
+            return
+        writer = self._context.writer
+        for line, count in self._taken.items():
+            writer.ack(line.stage, count, now_ns)
+        self._taken.clear()
+        for line in list(self._starved):
+            if line.stage.credit(writer):
+                del self._starved[line]
+                self._let_ask(line)
+
+    def purge(self, resource: Resource, now_ns: int) -> tuple[int, int]:
+        """Refuse what is put aside of a resource, or drop what is oneway; as ``Session.purge``."""
+        self._now_ns = now_ns
+        purged = _Purged()
+        for line in list(self._lines.values()):
+            if resource not in line.resources:
+                continue
+            if purged.refused + purged.dropped >= _MOST_PURGED:
+                break
+            if line.oneways == line.count:
+                purged.dropped += line.oneways
+                self._forget_coming_of(line)
+                self._close(line, now_ns)
+                continue
+            # What was held is counted by that.
+            counted = self._give_up(line)
+            for aside in line.front:
+                if not aside.is_in_queue:
+                    self._drop(line, aside.handle, purged, oneway=aside.oneway, count=1 - counted)
+                    counted = 0
+                    if aside.held is not None:
+                        self._forget_coming(aside.held)
+            line.front.clear()
+            line.purged = line.queue.count
+            self._purge(line, purged, counted)
+            self._advance(line)
+        return purged.refused, purged.dropped
+
+    def _purge(self, line: Line, purged: "_Purged", counted: int = 0) -> None:
+        """Drop what is not wanted any more at the head of a queue, as far as it is in memory."""
+        queue = line.queue
+        while line.purged and queue.count and purged.refused + purged.dropped < _MOST_PURGED:
+            if queue.head() is None:
+                return  # it is ready in a moment
+            entry = queue.pop()
+            line.purged -= 1
+            self._drop(line, entry.handle, purged, oneway=not entry.is_refusable, count=1 - counted)
+            counted = 0
+        if not queue.count:
+            line.purged = 0
+        if line.purged:
+            self._let_ask(line)
+
+    def _drop(self, line: Line, handle: int, purged: "_Purged", *, oneway: bool, count: int) -> None:
+        self._forget(line, handle)
+        self._count_lost(line, count, 0)
+        line.oneways -= oneway
+        if oneway:
+            purged.dropped += 1
+        else:
+            purged.refused += 1
+            self._refuse(line, opaque_of(handle), put_aside_in_vain(line.resources[0], PURGED))
+
+    # --- Ends -------------------------------------------------------------------------------------
+
+    def client_gone(self, now_ns: int) -> None:
+        """Forget what can be refused, as nobody would hear of it, and what is incomplete; all else goes on."""
+        self._now_ns = now_ns
+        self._client_gone = True
+        for line in list(self._lines.values()):
+            if line.replays:
+                self._close(line, now_ns, gives_back=True)
+                continue
+            self._forget_coming_of(line)
+            for aside in line.front:
+                if aside.oneway:
+                    if aside.state == _HELD and aside.request is not None and aside.request.refusal == "silent":
+                        # Its ticket is about to be dropped.
+                        aside.state, aside.request = _WAITING, None
+                    continue
+                if aside.state == _WAITING:
+                    self._count_lost(line, 1, aside.size_bytes)
+                self._forget(line, aside.handle)
+                aside.state, aside.request = _REFUSED, None
+            line.front = deque(aside for aside in line.front if aside.oneway or aside.is_in_queue)
+            if line.oneways:
+                self._advance(line)
+            else:
+                self._close(line, now_ns, counted=len(line.front))
+
+    def keeps(self) -> bool:
+        """Say whether there is something that the client takes for delivered."""
+        return any(line.oneways for line in self._lines.values())
+
+    def _forget_coming_of(self, line: Line) -> None:
+        """Forget what of a line is incomplete."""
+        if line.front and line.front[0].held is not None:
+            aside = line.front.popleft()
+            line.oneways -= aside.oneway
+            self._forget(line, aside.handle)
+            if aside.state == _HELD and aside.request is not None:
+                self._context.give_up((aside.request,))
+            if aside.held is not None:
+                self._forget_coming(aside.held)
+            aside.state = _REFUSED
+
+    def close(self, now_ns: int | None = None) -> None:
+        """Forget all lines. What an earlier process left is another one's to replay."""
+        for line in list(self._lines.values()):
+            self._close(line, self._now_ns if now_ns is None else now_ns, gives_back=line.replays)
+
+
+_NOTHING: Final = Entry(0, 0, 0, 0, 0, 0, False, False, ())
+
+
+def _aside_of(line: Line, entry: Entry) -> Aside:
+    return Aside(line, entry.handle, entry.messages, entry.cost_bytes, entry.entered_ns, not entry.is_refusable)

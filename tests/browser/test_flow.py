@@ -1,0 +1,122 @@
+"""The view of flow and spool: what is shown of answers made by hand, and the purge."""
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+import pytest
+from harness.sidecar import Sluice, StartSluice
+from playwright.sync_api import Page, Route, expect
+
+from admin.http.api.examples import FLOW, PURGED, SPOOL
+from admin.wire import Spool, SpoolFolder
+from proxy.stats.flow import FlowFinding
+
+OpenTab = Callable[..., Any]
+#: A name that is markup, for whoever writes it as such.
+MARKUP = "<img src=x onerror=alert(1)>"
+
+
+@pytest.fixture(scope="module")
+def sluice(start_sluice: StartSluice) -> Iterator[Sluice]:
+    with start_sluice() as sidecar:
+        yield sidecar
+
+
+def answer(page: Page, path: str, body: msgspec.Struct, asked: list[str] | None = None) -> None:
+    """Answer in place of the sidecar."""
+
+    def fulfill(route: Route) -> None:
+        if asked is not None:
+            asked.append(f"{route.request.method} {route.request.url.partition('/api/v1/')[2]}")
+        route.fulfill(status=200, content_type="application/json", body=msgspec.json.encode(body))
+
+    page.route(f"**/api/v1/{path}", fulfill)
+
+
+def opened(open_tab: OpenTab, sluice: Sluice, flow: Any = FLOW, spool: Any = SPOOL, **how: Any) -> Page:
+    tab = open_tab(sluice, **how)
+    answer(tab.page, "flow?*", flow)
+    answer(tab.page, "spool?*", spool)
+    page: Page = tab.open("#/flow")
+    return page
+
+
+def test_the_bottleneck_is_said_first_and_who_waits_below(
+    open_tab: OpenTab, sluice: Sluice, picture: Callable[[Page, str], None]
+) -> None:
+    page = opened(open_tab, sluice)
+    expect(page.locator(".findings")).to_have_text(FLOW.findings[0].text)
+    expect(page.locator(".waiting tbody tr")).to_have_count(2)
+    expect(page.locator(".waiting tbody tr").first).to_contain_text("in flow 3 times, 2.5 s")
+    expect(page.locator(".panels")).to_contain_text("512 MiB are free on the spool's disk")
+    picture(page, "flow")
+
+
+def test_the_four_places_are_drawn_with_what_is_there(
+    open_tab: OpenTab, sluice: Sluice, picture: Callable[[Page, str], None]
+) -> None:
+    page = opened(open_tab, sluice, theme="light")
+    for place, text in (("alpha", "800 messages"), ("beta", "200 messages"), ("gamma", "0 messages")):
+        expect(page.locator(f'[data-place="{place}"]')).to_contain_text(text)
+    expect(page.locator('[data-place="delta"]')).to_contain_text("49,000 messages")
+    page.locator(".places").scroll_into_view_if_needed()
+    picture(page, "flow-light")
+    row = page.locator(".spooled tbody tr")
+    expect(row).to_contain_text("topic")
+    expect(row).to_contain_text("50,000")
+
+
+def test_without_a_spool_and_with_nobody_who_waits_it_says_so(open_tab: OpenTab, sluice: Sluice) -> None:
+    flow = msgspec.structs.replace(FLOW, findings=(), connections=(), store=None)
+    page = opened(open_tab, sluice, flow, Spool(SpoolFolder(None, "/big: it may not be written; give spool.dir")))
+    expect(page.locator(".findings")).to_have_text("Nobody waits.")
+    expect(page.locator("main")).to_contain_text("No connection waits.")
+    expect(page.locator("main")).to_contain_text("There is no spool: /big: it may not be written")
+
+
+def test_a_purge_is_asked_for_and_tells_what_it_did(open_tab: OpenTab, sluice: Sluice) -> None:
+    page = opened(open_tab, sluice)
+    asked: list[str] = []
+    answer(page, "spool/topic/orders?*", PURGED, asked)
+    page.get_by_role("button", name="Purge what is put aside of topic orders").click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_contain_text("50,000 messages are refused")
+    assert asked == []
+    dialog.get_by_label("Reason").fill("too old")
+    dialog.get_by_role("button", name="Purge", exact=True).click()
+    expect(page.locator(".toast")).to_contain_text("topic orders: 49,950 refused, 50 dropped.")
+    assert asked == ["DELETE spool/topic/orders?reason=too+old"]
+
+
+def test_names_of_clients_are_text_and_no_markup(open_tab: OpenTab, sluice: Sluice) -> None:
+    assert SPOOL.holds is not None
+    resources = (msgspec.structs.replace(SPOOL.holds.resources[0], name=MARKUP),)
+    spool = msgspec.structs.replace(SPOOL, holds=msgspec.structs.replace(SPOOL.holds, resources=resources))
+    flow = msgspec.structs.replace(FLOW, findings=(FlowFinding("limit", 1, (), MARKUP),))
+    page = opened(open_tab, sluice, flow, spool)
+    expect(page.locator(".findings")).to_have_text(MARKUP)
+    expect(page.locator(".spooled tbody th")).to_contain_text(MARKUP)
+    assert page.locator("main img").count() == 0
+
+
+def test_it_fits_a_phone(open_tab: OpenTab, sluice: Sluice, picture: Callable[[Page, str], None]) -> None:
+    page = opened(open_tab, sluice, width=390, height=800)
+    expect(page.locator(".spooled tbody tr")).to_have_count(1)
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    picture(page, "flow-phone")
+
+
+def test_the_connections_show_their_states(open_tab: OpenTab, sluice: Sluice) -> None:
+    tab = open_tab(sluice)
+    row = json.loads(sluice.get("/api/v1/openapi.json")[1])["paths"]["/connections"]["get"]["responses"]["200"]
+    body = row["content"]["application/json"]["example"]
+    tab.page.route(
+        "**/api/v1/connections?*",
+        lambda route: route.fulfill(status=200, content_type="application/json", body=json.dumps(body)),
+    )
+    page = tab.open("#/connections")
+    shown = page.locator("table.connections tbody tr")
+    expect(shown.locator('[data-label="State"]')).to_contain_text("in flow")
+    expect(shown.locator('[data-label="Spooled"]')).to_have_text("50,000")

@@ -1,0 +1,244 @@
+"""A connection with the rate limiter and a spool on a disk in memory, driven as the driver does it."""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+from spool_disk import FakeDisk
+
+from limiter.counting.accounts import Accounts
+from limiter.counting.rejections import RejectionVerdict
+from limiter.deciding.limits import Limits
+from limiter.rules.rule import Rule
+from limiter.rules.rule_set import RuleSet
+from playbook.frames import read_header
+from playbook.playbook import ADDRESS
+from proxy.common.buffers import GatherRoom
+from proxy.deciding.batch import Batch, ConnectionInfo, Request, Side, Ticket
+from proxy.deciding.counting import Tally
+from proxy.deciding.pipeline import HandlerServices
+from proxy.deciding.rate_limit import PLUGIN, RateLimitOptions
+from proxy.flow.credit import Stage
+from proxy.net.tickets import Tickets
+from proxy.protocols.base import SessionContext, WireCounters
+from proxy.protocols.rocketmq import PROTOCOL
+from proxy.protocols.rocketmq.options import RocketMQOptions
+from proxy.protocols.rocketmq.session import RocketMQSession
+from proxy.spool.spool import Hooks, Spool, SpoolSettings
+
+NS_PER_S = 1_000_000_000
+
+
+class Shared:
+    """What all connections share.
+
+    Attributes:
+        now_ns: the time.
+        woken: connections whose ``tick`` is to be called.
+    """
+
+    def __init__(self, *rules: Rule, options: RateLimitOptions | None = None, **settings: float) -> None:
+        self.now_ns = 1_000 * NS_PER_S
+        self.limits = Limits(RuleSet(rules))
+        self.handler = PLUGIN.build(options or RateLimitOptions(), HandlerServices(self.limits, lambda: self.now_ns))
+        self.accounts = Accounts()
+        self.tally = Tally(self.accounts)
+        self.connections: list[Connection] = []
+        self.open_spool(**settings)
+
+    def open_spool(self, **settings: Any) -> None:
+        """Have a spool."""
+        nobody: Callable[..., None] = lambda *_: None  # noqa: E731
+        wanted = SpoolSettings(**({"memory_bytes": 1 << 20} | settings))
+        self.spool = Spool(wanted, Hooks(nobody, nobody, nobody), self._disk, now_ns=self.now_ns)
+
+    def _disk(self, done: Callable[..., None]) -> FakeDisk:
+        self.disk = FakeDisk(done)
+        return self.disk
+
+    def settle(self) -> None:
+        """Do all that can be done at this time."""
+        while True:
+            self.disk.finish_all()
+            woken = [connection for connection in self.connections if connection.woken]
+            due_ns = self.limits.holding.next_due_ns()
+            if not woken and (due_ns is None or due_ns > self.now_ns):
+                return
+            for connection in woken:
+                connection.tick()
+            self.limits.holding.release(self.now_ns)
+
+    def pass_s(self, seconds: float) -> None:
+        """Let time pass, doing what is due when it is."""
+        end_ns = self.now_ns + round(seconds * NS_PER_S)
+        self.settle()
+        while True:
+            due_ns = self.limits.holding.next_due_ns()
+            if due_ns is None or due_ns > end_ns:
+                break
+            self.now_ns = max(self.now_ns, due_ns)
+            self.spool.tick(self.now_ns)
+            self.settle()
+        self.now_ns = end_ns
+        self.spool.tick(end_ns)
+        self.settle()
+
+    def outcome(self, what: RejectionVerdict, rule: str) -> int:
+        """Return how many requests a rule did something to."""
+        return self.accounts.rules.get(rule, {}).get(what, (0, 0))[0]
+
+
+class Connection:
+    """One connection.
+
+    Attributes:
+        given: all that was written so far, by the peer it is for.
+        refused: opaques of requests that the client was told are refused, in order.
+        lost: requests that were given up undecided.
+        slow: the broker's socket takes nothing.
+    """
+
+    def __init__(
+        self, shared: Shared, number: int = 1, *, on_trial: bool = True, listener: str = "main", **options: Any
+    ) -> None:
+        self.shared = shared
+        self.woken = False
+        self.given = dict.fromkeys(Side, b"")
+        self.slow = False
+        self.writes_heard = False
+        self.lost = 0
+        self.stage, self.writer = Stage("connection"), Stage("writer")
+        info = ConnectionInfo(number, listener, listener, f"{ADDRESS}:40000", ADDRESS, spools=True)
+        self.tickets = Tickets(shared.tally, lambda: shared.now_ns, shared.tally.sender(ADDRESS))
+        context = SessionContext(
+            info,
+            WireCounters(),
+            self._wake,
+            False,
+            lambda _: False,
+            RocketMQOptions(**options),
+            give_up=self.tickets.give_up,
+            lose=self._lose,
+            room=GatherRoom(),
+            hub=PROTOCOL.open_hub(),
+            resources=shared.limits.resources,
+            spool=shared.spool,
+            stage=self.stage,
+            writer=self.writer,
+            hear_of_writes=self._hear,
+        )
+        session = PROTOCOL.open_session(context)
+        assert isinstance(session, RocketMQSession)
+        self.session = session
+        if not on_trial:
+            session._requests._trial = 0
+        shared.connections.append(self)
+
+    def _wake(self) -> None:
+        self.woken = True
+
+    def _hear(self, on: bool) -> None:  # noqa: FBT001
+        self.writes_heard = on
+
+    def _lose(self, requests: Sequence[Request]) -> None:
+        self.lost += len(requests)
+        self.tickets.lose(requests)
+
+    def client(self, data: bytes) -> None:
+        """Receive a chunk, which is decided at once."""
+        chunk = bytearray(data)
+        left = len(chunk)
+        while left:
+            batch = self.session.receive(Side.CLIENT, memoryview(chunk)[-left:], self.shared.now_ns)
+            if batch is not None:
+                self.decide(batch)
+            self.write()
+            left = self.session.left_bytes(Side.CLIENT)
+        chunk[:] = b"\xee" * len(chunk)
+        self.shared.settle()
+
+    def broker(self, data: bytes) -> None:
+        """Receive a chunk of the broker."""
+        self.session.receive(Side.BROKER, memoryview(data), self.shared.now_ns)
+        self.write()
+
+    def decide(self, batch: Batch) -> None:
+        """Have the limits decide a batch."""
+        shared = self.shared
+        batch.add_verdicts(shared.handler.on_requests(batch, shared.now_ns))  # type: ignore[arg-type] # not awaited
+        shared.tally.count(batch, shared.now_ns, self.tickets.sender)
+        tickets = self.tickets.take(batch) if batch.verdicts else {}
+        self.session.decided(batch, shared.now_ns)
+        for ticket, request in tickets.items():
+            ticket.attach(partial(self._resolved, batch.side, request))
+
+    def _resolved(self, side: Side, request: Request, ticket: Ticket) -> None:
+        if self.tickets.claim(side, request):
+            refuse = None if request.refusal == "impossible" else ticket.refuse
+            self.shared.tally.resolved(request, refuse, self.shared.now_ns, self.tickets.sender)
+            self.session.resolved(request, refuse, self.shared.now_ns)
+            self.write()
+
+    def tick(self) -> None:
+        """Call the session, which was woken."""
+        self.woken = False
+        batch = self.session.tick(self.shared.now_ns)
+        if batch is not None:
+            self.decide(batch)
+        self.write()
+
+    def write(self) -> None:
+        """Write what there is for either peer."""
+        for side in Side:
+            if side is Side.BROKER and self.slow:
+                continue
+            taken = b"".join(self.session.take(side))
+            self.given[side] += taken
+            if taken and self.writes_heard:
+                self.session.written(side, self.shared.now_ns)
+
+    def gone(self) -> bool:
+        """End the client's stream; return whether something is kept."""
+        keeps = self.session.keeps(Side.CLIENT)
+        if keeps:
+            self.tickets.drop(Side.CLIENT, refusable=True)
+        else:
+            self.tickets.drop(Side.CLIENT)
+            self.session.end(Side.CLIENT, self.shared.now_ns)
+        self.write()
+        self.shared.settle()
+        return keeps
+
+    def close(self) -> None:
+        """End the connection."""
+        self.tickets.drop()
+        self.session.close()
+        self.shared.connections.remove(self)
+
+    @property
+    def sent(self) -> list[int]:
+        """The opaques of what went to the broker, in order."""
+        return [_number(header["opaque"]) for header in headers(self.given[Side.BROKER])]
+
+    @property
+    def refused(self) -> list[int]:
+        """The opaques of what the client was told is refused, in order."""
+        return [_number(header["opaque"]) for header in headers(self.given[Side.CLIENT]) if header["code"] == 2]
+
+
+def frames_of(stream: bytes) -> Iterator[bytes]:
+    """Cut a stream into its frames, of which the last may be incomplete."""
+    while stream:
+        end = 4 + int.from_bytes(stream[:4])
+        yield stream[:end]
+        stream = stream[end:]
+
+
+def headers(stream: bytes) -> list[dict[str, object]]:
+    """Return the headers of a stream of whole frames."""
+    return [read_header(each) for each in frames_of(stream)]
+
+
+def _number(value: object) -> int:
+    assert isinstance(value, int)
+    return value

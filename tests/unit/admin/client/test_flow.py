@@ -1,0 +1,119 @@
+import json
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from admin.http.api.examples import FLOW, SPOOL
+from admin.wire import SpoolFolder
+
+Sluice = Callable[..., Any]
+
+
+def body(answer: msgspec.Struct) -> Any:
+    return json.loads(msgspec.json.encode(answer))
+
+
+class TestFlow:
+    def test_says_first_what_the_bottleneck_is(self, api: Any, sluice: Sluice) -> None:
+        api.answers["GET /flow"] = (200, body(FLOW))
+        lines = [" ".join(line.split()) for line in sluice("flow", "--limit", "5").out.splitlines()]
+        assert api.asked[0].query == {"limit": "5"}
+        assert lines[0] == FLOW.findings[0].text
+        assert lines[2] == "memory alarm none: 128 MiB used, alarm above 1.00 GiB"
+        assert lines[3].startswith("disk alarm STANDS (since 2026-01-02")
+        assert lines[3].endswith("publishers are blocked until 1.10 GiB are")
+        assert lines[4:7] == ["spool disk running", "connections 1 in flow, 11 running", "busy 25% of the last second"]
+        assert lines[8:] == [
+            "id listener stage state in flow waits for",
+            "41 main connection 41 in flow 3 times, 2.5 s resource topic orders",
+            "resource topic orders in flow 3 times, 2.5 s store spool",
+        ]
+
+    def test_of_nobody_who_waits_says_so(self, api: Any, sluice: Sluice) -> None:
+        api.answers["GET /flow"] = (200, {})
+        assert sluice("flow").out.splitlines()[0] == "Nobody waits."
+
+    def test_prints_json_on_demand(self, api: Any, sluice: Sluice) -> None:
+        api.answers["GET /flow"] = (200, body(FLOW))
+        assert json.loads(sluice("flow", "--json").out) == body(FLOW)
+
+
+class TestSpool:
+    @pytest.mark.parametrize("command", [["spool"], ["spool", "list"]])
+    def test_is_shown_by_place_and_by_resource(self, api: Any, sluice: Sluice, command: list[str]) -> None:
+        api.answers["GET /spool"] = (200, body(SPOOL))
+        lines = [" ".join(line.split()) for line in sluice(*command).out.splitlines()]
+        assert lines[0] == "50000 messages of 7.15 MiB in 1 queue, in /var/lib/sluice/127.0.0.2-10911/spool"
+        assert lines[2:7] == [
+            "place messages content where",
+            "alpha 800 117 KiB all in memory",
+            "beta 200 29.3 KiB content on disk, index in memory",
+            "gamma 0 0 bytes content on disk, index in both",
+            "delta 49000 7.01 MiB all on disk",
+        ]
+        assert lines[8:11] == [
+            "memory 469 KiB of 32.0 MiB",
+            "disk 8.00 MiB of 16.0 GiB",
+            "so far 60000 in, 10000 out, 49200 written, 0 read",
+        ]
+        assert lines[12:] == [
+            "kind name queues messages alpha beta delta content in memory in/s out/s",
+            "topic orders 1 50000 800 200 49000 7.15 MiB 469 KiB 5000 500",
+        ]
+
+    def test_says_what_is_wrong_with_it(self, api: Any, sluice: Sluice) -> None:
+        assert SPOOL.holds is not None
+        holds = msgspec.structs.replace(SPOOL.holds, alarm="the disk is full", stopped=True, lost_total=2)
+        api.answers["GET /spool"] = (200, body(msgspec.structs.replace(SPOOL, holds=holds)))
+        out = sluice("spool").out
+        assert "The disk takes no more: the disk is full." in out
+        assert "clients whose messages would be put aside are not read" in out
+        assert "2 lost on disk" in out
+
+    def test_that_is_not_there_is_said(self, api: Any, sluice: Sluice) -> None:
+        api.answers["GET /spool"] = (200, body(msgspec.structs.replace(SPOOL, holds=None, folder=SpoolFolder())))
+        assert sluice("spool").out == "There is no spool; what waits is held in memory.\n"
+
+
+class TestPurge:
+    def test_is_asked_for_by_kind_and_name(self, api: Any, sluice: Sluice) -> None:
+        found = {"kind": "queue", "name": "t/a b", "refused": 3, "dropped": 1, "change": 7}
+        api.answers["DELETE /spool/queue/t%2Fa%20b"] = (200, found)
+        ran = sluice("spool", "purge", "queue:t/a b", "--yes", "--reason", "too old")
+        assert ran.out == "queue:t/a b: 3 refused, 1 dropped; change 7\n"
+        assert api.asked[0].query == {"reason": "too old"}
+
+    def test_of_nothing_says_so(self, api: Any, sluice: Sluice) -> None:
+        api.answers["DELETE /spool/topic/a"] = (200, {"kind": "topic", "name": "a", "change": 7})
+        assert sluice("spool", "purge", "topic:a", "--yes").out == "Nothing of topic:a was put aside; change 7\n"
+
+    def test_wants_a_yes_where_nobody_can_be_asked(self, api: Any, sluice: Sluice) -> None:
+        ran = sluice("spool", "purge", "topic:a")
+        assert (ran.exit_code, api.asked) == (2, [])
+        assert ran.err == "sluice: purging topic:a cannot be undone: give --yes if it is meant\n"
+
+    @pytest.mark.parametrize(("said", "asked"), [("y\n", 1), ("n\n", 0), ("\n", 0)])
+    def test_asks_on_a_terminal(
+        self, api: Any, sluice: Sluice, monkeypatch: pytest.MonkeyPatch, said: str, asked: int
+    ) -> None:
+        class Terminal:
+            def isatty(self) -> bool:
+                return True
+
+            def readline(self) -> str:
+                return said
+
+        monkeypatch.setattr("sys.stdin", Terminal())
+        api.answers["DELETE /spool/topic/a"] = (200, {"kind": "topic", "name": "a", "refused": 1, "change": 7})
+        ran = sluice("spool", "purge", "topic:a")
+        assert len(api.asked) == asked
+        assert "This cannot be undone. [y/N]" in ran.err
+        assert (ran.exit_code == 0) is bool(asked)
+
+    @pytest.mark.parametrize("resource", ["orders", "topic:", ":orders"])
+    def test_of_what_is_no_resource_is_refused(self, api: Any, sluice: Sluice, resource: str) -> None:
+        ran = sluice("spool", "purge", resource, "--yes")
+        assert (ran.exit_code, api.asked) == (2, [])
+        assert "must be KIND:NAME" in ran.err

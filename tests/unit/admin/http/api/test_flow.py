@@ -1,0 +1,92 @@
+"""What waits for what, and what is put aside."""
+
+from typing import Any
+
+import msgspec
+
+from admin.http.api.examples import FLOW, SPOOL
+from admin.wire import PROBLEM, Flow, Spool, State
+from proxy.stats.flow import AlarmState, ConnectionFlow, FlowFinding, FlowState, StageState
+
+WAITING = tuple(
+    ConnectionFlow(number, "main", StageState("connection", str(number), "flow", waits_for=("resource topic a",)))
+    for number in range(1, 4)
+)
+NOW = FlowState(
+    findings=(FlowFinding("limit", 3, ("resource topic a",), "3 connections wait for a limit."),),
+    counts={("connection", "flow"): 3, ("connection", "running"): 9},
+    connections=WAITING,
+    store=StageState("store", "spool"),
+    alarms=(AlarmState("memory", stands=True, since_ns=0, total=2, stood_s=1.5, text="too much"),),
+    busy_ratio=0.5,
+)
+
+
+async def test_flow_reads_back_with_states_in_words_and_the_time_of_day(served: Any) -> None:
+    served.data_path.flow_now = NOW
+    flow = msgspec.json.decode((await served.get("flow?limit=2")).content, type=Flow)
+    assert flow.findings == NOW.findings
+    assert [(each.kind, each.state, each.stages) for each in flow.counts] == [
+        ("connection", "flow", 3),
+        ("connection", "running", 9),
+    ]
+    assert (flow.connections, flow.more_connections) == (WAITING[:2], 1)
+    (alarm,) = flow.alarms
+    assert (alarm.scarce, alarm.stands, alarm.text, alarm.total) == ("memory", True, "too much", 2)
+    assert alarm.since is not None
+    assert alarm.since.endswith("Z")
+    assert flow.store == NOW.store
+
+
+async def test_the_spool_reads_back(served: Any) -> None:
+    served.data_path.spool_now = SPOOL.holds
+    spool = msgspec.json.decode((await served.get("spool")).content, type=Spool)
+    assert spool.holds == SPOOL.holds
+    none = msgspec.json.decode((await served.get("spool?limit=0")).content, type=Spool)
+    assert none.holds is not None
+    assert none.holds.resources == ()
+
+
+async def test_without_a_spool_there_is_none_to_show_or_to_purge(served: Any) -> None:
+    served.data_path.spool_now = None
+    assert (await served.get("spool")).json()["holds"] is None
+    answer = await served.ask("DELETE", "spool/topic/orders")
+    assert (answer.status_code, answer.headers["content-type"]) == (409, PROBLEM)
+    assert answer.json()["detail"] == "there is no spool"
+    assert (await served.get("audit")).json()["changes"] == []
+
+
+async def test_a_purge_says_what_it_did_and_is_in_the_audit_trail(served: Any) -> None:
+    answer = await served.ask("DELETE", "spool/topic/a%2Fb?reason=too%20old")
+    assert answer.json() == {"kind": "topic", "name": "a/b", "refused": 3, "dropped": 1, "change": 1}
+    assert served.data_path.purges == [("topic", "a/b")]
+    (change,) = (await served.get("audit?target=spool/")).json()["changes"]
+    assert (change["action"], change["target"], change["by"], change["reason"]) == (
+        "purge",
+        "spool/topic/a/b",
+        "alice",
+        "too old",
+    )
+    assert change["details"] == ["3 messages refused", "1 message dropped"]
+    assert (await served.ask("POST", "audit/1/revert")).status_code == 404
+
+
+async def test_only_one_resource_is_purged_at_a_time(served: Any) -> None:
+    for path in ("spool/topic/audit-*", "spool/topci/orders", "spool/topic/"):
+        answer = await served.ask("DELETE", path)
+        assert answer.status_code in {400, 404}, path
+        assert answer.headers["content-type"] == PROBLEM
+    assert served.data_path.purges == []
+
+
+async def test_alarms_are_in_the_state(served: Any) -> None:
+    snapshot = served.data_path.snapshot_now
+    served.data_path.snapshot_now = msgspec.structs.replace(snapshot, alarms=NOW.alarms)
+    served.board._sampled_ns = 0  # as if the last sample were old
+    state = msgspec.json.decode((await served.get("state")).content, type=State)
+    assert [(alarm.scarce, alarm.text) for alarm in state.alarms] == [("memory", "too much")]
+
+
+def test_the_examples_say_what_there_is() -> None:
+    assert msgspec.json.decode(msgspec.json.encode(FLOW), type=Flow) == FLOW
+    assert msgspec.json.decode(msgspec.json.encode(SPOOL), type=Spool) == SPOOL

@@ -1,0 +1,368 @@
+"""What operators see of back pressure, of a data path that runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from limiter.rules.resource import Resource
+from proxy.datapath import datapath
+from proxy.datapath.spooling import SpoolConfig
+from proxy.deciding.batch import Side
+from proxy.flow import machine
+from proxy.flow.credit import Credit, Stage
+from proxy.protocols.base import Protocol, SessionContext
+from proxy.spool.queue import Queue
+from proxy.spool.spool import QueueName
+from proxy.stats.flow import Purged
+from proxy.stats.metric import described, samples_of
+from proxy.stats.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from tests.unit.proxy.conftest import Rig, StartRig
+
+GIB = 1024**3
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "spool"
+
+
+@pytest.fixture
+def free(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
+    """What is free on the spool's disk; the last entry counts."""
+    figures: list[int | None] = [100 * GIB]
+    monkeypatch.setattr(machine, "free_bytes", lambda _: figures[-1])
+    return figures
+
+
+@pytest.fixture
+def resident(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """What Sluice uses of 1 GiB; the last entry counts."""
+    figures = [GIB // 10]
+    monkeypatch.setattr(machine, "resident_bytes", lambda: figures[-1])
+    monkeypatch.setattr(machine, "memory_limit", lambda: machine.MemoryLimit(GIB, "test"))
+    return figures
+
+
+@pytest.fixture
+def sessions(lines: Protocol) -> Iterator[tuple[Protocol, list[Any]]]:
+    """The protocol of lines, with sessions that hear alarms and have a line that is put aside."""
+    made: list[Any] = []
+
+    class Spooling:
+        """What a test has a session do besides."""
+
+        def __init__(self, context: SessionContext) -> None:
+            self.context = context
+            self.alarms: list[str] = []
+            self.own: list[Stage] = []
+            self.queue: Queue | None = None
+
+        def put(self, count: int, name: str = "a") -> None:
+            assert self.context.spool is not None
+            stage = Stage("resource", f"line_topic:{name}", self.context.stage.gives)
+            self.own.append(stage)
+            encoded = QueueName("main", "line_topic", name).encoded()
+            self.queue = self.context.spool.queue(encoded, lambda _: None, stage=stage)
+            for number in range(count):
+                self.queue.append([bytes(10)], number, 0)
+
+        def purge(self, resource: Resource, now_ns: int) -> tuple[int, int]:
+            if self.queue is None or resource.name != "a":
+                return 0, 0
+            some = min(self.queue.count, 2)
+            for _ in range(some):
+                self.queue.pop()
+            return some, 0
+
+    def open_session(context: SessionContext) -> Any:
+        session: Any = lines.open_session(context)
+        session.extra = extra = Spooling(context)
+        made.append(extra)
+        session.alarm = lambda reason, now_ns: extra.alarms.append(reason)
+        session.stages = lambda: extra.own
+        session.purge = extra.purge
+        return session
+
+    yield replace(lines, open_session=open_session), made
+    for each in made:
+        for stage in each.own:
+            stage.close(0)
+
+
+async def seconds_until(clock: MockClock, predicate: Callable[[], object]) -> None:
+    """Let seconds pass until something holds; threads take their own time."""
+    for _ in range(1000):
+        if predicate():
+            return
+        clock.jump(1)
+        for _ in range(5):
+            await wait_all_tasks_blocked()
+    pytest.fail("never came about")
+
+
+def metrics(snapshot: Snapshot) -> dict[str, dict[tuple[str, ...], float]]:
+    """Return all samples by metric and the values of its labels."""
+    found: dict[str, dict[tuple[str, ...], float]] = {}
+    for field, metric in described(Snapshot):
+        value = getattr(snapshot, field)
+        if metric.name.startswith(("sluice_alarm", "sluice_spool", "sluice_stages", "sluice_bott", "sluice_conn")):
+            found[metric.name] = {
+                (*head, last): number for head, values in samples_of(metric, value) for last, number in values
+            }
+    return found
+
+
+class TestAlarms:
+    async def test_sessions_hear_of_an_alarm_and_of_its_end_and_new_ones_at_once(
+        self,
+        start_rig: StartRig,
+        sessions: tuple[Protocol, list[Any]],
+        free: list[int | None],
+        folder: Path,
+        mock_clock: MockClock,
+    ) -> None:
+        protocol, made = sessions
+        rig = await start_rig(protocol=protocol, spool=SpoolConfig(folder))
+        await rig.connect()
+        async with rig.path.events() as events:
+            free.append(GIB // 2)
+            await seconds_until(mock_clock, lambda: made[0].alarms == ["Sluice is low on disk"])
+            rig.connections[0].stage.block(0, on=True)
+            await rig.connect()
+            assert made[1].alarms == ["Sluice is low on disk"]
+            alarm = (await rig.path.flow()).alarms[1]
+            assert (alarm.stands, alarm.total, alarm.bytes_now, alarm.bytes_limit) == (True, 1, GIB // 2, GIB)
+            assert "512 MiB are free on the spool's disk" in alarm.text
+            free.append(2 * GIB)
+            await seconds_until(mock_clock, lambda: [each.alarms[-1] for each in made] == ["", ""])
+            assert rig.connections[0].stage.state(10**12) == "running"
+            kinds = [(await anext(events)).kind for _ in range(3)]
+        assert kinds == ["alarm", "opened", "alarm"]
+
+    async def test_each_change_is_one_line(
+        self, start_rig: StartRig, resident: list[int], mock_clock: MockClock, log: list[Any]
+    ) -> None:
+        rig = await start_rig()
+        for used, alarm in ((GIB * 7 // 10, "Sluice is low on memory"), (GIB // 2, "")):
+            resident.append(used)
+            await seconds_until(mock_clock, lambda: rig.path.server.alarm == alarm)  # noqa: B023 - used at once
+        lines = [(entry["log_level"], " ".join(entry["event"].split()[:3])) for entry in log]
+        assert lines == [("warning", "memory alarm: Sluice"), ("info", "memory alarm ended")]
+
+    async def test_memory_is_looked_at_without_a_spool(
+        self, start_rig: StartRig, sessions: tuple[Protocol, list[Any]], resident: list[int], mock_clock: MockClock
+    ) -> None:
+        protocol, made = sessions
+        rig = await start_rig(protocol=protocol)
+        await rig.connect()
+        resident.append(GIB * 7 // 10)
+        await seconds_until(mock_clock, lambda: made[0].alarms == ["Sluice is low on memory"])
+        alarms = (await rig.path.snapshot(whole=False)).alarms
+        assert [(each.scarce, each.stands) for each in alarms] == [("memory", True)]
+
+    async def test_clients_that_are_exempt_go_on(
+        self, start_rig: StartRig, sessions: tuple[Protocol, list[Any]], resident: list[int], mock_clock: MockClock
+    ) -> None:
+        protocol, made = sessions
+        rig = await start_rig(protocol=protocol)
+        for _ in range(2):
+            await rig.connect()
+        rig.connections[0].info = changed(rig.connections[0].info, exempt=True)
+        resident.append(GIB * 7 // 10)
+        await seconds_until(mock_clock, lambda: made[1].alarms)
+        assert made[0].alarms == []
+
+    async def test_disk_that_fails_is_shown_with_the_disk_alarm(
+        self, start_rig: StartRig, folder: Path, free: list[int | None], mock_clock: MockClock
+    ) -> None:
+        del free
+        rig = await start_rig(spool=SpoolConfig(folder))
+        spool = rig.path._services.spool
+        assert spool is not None
+        spool._hooks.alarm("No space left on device")
+        mock_clock.jump(1)
+        alarm = rig.path._pressure.alarms()[1]
+        assert (alarm.stands, alarm.total, alarm.stood_s) == (True, 1, 1.0)
+        assert alarm.text == "the spool's disk fails (No space left on device); who has messages put aside waits"
+        flow = await rig.path.flow()
+        assert flow.store is not None
+        assert flow.store.state == "blocked"
+        spool._hooks.alarm(None)
+        assert not rig.path._pressure.alarms()[1].stands
+
+
+def changed(struct: Any, **changes: Any) -> Any:
+    return msgspec.structs.replace(struct, **changes)
+
+
+class TestFlow:
+    async def test_nothing_waits(self, rig: Rig) -> None:
+        await rig.connect()
+        flow = await rig.path.flow()
+        assert (flow.findings, flow.connections, flow.more_connections, flow.store) == ((), (), 0, None)
+        assert flow.counts == {("connection", "running"): 1, ("writer", "running"): 1}
+
+    async def test_broker_that_does_not_read_is_named_and_the_client_is_in_flow(self, rig: Rig) -> None:
+        client, broker = await rig.connect()
+        await rig.connect()
+        await client.send_until_stalled((b"free " + b"x" * 900 + b"\n") * 64)
+        flow = await rig.path.flow()
+        (finding,) = flow.findings
+        host, port = rig.broker.address
+        assert (finding.cause, finding.connections, finding.at) == ("broker", 1, (f"writer {host}:{port}",))
+        (shown,) = flow.connections
+        assert (shown.connection.state, shown.connection.flow_total) == ("flow", shown.connection.flow_total)
+        assert shown.connection.waits_for == (f"writer {host}:{port}",)
+        state = next(each for each in await rig.path.connections() if each.id == shown.id)
+        assert state.stage.state == "flow"
+        while rig.connections[0].peers[Side.CLIENT].doing.value != "reading":
+            broker.pending()
+            broker._read.clear()
+            await wait_all_tasks_blocked()
+        assert not rig.connections[0].stage.out_of_credit
+
+    async def test_as_many_connections_as_asked_for_are_shown_those_in_flow_first(self, rig: Rig) -> None:
+        for _ in range(3):
+            await rig.connect()
+        first, second, third = rig.connections
+        first.stage.throttle(0, on=True)
+        second.stage.block(0, on=True)
+        third.stall(third.writer)
+        third.writer.block(0, on=True)
+        flow = await rig.path.flow(2)
+        assert [each.id for each in flow.connections] == [third.info.id, second.info.id]
+        assert flow.more_connections == 1
+        assert [each.kind for each in flow.connections[0].others] == ["writer"]
+        assert {each.cause for each in flow.findings} == {"broker_alarm", "alarm", "limit"}
+        snapshot = metrics(await rig.snapshot())
+        assert snapshot["sluice_stages"]["connection", "throttled"] == 1
+        assert snapshot["sluice_bottleneck_connections"] == {
+            ("broker_alarm",): 1,
+            ("alarm",): 1,
+            ("limit",): 1,
+            ("broker",): 0,
+            ("decoding",): 0,
+            ("deciding",): 0,
+            ("disk",): 0,
+        }
+
+    async def test_loop_without_time_to_spare_is_named_though_nobody_is_in_flow(self, rig: Rig) -> None:
+        client, broker = await rig.connect()
+        await client.send(b"free 1\n")
+        await broker.receive_line()
+        rig.path._busy_ratio = 0.5
+        assert (await rig.path.flow()).findings == ()
+        rig.path._busy_ratio = 0.99
+        (finding,) = (await rig.path.flow()).findings
+        assert (finding.cause, finding.at) == ("decoding", ("the event loop",))
+
+    async def test_load_is_that_of_the_last_second(
+        self, start_rig: StartRig, mock_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        figures = [(0, 0), (300, 1_000), (1_300, 2_000), (1_300, 2_000), (1_300, 3_000)]
+        monkeypatch.setattr(datapath, "_busy_and_all_ns", lambda: figures.pop(0))
+        rig = await start_rig()
+        await rig.settle()
+        for ratio in (0.3, 1.0, 1.0, 0.0):
+            mock_clock.jump(1)
+            await rig.settle()
+            assert (await rig.path.snapshot(whole=False)).busy_ratio == ratio
+
+    async def test_time_in_flow_never_falls_when_connections_end(self, rig: Rig, mock_clock: MockClock) -> None:
+        await rig.connect()
+        connection = rig.connections[0]
+        connection.stall(connection.writer)
+        mock_clock.jump(2)
+        shown = metrics(await rig.snapshot())["sluice_connection_state_seconds_total"]
+        assert shown == {("flow",): 2.0, ("blocked",): 0.0, ("throttled",): 0.0}
+        connection.finish("done", "")
+        await rig.until(lambda: not rig.connections)
+        mock_clock.jump(2)
+        assert metrics(await rig.snapshot())["sluice_connection_state_seconds_total"] == shown
+
+    async def test_client_is_not_read_while_its_stage_is_out_of_credit(self, rig: Rig) -> None:
+        client, broker = await rig.connect()
+        stage, resource = rig.connections[0].stage, Stage("resource", "line_topic:free", Credit(2, 2))
+        stage.send(resource, 2, 0)
+        await client.send(b"free 1\n")
+        await rig.settle()
+        # What had been waited for already is found not to be read.
+        assert broker.pending() == b""
+        resource.ack(stage, 2, 0)
+        assert await broker.receive_line() == b"free 1\n"
+
+
+class TestSpool:
+    async def test_is_none_without_one(self, rig: Rig) -> None:
+        assert await rig.path.spool() is None
+        assert metrics(await rig.snapshot())["sluice_spool_queues"] == {}
+        with pytest.raises(ValueError, match="there is no spool, so nothing is held of line_topic:a"):
+            await rig.path.purge("line_topic", "a")
+
+    async def test_shows_what_is_put_aside_by_resource_connection_and_place(
+        self, start_rig: StartRig, sessions: tuple[Protocol, list[Any]], folder: Path
+    ) -> None:
+        protocol, made = sessions
+        rig = await start_rig(protocol=protocol, spool=SpoolConfig(folder))
+        for _ in range(2):
+            client, broker = await rig.connect()
+            await client.send(b"a 1\n")
+            await broker.receive_line()
+        made[0].put(3)
+        made[0].own[0].throttle(0, on=True)
+        made[1].put(5)
+        made[1].put(1, "b")
+        spool = await rig.path.spool(1)
+        assert spool is not None
+        assert (spool.queues, spool.in_total, spool.more_resources) == (3, 9, 1)
+        assert spool.messages == {"alpha": 9, "beta": 0, "gamma": 0, "delta": 0}
+        (shown,) = spool.resources
+        assert (shown.kind, shown.name, shown.queues, shown.messages["alpha"]) == ("line_topic", "a", 2, 8)
+        assert [each.spooled for each in await rig.path.connections()] == [3, 6]
+        (resource,) = [each async for each in rig.path.resources() if each.name == "a"]
+        assert (resource.state, resource.spooled) == ("throttled", 8)
+        assert metrics(await rig.snapshot())["sluice_spool_messages"]["alpha",] == 9
+        assert (await rig.path.snapshot(whole=False)).spool is None
+
+    async def test_totals_outlive_their_queues(
+        self, start_rig: StartRig, sessions: tuple[Protocol, list[Any]], folder: Path
+    ) -> None:
+        protocol, made = sessions
+        rig = await start_rig(protocol=protocol, spool=SpoolConfig(folder))
+        await rig.connect()
+        made[0].put(3)
+        made[0].queue.pop("expired")
+        made[0].queue.pop("too old")
+        made[0].queue.close()
+        spool = await rig.path.spool()
+        assert spool is not None
+        assert (spool.queues, spool.in_total, spool.out_total) == (0, 3, 2)
+        assert (spool.expired_total, spool.too_old_total) == (1, 1)
+
+    async def test_purge_refuses_what_sessions_hold_and_drops_what_nobody_replays(
+        self, start_rig: StartRig, sessions: tuple[Protocol, list[Any]], folder: Path
+    ) -> None:
+        protocol, made = sessions
+        rig = await start_rig(protocol=protocol, spool=SpoolConfig(folder))
+        for _ in range(2):
+            await rig.connect()
+        made[0].put(5)
+        made[1].put(4)
+        assert await rig.path.purge("line_topic", "b") == Purged(0, 0)
+        assert await rig.path.purge("line_topic", "a") == Purged(9, 0)
+        spool = rig.path._services.spool
+        assert spool is not None
+        name = QueueName("main", "line_topic", "a").encoded()
+        left = spool.queue(name, lambda _: None)
+        left.append([b"x"], 0, 0)
+        spool.give_back(left)
+        assert await rig.path.purge("line_topic", "a") == Purged(0, 1)

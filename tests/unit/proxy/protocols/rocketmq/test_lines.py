@@ -1,0 +1,382 @@
+"""What is put aside of a connection: held by its head alone, in order, each once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from playbook.frames import ONEWAY, answer, end_transaction, heartbeat, pull, send, send_back, send_half, stored
+from playbook.put_aside import NS_PER_S, Connection, Shared, frames_of, headers
+
+from limiter.rules.resource import Resource
+from limiter.rules.rule import Rule
+from limiter.rules.rule_set import RuleSet
+from proxy.deciding.batch import Side
+from proxy.deciding.rate_limit import RateLimitOptions
+
+SLOW = Rule("topic", "slow", 10, action="delay", burst_s=0.1, max_delay_s=3600.0, spool=True)
+TOPIC = Resource("topic", "slow")
+
+
+def slow(*opaques: int, body: bytes = b"hello", flag: int = 0) -> bytes:
+    return b"".join(send("slow", opaque, body=body, flag=flag) for opaque in opaques)
+
+
+@pytest.fixture(params=["on trial", "python", "compiled"])
+def connect(request: pytest.FixtureRequest) -> Callable[[Shared], Connection]:
+    if request.param == "on trial":
+        return Connection
+    return lambda shared: Connection(shared, on_trial=False, scan=request.param)
+
+
+class TestOrder:
+    def test_all_goes_on_at_the_rate_and_in_order(self, connect: Callable[[Shared], Connection]) -> None:
+        shared = Shared(SLOW)
+        connection = connect(shared)
+        connection.client(slow(*range(50)))
+        assert connection.sent == [0]
+        assert shared.limits.held.requests == 1
+        assert connection.session.in_flight() == 50
+        shared.pass_s(1.0)
+        assert connection.sent == list(range(11))
+        connection.client(slow(*range(50, 60)))
+        shared.pass_s(10)
+        assert connection.sent == list(range(60))
+        assert connection.given[Side.BROKER] == slow(*range(60))
+        assert not connection.refused
+        assert not connection.writes_heard
+        assert not list(connection.session.stages())
+
+    def test_what_else_the_client_sends_goes_on(self, connect: Callable[[Shared], Connection]) -> None:
+        shared = Shared(SLOW)
+        connection = connect(shared)
+        connection.client(slow(1, 2, 3) + send("free", 4) + heartbeat(5) + pull(6))
+        connection.client(slow(7) + send("free", 8) + send_back("g", 9))
+        assert connection.sent == [1, 4, 5, 6, 8, 9]
+        shared.pass_s(10)
+        assert connection.sent == [1, 4, 5, 6, 8, 9, 2, 3, 7]
+
+    def test_nobody_is_asked_about_what_comes_behind(self, connect: Callable[[Shared], Connection]) -> None:
+        shared = Shared(SLOW)
+        connection = connect(shared)
+        for opaque in range(100):
+            connection.client(slow(opaque))
+        assert shared.limits.held.requests == 1
+        assert shared.outcome("hold", "topic:slow") == 1
+
+    def test_groups_and_resources_have_lines_of_their_own(self) -> None:
+        shared = Shared(SLOW, replace(SLOW, pattern="late"))
+        connection = Connection(shared)
+        connection.client(slow(1, 2, 3) + b"".join(send("late", opaque) for opaque in (4, 5, 6)))
+        assert len(list(connection.session.stages())) == 2
+        shared.pass_s(1)
+        assert sorted(connection.sent) == [1, 2, 3, 4, 5, 6]
+
+    @pytest.mark.parametrize("size", [10, 5_000, 200_000])
+    def test_frames_come_in_pieces(self, size: int, connect: Callable[[Shared], Connection]) -> None:
+        shared = Shared(SLOW)
+        connection = connect(shared)
+        stream = slow(*range(6), body=b"x" * size)
+        step = len(stream) // 37 + 1
+        for at in range(0, len(stream), step):
+            connection.client(stream[at : at + step])
+        shared.pass_s(10)
+        assert connection.given[Side.BROKER] == stream
+
+    def test_bounds_put_aside_what_they_have_no_room_for(self, connect: Callable[[Shared], Connection]) -> None:
+        shared = Shared(replace(SLOW, spool=None), options=RateLimitOptions(max_held_per_connection=3))
+        connection = connect(shared)
+        connection.client(slow(*range(20)))
+        assert shared.limits.held.requests == 4
+        shared.pass_s(10)
+        assert connection.sent == list(range(20))
+
+    def test_nothing_is_put_aside_that_is_not_to_be(self, connect: Callable[[Shared], Connection]) -> None:
+        shared = Shared(replace(SLOW, spool=False), options=RateLimitOptions(max_held_per_connection=3))
+        connection = connect(shared)
+        connection.client(slow(*range(20)))
+        assert len(connection.refused) == 16
+
+    def test_nothing_goes_into_a_frame_that_streams_through(self) -> None:
+        shared = Shared(SLOW)
+        connection = Connection(shared)
+        connection.client(slow(1, 2, 3))
+        free = send("free", 4, body=b"x" * 1000)
+        connection.client(free[:700])
+        shared.pass_s(10)
+        assert connection.given[Side.BROKER] == slow(1) + free[:700]
+        connection.client(free[700:])
+        assert connection.given[Side.BROKER] == slow(1) + free + slow(2, 3)
+
+    @given(
+        sizes=st.lists(st.sampled_from([1, 60, 700, 3_000, 9_000]), min_size=1, max_size=60),
+        cuts=st.lists(st.integers(0, 200_000), max_size=12),
+        rate=st.sampled_from([1, 10, 1000]),
+        flags=st.lists(st.booleans(), min_size=60, max_size=60),
+        waits=st.lists(st.sampled_from([0.0, 0.05, 0.5]), min_size=12, max_size=12),
+        compiled=st.booleans(),
+    )
+    def test_first_in_first_out_and_each_once(
+        self,
+        sizes: list[int],
+        cuts: list[int],
+        rate: int,
+        flags: list[bool],
+        waits: list[float],
+        *,
+        compiled: bool,
+    ) -> None:
+        shared = Shared(replace(SLOW, rate_per_s=rate), memory_bytes=8_000)
+        connection = Connection(shared, on_trial=False, scan="compiled" if compiled else "python")
+        stream = b"".join(
+            send("slow", opaque, body=bytes([opaque]) * size, flag=ONEWAY if flags[opaque] else 0)
+            for opaque, size in enumerate(sizes)
+        )
+        edges = [0, *sorted(cut % len(stream) for cut in cuts), len(stream)]
+        for begin, end, wait_s in zip(edges, edges[1:], [*waits, 0], strict=False):
+            if begin < end:
+                connection.client(stream[begin:end])
+            shared.pass_s(wait_s)
+        shared.pass_s(2 * len(sizes) / rate + 1)
+        assert connection.given[Side.BROKER] == stream
+        assert not connection.refused
+        assert not shared.disk.runs
+        assert shared.limits.held == (0, 0)
+        owed = flags[: len(sizes)].count(False)
+        assert connection.session.in_flight() == owed
+        assert not connection.stage.out_of_credit
+
+
+class TestRefusals:
+    def test_what_has_waited_for_too_long_is_answered(self, connect: Callable[[Shared], Connection]) -> None:
+        shared = Shared(replace(SLOW, rate_per_s=0.1, burst_s=10, max_delay_s=60.0))
+        connection = connect(shared)
+        connection.client(slow(*range(20)))
+        shared.pass_s(100)
+        assert connection.sent == list(range(7))
+        assert sorted(connection.refused) == list(range(7, 20))
+        assert shared.outcome("refuse", "topic:slow") == 13
+
+    def test_a_oneway_that_is_put_aside_is_never_refused(self, connect: Callable[[Shared], Connection]) -> None:
+        shared = Shared(replace(SLOW, rate_per_s=0.1, burst_s=10, max_delay_s=60.0))
+        connection = connect(shared)
+        connection.client(slow(*range(20), flag=ONEWAY))
+        shared.pass_s(300)
+        assert connection.sent == list(range(20))
+
+    def test_what_is_too_old_is_refused_or_passes_first(self) -> None:
+        shared = Shared(replace(SLOW, rate_per_s=0.01, burst_s=100), most_age_s=30)
+        connection = Connection(shared)
+        connection.client(slow(0, 1, 2) + slow(3) + slow(4, flag=ONEWAY) + slow(5) + slow(6, flag=ONEWAY))
+        shared.pass_s(201)
+        assert connection.sent == [0, 1, 2, 4, 6]
+        assert connection.refused == [3, 5]
+        assert shared.outcome("refuse", "spool:too_old") == 2
+        assert not list(connection.session.stages())
+
+    def test_what_the_disk_has_lost_is_answered_as_far_as_it_is_known(self) -> None:
+        shared = Shared(SLOW, memory_bytes=20_000)
+        connection = Connection(shared)
+        connection.client(slow(*range(100), body=b"x" * 900))
+        assert shared.disk.runs
+        for extent, data in list(shared.disk.runs.items())[3:5]:
+            shared.disk.runs[extent] = data[:-10] + bytes(10)
+        shared.pass_s(30)
+        lost = 100 - len(connection.sent)
+        assert lost > 0
+        assert connection.sent == sorted(connection.sent)
+        assert not set(connection.sent) & set(connection.refused)
+        assert not list(connection.session.stages())
+
+    def test_the_rest_of_a_refused_head_is_swallowed(self) -> None:
+        shared = Shared(SLOW)
+        connection = Connection(shared)
+        big = slow(2, body=b"x" * 1000)
+        connection.client(slow(1) + big[:600])
+        shared.limits.swap(RuleSet((replace(SLOW, rate_per_s=0),)), shared.now_ns)
+        shared.pass_s(1)
+        assert connection.refused == [2]
+        connection.client(big[600:] + heartbeat(3))
+        assert connection.sent == [1, 3]
+
+    def test_the_rest_of_a_head_that_passes_streams_on(self) -> None:
+        shared = Shared(SLOW)
+        connection = Connection(shared)
+        big = slow(2, body=b"x" * 1000)
+        connection.client(slow(1) + big[:600])
+        shared.pass_s(1)
+        assert connection.given[Side.BROKER] == slow(1) + big[:600]
+        connection.client(big[600:] + slow(3))
+        assert connection.given[Side.BROKER] == slow(1) + big + slow(3)
+
+
+class TestTransactions:
+    def test_a_half_message_that_was_put_aside_is_known(self) -> None:
+        shared = Shared(SLOW)
+        connection = Connection(shared)
+        half, commit = send_half("slow", 3), end_transaction(7, opaque=4)
+        connection.client(slow(1, 2) + half)
+        shared.pass_s(1)
+        assert connection.given[Side.BROKER] == slow(1, 2) + half
+        connection.broker(answer(1) + answer(2) + stored(3, 7))
+        connection.client(commit)
+        assert connection.sent == [1, 2, 3, 4]
+
+    def test_ends_that_are_put_aside_go_on_once(self) -> None:
+        ends = Rule("transaction", "producers", 1, action="delay", max_delay_s=3600.0, spool=True)
+        shared = Shared(ends)
+        connection = Connection(shared)
+        connection.client(b"".join(send_half("a", opaque) for opaque in range(5)))
+        connection.broker(b"".join(stored(opaque, 70 + opaque, transaction=f"t{opaque}") for opaque in range(5)))
+        commits = [end_transaction(70 + number, opaque=10 + number) for number in range(5)]
+        connection.client(b"".join(commits))
+        shared.pass_s(2)
+        connection.client(commits[4])
+        shared.pass_s(10)
+        assert connection.sent == [*range(5), *range(10, 15)]
+
+    def test_ends_that_do_not_go_on_are_undone(self) -> None:
+        ends = Rule("transaction", "producers", 1, action="delay", max_delay_s=3600.0, spool=True)
+        shared = Shared(ends)
+        connection = Connection(shared)
+        connection.client(b"".join(send_half("a", opaque) for opaque in range(5)))
+        connection.broker(b"".join(stored(opaque, 70 + opaque, transaction=f"t{opaque}") for opaque in range(5)))
+        hub = connection.session._requests._transactions
+        connection.client(b"".join(end_transaction(70 + number, opaque=10 + number, flag=0) for number in range(5)))
+        assert len(hub) == 0
+        connection.close()
+        assert len(hub) == 4
+
+
+class TestPurge:
+    def test_all_that_is_put_aside_of_a_resource_is_answered_or_dropped(self) -> None:
+        shared = Shared(SLOW, replace(SLOW, pattern="late"))
+        connection = Connection(shared)
+        connection.client(slow(0, 1, 2) + slow(3, flag=ONEWAY) + slow(4) + send("late", 5) + send("late", 6))
+        assert connection.session.purge(Resource("topic", "other"), shared.now_ns) == (0, 0)
+        assert connection.session.purge(TOPIC, shared.now_ns) == (3, 1)
+        assert connection.session.purge(TOPIC, shared.now_ns) == (0, 0)
+        connection.write()
+        assert connection.refused == [1, 2, 4]
+        (remark, *_) = {header["remark"] for header in headers(connection.given[Side.CLIENT])}
+        assert remark == "Sluice held the message back, and was told to give it up"
+        assert shared.limits.held.requests == 1
+        shared.pass_s(10)
+        connection.client(slow(7))
+        assert connection.sent == [0, 5, 6, 7]
+
+    def test_what_is_on_disk_is_purged_as_it_is_read(self) -> None:
+        shared = Shared(SLOW, memory_bytes=20_000)
+        connection = Connection(shared)
+        connection.client(slow(*range(200), body=b"x" * 900))
+        refused, dropped = connection.session.purge(TOPIC, shared.now_ns)
+        assert 0 < refused < 199
+        assert not dropped
+        shared.settle()
+        connection.write()
+        assert connection.refused == list(range(1, 200))
+        assert not shared.disk.runs
+        assert shared.limits.held.requests == 0
+
+    def test_oneways_alone_are_dropped_without_being_read(self) -> None:
+        shared = Shared(SLOW, memory_bytes=20_000)
+        connection = Connection(shared)
+        connection.client(slow(*range(200), body=b"x" * 900, flag=ONEWAY))
+        assert connection.session.purge(TOPIC, shared.now_ns) == (0, 199)
+        shared.settle()
+        assert not shared.disk.runs
+
+
+class TestEnds:
+    def test_oneways_go_on_when_their_client_has_gone(self, connect: Callable[[Shared], Connection]) -> None:
+        shared = Shared(replace(SLOW, max_delay_s=2.0))
+        connection = connect(shared)
+        connection.client(b"".join(slow(opaque, flag=ONEWAY if opaque % 2 else 0) for opaque in range(100)))
+        assert connection.gone()
+        shared.pass_s(100)
+        assert connection.sent == [0, *range(1, 100, 2)]
+        assert not connection.session.keeps(Side.CLIENT)
+        assert not connection.refused
+
+    def test_what_would_have_been_answered_is_forgotten(self, connect: Callable[[Shared], Connection]) -> None:
+        shared = Shared(SLOW)
+        connection = connect(shared)
+        connection.client(slow(*range(100)))
+        assert not connection.gone()
+        shared.pass_s(100)
+        assert connection.sent == [0]
+        assert connection.session.in_flight() == 1
+        assert connection.lost + 1 == 99
+        assert shared.limits.held == (0, 0)
+
+    def test_nothing_goes_on_inside_a_frame(self) -> None:
+        shared = Shared(SLOW)
+        connection = Connection(shared)
+        connection.client(slow(*range(10), flag=ONEWAY) + send("free", 11, body=b"x" * 1000)[:500])
+        assert not connection.gone()
+
+    def test_a_closed_connection_leaves_nothing(self) -> None:
+        shared = Shared(SLOW, memory_bytes=20_000)
+        connection = Connection(shared)
+        connection.client(slow(*range(100), body=b"x" * 900))
+        connection.close()
+        shared.settle()
+        assert not shared.disk.runs
+        assert not shared.spool._queues
+        assert shared.limits.held == (0, 0)
+        assert not connection.stage.followers()
+        assert connection.lost + 1 == 99
+
+    def test_an_incomplete_frame_is_forgotten(self) -> None:
+        shared = Shared(SLOW)
+        connection = Connection(shared)
+        connection.client(slow(1) + slow(2, body=b"x" * 1000, flag=ONEWAY)[:500])
+        assert not connection.gone()
+
+
+class TestCredit:
+    def test_nobody_is_asked_while_the_writer_takes_no_more(self) -> None:
+        shared = Shared(replace(SLOW, rate_per_s=1000, burst_s=1))
+        connection = Connection(shared)
+        connection.client(slow(*range(3000)))
+        before = len(connection.sent)
+        connection.slow = True
+        shared.pass_s(10)
+        connection.slow = False
+        connection.write()
+        went = len(connection.sent) - before
+        assert 400 <= went < 400 + 64
+        shared.pass_s(10)
+        assert connection.sent == list(range(3000))
+
+    def test_a_line_is_throttled_while_it_is_there(self) -> None:
+        shared = Shared(SLOW)
+        connection = Connection(shared)
+        connection.client(slow(1, 2, 3))
+        (stage,) = connection.session.stages()
+        assert (stage.kind, stage.name) == ("resource", "topic:slow")
+        assert stage.state(shared.now_ns) == "throttled"
+        assert connection.stage.state(shared.now_ns) == "throttled"
+        shared.pass_s(1)
+        assert connection.stage.state(shared.now_ns + 10 * NS_PER_S) == "running"
+
+    def test_memory_and_disk_that_are_short_stop_the_connection(self) -> None:
+        shared = Shared(replace(SLOW, rate_per_s=1), memory_bytes=20_000)
+        connection = Connection(shared)
+        opaque = 0
+        real, shared.disk.finish_all = shared.disk.finish_all, lambda: None  # type: ignore[method-assign]
+        while not connection.stage.out_of_credit:
+            connection.client(slow(*range(opaque, opaque + 50), body=b"x" * 900))
+            opaque += 50
+            assert opaque < 10_000
+        shared.disk.finish_all = real  # type: ignore[method-assign]
+        shared.settle()
+        shared.spool.tick(shared.now_ns)
+        assert not connection.stage.out_of_credit
+
+
+def test_frames_are_cut() -> None:
+    assert list(frames_of(slow(1, 2))) == [slow(1), slow(2)]
