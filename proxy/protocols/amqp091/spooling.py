@@ -105,6 +105,10 @@ class Spooling(Stream):
 
     # --- What is too old --------------------------------------------------------------------------
 
+    def asks(self) -> bool:
+        """Say whether there is something to ask about, or held for too long."""
+        return super().asks() or (self.old_ns is not None and self._stages.now_ns >= self.old_ns)
+
     def ask(self) -> list[Request]:
         """Return requests, as the base class says; what is held for too long goes on first.
 
