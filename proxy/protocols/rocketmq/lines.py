@@ -22,7 +22,6 @@ Nothing here cuts frames.
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Final, Literal
 
@@ -60,7 +59,7 @@ MOST_ASKED: Final = 256
 _SMALL_BYTES: Final = 4096
 #: When to ask again what a handler does not decide though nothing is before it.
 _AGAIN_NS: Final = 10_000_000
-#: So many are refused or dropped in one call.
+#: So many are refused or dropped at once.
 _MOST_PURGED: Final = 4096
 
 _ONEWAY: Final = codes.FLAG_ONEWAY
@@ -97,6 +96,7 @@ class Line:
         oneways: how many of all it has are oneway.
         ended: of requests that end transactions what is to be undone if they do not go on.
         purged: so many from the head of the queue on are not wanted any more.
+        purged_oneways: how many of these are oneway.
     """
 
     __slots__ = (
@@ -110,6 +110,7 @@ class Line:
         "most",
         "oneways",
         "purged",
+        "purged_oneways",
         "queue",
         "replays",
         "resources",
@@ -129,7 +130,7 @@ class Line:
         self.replays = replays
         self.front: deque[Aside] = deque()
         self.most = 1
-        self.oneways = self.purged = self._serial = 0
+        self.oneways = self.purged = self.purged_oneways = self._serial = 0
         self.ended: dict[int, Ended] = {}
         self.closed = False
 
@@ -203,14 +204,6 @@ class Aside(msgspec.Struct, eq=False):
     def is_half(self) -> bool:
         """Whether it sends a half message."""
         return self.handle & _HALF != 0
-
-
-@dataclass(slots=True)
-class _Purged:
-    """How many were refused, and how many dropped."""
-
-    refused: int = 0
-    dropped: int = 0
 
 
 def opaque_of(handle: int) -> int:
@@ -467,7 +460,7 @@ class Lines:
                 break
             del self._askable[line]
             if line.purged:
-                self._purge(line, _Purged())
+                self._purge(line)
             self._finish(line)
             front = line.front
             if front and front[0].state != _WAITING:
@@ -738,16 +731,22 @@ class Lines:
                 self._let_ask(line)
 
     def purge(self, resource: Resource, now_ns: int) -> tuple[int, int]:
-        """Refuse what is put aside of a resource, or drop what is oneway; as ``Session.purge``."""
+        """Refuse what is put aside of a resource, or drop what is oneway.
+
+        What would take long, or has to be read from the disk for that, follows by itself.
+
+        Returns:
+            How many are refused, and how many dropped, with those that follow.
+        """
         self._now_ns = now_ns
-        purged = _Purged()
+        refused = dropped = 0
         for line in list(self._lines.values()):
             if resource not in line.resources:
                 continue
-            if purged.refused + purged.dropped >= _MOST_PURGED:
-                break
+            count, oneways = line.count - line.purged, max(0, line.oneways - line.purged_oneways)
+            dropped += oneways
+            refused += count - oneways
             if line.oneways == line.count:
-                purged.dropped += line.oneways
                 self._forget_coming_of(line)
                 self._close(line, now_ns)
                 continue
@@ -755,39 +754,41 @@ class Lines:
             counted = self._give_up(line)
             for aside in line.front:
                 if not aside.is_in_queue:
-                    self._drop(line, aside.handle, purged, oneway=aside.oneway, count=1 - counted)
+                    self._drop(line, aside.handle, oneway=aside.oneway, count=1 - counted)
                     counted = 0
                     if aside.held is not None:
                         self._forget_coming(aside.held)
             line.front.clear()
-            line.purged = line.queue.count
-            self._purge(line, purged, counted)
+            line.purged, line.purged_oneways = line.queue.count, line.oneways
+            self._purge(line, counted)
             self._advance(line)
-        return purged.refused, purged.dropped
+        return refused, dropped
 
-    def _purge(self, line: Line, purged: "_Purged", counted: int = 0) -> None:
-        """Drop what is not wanted any more at the head of a queue, as far as it is in memory."""
+    def _purge(self, line: Line, counted: int = 0) -> None:
+        """Drop what is not wanted any more at the head of a queue, as far as it is in memory, and not too much."""
         queue = line.queue
-        while line.purged and queue.count and purged.refused + purged.dropped < _MOST_PURGED:
+        for _ in range(_MOST_PURGED):
+            if not line.purged or not queue.count:
+                break
             if queue.head() is None:
                 return  # it is ready in a moment
             entry = queue.pop()
             line.purged -= 1
-            self._drop(line, entry.handle, purged, oneway=not entry.is_refusable, count=1 - counted)
+            line.purged_oneways -= not entry.is_refusable
+            self._drop(line, entry.handle, oneway=not entry.is_refusable, count=1 - counted)
             counted = 0
         if not queue.count:
             line.purged = 0
         if line.purged:
             self._let_ask(line)
+        else:
+            line.purged_oneways = 0
 
-    def _drop(self, line: Line, handle: int, purged: "_Purged", *, oneway: bool, count: int) -> None:
+    def _drop(self, line: Line, handle: int, *, oneway: bool, count: int) -> None:
         self._forget(line, handle)
         self._count_lost(line, count, 0)
         line.oneways -= oneway
-        if oneway:
-            purged.dropped += 1
-        else:
-            purged.refused += 1
+        if not oneway:
             self._refuse(line, opaque_of(handle), put_aside_in_vain(line.resources[0], PURGED))
 
     # --- Ends -------------------------------------------------------------------------------------

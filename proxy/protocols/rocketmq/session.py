@@ -216,7 +216,7 @@ class RocketMQSession(Session):
     def purge(self, resource: Resource, now_ns: int) -> tuple[int, int]:
         """Refuse what is put aside of a resource, and drop what is oneway.
 
-        What has to be read from the disk for that follows, without being counted.
+        What would take long, or has to be read from the disk for that, follows by itself.
         """
         return (0, 0) if self._lines is None else self._lines.purge(resource, now_ns)
 

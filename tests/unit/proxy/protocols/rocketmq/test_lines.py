@@ -272,12 +272,15 @@ class TestPurge:
         shared = Shared(SLOW, memory_bytes=20_000)
         connection = Connection(shared)
         connection.client(slow(*range(200), body=b"x" * 900))
-        refused, dropped = connection.session.purge(TOPIC, shared.now_ns)
-        assert 0 < refused < 199
-        assert not dropped
+        assert connection.session.purge(TOPIC, shared.now_ns) == (199, 0)
+        assert connection.session.purge(TOPIC, shared.now_ns) == (0, 0)
+        connection.write()
+        assert 0 < len(connection.refused) < 199
+        connection.client(slow(300))
+        assert connection.session.purge(TOPIC, shared.now_ns) == (1, 0)
         shared.settle()
         connection.write()
-        assert connection.refused == list(range(1, 200))
+        assert connection.refused == [*range(1, 200), 300]
         assert not shared.disk.runs
         assert shared.limits.held.requests == 0
 
