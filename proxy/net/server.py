@@ -23,7 +23,7 @@ from proxy.net.broker_watch import BrokerWatch
 from proxy.net.connection import Calls, Connection, Services
 from proxy.net.reactor import Timer, Watched
 from proxy.net.sockets import Address, Connecting, ListeningSocket, Wire, format_address
-from proxy.protocols.base import Protocol, Session, SessionContext, WireCounters
+from proxy.protocols.base import Protocol, Replayed, Session, SessionContext, WireCounters
 
 _log = structlog.get_logger(__name__)
 
@@ -327,6 +327,7 @@ class Server:
                 stage=calls.stage,
                 writer=calls.writer,
                 hear_of_writes=calls.hear_of_writes,
+                replayed=partial(_log_replayed, info),
             )
             return config.protocol.open_session(context)
 
@@ -344,6 +345,23 @@ class Server:
             connection.start()
             if self.alarm:
                 connection.alarm(self.alarm)
+
+
+def _log_replayed(info: ConnectionInfo, replayed: Replayed) -> None:
+    """Write down what became of a queue that an earlier process left; there is one line for each at most."""
+    log = _log.warning if replayed.dropped else _log.info
+    log(
+        "replayed what an earlier process left in the spool",
+        resource=f"{replayed.name.kind}:{replayed.name.name}",
+        sender="/".join(replayed.name.sender),
+        listener=info.listener,
+        peer=info.peer,
+        sent=replayed.sent,
+        expired=replayed.expired,
+        dropped=replayed.dropped,
+        left=replayed.left,
+        reason=replayed.reason,
+    )
 
 
 class _Client(Watched):

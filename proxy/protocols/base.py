@@ -23,7 +23,7 @@ The driver (``proxy.net.connection``) keeps these promises:
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import msgspec
 
@@ -33,7 +33,7 @@ from proxy.common.buffers import GatherRoom
 from proxy.control import LimitCommandReply, LimitCommandVerb
 from proxy.deciding.batch import Batch, ConnectionInfo, Refuse, Request, Response, Side
 from proxy.flow.credit import Stage
-from proxy.spool.spool import Spool
+from proxy.spool.spool import QueueName, Spool
 from proxy.stats.snapshot import ClientDescription
 from proxy.stats.timing import Histogram
 
@@ -102,6 +102,26 @@ def nobody_takes(ask: CommandRequest) -> CommandStatus:
     """Take no request to Sluice itself."""
     del ask
     return "nobody"
+
+
+class Replayed(NamedTuple):
+    """What a connection made of a queue that an earlier process left in the spool.
+
+    Attributes:
+        name: the queue's.
+        sent: how many messages were sent on; likewise the next three.
+        expired: were not, as their own time to live was over.
+        dropped: nor were these, for the reason.
+        left: are still there for another connection.
+        reason: in words; empty if none was dropped, but for what cannot be read.
+    """
+
+    name: QueueName
+    sent: int
+    expired: int
+    dropped: int
+    left: int
+    reason: str = ""
 
 
 def nobody_waits(requests: Sequence[Request]) -> None:
@@ -294,6 +314,10 @@ class Session(ABC):
         del resource, now_ns
         return 0, 0
 
+    def spooled(self) -> int:
+        """Return how many messages of the session are in the spool."""
+        return 0
+
     def stages(self) -> Iterable[Stage]:
         """Return the stages that the session has made and that still are: channels, and resources with a queue."""
         return ()
@@ -395,6 +419,7 @@ class SessionContext:
             read the client while it is out of credit. Other stages that the session makes give what this one ``gives``.
         writer: the stage of what is queued for the broker.
         hear_of_writes: has ``written`` called from now on, or no more. Nobody hears of writes at first.
+        replayed: writes down what became of a queue of an earlier process.
     """
 
     connection: ConnectionInfo
@@ -414,6 +439,7 @@ class SessionContext:
     stage: Stage = field(default_factory=lambda: Stage("connection"))
     writer: Stage = field(default_factory=lambda: Stage("writer"))
     hear_of_writes: Callable[[bool], None] = lambda _: None
+    replayed: Callable[[Replayed], None] = lambda _: None
 
 
 @dataclass(frozen=True, slots=True)

@@ -350,6 +350,10 @@ class Spool:
         """Return all queues of now, those of an earlier process among them."""
         return list(self._queues.values())
 
+    def has_recovered(self, wants: Callable[[QueueName], bool]) -> bool:
+        """Say whether ``take_recovered`` would hand out something now."""
+        return any(wants(QueueName.read(queue.name)) for queue in self._recovered)
+
     def take_recovered(self, wants: Callable[[QueueName], bool]) -> list[Queue]:
         """Hand out queues of an earlier process, each to one taker, which gives back what it cannot replay."""
         taken = [queue for queue in self._recovered if wants(QueueName.read(queue.name))]

@@ -451,7 +451,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         float,
         Metric(
             "sluice_loop_busy_ratio",
-            "Share of the last second in which the event loop was working and not waiting; 1 is all of it.",
+            "Share of the last second in which the event loop ran, or was to run and had no processor. Near 1 it has "
+            "no time to spare.",
         ),
     ] = 0.0
     stages: Annotated[
@@ -503,7 +504,19 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
             (),
             _of_spool(lambda spool: spool.memory_bytes),
         ),
+        Metric(
+            "sluice_spool_memory_limit_bytes",
+            "What the spool may have in memory.",
+            (),
+            _of_spool(lambda spool: spool.memory_limit_bytes),
+        ),
         Metric("sluice_spool_disk_bytes", "Size of the spool's files.", (), _of_spool(lambda spool: spool.disk_bytes)),
+        Metric(
+            "sluice_spool_disk_limit_bytes",
+            "What the spool's files may take.",
+            (),
+            _of_spool(lambda spool: spool.disk_limit_bytes),
+        ),
         Metric(
             "sluice_spool_stopped",
             "1 while nothing more is read that would be put in the spool: its memory is full, or its disk is slow.",

@@ -4,6 +4,7 @@ import hashlib
 import signal
 import subprocess
 import threading
+import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -266,6 +267,16 @@ def test_state_outlives_the_pod(usual: list[Any]) -> None:
     (mount,) = (each for each in sidecar(usual)["volumeMounts"] if each["name"] == "sluice-state")
     # A pod's address changes with each of its lives; the usual folder is named after it.
     assert f'state_dir = "{mount["mountPath"]}/state"' in one(usual, "ConfigMap", "sluice")["data"]["sluice.toml"]
+
+
+def test_the_spool_fits_its_volume_unless_the_configuration_says_how_large_it_is(render: Render) -> None:
+    def spool(*arguments: str) -> Any:
+        text = one(render(*BROKER, *arguments), "ConfigMap", "sluice")["data"]["sluice.toml"]
+        return tomllib.loads(text)["spool"]
+
+    assert spool() == {"max_disk_bytes": 4 * 1024**3}
+    assert spool("--set", "state.spoolBytes=1000000000") == {"max_disk_bytes": 1_000_000_000}
+    assert spool("--set", 'config=[spool]\ndir = "off"') == {"dir": "off"}
 
 
 def test_everything_that_selects_pods_selects_these(render: Render) -> None:

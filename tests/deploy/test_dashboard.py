@@ -66,6 +66,7 @@ name = "mail"
 rate = 20
 action = "delay"
 max_delay_s = 1
+spool = false
 
 [[handlers]]
 name = "rate_limit"

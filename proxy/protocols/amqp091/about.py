@@ -7,12 +7,15 @@ from typing import Final
 
 from proxy.deciding.batch import Side
 from proxy.protocols.amqp091 import wire
+from proxy.protocols.amqp091.names import encoded
 from proxy.protocols.amqp091.wire import Malformed, Reader, read_texts, reads_true
 from proxy.stats.snapshot import ClientDescription
 
 _MOST_CHARS: Final = 64
 #: The greatest that a client may ask for.
 _MOST_CHANNELS: Final = 65535
+#: Of fewer that the broker offers none is withheld.
+_LEAST_CHANNELS: Final = 2
 
 
 class AboutClient:
@@ -25,7 +28,8 @@ class AboutClient:
             since accounts are kept by it; empty until it says so.
         product: its library or program with the version, as in ``amqplib 2.3.1``; empty until it says so.
         tuned_bytes: the longest frame that both agree to, its framing included; 0 until they do.
-        channel_max: how many channels may be open; 0 until it is agreed on.
+        channel_max: how many channels the client may open; 0 until it is agreed on.
+        own_channel: the number of one of Sluice's own, which the client was not offered; 0 if there is none.
         heartbeat_s: how often both want to hear something; 0 is never.
         closed_by: which peer has closed the connection: the client once the broker has agreed; the broker as soon as it
             says so, since one that shuts down does not always wait for the client's agreement.
@@ -39,12 +43,14 @@ class AboutClient:
         "_name",
         "_offered_channels",
         "_version",
+        "_withheld",
         "channel_max",
         "closed_by",
         "hears_blocked",
         "heartbeat_s",
         "language",
         "opened",
+        "own_channel",
         "product",
         "tuned_bytes",
         "user",
@@ -56,10 +62,11 @@ class AboutClient:
         self.vhost = b""
         self.tuned_bytes = 0
         self.channel_max = 0
-        self.heartbeat_s = 0
+        self.heartbeat_s = self.own_channel = 0
         self.opened = self.hears_blocked = False
         self.closed_by: Side | None = None
         self._client_closes = False
+        self._withheld = False
         self._offered_channels = 0
         self._library = self._version = self._name = self.language = self.product = ""
 
@@ -93,6 +100,34 @@ class AboutClient:
         else:
             self._take_close(Side.CLIENT, method)
         return False
+
+    def withhold(self, offer: bytes) -> bytes:
+        """Take a channel of those that the broker offers, and return its tune-ok for the client.
+
+        Args:
+            offer: the payload of a connection.tune.
+        """
+        offered = Reader(offer, 4, len(offer)).short() or _MOST_CHANNELS
+        if offered < _LEAST_CHANNELS or self.tuned_bytes:
+            return offer
+        self._withheld = True
+        return offer[:4] + (offered - 1).to_bytes(2, "big") + offer[6:]
+
+    def agree(self, agreement: bytes) -> bytes:
+        """Return the client's tune-ok for the broker, with the channel that it was not offered.
+
+        Args:
+            agreement: the payload, which was taken.
+        """
+        channels = Reader(agreement, 4, len(agreement)).short()
+        if not self._withheld or not 0 < channels <= self._offered_channels:
+            return agreement
+        self.own_channel = channels + 1
+        return agreement[:4] + self.own_channel.to_bytes(2, "big") + agreement[6:]
+
+    def sender(self) -> tuple[str, str]:
+        """Return the vhost and the user, as they stand beside what is put aside."""
+        return encoded(self.vhost), encoded(self.user)
 
     def hear(self, method: int, arguments: Reader) -> None:
         """Take a method of the broker's."""

@@ -32,7 +32,9 @@ class Answers(Stream):
         limited: some rule limits deliveries.
         dies: told of each channel that the broker closes.
         closed: told of each channel whose close the broker agrees to.
-        ends: told that the broker closes the connection.
+        ends: told that the broker closes the connection, with the arguments of that.
+        own: told of each method on the channel that is Sluice's own, with its arguments.
+        withholds: asked whether there is to be such a channel.
         reason: why the client is to publish nothing more for now, of Sluice's own; empty if it may. It is told as soon
             as a frame can be written.
         brokers_reason: likewise of the broker's, which it tells itself; None if the client may.
@@ -47,7 +49,9 @@ class Answers(Stream):
         self.opened: Callable[[Channel], None] = lambda _: None
         self.dies: Callable[[Channel], None] = lambda _: None
         self.closed: Callable[[int], None] = lambda _: None
-        self.ends: Callable[[], None] = lambda: None
+        self.ends: Callable[[Reader], None] = lambda _: None
+        self.own: Callable[[int, Reader], None] = lambda *_: None
+        self.withholds: Callable[[], bool] = lambda: False
         self.reason = b""
         self.brokers_reason: bytes | None = None
         self.silent = False
@@ -60,17 +64,22 @@ class Answers(Stream):
     def part(self) -> None:
         """Forget all contents and channels, as the base class says, and the session."""
         super().part()
-        del self.opened, self.dies, self.closed, self.ends
+        del self.opened, self.dies, self.closed, self.ends, self.own, self.withholds
 
     def _take_method(self, method: int, buffer: Buffer, position: int, stop: int, number: int) -> None:
         """Take a method frame, as the base class says."""
         if number == 0:
+            if method == wire.CONNECTION_TUNE and self.withholds():
+                payload = self._about.withhold(bytes(buffer[position + wire.PREFIX_BYTES : stop - 1]))
+                self._about.hear(method, Reader(payload, 4, len(payload)))
+                self._replace(buffer, position, stop, payload)
+                return
             self._about.hear(method, Reader(buffer, position + _ARGUMENTS_AT, stop - 1))
             if self._about.opened and self._about.tuned_bytes:
                 self.most_payload_bytes = self._about.tuned_bytes - wire.FRAME_BYTES
             if method == wire.CONNECTION_CLOSE:
                 self.silent = True
-                self.ends()
+                self.ends(Reader(buffer, position + _ARGUMENTS_AT, stop - 1))
             elif method == wire.CONNECTION_BLOCKED:
                 self.brokers_reason = Reader(buffer, position + _ARGUMENTS_AT, stop - 1).short_string()
             elif method == wire.CONNECTION_UNBLOCKED:
@@ -82,6 +91,10 @@ class Answers(Stream):
                     self._pass(frame, 0, len(frame), None)
                     return
             self._pass(buffer, position, stop, None)
+            return
+        if number == self._about.own_channel:
+            self._special = True
+            self.own(method, Reader(buffer, position + _ARGUMENTS_AT, stop - 1))
             return
         channel = self._channels.get(number)
         if method in {_DELIVER, wire.BASIC_GET_OK, wire.BASIC_RETURN}:

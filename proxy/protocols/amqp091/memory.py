@@ -16,11 +16,13 @@ class Hub:
         waiting_bytes: what copies take, of all connections.
         takers: how many directions of connections take some.
         wakers: call those who wait until others take less.
+        failures: how often connections were closed over a queue that is replayed, by its number.
     """
 
     waiting_bytes: int = 0
     takers: int = 0
     wakers: dict[Callable[[], None], None] = field(default_factory=dict)
+    failures: dict[int, int] = field(default_factory=dict)
 
 
 class Memory:

@@ -15,8 +15,10 @@ from proxy.protocols.amqp091.about import AboutClient
 from proxy.protocols.amqp091.channel import DROPPED, LATER, NEW, PASSING, Channel, Content, Lane, Method
 from proxy.protocols.amqp091.names import Names
 from proxy.protocols.amqp091.scanning import Gathered, Native, Scanned
+from proxy.protocols.amqp091.stages import Stages
 from proxy.protocols.amqp091.wire import Malformed
 from proxy.protocols.base import Buffer, Close
+from proxy.spool.spool import Spool
 
 #: After so many contents or steps the rest of a chunk is left for later: some milliseconds.
 MOST_CONTENTS: Final = 64
@@ -35,6 +37,8 @@ MOST_TAKEN_BACK_BYTES: Final = 4096
 MOST_BODY_BYTES: Final = 1 << 40
 #: Likewise from clients, unless the options say otherwise: RabbitMQ closes the channel of one that announces more.
 MOST_MESSAGE_BYTES: Final = 128 * 1024 * 1024
+#: Numbers of channels have two bytes.
+MOST_CHANNEL: Final = 65535
 
 _METHOD: Final = wire.METHOD
 _HEADER: Final = wire.HEADER
@@ -59,6 +63,9 @@ class Shared:
         channels: those that are open, by their numbers.
         native: what the compiled part knows of them, if it reads them.
         max_message_bytes: of the options.
+        stages: where messages wait.
+        spool: where what waits can be put aside, if there is one.
+        listener: that accepted the connection.
     """
 
     give_up: Callable[[Sequence[Request]], None]
@@ -69,6 +76,9 @@ class Shared:
     channels: dict[int, Channel] = field(default_factory=dict)
     native: Native | None = None
     max_message_bytes: int = MOST_MESSAGE_BYTES
+    stages: Stages = field(default_factory=Stages)
+    spool: Spool | None = None
+    listener: str = ""
 
 
 class Reading(ABC):
@@ -82,7 +92,7 @@ class Reading(ABC):
         most_payload_bytes: of one frame.
         most_body_bytes: a longer body is not charged.
         finished: its peer has said its last word; contents that come now are dropped.
-        greets: nothing but channel 0 may be used.
+        last_channel: the greatest number of a channel that may be used.
     """
 
     #: Who sends it, for people to read.
@@ -96,7 +106,7 @@ class Reading(ABC):
         self.most_payload_bytes = wire.DEFAULT_FRAME_MAX - _FRAME_BYTES
         self.most_body_bytes = MOST_BODY_BYTES
         self.finished = False
-        self.greets = False
+        self.last_channel = MOST_CHANNEL
         #: Of the channels that are open; and of all others.
         self._lanes: dict[int, Lane] = {}
         self._nowhere = Channel(0).to_broker
@@ -190,8 +200,8 @@ class Reading(ABC):
                 continue
             kind, number, length = _prefix_at(chunk, position)
             stop = position + length + _FRAME_BYTES
-            if number and self.greets:
-                raise self._too_early(number)
+            if number > self.last_channel:
+                raise self._no_channel(number)
             if kind == _BODY:
                 self._take_body(chunk, position, stop, number)
             elif stop > size:
@@ -220,8 +230,8 @@ class Reading(ABC):
             if len(beginning) < _PREFIX_BYTES:
                 return position
         kind, number, length = _prefix_at(beginning)
-        if number and self.greets:
-            raise self._too_early(number)
+        if number > self.last_channel:
+            raise self._no_channel(number)
         if kind == _BODY:
             # It streams from here on, its prefix first.
             lead = memoryview(bytes(beginning))
@@ -264,8 +274,10 @@ class Reading(ABC):
     def _bad_end(self, octet: int) -> Close:
         return self._stop(wire.FRAME_ERROR, f"a frame that ends in {octet:#04x} and not in {_FRAME_END:#04x}")
 
-    def _too_early(self, number: int) -> Close:
-        return self._stop(wire.COMMAND_INVALID, f"a frame of channel {number} before the connection was open")
+    def _no_channel(self, number: int) -> Close:
+        if not self.last_channel:
+            return self._stop(wire.COMMAND_INVALID, f"a frame of channel {number} before the connection was open")
+        return self._stop(wire.CHANNEL_ERROR, f"a frame of channel {number}, {self.last_channel} is the last one")
 
     def _unexpected(self, what: str, number: int) -> Close:
         return self._stop(wire.UNEXPECTED_FRAME, f"{what} on channel {number}")
@@ -388,6 +400,12 @@ class Reading(ABC):
                 pieces[-1] = (buffer, last[1], stop, owner)
                 return
         pieces.append((buffer, start, stop, owner))
+
+    def _replace(self, buffer: Buffer, position: int, stop: int, payload: bytes) -> None:
+        """Note that a frame goes on with another payload of the same length."""
+        frame = b"".join((buffer[position : position + _PREFIX_BYTES], payload, buffer[stop - 1 : stop]))
+        self._special = True
+        self._pass(frame, 0, len(frame), None)
 
     def _open_content(self, content: Content, buffer: Buffer, position: int, stop: int) -> None:
         """Take a method that begins a content."""

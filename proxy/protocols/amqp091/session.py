@@ -1,12 +1,14 @@
 """One AMQP 0.9.1 connection, sans-IO: the protocol header, the two streams, heartbeats and farewells of our own."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
 from msgspec.structs import replace
 
 from limiter.rules.resource import USER, VHOST, Resource
 from proxy.deciding.batch import Batch, ConnectionInfo, Refuse, Request, Side
+from proxy.flow.credit import Stage
 from proxy.protocols.amqp091 import wire
 from proxy.protocols.amqp091.answers import Answers
 from proxy.protocols.amqp091.channel import PASSING, Channel, Content
@@ -16,8 +18,11 @@ from proxy.protocols.amqp091.names import DEFAULT_VHOST, DELIVERY, ROUTING_KEY, 
 from proxy.protocols.amqp091.options import AMQP091Options
 from proxy.protocols.amqp091.publishes import Publishes
 from proxy.protocols.amqp091.reading import Shared
+from proxy.protocols.amqp091.replay import Replay
 from proxy.protocols.amqp091.scanning import Native, last_handle
+from proxy.protocols.amqp091.stages import Stages
 from proxy.protocols.amqp091.stream import Stream
+from proxy.protocols.amqp091.wire import Reader
 from proxy.protocols.base import NO_BOUND, Buffer, Close, Description, Session, SessionContext
 from proxy.protocols.options import relays_unread, scans
 
@@ -25,6 +30,24 @@ from proxy.protocols.options import relays_unread, scans
 _OTHER_VERSION: Final = wire.PROTOCOL_HEADERS[0][0]
 _HEADER_BYTES: Final = wire.PROTOCOL_HEADER_BYTES
 _NS: Final = 1_000_000_000
+
+
+class _Listeners:
+    """Who wants to hear when all is written; the driver is asked to tell as long as somebody does."""
+
+    def __init__(self, hear_of_writes: Callable[[bool], None]) -> None:
+        self._hear_of_writes = hear_of_writes
+        self._who: set[str] = set()
+
+    def switch(self, who: str, on: bool) -> None:  # noqa: FBT001 - as SessionContext has it
+        """Take note that somebody wants to hear, or does no more."""
+        before = bool(self._who)
+        if on:
+            self._who.add(who)
+        else:
+            self._who.discard(who)
+        if before is not bool(self._who):
+            self._hear_of_writes(not before)
 
 
 class AMQP091Session(Session):
@@ -47,17 +70,31 @@ class AMQP091Session(Session):
         }
         resources = context.resources
         native = None if resources is None or not scans(options.scan) else Native(resources)
+        self._listeners = _Listeners(context.hear_of_writes)
+        self._stages = Stages(context.stage, context.writer, partial(self._listeners.switch, "stages"))
         shared = Shared(
-            context.give_up, context.lose, context.wake, native=native, max_message_bytes=options.max_message_bytes
+            context.give_up,
+            context.lose,
+            context.wake,
+            native=native,
+            max_message_bytes=options.max_message_bytes,
+            stages=self._stages,
+            spool=context.spool,
+            listener=context.connection.listener,
         )
         self._about, self._names, self._channels = shared.about, shared.names, shared.channels
         self._answers = Answers(self._memory[Side.BROKER], shared)
         self._publishes = Publishes(self._memory[Side.CLIENT], shared, self._answer)
         self._streams: dict[Side, Stream] = {Side.CLIENT: self._publishes, Side.BROKER: self._answers}
         self._publishes.opened = self._answers.opened = self._channel_opens
+        self._publishes.unread_bytes = partial(self.backlog_bytes, Side.CLIENT)
         self._publishes.closed = self._answers.closed = self._channel_closes
         self._answers.dies = self._channel_dies
         self._answers.ends = self._broker_ends
+        self._answers.withholds = self._withholds
+        self._answers.own = self._hear_own
+        self._replay: Replay | None = None
+        self._replays_next = False
         #: The batch of what was asked later, by side, while it is decided.
         self._asked: dict[Side, Batch] = {}
         self._asks_next = Side.CLIENT
@@ -67,6 +104,8 @@ class AMQP091Session(Session):
         self._unread = False
         self._foreign = False
         self._broker_begun = False
+        #: It was let in, and what was left for it is looked for.
+        self._begun = False
         #: Whose stream has ended.
         self._ended: set[Side] = set()
         #: Likewise, though not all of it has gone on.
@@ -107,9 +146,12 @@ class AMQP091Session(Session):
                 self._timed = None
             self._publishes.close_lane(number)
             self._answers.close_lane(number)
+            self._stages.forget(channel)
 
-    def _broker_ends(self) -> None:
+    def _broker_ends(self, arguments: Reader) -> None:
         """Take note that the broker closes the connection."""
+        if self._replay is not None:
+            self._replay.stop(arguments.short(), arguments.short_string().decode(errors="replace"))
         self._publishes.finished = True
         self._publishes.give_up_all()
         self._answers.give_up_all()
@@ -133,6 +175,7 @@ class AMQP091Session(Session):
     def receive(self, side: Side, chunk: memoryview, now_ns: int) -> Batch | None:
         """Take one chunk, as the base class says."""
         self._heard.add(side)
+        self._stages.now_ns = now_ns
         if self._unread:
             self._streams[side].out.append(chunk)
             return None
@@ -157,6 +200,9 @@ class AMQP091Session(Session):
         self._context.counters.frames[side] += stream.frames - before
         if side is Side.BROKER:
             self._look_at_timed(now_ns)
+            if self._about.own_channel and self._about.opened and not self._begun:
+                self._begun = True
+                self._begin_replay()
             self._context.writer.block(now_ns, on=self._answers.brokers_reason is not None)
         if self._alarm or self._blocked:
             self._look_at_alarm(now_ns)
@@ -197,8 +243,12 @@ class AMQP091Session(Session):
 
     def decided(self, batch: Batch, now_ns: int) -> None:
         """Queue what passes and what is refused, and copy what waits."""
+        self._stages.now_ns = now_ns
         stream = self._streams[batch.side]
-        if self._asked.get(batch.side) is batch:
+        if self._replay is not None and self._replay.batch is batch:
+            self._replay.asked(batch, now_ns)
+            self._listen_for_replay()
+        elif self._asked.get(batch.side) is batch:
             del self._asked[batch.side]
             stream.asked(batch, now_ns)
             self._flush()
@@ -231,15 +281,19 @@ class AMQP091Session(Session):
         # What one stream reads may let the other go on.
         for stream in self._streams.values():
             stream.flush()
+        self._go_on_with_replay()
 
     def resolved(self, request: Request, refuse: Refuse | None, now_ns: int) -> None:
         """Let a held request go on, or refuse it."""
-        del now_ns
+        self._stages.now_ns = now_ns
         content = request.handle
         if isinstance(content, Content):
             stream = self._answers if content.lane is content.lane.channel.to_client else self._publishes
             stream.resolved(request, refuse)
             self._flush()
+        elif self._replay is not None:
+            self._replay.resolved(request)
+            self._listen_for_replay()
 
     # --- Time -------------------------------------------------------------------------------------
 
@@ -253,24 +307,64 @@ class AMQP091Session(Session):
 
     def next_tick_ns(self) -> int | None:
         """Return when to look at heartbeats, or to ask again."""
-        times = (self._heartbeat_ns, self._publishes.again_ns, self._answers.again_ns)
+        replay_ns = None if self._replay is None else self._replay.again_ns
+        publishes, answers = self._publishes, self._answers
+        times = (self._heartbeat_ns, publishes.again_ns, publishes.old_ns, answers.again_ns, replay_ns)
         return min((time for time in times if time is not None), default=None)
 
     def tick(self, now_ns: int) -> Batch | None:
         """Send heartbeats where they are due, and ask about what waits."""
+        self._stages.now_ns = now_ns
         if self._heartbeat_ns is not None and now_ns >= self._heartbeat_ns:
             self._heartbeat_ns = now_ns + self._half_ns()
             self._beat()
         # In turns, so that none keeps the other waiting.
+        replay, self._replays_next = self._replay, not self._replays_next
+        if replay is not None and (self._replays_next or not any(stream.asks() for stream in self._streams.values())):
+            requests = self._ask_replay(replay, now_ns)
+            if requests:
+                replay.batch = Batch(self._who(), Side.CLIENT, requests)
+                return replay.batch
+        self._go_on_with_replay()
         side = self._asks_next if self._streams[self._asks_next].asks() else self._asks_next.other
-        requests = self._streams[side].ask()
+        stream = self._streams[side]
+        requests = stream.ask()
+        charges, stream.charges = stream.charges, []
         self._asks_next = side.other
-        if self._streams[side.other].asks():
+        if any(each.asks() for each in self._streams.values()) or (replay is not None and replay.asks()):
             self._context.wake()
-        if not requests:
+        if not requests and not charges:
             return None
-        batch = self._asked[side] = Batch(self._who(), side, requests)
+        batch = self._asked[side] = Batch(self._who(), side, requests, charges)
         return batch
+
+    def written(self, side: Side, now_ns: int) -> None:
+        """Let more go on of what waits for the broker to read, or the client."""
+        self._stages.now_ns = now_ns
+        if side is Side.BROKER:
+            self._stages.written()
+            if self._replay is not None:
+                self._replay.written()
+        self._publishes.written()
+
+    # --- What is put aside ------------------------------------------------------------------------
+
+    def purge(self, resource: Resource, now_ns: int) -> tuple[int, int]:
+        """Refuse or drop what is put aside of a resource: the answers are sent one after the other from now on."""
+        self._stages.now_ns = now_ns
+        refused, dropped = self._publishes.purge(resource)
+        if self._replay is not None:
+            dropped += self._replay.purge(resource)
+        self._context.wake()
+        return refused, dropped
+
+    def spooled(self) -> int:
+        """Return how many publishes are in the spool."""
+        return self._publishes.spooled()
+
+    def stages(self) -> Sequence[Stage]:
+        """Return those of channels and of what waits in them."""
+        return self._stages.all()
 
     def _beat(self) -> None:
         """Send a heartbeat to who heard nothing for a while, though the other side is there."""
@@ -280,6 +374,62 @@ class AMQP091Session(Session):
                 stream.insert(None, wire.HEARTBEAT_FRAME)
         self._heard.clear()
         self._written.clear()
+
+    # --- What an earlier process left -------------------------------------------------------------
+
+    def _withholds(self) -> bool:
+        """Say whether a channel may be needed: something was left for this listener, whoever may have sent it."""
+        spool, listener = self._context.spool, self._connection.listener
+        return spool is not None and spool.has_recovered(lambda name: name.listener == listener)
+
+    def _begin_replay(self) -> None:
+        """Replay what was left of the same user and vhost, if there is something and a channel for it."""
+        spool, about, listener = self._context.spool, self._about, self._connection.listener
+        if spool is None or self._publishes.finished:
+            return
+        sender = about.sender()
+        queues = spool.take_recovered(lambda name: name.listener == listener and name.sender == sender)
+        if not queues:
+            return
+        self._replay = Replay(
+            self._context,
+            queues,
+            self._names,
+            about.own_channel,
+            min(about.tuned_bytes, wire.DEFAULT_FRAME_MAX) - wire.FRAME_BYTES,
+            send=partial(self._publishes.insert, None),
+            failures=self._context.hub.failures,
+        )
+
+    def _listen_for_replay(self) -> None:
+        if self._replay is not None:
+            self._listeners.switch("replay", self._replay.is_unwritten())
+
+    def _hear_own(self, method: int, arguments: Reader) -> None:
+        """Take what the broker says on the channel that is Sluice's own, of which the client sees nothing."""
+        if self._replay is not None:
+            self._replay.hear(method, arguments)
+
+    def _stop_replay(self) -> None:
+        """Leave what is left to others, as nothing more may be sent."""
+        if self._replay is not None:
+            self._replay.stop()
+            self._listen_for_replay()
+
+    def _go_on_with_replay(self) -> None:
+        if self._replay is not None:
+            if self._publishes.finished:
+                self._replay.stop()
+            self._replay.go_on()
+            self._listen_for_replay()
+
+    def _ask_replay(self, replay: Replay, now_ns: int) -> list[Request]:
+        self._names.with_keys = self._context.limits_kind(ROUTING_KEY)
+        requests = replay.ask(now_ns)
+        self._listen_for_replay()
+        if any(stream.asks() for stream in self._streams.values()):
+            self._context.wake()
+        return requests
 
     # --- Alarms -----------------------------------------------------------------------------------
 
@@ -313,6 +463,7 @@ class AMQP091Session(Session):
     def farewell(self, detail: str, now_ns: int) -> None:
         """Queue a connection.close for either side that has not said or heard one."""
         del now_ns
+        self._stop_replay()
         if self._publishes.finished or self._about.closed_by is not None:
             return
         self._answers.silent = True
@@ -347,6 +498,7 @@ class AMQP091Session(Session):
             return False
         if side not in self._gone:
             self._gone.add(side)
+            self._stop_replay()
             self._publishes.forget_incomplete(refusable=True)
             self._context.wake()
         return self._publishes.keeps()
@@ -355,6 +507,7 @@ class AMQP091Session(Session):
         """Queue what was held back of an unfinished frame; what waits of that side is forgotten."""
         del now_ns
         self._ended.add(side)
+        self._stop_replay()
         if side is Side.BROKER:
             self._answers.silent = True
         if side is Side.CLIENT and 0 < len(self._header) < _HEADER_BYTES:
@@ -363,6 +516,8 @@ class AMQP091Session(Session):
 
     def close(self) -> None:
         """Give back the room of what waits, and forget the rest: what goes round in circles would stay for long."""
+        self._stop_replay()
+        self._replay = None
         for stream in self._streams.values():
             stream.forget_all()
         channels = list(self._channels.values())
@@ -406,8 +561,11 @@ class AMQP091Session(Session):
     def take(self, side: Side) -> Sequence[Buffer]:
         """Hand out what may be written now."""
         out = self._streams[side.other].take()
-        if out:
+        if out and (len(out) > 1 or out[0] is not wire.HEARTBEAT_FRAME):
+            # After a heartbeat alone the next is due half a time later, as if nothing had been written.
             self._written.add(side)
+        if side is Side.BROKER:
+            self._stages.taken()
         return out
 
     def backlog_bytes(self, side: Side) -> int:

@@ -6,7 +6,8 @@ more than its bytes.
 
 from collections.abc import Iterator
 from struct import Struct
-from typing import Final
+from struct import error as StructError  # noqa: N812 - it is one
+from typing import Final, NamedTuple
 
 from proxy.protocols.base import Buffer
 
@@ -28,6 +29,7 @@ PROTOCOL_HEADER_BYTES: Final = 8
 PROTOCOL_HEADERS: Final = (b"AMQP\x00\x00\x09\x01", b"AMQP\x01\x01\x00\x09")
 
 # Reply codes of close methods.
+REPLY_SUCCESS: Final = 200
 CONNECTION_FORCED: Final = 320
 FRAME_ERROR: Final = 501
 SYNTAX_ERROR: Final = 502
@@ -35,6 +37,7 @@ COMMAND_INVALID: Final = 503
 CHANNEL_ERROR: Final = 504
 UNEXPECTED_FRAME: Final = 505
 RESOURCE_ERROR: Final = 506
+INTERNAL_ERROR: Final = 541
 
 #: Type, channel and payload length of a frame.
 prefix_at: Final = Struct(">BHI").unpack_from
@@ -60,6 +63,7 @@ CONNECTION_CLOSE_OK: Final = method(10, 51)
 CONNECTION_BLOCKED: Final = method(10, 60)
 CONNECTION_UNBLOCKED: Final = method(10, 61)
 CHANNEL_OPEN: Final = method(20, 10)
+CHANNEL_OPEN_OK: Final = method(20, 11)
 CHANNEL_FLOW_OK: Final = method(20, 21)
 CHANNEL_CLOSE: Final = method(20, 40)
 CHANNEL_CLOSE_OK: Final = method(20, 41)
@@ -67,6 +71,7 @@ QUEUE_DECLARE: Final = method(50, 10)
 QUEUE_DECLARE_OK: Final = method(50, 11)
 BASIC: Final = 60
 BASIC_QOS: Final = method(BASIC, 10)
+BASIC_QOS_OK: Final = method(BASIC, 11)
 BASIC_CONSUME: Final = method(BASIC, 20)
 BASIC_CONSUME_OK: Final = method(BASIC, 21)
 BASIC_CANCEL: Final = method(BASIC, 30)
@@ -84,6 +89,7 @@ BASIC_RECOVER: Final = method(BASIC, 110)
 BASIC_RECOVER_OK: Final = method(BASIC, 111)
 BASIC_NACK: Final = method(BASIC, 120)
 CONFIRM_SELECT: Final = method(85, 10)
+TX_SELECT: Final = method(90, 10)
 
 #: A bit of ack and nack.
 MULTIPLE: Final = 1
@@ -95,6 +101,7 @@ CANCEL_NO_WAIT: Final = 1
 _FLAG_CONTENT_TYPE: Final = 1 << 15
 _FLAG_CONTENT_ENCODING: Final = 1 << 14
 _FLAG_HEADERS: Final = 1 << 13
+_FLAG_MORE_FLAGS: Final = 1
 _CONTENT_HEADER_BYTES: Final = 14
 #: How long the values of a field table are, by their type; None is a length of four bytes and so many more.
 _FIELD_BYTES: Final[dict[int, int | None]] = {
@@ -132,7 +139,7 @@ class Reader:
 
     __slots__ = ("_buffer", "position", "stop")
 
-    def __init__(self, buffer: Buffer, position: int, stop: int) -> None:
+    def __init__(self, buffer: Buffer | bytearray, position: int, stop: int) -> None:
         self._buffer = buffer
         self.position = position
         self.stop = stop
@@ -238,7 +245,7 @@ def reads_true(reader: Reader, table: bytes, name: bytes) -> bool:
     return False
 
 
-def read_content_header(buffer: Buffer, start: int, stop: int) -> tuple[int, int, list[bytes], int]:
+def read_content_header(buffer: Buffer | bytearray, start: int, stop: int) -> tuple[int, int, list[bytes], int]:
     """Read the payload of a header frame.
 
     Returns:
@@ -279,6 +286,140 @@ def read_content_header(buffer: Buffer, start: int, stop: int) -> tuple[int, int
     return class_id, body_bytes, list(keys), fields
 
 
+#: What the properties are that come before the expiration, from that of content_type on: a short string, a table, or so
+#: many bytes.
+_BEFORE_EXPIRATION: Final = ("short", "short", "long", 1, 1, "short", "short")
+_FLAG_EXPIRATION: Final = 1 << 8
+#: RabbitMQ takes no more than 2^32 ms.
+_EXPIRATION_DIGITS: Final = 10
+
+
+def content_header_at(content: Buffer | bytearray) -> tuple[int, int]:
+    """Return where the payload of the content header begins and ends in a content's frames."""
+    begins = FRAME_BYTES + _u32_at(content, 3)[0]
+    return begins + PREFIX_BYTES, begins + PREFIX_BYTES + _u32_at(content, begins + 3)[0]
+
+
+def read_expiration(content: Buffer | bytearray) -> int | None:
+    """Return after how many milliseconds a content expires; None if it never does, or says it in no number.
+
+    Args:
+        content: its frames, from its method on.
+    """
+    try:
+        start, stop = content_header_at(content)
+        flags: int = _u16_at(content, start + 12)[0]
+        if not flags & _FLAG_EXPIRATION:
+            return None
+        reader = Reader(content, start + _CONTENT_HEADER_BYTES, stop)
+        for bit, length in enumerate(_BEFORE_EXPIRATION):
+            if flags & _FLAG_CONTENT_TYPE >> bit:
+                if isinstance(length, int):
+                    reader.step(length)
+                else:
+                    reader.step(reader.octet() if length == "short" else reader.long())
+        text = reader.short_string()
+    except (Malformed, StructError, IndexError):
+        return None
+    return int(text) if text.isdigit() and len(text) <= _EXPIRATION_DIGITS else None
+
+
+#: The field that is put in front of the headers of a message that may have been sent on before.
+_MARK: Final = b"\x11x-sluice-replayedt\x01"
+
+
+class Publish(NamedTuple):
+    """A whole publish.
+
+    Attributes:
+        target: exchange and routing key as they are on the wire, each with its length in front.
+        keys: the routing keys in CC and BCC.
+        header: the payload of its header frame.
+        body: all of it.
+    """
+
+    target: bytes
+    keys: list[bytes]
+    header: bytes
+    body: bytes
+
+    def frames(self, channel: int, most_payload_bytes: int) -> bytes:
+        """Make its frames for another channel, marked as replayed, and neither mandatory nor immediate.
+
+        It is not marked if its headers would then be too long for a frame.
+
+        Raises:
+            Malformed: they are too long as they are, or cannot be read.
+        """
+        header = _marked(self.header)
+        if len(header) > most_payload_bytes:
+            header = self.header
+            if len(header) > most_payload_bytes:
+                raise Malformed(f"a content header of {len(header)} bytes, {most_payload_bytes} may be")
+        method_payload = Struct(">IH").pack(BASIC_PUBLISH, 0) + self.target + b"\0"
+        out = [_frame(METHOD, channel, method_payload), _frame(HEADER, channel, header)]
+        body = memoryview(self.body)
+        out += [
+            _frame(BODY, channel, body[at : at + most_payload_bytes]) for at in range(0, len(body), most_payload_bytes)
+        ]
+        return b"".join(out)
+
+
+def read_publish(data: bytes) -> Publish:
+    """Read the frames of a whole publish.
+
+    Raises:
+        Malformed: they are something else, or cannot be read.
+    """
+    payloads: dict[int, list[memoryview]] = {METHOD: [], HEADER: [], BODY: []}
+    view, position, size = memoryview(data), 0, len(data)
+    while position < size:
+        if size - position < FRAME_BYTES:
+            raise Malformed(f"{size - position} bytes behind the frames of a publish")
+        kind, _, length = prefix_at(data, position)
+        stop = position + length + FRAME_BYTES
+        if stop > size or data[stop - 1] != FRAME_END or kind not in payloads:
+            raise Malformed("a frame that is none of a publish")
+        payloads[kind].append(view[position + PREFIX_BYTES : stop - 1])
+        position = stop
+    methods, headers = payloads[METHOD], payloads[HEADER]
+    if len(methods) != 1 or len(headers) != 1:
+        raise Malformed(f"a publish with {len(methods)} methods and {len(headers)} headers")
+    header, body = bytes(headers[0]), b"".join(payloads[BODY])
+    arguments = Reader(methods[0], 0, len(methods[0]))
+    is_publish = arguments.long() == BASIC_PUBLISH
+    arguments.short()
+    target = b"".join(bytes((len(each),)) + each for each in (arguments.short_string(), arguments.short_string()))
+    class_id, body_bytes, keys, _ = read_content_header(header, 0, len(header))
+    if not is_publish or class_id != BASIC or body_bytes != len(body):
+        raise Malformed(f"a method of class {class_id} with {len(body)} of {body_bytes} bytes of a body")
+    return Publish(target, keys, header, body)
+
+
+def _marked(header: bytes) -> bytes:
+    """Return the payload of a header frame with the mark in front of its headers."""
+    flags: int = _u16_at(header, _CONTENT_HEADER_BYTES - 2)[0]
+    if flags & _FLAG_MORE_FLAGS:
+        raise Malformed("a content header with properties that no message has")
+    reader = Reader(header, _CONTENT_HEADER_BYTES, len(header))
+    if flags & _FLAG_CONTENT_TYPE:
+        reader.short_string()
+    if flags & _FLAG_CONTENT_ENCODING:
+        reader.short_string()
+    begins = reader.position
+    table = _MARK + (reader.long_string() if flags & _FLAG_HEADERS else b"")
+    before = header[: _CONTENT_HEADER_BYTES - 2] + (flags | _FLAG_HEADERS).to_bytes(2, "big")
+    return b"".join(
+        (
+            before,
+            header[_CONTENT_HEADER_BYTES:begins],
+            len(table).to_bytes(4, "big"),
+            table,
+            header[reader.position :],
+        )
+    )
+
+
 _ANSWER: Final = Struct(">BHIIQBB")
 
 
@@ -313,7 +454,31 @@ def _short_string(text: bytes) -> bytes:
 
 
 def _method_frame(channel: int, payload: bytes) -> bytes:
-    return Struct(">BHI").pack(METHOD, channel, len(payload)) + payload + bytes((FRAME_END,))
+    return _frame(METHOD, channel, payload)
+
+
+def _frame(kind: int, channel: int, payload: Buffer) -> bytes:
+    return b"".join((Struct(">BHI").pack(kind, channel, len(payload)), payload, bytes((FRAME_END,))))
+
+
+def channel_open(channel: int) -> bytes:
+    """Make a channel.open."""
+    return _method_frame(channel, Struct(">IB").pack(CHANNEL_OPEN, 0))
+
+
+def channel_close(channel: int) -> bytes:
+    """Make a channel.close for no fault."""
+    return _method_frame(channel, Struct(">IHBHH").pack(CHANNEL_CLOSE, REPLY_SUCCESS, 0, 0, 0))
+
+
+def channel_close_ok(channel: int) -> bytes:
+    """Make the agreement to a channel.close."""
+    return _method_frame(channel, Struct(">I").pack(CHANNEL_CLOSE_OK))
+
+
+def basic_qos(channel: int) -> bytes:
+    """Make a basic.qos that changes nothing: it is answered once all before it has been looked at."""
+    return _method_frame(channel, Struct(">IIHB").pack(BASIC_QOS, 0, 0, 0))
 
 
 UNBLOCKED_FRAME: Final = _method_frame(0, Struct(">I").pack(CONNECTION_UNBLOCKED))

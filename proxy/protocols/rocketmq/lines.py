@@ -387,7 +387,7 @@ class Lines:
         if not self._lines:
             self._context.hear_of_writes(True)
         self._now_ns = now_ns
-        stage = Stage("resource", str(resources[0]))
+        stage = Stage("resource", str(resources[0]), self._context.stage.gives)
         line = Line(key, resources, group, stage, replays=queue is not None)
         ready = partial(self._ready, line)
         lost = partial(self._lose, line)

@@ -111,10 +111,10 @@ class RocketMQSession(Session):
             if stream.refusals and (stream.lost or self._limiting()):
                 batch.add_verdicts(stream.refusals)
             if self._alarm is not None:
-                refused = dict.fromkeys(requests.sends(), self._alarm)
-                if refused:
+                sends = requests.sends()
+                if sends:
+                    batch.add_verdicts(dict.fromkeys(sends, self._alarm))
                     self._stage.block(now_ns, on=True)
-                batch.add_verdicts(refused)
             if self._lines:
                 batch.add_verdicts(self._lines.later(requests))
             return batch

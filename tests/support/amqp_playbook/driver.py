@@ -14,7 +14,8 @@ from proxy.protocols.amqp091 import PROTOCOL
 from proxy.protocols.amqp091.memory import Hub
 from proxy.protocols.amqp091.options import AMQP091Options
 from proxy.protocols.amqp091.session import AMQP091Session
-from proxy.protocols.base import SessionContext, WireCounters
+from proxy.protocols.base import Replayed, SessionContext, WireCounters
+from proxy.spool.spool import Spool
 
 from . import frames
 
@@ -33,9 +34,13 @@ class Driver:
 
     Attributes:
         written: to either side.
+        writes: the sockets take everything at once.
+        later: says of what is behind a held request whether it is decided later.
         held: requests that are held with their tickets, in order.
         given_up: those that the session gave up.
         lost: those that it gave up before they were decided.
+        replayed: what became of queues of an earlier process.
+        writes: the broker's socket takes everything at once.
         requests: all that were decided.
         batches: likewise.
         scans: new sessions have the compiled part read what it can.
@@ -51,6 +56,7 @@ class Driver:
         options: AMQP091Options | None = None,
         hub: Hub | None = None,
         exempt: bool = False,
+        spool: Spool | None = None,
         keeps_order: bool = True,
         resources: "Resources | None" = None,
     ) -> None:
@@ -63,13 +69,19 @@ class Driver:
         self.requests: list[Request] = []
         self.batches: list[Batch] = []
         self.woken = False
+        self.writes = True
+        self.later: Callable[[Request], bool] = lambda request: request.refusal == "impossible"
         self.now_ns = 0
         self.left = dict.fromkeys(Side, b"")
         #: What peers have sent and was not read, as the session pauses.
         self.unread = dict.fromkeys(Side, b"")
         self._keeps_order = keeps_order
         self._rooms = {side: bytearray() for side in Side}
-        connection = ConnectionInfo(1, "main", "default", "192.0.2.1:4000", "192.0.2.1", exempt)
+        connection = ConnectionInfo(
+            1, "main", "default", "192.0.2.1:4000", "192.0.2.1", exempt, spools=spool is not None
+        )
+        self.replayed: list[Replayed] = []
+        self.hears_of_writes = False
         self.stage, self.writer = Stage("connection"), Stage("writer")
         context = SessionContext(
             connection,
@@ -84,10 +96,16 @@ class Driver:
             resources=Limits(RuleSet()).resources if self.scans and resources is None else resources,
             stage=self.stage,
             writer=self.writer,
+            spool=spool,
+            hear_of_writes=self._hear_of_writes,
+            replayed=self.replayed.append,
         )
         session = PROTOCOL.open_session(context)
         assert isinstance(session, AMQP091Session)
         self.session = session
+
+    def _hear_of_writes(self, on: bool) -> None:  # noqa: FBT001 - as SessionContext has it
+        self.hears_of_writes = on
 
     def _wake(self) -> None:
         self.woken = True
@@ -119,6 +137,8 @@ class Driver:
         for side, written in self.written.items():
             for each in self.session.take(side):
                 written.extend(each)
+            if self.writes and self.hears_of_writes:
+                self.session.written(side, self.now_ns)
 
     def give(self, side: Side, data: bytes, random: Random | None = None, longest: int = 1 << 20) -> None:
         """Give a peer's bytes, in chunks of random length if there is a random; what the session pauses at waits."""
@@ -175,7 +195,7 @@ class Driver:
         for index, request in enumerate(batch.requests):
             verdict = self.decide(request)
             if request.order_key in keys:
-                verdict = Hold(ORDERS, "rule", Ticket(lambda: None)) if request.refusal == "answered" else Later()
+                verdict = Later() if self.later(request) else Hold(ORDERS, "rule", Ticket(lambda: None))
             if isinstance(verdict, Hold):
                 tickets.append((request, verdict.ticket))
                 if self._keeps_order:

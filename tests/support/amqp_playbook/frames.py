@@ -144,6 +144,10 @@ def greeting(
     hears_blocked: bytes = b"t\1",
 ) -> bytes:
     """Return what a client says until its connection is open; ``hears_blocked`` is a value with its type in front."""
+    return HEADER + start_ok(user, hears_blocked) + tune_ok(2047, frame_max, heartbeat_s) + connection_open(vhost)
+
+
+def start_ok(user: str = "guest", hears_blocked: bytes = b"t\1") -> bytes:
     capabilities = b"F" + table({"publisher_confirms": b"t\1", "connection.blocked": hears_blocked})
     said: dict[str, str | list[str] | bytes] = {
         "product": "pika",
@@ -152,23 +156,34 @@ def greeting(
         "capabilities": capabilities,
         "connection_name": "orders-1",
     }
-    start_ok = table(said) + short("PLAIN") + long(f"\0{user}\0secret") + short("en_US")
-    return (
-        HEADER
-        + method(0, 10, 11, start_ok)
-        + method(0, 10, 31, struct.pack(">HIH", 2047, frame_max, heartbeat_s))
-        + method(0, 10, 40, short(vhost) + b"\0\0")
-    )
+    arguments = table(said) + short("PLAIN") + long(f"\0{user}\0secret") + short("en_US")
+    return method(0, 10, 11, arguments)
+
+
+def tune_ok(channel_max: int, frame_max: int = FRAME_MAX, heartbeat_s: int = 0) -> bytes:
+    return method(0, 10, 31, struct.pack(">HIH", channel_max, frame_max, heartbeat_s))
+
+
+def connection_open(vhost: str = "/") -> bytes:
+    return method(0, 10, 40, short(vhost) + b"\0\0")
 
 
 def welcome(frame_max: int = FRAME_MAX, heartbeat_s: int = 0) -> bytes:
     """Return what a broker says until a client's connection is open."""
-    start = b"\0\x09" + table({"product": "RabbitMQ"}) + long("PLAIN AMQPLAIN") + long("en_US")
-    return (
-        method(0, 10, 10, start)
-        + method(0, 10, 30, struct.pack(">HIH", 2047, frame_max, heartbeat_s))
-        + method(0, 10, 41, b"\0")
-    )
+    return start() + tune(2047, frame_max, heartbeat_s) + open_ok()
+
+
+def start() -> bytes:
+    arguments = b"\0\x09" + table({"product": "RabbitMQ"}) + long("PLAIN AMQPLAIN") + long("en_US")
+    return method(0, 10, 10, arguments)
+
+
+def tune(channel_max: int, frame_max: int = FRAME_MAX, heartbeat_s: int = 0) -> bytes:
+    return method(0, 10, 30, struct.pack(">HIH", channel_max, frame_max, heartbeat_s))
+
+
+def open_ok() -> bytes:
+    return method(0, 10, 41, b"\0")
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from limiter.buckets.limiter import LimiterState
 from limiter.counting.rejections import TrafficSecond
 from limiter.rules.rule_set import RuleSet
 from proxy.control import Cleared, DataPath, Event, LimitCommand, LimitCommandReply
-from proxy.stats.flow import FlowState, Purged, SpoolState
+from proxy.stats.flow import AlarmState, FlowState, Purged, SpoolState
 from proxy.stats.question import (
     AppliedLimit,
     Explanation,
@@ -86,6 +86,12 @@ SNAPSHOT = Snapshot(
         ("topic", "orders", "bytes"): Limit(4_194_304.0, "edit"),
     },
     processing=Durations((3, 2, *(0,) * 15, 1), 12.5),
+    alarms=(AlarmState("memory"), AlarmState("disk", total=2, stood_s=1.5)),
+    busy_ratio=0.25,
+    stages={("connection", "flow"): 3},
+    waited_seconds={"flow": 2.5},
+    bottlenecks={"disk": 3},
+    spool=SpoolState(queues=1, messages={"delta": 7}, memory_limit_bytes=32, disk_limit_bytes=64, lost_total=1),
     held=Durations((0,) * 12 + (4,) + (0,) * 5, 1.0),
     round_trip=Durations(),
 )

@@ -62,6 +62,11 @@ allowed_hosts = {{ concat $own .Values.admin.allowedHosts | toJson }}
 tls_certificate_file = "/etc/sluice-tls/tls.crt"
 tls_key_file = "/etc/sluice-tls/tls.key"
 {{- end }}
+{{- if not (regexMatch "(?m)^\\s*\\[spool\\]" .Values.config) }}
+
+[spool]
+max_disk_bytes = {{ int64 .Values.state.spoolBytes }}
+{{- end }}
 {{- range .Values.listeners }}
 
 [[listeners]]

@@ -103,8 +103,29 @@ async def test_every_counter_of_the_snapshot_is_there(
         ("sluice_rule_set_version", ()): 7,
         ("sluice_limiting", ()): 1,
         ("sluice_draining", ()): 0,
+        ("sluice_loop_busy_ratio", ()): 0.0,
         ("sluice_log_lines_dropped_total", ()): 2,
+        ("sluice_alarm", (("scarce", "memory"),)): 0,
+        ("sluice_alarm", (("scarce", "disk"),)): 0,
+        ("sluice_alarms_total", (("scarce", "memory"),)): 0,
+        ("sluice_alarms_total", (("scarce", "disk"),)): 2,
+        ("sluice_loop_busy_ratio", ()): 0.25,
+        ("sluice_stages", (("kind", "connection"), ("state", "flow"))): 3,
+        ("sluice_bottleneck_connections", (("cause", "disk"),)): 3,
+        ("sluice_spool_queues", ()): 1,
+        ("sluice_spool_messages", (("place", "delta"),)): 7,
+        ("sluice_spool_memory_bytes", ()): 0,
+        ("sluice_spool_memory_limit_bytes", ()): 32,
+        ("sluice_spool_disk_bytes", ()): 0,
+        ("sluice_spool_disk_limit_bytes", ()): 64,
+        ("sluice_spool_stopped", ()): 0,
+        **{
+            (f"sluice_spool_{what}_total", ()): 1 if what == "lost" else 0
+            for what in ("stops", "in", "out", "written", "read", "lost", "expired", "too_old")
+        },
     }
+    assert found["sluice_connection_state_seconds_total", (("state", "flow"),)] == 2.5
+    assert found["sluice_alarm_seconds_total", (("scarce", "disk"),)] == 1.5
 
 
 @pytest.mark.parametrize("accept", ["", OPENMETRICS])

@@ -1,0 +1,425 @@
+"""Sends what an earlier process left in the spool: publishes that could not be confirmed, so nobody sends them again.
+
+Queues are replayed by the next connection of the same user, vhost and listener, since Sluice has no credentials of its
+own. It has a channel of its own there, whose number the client was not offered (``about``), and of which the client
+sees nothing. Each message is marked by a header, as it may have been sent on before, and waits for limits as any other
+publish that cannot be refused. An entry leaves the spool when its bytes are handed on; so what is left when a
+connection ends is there for the next one.
+
+A broker closes a channel for what it cannot route, and does not say for which message. So all queues are asked about at
+once, but only one at a time sends: before the next one does, the broker has to answer a basic.qos, and has looked
+at all that came before. What is left of a queue for which it closed the channel is dropped.
+
+========== ======================================= =============================================================
+channel    what is waited for                      then
+========== ======================================= =============================================================
+SHUT       a message that may go                   channel.open: OPENING
+OPENING    channel.open-ok                         OPEN
+OPEN       messages that may go                    sends those of the owner; basic.qos for another owner: SETTLING;
+                                                   channel.close if there is nothing left: CLOSING
+SETTLING   basic.qos-ok                            OPEN, without an owner
+CLOSING    channel.close-ok                        DONE
+DONE       nothing any more
+any        channel.close of the broker's           channel.close-ok; the owner is dropped: SHUT, or DONE
+========== ======================================= =============================================================
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from enum import Enum
+from functools import partial
+from typing import Final
+
+from limiter.rules.resource import Resource
+from proxy.deciding.batch import Batch, Hold, Later, Request
+from proxy.protocols.amqp091 import wire
+from proxy.protocols.amqp091.names import Names
+from proxy.protocols.amqp091.wire import Malformed, Reader
+from proxy.protocols.base import Replayed, SessionContext
+from proxy.spool.queue import Queue
+from proxy.spool.spool import QueueName, Spool
+
+#: So many queues are asked about at once: each may have a message in memory that is as large as messages get.
+_MOST_AT_ONCE: Final = 8
+#: So many messages of one queue are sent before another gets its turn.
+_MOST_IN_TURN: Final = 256
+#: So much may be on its way to the broker's socket.
+_MOST_UNWRITTEN_BYTES: Final = 256 * 1024
+#: Messages that have expired or cannot be read are dropped that many at a time.
+_MOST_DROPPED: Final = 1024
+#: When to ask again what a handler does not decide.
+_AGAIN_NS: Final = 10_000_000
+#: With what a broker closes a connection that did no wrong: it shuts down, or was told to.
+_FORCED: Final = wire.CONNECTION_FORCED
+#: After so many connections that were closed over a queue, it is dropped.
+_MOST_FAILURES: Final = 3
+_KEY_BITS: Final = (1 << 62) - 1
+
+
+class _Head(Enum):
+    """The first message of a queue."""
+
+    UNKNOWN = 1
+    READING = 2
+    ASKED = 3
+    HELD = 4
+    GRANTED = 5
+
+
+class _Line:
+    """One queue.
+
+    Attributes:
+        queue: in the spool.
+        head: what is known of its first message.
+        request: for that one, while it is ASKED or HELD.
+        frames: what goes to the broker of it, from then on.
+        sent: how many messages were handed on; likewise the next two.
+        expired: whose own time to live was over.
+        dropped: that cannot be sent on this connection, or were purged.
+    """
+
+    __slots__ = ("dropped", "expired", "frames", "head", "name", "queue", "request", "sent")
+
+    def __init__(self, queue: Queue) -> None:
+        self.queue = queue
+        self.name = QueueName.read(queue.name)
+        self.head = _Head.UNKNOWN
+        self.request: Request | None = None
+        self.frames = b""
+        self.sent = self.expired = self.dropped = 0
+
+
+class _Channel(Enum):
+    """The module's docstring says what each waits for."""
+
+    SHUT = 1
+    OPENING = 2
+    OPEN = 3
+    SETTLING = 4
+    CLOSING = 5
+    DONE = 6
+
+
+class Replay:
+    """What one connection replays.
+
+    Args:
+        context: of its session, with a spool.
+        queues: taken of the spool's.
+        names: of what requests are charged to.
+        number: of the channel.
+        most_payload_bytes: of one frame.
+        send: hands frames on to the broker, if it can be done now; says whether it was.
+        failures: how often connections were closed over queues, by their numbers; shared by all sessions.
+
+    Attributes:
+        number: as given.
+        batch: what is being decided.
+        again_ns: when to call ``ask`` though nobody was woken, or None.
+    """
+
+    def __init__(
+        self,
+        context: SessionContext,
+        queues: Sequence[Queue],
+        names: Names,
+        number: int,
+        most_payload_bytes: int,
+        *,
+        send: Callable[[bytes], bool],
+        failures: dict[int, int],
+    ) -> None:
+        assert context.spool is not None  # noqa: S101 - where the queues are from
+        self.number = number
+        self.batch: Batch | None = None
+        self.again_ns: int | None = None
+        self._spool: Spool = context.spool
+        self._wake, self._give_up, self._report = context.wake, context.give_up, context.replayed
+        self._names, self._most_payload_bytes = names, most_payload_bytes
+        self._send, self._failures = send, failures
+        self._channel = _Channel.SHUT
+        #: Those to come, and those that are asked about: in the order in which they get their turns.
+        self._later = deque(_Line(queue) for queue in queues)
+        self._lines: deque[_Line] = deque()
+        #: Whose messages the broker looks at, or may still do, and how many it has been sent in this turn.
+        self._owner: _Line | None = None
+        self._turn = 0
+        self._unwritten_bytes = 0
+        #: What has to be said before anything else is.
+        self._answer = b""
+        self._is_stopped = False
+        self._begin_some()
+
+    # --- Deciding ---------------------------------------------------------------------------------
+
+    def asks(self) -> bool:
+        """Say whether there is something to ask about."""
+        return any(line.head is _Head.UNKNOWN for line in self._lines)
+
+    def ask(self, now_ns: int) -> list[Request]:
+        """Return requests for what comes next of each queue, as far as that is known."""
+        self.again_ns = None
+        requests = []
+        for line in list(self._lines):
+            if line.head is _Head.UNKNOWN:
+                request = self._next(line, now_ns)
+                if request is not None:
+                    requests.append(request)
+        self.go_on()
+        return requests
+
+    def _next(self, line: _Line, now_ns: int) -> Request | None:
+        """Return the request for the first message of a queue that can be sent."""
+        queue = line.queue
+        for _ in range(_MOST_DROPPED):
+            entry = queue.head()
+            if entry is None:
+                # All has gone, or it is on disk.
+                line.head = _Head.READING
+                return None
+            if queue.ending(now_ns) == "expired":
+                queue.pop("expired")
+                line.expired += 1
+                continue
+            if entry.content is None:
+                line.head = _Head.READING
+                queue.fetch()
+                return None
+            try:
+                publish = wire.read_publish(b"".join(entry.content))
+                line.frames = publish.frames(self.number, self._most_payload_bytes)
+            except Malformed:
+                queue.pop()
+                line.dropped += 1
+                continue
+            target = self._names.target(publish.target, publish.target[0])
+            resources = self._names.with_copies(target, publish.keys) if publish.keys else target.resources
+            line.head = _Head.ASKED
+            line.request = Request(
+                resources,
+                entry.messages,
+                entry.cost_bytes or entry.size_bytes,
+                "",
+                "impossible",
+                hash(("replay", queue.number)) & _KEY_BITS,
+                line,
+                since_ns=entry.entered_ns,
+            )
+            return line.request
+        self._wake()
+        return None
+
+    def asked(self, batch: Batch, now_ns: int) -> None:
+        """Take the verdicts on what ``ask`` returned."""
+        self.batch = None
+        for index, request in enumerate(batch.requests):
+            line, verdict = request.handle, batch.verdicts.get(index)
+            if not isinstance(line, _Line):
+                continue
+            if line.request is not request:
+                # Its queue was dropped or given back meanwhile.
+                if isinstance(verdict, Hold):
+                    self._give_up((request,))
+            elif isinstance(verdict, Hold):
+                line.head = _Head.HELD
+            elif isinstance(verdict, Later):
+                line.head, line.request = _Head.UNKNOWN, None
+                self.again_ns = now_ns + _AGAIN_NS
+            else:
+                line.head, line.request = _Head.GRANTED, None
+        self.go_on()
+
+    def resolved(self, request: Request) -> bool:
+        """Let a held message go; say whether it is one of these."""
+        line = request.handle
+        if not isinstance(line, _Line):
+            return False
+        if line.request is request:
+            line.head, line.request = _Head.GRANTED, None
+            self.go_on()
+        return True
+
+    # --- Sending ----------------------------------------------------------------------------------
+
+    def go_on(self) -> None:
+        """Send what may go, and whatever has to come before or behind it."""
+        while self._step():
+            pass
+
+    def _step(self) -> bool:
+        """Send one thing if there is one and it can be; say whether it was."""
+        if self._answer and not self._send(self._answer):
+            return False
+        channel, self._answer = self._channel, b""
+        if channel is _Channel.SHUT:
+            if self._is_over():
+                self._channel = _Channel.DONE
+            elif self._granted() is not None and self._send(wire.channel_open(self.number)):
+                self._channel = _Channel.OPENING
+            return False
+        if channel is not _Channel.OPEN:
+            return False
+        owner = self._owner
+        if owner is not None and owner.head is _Head.GRANTED and (self._turn < _MOST_IN_TURN or not self._others()):
+            return self._send_head(owner)
+        if owner is not None:
+            # It goes on, unless another one can and this one cannot for now, or has had its turn.
+            is_done = not owner.queue.count
+            waits = owner.head in {_Head.HELD, _Head.READING} or self._turn >= _MOST_IN_TURN
+            if (is_done or (waits and self._others())) and self._send(wire.basic_qos(self.number)):
+                self._channel = _Channel.SETTLING
+            return False
+        if self._is_over():
+            if self._send(wire.channel_close(self.number)):
+                self._channel = _Channel.CLOSING
+            return False
+        self._owner, self._turn = self._granted(), 0
+        return self._owner is not None
+
+    def _send_head(self, line: _Line) -> bool:
+        frames = line.frames
+        if self._unwritten_bytes >= _MOST_UNWRITTEN_BYTES or not self._send(frames):
+            return False
+        self._unwritten_bytes += len(frames)
+        self._turn += 1
+        line.queue.pop()
+        line.sent += 1
+        line.head, line.frames = _Head.UNKNOWN, b""
+        self._wake()
+        return True
+
+    def _granted(self) -> _Line | None:
+        """Return the next whose first message may go."""
+        return next((line for line in self._lines if line.head is _Head.GRANTED), None)
+
+    def _others(self) -> bool:
+        return any(line.head is _Head.GRANTED for line in self._lines if line is not self._owner)
+
+    def _is_over(self) -> bool:
+        """Be done with queues of which nothing is left; say whether it was the last."""
+        for line in list(self._lines):
+            if not line.queue.count and line is not self._owner:
+                self._finish(line)
+        return not self._lines
+
+    def is_unwritten(self) -> bool:
+        """Say whether to tell when all that was sent is written."""
+        return self._unwritten_bytes > 0
+
+    def written(self) -> None:
+        """Take note that all that was sent is with the kernel."""
+        if self._unwritten_bytes:
+            self._unwritten_bytes = 0
+            self._wake()
+
+    # --- What the broker says ---------------------------------------------------------------------
+
+    def hear(self, method: int, arguments: Reader) -> None:
+        """Take a method of the broker's on this channel."""
+        if self._is_stopped:
+            return
+        channel = self._channel
+        if method == wire.CHANNEL_CLOSE:
+            code, text = arguments.short(), arguments.short_string().decode(errors="replace")
+            self._answer = wire.channel_close_ok(self.number)
+            self._broker_closes(f"the broker closed the channel: {code} {text}")
+        elif (method, channel) == (wire.CHANNEL_OPEN_OK, _Channel.OPENING):
+            self._channel = _Channel.OPEN
+        elif (method, channel) == (wire.BASIC_QOS_OK, _Channel.SETTLING):
+            self._channel = _Channel.OPEN
+            owner, self._owner = self._owner, None
+            if owner is not None:
+                # The others first.
+                self._lines.remove(owner)
+                self._lines.append(owner)
+        elif (method, channel) == (wire.CHANNEL_CLOSE_OK, _Channel.CLOSING):
+            self._channel = _Channel.DONE
+
+    def _broker_closes(self, reason: str) -> None:
+        if self._channel in {_Channel.CLOSING, _Channel.DONE}:
+            self._channel = _Channel.DONE
+            return
+        line = self._owner or self._granted()
+        self._channel, self._owner = _Channel.SHUT, None
+        if line is not None:
+            self._drop(line, reason)
+
+    # --- Ends -------------------------------------------------------------------------------------
+
+    def stop(self, code: int = _FORCED, text: str = "") -> None:
+        """Send nothing more, and let another connection replay what is left, as this one ends.
+
+        Args:
+            code: with which the broker ends it, if it does.
+            text: what it says.
+        """
+        self._is_stopped = True
+        suspect = (self._owner or self._granted()) if self._channel is not _Channel.SHUT else None
+        if code != _FORCED and suspect is not None:
+            failures = self._failures.get(suspect.queue.number, 0) + 1
+            self._failures[suspect.queue.number] = failures
+            if failures >= _MOST_FAILURES:
+                self._drop(suspect, f"the broker closed {failures} connections over it: {code} {text}")
+        self._channel, self._owner, self._answer = _Channel.DONE, None, b""
+        self._unwritten_bytes = 0
+        for line in (*self._lines, *self._later):
+            self._forget_head(line)
+            if not line.queue.count:
+                self._finish(line)
+                continue
+            if line.sent or line.expired or line.dropped:
+                self._tell(line, line.queue.count, 0, "")
+            self._spool.give_back(line.queue)
+        self._lines.clear()
+        self._later.clear()
+
+    def purge(self, resource: Resource) -> int:
+        """Drop what is left for a resource; return how many messages that were."""
+        count = 0
+        for line in (*self._lines, *self._later):
+            if (line.name.kind, line.name.name) == (resource.kind, resource.name):
+                self._forget_head(line)
+                dropped = line.queue.purge()
+                line.dropped += dropped
+                count += dropped
+        self.go_on()
+        return count
+
+    def _drop(self, line: _Line, reason: str) -> None:
+        """Drop what is left of a queue."""
+        self._forget_head(line)
+        dropped = line.queue.purge()
+        self._finish(line, dropped, reason)
+
+    def _finish(self, line: _Line, dropped: int = 0, reason: str = "") -> None:
+        """Be done with a queue of which nothing is left."""
+        self._forget_head(line)
+        self._failures.pop(line.queue.number, None)
+        line.queue.close()
+        self._lines.remove(line)
+        self._tell(line, 0, dropped, reason)
+        self._begin_some()
+
+    def _forget_head(self, line: _Line) -> None:
+        request, line.request = line.request, None
+        if request is not None and line.head is _Head.HELD:
+            self._give_up((request,))
+        line.head, line.frames = _Head.UNKNOWN, b""
+
+    def _tell(self, line: _Line, left: int, dropped: int, reason: str) -> None:
+        self._report(Replayed(line.name, line.sent, line.expired, line.dropped + dropped, left, reason))
+
+    def _begin_some(self) -> None:
+        """Begin to ask about as many queues as may be asked about."""
+        while self._later and len(self._lines) < _MOST_AT_ONCE:
+            line = self._later.popleft()
+            line.queue.ready = partial(self._ready, line)
+            self._lines.append(line)
+            self._wake()
+
+    def _ready(self, line: _Line, _: Queue) -> None:
+        """Take note that more of a queue has been read."""
+        if line.head is _Head.READING:
+            line.head = _Head.UNKNOWN
+            self._wake()
