@@ -271,6 +271,10 @@ class Lines:
         """How many requests are put aside, without those of an earlier process."""
         return sum(line.count for line in self._lines.values() if not line.replays) if self._lines else 0
 
+    def is_full(self) -> bool:
+        """Say whether nothing more should be put aside for now; who had to wait for that is woken."""
+        return bool(self._lines) and self._spool.is_stopped
+
     def stages(self) -> Iterator[Stage]:
         """Return the stages of the lines."""
         return iter([line.stage for line in self._lines.values()])
@@ -387,7 +391,7 @@ class Lines:
         if not self._lines:
             self._context.hear_of_writes(True)
         self._now_ns = now_ns
-        stage = Stage("resource", str(resources[0]), self._context.stage.gives)
+        stage = Stage("resource", str(resources[0]), self._context.stage.gives, self._context.wake)
         line = Line(key, resources, group, stage, replays=queue is not None)
         ready = partial(self._ready, line)
         lost = partial(self._lose, line)

@@ -324,6 +324,15 @@ class RocketMQSession(Session):
         """Return the bytes of our own answers not yet taken, or of released copies that wait for a boundary."""
         return self._own_bytes if side is Side.CLIENT else self._requests.held.waiting_bytes
 
+    def paused(self, side: Side) -> bool:
+        """Say so of a client of which something is put aside, while the spool is full.
+
+        But what has begun to go on is read to its end: nothing else can go on before.
+        """
+        if side is Side.BROKER or self._lines is None or self._requests.is_cut:
+            return False
+        return self._lines.is_full()
+
     def in_flight(self) -> int:
         """Return the held requests, and those without an answer of the broker's or ours, long polls left aside."""
         aside = 0 if self._lines is None else self._lines.count

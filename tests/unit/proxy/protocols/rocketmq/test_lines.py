@@ -375,10 +375,29 @@ class TestCredit:
             connection.client(slow(*range(opaque, opaque + 50), body=b"x" * 900))
             opaque += 50
             assert opaque < 10_000
+        assert connection.session.paused(Side.CLIENT)
+        assert not connection.session.paused(Side.BROKER)
+        assert not connection.woken
         shared.disk.finish_all = real  # type: ignore[method-assign]
         shared.settle()
         shared.spool.tick(shared.now_ns)
         assert not connection.stage.out_of_credit
+        assert not connection.session.paused(Side.CLIENT)
+
+    def test_who_is_not_to_put_anything_aside_is_not_read_until_the_disk_has_written(self) -> None:
+        shared = Shared(replace(SLOW, rate_per_s=1), memory_bytes=20_000)
+        connection, other = Connection(shared), Connection(shared, 2)
+        real, shared.disk.finish_all = shared.disk.finish_all, lambda: None  # type: ignore[method-assign]
+        connection.client(slow(*range(40), body=b"x" * 900))
+        assert connection.session.paused(Side.CLIENT)
+        assert not other.session.paused(Side.CLIENT)
+        connection.client(send("free", 1, body=b"x" * 1000)[:500])
+        assert not connection.session.paused(Side.CLIENT)
+        connection.woken = False
+        shared.disk.finish_all = real  # type: ignore[method-assign]
+        shared.disk.finish_all()
+        shared.spool.tick(shared.now_ns)
+        assert connection.woken
 
 
 def test_frames_are_cut() -> None:
