@@ -41,7 +41,7 @@ from proxy.deciding.batch import (
 )
 from proxy.flow.credit import Stage
 from proxy.protocols.base import SessionContext
-from proxy.protocols.rocketmq.forbidden import LOST, PURGED, TOO_OLD, put_aside_in_vain
+from proxy.protocols.rocketmq.forbidden import LOST, PURGED, TOO_OLD, no_room, put_aside_in_vain
 from proxy.protocols.rocketmq.gathered import Gathered
 from proxy.protocols.rocketmq.held import HeldFrame
 from proxy.protocols.rocketmq.replayed import mark_replayed
@@ -220,7 +220,7 @@ class Lines:
         spool: the context's.
         goes_on: writes a request to the broker, whose content is given.
         goes_on_coming: does that with a request of which more is to come, and with that.
-        refuse: answers a request that is refused; no oneway.
+        refuse: answers a request that is refused, of a kind and with a number; no oneway.
         forget_coming: forgets a request of which more is to come, and that.
         undo: undoes the end of a transaction.
 
@@ -236,7 +236,7 @@ class Lines:
         *,
         goes_on: Callable[[Aside, Sequence[Piece]], None],
         goes_on_coming: Callable[[Request, HeldFrame], None],
-        refuse: Callable[[Line, int, Refuse], None],
+        refuse: Callable[[str, int, Refuse], None],
         forget_coming: Callable[[HeldFrame], None],
         undo: Callable[[Ended], None],
     ) -> None:
@@ -346,6 +346,21 @@ class Lines:
             is_refusable=not aside.oneway,
             is_recoverable=aside.oneway and line.kind in _REPLAYED,
         )
+
+    def has_no_room(self, aside: Aside) -> None:
+        """Refuse the request with which a line began, as there is no room for the rest of it."""
+        request = aside.request
+        if aside.state == _HELD and request is not None:
+            aside.request = None
+            self._context.give_up((request,))
+        self._refuse_one(aside, no_room(aside.line.resources[0]))
+        self._advance(aside.line)
+
+    def had_no_room(self, request: Request, opaque: int) -> None:
+        """Refuse a request that was to be put behind others, likewise."""
+        self._context.lose((request,))
+        if request.refusal == "answered":
+            self._refuse(request.resources[0].kind, opaque, no_room(request.resources[0]))
 
     def _append(
         self, line: Line, request: Request, header: Header, data: bytes, now_ns: int, *, ended: Ended | None
@@ -614,8 +629,8 @@ class Lines:
         aside.state = _REFUSED
         line = aside.line
         self._forget(line, aside.handle)
-        if not aside.lost:
-            self._refuse(line, aside.opaque, refuse)
+        if not aside.lost and not aside.oneway:
+            self._refuse(line.kind, aside.opaque, refuse)
         if aside.held is not None:
             self._forget_coming(aside.held)
             aside.held, aside.content = None, ()
@@ -653,6 +668,9 @@ class Lines:
         """Let a request go to the broker; return whether it is done with, or has to wait for its content."""
         line, held = aside.line, aside.held
         if held is not None:
+            if held.room is not None and held.room.lost:
+                self._refuse_one(aside, no_room(line.resources[0]))
+                return True
             aside.held = None
             request = Request(line.resources, aside.messages, aside.size_bytes, line.group, "answered", None, held)
             line.take_ended(aside.handle)
@@ -712,7 +730,7 @@ class Lines:
             self._count_lost(line, len(handles), 0)
             for handle in handles:
                 self._forget(line, handle)
-                self._refuse(line, opaque_of(handle), put_aside_in_vain(line.resources[0], LOST))
+                self._refuse(line.kind, opaque_of(handle), put_aside_in_vain(line.resources[0], LOST))
 
     def taken(self) -> None:
         """Take note that all that was to be written to the broker was taken."""
@@ -793,7 +811,7 @@ class Lines:
         self._count_lost(line, count, 0)
         line.oneways -= oneway
         if not oneway:
-            self._refuse(line, opaque_of(handle), put_aside_in_vain(line.resources[0], PURGED))
+            self._refuse(line.kind, opaque_of(handle), put_aside_in_vain(line.resources[0], PURGED))
 
     # --- Ends -------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from proxy.protocols.rocketmq.forbidden import Forbidden
 from proxy.protocols.rocketmq.gathered import first_opaque
 from proxy.protocols.rocketmq.held import HeldFrame
 from proxy.protocols.rocketmq.limit_commands import LimitCommandReader
-from proxy.protocols.rocketmq.lines import Aside, Line, Lines
+from proxy.protocols.rocketmq.lines import Aside, Lines
 from proxy.protocols.rocketmq.options import RocketMQOptions
 from proxy.protocols.rocketmq.pending import Pending
 from proxy.protocols.rocketmq.replies import busy_answer
@@ -243,9 +243,9 @@ class RocketMQSession(Session):
     def _go_on_coming(self, request: Request, held: HeldFrame) -> None:
         self._requests.release(request, held, self._out[Side.BROKER])
 
-    def _refuse_aside(self, line: Line, opaque: int, refuse: Refuse) -> None:
+    def _refuse_aside(self, kind: str, opaque: int, refuse: Refuse) -> None:
         if not self._client_gone:
-            self._refuse(Refused(1, [busy_answer(refuse, opaque, line.kind)]))
+            self._refuse(Refused(1, [busy_answer(refuse, opaque, kind)]))
 
     def _pass_on(self, batch: Batch | None) -> None:
         stream = self._requests

@@ -14,6 +14,7 @@ from playbook.put_aside import NS_PER_S, Connection, Shared, frames_of, headers
 from limiter.rules.resource import Resource
 from limiter.rules.rule import Rule
 from limiter.rules.rule_set import RuleSet
+from proxy.common.buffers import GatherRoom
 from proxy.deciding.batch import Side
 from proxy.deciding.rate_limit import RateLimitOptions
 
@@ -249,6 +250,73 @@ class TestTransactions:
         assert len(hub) == 0
         connection.close()
         assert len(hub) == 4
+
+
+class TestRoom:
+    """For what has not come completely."""
+
+    BIG = slow(2, body=b"x" * 1_000_000)
+
+    @pytest.mark.parametrize("first", [b"", slow(5)])
+    @pytest.mark.parametrize("flag", [0, ONEWAY])
+    def test_what_there_is_no_room_for_is_refused_and_swallowed(self, first: bytes, flag: int) -> None:
+        shared = Shared(SLOW)
+        shared.room = GatherRoom(400_000)
+        connection = Connection(shared)
+        big = slow(2, body=b"x" * 1_000_000, flag=flag)
+        stream = slow(1) + first + big + slow(3)
+        for at in range(0, len(stream), 50_000):
+            connection.client(stream[at : at + 50_000])
+        assert connection.refused == ([] if flag else [2])
+        assert shared.room.taken_bytes == 0
+        assert connection.session._requests.held.size_bytes == 0
+        shared.pass_s(10)
+        assert connection.given[Side.BROKER] == slow(1) + first + slow(3)
+        assert shared.limits.held == (0, 0)
+        assert connection.session.between_frames(Side.CLIENT)
+
+    def test_a_large_chunk_without_room_is_refused_at_once(self) -> None:
+        shared = Shared(SLOW)
+        shared.room = GatherRoom(100_000)
+        connection = Connection(shared)
+        connection.client(slow(1) + self.BIG[:500_000])
+        assert connection.refused == [2]
+        connection.client(self.BIG[500_000:] + slow(3))
+        shared.pass_s(1)
+        assert connection.sent == [1, 3]
+        assert shared.limits.held == (0, 0)
+
+    def test_room_is_given_back_when_all_has_come_or_its_turn_has(self) -> None:
+        shared = Shared(SLOW)
+        connection = Connection(shared)
+        connection.client(slow(1) + self.BIG[:500_000])
+        assert shared.room.taken_bytes > 0
+        shared.pass_s(1)
+        assert shared.room.taken_bytes == 0
+        connection.client(self.BIG[500_000:])
+        connection.client(slow(3, 4) + self.BIG[:500_000])
+        connection.client(self.BIG[500_000:])
+        assert shared.room.taken_bytes == 0
+        connection.client(self.BIG[:500_000])
+        connection.close()
+        assert shared.room.taken_bytes == 0
+
+    def test_a_head_that_has_lost_its_room_is_refused_when_its_turn_comes(self) -> None:
+        shared = Shared(SLOW)
+        shared.room = GatherRoom(1_000_000)
+        connection = Connection(shared)
+        connection.client(slow(1) + self.BIG[:500_000])
+        (gathering,) = shared.room._gatherings
+        shared.room.give_back(gathering)
+        gathering.lost = True
+        assert gathering.lose is not None
+        gathering.lose()
+        assert connection.session._requests.held.size_bytes == 0
+        shared.pass_s(1)
+        assert connection.refused == [2]
+        connection.client(self.BIG[500_000:] + slow(3))
+        shared.pass_s(1)
+        assert connection.sent == [1, 3]
 
 
 class TestPurge:
