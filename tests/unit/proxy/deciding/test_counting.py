@@ -111,6 +111,12 @@ def test_what_passes_is_counted_for_each_of_its_resources(told: Told) -> None:
     assert (second.resources[0].languages, second.resources[0].clients) == ({"JAVA": (2, 0)}, ("192.0.2.1",))
 
 
+def test_what_was_never_decided_is_dropped_and_one_may_stand_for_many(told: Told) -> None:
+    one, other = request("a", messages=2, size_bytes=10), request("a", messages=3, size_bytes=200)
+    told.tally.lost([one, one, one, other, one], 0, told.sender)
+    assert told.outcomes() == {"a": {"dropped": Amount(5, 11, 240)}}
+
+
 def test_runs_of_verdicts_are_told_apart(told: Told) -> None:
     once, again = refuse("one", 5), refuse("two", 9)
     requests = [request("a", messages=1 << at, size_bytes=10**at) for at in range(6)]
