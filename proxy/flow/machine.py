@@ -1,4 +1,4 @@
-"""What the machine says of memory and disk: what may be used, what this process uses, what is free.
+"""What the machine says of memory, disk and processor: what may be used, what this process uses, what is free.
 
 Each function reads anew and returns None for what cannot be known; none raises. ``memory_limit`` takes about a
 millisecond and can change while the process runs; the others take some 10 µs. Linux only: elsewhere memory is unknown.
@@ -53,6 +53,19 @@ def resident_bytes(root: Path = _ROOT) -> int | None:
     """
     words = _read(root / "proc/self/statm").split()
     return int(words[1]) * _PAGE_BYTES if len(words) > 1 and words[1].isdecimal() else None
+
+
+def busy_ns(root: Path = _ROOT) -> int | None:
+    """Return for how long the thread that asks has run since it began, or was to run and had no processor.
+
+    Waiting for sockets, files or locks is not counted. So a share of all time near 1 means that the thread has none to
+    spare, whether it uses the processor itself, others do, or a control group's limit holds it back.
+
+    Args:
+        root: where ``proc`` is.
+    """
+    words = _read(root / "proc/thread-self/schedstat").split()
+    return int(words[0]) + int(words[1]) if len(words) > 1 and all(map(str.isdecimal, words)) else None
 
 
 def free_bytes(folder: Path) -> int | None:

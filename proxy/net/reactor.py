@@ -124,45 +124,12 @@ class Timer:
         self._among.pop(self, None)
 
 
-class IdleTime(trio.abc.Instrument):
-    """Measures how long the event loop has had nothing to do: it has waited for the kernel.
-
-    It costs half a microsecond for each time that it waits, and nothing while it is busy.
-
-    Attributes:
-        total_ns: in all.
-    """
-
-    def __init__(self) -> None:
-        self.total_ns = 0
-        self._since_ns = 0
-        self._looked_ns, self._idle_ns = perf_counter_ns(), 0
-
-    def before_io_wait(self, timeout: float) -> None:
-        """Take note that the loop is about to wait, for 0 seconds if it only looks."""
-        if timeout:
-            self._since_ns = perf_counter_ns()
-
-    def after_io_wait(self, timeout: float) -> None:
-        """Take note that it goes on."""
-        if timeout and self._since_ns:
-            self.total_ns += perf_counter_ns() - self._since_ns
-
-    def busy_ratio(self) -> float:
-        """Return the share of the time since the last call in which the loop was working, 0 to 1."""
-        now_ns, idle_ns = perf_counter_ns(), self.total_ns
-        passed_ns, idle_ns = now_ns - self._looked_ns, idle_ns - self._idle_ns
-        self._looked_ns, self._idle_ns = now_ns, self.total_ns
-        return min(1.0, max(0.0, 1 - idle_ns / passed_ns)) if passed_ns else 0.0
-
-
 class Reactor:
     """Serves the sockets of a data path.
 
     Attributes:
         epolls: of the sockets of each rank.
         watched: those of which something is wanted, by descriptor.
-        idle: how long the event loop has had nothing to do.
     """
 
     def __init__(self) -> None:
@@ -172,7 +139,6 @@ class Reactor:
         for epoll in self.epolls:
             self._epoll.register(epoll.fileno(), EPOLLIN)
         self.watched: dict[int, Watched] = {}
-        self.idle = IdleTime()
         #: By how long they wait. Those that wait equally long are due in the order in which they were set.
         self._timers: dict[float, OrderedDict[Timer, None]] = {}
         #: When the timers are looked at next, and what has that done sooner.
@@ -206,13 +172,9 @@ class Reactor:
 
     async def run(self) -> None:
         """Serve until cancelled."""
-        trio.lowlevel.add_instrument(self.idle)
-        try:
-            async with trio.open_nursery() as self._tasks:
-                self._tasks.start_soon(self._keep_time)
-                await self._serve()
-        finally:
-            trio.lowlevel.remove_instrument(self.idle)
+        async with trio.open_nursery() as self._tasks:
+            self._tasks.start_soon(self._keep_time)
+            await self._serve()
 
     async def _serve(self) -> None:
         ranks = [(epoll.poll, most) for epoll, most in zip(self.epolls, _MOST_READY, strict=True)]

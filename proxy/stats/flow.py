@@ -111,7 +111,8 @@ class FlowState(msgspec.Struct, frozen=True):
         more_connections: how many others there are.
         store: that of the spool; None if there is no spool.
         alarms: of memory and disk.
-        busy_ratio: the share of the last second in which the event loop was working; 1 is all of it.
+        busy_ratio: the share of the last second in which the event loop ran, or had no processor to run; near 1 it has
+            no time to spare.
     """
 
     findings: tuple[FlowFinding, ...] = ()

@@ -451,7 +451,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         float,
         Metric(
             "sluice_loop_busy_ratio",
-            "Share of the last second in which the event loop was working and not waiting; 1 is all of it.",
+            "Share of the last second in which the event loop ran, or was to run and had no processor. Near 1 it has "
+            "no time to spare.",
         ),
     ] = 0.0
     stages: Annotated[

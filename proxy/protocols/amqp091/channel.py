@@ -4,11 +4,15 @@ This is state and how long things are; what happens to it is in ``stream``.
 """
 
 from collections import deque
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from limiter.rules.resource import Resource
 from proxy.deciding.batch import Request
 from proxy.protocols.amqp091.confirms import Confirms
+from proxy.spool.segments import Piece
+
+if TYPE_CHECKING:
+    from proxy.protocols.amqp091.lines import Line
 
 # What was decided of a content.
 GRANTED: Final = 0
@@ -73,11 +77,17 @@ class Content:
         number: of a publish with confirms, as the client counts; otherwise 0.
         data: what has come of it so far, if it waits or its header is still to come.
         request: while it is held.
+        spools: what comes behind it is to be put aside.
+        since_ns: when it came, if it waits where something can be put aside; otherwise 0.
+        expires_ns: when it is of no use any more, once that is known; 0 before.
+        aside: its bytes are in the spool, at the head of its line's queue.
     """
 
     __slots__ = (
+        "aside",
         "data",
         "done",
+        "expires_ns",
         "fate",
         "key",
         "lane",
@@ -85,7 +95,9 @@ class Content:
         "number",
         "request",
         "resources",
+        "since_ns",
         "size_bytes",
+        "spools",
         "verdict",
     )
 
@@ -99,29 +111,14 @@ class Content:
         self.size_bytes = 0
         self.key: int | None = None
         self.number = 0
-        self.data: bytes | bytearray = b""
+        self.data: Piece = b""
         self.request: Request | None = None
+        self.spools = self.aside = False
+        self.since_ns = self.expires_ns = 0
 
     def waiting_bytes(self) -> int:
         """Return what it takes while it waits."""
         return len(self.data) + OBJECT_BYTES
-
-
-class Line:
-    """Contents of one lane that must not overtake each other, of which the first waits.
-
-    Attributes:
-        lane: where it belongs.
-        key: theirs.
-        queue: in order. Some may be GRANTED or REFUSED and wait for those before them only.
-    """
-
-    __slots__ = ("key", "lane", "queue")
-
-    def __init__(self, lane: "Lane", key: int) -> None:
-        self.lane = lane
-        self.key = key
-        self.queue: deque[Content] = deque()
 
 
 class Lane:
@@ -171,6 +168,7 @@ class Channel:
         to_client: its lane from the broker.
         confirms: once the client has asked for them.
         dead: one side has closed it and the other not agreed yet.
+        transacts: what is published goes on only once it is committed.
         consumed: the queues of its consumers, by their tags.
         following: the queues of those to come with a tag of ``consumed`` whose consumer has not ended yet, as
             far as the broker has said; until then what comes is charged to both.
@@ -197,6 +195,7 @@ class Channel:
         "number",
         "to_broker",
         "to_client",
+        "transacts",
     )
 
     def __init__(self, number: int) -> None:
@@ -204,7 +203,7 @@ class Channel:
         self.to_broker = Lane(self)
         self.to_client = Lane(self)
         self.confirms: Confirms | None = None
-        self.dead = False
+        self.dead = self.transacts = False
         self.consumed: dict[bytes, bytes] = {}
         self.following: dict[bytes, bytes] = {}
         self.consuming: deque[tuple[bytes, bool]] = deque()

@@ -13,12 +13,14 @@ from proxy.protocols.amqp091 import wire
 from proxy.protocols.amqp091.channel import MOST_CONSUMERS, MOST_UNANSWERED, UNTOLD, Channel, Content, Lane, Method
 from proxy.protocols.amqp091.confirms import Confirms
 from proxy.protocols.amqp091.memory import Memory
-from proxy.protocols.amqp091.names import Target
+from proxy.protocols.amqp091.names import Target, encoded
 from proxy.protocols.amqp091.reading import MOST_CHANNEL, MOST_CONTENTS, Shared
 from proxy.protocols.amqp091.scanning import MOST_RUNS, MOST_SCANNED, Gathered, Scanned
-from proxy.protocols.amqp091.stream import Stream
+from proxy.protocols.amqp091.spooling import Spooling
 from proxy.protocols.amqp091.wire import Malformed, Reader
 from proxy.protocols.base import Buffer
+from proxy.spool.segments import Piece
+from proxy.spool.spool import QueueName
 
 #: Those that go on while publishes of their channel wait.
 _GOES_ON: Final = frozenset(
@@ -56,7 +58,7 @@ class _Publish(Content):
     target: Target
 
 
-class Publishes(Stream):
+class Publishes(Spooling):
     """The client's stream.
 
     Args:
@@ -73,11 +75,10 @@ class Publishes(Stream):
     peer = "client"
 
     def __init__(self, memory: Memory, shared: Shared, answer: Callable[[Channel, bytes], None]) -> None:
-        super().__init__(memory, shared)
+        super().__init__(memory, shared, answer)
         self._names = shared.names
         self._channels = shared.channels
         self._about = shared.about
-        self._answer = answer
         self.opened: Callable[[Channel], None] = lambda _: None
         self.closed: Callable[[int], None] = lambda _: None
         self.published = False
@@ -95,7 +96,7 @@ class Publishes(Stream):
     def part(self) -> None:
         """Forget all contents and channels, as the base class says, and the session."""
         super().part()
-        del self.opened, self.closed, self._answer
+        del self.opened, self.closed
 
     def _take_method(self, method: int, buffer: Buffer, position: int, stop: int, number: int) -> None:
         """Take a method frame, as the base class says."""
@@ -130,15 +131,20 @@ class Publishes(Stream):
         elif method == wire.CHANNEL_FLOW_OK:
             self._pass(buffer, position, stop, None)
         elif method == wire.CHANNEL_CLOSE_OK:
-            # Whatever came before it the broker has not looked at.
-            self._pass(buffer, position, stop, None)
+            # Whatever came before it the broker has not looked at, but for a close.
             if lane.channel.dead:
+                for frame in [item for item in lane.ready if isinstance(item, bytes)]:
+                    self._pass(frame, 0, len(frame), None)
+                    self._special = True
                 self.closed(number)
+            self._pass(buffer, position, stop, None)
         else:
             if method == wire.CONFIRM_SELECT:
                 if lane.channel.confirms is None:
                     native = self._native
                     lane.channel.confirms = Confirms() if native is None else native.confirms_of(number)
+            elif method == wire.TX_SELECT:
+                lane.channel.transacts = True
             elif method in {wire.BASIC_GET, wire.QUEUE_DECLARE} and not lane.channel.dead:
                 self._take_queue(method, lane.channel, Reader(buffer, position + _ARGUMENTS_AT, stop - 1))
             self._pass(buffer, position, stop, lane.barrier)
@@ -370,7 +376,33 @@ class Publishes(Stream):
         content.key = hash((target.key, lane.channel.number)) & _KEY_BITS
         if lane.channel.confirms is not None:
             content.number = lane.channel.confirms.number()
-        return not lane.after and (content.number > 0 or content.key not in lane.lines)
+        line = lane.lines.get(content.key)
+        return not lane.after and (line is None or (content.number > 0 and not line.spools))
+
+    def name(self, content: Content) -> QueueName:
+        """Return what is written in the spool beside a content and those like it."""
+        resource = self._goes_to(content)[0]
+        sender = encoded(self._about.vhost), encoded(self._about.user)
+        return QueueName(self._shared.listener, resource.kind, resource.name, sender)
+
+    def is_copied(self, content: Content) -> bool:
+        """Say whether it goes to other routing keys, too."""
+        return content.resources is not self._goes_to(content)
+
+    def _goes_to(self, content: Content) -> tuple[Resource, ...]:
+        assert isinstance(content, _Publish)  # noqa: S101 - there is no other content from a client
+        return content.target.resources
+
+    def restore(self, like: Content, copied: Piece | None) -> Content:
+        """Make a content that goes where another one does, and to the routing keys that it names, if it does."""
+        assert isinstance(like, _Publish)  # noqa: S101 - as above
+        content = _Publish(like.lane)
+        content.target, content.key = like.target, like.key
+        content.resources = like.target.resources
+        if copied is not None:
+            keys = wire.read_content_header(copied, *wire.content_header_at(copied))[2]
+            content.resources = self._names.with_copies(like.target, keys)
+        return content
 
     def _make_request(self, content: Content) -> Request:
         """Make a request of a publish."""
@@ -382,6 +414,7 @@ class Publishes(Stream):
             "answered" if content.number else "impossible",
             content.key,
             content,
+            since_ns=content.since_ns,
         )
 
     def _goes_on(self, content: Content) -> None:

@@ -15,8 +15,10 @@ from proxy.protocols.amqp091.about import AboutClient
 from proxy.protocols.amqp091.channel import DROPPED, LATER, NEW, PASSING, Channel, Content, Lane, Method
 from proxy.protocols.amqp091.names import Names
 from proxy.protocols.amqp091.scanning import Gathered, Native, Scanned
+from proxy.protocols.amqp091.stages import Stages
 from proxy.protocols.amqp091.wire import Malformed
 from proxy.protocols.base import Buffer, Close
+from proxy.spool.spool import Spool
 
 #: After so many contents or steps the rest of a chunk is left for later: some milliseconds.
 MOST_CONTENTS: Final = 64
@@ -61,6 +63,9 @@ class Shared:
         channels: those that are open, by their numbers.
         native: what the compiled part knows of them, if it reads them.
         max_message_bytes: of the options.
+        stages: where messages wait.
+        spool: where what waits can be put aside, if there is one.
+        listener: that accepted the connection.
     """
 
     give_up: Callable[[Sequence[Request]], None]
@@ -71,6 +76,9 @@ class Shared:
     channels: dict[int, Channel] = field(default_factory=dict)
     native: Native | None = None
     max_message_bytes: int = MOST_MESSAGE_BYTES
+    stages: Stages = field(default_factory=Stages)
+    spool: Spool | None = None
+    listener: str = ""
 
 
 class Reading(ABC):

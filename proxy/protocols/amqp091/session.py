@@ -1,6 +1,6 @@
 """One AMQP 0.9.1 connection, sans-IO: the protocol header, the two streams, heartbeats and farewells of our own."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from limiter.rules.resource import USER, VHOST, Resource
 from proxy.deciding.batch import Batch, ConnectionInfo, Refuse, Request, Side
+from proxy.flow.credit import Stage
 from proxy.protocols.amqp091 import wire
 from proxy.protocols.amqp091.answers import Answers
 from proxy.protocols.amqp091.channel import PASSING, Channel, Content
@@ -19,6 +20,7 @@ from proxy.protocols.amqp091.publishes import Publishes
 from proxy.protocols.amqp091.reading import Shared
 from proxy.protocols.amqp091.replay import Replay
 from proxy.protocols.amqp091.scanning import Native, last_handle
+from proxy.protocols.amqp091.stages import Stages
 from proxy.protocols.amqp091.stream import Stream
 from proxy.protocols.amqp091.wire import Reader
 from proxy.protocols.base import NO_BOUND, Buffer, Close, Description, Session, SessionContext
@@ -28,6 +30,24 @@ from proxy.protocols.options import relays_unread, scans
 _OTHER_VERSION: Final = wire.PROTOCOL_HEADERS[0][0]
 _HEADER_BYTES: Final = wire.PROTOCOL_HEADER_BYTES
 _NS: Final = 1_000_000_000
+
+
+class _Listeners:
+    """Who wants to hear when all is written; the driver is asked to tell as long as somebody does."""
+
+    def __init__(self, hear_of_writes: Callable[[bool], None]) -> None:
+        self._hear_of_writes = hear_of_writes
+        self._who: set[str] = set()
+
+    def switch(self, who: str, on: bool) -> None:  # noqa: FBT001 - as SessionContext has it
+        """Take note that somebody wants to hear, or does no more."""
+        before = bool(self._who)
+        if on:
+            self._who.add(who)
+        else:
+            self._who.discard(who)
+        if before is not bool(self._who):
+            self._hear_of_writes(not before)
 
 
 class AMQP091Session(Session):
@@ -50,21 +70,31 @@ class AMQP091Session(Session):
         }
         resources = context.resources
         native = None if resources is None or not scans(options.scan) else Native(resources)
+        self._listeners = _Listeners(context.hear_of_writes)
+        self._stages = Stages(context.stage, context.writer, partial(self._listeners.switch, "stages"))
         shared = Shared(
-            context.give_up, context.lose, context.wake, native=native, max_message_bytes=options.max_message_bytes
+            context.give_up,
+            context.lose,
+            context.wake,
+            native=native,
+            max_message_bytes=options.max_message_bytes,
+            stages=self._stages,
+            spool=context.spool,
+            listener=context.connection.listener,
         )
         self._about, self._names, self._channels = shared.about, shared.names, shared.channels
         self._answers = Answers(self._memory[Side.BROKER], shared)
         self._publishes = Publishes(self._memory[Side.CLIENT], shared, self._answer)
         self._streams: dict[Side, Stream] = {Side.CLIENT: self._publishes, Side.BROKER: self._answers}
         self._publishes.opened = self._answers.opened = self._channel_opens
+        self._publishes.unread_bytes = partial(self.backlog_bytes, Side.CLIENT)
         self._publishes.closed = self._answers.closed = self._channel_closes
         self._answers.dies = self._channel_dies
         self._answers.ends = self._broker_ends
         self._answers.withholds = self._withholds
         self._answers.own = self._hear_own
         self._replay: Replay | None = None
-        self._hears_of_writes = self._replays_next = False
+        self._replays_next = False
         #: The batch of what was asked later, by side, while it is decided.
         self._asked: dict[Side, Batch] = {}
         self._asks_next = Side.CLIENT
@@ -116,6 +146,7 @@ class AMQP091Session(Session):
                 self._timed = None
             self._publishes.close_lane(number)
             self._answers.close_lane(number)
+            self._stages.forget(channel)
 
     def _broker_ends(self, arguments: Reader) -> None:
         """Take note that the broker closes the connection."""
@@ -144,6 +175,7 @@ class AMQP091Session(Session):
     def receive(self, side: Side, chunk: memoryview, now_ns: int) -> Batch | None:
         """Take one chunk, as the base class says."""
         self._heard.add(side)
+        self._stages.now_ns = now_ns
         if self._unread:
             self._streams[side].out.append(chunk)
             return None
@@ -211,10 +243,11 @@ class AMQP091Session(Session):
 
     def decided(self, batch: Batch, now_ns: int) -> None:
         """Queue what passes and what is refused, and copy what waits."""
+        self._stages.now_ns = now_ns
         stream = self._streams[batch.side]
         if self._replay is not None and self._replay.batch is batch:
             self._replay.asked(batch, now_ns)
-            self._listen()
+            self._listen_for_replay()
         elif self._asked.get(batch.side) is batch:
             del self._asked[batch.side]
             stream.asked(batch, now_ns)
@@ -252,7 +285,7 @@ class AMQP091Session(Session):
 
     def resolved(self, request: Request, refuse: Refuse | None, now_ns: int) -> None:
         """Let a held request go on, or refuse it."""
-        del now_ns
+        self._stages.now_ns = now_ns
         content = request.handle
         if isinstance(content, Content):
             stream = self._answers if content.lane is content.lane.channel.to_client else self._publishes
@@ -260,7 +293,7 @@ class AMQP091Session(Session):
             self._flush()
         elif self._replay is not None:
             self._replay.resolved(request)
-            self._listen()
+            self._listen_for_replay()
 
     # --- Time -------------------------------------------------------------------------------------
 
@@ -275,11 +308,13 @@ class AMQP091Session(Session):
     def next_tick_ns(self) -> int | None:
         """Return when to look at heartbeats, or to ask again."""
         replay_ns = None if self._replay is None else self._replay.again_ns
-        times = (self._heartbeat_ns, self._publishes.again_ns, self._answers.again_ns, replay_ns)
+        publishes, answers = self._publishes, self._answers
+        times = (self._heartbeat_ns, publishes.again_ns, publishes.old_ns, answers.again_ns, replay_ns)
         return min((time for time in times if time is not None), default=None)
 
     def tick(self, now_ns: int) -> Batch | None:
         """Send heartbeats where they are due, and ask about what waits."""
+        self._stages.now_ns = now_ns
         if self._heartbeat_ns is not None and now_ns >= self._heartbeat_ns:
             self._heartbeat_ns = now_ns + self._half_ns()
             self._beat()
@@ -292,14 +327,44 @@ class AMQP091Session(Session):
                 return replay.batch
         self._go_on_with_replay()
         side = self._asks_next if self._streams[self._asks_next].asks() else self._asks_next.other
-        requests = self._streams[side].ask()
+        stream = self._streams[side]
+        requests = stream.ask()
+        charges, stream.charges = stream.charges, []
         self._asks_next = side.other
-        if self._streams[side.other].asks() or (replay is not None and replay.asks()):
+        if any(each.asks() for each in self._streams.values()) or (replay is not None and replay.asks()):
             self._context.wake()
-        if not requests:
+        if not requests and not charges:
             return None
-        batch = self._asked[side] = Batch(self._who(), side, requests)
+        batch = self._asked[side] = Batch(self._who(), side, requests, charges)
         return batch
+
+    def written(self, side: Side, now_ns: int) -> None:
+        """Let more go on of what waits for the broker to read, or the client."""
+        self._stages.now_ns = now_ns
+        if side is Side.BROKER:
+            self._stages.written()
+            if self._replay is not None:
+                self._replay.written()
+        self._publishes.written()
+
+    # --- What is put aside ------------------------------------------------------------------------
+
+    def purge(self, resource: Resource, now_ns: int) -> tuple[int, int]:
+        """Refuse or drop what is put aside of a resource: the answers are sent one after the other from now on."""
+        self._stages.now_ns = now_ns
+        refused, dropped = self._publishes.purge(resource)
+        if self._replay is not None:
+            dropped += self._replay.purge(resource)
+        self._context.wake()
+        return refused, dropped
+
+    def spooled(self) -> int:
+        """Return how many publishes are in the spool."""
+        return self._publishes.spooled()
+
+    def stages(self) -> Sequence[Stage]:
+        """Return those of channels and of what waits in them."""
+        return self._stages.all()
 
     def _beat(self) -> None:
         """Send a heartbeat to who heard nothing for a while, though the other side is there."""
@@ -336,10 +401,9 @@ class AMQP091Session(Session):
             failures=self._context.hub.failures,
         )
 
-    def purge(self, resource: Resource, now_ns: int) -> tuple[int, int]:
-        """Drop what is left of an earlier process for a resource."""
-        del now_ns
-        return 0, 0 if self._replay is None else self._replay.purge(resource)
+    def _listen_for_replay(self) -> None:
+        if self._replay is not None:
+            self._listeners.switch("replay", self._replay.is_unwritten())
 
     def _hear_own(self, method: int, arguments: Reader) -> None:
         """Take what the broker says on the channel that is Sluice's own, of which the client sees nothing."""
@@ -350,35 +414,22 @@ class AMQP091Session(Session):
         """Leave what is left to others, as nothing more may be sent."""
         if self._replay is not None:
             self._replay.stop()
-            self._listen()
+            self._listen_for_replay()
 
     def _go_on_with_replay(self) -> None:
         if self._replay is not None:
             if self._publishes.finished:
                 self._replay.stop()
             self._replay.go_on()
-            self._listen()
+            self._listen_for_replay()
 
     def _ask_replay(self, replay: Replay, now_ns: int) -> list[Request]:
         self._names.with_keys = self._context.limits_kind(ROUTING_KEY)
         requests = replay.ask(now_ns)
-        self._listen()
+        self._listen_for_replay()
         if any(stream.asks() for stream in self._streams.values()):
             self._context.wake()
         return requests
-
-    def _listen(self) -> None:
-        """Have the driver tell when all is written, while something of the replay is not."""
-        hears = self._replay is not None and self._replay.is_unwritten()
-        if hears is not self._hears_of_writes:
-            self._hears_of_writes = hears
-            self._context.hear_of_writes(hears)
-
-    def written(self, side: Side, now_ns: int) -> None:
-        """Take note that the broker's socket has taken all that there was."""
-        del now_ns
-        if side is Side.BROKER and self._replay is not None:
-            self._replay.written()
 
     # --- Alarms -----------------------------------------------------------------------------------
 
@@ -510,8 +561,11 @@ class AMQP091Session(Session):
     def take(self, side: Side) -> Sequence[Buffer]:
         """Hand out what may be written now."""
         out = self._streams[side.other].take()
-        if out:
+        if out and (len(out) > 1 or out[0] is not wire.HEARTBEAT_FRAME):
+            # After a heartbeat alone the next is due half a time later, as if nothing had been written.
             self._written.add(side)
+        if side is Side.BROKER:
+            self._stages.taken()
         return out
 
     def backlog_bytes(self, side: Side) -> int:

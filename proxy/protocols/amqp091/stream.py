@@ -113,6 +113,10 @@ class Stream(Waiting):
             assert isinstance(data, bytearray)  # noqa: S101 - as _wait made it
             data += buffer[start:stop]
             self._memory.take(stop - start)
+            if content.done:
+                line = None if content.key is None else content.lane.lines.get(content.key)
+                if line is not None and line.spools:
+                    self._unsettled[line] = None
         return fate == PASSING
 
     def _fate(self, content: Content) -> int:

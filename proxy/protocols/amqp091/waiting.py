@@ -1,7 +1,7 @@
 """What of one peer's stream waits, and why, and when it goes on.
 
-1. Contents with the same key of one lane keep their order. While one is held those behind it wait in its ``Line``; as
-   soon as it is resolved, what is not decided yet is asked, in a batch of its own: ``ask``.
+1. Contents with the same key of one lane keep their order. While one is held those behind it wait in its ``Line``, in
+   memory or put aside; as soon as it is resolved, what is not decided yet is asked, in a batch of its own: ``ask``.
 2. A BARRIER method waits until all lines of its lane are empty, and BEHIND methods and contents wait behind it, in
    ``Lane.after``.
 3. What may go on is ``Lane.ready`` until the stream that is written stands where it can be: not inside a frame, and not
@@ -11,7 +11,7 @@
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from proxy.deciding.batch import Batch, Hold, Refuse, Request, Shadow, Verdict
+from proxy.deciding.batch import Batch, Charge, Hold, Refuse, Request, Shadow, Verdict
 from proxy.protocols.amqp091.channel import (
     ASKED,
     BARRIER,
@@ -25,15 +25,15 @@ from proxy.protocols.amqp091.channel import (
     WAITING,
     Content,
     Lane,
-    Line,
     Method,
 )
+from proxy.protocols.amqp091.lines import MOST_ENDED, Line
 from proxy.protocols.amqp091.memory import Memory
 from proxy.protocols.amqp091.reading import Reading, Shared
 from proxy.protocols.base import Buffer
+from proxy.spool.segments import Piece
 
-#: What is asked at once, of one line and in all.
-MOST_OF_LINE: Final = 64
+#: What is asked at once, of all lines.
 MOST_ASKED: Final = 256
 #: When to ask again what a handler does not decide though nothing is before it.
 _AGAIN_NS: Final = 10_000_000
@@ -50,8 +50,9 @@ class Waiting(Reading):
         out: what may be written.
         own_bytes: what frames of our own take in ``out`` or wait to get there.
         refused: contents that were refused.
-        waiting: contents and methods that wait.
+        waiting: contents and methods that wait, those that are put aside among them.
         again_ns: when to call ``ask`` though nobody was woken, or None.
+        charges: what goes on without having been asked about, for the next batch.
     """
 
     def __init__(self, memory: Memory, shared: Shared) -> None:
@@ -61,12 +62,18 @@ class Waiting(Reading):
         self.refused = 0
         self.waiting = 0
         self.again_ns: int | None = None
+        self.charges: list[Charge] = []
         self._memory = memory
         self._shared = shared
         self._give_up: Callable[[Sequence[Request]], None] = shared.give_up
-        #: Lanes where something is ready, and lines that begin with what is not decided.
+        self._stages = shared.stages
+        #: Lanes where something is ready; lines that begin with what is not decided; and lines that do, too, but wait
+        #: until more is written.
         self._ready: dict[Lane, None] = {}
         self._askable: dict[Line, None] = {}
+        self._behind: dict[Line, None] = {}
+        #: Lines that may have something to be put aside.
+        self._unsettled: dict[Line, None] = {}
 
     # --- What the two directions do differently ---------------------------------------------------
 
@@ -75,6 +82,16 @@ class Waiting(Reading):
 
     def _refuse(self, content: Content) -> None:
         """Answer a content that is refused."""
+
+    def _make_line(self, lane: Lane, content: Content) -> Line:
+        """Make a line that a content is the first of."""
+        assert content.key is not None  # noqa: S101 - it waits for others with the same
+        return Line(lane, content.key, self._stages.begin(lane.channel, str(content.resources[0])))
+
+    def _is_behind(self, line: Line) -> bool:
+        """Say whether more has to be written before more of a line is asked about."""
+        del line
+        return False
 
     # --- What begins to wait ----------------------------------------------------------------------
 
@@ -89,8 +106,10 @@ class Waiting(Reading):
         elif isinstance(verdict, Hold):
             content.verdict = HELD
             content.request = request
+            content.spools = verdict.spools
         else:
             content.verdict = LATER
+            content.spools = request.refusal == "answered"
 
     def _drop(self, content: Content) -> None:
         """Be done with a content that does not go on."""
@@ -137,21 +156,30 @@ class Waiting(Reading):
         assert key is not None  # noqa: S101 - it waits for others with the same
         line = lane.lines.get(key)
         if line is None:
-            line = lane.lines[key] = Line(lane, key)
-        line.queue.append(content)
-        if len(line.queue) == 1 and content.verdict == LATER:
-            self._let_ask(line)
+            line = lane.lines[key] = self._make_line(lane, content)
+        line.append(content)
+        if line.spools:
+            self._unsettled[line] = None
+        if line.contents and line.contents[0] is content and content.verdict == LATER:
+            self.let_ask(line)
 
     def asks(self) -> bool:
         """Say whether there is something to ask about."""
         return bool(self._askable)
 
-    def _let_ask(self, line: Line) -> None:
+    def let_ask(self, line: Line) -> None:
+        """Have a line asked about soon."""
         if not self._askable:
             self._shared.wake()
         self._askable[line] = None
 
-    def _waits_no_more(self, content: Content) -> bytearray | bytes:
+    def written(self) -> None:
+        """Take note that more can be written: lines that waited for it are asked about."""
+        behind, self._behind = self._behind, {}
+        for line in behind:
+            self.let_ask(line)
+
+    def _waits_no_more(self, content: Content) -> Piece:
         """Give back what a content takes that waits; return its bytes."""
         self.waiting -= 1
         self._memory.give_back(content.waiting_bytes())
@@ -165,25 +193,46 @@ class Waiting(Reading):
         """Return requests for contents that were not decided yet and that nothing is before any more."""
         self.again_ns = None
         requests: list[Request] = []
+        ended = 0
         for line in list(self._askable):
-            asked = 0
-            for content in line.queue:
-                if content.verdict == LATER:
-                    if asked >= MOST_OF_LINE or len(requests) >= MOST_ASKED:
-                        break
-                    asked += 1
-                    content.verdict = ASKED
-                    requests.append(self._make_request(content))
-                elif content.verdict in {HELD, ASKED}:
-                    break
-            if len(requests) >= MOST_ASKED:
+            if len(requests) >= MOST_ASKED or ended >= MOST_ENDED:
                 break
+            if line not in self._askable:
+                continue
             del self._askable[line]
+            if self._is_behind(line):
+                self._behind[line] = None
+                continue
+            of_line = line.refill(self._stages.now_ns)
+            ended += of_line
+            is_reading = not of_line and not line.contents
+            self._advance(line)
+            if of_line >= MOST_ENDED:
+                self.let_ask(line)
+            elif is_reading:
+                self._askable.pop(line, None)
+            elif line.contents and line.contents[0].verdict == LATER:
+                self._askable.pop(line, None)
+                self._ask_of(line, requests)
+        self.flush()
         return requests
+
+    def _ask_of(self, line: Line, requests: list[Request]) -> None:
+        """Add requests for the first contents of a line."""
+        most = len(requests) + min(line.most, MOST_ASKED - len(requests))
+        for content in line.contents:
+            if content.verdict == LATER:
+                if len(requests) >= most:
+                    break
+                content.verdict = ASKED
+                requests.append(self._make_request(content))
+            elif content.verdict in {HELD, ASKED}:
+                break
 
     def asked(self, batch: Batch, now_ns: int) -> None:
         """Take the verdicts on what ``ask`` returned."""
-        lines: dict[Line, None] = {}
+        #: And whether one of them is held now.
+        lines: dict[Line, bool] = {}
         given_up: list[Request] = []
         for index, request in enumerate(batch.requests):
             content, verdict = request.handle, batch.verdicts.get(index)
@@ -197,16 +246,18 @@ class Waiting(Reading):
             if verdict is not None:
                 self._take_verdict(request, verdict)
             line = None if content.key is None else content.lane.lines.get(content.key)
-            if content.verdict == REFUSED:
-                self._waits_no_more(content)
-                self._drop(content)
             if line is not None:
-                lines[line] = None
+                lines[line] = lines.get(line, False) or content.verdict == HELD
+                if content.spools and content.verdict != REFUSED:
+                    line.spool()
+            if content.verdict == REFUSED:
+                self._leave_out(line, content)
         if given_up:
             self._give_up(given_up)
-        for line in lines:
-            head = line.queue[0]
-            if head.verdict == LATER and head.key is not None:
+        for line, held in lines.items():
+            line.asked(held=held)
+            head = line.contents[0] if line.contents else None
+            if head is not None and head.verdict == LATER:
                 # Nothing is before it; whoever says so knows why, and is asked again soon.
                 self._askable[line] = None
                 self.again_ns = now_ns + _AGAIN_NS
@@ -216,41 +267,66 @@ class Waiting(Reading):
             self._shared.wake()
         self.flush()
 
+    def _leave_out(self, line: Line | None, content: Content) -> None:
+        """Be done with a content that has waited and is refused, or was to be."""
+        if line is not None:
+            line.forget(content)
+        self._waits_no_more(content)
+        self._drop(content)
+
     def resolved(self, request: Request, refuse: Refuse | None) -> None:
         """Let a held content go on, or refuse it."""
         content = request.handle
         if not isinstance(content, Content) or content.request is not request:
             return
         content.request = None
+        line = None if content.key is None else content.lane.lines.get(content.key)
         if refuse is None:
             content.verdict = GRANTED
         else:
             content.verdict = REFUSED
-            self._waits_no_more(content)
-            self._drop(content)
-        line = None if content.key is None else content.lane.lines.get(content.key)
+            self._leave_out(line, content)
         if line is not None:
             self._advance(line)
         self.flush()
 
     def _advance(self, line: Line) -> None:
         """Let go on what nothing of the line is before any more."""
-        queue, lane = line.queue, line.lane
-        while queue:
-            head = queue[0]
+        lane = line.lane
+        while line.advance():
+            head = line.contents[0]
             if head.verdict == GRANTED:
-                self._let_go(lane, head)
+                if line.has_expired(head, self._stages.now_ns):
+                    self._expire(line, head)
+                elif line.bring(head):
+                    self._go_after(line, head)
+                else:
+                    return
             elif head.verdict != REFUSED:
                 break
-            queue.popleft()
-        if queue:
-            if queue[0].verdict == LATER:
-                self._let_ask(line)
+            line.contents.popleft()
+        if line.contents or line.aside:
+            if not line.contents or line.contents[0].verdict == LATER:
+                self.let_ask(line)
             return
         if lane.lines.get(line.key) is line:
             del lane.lines[line.key]
-        self._askable.pop(line, None)
+            self._end_line(line)
         self._advance_after(lane)
+
+    def _go_after(self, line: Line, content: Content) -> None:
+        """Let a content go on that has waited in a line."""
+        self._let_go(line.lane, content)
+
+    def _expire(self, line: Line, content: Content) -> None:
+        """Be done with a content that is not worth anything any more."""
+
+    def _end_line(self, line: Line) -> None:
+        """Forget a line of which nothing waits any more, and which its lane has no more."""
+        for lines in (self._askable, self._behind, self._unsettled):
+            lines.pop(line, None)
+        line.close()
+        self._stages.end(line.stage)
 
     def _advance_after(self, lane: Lane) -> None:
         """Let go on what waited for the lines to be empty, up to the next that does."""
@@ -310,7 +386,11 @@ class Waiting(Reading):
         return self._memory.is_overfull() or (self.waiting > 0 and not self._ready)
 
     def flush(self) -> None:
-        """Queue what is ready and can be written."""
+        """Queue what is ready and can be written, and put aside what can be."""
+        if self._unsettled and not self._in_hand:
+            for line in self._unsettled:
+                line.settle()
+            self._unsettled.clear()
         if not self._ready:
             return
         for lane in list(self._ready):
@@ -350,12 +430,12 @@ class Waiting(Reading):
             methods: forget methods, too; otherwise they go on.
         """
         held: list[Request] = []
-        for line in lane.lines.values():
-            self._askable.pop(line, None)
-            for content in line.queue:
+        lines, lane.lines = lane.lines, {}
+        for line in lines.values():
+            for content in line.in_memory():
                 self._forget(content, held)
-            line.queue.clear()
-        lane.lines.clear()
+            self._forget_aside(line)
+            self._end_line(line)
         waiting = [*lane.ready, *lane.after]
         lane.after.clear()
         lane.ready.clear()
@@ -367,6 +447,8 @@ class Waiting(Reading):
                 self._set_aside_no_more(item[0])
                 if not methods:
                     self._let_go(lane, item[0])
+            elif not methods:
+                self._let_go(lane, item)
         # Of a chunk in hand contents that do not go on at once are dropped when it is decided.
         self._special = True
         if held:
@@ -399,6 +481,9 @@ class Waiting(Reading):
         self._waits_no_more(content)
         content.fate, content.verdict = DROPPED, REFUSED
 
+    def _forget_aside(self, line: Line) -> None:
+        """Forget what a line has put aside, and is still to be decided."""
+
     def forget_incomplete(self, *, refusable: bool) -> None:
         """Forget what waits of which no more will come, as the stream is at its end.
 
@@ -411,7 +496,7 @@ class Waiting(Reading):
                 # Nothing of this channel can follow it.
                 self.give_up(lane)
                 continue
-            waiting = [content for line in lane.lines.values() for content in line.queue]
+            waiting = [content for line in lane.lines.values() for content in line.in_memory()]
             waiting += [item for item in (*lane.after, *lane.ready) if isinstance(item, Content)]
             held: list[Request] = []
             for content in waiting:
@@ -420,6 +505,8 @@ class Waiting(Reading):
             if held:
                 self._give_up(held)
             for line in list(lane.lines.values()):
+                if refusable and line.is_refusable:
+                    self._forget_aside(line)
                 self._advance(line)
         if not self.at_boundary():
             self.give_up_all()

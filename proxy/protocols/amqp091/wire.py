@@ -6,6 +6,7 @@ more than its bytes.
 
 from collections.abc import Iterator
 from struct import Struct
+from struct import error as StructError  # noqa: N812 - it is one
 from typing import Final, NamedTuple
 
 from proxy.protocols.base import Buffer
@@ -36,6 +37,7 @@ COMMAND_INVALID: Final = 503
 CHANNEL_ERROR: Final = 504
 UNEXPECTED_FRAME: Final = 505
 RESOURCE_ERROR: Final = 506
+INTERNAL_ERROR: Final = 541
 
 #: Type, channel and payload length of a frame.
 prefix_at: Final = Struct(">BHI").unpack_from
@@ -87,6 +89,7 @@ BASIC_RECOVER: Final = method(BASIC, 110)
 BASIC_RECOVER_OK: Final = method(BASIC, 111)
 BASIC_NACK: Final = method(BASIC, 120)
 CONFIRM_SELECT: Final = method(85, 10)
+TX_SELECT: Final = method(90, 10)
 
 #: A bit of ack and nack.
 MULTIPLE: Final = 1
@@ -136,7 +139,7 @@ class Reader:
 
     __slots__ = ("_buffer", "position", "stop")
 
-    def __init__(self, buffer: Buffer, position: int, stop: int) -> None:
+    def __init__(self, buffer: Buffer | bytearray, position: int, stop: int) -> None:
         self._buffer = buffer
         self.position = position
         self.stop = stop
@@ -242,7 +245,7 @@ def reads_true(reader: Reader, table: bytes, name: bytes) -> bool:
     return False
 
 
-def read_content_header(buffer: Buffer, start: int, stop: int) -> tuple[int, int, list[bytes], int]:
+def read_content_header(buffer: Buffer | bytearray, start: int, stop: int) -> tuple[int, int, list[bytes], int]:
     """Read the payload of a header frame.
 
     Returns:
@@ -281,6 +284,44 @@ def read_content_header(buffer: Buffer, start: int, stop: int) -> tuple[int, int
     if len(keys) > MAX_KEYS:
         raise Malformed(f"a content header with {len(keys)} routing keys in CC and BCC, {MAX_KEYS} may be")
     return class_id, body_bytes, list(keys), fields
+
+
+#: What the properties are that come before the expiration, from that of content_type on: a short string, a table, or so
+#: many bytes.
+_BEFORE_EXPIRATION: Final = ("short", "short", "long", 1, 1, "short", "short")
+_FLAG_EXPIRATION: Final = 1 << 8
+#: RabbitMQ takes no more than 2^32 ms.
+_EXPIRATION_DIGITS: Final = 10
+
+
+def content_header_at(content: Buffer | bytearray) -> tuple[int, int]:
+    """Return where the payload of the content header begins and ends in a content's frames."""
+    begins = FRAME_BYTES + _u32_at(content, 3)[0]
+    return begins + PREFIX_BYTES, begins + PREFIX_BYTES + _u32_at(content, begins + 3)[0]
+
+
+def read_expiration(content: Buffer | bytearray) -> int | None:
+    """Return after how many milliseconds a content expires; None if it never does, or says it in no number.
+
+    Args:
+        content: its frames, from its method on.
+    """
+    try:
+        start, stop = content_header_at(content)
+        flags: int = _u16_at(content, start + 12)[0]
+        if not flags & _FLAG_EXPIRATION:
+            return None
+        reader = Reader(content, start + _CONTENT_HEADER_BYTES, stop)
+        for bit, length in enumerate(_BEFORE_EXPIRATION):
+            if flags & _FLAG_CONTENT_TYPE >> bit:
+                if isinstance(length, int):
+                    reader.step(length)
+                else:
+                    reader.step(reader.octet() if length == "short" else reader.long())
+        text = reader.short_string()
+    except (Malformed, StructError, IndexError):
+        return None
+    return int(text) if text.isdigit() and len(text) <= _EXPIRATION_DIGITS else None
 
 
 #: The field that is put in front of the headers of a message that may have been sent on before.

@@ -14,6 +14,8 @@ a queue of the spool, from where a few at a time are taken to be asked about. Ea
   taken out of the queue before it may go, nor is a large one: so what waits is in the spool, and nowhere else.
 - Whoever sends oneway takes that for delivered. So once a oneway is put aside nobody refuses it: it waits for as long
   as it takes, and goes on though its client has gone. When it is too old nobody is asked any more, and it goes first.
+- What an earlier process left, which are oneways, is a line for each of its queues. It goes on behind all limits, too,
+  marked as what may be there twice. What is left of it when its connection ends is for another one to send.
 
 Nothing here cuts frames.
 """
@@ -43,6 +45,7 @@ from proxy.protocols.base import SessionContext
 from proxy.protocols.rocketmq.forbidden import LOST, PURGED, TOO_OLD, put_aside_in_vain
 from proxy.protocols.rocketmq.gathered import Gathered
 from proxy.protocols.rocketmq.held import HeldFrame
+from proxy.protocols.rocketmq.replayed import mark_replayed
 from proxy.protocols.rocketmq.transactions import Ended
 from proxy.protocols.rocketmq.wire import codes
 from proxy.protocols.rocketmq.wire.header import Header
@@ -61,6 +64,8 @@ _AGAIN_NS: Final = 10_000_000
 _MOST_PURGED: Final = 4096
 
 _ONEWAY: Final = codes.FLAG_ONEWAY
+#: What ends a transaction is not replayed: of its half message a new process knows nothing, and the broker asks again.
+_REPLAYED: Final = frozenset({codes.KIND_TOPIC, codes.KIND_RETRY_GROUP})
 _NUMBER: Final = 0xFFFF_FFFF
 _CODE: Final = 0x7FFF_FFFF
 _HALF: Final = 1 << 63
@@ -270,8 +275,8 @@ class Lines:
 
     @property
     def count(self) -> int:
-        """How many requests are put aside."""
-        return sum(line.count for line in self._lines.values()) if self._lines else 0
+        """How many requests are put aside, without those of an earlier process."""
+        return sum(line.count for line in self._lines.values() if not line.replays) if self._lines else 0
 
     def stages(self) -> Iterator[Stage]:
         """Return the stages of the lines."""
@@ -342,7 +347,7 @@ class Lines:
             messages=aside.messages,
             cost_bytes=aside.size_bytes,
             is_refusable=not aside.oneway,
-            is_recoverable=aside.oneway and line.kind != codes.KIND_TRANSACTION,
+            is_recoverable=aside.oneway and line.kind in _REPLAYED,
         )
 
     def _append(
@@ -357,14 +362,27 @@ class Lines:
             messages=request.messages,
             cost_bytes=request.size_bytes,
             is_refusable=not oneway,
-            # What ends a transaction that an earlier process saw begin would be refused; its broker asks again.
-            is_recoverable=oneway and line.kind != codes.KIND_TRANSACTION,
+            is_recoverable=oneway and line.kind in _REPLAYED,
         )
         line.oneways += oneway
         connection = self._context.stage
         connection.send(line.stage, 1, now_ns)
         line.stage.ack(connection, 1, now_ns)
         return handle
+
+    def replay(self, now_ns: int) -> None:
+        """Take over what an earlier process left of this listener's clients, if nobody has."""
+        listener = self._context.connection.listener
+
+        def wants(name: QueueName) -> bool:
+            return name.listener == listener and name.kind in _REPLAYED
+
+        for queue in self._spool.take_recovered(wants):
+            name = QueueName.read(queue.name)
+            group = name.sender[0] if name.sender else ""
+            line = self._open(queue.number, (Resource(name.kind, name.name),), group, now_ns, queue)
+            line.oneways = queue.count
+            self._let_ask(line)
 
     def _line_of(self, request: Request, now_ns: int) -> Line:
         key = (request.resources, request.producer_group)
@@ -376,7 +394,7 @@ class Lines:
         if not self._lines:
             self._context.hear_of_writes(True)
         self._now_ns = now_ns
-        stage = Stage("resource", str(resources[0]))
+        stage = Stage("resource", str(resources[0]), self._context.stage.gives)
         line = Line(key, resources, group, stage, replays=queue is not None)
         ready = partial(self._ready, line)
         lost = partial(self._lose, line)
@@ -570,7 +588,8 @@ class Lines:
         for line, count in passed.items():
             if line.closed:
                 continue
-            line.most = min(MOST_OF_LINE, max(1, 2 * count))
+            # What is replayed stays in the queue until it goes, so that nothing of it is ever lost.
+            line.most = 1 if line.replays else min(MOST_OF_LINE, max(1, 2 * count))
             if line.front and line.front[0].state == _WAITING:
                 # Nothing is before it; whoever says so knows why, and is asked again soon.
                 self._askable[line] = None
@@ -654,7 +673,7 @@ class Lines:
                     return False
                 content = line.queue.pop().content or ()
             line.take_ended(aside.handle)
-            self._goes_on(aside, content)
+            self._goes_on(aside, (mark_replayed(b"".join(content)),) if line.replays else content)
         line.stage.send(self._context.writer, 1, self._now_ns)
         self._fresh[line] = self._fresh.get(line, 0) + 1
         return True
@@ -778,6 +797,9 @@ class Lines:
         self._now_ns = now_ns
         self._client_gone = True
         for line in list(self._lines.values()):
+            if line.replays:
+                self._close(line, now_ns, gives_back=True)
+                continue
             self._forget_coming_of(line)
             for aside in line.front:
                 if aside.oneway:

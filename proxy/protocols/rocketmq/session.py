@@ -68,6 +68,7 @@ class RocketMQSession(Session):
                 forget_coming=self._requests.forget_coming,
                 undo=transactions.undo,
             )
+        self._may_replay = spool is not None and not context.connection.exempt
         self._answers = AnswerStream(self._owed, transactions, wants_responses=context.wants_responses)
         self._out: dict[Side, list[Buffer]] = {Side.CLIENT: [], Side.BROKER: []}
         self._refused = 0
@@ -79,7 +80,6 @@ class RocketMQSession(Session):
         self._unread = False
         self._broker_ended = False
         self._client_gone = self._throttled = False
-        self._stage = context.stage
         self._now_ns = 0
 
     @property
@@ -101,6 +101,11 @@ class RocketMQSession(Session):
         stream, before = self._requests, self._requests.frames
         requests = stream.feed(chunk, now_ns)
         self._counters.frames[side] += stream.frames - before
+        if self._may_replay and stream.frames:
+            # It speaks the protocol, so it is no probe of the port.
+            self._may_replay = False
+            if self._lines is not None:
+                self._lines.replay(now_ns)
         if requests:
             batch = Batch(self._connection, side, requests.simplest())
             if stream.refusals and (stream.lost or self._limiting()):

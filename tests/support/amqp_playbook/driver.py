@@ -34,6 +34,8 @@ class Driver:
 
     Attributes:
         written: to either side.
+        writes: the sockets take everything at once.
+        later: says of what is behind a held request whether it is decided later.
         held: requests that are held with their tickets, in order.
         given_up: those that the session gave up.
         lost: those that it gave up before they were decided.
@@ -68,6 +70,7 @@ class Driver:
         self.batches: list[Batch] = []
         self.woken = False
         self.writes = True
+        self.later: Callable[[Request], bool] = lambda request: request.refusal == "impossible"
         self.now_ns = 0
         self.left = dict.fromkeys(Side, b"")
         #: What peers have sent and was not read, as the session pauses.
@@ -134,8 +137,8 @@ class Driver:
         for side, written in self.written.items():
             for each in self.session.take(side):
                 written.extend(each)
-        if self.writes and self.hears_of_writes:
-            self.session.written(BROKER, self.now_ns)
+            if self.writes and self.hears_of_writes:
+                self.session.written(side, self.now_ns)
 
     def give(self, side: Side, data: bytes, random: Random | None = None, longest: int = 1 << 20) -> None:
         """Give a peer's bytes, in chunks of random length if there is a random; what the session pauses at waits."""
@@ -192,7 +195,7 @@ class Driver:
         for index, request in enumerate(batch.requests):
             verdict = self.decide(request)
             if request.order_key in keys:
-                verdict = Hold(ORDERS, "rule", Ticket(lambda: None)) if request.refusal == "answered" else Later()
+                verdict = Later() if self.later(request) else Hold(ORDERS, "rule", Ticket(lambda: None))
             if isinstance(verdict, Hold):
                 tickets.append((request, verdict.ticket))
                 if self._keeps_order:

@@ -98,7 +98,9 @@ class Connection:
         slow: the broker's socket takes nothing.
     """
 
-    def __init__(self, shared: Shared, number: int = 1, *, on_trial: bool = True, **options: Any) -> None:
+    def __init__(
+        self, shared: Shared, number: int = 1, *, on_trial: bool = True, listener: str = "main", **options: Any
+    ) -> None:
         self.shared = shared
         self.woken = False
         self.given = dict.fromkeys(Side, b"")
@@ -106,7 +108,7 @@ class Connection:
         self.writes_heard = False
         self.lost = 0
         self.stage, self.writer = Stage("connection"), Stage("writer")
-        info = ConnectionInfo(number, "main", "main", f"{ADDRESS}:40000", ADDRESS, spools=True)
+        info = ConnectionInfo(number, listener, listener, f"{ADDRESS}:40000", ADDRESS, spools=True)
         self.tickets = Tickets(shared.tally, lambda: shared.now_ns, shared.tally.sender(ADDRESS))
         context = SessionContext(
             info,

@@ -12,6 +12,7 @@ import pytest
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from limiter.rules.resource import Resource
+from proxy.datapath import datapath
 from proxy.datapath.spooling import SpoolConfig
 from proxy.deciding.batch import Side
 from proxy.flow import machine
@@ -263,6 +264,18 @@ class TestFlow:
         rig.path._busy_ratio = 0.99
         (finding,) = (await rig.path.flow()).findings
         assert (finding.cause, finding.at) == ("decoding", ("the event loop",))
+
+    async def test_load_is_that_of_the_last_second(
+        self, start_rig: StartRig, mock_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        figures = [(0, 0), (300, 1_000), (1_300, 2_000), (1_300, 2_000), (1_300, 3_000)]
+        monkeypatch.setattr(datapath, "_busy_and_all_ns", lambda: figures.pop(0))
+        rig = await start_rig()
+        await rig.settle()
+        for ratio in (0.3, 1.0, 1.0, 0.0):
+            mock_clock.jump(1)
+            await rig.settle()
+            assert (await rig.path.snapshot(whole=False)).busy_ratio == ratio
 
     async def test_time_in_flow_never_falls_when_connections_end(self, rig: Rig, mock_clock: MockClock) -> None:
         await rig.connect()

@@ -2,12 +2,13 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
-from proxy.flow.machine import MemoryLimit, free_bytes, memory_limit, resident_bytes
+from proxy.flow.machine import MemoryLimit, busy_ns, free_bytes, memory_limit, resident_bytes
 
 MIB = 1024**2
 V2 = "31 23 0:28 {root} /sys/fs/cgroup rw,nosuid - cgroup2 cgroup rw,nsdelegate"
@@ -143,6 +144,26 @@ def test_resident_set_is_in_pages(tmp_path: Path) -> None:
     assert resident_bytes(tmp_path) == 418 * os.sysconf("SC_PAGE_SIZE")
     write(tmp_path, {"proc/self/statm": "765"})
     assert resident_bytes(tmp_path) is None
+
+
+def test_thread_is_busy_while_it_runs_and_while_it_is_to_run(tmp_path: Path) -> None:
+    assert busy_ns(tmp_path) is None
+    write(tmp_path, {"proc/thread-self/schedstat": "700 50 12"})
+    assert busy_ns(tmp_path) == 750
+    write(tmp_path, {"proc/thread-self/schedstat": "no figures"})
+    assert busy_ns(tmp_path) is None
+
+
+def test_this_thread_is_busier_after_some_work() -> None:
+    before = busy_ns()
+    ran_ns = time.thread_time_ns()
+    assert before is not None
+    while time.thread_time_ns() - ran_ns < 10_000_000:
+        pass
+    after = busy_ns()
+    assert after is not None
+    # The kernel brings the figure up to date at its ticks.
+    assert after > before
 
 
 def test_this_machine_says_what_may_be_used() -> None:

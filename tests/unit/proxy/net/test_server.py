@@ -15,13 +15,14 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from limiter.rules.rule_set import RuleSet
 from proxy.datapath.datapath import DataPathConfig, LocalDataPath
-from proxy.deciding.batch import NO_VERDICTS, Batch, Side, Verdicts
+from proxy.deciding.batch import NO_VERDICTS, Batch, ConnectionInfo, Side, Verdicts
 from proxy.deciding.pipeline import Handler, HandlerConfig, HandlerPlugin
-from proxy.net import broker_watch, sockets
+from proxy.net import broker_watch, server, sockets
 from proxy.net.server import ListenerConfig, ListenError, main_address
 from proxy.net.sockets import Address, Connecting, ListeningSocket, Wire
-from proxy.protocols.base import Protocol, Session, SessionContext
+from proxy.protocols.base import Protocol, Replayed, Session, SessionContext
 from proxy.protocols.rocketmq import PROTOCOL as ROCKETMQ
+from proxy.spool.spool import QueueName
 
 if TYPE_CHECKING:
     from tests.unit.proxy.conftest import Peer, Rig, ScriptedBroker, StartRig
@@ -1234,3 +1235,14 @@ async def swallow(peer: Peer) -> None:
     while True:
         await peer._receive_some()
         await trio.lowlevel.checkpoint()
+
+
+def test_what_became_of_a_queue_of_an_earlier_process_is_one_line_with_counts(log: list[Any]) -> None:
+    info = ConnectionInfo(1, "main", "main", "192.0.2.1:4000", "192.0.2.1")
+    name = QueueName("main", "queue", "orders", ("tenant", "guest"))
+    server._log_replayed(info, Replayed(name, 7, 2, 0, 0))
+    server._log_replayed(info, Replayed(name, 7, 0, 3, 0, "the broker closed the channel: 404"))
+    done, dropped = log
+    assert (done["log_level"], dropped["log_level"]) == ("info", "warning")
+    assert (done["resource"], done["sender"], done["sent"], done["expired"]) == ("queue:orders", "tenant/guest", 7, 2)
+    assert (dropped["dropped"], dropped["reason"]) == (3, "the broker closed the channel: 404")

@@ -6,6 +6,7 @@ from errno import EMFILE, ENOSPC
 import pytest
 from spool_disk import FakeDisk
 
+from proxy.flow.credit import STORE_CREDIT, Stage
 from proxy.spool.queue import Lost, Queue
 from proxy.spool.segments import MOST_BYTES, RECORD_BYTES
 from proxy.spool.spool import Hooks, Spool, SpoolSettings
@@ -379,3 +380,108 @@ def test_a_queue_s_name_has_a_length(make: Callable[..., Made]) -> None:
     made = make()
     with pytest.raises(ValueError, match="name"):
         made.spool.queue(bytes(1 << 16), made.ready.append)
+
+
+class Upstream:
+    """A queue with a resource of its own."""
+
+    def __init__(self, made: Made) -> None:
+        self.made = made
+        self.stage = Stage("resource", "orders")
+        self.queue = made.spool.queue(b"name", made.ready.append, stage=self.stage)
+
+    @property
+    def under_way(self) -> int:
+        return self.stage.under_way(self.made.spool.store)
+
+
+def test_what_is_being_written_is_under_way_to_the_store(make: Callable[..., Made]) -> None:
+    made = make()
+    its = Upstream(made)
+    made.put(its.queue, 2_000)
+    assert its.under_way == 0
+    made.put(its.queue, 8_000)
+    assert its.under_way > 0
+    made.disk.finish_all()
+    assert its.under_way == 0
+    assert its.stage.followers() == (made.spool.store,)
+    its.queue.close()
+    assert its.stage.followers() == ()
+
+
+def test_store_without_credit_lets_the_resource_run_out(make: Callable[..., Made]) -> None:
+    made = make(memory_bytes=8 << 20)
+    its = Upstream(made)
+    while not its.stage.out_of_credit:
+        made.put(its.queue, 100)
+    assert its.under_way >= its.stage.credit(made.spool.store) + STORE_CREDIT.initial
+    assert made.flows == []
+    made.disk.finish_all()
+    assert not its.stage.out_of_credit
+
+
+def test_stopped_flow_stalls_the_stages_of_all_queues_those_made_later_too(make: Callable[..., Made]) -> None:
+    made = make()
+    its, other = Upstream(made), Upstream(made)
+    while not made.flows:
+        made.put(its.queue, 100)
+    later = Upstream(made)
+    assert all(each.stage.out_of_credit for each in (its, other, later))
+    later.queue.close()
+    assert not later.stage.out_of_credit
+    made.take(its.queue, its.queue.count)
+    made.disk.finish_all()
+    made.tick()
+    assert made.flows == [True, False]
+    assert not any(each.stage.out_of_credit for each in (its, other))
+
+
+def test_what_waits_for_the_disk_is_acked_once_when_it_is_written_or_not_wanted(make: Callable[..., Made]) -> None:
+    made = make()
+    its, gone = Upstream(made), Upstream(made)
+    for each in (its, gone):
+        made.put(each.queue, 6_000)
+    under_way = its.under_way
+    assert under_way > 0
+    while made.disk.writes:
+        made.disk.finish_write(_FULL)
+    assert made.alarms == [str(_FULL)]
+    assert its.under_way == under_way
+    gone.queue.purge()
+    for _ in range(3):
+        made.tick()
+        made.disk.finish_all()
+    assert made.alarms == [str(_FULL), None]
+    assert its.under_way == gone.under_way == 0
+
+
+def test_totals_are_those_of_all_queues_there_ever_were(make: Callable[..., Made]) -> None:
+    made = make()
+    queue = made.queue()
+    made.put(queue, 10_000)
+    made.disk.finish_all()
+    assert made.take(queue, 9_998) == list(range(9_998))
+    assert queue.ending(made.now_ns) is None
+    queue.pop("expired")
+    before = made.spool.figures()
+    its = queue.figures()
+    assert (before.in_total, before.out_total) == (its.in_total, its.out_total) == (10_000, 9_999)
+    assert (before.spilled_total, before.read_total) == (its.spilled_total, its.read_total)
+    assert before.ended_total == {"expired": 1, "too old": 0}
+    queue.close()
+    after = made.spool.figures()
+    assert (after.queues, after.in_total, after.out_total) == (0, 10_000, 9_999)
+    assert (after.spilled_total, after.read_total) == (before.spilled_total, before.read_total)
+
+
+def test_idle_is_who_has_no_queue_and_nothing_to_try_again(make: Callable[..., Made]) -> None:
+    made = make()
+    busy: list[bool] = []
+    made.spool._hooks = made.spool._hooks._replace(busy=lambda: busy.append(made.spool.is_idle))
+    assert made.spool.is_idle
+    first, second = made.queue(), made.queue()
+    assert busy == [False]
+    first.close()
+    assert not made.spool.is_idle
+    second.close()
+    assert made.spool.is_idle

@@ -108,12 +108,12 @@ def test_nothing_is_said_before_a_connection_is_open() -> None:
 def test_a_broker_hears_heartbeats_while_its_client_is_not_read() -> None:
     driver = publisher(heartbeat_s=10)
     driver.alarm(LOW)
-    for _ in range(4):
+    for step in range(4):
         driver.forget()
-        for _ in range(2):
-            driver.now_ns += 5_000_000_000
-            driver.tick()
-        assert driver.written[BROKER] == frames.frame(8, 0, b"")
+        driver.now_ns += 5_000_000_000
+        driver.tick()
+        # At first it has just heard a publish.
+        assert driver.written[BROKER] == (frames.frame(8, 0, b"") if step else b"")
 
 
 # --- Where it stops -------------------------------------------------------------------------------

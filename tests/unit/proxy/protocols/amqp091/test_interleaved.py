@@ -10,9 +10,11 @@ from random import Random
 import pytest
 from amqp_playbook import frames
 from amqp_playbook.driver import BROKER, BUSY, CLIENT, ORDERS, Driver
+from amqp_playbook.spooled import SpooledDriver
 
 from proxy.deciding.batch import Batch, Hold, Request, Side, Ticket, Verdict
 from proxy.protocols.amqp091.options import AMQP091Options
+from proxy.spool.spool import SpoolSettings
 
 CHANNELS = range(1, 17)
 CONFIRMS = range(1, 9)
@@ -46,13 +48,22 @@ def whole(data: bytes | bytearray, at: int) -> Iterator[tuple[frames.Frame, int]
 class Model:
     """A client, a broker and a limiter that agree on nothing but the protocol."""
 
-    def __init__(self, random: Random, limits: tuple[str, ...] = ()) -> None:
+    def __init__(self, random: Random, limits: tuple[str, ...] = (), *, spools: bool = False) -> None:
         self.random = random
         self.sent: dict[int, list[bytes]] = defaultdict(list)
         self.refused: set[int] = set()
         self.serial = 0
-        options = AMQP091Options(max_waiting_bytes=random.choice((0, 10_000, 1 << 24)))
-        self.driver = Driver(self.decide, limits=limits, options=options).open(CHANNELS, confirms=CONFIRMS)
+        options = AMQP091Options(
+            max_waiting_bytes=random.choice((100_000, 1 << 24) if spools else (0, 10_000, 1 << 24))
+        )
+        self.spools = spools
+        if spools:
+            settings = SpoolSettings(memory_bytes=random.choice((1, 20_000, 1 << 24)))
+            self.driver: Driver = SpooledDriver(self.decide, settings=settings, limits=limits, options=options)
+            self.driver.later = lambda request: request.refusal == "impossible" or random.random() < 0.8
+        else:
+            self.driver = Driver(self.decide, limits=limits, options=options)
+        self.driver.open(CHANNELS, confirms=CONFIRMS)
         for channel in CHANNELS:
             self.driver.give(CLIENT, frames.consume(channel, "q", "c"))
             self.driver.give(BROKER, frames.consume_ok(channel, "c"))
@@ -74,11 +85,11 @@ class Model:
 
     def decide(self, request: Request) -> Verdict | None:
         dice = self.random.random()
-        if dice < 0.6:
+        if dice < (0.3 if self.spools else 0.6):
             return None
-        if dice < 0.75 and request.refusal == "answered":
+        if dice < (0.4 if self.spools else 0.75) and request.refusal == "answered":
             return BUSY
-        return Hold(ORDERS, "rule", Ticket(lambda: None))
+        return Hold(ORDERS, "rule", Ticket(lambda: None), self.spools and dice < 0.95)
 
     def publishes(self) -> bytes:
         """Return what a client sends in some channels at once."""
@@ -220,6 +231,8 @@ class Model:
                 longest = random.choice((30, 300, 1000, 5000, 100_000))
                 driver.session.alarm(random.choice(("", "", "low")), 0)
                 driver.take()
+            if isinstance(driver, SpooledDriver):
+                self.use_disk(driver)
             dice, side = random.random(), random.choice((CLIENT, CLIENT, BROKER))
             batch = deciding[side]
             if batch is not None:
@@ -238,7 +251,7 @@ class Model:
                 batch = deciding[side] = driver.receive(side, taken_back + chunk)
                 if batch is None:
                     coming[side] = driver.left[side] + coming[side]
-            elif dice < 0.8:
+            elif dice < (0.65 if self.spools else 0.8):
                 self.resolve_one()
             elif ticked is not None:
                 driver.finish_tick(ticked)
@@ -261,6 +274,16 @@ class Model:
                 driver.give(BROKER, frames.ack(channel, max(self.unanswered[channel]), multiple=True))
                 self.unanswered[channel].clear()
         self.close_all()
+
+    def use_disk(self, driver: SpooledDriver) -> None:
+        """Let some time pass, and the disk do something."""
+        dice, disk = self.random.random(), driver.disk
+        if dice < 0.1:
+            driver.pass_time(0.1)
+        elif dice < 0.4 and disk.writes:
+            disk.finish_write()
+        elif dice < 0.7 and disk.reads:
+            disk.finish_read(self.random.randrange(len(disk.reads)))
 
     def resolve_one(self) -> None:
         """Resolve the first held request with some order key."""
@@ -346,6 +369,22 @@ def test_what_goes_on_is_what_was_sent(seed: int, limits: tuple[str, ...]) -> No
     model.play(400)
     model.check()
     assert any(request.consumes for request in model.driver.requests) is bool(limits)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_what_goes_on_is_what_was_sent_though_it_was_put_aside(seed: int) -> None:
+    put_aside = 0
+    for random in (Random(seed), Random(100 + seed), Random(200 + seed)):
+        model = Model(random, spools=True)
+        model.play(400)
+        model.check()
+        driver = model.driver
+        assert isinstance(driver, SpooledDriver)
+        assert driver.session.spooled() == 0
+        assert not driver.spool.queues()
+        assert not driver.stage.out_of_credit
+        put_aside += driver.spool.figures().in_total
+    assert put_aside
 
 
 @pytest.mark.parametrize("seed", range(10))

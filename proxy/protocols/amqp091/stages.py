@@ -1,0 +1,133 @@
+"""The stages of one connection that messages wait in, and the credit between them, as ``proxy.flow.credit`` has it.
+
+A channel has one from when something of it first waits, and each of its lines has one. What goes on at once is not
+counted.
+"""
+
+from collections.abc import Callable, Sequence
+
+from proxy.flow.credit import Stage
+from proxy.protocols.amqp091.channel import Channel
+
+
+class Stages:
+    """All of one connection.
+
+    Args:
+        connection: from the driver; it gives as much credit as the stages here do.
+        writer: of what goes to the broker, likewise.
+        hear_of_writes: has ``written`` called from now on, or no more.
+
+    Attributes:
+        now_ns: when the session was called last.
+        unwritten_bytes: of what has waited and was let go to the broker, and is not with the kernel yet.
+    """
+
+    __slots__ = (
+        "_channels",
+        "_connection",
+        "_hear_of_writes",
+        "_hears",
+        "_queued",
+        "_queued_bytes",
+        "_resources",
+        "_taken",
+        "_writer",
+        "now_ns",
+        "unwritten_bytes",
+    )
+
+    def __init__(
+        self,
+        connection: Stage | None = None,
+        writer: Stage | None = None,
+        hear_of_writes: Callable[[bool], None] = lambda _: None,
+    ) -> None:
+        self.now_ns = self.unwritten_bytes = self._queued_bytes = 0
+        self._connection = connection or Stage("connection")
+        self._writer = writer or Stage("writer")
+        self._hear_of_writes = hear_of_writes
+        self._hears = False
+        self._channels: dict[Channel, Stage] = {}
+        self._resources: dict[Stage, Channel] = {}
+        #: How many messages of each were let go: those that the driver has not taken, and those that it has.
+        self._queued: dict[Stage, int] = {}
+        self._taken: dict[Stage, int] = {}
+
+    def all(self) -> Sequence[Stage]:
+        """Return those of channels and lines."""
+        return [*self._channels.values(), *self._resources]
+
+    # --- What waits -------------------------------------------------------------------------------
+
+    def begin(self, channel: Channel, name: str) -> Stage:
+        """Return the stage of a resource of which something begins to wait for a limit in a channel."""
+        gives, now_ns = self._connection.gives, self.now_ns
+        own = self._channels.get(channel)
+        if own is None:
+            own = self._channels[channel] = Stage("channel", str(channel.number), gives)
+        resource = Stage("resource", name, gives)
+        self._resources[resource] = channel
+        for stage in (self._connection, own, resource):
+            stage.throttle(now_ns, on=True)
+        self._listen()
+        return resource
+
+    def waits(self, resource: Stage) -> None:
+        """Note that a message has come that waits. It is dealt with, unless the resource is out of credit itself."""
+        channel, connection, now_ns = self._channels[self._resources[resource]], self._connection, self.now_ns
+        connection.send(channel, 1, now_ns)
+        channel.send(resource, 1, now_ns)
+        resource.ack(channel, 1, now_ns)
+        channel.ack(connection, 1, now_ns)
+
+    def end(self, resource: Stage) -> None:
+        """Note that nothing waits in a line any more."""
+        channel = self._resources.pop(resource)
+        resource.close(self.now_ns)
+        if not channel.to_broker.lines and not channel.to_client.lines:
+            self._channels[channel].throttle(self.now_ns, on=False)
+        if not self._resources:
+            self._connection.throttle(self.now_ns, on=False)
+        self._listen()
+
+    def forget(self, channel: Channel) -> None:
+        """Close the stage of a channel that is closed."""
+        stage = self._channels.pop(channel, None)
+        if stage is not None:
+            stage.close(self.now_ns)
+
+    # --- What goes --------------------------------------------------------------------------------
+
+    def goes(self, resource: Stage, size_bytes: int) -> None:
+        """Note that a message that has waited may go to the broker."""
+        resource.send(self._writer, 1, self.now_ns)
+        self._queued[resource] = self._queued.get(resource, 0) + 1
+        self._queued_bytes += size_bytes
+        self.unwritten_bytes += size_bytes
+
+    def taken(self) -> None:
+        """Note that the driver has taken all that may go."""
+        if self._queued:
+            for resource, count in self._queued.items():
+                self._taken[resource] = self._taken.get(resource, 0) + count
+            self._queued.clear()
+            self._queued_bytes = 0
+
+    def written(self) -> None:
+        """Note that all that the driver has taken is with the kernel."""
+        taken, self._taken = self._taken, {}
+        for resource, count in taken.items():
+            self._writer.ack(resource, count, self.now_ns)
+        self.unwritten_bytes = self._queued_bytes
+        self._listen()
+
+    def is_behind(self, resource: Stage) -> bool:
+        """Say whether the broker takes no more of a resource for now."""
+        return not resource.credit(self._writer)
+
+    def _listen(self) -> None:
+        hears = bool(self._resources or self._queued or self._taken)
+        if hears is not self._hears:
+            self._hears = hears
+            self._hear_of_writes(hears)

@@ -1,0 +1,56 @@
+"""A spool on a disk that does what a test says, and a driver that uses it."""
+
+from collections.abc import Callable, Sequence
+
+from spool_disk import FakeDisk
+
+from proxy.deciding.batch import Hold, Request, Ticket, Verdict
+from proxy.spool.queue import Lost
+from proxy.spool.spool import Hooks, Spool, SpoolSettings
+from proxy.spool.store import Job
+
+from .driver import ORDERS, Decide, Driver
+
+NS = 1_000_000_000
+
+
+class SpooledDriver(Driver):
+    """A driver whose handlers have everything put aside behind what they hold.
+
+    Attributes:
+        disk: of the spool.
+        spool: of the session.
+        damaged: what the spool has lost.
+    """
+
+    disk: FakeDisk
+
+    def __init__(self, decide: Decide, *, settings: SpoolSettings | None = None, **more: object) -> None:
+        self.damaged: list[Lost] = []
+        hooks = Hooks(lambda _: None, lambda _: None, self.damaged.append)
+        self.spool = Spool(settings or SpoolSettings(), hooks, self._make_disk, now_ns=0)
+        super().__init__(decide, spool=self.spool, **more)  # type: ignore[arg-type]  # as the driver's
+        self.later = lambda _: True
+
+    def _make_disk(self, done: Callable[[Sequence[Job]], None]) -> FakeDisk:
+        self.disk = FakeDisk(done)
+        return self.disk
+
+    def pass_time(self, seconds: float) -> None:
+        """Let time pass."""
+        self.now_ns += round(seconds * NS)
+        self.spool.tick(self.now_ns)
+
+    def settle(self) -> None:
+        """Let all that is held go on, as the base class says, and the disk do what it has to."""
+        while self.held or self.woken or not self.disk.is_idle or self.session.next_tick_ns() is not None:
+            self.disk.finish_all()
+            self.now_ns = max(self.now_ns, self.session.next_tick_ns() or 0)
+            self.woken = True
+            super().settle()
+
+
+def aside(request: Request) -> Verdict:
+    """Hold a request, and have what comes behind it put aside."""
+    del request
+    return Hold(ORDERS, "rule", Ticket(lambda: None), spools=True)

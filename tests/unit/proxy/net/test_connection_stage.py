@@ -1,0 +1,140 @@
+"""How a connection shows why its client is not read."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import trio
+
+from proxy.datapath.datapath import CreditConfig
+from proxy.deciding.batch import NO_VERDICTS, Batch, Side, Verdicts
+from proxy.deciding.pipeline import Handler, HandlerConfig, HandlerPlugin
+from proxy.flow.credit import Credit, Stage
+from proxy.net import connection as connection_module
+from proxy.net.connection import Doing
+from proxy.protocols.base import Protocol, Session, SessionContext
+
+if TYPE_CHECKING:
+    from tests.unit.proxy.conftest import Rig, StartRig
+
+LINE_BYTES = 1024
+LINES = (b"free " + b"x" * (LINE_BYTES - 6) + b"\n") * 64
+
+
+class Waiting(Handler):
+    """Decides when the test says so."""
+
+    def __init__(self) -> None:
+        self.may_decide = trio.Event()
+
+    async def on_requests(self, batch: Batch, now_ns: int) -> Verdicts:
+        await self.may_decide.wait()
+        return NO_VERDICTS
+
+
+async def causes(rig: Rig) -> list[tuple[str, tuple[str, ...]]]:
+    return [(finding.cause, finding.at) for finding in (await rig.path.flow()).findings]
+
+
+async def test_writer_stalls_it_while_the_broker_does_not_read(rig: Rig) -> None:
+    client, broker = await rig.connect()
+    sent = await client.send_until_stalled(LINES)
+    (connection,) = rig.connections
+    assert connection.peers[Side.CLIENT].doing is Doing.WRITING
+    assert connection.stage.waits_for() == (connection.writer,)
+    host, port = rig.broker.address
+    assert await causes(rig) == [("broker", (f"writer {host}:{port}",))]
+    whole = sent - sent % LINE_BYTES
+    assert len(await broker.receive(whole)) == whole
+    await rig.settle()
+    assert connection.peers[Side.CLIENT].doing is Doing.READING
+    assert not connection.stage.out_of_credit
+
+
+async def test_client_that_does_not_read_its_answers_is_not_in_flow(rig: Rig) -> None:
+    _, broker = await rig.connect()
+    await broker.send_until_stalled((b"x" * 900 + b"\n") * 64)
+    (connection,) = rig.connections
+    assert connection.peers[Side.BROKER].doing is Doing.WRITING
+    assert not connection.stage.out_of_credit
+
+
+async def test_limiter_stalls_it_while_a_lane_decides(start_rig: StartRig) -> None:
+    handler = Waiting()
+    plugin = HandlerPlugin("waiting", dict, lambda options, services: handler)
+    rig = await start_rig(handlers=[HandlerConfig(plugin, {}, deadline_ms=60_000)])
+    client, broker = await rig.connect()
+    await client.send(b"free 1\n")
+    await rig.until(lambda: rig.connections[0].stage.out_of_credit)
+    assert rig.connections[0].peers[Side.CLIENT].doing is Doing.DECIDING
+    assert await causes(rig) == [("deciding", ("resource limiter",))]
+    handler.may_decide.set()
+    assert await broker.receive_line() == b"free 1\n"
+    assert not rig.connections[0].stage.out_of_credit
+
+
+async def test_decoding_stalls_it_while_it_waits_for_its_turn(
+    start_rig: StartRig, lines: Protocol, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_go_on = trio.Event()
+    monkeypatch.setattr(connection_module, "connection_turn", may_go_on.wait)
+
+    def open_session(context: SessionContext) -> Session:
+        session: Any = lines.open_session(context)
+        session.takes_turns = lambda side: side is Side.CLIENT
+        return session  # type: ignore[no-any-return]
+
+    rig = await start_rig(protocol=replace(lines, open_session=open_session))
+    client, broker = await rig.connect()
+    await client.send(b"free 1\n")
+    await rig.until(lambda: rig.connections[0].stage.out_of_credit)
+    assert rig.connections[0].peers[Side.CLIENT].doing is Doing.TURN
+    assert await causes(rig) == [("decoding", ("channel decoding",))]
+    may_go_on.set()
+    assert await broker.receive_line() == b"free 1\n"
+    assert not rig.connections[0].stage.out_of_credit
+
+
+async def test_who_shares_a_stage_with_it_forgets_it_when_it_ends(start_rig: StartRig) -> None:
+    handler = Waiting()
+    plugin = HandlerPlugin("waiting", dict, lambda options, services: handler)
+    rig = await start_rig(handlers=[HandlerConfig(plugin, {}, deadline_ms=60_000)])
+    client, _ = await rig.connect()
+    await client.send(b"free 1\n")
+    await rig.until(lambda: rig.connections[0].stage.out_of_credit)
+    (connection,) = rig.connections
+    connection.finish("done", "")
+    await rig.until(lambda: not rig.connections)
+    assert not connection.stage.out_of_credit
+    assert rig.path._services.limiter._senders is None
+
+
+async def test_client_is_read_on_once_all_give_credit(rig: Rig) -> None:
+    client, broker = await rig.connect()
+    (connection,) = rig.connections
+    resources = [Stage("resource", str(number), Credit(2, 1)) for number in range(2)]
+    for resource in resources:
+        connection.stage.send(resource, 2, 0)
+    await client.send(b"free 1\n")
+    for resource in resources:
+        await rig.settle()
+        assert broker.pending() == b""
+        resource.ack(connection.stage, 1, 0)
+    assert await broker.receive_line() == b"free 1\n"
+
+
+async def test_answers_go_on_while_the_client_is_not_read(rig: Rig) -> None:
+    client, broker = await rig.connect()
+    stage = rig.connections[0].stage
+    stage.stall(Stage("resource"), 0, on=True)
+    await broker.send(b"answer\n")
+    assert await client.receive_line() == b"answer\n"
+
+
+async def test_its_stages_give_what_is_configured(start_rig: StartRig) -> None:
+    rig = await start_rig(credit=CreditConfig(Credit(7, 3)))
+    await rig.connect()
+    (connection,) = rig.connections
+    assert connection.stage.gives == connection.writer.gives == (7, 3)
