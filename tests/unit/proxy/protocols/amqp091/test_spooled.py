@@ -212,7 +212,6 @@ def test_no_more_comes_out_than_the_broker_reads() -> None:
     assert resource.waits_for() == (driver.writer,)
     driver.writes = True
     driver.take()
-    driver.session.written(BROKER, driver.now_ns)
     driver.settle()
     assert bodies(driver) == numbered(2_000)
     assert not driver.hears_of_writes
@@ -395,7 +394,6 @@ def test_answers_that_nobody_reads_do_not_pile_up() -> None:
     assert 1 << 20 < driver.session.backlog_bytes(CLIENT) < (1 << 20) + 50_000
     driver.session.take = take  # type: ignore[method-assign]  # as it was
     driver.take()
-    driver.session.written(CLIENT, driver.now_ns)
     work(driver)
     assert len(answers(driver)) == 99_999
 
