@@ -89,7 +89,8 @@ What an integrator must know
 - ``on_credit`` is called in the midst of an ``ack``, a ``part``, a ``close``, or a ``stall`` that ends. It may wake
   somebody; it calls nothing of a stage.
 
-Measured with CPython 3.11 by ``tests/bench/credit.py``: 0.3 µs for a send and its ack, 0.45 µs if each brings a grant.
+Measured with CPython 3.11 by ``tests/bench/credit.py``: 0.3 µs for a send and its ack, 0.45 µs if each brings a grant,
+0.9 µs for a stall and its end.
 A stage of its own takes 136 bytes, a pair 136 or less. A stage with several followers or senders has a dict of them
 besides; while it is out of credit it has about 320 bytes more, and of those it keeps about 100 for its figures.
 """
