@@ -67,9 +67,9 @@ class Tally:
 
     def lost(self, requests: Iterable[Request], now_ns: int, sender: Sender) -> None:
         """Count requests that were never decided, and whose session has given them up; one may stand for many."""
-        for _, same in groupby(requests, id):
-            first, *others = same
-            self._count(first, "dropped", now_ns, sender, 1 + len(others))
+        for _, run in groupby(requests, key=id):
+            alike = list(run)
+            self._count(alike[0], "dropped", now_ns, sender, times=len(alike))
 
     def _let_go(self, request: Request, what: Outcome | Judged, now_ns: int, sender: Sender) -> None:
         self.held_requests -= 1
@@ -77,7 +77,7 @@ class Tally:
         self._count(request, what, now_ns, sender)
         self._accounts.let_go(now_ns, request.resources)
 
-    def _count(self, request: Request, what: Outcome | Judged, now_ns: int, sender: Sender, times: int = 1) -> None:
+    def _count(self, request: Request, what: Outcome | Judged, now_ns: int, sender: Sender, *, times: int = 1) -> None:
         size_bytes = 0 if request.by_answer else request.size_bytes
         amount = (times, times * request.messages, times * size_bytes)
         self._accounts.count(now_ns, request.resources, sender, what, amount)

@@ -39,7 +39,7 @@ from proxy.deciding.batch import (
     Side,
     Verdict,
 )
-from proxy.flow.credit import Stage
+from proxy.flow.credit import Stage, credit_for
 from proxy.protocols.base import SessionContext
 from proxy.protocols.rocketmq.forbidden import LOST, PURGED, TOO_OLD, no_room, put_aside_in_vain
 from proxy.protocols.rocketmq.gathered import Gathered
@@ -380,8 +380,9 @@ class Lines:
         )
         line.oneways += oneway
         connection = self._context.stage
-        connection.send(line.stage, 1, now_ns)
-        line.stage.ack(connection, 1, now_ns)
+        count = credit_for(len(data))
+        connection.send(line.stage, count, now_ns)
+        line.stage.ack(connection, count, now_ns)
         return handle
 
     def replay(self, now_ns: int) -> None:

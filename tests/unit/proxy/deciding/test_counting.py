@@ -208,3 +208,10 @@ def test_what_comes_later_is_not_counted_yet(told: Told) -> None:
     told.count(request("a"), *unrefusable, at1=LATER, at2=LATER)
     assert told.outcomes() == {"a": {"admitted": Amount(1, 1, 100)}}
     assert told.held() == (0, 0)
+
+
+def test_what_is_given_up_undecided_is_counted_though_one_stands_for_many(told: Told) -> None:
+    one, other = request("a", messages=2), request("a", messages=2)
+    told.tally.lost([one, other, other, other], 0, told.sender)
+    assert told.outcomes() == {"a": {"dropped": Amount(4, 8, 400)}}
+    assert told.held() == (0, 0)
