@@ -48,7 +48,7 @@ from proxy.protocols.rocketmq.replayed import mark_replayed
 from proxy.protocols.rocketmq.transactions import Ended
 from proxy.protocols.rocketmq.wire import codes
 from proxy.protocols.rocketmq.wire.header import Header
-from proxy.spool.queue import Lost, Queue
+from proxy.spool.queue import Ending, Lost, Queue
 from proxy.spool.segments import Entry, Piece
 from proxy.spool.spool import QueueName, Spool
 
@@ -169,6 +169,7 @@ class Aside(msgspec.Struct, eq=False):
         state: see the module.
         request: that is asked about or held.
         lost: it is not in the queue any more, and was answered.
+        ending: why nobody was asked about it.
     """
 
     line: Line
@@ -182,6 +183,7 @@ class Aside(msgspec.Struct, eq=False):
     state: State = _WAITING
     request: Request | None = None
     lost: bool = False
+    ending: Ending | None = None
 
     @property
     def is_in_queue(self) -> bool:
@@ -549,7 +551,7 @@ class Lines:
                 if front:
                     break
                 charges.append(Charge(line.resources, entry.messages, entry.cost_bytes, line.group))
-                aside.state = _GRANTED
+                aside.state, aside.ending = _GRANTED, ending
                 front.append(aside)
                 self._finish(line)
                 if front:
@@ -687,7 +689,7 @@ class Lines:
                 if entry.content is None:
                     line.queue.fetch()
                     return False
-                content = line.queue.pop().content or ()
+                content = line.queue.pop(aside.ending).content or ()
             line.take_ended(aside.handle)
             self._goes_on(aside, (mark_replayed(b"".join(content)),) if line.replays else content)
         line.stage.send(self._context.writer, 1, self._now_ns)
