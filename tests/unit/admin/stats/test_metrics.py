@@ -103,7 +103,6 @@ async def test_every_counter_of_the_snapshot_is_there(
         ("sluice_rule_set_version", ()): 7,
         ("sluice_limiting", ()): 1,
         ("sluice_draining", ()): 0,
-        ("sluice_loop_busy_ratio", ()): 0.0,
         ("sluice_log_lines_dropped_total", ()): 2,
         ("sluice_alarm", (("scarce", "memory"),)): 0,
         ("sluice_alarm", (("scarce", "disk"),)): 0,
