@@ -42,6 +42,17 @@ def blocks() -> Work:
     return call, 1
 
 
+def stalls() -> Work:
+    """Return how a stage is stalled and goes on."""
+    connection, writer = Stage("connection"), Stage("writer")
+
+    def call() -> None:
+        connection.stall(writer, 1, on=True)
+        connection.stall(writer, 1, on=False)
+
+    return call, 1
+
+
 def lives() -> Work:
     """Return how a channel comes, sends once, and goes."""
     connection, writer = Stage("connection"), Stage("writer")
@@ -107,6 +118,7 @@ def main() -> None:
         "send and ack of 200, a grant each": batches(200),
         "send and ack of 64, 100 followers in turn": batches(64, 100),
         "out of credit and back": blocks(),
+        "stalled and back": stalls(),
         "a channel comes, sends, goes": lives(),
         "a survey, for each connection": surveys(),
     }

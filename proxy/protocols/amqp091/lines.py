@@ -410,7 +410,7 @@ class SpoolLine(Line):
 def _expiry_ns(content: Content, data: Piece) -> int:
     """Return when a content expires that waits; 0 if it never does."""
     expiration_ms = wire.read_expiration(data)
-    return 0 if expiration_ms is None else content.since_ns + expiration_ms * _NS_PER_MS
+    return 0 if expiration_ms is None else max(1, content.since_ns + expiration_ms * _NS_PER_MS)
 
 
 def _joined(entry: Entry) -> Piece:

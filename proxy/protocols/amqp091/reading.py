@@ -462,9 +462,14 @@ class Reading(ABC):
         """Say whether nothing is in hand: no part of a frame, and no chunk that waits for its verdicts."""
         return not self._beginning and not self._frame_left_bytes and not self._in_hand and not self.left_bytes
 
+    def unfinished(self) -> list[Content]:
+        """Return the contents in hand, of which more is to come."""
+        contents = (lane.content for lane in self._lanes.values())
+        return [content for content in contents if content is not None and not content.done]
+
     def between_contents(self) -> bool:
         """Say whether no content is in hand, either."""
-        return self.between_frames() and all(lane.content is None or lane.content.done for lane in self._lanes.values())
+        return self.between_frames() and not self.unfinished()
 
     def missing_bytes(self) -> int:
         """Return how many bytes are certain to belong to the frame in hand, or to the next one's prefix."""

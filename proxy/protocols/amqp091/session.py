@@ -119,6 +119,8 @@ class AMQP091Session(Session):
         #: Why clients are to publish nothing more, while an alarm stands; this one is not read because of it.
         self._alarm = b""
         self._blocked = False
+        #: What had begun to come then is read to its end; None until a frame that had begun has come.
+        self._to_finish: list[Content] | None = None
         #: The broker was sent a connection.close of ours; the end of what it has sent since.
         self._closes = False
         self._last_heard = b""
@@ -203,7 +205,6 @@ class AMQP091Session(Session):
             if self._about.own_channel and self._about.opened and not self._begun:
                 self._begun = True
                 self._begin_replay()
-            self._context.writer.block(now_ns, on=self._answers.brokers_reason is not None)
         if self._alarm or self._blocked:
             self._look_at_alarm(now_ns)
         if self._about.tuned_bytes and self._heartbeat_ns is None and side is Side.CLIENT:
@@ -444,7 +445,9 @@ class AMQP091Session(Session):
         """Block the client if it publishes while an alarm stands. One that has said its last word need not be."""
         publishes = self._publishes
         self._answers.silent = self._answers.silent or publishes.finished
-        self._blocked = bool(self._alarm) and publishes.published and not publishes.finished
+        before, self._blocked = self._blocked, bool(self._alarm) and publishes.published and not publishes.finished
+        if self._blocked is not before:
+            self._to_finish = None
         self._answers.reason = self._alarm if self._blocked and self._about.hears_blocked else b""
         self._context.stage.block(now_ns, on=self._blocked)
 
@@ -576,10 +579,15 @@ class AMQP091Session(Session):
     def paused(self, side: Side) -> bool:
         """Say whether as much waits of that peer as may, and nothing has to be read first so that it can go on.
 
-        A client that is blocked is read to the end of what it has begun: what waits in those channels could not go on.
+        A client that is blocked is read to the end of what it had begun then: what waits in those channels could not go
+        on. What it begins after that is not waited for, or it would go on for ever with a few channels in turn.
         """
-        if side is Side.CLIENT and self._blocked and self._publishes.between_contents():
-            return True
+        if side is Side.CLIENT and self._blocked and self._publishes.between_frames():
+            unfinished = self._publishes.unfinished()
+            if self._to_finish is None:
+                self._to_finish = unfinished
+            if not any(content in unfinished for content in self._to_finish):
+                return True
         return self._memory[side].is_full() and self._streams[side].can_stop()
 
     def most_bytes(self, side: Side) -> int:

@@ -90,7 +90,7 @@ class Spooling(Stream):
             content.since_ns = self._stages.now_ns
         super()._join(content)
         assert content.key is not None  # noqa: S101 - as above
-        self._stages.waits(content.lane.lines[content.key].stage)
+        self._stages.waits(content.lane.lines[content.key].stage, content.size_bytes)
         self._look_at_age(content)
 
     def _is_behind(self, line: Line) -> bool:
@@ -104,6 +104,10 @@ class Spooling(Stream):
         super()._go_after(line, content)
 
     # --- What is too old --------------------------------------------------------------------------
+
+    def asks(self) -> bool:
+        """Say whether there is something to ask about, or held for too long."""
+        return super().asks() or (self.old_ns is not None and self._stages.now_ns >= self.old_ns)
 
     def ask(self) -> list[Request]:
         """Return requests, as the base class says; what is held for too long goes on first.

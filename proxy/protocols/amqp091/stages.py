@@ -6,7 +6,7 @@ counted.
 
 from collections.abc import Callable, Sequence
 
-from proxy.flow.credit import Stage
+from proxy.flow.credit import Stage, credit_for
 from proxy.protocols.amqp091.channel import Channel
 
 
@@ -73,13 +73,14 @@ class Stages:
         self._listen()
         return resource
 
-    def waits(self, resource: Stage) -> None:
+    def waits(self, resource: Stage, size_bytes: int) -> None:
         """Note that a message has come that waits. It is dealt with, unless the resource is out of credit itself."""
+        count = credit_for(size_bytes)
         channel, connection, now_ns = self._channels[self._resources[resource]], self._connection, self.now_ns
-        connection.send(channel, 1, now_ns)
-        channel.send(resource, 1, now_ns)
-        resource.ack(channel, 1, now_ns)
-        channel.ack(connection, 1, now_ns)
+        connection.send(channel, count, now_ns)
+        channel.send(resource, count, now_ns)
+        resource.ack(channel, count, now_ns)
+        channel.ack(connection, count, now_ns)
 
     def end(self, resource: Stage) -> None:
         """Note that nothing waits in a line any more."""
@@ -121,6 +122,10 @@ class Stages:
             self._writer.ack(resource, count, self.now_ns)
         self.unwritten_bytes = self._queued_bytes
         self._listen()
+
+    def block(self, *, on: bool) -> None:
+        """Note that the broker wants nothing more to be published for now, or does again."""
+        self._writer.block(self.now_ns, on=on)
 
     def is_behind(self, resource: Stage) -> bool:
         """Say whether the broker takes no more of a resource for now."""

@@ -135,9 +135,10 @@ class Driver:
 
     def take(self) -> None:
         for side, written in self.written.items():
-            for each in self.session.take(side):
+            taken = self.session.take(side)
+            for each in taken:
                 written.extend(each)
-            if self.writes and self.hears_of_writes:
+            if taken and self.writes and self.hears_of_writes:
                 self.session.written(side, self.now_ns)
 
     def give(self, side: Side, data: bytes, random: Random | None = None, longest: int = 1 << 20) -> None:

@@ -268,12 +268,12 @@ class TestFlow:
     async def test_load_is_that_of_the_last_second(
         self, start_rig: StartRig, mock_clock: MockClock, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        figures = [(0, 0), (300, 1_000), (1_300, 2_000), (1_300, 2_000), (1_300, 3_000)]
+        figures = [(0, 0), (300, 1_000), (1_300, 2_000), (2_300, 3_000), (2_300, 4_000), (2_300, 5_000)]
         monkeypatch.setattr(datapath, "_busy_and_all_ns", lambda: figures.pop(0))
         rig = await start_rig()
         await rig.settle()
-        for ratio in (0.3, 1.0, 1.0, 0.0):
-            mock_clock.jump(1)
+        for ratio in (0.3, 0.65, 1.0, 0.5, 0.0):
+            mock_clock.jump(0.5)
             await rig.settle()
             assert (await rig.path.snapshot(whole=False)).busy_ratio == ratio
 

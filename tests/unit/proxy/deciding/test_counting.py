@@ -111,6 +111,12 @@ def test_what_passes_is_counted_for_each_of_its_resources(told: Told) -> None:
     assert (second.resources[0].languages, second.resources[0].clients) == ({"JAVA": (2, 0)}, ("192.0.2.1",))
 
 
+def test_what_was_never_decided_is_dropped_and_one_may_stand_for_many(told: Told) -> None:
+    one, other = request("a", messages=2, size_bytes=10), request("a", messages=3, size_bytes=200)
+    told.tally.lost([one, one, one, other, one], 0, told.sender)
+    assert told.outcomes() == {"a": {"dropped": Amount(5, 11, 240)}}
+
+
 def test_what_was_put_aside_counts_as_held_once_it_is_decided(told: Told) -> None:
     info = msgspec.structs.replace(INFO, spools=True)
     requests = [request("a", since_ns=7), request("a", since_ns=7), request("a", since_ns=7), request("a")]
@@ -212,4 +218,11 @@ def test_what_comes_later_is_not_counted_yet(told: Told) -> None:
     unrefusable = [request(name, refusal="impossible") for name in "ab"]
     told.count(request("a"), *unrefusable, at1=LATER, at2=LATER)
     assert told.outcomes() == {"a": {"admitted": Amount(1, 1, 100)}}
+    assert told.held() == (0, 0)
+
+
+def test_what_is_given_up_undecided_is_counted_though_one_stands_for_many(told: Told) -> None:
+    one, other = request("a", messages=2), request("a", messages=2)
+    told.tally.lost([one, other, other, other], 0, told.sender)
+    assert told.outcomes() == {"a": {"dropped": Amount(4, 8, 400)}}
     assert told.held() == (0, 0)

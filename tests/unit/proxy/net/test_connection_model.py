@@ -558,6 +558,11 @@ class Schedule:
             assert queued.startswith(written), f"not what was queued for the {side.value}: {written!r} of {queued!r}"
             received = self.session.received[side]
             assert self.sent[side].startswith(received)
+        connection = self.connection
+        if not connection.over:
+            # Who is parted from may wait for nothing any more while its writer is busy.
+            stalls = connection.peers[Side.CLIENT].doing in {Doing.WRITING, Doing.TURN, Doing.DECIDING}
+            assert connection.stage.out_of_credit == stalls
 
     def run(self) -> None:
         for _ in range(self.random.randrange(5, 80)):
