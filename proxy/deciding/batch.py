@@ -7,6 +7,7 @@ what is defined here. Nothing in this module knows a protocol, does I/O or reads
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from enum import Enum
+from operator import attrgetter
 from typing import TYPE_CHECKING, Final, Literal, cast
 
 import msgspec
@@ -16,6 +17,8 @@ from limiter.rules.rule import Dimension
 
 if TYPE_CHECKING:
     from sluice_native import Publishes, Segment
+
+_SINCE_NS: Final = attrgetter("since_ns")
 
 
 Refusal = Literal["answered", "silent", "impossible"]
@@ -428,6 +431,11 @@ class Batch:
     def spools(self) -> bool:
         """Whether its session can put aside what waits of it, but for what takes messages."""
         return self.connection.spools and self.side is Side.CLIENT
+
+    @property
+    def came_back(self) -> bool:
+        """Whether some of it was put aside before; compiled code reads none of that."""
+        return self._columns is None and self.connection.spools and any(map(_SINCE_NS, self.requests))
 
     @property
     def distinct(self) -> Collection[Verdict]:

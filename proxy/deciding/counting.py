@@ -1,6 +1,7 @@
 """Counts what was decided: runs of requests, each with one verdict, go to the accounts of one data path."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 
 from limiter.counting.accounts import Accounts
 from limiter.counting.rejections import NUMBERS, Outcome
@@ -50,10 +51,19 @@ class Tally:
             for group in left:
                 size_bytes = sum(batch.size_bytes(group.indexes)) if group.size_bytes is None else group.size_bytes
                 tell(now_ns, group.resources, sender, passed, (len(group.indexes), sum(group.messages), size_bytes))
+        if batch.came_back:
+            self._count_waited(batch, now_ns, sender)
         for charge in batch.charges:
             if charge.messages or charge.size_bytes:
                 what = "exempt" if exempt else "admitted"
                 tell(now_ns, charge.resources, sender, what, (0, charge.messages, charge.size_bytes))
+
+    def _count_waited(self, batch: Batch, now_ns: int, sender: Sender) -> None:
+        """Count as held what was put aside and is decided now; what still waits is counted once that is over."""
+        verdicts = batch.verdicts
+        for index, request in enumerate(batch.requests):
+            if request.since_ns and not isinstance(verdicts.get(index), Hold | Later):
+                self._count(request, "held", now_ns, sender)
 
     def resolved(self, request: Request, verdict: Refuse | Shadow | None, now_ns: int, sender: Sender) -> None:
         """Count a request that was held, and now passes, though a shadow rule may say no, or is refused."""
@@ -65,9 +75,10 @@ class Tally:
         self._let_go(request, "dropped", now_ns, sender)
 
     def lost(self, requests: Iterable[Request], now_ns: int, sender: Sender) -> None:
-        """Count requests that were never decided, and whose session has given them up."""
-        for request in requests:
-            self._count(request, "dropped", now_ns, sender)
+        """Count requests that were never decided, and whose session has given them up; one may stand for many."""
+        for _, run in groupby(requests, key=id):
+            alike = list(run)
+            self._count(alike[0], "dropped", now_ns, sender, times=len(alike))
 
     def _let_go(self, request: Request, what: Outcome | Judged, now_ns: int, sender: Sender) -> None:
         self.held_requests -= 1
@@ -75,8 +86,9 @@ class Tally:
         self._count(request, what, now_ns, sender)
         self._accounts.let_go(now_ns, request.resources)
 
-    def _count(self, request: Request, what: Outcome | Judged, now_ns: int, sender: Sender) -> None:
-        amount = (1, request.messages, 0 if request.by_answer else request.size_bytes)
+    def _count(self, request: Request, what: Outcome | Judged, now_ns: int, sender: Sender, *, times: int = 1) -> None:
+        size_bytes = 0 if request.by_answer else request.size_bytes
+        amount = (times, times * request.messages, times * size_bytes)
         self._accounts.count(now_ns, request.resources, sender, what, amount)
 
 

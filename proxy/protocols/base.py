@@ -314,10 +314,6 @@ class Session(ABC):
         del resource, now_ns
         return 0, 0
 
-    def spooled(self) -> int:
-        """Return how many messages of the session are in the spool."""
-        return 0
-
     def stages(self) -> Iterable[Stage]:
         """Return the stages that the session has made and that still are: channels, and resources with a queue."""
         return ()
@@ -409,7 +405,7 @@ class SessionContext:
         options: the protocol's own typed configuration.
         ask: asks the operator's side what a client wants of Sluice itself; called in ``receive``.
         give_up: drops held requests that nobody wants any more: ``resolved`` does not come for them.
-        lose: counts requests that were to be decided later and go nowhere any more.
+        lose: counts requests that were to be decided later and go nowhere any more; the same one may come many times.
         limiting: says whether limiting is on at all; what a session refuses by itself passes while it is off.
         room: for frames that have to be whole before they can be decided; shared by all sessions.
         hub: what all sessions of one broker share, whatever their listener; see ``Protocol.open_hub``.

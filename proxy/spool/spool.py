@@ -346,6 +346,11 @@ class Spool:
         """Say whether there is nothing to do in ``tick``: no queue, and nothing to be tried again."""
         return not (self._queues or self._jobs or self._stopped or self._alarm or self._read_alarm)
 
+    @property
+    def is_stopped(self) -> bool:
+        """Say whether flow is stopped: nothing should be read that would have to be put into a queue."""
+        return self._stopped
+
     def queues(self) -> list[Queue]:
         """Return all queues of now, those of an earlier process among them."""
         return list(self._queues.values())

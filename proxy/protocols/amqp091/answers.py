@@ -82,8 +82,10 @@ class Answers(Stream):
                 self.ends(Reader(buffer, position + _ARGUMENTS_AT, stop - 1))
             elif method == wire.CONNECTION_BLOCKED:
                 self.brokers_reason = Reader(buffer, position + _ARGUMENTS_AT, stop - 1).short_string()
+                self._stages.block(on=True)
             elif method == wire.CONNECTION_UNBLOCKED:
                 self.brokers_reason = None
+                self._stages.block(on=False)
                 if self._told:
                     # It is to wait all the same.
                     self._special = True

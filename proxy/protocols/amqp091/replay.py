@@ -397,6 +397,7 @@ class Replay:
         self._forget_head(line)
         self._failures.pop(line.queue.number, None)
         line.queue.close()
+        line.queue.ready = _nobody
         self._lines.remove(line)
         self._tell(line, 0, dropped, reason)
         self._begin_some()
@@ -423,3 +424,7 @@ class Replay:
         if line.head is _Head.READING:
             line.head = _Head.UNKNOWN
             self._wake()
+
+
+def _nobody(_: Queue) -> None:
+    """Nobody waits for a queue that is closed; what goes round in circles would stay for long."""

@@ -118,7 +118,7 @@ class AMQP091Session(Session):
         self._timed: tuple[Confirms, int, int] | None = None
         #: Why clients are to publish nothing more, while an alarm stands; this one is not read because of it.
         self._alarm = b""
-        self._blocked = self._broker_blocks = False
+        self._blocked = False
         #: What had begun to come then is read to its end; None until a frame that had begun has come.
         self._to_finish: list[Content] | None = None
         #: The broker was sent a connection.close of ours; the end of what it has sent since.
@@ -205,9 +205,6 @@ class AMQP091Session(Session):
             if self._about.own_channel and self._about.opened and not self._begun:
                 self._begun = True
                 self._begin_replay()
-            if (self._answers.brokers_reason is not None) is not self._broker_blocks:
-                self._broker_blocks = not self._broker_blocks
-                self._context.writer.block(now_ns, on=self._broker_blocks)
         if self._alarm or self._blocked:
             self._look_at_alarm(now_ns)
         if self._about.tuned_bytes and self._heartbeat_ns is None and side is Side.CLIENT:
@@ -361,10 +358,6 @@ class AMQP091Session(Session):
             dropped += self._replay.purge(resource)
         self._context.wake()
         return refused, dropped
-
-    def spooled(self) -> int:
-        """Return how many publishes are in the spool."""
-        return self._publishes.spooled()
 
     def stages(self) -> Sequence[Stage]:
         """Return those of channels and of what waits in them."""

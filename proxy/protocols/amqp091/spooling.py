@@ -74,10 +74,6 @@ class Spooling(Stream):
 
     # --- What waits -------------------------------------------------------------------------------
 
-    def spooled(self) -> int:
-        """Return how many contents are put aside."""
-        return sum(line.aside for lane in self._lanes.values() for line in lane.lines.values())
-
     def _make_line(self, lane: Lane, content: Content) -> Line:
         if self._spool is None:
             return super()._make_line(lane, content)
@@ -104,6 +100,10 @@ class Spooling(Stream):
         super()._go_after(line, content)
 
     # --- What is too old --------------------------------------------------------------------------
+
+    def asks(self) -> bool:
+        """Say whether there is something to ask about, or held for too long."""
+        return super().asks() or (self.old_ns is not None and self._stages.now_ns >= self.old_ns)
 
     def ask(self) -> list[Request]:
         """Return requests, as the base class says; what is held for too long goes on first.

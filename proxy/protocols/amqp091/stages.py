@@ -123,6 +123,10 @@ class Stages:
         self.unwritten_bytes = self._queued_bytes
         self._listen()
 
+    def block(self, *, on: bool) -> None:
+        """Note that the broker wants nothing more to be published for now, or does again."""
+        self._writer.block(self.now_ns, on=on)
+
     def is_behind(self, resource: Stage) -> bool:
         """Say whether the broker takes no more of a resource for now."""
         return not resource.credit(self._writer)

@@ -309,7 +309,7 @@ def read_expiration(content: Buffer | bytearray) -> int | None:
     try:
         start, stop = content_header_at(content)
         flags: int = _u16_at(content, start + 12)[0]
-        if not flags & _FLAG_EXPIRATION:
+        if not flags & _FLAG_EXPIRATION or stop > len(content):
             return None
         reader = Reader(content, start + _CONTENT_HEADER_BYTES, stop)
         for bit, length in enumerate(_BEFORE_EXPIRATION):

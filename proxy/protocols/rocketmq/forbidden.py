@@ -42,6 +42,8 @@ INTERNAL_PREFIX: Final = "rmq_sys_"
 PURGED: Final = "spool:purged"
 TOO_OLD: Final = "spool:too_old"
 LOST: Final = "spool:lost"
+#: Why it was not put aside: there was no memory to gather what had come of it.
+NO_ROOM: Final = "spool:no_room"
 _IN_VAIN: Final = {
     PURGED: "Sluice held the message back, and was told to give it up",
     TOO_OLD: "Sluice held the message back until it was too old",
@@ -90,6 +92,11 @@ def unknown_transaction(resource: Resource) -> Forbidden:
 def unreadable_batch(resource: Resource) -> Refuse:
     """Refuse a batch for which there is no memory: its messages cannot be counted before it goes on."""
     return Refuse(resource, UNREADABLE_BATCH, _ROOM_WAIT_US)
+
+
+def no_room(resource: Resource) -> Refuse:
+    """Refuse what was to be put aside, but has not come completely while there is no memory to gather it."""
+    return Refuse(resource, NO_ROOM, _ROOM_WAIT_US)
 
 
 def malformed_batch(resource: Resource) -> Forbidden:

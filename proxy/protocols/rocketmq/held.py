@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from proxy.common.buffers import Gathering
 from proxy.deciding.batch import Request
 from proxy.protocols.base import Buffer
 from proxy.protocols.rocketmq.wire.header import Header
@@ -25,6 +26,7 @@ class HeldFrame(msgspec.Struct):
         request: what it is to be put aside as once all of it has come; None if it is not.
         aside: what a line begins with that is held, if it is that.
         since_ns: when it began to come.
+        room: of what has come, while more is to come, if it is to be put aside.
     """
 
     header: Header
@@ -32,6 +34,7 @@ class HeldFrame(msgspec.Struct):
     request: Request | None = None
     aside: Any = None
     since_ns: int = 0
+    room: Gathering | None = None
 
 
 class Holding:
@@ -77,6 +80,11 @@ class Holding:
             self.waiting.append(data)
         else:
             self._queue(data, out)
+
+    def clear(self, held: HeldFrame) -> None:
+        """Forget what has come of a frame that is still coming."""
+        self.size_bytes -= len(held.data)
+        held.data.clear()
 
     def take(self, held: HeldFrame) -> bytes:
         """Hand out a copy of which all has come, to be kept elsewhere."""

@@ -22,7 +22,6 @@ Nothing here cuts frames.
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Final, Literal
 
@@ -42,14 +41,14 @@ from proxy.deciding.batch import (
 )
 from proxy.flow.credit import Stage, credit_for
 from proxy.protocols.base import SessionContext
-from proxy.protocols.rocketmq.forbidden import LOST, PURGED, TOO_OLD, put_aside_in_vain
+from proxy.protocols.rocketmq.forbidden import LOST, PURGED, TOO_OLD, no_room, put_aside_in_vain
 from proxy.protocols.rocketmq.gathered import Gathered
 from proxy.protocols.rocketmq.held import HeldFrame
 from proxy.protocols.rocketmq.replayed import mark_replayed
 from proxy.protocols.rocketmq.transactions import Ended
 from proxy.protocols.rocketmq.wire import codes
 from proxy.protocols.rocketmq.wire.header import Header
-from proxy.spool.queue import Lost, Queue
+from proxy.spool.queue import Ending, Lost, Queue
 from proxy.spool.segments import Entry, Piece
 from proxy.spool.spool import QueueName, Spool
 
@@ -60,7 +59,7 @@ MOST_ASKED: Final = 256
 _SMALL_BYTES: Final = 4096
 #: When to ask again what a handler does not decide though nothing is before it.
 _AGAIN_NS: Final = 10_000_000
-#: So many are refused or dropped in one call.
+#: So many are refused or dropped at once.
 _MOST_PURGED: Final = 4096
 
 _ONEWAY: Final = codes.FLAG_ONEWAY
@@ -97,6 +96,7 @@ class Line:
         oneways: how many of all it has are oneway.
         ended: of requests that end transactions what is to be undone if they do not go on.
         purged: so many from the head of the queue on are not wanted any more.
+        purged_oneways: how many of these are oneway.
     """
 
     __slots__ = (
@@ -110,6 +110,7 @@ class Line:
         "most",
         "oneways",
         "purged",
+        "purged_oneways",
         "queue",
         "replays",
         "resources",
@@ -129,7 +130,7 @@ class Line:
         self.replays = replays
         self.front: deque[Aside] = deque()
         self.most = 1
-        self.oneways = self.purged = self._serial = 0
+        self.oneways = self.purged = self.purged_oneways = self._serial = 0
         self.ended: dict[int, Ended] = {}
         self.closed = False
 
@@ -168,6 +169,7 @@ class Aside(msgspec.Struct, eq=False):
         state: see the module.
         request: that is asked about or held.
         lost: it is not in the queue any more, and was answered.
+        ending: why nobody was asked about it.
     """
 
     line: Line
@@ -181,6 +183,7 @@ class Aside(msgspec.Struct, eq=False):
     state: State = _WAITING
     request: Request | None = None
     lost: bool = False
+    ending: Ending | None = None
 
     @property
     def is_in_queue(self) -> bool:
@@ -205,14 +208,6 @@ class Aside(msgspec.Struct, eq=False):
         return self.handle & _HALF != 0
 
 
-@dataclass(slots=True)
-class _Purged:
-    """How many were refused, and how many dropped."""
-
-    refused: int = 0
-    dropped: int = 0
-
-
 def opaque_of(handle: int) -> int:
     """Return the client's number of a request."""
     number = handle & _NUMBER
@@ -227,7 +222,7 @@ class Lines:
         spool: the context's.
         goes_on: writes a request to the broker, whose content is given.
         goes_on_coming: does that with a request of which more is to come, and with that.
-        refuse: answers a request that is refused; no oneway.
+        refuse: answers a request that is refused, of a kind and with a number; no oneway.
         forget_coming: forgets a request of which more is to come, and that.
         undo: undoes the end of a transaction.
 
@@ -243,7 +238,7 @@ class Lines:
         *,
         goes_on: Callable[[Aside, Sequence[Piece]], None],
         goes_on_coming: Callable[[Request, HeldFrame], None],
-        refuse: Callable[[Line, int, Refuse], None],
+        refuse: Callable[[str, int, Refuse], None],
         forget_coming: Callable[[HeldFrame], None],
         undo: Callable[[Ended], None],
     ) -> None:
@@ -277,6 +272,10 @@ class Lines:
     def count(self) -> int:
         """How many requests are put aside, without those of an earlier process."""
         return sum(line.count for line in self._lines.values() if not line.replays) if self._lines else 0
+
+    def is_full(self) -> bool:
+        """Say whether nothing more should be put aside for now; who had to wait for that is woken."""
+        return bool(self._lines) and self._spool.is_stopped
 
     def stages(self) -> Iterator[Stage]:
         """Return the stages of the lines."""
@@ -350,6 +349,21 @@ class Lines:
             is_recoverable=aside.oneway and line.kind in _REPLAYED,
         )
 
+    def has_no_room(self, aside: Aside) -> None:
+        """Refuse the request with which a line began, as there is no room for the rest of it."""
+        request = aside.request
+        if aside.state == _HELD and request is not None:
+            aside.request = None
+            self._context.give_up((request,))
+        self._refuse_one(aside, no_room(aside.line.resources[0]))
+        self._advance(aside.line)
+
+    def had_no_room(self, request: Request, opaque: int) -> None:
+        """Refuse a request that was to be put behind others, likewise."""
+        self._context.lose((request,))
+        if request.refusal == "answered":
+            self._refuse(request.resources[0].kind, opaque, no_room(request.resources[0]))
+
     def _append(
         self, line: Line, request: Request, header: Header, data: bytes, now_ns: int, *, ended: Ended | None
     ) -> int:
@@ -395,7 +409,7 @@ class Lines:
         if not self._lines:
             self._context.hear_of_writes(True)
         self._now_ns = now_ns
-        stage = Stage("resource", str(resources[0]), self._context.stage.gives)
+        stage = Stage("resource", str(resources[0]), self._context.stage.gives, self._context.wake)
         line = Line(key, resources, group, stage, replays=queue is not None)
         ready = partial(self._ready, line)
         lost = partial(self._lose, line)
@@ -468,7 +482,7 @@ class Lines:
                 break
             del self._askable[line]
             if line.purged:
-                self._purge(line, _Purged())
+                self._purge(line)
             self._finish(line)
             front = line.front
             if front and front[0].state != _WAITING:
@@ -537,7 +551,7 @@ class Lines:
                 if front:
                     break
                 charges.append(Charge(line.resources, entry.messages, entry.cost_bytes, line.group))
-                aside.state = _GRANTED
+                aside.state, aside.ending = _GRANTED, ending
                 front.append(aside)
                 self._finish(line)
                 if front:
@@ -618,8 +632,8 @@ class Lines:
         aside.state = _REFUSED
         line = aside.line
         self._forget(line, aside.handle)
-        if not aside.lost:
-            self._refuse(line, aside.opaque, refuse)
+        if not aside.lost and not aside.oneway:
+            self._refuse(line.kind, aside.opaque, refuse)
         if aside.held is not None:
             self._forget_coming(aside.held)
             aside.held, aside.content = None, ()
@@ -657,6 +671,9 @@ class Lines:
         """Let a request go to the broker; return whether it is done with, or has to wait for its content."""
         line, held = aside.line, aside.held
         if held is not None:
+            if held.room is not None and held.room.lost:
+                self._refuse_one(aside, no_room(line.resources[0]))
+                return True
             aside.held = None
             request = Request(line.resources, aside.messages, aside.size_bytes, line.group, "answered", None, held)
             line.take_ended(aside.handle)
@@ -672,7 +689,7 @@ class Lines:
                 if entry.content is None:
                     line.queue.fetch()
                     return False
-                content = line.queue.pop().content or ()
+                content = line.queue.pop(aside.ending).content or ()
             line.take_ended(aside.handle)
             self._goes_on(aside, (mark_replayed(b"".join(content)),) if line.replays else content)
         line.stage.send(self._context.writer, 1, self._now_ns)
@@ -716,7 +733,7 @@ class Lines:
             self._count_lost(line, len(handles), 0)
             for handle in handles:
                 self._forget(line, handle)
-                self._refuse(line, opaque_of(handle), put_aside_in_vain(line.resources[0], LOST))
+                self._refuse(line.kind, opaque_of(handle), put_aside_in_vain(line.resources[0], LOST))
 
     def taken(self) -> None:
         """Take note that all that was to be written to the broker was taken."""
@@ -739,16 +756,22 @@ class Lines:
                 self._let_ask(line)
 
     def purge(self, resource: Resource, now_ns: int) -> tuple[int, int]:
-        """Refuse what is put aside of a resource, or drop what is oneway; as ``Session.purge``."""
+        """Refuse what is put aside of a resource, or drop what is oneway.
+
+        What would take long, or has to be read from the disk for that, follows by itself.
+
+        Returns:
+            How many are refused, and how many dropped, with those that follow.
+        """
         self._now_ns = now_ns
-        purged = _Purged()
+        refused = dropped = 0
         for line in list(self._lines.values()):
             if resource not in line.resources:
                 continue
-            if purged.refused + purged.dropped >= _MOST_PURGED:
-                break
+            count, oneways = line.count - line.purged, max(0, line.oneways - line.purged_oneways)
+            dropped += oneways
+            refused += count - oneways
             if line.oneways == line.count:
-                purged.dropped += line.oneways
                 self._forget_coming_of(line)
                 self._close(line, now_ns)
                 continue
@@ -756,40 +779,42 @@ class Lines:
             counted = self._give_up(line)
             for aside in line.front:
                 if not aside.is_in_queue:
-                    self._drop(line, aside.handle, purged, oneway=aside.oneway, count=1 - counted)
+                    self._drop(line, aside.handle, oneway=aside.oneway, count=1 - counted)
                     counted = 0
                     if aside.held is not None:
                         self._forget_coming(aside.held)
             line.front.clear()
-            line.purged = line.queue.count
-            self._purge(line, purged, counted)
+            line.purged, line.purged_oneways = line.queue.count, line.oneways
+            self._purge(line, counted)
             self._advance(line)
-        return purged.refused, purged.dropped
+        return refused, dropped
 
-    def _purge(self, line: Line, purged: "_Purged", counted: int = 0) -> None:
-        """Drop what is not wanted any more at the head of a queue, as far as it is in memory."""
+    def _purge(self, line: Line, counted: int = 0) -> None:
+        """Drop what is not wanted any more at the head of a queue, as far as it is in memory, and not too much."""
         queue = line.queue
-        while line.purged and queue.count and purged.refused + purged.dropped < _MOST_PURGED:
+        for _ in range(_MOST_PURGED):
+            if not line.purged or not queue.count:
+                break
             if queue.head() is None:
                 return  # it is ready in a moment
             entry = queue.pop()
             line.purged -= 1
-            self._drop(line, entry.handle, purged, oneway=not entry.is_refusable, count=1 - counted)
+            line.purged_oneways -= not entry.is_refusable
+            self._drop(line, entry.handle, oneway=not entry.is_refusable, count=1 - counted)
             counted = 0
         if not queue.count:
             line.purged = 0
         if line.purged:
             self._let_ask(line)
+        else:
+            line.purged_oneways = 0
 
-    def _drop(self, line: Line, handle: int, purged: "_Purged", *, oneway: bool, count: int) -> None:
+    def _drop(self, line: Line, handle: int, *, oneway: bool, count: int) -> None:
         self._forget(line, handle)
         self._count_lost(line, count, 0)
         line.oneways -= oneway
-        if oneway:
-            purged.dropped += 1
-        else:
-            purged.refused += 1
-            self._refuse(line, opaque_of(handle), put_aside_in_vain(line.resources[0], PURGED))
+        if not oneway:
+            self._refuse(line.kind, opaque_of(handle), put_aside_in_vain(line.resources[0], PURGED))
 
     # --- Ends -------------------------------------------------------------------------------------
 

@@ -290,7 +290,11 @@ class RequestStream:
         self._body_left -= end
         held = self.held.coming
         if held is not None:
-            self.held.gather(held, chunk[:end])
+            if self._has_room(held, end):
+                self.held.gather(held, chunk[:end])
+            else:
+                self._give_up_coming(held)
+                held = None
         if self.about.listening:
             self.about.hear(chunk[:end], more=self._body_left > 0)
         if not self._body_left:
@@ -305,6 +309,7 @@ class RequestStream:
         if lines is None or request is None:
             return
         held.request = None
+        self._free_room(held)
         data = self.held.take(held)
         if aside is not None:
             lines.has_come(aside, data)
@@ -635,7 +640,31 @@ class RequestStream:
             held.aside = lines.begin_coming(request, held, self._now_ns, ended=ended)
         elif ended is not None:
             self._ended_by_held[id(header)] = ended
+        held.room = Gathering(self._address, partial(self.held.clear, held))
+        if not self._has_room(held, 0):
+            self._give_up_coming(held)
+            return None
         return held
+
+    def _has_room(self, held: HeldFrame, more_bytes: int) -> bool:
+        """Take room for more of a request that is to be put aside; all others are bounded by who holds them."""
+        return held.room is None or self._room.grow(held.room, len(held.data) + more_bytes, self._now_ns)
+
+    def _free_room(self, held: HeldFrame) -> None:
+        room, held.room = held.room, None
+        if room is not None:
+            self._room.give_back(room)
+
+    def _give_up_coming(self, held: HeldFrame) -> None:
+        """Refuse a request for the rest of which there is no room."""
+        lines, request, aside = self.lines, held.request, held.aside
+        if lines is None or request is None:
+            return
+        if aside is not None:
+            lines.has_no_room(aside)
+        else:
+            self.forget_coming(held)
+            lines.had_no_room(request, held.header.opaque)
 
     def go_on(self, aside: Aside, data: Sequence[Piece], out: list[Buffer]) -> None:
         """Let a request that was put aside go on, whose content is given: as ``release``."""
@@ -660,6 +689,7 @@ class RequestStream:
             self._swallow_rest()
         self._undo(self._ended_by_held, held.header)
         held.request = None
+        self._free_room(held)
         self.held.drop(held)
 
     def release(self, request: Request, held: HeldFrame, out: list[Buffer]) -> None:
@@ -668,6 +698,7 @@ class RequestStream:
         self._ended_by_held.pop(id(header), None)
         if not header.flag & _ONEWAY:
             self._owed.add(header.opaque, header.code, request.resources, header.half)
+        self._free_room(held)
         if held is self.held.coming:
             self._open = True  # by what is queued here; the rest of the body streams through
             self.held.release(held, out)
@@ -706,6 +737,8 @@ class RequestStream:
 
     def end(self, out: list[Buffer]) -> None:
         """Queue what was held back of an unfinished header, at the end of the stream; what is held is dropped."""
+        if self.held.coming is not None:
+            self._free_room(self.held.coming)
         self.held.end()
         self._undo_all(self._ended_by_held)
         self._let_go()
@@ -714,6 +747,8 @@ class RequestStream:
 
     def give_back(self) -> None:
         """Forget what was gathered, and undo what has not gone on: the connection is over."""
+        if self.held.coming is not None:
+            self._free_room(self.held.coming)
         self._undo_all(self._ended)
         self._undo_all(self._ended_by_held)
         self._let_go()

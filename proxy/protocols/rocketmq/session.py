@@ -15,7 +15,7 @@ from proxy.protocols.rocketmq.forbidden import Forbidden
 from proxy.protocols.rocketmq.gathered import first_opaque
 from proxy.protocols.rocketmq.held import HeldFrame
 from proxy.protocols.rocketmq.limit_commands import LimitCommandReader
-from proxy.protocols.rocketmq.lines import Aside, Line, Lines
+from proxy.protocols.rocketmq.lines import Aside, Lines
 from proxy.protocols.rocketmq.options import RocketMQOptions
 from proxy.protocols.rocketmq.pending import Pending
 from proxy.protocols.rocketmq.replies import busy_answer
@@ -216,7 +216,7 @@ class RocketMQSession(Session):
     def purge(self, resource: Resource, now_ns: int) -> tuple[int, int]:
         """Refuse what is put aside of a resource, and drop what is oneway.
 
-        What has to be read from the disk for that follows, without being counted.
+        What would take long, or has to be read from the disk for that, follows by itself.
         """
         return (0, 0) if self._lines is None else self._lines.purge(resource, now_ns)
 
@@ -243,9 +243,9 @@ class RocketMQSession(Session):
     def _go_on_coming(self, request: Request, held: HeldFrame) -> None:
         self._requests.release(request, held, self._out[Side.BROKER])
 
-    def _refuse_aside(self, line: Line, opaque: int, refuse: Refuse) -> None:
+    def _refuse_aside(self, kind: str, opaque: int, refuse: Refuse) -> None:
         if not self._client_gone:
-            self._refuse(Refused(1, [busy_answer(refuse, opaque, line.kind)]))
+            self._refuse(Refused(1, [busy_answer(refuse, opaque, kind)]))
 
     def _pass_on(self, batch: Batch | None) -> None:
         stream = self._requests
@@ -323,6 +323,15 @@ class RocketMQSession(Session):
     def backlog_bytes(self, side: Side) -> int:
         """Return the bytes of our own answers not yet taken, or of released copies that wait for a boundary."""
         return self._own_bytes if side is Side.CLIENT else self._requests.held.waiting_bytes
+
+    def paused(self, side: Side) -> bool:
+        """Say so of a client of which something is put aside, while the spool is full.
+
+        But what has begun to go on is read to its end: nothing else can go on before.
+        """
+        if side is Side.BROKER or self._lines is None or self._requests.is_cut:
+            return False
+        return self._lines.is_full()
 
     def in_flight(self) -> int:
         """Return the held requests, and those without an answer of the broker's or ours, long polls left aside."""

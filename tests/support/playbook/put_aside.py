@@ -44,6 +44,7 @@ class Shared:
         self.accounts = Accounts()
         self.tally = Tally(self.accounts)
         self.connections: list[Connection] = []
+        self.room = GatherRoom()
         self.open_spool(**settings)
 
     def open_spool(self, **settings: Any) -> None:
@@ -119,7 +120,7 @@ class Connection:
             RocketMQOptions(**options),
             give_up=self.tickets.give_up,
             lose=self._lose,
-            room=GatherRoom(),
+            room=shared.room,
             hub=PROTOCOL.open_hub(),
             resources=shared.limits.resources,
             spool=shared.spool,

@@ -111,6 +111,23 @@ def test_what_passes_is_counted_for_each_of_its_resources(told: Told) -> None:
     assert (second.resources[0].languages, second.resources[0].clients) == ({"JAVA": (2, 0)}, ("192.0.2.1",))
 
 
+def test_what_was_never_decided_is_dropped_and_one_may_stand_for_many(told: Told) -> None:
+    one, other = request("a", messages=2, size_bytes=10), request("a", messages=3, size_bytes=200)
+    told.tally.lost([one, one, one, other, one], 0, told.sender)
+    assert told.outcomes() == {"a": {"dropped": Amount(5, 11, 240)}}
+
+
+def test_what_was_put_aside_counts_as_held_once_it_is_decided(told: Told) -> None:
+    info = msgspec.structs.replace(INFO, spools=True)
+    requests = [request("a", since_ns=7), request("a", since_ns=7), request("a", since_ns=7), request("a")]
+    batch = Batch(info, Side.CLIENT, requests)
+    batch.add_verdicts({1: hold(), 2: LATER})
+    told.tally.count(batch, 0, told.sender)
+    told.tally.resolved(requests[1], None, 0, told.sender)
+    # The second one was held by its ticket; the third one comes again.
+    assert told.outcomes() == {"a": {"admitted": Amount(3, 3, 300), "held": Amount(2, 2, 200)}}
+
+
 def test_runs_of_verdicts_are_told_apart(told: Told) -> None:
     once, again = refuse("one", 5), refuse("two", 9)
     requests = [request("a", messages=1 << at, size_bytes=10**at) for at in range(6)]
@@ -201,4 +218,11 @@ def test_what_comes_later_is_not_counted_yet(told: Told) -> None:
     unrefusable = [request(name, refusal="impossible") for name in "ab"]
     told.count(request("a"), *unrefusable, at1=LATER, at2=LATER)
     assert told.outcomes() == {"a": {"admitted": Amount(1, 1, 100)}}
+    assert told.held() == (0, 0)
+
+
+def test_what_is_given_up_undecided_is_counted_though_one_stands_for_many(told: Told) -> None:
+    one, other = request("a", messages=2), request("a", messages=2)
+    told.tally.lost([one, other, other, other], 0, told.sender)
+    assert told.outcomes() == {"a": {"dropped": Amount(4, 8, 400)}}
     assert told.held() == (0, 0)

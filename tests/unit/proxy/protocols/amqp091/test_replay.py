@@ -1,5 +1,7 @@
 """What an earlier process left in the spool is sent by the next connection of the same user, vhost and listener."""
 
+import gc
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from queue import SimpleQueue
@@ -8,6 +10,7 @@ from random import Random
 import pytest
 from amqp_playbook import frames
 from amqp_playbook.driver import BROKER, CLIENT, Driver, hold
+from amqp_playbook.spooled import aside
 from hypothesis import given
 from hypothesis import strategies as st
 from spool_disk import NONCE, FakeDisk
@@ -321,6 +324,28 @@ def test_a_client_that_uses_the_number_all_the_same_has_done_wrong(left: Left) -
     assert left.spool.has_recovered(lambda _: True)
 
 
+@pytest.mark.parametrize("vhost", ["/", "tenant/1"])
+def test_what_a_session_has_put_aside_is_what_the_next_one_replays(left: Left, vhost: str) -> None:
+    driver = Driver(aside, spool=left.spool, limits=("routing_key",))
+    driver.later = lambda _: True
+    driver.open([1, 2], confirms=[2], vhost=vhost)
+    for number in range(100):
+        driver.give(CLIENT, publish(number, channel=1) + publish(number, channel=2))
+        driver.give(CLIENT, publish(100 + number, "k", 1, "events", headers={"CC": ["b"]} if number % 2 else None))
+        driver.tick()
+    left.crash()
+    again = Driver(spool=left.spool, limits=("routing_key",))
+    broker = connected(left, driver=again, vhost=vhost).run()
+    # What was at the head was being asked about, and what can be confirmed is sent again by its client.
+    assert sorted(broker.bodies()) == [*range(1, 100), *range(101, 200)]
+    assert [each for each in broker.bodies() if each < 100] == list(range(1, 100))
+    assert [each for each in broker.bodies() if each > 100] == list(range(101, 200))
+    vhosts = "" if vhost == "/" else "tenant%2F1/"
+    events = (f"exchange:{vhosts}events", f"routing_key:{vhosts}events/k")
+    charged_to = {tuple(map(str, request.resources)) for request in again.requests}
+    assert charged_to == {(f"queue:{vhosts}orders",), events, (*events, f"routing_key:{vhosts}events/b")}
+
+
 # --- Beside the client ----------------------------------------------------------------------------
 
 
@@ -380,7 +405,7 @@ def test_no_more_is_sent_than_the_brokers_socket_takes(left: Left) -> None:
     assert 100 < len(broker.published) < 140
     assert broker.driver.hears_of_writes
     broker.driver.writes = True
-    broker.driver.take()
+    broker.driver.session.written(BROKER, 0)
     assert broker.run().bodies() == list(range(500))
 
 
@@ -559,6 +584,22 @@ def test_a_connection_that_ends_gives_back_what_is_left(left: Left) -> None:
     (told,) = first.driver.replayed
     assert told[1:] == (1, 0, 0, 2, "")
     assert connected(left).run().bodies() == [1, 2]
+
+
+def test_nothing_of_a_replay_lives_on_after_its_session(left: Left) -> None:
+    for name in ("orders", "held"):
+        left.put(name, [publish(number, name) for number in range(3)])
+    left.crash()
+    driver = Driver(lambda request: hold(request) if "held" in str(request.resources) else None, spool=left.spool)
+    connected(left, driver=driver).run()
+    alive = weakref.ref(driver.session._replay)
+    gc.disable()
+    try:
+        driver.session.close()
+        del driver
+        assert alive() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("end", ["close", "gone", "ended", "farewell", "broker", "header"])

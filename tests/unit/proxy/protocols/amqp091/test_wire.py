@@ -12,6 +12,7 @@ from proxy.protocols.amqp091.wire import (
     connection_close,
     nack,
     read_content_header,
+    read_expiration,
 )
 from proxy.stats.snapshot import ClientDescription
 
@@ -106,3 +107,45 @@ def test_a_client_may_leave_out_its_product_or_the_version(said: dict[str, str],
     about = AboutClient()
     about.take(CONNECTION_START_OK, Reader(raw, 0, len(raw)))
     assert about.product == product
+
+
+def content_with(flags: int, properties: bytes) -> bytes:
+    begin = frames.publish(1, "exchange", "key", b"")[0]
+    return begin + frames.frame(2, 1, struct.pack(">HHQH", 60, 0, 0, flags) + properties)
+
+
+@pytest.mark.parametrize(
+    ("flags", "properties", "expiration_ms"),
+    [
+        (1 << 8, frames.short("60000"), 60_000),
+        (1 << 8, frames.short("0"), 0),
+        (1 << 8 | 1 << 7, frames.short("5") + frames.short("id"), 5),
+        (
+            0xFF00,
+            frames.short("text/plain")
+            + frames.short("gzip")
+            + frames.table({"a": "b"})
+            + b"\2\4"
+            + frames.short("id")
+            + frames.short("reply")
+            + frames.short("17"),
+            17,
+        ),
+        (1 << 13 | 1 << 8, frames.table({"CC": ["a"]}) + frames.short("1"), 1),
+        (1 << 7, frames.short("5"), None),
+        (0, b"", None),
+        (1 << 8, frames.short("-5"), None),
+        (1 << 8, frames.short("soon"), None),
+        (1 << 8, frames.short(""), None),
+        (1 << 8, frames.short("12345678901"), None),
+        (1 << 8, frames.short(b"\xb2"), None),
+        (1 << 8, b"\xff5", None),
+        (1 << 13 | 1 << 8, b"\0\0\xff\xff" + frames.short("5"), None),
+        (1 << 8, b"", None),
+    ],
+)
+def test_a_content_says_when_it_expires(flags: int, properties: bytes, expiration_ms: int | None) -> None:
+    content = content_with(flags, properties)
+    assert read_expiration(content) == expiration_ms
+    for stop in range(len(content)):
+        assert read_expiration(content[:stop]) in {None, expiration_ms}

@@ -14,6 +14,7 @@ from playbook.put_aside import NS_PER_S, Connection, Shared, frames_of, headers
 from limiter.rules.resource import Resource
 from limiter.rules.rule import Rule
 from limiter.rules.rule_set import RuleSet
+from proxy.common.buffers import GatherRoom
 from proxy.deciding.batch import Side
 from proxy.deciding.rate_limit import RateLimitOptions
 
@@ -175,6 +176,7 @@ class TestRefusals:
         assert connection.sent == [0, 1, 2, 4, 6]
         assert connection.refused == [3, 5]
         assert shared.outcome("refuse", "spool:too_old") == 2
+        assert shared.spool.figures().ended_total["too old"] == 4
         assert not list(connection.session.stages())
 
     def test_what_the_disk_has_lost_is_answered_as_far_as_it_is_known(self) -> None:
@@ -251,6 +253,73 @@ class TestTransactions:
         assert len(hub) == 4
 
 
+class TestRoom:
+    """For what has not come completely."""
+
+    BIG = slow(2, body=b"x" * 1_000_000)
+
+    @pytest.mark.parametrize("first", [b"", slow(5)])
+    @pytest.mark.parametrize("flag", [0, ONEWAY])
+    def test_what_there_is_no_room_for_is_refused_and_swallowed(self, first: bytes, flag: int) -> None:
+        shared = Shared(SLOW)
+        shared.room = GatherRoom(400_000)
+        connection = Connection(shared)
+        big = slow(2, body=b"x" * 1_000_000, flag=flag)
+        stream = slow(1) + first + big + slow(3)
+        for at in range(0, len(stream), 50_000):
+            connection.client(stream[at : at + 50_000])
+        assert connection.refused == ([] if flag else [2])
+        assert shared.room.taken_bytes == 0
+        assert connection.session._requests.held.size_bytes == 0
+        shared.pass_s(10)
+        assert connection.given[Side.BROKER] == slow(1) + first + slow(3)
+        assert shared.limits.held == (0, 0)
+        assert connection.session.between_frames(Side.CLIENT)
+
+    def test_a_large_chunk_without_room_is_refused_at_once(self) -> None:
+        shared = Shared(SLOW)
+        shared.room = GatherRoom(100_000)
+        connection = Connection(shared)
+        connection.client(slow(1) + self.BIG[:500_000])
+        assert connection.refused == [2]
+        connection.client(self.BIG[500_000:] + slow(3))
+        shared.pass_s(1)
+        assert connection.sent == [1, 3]
+        assert shared.limits.held == (0, 0)
+
+    def test_room_is_given_back_when_all_has_come_or_its_turn_has(self) -> None:
+        shared = Shared(SLOW)
+        connection = Connection(shared)
+        connection.client(slow(1) + self.BIG[:500_000])
+        assert shared.room.taken_bytes > 0
+        shared.pass_s(1)
+        assert shared.room.taken_bytes == 0
+        connection.client(self.BIG[500_000:])
+        connection.client(slow(3, 4) + self.BIG[:500_000])
+        connection.client(self.BIG[500_000:])
+        assert shared.room.taken_bytes == 0
+        connection.client(self.BIG[:500_000])
+        connection.close()
+        assert shared.room.taken_bytes == 0
+
+    def test_a_head_that_has_lost_its_room_is_refused_when_its_turn_comes(self) -> None:
+        shared = Shared(SLOW)
+        shared.room = GatherRoom(1_000_000)
+        connection = Connection(shared)
+        connection.client(slow(1) + self.BIG[:500_000])
+        (gathering,) = shared.room._gatherings
+        shared.room.give_back(gathering)
+        gathering.lost = True
+        assert gathering.lose is not None
+        gathering.lose()
+        assert connection.session._requests.held.size_bytes == 0
+        shared.pass_s(1)
+        assert connection.refused == [2]
+        connection.client(self.BIG[500_000:] + slow(3))
+        shared.pass_s(1)
+        assert connection.sent == [1, 3]
+
+
 class TestPurge:
     def test_all_that_is_put_aside_of_a_resource_is_answered_or_dropped(self) -> None:
         shared = Shared(SLOW, replace(SLOW, pattern="late"))
@@ -272,12 +341,15 @@ class TestPurge:
         shared = Shared(SLOW, memory_bytes=20_000)
         connection = Connection(shared)
         connection.client(slow(*range(200), body=b"x" * 900))
-        refused, dropped = connection.session.purge(TOPIC, shared.now_ns)
-        assert 0 < refused < 199
-        assert not dropped
+        assert connection.session.purge(TOPIC, shared.now_ns) == (199, 0)
+        assert connection.session.purge(TOPIC, shared.now_ns) == (0, 0)
+        connection.write()
+        assert 0 < len(connection.refused) < 199
+        connection.client(slow(300))
+        assert connection.session.purge(TOPIC, shared.now_ns) == (1, 0)
         shared.settle()
         connection.write()
-        assert connection.refused == list(range(1, 200))
+        assert connection.refused == [*range(1, 200), 300]
         assert not shared.disk.runs
         assert shared.limits.held.requests == 0
 
@@ -372,10 +444,29 @@ class TestCredit:
             connection.client(slow(*range(opaque, opaque + 50), body=b"x" * 900))
             opaque += 50
             assert opaque < 10_000
+        assert connection.session.paused(Side.CLIENT)
+        assert not connection.session.paused(Side.BROKER)
+        assert not connection.woken
         shared.disk.finish_all = real  # type: ignore[method-assign]
         shared.settle()
         shared.spool.tick(shared.now_ns)
         assert not connection.stage.out_of_credit
+        assert not connection.session.paused(Side.CLIENT)
+
+    def test_who_is_not_to_put_anything_aside_is_not_read_until_the_disk_has_written(self) -> None:
+        shared = Shared(replace(SLOW, rate_per_s=1), memory_bytes=20_000)
+        connection, other = Connection(shared), Connection(shared, 2)
+        real, shared.disk.finish_all = shared.disk.finish_all, lambda: None  # type: ignore[method-assign]
+        connection.client(slow(*range(40), body=b"x" * 900))
+        assert connection.session.paused(Side.CLIENT)
+        assert not other.session.paused(Side.CLIENT)
+        connection.client(send("free", 1, body=b"x" * 1000)[:500])
+        assert not connection.session.paused(Side.CLIENT)
+        connection.woken = False
+        shared.disk.finish_all = real  # type: ignore[method-assign]
+        shared.disk.finish_all()
+        shared.spool.tick(shared.now_ns)
+        assert connection.woken
 
 
 def test_frames_are_cut() -> None:

@@ -1,0 +1,525 @@
+"""Publishes that are put aside: in order and each once, wherever they lie; and the answers to what does not go on."""
+
+from errno import EIO
+from random import Random
+from struct import pack
+
+import pytest
+from amqp_playbook import frames
+from amqp_playbook.driver import BROKER, BUSY, CLIENT, Driver
+from amqp_playbook.spooled import NS, SpooledDriver, aside
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from limiter.rules.resource import Resource
+from proxy.deciding.batch import Hold, Request, Side, Ticket, Verdict
+from proxy.flow.credit import Stage
+from proxy.protocols.base import Close
+from proxy.spool.queue import States
+from proxy.spool.spool import QueueName, SpoolSettings
+
+ACK, NACK, DECLARE = (60, 80), (60, 120), (50, 10)
+ORDERS = Resource("queue", "orders")
+
+
+def make(decide: object = aside, confirms: tuple[int, ...] = (), **more: object) -> SpooledDriver:
+    driver = SpooledDriver(decide, **more)  # type: ignore[arg-type]  # as the driver's
+    driver.open((1, 2), confirms=confirms, user="ann")
+    return driver
+
+
+def publish(driver: Driver, bodies: object, channel: int = 1, key: str = "orders", **more: object) -> None:
+    driver.give(CLIENT, b"".join(b"".join(frames.publish(channel, "", key, each, **more)) for each in bodies))  # type: ignore[attr-defined]  # an iterable
+
+
+def numbered(count: int) -> list[bytes]:
+    return [b"%d" % number for number in range(count)]
+
+
+def bodies(driver: Driver) -> list[bytes]:
+    return [each.body for each in driver.to_broker() if each.header is not None]
+
+
+def answers(driver: Driver) -> list[tuple[tuple[int, int] | None, int]]:
+    return [(each.method, int.from_bytes(each.arguments[:8])) for each in driver.to_client()]
+
+
+def work(driver: SpooledDriver) -> None:
+    """Have asked what is to be asked, and the disk do its work, with nothing resolved."""
+    while driver.woken or not driver.disk.is_idle:
+        driver.disk.finish_all()
+        if driver.woken:
+            driver.tick()
+
+
+def with_expiration(channel: int, body: bytes, expiration_ms: object) -> bytes:
+    properties = b"\x02" + frames.short(str(expiration_ms))
+    header = pack(">HHQH", 60, 0, len(body), 1 << 12 | 1 << 8) + properties
+    begin = frames.publish(channel, "", "orders", body)[0]
+    return begin + frames.frame(2, channel, header) + frames.frame(3, channel, body)
+
+
+def limit(rate: list[int]) -> object:
+    """Return handlers that let so many pass, and hold what is over that."""
+
+    def decide(request: Request) -> Verdict | None:
+        if rate[0]:
+            rate[0] -= 1
+            return None
+        return aside(request)
+
+    return decide
+
+
+# --- In order, each once --------------------------------------------------------------------------
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_all_go_in_order_and_each_once_wherever_they_lie(data: st.DataObject) -> None:
+    random = Random(data.draw(st.integers(0, 1 << 32), label="seed"))
+    memory_bytes = data.draw(st.sampled_from((1, 10_000, 1 << 20, 1 << 26)), label="memory")
+    confirms = data.draw(st.sampled_from(((), (1,))), label="confirms")
+    sizes = data.draw(st.lists(st.sampled_from((0, 1, 20, 500, 5_000, 70_000)), min_size=1, max_size=60), label="sizes")
+    rate = [0]
+    driver = make(limit(rate), confirms, settings=SpoolSettings(memory_bytes=memory_bytes))
+    sent: dict[str, list[bytes]] = {"orders": [], "other": []}
+    for number, size in enumerate(sizes):
+        key, body = random.choice(("orders", "orders", "other")), b"%d:" % number + bytes(size)
+        sent[key].append(body)
+        headers = {"CC": ["copy"]} if random.random() < 0.2 else None
+        content = b"".join(frames.publish(1, "", key, body, headers=headers))
+        driver.give(CLIENT, content, random, random.choice((20, 5_000, 100_000)))
+        for _ in range(random.randrange(6)):
+            step(driver, random, rate)
+    driver.decide = limit(rate)  # type: ignore[assignment]  # as above
+    while driver.session.in_flight() - driver.session._publishes.outstanding():
+        step(driver, random, rate)
+    went = [(each.arguments, each.body) for each in driver.to_broker()]
+    for key, of_key in sent.items():
+        assert [body for arguments, body in went if frames.short(key) in arguments] == of_key
+    assert len(went) == len(sizes)
+    assert driver.put_aside() == 0
+    assert not driver.spool.queues()
+    assert driver.session._publishes._memory.taken_bytes == 0
+    assert not driver.lost
+    assert not driver.stage.out_of_credit
+    # With CC there are two more that it is charged to.
+    assert all((Resource("queue", "copy") in each.resources) is (len(each.resources) == 2) for each in driver.requests)
+
+
+def step(driver: SpooledDriver, random: Random, rate: list[int]) -> None:
+    """Do something that can happen at any time."""
+    disk, dice = driver.disk, random.random()
+    if dice < 0.2 and disk.writes:
+        disk.finish_write()
+    elif dice < 0.4 and disk.reads:
+        disk.finish_read(random.randrange(len(disk.reads)))
+    elif dice < 0.6:
+        rate[0] = random.choice((0, 0, 1, 3, 100))
+    elif dice < 0.7:
+        driver.pass_time(0.3)
+    elif dice < 0.85 and driver.held:
+        driver.resolve()
+    elif driver.woken:
+        driver.tick()
+
+
+def test_what_is_put_aside_takes_no_memory_of_the_session_and_stops_nobody() -> None:
+    driver = make(settings=SpoolSettings(memory_bytes=100_000))
+    for _ in range(20):
+        publish(driver, [bytes(200)] * 200)
+        driver.disk.finish_all()
+    driver.pass_time(1)
+    driver.disk.finish_all()
+    assert len(driver.held) == 1
+    assert driver.put_aside() == 3_999
+    assert driver.session._publishes._memory.taken_bytes < 3_000
+    assert not driver.session.paused(CLIENT)
+    states = driver.spool.figures().states
+    assert states.delta > 3_000
+    # Other keys and channels go on.
+    driver.decide = lambda _: None
+    publish(driver, [b"other"], key="other")
+    publish(driver, [b"second"], channel=2)
+    assert bodies(driver) == [b"other", b"second"]
+    driver.settle()
+    assert len(bodies(driver)) == 4_002
+
+
+def test_a_large_one_is_asked_about_while_it_lies_on_disk() -> None:
+    driver = make(settings=SpoolSettings(memory_bytes=200_000))
+    publish(driver, [b"first", b"%s" % bytes(300_000), b"last"])
+    work(driver)
+    driver.resolve()
+    driver.pass_time(1)
+    work(driver)
+    (request, _) = next(iter(driver.held.values()))
+    assert request.size_bytes > 300_000
+    assert driver.spool.figures().states.gamma == 1
+    assert driver.put_aside() == 2
+    driver.resolve()
+    assert bodies(driver) == [b"first"]
+    work(driver)
+    assert bodies(driver)[1:] == [bytes(300_000)]
+
+
+def test_the_first_is_put_aside_itself_if_it_is_large() -> None:
+    driver = make()
+    publish(driver, [bytes(300_000), b"last"])
+    assert driver.session._publishes._memory.taken_bytes < 3_000
+    driver.resolve()
+    work(driver)
+    driver.resolve()
+    assert bodies(driver) == [bytes(300_000), b"last"]
+
+
+def test_requests_say_since_when_they_wait_and_how_much_they_cost() -> None:
+    driver = make()
+    driver.now_ns = 5
+    publish(driver, [b"first"])
+    driver.now_ns = 7
+    publish(driver, [b"second"])
+    driver.now_ns = 70
+    driver.resolve()
+    work(driver)
+    assert [each.since_ns for each in driver.requests] == [0, 7]
+    assert driver.requests[0].size_bytes == driver.requests[1].size_bytes - 1
+
+
+def test_more_is_asked_about_at_once_while_nothing_is_held() -> None:
+    driver = make()
+    publish(driver, numbered(1_000))
+    driver.decide = lambda _: None
+    driver.batches.clear()
+    driver.resolve()
+    work(driver)
+    assert [len(batch.requests) for batch in driver.batches][:8] == [1, 2, 4, 8, 16, 32, 64, 64]
+    assert bodies(driver) == numbered(1_000)
+
+
+def test_no_more_comes_out_than_the_broker_reads() -> None:
+    driver = make()
+    publish(driver, numbered(2_000))
+    driver.writes = False
+    driver.decide = lambda _: None
+    driver.resolve()
+    work(driver)
+    assert 400 <= len(bodies(driver)) < 470
+    assert driver.put_aside() > 1_500
+    (resource,) = [stage for stage in driver.session.stages() if stage.kind == "resource"]
+    assert resource.out_of_credit
+    assert resource.waits_for() == (driver.writer,)
+    driver.writes = True
+    driver.take()
+    driver.settle()
+    assert bodies(driver) == numbered(2_000)
+    assert not driver.hears_of_writes
+
+
+def test_a_body_that_is_still_coming_goes_on_in_its_place() -> None:
+    driver = make()
+    publish(driver, [b"first", b"second"])
+    whole = b"".join(frames.publish(1, "", "orders", b"third" * 100))
+    driver.give(CLIENT, whole[:-30])
+    assert driver.put_aside() == 1
+    driver.decide = lambda _: None
+    driver.resolve()
+    work(driver)
+    driver.give(CLIENT, whole[-30:])
+    assert bodies(driver) == [b"first", b"second", b"third" * 100]
+
+
+# --- Methods --------------------------------------------------------------------------------------
+
+
+def test_what_must_not_overtake_waits_for_all_that_is_put_aside() -> None:
+    driver = make()
+    publish(driver, numbered(100))
+    driver.give(CLIENT, frames.ack(1, 1) + frames.declare(1) + frames.ack(1, 2))
+    publish(driver, [b"behind"], key="other")
+    assert [each.method for each in driver.to_broker()] == [ACK]
+    driver.settle()
+    methods = [each.method for each in driver.to_broker()]
+    assert methods == [ACK, *[(60, 40)] * 100, DECLARE, ACK, (60, 40)]
+
+
+def test_the_clients_last_word_waits_for_all_that_is_put_aside() -> None:
+    driver = make()
+    publish(driver, numbered(100))
+    driver.give(CLIENT, frames.close(0))
+    assert not driver.to_broker()
+    driver.settle()
+    assert [each.method for each in driver.to_broker()] == [*[(60, 40)] * 100, (10, 50)]
+
+
+def test_what_cannot_be_refused_goes_on_when_its_client_has_gone() -> None:
+    driver = make(confirms=(2,))
+    publish(driver, numbered(100))
+    publish(driver, numbered(50), channel=2)
+    assert driver.session.keeps(CLIENT)
+    assert len(driver.lost) == 49
+    driver.settle()
+    assert bodies(driver) == numbered(100)
+    assert not driver.session.keeps(CLIENT)
+    assert not driver.spool.queues()
+
+
+@pytest.mark.parametrize("by", [CLIENT, BROKER])
+def test_what_is_put_aside_ends_with_its_channel(by: Side) -> None:
+    driver = make(confirms=(1,))
+    publish(driver, numbered(100))
+    publish(driver, [b"x"] * 10, channel=2)
+    driver.give(BROKER, frames.close(1, 404) if by is BROKER else frames.close_ok(1))
+    assert len(driver.lost) + len(driver.given_up) == 100
+    assert driver.put_aside() == 9
+    assert len(driver.spool.queues()) == 1
+    driver.settle()
+    assert bodies(driver) == [b"x"] * 10
+    assert driver.session._publishes.waiting == 0
+
+
+def test_nothing_is_left_when_the_connection_is_over() -> None:
+    driver = make(confirms=(1,), settings=SpoolSettings(memory_bytes=1))
+    publish(driver, numbered(100))
+    publish(driver, numbered(100), channel=2)
+    driver.session.close()
+    assert not driver.spool.queues()
+    assert len(driver.lost) == 198
+    assert not driver.session.stages()
+    assert driver.stage.followers() == ()
+    driver.disk.finish_all()
+
+
+# --- What does not go on --------------------------------------------------------------------------
+
+
+def test_confirms_count_right_though_some_are_answered_here() -> None:
+    driver = make(confirms=(1,))
+    publish(driver, [b"0"])
+    driver.give(CLIENT, with_expiration(1, b"1", 1_000))
+    publish(driver, [b"2", b"3", b"4"])
+    driver.now_ns = 2 * NS
+    driver.decide = lambda request: BUSY if request.handle.number == 4 else None  # type: ignore[attr-defined]  # a content
+    driver.resolve()
+    work(driver)
+    assert bodies(driver) == [b"0", b"2", b"4"]
+    assert answers(driver) == [(ACK, 2), (NACK, 4)]
+    driver.forget()
+    driver.give(BROKER, frames.ack(1, 3, multiple=True))
+    assert answers(driver) == [(ACK, 1), (ACK, 3), (ACK, 5)]
+
+
+@pytest.mark.parametrize("confirms", [(), (1,)])
+def test_what_has_expired_is_not_sent(confirms: tuple[int, ...]) -> None:
+    driver = make(confirms=confirms)
+    driver.give(CLIENT, with_expiration(1, b"first", 500))
+    for body, expiration_ms in ((b"gone", 1_000), (b"there", 10_000), (b"gone", 0), (b"no number", "soon")):
+        driver.give(CLIENT, with_expiration(1, body, expiration_ms))
+    driver.now_ns = 3 * NS
+    driver.settle()
+    assert bodies(driver) == [b"there", b"no number"]
+    assert answers(driver) == ([(ACK, 1), (ACK, 2), (ACK, 4)] if confirms else [])
+    assert len(driver.lost) == 2
+    assert driver.spool.figures().ended_total["expired"] == 2
+    assert driver.session._publishes.refused == 0
+
+
+def test_what_is_too_old_is_refused_if_it_can_be() -> None:
+    driver = make(confirms=(1,), settings=SpoolSettings(most_age_s=10))
+    publish(driver, [b"0", b"1", b"2"])
+    driver.now_ns = 5 * NS
+    publish(driver, [b"3"])
+    driver.now_ns = 11 * NS
+    driver.resolve()
+    work(driver)
+    assert answers(driver) == [(NACK, 2), (NACK, 3)]
+    driver.settle()
+    assert bodies(driver) == [b"0", b"3"]
+
+
+def test_what_is_too_old_goes_on_if_it_cannot_be_refused_and_is_charged() -> None:
+    driver = make(settings=SpoolSettings(most_age_s=10))
+    publish(driver, [b"0", b"1", b"2"])
+    driver.now_ns = 5 * NS
+    publish(driver, [b"3"])
+    driver.tick()
+    assert driver.session.next_tick_ns() == 10 * NS
+    driver.now_ns = 11 * NS
+    driver.woken = True
+    work(driver)
+    assert bodies(driver) == [b"0", b"1", b"2"]
+    charges = [charge for batch in driver.batches for charge in batch.charges]
+    assert [(charge.resources, charge.messages) for charge in charges] == [((ORDERS,), 1)] * 3
+    assert len(driver.held) == 1
+    assert driver.spool.figures().ended_total["too old"] == 2
+
+
+@pytest.mark.parametrize("confirms", [(), (1,)])
+def test_a_purge_leaves_only_what_is_held(confirms: tuple[int, ...]) -> None:
+    driver = make(confirms=confirms, settings=SpoolSettings(memory_bytes=1))
+    publish(driver, numbered(3_000))
+    publish(driver, numbered(10), key="other")
+    driver.disk.finish_all()
+    refused, dropped = driver.session.purge(ORDERS, driver.now_ns)
+    assert (refused, dropped) == ((2_999, 0) if confirms else (0, 2_999))
+    assert driver.session.purge(ORDERS, driver.now_ns) == (0, 0)
+    publish(driver, [b"new"])
+    work(driver)
+    assert len(driver.lost) == 2_999
+    told = answers(driver)
+    assert told == ([(NACK, number) for number in range(2, 3_001)] if confirms else [])
+    assert driver.put_aside() == 10
+    driver.settle()
+    assert sorted(bodies(driver)) == sorted([b"0", b"new", *numbered(10)])
+
+
+def test_a_purge_drops_a_large_one_that_is_asked_about() -> None:
+    driver = make(confirms=(1,))
+    publish(driver, [bytes(300_000), b"1"])
+    assert driver.session.purge(ORDERS, driver.now_ns) == (2, 0)
+    work(driver)
+    assert answers(driver) == [(NACK, 1), (NACK, 2)]
+    assert len(driver.given_up) == 1
+    assert driver.session.in_flight() == 0
+
+
+def test_answers_that_nobody_reads_do_not_pile_up() -> None:
+    driver = make(confirms=(1,))
+    publish(driver, [b""] * 100_000)
+    driver.session.purge(ORDERS, driver.now_ns)
+    take = driver.session.take
+    driver.session.take = lambda side: take(side) if side is BROKER else ()  # type: ignore[method-assign]  # it does not read
+    work(driver)
+    assert 1 << 20 < driver.session.backlog_bytes(CLIENT) < (1 << 20) + 50_000
+    driver.session.take = take  # type: ignore[method-assign]  # as it was
+    driver.take()
+    work(driver)
+    assert len(answers(driver)) == 99_999
+
+
+def damage(driver: SpooledDriver, index: int) -> None:
+    """Have a read fail for good."""
+    driver.disk.finish_read(index, OSError(EIO, "Input/output error"))
+
+
+@pytest.mark.parametrize("confirms", [(), (1,)])
+def test_what_is_damaged_on_disk_is_sent_again_by_who_can(confirms: tuple[int, ...]) -> None:
+    driver = make(confirms=confirms, settings=SpoolSettings(memory_bytes=1))
+    publish(driver, numbered(1_000))
+    while driver.disk.writes:
+        driver.disk.finish_write()
+    driver.decide = lambda _: None
+    driver.resolve()
+    while not driver.disk.reads:
+        driver.tick()
+    damage(driver, 0)
+    (lost,) = driver.damaged
+    assert driver.woken
+    if confirms:
+        with pytest.raises(Close, match="spool_damaged"):
+            driver.tick()
+        driver.session.farewell("damaged", driver.now_ns)
+        driver.take()
+        assert driver.to_client()[-1].arguments[:2] == pack(">H", 541)
+        return
+    driver.settle()
+    went = bodies(driver)
+    assert len(went) == 1_000 - lost.entries
+    assert went == sorted(went, key=int)
+    assert len(driver.lost) == lost.entries
+    assert driver.session.in_flight() == 0
+
+
+def test_a_large_one_that_is_damaged_while_it_is_to_go_is_nacked() -> None:
+    driver = make(confirms=(1,), settings=SpoolSettings(memory_bytes=100_000))
+    publish(driver, [b"0", bytes(300_000), b"2"])
+    driver.disk.finish_all()
+    driver.pass_time(1)
+    driver.disk.finish_all()
+    driver.resolve()
+    work(driver)
+    driver.resolve()
+    damage(driver, 0)
+    work(driver)
+    assert answers(driver) == [(NACK, 2)]
+    driver.settle()
+    assert bodies(driver) == [b"0", b"2"]
+    assert driver.session._publishes.waiting == 0
+
+
+# --- What others see ------------------------------------------------------------------------------
+
+
+def test_entries_say_whose_they_are_and_which_are_to_be_replayed() -> None:
+    driver = make(confirms=(2,))
+    publish(driver, numbered(3))
+    publish(driver, numbered(3), channel=2)
+    plain, confirmed = driver.spool.queues()
+    assert QueueName.read(plain.name) == QueueName("main", "queue", "orders", ("%2F", "ann"))
+    entry = plain.head()
+    assert entry is not None
+    assert (entry.handle, entry.messages, entry.is_refusable, entry.is_recoverable) == (0, 1, False, True)
+    entry = confirmed.head()
+    assert entry is not None
+    assert (entry.handle, entry.is_refusable, entry.is_recoverable) == (2, True, False)
+
+
+def test_what_is_not_committed_is_not_to_be_replayed() -> None:
+    driver = make()
+    driver.give(CLIENT, frames.method(1, 90, 10))
+    publish(driver, numbered(3))
+    (queue,) = driver.spool.queues()
+    entry = queue.head()
+    assert entry is not None
+    assert not entry.is_recoverable
+
+
+def test_stages_say_what_waits_for_a_limit_and_for_the_disk() -> None:
+    driver = make()
+    publish(driver, numbered(3))
+
+    def states() -> dict[str, str]:
+        shown: list[Stage] = [driver.stage, *driver.session.stages()]
+        return {f"{stage.kind} {stage.name}".strip(): stage.state(driver.now_ns) for stage in shown}
+
+    assert states() == {"connection": "throttled", "channel 1": "throttled", "resource queue:orders": "throttled"}
+    (resource,) = [stage for stage in driver.session.stages() if stage.kind == "resource"]
+    resource.stall(driver.spool.store, driver.now_ns, on=True)
+    publish(driver, numbered(500))
+    assert not driver.stage.out_of_credit
+    publish(driver, numbered(600))
+    assert driver.stage.out_of_credit
+    assert states() == dict.fromkeys(states(), "flow")
+    resource.stall(driver.spool.store, driver.now_ns, on=False)
+    assert not driver.stage.out_of_credit
+    driver.settle()
+    driver.pass_time(100)
+    assert states() == {"connection": "running", "channel 1": "running"}
+    driver.session.close()
+    assert not driver.session.stages()
+
+
+def test_what_is_not_to_be_put_aside_waits_in_memory() -> None:
+    def hold(_: Request) -> Verdict:
+        return Hold(ORDERS, "rule", Ticket(lambda: None))
+
+    driver = make(hold)
+    publish(driver, numbered(50))
+    assert driver.put_aside() == 0
+    assert driver.session.in_flight() == 50
+    assert driver.spool.figures().states == States()
+    driver.settle()
+    assert bodies(driver) == numbered(50)
+
+
+def test_what_is_behind_a_method_is_asked_about_before_it_is_put_aside() -> None:
+    driver = make()
+    publish(driver, [b"0"])
+    driver.give(CLIENT, frames.declare(1))
+    publish(driver, numbered(10), key="other")
+    driver.decide = lambda _: None
+    driver.resolve()
+    assert driver.put_aside() == 0
+    work(driver)
+    assert bodies(driver) == [b"0", *numbered(10)]
