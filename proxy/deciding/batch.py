@@ -7,7 +7,6 @@ what is defined here. Nothing in this module knows a protocol, does I/O or reads
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from enum import Enum
-from operator import attrgetter
 from typing import TYPE_CHECKING, Final, Literal, cast
 
 import msgspec
@@ -17,8 +16,6 @@ from limiter.rules.rule import Dimension
 
 if TYPE_CHECKING:
     from sluice_native import Publishes, Segment
-
-_SINCE_NS: Final = attrgetter("since_ns")
 
 
 Refusal = Literal["answered", "silent", "impossible"]
@@ -434,8 +431,9 @@ class Batch:
 
     @property
     def came_back(self) -> bool:
-        """Whether some of it was put aside before; compiled code reads none of that."""
-        return self._columns is None and self.connection.spools and any(map(_SINCE_NS, self.requests))
+        """Whether it was put aside before; then all of it was."""
+        requests = self.requests
+        return self._columns is None and self.connection.spools and len(requests) > 0 and requests[0].since_ns > 0
 
     @property
     def distinct(self) -> Collection[Verdict]:
