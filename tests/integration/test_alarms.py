@@ -12,7 +12,7 @@ from harness.api import ask
 from harness.clients import amqp_java, amqp_python, start_client
 from harness.disks import SmallDisk, fill
 from harness.embedded import EmbeddedBroker
-from harness.frames import FrameClient, pull, sends, stored
+from harness.frames import FrameClient, pull, send, sends, stored
 from harness.ports import free_port
 from harness.process import ManagedProcess
 from harness.publisher import Publisher, read_numbered
@@ -27,6 +27,7 @@ _DISK_BYTES = 64 * 1024 * 1024
 _LEAST_FREE_BYTES = 16 * 1024 * 1024
 _PATIENCE_S = 60.0
 _CONSUMED = 2000
+_PUT_ASIDE = 500
 
 
 def _alarm(sluice: Sluice, scarce: str) -> dict[str, Any]:
@@ -70,9 +71,19 @@ class Alarming:
 
 def _alarming(start_sluice: StartSluice, disk: SmallDisk, broker: str, protocol: str) -> Alarming:
     settings = f'[spool]\ndir = "{disk.path}/spool"\n\n[alarms]\ndisk_free_bytes = {_LEAST_FREE_BYTES}\n'
+    kind = "queue" if protocol == "amqp091" else "topic"
+    settings += f'[[limits]]\nkind = "{kind}"\nname = "aside"\nrate = 1\naction = "delay"\nspool = true\n'
     route = Route(f"127.0.0.1:{free_port('127.0.0.1')}", broker)
     return Alarming(
-        start_sluice(routes=(route,), protocol=protocol, config=settings, inside=disk.inside, covered=False), disk
+        start_sluice(
+            routes=(route,),
+            protocol=protocol,
+            config=settings,
+            inside=disk.inside,
+            arguments=("--grace-s", "1"),
+            covered=False,
+        ),
+        disk,
     )
 
 
@@ -84,14 +95,21 @@ def disk(tmp_path: Path) -> SmallDisk:
 @pytest.fixture
 def amqp(start_sluice: StartSluice, rabbitmq: RabbitMQ, disk: SmallDisk) -> Iterator[Alarming]:
     alarming = _alarming(start_sluice, disk, rabbitmq.address, "amqp091")
+    _declare(rabbitmq, "aside")
+    # A full disk concerns nobody while nothing is in the spool.
+    client = AmqpClient(alarming.address)
+    Publisher(client, "aside", confirms=False, count=_PUT_ASIDE).join()
     yield alarming
+    client.abort()
     alarming.sluice.stop()
 
 
 @pytest.fixture
 def rocketmq_alarming(start_sluice: StartSluice, broker: EmbeddedBroker, disk: SmallDisk) -> Iterator[Alarming]:
     alarming = _alarming(start_sluice, disk, broker.address, "rocketmq")
-    yield alarming
+    with FrameClient(alarming.address) as client:
+        client.write(*(send("aside", oneway=True) for _ in range(_PUT_ASIDE)))
+        yield alarming
     alarming.sluice.stop()
 
 

@@ -187,10 +187,17 @@ def test_an_alarm_of_the_broker_is_named(start: Start, rabbitmq: RabbitMQ) -> No
 
 
 def test_an_alarm_of_our_own_is_named(start: Start, rabbitmq: RabbitMQ, tmp_path: Any) -> None:
-    _declare(rabbitmq, "alarm")
+    _declare(rabbitmq, "alarm", "aside")
     disk = SmallDisk(tmp_path / "disk", 64 * 1024 * 1024)
     settings = f'[spool]\ndir = "{disk.path}/spool"\n[alarms]\ndisk_free_bytes = 16_777_216\n'
-    with start(settings, inside=disk.inside) as sluice, AmqpClient(sluice.routes[0].listen) as client:
+    settings += '[[limits]]\nkind = "queue"\nname = "aside"\nrate = 1\naction = "delay"\nspool = true\n'
+    with (
+        start(settings, inside=disk.inside) as sluice,
+        AmqpClient(sluice.routes[0].listen) as other,
+        AmqpClient(sluice.routes[0].listen) as client,
+    ):
+        # A full disk concerns nobody while nothing is in the spool.
+        Publisher(other, "aside", confirms=False, count=500).join()
         publisher = Publisher(client, "alarm", per_s=500)
         in_the_way = fill(disk.of(sluice.process), left_bytes=1_000_000)
         client.expect("connection.blocked")
@@ -199,6 +206,7 @@ def test_an_alarm_of_our_own_is_named(start: Start, rabbitmq: RabbitMQ, tmp_path
         client.expect("connection.unblocked")
         publisher.stop()
         assert client.wait_for_confirms(publisher.channel).nacked == []
+        assert ask(sluice, "PUT", "limits/queue/aside", {"rate": "unlimited"})[0] == 200
         _wait_until_well(sluice)
     _check_stored(rabbitmq, "alarm", publisher)
 
