@@ -363,16 +363,17 @@ class Replay:
                 self._drop(suspect, f"the broker closed {failures} connections over it: {code} {text}")
         self._channel, self._owner, self._answer = _Channel.DONE, None, b""
         self._unwritten_bytes = 0
-        for line in (*self._lines, *self._later):
-            self._forget_head(line)
+        lines = [*self._lines, *self._later]
+        self._lines.clear()
+        self._later.clear()
+        for line in lines:
             if not line.queue.count:
-                self._finish(line)
+                self._end(line)
                 continue
+            self._forget_head(line)
             if line.sent or line.expired or line.dropped:
                 self._tell(line, line.queue.count, 0, "")
             self._spool.give_back(line.queue)
-        self._lines.clear()
-        self._later.clear()
 
     def purge(self, resource: Resource) -> int:
         """Drop what is left for a resource; return how many messages that were."""
@@ -393,14 +394,17 @@ class Replay:
         self._finish(line, dropped, reason)
 
     def _finish(self, line: _Line, dropped: int = 0, reason: str = "") -> None:
-        """Be done with a queue of which nothing is left."""
+        """Be done with a queue of which nothing is left, and begin with another one."""
+        self._lines.remove(line)
+        self._end(line, dropped, reason)
+        self._begin_some()
+
+    def _end(self, line: _Line, dropped: int = 0, reason: str = "") -> None:
         self._forget_head(line)
         self._failures.pop(line.queue.number, None)
         line.queue.close()
         line.queue.ready = _nobody
-        self._lines.remove(line)
         self._tell(line, 0, dropped, reason)
-        self._begin_some()
 
     def _forget_head(self, line: _Line) -> None:
         request, line.request = line.request, None

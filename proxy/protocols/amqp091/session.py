@@ -375,14 +375,19 @@ class AMQP091Session(Session):
     # --- What an earlier process left -------------------------------------------------------------
 
     def _withholds(self) -> bool:
-        """Say whether a channel may be needed: something was left for this listener, whoever may have sent it."""
-        spool, listener = self._context.spool, self._connection.listener
-        return spool is not None and spool.has_recovered(lambda name: name.listener == listener)
+        """Say whether a channel may be needed: something was left for this listener, whoever may have sent it.
+
+        On a connection that is exempt it would go on as fast as it can.
+        """
+        spool, connection = self._context.spool, self._connection
+        if spool is None or connection.exempt:
+            return False
+        return spool.has_recovered(lambda name: name.listener == connection.listener)
 
     def _begin_replay(self) -> None:
         """Replay what was left of the same user and vhost, if there is something and a channel for it."""
         spool, about, listener = self._context.spool, self._about, self._connection.listener
-        if spool is None or self._publishes.finished:
+        if spool is None or self._publishes.finished or self._connection.exempt:
             return
         sender = about.sender()
         queues = spool.take_recovered(lambda name: name.listener == listener and name.sender == sender)

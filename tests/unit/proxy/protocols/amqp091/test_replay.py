@@ -707,6 +707,27 @@ def test_what_is_purged_is_not_sent(left: Left) -> None:
     assert left.entries() == 0
 
 
+def test_each_queue_is_given_back_once_though_one_was_purged_before_its_turn(left: Left) -> None:
+    names = [f"q{number}" for number in range(_MOST_AT_ONCE + 3)]
+    for name in names:
+        left.put(name, [publish(number, name) for number in range(3)])
+    left.crash()
+    driver = Driver(hold, spool=left.spool)
+    connected(left, driver=driver).run()
+    assert driver.session.purge(Resource("queue", names[-2]), 0) == (0, 3)
+    driver.session.close()
+    again = left.spool.take_recovered(lambda _: True)
+    assert sorted(QueueName.read(queue.name).name for queue in again) == sorted({*names} - {names[-2]})
+
+
+def test_a_client_that_is_exempt_replays_nothing(left: Left) -> None:
+    left.put("orders", [publish(0)])
+    left.crash()
+    broker = connected(left, driver=Driver(spool=left.spool, exempt=True)).run()
+    assert (broker.opened, broker.published) == (0, [])
+    assert left.entries() == 1
+
+
 # --- On a real disk -------------------------------------------------------------------------------
 
 
