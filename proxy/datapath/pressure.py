@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field
 from heapq import nlargest
+from itertools import chain, islice
 from typing import Final, NamedTuple, get_args
 
 from limiter.rules.resource import Resource
@@ -21,6 +22,7 @@ from proxy.net.server import Server
 from proxy.spool.queue import Queue, States
 from proxy.spool.spool import QueueName, Spool
 from proxy.stats.flow import (
+    MAX_STAGES_SHOWN,
     AlarmState,
     ConnectionFlow,
     FlowFinding,
@@ -64,9 +66,13 @@ def stage_state(stage: Stage, now_ns: int) -> StageState:
 
 
 def stages_beside(connection: Connection, now_ns: int) -> tuple[StageState, ...]:
-    """Return what else of a connection is not running: its channels, its resources with a queue, its writer."""
-    stages = (*connection.session.stages(), connection.writer)
-    return tuple(stage_state(stage, now_ns) for stage in stages if stage.state(now_ns) != "running")
+    """Return what else of a connection is not running: its writer, its channels, its resources with a queue.
+
+    The first MAX_STAGES_SHOWN of them: a client may have many thousands.
+    """
+    stages = chain((connection.writer,), connection.session.stages())
+    shown = islice((stage for stage in stages if stage.state(now_ns) != "running"), MAX_STAGES_SHOWN)
+    return tuple(stage_state(stage, now_ns) for stage in shown)
 
 
 class Surveyed(NamedTuple):

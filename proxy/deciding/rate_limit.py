@@ -165,6 +165,9 @@ class RateLimit(Handler):
             refusable=group.refusable,
         )
         if not group.refusable and self.holding.is_over(now_ns):
+            if batch.came_back:
+                # It stays where it was put aside: all of it at once would be far above the limit.
+                verdicts.update(dict.fromkeys(indexes, LATER))
             return
         line = (group.resources, group.producer_group)
         if line in begun and group.order_key is None and not group.consumes:

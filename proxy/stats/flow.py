@@ -4,12 +4,15 @@ Plain data, as in ``snapshot``; what makes it is in ``proxy.flow`` and ``proxy.s
 """
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
 from proxy.flow.alarms import Scarce
 from proxy.flow.credit import Kind, State
+
+MAX_STAGES_SHOWN: Final = 20
+"""Of one connection."""
 
 SpoolPlace = Literal["alpha", "beta", "gamma", "delta"]
 """Where an entry of the spool is, in RabbitMQ's words: alpha has content and index in memory, beta its content on disk,
@@ -93,7 +96,8 @@ class ConnectionFlow(msgspec.Struct, frozen=True):
         id: the connection's number.
         listener: the listener that accepted it.
         connection: itself.
-        others: its channels, its resources with a queue, and its writer, as far as they are not ``running``.
+        others: its writer, its channels and its resources with a queue, as far as they are not ``running``; at most
+            MAX_STAGES_SHOWN.
     """
 
     id: int

@@ -607,7 +607,8 @@ class ConnectionState(msgspec.Struct, frozen=True):
         resources: what it sent to or asked for, as ``kind:name``, at most MAX_RESOURCES_SHOWN.
         more_resources: how many others there were, as far as the session remembers.
         stage: how it shows as a stage: running, in flow, throttled or blocked, how often and how long.
-        channels: its channels, its resources with a queue and its writer, as far as they are not running.
+        channels: its writer, its channels and its resources with a queue, as far as they are not running; at most
+            MAX_STAGES_SHOWN.
         spooled: messages of it that are in the spool.
     """
 

@@ -406,6 +406,10 @@ class Publishes(Spooling):
 
     def _make_request(self, content: Content) -> Request:
         """Make a request of a publish."""
+        since_ns = content.since_ns
+        if since_ns and not content.spools:
+            line = content.lane.lines.get(content.key or 0)
+            since_ns = since_ns if line is not None and line.spools else 0
         return Request(
             content.resources,
             1,
@@ -414,7 +418,7 @@ class Publishes(Spooling):
             "answered" if content.number else "impossible",
             content.key,
             content,
-            since_ns=content.since_ns,
+            since_ns=since_ns,
         )
 
     def _goes_on(self, content: Content) -> None:

@@ -71,7 +71,7 @@ class AMQP091Session(Session):
         resources = context.resources
         native = None if resources is None or not scans(options.scan) else Native(resources)
         self._listeners = _Listeners(context.hear_of_writes)
-        self._stages = Stages(context.stage, context.writer, partial(self._listeners.switch, "stages"))
+        self._stages = Stages(context.stage, context.writer, partial(self._listeners.switch, "stages"), context.wake)
         shared = Shared(
             context.give_up,
             context.lose,
@@ -153,7 +153,10 @@ class AMQP091Session(Session):
     def _broker_ends(self, arguments: Reader) -> None:
         """Take note that the broker closes the connection."""
         if self._replay is not None:
-            self._replay.stop(arguments.short(), arguments.short_string().decode(errors="replace"))
+            code, text = arguments.short(), arguments.short_string().decode(errors="replace")
+            # What the client did wrong is no fault of what is replayed, which is publishes alone.
+            over = arguments.short() << 16 | arguments.short()
+            self._replay.stop(*((code, text) if over in {0, wire.BASIC_PUBLISH} else ()))
         self._publishes.finished = True
         self._publishes.give_up_all()
         self._answers.give_up_all()
@@ -589,12 +592,19 @@ class AMQP091Session(Session):
                 self._to_finish = unfinished
             if not any(content in unfinished for content in self._to_finish):
                 return True
-        return self._memory[side].is_full() and self._streams[side].can_stop()
+        return self._is_full(side) and self._streams[side].can_stop()
 
     def most_bytes(self, side: Side) -> int:
         """Return what is missing of the frame in hand while as much waits as may: a pause comes between two frames."""
-        pauses = self._memory[side].is_full() or (self._blocked and side is Side.CLIENT)
+        pauses = self._is_full(side) or (self._blocked and side is Side.CLIENT)
         return self._streams[side].missing_bytes() if pauses else NO_BOUND
+
+    def _is_full(self, side: Side) -> bool:
+        """Say whether as much waits of that peer as may, in memory or in the spool."""
+        spool = self._context.spool
+        if side is Side.CLIENT and spool is not None and spool.is_stopped and self._publishes.puts_aside():
+            return True
+        return self._memory[side].is_full()
 
     def in_flight(self) -> int:
         """Return what waits, and publishes that the broker has not confirmed."""

@@ -23,6 +23,8 @@ from proxy.spool.spool import QueueName
 
 #: With more than that let go and not written, or answered and not read, nothing more comes out of the spool.
 _MOST_UNWRITTEN_BYTES: Final = 1024 * 1024
+#: What a line takes in memory besides its contents, about: its stage, and its queue in the spool.
+_LINE_BYTES: Final = 5 * 1024
 _NS: Final = 1_000_000_000
 
 
@@ -46,6 +48,7 @@ class Spooling(Stream):
         self._most_age_ns = 0 if shared.spool is None else round(shared.spool.settings.most_age_s * _NS)
         self.unread_bytes: Callable[[], int] = lambda: 0
         self.old_ns: int | None = None
+        self._has_much_unwritten = False
         #: Why the connection is to end.
         self._damage: Close | None = None
 
@@ -74,12 +77,22 @@ class Spooling(Stream):
 
     # --- What waits -------------------------------------------------------------------------------
 
+    def puts_aside(self) -> bool:
+        """Say whether something is put aside, or will be if more of it comes."""
+        return any(line.spools for lane in self._lanes.values() for line in lane.lines.values())
+
     def _make_line(self, lane: Lane, content: Content) -> Line:
         if self._spool is None:
             return super()._make_line(lane, content)
         assert content.key is not None  # noqa: S101 - it waits for others with the same
+        self._memory.take(_LINE_BYTES)
         stage = self._stages.begin(lane.channel, str(self._goes_to(content)[0]))
         return SpoolLine(lane, content.key, stage, owner=self, spool=self._spool, memory=self._memory)
+
+    def _end_line(self, line: Line) -> None:
+        super()._end_line(line)
+        if self._spool is not None:
+            self._memory.give_back(_LINE_BYTES)
 
     def _join(self, content: Content) -> None:
         if self._spool is not None and not content.since_ns:
@@ -92,8 +105,7 @@ class Spooling(Stream):
     def _is_behind(self, line: Line) -> bool:
         if not line.spools:
             return False
-        unwritten_bytes = max(self._stages.unwritten_bytes, self.unread_bytes())
-        return unwritten_bytes > _MOST_UNWRITTEN_BYTES or self._stages.is_behind(line.stage)
+        return self._has_much_unwritten or self._stages.is_behind(line.stage)
 
     def _go_after(self, line: Line, content: Content) -> None:
         self._stages.goes(line.stage, len(content.data))
@@ -116,6 +128,9 @@ class Spooling(Stream):
             raise self._damage
         if self.old_ns is not None and self._stages.now_ns >= self.old_ns:
             self._let_old_go()
+        # Once for all lines: it may take as long as there are answers that wait.
+        unwritten_bytes = max(self._stages.unwritten_bytes, self.unread_bytes())
+        self._has_much_unwritten = unwritten_bytes > _MOST_UNWRITTEN_BYTES
         return super().ask()
 
     def asked(self, batch: Batch, now_ns: int) -> None:

@@ -17,6 +17,7 @@ class Stages:
         connection: from the driver; it gives as much credit as the stages here do.
         writer: of what goes to the broker, likewise.
         hear_of_writes: has ``written`` called from now on, or no more.
+        wake: has the session looked at anew, once the spool takes more of a resource again.
 
     Attributes:
         now_ns: when the session was called last.
@@ -32,6 +33,7 @@ class Stages:
         "_queued_bytes",
         "_resources",
         "_taken",
+        "_wake",
         "_writer",
         "now_ns",
         "unwritten_bytes",
@@ -42,11 +44,13 @@ class Stages:
         connection: Stage | None = None,
         writer: Stage | None = None,
         hear_of_writes: Callable[[bool], None] = lambda _: None,
+        wake: Callable[[], None] | None = None,
     ) -> None:
         self.now_ns = self.unwritten_bytes = self._queued_bytes = 0
         self._connection = connection or Stage("connection")
         self._writer = writer or Stage("writer")
         self._hear_of_writes = hear_of_writes
+        self._wake = wake
         self._hears = False
         self._channels: dict[Channel, Stage] = {}
         self._resources: dict[Stage, Channel] = {}
@@ -66,7 +70,7 @@ class Stages:
         own = self._channels.get(channel)
         if own is None:
             own = self._channels[channel] = Stage("channel", str(channel.number), gives)
-        resource = Stage("resource", name, gives)
+        resource = Stage("resource", name, gives, self._wake)
         self._resources[resource] = channel
         for stage in (self._connection, own, resource):
             stage.throttle(now_ns, on=True)

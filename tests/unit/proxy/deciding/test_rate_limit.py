@@ -355,6 +355,12 @@ class TestHolding:
         limiting.limits.holding.drain(0)
         assert limiting.decide(batch_by(request("slow", refusal="impossible"))) == {}
 
+    def test_what_was_put_aside_stays_there_once_a_drain_has_ended(self) -> None:
+        limiting = Limiting.by(replace(delay(1, "slow"), spool=True))
+        limiting.limits.holding.drain(0)
+        asks = [request("slow", refusal="impossible", order_key=1, since_ns=1) for _ in range(2)]
+        assert limiting.decide(batch_by(*asks, spools=True), NS_PER_S) == dict.fromkeys(range(2), LATER)
+
     def test_bounds_are_the_options(self) -> None:
         limiting = Limiting.by(delay(100), options=RateLimitOptions(max_held=3))
         verdicts = limiting.decide(batch_by(*(request() for _ in range(110))))
