@@ -73,7 +73,7 @@ class Lost(NamedTuple):
     Attributes:
         queue: whose they were.
         entries: how many.
-        handles: of them, as far as they are known: there may be fewer.
+        handles: of those that are refusable, as far as they are known: there may be fewer.
         reason: for a log line.
     """
 
@@ -792,8 +792,9 @@ class Queue:
     def _lose(self, run: Run, job: Read) -> None:
         """Take what is left of a run that is damaged."""
         content_bytes = max(0, job.content_bytes)
-        if run.single and not job.left and run.data is not None and not job.lost_handles:
-            job.lost_handles = (entry_at(run.data, run.position, whole=False).handle,)
+        if run.single and not job.left and run.data is not None and not job.lost_handles and not self.is_recovered:
+            entry = entry_at(run.data, run.position, whole=False)
+            job.lost_handles = (entry.handle,) if entry.is_refusable else ()
         self._lost_total += run.entries - job.left
         self.count -= run.entries - job.left
         self.content_bytes -= run.content_bytes - content_bytes

@@ -162,8 +162,8 @@ class Salvage:
         entries: how many.
         content_bytes: of their contents.
         left_out: records that are whole but were not asked for.
-        lost_handles: of entries whose content is damaged while their head is not. There may be more, which are
-            known by the run's number of entries only.
+        lost_handles: of refusable entries whose content is damaged while their head is not. All others are known by
+            the run's number of entries only.
     """
 
     body: bytes = b""
@@ -177,7 +177,8 @@ def salvage(body: Piece, *, recoverable_only: bool = False) -> Salvage:
     """Return what is whole in the body of a run that may be damaged, cut short, or both.
 
     A record whose content is damaged costs itself only, and so does one whose head is, if its length is to be
-    believed: if the head of another follows there, or the end. Else all behind it is lost.
+    believed: if the head of another follows there, or the end. Else all behind it is lost. Nobody is left to whom what
+    only the recoverable ones are wanted of could be refused: of that no handles are given.
     """
     found, parts = Salvage(), []
     view, position, length = memoryview(body), 0, len(body)
@@ -189,7 +190,8 @@ def salvage(body: Piece, *, recoverable_only: bool = False) -> Salvage:
             if end != length and not is_head(view, end):
                 break
         elif end > length or crc32(view[position + RECORD_BYTES : end]) != crc:
-            found.lost_handles.append(handle)
+            if flags & _REFUSABLE and not recoverable_only:
+                found.lost_handles.append(handle)
         elif recoverable_only and not flags & _RECOVERABLE:
             found.left_out += 1
         else:

@@ -14,9 +14,9 @@ This is what the data path uses. All of it is called in the event loop, does no 
   nothing. ``flow`` tells the same.
 - ``alarm(reason)`` says that the disk takes no more, ``alarm(None)`` that it does again. Meanwhile all stays in
   memory, in its order, and flow is stopped when that is full.
-- ``lost`` tells of entries that were damaged on disk. Those whose handles are known can be refused. If there are more
-  entries than handles, nobody can say which were confirmable: close the channel, then its client sends again what
-  was not confirmed.
+- ``lost`` tells of entries that were damaged on disk. Its handles are of refusable ones only: refuse these. If there
+  are more entries than handles, nobody can say which of the others were refusable, unless none in the queue is: close
+  the channel, then its client sends again what was not confirmed.
 - ``fetch`` has a content read however large it is: ask for it when the entry may go, not before.
 - Queues that ``Spool.open`` has recovered are there to be taken from, as all others; give them your own ``ready`` and
   ``on_lost``.

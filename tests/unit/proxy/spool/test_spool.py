@@ -340,6 +340,23 @@ def test_what_is_refused_needs_not_to_be_read(make: Callable[..., Made]) -> None
     assert absent >= 7
 
 
+@pytest.mark.parametrize("is_refusable", [True, False])
+def test_a_large_entry_that_is_lost_is_told_of_by_its_index(make: Callable[..., Made], *, is_refusable: bool) -> None:
+    made = make(memory_bytes=64 * 1024)
+    queue = made.queue()
+    for number in range(20):
+        queue.append([bytes(50_000)], number, 0, is_refusable=is_refusable)
+    made.disk.finish_all()
+    while (entry := queue.head()) is None or entry.content is not None:
+        if entry is not None:
+            queue.pop()
+        made.disk.finish_all()
+    queue.fetch()
+    made.disk.finish_read(error=FileNotFoundError(2, "No such file"))
+    (lost,) = made.lost
+    assert (lost.entries, lost.handles) == (1, (entry.handle,) if is_refusable else ())
+
+
 def test_what_was_fetched_stays(make: Callable[..., Made]) -> None:
     made = make()
     queue, other = made.queue(), made.queue()

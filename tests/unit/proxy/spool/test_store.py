@@ -227,10 +227,10 @@ def flip(path: Path, position: int) -> None:
         file.write(bytes([byte[0] ^ 1]))
 
 
-def spilled(harness: Harness) -> Queue:
+def spilled(harness: Harness, *, is_recoverable: bool = True) -> Queue:
     """Return a queue of 3000 of which the first 1000 or so are in memory."""
     queue = harness.queue()
-    fill(queue, 3_000)
+    fill(queue, 3_000, is_recoverable=is_recoverable)
     assert harness.sync()
     return queue
 
@@ -247,15 +247,18 @@ def taken_all(harness: Harness, queue: Queue) -> list[int]:
     return handles
 
 
-def test_an_entry_damaged_while_running_is_told_of_with_its_handle(tmp_path: Path, made: Make) -> None:
+@pytest.mark.parametrize("is_refusable", [True, False])
+def test_an_entry_damaged_while_running_is_told_of_with_its_handle_if_it_can_be_refused(
+    tmp_path: Path, made: Make, *, is_refusable: bool
+) -> None:
     harness = made(tmp_path / "spool")
-    queue = spilled(harness)
+    queue = spilled(harness, is_recoverable=not is_refusable)
     (path,) = harness.segments()
     data = path.read_bytes()
     flip(path, data.index(body(2_500)) + 2)
     handles = taken_all(harness, queue)
     (lost,) = harness.lost
-    assert (lost.queue, lost.entries, lost.handles) == (queue, 1, (2_500,))
+    assert (lost.queue, lost.entries, lost.handles) == (queue, 1, (2_500,) if is_refusable else ())
     assert handles == [each for each in range(3_000) if each != 2_500]
     assert queue.figures().lost_total == 1
 
