@@ -202,7 +202,8 @@ class Run:
         data: records; of a large entry the head only. None while nothing has been read.
         content: of a large entry, if it is in memory.
         position: where in the data the first entry begins that is left.
-        entries: how many are left; likewise the two that follow.
+        entries: how many are left; likewise the three that follow.
+        recoverable_bytes: of the contents of recoverable ones; of what was read from the disk it is not known.
         body_bytes: what is left of the records.
         extent: where it is on disk, if it is.
         written: with how many recoverable entries it was written there.
@@ -226,6 +227,7 @@ class Run:
         "position",
         "queue",
         "recoverable",
+        "recoverable_bytes",
         "sent",
         "single",
         "written",
@@ -235,8 +237,8 @@ class Run:
         self.queue, self.number, self.single = queue, number, single
         self.data: Piece | None = None
         self.content: tuple[Piece, ...] | None = None
-        self.position = self.entries = self.recoverable = self.content_bytes = self.body_bytes = 0
-        self.memory_bytes = self.written = self.sent = 0
+        self.position = self.entries = self.recoverable = self.content_bytes = self.recoverable_bytes = 0
+        self.body_bytes = self.memory_bytes = self.written = self.sent = 0
         self.extent: Extent | None = None
         self.pending: Literal["write", "read"] | None = None
         self.place = _Place.HEAD
@@ -260,7 +262,7 @@ class Run:
             clock_ns,
             self.entries,
             self.recoverable,
-            self.content_bytes,
+            self.recoverable_bytes,
             self.body_bytes,
             0,
             queue.name,
@@ -469,7 +471,9 @@ class Queue:
             for piece in content:
                 data += piece
         run.entries += 1
-        run.recoverable += is_recoverable
+        if is_recoverable:
+            run.recoverable += 1
+            run.recoverable_bytes += size
         run.content_bytes += size
         run.body_bytes += more_bytes
         run.memory_bytes += more_bytes
@@ -549,7 +553,9 @@ class Queue:
         less_bytes = RECORD_BYTES + size
         run.position += less_bytes
         run.entries -= 1
-        run.recoverable -= entry.is_recoverable
+        if entry.is_recoverable:
+            run.recoverable -= 1
+            run.recoverable_bytes -= size
         run.content_bytes -= size
         run.body_bytes -= less_bytes
         self._ahead_bytes -= less_bytes

@@ -329,6 +329,22 @@ def test_the_next_process_replays_what_is_recoverable_and_only_that(tmp_path: Pa
     assert again.lost == []
 
 
+def test_of_mixed_entries_the_bytes_of_the_recoverable_ones_are_recovered(tmp_path: Path, made: Make) -> None:
+    harness = made(tmp_path / "spool")
+    queue = harness.queue()
+    for number in range(500):
+        queue.append([bytes(100)], number, 0, is_recoverable=number % 2 == 0)
+    assert harness.sync()
+    harness.spool.close()
+    again = made(tmp_path / "spool")
+    (queue,) = again.recovered.queues
+    states = queue.figures().states
+    assert (queue.count, queue.content_bytes, states.delta_bytes) == (250, 25_000, 25_000)
+    assert [again.take(queue).handle for _ in range(250)] == list(range(0, 500, 2))
+    states = queue.figures().states
+    assert (queue.content_bytes, states.alpha_bytes, states.delta_bytes, queue._ahead_bytes) == (0, 0, 0, 0)
+
+
 def test_what_is_not_to_be_recovered_is_counted_and_deleted(tmp_path: Path, made: Make) -> None:
     harness = made(tmp_path / "spool")
     spilled(harness)
