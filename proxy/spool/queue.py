@@ -778,14 +778,20 @@ class Queue:
             self._entry = None
         if not self.count:
             self._settle_first()
-        if lost:
-            its = Lost(self, lost, tuple(job.lost_handles), reason)
+        try:
+            if lost:
+                self._tell_lost(Lost(self, lost, tuple(job.lost_handles), reason))
+        finally:
+            if self._awaited and (not self.count or self._is_ready()):
+                self._awaited = False
+                self.ready(self)
+
+    def _tell_lost(self, lost: Lost) -> None:
+        try:
             if self.on_lost is not None:
-                self.on_lost(its)
-            self._lost(its)
-        if self._awaited and (not self.count or self._is_ready()):
-            self._awaited = False
-            self.ready(self)
+                self.on_lost(lost)
+        finally:
+            self._lost(lost)
 
     def _is_ready(self) -> bool:
         if not self._settle_first():

@@ -505,16 +505,30 @@ class Spool:
     # --- What the store has done ------------------------------------------------------------------
 
     def completed(self, jobs: Iterable[Job]) -> None:
-        """Take jobs that are done. Called in the event loop."""
+        """Take jobs that are done. Called in the event loop.
+
+        Raises:
+            Exception: one of those who are told has a fault, which is raised when all jobs are taken; of several faults
+                the first.
+        """
+        faults: list[Exception] = []
         for job in jobs:
-            if isinstance(job, Write):
-                self._take_write(job)
-            elif isinstance(job, Read):
-                self._take_read(job)
-            elif isinstance(job, Sync):
-                done = self._syncs.pop(job)
-                done(job.error is None and self._alarm is None)
+            try:
+                self._take(job)
+            except Exception as fault:  # noqa: BLE001 - whose it is, the other jobs are not
+                faults.append(fault)
         self._adjust_flow()
+        if faults:
+            raise faults[0]
+
+    def _take(self, job: Job) -> None:
+        if isinstance(job, Write):
+            self._take_write(job)
+        elif isinstance(job, Read):
+            self._take_read(job)
+        elif isinstance(job, Sync):
+            done = self._syncs.pop(job)
+            done(job.error is None and self._alarm is None)
 
     def _submit(self, run: Run) -> None:
         job = run.write(self._clock_ns)
