@@ -194,7 +194,7 @@ def _guarded(call: Callable[[], object]) -> None:
 
 def _log_recovered(config: SpoolConfig, recovered: Recovered) -> None:
     """Say what an earlier process left, if it left anything."""
-    if recovered.entries or recovered.dropped or recovered.lost or recovered.damaged:
+    if recovered.entries or recovered.dropped or recovered.lost or recovered.damaged or recovered.is_full:
         _log.warning(
             "an earlier process left messages in the spool",
             folder=str(config.folder),
@@ -203,4 +203,5 @@ def _log_recovered(config: SpoolConfig, recovered: Recovered) -> None:
             dropped=recovered.dropped,
             lost=recovered.lost,
             damaged_files=recovered.damaged,
+            disk_full=recovered.is_full,
         )

@@ -121,6 +121,8 @@ class Recovered(NamedTuple):
         lost: how many recoverable ones were on disk and are damaged or missing. What was in memory only, or just being
             written when the process was killed, nobody knows.
         damaged: names of the files that are damaged or missing.
+        is_full: the disk was too full to write down what is left. Until that is done, a next start may tell of entries
+            as lost that were told of now.
     """
 
     queues: list[Queue]
@@ -128,6 +130,7 @@ class Recovered(NamedTuple):
     dropped: int
     lost: int
     damaged: list[str]
+    is_full: bool = False
 
 
 @dataclass(slots=True)
@@ -291,7 +294,7 @@ class Spool:
         self._recovered = queues
         entries = sum(queue.count for queue in queues)
         dropped = found.dropped + found.recoverable - entries
-        return Recovered(queues, entries, dropped, found.lost, found.damaged)
+        return Recovered(queues, entries, dropped, found.lost, found.damaged, found.is_full)
 
     # --- What the caller does ---------------------------------------------------------------------
 

@@ -242,8 +242,7 @@ class Store:
             if not segment.live_bytes:
                 self._folder.delete(segment_name(number, segment.nonce))
                 del self._segments[number]
-        self._ledger.held = held
-        self._ledger.rewrite()
+        found.is_full = not self._ledger.replace(held)
         self._count_use()
         return found
 

@@ -1,5 +1,6 @@
 """The spool on real files with its real thread: what a disk can do to it, and what is left for the next process."""
 
+import errno
 import os
 import stat
 from collections.abc import Callable, Iterator
@@ -352,6 +353,40 @@ def test_what_is_not_to_be_recovered_is_counted_and_deleted(tmp_path: Path, made
     again = made(tmp_path / "spool", recover=False)
     assert again.recovered == Recovered([], 0, 3_000, 0, [])
     assert again.segments() == []
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+@pytest.mark.parametrize("recover", [True, False])
+def test_a_full_disk_keeps_nobody_from_opening(
+    tmp_path: Path, made: Make, monkeypatch: pytest.MonkeyPatch, number: int, *, recover: bool
+) -> None:
+    harness = made(tmp_path / "spool")
+    spilled(harness)
+    harness.spool.close()
+
+    def write(*_: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as full:
+        full.setattr("proxy.spool.segments.os.write", write)
+        again = made(tmp_path / "spool", recover=recover)
+        assert again.recovered.is_full
+        assert again.recovered.entries == 3_000 * recover
+    assert not (tmp_path / "spool" / "ledger.new").exists()
+    for queue in again.recovered.queues:
+        assert taken_all(again, queue) == list(range(3_000))
+    assert again.sync()
+    again.spool.close()
+    assert made(tmp_path / "spool").recovered == Recovered([], 0, 0, 0, [])
+
+
+def test_another_fault_of_the_disk_does(tmp_path: Path, made: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    def write(*_: object) -> int:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr("proxy.spool.segments.os.write", write)
+    with pytest.raises(OSError, match="Input/output error"):
+        made(tmp_path / "spool")
 
 
 def test_what_was_replayed_in_part_is_replayed_on_by_the_one_after(tmp_path: Path, made: Make) -> None:
