@@ -224,7 +224,7 @@ class Spool:
         #: What the disk is tried with after it has failed.
         self._probe: Run | None = None
         #: Those of an earlier process that nobody replays yet.
-        self._recovered: list[Queue] = []
+        self._recovered: dict[Queue, QueueName] = {}
         self._stopped = self._keeps = False
         self._stops_total = self._lost_total = 0
         self._disk = make_disk(self.completed)
@@ -291,7 +291,7 @@ class Spool:
             queue.adopt(its, self._clock_ns)
             queues.append(queue)
         self._next = max([*found.queues, -1]) + 1
-        self._recovered = queues
+        self._recovered = {queue: QueueName.read(queue.name) for queue in queues}
         entries = sum(queue.count for queue in queues)
         dropped = found.dropped + found.recoverable - entries
         return Recovered(queues, entries, dropped, found.lost, found.damaged, found.is_full)
@@ -360,19 +360,19 @@ class Spool:
 
     def has_recovered(self, wants: Callable[[QueueName], bool]) -> bool:
         """Say whether ``take_recovered`` would hand out something now."""
-        return any(wants(QueueName.read(queue.name)) for queue in self._recovered)
+        return any(map(wants, self._recovered.values()))
 
     def take_recovered(self, wants: Callable[[QueueName], bool]) -> list[Queue]:
         """Hand out queues of an earlier process, each to one taker, which gives back what it cannot replay."""
-        taken = [queue for queue in self._recovered if wants(QueueName.read(queue.name))]
-        if taken:
-            self._recovered = [queue for queue in self._recovered if queue not in taken]
+        taken = [queue for queue, name in self._recovered.items() if wants(name)]
+        for queue in taken:
+            del self._recovered[queue]
         return taken
 
     def give_back(self, queue: Queue) -> None:
         """Let another one replay what is left of a queue of an earlier process."""
         queue.ready, queue.on_lost = _nobody, None
-        self._recovered.append(queue)
+        self._recovered[queue] = QueueName.read(queue.name)
 
     def tick(self, now_ns: int) -> None:
         """Measure rates, put on disk what memory is short of, and try again what has failed."""

@@ -12,7 +12,7 @@ import trio
 
 from proxy.spool.queue import Entry, Lost, Queue
 from proxy.spool.segments import RECORD_BYTES, RUN_BYTES
-from proxy.spool.spool import Hooks, Recovered, Spool, SpoolSettings
+from proxy.spool.spool import Hooks, QueueName, Recovered, Spool, SpoolSettings
 from proxy.spool.store import _SEGMENT_BYTES
 
 Make = Callable[..., "Harness"]
@@ -387,6 +387,30 @@ def test_another_fault_of_the_disk_does(tmp_path: Path, made: Make, monkeypatch:
     monkeypatch.setattr("proxy.spool.segments.os.write", write)
     with pytest.raises(OSError, match="Input/output error"):
         made(tmp_path / "spool")
+
+
+def test_names_of_what_is_left_are_read_once(tmp_path: Path, made: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    harness = made(tmp_path / "spool")
+    for number in range(10):
+        queue = harness.queue(QueueName("main", "line_topic", str(number % 5)).encoded())
+        fill(queue, 1 + number)
+    assert harness.sync()
+    harness.spool.close()
+    reads: list[bytes] = []
+    read = QueueName.read
+    monkeypatch.setattr(QueueName, "read", lambda name: (reads.append(name), read(name))[1])
+    spool = made(tmp_path / "spool").spool
+    for _ in range(3):
+        assert spool.has_recovered(lambda name: name.name == "3")
+        assert not spool.has_recovered(lambda name: name.name == "5")
+        assert spool.take_recovered(lambda name: name.name == "5") == []
+    assert len(reads) == 10
+    taken = spool.take_recovered(lambda name: name.name == "3")
+    assert [queue.count for queue in taken] == [4, 9]
+    assert not spool.has_recovered(lambda name: name.name == "3")
+    spool.give_back(taken[1])
+    assert spool.take_recovered(lambda name: name.name == "3") == [taken[1]]
+    assert len(spool.take_recovered(lambda _: True)) == 8
 
 
 def test_what_was_replayed_in_part_is_replayed_on_by_the_one_after(tmp_path: Path, made: Make) -> None:
