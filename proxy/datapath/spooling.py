@@ -99,7 +99,7 @@ class Spooling:
             Spool.open,
             config.folder,
             config.settings,
-            Hooks(lambda _: None, self._failed, self._lost, self._wanted_again),
+            Hooks(lambda _: None, self._failed, self._lost, self._wanted_again, self._unclaimed),
             lambda call: token.run_sync_soon(_guarded, call),
             now_ns=now_ns,
             clock_ns=self._wall_ns() - now_ns,
@@ -170,6 +170,14 @@ class Spooling:
             _log.info(
                 "the spool's disk works again", folder=str(self._folder()), failed_s=round((now_ns - since_ns) / 1e9, 1)
             )
+
+    def _unclaimed(self, queues: int, entries: int) -> None:
+        _log.warning(
+            "messages that an earlier process left in the spool are dropped: nobody came to send them",
+            folder=str(self._folder()),
+            messages=entries,
+            queues=queues,
+        )
 
     def _lost(self, lost: Lost) -> None:
         name = QueueName.read(lost.queue.name)

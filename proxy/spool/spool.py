@@ -19,7 +19,7 @@ This is what the data path uses. All of it is called in the event loop, does no 
   the channel, then its client sends again what was not confirmed.
 - ``fetch`` has a content read however large it is: ask for it when the entry may go, not before.
 - Queues that ``Spool.open`` has recovered are there to be taken from, as all others; give them your own ``ready`` and
-  ``on_lost``.
+  ``on_lost``. What nobody takes for ``most_age_s`` is dropped by ``tick``.
 - Before an orderly end call ``keep``, while all queues are still there: what is recoverable is written, and stays on
   disk though its queue is closed. Then ``Spool.close``. ``sync`` does the former only.
 """
@@ -83,7 +83,8 @@ class SpoolSettings:
         memory_bytes: for what all queues have in memory. From half of it on, queues write what is over their target.
         most_disk_bytes: for all files together.
         least_free_bytes: of the file system, left to others.
-        most_age_s: from which age on an entry is too old, as ``Queue.ending`` says; 0 for none.
+        most_age_s: from which age on an entry is too old, as ``Queue.ending`` says; 0 for none. What an earlier process
+            left is dropped when nobody has taken it for so long.
         target_s: a queue's target is so many seconds' worth of what goes in and out.
     """
 
@@ -102,12 +103,22 @@ class Hooks(NamedTuple):
         alarm: with the reason when the disk fails, with None when it works again.
         lost: with entries that cannot be read.
         busy: when ``is_idle`` is over, so that ``tick`` is to be called again.
+        unclaimed: with the number of queues of an earlier process, and of their entries, that were dropped since nobody
+            has taken them for ``most_age_s``.
     """
 
     flow: Callable[[bool], object]
     alarm: Callable[[str | None], object]
     lost: Callable[[Lost], object]
     busy: Callable[[], object] = lambda: None
+    unclaimed: Callable[[int, int], object] = lambda _queues, _entries: None
+
+
+class _Left(NamedTuple):
+    """Of a queue that an earlier process left: its name, and since when it waits for somebody to replay it."""
+
+    name: QueueName
+    since_ns: int
 
 
 class Recovered(NamedTuple):
@@ -223,8 +234,8 @@ class Spool:
         self._retry_ns = 0
         #: What the disk is tried with after it has failed.
         self._probe: Run | None = None
-        #: Those of an earlier process that nobody replays yet.
-        self._recovered: dict[Queue, QueueName] = {}
+        #: Those of an earlier process that nobody replays yet, first what has waited longest.
+        self._recovered: dict[Queue, _Left] = {}
         self._stopped = self._keeps = False
         self._stops_total = self._lost_total = 0
         self._disk = make_disk(self.completed)
@@ -291,7 +302,7 @@ class Spool:
             queue.adopt(its, self._clock_ns)
             queues.append(queue)
         self._next = max([*found.queues, -1]) + 1
-        self._recovered = {queue: QueueName.read(queue.name) for queue in queues}
+        self._recovered = {queue: _Left(QueueName.read(queue.name), self._now_ns) for queue in queues}
         entries = sum(queue.count for queue in queues)
         dropped = found.dropped + found.recoverable - entries
         return Recovered(queues, entries, dropped, found.lost, found.damaged, found.is_full)
@@ -360,11 +371,11 @@ class Spool:
 
     def has_recovered(self, wants: Callable[[QueueName], bool]) -> bool:
         """Say whether ``take_recovered`` would hand out something now."""
-        return any(map(wants, self._recovered.values()))
+        return any(wants(left.name) for left in self._recovered.values())
 
     def take_recovered(self, wants: Callable[[QueueName], bool]) -> list[Queue]:
         """Hand out queues of an earlier process, each to one taker, which gives back what it cannot replay."""
-        taken = [queue for queue, name in self._recovered.items() if wants(name)]
+        taken = [queue for queue, left in self._recovered.items() if wants(left.name)]
         for queue in taken:
             del self._recovered[queue]
         return taken
@@ -372,7 +383,7 @@ class Spool:
     def give_back(self, queue: Queue) -> None:
         """Let another one replay what is left of a queue of an earlier process."""
         queue.ready, queue.on_lost = _nobody, None
-        self._recovered[queue] = QueueName.read(queue.name)
+        self._recovered[queue] = _Left(QueueName.read(queue.name), self._time_ns())
 
     def tick(self, now_ns: int) -> None:
         """Measure rates, put on disk what memory is short of, and try again what has failed."""
@@ -400,6 +411,23 @@ class Spool:
         if self._stopped:
             self._relieve()
         self._adjust_flow()
+        if self._recovered:
+            self._drop_unclaimed()
+
+    def _drop_unclaimed(self) -> None:
+        """Drop what an earlier process left and nobody has taken for so long that all of it is too old."""
+        most_age_ns = round(self.settings.most_age_s * _NS)
+        if not most_age_ns:
+            return
+        queues = entries = 0
+        for queue, left in list(self._recovered.items()):
+            if self._now_ns - left.since_ns < most_age_ns:
+                break
+            del self._recovered[queue]
+            queues += 1
+            entries += queue.close()
+        if queues:
+            self._hooks.unclaimed(queues, entries)
 
     def sync(self, done: Callable[[bool], object]) -> None:
         """Have all recoverable entries written that are in memory, and everything that was written survive a crash.

@@ -129,6 +129,22 @@ class TestEnding:
             ("an earlier process left messages in the spool", 3, True)
         ]
 
+    async def test_what_nobody_claims_is_one_line(self, folder: Path, log: list[Any]) -> None:
+        spooling = await open_in(folder)
+        for _ in range(2):
+            put(opened(spooling).queue(NAME, lambda _: None), 3, recoverable=True)
+        spooling.keep()
+        await spooling.close()
+        again = await open_in(folder, recover=True, settings=SpoolSettings(most_age_s=60))
+        log.clear()
+        opened(again).tick(5_000 + 60 * 10**9)
+        assert [(entry["event"], entry["messages"], entry["queues"]) for entry in log] == [
+            ("messages that an earlier process left in the spool are dropped: nobody came to send them", 6, 2)
+        ]
+        while again.is_used():
+            await trio.lowlevel.checkpoint()
+        await again.close()
+
     async def test_queue_that_was_closed_before_leaves_nothing(self, folder: Path, log: list[Any]) -> None:
         spooling = await open_in(folder)
         queue = opened(spooling).queue(NAME, lambda _: None)

@@ -413,6 +413,45 @@ def test_names_of_what_is_left_are_read_once(tmp_path: Path, made: Make, monkeyp
     assert len(spool.take_recovered(lambda _: True)) == 8
 
 
+def test_what_nobody_replays_is_dropped_when_it_is_too_old(tmp_path: Path, made: Make) -> None:
+    harness = made(tmp_path / "spool")
+    for _ in range(3):
+        fill(harness.queue(), 100)
+    assert harness.sync()
+    harness.spool.close()
+    again = made(tmp_path / "spool", SpoolSettings(memory_bytes=64 * 1024, least_free_bytes=0, most_age_s=60))
+    spool, unclaimed = again.spool, list[tuple[int, int]]()
+    spool._hooks = spool._hooks._replace(unclaimed=lambda *counts: unclaimed.append(counts))
+    first, *_, last = spool.take_recovered(lambda _: True)
+    spool.give_back(last)
+    again.tick(59)
+    spool.give_back(first)
+    assert unclaimed == []
+    again.tick(1)
+    assert (unclaimed, last.is_closed, first.is_closed) == ([(1, 100)], True, False)
+    again.tick(59)
+    assert unclaimed == [(1, 100), (1, 100)]
+    assert not spool.has_recovered(lambda _: True)
+    # What was taken is its taker's, however old it is.
+    (taken,) = spool.queues()
+    assert taken.count == 100
+    taken.close()
+    while not spool.is_idle:
+        again.wait()
+    assert again.sync()
+    assert again.segments() == []
+
+
+def test_without_an_age_what_nobody_replays_stays(tmp_path: Path, made: Make) -> None:
+    harness = made(tmp_path / "spool")
+    fill(harness.queue(), 100)
+    assert harness.sync()
+    harness.spool.close()
+    again = made(tmp_path / "spool")
+    again.tick(1e6)
+    assert [queue.count for queue in again.spool.queues()] == [100]
+
+
 def test_what_was_replayed_in_part_is_replayed_on_by_the_one_after(tmp_path: Path, made: Make) -> None:
     harness = made(tmp_path / "spool")
     spilled(harness)
