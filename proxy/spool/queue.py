@@ -148,6 +148,8 @@ class Pool:
         bound_bytes: the same, or what so many queues need, if that is more: about 6 KB each.
         memory_bytes: what all queues have in memory.
         in_total: entries ever put into any queue, also those that are closed; the others of ``QueueFigures`` likewise.
+        dropped_total: entries of a queue that was purged or closed.
+        recovered_total: entries of an earlier process that were adopted; they are not among those put in.
         ended_total: entries taken out with an ending, by which one.
         spill_bytes: with less than this nothing needs to go to disk; the rest is for what is being written.
         busy: queues that are not empty.
@@ -160,11 +162,13 @@ class Pool:
         "_least_bytes",
         "bound_bytes",
         "busy",
+        "dropped_total",
         "ended_total",
         "in_total",
         "memory_bytes",
         "out_total",
         "read_total",
+        "recovered_total",
         "run_bytes",
         "spill_bytes",
         "spilled_total",
@@ -175,6 +179,7 @@ class Pool:
         self._least_bytes = least_bytes
         self.memory_bytes = self.busy = self.wanted_bytes = 0
         self.in_total = self.out_total = self.spilled_total = self.read_total = 0
+        self.dropped_total = self.recovered_total = 0
         self.ended_total: dict[Ending, int] = {"expired": 0, "too old": 0}
         self.count_busy(0)
 
@@ -595,6 +600,7 @@ class Queue:
         self._awaited = self._fetched = False
         if count:
             self._pool.count_busy(-1)
+            self._pool.dropped_total += count
         self.count = self.content_bytes = self._ahead_bytes = self._disk_entries = self._disk_bytes = 0
         self._orders.ease()
         return count
@@ -652,6 +658,7 @@ class Queue:
             self._disk_entries += run.entries
             self._disk_bytes += run.content_bytes
         self.count, self.content_bytes = self._disk_entries, self._disk_bytes
+        self._pool.recovered_total += self.count
 
     def measure(self, now_ns: int) -> None:
         """Measure rates, if that is due, and work out the target anew. Call it about each second."""

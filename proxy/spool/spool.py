@@ -157,11 +157,14 @@ class SpoolFigures:
         is_stopped: flow is stopped.
         stops_total: how often it was.
         alarm: why the disk takes no more, if so.
-        in_total: entries ever put in; likewise the others, also of queues that are closed.
+        in_total: entries ever put in; likewise the others, also of queues that are closed. With those recovered they
+            are as many as were taken out, lost or dropped, and those that are there.
         out_total: taken out.
         spilled_total: written to disk.
         read_total: read from there.
         lost_total: could not be read.
+        dropped_total: were in a queue that was purged or closed.
+        recovered_total: were left by an earlier process.
         ended_total: taken out with an ending, by which one.
         disk: the store's.
     """
@@ -179,6 +182,8 @@ class SpoolFigures:
     spilled_total: int
     read_total: int
     lost_total: int
+    dropped_total: int
+    recovered_total: int
     ended_total: dict[Ending, int]
     disk: DiskUse | None
 
@@ -480,6 +485,8 @@ class Spool:
             pool.spilled_total,
             pool.read_total,
             self._lost_total,
+            pool.dropped_total,
+            pool.recovered_total,
             dict(pool.ended_total),
             self._disk.use if isinstance(self._disk, Store) else None,
         )

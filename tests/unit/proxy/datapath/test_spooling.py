@@ -97,7 +97,7 @@ class TestEnding:
         assert log == []
         again = await open_in(folder, recover=True)
         (queue,) = opened(again).take_recovered(lambda name: name.kind == "line_topic")
-        assert queue.count == 3
+        assert queue.count == opened(again).figures().recovered_total == 3
         assert [(entry["event"], entry["to_send"], entry["dropped"], entry["lost"]) for entry in log] == [
             ("an earlier process left messages in the spool", 3, 0, 0)
         ]

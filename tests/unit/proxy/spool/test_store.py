@@ -452,6 +452,42 @@ def test_without_an_age_what_nobody_replays_stays(tmp_path: Path, made: Make) ->
     assert [queue.count for queue in again.spool.queues()] == [100]
 
 
+def test_totals_add_up(tmp_path: Path, made: Make) -> None:
+    def check(harness: Harness, **expected: int) -> None:
+        figures = harness.spool.figures()
+        for name, count in expected.items():
+            assert getattr(figures, f"{name}_total") == count, name
+        held = sum(queue.count for queue in harness.spool.queues())
+        gone = figures.out_total + figures.lost_total + figures.dropped_total
+        assert figures.in_total + figures.recovered_total == gone + held
+
+    harness = made(tmp_path / "spool")
+    queue, other = spilled(harness), spilled(harness)
+    for _ in range(500):
+        harness.take(queue)
+    assert other.close() == 3_000
+    check(harness, out=500, dropped=3_000, recovered=0)
+    assert harness.sync()
+    harness.spool.close()
+    again = made(tmp_path / "spool")
+    (queue,) = again.recovered.queues
+    left = queue.count
+    check(again, recovered=left)
+    again.take(queue)
+    (path,) = again.segments()
+    data = path.read_bytes()
+    flip(path, data.rindex(body(2_900)) + 2)
+    fresh = again.queue()
+    fill(fresh, 10)
+    assert fresh.purge() == 10
+    check(again, recovered=left, out=1, dropped=10)
+    taken_all(again, queue)
+    check(again, recovered=left, out=left - 1, lost=1, dropped=10)
+    fresh.close()
+    queue.close()
+    check(again, recovered=left, out=left - 1, lost=1, dropped=10)
+
+
 def test_what_was_replayed_in_part_is_replayed_on_by_the_one_after(tmp_path: Path, made: Make) -> None:
     harness = made(tmp_path / "spool")
     spilled(harness)
