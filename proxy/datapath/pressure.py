@@ -373,6 +373,8 @@ def _spool_state(spool: Spool, states: States, resources: Iterable[SpooledResour
         written_total=figures.spilled_total,
         read_total=figures.read_total,
         lost_total=figures.lost_total,
+        dropped_total=figures.dropped_total,
+        recovered_total=figures.recovered_total,
         expired_total=figures.ended_total["expired"],
         too_old_total=figures.ended_total["too old"],
         resources=tuple(resources),

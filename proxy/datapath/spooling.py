@@ -99,7 +99,7 @@ class Spooling:
             Spool.open,
             config.folder,
             config.settings,
-            Hooks(lambda _: None, self._failed, self._lost, self._wanted_again),
+            Hooks(lambda _: None, self._failed, self._lost, self._wanted_again, self._unclaimed),
             lambda call: token.run_sync_soon(_guarded, call),
             now_ns=now_ns,
             clock_ns=self._wall_ns() - now_ns,
@@ -171,6 +171,14 @@ class Spooling:
                 "the spool's disk works again", folder=str(self._folder()), failed_s=round((now_ns - since_ns) / 1e9, 1)
             )
 
+    def _unclaimed(self, queues: int, entries: int) -> None:
+        _log.warning(
+            "messages that an earlier process left in the spool are dropped: nobody came to send them",
+            folder=str(self._folder()),
+            messages=entries,
+            queues=queues,
+        )
+
     def _lost(self, lost: Lost) -> None:
         name = QueueName.read(lost.queue.name)
         not_logged = self._log_rate.take(lost.reason, trio.current_time())
@@ -194,7 +202,7 @@ def _guarded(call: Callable[[], object]) -> None:
 
 def _log_recovered(config: SpoolConfig, recovered: Recovered) -> None:
     """Say what an earlier process left, if it left anything."""
-    if recovered.entries or recovered.dropped or recovered.lost or recovered.damaged:
+    if recovered.entries or recovered.dropped or recovered.lost or recovered.damaged or recovered.is_full:
         _log.warning(
             "an earlier process left messages in the spool",
             folder=str(config.folder),
@@ -203,4 +211,5 @@ def _log_recovered(config: SpoolConfig, recovered: Recovered) -> None:
             dropped=recovered.dropped,
             lost=recovered.lost,
             damaged_files=recovered.damaged,
+            disk_full=recovered.is_full,
         )

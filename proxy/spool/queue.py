@@ -73,7 +73,7 @@ class Lost(NamedTuple):
     Attributes:
         queue: whose they were.
         entries: how many.
-        handles: of them, as far as they are known: there may be fewer.
+        handles: of those that are refusable, as far as they are known: there may be fewer.
         reason: for a log line.
     """
 
@@ -148,6 +148,8 @@ class Pool:
         bound_bytes: the same, or what so many queues need, if that is more: about 6 KB each.
         memory_bytes: what all queues have in memory.
         in_total: entries ever put into any queue, also those that are closed; the others of ``QueueFigures`` likewise.
+        dropped_total: entries of a queue that was purged or closed.
+        recovered_total: entries of an earlier process that were adopted; they are not among those put in.
         ended_total: entries taken out with an ending, by which one.
         spill_bytes: with less than this nothing needs to go to disk; the rest is for what is being written.
         busy: queues that are not empty.
@@ -160,11 +162,13 @@ class Pool:
         "_least_bytes",
         "bound_bytes",
         "busy",
+        "dropped_total",
         "ended_total",
         "in_total",
         "memory_bytes",
         "out_total",
         "read_total",
+        "recovered_total",
         "run_bytes",
         "spill_bytes",
         "spilled_total",
@@ -175,6 +179,7 @@ class Pool:
         self._least_bytes = least_bytes
         self.memory_bytes = self.busy = self.wanted_bytes = 0
         self.in_total = self.out_total = self.spilled_total = self.read_total = 0
+        self.dropped_total = self.recovered_total = 0
         self.ended_total: dict[Ending, int] = {"expired": 0, "too old": 0}
         self.count_busy(0)
 
@@ -202,7 +207,8 @@ class Run:
         data: records; of a large entry the head only. None while nothing has been read.
         content: of a large entry, if it is in memory.
         position: where in the data the first entry begins that is left.
-        entries: how many are left; likewise the two that follow.
+        entries: how many are left; likewise the three that follow.
+        recoverable_bytes: of the contents of recoverable ones; of what was read from the disk it is not known.
         body_bytes: what is left of the records.
         extent: where it is on disk, if it is.
         written: with how many recoverable entries it was written there.
@@ -226,6 +232,7 @@ class Run:
         "position",
         "queue",
         "recoverable",
+        "recoverable_bytes",
         "sent",
         "single",
         "written",
@@ -235,8 +242,8 @@ class Run:
         self.queue, self.number, self.single = queue, number, single
         self.data: Piece | None = None
         self.content: tuple[Piece, ...] | None = None
-        self.position = self.entries = self.recoverable = self.content_bytes = self.body_bytes = 0
-        self.memory_bytes = self.written = self.sent = 0
+        self.position = self.entries = self.recoverable = self.content_bytes = self.recoverable_bytes = 0
+        self.body_bytes = self.memory_bytes = self.written = self.sent = 0
         self.extent: Extent | None = None
         self.pending: Literal["write", "read"] | None = None
         self.place = _Place.HEAD
@@ -260,7 +267,7 @@ class Run:
             clock_ns,
             self.entries,
             self.recoverable,
-            self.content_bytes,
+            self.recoverable_bytes,
             self.body_bytes,
             0,
             queue.name,
@@ -469,7 +476,9 @@ class Queue:
             for piece in content:
                 data += piece
         run.entries += 1
-        run.recoverable += is_recoverable
+        if is_recoverable:
+            run.recoverable += 1
+            run.recoverable_bytes += size
         run.content_bytes += size
         run.body_bytes += more_bytes
         run.memory_bytes += more_bytes
@@ -549,7 +558,9 @@ class Queue:
         less_bytes = RECORD_BYTES + size
         run.position += less_bytes
         run.entries -= 1
-        run.recoverable -= entry.is_recoverable
+        if entry.is_recoverable:
+            run.recoverable -= 1
+            run.recoverable_bytes -= size
         run.content_bytes -= size
         run.body_bytes -= less_bytes
         self._ahead_bytes -= less_bytes
@@ -589,6 +600,7 @@ class Queue:
         self._awaited = self._fetched = False
         if count:
             self._pool.count_busy(-1)
+            self._pool.dropped_total += count
         self.count = self.content_bytes = self._ahead_bytes = self._disk_entries = self._disk_bytes = 0
         self._orders.ease()
         return count
@@ -646,6 +658,7 @@ class Queue:
             self._disk_entries += run.entries
             self._disk_bytes += run.content_bytes
         self.count, self.content_bytes = self._disk_entries, self._disk_bytes
+        self._pool.recovered_total += self.count
 
     def measure(self, now_ns: int) -> None:
         """Measure rates, if that is due, and work out the target anew. Call it about each second."""
@@ -772,14 +785,20 @@ class Queue:
             self._entry = None
         if not self.count:
             self._settle_first()
-        if lost:
-            its = Lost(self, lost, tuple(job.lost_handles), reason)
+        try:
+            if lost:
+                self._tell_lost(Lost(self, lost, tuple(job.lost_handles), reason))
+        finally:
+            if self._awaited and (not self.count or self._is_ready()):
+                self._awaited = False
+                self.ready(self)
+
+    def _tell_lost(self, lost: Lost) -> None:
+        try:
             if self.on_lost is not None:
-                self.on_lost(its)
-            self._lost(its)
-        if self._awaited and (not self.count or self._is_ready()):
-            self._awaited = False
-            self.ready(self)
+                self.on_lost(lost)
+        finally:
+            self._lost(lost)
 
     def _is_ready(self) -> bool:
         if not self._settle_first():
@@ -792,8 +811,9 @@ class Queue:
     def _lose(self, run: Run, job: Read) -> None:
         """Take what is left of a run that is damaged."""
         content_bytes = max(0, job.content_bytes)
-        if run.single and not job.left and run.data is not None and not job.lost_handles:
-            job.lost_handles = (entry_at(run.data, run.position, whole=False).handle,)
+        if run.single and not job.left and run.data is not None and not job.lost_handles and not self.is_recovered:
+            entry = entry_at(run.data, run.position, whole=False)
+            job.lost_handles = (entry.handle,) if entry.is_refusable else ()
         self._lost_total += run.entries - job.left
         self.count -= run.entries - job.left
         self.content_bytes -= run.content_bytes - content_bytes

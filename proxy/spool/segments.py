@@ -25,6 +25,7 @@ import os
 import re
 from binascii import hexlify
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from struct import Struct
@@ -57,6 +58,7 @@ _ORDER: Final = Struct(">Q")
 _SEARCHED_BYTES: Final = 1 << 20
 _NAME: Final = re.compile(r"(\d{10})-([0-9a-f]{16})\.segment")
 LEDGER: Final = "ledger"
+_FULL_ERRORS: Final = {errno.ENOSPC, errno.EDQUOT}
 
 
 class Entry(NamedTuple):
@@ -162,8 +164,8 @@ class Salvage:
         entries: how many.
         content_bytes: of their contents.
         left_out: records that are whole but were not asked for.
-        lost_handles: of entries whose content is damaged while their head is not. There may be more, which are
-            known by the run's number of entries only.
+        lost_handles: of refusable entries whose content is damaged while their head is not. All others are known by
+            the run's number of entries only.
     """
 
     body: bytes = b""
@@ -177,7 +179,8 @@ def salvage(body: Piece, *, recoverable_only: bool = False) -> Salvage:
     """Return what is whole in the body of a run that may be damaged, cut short, or both.
 
     A record whose content is damaged costs itself only, and so does one whose head is, if its length is to be
-    believed: if the head of another follows there, or the end. Else all behind it is lost.
+    believed: if the head of another follows there, or the end. Else all behind it is lost. Nobody is left to whom what
+    only the recoverable ones are wanted of could be refused: of that no handles are given.
     """
     found, parts = Salvage(), []
     view, position, length = memoryview(body), 0, len(body)
@@ -189,7 +192,8 @@ def salvage(body: Piece, *, recoverable_only: bool = False) -> Salvage:
             if end != length and not is_head(view, end):
                 break
         elif end > length or crc32(view[position + RECORD_BYTES : end]) != crc:
-            found.lost_handles.append(handle)
+            if flags & _REFUSABLE and not recoverable_only:
+                found.lost_handles.append(handle)
         elif recoverable_only and not flags & _RECOVERABLE:
             found.left_out += 1
         else:
@@ -366,6 +370,26 @@ class Ledger:
         if sync:
             os.fdatasync(self._fd)
 
+    def replace(self, held: dict[int, int]) -> bool:
+        """Count this from now on, and write it anew: at once, or if the disk is full with what is next appended.
+
+        Returns:
+            whether it is written.
+
+        Raises:
+            OSError: the file cannot be used, for another reason than a full disk.
+        """
+        self.held, self._lines = held, []
+        try:
+            self.rewrite()
+        except OSError as error:
+            if error.errno not in _FULL_ERRORS:
+                raise
+            # Nothing is to be added to what is there now.
+            self._torn = True
+            return False
+        return True
+
     def rewrite(self) -> None:
         """Write all of it anew.
 
@@ -381,6 +405,8 @@ class Ledger:
             (self._folder.path / temporary).replace(self._folder.path / LEDGER)
         except OSError:
             os.close(fd)
+            with suppress(OSError):
+                self._folder.delete(temporary)
             raise
         os.close(self._fd)
         self._fd, self._written_bytes, self._lines, self._torn = fd, len(data), [], False
@@ -493,6 +519,7 @@ class Found:
         dropped: how many were on disk that nobody wants to be replayed.
         lost: how many recoverable ones were on disk and are damaged, or gone with their file.
         damaged: names of files in which something is damaged or which are missing.
+        is_full: the disk is so full that the ledger could not be written anew.
     """
 
     queues: dict[int, FoundQueue] = field(default_factory=dict)
@@ -500,6 +527,7 @@ class Found:
     dropped: int = 0
     lost: int = 0
     damaged: list[str] = field(default_factory=list)
+    is_full: bool = False
 
 
 def look(folder: Folder, ledger: Ledger) -> Found:

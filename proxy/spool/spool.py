@@ -14,12 +14,12 @@ This is what the data path uses. All of it is called in the event loop, does no 
   nothing. ``flow`` tells the same.
 - ``alarm(reason)`` says that the disk takes no more, ``alarm(None)`` that it does again. Meanwhile all stays in
   memory, in its order, and flow is stopped when that is full.
-- ``lost`` tells of entries that were damaged on disk. Those whose handles are known can be refused. If there are more
-  entries than handles, nobody can say which were confirmable: close the channel, then its client sends again what
-  was not confirmed.
+- ``lost`` tells of entries that were damaged on disk. Its handles are of refusable ones only: refuse these. If there
+  are more entries than handles, nobody can say which of the others were refusable, unless none in the queue is: close
+  the channel, then its client sends again what was not confirmed.
 - ``fetch`` has a content read however large it is: ask for it when the entry may go, not before.
 - Queues that ``Spool.open`` has recovered are there to be taken from, as all others; give them your own ``ready`` and
-  ``on_lost``.
+  ``on_lost``. What nobody takes for ``most_age_s`` is dropped by ``tick``.
 - Before an orderly end call ``keep``, while all queues are still there: what is recoverable is written, and stays on
   disk though its queue is closed. Then ``Spool.close``. ``sync`` does the former only.
 """
@@ -83,7 +83,8 @@ class SpoolSettings:
         memory_bytes: for what all queues have in memory. From half of it on, queues write what is over their target.
         most_disk_bytes: for all files together.
         least_free_bytes: of the file system, left to others.
-        most_age_s: from which age on an entry is too old, as ``Queue.ending`` says; 0 for none.
+        most_age_s: from which age on an entry is too old, as ``Queue.ending`` says; 0 for none. What an earlier process
+            left is dropped when nobody has taken it for so long.
         target_s: a queue's target is so many seconds' worth of what goes in and out.
     """
 
@@ -102,12 +103,22 @@ class Hooks(NamedTuple):
         alarm: with the reason when the disk fails, with None when it works again.
         lost: with entries that cannot be read.
         busy: when ``is_idle`` is over, so that ``tick`` is to be called again.
+        unclaimed: with the number of queues of an earlier process, and of their entries, that were dropped since nobody
+            has taken them for ``most_age_s``.
     """
 
     flow: Callable[[bool], object]
     alarm: Callable[[str | None], object]
     lost: Callable[[Lost], object]
     busy: Callable[[], object] = lambda: None
+    unclaimed: Callable[[int, int], object] = lambda _queues, _entries: None
+
+
+class _Left(NamedTuple):
+    """Of a queue that an earlier process left: its name, and since when it waits for somebody to replay it."""
+
+    name: QueueName
+    since_ns: int
 
 
 class Recovered(NamedTuple):
@@ -121,6 +132,8 @@ class Recovered(NamedTuple):
         lost: how many recoverable ones were on disk and are damaged or missing. What was in memory only, or just being
             written when the process was killed, nobody knows.
         damaged: names of the files that are damaged or missing.
+        is_full: the disk was too full to write down what is left. Until that is done, a next start may tell of entries
+            as lost that were told of now.
     """
 
     queues: list[Queue]
@@ -128,6 +141,7 @@ class Recovered(NamedTuple):
     dropped: int
     lost: int
     damaged: list[str]
+    is_full: bool = False
 
 
 @dataclass(slots=True)
@@ -143,11 +157,14 @@ class SpoolFigures:
         is_stopped: flow is stopped.
         stops_total: how often it was.
         alarm: why the disk takes no more, if so.
-        in_total: entries ever put in; likewise the others, also of queues that are closed.
+        in_total: entries ever put in; likewise the others, also of queues that are closed. With those recovered they
+            are as many as were taken out, lost or dropped, and those that are there.
         out_total: taken out.
         spilled_total: written to disk.
         read_total: read from there.
         lost_total: could not be read.
+        dropped_total: were in a queue that was purged or closed.
+        recovered_total: were left by an earlier process.
         ended_total: taken out with an ending, by which one.
         disk: the store's.
     """
@@ -165,6 +182,8 @@ class SpoolFigures:
     spilled_total: int
     read_total: int
     lost_total: int
+    dropped_total: int
+    recovered_total: int
     ended_total: dict[Ending, int]
     disk: DiskUse | None
 
@@ -220,8 +239,8 @@ class Spool:
         self._retry_ns = 0
         #: What the disk is tried with after it has failed.
         self._probe: Run | None = None
-        #: Those of an earlier process that nobody replays yet.
-        self._recovered: list[Queue] = []
+        #: Those of an earlier process that nobody replays yet, first what has waited longest.
+        self._recovered: dict[Queue, _Left] = {}
         self._stopped = self._keeps = False
         self._stops_total = self._lost_total = 0
         self._disk = make_disk(self.completed)
@@ -288,10 +307,10 @@ class Spool:
             queue.adopt(its, self._clock_ns)
             queues.append(queue)
         self._next = max([*found.queues, -1]) + 1
-        self._recovered = queues
+        self._recovered = {queue: _Left(QueueName.read(queue.name), self._now_ns) for queue in queues}
         entries = sum(queue.count for queue in queues)
         dropped = found.dropped + found.recoverable - entries
-        return Recovered(queues, entries, dropped, found.lost, found.damaged)
+        return Recovered(queues, entries, dropped, found.lost, found.damaged, found.is_full)
 
     # --- What the caller does ---------------------------------------------------------------------
 
@@ -357,19 +376,19 @@ class Spool:
 
     def has_recovered(self, wants: Callable[[QueueName], bool]) -> bool:
         """Say whether ``take_recovered`` would hand out something now."""
-        return any(wants(QueueName.read(queue.name)) for queue in self._recovered)
+        return any(wants(left.name) for left in self._recovered.values())
 
     def take_recovered(self, wants: Callable[[QueueName], bool]) -> list[Queue]:
         """Hand out queues of an earlier process, each to one taker, which gives back what it cannot replay."""
-        taken = [queue for queue in self._recovered if wants(QueueName.read(queue.name))]
-        if taken:
-            self._recovered = [queue for queue in self._recovered if queue not in taken]
+        taken = [queue for queue, left in self._recovered.items() if wants(left.name)]
+        for queue in taken:
+            del self._recovered[queue]
         return taken
 
     def give_back(self, queue: Queue) -> None:
         """Let another one replay what is left of a queue of an earlier process."""
         queue.ready, queue.on_lost = _nobody, None
-        self._recovered.append(queue)
+        self._recovered[queue] = _Left(QueueName.read(queue.name), self._time_ns())
 
     def tick(self, now_ns: int) -> None:
         """Measure rates, put on disk what memory is short of, and try again what has failed."""
@@ -397,6 +416,23 @@ class Spool:
         if self._stopped:
             self._relieve()
         self._adjust_flow()
+        if self._recovered:
+            self._drop_unclaimed()
+
+    def _drop_unclaimed(self) -> None:
+        """Drop what an earlier process left and nobody has taken for so long that all of it is too old."""
+        most_age_ns = round(self.settings.most_age_s * _NS)
+        if not most_age_ns:
+            return
+        queues = entries = 0
+        for queue, left in list(self._recovered.items()):
+            if self._now_ns - left.since_ns < most_age_ns:
+                break
+            del self._recovered[queue]
+            queues += 1
+            entries += queue.close()
+        if queues:
+            self._hooks.unclaimed(queues, entries)
 
     def sync(self, done: Callable[[bool], object]) -> None:
         """Have all recoverable entries written that are in memory, and everything that was written survive a crash.
@@ -449,6 +485,8 @@ class Spool:
             pool.spilled_total,
             pool.read_total,
             self._lost_total,
+            pool.dropped_total,
+            pool.recovered_total,
             dict(pool.ended_total),
             self._disk.use if isinstance(self._disk, Store) else None,
         )
@@ -505,16 +543,30 @@ class Spool:
     # --- What the store has done ------------------------------------------------------------------
 
     def completed(self, jobs: Iterable[Job]) -> None:
-        """Take jobs that are done. Called in the event loop."""
+        """Take jobs that are done. Called in the event loop.
+
+        Raises:
+            Exception: one of those who are told has a fault, which is raised when all jobs are taken; of several faults
+                the first.
+        """
+        faults: list[Exception] = []
         for job in jobs:
-            if isinstance(job, Write):
-                self._take_write(job)
-            elif isinstance(job, Read):
-                self._take_read(job)
-            elif isinstance(job, Sync):
-                done = self._syncs.pop(job)
-                done(job.error is None and self._alarm is None)
+            try:
+                self._take(job)
+            except Exception as fault:  # noqa: BLE001 - whose it is, the other jobs are not
+                faults.append(fault)
         self._adjust_flow()
+        if faults:
+            raise faults[0]
+
+    def _take(self, job: Job) -> None:
+        if isinstance(job, Write):
+            self._take_write(job)
+        elif isinstance(job, Read):
+            self._take_read(job)
+        elif isinstance(job, Sync):
+            done = self._syncs.pop(job)
+            done(job.error is None and self._alarm is None)
 
     def _submit(self, run: Run) -> None:
         job = run.write(self._clock_ns)

@@ -78,7 +78,7 @@ class Read:
         data: what was read. The records begin at ``start``; those that are damaged are left out.
         left: how many entries there are; fewer than expected if it is damaged.
         content_bytes: of those, if it is damaged or some were left out, else -1.
-        lost_handles: of those that are damaged, as far as they are known.
+        lost_handles: of refusable ones that are damaged, as far as they are known.
         error: why nothing was read.
     """
 
@@ -242,8 +242,7 @@ class Store:
             if not segment.live_bytes:
                 self._folder.delete(segment_name(number, segment.nonce))
                 del self._segments[number]
-        self._ledger.held = held
-        self._ledger.rewrite()
+        found.is_full = not self._ledger.replace(held)
         self._count_use()
         return found
 

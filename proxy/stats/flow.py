@@ -172,11 +172,14 @@ class SpoolState(msgspec.Struct, frozen=True, kw_only=True):
         stopped: nothing more is read for it, until memory is free.
         stops_total: how often that was so.
         alarm: why the disk takes no more; empty if it does.
-        in_total: messages put in.
+        in_total: messages put in. With those recovered they are as many as were taken out, lost or dropped, and those
+            that are there.
         out_total: messages taken out to be sent, or refused.
         written_total: messages written to disk.
         read_total: messages read from there.
         lost_total: messages that were damaged or missing on disk.
+        dropped_total: messages dropped as they were purged, their connection ended, or nobody came to send them.
+        recovered_total: messages that an earlier process left to be sent.
         expired_total: messages whose own time to live was over, so that they were not sent.
         too_old_total: messages that were older than the spool keeps them.
         resources: those with the most messages, at most as many as were asked for; empty in a Snapshot.
@@ -199,6 +202,8 @@ class SpoolState(msgspec.Struct, frozen=True, kw_only=True):
     written_total: int = 0
     read_total: int = 0
     lost_total: int = 0
+    dropped_total: int = 0
+    recovered_total: int = 0
     expired_total: int = 0
     too_old_total: int = 0
     resources: tuple[SpooledResource, ...] = ()

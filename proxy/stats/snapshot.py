@@ -555,6 +555,19 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
             _of_spool(lambda spool: spool.lost_total),
         ),
         Metric(
+            "sluice_spool_dropped_total",
+            "Messages dropped from the spool: purged, or of a connection that ended, or left by an earlier process and "
+            "sent by nobody.",
+            (),
+            _of_spool(lambda spool: spool.dropped_total),
+        ),
+        Metric(
+            "sluice_spool_recovered_total",
+            "Messages that an earlier process left in the spool to be sent; they are not in sluice_spool_in_total.",
+            (),
+            _of_spool(lambda spool: spool.recovered_total),
+        ),
+        Metric(
             "sluice_spool_expired_total",
             "Messages that were not sent on, since their own time to live was over.",
             (),

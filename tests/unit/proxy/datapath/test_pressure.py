@@ -349,7 +349,7 @@ class TestSpool:
         made[0].queue.close()
         spool = await rig.path.spool()
         assert spool is not None
-        assert (spool.queues, spool.in_total, spool.out_total) == (0, 3, 2)
+        assert (spool.queues, spool.in_total, spool.out_total, spool.dropped_total) == (0, 3, 2, 1)
         assert (spool.expired_total, spool.too_old_total) == (1, 1)
 
     async def test_purge_refuses_what_sessions_hold_and_drops_what_nobody_replays(

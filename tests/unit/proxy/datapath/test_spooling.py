@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +14,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from proxy.datapath.spooling import SpoolConfig, SpoolError, Spooling
 from proxy.flow.credit import Stage
 from proxy.spool.queue import Queue
+from proxy.spool.segments import Ledger
 from proxy.spool.spool import QueueName, Spool, SpoolSettings
 
 if TYPE_CHECKING:
@@ -94,7 +97,7 @@ class TestEnding:
         assert log == []
         again = await open_in(folder, recover=True)
         (queue,) = opened(again).take_recovered(lambda name: name.kind == "line_topic")
-        assert queue.count == 3
+        assert queue.count == opened(again).figures().recovered_total == 3
         assert [(entry["event"], entry["to_send"], entry["dropped"], entry["lost"]) for entry in log] == [
             ("an earlier process left messages in the spool", 3, 0, 0)
         ]
@@ -108,6 +111,39 @@ class TestEnding:
         for _ in range(2):
             await (await open_in(folder)).close()
         assert [(entry["to_send"], entry["dropped"]) for entry in log] == [(0, 3)]
+
+    async def test_full_disk_is_told_of_and_keeps_nobody_from_opening(
+        self, folder: Path, log: list[Any], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        spooling = await open_in(folder)
+        put(opened(spooling).queue(NAME, lambda _: None), 3, recoverable=True)
+        spooling.keep()
+        await spooling.close()
+
+        def rewrite(_: Ledger) -> None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        monkeypatch.setattr(Ledger, "rewrite", rewrite)
+        await (await open_in(folder, recover=True)).close()
+        assert [(entry["event"], entry["to_send"], entry["disk_full"]) for entry in log] == [
+            ("an earlier process left messages in the spool", 3, True)
+        ]
+
+    async def test_what_nobody_claims_is_one_line(self, folder: Path, log: list[Any]) -> None:
+        spooling = await open_in(folder)
+        for _ in range(2):
+            put(opened(spooling).queue(NAME, lambda _: None), 3, recoverable=True)
+        spooling.keep()
+        await spooling.close()
+        again = await open_in(folder, recover=True, settings=SpoolSettings(most_age_s=60))
+        log.clear()
+        opened(again).tick(5_000 + 60 * 10**9)
+        assert [(entry["event"], entry["messages"], entry["queues"]) for entry in log] == [
+            ("messages that an earlier process left in the spool are dropped: nobody came to send them", 6, 2)
+        ]
+        while again.is_used():
+            await trio.lowlevel.checkpoint()
+        await again.close()
 
     async def test_queue_that_was_closed_before_leaves_nothing(self, folder: Path, log: list[Any]) -> None:
         spooling = await open_in(folder)

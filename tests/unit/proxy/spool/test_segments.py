@@ -151,11 +151,20 @@ def test_any_flipped_bit_costs_a_run_at_most_and_is_counted(folder: Folder) -> N
 
 
 def test_a_flipped_bit_of_a_content_costs_its_entry_only_whose_handle_is_known() -> None:
-    body = b"".join(record(handle, b"content") for handle in range(5))
+    body = b"".join(record(handle, b"content", is_recoverable=False) for handle in range(5))
     damaged = bytearray(body)
     damaged[2 * (RECORD_BYTES + 7) + RECORD_BYTES + 3] ^= 8
     left = salvage(damaged)
     assert (left.entries, left.lost_handles, left.content_bytes) == (4, [2], 28)
+    assert salvage(damaged, recoverable_only=True).lost_handles == []
+
+
+def test_what_cannot_be_refused_is_lost_without_a_handle() -> None:
+    damaged = bytearray(b"".join(record(handle, b"content", is_recoverable=handle != 3) for handle in range(5)))
+    for handle in (2, 3):
+        damaged[handle * (RECORD_BYTES + 7) + RECORD_BYTES + 3] ^= 8
+    left = salvage(damaged)
+    assert (left.entries, left.lost_handles) == (3, [3])
 
 
 def test_a_damaged_head_whose_length_is_believable_costs_its_entry_only() -> None:

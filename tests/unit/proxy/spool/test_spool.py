@@ -10,6 +10,7 @@ from proxy.flow.credit import STORE_CREDIT, Stage
 from proxy.spool.queue import Lost, Queue
 from proxy.spool.segments import MOST_BYTES, RECORD_BYTES
 from proxy.spool.spool import Hooks, Spool, SpoolSettings
+from proxy.spool.store import Job
 
 _NS = 1_000_000_000
 _FULL = OSError(ENOSPC, "No space left on device")
@@ -160,6 +161,61 @@ def test_what_cannot_be_read_for_now_is_read_later(make: Callable[..., Made]) ->
     assert made.ready == [queue]
     assert made.lost == []
     assert queue.head().handle == 10_000 - queue.count
+
+
+def test_a_fault_of_who_is_told_costs_no_other_job(make: Callable[..., Made]) -> None:
+    made = make(memory_bytes=64 * 1024)
+    stage = Stage("resource", "a")
+    told: list[str] = []
+
+    def fail(text: str) -> None:
+        told.append(text)
+        raise RuntimeError(text)
+
+    queue = made.spool.queue(b"a", lambda _: fail("ready"), lost=lambda _: fail("lost"))
+    other = made.spool.queue(b"b", made.ready.append)
+    writing = made.spool.queue(b"c", made.ready.append, stage=stage)
+    for each in (queue, other):
+        made.put(each, 1_000)
+    made.disk.finish_all()
+    for each in (queue, other):
+        while each.head() is not None:
+            each.pop()
+    made.put(writing, 1_000)
+    assert stage.under_way(made.spool.store)
+    done: list[Job] = []
+    made.disk._done, take = done.extend, made.disk._done
+    made.disk.finish_read(error=FileNotFoundError(2, "No such file"))
+    while not made.disk.is_idle:
+        if made.disk.reads:
+            made.disk.finish_read()
+        else:
+            made.disk.finish_write()
+    with pytest.raises(RuntimeError, match="lost"):
+        take(done)
+    assert told == ["lost"]
+    assert [lost.queue for lost in made.lost] == [queue]
+    assert made.ready == [other]
+    assert stage.under_way(made.spool.store) == 0
+    assert not made.spool._jobs.keys() & set(done)
+
+
+def test_a_fault_of_who_hears_what_is_lost_costs_nobody_else_s_word(make: Callable[..., Made]) -> None:
+    made = make(memory_bytes=64 * 1024)
+    queue = made.spool.queue(b"a", made.ready.append, lost=lambda _: 1 // 0)
+    made.put(queue, 1_000)
+    made.disk.finish_all()
+    while queue.head() is not None:
+        queue.pop()
+    faults = 0
+    while queue.head() is None:
+        while made.disk.writes:
+            made.disk.finish_write()
+        with pytest.raises(ZeroDivisionError):
+            made.disk.finish_read(error=FileNotFoundError(2, "No such file"))
+        faults += 1
+    assert len(made.lost) == faults > 0
+    assert made.ready == [queue]
 
 
 def test_the_alarm_ends_when_nobody_wants_what_cannot_be_read(make: Callable[..., Made]) -> None:
@@ -338,6 +394,23 @@ def test_what_is_refused_needs_not_to_be_read(make: Callable[..., Made]) -> None
         absent += entry.content is None
     assert handles == list(range(10))
     assert absent >= 7
+
+
+@pytest.mark.parametrize("is_refusable", [True, False])
+def test_a_large_entry_that_is_lost_is_told_of_by_its_index(make: Callable[..., Made], *, is_refusable: bool) -> None:
+    made = make(memory_bytes=64 * 1024)
+    queue = made.queue()
+    for number in range(20):
+        queue.append([bytes(50_000)], number, 0, is_refusable=is_refusable)
+    made.disk.finish_all()
+    while (entry := queue.head()) is None or entry.content is not None:
+        if entry is not None:
+            queue.pop()
+        made.disk.finish_all()
+    queue.fetch()
+    made.disk.finish_read(error=FileNotFoundError(2, "No such file"))
+    (lost,) = made.lost
+    assert (lost.entries, lost.handles) == (1, (entry.handle,) if is_refusable else ())
 
 
 def test_what_was_fetched_stays(make: Callable[..., Made]) -> None:

@@ -1,5 +1,6 @@
 """The spool on real files with its real thread: what a disk can do to it, and what is left for the next process."""
 
+import errno
 import os
 import stat
 from collections.abc import Callable, Iterator
@@ -11,7 +12,7 @@ import trio
 
 from proxy.spool.queue import Entry, Lost, Queue
 from proxy.spool.segments import RECORD_BYTES, RUN_BYTES
-from proxy.spool.spool import Hooks, Recovered, Spool, SpoolSettings
+from proxy.spool.spool import Hooks, QueueName, Recovered, Spool, SpoolSettings
 from proxy.spool.store import _SEGMENT_BYTES
 
 Make = Callable[..., "Harness"]
@@ -227,10 +228,10 @@ def flip(path: Path, position: int) -> None:
         file.write(bytes([byte[0] ^ 1]))
 
 
-def spilled(harness: Harness) -> Queue:
+def spilled(harness: Harness, *, is_recoverable: bool = True) -> Queue:
     """Return a queue of 3000 of which the first 1000 or so are in memory."""
     queue = harness.queue()
-    fill(queue, 3_000)
+    fill(queue, 3_000, is_recoverable=is_recoverable)
     assert harness.sync()
     return queue
 
@@ -247,15 +248,18 @@ def taken_all(harness: Harness, queue: Queue) -> list[int]:
     return handles
 
 
-def test_an_entry_damaged_while_running_is_told_of_with_its_handle(tmp_path: Path, made: Make) -> None:
+@pytest.mark.parametrize("is_refusable", [True, False])
+def test_an_entry_damaged_while_running_is_told_of_with_its_handle_if_it_can_be_refused(
+    tmp_path: Path, made: Make, *, is_refusable: bool
+) -> None:
     harness = made(tmp_path / "spool")
-    queue = spilled(harness)
+    queue = spilled(harness, is_recoverable=not is_refusable)
     (path,) = harness.segments()
     data = path.read_bytes()
     flip(path, data.index(body(2_500)) + 2)
     handles = taken_all(harness, queue)
     (lost,) = harness.lost
-    assert (lost.queue, lost.entries, lost.handles) == (queue, 1, (2_500,))
+    assert (lost.queue, lost.entries, lost.handles) == (queue, 1, (2_500,) if is_refusable else ())
     assert handles == [each for each in range(3_000) if each != 2_500]
     assert queue.figures().lost_total == 1
 
@@ -326,6 +330,22 @@ def test_the_next_process_replays_what_is_recoverable_and_only_that(tmp_path: Pa
     assert again.lost == []
 
 
+def test_of_mixed_entries_the_bytes_of_the_recoverable_ones_are_recovered(tmp_path: Path, made: Make) -> None:
+    harness = made(tmp_path / "spool")
+    queue = harness.queue()
+    for number in range(500):
+        queue.append([bytes(100)], number, 0, is_recoverable=number % 2 == 0)
+    assert harness.sync()
+    harness.spool.close()
+    again = made(tmp_path / "spool")
+    (queue,) = again.recovered.queues
+    states = queue.figures().states
+    assert (queue.count, queue.content_bytes, states.delta_bytes) == (250, 25_000, 25_000)
+    assert [again.take(queue).handle for _ in range(250)] == list(range(0, 500, 2))
+    states = queue.figures().states
+    assert (queue.content_bytes, states.alpha_bytes, states.delta_bytes, queue._ahead_bytes) == (0, 0, 0, 0)
+
+
 def test_what_is_not_to_be_recovered_is_counted_and_deleted(tmp_path: Path, made: Make) -> None:
     harness = made(tmp_path / "spool")
     spilled(harness)
@@ -333,6 +353,139 @@ def test_what_is_not_to_be_recovered_is_counted_and_deleted(tmp_path: Path, made
     again = made(tmp_path / "spool", recover=False)
     assert again.recovered == Recovered([], 0, 3_000, 0, [])
     assert again.segments() == []
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+@pytest.mark.parametrize("recover", [True, False])
+def test_a_full_disk_keeps_nobody_from_opening(
+    tmp_path: Path, made: Make, monkeypatch: pytest.MonkeyPatch, number: int, *, recover: bool
+) -> None:
+    harness = made(tmp_path / "spool")
+    spilled(harness)
+    harness.spool.close()
+
+    def write(*_: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as full:
+        full.setattr("proxy.spool.segments.os.write", write)
+        again = made(tmp_path / "spool", recover=recover)
+        assert again.recovered.is_full
+        assert again.recovered.entries == 3_000 * recover
+    assert not (tmp_path / "spool" / "ledger.new").exists()
+    for queue in again.recovered.queues:
+        assert taken_all(again, queue) == list(range(3_000))
+    assert again.sync()
+    again.spool.close()
+    assert made(tmp_path / "spool").recovered == Recovered([], 0, 0, 0, [])
+
+
+def test_another_fault_of_the_disk_does(tmp_path: Path, made: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    def write(*_: object) -> int:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr("proxy.spool.segments.os.write", write)
+    with pytest.raises(OSError, match="Input/output error"):
+        made(tmp_path / "spool")
+
+
+def test_names_of_what_is_left_are_read_once(tmp_path: Path, made: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    harness = made(tmp_path / "spool")
+    for number in range(10):
+        queue = harness.queue(QueueName("main", "line_topic", str(number % 5)).encoded())
+        fill(queue, 1 + number)
+    assert harness.sync()
+    harness.spool.close()
+    reads: list[bytes] = []
+    read = QueueName.read
+    monkeypatch.setattr(QueueName, "read", lambda name: (reads.append(name), read(name))[1])
+    spool = made(tmp_path / "spool").spool
+    for _ in range(3):
+        assert spool.has_recovered(lambda name: name.name == "3")
+        assert not spool.has_recovered(lambda name: name.name == "5")
+        assert spool.take_recovered(lambda name: name.name == "5") == []
+    assert len(reads) == 10
+    taken = spool.take_recovered(lambda name: name.name == "3")
+    assert [queue.count for queue in taken] == [4, 9]
+    assert not spool.has_recovered(lambda name: name.name == "3")
+    spool.give_back(taken[1])
+    assert spool.take_recovered(lambda name: name.name == "3") == [taken[1]]
+    assert len(spool.take_recovered(lambda _: True)) == 8
+
+
+def test_what_nobody_replays_is_dropped_when_it_is_too_old(tmp_path: Path, made: Make) -> None:
+    harness = made(tmp_path / "spool")
+    for _ in range(3):
+        fill(harness.queue(), 100)
+    assert harness.sync()
+    harness.spool.close()
+    again = made(tmp_path / "spool", SpoolSettings(memory_bytes=64 * 1024, least_free_bytes=0, most_age_s=60))
+    spool, unclaimed = again.spool, list[tuple[int, int]]()
+    spool._hooks = spool._hooks._replace(unclaimed=lambda *counts: unclaimed.append(counts))
+    first, *_, last = spool.take_recovered(lambda _: True)
+    spool.give_back(last)
+    again.tick(59)
+    spool.give_back(first)
+    assert unclaimed == []
+    again.tick(1)
+    assert (unclaimed, last.is_closed, first.is_closed) == ([(1, 100)], True, False)
+    again.tick(59)
+    assert unclaimed == [(1, 100), (1, 100)]
+    assert not spool.has_recovered(lambda _: True)
+    # What was taken is its taker's, however old it is.
+    (taken,) = spool.queues()
+    assert taken.count == 100
+    taken.close()
+    while not spool.is_idle:
+        again.wait()
+    assert again.sync()
+    assert again.segments() == []
+
+
+def test_without_an_age_what_nobody_replays_stays(tmp_path: Path, made: Make) -> None:
+    harness = made(tmp_path / "spool")
+    fill(harness.queue(), 100)
+    assert harness.sync()
+    harness.spool.close()
+    again = made(tmp_path / "spool")
+    again.tick(1e6)
+    assert [queue.count for queue in again.spool.queues()] == [100]
+
+
+def test_totals_add_up(tmp_path: Path, made: Make) -> None:
+    def check(harness: Harness, **expected: int) -> None:
+        figures = harness.spool.figures()
+        for name, count in expected.items():
+            assert getattr(figures, f"{name}_total") == count, name
+        held = sum(queue.count for queue in harness.spool.queues())
+        gone = figures.out_total + figures.lost_total + figures.dropped_total
+        assert figures.in_total + figures.recovered_total == gone + held
+
+    harness = made(tmp_path / "spool")
+    queue, other = spilled(harness), spilled(harness)
+    for _ in range(500):
+        harness.take(queue)
+    assert other.close() == 3_000
+    check(harness, out=500, dropped=3_000, recovered=0)
+    assert harness.sync()
+    harness.spool.close()
+    again = made(tmp_path / "spool")
+    (queue,) = again.recovered.queues
+    left = queue.count
+    check(again, recovered=left)
+    again.take(queue)
+    (path,) = again.segments()
+    data = path.read_bytes()
+    flip(path, data.rindex(body(2_900)) + 2)
+    fresh = again.queue()
+    fill(fresh, 10)
+    assert fresh.purge() == 10
+    check(again, recovered=left, out=1, dropped=10)
+    taken_all(again, queue)
+    check(again, recovered=left, out=left - 1, lost=1, dropped=10)
+    fresh.close()
+    queue.close()
+    check(again, recovered=left, out=left - 1, lost=1, dropped=10)
 
 
 def test_what_was_replayed_in_part_is_replayed_on_by_the_one_after(tmp_path: Path, made: Make) -> None:
