@@ -92,8 +92,8 @@ class Line:
         del now_ns
         return 0
 
-    def asked(self, *, held: bool) -> None:
-        """Note that some were asked about, and whether one of them is held now."""
+    def asked(self, *, waits: bool) -> None:
+        """Note that some were asked about, and whether one of them waits on."""
 
     def bring(self, content: Content) -> bool:
         """Have all of a content in memory; say whether it is, or is still being read."""
@@ -347,10 +347,10 @@ class SpoolLine(Line):
             self._memory.take(len(content.data))
         return True
 
-    def asked(self, *, held: bool) -> None:
-        """Ask about more at once the next time if all goes on, and about less if one is held."""
+    def asked(self, *, waits: bool) -> None:
+        """Ask about more at once the next time if all goes on, and about less if one waits on."""
         if self.spools:
-            self.most = max(1, self.most // 2) if held else min(2 * self.most, MOST_OF_LINE)
+            self.most = max(1, self.most // 2) if waits else min(2 * self.most, MOST_OF_LINE)
 
     def has_expired(self, content: Content, now_ns: int) -> bool:
         """Say whether one that was to wait has done so for longer than it is worth anything."""

@@ -231,7 +231,7 @@ class Waiting(Reading):
 
     def asked(self, batch: Batch, now_ns: int) -> None:
         """Take the verdicts on what ``ask`` returned."""
-        #: And whether one of them is held now.
+        #: And whether one of them waits on.
         lines: dict[Line, bool] = {}
         given_up: list[Request] = []
         for index, request in enumerate(batch.requests):
@@ -247,15 +247,15 @@ class Waiting(Reading):
                 self._take_verdict(request, verdict)
             line = None if content.key is None else content.lane.lines.get(content.key)
             if line is not None:
-                lines[line] = lines.get(line, False) or content.verdict == HELD
+                lines[line] = lines.get(line, False) or content.verdict in {HELD, LATER}
                 if content.spools and content.verdict != REFUSED:
                     line.spool()
             if content.verdict == REFUSED:
                 self._leave_out(line, content)
         if given_up:
             self._give_up(given_up)
-        for line, held in lines.items():
-            line.asked(held=held)
+        for line, waits in lines.items():
+            line.asked(waits=waits)
             head = line.contents[0] if line.contents else None
             if head is not None and head.verdict == LATER:
                 # Nothing is before it; whoever says so knows why, and is asked again soon.
