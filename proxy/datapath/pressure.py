@@ -362,7 +362,7 @@ def _spool_state(spool: Spool, states: States, resources: Iterable[SpooledResour
         content_bytes=_content_bytes(states),
         memory_bytes=figures.memory_bytes,
         memory_limit_bytes=figures.memory_limit_bytes,
-        disk_bytes=0 if figures.disk is None else figures.disk.used_bytes,
+        disk_bytes=figures.disk_bytes,
         disk_limit_bytes=spool.settings.most_disk_bytes,
         writing_bytes=figures.writing_bytes,
         stopped=figures.is_stopped,

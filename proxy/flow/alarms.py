@@ -72,14 +72,12 @@ class Alarm(ABC):
     Attributes:
         scarce: what runs short if it stands.
         spells: how often it stood, since when it does, and how long in all.
-        unknown_total: how often the figure could not be read.
     """
 
     scarce: Scarce
 
     def __init__(self) -> None:
         self.spells = Spells()
-        self.unknown_total = 0
 
     @property
     def stands(self) -> bool:
@@ -148,7 +146,6 @@ class MemoryAlarm(Alarm):
         used_bytes = None if resident_bytes is None else self._without_spare(resident_bytes, held_bytes)
         self.used_bytes, self.limit_bytes = used_bytes, limit_bytes
         if used_bytes is None or limit_bytes is None:
-            self.unknown_total += 1
             return self._end(now_ns, "what Sluice uses, or may use, cannot be read")
         if used_bytes > limit_bytes * self._watermark:
             return self._raise(now_ns)
@@ -217,7 +214,6 @@ class DiskAlarm(Alarm):
         if not is_used:
             return self._end(now_ns, "nothing is in the spool any more")
         if free_bytes is None:
-            self.unknown_total += 1
             return self._end(now_ns, "what is free on the spool's disk cannot be read")
         if free_bytes < self.least_bytes:
             return self._raise(now_ns)

@@ -321,11 +321,6 @@ class Stage:
         pair = self._find(to)
         return to.gives.initial if pair is None else max(0, pair.balance)
 
-    def overdraft(self, to: "Stage") -> int:
-        """Return how much it has sent to a stage without credit; grants pay that first."""
-        pair = self._find(to)
-        return 0 if pair is None else max(0, -pair.balance)
-
     def under_way(self, to: "Stage") -> int:
         """Return how much it has sent to a stage that this has not acked."""
         pair = self._find(to)

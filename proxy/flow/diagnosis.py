@@ -12,7 +12,6 @@ spare, and the cause is the same as where a connection waits for its turn to be 
 It looks and says; it changes nothing. The stages are in ``credit``.
 """
 
-from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from proxy.flow.credit import LATELY_NS, Kind, Stage, State
@@ -263,14 +262,6 @@ class Survey:
         cause = cause_of(waiting, at.kind, state)
         if cause is not None:
             _merge(ends, {cause: (f"{at.kind} {at.name}".rstrip(),)})
-
-
-def diagnose(stages: Iterable[Stage], now_ns: int) -> tuple[Finding, ...]:
-    """Say what stages, connections as a rule, wait for; of very many use a ``Survey``."""
-    survey = Survey(now_ns)
-    for stage in stages:
-        survey.add(stage)
-    return survey.findings()
 
 
 def _merge(into: _Ends, more: _Ends) -> None:

@@ -116,26 +116,15 @@ class QueueFigures:
         states: where its entries are.
         memory_bytes: what it has in memory, with all that belongs to it.
         target_bytes: what it should have at most, while all queues together are short of memory.
-        in_bytes_per_s: measured, with what belongs to each entry; likewise the others.
-        in_total: entries ever put in.
-        out_total: entries ever taken out, by the caller.
-        spilled_total: entries written to disk; likewise in bytes of contents.
-        read_total: entries read from there.
-        lost_total: entries that were on disk and could not be read.
+        in_per_s: entries put in, as measured of late.
+        out_per_s: entries taken out, likewise.
     """
 
     states: States
     memory_bytes: int
     target_bytes: int
-    in_bytes_per_s: float
-    out_bytes_per_s: float
     in_per_s: float
     out_per_s: float
-    in_total: int
-    out_total: int
-    spilled_total: int
-    read_total: int
-    lost_total: int
 
 
 class Pool:
@@ -147,7 +136,10 @@ class Pool:
     Attributes:
         bound_bytes: the same, or what so many queues need, if that is more: about 6 KB each.
         memory_bytes: what all queues have in memory.
-        in_total: entries ever put into any queue, also those that are closed; the others of ``QueueFigures`` likewise.
+        in_total: entries ever put into any queue, also those that are closed; likewise the others.
+        out_total: entries taken out by the caller.
+        spilled_total: entries written to disk.
+        read_total: entries read from there.
         dropped_total: entries of a queue that was purged or closed.
         recovered_total: entries of an earlier process that were adopted; they are not among those put in.
         ended_total: entries taken out with an ending, by which one.
@@ -342,7 +334,6 @@ class Queue:
         "_in_bytes",
         "_in_total",
         "_lost",
-        "_lost_total",
         "_low_bytes",
         "_measured",
         "_most_age_ns",
@@ -352,10 +343,8 @@ class Queue:
         "_out_total",
         "_pool",
         "_rates",
-        "_read_total",
         "_runs",
         "_shift_ns",
-        "_spilled_total",
         "_tail",
         "_target_s",
         "_want_ahead_bytes",
@@ -412,17 +401,12 @@ class Queue:
         #: What the head has, or will have when it is read.
         self._ahead_bytes = 0
         self._in_total = self._out_total = self._in_bytes = self._out_bytes = 0
-        self._spilled_total = self._read_total = self._lost_total = 0
         #: When rates were measured last, with the four totals of then; and what came out, each second.
         self._measured = (now_ns, 0, 0, 0, 0)
         self._rates = (0.0, 0.0, 0.0, 0.0)
         self._wanted_bytes = 0
         self.target_bytes = self._low_bytes = self._want_ahead_bytes = 0
         self._retarget()
-
-    def __len__(self) -> int:
-        """Return how many entries it has."""
-        return self.count
 
     # --- What the caller does ---------------------------------------------------------------------
 
@@ -630,21 +614,8 @@ class Queue:
                     states.beta_bytes += run.content_bytes
         states.alpha = self.count - states.beta - states.gamma - states.delta
         states.alpha_bytes = self.content_bytes - states.beta_bytes - states.gamma_bytes - states.delta_bytes
-        in_per_s, out_per_s, in_bytes_per_s, out_bytes_per_s = self._rates
-        return QueueFigures(
-            states,
-            self.memory_bytes,
-            self.target_bytes,
-            in_bytes_per_s,
-            out_bytes_per_s,
-            in_per_s,
-            out_per_s,
-            self._in_total,
-            self._out_total,
-            self._spilled_total,
-            self._read_total,
-            self._lost_total,
-        )
+        in_per_s, out_per_s, _, _ = self._rates
+        return QueueFigures(states, self.memory_bytes, self.target_bytes, in_per_s, out_per_s)
 
     # --- What the spool does ----------------------------------------------------------------------
 
@@ -743,7 +714,6 @@ class Queue:
             self._orders.release([(extent, run.written)])
             return
         run.extent = extent
-        self._spilled_total += run.entries
         self._pool.spilled_total += run.entries
         while self._tail and self._tail[0].extent is not None:
             if not self._disk and self._ahead_bytes < self._want_ahead_bytes:
@@ -771,10 +741,10 @@ class Queue:
             run.data, run.content = bytes(data[job.start : start]), (memoryview(data)[start:],)
             run.position = 0
             if not was_index:
-                self._count_read(1)
+                self._pool.read_total += 1
         else:
             run.data, run.position = data, job.start
-            self._count_read(job.left)
+            self._pool.read_total += job.left
         if run.single:
             content_bytes = run.content_bytes if run.content is not None else 0
             self._charge(run, _OBJECT_BYTES + RECORD_BYTES + content_bytes)
@@ -814,7 +784,6 @@ class Queue:
         if run.single and not job.left and run.data is not None and not job.lost_handles and not self.is_recovered:
             entry = entry_at(run.data, run.position, whole=False)
             job.lost_handles = (entry.handle,) if entry.is_refusable else ()
-        self._lost_total += run.entries - job.left
         self.count -= run.entries - job.left
         self.content_bytes -= run.content_bytes - content_bytes
         if job.left:
@@ -822,17 +791,13 @@ class Queue:
             body_bytes = len(job.data) - job.start
         else:
             run.data, run.position, run.content, body_bytes = b"", 0, None, 0
-        self._count_read(job.left)
+        self._pool.read_total += job.left
         self._ahead_bytes += body_bytes - run.body_bytes
         # How many of those that are left are recoverable matters no more: they are on disk.
         run.entries, run.body_bytes, run.content_bytes = job.left, body_bytes, content_bytes
         run.recoverable = min(run.recoverable, job.left)
         if not self.count:
             self._pool.count_busy(-1)
-
-    def _count_read(self, entries: int) -> None:
-        self._read_total += entries
-        self._pool.read_total += entries
 
     def _charge(self, run: Run, change_bytes: int) -> None:
         run.memory_bytes += change_bytes

@@ -36,7 +36,7 @@ import msgspec
 from proxy.flow.credit import STORE_CREDIT, Credit, Stage
 from proxy.spool.queue import Ending, Lost, Pool, Queue, Run, States
 from proxy.spool.segments import Extent, Found
-from proxy.spool.store import Disk, DiskUse, Job, Read, Release, Store, Sync, Write
+from proxy.spool.store import Disk, Job, Read, Release, Store, Sync, Write
 
 _NS: Final = 1_000_000_000
 #: How often to try again whether the disk takes something.
@@ -166,7 +166,7 @@ class SpoolFigures:
         dropped_total: were in a queue that was purged or closed.
         recovered_total: were left by an earlier process.
         ended_total: taken out with an ending, by which one.
-        disk: the store's.
+        disk_bytes: what the store uses of the disk, about.
     """
 
     queues: int
@@ -185,7 +185,7 @@ class SpoolFigures:
     dropped_total: int
     recovered_total: int
     ended_total: dict[Ending, int]
-    disk: DiskUse | None
+    disk_bytes: int
 
 
 class Spool:
@@ -488,7 +488,7 @@ class Spool:
             pool.dropped_total,
             pool.recovered_total,
             dict(pool.ended_total),
-            self._disk.use if isinstance(self._disk, Store) else None,
+            self._disk.used_bytes if isinstance(self._disk, Store) else 0,
         )
 
     # --- What queues order ------------------------------------------------------------------------

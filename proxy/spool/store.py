@@ -126,27 +126,6 @@ class Disk(Protocol):
 
 
 @dataclass(slots=True)
-class DiskUse:
-    """Figures of the store: counted by its thread, and read by anybody.
-
-    Attributes:
-        used_bytes: of the disk, about.
-        segments: files there are.
-        writes_total: calls that wrote, each of many entries.
-        reads_total: calls that read.
-        syncs_total: calls of fdatasync.
-    """
-
-    used_bytes: int = 0
-    segments: int = 0
-    writes_total: int = 0
-    written_bytes_total: int = 0
-    reads_total: int = 0
-    read_bytes_total: int = 0
-    syncs_total: int = 0
-
-
-@dataclass(slots=True)
 class _Segment:
     nonce: bytes
     size_bytes: int = 0
@@ -181,7 +160,7 @@ class Store:
         segment_bytes: at what size a file is ended.
 
     Attributes:
-        use: figures.
+        used_bytes: of the disk, about: counted by its thread, and read by anybody.
 
     Raises:
         BlockingIOError: another process uses the folder.
@@ -206,7 +185,7 @@ class Store:
             raise
         self._most_bytes, self._least_free_bytes, self._segment_bytes = most_bytes, least_free_bytes, segment_bytes
         self._post, self._done = post, done
-        self.use = DiskUse()
+        self.used_bytes = 0
         self._segments: dict[int, _Segment] = {}
         self._current: int | None = None
         self._next = 0
@@ -335,8 +314,7 @@ class Store:
                 return  # The event loop has ended; nobody wants to know any more.
 
     def _count_use(self) -> None:
-        self.use.segments = len(self._segments)
-        self.use.used_bytes = sum(each.size_bytes - each.punched_bytes for each in self._segments.values())
+        self.used_bytes = sum(each.size_bytes - each.punched_bytes for each in self._segments.values())
 
     def _fd(self, number: int) -> int:
         """Return the open file of a segment.
@@ -386,8 +364,6 @@ class Store:
         except OSError as error:
             _fail(group, error)
             return
-        self.use.reads_total += 1
-        self.use.read_bytes_total += len(data)
         if len(group) == 1:
             _check(group[0], data, segment.nonce)
             return
@@ -435,12 +411,10 @@ class Store:
                 count = os.pwritev(fd, pieces[:_GROUP_PIECES], offset)
                 offset += count
                 pieces = _behind(pieces, count)
-                self.use.writes_total += 1
         except OSError as error:
             _fail(group, error)
             self._end_current(fd, start)
             return
-        self.use.written_bytes_total += total_bytes
         self._dirty.add(number)
         for job in group:
             length = job.header.length + job.header.body_bytes
@@ -456,7 +430,7 @@ class Store:
         """Raise an OSError if the disk has no room for so much more."""
         self._count_use()
         stats = os.statvfs(self._folder.path)
-        if self.use.used_bytes + more_bytes > self._most_bytes:
+        if self.used_bytes + more_bytes > self._most_bytes:
             raise OSError(errno.ENOSPC, "the spool is as large as it may be")
         if stats.f_bavail * stats.f_frsize < self._least_free_bytes + more_bytes:
             raise OSError(errno.ENOSPC, "less free space than is to be left")
@@ -491,7 +465,6 @@ class Store:
             number = next(iter(self._dirty))
             if number in self._segments:
                 os.fdatasync(self._fd(number))
-                self.use.syncs_total += 1
             self._dirty.discard(number)
         if self._folder_dirty:
             fd = os.open(self._folder.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

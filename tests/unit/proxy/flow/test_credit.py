@@ -25,7 +25,9 @@ class Left(NamedTuple):
 
 
 def left(sender: Stage, follower: Stage) -> Left:
-    return Left(sender.credit(follower), sender.overdraft(follower), follower.deferred(sender), sender.out_of_credit)
+    pair = sender._find(follower)
+    overdraft = 0 if pair is None else max(0, -pair.balance)
+    return Left(sender.credit(follower), overdraft, follower.deferred(sender), sender.out_of_credit)
 
 
 @pytest.mark.parametrize(

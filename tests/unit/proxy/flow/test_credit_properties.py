@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.flow.credit import Credit, Kind, Stage
-from proxy.flow.diagnosis import diagnose
+from proxy.flow.diagnosis import Survey
 
 
 class Plan(NamedTuple):
@@ -159,17 +159,18 @@ class Network:
 
     def compare_diagnosis(self, stage: Stage) -> None:
         """Whoever is out of credit waits for somebody who is not."""
-        bottlenecks = [name for finding in diagnose([stage], self.now_ns) for name in finding.at]
+        survey = Survey(self.now_ns)
+        survey.add(stage)
+        bottlenecks = [name for finding in survey.findings() for name in finding.at]
         assert bottlenecks
         assert not any(self.stages[int(name.split()[1])].out_of_credit for name in bottlenecks)
 
     @staticmethod
     def compare_pair(sender: Stage, follower: Stage, balance: int, deferred: int) -> None:
-        credit, overdraft = sender.credit(follower), sender.overdraft(follower)
-        assert credit >= 0
-        assert overdraft >= 0
-        assert not (credit and overdraft)
-        assert (credit - overdraft, follower.deferred(sender)) == (balance, deferred)
+        pair = sender._find(follower)
+        assert sender.credit(follower) == max(0, balance)
+        assert (follower.gives.initial if pair is None else pair.balance) == balance
+        assert follower.deferred(sender) == deferred
         assert follower.out_of_credit or not deferred
 
     def finish(self) -> None:

@@ -1,10 +1,11 @@
+from collections.abc import Iterable
 from itertools import pairwise
 from typing import get_args
 
 import pytest
 
 from proxy.flow.credit import Credit, Kind, Stage, State
-from proxy.flow.diagnosis import CAUSES, Survey, cause_of, diagnose
+from proxy.flow.diagnosis import CAUSES, Finding, Survey, cause_of
 
 S = 1_000_000_000
 SMALL = Credit(2, 1)
@@ -36,6 +37,13 @@ def test_cause_follows_from_three_states(waiting: Kind | None, at: Kind, state: 
     found = cause_of(waiting, at, state)
     assert found is not None
     assert found.name == cause
+
+
+def diagnose(stages: Iterable[Stage], now_ns: int) -> tuple[Finding, ...]:
+    survey = Survey(now_ns)
+    for stage in stages:
+        survey.add(stage)
+    return survey.findings()
 
 
 def test_nothing_is_wrong_where_nobody_waits() -> None:

@@ -537,9 +537,8 @@ def test_totals_are_those_of_all_queues_there_ever_were(make: Callable[..., Made
     assert queue.ending(made.now_ns) is None
     queue.pop("expired")
     before = made.spool.figures()
-    its = queue.figures()
-    assert (before.in_total, before.out_total) == (its.in_total, its.out_total) == (10_000, 9_999)
-    assert (before.spilled_total, before.read_total) == (its.spilled_total, its.read_total)
+    assert (before.in_total, before.out_total) == (10_000, 9_999)
+    assert before.spilled_total >= before.read_total > 0
     assert before.ended_total == {"expired": 1, "too old": 0}
     queue.close()
     after = made.spool.figures()

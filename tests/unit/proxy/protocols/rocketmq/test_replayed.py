@@ -207,7 +207,7 @@ class TestReplay:
         assert list(frames_of(connection.given[Side.BROKER]))[-14:] == marked(*range(13, 41, 2))
 
     def test_another_listeners_client_does_not_get_it(self, left: Real) -> None:
-        name = left.spool._recovered[0].name
+        name = next(iter(left.spool._recovered)).name
         assert b"main" in name
         connection = Connection(left, listener="other")
         connection.client(heartbeat(100))
