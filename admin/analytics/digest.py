@@ -113,6 +113,7 @@ class Digest:
             .agg(
                 _sum(_REACHED).alias("admitted"),
                 _sum(_NOT).alias("refused"),
+                _sum(("held",)).alias("held"),
                 F.min("minute_s").alias("first_s"),
                 (F.max("minute_s") + MINUTE_S).alias("last_s"),
             )
@@ -123,6 +124,7 @@ class Digest:
                 F.count_if(F.col("refused") > 0).alias("refused_resources"),
                 F.coalesce(F.sum("admitted"), F.lit(0)).alias("admitted"),
                 F.coalesce(F.sum("refused"), F.lit(0)).alias("refused"),
+                F.coalesce(F.sum("held"), F.lit(0)).alias("held"),
                 F.min("first_s").alias("first_s"),
                 F.max("last_s").alias("last_s"),
             ).collect()[0]

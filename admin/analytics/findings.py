@@ -254,6 +254,7 @@ class Totals(Unknown, frozen=True, kw_only=True):
         refused_resources: of which something was refused.
         admitted: messages that reached the broker.
         refused: messages that did not.
+        held: messages that had to wait for a limit first; each is among the others, too.
         storms: how many.
         open_storms: that may go on.
         recommendations: how many of each action.
@@ -263,6 +264,7 @@ class Totals(Unknown, frozen=True, kw_only=True):
     refused_resources: int = 0
     admitted: int = 0
     refused: int = 0
+    held: int = 0
     storms: int = 0
     open_storms: int = 0
     recommendations: dict[str, int] = {}

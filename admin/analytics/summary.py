@@ -67,13 +67,14 @@ def _head(findings: Findings) -> Iterator[str]:
     )
     asked = totals.admitted + totals.refused
     if not totals.refused:
-        yield f"Nothing was refused of {words.counted(asked, 'message')}."
+        yield f"Nothing was refused of {words.counted(asked, 'message')}{words.waited(totals.held)}."
         return
     still = f", {totals.open_storms} of them may go on" if totals.open_storms else ""
     yield (
         f"{words.counted(totals.refused, 'message')} of {words.amount(asked)} refused"
         f" ({words.percent(totals.refused / asked)}), of {words.amount(totals.refused_resources)} of"
         f" {words.counted(totals.resources, 'resource')}, in {words.counted(totals.storms, 'storm')}{still}"
+        f"{words.waited(totals.held)}"
     )
 
 

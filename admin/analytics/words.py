@@ -137,6 +137,11 @@ def refusals(recommendation: "Recommendation") -> str:
     return " → ".join(parts)
 
 
+def waited(held: int) -> str:
+    """Say how many messages had to wait for a limit, to follow what was refused; empty if none had to."""
+    return f"; {counted(held, 'message')} had to wait for a limit first" if held else ""
+
+
 def unknowns(findings: "Findings") -> list[str]:
     """Say what a report does not know, a line each; nothing if it knows all."""
     inputs, totals = findings.inputs, findings.totals

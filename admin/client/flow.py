@@ -53,7 +53,7 @@ def _flow(now: Flow) -> Iterator[str]:
         yield f"{alarm.scarce + ' alarm':<13} {_alarm(alarm)}"
     if now.store is not None:
         yield f"{'spool disk':<13} {_shown(now.store)}"
-    for kind in _KINDS:
+    for kind in (kind for kind in _KINDS if kind != "store"):
         counts = {each.state: each.stages for each in now.counts if each.kind == kind and each.stages}
         if counts:
             said = ", ".join(f"{counts[word]} {_WORDS[word]}" for word in _STATES if word in counts)
@@ -74,9 +74,7 @@ def _flow(now: Flow) -> Iterator[str]:
 
 
 def _stages(kind: Kind) -> str:
-    return {"channel": "channels", "resource": "resources", "writer": "to brokers", "store": "store"}.get(
-        kind, "connections"
-    )
+    return {"channel": "channels", "resource": "resources", "writer": "to brokers"}.get(kind, "connections")
 
 
 def _alarm(alarm: Alarm) -> str:

@@ -127,14 +127,14 @@ FIELDS: Final = (
                place=4, label="Longest debt, seconds",
                help="Largest debt of one request; a request above it is refused alone."),
     LimitField("max_delay_s", _Seconds, None,
-               "with delay: longest time a request is held, in seconds; default: depends on the kind; with spool 3600",
+               "with delay: longest time a request is held, in seconds; default: depends on the kind, and on spool",
                with_action="delay", flag="with delay: longest time that a request is held", metavar="S",
                place=5, label="Longest delay, seconds",
-               help="With delay. Empty: the default of the kind, or 3600 if all of it is put aside."),
+               help="With delay. Empty: the default of the kind, or 3600 for what is put aside if its clients wait."),
     LimitField("spool", bool, None,
-               "with delay: true puts everything above the limit aside in the spool, in order, for up to 3600 s unless"
-               " max_delay_s is given; false puts nothing aside; default: only what the bounds on held requests have no"
-               " room for",
+               "with delay: true puts everything above the limit aside in the spool, in order, for up to 3600 s if"
+               " clients of the kind wait that long, unless max_delay_s is given; false puts nothing aside; default:"
+               " only what the bounds on held requests have no room for",
                with_action="delay", flag="with delay: put everything above the limit aside in the spool, or nothing",
                place=6, label="Put aside in the spool",
                words={"": "what memory has no room for", "true": "everything above the limit", "false": "nothing"},

@@ -95,11 +95,7 @@ def _idle_keys(limit: Limit, kind: Kind, place: Place, origins: Origins) -> Iter
         max_delay_s = longest_delay_s(kind, action=action, spool=limit.spool)
     if delays and kind.patience_s is not None and max_delay_s > kind.patience_s:
         what = f"is longer than most clients wait for an answer, {kind.patience_s:g} s: they give up and may send again"
-        if limit.max_delay_s is None and limit.spool:
-            what = f"holds for up to {max_delay_s:g} s unless max_delay_s says otherwise; that {what}"
-            yield origins.problem((*place, "spool"), what, limit.spool)
-        else:
-            yield origins.problem((*place, "max_delay_s"), what, max_delay_s)
+        yield origins.problem((*place, "max_delay_s"), what, max_delay_s)
     if delays and 0 in {limit.rate, limit.bytes_per_s}:
         what = f"holds everything for {max_delay_s:g} s and then refuses it, since nothing is admitted"
         what += '; "reject" says so'

@@ -87,8 +87,12 @@ def scope_kinds_of(protocols: Iterable[Protocol]) -> tuple[Kind, ...]:
 
 
 def longest_delay_s(kind: Kind, *, action: str, spool: bool | None) -> float:
-    """Return for how long a rule holds that does not say it: for what is put aside there is room to wait."""
-    put_aside = spool and action == "delay" and not kind.consumes
+    """Return for how long a rule holds that does not say it.
+
+    For what is put aside there is room to wait. But where clients are known to give up soon, and send again, it would
+    only fill with what nobody waits for.
+    """
+    put_aside = spool and action == "delay" and not kind.consumes and kind.patience_s is None
     return float(MAX_TIME_S) if put_aside else kind.max_delay_s
 
 

@@ -34,6 +34,7 @@ class AlarmWatch:
     Args:
         config: when they stand.
         folder: the spool's; None is no spool, and no alarm of the disk.
+        spool_is_used: says whether something is in it.
         held_bytes: what messages that are held take in memory.
         changed: told of each change; the next look is after it.
         now_ns: the monotonic clock, in nanoseconds.
@@ -46,12 +47,15 @@ class AlarmWatch:
         self,
         config: AlarmConfig,
         folder: Path | None,
+        *,
+        spool_is_used: Callable[[], bool],
         held_bytes: Callable[[], int],
         changed: Callable[[Change], Awaitable[None]],
         now_ns: Callable[[], int],
     ) -> None:
         self.memory = MemoryAlarm(config.memory_watermark)
         self.disk = None if folder is None else DiskAlarm(config.disk_free_bytes)
+        self._spool_is_used = spool_is_used
         self._folder, self._held_bytes, self._changed, self._now_ns = folder, held_bytes, changed, now_ns
         self._turn = trio.Lock()
 
@@ -87,7 +91,7 @@ class AlarmWatch:
     async def _watch_disk(self, alarm: DiskAlarm, folder: Path) -> None:
         while True:
             free_bytes = await trio.to_thread.run_sync(machine.free_bytes, folder, abandon_on_cancel=True)
-            await self._tell(alarm.look(self._now_ns(), free_bytes))
+            await self._tell(alarm.look(self._now_ns(), free_bytes, is_used=self._spool_is_used()))
             await trio.sleep(_LOOK_S)
 
     async def _tell(self, change: Change | None) -> None:

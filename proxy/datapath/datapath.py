@@ -202,7 +202,14 @@ class LocalDataPath(DataPath):
             before_end=self._spooling.keep,
         )
         folder = None if config.spool is None else config.spool.folder
-        self._alarm_watch = AlarmWatch(config.alarms, folder, self._held_bytes, self._alarm_changed, now_ns)
+        self._alarm_watch = AlarmWatch(
+            config.alarms,
+            folder,
+            spool_is_used=self._spooling.is_used,
+            held_bytes=self._held_bytes,
+            changed=self._alarm_changed,
+            now_ns=now_ns,
+        )
         self._busy_ratio = 0.0
         self._pressure = Pressure(self.server, self._spooling, self._alarm_watch, lambda: self._busy_ratio, now_ns)
         self._overview = Overview(self._limits, self._accounts, self.server, self._pressure, now_ns)

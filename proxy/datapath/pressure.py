@@ -147,7 +147,7 @@ class Pressure:
                 waiting[state].append(connection)
             for each in (*connection.session.stages(), connection.writer):
                 counts[each.kind, each.state(now_ns)] += 1
-            survey.add(stage, is_read=now_ns - connection.read_ns < _NS)
+            survey.add(stage, connection.writer, is_read=now_ns - connection.read_ns < _NS)
         if self._spooling.spool is not None:
             counts["store", self._spooling.spool.store.state(now_ns)] += 1
         return Surveyed(survey.findings(), counts, waiting)

@@ -119,6 +119,10 @@ class Spooling:
         _log_recovered(config, recovered)
         return spool
 
+    def is_used(self) -> bool:
+        """Say whether something is in it, or is to be."""
+        return self.spool is not None and not self.spool.is_idle
+
     async def run(self) -> None:
         """Tick it until cancelled, while there is something to do."""
         spool = self.spool

@@ -430,6 +430,12 @@ class Batch:
         return self.connection.spools and self.side is Side.CLIENT
 
     @property
+    def came_back(self) -> bool:
+        """Whether it was put aside before; then all of it was."""
+        requests = self.requests
+        return self._columns is None and self.connection.spools and len(requests) > 0 and requests[0].since_ns > 0
+
+    @property
     def distinct(self) -> Collection[Verdict]:
         """The verdicts, each once: one often stands for a whole run of requests."""
         distinct = self._distinct

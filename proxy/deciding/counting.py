@@ -51,10 +51,19 @@ class Tally:
             for group in left:
                 size_bytes = sum(batch.size_bytes(group.indexes)) if group.size_bytes is None else group.size_bytes
                 tell(now_ns, group.resources, sender, passed, (len(group.indexes), sum(group.messages), size_bytes))
+        if batch.came_back:
+            self._count_waited(batch, now_ns, sender)
         for charge in batch.charges:
             if charge.messages or charge.size_bytes:
                 what = "exempt" if exempt else "admitted"
                 tell(now_ns, charge.resources, sender, what, (0, charge.messages, charge.size_bytes))
+
+    def _count_waited(self, batch: Batch, now_ns: int, sender: Sender) -> None:
+        """Count as held what was put aside and is decided now; what still waits is counted once that is over."""
+        verdicts = batch.verdicts
+        for index, request in enumerate(batch.requests):
+            if request.since_ns and not isinstance(verdicts.get(index), Hold | Later):
+                self._count(request, "held", now_ns, sender)
 
     def resolved(self, request: Request, verdict: Refuse | Shadow | None, now_ns: int, sender: Sender) -> None:
         """Count a request that was held, and now passes, though a shadow rule may say no, or is refused."""

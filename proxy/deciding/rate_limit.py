@@ -246,7 +246,8 @@ class RateLimit(Handler):
                 # Its ticket is theirs, too: they come again when it is resolved.
                 verdicts.update(dict.fromkeys(stopped[at + 1 :], LATER))
                 return held.spooled
-            if stop.most is not None:
+            if stop.most is not None or held.since_ns:
+                # For its size, or since it has waited for too long: those behind it need not be refused for that.
                 verdicts[index] = self.refuse(stop, caller.client, held.resources)
                 continue
             refuse = self.refuse(stop, caller.client, held.resources, 1 + behind)

@@ -17,7 +17,8 @@ stands  any other                                nothing
 alarm                the figure                     stands when it is              ends when it is
 ==================== ============================== ============================== ============================
 ``MemoryAlarm``      bytes that Sluice uses         above ``watermark`` of limit   at most ``ends_at`` of limit
-``DiskAlarm``        free bytes where the spool is  below ``least_bytes``          at least ``enough_bytes``
+``DiskAlarm``        free bytes where the spool is, below ``least_bytes``          at least ``enough_bytes``
+                     while something is in it
 ==================== ============================== ============================== ============================
 
 Between the two values lies the hysteresis: without it, publishers would be blocked and let go with each look. A figure
@@ -204,9 +205,17 @@ class DiskAlarm(Alarm):
             raise ValueError(f"disk alarm below {least_bytes}, ending at {self._enough_bytes}: 0 <= least <= enough")
         self.free_bytes: int | None = None
 
-    def look(self, now_ns: int, free_bytes: int | None) -> Change | None:
-        """Take the figure, of which None is unknown; return what has changed."""
+    def look(self, now_ns: int, free_bytes: int | None, *, is_used: bool = True) -> Change | None:
+        """Take the figure, of which None is unknown; return what has changed.
+
+        Args:
+            now_ns: the time.
+            free_bytes: what is free there.
+            is_used: something is in the spool. While nothing is, a full disk is nobody's concern here.
+        """
         self.free_bytes = free_bytes
+        if not is_used:
+            return self._end(now_ns, "nothing is in the spool any more")
         if free_bytes is None:
             self.unknown_total += 1
             return self._end(now_ns, "what is free on the spool's disk cannot be read")

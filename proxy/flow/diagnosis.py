@@ -164,15 +164,19 @@ class Survey:
         self._at: _Ends = {}
         self._looked_at: dict[str, int] = {}
 
-    def add(self, stage: Stage, *, is_read: bool = False) -> None:
+    def add(self, stage: Stage, writer: Stage | None = None, *, is_read: bool = False) -> None:
         """Look at a stage, a connection as a rule, and at all that it waits for.
 
         Args:
             stage: where to begin.
+            writer: what the path ends with; that it is blocked is said before anything waits for it.
             is_read: something was read of late.
         """
         self._looked_at[stage.kind] = self._looked_at.get(stage.kind, 0) + 1
         ends = self._ends_of(stage)
+        if writer is not None and not stage.out_of_credit and writer.state(self._now_ns) == "blocked":
+            ends = {}
+            self._note(ends, None, writer, "blocked")
         # Where nobody waits at this moment, what was waited for of late says less than that there is no time to spare.
         waits_not = not stage.out_of_credit and (not ends or stage.state(self._now_ns) == "flow")
         if self._is_saturated and is_read and waits_not:
@@ -201,15 +205,18 @@ class Survey:
         """Return where the path of a stage ends that nobody is known to wait for."""
         state = stage.state(self._now_ns)
         if state == "flow":
-            return self._ends_behind(stage)
+            behind = self._ends_behind(stage)
+            if self._is_saturated or _DECODING not in behind:
+                return behind
+            # It had to wait for its turn for a moment, as whoever sends much does. If there is time to spare, what else
+            # makes something of it wait has more to say.
+            return self._ends_under_way(stage) or behind
         ends = self._ends.get(stage)
         if ends is None:
             # Known before its followers are asked: stages in a circle, which there should not be, come to an end, too.
             ends = self._ends[stage] = {}
             if state == "running":
-                for follower in stage.followers():
-                    if follower.kind == "channel" or stage.under_way(follower):
-                        _merge(ends, self._ends_of(follower))
+                _merge(ends, self._ends_under_way(stage))
             elif state == "throttled":
                 # Whose limit it is has more to say than whose messages it makes wait.
                 for follower in stage.followers():
@@ -217,6 +224,14 @@ class Survey:
                         _merge(ends, self._ends_of(follower))
             if not ends:
                 self._note(ends, None, stage, state)
+        return ends
+
+    def _ends_under_way(self, stage: Stage) -> _Ends:
+        """Return where the paths end that something of a stage is on."""
+        ends: _Ends = {}
+        for follower in stage.followers():
+            if follower.kind == "channel" or stage.under_way(follower):
+                _merge(ends, self._ends_of(follower))
         return ends
 
     def _ends_behind(self, stage: Stage) -> _Ends:

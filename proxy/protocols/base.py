@@ -314,10 +314,6 @@ class Session(ABC):
         del resource, now_ns
         return 0, 0
 
-    def spooled(self) -> int:
-        """Return how many messages of the session are in the spool."""
-        return 0
-
     def stages(self) -> Iterable[Stage]:
         """Return the stages that the session has made and that still are: channels, and resources with a queue."""
         return ()

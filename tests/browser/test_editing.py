@@ -325,3 +325,30 @@ def test_all_edits_are_reverted_after_a_look_at_what_falls_back(
     expect(dialog).to_be_hidden()
     expect(_row(page, topic).locator("td.limit")).to_have_text("200/s")
     expect(page.get_by_role("button", name="Revert all edits")).to_be_hidden()
+
+
+def test_what_is_put_aside_waits_for_an_hour_unless_somebody_says_otherwise(
+    sidecar: Sluice, open_tab: Callable[..., Any], fresh_name: Callable[[str], str], limit_of: Callable[..., Any]
+) -> None:
+    topic = fresh_name("bulk")
+    page = open_tab(sidecar).open(f"#/limits?edit=topic/{topic}")
+    drawer = page.get_by_role("dialog")
+    drawer.get_by_text("More", exact=True).click()
+    drawer.get_by_label("Rate, per second").fill("5")
+    drawer.get_by_label("Above the limit").select_option("delay")
+    drawer.get_by_label("Put aside in the spool").select_option("everything above the limit")
+    drawer.get_by_role("button", name="Preview").click()
+    expect(drawer.get_by_role("row").filter(has_text="max_delay_s")).to_contain_text("3600")
+    drawer.get_by_role("button", name="Apply").click()
+    expect(drawer).to_be_hidden()
+    limit = limit_of(sidecar, topic)["limit"]
+    assert (limit["spool"], limit["max_delay_s"]) == (True, 3600)
+
+    page.goto(page.url.split("#")[0] + f"#/limits?edit=topic/{topic}")
+    expect(drawer.get_by_label("Put aside in the spool")).to_have_value("true")
+    drawer.get_by_label("Put aside in the spool").select_option("nothing")
+    drawer.get_by_role("button", name="Preview").click()
+    drawer.get_by_role("button", name="Apply").click()
+    expect(drawer).to_be_hidden()
+    limit = limit_of(sidecar, topic)["limit"]
+    assert (limit["spool"], limit["max_delay_s"]) == (False, 2)

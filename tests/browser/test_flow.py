@@ -1,11 +1,12 @@
 """The view of flow and spool: what is shown of answers made by hand, and the purge."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import pytest
+from harness.frames import FrameClient, send
 from harness.sidecar import Sluice, StartSluice
 from playwright.sync_api import Page, Route, expect
 
@@ -19,9 +20,8 @@ MARKUP = "<img src=x onerror=alert(1)>"
 
 
 @pytest.fixture(scope="module")
-def sluice(start_sluice: StartSluice) -> Iterator[Sluice]:
-    with start_sluice() as sidecar:
-        yield sidecar
+def sluice(start_sluice: StartSluice) -> Sluice:
+    return start_sluice()
 
 
 def answer(page: Page, path: str, body: msgspec.Struct, asked: list[str] | None = None) -> None:
@@ -120,3 +120,39 @@ def test_the_connections_show_their_states(open_tab: OpenTab, sluice: Sluice) ->
     shown = page.locator("table.connections tbody tr")
     expect(shown.locator('[data-label="State"]')).to_contain_text("in flow")
     expect(shown.locator('[data-label="Spooled"]')).to_have_text("50,000")
+
+
+def test_an_alarm_that_stands_is_a_banner_wherever_one_looks(
+    start_sluice: StartSluice, open_tab: OpenTab, picture: Callable[[Page, str], None]
+) -> None:
+    config = "[alarms]\ndisk_free_bytes = 4611686018427387904\n"
+    sidecar = start_sluice(config=config)
+    page = open_tab(sidecar).open("#/limits")
+    banner = page.locator("#banners .banner").filter(has_text="Alarm: disk runs short")
+    expect(banner).to_contain_text("publishers are blocked until")
+    expect(banner).to_contain_text("Consumers go on. Since ")
+    picture(page, "alarm")
+    status, body = sidecar.get("/readyz")
+    assert (status, list(json.loads(body)["alarms"])) == (200, ["disk"])
+    page.get_by_role("link", name="Flow", exact=True).click()
+    expect(page.locator(".panels")).to_contain_text("stands")
+
+
+def test_what_really_waits_is_shown_and_purged(
+    start_sluice: StartSluice, open_tab: OpenTab, picture: Callable[[Page, str], None]
+) -> None:
+    limit = '[[limits]]\nkind = "topic"\nname = "slow"\nrate = 1\naction = "delay"\nspool = true\n'
+    sidecar = start_sluice(config=limit)
+    with FrameClient(sidecar.routes[0].listen) as client:
+        client.write(*(send("slow") for _ in range(60)))
+        page = open_tab(sidecar).open("#/flow")
+        row = page.locator(".spooled tbody tr")
+        expect(row).to_contain_text("slow")
+        expect(page.locator(".findings")).to_contain_text("limit")
+        picture(page, "flow-real")
+        page.get_by_role("button", name="Purge what is put aside of topic slow").click()
+        page.get_by_role("dialog").get_by_role("button", name="Purge", exact=True).click()
+        expect(page.locator(".toast")).to_contain_text("refused, 0 dropped")
+        (change,) = json.loads(sidecar.get("/api/v1/audit")[1])["changes"]
+        assert (change["action"], change["target"]) == ("purge", "spool/topic/slow")
+        assert change["details"][0].endswith("messages refused")

@@ -44,6 +44,8 @@ for target in "$@"; do
         command -v mvn >/dev/null || need maven
         newer_than 18 "$(node --version 2>/dev/null)" || need nodejs
         command -v npm >/dev/null || need npm
+        # What makes a disk slow for the spool is compiled.
+        command -v cc >/dev/null || need "gcc libc6-dev"
         command -v promtool >/dev/null || need prometheus
         # What the documentation's commands call.
         command -v curl >/dev/null || need curl

@@ -84,3 +84,22 @@ def test_limited_queue_holds_its_limit_and_the_other_loses_nothing_alone(
     report = _run(name, sluice, client_home, *queues)
 
     _check(rabbitmq, sluice, report, *queues)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", _CLIENTS)
+def test_limit_that_puts_aside_is_no_error_to_any_client(
+    name: str, start_sluice: StartSluice, rabbitmq: RabbitMQ, client_home: Path, listen: str
+) -> None:
+    queues = f"put-aside-{name}", f"beside-{name}"
+    limit = f'[[limits]]\nkind = "queue"\nname = "{queues[0]}"\nrate = 100\naction = "delay"\nspool = true\n'
+    with start_sluice(
+        routes=(Route(listen, rabbitmq.address),), protocol="amqp091", config=limit, covered=False
+    ) as sluice:
+        report = _run(name, sluice, client_home, *queues)
+        assert sluice.metrics().total("sluice_rule_held_total") > 0
+    for queue in queues:
+        acked = report[queue]["acked"]
+        assert report[queue]["nacked"] == report[queue]["failed"] == []
+        assert sorted(acked) == list(range(len(acked)))
+        assert sorted(map(int, rabbitmq.drain(queue))) == sorted(acked)

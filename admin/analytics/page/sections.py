@@ -62,13 +62,12 @@ def _lede(findings: Findings) -> str:
     when = f"From {words.span(period.from_s, period.until_s).replace(' (', ' UTC (')}"
     sidecars = words.counted(findings.instance_count, "sidecar")
     if not totals.refused:
-        return (
-            f'<p class="lede">{text(when)} {text(sidecars)} refused nothing of {words.counted(asked, "message")}.</p>\n'
-        )
+        said = f"{when} {sidecars} refused nothing of {words.counted(asked, 'message')}{words.waited(totals.held)}."
+        return f'<p class="lede">{text(said)}</p>\n'
     said = (
         f"{when} {sidecars} refused {words.amount(totals.refused)} of {words.counted(asked, 'message')}"
         f" ({words.percent(totals.refused / asked)}), in {words.counted(totals.storms, 'storm')} of"
-        f" {words.counted(totals.refused_resources, 'resource')}."
+        f" {words.counted(totals.refused_resources, 'resource')}{words.waited(totals.held)}."
     )
     if findings.storms:
         worst = findings.storms[0]

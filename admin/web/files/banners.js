@@ -58,8 +58,9 @@ function alarms() {
   const { bypassed, failed_reload: reload, persistence } = state;
   for (const each of state.alarms ?? []) {
     if (!each.stands) continue;
-    const since = each.since ? h("span", { class: "since", "data-at": each.since, title: exact(each.since) }) : null;
-    add(`alarm ${each.scarce} ${each.text}`, () => banner("bad", `Alarm: ${each.scarce} runs short, and publishers are stopped.`, [`${each.text}. Consumers go on.`, since]));
+    // Its figures change all the time, which nobody wants to have read out.
+    const text = h("span", { class: "alarm-text", "data-scarce": each.scarce, "aria-live": "off" }, alarmText(each));
+    add(`alarm ${each.scarce} ${each.since}`, () => banner("bad", `Alarm: ${each.scarce} runs short, and publishers are stopped.`, text));
   }
   if (reload) {
     const lines = reload.problems.slice(0, 3).join(" · ") + (reload.problems.length > 3 ? ` · and ${reload.problems.length - 3} more` : "");
@@ -94,7 +95,13 @@ function notices() {
 function show() {
   const [pinned, others] = [alarms(), notices()];
   const signature = [...pinned, ...others].map((each) => each.key).join("\n") + String(app.canWrite());
-  if (signature === shown) return;
+  if (signature === shown) {
+    for (const each of /** @type {NodeListOf<HTMLElement>} */ (document.querySelectorAll(".banner .alarm-text"))) {
+      const alarm = app.state?.alarms.find((/** @type {any} */ one) => one.scarce === each.dataset.scarce);
+      if (alarm?.stands) setText(each, alarmText(alarm));
+    }
+    return;
+  }
   shown = signature;
   fill(byId("banners"), pinned.map((each) => each.element()));
   fill(byId("notices"), others.map((each) => each.element()));
@@ -119,6 +126,10 @@ function off(/** @type {string} */ kind, /** @type {any} */ entry) {
     ),
     entry && h("button", { type: "button", class: "button", onclick: () => switchOn(entry), ...writing() }, "Switch back on…"),
   );
+}
+
+function alarmText(/** @type {any} */ alarm) {
+  return `${alarm.text}. Consumers go on.${alarm.since ? ` Since ${exact(alarm.since)}.` : ""}`;
 }
 
 function banner(/** @type {string} */ manner, /** @type {string} */ title, /** @type {any} */ text) {

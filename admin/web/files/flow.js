@@ -22,7 +22,6 @@ const STAGES = /** @type {[string, string][]} */ ([
   ["connection", "Connections"],
   ["channel", "Channels"],
   ["resource", "Resources"],
-  ["store", "Spool's disk"],
   ["writer", "To the broker"],
 ]);
 const RESOURCES = /** @type {[string, string][]} */ ([
@@ -189,14 +188,14 @@ function connectionRows(/** @type {any} */ each) {
 export function often(/** @type {any} */ stage) {
   const texts = [];
   for (const [word, times, seconds] of [["in flow", stage.flow_total, stage.flow_s], ["throttled", stage.throttled_total, stage.throttled_s], ["blocked", stage.blocked_total, stage.blocked_s]]) {
-    if (times) texts.push(`${word} ${count(times)} times, ${seconds < 60 ? `${Math.round(seconds * 10) / 10} s` : duration(seconds)}`);
+    if (times) texts.push(`${word} ${count(times)} ${times === 1 ? "time" : "times"}, ${seconds < 60 ? `${Math.round(seconds * 10) / 10} s` : duration(seconds)}`);
   }
   return texts.join("; ");
 }
 
 function alarm(/** @type {any} */ each) {
   const figures = each.bytes_now === null || each.bytes_limit === null ? "" : each.scarce === "memory" ? `${bytes(each.bytes_now)} used, alarm above ${bytes(each.bytes_limit)}` : `${bytes(each.bytes_now)} free, alarm below ${bytes(each.bytes_limit)}`;
-  const before = each.total ? `; stood ${count(each.total)} times, ${duration(each.stood_s)}` : "";
+  const before = each.total ? `; stood ${count(each.total)} ${each.total === 1 ? "time" : "times"}, ${duration(each.stood_s)}` : "";
   if (!each.stands) return `none${figures && `: ${figures}`}${before}`;
   return [h("span", { class: "tag bad", title: each.since ? `since ${exact(each.since)}` : null }, "stands"), ` ${each.text}`];
 }

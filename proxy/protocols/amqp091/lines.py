@@ -372,9 +372,15 @@ class SpoolLine(Line):
             self._queue.pop()
 
     def refuse(self) -> int:
-        """Have all that is put aside leave with the next calls of ``refill``; return how many more that are."""
-        before, self._purged = self._purged, self.aside
-        return self._purged - before
+        """Have all that is put aside leave with the next calls of ``refill``.
+
+        Returns:
+            How many that are; 0 while those of the last time are not gone, or whoever sends on would never have done.
+        """
+        if self._purged:
+            return 0
+        self._purged = self.aside
+        return self._purged
 
     def drop(self) -> tuple[int, int]:
         """Drop what is put aside; return how many that were, and how many bytes. ``contents`` is not needed more."""

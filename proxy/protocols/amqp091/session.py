@@ -359,10 +359,6 @@ class AMQP091Session(Session):
         self._context.wake()
         return refused, dropped
 
-    def spooled(self) -> int:
-        """Return how many publishes are in the spool."""
-        return self._publishes.spooled()
-
     def stages(self) -> Sequence[Stage]:
         """Return those of channels and of what waits in them."""
         return self._stages.all()

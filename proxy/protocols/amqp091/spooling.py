@@ -74,10 +74,6 @@ class Spooling(Stream):
 
     # --- What waits -------------------------------------------------------------------------------
 
-    def spooled(self) -> int:
-        """Return how many contents are put aside."""
-        return sum(line.aside for lane in self._lanes.values() for line in lane.lines.values())
-
     def _make_line(self, lane: Lane, content: Content) -> Line:
         if self._spool is None:
             return super()._make_line(lane, content)

@@ -501,7 +501,13 @@ class AmqpClient:
         if self.tuned.name == "connection.close":
             raise AmqpError(f"{self.tuned['reply_code']} {self.tuned['reply_text']}")
         self.send(
-            method(0, "connection.tune-ok", channel_max=2047, frame_max=self._frame_max, heartbeat=heartbeat_s),
+            method(
+                0,
+                "connection.tune-ok",
+                channel_max=self.tuned["channel_max"],
+                frame_max=self._frame_max,
+                heartbeat=heartbeat_s,
+            ),
             method(0, "connection.open", virtual_host=vhost),
         )
         answer = self.expect("connection.open-ok", "connection.close")

@@ -8,8 +8,9 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple, Self
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -90,6 +91,8 @@ class Sluice:
         protocol: what the listeners of ``routes`` speak.
         admin: ``host:port`` of its admin address; a free one if not given.
         ready: wait until ``/readyz`` says yes; otherwise only until ``/healthz`` does.
+        env: variables on top of the environment of the tests.
+        inside: a command that runs the one behind it in a place of its own, such as a small disk.
         covered: measure its coverage if the run of the tests asks for that.
 
     Attributes:
@@ -112,6 +115,8 @@ class Sluice:
         protocol: str = "rocketmq",
         admin: str = "",
         ready: bool = True,
+        env: Mapping[str, str] = MappingProxyType({}),
+        inside: Sequence[str] = (),
         covered: bool = True,
     ) -> None:
         self.routes = tuple(routes)
@@ -130,7 +135,8 @@ class Sluice:
         if "--state-dir" not in arguments:
             # Edits of one test are nobody else's business.
             command += ["--state-dir", str(directory / "state")]
-        self.process = ManagedProcess("sluice", [*command, *arguments], log=directory / "sluice.log", cwd=directory)
+        command = [*inside, *command, *arguments]
+        self.process = ManagedProcess("sluice", command, log=directory / "sluice.log", env=env, cwd=directory)
         try:
             self._wait_for("/readyz" if ready else "/healthz")
         except BaseException:

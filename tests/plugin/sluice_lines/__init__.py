@@ -1,1 +1,1 @@
-"""A Sluice plug-in package: the protocol ``lines`` and the handler ``deny_names``."""
+"""A Sluice plug-in package: the protocol ``lines`` and the handlers ``deny_names`` and ``busy``."""

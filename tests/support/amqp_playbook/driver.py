@@ -77,6 +77,8 @@ class Driver:
         self.unread = dict.fromkeys(Side, b"")
         self._keeps_order = keeps_order
         self._rooms = {side: bytearray() for side in Side}
+        #: To whom was written what the sockets have not taken.
+        self._unwritten: set[Side] = set()
         connection = ConnectionInfo(
             1, "main", "default", "192.0.2.1:4000", "192.0.2.1", exempt, spools=spool is not None
         )
@@ -138,8 +140,11 @@ class Driver:
             taken = self.session.take(side)
             for each in taken:
                 written.extend(each)
-            if taken and self.writes and self.hears_of_writes:
-                self.session.written(side, self.now_ns)
+                self._unwritten.add(side)
+            if side in self._unwritten and self.writes:
+                self._unwritten.remove(side)
+                if self.hears_of_writes:
+                    self.session.written(side, self.now_ns)
 
     def give(self, side: Side, data: bytes, random: Random | None = None, longest: int = 1 << 20) -> None:
         """Give a peer's bytes, in chunks of random length if there is a random; what the session pauses at waits."""

@@ -36,6 +36,10 @@ class SpooledDriver(Driver):
         self.disk = FakeDisk(done)
         return self.disk
 
+    def put_aside(self) -> int:
+        """Return how many messages are in the spool."""
+        return sum(queue.count for queue in self.spool.queues())
+
     def pass_time(self, seconds: float) -> None:
         """Let time pass."""
         self.now_ns += round(seconds * NS)

@@ -44,6 +44,11 @@ def test_a_report_without_refusals_says_so() -> None:
     assert "refused nothing of 1,000 messages" in render(found)
 
 
+def test_what_waited_for_a_limit_is_said() -> None:
+    found = findings_maker.findings(storms=(), culprits=(), totals=Totals(admitted=9000, held=8500))
+    assert "refused nothing of 9,000 messages; 8,500 messages had to wait for a limit first." in render(found)
+
+
 def test_every_chart_has_its_data_once_and_a_table_beside_it() -> None:
     page = render(findings_maker.findings())
     charts = re.findall(r'class="chart" id="([^"]+)"', page)

@@ -26,6 +26,14 @@ def test_it_begins_with_the_period_what_was_observed_and_what_was_refused() -> N
     )
 
 
+def test_what_waited_for_a_limit_is_said_beside_what_was_refused() -> None:
+    quiet = _printed(findings_maker.findings(totals=Totals(admitted=9000, held=8500), storms=()))
+    assert "Nothing was refused of 9,000 messages; 8,500 messages had to wait for a limit first." in quiet
+    totals = Totals(resources=2, refused_resources=1, admitted=90, refused=10, held=1, storms=1)
+    loud = _printed(findings_maker.findings(totals=totals))
+    assert "in 1 storm; 1 message had to wait for a limit first" in loud
+
+
 def test_what_is_not_known_is_said_before_all_else() -> None:
     lines = _printed(findings_maker.findings()).splitlines()
     assert "Attention: 2 lines could not be understood and were set aside." in lines

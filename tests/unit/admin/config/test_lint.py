@@ -36,13 +36,6 @@ def warnings(file: str) -> list[str]:
         ),
         (TOPIC + "spool = true", '8: limits[0].spool = true: means nothing without action = "delay"'),
         (
-            TOPIC + "action = 'delay'\nspool = true",
-            (
-                "9: limits[0].spool = true: holds for up to 3600 s unless max_delay_s says otherwise; that is longer"
-                " than most clients wait for an answer, 3 s: they give up and may send again"
-            ),
-        ),
-        (
             "[defaults.subscription]\nrate = 5\nspool = true",
             (
                 "6: defaults.subscription.spool = true: means nothing here: only what is sent is put aside, not what is"

@@ -5,7 +5,7 @@ import pytest
 
 from admin.common.errors import SettingsError
 from admin.config import plugins
-from admin.config.rule_fields import SCOPE_KINDS, FieldError, RuleReader, kinds_of
+from admin.config.rule_fields import SCOPE_KINDS, FieldError, RuleReader, kinds_of, longest_delay_s
 from admin.config.rulebook import build
 from admin.config.sources import Flags, load
 from admin.run.composition import Plan, compose
@@ -150,12 +150,16 @@ def test_what_is_not_written_is_the_kinds_own_wherever_the_rule_comes_from(write
     assert (found.action, found.max_delay_s, found.break_in_force_s) == ("delay", 2, 0)
 
 
-def test_what_is_put_aside_may_wait_for_an_hour_unless_said_otherwise(write: Write) -> None:
+def test_what_is_put_aside_may_wait_for_an_hour_where_clients_do(write: Write) -> None:
+    waits = Kind("queue", "what is published to a queue")
+    assert longest_delay_s(waits, action="delay", spool=True) == 3600
+    assert longest_delay_s(waits, action="delay", spool=None) == 2
+
     def longest(kind: str, fields: str) -> float:
         return rule(plan(f"[defaults.{kind}]\nrate = 1\n{fields}", write=write), kind, "x").max_delay_s
 
-    assert longest("retry_group", "spool = true") == 3600
-    assert longest("topic", 'action = "delay"\nspool = true') == 3600
+    assert longest("retry_group", "spool = true") == 2
+    assert longest("topic", 'action = "delay"\nspool = true') == 2
     assert longest("topic", 'action = "delay"\nspool = true\nmax_delay_s = 9') == 9
     assert longest("topic", 'action = "delay"\nspool = false') == 2
     # Neither is ever put aside.

@@ -126,7 +126,7 @@ async def test_a_patch_that_switches_the_spool_gives_the_longest_delay_its_defau
             return limit["spool"], limit["max_delay_s"]
 
         assert await after(rate=9, action="delay", max_delay_s=30) == (None, 30)
-        assert await after(spool=True) == (True, 3600)
+        assert await after(spool=True) == (True, 2)
         assert await after(spool=True, max_delay_s=60) == (True, 60)
         assert await after(spool=True, rate=10) == (True, 60)
         assert await after(spool=False) == (False, 2)

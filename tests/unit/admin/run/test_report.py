@@ -69,7 +69,7 @@ def test_everything_that_a_rule_says_is_shown(write: Write) -> None:
         "500/s + 1048576 bytes/s this name refuse with code 215 1 s, bytes 0.5 s 1 s, bytes 0.5 s"
     )
     assert shown["topic:mail"] == "5 requests/s this name hold up to 1.5 s, then refuse 1 s 0 s"
-    assert shown["topic:bulk"] == "5/s this name hold up to 3600 s in the spool, then refuse 1 s 0 s"
+    assert shown["topic:bulk"] == "5/s this name hold up to 2 s in the spool, then refuse 1 s 0 s"
     assert shown["topic:trial"] == "5/s this name only count 1 s 1 s"
     assert shown["topic:kept"] == "off (5/s) this name"
     assert shown["topic:fair-*"] == "5/s each such name refuse 1 s 1 s client, 32 at most"

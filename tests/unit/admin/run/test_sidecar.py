@@ -57,7 +57,10 @@ async def test_the_admin_address_can_be_left_out(nursery: trio.Nursery) -> None:
 async def test_a_spool_is_opened_and_one_that_another_has_is_an_error(nursery: trio.Nursery, tmp_path: Path) -> None:
     environ = {"SLUICE_SPOOL_DIR": str(tmp_path / "spool"), "SLUICE_STATE_DIR": "off"}
     plan = compose(load(None, environ, flags()))
-    await nursery.start(sidecar.run, plan)
+    with structlog.testing.capture_logs() as logged:
+        running = await nursery.start(sidecar.run, plan)
+    assert await running.data_path.spool() is not None
+    assert [line["dir"] for line in logged if line["event"] == "spool"] == [str(tmp_path / "spool")]
     with pytest.raises(ExceptionGroup) as caught:
         await sidecar.run(plan)
     assert caught.group_contains(StartError, match=r"^spool\.dir: another process uses the spool's folder .*spool")

@@ -135,6 +135,10 @@ class TestAlarms:
         await rig.connect()
         async with rig.path.events() as events:
             free.append(GIB // 2)
+            # Nobody is concerned while nothing is in the spool.
+            await seconds_until(mock_clock, lambda: (alarm := rig.path._alarm_watch.disk) and alarm.free_bytes)
+            assert made[0].alarms == []
+            made[0].put(1)
             await seconds_until(mock_clock, lambda: made[0].alarms == ["Sluice is low on disk"])
             rig.connections[0].stage.block(0, on=True)
             await rig.connect()

@@ -117,6 +117,17 @@ def test_what_was_never_decided_is_dropped_and_one_may_stand_for_many(told: Told
     assert told.outcomes() == {"a": {"dropped": Amount(5, 11, 240)}}
 
 
+def test_what_was_put_aside_counts_as_held_once_it_is_decided(told: Told) -> None:
+    info = msgspec.structs.replace(INFO, spools=True)
+    requests = [request("a", since_ns=7), request("a", since_ns=7), request("a", since_ns=7), request("a")]
+    batch = Batch(info, Side.CLIENT, requests)
+    batch.add_verdicts({1: hold(), 2: LATER})
+    told.tally.count(batch, 0, told.sender)
+    told.tally.resolved(requests[1], None, 0, told.sender)
+    # The second one was held by its ticket; the third one comes again.
+    assert told.outcomes() == {"a": {"admitted": Amount(3, 3, 300), "held": Amount(2, 2, 200)}}
+
+
 def test_runs_of_verdicts_are_told_apart(told: Told) -> None:
     once, again = refuse("one", 5), refuse("two", 9)
     requests = [request("a", messages=1 << at, size_bytes=10**at) for at in range(6)]

@@ -421,6 +421,14 @@ class TestHolding:
         got = limiting.decide(batch_by(waiting, spools=True), now_ns)[0]
         assert isinstance(got, verdict)
 
+    def test_those_behind_what_has_waited_for_too_long_came_later(self) -> None:
+        limiting = Limiting.by(Rule(KIND, "slow", 0.1, action="delay", burst_s=10, max_delay_s=60, spool=True))
+        now_ns = 100 * NS_PER_S
+        limiting.decide(batch_by(request("slow", messages=2), spools=True), now_ns)
+        waiting = [request("slow", since_ns=now_ns - waited_s * NS_PER_S) for waited_s in (58, 57, 20, 19)]
+        verdicts = limiting.decide(batch_by(*waiting, spools=True), now_ns)
+        assert [type(verdicts[index]) for index in range(4)] == [Refuse, Refuse, Hold, Later]
+
     def test_what_was_put_aside_and_then_held_has_what_is_left_of_its_time(self) -> None:
         slow = Rule(KIND, "slow", 1, action="delay", max_delay_s=60, spool=True)
         limiting = Limiting.by(slow)

@@ -192,3 +192,13 @@ def test_free_space_that_makes_no_sense_is_refused(least: int, enough: int | Non
 )
 def test_sizes_read_well(size_bytes: float, text: str) -> None:
     assert size_text(size_bytes) == text
+
+
+def test_a_full_disk_is_no_alarm_while_nothing_is_in_the_spool() -> None:
+    alarm = DiskAlarm(100)
+    assert alarm.look(0, 5, is_used=False) is None
+    assert alarm.look(S, 5) is not None
+    ended = alarm.look(3 * S, 5, is_used=False)
+    assert ended is not None
+    assert ended.text == "disk alarm ended after 2.0 s: nothing is in the spool any more"
+    assert not alarm.banner

@@ -124,6 +124,31 @@ def test_limit_that_holds_is_the_cause_with_flow_before_it_and_without() -> None
     assert path.causes() == ["limit"]
 
 
+def test_turn_that_was_waited_for_says_less_than_what_else_waits() -> None:
+    path = Path()
+    decoding = Stage("channel", "decoding")
+    path.connection.stall(decoding, 0, on=True)
+    assert path.causes() == ["decoding"]
+    path.connection.send(path.channel, 1, 0)
+    path.channel.send(path.resource, 1, 0)
+    path.resource.throttle(0, on=True)
+    assert path.causes() == ["limit"]
+    path.connection.stall(decoding, S, on=False)
+    assert path.causes(S) == ["limit"]
+    saturated = Survey(S, is_saturated=True)
+    saturated.add(path.connection)
+    assert [finding.cause.name for finding in saturated.findings()] == ["decoding"]
+
+
+def test_alarm_of_the_broker_is_named_before_anything_waits_for_it() -> None:
+    path = Path()
+    path.writer.block(0, on=True)
+    assert path.causes() == []
+    survey = Survey(0)
+    survey.add(path.connection, path.writer)
+    assert [finding.cause.name for finding in survey.findings()] == ["broker_alarm"]
+
+
 def test_limit_of_a_resource_that_holds_nothing_of_it_does_not_concern_a_connection() -> None:
     path = Path()
     path.connection.send(path.channel, 1, 0)

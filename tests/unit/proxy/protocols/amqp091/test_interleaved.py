@@ -380,7 +380,7 @@ def test_what_goes_on_is_what_was_sent_though_it_was_put_aside(seed: int) -> Non
         model.check()
         driver = model.driver
         assert isinstance(driver, SpooledDriver)
-        assert driver.session.spooled() == 0
+        assert driver.put_aside() == 0
         assert not driver.spool.queues()
         assert not driver.stage.out_of_credit
         put_aside += driver.spool.figures().in_total

@@ -99,7 +99,7 @@ def test_all_go_in_order_and_each_once_wherever_they_lie(data: st.DataObject) ->
     for key, of_key in sent.items():
         assert [body for arguments, body in went if frames.short(key) in arguments] == of_key
     assert len(went) == len(sizes)
-    assert driver.session.spooled() == 0
+    assert driver.put_aside() == 0
     assert not driver.spool.queues()
     assert driver.session._publishes._memory.taken_bytes == 0
     assert not driver.lost
@@ -133,7 +133,7 @@ def test_what_is_put_aside_takes_no_memory_of_the_session_and_stops_nobody() -> 
     driver.pass_time(1)
     driver.disk.finish_all()
     assert len(driver.held) == 1
-    assert driver.session.spooled() == 3_999
+    assert driver.put_aside() == 3_999
     assert driver.session._publishes._memory.taken_bytes < 3_000
     assert not driver.session.paused(CLIENT)
     states = driver.spool.figures().states
@@ -157,7 +157,7 @@ def test_a_large_one_is_asked_about_while_it_lies_on_disk() -> None:
     (request, _) = next(iter(driver.held.values()))
     assert request.size_bytes > 300_000
     assert driver.spool.figures().states.gamma == 1
-    assert driver.session.spooled() == 1
+    assert driver.put_aside() == 2
     driver.resolve()
     assert bodies(driver) == [b"first"]
     work(driver)
@@ -206,13 +206,12 @@ def test_no_more_comes_out_than_the_broker_reads() -> None:
     driver.resolve()
     work(driver)
     assert 400 <= len(bodies(driver)) < 470
-    assert driver.session.spooled() > 1_500
+    assert driver.put_aside() > 1_500
     (resource,) = [stage for stage in driver.session.stages() if stage.kind == "resource"]
     assert resource.out_of_credit
     assert resource.waits_for() == (driver.writer,)
     driver.writes = True
     driver.take()
-    driver.session.written(BROKER, driver.now_ns)
     driver.settle()
     assert bodies(driver) == numbered(2_000)
     assert not driver.hears_of_writes
@@ -223,7 +222,7 @@ def test_a_body_that_is_still_coming_goes_on_in_its_place() -> None:
     publish(driver, [b"first", b"second"])
     whole = b"".join(frames.publish(1, "", "orders", b"third" * 100))
     driver.give(CLIENT, whole[:-30])
-    assert driver.session.spooled() == 1
+    assert driver.put_aside() == 1
     driver.decide = lambda _: None
     driver.resolve()
     work(driver)
@@ -273,7 +272,7 @@ def test_what_is_put_aside_ends_with_its_channel(by: Side) -> None:
     publish(driver, [b"x"] * 10, channel=2)
     driver.give(BROKER, frames.close(1, 404) if by is BROKER else frames.close_ok(1))
     assert len(driver.lost) + len(driver.given_up) == 100
-    assert driver.session.spooled() == 9
+    assert driver.put_aside() == 9
     assert len(driver.spool.queues()) == 1
     driver.settle()
     assert bodies(driver) == [b"x"] * 10
@@ -370,7 +369,7 @@ def test_a_purge_leaves_only_what_is_held(confirms: tuple[int, ...]) -> None:
     assert len(driver.lost) == 2_999
     told = answers(driver)
     assert told == ([(NACK, number) for number in range(2, 3_001)] if confirms else [])
-    assert driver.session.spooled() == 10
+    assert driver.put_aside() == 10
     driver.settle()
     assert sorted(bodies(driver)) == sorted([b"0", b"new", *numbered(10)])
 
@@ -395,7 +394,6 @@ def test_answers_that_nobody_reads_do_not_pile_up() -> None:
     assert 1 << 20 < driver.session.backlog_bytes(CLIENT) < (1 << 20) + 50_000
     driver.session.take = take  # type: ignore[method-assign]  # as it was
     driver.take()
-    driver.session.written(CLIENT, driver.now_ns)
     work(driver)
     assert len(answers(driver)) == 99_999
 
@@ -508,7 +506,7 @@ def test_what_is_not_to_be_put_aside_waits_in_memory() -> None:
 
     driver = make(hold)
     publish(driver, numbered(50))
-    assert driver.session.spooled() == 0
+    assert driver.put_aside() == 0
     assert driver.session.in_flight() == 50
     assert driver.spool.figures().states == States()
     driver.settle()
@@ -522,6 +520,6 @@ def test_what_is_behind_a_method_is_asked_about_before_it_is_put_aside() -> None
     publish(driver, numbered(10), key="other")
     driver.decide = lambda _: None
     driver.resolve()
-    assert driver.session.spooled() == 0
+    assert driver.put_aside() == 0
     work(driver)
     assert bodies(driver) == [b"0", *numbered(10)]

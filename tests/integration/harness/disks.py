@@ -1,0 +1,106 @@
+"""Disks for a sidecar: one that is small, and one that is slow."""
+
+import atexit
+import ctypes
+import functools
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Final
+
+from harness.paths import program
+from harness.process import ManagedProcess
+
+#: Mounts what only the command behind it sees, and becomes that command.
+_MOUNT: Final = 'mount -t tmpfs -o "size=$1" sluice "$2"; shift 2; exec "$@"'
+
+# Only the spool writes with these: Python's os.pwritev is the one or the other, by how it was built.
+_SLOW: Final = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdlib.h>
+#include <sys/uio.h>
+#include <time.h>
+
+static void *after_a_pause(const char *name)
+{
+    long ms = atol(getenv("TESTED_WRITE_MS"));
+    struct timespec pause = {ms / 1000, ms % 1000 * 1000000};
+    nanosleep(&pause, NULL);
+    return dlsym(RTLD_NEXT, name);
+}
+
+#define SLOW(name) \\
+    ssize_t name(int fd, const struct iovec *pieces, int count, off_t offset) \\
+    { \\
+        ssize_t (*real)(int, const struct iovec *, int, off_t) = after_a_pause(#name); \\
+        return real(fd, pieces, count, offset); \\
+    }
+#define SLOW2(name) \\
+    ssize_t name(int fd, const struct iovec *pieces, int count, off_t offset, int flags) \\
+    { \\
+        ssize_t (*real)(int, const struct iovec *, int, off_t, int) = after_a_pause(#name); \\
+        return real(fd, pieces, count, offset, flags); \\
+    }
+
+SLOW(pwritev)
+SLOW(pwritev64)
+SLOW2(pwritev2)
+SLOW2(pwritev64v2)
+"""
+
+
+class SmallDisk:
+    """A file system in memory of so many bytes, which one process and its children see, and which ends with them.
+
+    Args:
+        path: where it is; made if it is not there.
+        size_bytes: of the file system.
+
+    Attributes:
+        path: as given.
+        inside: what to put in front of a command that is to see it.
+    """
+
+    def __init__(self, path: Path, size_bytes: int) -> None:
+        path.mkdir(parents=True, exist_ok=True)
+        self.path = path
+        as_root = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
+        shell = ["sh", "-ec", _MOUNT, "sh", str(size_bytes), str(path)]
+        self.inside = [program("unshare"), "--mount", *as_root, *shell]
+
+    def of(self, process: ManagedProcess) -> Path:
+        """Return where others find what a process that runs inside sees at `path`."""
+        return Path(f"/proc/{process.pid}/root{self.path}")
+
+
+def fill(folder: Path, *, left_bytes: int) -> Path:
+    """Fill the file system of a folder with one file, up to so many bytes, and return the file."""
+    path = folder / "in-the-way"
+    use = os.statvfs(folder)
+    with path.open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, use.f_bavail * use.f_frsize - left_bytes)
+    return path
+
+
+@functools.cache
+def _library() -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="sluice-tests-slow-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    (folder / "slow.c").write_text(_SLOW, encoding="ascii")
+    library = folder / "slow.so"
+    command = [program("cc"), "-shared", "-fPIC", "-o", str(library), str(folder / "slow.c"), "-ldl"]
+    subprocess.run(command, check=True)
+    ctypes.CDLL(str(library))
+    return library
+
+
+def slow_writes(each_ms: int) -> dict[str, str]:
+    """Return variables with which each write of the spool takes so many milliseconds longer.
+
+    Raises:
+        MissingPartError: there is no C compiler.
+    """
+    return {"LD_PRELOAD": str(_library()), "TESTED_WRITE_MS": str(each_ms)}

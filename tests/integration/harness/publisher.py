@@ -1,0 +1,111 @@
+"""Publishes numbered messages to one queue from a thread, and says what became of them."""
+
+import threading
+import time
+from collections.abc import Iterable
+from typing import Final, NamedTuple, Self
+
+from harness.amqp import AmqpClient, AmqpError, publish
+
+_AT_ONCE: Final = 50
+_PATIENCE_S: Final = 120.0
+
+
+class Numbered(NamedTuple):
+    """What is in a body: which publisher wrote it, and its number there."""
+
+    epoch: int
+    number: int
+
+
+def read_numbered(bodies: Iterable[bytes]) -> list[Numbered]:
+    """Return what bodies of publishers say."""
+    return [Numbered(*map(int, body.split(maxsplit=2)[:2])) for body in bodies]
+
+
+class Publisher:
+    """Publishes on a channel of its own until it is stopped, has published enough, or its connection is gone.
+
+    Args:
+        client: the connection.
+        queue: its queue's name.
+        confirms: with publisher confirms.
+        count: how many at most.
+        per_s: how many a second; as fast as it can if that is 0.
+        size: bytes of a body, about.
+        epoch: a number that is in each body.
+        first: the number in its first body; in the others it goes on from there.
+        properties: of each message.
+
+    Attributes:
+        channel: its channel.
+        sent: how many were written.
+        error: why it could not go on, if so.
+    """
+
+    def __init__(
+        self,
+        client: AmqpClient,
+        queue: str,
+        *,
+        confirms: bool = True,
+        count: int | None = None,
+        per_s: float = 0,
+        size: int = 1000,
+        epoch: int = 0,
+        first: int = 1,
+        **properties: object,
+    ) -> None:
+        self.client, self.sent, self.error = client, 0, ""
+        self.channel = client.open_channel(confirms=confirms)
+        self._queue, self._confirms, self._count, self._per_s = queue, confirms, count, per_s
+        self._size, self._epoch, self._before, self._properties = size, epoch, first - 1, properties
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    @property
+    def acked(self) -> list[int]:
+        """The numbers that were confirmed, in the order of the confirms."""
+        return [self._before + number for number in self.client.confirmed[self.channel].acked]
+
+    @property
+    def nacked(self) -> list[int]:
+        """The numbers that were refused."""
+        return [self._before + number for number in self.client.confirmed[self.channel].nacked]
+
+    def join(self, *, timeout_s: float = _PATIENCE_S) -> None:
+        """Wait until it has written all, or can write no more."""
+        self._thread.join(timeout_s)
+        assert not self._thread.is_alive(), f"{self.sent} were written after {timeout_s} s"
+
+    def stop(self) -> None:
+        """Publish no more."""
+        self._over.set()
+        self.join()
+
+    def __enter__(self) -> Self:
+        """Return itself; leaving the block stops it."""
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        """Stop it."""
+        self._over.set()
+
+    def _run(self) -> None:
+        begun_s = time.monotonic()
+        try:
+            while not self._over.is_set() and (self._count is None or self.sent < self._count):
+                at_once = _AT_ONCE if self._count is None else min(_AT_ONCE, self._count - self.sent)
+                frames = []
+                for number in range(self.sent + 1, self.sent + at_once + 1):
+                    self.client.number_publish(self.channel)
+                    body = b"%d %d " % (self._epoch, self._before + number)
+                    body = body.ljust(self._size, b".")
+                    frames.append(publish(self.channel, self._queue, body, **self._properties))  # type: ignore[arg-type]
+                self.client.send(*frames)
+                self.sent += at_once
+                if self._per_s:
+                    self._over.wait(max(0.0, begun_s + self.sent / self._per_s - time.monotonic()))
+        except AmqpError as error:
+            self.error = str(error)

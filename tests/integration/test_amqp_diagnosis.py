@@ -1,0 +1,255 @@
+"""What keeps publishers from publishing is provoked, each cause by itself, and named.
+
+A flood of one client through Sluice to a real RabbitMQ; what stops it is a disk, a limit, a handler, a broker. What is
+asked is what an operator asks: ``/api/v1/flow``.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any
+
+import pytest
+from harness.amqp import AmqpClient
+from harness.api import ask
+from harness.disks import SmallDisk, fill, slow_writes
+from harness.gate import Gate
+from harness.ports import free_port
+from harness.publisher import Publisher, read_numbered
+from harness.rabbitmq import RabbitMQ, StartRabbitMQ
+from harness.sidecar import Route, Sluice, StartSluice
+
+pytestmark = [pytest.mark.integration, pytest.mark.alone]
+
+#: From when the flood begins, or what stops it does.
+_NAMED_WITHIN_S = 2.0
+_PATIENCE_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def rabbitmq(start_rabbitmq: StartRabbitMQ) -> Iterator[RabbitMQ]:
+    """A broker of its own, whose alarms are nobody else's."""
+    with start_rabbitmq() as running:
+        yield running
+
+
+def _declare(rabbitmq: RabbitMQ, *queues: str) -> None:
+    with rabbitmq.connect() as client:
+        channel = client.open_channel()
+        for queue in queues:
+            client.call(channel, "queue.declare", queue=queue)
+
+
+def _config(listen: str, broker: str, more: str, *, options: str = "") -> str:
+    return f"""
+[[listeners]]
+listen = "{listen}"
+broker = "{broker}"
+protocol = "amqp091"
+{options}
+{more}
+"""
+
+
+Start = Callable[..., AbstractContextManager[Sluice]]
+
+
+@pytest.fixture
+def start(start_sluice: StartSluice, rabbitmq: RabbitMQ) -> Start:
+    """Starts a sidecar with more lines of configuration, in front of the broker or what stands before it."""
+
+    @contextmanager
+    def started(more: str = "", *, options: str = "", broker: str = "", **how: Any) -> Iterator[Sluice]:
+        listen = f"127.0.0.1:{free_port('127.0.0.1')}"
+        config = _config(listen, broker or rabbitmq.address, more, options=options)
+        with start_sluice(routes=(Route(listen, broker),), config=config, covered=False, **how) as running:
+            yield running
+
+    return started
+
+
+def _findings(sluice: Sluice) -> list[dict[str, Any]]:
+    status, flow = ask(sluice, "GET", "flow")
+    assert status == 200, flow
+    return list(flow["findings"])
+
+
+def _wait_for_cause(sluice: Sluice, cause: str) -> dict[str, Any]:
+    """Wait until it is the first that is named, and return what is said of it."""
+    begun_s = time.monotonic()
+    while not (findings := _findings(sluice)) or findings[0]["cause"] != cause:
+        assert time.monotonic() < begun_s + _NAMED_WITHIN_S, f"not {cause}, but {findings}"
+    print(f"{cause} after {time.monotonic() - begun_s:.2f} s: {findings}")
+    return findings[0]
+
+
+def _wait_until_well(sluice: Sluice) -> None:
+    """States show for a moment that there was something."""
+    deadline_s = time.monotonic() + _PATIENCE_S
+    while findings := _findings(sluice):
+        assert time.monotonic() < deadline_s, findings
+
+
+def _check_stored(rabbitmq: RabbitMQ, queue: str, publisher: Publisher) -> None:
+    """All that was written is there, once and in order."""
+    stored = [each.number for each in read_numbered(rabbitmq.drain(queue))]
+    assert stored == list(range(1, publisher.sent + 1))
+
+
+@pytest.mark.long
+def test_nothing_is_named_where_nothing_waits(start: Start, rabbitmq: RabbitMQ) -> None:
+    _declare(rabbitmq, "well")
+    with start() as sluice, AmqpClient(sluice.routes[0].listen) as client:
+        publisher = Publisher(client, "well", count=100)
+        publisher.join()
+        client.wait_for_confirms(publisher.channel)
+        assert _findings(sluice) == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("confirms", [True, False], ids=["confirms", "no confirms"])
+def test_a_limit_is_named(start: Start, rabbitmq: RabbitMQ, *, confirms: bool) -> None:
+    queue = f"tiny-{confirms}"
+    _declare(rabbitmq, queue)
+    limit = '[[limits]]\nkind = "queue"\nname = "tiny*"\nrate = 100\naction = "delay"\nspool = true\n'
+    with start(limit) as sluice, AmqpClient(sluice.routes[0].listen) as client:
+        publisher = Publisher(client, queue, count=500, confirms=confirms)
+        found = _wait_for_cause(sluice, "limit")
+        assert found["at"] == [f"resource queue:{queue}"]
+        publisher.join()
+        status, answer = ask(sluice, "PUT", "limits/queue/tiny*", {"rate": "unlimited"})
+        assert status == 200, answer
+        if confirms:
+            assert client.wait_for_confirms(publisher.channel).nacked == []
+        _wait_until_well(sluice)
+    _check_stored(rabbitmq, queue, publisher)
+
+
+_SPOOLS = """
+[spool]
+memory_bytes = 1_048_576
+
+[[limits]]
+kind = "queue"
+name = "*"
+rate = 10
+action = "delay"
+spool = true
+"""
+
+
+def test_a_slow_disk_is_named(start: Start, rabbitmq: RabbitMQ) -> None:
+    _declare(rabbitmq, "slow-disk")
+    with (
+        start(_SPOOLS, env=slow_writes(500)) as sluice,
+        AmqpClient(sluice.routes[0].listen) as client,
+        Publisher(client, "slow-disk", size=1000),
+    ):
+        _wait_for_cause(sluice, "disk")
+        # Its close would wait for all that was published.
+        client.abort()
+
+
+@pytest.mark.long
+def test_a_broker_that_does_not_read_is_named(start: Start, rabbitmq: RabbitMQ) -> None:
+    _declare(rabbitmq, "not-read")
+    with (
+        Gate(rabbitmq.address) as gate,
+        start(broker=gate.address) as sluice,
+        AmqpClient(sluice.routes[0].listen) as client,
+    ):
+        publisher = Publisher(client, "not-read", confirms=False, size=10_000)
+        gate.shut()
+        found = _wait_for_cause(sluice, "broker")
+        assert "writer" in found["at"][0]
+        gate.open()
+        publisher.stop()
+        _wait_until_well(sluice)
+        # It has no confirms: what was written before the close is stored when that is answered.
+        client.close()
+    _check_stored(rabbitmq, "not-read", publisher)
+
+
+def test_an_alarm_of_the_broker_is_named(start: Start, rabbitmq: RabbitMQ) -> None:
+    _declare(rabbitmq, "broker-alarm")
+    with start() as sluice, AmqpClient(sluice.routes[0].listen) as client:
+        publisher = Publisher(client, "broker-alarm", per_s=500)
+        rabbitmq.set_memory_alarm(on=True)
+        try:
+            _wait_for_cause(sluice, "broker_alarm")
+        finally:
+            rabbitmq.set_memory_alarm(on=False)
+        client.expect("connection.unblocked")
+        publisher.stop()
+        assert client.wait_for_confirms(publisher.channel).nacked == []
+        _wait_until_well(sluice)
+    _check_stored(rabbitmq, "broker-alarm", publisher)
+
+
+def test_an_alarm_of_our_own_is_named(start: Start, rabbitmq: RabbitMQ, tmp_path: Any) -> None:
+    _declare(rabbitmq, "alarm", "aside")
+    disk = SmallDisk(tmp_path / "disk", 64 * 1024 * 1024)
+    settings = f'[spool]\ndir = "{disk.path}/spool"\n[alarms]\ndisk_free_bytes = 16_777_216\n'
+    settings += '[[limits]]\nkind = "queue"\nname = "aside"\nrate = 1\naction = "delay"\nspool = true\n'
+    with (
+        start(settings, inside=disk.inside) as sluice,
+        AmqpClient(sluice.routes[0].listen) as other,
+        AmqpClient(sluice.routes[0].listen) as client,
+    ):
+        # A full disk concerns nobody while nothing is in the spool.
+        Publisher(other, "aside", confirms=False, count=500).join()
+        publisher = Publisher(client, "alarm", per_s=500)
+        in_the_way = fill(disk.of(sluice.process), left_bytes=1_000_000)
+        client.expect("connection.blocked")
+        _wait_for_cause(sluice, "alarm")
+        in_the_way.unlink()
+        client.expect("connection.unblocked")
+        publisher.stop()
+        assert client.wait_for_confirms(publisher.channel).nacked == []
+        assert ask(sluice, "PUT", "limits/queue/aside", {"rate": "unlimited"})[0] == 200
+        _wait_until_well(sluice)
+    _check_stored(rabbitmq, "alarm", publisher)
+
+
+@pytest.mark.long
+def test_a_slow_handler_is_named(start: Start, rabbitmq: RabbitMQ) -> None:
+    _declare(rabbitmq, "slow-handler")
+    handlers = """
+[[handlers]]
+name = "busy"
+lane = "thread"
+deadline_ms = 10_000
+options = { batch_ms = 20 }
+
+[[handlers]]
+name = "rate_limit"
+"""
+    with start(handlers) as sluice, AmqpClient(sluice.routes[0].listen) as client:
+        publisher = Publisher(client, "slow-handler")
+        found = _wait_for_cause(sluice, "deciding")
+        assert found["at"] == ["resource limiter"]
+        publisher.stop()
+        assert client.wait_for_confirms(publisher.channel).nacked == []
+        _wait_until_well(sluice)
+    _check_stored(rabbitmq, "slow-handler", publisher)
+
+
+@pytest.mark.long
+def test_slow_decoding_is_named(start: Start, rabbitmq: RabbitMQ) -> None:
+    """Several clients whose frames are read one by one, so that each waits for its turn."""
+    _declare(rabbitmq, *(f"decoded-{number}" for number in range(4)))
+    headers = {f"x-{number}": "value" for number in range(100)}
+    with ExitStack() as running:
+        sluice = running.enter_context(start(options='options = { scan = "python" }'))
+        publishers = []
+        for number in range(4):
+            client = running.enter_context(AmqpClient(sluice.routes[0].listen))
+            publishers.append(Publisher(client, f"decoded-{number}", headers=headers))
+        found = _wait_for_cause(sluice, "decoding")
+        assert found["at"] == ["channel decoding"]
+        for publisher in publishers:
+            publisher.stop()
+            assert publisher.client.wait_for_confirms(publisher.channel).nacked == []
+        _wait_until_well(sluice)
+    for number, publisher in enumerate(publishers):
+        _check_stored(rabbitmq, f"decoded-{number}", publisher)
