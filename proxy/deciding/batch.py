@@ -201,6 +201,7 @@ class Request(msgspec.Struct, gc=False):
         consumes: it takes messages. Only its own resources limit it, not the scopes of those who send.
         by_answer: what it costs is known from its answer, and comes as a Charge.
         since_ns: since when it waits, in monotonic nanoseconds, if it was put aside; otherwise 0.
+        returns: if its ticket is dropped, it is asked about again, or another connection sends it: that is not counted.
     """
 
     resources: tuple[Resource, ...]
@@ -213,6 +214,7 @@ class Request(msgspec.Struct, gc=False):
     consumes: bool = False
     by_answer: bool = False
     since_ns: int = 0
+    returns: bool = False
 
 
 class Response(msgspec.Struct, gc=False):

@@ -71,8 +71,16 @@ class Tally:
         self._let_go(request, _word(verdict, request.producer_group, answers, "admitted"), now_ns, sender)
 
     def dropped(self, request: Request, now_ns: int, sender: Sender) -> None:
-        """Count a request that was held when its client left."""
-        self._let_go(request, "dropped", now_ns, sender)
+        """Count a request that was held when its client left; one that returns is only held no more."""
+        if request.returns:
+            self._release(request, now_ns)
+        else:
+            self._let_go(request, "dropped", now_ns, sender)
+
+    def passed_on(self, request: Request, now_ns: int, sender: Sender) -> None:
+        """Count a request that was held, and goes on all the same; what it costs is counted as a Charge."""
+        self._release(request, now_ns)
+        self._accounts.count(now_ns, request.resources, sender, "admitted", (1, 0, 0))
 
     def lost(self, requests: Iterable[Request], now_ns: int, sender: Sender) -> None:
         """Count requests that were never decided, and whose session has given them up; one may stand for many."""
@@ -81,9 +89,12 @@ class Tally:
             self._count(alike[0], "dropped", now_ns, sender, times=len(alike))
 
     def _let_go(self, request: Request, what: Outcome | Judged, now_ns: int, sender: Sender) -> None:
+        self._count(request, what, now_ns, sender)
+        self._release(request, now_ns)
+
+    def _release(self, request: Request, now_ns: int) -> None:
         self.held_requests -= 1
         self.held_bytes -= request.size_bytes
-        self._count(request, what, now_ns, sender)
         self._accounts.let_go(now_ns, request.resources)
 
     def _count(self, request: Request, what: Outcome | Judged, now_ns: int, sender: Sender, *, times: int = 1) -> None:

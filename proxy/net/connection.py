@@ -147,6 +147,7 @@ class Calls(NamedTuple):
     wake: Callable[[], None]
     ask: Callable[[CommandRequest], CommandStatus]
     give_up: Callable[[Sequence[Request]], None]
+    pass_on: Callable[[Sequence[Request]], None]
     lose: Callable[[Sequence[Request]], None]
     stage: Stage
     writer: Stage
@@ -547,6 +548,7 @@ class Connection:
             self._wake_up,
             self._ask,
             self._tickets.give_up,
+            self._tickets.pass_on,
             self._tickets.lose,
             self.stage,
             self.writer,

@@ -318,6 +318,7 @@ class Server:
                 options=config.options,
                 ask=calls.ask,
                 give_up=calls.give_up,
+                pass_on=calls.pass_on,
                 lose=calls.lose,
                 limiting=services.limiting,
                 room=self._gather_room,

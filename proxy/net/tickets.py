@@ -51,8 +51,16 @@ class Tickets:
 
     def give_up(self, requests: Iterable[Request]) -> None:
         """Drop the tickets of some held requests, the last first, as ``drop`` does; others have none."""
-        claimed = (held.pop(id(request), None) for request in requests for held in self._held.values())
-        self._drop([one for one in claimed if one is not None])
+        self._drop(self._claim_all(requests))
+
+    def pass_on(self, requests: Iterable[Request]) -> None:
+        """Drop the tickets of some held requests, likewise, that go on all the same, and are counted so.
+
+        What they cost is not counted here: the session charges it.
+        """
+        for ticket, request in reversed(self._claim_all(requests)):
+            self._tally.passed_on(request, self._now_ns(), self.sender)
+            _drop(ticket)
 
     def lose(self, requests: Iterable[Request]) -> None:
         """Count requests that waited for a held one, and that are not decided any more."""
@@ -70,6 +78,10 @@ class Tickets:
                     key: one for key, one in held.items() if refusable and one[1].refusal == "impossible"
                 }
                 self._drop([one for key, one in held.items() if key not in self._held[side]])
+
+    def _claim_all(self, requests: Iterable[Request]) -> list[tuple[Ticket, Request]]:
+        claimed = (held.pop(id(request), None) for request in requests for held in self._held.values())
+        return [one for one in claimed if one is not None]
 
     def _drop(self, held: Sequence[tuple[Ticket, Request]]) -> None:
         for ticket, request in reversed(held):

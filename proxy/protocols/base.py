@@ -405,6 +405,8 @@ class SessionContext:
         options: the protocol's own typed configuration.
         ask: asks the operator's side what a client wants of Sluice itself; called in ``receive``.
         give_up: drops held requests that nobody wants any more: ``resolved`` does not come for them.
+        pass_on: drops the tickets of held requests that go on all the same, counted as admitted: ``resolved`` does not
+            come for them. What they cost is for the session to charge, which counts that.
         lose: counts requests that were to be decided later and go nowhere any more; the same one may come many times.
         limiting: says whether limiting is on at all; what a session refuses by itself passes while it is off.
         room: for frames that have to be whole before they can be decided; shared by all sessions.
@@ -426,6 +428,7 @@ class SessionContext:
     options: Any
     ask: Callable[[CommandRequest], CommandStatus] = nobody_takes
     give_up: Callable[[Sequence[Request]], None] = nobody_waits
+    pass_on: Callable[[Sequence[Request]], None] = nobody_waits
     lose: Callable[[Sequence[Request]], None] = nobody_waits
     limiting: Callable[[], bool] = lambda: True
     room: GatherRoom = field(default_factory=GatherRoom)

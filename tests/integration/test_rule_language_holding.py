@@ -36,6 +36,7 @@ rate = 0.01
 burst_s = 1000
 action = "delay"
 max_delay_s = 3600
+spool = false
 
 [[limits]]
 kind = "topic"

@@ -8,12 +8,14 @@ a queue of the spool, from where a few at a time are taken to be asked about. Ea
       |  └──── HELD → REFUSED   it is answered at once, and forgotten
       └──────────┘              by Later; or a oneway whose ticket was refused or dropped
 
-- Only the head is held, by its ticket. The others come back WAITING, and are asked about when it is resolved. Of what
-  comes for a line that is there nobody is asked at all.
+- Who is held waits for a ticket. With ``spool = true`` that is the head alone: the others come back WAITING, and are
+  asked about when it is resolved. If the rule does not say it, more of those that are asked about are held, as far as
+  the bounds on held requests have room. Of what comes for a line that is there nobody is asked at all.
 - How many are asked about at once depends on how many passed the last time: 1 up to MOST_OF_LINE. A single one is not
   taken out of the queue before it may go, nor is a large one: so what waits is in the spool, and nowhere else.
 - Whoever sends oneway takes that for delivered. So once a oneway is put aside nobody refuses it: it waits for as long
-  as it takes, and goes on though its client has gone. When it is too old nobody is asked any more, and it goes first.
+  as it takes, and goes on though its client has gone. When it is too old nobody is asked any more, and it goes first;
+  one that is held then gives up its ticket.
 - What an earlier process left, which are oneways, is a line for each of its queues. It goes on behind all limits, too,
   marked as what may be there twice. What is left of it when its connection ends is for another one to send.
 
@@ -68,6 +70,7 @@ _REPLAYED: Final = frozenset({codes.KIND_TOPIC, codes.KIND_RETRY_GROUP})
 _NUMBER: Final = 0xFFFF_FFFF
 _CODE: Final = 0x7FFF_FFFF
 _HALF: Final = 1 << 63
+_NS: Final = 1_000_000_000
 
 Key = tuple[tuple[Resource, ...], str] | int
 """What a line is for: resources and producer group; or what an earlier process left, by a number."""
@@ -168,7 +171,7 @@ class Aside(msgspec.Struct, eq=False):
         held: its copy, while more of it is to come.
         state: see the module.
         request: that is asked about or held.
-        lost: it is not in the queue any more, and was answered.
+        lost: it is not in the queue any more, and was answered if anybody waits for that.
         ending: why nobody was asked about it.
     """
 
@@ -227,8 +230,8 @@ class Lines:
         undo: undoes the end of a transaction.
 
     Attributes:
-        again_ns: when to call ``ask`` though nobody was woken, or None.
-        refused: requests that were refused.
+        again_ns: when to call ``ask`` though nobody was woken, as something is to be asked about again; or None.
+        old_ns: when to do that as something will be too old to be held for longer, or None.
     """
 
     def __init__(
@@ -243,6 +246,8 @@ class Lines:
         undo: Callable[[Ended], None],
     ) -> None:
         self.again_ns: int | None = None
+        self.old_ns: int | None = None
+        self._most_age_ns = round(spool.settings.most_age_s * _NS)
         self._context = context
         self._spool = spool
         self._goes_on = goes_on
@@ -251,6 +256,8 @@ class Lines:
         self._forget_coming = forget_coming
         self._undo = undo
         self._lines: dict[Key, Line] = {}
+        #: How many of them replay.
+        self._replaying = 0
         #: Lines that may have something to be asked about, or that wait for their content, which is there now.
         self._askable: dict[Line, None] = {}
         #: Those that have sent the writer more than it has written.
@@ -261,12 +268,19 @@ class Lines:
         self._batch: Batch | None = None
         self._now_ns = 0
         self._client_gone = False
-        #: Handles of what the disk has lost, by line.
-        self._lost: list[tuple[Line, tuple[int, ...]]] = []
+        #: What the disk has lost, by line, and nobody has been told of yet.
+        self._lost: list[tuple[Line, Lost]] = []
 
     def __bool__(self) -> bool:
         """Say whether there are any."""
         return bool(self._lines)
+
+    @property
+    def due_ns(self) -> int | None:
+        """When to call ``ask`` though nobody was woken, or None."""
+        if self.again_ns is None or self.old_ns is None:
+            return self.old_ns if self.again_ns is None else self.again_ns
+        return min(self.again_ns, self.old_ns)
 
     @property
     def count(self) -> int:
@@ -274,8 +288,11 @@ class Lines:
         return sum(line.count for line in self._lines.values() if not line.replays) if self._lines else 0
 
     def is_full(self) -> bool:
-        """Say whether nothing more should be put aside for now; who had to wait for that is woken."""
-        return bool(self._lines) and self._spool.is_stopped
+        """Say whether nothing more should be put aside for now; who had to wait for that is woken.
+
+        What an earlier process left puts nothing aside, and nobody is woken for that.
+        """
+        return len(self._lines) > self._replaying and self._spool.is_stopped
 
     def stages(self) -> Iterator[Stage]:
         """Return the stages of the lines."""
@@ -331,6 +348,7 @@ class Lines:
         aside = Aside(line, handle, request.messages, request.size_bytes, now_ns, oneway, state=_HELD, request=request)
         request.handle = aside
         line.front.append(aside)
+        self._look_at_age(aside)
         return aside
 
     def has_come(self, aside: Aside, data: bytes) -> None:
@@ -419,13 +437,14 @@ class Lines:
         else:
             line.queue, queue.ready, queue.on_lost = queue, ready, lost
         self._lines[key] = line
+        self._replaying += line.replays
         stage.throttle(now_ns, on=True)
         return line
 
     def _close(self, line: Line, now_ns: int, *, counted: int = 0, gives_back: bool = False) -> None:
         """Forget a line; what it still has is lost, and so many of that are counted already."""
         line.closed = True
-        left = line.count - counted - self._give_up(line)
+        left = line.count - counted - self._give_up(line, returns=gives_back)
         if gives_back and line.queue.count:
             self._spool.give_back(line.queue)
         else:
@@ -438,14 +457,19 @@ class Lines:
         line.stage.close(now_ns)
         for lines in (self._askable, self._starved, self._fresh, self._taken):
             lines.pop(line, None)
-        if self._lines.pop(line.key, None) is not None and not self._lines:
-            self._context.hear_of_writes(False)
+        if self._lines.pop(line.key, None) is not None:
+            self._replaying -= line.replays
+            if not self._lines:
+                self.old_ns = None
+                self._context.hear_of_writes(False)
 
-    def _give_up(self, line: Line) -> int:
-        """Drop the tickets of a line, which counts their requests; return how many these are."""
+    def _give_up(self, line: Line, *, returns: bool = False) -> int:
+        """Drop the tickets of a line, which counts their requests unless they return; return how many these are."""
         held = [aside.request for aside in line.front if aside.state == _HELD and aside.request is not None]
         for aside in line.front:
             aside.state, aside.request = _REFUSED, None
+        for request in held:
+            request.returns = returns
         if held:
             self._context.give_up(held)
         return len(held)
@@ -476,6 +500,8 @@ class Lines:
         requests: list[Request] = []
         overdue: dict[int, Verdict] = {}
         charges: list[Charge] = []
+        if self.old_ns is not None and now_ns >= self.old_ns:
+            self._let_old_go(charges)
         for line in list(self._askable):
             if len(requests) >= MOST_ASKED:
                 self._context.wake()
@@ -524,6 +550,7 @@ class Lines:
             None,
             aside,
             since_ns=aside.since_ns,
+            returns=line.replays,
         )
         return aside.request
 
@@ -576,6 +603,7 @@ class Lines:
         """Take the verdicts on what ``ask`` returned."""
         self._batch = None
         self._now_ns = now_ns
+        self._answer_lost()
         passed: dict[Line, int] = {}
         given_up: list[Request] = []
         for index, request in enumerate(batch.requests):
@@ -589,6 +617,7 @@ class Lines:
             passed.setdefault(aside.line, 0)
             if isinstance(verdict, Hold):
                 aside.state = _HELD
+                self._look_at_age(aside)
                 continue
             aside.request = None
             if isinstance(verdict, Refuse):
@@ -609,6 +638,7 @@ class Lines:
                 # Nothing is before it; whoever says so knows why, and is asked again soon.
                 self._askable[line] = None
                 self.again_ns = now_ns + _AGAIN_NS
+                self._look_at_age(line.front[0])
             else:
                 self._advance(line)
         if self._askable and self.again_ns is None:
@@ -616,9 +646,10 @@ class Lines:
 
     def resolved(self, request: Request, aside: Aside, refuse: Refuse | None, now_ns: int) -> None:
         """Let a held request go on, or refuse it."""
+        self._now_ns = now_ns
+        self._answer_lost()
         if aside.request is not request or aside.state != _HELD:
             return
-        self._now_ns = now_ns
         aside.request = None
         if refuse is None:
             aside.state = _GRANTED
@@ -627,6 +658,33 @@ class Lines:
         else:
             self._refuse_one(aside, refuse)
         self._advance(aside.line)
+
+    def _look_at_age(self, aside: Aside) -> None:
+        """Take note when a request will be too old that is held for as long as it takes."""
+        if aside.oneway and self._most_age_ns:
+            old_ns = aside.since_ns + self._most_age_ns
+            if self.old_ns is None or old_ns < self.old_ns:
+                self.old_ns = old_ns
+                self._context.wake()
+
+    def _let_old_go(self, charges: list[Charge]) -> None:
+        """Let go on what is held, or still in front, and too old; and charge it."""
+        self.old_ns = None
+        passed: list[Request] = []
+        for line in self._lines.values():
+            for aside in line.front:
+                if aside.state not in {_HELD, _WAITING} or not aside.oneway:
+                    continue
+                if aside.since_ns + self._most_age_ns > self._now_ns:
+                    self._look_at_age(aside)
+                    break
+                if aside.request is not None:
+                    passed.append(aside.request)
+                charges.append(Charge(line.resources, aside.messages, aside.size_bytes, line.group))
+                aside.state, aside.request, aside.ending = _GRANTED, None, "too old"
+                self._askable[line] = None
+        if passed:
+            self._context.pass_on(passed)
 
     def _refuse_one(self, aside: Aside, refuse: Refuse) -> None:
         aside.state = _REFUSED
@@ -665,7 +723,8 @@ class Lines:
             elif aside.state != _REFUSED or not self._take_out(aside):
                 return
             front.popleft()
-            line.oneways -= aside.oneway
+            # What is lost is counted by that.
+            line.oneways -= aside.oneway and not aside.lost
 
     def _let_go(self, aside: Aside) -> bool:
         """Let a request go to the broker; return whether it is done with, or has to wait for its content."""
@@ -698,7 +757,7 @@ class Lines:
 
     def _take_out(self, aside: Aside) -> bool:
         """Take a refused request out of the queue; return whether it is done with."""
-        if aside.is_in_queue:
+        if aside.is_in_queue and not aside.lost:
             if self._head(aside) is None:
                 return False
             if not aside.lost:
@@ -721,17 +780,39 @@ class Lines:
 
     def _lose(self, line: Line, lost: Lost) -> None:
         """Take note of what the disk has lost."""
-        self._lost.append((line, lost.handles))
-        if line.front and line.front[0].is_in_queue and line.front[0].handle in lost.handles:
-            line.front[0].lost = True
+        self._lost.append((line, lost))
+        oneways = min(line.oneways, lost.entries - len(lost.handles))
+        line.oneways -= oneways
+        line.purged = max(0, line.purged - lost.entries)
+        line.purged_oneways = max(0, line.purged_oneways - oneways)
         self._let_ask(line)
 
     def _answer_lost(self) -> None:
-        """Refuse what was lost, as far as it is known; of the others their clients hear nothing, and wait no longer."""
+        """Refuse what was lost and can be refused, as far as it is known; of all others no client hears anything.
+
+        Whoever sent what an earlier process left is not there any more.
+        """
         lost, self._lost = self._lost, []
-        for line, handles in lost:
-            self._count_lost(line, len(handles), 0)
-            for handle in handles:
+        for line, its in lost:
+            aside = line.front[0] if line.front and line.front[0].is_in_queue and not line.front[0].lost else None
+            if aside is not None and self._head(aside) is None:
+                # Whether it is among these is known once the next one is read.
+                self._lost.append((line, its))
+                continue
+            entries, handles = its.entries, list(its.handles)
+            if aside is not None and aside.lost:
+                if aside.handle in handles:
+                    handles.remove(aside.handle)
+                if not aside.oneway and aside.state != _REFUSED:
+                    handles.insert(0, aside.handle)
+                # What was asked about or held is counted by that.
+                entries -= aside.state != _WAITING
+                if aside.state == _HELD and aside.request is not None:
+                    aside.request.returns = False
+                    self._context.give_up((aside.request,))
+                aside.state, aside.request = _REFUSED, None
+            self._count_lost(line, entries, 0)
+            for handle in () if line.replays else handles:
                 self._forget(line, handle)
                 self._refuse(line.kind, opaque_of(handle), put_aside_in_vain(line.resources[0], LOST))
 
@@ -831,6 +912,7 @@ class Lines:
                 if aside.oneway:
                     if aside.state == _HELD and aside.request is not None and aside.request.refusal == "silent":
                         # Its ticket is about to be dropped.
+                        aside.request.returns = True
                         aside.state, aside.request = _WAITING, None
                     continue
                 if aside.state == _WAITING:

@@ -190,8 +190,8 @@ class RocketMQSession(Session):
         self._throttle(now_ns)
 
     def next_tick_ns(self) -> int | None:
-        """Return when to ask again about what was put aside."""
-        return None if self._lines is None else self._lines.again_ns
+        """Return when to ask again about what was put aside, or something of it is too old to be held any more."""
+        return None if self._lines is None else self._lines.due_ns
 
     def tick(self, now_ns: int) -> Batch | None:
         """Ask about what was put aside and may be next."""

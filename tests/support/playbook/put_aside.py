@@ -7,7 +7,7 @@ from typing import Any
 from spool_disk import FakeDisk
 
 from limiter.counting.accounts import Accounts
-from limiter.counting.rejections import RejectionVerdict
+from limiter.counting.rejections import OUTCOMES, Outcome, RejectionVerdict
 from limiter.deciding.limits import Limits
 from limiter.rules.rule import Rule
 from limiter.rules.rule_set import RuleSet
@@ -24,6 +24,7 @@ from proxy.protocols.base import SessionContext, WireCounters
 from proxy.protocols.rocketmq import PROTOCOL
 from proxy.protocols.rocketmq.options import RocketMQOptions
 from proxy.protocols.rocketmq.session import RocketMQSession
+from proxy.spool.queue import Lost
 from proxy.spool.spool import Hooks, Spool, SpoolSettings
 
 NS_PER_S = 1_000_000_000
@@ -74,15 +75,23 @@ class Shared:
         end_ns = self.now_ns + round(seconds * NS_PER_S)
         self.settle()
         while True:
-            due_ns = self.limits.holding.next_due_ns()
+            dues = [self.limits.holding.next_due_ns(), *(each.session.next_tick_ns() for each in self.connections)]
+            due_ns = min([due_ns for due_ns in dues if due_ns is not None], default=None)
             if due_ns is None or due_ns > end_ns:
                 break
             self.now_ns = max(self.now_ns, due_ns)
             self.spool.tick(self.now_ns)
+            for connection in self.connections:
+                tick_ns = connection.session.next_tick_ns()
+                connection.woken |= tick_ns is not None and tick_ns <= self.now_ns
             self.settle()
         self.now_ns = end_ns
         self.spool.tick(end_ns)
         self.settle()
+
+    def count(self, what: Outcome, dimension: int = 0) -> int:
+        """Return how many requests, or messages (1), became that."""
+        return sum(amounts[OUTCOMES.index(what)][dimension] for _, amounts in filter(None, self.accounts.each()))
 
     def outcome(self, what: RejectionVerdict, rule: str) -> int:
         """Return how many requests a rule did something to."""
@@ -119,6 +128,7 @@ class Connection:
             lambda _: False,
             RocketMQOptions(**options),
             give_up=self.tickets.give_up,
+            pass_on=self.tickets.pass_on,
             lose=self._lose,
             room=shared.room,
             hub=PROTOCOL.open_hub(),
@@ -209,6 +219,16 @@ class Connection:
         self.write()
         self.shared.settle()
         return keeps
+
+    def lose(self, count: int) -> None:
+        """Have so many at the head of its only line damaged on disk."""
+        assert self.session._lines is not None
+        (line,) = self.session._lines._lines.values()
+        entries = [line.queue.pop() for _ in range(count)]
+        handles = tuple(entry.handle for entry in entries if entry.is_refusable)
+        assert line.queue.on_lost is not None
+        line.queue.on_lost(Lost(line.queue, count, handles, "damaged"))
+        self.shared.settle()
 
     def close(self) -> None:
         """End the connection."""

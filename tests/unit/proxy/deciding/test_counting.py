@@ -214,6 +214,24 @@ def test_what_is_held_is_counted_so_and_again_as_what_it_comes_to(told: Told) ->
     assert told.accounts.rules == {"slow": {"hold": (5, 31)}, "full": {"refuse": (2, 6)}, "dark": {"shadow": (1, 8)}}
 
 
+def test_what_goes_on_all_the_same_costs_what_is_charged_for_it(told: Told) -> None:
+    batch = told.count(request("a", messages=3), at0=hold())
+    told.over()
+    told.tally.passed_on(batch.requests[0], 1, told.sender)
+    told.count(charges=(Charge((resource("a"),), 3, 100),))
+    assert told.held() == (0, 0)
+    assert told.outcomes() == {"a": {"admitted": Amount(1, 3, 100)}}
+
+
+def test_what_returns_is_held_no_more_and_counts_for_nothing(told: Told) -> None:
+    batch = told.count(request("a", returns=True), at0=hold())
+    told.over()
+    told.tally.dropped(batch.requests[0], 1, told.sender)
+    assert told.held() == (0, 0)
+    told.count(request("b"))
+    assert told.outcomes() == {"b": {"admitted": Amount(1, 1, 100)}}
+
+
 def test_what_comes_later_is_not_counted_yet(told: Told) -> None:
     unrefusable = [request(name, refusal="impossible") for name in "ab"]
     told.count(request("a"), *unrefusable, at1=LATER, at2=LATER)

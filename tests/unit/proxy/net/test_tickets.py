@@ -99,6 +99,23 @@ def test_what_cannot_be_refused_stays_when_the_rest_is_given_up(tickets: Tickets
     assert dropped == ["2", "1"]
 
 
+def test_what_goes_on_all_the_same_is_counted_as_admitted(
+    tickets: Tickets, tally: Tally, accounts: Accounts, batch_of: MakeBatch
+) -> None:
+    dropped: list[str] = []
+    batch = batch_of("a", "a", "a")
+    hold_some(batch, hold(dropped, "1"), hold(dropped, "2"), hold(dropped, "3"))
+    tally.count(batch, 0, NOBODY)
+    tickets.take(batch)
+    tickets.pass_on([*batch.requests[:2], *batch_of("other").requests])
+    assert dropped == ["2", "1"]
+    assert tally.held_requests == 1
+    assert not tickets.claim(Side.CLIENT, batch.requests[0])
+    ((_, amounts),) = filter(None, accounts.each())
+    assert amounts[OUTCOMES.index("admitted")] == (2, 0, 0)
+    assert amounts[OUTCOMES.index("dropped")][0] == 0
+
+
 def test_single_requests_are_given_up_the_last_first_and_never_twice(tickets: Tickets, batch_of: MakeBatch) -> None:
     dropped: list[str] = []
     batch = batch_of("a", "a", "a")

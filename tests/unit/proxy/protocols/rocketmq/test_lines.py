@@ -193,6 +193,93 @@ class TestRefusals:
         assert not set(connection.sent) & set(connection.refused)
         assert not list(connection.session.stages())
 
+    @pytest.mark.parametrize("first", [0, 1])
+    def test_a_oneway_that_the_disk_has_lost_is_not_answered(self, first: int) -> None:
+        shared = Shared(SLOW)
+        connection = Connection(shared)
+        connection.client(slow(100) + b"".join(slow(each, flag=ONEWAY if each % 2 else 0) for each in range(first, 10)))
+        connection.lose(4)
+        assert connection.refused == [each for each in range(first, first + 4) if each % 2 == 0]
+        assert shared.limits.held.requests == 1
+        assert shared.count("dropped") == 4
+        shared.pass_s(10)
+        assert connection.sent == [100, *range(first + 4, 10)]
+        assert shared.count("dropped") == 4
+        assert shared.count("admitted") == len(connection.sent)
+        assert not list(connection.session.stages())
+
+    def test_nothing_is_kept_of_oneways_that_the_disk_has_lost(self) -> None:
+        connection = Connection(Shared(SLOW))
+        connection.client(slow(0) + slow(1, 2, 3, flag=ONEWAY) + slow(4))
+        connection.lose(3)
+        assert not connection.gone()
+
+    def test_what_comes_after_a_purge_stays_though_the_disk_has_lost_something(self) -> None:
+        shared = Shared(SLOW)
+        connection = Connection(shared)
+        connection.client(slow(*range(5000)))
+        assert connection.session.purge(TOPIC, shared.now_ns) == (4999, 0)
+        shared.connections.remove(connection)
+        connection.client(slow(6000))
+        connection.lose(10)
+        shared.connections.append(connection)
+        shared.pass_s(10)
+        assert len(connection.refused) == 4999
+        assert connection.sent == [0, 6000]
+
+    # Of what is held and not put aside, oneways are refused.
+    @pytest.mark.parametrize(("spool", "first"), [(True, 1), (None, 4)])
+    def test_a_oneway_that_is_held_and_too_old_goes_on_whatever_the_limit_says(
+        self, first: int, *, spool: bool | None
+    ) -> None:
+        rule = replace(SLOW, spool=spool)
+        shared = Shared(rule, options=RateLimitOptions(max_held_per_connection=3), most_age_s=30)
+        connection = Connection(shared)
+        connection.client(slow(*range(8), flag=ONEWAY))
+        shared.limits.swap(RuleSet((replace(rule, rate_per_s=0),)), shared.now_ns)
+        shared.pass_s(20)
+        connection.client(slow(*range(8, 11), flag=ONEWAY))
+        shared.pass_s(9.9)
+        assert connection.sent == [0]
+        assert shared.limits.held.requests > 0
+        shared.pass_s(0.2)
+        assert connection.sent == [0, *range(first, 8)]
+        assert shared.limits.held.requests > 0
+        shared.pass_s(20)
+        assert connection.sent == [0, *range(first, 11)]
+        assert shared.limits.held == (0, 0)
+        assert shared.tally.held_requests == 0
+        assert shared.count("dropped") == 0
+        assert shared.count("admitted", 1) == len(connection.sent)
+        assert connection.session.next_tick_ns() is None
+        assert not list(connection.session.stages())
+
+    def test_what_is_behind_a_oneway_that_is_too_old_goes_on_too(self) -> None:
+        shared = Shared(SLOW, most_age_s=30)
+        connection = Connection(shared)
+        connection.client(slow(0) + slow(1, flag=ONEWAY))
+        shared.limits.swap(RuleSet((replace(SLOW, rate_per_s=0),)), shared.now_ns)
+        shared.pass_s(20)
+        connection.client(slow(2))
+        assert not connection.refused
+        shared.pass_s(11)
+        assert connection.sent == [0, 1]
+        assert connection.refused == [2]
+        assert shared.count("dropped") == 0
+
+    def test_the_rest_of_a_oneway_that_is_too_old_streams_on(self) -> None:
+        shared = Shared(SLOW, most_age_s=30)
+        connection = Connection(shared)
+        big = slow(2, body=b"x" * 1000, flag=ONEWAY)
+        connection.client(slow(1) + big[:600])
+        shared.limits.swap(RuleSet((replace(SLOW, rate_per_s=0),)), shared.now_ns)
+        shared.pass_s(29)
+        assert connection.given[Side.BROKER] == slow(1)
+        shared.pass_s(2)
+        assert connection.given[Side.BROKER] == slow(1) + big[:600]
+        connection.client(big[600:])
+        assert connection.given[Side.BROKER] == slow(1) + big
+
     def test_the_rest_of_a_refused_head_is_swallowed(self) -> None:
         shared = Shared(SLOW)
         connection = Connection(shared)
@@ -372,6 +459,16 @@ class TestEnds:
         assert connection.sent == [0, *range(1, 100, 2)]
         assert not connection.session.keeps(Side.CLIENT)
         assert not connection.refused
+
+    def test_oneways_that_go_on_are_not_counted_as_dropped(self, connect: Callable[[Shared], Connection]) -> None:
+        shared = Shared(SLOW)
+        connection = connect(shared)
+        connection.client(slow(*range(5), flag=ONEWAY))
+        assert connection.gone()
+        shared.pass_s(10)
+        assert connection.sent == list(range(5))
+        assert shared.count("dropped") == 0
+        assert shared.count("admitted") == 5
 
     def test_what_would_have_been_answered_is_forgotten(self, connect: Callable[[Shared], Connection]) -> None:
         shared = Shared(SLOW)
