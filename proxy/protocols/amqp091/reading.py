@@ -17,7 +17,7 @@ from proxy.protocols.amqp091.names import Names
 from proxy.protocols.amqp091.scanning import Gathered, Native, Scanned
 from proxy.protocols.amqp091.stages import Stages
 from proxy.protocols.amqp091.wire import Malformed
-from proxy.protocols.base import Buffer, Close
+from proxy.protocols.base import Buffer, Close, nobody_waits
 from proxy.spool.spool import Spool
 
 #: After so many contents or steps the rest of a chunk is left for later: some milliseconds.
@@ -66,6 +66,7 @@ class Shared:
         stages: where messages wait.
         spool: where what waits can be put aside, if there is one.
         listener: that accepted the connection.
+        pass_on: drops the tickets of held requests that go on all the same.
     """
 
     give_up: Callable[[Sequence[Request]], None]
@@ -79,6 +80,7 @@ class Shared:
     stages: Stages = field(default_factory=Stages)
     spool: Spool | None = None
     listener: str = ""
+    pass_on: Callable[[Sequence[Request]], None] = nobody_waits
 
 
 class Reading(ABC):

@@ -205,6 +205,7 @@ class Replay:
                 hash(("replay", queue.number)) & _KEY_BITS,
                 line,
                 since_ns=entry.entered_ns,
+                returns=True,
             )
             return line.request
         self._wake()

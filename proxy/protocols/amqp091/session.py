@@ -81,6 +81,7 @@ class AMQP091Session(Session):
             stages=self._stages,
             spool=context.spool,
             listener=context.connection.listener,
+            pass_on=context.pass_on,
         )
         self._about, self._names, self._channels = shared.about, shared.names, shared.channels
         self._answers = Answers(self._memory[Side.BROKER], shared)

@@ -151,18 +151,18 @@ class Spooling(Stream):
     def _let_old_go(self) -> None:
         """Let go on what is held and too old."""
         now_ns, self.old_ns = self._stages.now_ns, None
-        given_up: list[Request] = []
+        passed: list[Request] = []
         lines = [line for lane in self._lanes.values() for line in lane.lines.values() if line.contents]
         for line in lines:
             content = line.contents[0]
             if content.request is not None and content.since_ns + self._most_age_ns <= now_ns and content.spools:
                 if content.number:
                     continue
-                given_up.append(content.request)
+                passed.append(content.request)
                 content.request = None
                 self.passes(content)
             self._look_at_age(content)
-        self._give_up(given_up)
+        self._shared.pass_on(passed)
         for line in lines:
             self._advance(line)
 

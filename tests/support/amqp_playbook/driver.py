@@ -94,6 +94,7 @@ class Driver:
             options or AMQP091Options(),
             hub=hub or Hub(),
             give_up=self._give_up,
+            pass_on=self._give_up,
             lose=self.lost.extend,
             resources=Limits(RuleSet()).resources if self.scans and resources is None else resources,
             stage=self.stage,
