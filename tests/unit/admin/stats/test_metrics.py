@@ -120,7 +120,7 @@ async def test_every_counter_of_the_snapshot_is_there(
         ("sluice_spool_stopped", ()): 0,
         **{
             (f"sluice_spool_{what}_total", ()): 1 if what == "lost" else 0
-            for what in ("stops", "in", "out", "written", "read", "lost", "expired", "too_old")
+            for what in ("stops", "in", "recovered", "out", "dropped", "written", "read", "lost", "expired", "too_old")
         },
     }
     assert found["sluice_connection_state_seconds_total", (("state", "flow"),)] == 2.5
