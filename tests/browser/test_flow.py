@@ -125,15 +125,15 @@ def test_the_connections_show_their_states(open_tab: OpenTab, sluice: Sluice) ->
 def test_an_alarm_that_stands_is_a_banner_wherever_one_looks(
     start_sluice: StartSluice, open_tab: OpenTab, picture: Callable[[Page, str], None]
 ) -> None:
-    config = "[alarms]\ndisk_free_bytes = 4611686018427387904\n"
+    config = "[alarms]\nmemory_high_watermark = 0.0001\n"
     sidecar = start_sluice(config=config)
     page = open_tab(sidecar).open("#/limits")
-    banner = page.locator("#banners .banner").filter(has_text="Alarm: disk runs short")
+    banner = page.locator("#banners .banner").filter(has_text="Alarm: memory runs short")
     expect(banner).to_contain_text("publishers are blocked until")
     expect(banner).to_contain_text("Consumers go on. Since ")
     picture(page, "alarm")
     status, body = sidecar.get("/readyz")
-    assert (status, list(json.loads(body)["alarms"])) == (200, ["disk"])
+    assert (status, list(json.loads(body)["alarms"])) == (200, ["memory"])
     page.get_by_role("link", name="Flow", exact=True).click()
     expect(page.locator(".panels")).to_contain_text("stands")
 
@@ -141,7 +141,7 @@ def test_an_alarm_that_stands_is_a_banner_wherever_one_looks(
 def test_what_really_waits_is_shown_and_purged(
     start_sluice: StartSluice, open_tab: OpenTab, picture: Callable[[Page, str], None]
 ) -> None:
-    limit = '[[limits]]\nkind = "topic"\nname = "slow"\nrate = 1\naction = "delay"\nspool = true\n'
+    limit = '[[limits]]\nkind = "topic"\nname = "slow"\nrate = 1\naction = "delay"\nspool = true\nmax_delay_s = 3600\n'
     sidecar = start_sluice(config=limit)
     with FrameClient(sidecar.routes[0].listen) as client:
         client.write(*(send("slow") for _ in range(60)))

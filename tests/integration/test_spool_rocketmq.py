@@ -106,7 +106,7 @@ def test_flood_of_ten_times_the_limit_is_stored_without_any_error(
     broker: EmbeddedBroker, start: Any, *, oneway: bool
 ) -> None:
     topic, count = f"flooded-{oneway}", int(_FLOOD_S * _RATE * _TIMES)
-    sluice = start(_LITTLE_MEMORY + _rule("flooded*", _RATE))
+    sluice = start(_LITTLE_MEMORY + _rule("flooded*", _RATE, "max_delay_s = 3600"))
     begun_s = time.monotonic()
     with FrameClient(sluice.routes[0].listen) as client, FrameClient(sluice.routes[0].listen) as other:
         flooding = threading.Thread(target=_flood, args=(client, topic, count), kwargs={"oneway": oneway})

@@ -119,7 +119,7 @@ class AMQP091Session(Session):
         self._timed: tuple[Confirms, int, int] | None = None
         #: Why clients are to publish nothing more, while an alarm stands; this one is not read because of it.
         self._alarm = b""
-        self._blocked = False
+        self._blocked = self._waits_for_spool = False
         #: What had begun to come then is read to its end; None until a frame that had begun has come.
         self._to_finish: list[Content] | None = None
         #: The broker was sent a connection.close of ours; the end of what it has sent since.
@@ -286,6 +286,7 @@ class AMQP091Session(Session):
         # What one stream reads may let the other go on.
         for stream in self._streams.values():
             stream.flush()
+        self._look_at_spool(self._stages.now_ns)
         self._go_on_with_replay()
 
     def resolved(self, request: Request, refuse: Refuse | None, now_ns: int) -> None:
@@ -320,6 +321,7 @@ class AMQP091Session(Session):
     def tick(self, now_ns: int) -> Batch | None:
         """Send heartbeats where they are due, and ask about what waits."""
         self._stages.now_ns = now_ns
+        self._look_at_spool(now_ns)
         if self._heartbeat_ns is not None and now_ns >= self._heartbeat_ns:
             self._heartbeat_ns = now_ns + self._half_ns()
             self._beat()
@@ -334,6 +336,7 @@ class AMQP091Session(Session):
         side = self._asks_next if self._streams[self._asks_next].asks() else self._asks_next.other
         stream = self._streams[side]
         requests = stream.ask()
+        self._look_at_spool(now_ns)
         charges, stream.charges = stream.charges, []
         self._asks_next = side.other
         if any(each.asks() for each in self._streams.values()) or (replay is not None and replay.asks()):
@@ -536,6 +539,7 @@ class AMQP091Session(Session):
             stream.part()
         for memory in self._memory.values():
             memory.forget()
+        self._look_at_spool(self._stages.now_ns)
         self._asked.clear()
         self._names.forget()
 
@@ -599,6 +603,17 @@ class AMQP091Session(Session):
         """Return what is missing of the frame in hand while as much waits as may: a pause comes between two frames."""
         pauses = self._is_full(side) or (self._blocked and side is Side.CLIENT)
         return self._streams[side].missing_bytes() if pauses else NO_BOUND
+
+    def _look_at_spool(self, now_ns: int) -> None:
+        """Have the connection show that it waits for the spool, or does so no more."""
+        spool, publishes = self._context.spool, self._publishes
+        if spool is not None and (spool.is_stopped or self._waits_for_spool):
+            waits = spool.is_stopped and publishes.puts_aside() and publishes.can_stop()
+            if waits and not self._waits_for_spool:
+                self._context.stage.stall(spool.store, now_ns, on=True)
+            elif self._waits_for_spool and not waits:
+                self._context.stage.part(spool.store, now_ns)
+            self._waits_for_spool = waits
 
     def _is_full(self, side: Side) -> bool:
         """Say whether as much waits of that peer as may, in memory or in the spool."""

@@ -287,6 +287,11 @@ class Lines:
         """How many requests are put aside, without those of an earlier process."""
         return sum(line.count for line in self._lines.values() if not line.replays) if self._lines else 0
 
+    @property
+    def store(self) -> Stage:
+        """The stage of the spool's disk."""
+        return self._spool.store
+
     def is_full(self) -> bool:
         """Say whether nothing more should be put aside for now; who had to wait for that is woken.
 

@@ -79,7 +79,9 @@ class RocketMQSession(Session):
         self._begun = False
         self._unread = False
         self._broker_ended = False
-        self._client_gone = self._throttled = False
+        self._client_gone = self._throttled = self._waits_for_spool = False
+        #: When that was looked at last.
+        self._looked_ns = 0
         self._now_ns = 0
 
     @property
@@ -202,7 +204,14 @@ class RocketMQSession(Session):
         return batch
 
     def _throttle(self, now_ns: int) -> None:
-        """Show whether a limit makes something of the connection wait."""
+        """Show whether a limit makes something of the connection wait, or the spool does."""
+        lines, self._looked_ns = self._lines, now_ns
+        if lines is not None and lines.is_full() is not self._waits_for_spool:
+            self._waits_for_spool = not self._waits_for_spool
+            if self._waits_for_spool:
+                self._stage.stall(lines.store, now_ns, on=True)
+            else:
+                self._stage.part(lines.store, now_ns)
         throttled = self._requests.held.count > 0 or bool(self._lines)
         if throttled is not self._throttled:
             self._throttled = throttled
@@ -307,6 +316,7 @@ class RocketMQSession(Session):
         """Give back the room for what was gathered; forget what is put aside, and commits that have not gone on."""
         if self._lines is not None:
             self._lines.close()
+            self._throttle(self._looked_ns)
         self._requests.give_back()
 
     def take(self, side: Side) -> Sequence[Buffer]:
