@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 Refusal = Literal["answered", "silent", "impossible"]
 """What a refusal is to a request: its client is told; its client chose not to be told; or it cannot be said at all, as
 the client believes that the broker has it. Nothing refuses the last: it passes, or waits."""
+Asks = Literal["all", "delaying", "refusing"]
+"""Which rules decide: all that apply; those that hold what is over them; or the others, which refuse it, or shadow.
+
+Where a receiver says how many messages may come, the former decide how many, and the latter on each as it comes."""
 Admit = Callable[["Segment | Publishes", int], int]
 """Admits, run by run from a number on, the requests of a segment; returns the first that is left."""
 Count = Callable[["Segment | Publishes", Sequence[int]], Sequence[int]]
@@ -202,6 +206,11 @@ class Request(msgspec.Struct, gc=False):
         by_answer: what it costs is known from its answer, and comes as a Charge.
         since_ns: since when it waits, in monotonic nanoseconds, if it was put aside; otherwise 0.
         returns: if its ticket is dropped, it is asked about again, or another connection sends it: that is not counted.
+        most: it asks for credit: for permits of ``messages`` at least and so many at most, of ``size_bytes`` each,
+            before the messages come. Without a verdict all are granted. It cannot be refused, and is not counted as
+            admitted: what comes on credit is (``Paid``). 0: it is a request like any other.
+        asks: which rules decide.
+        may_wait: it can be held. What a rule would hold of one that cannot, it refuses.
     """
 
     resources: tuple[Resource, ...]
@@ -215,6 +224,9 @@ class Request(msgspec.Struct, gc=False):
     by_answer: bool = False
     since_ns: int = 0
     returns: bool = False
+    most: int = 0
+    asks: Asks = "all"
+    may_wait: bool = True
 
 
 class Response(msgspec.Struct, gc=False):
@@ -359,6 +371,18 @@ def drop_tickets(verdicts: Verdicts) -> None:
             verdict.ticket.drop()
 
 
+class Grant(Verdict, frozen=True):
+    """Of what a request for credit asks, only some is granted; it may ask for the rest anew.
+
+    One that is held is granted what its ``messages`` say when it is resolved.
+
+    Attributes:
+        messages: how many; at least one.
+    """
+
+    messages: int
+
+
 class Later(Verdict, frozen=True):
     """The request is not decided: it comes again in a later batch, when the one that it stands behind is resolved.
 
@@ -375,16 +399,38 @@ class Charge(msgspec.Struct, gc=False):
 
     Attributes:
         resources: everything it is charged to.
-        messages: the cost in messages beyond what its request was decided by.
-        size_bytes: the cost in bytes beyond that.
+        messages: the cost in messages beyond what its request was decided by; negative is given back.
+        size_bytes: the cost in bytes beyond that; likewise.
         producer_group: as in the request.
         consumes: its request consumes; an answer that brought nothing is a charge of 0.
+        asks: which rules it is charged to.
+        counts: it is counted as admitted. What corrects a charge for credit is not.
     """
 
     resources: tuple[Resource, ...]
     messages: int
     size_bytes: int = 0
     producer_group: str = ""
+    consumes: bool = False
+    asks: Asks = "all"
+    counts: bool = True
+
+
+class Paid(msgspec.Struct, gc=False):
+    """Messages that came on credit: nothing decides on them any more, and they are counted as admitted.
+
+    Attributes:
+        resources: what they are for.
+        requests: how many requests they are.
+        messages: how many messages.
+        size_bytes: bytes on the wire.
+        consumes: they are taken, not sent.
+    """
+
+    resources: tuple[Resource, ...]
+    requests: int
+    messages: int
+    size_bytes: int
     consumes: bool = False
 
 
@@ -395,7 +441,8 @@ class Batch:
         connection: whose requests they are.
         side: the peer they came from.
         requests: in the order of the wire.
-        charges: costs to be debited without a decision. Requests and charges are not both empty.
+        charges: costs to be debited without a decision.
+        paid: what came on credit. Requests, charges and paid are not all empty.
         verdicts: what the pipeline decided so far. Only the pipeline adds to it.
         bypassed: names of the handlers that were skipped, with the reason.
     """
@@ -407,18 +454,25 @@ class Batch:
         "bypassed",
         "charges",
         "connection",
+        "paid",
         "requests",
         "side",
         "verdicts",
     )
 
     def __init__(
-        self, connection: ConnectionInfo, side: Side, requests: Sequence[Request], charges: Sequence[Charge] = ()
+        self,
+        connection: ConnectionInfo,
+        side: Side,
+        requests: Sequence[Request],
+        charges: Sequence[Charge] = (),
+        paid: Sequence[Paid] = (),
     ) -> None:
         self.connection = connection
         self.side = side
         self.requests = requests
         self.charges = charges
+        self.paid = paid
         self.verdicts: dict[int, Verdict] = {}
         self.bypassed: dict[str, str] = {}
         # As isinstance, which takes longer with an abstract class than most of what follows.

@@ -34,7 +34,7 @@ from proxy.control import LimitCommandReply, LimitCommandVerb
 from proxy.deciding.batch import Batch, ConnectionInfo, Refuse, Request, Response, Side
 from proxy.flow.credit import Stage
 from proxy.spool.spool import QueueName, Spool
-from proxy.stats.snapshot import ClientDescription
+from proxy.stats.snapshot import ClientDescription, LinkState
 from proxy.stats.timing import Histogram
 
 if TYPE_CHECKING:
@@ -124,6 +124,34 @@ class Replayed(NamedTuple):
     reason: str = ""
 
 
+class Terms(NamedTuple):
+    """What rules in force say to messages for some resources, before one comes.
+
+    Attributes:
+        delays: some rule holds what is over it, so that credit for them is to be asked for.
+        refuses: some rule refuses what is over it, or shadows, so that each message is to be decided.
+        most_bytes: the largest message that the limits of bytes admit at once, in bytes; None is any.
+    """
+
+    delays: bool = False
+    refuses: bool = False
+    most_bytes: int | None = None
+
+
+NO_TERMS: Final = Terms()
+
+
+TermsOf = Callable[[ConnectionInfo, tuple[Resource, ...], bool], Terms]
+"""Says what the rules in force say to messages of a connection for some resources; the last is whether they are taken,
+not sent. Of a connection that is exempt, and while limiting is off, it is NO_TERMS."""
+
+
+def no_terms(connection: ConnectionInfo, resources: tuple[Resource, ...], consumes: bool) -> Terms:  # noqa: FBT001
+    """Say that nothing is limited."""
+    del connection, resources, consumes
+    return NO_TERMS
+
+
 def nobody_waits(requests: Sequence[Request]) -> None:
     """Do nothing about requests that wait no more."""
     del requests
@@ -138,6 +166,8 @@ class Description(msgspec.Struct, frozen=True):
         refused: requests that were refused, held ones among them once they are.
         resources: what was asked for, as ``kind:name``, at most MAX_RESOURCES_SHOWN.
         more_resources: how many others there were, as far as the session remembers.
+        links: the links that are attached, at most MAX_LINKS_SHOWN, those that wait first.
+        more_links: how many others there are.
     """
 
     client: ClientDescription = ClientDescription()
@@ -145,6 +175,8 @@ class Description(msgspec.Struct, frozen=True):
     refused: int = 0
     resources: tuple[str, ...] = ()
     more_resources: int = 0
+    links: tuple[LinkState, ...] = ()
+    more_links: int = 0
 
 
 class Session(ABC):
@@ -418,6 +450,8 @@ class SessionContext:
         writer: the stage of what is queued for the broker.
         hear_of_writes: has ``written`` called from now on, or no more. Nobody hears of writes at first.
         replayed: writes down what became of a queue of an earlier process.
+        terms: what the rules in force say to messages for some resources.
+        rules_version: changes when the rules in force do, so that ``terms`` may say something else.
     """
 
     connection: ConnectionInfo
@@ -439,6 +473,8 @@ class SessionContext:
     writer: Stage = field(default_factory=lambda: Stage("writer"))
     hear_of_writes: Callable[[bool], None] = lambda _: None
     replayed: Callable[[Replayed], None] = lambda _: None
+    terms: TermsOf = no_terms
+    rules_version: Callable[[], int] = lambda: 0
 
 
 @dataclass(frozen=True, slots=True)

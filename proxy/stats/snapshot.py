@@ -64,6 +64,8 @@ Origin = Literal["configuration", "edit", "built-in"]
 
 MAX_RESOURCES_SHOWN: Final = 20
 """Of one connection."""
+MAX_LINKS_SHOWN: Final = 50
+"""Likewise."""
 
 
 class ResourceCounts(msgspec.Struct, gc=False):
@@ -603,6 +605,32 @@ class ClientDescription(msgspec.Struct, frozen=True):
     user: str = ""
 
 
+class LinkState(msgspec.Struct, frozen=True):
+    """One link of a connection: messages one way, as many as their receiver's credit allows.
+
+    Attributes:
+        name: as its peers call it.
+        session: the client's channel.
+        sends: the client sends on it; else it receives.
+        resource: what it is limited as, as ``kind:name``; empty if each message says that, or it is not limited at all.
+        credit: messages that may come now.
+        withheld: messages that the receiver would take beyond that.
+        used: messages that came so far.
+        refused: of these, those that were refused.
+        waits_ms: for how long it waits for credit, in milliseconds; 0 is not at all.
+    """
+
+    name: str
+    session: int
+    sends: bool
+    resource: str
+    credit: int
+    withheld: int
+    used: int
+    refused: int
+    waits_ms: int
+
+
 class ConnectionState(msgspec.Struct, frozen=True):
     """One open connection, as an operator sees it.
 
@@ -623,6 +651,8 @@ class ConnectionState(msgspec.Struct, frozen=True):
         channels: its writer, its channels and its resources with a queue, as far as they are not running; at most
             MAX_STAGES_SHOWN.
         spooled: messages of it that are in the spool.
+        links: the links that are attached, at most MAX_LINKS_SHOWN, those that wait first.
+        more_links: how many others there are.
     """
 
     id: int
@@ -640,6 +670,8 @@ class ConnectionState(msgspec.Struct, frozen=True):
     stage: StageState = StageState("connection", "")
     channels: tuple[StageState, ...] = ()
     spooled: int = 0
+    links: tuple[LinkState, ...] = ()
+    more_links: int = 0
 
 
 class ResourceState(msgspec.Struct, frozen=True, gc=False):

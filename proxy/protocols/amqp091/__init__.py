@@ -5,8 +5,8 @@ from typing import Final
 
 from limiter.rules.resource import USER, VHOST
 from limiter.rules.rule import Rule
+from proxy.protocols.amqp.names import DELIVERY, EXCHANGE, QUEUE, ROUTING_KEY
 from proxy.protocols.amqp091.memory import Hub
-from proxy.protocols.amqp091.names import DELIVERY, EXCHANGE, QUEUE, ROUTING_KEY
 from proxy.protocols.amqp091.options import AMQP091Options, check_rule
 from proxy.protocols.amqp091.session import AMQP091Session
 from proxy.protocols.base import Kind, Protocol

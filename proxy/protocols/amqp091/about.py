@@ -6,8 +6,8 @@ Who it is decides nothing but the scope ``user``; the broker checks it.
 from typing import Final
 
 from proxy.deciding.batch import Side
+from proxy.protocols.amqp.names import encoded
 from proxy.protocols.amqp091 import wire
-from proxy.protocols.amqp091.names import encoded
 from proxy.protocols.amqp091.wire import Malformed, Reader, read_texts, reads_true
 from proxy.stats.snapshot import ClientDescription
 

@@ -7,7 +7,7 @@ from annotated_types import Ge, Le
 
 from limiter.rules.errors import RuleError
 from limiter.rules.rule import Rule
-from proxy.protocols.amqp091.names import ROUTING_KEY
+from proxy.protocols.amqp.names import ROUTING_KEY
 from proxy.protocols.amqp091.reading import MOST_BODY_BYTES, MOST_MESSAGE_BYTES
 from proxy.protocols.options import Scan, Tls
 

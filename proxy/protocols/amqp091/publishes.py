@@ -9,11 +9,11 @@ from typing import Final
 
 from limiter.rules.resource import Resource
 from proxy.deciding.batch import Batch, Refuse, Request, Shadow, Verdicts
+from proxy.protocols.amqp.names import Target, encoded
 from proxy.protocols.amqp091 import wire
 from proxy.protocols.amqp091.channel import MOST_CONSUMERS, MOST_UNANSWERED, UNTOLD, Channel, Content, Lane, Method
 from proxy.protocols.amqp091.confirms import Confirms
 from proxy.protocols.amqp091.memory import Memory
-from proxy.protocols.amqp091.names import Target, encoded
 from proxy.protocols.amqp091.reading import MOST_CHANNEL, MOST_CONTENTS, Shared
 from proxy.protocols.amqp091.scanning import MOST_RUNS, MOST_SCANNED, Gathered, Scanned
 from proxy.protocols.amqp091.spooling import Spooling

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from proxy.deciding.batch import Request
+from proxy.protocols.amqp.names import Names
 from proxy.protocols.amqp091 import wire
 from proxy.protocols.amqp091.about import AboutClient
 from proxy.protocols.amqp091.channel import DROPPED, LATER, NEW, PASSING, Channel, Content, Lane, Method
-from proxy.protocols.amqp091.names import Names
 from proxy.protocols.amqp091.scanning import Gathered, Native, Scanned
 from proxy.protocols.amqp091.stages import Stages
 from proxy.protocols.amqp091.wire import Malformed

@@ -32,8 +32,8 @@ from typing import Final
 
 from limiter.rules.resource import Resource
 from proxy.deciding.batch import Batch, Hold, Later, Request
+from proxy.protocols.amqp.names import Names
 from proxy.protocols.amqp091 import wire
-from proxy.protocols.amqp091.names import Names
 from proxy.protocols.amqp091.wire import Malformed, Reader
 from proxy.protocols.base import Replayed, SessionContext
 from proxy.spool.queue import Queue

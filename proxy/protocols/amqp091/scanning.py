@@ -13,9 +13,9 @@ from limiter.compiled import COMPILED
 from limiter.deciding.asking import permits_each
 from proxy.deciding import gathered
 from proxy.deciding.batch import Group, Request
+from proxy.protocols.amqp.names import EXCHANGE, MAX_NAMES, QUEUE, ROUTING_KEY
 from proxy.protocols.amqp091.channel import DROPPED, PASSING, REFUSED, Content, Lane
 from proxy.protocols.amqp091.confirms import Confirms
-from proxy.protocols.amqp091.names import EXCHANGE, MAX_NAMES, QUEUE, ROUTING_KEY
 from proxy.protocols.amqp091.wire import DEFAULT_FRAME_MAX
 from proxy.protocols.base import Buffer
 

@@ -9,12 +9,12 @@ from msgspec.structs import replace
 from limiter.rules.resource import USER, VHOST, Resource
 from proxy.deciding.batch import Batch, ConnectionInfo, Refuse, Request, Side
 from proxy.flow.credit import Stage
+from proxy.protocols.amqp.names import DEFAULT_VHOST, DELIVERY, ROUTING_KEY, encoded
 from proxy.protocols.amqp091 import wire
 from proxy.protocols.amqp091.answers import Answers
 from proxy.protocols.amqp091.channel import PASSING, Channel, Content
 from proxy.protocols.amqp091.confirms import Confirms
 from proxy.protocols.amqp091.memory import Memory
-from proxy.protocols.amqp091.names import DEFAULT_VHOST, DELIVERY, ROUTING_KEY, encoded
 from proxy.protocols.amqp091.options import AMQP091Options
 from proxy.protocols.amqp091.publishes import Publishes
 from proxy.protocols.amqp091.reading import Shared

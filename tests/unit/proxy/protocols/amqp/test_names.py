@@ -2,7 +2,7 @@ import pytest
 from amqp_playbook import frames
 
 from limiter.rules.resource import Resource
-from proxy.protocols.amqp091.names import MAX_NAMES, Names, encoded
+from proxy.protocols.amqp.names import MAX_NAMES, Names, encoded
 
 
 @pytest.mark.parametrize(
