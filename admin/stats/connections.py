@@ -25,7 +25,7 @@ class ConnectionQuery(msgspec.Struct, frozen=True, kw_only=True):
     """Which connections are asked for.
 
     Attributes:
-        search: part of the peer, the client's id, the listener or a resource; empty is all.
+        search: part of the peer, the client's id, the listener, a resource or a link's name; empty is all.
         sort: the column.
         order: of the column.
         offset: of the first row.
@@ -142,12 +142,15 @@ class Connections:
             stage=state.stage,
             channels=state.channels,
             spooled=state.spooled,
+            links=state.links,
+            more_links=state.more_links,
         )
 
 
 def _holds(state: ConnectionState, search: str) -> bool:
     texts = (state.peer, state.client.id, state.client.user, state.listener, *state.resources)
-    return any(search in text.casefold() for text in texts)
+    links = (text for link in state.links for text in (link.name, link.resource))
+    return any(search in text.casefold() for text in (*texts, *links))
 
 
 #: Samples hold connections by their age, which is the order of their ids.
