@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from proxy.protocols.amqp10.links import Link
 
 #: What a scan finds is told link by link and range by range: how long that takes shows only when it is done.
-MOST_RUNS: Final = 4096
+MOST_RUNS: Final = 512
 
 
 class NativeScanner:
