@@ -110,7 +110,7 @@ class Measured:
         fast_per_s: messages that arrived in the fast queue.
         slow_per_s: in that which is slow, or limited.
         received_per_s: messages consumed.
-        refused_per_s: publishes that came back: with 0.9.1 Sluice cannot stop one queue's alone, and holds them so long.
+        refused_per_s: publishes that came back. Under 0.9.1 Sluice cannot stop those of one queue alone.
         cpu_us: processor time of what stands between, for each of these messages; 0 if nothing does.
     """
 
