@@ -1,0 +1,81 @@
+"""The scan of the compiled part, ``sluice_native`` (folder ``native``): all plain frames of a chunk in one call.
+
+Where it is not installed, or the options say ``python``, every frame is read one by one.
+"""
+
+from typing import TYPE_CHECKING, Final
+
+from limiter.compiled import COMPILED
+from proxy.protocols.amqp10.stream import Scanned
+from proxy.protocols.base import Buffer
+
+if TYPE_CHECKING:
+    from proxy.protocols.amqp10.conversation import Conversation
+    from proxy.protocols.amqp10.links import Link
+
+#: What a scan finds is told link by link and range by range: how long that takes shows only when it is done.
+MOST_RUNS: Final = 512
+
+
+class NativeScanner:
+    """As ``stream.Scanner``, in compiled code.
+
+    Args:
+        copies_key: what in the annotations of a message may have it copied.
+    """
+
+    def __init__(self, copies_key: bytes = b"x-cc") -> None:
+        assert COMPILED is not None  # noqa: S101 - as who made this knows
+        self._frames = COMPILED.Links(copies_key)
+        self._links: dict[tuple[int, int], Link] = {}
+        self._sessions: dict[int, Conversation] = {}
+
+    def bound(self, most_frame_bytes: int) -> None:
+        """Take no longer frames from now on."""
+        self._frames.most_frame_bytes = most_frame_bytes
+
+    def know_link(
+        self, channel: int, handle: int, link: "Link", *, most_bytes: int | None = None, copies: bool = False
+    ) -> None:
+        """Take transfers of a link from now on; no delivery of it is begun.
+
+        Args:
+            channel: of its session.
+            handle: its number there.
+            link: what ``scan`` returns for it.
+            most_bytes: longer transfers are not plain.
+            copies: nor are messages that may be copied by their annotations.
+        """
+        self._links[channel, handle] = link
+        self._frames.mark(channel, handle, most_bytes, copies)
+
+    def forget_link(self, channel: int, handle: int) -> None:
+        """Take transfers of a link no more; also of one that it was never told of."""
+        if self._links.pop((channel, handle), None) is not None:
+            self._frames.unmark(channel, handle)
+
+    def know_session(self, channel: int, session: "Conversation") -> None:
+        """Take dispositions of a session from now on, and transfers of its links."""
+        self._sessions[channel] = session
+        self._frames.begin(channel)
+
+    def forget_session(self, channel: int) -> None:
+        """Take none any more; its links are forgotten one by one."""
+        if self._sessions.pop(channel, None) is not None:
+            self._frames.leave(channel)
+
+    def scan(self, buffer: Buffer, at: int) -> Scanned | None:
+        """Return the run that begins at a frame's first byte; None if that frame is not plain, or not all there."""
+        stop, frames, moved, settled = self._frames.scan(buffer, at, MOST_RUNS)
+        if not frames:
+            return None
+        links, sessions = self._links, self._sessions
+        return Scanned(
+            stop,
+            frames,
+            [
+                (links[channel, handle], deliveries, size_bytes, unsettled)
+                for channel, handle, deliveries, size_bytes, unsettled in moved
+            ],
+            [(sessions[channel], receiver, first, last) for channel, receiver, first, last in settled],
+        )
