@@ -168,7 +168,7 @@ types: $(VENV_STAMP) $(NATIVE) ## mypy --strict over the packages and the test h
 	$(BIN)/mypy --strict
 	$(if $(CARGO),$(BIN)/stubtest --ignore-missing-stub sluice_native)
 	$(BIN)/mypy --strict tests/integration/harness
-	$(BIN)/mypy --strict tests/support/playbook tests/support/amqp_playbook
+	$(BIN)/mypy --strict tests/support/playbook tests/support/amqp_playbook tests/support/amqp10_playbook
 	$(BIN)/mypy --strict tests/plugin/sluice_lines
 	MYPYPATH=tests/support:tests/integration $(BIN)/mypy --strict tests/support/pictures
 	MYPYPATH=tests/support:tests/integration $(BIN)/mypy --strict tests/bench tests/support/reference \

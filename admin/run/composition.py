@@ -129,7 +129,7 @@ class Plan:
                 spool_folder,
                 SpoolSettings(
                     memory_bytes=spool.memory_bytes,
-                    most_disk_bytes=spool.max_disk_bytes,
+                    max_disk_bytes=spool.max_disk_bytes,
                     # While the alarm stands, what is here already can still be written.
                     least_free_bytes=alarms.disk_free_bytes // 2,
                     most_age_s=spool.max_age_s,
