@@ -66,16 +66,14 @@ class NativeScanner:
 
     def scan(self, buffer: Buffer, at: int) -> Scanned | None:
         """Return the run that begins at a frame's first byte; None if that frame is not plain, or not all there."""
-        stop, frames, moved, settled = self._frames.scan(buffer, at, MOST_RUNS)
+        stop, frames, moved, begun, settled = self._frames.scan(buffer, at, MOST_RUNS)
         if not frames:
             return None
         links, sessions = self._links, self._sessions
         return Scanned(
             stop,
             frames,
-            [
-                (links[channel, handle], deliveries, size_bytes, unsettled)
-                for channel, handle, deliveries, size_bytes, unsettled in moved
-            ],
+            [(links[channel, handle], deliveries, size_bytes) for channel, handle, deliveries, size_bytes in moved],
+            [(sessions[channel], first, last, unsettled) for channel, first, last, unsettled in begun],
             [(sessions[channel], receiver, first, last) for channel, receiver, first, last in settled],
         )

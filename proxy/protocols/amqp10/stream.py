@@ -52,14 +52,17 @@ class Scanned(msgspec.Struct, gc=False):
     Attributes:
         stop: where it ends in the buffer; it began where the scan did.
         frames: how many, empty ones and dispositions among them.
-        transfers: by link, each once: the link, its deliveries, their frames' bytes, and the delivery-ids of those that
-            are not settled. Each delivery is one transfer.
-        settled: by disposition that settles: of which session, whether its receiver says so, and which deliveries.
+        transfers: by link, each once: the link, its deliveries, and their frames' bytes. Each delivery is one transfer.
+        begun: by session, each once: the session, the first and last delivery-id, which are all between, too, and those
+            that are not settled.
+        settled: by disposition that settles: of which session, whether its receiver says so, and which deliveries;
+            joined where these follow each other. They may have begun in the run.
     """
 
     stop: int
     frames: int
-    transfers: "Sequence[tuple[Link, int, int, Ranges]]"
+    transfers: "Sequence[tuple[Link, int, int]]"
+    begun: "Sequence[tuple[Conversation, int, int, Ranges]]"
     settled: "Sequence[tuple[Conversation, bool, int, int]]"
 
 
@@ -67,19 +70,19 @@ class Scanner(Protocol):
     """Takes runs of plain frames of one peer's stream. Numbers of channels and handles are that peer's.
 
     Plain to it are only whole frames of AMQP with a header of 8 bytes: empty ones; transfers with a delivery-id, where
-    ``more``, ``resume`` and ``aborted`` are false or left out, on links it was told of; and dispositions in sessions it
-    was told of. Descriptors and lists in other than the usual forms (``00 53``; ``c0``, ``d0``, ``45``), and fields
-    that are not of their types, end a run. Nothing raises for what a peer sends.
+    ``more``, ``resume`` and ``aborted`` are false or left out, on links it was told of; and dispositions. The session
+    is one that it was told of. Descriptors and lists in other than the usual forms (``00 53``; ``c0``, ``d0``, ``45``),
+    and fields that are not of their types, end a run. Nothing raises for what a peer sends.
     """
 
     def know_link(self, channel: int, handle: int, link: "Link") -> None:
-        """Take transfers of a link from now on."""
+        """Take transfers of a link from now on. Where a delivery is open it is not to be told of it."""
 
     def forget_link(self, channel: int, handle: int) -> None:
         """Take transfers of a link no more; also of one that it was never told of."""
 
     def know_session(self, channel: int, session: "Conversation") -> None:
-        """Take dispositions of a session from now on."""
+        """Take dispositions of a session from now on, and transfers of its links."""
 
     def forget_session(self, channel: int) -> None:
         """Take none any more; its links are forgotten one by one."""
