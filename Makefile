@@ -8,7 +8,8 @@ BIN := $(VENV)/bin
 PARTS := .parts
 RUN_STAMP := $(VENV)/.stamp-run
 VENV_STAMP := $(VENV)/.stamp
-PARTS_STAMPS := $(PARTS)/rocketmq/.stamp $(PARTS)/rabbitmq/.stamp $(PARTS)/node/.stamp $(PARTS)/python/.stamp
+PARTS_STAMPS := $(PARTS)/rocketmq/.stamp $(PARTS)/rabbitmq/.stamp $(PARTS)/artemis/.stamp \
+	$(PARTS)/amqp10/.stamp $(PARTS)/node/.stamp $(PARTS)/python/.stamp
 NATIVE_STAMP := $(VENV)/.stamp-native
 NATIVE_SOURCES := $(wildcard native/*.toml native/*.pyi native/src/*.rs native/core/Cargo.toml native/core/src/*.rs native/core/src/*/*.rs)
 # The compiled part is optional: without a Rust toolchain all is done in Python.
@@ -83,6 +84,20 @@ $(PARTS)/rocketmq/.stamp: tests/integration/rocketmq/pom.xml
 
 $(PARTS)/rabbitmq/.stamp: tests/integration/rabbitmq/pom.xml
 	@sh tests/integration/packages.sh rabbitmq
+	rm -rf $(@D) && mkdir -p $(@D)
+	mvn -q -B -f $< dependency:copy-dependencies -DoutputDirectory="$(CURDIR)/$(@D)/lib"
+	@touch $@
+
+# The broker for AMQP 1.0 that is there in a second, without root.
+$(PARTS)/artemis/.stamp: tests/integration/artemis/pom.xml
+	@sh tests/integration/packages.sh rocketmq
+	rm -rf $(@D) && mkdir -p $(@D)
+	mvn -q -B -f $< dependency:copy-dependencies -DoutputDirectory="$(CURDIR)/$(@D)/lib"
+	@touch $@
+
+# RabbitMQ's Java client for AMQP 1.0: apart from the broker, which needs an older Netty.
+$(PARTS)/amqp10/.stamp: tests/integration/clients/amqp10/pom.xml
+	@sh tests/integration/packages.sh rocketmq
 	rm -rf $(@D) && mkdir -p $(@D)
 	mvn -q -B -f $< dependency:copy-dependencies -DoutputDirectory="$(CURDIR)/$(@D)/lib"
 	@touch $@

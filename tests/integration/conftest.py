@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from harness.artemis import Artemis, StartArtemis
 from harness.embedded import EmbeddedBroker
 from harness.frames import FrameClient
 from harness.paths import rocketmq_classpath
@@ -126,6 +127,23 @@ def start_rabbitmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartRa
 def rabbitmq(start_rabbitmq: StartRabbitMQ) -> RabbitMQ:
     """The broker of most tests; give queues and exchanges names of their own."""
     return start_rabbitmq()
+
+
+@pytest.fixture(scope="session")
+def start_artemis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartArtemis]:
+    """Starts an Artemis broker on a port of its own; all are ended after the session."""
+    with ExitStack() as running:
+
+        def start(**how: Any) -> Artemis:
+            return running.enter_context(Artemis(tmp_path_factory.mktemp("artemis") / "home", **how))
+
+        yield start
+
+
+@pytest.fixture(scope="session")
+def artemis(start_artemis: StartArtemis) -> Artemis:
+    """The broker of most tests of AMQP 1.0; give queues names of their own."""
+    return start_artemis()
 
 
 @pytest.fixture(scope="session")

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 #: What a scan finds is told link by link and range by range: how long that takes shows only when it is done.
 MOST_RUNS: Final = 512
+#: Numbers of deliveries are counted on from 0 behind it.
+_HIGHEST: Final = (1 << 32) - 1
 
 
 class NativeScanner:
@@ -74,6 +76,9 @@ class NativeScanner:
             stop,
             frames,
             [(links[channel, handle], deliveries, size_bytes) for channel, handle, deliveries, size_bytes in moved],
-            [(sessions[channel], first, last, unsettled) for channel, first, last, unsettled in begun],
+            [
+                (sessions[channel], ((last - first) & _HIGHEST) + 1, unsettled)
+                for channel, first, last, unsettled in begun
+            ],
             [(sessions[channel], receiver, first, last) for channel, receiver, first, last in settled],
         )

@@ -52,17 +52,16 @@ class Scanned(msgspec.Struct, gc=False):
     Attributes:
         stop: where it ends in the buffer; it began where the scan did.
         frames: how many, empty ones and dispositions among them.
-        transfers: by link, each once: the link, its deliveries, and their frames' bytes. Each delivery is one transfer.
-        begun: by session, each once: the session, the first and last delivery-id, which are all between, too, and those
-            that are not settled.
-        settled: by disposition that settles: of which session, whether its receiver says so, and which deliveries;
-            joined where these follow each other. They may have begun in the run.
+        links: of the transfers, by link, each once: the link, its deliveries, and their frames' bytes.
+        sessions: likewise by session: the session, its transfers, and the delivery-ids of those that are not settled,
+            ascending. Each transfer is one delivery.
+        settled: by disposition that settles: of which session, whether its receiver says so, and which deliveries.
     """
 
     stop: int
     frames: int
-    transfers: "Sequence[tuple[Link, int, int]]"
-    begun: "Sequence[tuple[Conversation, int, int, Ranges]]"
+    links: "Sequence[tuple[Link, int, int]]"
+    sessions: "Sequence[tuple[Conversation, int, Ranges]]"
     settled: "Sequence[tuple[Conversation, bool, int, int]]"
 
 
@@ -70,19 +69,19 @@ class Scanner(Protocol):
     """Takes runs of plain frames of one peer's stream. Numbers of channels and handles are that peer's.
 
     Plain to it are only whole frames of AMQP with a header of 8 bytes: empty ones; transfers with a delivery-id, where
-    ``more``, ``resume`` and ``aborted`` are false or left out, on links it was told of; and dispositions. The session
-    is one that it was told of. Descriptors and lists in other than the usual forms (``00 53``; ``c0``, ``d0``, ``45``),
-    and fields that are not of their types, end a run. Nothing raises for what a peer sends.
+    ``more``, ``resume`` and ``aborted`` are false or left out, on links it was told of; and dispositions in sessions it
+    was told of. Descriptors and lists in other than the usual forms (``00 53``; ``c0``, ``d0``, ``45``), and fields
+    that are not of their types, end a run. Nothing raises for what a peer sends.
     """
 
     def know_link(self, channel: int, handle: int, link: "Link") -> None:
-        """Take transfers of a link from now on. Where a delivery is open it is not to be told of it."""
+        """Take transfers of a link from now on."""
 
     def forget_link(self, channel: int, handle: int) -> None:
         """Take transfers of a link no more; also of one that it was never told of."""
 
     def know_session(self, channel: int, session: "Conversation") -> None:
-        """Take dispositions of a session from now on, and transfers of its links."""
+        """Take dispositions of a session from now on."""
 
     def forget_session(self, channel: int) -> None:
         """Take none any more; its links are forgotten one by one."""
@@ -97,6 +96,7 @@ class Step(ABC):
     Attributes:
         session: whose frames wait for each other; None is nobody's.
         side: who sent it.
+        is_blocked: it cannot be written yet.
     """
 
     __slots__ = ("session", "side")
@@ -104,8 +104,13 @@ class Step(ABC):
     session: "Conversation | None"
     side: Side
 
+    @property
+    def is_blocked(self) -> bool:
+        """Whether it is not decided."""
+        return False
+
     @abstractmethod
-    def apply(self) -> bytes | None:
+    def apply(self, piece: "Piece") -> bytes | None:
         """Count what goes on; return the bytes in its place, none if it is swallowed, or None: as it came."""
 
 
@@ -128,27 +133,69 @@ class Piece(msgspec.Struct, gc=False):
 
 
 class Run(Step):
-    """Plain frames, one behind the other.
+    """Plain frames, one behind the other."""
 
-    Attributes:
-        came: deliveries that are complete, by link.
-        transfers: frames of transfers, by session.
-    """
-
-    __slots__ = ("came", "transfers")
+    __slots__ = ("_came", "_settled", "_transfers", "_unsettled")
 
     def __init__(self, side: Side) -> None:
         self.session = None
         self.side = side
-        self.came: dict[Link, int] = {}
-        self.transfers: dict[Conversation, int] = {}
+        #: Deliveries of which the first frame is among them, by link; and frames of transfers, by session.
+        self._came: dict[Link, int] = {}
+        self._transfers: dict[Conversation, int] = {}
+        #: Deliveries that follow each other, by session: the first, and how many.
+        self._unsettled: list[tuple[Conversation, int, int]] = []
+        self._settled: list[tuple[Conversation, bool, int, int]] = []
 
-    def apply(self) -> bytes | None:
-        """Count the deliveries."""
-        for session, count in self.transfers.items():
-            session.halves[self.side].next_id += count
-        for link, count in self.came.items():
-            link.credit.came(count)
+    def add_transfer(self, session: "Conversation", link: "Link | None", number: int, *, settled: bool) -> None:
+        """Add a transfer.
+
+        Args:
+            session: whose.
+            link: whose delivery begins with it; None if it goes on with one.
+            number: the delivery's.
+            settled: it is.
+        """
+        transfers = self._transfers
+        transfers[session] = transfers.get(session, 0) + 1
+        if link is None:
+            return
+        self._came[link] = self._came.get(link, 0) + 1
+        if not settled and self.side is Side.CLIENT:
+            unsettled = self._unsettled
+            if unsettled:
+                of, first, count = unsettled[-1]
+                if of is session and first + count == number:
+                    unsettled[-1] = session, first, count + 1
+                    return
+            unsettled.append((session, number, 1))
+
+    def add_settled(self, session: "Conversation", first: int, last: int, *, receiver: bool) -> None:
+        """Add a disposition that settles."""
+        self._settled.append((session, receiver, first, last))
+
+    def add_scanned(self, scanned: Scanned) -> None:
+        """Add what compiled code has taken."""
+        for link, deliveries, _ in scanned.links:
+            self._came[link] = self._came.get(link, 0) + deliveries
+        for session, transfers, unsettled in scanned.sessions:
+            self._transfers[session] = self._transfers.get(session, 0) + transfers
+            if self.side is Side.CLIENT:
+                self._unsettled += [(session, first, (last - first + 1) & 0xFFFFFFFF) for first, last in unsettled]
+        self._settled += scanned.settled
+
+    def apply(self, piece: Piece) -> bytes | None:
+        """Count what is in it."""
+        del piece
+        side = self.side
+        for session, transfers in self._transfers.items():
+            session.halves[side].transfers.came(transfers)
+        for session, number, deliveries in self._unsettled:
+            session.halves[side].ids.came(number, deliveries)
+        for link, deliveries in self._came.items():
+            link.came(deliveries)
+        for session, receiver, first, last in self._settled:
+            session.halves[side.other if receiver else side].ids.settled(first, last)
         return None
 
 
@@ -183,7 +230,7 @@ class Reader(ABC):
 
     @abstractmethod
     def take_frame(
-        self, stream: "Stream", frame: Frame, performative: Performative, buffer: Buffer, stop: int, *, whole: bool
+        self, stream: "Stream", frame: Frame, performative: Performative, buffer: Buffer, start: int, stop: int
     ) -> Step | None:
         """Take a frame of AMQP that is not empty.
 
@@ -192,16 +239,16 @@ class Reader(ABC):
             frame: its header.
             performative: what it says; its payload begins where that stops.
             buffer: where it is.
-            stop: where it ends, or what is there of it.
-            whole: the former; else ``take_payload`` follows.
+            start: where it begins.
+            stop: where it ends, or what is there of it; in the latter case ``take_payload`` follows.
         """
 
     @abstractmethod
     def take_scanned(self, stream: "Stream", scanned: Scanned) -> None:
-        """Take a run of plain frames."""
+        """Take a run of plain frames; the stream adds it to ``run``."""
 
     @abstractmethod
-    def take_payload(self, stream: "Stream", buffer: Buffer, at: int, stop: int) -> Step | None:
+    def take_payload(self, stream: "Stream", payload: Buffer, *, is_last: bool) -> Step | None:
         """Take more of the payload of the frame in hand."""
 
 
@@ -221,6 +268,7 @@ class Stream:
         left_bytes: at the end of the last chunk that are to come again.
         out: what may be written to the other peer.
         scanner: takes runs of plain frames, if there is one.
+        keeping: sessions of which something is kept back.
     """
 
     def __init__(self, side: Side, reader: Reader) -> None:
@@ -232,6 +280,7 @@ class Stream:
         self.left_bytes = 0
         self.out: list[Buffer] = []
         self.scanner: Scanner | None = None
+        self.keeping: dict[Conversation, None] = {}
         self._reader = reader
         #: Of a frame that is not there as far as it has to be.
         self._beginning = bytearray()
@@ -313,6 +362,7 @@ class Stream:
             if scanned is not None:
                 self.frames += scanned.frames
                 self._reader.take_scanned(self, scanned)
+                self.run.add_scanned(scanned)
                 self._add(buffer, at, scanned.stop, None)
                 return scanned.stop
         if self.phase is not Phase.FRAMES and (self.phase is Phase.HEADER or self._is_header(buffer, at)):
@@ -342,7 +392,7 @@ class Stream:
         if self.phase is Phase.SASL:
             step = self._reader.take_sasl(self, performative)
         else:
-            step = self._reader.take_frame(self, frame, performative, buffer, there, whole=whole)
+            step = self._reader.take_frame(self, frame, performative, buffer, at, there)
         self._payload_left_bytes = ends - there
         self._add(buffer, at, there, step, is_last=whole)
         return there
@@ -350,8 +400,9 @@ class Stream:
     def _take_payload(self, buffer: Buffer, at: int, stop: int) -> int:
         stop = min(stop, at + self._payload_left_bytes)
         self._payload_left_bytes -= stop - at
-        step = self._reader.take_payload(self, buffer, at, stop)
-        self._add(buffer, at, stop, step, is_last=not self._payload_left_bytes)
+        is_last = not self._payload_left_bytes
+        step = self._reader.take_payload(self, buffer[at:stop], is_last=is_last)
+        self._add(buffer, at, stop, step, is_last=is_last)
         return stop
 
     def _take_header(self, buffer: Buffer, at: int) -> int:
@@ -397,17 +448,33 @@ class Stream:
         """Write what becomes of the chunk in hand."""
         pieces, self._pieces, self._run = self._pieces, [], None
         side = self.side
+        self.release()
         for piece in pieces:
-            session = piece.step.session
-            if session is not None and session.halves[side].kept:
+            step = piece.step
+            session = step.session
+            if session is not None and (session.halves[side].kept or step.is_blocked):
                 session.keep(piece)
+                self.keeping[session] = None
             else:
-                self.put(piece)
+                self._put(piece)
+        self.release()
         self._close_slice()
 
-    def put(self, piece: Piece) -> None:
+    def release(self) -> None:
+        """Write what was kept back, as far as it is decided."""
+        for session in list(self.keeping):
+            kept = session.halves[self.side].kept
+            while kept and not self._is_within and not kept[0].step.is_blocked:
+                self._put(kept.popleft())
+                while self._is_within and kept:
+                    self._put(kept.popleft())
+            if not kept:
+                del self.keeping[session]
+        self._close_slice()
+
+    def _put(self, piece: Piece) -> None:
         """Write what becomes of a piece, now."""
-        instead = piece.step.apply()
+        instead = piece.step.apply(piece)
         if instead is None:
             if piece.buffer is self._buffer and piece.start == self._stop:
                 self._stop = piece.stop

@@ -62,6 +62,8 @@ def _kinds(protocol: Protocol) -> str:
 def _above(kind: Kind) -> str:
     if not kind.refuses:
         return "waits"
+    if kind.by_credit and kind.action == "delay":
+        return f"{code(kind.action)}: no credit"
     return code(kind.action) + (f" for {kind.max_delay_s:g} s" if kind.action == "delay" else "")
 
 
