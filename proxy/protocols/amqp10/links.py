@@ -94,7 +94,18 @@ class Delivery:
         begun: its first transfer has been written, or swallowed.
     """
 
-    __slots__ = ("asked_bytes", "asks", "begun", "fate", "link", "number", "refuse", "resources", "settled", "size_bytes")
+    __slots__ = (
+        "asked_bytes",
+        "asks",
+        "begun",
+        "fate",
+        "link",
+        "number",
+        "refuse",
+        "resources",
+        "settled",
+        "size_bytes",
+    )
 
     def __init__(self, link: "Link", number: int | None, *, settled: bool) -> None:
         self.link = link
@@ -285,9 +296,7 @@ class Link:
             self._shared.charges.append(self._charge(due, due * self._bytes))
 
     def _charge(self, messages: int, size_bytes: int) -> Charge:
-        return Charge(
-            self.resources, messages, size_bytes, consumes=self.consumes, asks=self.asks, counts=False
-        )
+        return Charge(self.resources, messages, size_bytes, consumes=self.consumes, asks=self.asks, counts=False)
 
     def _pay_for(self, size_bytes: int) -> None:
         """Have a permit be paid for so many bytes, those too that are paid already."""
