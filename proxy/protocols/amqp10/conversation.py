@@ -353,11 +353,10 @@ class Conversation:
         delivery.size_bytes += size_bytes
         delivery.complete = is_last
         self._set_delivery(link, None if is_last else delivery)
-        if half.undecided:
-            half.kept_transfers += 1
-            self._kept(half, size_bytes)
         before = delivery.fate
         self._decide(half, delivery, payload, is_last=is_last and len(data) == size_bytes)
+        half.kept_transfers += 1
+        self._kept(half, len(data))
         if is_last and before == PASSES:
             link.finish(delivery)
         if plain:
@@ -367,7 +366,9 @@ class Conversation:
 
     def payload(self, side: Side, delivery: Delivery, payload: Buffer, *, is_last: bool) -> Step:
         """Take more of the payload of a long transfer; ``is_last`` says that it ends with that."""
-        self._decide(self.halves[side], delivery, payload, is_last=is_last and delivery.complete)
+        half = self.halves[side]
+        self._decide(half, delivery, payload, is_last=is_last and delivery.complete)
+        self._kept(half, len(payload))
         return PayloadStep(self, side, delivery)
 
     def _set_delivery(self, link: Link, delivery: Delivery | None) -> None:
@@ -398,7 +399,9 @@ class Conversation:
             delivery.request.size_bytes = delivery.asked_bytes = delivery.size_bytes
 
     def _kept(self, half: Half, size_bytes: int) -> None:
-        """Count what may have to be kept back; if that is too much, decide by what is known."""
+        """Count what has to be kept back, if something has; if that is too much, decide by what is known."""
+        if not half.undecided:
+            return
         half.kept_bytes += size_bytes
         if not self._shared.keep(size_bytes) or half.kept_bytes > half.most_kept_bytes:
             self._decide_now(half)

@@ -516,7 +516,7 @@ class Link:
         size_bytes = delivery.size_bytes
         if delivery.head is None and most_bytes is not None and size_bytes > most_bytes:
             self._ask_for(delivery, resources, "all")
-        elif most_bytes is not None and size_bytes <= most_bytes and not is_last and not must:
+        elif most_bytes is not None and size_bytes <= most_bytes and not delivery.complete and not must:
             # It may still be too large.
             return
         elif delivery.head is not None and (terms.delays or terms.refuses):
