@@ -20,6 +20,7 @@ HELM := v3.18.4
 OPERATOR := v0.83.0
 AMQPLIB_SUITE := 2.2.0
 AMQP_GO_SUITE := v1.16.0
+GO_AMQP_SUITE := v1.7.0
 DEPLOY_STAMPS := $(PARTS)/helm/.stamp-$(HELM) $(PARTS)/definitions/.stamp-$(OPERATOR) $(PARTS)/packaging/.stamp
 
 # The first Python that is new enough and can make virtual environments; PYTHON=… chooses another.
@@ -134,6 +135,9 @@ $(PARTS)/suites/.stamp: tests/integration/suites/requirements.txt Makefile | $(V
 	set -e; module=github.com/rabbitmq/amqp091-go@$(AMQP_GO_SUITE); cd $(@D); \
 	cp -r "$$(go mod download -json $$module | sed -n 's/.*"Dir": "\(.*\)".*/\1/p')" amqp091-go; \
 	chmod -R u+w amqp091-go; cd amqp091-go; go test -c -vet=off -tags integration -o suite.test .
+	set -e; module=github.com/Azure/go-amqp@$(GO_AMQP_SUITE); cd $(@D); \
+	cp -r "$$(go mod download -json $$module | sed -n 's/.*"Dir": "\(.*\)".*/\1/p')" go-amqp; \
+	chmod -R u+w go-amqp; cd go-amqp; go test -c -vet=off -o suite.test .
 	@touch $@
 
 $(PARTS)/helm/.stamp-$(HELM):
