@@ -1,8 +1,8 @@
 """One direction of a connection: cuts what a peer sends into frames, and writes what becomes of them in their order.
 
-A chunk is read by ``feed``, which makes pieces of it, and written by ``write`` once it is decided. In between nothing of
-it is written, and numbers that are counted as frames go on (credit, transfer-ids, delivery-ids) do not change: a frame
-is rewritten with the numbers of the moment at which it goes on.
+A chunk is read by ``feed``, which makes pieces of it, and written by ``write`` once it is decided. In between nothing
+of it is written, and numbers that are counted as frames go on (credit, transfer-ids, delivery-ids) do not change: a
+frame is rewritten with the numbers of the moment at which it goes on.
 
 Frames of up to MOST_WHOLE_BYTES are taken whole. Of longer ones the performative is, and the payload streams.
 
@@ -230,17 +230,16 @@ class Reader(ABC):
 
     @abstractmethod
     def take_frame(
-        self, stream: "Stream", frame: Frame, performative: Performative, buffer: Buffer, start: int, stop: int
+        self, stream: "Stream", frame: Frame, performative: Performative, begins: int, data: Buffer
     ) -> Step | None:
         """Take a frame of AMQP that is not empty.
 
         Args:
             stream: of which peer.
             frame: its header.
-            performative: what it says; its payload begins where that stops.
-            buffer: where it is.
-            start: where it begins.
-            stop: where it ends, or what is there of it; in the latter case ``take_payload`` follows.
+            performative: what it says.
+            begins: where its payload begins, from its first byte.
+            data: the frame, or as much as is there: then ``take_payload`` follows.
         """
 
     @abstractmethod
@@ -269,6 +268,8 @@ class Stream:
         out: what may be written to the other peer.
         scanner: takes runs of plain frames, if there is one.
         keeping: sessions of which something is kept back.
+        is_opened: the peer's open has gone on.
+        is_closed: so has its close, or one of ours: nothing may follow.
     """
 
     def __init__(self, side: Side, reader: Reader) -> None:
@@ -281,6 +282,7 @@ class Stream:
         self.out: list[Buffer] = []
         self.scanner: Scanner | None = None
         self.keeping: dict[Conversation, None] = {}
+        self.is_opened = self.is_closed = False
         self._reader = reader
         #: Of a frame that is not there as far as it has to be.
         self._beginning = bytearray()
@@ -392,7 +394,7 @@ class Stream:
         if self.phase is Phase.SASL:
             step = self._reader.take_sasl(self, performative)
         else:
-            step = self._reader.take_frame(self, frame, performative, buffer, at, there)
+            step = self._reader.take_frame(self, frame, performative, performative.stop - at, buffer[at:there])
         self._payload_left_bytes = ends - there
         self._add(buffer, at, there, step, is_last=whole)
         return there
@@ -464,10 +466,10 @@ class Stream:
         """Write what was kept back, as far as it is decided."""
         for session in list(self.keeping):
             kept = session.halves[self.side].kept
-            while kept and not self._is_within and not kept[0].step.is_blocked:
+            # Within a frame it is that frame which goes on, or another session's, of which more has to come first.
+            going = not self._is_within
+            while going and kept and not kept[0].step.is_blocked:
                 self._put(kept.popleft())
-                while self._is_within and kept:
-                    self._put(kept.popleft())
             if not kept:
                 del self.keeping[session]
         self._close_slice()
@@ -499,6 +501,8 @@ class Stream:
 
     def insert(self, frame: bytes) -> None:
         """Write a frame of our own, as soon as it does not come within another one."""
+        if self.is_closed:
+            return
         self._inserts.append(frame)
         self.inserted_bytes += len(frame)
         if not self._is_within:
@@ -517,6 +521,10 @@ class Stream:
         return out
 
     # --- For the driver ---------------------------------------------------------------------------
+
+    def mark_opened(self) -> None:
+        """Take note that the peer's open has gone on."""
+        self.is_opened = True
 
     def is_between_frames(self) -> bool:
         """Say whether the peer has sent whole frames only."""
