@@ -27,7 +27,7 @@ steps, which are applied when it does.
 from collections import deque
 from collections.abc import Callable
 from hashlib import blake2b
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from proxy.deciding.batch import Side
 from proxy.protocols.amqp10 import wire
@@ -44,6 +44,9 @@ from proxy.protocols.amqp10.renumbering import Renumbering, Transfers
 from proxy.protocols.amqp10.stream import Piece, Step, Stream
 from proxy.protocols.amqp10.wire import Frame, Malformed, Performative
 from proxy.protocols.base import Buffer, Close
+
+if TYPE_CHECKING:
+    from proxy.protocols.amqp10.scanning import NativeScanner
 
 #: Of a connection, all sessions together.
 MOST_LINKS: Final = 16384
@@ -126,6 +129,7 @@ class Conversation:
         if next_outgoing_id is None or incoming_window is None or outgoing_window is None:
             raise Malformed("a begin without next-outgoing-id or windows")
         numbers = next_outgoing_id, incoming_window, outgoing_window
+        self.changed()
 
         def begun() -> None:
             half.told = True
@@ -139,10 +143,13 @@ class Conversation:
         half = self.halves[side]
         half.ended = True
         self._pass_undecided(half, list(half.undecided))
-        for link in half.handles.values():
+        links, half.handles = half.handles, {}
+        for link in links.values():
             if link.sender is side:
                 self._set_delivery(link, None)
-        half.handles = {}
+        scanner = self._shared.scanners.get(side)
+        if scanner is not None and half.channel is not None:
+            scanner.forget_session(half.channel, links)
 
         def ended() -> None:
             half.told = False
@@ -185,6 +192,7 @@ class Conversation:
         before = link.decides
         link.take_attach(side, attached)
         self._count_decider(link, before=before)
+        self._show(link)
 
         def told() -> None:
             link.told.add(side)
@@ -196,6 +204,7 @@ class Conversation:
     def _count_decider(self, link: Link, *, before: bool) -> None:
         if link.decides is not before:
             self.halves[link.sender].deciders += 1 if link.decides else -1
+            self.changed()
 
     def ask_terms(self) -> None:
         """Ask what the rules say to all links."""
@@ -203,6 +212,7 @@ class Conversation:
             before = link.decides
             link.ask_terms()
             self._count_decider(link, before=before)
+            self._show(link)
 
     def detach(self, side: Side, performative: Performative) -> Step:
         """Take a detach of either peer."""
@@ -211,9 +221,13 @@ class Conversation:
         link = None if handle is None else half.handles.pop(handle, None)
         if link is None:
             raise Malformed(f"a detach of handle {handle}, which is not attached")
-        if link.sender is side and link.delivery is not None:
-            self._pass_undecided(half, [link.delivery])
-            self._set_delivery(link, None)
+        if link.sender is side:
+            if link.delivery is not None:
+                self._pass_undecided(half, [link.delivery])
+                self._set_delivery(link, None)
+            scanner = self._shared.scanners.get(side)
+            if scanner is not None and half.channel is not None and handle is not None:
+                scanner.forget_link(half.channel, handle)
 
         def detached() -> None:
             link.told.discard(side)
@@ -228,6 +242,7 @@ class Conversation:
             return
         if link.decides:
             self.halves[link.sender].deciders -= 1
+            self.changed()
         link.end()
         self._shared.links -= 1
         if not any(each.sender is link.sender for each in self.links):
@@ -375,7 +390,37 @@ class Conversation:
         """Take note of the delivery that is under way."""
         if link.sender is Side.CLIENT:
             self._shared.under_way += (delivery is not None) - (link.delivery is not None)
-        link.delivery = delivery
+        if link.delivery is not delivery:
+            link.delivery = delivery
+            self._show(link)
+
+    # --- Scans ------------------------------------------------------------------------------------
+
+    def changed(self) -> None:
+        """Take note that it may have become plain, or not to be so any more."""
+        for scanner in self._shared.scanners.values():
+            scanner.changed[self] = None
+
+    def show(self, scanner: "NativeScanner") -> None:
+        """Have a scanner take what is plain from now on, or leave it."""
+        half = self.halves[scanner.side]
+        if half.channel is None or half.ended:
+            return
+        if self.is_plain(scanner.side) and self.is_plain_disposition(scanner.side, receiver=True):
+            scanner.know_session(half.channel, self)
+        else:
+            scanner.leave_session(half.channel)
+
+    def _show(self, link: Link) -> None:
+        """Have a scanner take what is plain of a link from now on, or leave it."""
+        side = link.sender
+        scanner, half, handle = self._shared.scanners.get(side), self.halves[side], link.handles[side]
+        if scanner is None or half.channel is None or handle is None or half.handles.get(handle) is not link:
+            return
+        if link.decides or link.delivery is not None:
+            scanner.forget_link(half.channel, handle)
+        else:
+            scanner.know_link(half.channel, handle, link, most_bytes=link.most_bytes, copies=link.copies)
 
     # --- Deciding ---------------------------------------------------------------------------------
 
@@ -384,6 +429,7 @@ class Conversation:
         delivery.looked_at = True
         half.undecided[delivery] = None
         half.deciding += 1
+        self.changed()
         half.most_kept_bytes = max(half.most_kept_bytes, delivery.link.keeps_bytes)
         self._shared.keeping[self] = None
 
@@ -442,6 +488,7 @@ class Conversation:
         """Keep a piece back, as a copy."""
         copy = bytes(piece.buffer[piece.start : piece.stop])
         self.halves[piece.step.side].kept.append(Piece(copy, 0, len(copy), piece.step, piece.is_last))
+        self.changed()
 
     def reject(self, delivery: Delivery) -> None:
         """Have the sender of a delivery that was swallowed hear of that, and of the credit that it has again."""
@@ -577,6 +624,7 @@ class TransferStep(Step):
             link.came(1)
         if self._is_last and delivery.looked_at:
             half.deciding -= 1
+            session.changed()
         if delivery.fate == SWALLOWED:
             half.transfers.swallowed()
             if self._is_first:

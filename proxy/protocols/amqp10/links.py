@@ -21,6 +21,7 @@ from proxy.stats.snapshot import LinkState
 
 if TYPE_CHECKING:
     from proxy.protocols.amqp10.conversation import Conversation
+    from proxy.protocols.amqp10.scanning import NativeScanner
 
 #: What becomes of a delivery: more of it has to come before it can be decided; it is to be decided; it goes on; or it
 #: is swallowed.
@@ -60,6 +61,7 @@ class Shared:
         links: how many there are.
         under_way: of the client's links, how many are within a delivery.
         refused: deliveries that were swallowed.
+        scanners: compiled code that takes runs of plain frames of a peer, if there is any.
     """
 
     context: SessionContext
@@ -81,6 +83,7 @@ class Shared:
     links: int = 0
     under_way: int = 0
     refused: int = 0
+    scanners: "dict[Side, NativeScanner]" = field(default_factory=dict)
     _kept_bytes: int = 0
     _gathering: Gathering | None = None
     #: What rules say to what messages are for, as long as they are the same.
@@ -607,9 +610,14 @@ class Link:
         else:
             self.completed(1, size_bytes)
 
+    @property
+    def copies(self) -> bool:
+        """Whether its messages may name copies."""
+        return self.address.by == "address" and not self.consumes
+
     def charge_copies(self, payload: Buffer, size_bytes: int) -> None:
         """Charge the copies that a message names in its first frame, if it does."""
-        if self.address.by != "address" or self.consumes or not may_name_copies(payload):
+        if not self.copies or not may_name_copies(payload):
             return
         head = MessageHead()
         try:

@@ -14,10 +14,11 @@ from proxy.protocols.amqp10.about import AboutClient
 from proxy.protocols.amqp10.conversation import Conversation, DispositionStep, Mark
 from proxy.protocols.amqp10.links import Delivery, Link, Shared
 from proxy.protocols.amqp10.options import AMQP10Options
+from proxy.protocols.amqp10.scanning import NativeScanner
 from proxy.protocols.amqp10.stream import Piece, Reader, Scanned, Step, Stream
 from proxy.protocols.amqp10.wire import Frame, Malformed, Performative
 from proxy.protocols.base import NO_BOUND, Buffer, Close, Description, Session, SessionContext
-from proxy.protocols.options import relays_unread
+from proxy.protocols.options import relays_unread, scans
 from proxy.stats.snapshot import MAX_LINKS_SHOWN, MAX_RESOURCES_SHOWN
 
 _NS_PER_MS: Final = 1_000_000
@@ -60,6 +61,9 @@ class AMQP10Session(Session, Reader):
         self._shared.rules_version = context.rules_version()
         self._about = AboutClient()
         self._streams = {side: Stream(side, self) for side in Side}
+        if scans(options.scan):
+            for side, stream in self._streams.items():
+                stream.scanner = self._shared.scanners[side] = NativeScanner(side)
         #: Sessions that are not over; by each peer's channels; and those that wait for the other peer's begin, by the
         #: channel of the one that has begun.
         self._sessions: dict[Conversation, None] = {}
@@ -303,7 +307,7 @@ class AMQP10Session(Session, Reader):
             raise Malformed("an open on a connection that is open")
         opened = wire.read_open(performative)
         self._about.open(side, opened)
-        self._streams[side.other].most_frame_bytes = max(opened.max_frame_bytes, wire.MIN_MAX_FRAME_BYTES)
+        self._streams[side.other].bound_frames(max(opened.max_frame_bytes, wire.MIN_MAX_FRAME_BYTES))
         if side is Side.CLIENT:
             shared.connection = replace(shared.connection, scopes=self._about.scopes())
             shared.names.enter(self._about.vhost)
@@ -484,6 +488,8 @@ class AMQP10Session(Session, Reader):
             self._payload[side] = None
             self._in_hand[side] = None
             self._streams[side].keeping.clear()
+        for scanner in shared.scanners.values():
+            scanner.forget()
         shared.forget()
         del self._streams
 
