@@ -1,9 +1,10 @@
 from random import Random
+from typing import Any
 
 import pytest
 from amqp10_playbook import codec
 from amqp10_playbook.codec import Described, ULong, say
-from amqp10_playbook.driver import BROKER, CLIENT, ORDERS, REFUSED, SHAPED, Driver, hold, refuse
+from amqp10_playbook.driver import BROKER, CLIENT, ORDERS, REFUSED, SHAPED, Decide, Driver, hold, refuse
 
 from limiter.rules.resource import Resource
 from proxy.deciding.batch import Grant
@@ -13,8 +14,8 @@ from proxy.protocols.base import Close, Terms
 DELIVERY = Resource("delivery", "orders")
 
 
-def shaped(decide=lambda _: None, **fields) -> Driver:
-    return Driver(decide, terms={ORDERS: SHAPED, DELIVERY: SHAPED}, **fields).open()
+def shaped(decide: Decide = lambda _: None) -> Driver:
+    return Driver(decide, terms={ORDERS: SHAPED, DELIVERY: SHAPED}).open()
 
 
 # --- What passes ----------------------------------------------------------------------------------
@@ -85,7 +86,8 @@ def test_a_connection_without_sasl() -> None:
 def test_the_older_version_is_told_what_is_spoken_here() -> None:
     driver = Driver()
     driver.give(CLIENT, b"AMQP\x00\x00\x09\x01")
-    assert driver.closed is not None and driver.closed.reason == "other_protocol"
+    assert driver.closed is not None
+    assert driver.closed.reason == "other_protocol"
     assert "amqp091" in driver.closed.detail
     driver.take()
     assert driver.written == {CLIENT: codec.SASL_HEADER, BROKER: b""}
@@ -94,7 +96,8 @@ def test_the_older_version_is_told_what_is_spoken_here() -> None:
 def test_tls_is_refused_or_relayed_unread() -> None:
     driver = Driver()
     driver.give(CLIENT, b"\x16\x03\x01 hello")
-    assert driver.closed is not None and driver.closed.reason == "tls"
+    assert driver.closed is not None
+    assert driver.closed.reason == "tls"
     driver = Driver(options=AMQP10Options(tls="pass"))
     driver.give(CLIENT, b"\x16\x03\x01 hello")
     driver.give(BROKER, b"\x16\x03\x01 hi")
@@ -235,7 +238,7 @@ def test_no_credit_is_granted_during_an_alarm() -> None:
 # --- Consuming ------------------------------------------------------------------------------------
 
 
-def consumes(driver: Driver, credit: int, count: int | None = 2**32 - 5, **fields) -> list[codec.Said]:
+def consumes(driver: Driver, credit: int, count: int | None = 2**32 - 5, **fields: Any) -> list[codec.Said]:
     return driver.client(
         1,
         "flow",
@@ -277,7 +280,8 @@ def test_a_consumer_that_drains_hears_of_it_once_all_was_granted() -> None:
     consumes(driver, 3, drain=True)
     driver.resolve(2)
     (flow,) = driver.to(BROKER)
-    assert flow["drain"] is True and flow["link_credit"] == 2
+    assert flow["drain"] is True
+    assert flow["link_credit"] == 2
     deliver(driver, 0)
     driver.to(CLIENT)
     # The queue is empty: the broker throws away what is left.
@@ -299,7 +303,7 @@ def test_a_consumer_that_drains_hears_of_it_once_all_was_granted() -> None:
 # --- Rejecting ------------------------------------------------------------------------------------
 
 
-def refused(decide=refuse, terms=REFUSED) -> Driver:
+def refused(decide: Decide = refuse, terms: Terms = REFUSED) -> Driver:
     driver = Driver(decide, terms={ORDERS: terms}).open().sends()
     driver.credit(100)
     return driver.forget()
@@ -410,7 +414,7 @@ def test_a_message_larger_than_its_limit_is_decided() -> None:
 # --- Each message says where it is to go ----------------------------------------------------------
 
 
-def anonymous(decide=refuse) -> Driver:
+def anonymous(decide: Decide = refuse) -> Driver:
     driver = Driver(decide, terms={ORDERS: REFUSED}).open().sends(0, None)
     driver.credit(100)
     return driver.forget()
@@ -554,7 +558,8 @@ def test_a_bad_frame_ends_the_connection(frame: bytes) -> None:
     driver.forget()
     good = say(1, "transfer", handle=0, delivery_id=1, delivery_tag=b"t")
     driver.give(CLIENT, good + frame + good)
-    assert driver.closed is not None and driver.closed.reason == "bad_frame"
+    assert driver.closed is not None
+    assert driver.closed.reason == "bad_frame"
     assert driver.written[BROKER] == good
     driver.forget()
     driver.session.farewell(driver.closed.detail, 0)
@@ -639,4 +644,5 @@ def test_too_many_sessions_end_the_connection(monkeypatch: pytest.MonkeyPatch) -
     driver = Driver().open()
     for channel in range(2, 6):
         driver.client(channel, "begin", next_outgoing_id=0, incoming_window=1, outgoing_window=1)
-    assert isinstance(driver.closed, Close) and driver.closed.reason == "too_many_sessions"
+    assert isinstance(driver.closed, Close)
+    assert driver.closed.reason == "too_many_sessions"
