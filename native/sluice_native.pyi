@@ -527,7 +527,8 @@ class Links:
     ) -> tuple[
         int,
         int,
-        list[tuple[int, int, int, int, list[tuple[int, int]]]],
+        list[tuple[int, int, int, int]],
+        list[tuple[int, int, int, list[tuple[int, int]]]],
         list[tuple[int, bool, int, int]],
     ]:
         """Step over what is plain from ``position`` on, a frame's beginning, as long as it comes one after the other.
@@ -535,13 +536,14 @@ class Links:
         Args:
             chunk: what came; nothing of it is kept. No bytes are an error.
             position: where to begin.
-            most_runs: it ends where there may be more links, ranges of their deliveries, and ranges that were settled.
+            most_runs: it ends where there may be more links, sessions and ranges, all together.
 
         Returns:
             The offset of the first frame that was not taken, how many were, and
 
-            - for each link with transfers: channel, handle, how many there were, the bytes of their frames, and the
-              first and last ids of ranges of those that are not settled;
+            - for each link with transfers: channel, handle, how many there were, and the bytes of their frames;
+            - for each session with transfers: channel, first and last id, and in ranges, the first and last ids of
+              those that are not settled;
             - what dispositions settled, in ranges: channel, whether the receiver said it, first and last id. What was
               settled by its sender may have come in the same scan.
         """

@@ -10,9 +10,9 @@ from typing import Final, NamedTuple
 
 from limiter.buckets.limiter import Gate
 from limiter.plans.plans import BYTES, ApplicableLimit, Caller, QueueKey
-from limiter.rules.rule import MAX_TIME_S, NS_PER_S, Rule
+from limiter.rules.rule import MAX_TIME_S, NS_PER_S, UPERMITS_PER_PERMIT, Rule
 from limiter.waiting.holding import NEVER_NS, Holding
-from limiter.waiting.lines import Denial, Held, ShadowDenial, Wait
+from limiter.waiting.lines import Credit, Denial, Held, ShadowDenial, Wait
 
 REGARD_NS: Final = 1_000_000_000
 _MAX_LINES: Final = 4_096
@@ -81,6 +81,34 @@ Demand = tuple[ApplicableLimit, Gate, Sequence[int]]
 """One limit that was asked: which, what decides (its limiter, or the caller's share of it), the costs there."""
 
 
+class CreditDemand(NamedTuple):
+    """One limit that was asked for credit.
+
+    Attributes:
+        part: which.
+        gate: what decides.
+        price: what each permit costs there.
+        enough: how many permits are granted together once they are there.
+    """
+
+    part: ApplicableLimit
+    gate: Gate
+    price: int
+    enough: int = 1
+
+
+class Granted(NamedTuple):
+    """What becomes of a request for credit.
+
+    Attributes:
+        messages: permits that are granted.
+        stops: if none are, the limits that do not have enough.
+    """
+
+    messages: int
+    stops: Sequence[CreditDemand] = ()
+
+
 class Decision(NamedTuple):
     """What becomes of several requests that were asked for together.
 
@@ -134,6 +162,56 @@ class Delays:
             return True
         ahead = self._ahead(now_ns, part, caller, line)
         return ahead > 0 and gate.wait_us_behind(now_ns, ahead) > 0
+
+    def credit_of(self, now_ns: int, demand: CreditDemand, credit: Credit, held: Held | None) -> tuple[int, int]:
+        """Return how many permits a limit grants now, if it were alone, and how many are enough to be granted.
+
+        Who comes first takes what there is if nobody else waits, and else no more than a turn. What is less than a
+        turn is not granted; it is soon there.
+
+        Args:
+            now_ns: the time.
+            demand: the limit.
+            credit: what is asked for.
+            held: the request, if it waits already.
+        """
+        part, gate, price, _ = demand
+        key = part.line(gate)
+        line = self.lines.get(key)
+        others = 0 if line is None else line.waiting - (held is not None and held.line is line)
+        turn = gate.turn(price, others + 1, len(self.lines))
+        enough = max(credit.least, min(credit.most, turn))
+        if line is not None and self._holding.is_behind(key, None if held is None else held.number):
+            return 0, enough
+        count = gate.affords(now_ns, price, credit.most)
+        return (0 if count < enough else enough if others else count), enough
+
+    def hold_credit(self, now_ns: int, granted: Granted, held: Held) -> None:
+        """Let a request for credit wait of which nothing was granted."""
+        self._holding.hold(now_ns, held, self.credit_waits(now_ns, granted.stops, held), NEVER_NS)
+
+    def credit_waits(self, now_ns: int, stops: Sequence[CreditDemand], held: Held) -> Wait:
+        """Say where a request for credit waits: where it is if it must, or else for the limit that takes longest."""
+        waits: list[Wait] = []
+        for part, gate, price, enough in stops:
+            key = part.line(gate)
+            # Once there is something beyond what all but the last cost, that one is admitted as well.
+            wait_us = max(1, gate.wait_us_behind(now_ns, (enough - 1) * price, price), gate.open_us(now_ns))
+            waits.append(Wait(key, enough * price, now_ns + wait_us * _NS_PER_US, part.resource, gate.rule))
+            if held.line is not None and held.line.key == key:
+                return waits[-1]
+        return max(waits, key=self._ends_ns)
+
+    def _ends_ns(self, wait: Wait) -> int:
+        """Return when it is somebody's turn, roughly: those who stand in line have theirs before."""
+        line, rate = self.lines.get(wait.line), wait.rule.rate_upermits_per_s
+        before = 0 if line is None else line.permits
+        return wait.due_ns + (before * UPERMITS_PER_PERMIT * NS_PER_S // rate if rate else 0)
+
+    def given_back(self, now_ns: int, part: ApplicableLimit, gate: Gate) -> None:
+        """Note that there is more in store than was: it may be the turn of the next that waits."""
+        if self.lines:
+            self._holding.ask_soon(part.line(gate), now_ns)
 
     def wait_us(self, now_ns: int, part: ApplicableLimit, gate: Gate, cost: int = 1) -> int:
         """Return how long a request would wait for one limit if it came now; 0 if not at all."""

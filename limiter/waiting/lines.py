@@ -68,6 +68,20 @@ class Wait(NamedTuple):
     rule: Rule
 
 
+class Credit(NamedTuple):
+    """What is asked for before messages come.
+
+    Attributes:
+        least: permits that are asked for at least.
+        most: permits that are asked for at most.
+        size_bytes: what each of them costs in bytes.
+    """
+
+    least: int
+    most: int
+    size_bytes: int
+
+
 class Held(ABC):
     """One request that waits.
 
@@ -79,6 +93,7 @@ class Held(ABC):
         connection: whose it is, for the bounds and for the order.
         order_key: what it must not overtake there; None is nothing.
         since_ns: since when it waits, if it has waited elsewhere before; 0 is from now on.
+        credit: what it asks for, if that is credit. It has no size then, and its ``messages`` are what is granted.
 
     Attributes:
         number: when it came, among all.
@@ -96,6 +111,7 @@ class Held(ABC):
         "caller",
         "connection",
         "cost",
+        "credit",
         "deadline_ns",
         "gone",
         "line",
@@ -127,6 +143,7 @@ class Held(ABC):
         connection: int,
         order_key: str | int | None,
         since_ns: int = 0,
+        credit: Credit | None = None,
     ) -> None:
         self.resources = resources
         self.caller = caller
@@ -135,6 +152,7 @@ class Held(ABC):
         self.connection = connection
         self.order_key = order_key
         self.since_ns = since_ns
+        self.credit = credit
         self.spooled = False
         self.line: WaitQueue | None = None
         self.gone = False

@@ -9,7 +9,8 @@ use crate::buffer::with_bytes;
 #[pyclass(module = "sluice_native")]
 pub struct Links(amqp10::Links);
 
-type Moved = (u16, u32, u32, u64, Vec<Ids>);
+type Moved = (u16, u32, u32, u64);
+type Begun = (u16, u32, u32, Vec<Ids>);
 type Settled = (u16, bool, u32, u32);
 
 #[pymethods]
@@ -57,13 +58,11 @@ impl Links {
         chunk: PyBuffer<u8>,
         position: usize,
         most_runs: usize,
-    ) -> (usize, usize, Vec<Moved>, Vec<Settled>) {
+    ) -> (usize, usize, Vec<Moved>, Vec<Begun>, Vec<Settled>) {
         let taken = with_bytes(py, &chunk, |bytes| self.0.scan(bytes, position, most_runs));
-        let moved = taken.moved.into_iter().map(|each| {
-            let amqp10::Moved { channel, handle, deliveries, bytes, unsettled } = each;
-            (channel, handle, deliveries, bytes, unsettled)
-        });
-        let settled = taken.settled.into_iter().map(|each| (each.channel, each.is_receiver, each.ids.0, each.ids.1));
-        (taken.stop, taken.frames, moved.collect(), settled.collect())
+        let moved = taken.moved.iter().map(|each| (each.channel, each.handle, each.deliveries, each.bytes));
+        let begun = taken.begun.into_iter().map(|each| (each.channel, each.ids.0, each.ids.1, each.unsettled));
+        let settled = taken.settled.iter().map(|each| (each.channel, each.is_receiver, each.ids.0, each.ids.1));
+        (taken.stop, taken.frames, moved.collect(), begun.collect(), settled.collect())
     }
 }

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import msgspec
 
+from limiter.plans import plans
 from limiter.rules.resource import CLIENT, LISTENER, Resource
 from limiter.rules.rule import DEFAULT_MAX_DELAY_S, Action, Rule
 from proxy.common.buffers import GatherRoom
@@ -124,21 +125,8 @@ class Replayed(NamedTuple):
     reason: str = ""
 
 
-class Terms(NamedTuple):
-    """What rules in force say to messages for some resources, before one comes.
-
-    Attributes:
-        delays: some rule holds what is over it, so that credit for them is to be asked for.
-        refuses: some rule refuses what is over it, or shadows, so that each message is to be decided.
-        most_bytes: the largest message that the limits of bytes admit at once, in bytes; None is any.
-    """
-
-    delays: bool = False
-    refuses: bool = False
-    most_bytes: int | None = None
-
-
-NO_TERMS: Final = Terms()
+Terms = plans.Terms
+NO_TERMS: Final = plans.NO_TERMS
 
 
 TermsOf = Callable[[ConnectionInfo, tuple[Resource, ...], bool], Terms]

@@ -272,10 +272,14 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = {}
     held_requests: Annotated[
-        int, Metric("sluice_held_requests", "Requests held now.", source="tally.held_requests")
+        int,
+        Metric("sluice_held_requests", "Requests held now, those for credit among them.", source="tally.held_requests"),
     ] = 0
     held_bytes: Annotated[
-        int, Metric("sluice_held_bytes", "Size of the requests held now.", source="tally.held_bytes")
+        int,
+        Metric(
+            "sluice_held_bytes", "Size of the requests held now; those for credit have none.", source="tally.held_bytes"
+        ),
     ] = 0
     hold_refused: Annotated[
         Mapping[BoundName, int],

@@ -7,15 +7,15 @@ the programs two_senders and one_sender_one_receiver): with 0.9.1 a queue that i
 with 1.0 one link alone. Here they run directly and through Sluice, in turns, in one run:
 
 - ``two senders``: settled (0.9.1: without confirms), as fast as it goes, to a classic and to a quorum queue.
-- ``sender and receiver``: to the quorum queue in batches of 10,000, of which the next begins when all are confirmed; and
-  from a classic queue, with a prefetch or credit of 200, each message acked by itself.
+- ``sender and receiver``: to the quorum queue in batches of 10,000, of which the next begins when all are confirmed;
+  and from a classic queue, with a prefetch or credit of 200, each message acked by itself.
 
-A quorum queue waits for its disk, and each fsync of this broker takes ``--sync-ms`` longer than the disk does. Then both
-once more with what is slow made so by Sluice's limit: ``--limit`` messages a second to a classic queue. Nothing limits
-the direct way, so its publisher keeps to that rate by itself there.
+A quorum queue waits for its disk, and each fsync of this broker takes ``--sync-ms`` longer than the disk does. Then
+both once more with what is slow made so by Sluice's limit: ``--limit`` messages a second to a classic queue. Nothing
+limits the direct way, so its publisher keeps to that rate by itself there.
 
-RabbitMQ is 4.0 or newer, such as that of Debian 13 which `make rabbitmq4` fetches. Messages a second are what arrived in
-the queues by the broker's own count, and what the client received. A figure is the median of its rounds; ratios are
+RabbitMQ is 4.0 or newer, such as that of Debian 13 which `make rabbitmq4` fetches. Messages a second are what arrived
+in the queues by the broker's own count, and what the client received. A figure is the median of its rounds; ratios are
 within a round. Broker, load and what stands between share all cores: HAProxy (TCP) says what a relay costs where the
 processor is what is full.
 """
@@ -94,7 +94,7 @@ TASKS = tuple(
 
 @dataclass(frozen=True)
 class Way:
-    """How the load reaches the broker: by which protocol, where it connects, and the process between, if there is one."""
+    """How the load reaches the broker: by which protocol, where it connects, and the process between, if one is."""
 
     name: str
     protocol: str
@@ -110,12 +110,14 @@ class Measured:
         fast_per_s: messages that arrived in the fast queue.
         slow_per_s: in that which is slow, or limited.
         received_per_s: messages consumed.
+        refused_per_s: publishes that came back. Under 0.9.1 Sluice cannot stop those of one queue alone.
         cpu_us: processor time of what stands between, for each of these messages; 0 if nothing does.
     """
 
     fast_per_s: float
     slow_per_s: float
     received_per_s: float
+    refused_per_s: float
     cpu_us: float
 
     def counted(self, task: Task) -> float:
@@ -141,6 +143,7 @@ def options(arguments: Sequence[str]) -> argparse.Namespace:
         "--by", choices=["disk", "limit"], help="only what is slow by the broker's disk, or by the limit"
     )
     parser.add_argument("--way", action="append", choices=[DIRECT, HAPROXY, SLUICE], help="only this; repeatable")
+    parser.add_argument("--protocol", action="append", choices=[OLD, NEW], help="only this; repeatable")
     parser.add_argument("--json", type=Path, metavar="FILE", help="keep every measurement here")
     given = parser.parse_args(arguments)
     if min(given.rounds, given.seconds, given.warmup, given.sync_ms, given.limit) <= 0:
@@ -164,7 +167,7 @@ def started(scratch: Path, given: argparse.Namespace) -> Iterator[tuple[RabbitMQ
                     arguments={"x-queue-type": kind},
                 )
         ways = []
-        for protocol in (OLD, NEW):
+        for protocol in given.protocol or (OLD, NEW):
             if DIRECT in names:
                 ways.append(Way(DIRECT, protocol, broker.address))
             if HAPROXY in names:
@@ -218,7 +221,8 @@ def _counts(client: AmqpClient, channel: int) -> dict[str, int]:
 def prepare(broker: RabbitMQ, task: Task) -> None:
     """Empty what is sent to, and fill what is consumed from."""
     with broker.connect() as client:
-        channel, before = client.open_channel(), {}
+        channel = client.open_channel()
+        before: dict[str, int] = {}
         # What was on its way when a load ended is still coming.
         while (now := _counts(client, channel)) != before:
             before = now
@@ -235,7 +239,7 @@ def measured(broker: RabbitMQ, task: Task, way: Way, given: argparse.Namespace) 
     """Run one task over one way.
 
     Raises:
-        BenchError: the load failed, or something was refused.
+        BenchError: the load failed, or something was refused by link credit.
     """
     prepare(broker, task)
     command = _load(way, *task.arguments(way, given.limit))
@@ -259,16 +263,18 @@ def measured(broker: RabbitMQ, task: Task, way: Way, given: argparse.Namespace) 
     if load.returncode or len(readings) < 2:
         raise BenchError(f"{task.name} by {way.protocol}, {way.name}: {said.strip()}")
     (from_s, seen, counts, used_s), (to_s, seen_then, counts_then, used_then_s) = readings
-    if seen_then["refused"]:
+    if seen_then["refused"] and way.protocol == NEW:
         raise BenchError(f"{task.name} by {way.protocol}, {way.name}: {seen_then['refused']} were refused")
     arrived = {queue: counts_then[queue] - counts[queue] for queue in QUEUES}
-    received = seen_then["received"] - seen["received"]
+    seen_s = seen_then["at_s"] - seen["at_s"]
+    received, refused = (seen_then[key] - seen[key] for key in ("received", "refused"))
     seconds, slow = to_s - from_s, arrived[SLOW] + arrived[LIMITED]
     messages = arrived[FAST] + slow + received
     return Measured(
         arrived[FAST] / seconds,
         slow / seconds,
-        received / (seen_then["at_s"] - seen["at_s"]),
+        received / seen_s,
+        refused / seen_s,
         (used_then_s - used_s) * 1e6 / max(messages, 1),
     )
 
@@ -291,11 +297,10 @@ def said(values: Sequence[float]) -> str:
 def table(task: Task, rounds: Rounds) -> str:
     """Lay out one task."""
     by = "Sluice's limit" if task.limited else "the broker's disk"
-    lines = [
-        ["protocol", "way", "fast/s", "slow/s", "received/s", "x direct", "x HAProxy", "x 0.9.1", "CPU us/message"]
-    ]
+    rates = ["fast/s", "slow/s", "received/s", "refused/s"]
+    lines = [["protocol", "way", *rates, "x direct", "x HAProxy", "x 0.9.1", "CPU us/message"]]
     for (protocol, way), each in rounds.items():
-        figures = ("fast_per_s", "slow_per_s", "received_per_s")
+        figures = ("fast_per_s", "slow_per_s", "received_per_s", "refused_per_s")
         cells = [f"{median(getattr(one, figure) for one in each):,.0f}" for figure in figures]
         against = ((protocol, DIRECT), (protocol, HAPROXY), (OLD, way))
         cells += [said(ratios(task, rounds, (protocol, way), other)) for other in against]

@@ -266,6 +266,8 @@ class Renumbering:
         if self.plain:
             return [(first, last)]
         low, high = self._range(first, last, self._near())
+        if low > high:
+            return []
         begin, stop = self._forwarded(low), self._forwarded(high + 1)
         return [(wrapped(begin), wrapped(stop - 1))] if begin < stop else []
 
@@ -327,9 +329,12 @@ class Renumbering:
         return delivery_id if self._next is None else unwrapped(delivery_id, self._next)
 
     def _range(self, first: int, last: int, near: int) -> tuple[int, int]:
-        """Unwrap a range. One of more than half of all numbers is empty to RFC 1982; it is taken at its word here."""
+        """Unwrap a range, as far as there are deliveries; ``near`` is the first that has not come.
+
+        One of more than half of all numbers is empty to RFC 1982; it is taken at its word here.
+        """
         low = unwrapped(first, near)
-        return low, low + (last - first) % _SERIAL
+        return low, min(low + (last - first) % _SERIAL, near - 1)
 
     def _behind(self, at: int) -> int:
         """Return the difference of both numbers behind a break; -1 is before the first."""
@@ -369,7 +374,6 @@ class Renumbering:
             if self._unsettled.any_within(afters[at], positions[at + 1] + self._behind(at))
         ]
         kept.append(len(afters) - 1)
-        self._afters = array("q", [afters[at] for at in kept])
-        self._positions = array("q", [positions[at] for at in kept])
+        afters[:], positions[:] = array("q", [afters[at] for at in kept]), array("q", [positions[at] for at in kept])
         self._compact_at = min(max(64, 2 * len(kept)), MOST_BREAKS)
         self._freed = 0

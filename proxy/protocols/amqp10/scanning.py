@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 #: What a scan finds is told link by link and range by range: how long that takes shows only when it is done.
 MOST_RUNS: Final = 512
+#: Numbers of deliveries are counted on from 0 behind it.
+_HIGHEST: Final = (1 << 32) - 1
 
 
 class NativeScanner:
@@ -66,16 +68,17 @@ class NativeScanner:
 
     def scan(self, buffer: Buffer, at: int) -> Scanned | None:
         """Return the run that begins at a frame's first byte; None if that frame is not plain, or not all there."""
-        stop, frames, moved, settled = self._frames.scan(buffer, at, MOST_RUNS)
+        stop, frames, moved, begun, settled = self._frames.scan(buffer, at, MOST_RUNS)
         if not frames:
             return None
         links, sessions = self._links, self._sessions
         return Scanned(
             stop,
             frames,
+            [(links[channel, handle], deliveries, size_bytes) for channel, handle, deliveries, size_bytes in moved],
             [
-                (links[channel, handle], deliveries, size_bytes, unsettled)
-                for channel, handle, deliveries, size_bytes, unsettled in moved
+                (sessions[channel], ((last - first) & _HIGHEST) + 1, unsettled)
+                for channel, first, last, unsettled in begun
             ],
             [(sessions[channel], receiver, first, last) for channel, receiver, first, last in settled],
         )

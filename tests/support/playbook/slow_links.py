@@ -37,13 +37,13 @@ class Terms(NamedTuple):
 
 @dataclass
 class Taken:
-    """As ``Links.scan`` returns it: ids of deliveries one by one instead of ranges, by link and by channel and role."""
+    """As ``Links.scan`` returns it, but for ids of deliveries that are not settled, which are here one by one."""
 
     stop: int
     frames: int = 0
     deliveries: dict[tuple[int, int], int] = field(default_factory=dict)
     size_bytes: dict[tuple[int, int], int] = field(default_factory=dict)
-    unsettled: dict[tuple[int, int], list[int]] = field(default_factory=dict)
+    begun: dict[int, tuple[int, int, list[int]]] = field(default_factory=dict)
     settled: dict[tuple[int, bool], list[tuple[int, int]]] = field(default_factory=dict)
 
 
@@ -74,7 +74,7 @@ class SlowLinks:
 
     def scan(self, chunk: bytes, position: int) -> Taken:
         """Take frame by frame."""
-        taken, last_ids = Taken(position), dict[int, int]()
+        taken = Taken(position)
         while True:
             at = taken.stop
             if len(chunk) - at < 8:
@@ -84,12 +84,12 @@ class SlowLinks:
                 return taken
             try:
                 if size > 8:
-                    self._take(taken, channel, chunk[at + 8 : at + size], last_ids)
+                    self._take(taken, channel, chunk[at + 8 : at + size])
             except (NotPlainError, UnreadableError):
                 return taken
             taken.stop, taken.frames = at + size, taken.frames + 1
 
-    def _take(self, taken: Taken, channel: int, body: bytes, last_ids: dict[int, int]) -> None:
+    def _take(self, taken: Taken, channel: int, body: bytes) -> None:
         # What a state says is not looked at.
         reader = Reader(body, 1)
         _check(body[:2] == b"\0\x53")
@@ -104,13 +104,14 @@ class SlowLinks:
             terms = self.links[channel, handle]
             _check(terms.most_bytes is None or len(body) + 8 <= terms.most_bytes)
             _check(not terms.copies or not _may_annotate(payload, self.copies_key))
-            _check(delivery_id == (last_ids.get(channel, delivery_id - 1) + 1) % NUMBERS)
-            last_ids[channel] = delivery_id
+            first, last, unsettled = taken.begun.get(channel, (delivery_id, delivery_id - 1, []))
+            _check(delivery_id == (last + 1) % NUMBERS)
+            taken.begun[channel] = first, delivery_id, unsettled
             key = channel, handle
             taken.deliveries[key] = taken.deliveries.get(key, 0) + 1
             taken.size_bytes[key] = taken.size_bytes.get(key, 0) + len(body) + 8
             if not settled:
-                taken.unsettled.setdefault(key, []).append(delivery_id)
+                unsettled.append(delivery_id)
         elif performative.descriptor == ("ulong", DISPOSITION):
             _check(not payload)
             receiver, first, last, settled, _, _ = _fields(performative.value, _PLAIN_DISPOSITION)

@@ -34,16 +34,17 @@ def _ids(ranges: list[tuple[int, int]]) -> list[int]:
 
 def taken_by(links: sluice_native.Links, chunk: bytes, position: int = 0) -> Taken:
     """Return all that is said of what was taken."""
-    stop, count, moved, settled = links.scan(chunk, position, MOST_RUNS)
+    stop, count, moved, begun, settled = links.scan(chunk, position, MOST_RUNS)
     taken = Taken(stop, count)
-    for channel, handle, deliveries, size_bytes, unsettled in moved:
+    for channel, handle, deliveries, size_bytes in moved:
         assert (channel, handle) not in taken.deliveries
         taken.deliveries[channel, handle] = deliveries
         taken.size_bytes[channel, handle] = size_bytes
+    for channel, first, last, unsettled in begun:
+        assert channel not in taken.begun
         # As few as can be.
         assert all((last + 1) % NUMBERS != first for (_, last), (first, _) in pairwise(unsettled))
-        if unsettled:
-            taken.unsettled[channel, handle] = _ids(unsettled)
+        taken.begun[channel] = first, last, _ids(unsettled)
     for channel, receiver, first, last in settled:
         taken.settled.setdefault((channel, receiver), []).append((first, last))
     return taken
@@ -55,15 +56,15 @@ def test_transfers_are_summed_by_link() -> None:
     assert (taken.stop, taken.frames) == (sum(map(len, chunk)), 6)
     assert taken.deliveries == {(0, 0): 3, (0, 1): 3}
     assert taken.size_bytes == {(0, at): sum(map(len, chunk[at::2])) for at in range(2)}
-    assert taken.unsettled == {(0, 0): [2, 4], (0, 1): [1, 5]}
+    assert taken.begun == {0: (0, 5, [1, 2, 4, 5])}
 
 
 def test_ids_that_follow_each_other_are_one_range_even_where_they_wrap() -> None:
     ids = [NUMBERS - 2, NUMBERS - 1, 0, 1]
     chunk = b"".join(amqp.transfer(0, 0, number) for number in ids)
-    assert links_of(0).scan(chunk, 0, 9)[2] == [(0, 0, 4, len(chunk), [(NUMBERS - 2, 1)])]
+    assert links_of(0).scan(chunk, 0, 9)[3] == [(0, NUMBERS - 2, 1, [(NUMBERS - 2, 1)])]
     chunk = b"".join(amqp.disposition(0, number) for number in ids)
-    assert links_of(0).scan(chunk, 0, 9)[3] == [(0, True, NUMBERS - 2, 1)]
+    assert links_of(0).scan(chunk, 0, 9)[4] == [(0, True, NUMBERS - 2, 1)]
 
 
 def test_what_each_role_settles_is_said_apart() -> None:
@@ -75,12 +76,12 @@ def test_what_each_role_settles_is_said_apart() -> None:
         amqp.disposition(0, 9, 12),
     ]
     settled = [(0, True, 1, 5), (0, False, 7, 7), (0, True, 9, 12)]
-    assert links_of().scan(b"".join(chunk), 0, 9)[1:] == (5, [], settled)
+    assert links_of().scan(b"".join(chunk), 0, 9)[1:] == (5, [], [], settled)
 
 
 def test_empty_frames_are_taken_from_anybody() -> None:
     chunk = amqp.EMPTY_FRAME + amqp.frame(7, b"")
-    assert sluice_native.Links(COPIES).scan(chunk, 0, 9) == (16, 2, [], [])
+    assert sluice_native.Links(COPIES).scan(chunk, 0, 9) == (16, 2, [], [], [])
 
 
 @pytest.mark.parametrize("wide", [False, True])
@@ -195,9 +196,9 @@ def test_messages_that_may_be_copied_are_not_plain_where_that_is_asked_for() -> 
 
 def test_a_scan_ends_where_there_is_too_much_to_say() -> None:
     chunk = b"".join(amqp.transfer(0, number, number) for number in range(9))
-    assert links_of(*range(9)).scan(chunk, 0, 6)[1] == 3
+    assert links_of(*range(9)).scan(chunk, 0, 6)[1] == 2
     chunk = b"".join(amqp.disposition(0, 2 * number) for number in range(9))
-    assert links_of().scan(chunk, 0, 6)[1] == 5
+    assert links_of().scan(chunk, 0, 6)[1] == 4
 
 
 class Drawn(NamedTuple):

@@ -26,6 +26,14 @@ pub struct Moved {
     pub deliveries: u32,
     /// Of their frames.
     pub bytes: u64,
+}
+
+/// What came on all links of one session.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Begun {
+    pub channel: u16,
+    /// All follow each other.
+    pub ids: Ids,
     /// Those that are not settled.
     pub unsettled: Vec<Ids>,
 }
@@ -45,8 +53,10 @@ pub struct Taken {
     pub frames: usize,
     /// By link, in the order in which they came first.
     pub moved: Vec<Moved>,
+    /// By session, likewise.
+    pub begun: Vec<Begun>,
     pub settled: Vec<Settled>,
-    /// How many ranges of deliveries there are, and links.
+    /// How many links and sessions there are, and ranges of deliveries.
     runs: usize,
 }
 
@@ -66,8 +76,7 @@ struct Link {
 #[derive(Debug, Default)]
 struct Session {
     is_plain: bool,
-    /// Of the scan's last transfer, the id that follows.
-    next: (u64, u32),
+    begun: At,
     /// What who sends has settled last, and who receives.
     settled: [At; 2],
 }
@@ -123,8 +132,8 @@ impl Links {
     pub fn scan(&mut self, chunk: &[u8], position: usize, most_runs: usize) -> Taken {
         self.scan += 1;
         let mut taken = Taken { stop: position, ..Taken::default() };
-        // A transfer may add a link and a range.
-        while taken.runs + 2 <= most_runs {
+        // A transfer may add a link, a session and a range.
+        while taken.runs + 3 <= most_runs {
             let Some(frame) = Frame::at(chunk, taken.stop) else { break };
             if frame.size > self.most_frame_bytes {
                 break;
@@ -170,34 +179,40 @@ impl Links {
         fields.end()?;
         let link = self.marked.get((frame.channel, handle)).ok_or(NotPlain)?;
         let session = self.sessions.get(frame.channel).filter(|session| session.is_plain).ok_or(NotPlain)?;
+        let begun = if session.begun.scan == self.scan { taken.begun.get_mut(session.begun.place) } else { None };
         if has_more
             || is_resumed
             || is_aborted
-            || (session.next.0 == self.scan && session.next.1 != id)
+            || begun.as_ref().is_some_and(|begun| begun.ids.1.wrapping_add(1) != id)
             || link.terms.most_bytes.is_some_and(|most| frame.size > most)
             || (link.terms.copies && may_annotate(payload, &self.copies_key))
         {
             return Err(NotPlain);
         }
-        session.next = (self.scan, id.wrapping_add(1));
+        if let Some(begun) = begun {
+            begun.ids.1 = id;
+            match begun.unsettled.last_mut() {
+                _ if is_settled => {}
+                Some((_, last)) if last.wrapping_add(1) == id => *last = id,
+                _ => {
+                    taken.runs += 1;
+                    begun.unsettled.push((id, id));
+                }
+            }
+        } else {
+            session.begun = At { scan: self.scan, place: taken.begun.len() };
+            taken.runs += if is_settled { 1 } else { 2 };
+            let unsettled = if is_settled { Vec::new() } else { vec![(id, id)] };
+            taken.begun.push(Begun { channel: frame.channel, ids: (id, id), unsettled });
+        }
         if link.at.scan != self.scan {
             link.at = At { scan: self.scan, place: taken.moved.len() };
             taken.runs += 1;
-            let channel = frame.channel;
-            taken.moved.push(Moved { channel, handle, deliveries: 0, bytes: 0, unsettled: Vec::new() });
+            taken.moved.push(Moved { channel: frame.channel, handle, deliveries: 0, bytes: 0 });
         }
         let moved = taken.moved.get_mut(link.at.place).ok_or(NotPlain)?;
         moved.deliveries += 1;
         moved.bytes += frame.size as u64;
-        if !is_settled {
-            match moved.unsettled.last_mut() {
-                Some((_, last)) if last.wrapping_add(1) == id => *last = id,
-                _ => {
-                    taken.runs += 1;
-                    moved.unsettled.push((id, id));
-                }
-            }
-        }
         Ok(())
     }
 

@@ -9,4 +9,4 @@ mod slots;
 #[cfg(test)]
 mod tests;
 
-pub use links::{Ids, Links, Moved, Settled, Taken, Terms};
+pub use links::{Begun, Ids, Links, Moved, Settled, Taken, Terms};
