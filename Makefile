@@ -212,17 +212,17 @@ AGAIN := --last-failed --last-failed-no-failures none
 # Of each real part (Spark, Chromium, a sluice process, a broker with its clients) the tests that are not marked as long.
 quick: parts ## the quick tests with Spark, a browser, real brokers and real clients
 	@sh tests/integration/packages.sh spark
-	$(BIN)/python -m pytest tests/spark tests/integration tests/browser -m "not long and not alone" -n 2 --dist loadfile --no-loadscope-reorder \
-		|| $(BIN)/python -m pytest tests/spark tests/integration tests/browser -m "not long and not alone" $(AGAIN)
-	$(BIN)/python -m pytest tests/integration -m "alone and not long" \
-		|| $(BIN)/python -m pytest tests/integration -m "alone and not long" $(AGAIN)
+	$(BIN)/python -m pytest tests/spark tests/integration tests/browser -m "not long and not alone and not rabbitmq4" -n 2 --dist loadfile --no-loadscope-reorder \
+		|| $(BIN)/python -m pytest tests/spark tests/integration tests/browser -m "not long and not alone and not rabbitmq4" $(AGAIN)
+	$(BIN)/python -m pytest tests/integration -m "alone and not long and not rabbitmq4" \
+		|| $(BIN)/python -m pytest tests/integration -m "alone and not long and not rabbitmq4" $(AGAIN)
 
 browser: setup ## the page in a real Chromium
 	$(BIN)/python -m pytest tests/browser
 
 # None of these measures a rate, so they may share the machine. Each worker has brokers and sidecars of its own.
 operator: parts ## API, page, rules, edits and attacks against a real sluice, two at a time
-	$(BIN)/python -m pytest tests/integration tests/browser -m "not alone" -n 2 --dist loadfile
+	$(BIN)/python -m pytest tests/integration tests/browser -m "not alone and not rabbitmq4" -n 2 --dist loadfile
 
 # Each of the two has a Spark of its own, whose planner is one thread. Files with few tests are not the quick ones here.
 spark: $(VENV_STAMP) ## the analysis of the rejection log in a real Spark, two tests at a time
@@ -230,11 +230,12 @@ spark: $(VENV_STAMP) ## the analysis of the rejection log in a real Spark, two t
 	$(BIN)/python -m pytest tests/spark -n 2 --dist loadfile --no-loadscope-reorder
 
 integration: parts $(PARTS)/suites/.stamp ## real clients and real brokers through sluice
-	$(BIN)/python -m pytest tests/integration -m alone
+	$(BIN)/python -m pytest tests/integration -m "alone and not rabbitmq4"
 
-rabbitmq4: parts $(PARTS)/rabbitmq4/.stamp ## the quick tests of AMQP with Debian 13's RabbitMQ 4; needs root
+rabbitmq4: parts $(PARTS)/rabbitmq4/.stamp $(PARTS)/suites/.stamp ## AMQP 1.0, and the quick tests of 0.9.1, with Debian 13's RabbitMQ 4; needs root
 	@sh tests/integration/packages.sh rabbitmq4
 	TESTED_RABBITMQ_ROOT=$(PARTS)/rabbitmq4/root $(BIN)/python -m pytest tests/integration/test_amqp_*.py -m "not long"
+	$(BIN)/python -m pytest tests/integration -m rabbitmq4
 
 deploy: $(VENV_STAMP) $(DEPLOY_STAMPS) ## packages, unit, chart, rules and dashboard, each by its own validator
 	@sh tests/integration/packages.sh deploy

@@ -12,7 +12,8 @@ import pytest
 from harness.artemis import Artemis, StartArtemis
 from harness.embedded import EmbeddedBroker
 from harness.frames import FrameClient
-from harness.paths import rocketmq_classpath
+from harness.one_broker import OneBroker
+from harness.paths import PARTS, required, rocketmq_classpath
 from harness.ports import free_port
 from harness.rabbitmq import RabbitMQ, StartRabbitMQ
 from harness.rocketmq import RocketMQ, StartRocketMQ
@@ -118,7 +119,8 @@ def start_rabbitmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartRa
 
         def start(**how: Any) -> RabbitMQ:
             home = tmp_path_factory.mktemp("rabbitmq") / "home"
-            return running.enter_context(RabbitMQ(home, root=Path(root).absolute() if root else None, **how))
+            how.setdefault("root", Path(root).absolute() if root else None)
+            return running.enter_context(RabbitMQ(home, **how))
 
         yield start
 
@@ -144,6 +146,19 @@ def start_artemis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartArt
 def artemis(start_artemis: StartArtemis) -> Artemis:
     """The broker of most tests of AMQP 1.0; give queues names of their own."""
     return start_artemis()
+
+
+@pytest.fixture(scope="session")
+def rabbitmq4(start_rabbitmq: StartRabbitMQ) -> RabbitMQ:
+    """A RabbitMQ 4, which speaks AMQP 1.0 as well."""
+    root = required(PARTS / "rabbitmq4" / ".stamp", "make rabbitmq4").parent / "root"
+    return start_rabbitmq(root=root)
+
+
+@pytest.fixture(scope="session", params=["artemis", pytest.param("rabbitmq4", marks=[pytest.mark.rabbitmq4])], ids=str)
+def one_broker(request: pytest.FixtureRequest) -> OneBroker:
+    """Either broker for AMQP 1.0."""
+    return OneBroker(request.getfixturevalue(request.param))
 
 
 @pytest.fixture(scope="session")

@@ -540,20 +540,22 @@ class Receiver:
 
     def receive(self, *, accept: bool = True, timeout_s: float = _PATIENCE_S) -> bytes:
         """Return the sections of the next message."""
-        payload, first = b"", None
-        while True:
-            came = self.client.expect("transfer", handle=self.theirs, timeout_s=timeout_s)
-            first = came if first is None else first
-            payload += came.payload
-            if not came.get("more", False):
-                break
+        first = self.client.expect("transfer", handle=self.theirs, timeout_s=timeout_s)
+        return self.rest_of(first, accept=accept)
+
+    def rest_of(self, first: Came, *, accept: bool = True) -> bytes:
+        """Return the sections of a message whose first transfer has been taken."""
+        payloads, came = [first.payload], first
+        while came.get("more", False):
+            came = self.client.expect("transfer", handle=self.theirs)
+            payloads.append(came.payload)
         self.count = (self.count + 1) & 0xFFFF_FFFF
         if accept and not first.get("settled", False):
             number = first["delivery_id"]
             self.client.send(
                 frame("disposition", role=True, first=number, last=number, settled=True, state=Described(ACCEPTED, []))
             )
-        return payload
+        return b"".join(payloads)
 
     def drained(self, *, timeout_s: float = _PATIENCE_S) -> Came:
         """Wait for the sender's flow that says that its credit is used up."""
