@@ -12,7 +12,7 @@ from pathlib import Path
 from admin.common.errors import SettingsError
 from admin.config import lint, plugins, rulebook
 from admin.config.addresses import Endpoint, collides, reaches
-from admin.config.rule_fields import kinds_of, scope_kinds_of
+from admin.config.rule_fields import scope_kinds_of
 from admin.config.rulebook import BUILT_IN, Rulebook
 from admin.config.settings import OFF, ListenerSettings, Settings
 from admin.config.sources import Configuration
@@ -28,7 +28,7 @@ from proxy.deciding.pipeline import HandlerConfig
 from proxy.flow.credit import Credit
 from proxy.net.server import ListenerConfig
 from proxy.protocols import DEFAULT
-from proxy.protocols.base import Kind, Protocol
+from proxy.protocols.base import Kind, Protocol, kinds_of
 from proxy.spool.spool import SpoolSettings
 
 __all__ = ["BUILT_IN", "RATE_LIMIT", "Plan", "PlannedListener", "compose"]

@@ -656,11 +656,11 @@ class LaneState(msgspec.Struct, frozen=True):
 
 
 class Held(Answer, frozen=True):
-    """Requests that are held back to be sent later.
+    """Requests that are held back, those for credit among them.
 
     Attributes:
         requests: requests held now.
-        bytes: their size in bytes.
+        bytes: their size in bytes; what waits for credit is not here.
         refused: requests refused instead of held, by the bound that was reached.
     """
 

@@ -21,6 +21,8 @@ DELIVERY: Final = "delivery"
 DEFAULT_VHOST: Final = b"/"
 #: Names that are remembered per connection and direction; beyond it all are forgotten.
 MAX_NAMES: Final = 1024
+#: The longest that a name is under AMQP 0.9.1, and that queues and exchanges of RabbitMQ have in any case.
+MAX_NAME_BYTES: Final = 255
 
 
 def encoded(part: bytes) -> str:
@@ -94,6 +96,12 @@ class Names:
             resources = tuple(self._charged_to(exchange, [routing_key]))
             target = known[raw] = Target(exchange, routing_key, resources, hash(raw))
         return target
+
+    def published(self, exchange: bytes, routing_key: bytes) -> Target:
+        """Return where a publish goes; of names longer than one of AMQP 0.9.1 can be, the beginning counts."""
+        exchange, routing_key = exchange[:MAX_NAME_BYTES], routing_key[:MAX_NAME_BYTES]
+        raw = b"%c%b%c%b" % (len(exchange), exchange, len(routing_key), routing_key)
+        return self.target(raw, len(exchange))
 
     def with_copies(self, target: Target, keys: list[bytes]) -> tuple[Resource, ...]:
         """Return what a publish is charged to that goes to other routing keys as well."""

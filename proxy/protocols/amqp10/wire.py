@@ -55,6 +55,16 @@ DECLARE: Final = 0x31
 DISCHARGE: Final = 0x32
 DECLARED: Final = 0x33
 TRANSACTIONAL_STATE: Final = 0x34
+#: Sections of a message (3.2).
+HEADER: Final = 0x70
+DELIVERY_ANNOTATIONS: Final = 0x71
+MESSAGE_ANNOTATIONS: Final = 0x72
+PROPERTIES: Final = 0x73
+APPLICATION_PROPERTIES: Final = 0x74
+DATA: Final = 0x75
+AMQP_SEQUENCE: Final = 0x76
+AMQP_VALUE: Final = 0x77
+FOOTER: Final = 0x78
 SASL_MECHANISMS: Final = 0x40
 SASL_INIT: Final = 0x41
 SASL_CHALLENGE: Final = 0x42
@@ -86,6 +96,15 @@ _SYMBOLS: Final = {
     b"amqp:discharge:list": DISCHARGE,
     b"amqp:declared:list": DECLARED,
     b"amqp:transactional-state:list": TRANSACTIONAL_STATE,
+    b"amqp:header:list": HEADER,
+    b"amqp:delivery-annotations:map": DELIVERY_ANNOTATIONS,
+    b"amqp:message-annotations:map": MESSAGE_ANNOTATIONS,
+    b"amqp:properties:list": PROPERTIES,
+    b"amqp:application-properties:map": APPLICATION_PROPERTIES,
+    b"amqp:data:binary": DATA,
+    b"amqp:amqp-sequence:list": AMQP_SEQUENCE,
+    b"amqp:amqp-value:*": AMQP_VALUE,
+    b"amqp:footer:map": FOOTER,
     b"amqp:sasl-mechanisms:list": SASL_MECHANISMS,
     b"amqp:sasl-init:list": SASL_INIT,
     b"amqp:sasl-challenge:list": SASL_CHALLENGE,
@@ -107,6 +126,8 @@ FRAMING_ERROR: Final = "amqp:connection:framing-error"
 MAX_FIELDS: Final = 64
 #: How long one may be: what of it is unsettled can be long in an attach.
 MAX_PERFORMATIVE_BYTES: Final = 1 << 20
+#: How many values of a list or a map are read where it matters what they are: each takes some tenths of a microsecond.
+MAX_VALUES: Final = 4096
 #: How many values may be described by one another; nobody needs two.
 MAX_DESCRIBED: Final = 16
 
@@ -161,7 +182,7 @@ class Malformed(Exception):  # noqa: N818 - says what the bytes are
     """Bytes that are not what their place asks for; the message says what was seen."""
 
 
-class _CutOff(Malformed):
+class CutOff(Malformed):
     """A value that goes on behind what is there."""
 
 
@@ -204,7 +225,7 @@ def skip(buffer: Buffer | bytearray, at: int, stop: int) -> int:
     described = 0
     while wanted:
         if at >= stop:
-            raise _CutOff("a value that ends too early")
+            raise CutOff("a value that ends too early")
         constructor = buffer[at]
         width = _WIDTH_OF[constructor]
         at += 1
@@ -212,11 +233,11 @@ def skip(buffer: Buffer | bytearray, at: int, stop: int) -> int:
             at += width
         elif width == _BY_SIZE8:
             if at >= stop:
-                raise _CutOff("a value that ends too early")
+                raise CutOff("a value that ends too early")
             at += 1 + buffer[at]
         elif width == _BY_SIZE32:
             if at + 4 > stop:
-                raise _CutOff("a value that ends too early")
+                raise CutOff("a value that ends too early")
             at += 4 + _u32_at(buffer, at)[0]
         elif width == _BY_DESCRIPTOR:
             # Its descriptor comes first, then what it describes.
@@ -228,7 +249,7 @@ def skip(buffer: Buffer | bytearray, at: int, stop: int) -> int:
             raise Malformed(f"a value of the unknown type 0x{constructor:02x}")
         wanted -= 1
     if at > stop:
-        raise _CutOff(f"a value that is {at - stop} bytes longer than what is there")
+        raise CutOff(f"a value that is {at - stop} bytes longer than what is there")
     return at
 
 
@@ -309,28 +330,37 @@ class Performative:
         return constructor == _TRUE
 
     def octets(self, number: int) -> bytes | None:
-        """Return what a string or a symbol is encoded as, None if it is null."""
-        return self._variable(number, "string", (_STRING8, _SYMBOL8), (_STRING32, _SYMBOL32))
+        """Return what a string is encoded as, None if it is null."""
+        return self._variable(number, "string", _STRING8, _STRING32)
+
+    def symbol(self, number: int) -> bytes | None:
+        """Return a symbol, None if it is null."""
+        return self._variable(number, "symbol", _SYMBOL8, _SYMBOL32)
 
     def text(self, number: int) -> str | None:
-        """Return a string or a symbol, None if it is null; what is not UTF-8 is replaced."""
-        octets = self.octets(number)
-        return None if octets is None else octets.decode(errors="replace")
+        """Return a string or a symbol for people, None if it is null; what is not UTF-8 is replaced."""
+        said = self.raw(number)
+        if said == NULL:
+            return None
+        text = octets(said)
+        if text is None:
+            raise self._is_no("text", number)
+        return text.decode(errors="replace")
 
     def binary(self, number: int) -> bytes | None:
         """Return a binary, None if it is null."""
-        return self._variable(number, "binary", (_BINARY8,), (_BINARY32,))
+        return self._variable(number, "binary", _BINARY8, _BINARY32)
 
     def described(self, number: int) -> "Performative | None":
         """Return a described list, None if it is null."""
         return described(self.raw(number))
 
-    def _variable(self, number: int, name: str, short: tuple[int, ...], long: tuple[int, ...]) -> bytes | None:
+    def _variable(self, number: int, name: str, short: int, long: int) -> bytes | None:
         raw = self.raw(number)
         constructor = raw[0]
-        if constructor in short:
+        if constructor == short:
             return raw[2:]
-        if constructor in long:
+        if constructor == long:
             return raw[5:]
         if raw == NULL:
             return None
@@ -370,7 +400,7 @@ def performative(buffer: Buffer | bytearray, start: int, stop: int, *, whole: bo
     """
     try:
         return _performative(buffer, start, stop)
-    except _CutOff:
+    except CutOff:
         if whole:
             raise
         return None
@@ -387,7 +417,7 @@ def described(raw: bytes) -> Performative | None:
 
 def _performative(buffer: Buffer | bytearray, start: int, stop: int) -> Performative:
     if start >= stop:
-        raise _CutOff("a frame without a performative")
+        raise CutOff("a frame without a performative")
     if buffer[start] != _DESCRIBED:
         raise Malformed(f"a value of the type 0x{buffer[start]:02x} where a described list belongs")
     if start + 2 < stop and buffer[start + 1] == _SMALL_ULONG:
@@ -395,41 +425,36 @@ def _performative(buffer: Buffer | bytearray, start: int, stop: int) -> Performa
         code = buffer[start + 2]
     else:
         at = start + 1
-        code, at = _descriptor(buffer, at, stop)
-    if at >= stop:
-        raise _CutOff("a performative that ends too early")
+        code, at = descriptor(buffer, at, stop)
+    described_by = bytes(buffer[start:at])
+    stops = ends(buffer, at, stop)
     kind = buffer[at]
-    descriptor = bytes(buffer[start:at])
-    if kind == _LIST8:
-        if at + 2 > stop:
-            raise _CutOff("a performative that ends too early")
-        first, ends, least = at + 3, at + 2 + buffer[at + 1], 1
-    elif kind == _LIST32:
-        if at + 5 > stop:
-            raise _CutOff("a performative that ends too early")
-        size: int = _u32_at(buffer, at + 1)[0]
-        first, ends, least = at + 9, at + 5 + size, 4
-        if size > MAX_PERFORMATIVE_BYTES:
-            raise Malformed(f"a performative of {size} bytes, {MAX_PERFORMATIVE_BYTES} may be")
-    elif kind == _LIST0:
-        return Performative(code, descriptor, [], at + 1)
-    else:
+    if kind == _LIST0:
+        return Performative(code, described_by, [], stops)
+    if kind not in {_LIST8, _LIST32}:
         raise Malformed(f"a value of the type 0x{kind:02x} where a list of fields belongs")
-    if ends > stop:
-        raise _CutOff(f"a performative that is {ends - stop} bytes longer than what is there")
-    if first > ends:
+    if stops - at > MAX_PERFORMATIVE_BYTES:
+        raise Malformed(f"a performative of {stops - at} bytes, {MAX_PERFORMATIVE_BYTES} may be")
+    if stops > stop:
+        raise CutOff(f"a performative that is {stops - stop} bytes longer than what is there")
+    first = at + (3 if kind == _LIST8 else 9)
+    if first > stops:
         raise Malformed("a list without a count")
-    count = buffer[first - 1] if least == 1 else _u32_at(buffer, first - 4)[0]
+    count = buffer[first - 1] if kind == _LIST8 else _u32_at(buffer, first - 4)[0]
     if count > MAX_FIELDS:
         raise Malformed(f"a performative of {count} fields, {MAX_FIELDS} may be")
-    return Performative(code, descriptor, _values(buffer, first, ends, count), ends)
+    return Performative(code, described_by, _values(buffer, first, stops, count), stops)
 
 
-def _descriptor(buffer: Buffer | bytearray, at: int, stop: int) -> tuple[int, int]:
-    """Return the number that a descriptor stands for, and where it ends."""
+def descriptor(buffer: Buffer | bytearray, at: int, stop: int) -> tuple[int, int]:
+    """Return the number that a descriptor stands for, and where it ends.
+
+    Raises:
+        Malformed: it is neither a number nor a symbol; CutOff: it goes on behind what is there.
+    """
     # Before it is all there, this says whether it can be one at all: nobody waits for a megabyte of it.
     if at >= stop:
-        raise _CutOff("a descriptor that ends too early")
+        raise CutOff("a descriptor that ends too early")
     constructor = buffer[at]
     if constructor not in _integer_at and constructor not in {_UINT0, _ULONG0, _SYMBOL8, _SYMBOL32}:
         raise Malformed(f"a descriptor of the type 0x{constructor:02x}")
@@ -445,6 +470,29 @@ def _descriptor(buffer: Buffer | bytearray, at: int, stop: int) -> tuple[int, in
     return max(code, UNKNOWN), ends
 
 
+def ends(buffer: Buffer | bytearray, at: int, stop: int) -> int:
+    """Return where a list or a map will end, whether or not all of it is there.
+
+    Raises:
+        Malformed: it is neither; CutOff: it has not said yet how long it is.
+    """
+    if at >= stop:
+        raise CutOff("a list or a map that ends too early")
+    constructor = buffer[at]
+    if constructor == _LIST0:
+        return at + 1
+    if constructor in {_LIST8, _MAP8}:
+        if at + 2 > stop:
+            raise CutOff("a list or a map that ends too early")
+        return at + 2 + buffer[at + 1]
+    if constructor in {_LIST32, _MAP32}:
+        if at + 5 > stop:
+            raise CutOff("a list or a map that ends too early")
+        size: int = _u32_at(buffer, at + 1)[0]
+        return at + 5 + size
+    raise Malformed(f"a value of the type 0x{constructor:02x} where a list or a map belongs")
+
+
 def _values(buffer: Buffer | bytearray, at: int, stop: int, count: int) -> list[bytes]:
     """Return values that fill their place."""
     body = bytes(buffer[at:stop])
@@ -457,7 +505,7 @@ def _values(buffer: Buffer | bytearray, at: int, stop: int, count: int) -> list[
             ends = at + 1 + width if width >= 0 else skip(body, at, size)
             values.append(body[at:ends])
             at = ends
-    except _CutOff as error:
+    except CutOff as error:
         # All of it is here: waiting for more would not help.
         raise Malformed(f"fewer than {count} values in a list or a map") from error
     if at != size:
@@ -469,20 +517,36 @@ def pairs(raw: bytes) -> Iterator[tuple[bytes, bytes]]:
     """Return keys and values of a map as they are encoded; a null is an empty one.
 
     Raises:
-        Malformed: it is no map.
+        Malformed: it is no map, or has more than MAX_VALUES.
     """
-    if raw == NULL:
-        return iter(())
+    found = _compound(raw, _MAP8, _MAP32)
+    if len(found) % 2:
+        raise Malformed(f"a map of {len(found)} values")
+    return zip(found[::2], found[1::2], strict=True)
+
+
+def values(raw: bytes) -> list[bytes]:
+    """Return the values of a list as they are encoded; a null is an empty one, and so is what is no list.
+
+    Raises:
+        Malformed: it has more than MAX_VALUES, or another number than it says.
+    """
+    return _compound(raw, _LIST8, _LIST32) if raw[0] in {_LIST8, _LIST32} else []
+
+
+def _compound(raw: bytes, short: int, long: int) -> list[bytes]:
     constructor, size = raw[0], len(raw)
-    if constructor == _MAP8 and size > 2:
-        values = _values(raw, 3, size, raw[2])
-    elif constructor == _MAP32 and size > 8:
-        values = _values(raw, 9, size, _u32_at(raw, 5)[0])
+    if raw == NULL:
+        return []
+    if constructor == short and size > 2:
+        begins, count = 3, raw[2]
+    elif constructor == long and size > 8:
+        begins, count = 9, _u32_at(raw, 5)[0]
     else:
-        raise Malformed(f"a value of the type 0x{constructor:02x} where a map belongs")
-    if len(values) % 2:
-        raise Malformed(f"a map of {len(values)} values")
-    return iter(list(zip(values[::2], values[1::2], strict=True)))
+        raise Malformed(f"a value of the type 0x{constructor:02x} where a list or a map belongs")
+    if count > MAX_VALUES:
+        raise Malformed(f"a list or a map of {count} values, {MAX_VALUES} may be")
+    return _values(raw, begins, size, count)
 
 
 def octets(raw: bytes) -> bytes | None:
@@ -761,7 +825,7 @@ def read_sasl_init(init: Performative) -> tuple[bytes, bytes]:
     Raises:
         Malformed: a field is of another type, or the response to AMQPLAIN is no table.
     """
-    mechanism, response = init.octets(0) or b"", init.binary(1) or b""
+    mechanism, response = init.symbol(0) or b"", init.binary(1) or b""
     user = b""
     if mechanism == b"PLAIN":  # RFC 4616
         _, _, signed = response.partition(b"\0")

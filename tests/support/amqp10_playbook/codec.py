@@ -189,9 +189,10 @@ def _decode(constructor: int, data: bytes, at: int) -> tuple[Any, int]:
 FIELDS = {
     0x10: "container_id hostname max_frame_size channel_max idle_time_out outgoing_locales incoming_locales "
     "offered_capabilities desired_capabilities properties",
-    0x11: "remote_channel next_outgoing_id incoming_window outgoing_window handle_max",
+    0x11: "remote_channel next_outgoing_id incoming_window outgoing_window handle_max "
+    "offered_capabilities desired_capabilities properties",
     0x12: "name handle role snd_settle_mode rcv_settle_mode source target unsettled incomplete_unsettled "
-    "initial_delivery_count max_message_size",
+    "initial_delivery_count max_message_size offered_capabilities desired_capabilities properties",
     0x13: "next_incoming_id incoming_window next_outgoing_id outgoing_window handle delivery_count link_credit "
     "available drain echo properties",
     0x14: "handle delivery_id delivery_tag message_format settled more rcv_settle_mode state resume aborted batchable",

@@ -163,7 +163,8 @@ def test_fields_are_read_by_their_type() -> None:
     assert [found.uint(number) for number in range(3)] == [0, 255, 256]
     assert found.ubyte(3) == 2
     assert [found.boolean(number) for number in (4, 5, 6)] == [True, True, False]
-    assert (found.text(7), found.octets(8), found.binary(9)) == ("text", "é".encode(), b"bin")
+    assert (found.text(7), found.octets(7), found.binary(9)) == ("text", b"text", b"bin")
+    assert (found.text(8), found.symbol(8)) == ("é", "é".encode())
     assert (found.uint(10), found.text(10), found.binary(10), found.ubyte(10), found.ushort(10)) == (None,) * 5
     assert (found.boolean(10, True), found.boolean(10), found.raw(10)) == (True, False, wire.NULL)
     long = fields_of("t" * 300, b"b" * 300, None, codec.UShort(5))
@@ -171,7 +172,7 @@ def test_fields_are_read_by_their_type() -> None:
 
 
 def test_a_field_of_another_type_is_malformed() -> None:
-    found = fields_of(ULong(1), "text", b"\xff", Raw(b"\x56\x02"))
+    found = fields_of(ULong(1), "text", b"\xff", Raw(b"\x56\x02"), Symbol("s"))
     wrong = (
         lambda: found.uint(0),
         lambda: found.ubyte(0),
@@ -179,6 +180,8 @@ def test_a_field_of_another_type_is_malformed() -> None:
         lambda: found.boolean(0),
         lambda: found.boolean(3),
         lambda: found.text(2),
+        lambda: found.octets(4),
+        lambda: found.symbol(1),
         lambda: found.binary(1),
         lambda: found.described(1),
     )
