@@ -290,6 +290,7 @@ class Credit:
 
         The sender gets their credit again: there is something ``to_tell``.
         """
+        self.shaped = True
         self.sent -= deliveries
         self.offset += deliveries
         self._prepaid += deliveries
