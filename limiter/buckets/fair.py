@@ -40,7 +40,16 @@ from itertools import accumulate
 from typing import Final, NamedTuple
 
 from limiter.buckets.bucket import Bucket, closes_at_ns, is_open
-from limiter.buckets.limiter import REFUSE_ALL_WAIT_US, Admission, Gate, Limiter, LimiterState, ShareState, until_us
+from limiter.buckets.limiter import (
+    REFUSE_ALL_WAIT_US,
+    Admission,
+    Gate,
+    Limiter,
+    LimiterState,
+    ShareState,
+    afforded,
+    until_us,
+)
 from limiter.rules.resource import Resource
 from limiter.rules.rule import NS_PER_S, UPERMITS_PER_PERMIT, Rule, debt_upermits
 
@@ -207,6 +216,36 @@ class FairShare(Gate):
         (self if own else self.total).spend(permits)
         if stays_open:
             self.follow_debt(now_ns)
+
+    def affords(self, now_ns: int, price: int, most: int) -> int:
+        """Say how many requests of one price would be admitted, without any effect."""
+        if not self.total.rate_upermits_per_s or (self.open_next_free_ns is not None and self.is_open(now_ns)):
+            return 0
+        return min(most, sum(self._afforded(now_ns, price)))
+
+    def _afforded(self, now_ns: int, price: int) -> tuple[int, int]:
+        """Return how many requests of one price the share admits, and how many the pool."""
+        return (
+            afforded(self.settled(now_ns)[0], self.max_debt_upermits, price),
+            afforded(self.total.pool_upermits(now_ns), self.rule.max_debt_upermits, price),
+        )
+
+    def take(self, now_ns: int, price: int, count: int) -> None:
+        """Spend what ``affords`` has said yes to at the same ``now_ns``, or less of it; first of the share."""
+        self.close_if_due(now_ns)
+        own = min(count, self._afforded(now_ns, price)[0])
+        self.refill(now_ns)
+        self.total.refill(now_ns)
+        self.total.spend((count - own) * price)
+        self.spend(own * price)
+
+    def give_back(self, now_ns: int, permits: int) -> None:
+        """Put back what was spent and not used: into the share, and what that cannot hold into the pool."""
+        self.stored_upermits = min(self.capacity_upermits, self.refill(now_ns) + permits * UPERMITS_PER_PERMIT)
+        self.total.give_back(now_ns, permits)
+        if not self.rule.break_ns:
+            # It may be free earlier than was known.
+            self.open_next_free_ns = None
 
     def wait_us_behind(self, now_ns: int, permits: int, cost: int = 1) -> int:
         """Return how long a request would wait behind others of this key, if no other key borrows."""

@@ -34,6 +34,15 @@ from limiter.rules.resource import Resource
 from limiter.rules.rule import NS_PER_S, UPERMITS_PER_PERMIT, Rule
 
 _NS_PER_US: Final = 1_000
+_NS_PER_MS: Final = 1_000_000
+_TURN_NS: Final = 10 * _NS_PER_MS
+"""Of how much of the rate who waits for credit is granted some at once: where few wait there are 100 turns a second."""
+_TURN_OF_LINE_NS: Final = _NS_PER_MS // 2
+"""At least for so long for each line in which somebody waits: all together have no more than 2 000 turns a second."""
+_ROUND_NS: Final = 1000 * _NS_PER_MS
+"""How long it may take until all in one line have had their turn, where that does not take too many turns."""
+_SHORTEST: Final = 10
+"""A turn is not made shorter by more than this for that."""
 REFUSE_ALL_WAIT_US: Final = 1_000_000
 """The wait of a request that is never admitted, or of which nobody knows when."""
 
@@ -120,6 +129,43 @@ class Gate(Bucket, ABC):
         Returns:
             Microseconds, rounded up; 0 if it would be admitted at once, and the refuse-all wait at rate 0.
         """
+
+    @abstractmethod
+    def affords(self, now_ns: int, price: int, most: int) -> int:
+        """Say how many requests of one price would be admitted, one after another, without any effect.
+
+        Args:
+            now_ns: the time.
+            price: what each of them costs, in permits; not 0, and no more than ``rule.most_permits``.
+            most: no more than this many.
+        """
+
+    @abstractmethod
+    def take(self, now_ns: int, price: int, count: int) -> None:
+        """Spend what ``affords`` has said yes to at the same ``now_ns``, or less of it."""
+
+    @abstractmethod
+    def give_back(self, now_ns: int, permits: int) -> None:
+        """Put back what was spent and not used: a debt shrinks, and never more is stored than the capacity.
+
+        A breaker that is open stays so for no longer than the debt keeps it.
+        """
+
+    def turn(self, price: int, waiting: int, lines: int) -> int:
+        """Return how many requests of one price are enough to be granted together: at least one.
+
+        Granted one by one as permits come, each would cost as much as all of them together do.
+
+        Args:
+            price: as in ``affords``.
+            waiting: how many wait for this limit: the more do, the shorter is the turn of each.
+            lines: for how many limits somebody waits: the more do, the longer is the turn of each.
+        """
+        longest_ns = max(_TURN_NS, lines * _TURN_OF_LINE_NS)
+        turn_ns = max(longest_ns // _SHORTEST, min(longest_ns, _ROUND_NS // waiting)) if waiting else longest_ns
+        # Of a full bucket what comes is lost, so nobody waits for it to fill.
+        enough = min(self.rate_upermits_per_s * turn_ns // NS_PER_S, self.capacity_upermits // 2)
+        return max(1, enough // (price * UPERMITS_PER_PERMIT))
 
     def open_us(self, now_ns: int) -> int:
         """Return how long an open breaker stays so, in microseconds, rounded up; 0 if it is not."""
@@ -326,6 +372,21 @@ class Limiter(Gate):
             return 0
         return until_us(now_ns, self._stored_from_ns(free_at_ns(left, at_ns, self.rate_upermits_per_s)))
 
+    def affords(self, now_ns: int, price: int, most: int) -> int:
+        """Say how many requests of one price would be admitted, without any effect."""
+        if not self.rate_upermits_per_s or is_open(self.open_next_free_ns, self.rule.break_ns, now_ns):
+            return 0
+        return min(most, afforded(self.settled(now_ns)[0], self.rule.max_debt_upermits, price))
+
+    def take(self, now_ns: int, price: int, count: int) -> None:
+        """Spend what ``affords`` has said yes to at the same ``now_ns``, or less of it."""
+        self.charge(now_ns, count * price)
+
+    def give_back(self, now_ns: int, permits: int) -> None:
+        """Put back what was spent and not used."""
+        self.stored_upermits = min(self.capacity_upermits, self.refill(now_ns) + permits * UPERMITS_PER_PERMIT)
+        self._follow_debt(now_ns)
+
     def price_upermits(self, now_ns: int, permits: int) -> int:  # noqa: ARG002 - for limiters whose prices change
         """Return what ``permits`` take off the balance at ``now_ns``."""
         return permits * UPERMITS_PER_PERMIT
@@ -410,6 +471,12 @@ class Limiter(Gate):
     def refuse_all_wait_us(self) -> int:
         """Return the wait stated at rate 0, where no honest one exists: the break, or one second."""
         return -(-self.rule.break_ns // _NS_PER_US) or REFUSE_ALL_WAIT_US
+
+
+def afforded(stored_upermits: int, max_debt_upermits: int, price: int) -> int:
+    """Return how many requests of one price, one after another, a balance admits: the last may leave a debt."""
+    price_upermits = price * UPERMITS_PER_PERMIT
+    return max(0, min(-(-stored_upermits // price_upermits), (stored_upermits + max_debt_upermits) // price_upermits))
 
 
 def until_us(now_ns: int, ready_ns: int) -> int:

@@ -75,6 +75,26 @@ class WarmUpLimiter(Limiter):
         next_free_ns = free_at_ns(stored - spent[admitted], at_ns, self.rate_upermits_per_s)
         return Admission(admitted, self._wait_us(now_ns, next_free_ns))
 
+    def affords(self, now_ns: int, price: int, most: int) -> int:
+        """Say how many requests of one price would be admitted, without any effect."""
+        if not self.rate_upermits_per_s:
+            return 0
+        stored, cold = self.settled(now_ns)[0], self._settled_cold(now_ns)
+        count = bisect_left(range(most), stored, key=lambda before: self._price(cold, before * price))
+        if count:
+            left = stored - self._price(cold, (count - 1) * price) + self.rule.max_debt_upermits
+            count -= price * UPERMITS_PER_PERMIT > left
+        return count
+
+    def turn(self, price: int, waiting: int, lines: int) -> int:
+        """Return how many requests of one price are enough to be granted together, however cold it is."""
+        return max(1, super().turn(price, waiting, lines) // _COLD_FACTOR)
+
+    def give_back(self, now_ns: int, permits: int) -> None:
+        """Put back what was spent and not used, at its price when warm; it has warmed nothing."""
+        super().give_back(now_ns, permits)
+        self.cold_upermits = min(self.coldest_upermits, self.cold_upermits + permits * UPERMITS_PER_PERMIT)
+
     def price_upermits(self, now_ns: int, permits: int) -> int:
         """Return what ``permits`` take off the balance at ``now_ns``."""
         return self._price(self._settled_cold(now_ns), permits)

@@ -10,9 +10,9 @@ from typing import Final
 
 from limiter.buckets.limiter import Gate, run_of_larger
 from limiter.counting.accounts import Accounts
-from limiter.plans.plans import BYTES, MESSAGES, ApplicableLimit, Caller, gate_of
-from limiter.waiting.delays import Decision, Delays, Demand, all_pass, too_large
-from limiter.waiting.lines import Denial, Held, ShadowDenial
+from limiter.plans.plans import BYTES, MESSAGES, ApplicableLimit, Caller, Plan, gate_of
+from limiter.waiting.delays import CreditDemand, Decision, Delays, Demand, Granted, all_pass, too_large
+from limiter.waiting.lines import Credit, Denial, Held, ShadowDenial
 
 _NOTHING: Final = (0, 0, 0)
 _ONES: Final = tuple((1,) * count for count in range(257))
@@ -98,8 +98,8 @@ class Asking:
         large: list[tuple[Demand, int]] = []
         for one in distinct:
             part, gate, costs = one
-            waits = part.delays or not caller.refusable
-            if waits and self._delays.must_wait(now_ns, part, gate, caller, held=held):
+            waits = (part.delays and caller.may_wait) or not caller.refusable
+            if (waits or part.delays) and self._delays.must_wait(now_ns, part, gate, caller, held=held):
                 most = gate.rule.most_permits
                 passing, alone = 0, run_of_larger(costs, 0, most, most) if gate.rule.rate_per_s else 0
             else:
@@ -120,6 +120,9 @@ class Asking:
         second = self._accounts.at(now_ns)
         for part, _, costs in asked:
             part.spend(second, now_ns, sum(costs[:admitted]))
+        if not caller.may_wait and self._delays.lines:
+            for part, gate, costs in distinct:
+                self._delays.overtook(part, gate, sum(costs[:admitted]))
         if held is not None and admitted:
             self._delays.released(now_ns, asked, caller)
         if admitted == count:
@@ -132,12 +135,75 @@ class Asking:
             return Decision(admitted, stop, alone=alone)
         return self._stopped(now_ns, admitted, stoppers, caller)
 
+    def grant(
+        self,
+        now_ns: int,
+        plan: Plan,
+        scoped: Plan,
+        caller: Caller,
+        credit: Credit,
+        *,
+        held: Held | None,
+    ) -> Granted:
+        """Grant as much as all limits have in store, the same to each; or nothing, if that is too little.
+
+        Shadow rules restrict nothing; they are charged for what they have.
+
+        Args:
+            now_ns: the time.
+            plan: the limits of what credit is asked for.
+            scoped: those of the caller's scopes.
+            caller: who asks.
+            credit: for what.
+            held: the request, if it waits already.
+        """
+        parts = plan.enforcing + scoped.enforcing if scoped.enforcing else plan.enforcing
+        asked = self._credit_demands(now_ns, parts, caller, credit)
+        distinct = _distinct_of_credit(asked) if plan.doubled else asked
+        messages, stops = credit.most, []
+        for demand in distinct:
+            count, known = self._delays.credit_of(now_ns, demand, credit, held)
+            messages = min(messages, count)
+            if not count:
+                stops.append(known)
+        if stops:
+            return Granted(0, stops)
+        for _, gate, price, *_ in distinct:
+            gate.take(now_ns, price, messages)
+        second = self._accounts.at(now_ns)
+        for part, _, price, *_ in asked:
+            part.spend_on_credit(second, now_ns, messages * price)
+        for shadows in plan.shadows + scoped.shadows:
+            for part, gate, price, *_ in self._credit_demands(now_ns, shadows, caller, credit):
+                count = gate.affords(now_ns, price, messages)
+                gate.take(now_ns, price, count)
+                part.spend_on_credit(second, now_ns, count * price)
+        return Granted(messages)
+
+    def _credit_demands(
+        self, now_ns: int, parts: Sequence[ApplicableLimit], caller: Caller, credit: Credit
+    ) -> list[CreditDemand]:
+        """Return which limits are to be asked, and what a permit costs there: no more than it ever admits at once."""
+        prices = (1, 1, credit.size_bytes)
+        asked = []
+        for part in parts:
+            limiter = part.registry.get(part.resource, now_ns)
+            price = prices[part.unit]
+            if limiter is not None and price:
+                gate: Gate = limiter if part.fair_by is None else gate_of(limiter, caller, now_ns)
+                asked.append(CreditDemand(part, gate, min(price, gate.rule.most_permits)))
+        return asked
+
     def _stopped(self, now_ns: int, admitted: int, stoppers: Sequence[Demand], caller: Caller) -> Decision:
         """Refuse in the name of those that stop the rest, or say that only delay rules do."""
         stop: Denial | None = None
         for part, gate, _ in stoppers:
-            if caller.refusable and not part.delays:
+            if caller.refusable and not (part.delays and caller.may_wait):
                 wait_us = gate.refuse(now_ns)
+                if part.delays:
+                    # Others may stand in line. A delay rule has no breaker that a refusal could open.
+                    self._delays.refused(now_ns, part, gate)
+                    wait_us = max(wait_us, self._delays.wait_us(now_ns, part, gate))
                 stop = stop or Denial(part.resource, gate.rule, wait_us)
         if stop is not None:
             return Decision(admitted, stop)
@@ -178,6 +244,15 @@ def _within_reach(demand: Demand) -> Demand:
     part, gate, costs = demand
     most = gate.rule.most_permits
     return demand if max(costs) <= most else (part, gate, [min(cost, most) for cost in costs])
+
+
+def _distinct_of_credit(asked: Sequence[CreditDemand]) -> list[CreditDemand]:
+    """Put together what is one limiter, likewise."""
+    times = Counter(demand.gate for demand in asked)
+    return [
+        demand._replace(price=min(times[gate] * demand.price, gate.rule.most_permits))
+        for gate, demand in {demand.gate: demand for demand in asked}.items()
+    ]
 
 
 def _distinct(asked: Sequence[Demand]) -> list[Demand]:

@@ -20,19 +20,31 @@ from limiter.counting.accounts import Accounts, Usage
 from limiter.counting.row import Row
 from limiter.deciding.asking import Asking, permits_each
 from limiter.deciding.explain import Applied, explain
-from limiter.plans.plans import MESSAGES, NO_PLAN, REQUESTS, Caller, Plan, Plans, gate_of, unit_of
+from limiter.plans.plans import MESSAGES, NO_PLAN, REQUESTS, Caller, Plan, Plans, Terms, gate_of, unit_of
 from limiter.plans.registry import DEFAULT_MAX_LIVE, Registry
 from limiter.rules.resource import TOTAL, Resource
 from limiter.rules.rule import Dimension, Rule
 from limiter.rules.rule_set import RuleSet
-from limiter.waiting.delays import Decision, Delays, all_pass, too_large
+from limiter.waiting.delays import Decision, Delays, Granted, all_pass, too_large
 from limiter.waiting.holding import BoundName, HeldNow, Holding
-from limiter.waiting.lines import Denial, Held, ShadowDenial, Wait
+from limiter.waiting.lines import Credit, Denial, Held, ShadowDenial, Wait
 
 if TYPE_CHECKING:
     from sluice_native import Callers, Publishes, Resources, Segment
 
-__all__ = ["Applied", "Caller", "Decision", "Denial", "Held", "Limits", "ShadowDenial", "Usage"]
+__all__ = [
+    "Applied",
+    "Caller",
+    "Credit",
+    "Decision",
+    "Denial",
+    "Granted",
+    "Held",
+    "Limits",
+    "ShadowDenial",
+    "Terms",
+    "Usage",
+]
 
 PlainLimit = tuple[Cell, Row, int]
 """What compiled code needs of a limit: its state, the row of what is limited, and the unit of its costs."""
@@ -72,6 +84,7 @@ class Limits:
     Attributes:
         holding: what is held.
         resources: where compiled code finds the limits of what requests are for; None where there is none.
+        swaps: how often other rules came into force.
     """
 
     def __init__(self, rule_set: RuleSet, max_live: int = DEFAULT_MAX_LIVE, accounts: Accounts | None = None) -> None:
@@ -82,6 +95,7 @@ class Limits:
         self._accounts = Accounts() if accounts is None else accounts
         self._accounts.pin(rule_set.own)
         self._plans = Plans(rule_set, self._registries, self._accounts)
+        self.swaps = 0
         self.holding = Holding(self._ask_again, self._expire)
         self._delays = Delays(self.holding)
         self._asking = Asking(self._delays, self._accounts)
@@ -134,6 +148,7 @@ class Limits:
 
     def swap(self, rule_set: RuleSet, now_ns: int) -> None:
         """Put another rule set in force from ``now_ns`` on; what is held is asked for anew."""
+        self.swaps += 1
         own = rule_set.own_since(self.rule_set)
         for registry in self._registries.values():
             registry.swap(rule_set, now_ns, own)
@@ -234,6 +249,8 @@ class Limits:
         plan = plans.by_resources.get(resources) or plans.of(resources)
         count = len(messages)
         scoped = plans.of_scopes(caller, plan) if plans.scoped else NO_PLAN
+        if caller.asks != "all":
+            plan, scoped = plan.asked(caller.asks), scoped.asked(caller.asks)
         part = plan.only
         if part is None or scoped.parts or not caller.refusable:
             return self._decide_together(now_ns, plan, caller, messages, size_bytes, scoped=scoped)
@@ -279,6 +296,35 @@ class Limits:
         """Let a request wait that only delay rules stopped; as ``Delays.hold``."""
         return self._delays.hold(now_ns, decision, held, behind, may_spool=may_spool)
 
+    def grant(
+        self, now_ns: int, resources: tuple[Resource, ...], caller: Caller, credit: Credit, held: Held | None = None
+    ) -> Granted:
+        """Grant some of the credit that is asked for, as ``Asking.grant``; what is granted is spent."""
+        plan, scoped = self._asked(resources, caller)
+        if not plan.parts and not scoped.parts:
+            return Granted(credit.most)
+        return self._asking.grant(now_ns, plan, scoped, caller, credit, held=held)
+
+    def _asked(self, resources: tuple[Resource, ...], caller: Caller) -> tuple[Plan, Plan]:
+        """Return the limits that a caller asks: those of the resources and those of the scopes."""
+        plan = self._plans.of(resources)
+        scoped = self._plans.of_scopes(caller, plan) if self._plans.scoped else NO_PLAN
+        return plan.asked(caller.asks), scoped.asked(caller.asks)
+
+    def hold_credit(self, now_ns: int, granted: Granted, held: Held) -> None:
+        """Let a request for credit wait of which nothing was granted."""
+        self._delays.hold_credit(now_ns, granted, held)
+
+    def terms(self, resources: tuple[Resource, ...], caller: Caller) -> Terms:
+        """Return what the rules in force say to messages for some resources; see ``swaps``."""
+        plan = self._plans.by_resources.get(resources) or self._plans.of(resources)
+        terms = plan.terms
+        if not self._plans.scoped:
+            return terms
+        more = self._plans.of_scopes(caller, plan).terms
+        most = min((most for most in (terms.most_bytes, more.most_bytes) if most is not None), default=None)
+        return Terms(terms.delays or more.delays, terms.refuses or more.refuses, most)
+
     def spools_behind(self, held: Held, leader: Held) -> bool:
         """Say whether a request is to be put aside behind another; as ``Delays.spools_behind``."""
         return self._delays.spools_behind(held, leader)
@@ -290,8 +336,11 @@ class Limits:
     def _ask_again(self, held: Held, now_ns: int) -> Denial | Wait | None:
         """Ask all limits of a held request for it; see Holding."""
         caller = held.caller
-        plan = self._plans.of(held.resources)
-        scoped = self._plans.of_scopes(caller, plan)
+        if held.credit is not None:
+            granted = self.grant(now_ns, held.resources, caller, held.credit, held)
+            held.messages = granted.messages
+            return self._delays.credit_waits(now_ns, granted.stops, held) if granted.stops else None
+        plan, scoped = self._asked(held.resources, caller)
         size_bytes = (0 if caller.by_answer else held.size_bytes,)
         decision = self._decide_together(
             now_ns, plan, caller, (held.messages,), lambda: size_bytes, scoped=scoped, held=held
@@ -312,18 +361,38 @@ class Limits:
         gate = gate_of(limiter, held.caller, now_ns)
         return Denial(held.resource, gate.rule, gate.refuse(now_ns))
 
-    def charge(
-        self, now_ns: int, resources: tuple[Resource, ...], caller: Caller, messages: int, size_bytes: int
+    def charge(  # noqa: PLR0917 - the costs by position, as they stand in a tuple
+        self,
+        now_ns: int,
+        resources: tuple[Resource, ...],
+        caller: Caller,
+        messages: int,
+        size_bytes: int,
+        requests: int = 0,
     ) -> None:
-        """Debit a cost after the fact from every limit that applies; requests have been counted when they came."""
-        costs = (messages, 0, size_bytes)
-        plan = self._plans.of(resources)
-        for part in plan.parts + self._plans.of_scopes(caller, plan).parts:
+        """Debit a cost after the fact from every limit that is asked, or give back what is negative.
+
+        Args:
+            now_ns: the time.
+            resources: everything that it is charged to.
+            caller: who asked.
+            messages: the cost in messages.
+            size_bytes: the cost in bytes.
+            requests: the cost in requests; none for those that were counted when they came.
+        """
+        costs = (messages, requests, size_bytes)
+        plan, scoped = self._asked(resources, caller)
+        for part in plan.parts + scoped.parts:
             limiter = part.registry.get(part.resource, now_ns)
             if limiter is None:
                 continue
             gate = gate_of(limiter, caller, now_ns)
             cost = costs[part.unit]
+            if cost < 0:
+                gate.give_back(now_ns, -cost)
+                part.spend_on_credit(self._accounts.at(now_ns), now_ns, cost)
+                self._delays.given_back(now_ns, part, gate)
+                continue
             gate.charge(now_ns, cost)
             part.spend(self._accounts.at(now_ns), now_ns, cost)
             self._delays.answered(now_ns, part, gate, caller, cost)

@@ -5,7 +5,7 @@ long as the rules that they are made of, as many as fit in a bound, since names 
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, Literal, NamedTuple, TypeVar
 
 from limiter.buckets.limiter import Gate, Limiter
 from limiter.counting.accounts import Accounts
@@ -29,6 +29,11 @@ BYTES: Final = 2
 _NO_ROW: Final = Row(Resource("", ""))
 _NO_ROW.retired = True
 
+Asks = Literal["all", "delaying", "refusing"]
+"""Which rules decide: all that apply; those that hold what is over them; or the others, which refuse it, or shadow.
+
+Where a receiver says how many messages may come, the former decide how many, and the latter on each as it comes."""
+
 K = TypeVar("K")
 V = TypeVar("V")
 
@@ -44,6 +49,8 @@ class Caller(NamedTuple):
         by_answer: what it costs is known from its answer.
         refusable: it can be refused. What cannot waits for as long as it takes, whatever the rules' action.
         scopes: others that its connection belongs to, such as its user, in the order in which they are asked.
+        asks: which rules it asks.
+        may_wait: it can be held. What a rule would hold of it is refused else.
     """
 
     client: str
@@ -53,6 +60,8 @@ class Caller(NamedTuple):
     by_answer: bool = False
     refusable: bool = True
     scopes: tuple[Resource, ...] = ()
+    asks: Asks = "all"
+    may_wait: bool = True
 
     def share_key(self, fair_by: FairBy) -> str:
         """Return whose share of a limit it takes; empty where that is not known."""
@@ -69,6 +78,23 @@ def gate_of(limiter: Limiter, caller: Caller, now_ns: int) -> Gate:
     if fair_by is None:
         return limiter
     return limiter.share(caller.share_key(fair_by), now_ns)
+
+
+class Terms(NamedTuple):
+    """What rules in force say to messages for some resources, before one comes.
+
+    Attributes:
+        delays: some rule holds what is over it, so that credit for them is to be asked for.
+        refuses: some rule refuses what is over it, or shadows, so that each message is to be decided.
+        most_bytes: the largest message that the limits of bytes admit at once, in bytes; None is any.
+    """
+
+    delays: bool = False
+    refuses: bool = False
+    most_bytes: int | None = None
+
+
+NO_TERMS: Final = Terms()
 
 
 class QueueKey(NamedTuple):
@@ -110,6 +136,7 @@ class ApplicableLimit:
         "_accounts",
         "_dimension",
         "_row",
+        "_unused",
         "by_answer",
         "delays",
         "fair_by",
@@ -130,10 +157,18 @@ class ApplicableLimit:
         self._accounts = accounts
         self._dimension = registry.number
         self._row = _NO_ROW
+        #: Of the permits of which it was noted that they were spent, those that were given back since.
+        self._unused = 0
 
     def spend(self, second: Second, now_ns: int, permits: int) -> None:
         """Note that something was asked in the second under way, and the permits that were spent for it."""
         self.row(now_ns).spend(second, self._dimension, permits)
+
+    def spend_on_credit(self, second: Second, now_ns: int, permits: int) -> None:
+        """Note the permits that were spent on credit. What is given back, below 0, comes off what is spent next."""
+        unused = self._unused - permits
+        self._unused = max(0, unused)
+        self.row(now_ns).spend(second, self._dimension, max(0, -unused))
 
     def row(self, now_ns: int) -> Row:
         """Return the row of what is limited."""
@@ -161,9 +196,10 @@ class Plan:
         doubled: two of the enforcing may be one limiter, which is then charged for both.
         has_bytes: some part limits bytes.
         exempt: nothing limits what it is for, the scopes of the caller included.
+        terms: what it says to a message before it comes.
     """
 
-    __slots__ = ("doubled", "enforcing", "exempt", "has_bytes", "only", "parts", "shadows")
+    __slots__ = ("_asked", "doubled", "enforcing", "exempt", "has_bytes", "only", "parts", "shadows", "terms")
 
     def __init__(self, parts: Iterable[ApplicableLimit], *, exempt: bool = False) -> None:
         self.exempt = exempt
@@ -181,6 +217,23 @@ class Plan:
             # What the registry has no room for shares one limiter with others of its rule, as does all of one total.
             rules = [(part.registry.dimension, id(part.rule)) for part in self.enforcing]
             self.doubled = len(set(rules)) < len(rules)
+        self._asked: dict[Asks, Plan] = {}
+        most = [part.rule.most_permits for part in self.enforcing if part.unit == BYTES]
+        self.terms = Terms(
+            any(part.delays for part in self.parts),
+            not all(part.delays for part in self.parts),
+            min(most, default=None),
+        )
+
+    def asked(self, asks: Asks) -> "Plan":
+        """Return the plan of only those parts that are asked."""
+        if asks == "all":
+            return self
+        plan = self._asked.get(asks)
+        if plan is None:
+            parts = [part for part in self.parts if part.delays is (asks == "delaying")]
+            plan = self._asked[asks] = self if len(parts) == len(self.parts) else Plan(parts, exempt=self.exempt)
+        return plan
 
     def _part_shadows(self) -> None:
         self.enforcing = tuple(part for part in self.parts if part.rule.action != "shadow")

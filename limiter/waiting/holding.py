@@ -18,7 +18,8 @@ Time
 ``next_due_ns`` says when something is to be done, ``release`` does it, and ``earlier`` is called when it has
 moved to an earlier time than was last said. A request that is still held at its deadline is refused; its permits
 are spent when it passes and not before. One that cannot be refused has no deadline, and counts for no bound: who
-holds it makes its sender wait. At the end of a drain it passes. One that is ``spooled`` counts for no bound either: of
+holds it makes its sender wait. At the end of a drain it passes, but
+for what asks for credit, which waits on. One that is ``spooled`` counts for no bound either: of
 all that its session has put aside it is the only one here.
 
 Work is constant for each request but for heaps. What has gone stays in a heap until it is looked at, or until
@@ -202,12 +203,12 @@ class Holding:
             dues, deadlines = self._dues, self._deadlines
             while dues and dues[0][0] != dues[0][2].due_ns:
                 heappop(dues)
-            while deadlines[0][2].gone:
+            while deadlines and deadlines[0][2].gone:
                 heappop(deadlines)
-            due_ns = deadlines[0][0]
+            due_ns = deadlines[0][0] if deadlines else NEVER_NS
             if dues:
                 due_ns = min(due_ns, dues[0][0])
-            if self._ends_ns is not None:
+            if self._ends_ns is not None and deadlines:
                 due_ns = min(due_ns, self._ends_ns)
             if self._turns:
                 due_ns = 0
@@ -272,8 +273,9 @@ class Holding:
             load.size_bytes += held.size_bytes
         if held.order_key is not None:
             self._orders.setdefault((held.connection, held.order_key), deque()).append(held)
-        heappush(self._deadlines, (deadline_ns, held.number, held))
-        self._tell(deadline_ns)
+        if held.credit is None:
+            heappush(self._deadlines, (deadline_ns, held.number, held))
+            self._tell(deadline_ns)
 
     def _loads(self, held: Held) -> Sequence[_Load]:
         """Return where a request is counted."""

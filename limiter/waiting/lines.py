@@ -68,6 +68,20 @@ class Wait(NamedTuple):
     rule: Rule
 
 
+class Credit(NamedTuple):
+    """What is asked for before messages come.
+
+    Attributes:
+        least: permits that are asked for at least.
+        most: permits that are asked for at most.
+        size_bytes: what each of them costs in bytes.
+    """
+
+    least: int
+    most: int
+    size_bytes: int
+
+
 class Held(ABC):
     """One request that waits.
 
@@ -79,6 +93,7 @@ class Held(ABC):
         connection: whose it is, for the bounds and for the order.
         order_key: what it must not overtake there; None is nothing.
         since_ns: since when it waits, if it has waited elsewhere before; 0 is from now on.
+        credit: what it asks for, if that is credit. It has no size then, and its ``messages`` are what is granted.
 
     Attributes:
         number: when it came, among all.
@@ -96,6 +111,7 @@ class Held(ABC):
         "caller",
         "connection",
         "cost",
+        "credit",
         "deadline_ns",
         "gone",
         "line",
@@ -127,6 +143,7 @@ class Held(ABC):
         connection: int,
         order_key: str | int | None,
         since_ns: int = 0,
+        credit: Credit | None = None,
     ) -> None:
         self.resources = resources
         self.caller = caller
@@ -135,6 +152,7 @@ class Held(ABC):
         self.connection = connection
         self.order_key = order_key
         self.since_ns = since_ns
+        self.credit = credit
         self.spooled = False
         self.line: WaitQueue | None = None
         self.gone = False
@@ -156,15 +174,17 @@ class WaitQueue:
         waiting: how many wait.
         permits: what they will cost there together.
         due_ns: when the first of them is to be asked for again.
+        overtaken: permits that what may not wait has spent since one of them was let go.
     """
 
-    __slots__ = ("_heap", "due_ns", "key", "permits", "waiting")
+    __slots__ = ("_heap", "due_ns", "key", "overtaken", "permits", "waiting")
 
     def __init__(self, key: QueueKey, due_ns: int) -> None:
         self.key = key
         self.due_ns = due_ns
         self.waiting = 0
         self.permits = 0
+        self.overtaken = 0
         self._heap: list[tuple[int, Held]] = []
 
     def first(self) -> Held | None:
@@ -187,6 +207,7 @@ class WaitQueue:
     def leave(self, held: Held) -> None:
         """Let a request go."""
         held.line = None
+        self.overtaken = 0
         self.waiting -= 1
         self.permits -= held.cost
         if len(self._heap) > 2 * self.waiting + SLACK:

@@ -29,9 +29,10 @@ from proxy.datapath.explanation import explain
 from proxy.datapath.overview import Overview, direction
 from proxy.datapath.pressure import Pressure
 from proxy.datapath.spooling import SpoolConfig, Spooling
-from proxy.deciding.batch import Side
+from proxy.deciding.batch import ConnectionInfo, Side
 from proxy.deciding.counting import Tally
 from proxy.deciding.pipeline import HandlerConfig, HandlerServices, Pipeline
+from proxy.deciding.rate_limit import caller_of
 from proxy.flow import machine
 from proxy.flow.alarms import Change, reason
 from proxy.flow.credit import DEFAULT_CREDIT, STORE_CREDIT, Credit
@@ -41,7 +42,7 @@ from proxy.net.limit_commands import LimitCommands
 from proxy.net.reactor import Reactor
 from proxy.net.server import ListenerConfig, Server
 from proxy.net.sockets import format_address
-from proxy.protocols.base import WireCounters
+from proxy.protocols.base import NO_TERMS, Terms, WireCounters
 from proxy.stats.flow import FlowState, Purged, SpoolState
 from proxy.stats.metric import described
 from proxy.stats.question import Explanation, Question
@@ -191,6 +192,8 @@ class LocalDataPath(DataPath):
             self._limiting,
             self._limits.resources,
             credit=config.credit.stages,
+            terms=self._terms,
+            rules_version=lambda: self._limits.swaps,
         )
         self.server = Server(
             config.listeners,
@@ -487,6 +490,11 @@ class LocalDataPath(DataPath):
 
     def _limits_kind(self, kind: str) -> bool:
         return self._limits.rule_set.limits_kind(kind)
+
+    def _terms(self, connection: ConnectionInfo, resources: tuple[Resource, ...], consumes: bool) -> Terms:  # noqa: FBT001 - as SessionContext has it
+        if connection.exempt:
+            return NO_TERMS
+        return self._limits.terms(resources, caller_of(connection, consumes=consumes))
 
     def _limiting(self) -> bool:
         return self._limits.rule_set.enabled

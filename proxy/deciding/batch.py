@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final, Literal, cast
 
 import msgspec
 
+from limiter.plans import plans
 from limiter.rules.resource import Resource
 from limiter.rules.rule import Dimension
 
@@ -21,10 +22,8 @@ if TYPE_CHECKING:
 Refusal = Literal["answered", "silent", "impossible"]
 """What a refusal is to a request: its client is told; its client chose not to be told; or it cannot be said at all, as
 the client believes that the broker has it. Nothing refuses the last: it passes, or waits."""
-Asks = Literal["all", "delaying", "refusing"]
-"""Which rules decide: all that apply; those that hold what is over them; or the others, which refuse it, or shadow.
-
-Where a receiver says how many messages may come, the former decide how many, and the latter on each as it comes."""
+Asks = plans.Asks
+"""Which rules decide."""
 Admit = Callable[["Segment | Publishes", int], int]
 """Admits, run by run from a number on, the requests of a segment; returns the first that is left."""
 Count = Callable[["Segment | Publishes", Sequence[int]], Sequence[int]]
@@ -47,6 +46,9 @@ class Group(msgspec.Struct, gc=False):
         by_answer: likewise.
         refusable: a refusal is possible.
         order_key: as in each of them.
+        asks: likewise.
+        may_wait: likewise.
+        most: likewise; above 0 if they ask for credit.
     """
 
     resources: tuple[Resource, ...]
@@ -58,6 +60,9 @@ class Group(msgspec.Struct, gc=False):
     by_answer: bool = False
     refusable: bool = True
     order_key: str | int | None = None
+    asks: Asks = "all"
+    may_wait: bool = True
+    most: int = 0
 
 
 class Columns(Sequence["Request"]):
@@ -131,6 +136,9 @@ def _alike(request: "Request") -> tuple[object, ...]:
         request.by_answer,
         request.refusal == "impossible",
         request.order_key,
+        request.asks,
+        request.may_wait,
+        request.most,
     )
 
 
@@ -148,6 +156,9 @@ def group_of(
         by_answer=request.by_answer,
         refusable=request.refusal != "impossible",
         order_key=request.order_key,
+        asks=request.asks,
+        may_wait=request.may_wait,
+        most=request.most,
     )
 
 
@@ -207,10 +218,13 @@ class Request(msgspec.Struct, gc=False):
         since_ns: since when it waits, in monotonic nanoseconds, if it was put aside; otherwise 0.
         returns: if its ticket is dropped, it is asked about again, or another connection sends it: that is not counted.
         most: it asks for credit: for permits of ``messages`` at least and so many at most, of ``size_bytes`` each,
-            before the messages come. Without a verdict all are granted. It cannot be refused, and is not counted as
-            admitted: what comes on credit is (``Paid``). 0: it is a request like any other.
-        asks: which rules decide.
-        may_wait: it can be held. What a rule would hold of one that cannot, it refuses.
+            before the messages come. Without a verdict all are granted. One that is held waits until some are there,
+            however long that takes, and its ``messages`` are what it is granted when its ticket is resolved. It cannot
+            be refused, and is not counted as admitted: what comes on credit is (``Paid``). 0: it is a request like any
+            other.
+        asks: which rules decide. Shadows never decide on credit.
+        may_wait: it can be held. What a rule would hold of one that cannot, it refuses; what cannot be refused either
+            passes, and is charged.
     """
 
     resources: tuple[Resource, ...]
@@ -249,7 +263,7 @@ class Verdict(msgspec.Struct, frozen=True):
     """What a handler decided about one request; a request without a verdict passes.
 
     A request keeps the first Refuse it gets. Hold and Later give way to a Refuse, Shadow to all three. One that cannot
-    be refused gets none.
+    be refused gets none. One for credit gets a Grant or a Hold, which is the stronger, and no Later.
     """
 
 
@@ -564,7 +578,7 @@ class Batch:
         for verdict in distinct:
             _check_verdict(verdict, verdicts)
         given = {type(verdict) for verdict in distinct}
-        if Later in given or (Refuse in given and not self._all_refusable()):
+        if Later in given or Grant in given or (Refuse in given and not self._all_refusable()):
             verdicts = {index: verdict for index, verdict in verdicts.items() if self._may_be(index, verdict)}
             distinct = _distinct(verdicts)
         if not self.verdicts:
@@ -585,9 +599,11 @@ class Batch:
         return self._columns is not None and self._columns.refusable
 
     def _may_be(self, index: int, verdict: Verdict) -> bool:
-        if not isinstance(verdict, Refuse | Later):
+        if not isinstance(verdict, Refuse | Later | Grant):
             return True
         request = self.requests[index]
+        if request.most or isinstance(verdict, Grant):
+            return isinstance(verdict, Grant) and 0 < verdict.messages < request.most
         if request.refusal == "impossible":
             return isinstance(verdict, Later)
         return isinstance(verdict, Refuse) or (self.spools and not request.consumes)
@@ -599,7 +615,8 @@ class Batch:
             self.verdicts[index] = verdict
             return
         gives_way = verdict
-        if _weight(verdict) > _weight(present):
+        fewer = isinstance(verdict, Grant) and isinstance(present, Grant) and verdict.messages < present.messages
+        if fewer or _weight(verdict) > _weight(present):
             self.verdicts[index] = verdict
             gives_way = present
         if isinstance(gives_way, Hold):
@@ -613,7 +630,10 @@ def _distinct(verdicts: Verdicts) -> Collection[Verdict]:
 
 def _weight(verdict: Verdict) -> int:
     """Return which of two verdicts a request keeps: the greater, or of equals the first."""
-    return 0 if isinstance(verdict, Shadow) else 1 if isinstance(verdict, Hold | Later) else 2
+    return next(weight for weight, kinds in enumerate(_WEIGHTS) if isinstance(verdict, kinds))
+
+
+_WEIGHTS: Final[Sequence[type[Verdict] | tuple[type[Verdict], ...]]] = (Shadow, Grant, (Hold, Later), Verdict)
 
 
 def _check_verdict(verdict: object, verdicts: Verdicts) -> None:
@@ -630,6 +650,8 @@ def _check_verdict(verdict: object, verdicts: Verdicts) -> None:
             given, wanted = (verdict.resource, verdict.rule, verdict.ticket), (Resource, str, Ticket)
         case Shadow():
             given, wanted = (verdict.resource, verdict.rule), (Resource, str)
+        case Grant():
+            given, wanted = (verdict.messages,), (int,)
     for value, kind in zip(given, wanted, strict=True):
         if not isinstance(value, kind):
             raise TypeError(f"{verdict!r} holds {value!r} where a {kind.__name__} belongs")

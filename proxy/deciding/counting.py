@@ -26,6 +26,8 @@ class Tally:
         self.sender = accounts.sender
         self.held_requests = 0
         self.held_bytes = 0
+        #: By the identity of each request for credit that is held: by what, and how many messages were counted of it.
+        self._credit: dict[int, tuple[Judged, int]] = {}
 
     def count(self, batch: Batch, now_ns: int, sender: Sender) -> None:
         """Count a batch whose verdicts are complete. Handlers that were bypassed make "bypassed" of "admitted".
@@ -38,6 +40,9 @@ class Tally:
         left = batch.uncounted(lambda segment, judged: segment.count(second, now_ns, sender, number, judged))
         if batch.verdicts:
             for group in left:
+                if group.most:
+                    self._count_credit(group, batch, now_ns, sender)
+                    continue
                 for verdict, indexes, messages in _runs(group, batch):
                     if isinstance(verdict, Later):
                         continue
@@ -49,14 +54,29 @@ class Tally:
                         self.held_bytes += sum([batch.requests[index].size_bytes for index in indexes])
         else:
             for group in left:
+                if group.most:
+                    # What comes on credit is counted, not the credit.
+                    continue
                 size_bytes = sum(batch.size_bytes(group.indexes)) if group.size_bytes is None else group.size_bytes
                 tell(now_ns, group.resources, sender, passed, (len(group.indexes), sum(group.messages), size_bytes))
         if batch.came_back:
             self._count_waited(batch, now_ns, sender)
         for charge in batch.charges:
-            if charge.messages or charge.size_bytes:
+            if charge.counts and (charge.messages or charge.size_bytes):
                 what = "exempt" if exempt else "admitted"
                 tell(now_ns, charge.resources, sender, what, (0, charge.messages, charge.size_bytes))
+        for paid in batch.paid:
+            tell(now_ns, paid.resources, sender, passed, (paid.requests, paid.messages, paid.size_bytes))
+
+    def _count_credit(self, group: Group, batch: Batch, now_ns: int, sender: Sender) -> None:
+        """Count the requests for credit that must wait, as so many messages as they ask for at least."""
+        for index in group.indexes:
+            verdict, request = batch.verdicts.get(index), batch.requests[index]
+            if isinstance(verdict, Hold):
+                judged = Judged("hold", verdict.rule, group.producer_group)
+                self._accounts.count(now_ns, group.resources, sender, judged, (1, request.messages, 0))
+                self._credit[id(request)] = (judged, request.messages)
+                self.held_requests += 1
 
     def _count_waited(self, batch: Batch, now_ns: int, sender: Sender) -> None:
         """Count as held what was put aside and is decided now; what still waits is counted once that is over."""
@@ -67,12 +87,19 @@ class Tally:
 
     def resolved(self, request: Request, verdict: Refuse | Shadow | None, now_ns: int, sender: Sender) -> None:
         """Count a request that was held, and now passes, though a shadow rule may say no, or is refused."""
+        if request.most:
+            # What it was granted beyond the least had to wait as well.
+            judged, counted = self._credit[id(request)]
+            if request.messages > counted:
+                self._accounts.count(now_ns, request.resources, sender, judged, (0, request.messages - counted, 0))
+            self._release(request, now_ns)
+            return
         answers = 1 if request.refusal == "answered" else 0
         self._let_go(request, _word(verdict, request.producer_group, answers, "admitted"), now_ns, sender)
 
     def dropped(self, request: Request, now_ns: int, sender: Sender) -> None:
         """Count a request that was held when its client left; one that returns is only held no more."""
-        if request.returns:
+        if request.returns or request.most:
             self._release(request, now_ns)
         else:
             self._let_go(request, "dropped", now_ns, sender)
@@ -94,7 +121,10 @@ class Tally:
 
     def _release(self, request: Request, now_ns: int) -> None:
         self.held_requests -= 1
-        self.held_bytes -= request.size_bytes
+        if request.most:
+            del self._credit[id(request)]
+        else:
+            self.held_bytes -= request.size_bytes
         self._accounts.let_go(now_ns, request.resources)
 
     def _count(self, request: Request, what: Outcome | Judged, now_ns: int, sender: Sender, *, times: int = 1) -> None:

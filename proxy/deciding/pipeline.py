@@ -279,7 +279,7 @@ class Pipeline:
             return Bypass("error", error)
 
     def _bypass(self, link: _Link, batch: Batch, bypass: Bypass) -> None:
-        link.bypassed[bypass.reason] += len(batch.requests) + len(batch.charges)
+        link.bypassed[bypass.reason] += len(batch.requests) + len(batch.charges) + len(batch.paid)
         batch.bypassed[link.name] = bypass.reason
         if link.handler.fails == "closed":
             batch.refuse_all(Refuse(Resource("handler", link.name), link.name, 0))

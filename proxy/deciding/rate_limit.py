@@ -13,15 +13,17 @@ import structlog
 import trio
 from annotated_types import Ge
 
-from limiter.deciding.limits import Caller, Decision, Denial, Held, Limits
+from limiter.deciding.limits import Caller, Credit, Decision, Denial, Held, Limits
 from limiter.rules.resource import Resource
 from limiter.waiting.holding import Bounds
 from proxy.common.log_rate import LogRate
 from proxy.deciding.batch import (
     LATER,
     NO_VERDICTS,
+    Asks,
     Batch,
     ConnectionInfo,
+    Grant,
     Group,
     Hold,
     Later,
@@ -63,19 +65,23 @@ class RateLimitOptions:
 class _HeldRequest(Held):
     """A request in the waiting room, with the ticket that says so to its connection."""
 
-    __slots__ = ("handler", "ticket")
+    __slots__ = ("handler", "request", "ticket")
 
-    def __init__(self, handler: "RateLimit", connection: int, request: Request, caller: Caller) -> None:
+    def __init__(
+        self, handler: "RateLimit", connection: int, request: Request, caller: Caller, credit: Credit | None = None
+    ) -> None:
         super().__init__(
             request.resources,
             caller,
             request.messages,
-            request.size_bytes,
+            request.size_bytes if credit is None else 0,
             connection=connection,
-            order_key=request.order_key,
+            order_key=request.order_key if credit is None else None,
             since_ns=request.since_ns,
+            credit=credit,
         )
         self.handler = handler
+        self.request = request
         self.ticket = Ticket(self.dropped)
 
     @property
@@ -88,6 +94,9 @@ class _HeldRequest(Held):
     def resolved(self, stop: Denial | None) -> None:
         if stop is not None:
             self.ticket.resolve(self.handler.refuse(stop, self.caller.client, self.resources))
+        elif self.credit is not None:
+            self.request.messages = self.messages
+            self.ticket.resolve(None)
         else:
             shade = self.shades[0] if self.shades else None
             self.ticket.resolve(None, None if shade is None else Shadow(shade.resource, shade.rule))
@@ -130,12 +139,26 @@ class RateLimit(Handler):
         connection = batch.connection
         try:
             begun: set[tuple[tuple[Resource, ...], str]] = set()
-            for group in batch.undecided(partial(self._limits.admit, now_ns, _caller(connection))):
+            for group in batch.undecided(partial(self._limits.admit, now_ns, caller_of(connection))):
                 self._decide(batch, group, now_ns, verdicts, begun)
             for charge in batch.charges:
                 consumes = charge.consumes
-                caller = _caller(connection, charge.producer_group, consumes=consumes, by_answer=consumes)
-                self._limits.charge(now_ns, charge.resources, caller, charge.messages, charge.size_bytes)
+                # What corrects a charge for credit is no answer, and each message of it was charged as a request.
+                caller = caller_of(
+                    connection,
+                    charge.producer_group,
+                    consumes=consumes,
+                    by_answer=consumes and charge.counts,
+                    asks=charge.asks,
+                )
+                self._limits.charge(
+                    now_ns,
+                    charge.resources,
+                    caller,
+                    charge.messages,
+                    charge.size_bytes,
+                    0 if charge.counts else charge.messages,
+                )
         except BaseException:
             drop_tickets(verdicts)
             raise
@@ -157,13 +180,25 @@ class RateLimit(Handler):
             indexes, messages = [indexes[at] for at in left], [messages[at] for at in left]
             if not indexes:
                 return
-        caller = _caller(
+        caller = caller_of(
             connection,
             group.producer_group,
             consumes=group.consumes,
             by_answer=group.by_answer,
             refusable=group.refusable,
+            asks=group.asks,
+            may_wait=group.may_wait,
         )
+        if group.most:
+            for index in indexes:
+                verdict = self._grant(connection, batch.requests[index], caller, now_ns)
+                if verdict is not None:
+                    verdicts[index] = verdict
+            return
+        if not group.refusable and not group.may_wait:
+            size_bytes = sum(batch.size_bytes(indexes))
+            self._limits.charge(now_ns, group.resources, caller, sum(messages), size_bytes, requests=len(indexes))
+            return
         if not group.refusable and self.holding.is_over(now_ns):
             if batch.came_back:
                 # It stays where it was put aside: all of it at once would be far above the limit.
@@ -198,6 +233,16 @@ class RateLimit(Handler):
             if end == len(indexes):
                 return
             indexes, messages = indexes[end:], messages[end:]
+
+    def _grant(self, connection: ConnectionInfo, request: Request, caller: Caller, now_ns: int) -> Verdict | None:
+        """Grant some of the credit that is asked for, or let it wait; None if all is granted."""
+        credit = Credit(request.messages, request.most, request.size_bytes)
+        granted = self._limits.grant(now_ns, request.resources, caller, credit)
+        if granted.messages:
+            return None if granted.messages == request.most else Grant(granted.messages)
+        held = _HeldRequest(self, connection.id, request, caller._replace(refusable=False), credit)
+        self._limits.hold_credit(now_ns, granted, held)
+        return held.verdict
 
     def _follow(
         self,
@@ -307,17 +352,19 @@ class RateLimit(Handler):
         self._woken.set()
 
 
-def _caller(
+def caller_of(
     connection: ConnectionInfo,
     producer_group: str = "",
     *,
     consumes: bool = False,
     by_answer: bool = False,
     refusable: bool = True,
+    asks: Asks = "all",
+    may_wait: bool = True,
 ) -> Caller:
     """Return who asks."""
-    scopes = connection.scopes
-    return Caller(connection.address, producer_group, connection.scope, consumes, by_answer, refusable, scopes)
+    address, listener, scopes = connection.address, connection.scope, connection.scopes
+    return Caller(address, producer_group, listener, consumes, by_answer, refusable, scopes, asks, may_wait)
 
 
 def _others(limited: Resource, resources: Sequence[Resource]) -> dict[str, str]:

@@ -65,7 +65,7 @@ from proxy.net.reactor import BROKER, CLIENT, ROUND_NS, Reactor, Timer
 from proxy.net.sockets import Wire
 from proxy.net.tickets import Tickets
 from proxy.net.writer import PeerError, Writer
-from proxy.protocols.base import Close, CommandRequest, CommandStatus, Session
+from proxy.protocols.base import Close, CommandRequest, CommandStatus, Session, TermsOf, no_terms
 from proxy.spool.spool import Spool
 from proxy.stats.timing import Timings
 
@@ -111,6 +111,8 @@ class Services:
         credit: what stages give to those that send to them, all but the store.
         decoding: stands for what is done in turns, since it takes long.
         limiter: stands for the handlers' lanes.
+        terms: as SessionContext has it.
+        rules_version: likewise.
         ended: the connections' stages that are no more.
     """
 
@@ -130,6 +132,8 @@ class Services:
     decoding: Stage = field(default_factory=lambda: Stage("channel", "decoding"))
     limiter: Stage = field(default_factory=lambda: Stage("resource", "limiter"))
     ended: EndedStages = field(default_factory=EndedStages)
+    terms: TermsOf = no_terms
+    rules_version: Callable[[], int] = lambda: 0
     log_rate: LogRate = field(default_factory=LogRate)
 
     def log_failed(self, info: ConnectionInfo, error: Exception) -> None:
@@ -380,7 +384,7 @@ class Peer(Writer):
         if batch is None:
             return self._decided()
         if not batch.requests:
-            # It only charges: what the session queued need not wait for that.
+            # It only charges, or counts: what the session queued need not wait for that.
             self.opposite.flush()
         rest = connection.begin(batch)
         if rest is None:

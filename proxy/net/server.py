@@ -329,6 +329,8 @@ class Server:
                 writer=calls.writer,
                 hear_of_writes=calls.hear_of_writes,
                 replayed=partial(_log_replayed, info),
+                terms=services.terms,
+                rules_version=services.rules_version,
             )
             return config.protocol.open_session(context)
 

@@ -73,6 +73,8 @@ ASKERS = st.builds(
     scopes=st.sampled_from([(), (Resource("user", "u"), Resource("vhost", "v")), (Resource("user", "w"),)]),
     by_answer=st.just(value=False),
     refusable=st.booleans(),
+    asks=st.sampled_from(["all", "all", "delaying", "refusing"]),
+    may_wait=st.booleans(),
 )
 STEPS = st.lists(
     st.tuples(
@@ -118,6 +120,8 @@ class Model:
         for resource in (*request.resources, *(Resource(*name) for name in names if name[1])):
             for bucket, rule in self.applying(resource):
                 if rule.action == "off":
+                    continue
+                if caller.asks != "all" and (rule.action == "delay") is not (caller.asks == "delaying"):
                     continue
                 for dimension in DIMENSIONS:
                     part = rule.part(dimension)
