@@ -32,6 +32,7 @@ __all__ = [
     "Second",
     "Segment",
     "Table",
+    "renumber",
 ]
 
 INTERFACE: Final[int]
@@ -547,3 +548,22 @@ class Links:
             - what dispositions settled, in ranges: channel, whether the receiver said it, first and last id. What was
               settled by its sender may have come in the same scan.
         """
+
+def renumber(
+    chunk: Buffer, position: int, stop: int, sessions: Sequence[tuple[int, int | None, int, int | None, int]]
+) -> tuple[int, bytes]:
+    """Write transfers and dispositions of AMQP 1.0 with the numbers that the other peer counts deliveries by.
+
+    All numbers are serial, of 32 bits. Frames of other sessions go on as they are.
+
+    Args:
+        chunk: where the frames are.
+        position: where the first begins.
+        stop: where the last one ends.
+        sessions: channel; the first number that the peer gives its deliveries, None for all, from which so much is
+            taken off; and the first that the other peer gives its own, to which so much is added.
+
+    Returns:
+        The offset of the first frame that was not written, as it has a number before these, or is something else; and
+        those before it.
+    """

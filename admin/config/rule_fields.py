@@ -123,7 +123,7 @@ class RuleReader:
         meant = [f'"{word}"' for word in self._meant.get(kind, ()) if word in allowed]
         others = [each.name for each in own_protocols() if kind not in self.kinds and each.has(kind)]
         speak = " and ".join(each.name for each in self.protocols)
-        of = f"unknown to {speak}; it is a kind of {' and '.join(others)}" if others else ""
+        of = f"unknown to {speak}; it is a kind of {', '.join(others)}" if others else ""
         if meant:
             return f"{of or 'unknown'}; did you mean {' or '.join(meant)}?"
         if of and kind not in SCOPES:

@@ -120,6 +120,9 @@ class Asking:
         second = self._accounts.at(now_ns)
         for part, _, costs in asked:
             part.spend(second, now_ns, sum(costs[:admitted]))
+        if not caller.may_wait and self._delays.lines:
+            for part, gate, costs in distinct:
+                self._delays.overtook(part, gate, sum(costs[:admitted]))
         if held is not None and admitted:
             self._delays.released(now_ns, asked, caller)
         if admitted == count:
@@ -159,19 +162,19 @@ class Asking:
         distinct = _distinct_of_credit(asked) if plan.doubled else asked
         messages, stops = credit.most, []
         for demand in distinct:
-            count, enough = self._delays.credit_of(now_ns, demand, credit, held)
+            count, known = self._delays.credit_of(now_ns, demand, credit, held)
             messages = min(messages, count)
             if not count:
-                stops.append(demand._replace(enough=enough))
+                stops.append(known)
         if stops:
             return Granted(0, stops)
-        for _, gate, price, _ in distinct:
+        for _, gate, price, *_ in distinct:
             gate.take(now_ns, price, messages)
         second = self._accounts.at(now_ns)
-        for part, _, price, _ in asked:
+        for part, _, price, *_ in asked:
             part.spend_on_credit(second, now_ns, messages * price)
         for shadows in plan.shadows + scoped.shadows:
-            for part, gate, price, _ in self._credit_demands(now_ns, shadows, caller, credit):
+            for part, gate, price, *_ in self._credit_demands(now_ns, shadows, caller, credit):
                 count = gate.affords(now_ns, price, messages)
                 gate.take(now_ns, price, count)
                 part.spend_on_credit(second, now_ns, count * price)
@@ -198,7 +201,8 @@ class Asking:
             if caller.refusable and not (part.delays and caller.may_wait):
                 wait_us = gate.refuse(now_ns)
                 if part.delays:
-                    # Others stand in line. A delay rule has no breaker that a refusal could open.
+                    # Others may stand in line. A delay rule has no breaker that a refusal could open.
+                    self._delays.refused(now_ns, part, gate)
                     wait_us = max(wait_us, self._delays.wait_us(now_ns, part, gate))
                 stop = stop or Denial(part.resource, gate.rule, wait_us)
         if stop is not None:

@@ -89,12 +89,14 @@ class CreditDemand(NamedTuple):
         gate: what decides.
         price: what each permit costs there.
         enough: how many permits are granted together once they are there.
+        left: how many more must be there, which are left to what may not wait.
     """
 
     part: ApplicableLimit
     gate: Gate
     price: int
     enough: int = 1
+    left: int = 0
 
 
 class Granted(NamedTuple):
@@ -150,24 +152,39 @@ class Delays:
     def __init__(self, holding: Holding) -> None:
         self._holding = holding
         self._answers = ExpectedCosts()
+        #: When something was last refused that may not wait.
+        self._refused_ns: dict[QueueKey, int] = {}
         #: All lines in which somebody waits; the usual question is whether there are any.
         self.lines = holding.lines
 
     def must_wait(self, now_ns: int, part: ApplicableLimit, gate: Gate, caller: Caller, *, held: Held | None) -> bool:
-        """Say whether a request must wait for a delay rule, whatever its limiter has stored."""
+        """Say whether a request must wait for a delay rule, whatever its limiter has stored.
+
+        What may not wait has no place in line, and would never find anything while somebody stands there. So between
+        two who are let go it may take as much as one of them.
+        """
         if held is None:
-            return bool(self.lines) and self._holding.is_behind(part.line(gate), None)
+            if not self.lines:
+                return False
+            line = part.line(gate)
+            if caller.may_wait or not caller.refusable:
+                return self._holding.is_behind(line, None)
+            queue = self.lines.get(line)
+            return queue is not None and queue.overtaken >= gate.turn(1, queue.waiting, len(self.lines))
         line = part.line(gate)
         if self._holding.is_behind(line, held.number):
             return True
         ahead = self._ahead(now_ns, part, caller, line)
         return ahead > 0 and gate.wait_us_behind(now_ns, ahead) > 0
 
-    def credit_of(self, now_ns: int, demand: CreditDemand, credit: Credit, held: Held | None) -> tuple[int, int]:
-        """Return how many permits a limit grants now, if it were alone, and how many are enough to be granted.
+    def credit_of(
+        self, now_ns: int, demand: CreditDemand, credit: Credit, held: Held | None
+    ) -> tuple[int, CreditDemand]:
+        """Return how many permits a limit grants now, if it were alone, and when it does.
 
         Who comes first takes what there is if nobody else waits, and else no more than a turn. What is less than a
-        turn is not granted; it is soon there.
+        turn is not granted; it is soon there. Where something was refused of late since it may not wait, a turn is left
+        to that: else it would find nothing for as long as somebody waits.
 
         Args:
             now_ns: the time.
@@ -175,16 +192,20 @@ class Delays:
             credit: what is asked for.
             held: the request, if it waits already.
         """
-        part, gate, price, _ = demand
+        part, gate, price = demand[:3]
         key = part.line(gate)
         line = self.lines.get(key)
         others = 0 if line is None else line.waiting - (held is not None and held.line is line)
         turn = gate.turn(price, others + 1, len(self.lines))
-        enough = max(credit.least, min(credit.most, turn))
+        enough, left = max(credit.least, min(credit.most, turn)), 0
+        if self._refused_ns and self._refused_ns.get(key, -REGARD_NS) + REGARD_NS > now_ns:
+            fits = (enough + turn) * price * UPERMITS_PER_PERMIT <= gate.capacity_upermits
+            left = turn if fits else 0
+        demand = CreditDemand(part, gate, price, enough, left)
         if line is not None and self._holding.is_behind(key, None if held is None else held.number):
-            return 0, enough
-        count = gate.affords(now_ns, price, credit.most)
-        return (0 if count < enough else enough if others else count), enough
+            return 0, demand
+        count = gate.affords(now_ns, price, credit.most + left) - left
+        return (0 if count < enough else enough if others else count), demand
 
     def hold_credit(self, now_ns: int, granted: Granted, held: Held) -> None:
         """Let a request for credit wait of which nothing was granted."""
@@ -193,10 +214,11 @@ class Delays:
     def credit_waits(self, now_ns: int, stops: Sequence[CreditDemand], held: Held) -> Wait:
         """Say where a request for credit waits: where it is if it must, or else for the limit that takes longest."""
         waits: list[Wait] = []
-        for part, gate, price, enough in stops:
+        for part, gate, price, enough, left in stops:
             key = part.line(gate)
             # Once there is something beyond what all but the last cost, that one is admitted as well.
-            wait_us = max(1, gate.wait_us_behind(now_ns, (enough - 1) * price, price), gate.open_us(now_ns))
+            behind = (enough + left - 1) * price
+            wait_us = max(1, gate.wait_us_behind(now_ns, behind, price), gate.open_us(now_ns))
             waits.append(Wait(key, enough * price, now_ns + wait_us * _NS_PER_US, part.resource, gate.rule))
             if held.line is not None and held.line.key == key:
                 return waits[-1]
@@ -207,6 +229,18 @@ class Delays:
         line, rate = self.lines.get(wait.line), wait.rule.rate_upermits_per_s
         before = 0 if line is None else line.permits
         return wait.due_ns + (before * UPERMITS_PER_PERMIT * NS_PER_S // rate if rate else 0)
+
+    def overtook(self, part: ApplicableLimit, gate: Gate, permits: int) -> None:
+        """Note that what may not wait was admitted, perhaps before those who stand in line."""
+        line = self.lines.get(part.line(gate))
+        if line is not None:
+            line.overtaken += permits
+
+    def refused(self, now_ns: int, part: ApplicableLimit, gate: Gate) -> None:
+        """Note that something was refused since it may not wait."""
+        if len(self._refused_ns) >= _MAX_LINES:
+            self._refused_ns.clear()
+        self._refused_ns[part.line(gate)] = now_ns
 
     def given_back(self, now_ns: int, part: ApplicableLimit, gate: Gate) -> None:
         """Note that there is more in store than was: it may be the turn of the next that waits."""

@@ -174,15 +174,17 @@ class WaitQueue:
         waiting: how many wait.
         permits: what they will cost there together.
         due_ns: when the first of them is to be asked for again.
+        overtaken: permits that what may not wait has spent since one of them was let go.
     """
 
-    __slots__ = ("_heap", "due_ns", "key", "permits", "waiting")
+    __slots__ = ("_heap", "due_ns", "key", "overtaken", "permits", "waiting")
 
     def __init__(self, key: QueueKey, due_ns: int) -> None:
         self.key = key
         self.due_ns = due_ns
         self.waiting = 0
         self.permits = 0
+        self.overtaken = 0
         self._heap: list[tuple[int, Held]] = []
 
     def first(self) -> Held | None:
@@ -205,6 +207,7 @@ class WaitQueue:
     def leave(self, held: Held) -> None:
         """Let a request go."""
         held.line = None
+        self.overtaken = 0
         self.waiting -= 1
         self.permits -= held.cost
         if len(self._heap) > 2 * self.waiting + SLACK:

@@ -2,7 +2,8 @@
 
 use pyo3::buffer::PyBuffer;
 use pyo3::prelude::*;
-use sluice_native_core::amqp10::{self, Ids, Terms};
+use pyo3::types::PyBytes;
+use sluice_native_core::amqp10::{self, Difference, Ids, Numbers, Terms};
 
 use crate::buffer::with_bytes;
 
@@ -65,4 +66,27 @@ impl Links {
         let settled = taken.settled.iter().map(|each| (each.channel, each.is_receiver, each.ids.0, each.ids.1));
         (taken.stop, taken.frames, moved.collect(), begun.collect(), settled.collect())
     }
+}
+
+type Session = (u16, Option<u32>, u32, Option<u32>, u32);
+
+#[pyfunction]
+#[allow(clippy::needless_pass_by_value)]
+pub fn renumber(
+    py: Python<'_>,
+    chunk: PyBuffer<u8>,
+    position: usize,
+    stop: usize,
+    sessions: Vec<Session>,
+) -> (usize, Bound<'_, PyBytes>) {
+    let numbers = |(channel, sent_from, sent_by, received_from, received_by)| Numbers {
+        channel,
+        sent: Difference { from: sent_from, by: sent_by },
+        received: Difference { from: received_from, by: received_by },
+    };
+    let mut numbers: Vec<_> = sessions.into_iter().map(numbers).collect();
+    numbers.sort_unstable_by_key(|numbers| numbers.channel);
+    let mut out = Vec::with_capacity(stop.saturating_sub(position).min(chunk.len_bytes()));
+    let stop = with_bytes(py, &chunk, |bytes| amqp10::renumber(bytes, position, stop, &numbers, &mut out));
+    (stop, PyBytes::new(py, &out))
 }

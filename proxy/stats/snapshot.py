@@ -619,8 +619,8 @@ class LinkState(msgspec.Struct, frozen=True):
         resource: what it is limited as, as ``kind:name``; empty if each message says that, or it is not limited at all.
         credit: messages that may come now.
         withheld: messages that the receiver would take beyond that.
-        used: messages that came so far.
-        refused: of these, those that were refused.
+        used: messages that came so far and went on.
+        refused: those that came and were refused.
         waits_ms: for how long it waits for credit, in milliseconds; 0 is not at all.
     """
 

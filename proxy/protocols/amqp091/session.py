@@ -196,7 +196,8 @@ class AMQP091Session(Session):
                 self._answers.out.append(chunk)
                 raise Close(
                     "other_protocol",
-                    f"the client began with {self._header!r}, which the broker or Sluice does not speak",
+                    f"the client began with {self._header!r}, which the broker or Sluice does not speak here; a"
+                    ' listener with protocol = "amqp" takes AMQP 1.0 as well',
                 )
             self._broker_begun = True
             self._answers.limited = self._context.limits_kind(DELIVERY)

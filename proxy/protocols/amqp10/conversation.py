@@ -27,7 +27,7 @@ steps, which are applied when it does.
 from collections import deque
 from collections.abc import Callable
 from hashlib import blake2b
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from proxy.deciding.batch import Side
 from proxy.protocols.amqp10 import wire
@@ -45,6 +45,9 @@ from proxy.protocols.amqp10.stream import Piece, Step, Stream
 from proxy.protocols.amqp10.wire import Frame, Malformed, Performative
 from proxy.protocols.base import Buffer, Close
 
+if TYPE_CHECKING:
+    from proxy.protocols.amqp10.scanning import NativeScanner
+
 #: Of a connection, all sessions together.
 MOST_LINKS: Final = 16384
 #: A longer name is known by a digest of it.
@@ -59,14 +62,16 @@ class Half:
     Attributes:
         channel: its number; None before it has begun.
         told: its begin has gone on, and its end has not.
+        ended: its end has been read.
         handles: its links.
         awaited: links that the other peer has attached and this one has not, by name and sender.
         transfers: that it sends.
         ids: of the deliveries that it sends.
-        deciders: links on which it sends and of whose deliveries some have to be decided.
+        deciders: links on which it sends and all of whose deliveries are decided.
+        deciding: its deliveries that are looked at and of which the last frame has not gone on.
         kept: what it has sent behind a delivery that is not decided.
         undecided: its deliveries that wait for more of them.
-        kept_bytes: since the first of these.
+        kept_bytes: since the first of these; at most so many as ``most_kept_bytes``.
         kept_transfers: likewise.
     """
 
@@ -74,11 +79,14 @@ class Half:
         "awaited",
         "channel",
         "deciders",
+        "deciding",
+        "ended",
         "handles",
         "ids",
         "kept",
         "kept_bytes",
         "kept_transfers",
+        "most_kept_bytes",
         "told",
         "transfers",
         "undecided",
@@ -86,15 +94,15 @@ class Half:
 
     def __init__(self) -> None:
         self.channel: int | None = None
-        self.told = False
+        self.told = self.ended = False
         self.handles: dict[int, Link] = {}
         self.awaited: dict[Key, deque[Link]] = {}
         self.transfers = Transfers()
         self.ids = Renumbering()
-        self.deciders = 0
+        self.deciders = self.deciding = 0
         self.kept: deque[Piece] = deque()
         self.undecided: dict[Delivery, None] = {}
-        self.kept_bytes = self.kept_transfers = 0
+        self.kept_bytes = self.kept_transfers = self.most_kept_bytes = 0
 
 
 class Conversation:
@@ -121,6 +129,7 @@ class Conversation:
         if next_outgoing_id is None or incoming_window is None or outgoing_window is None:
             raise Malformed("a begin without next-outgoing-id or windows")
         numbers = next_outgoing_id, incoming_window, outgoing_window
+        self.changed()
 
         def begun() -> None:
             half.told = True
@@ -132,8 +141,15 @@ class Conversation:
     def end(self, side: Side) -> Step:
         """Take an end of either peer."""
         half = self.halves[side]
+        half.ended = True
         self._pass_undecided(half, list(half.undecided))
-        half.handles = {}
+        links, half.handles = half.handles, {}
+        for link in links.values():
+            if link.sender is side:
+                self._set_delivery(link, None)
+        scanner = self._shared.scanners.get(side)
+        if scanner is not None and half.channel is not None:
+            scanner.forget_session(half.channel, links)
 
         def ended() -> None:
             half.told = False
@@ -175,7 +191,8 @@ class Conversation:
         half.handles[attached.handle] = link
         before = link.decides
         link.take_attach(side, attached)
-        self.count_decider(link, before=before)
+        self._count_decider(link, before=before)
+        self._show(link)
 
         def told() -> None:
             link.told.add(side)
@@ -184,10 +201,18 @@ class Conversation:
 
         return link, Mark(self, side, told)
 
-    def count_decider(self, link: Link, *, before: bool) -> None:
-        """Take note that what is said of a link's deliveries may have changed."""
-        if link.decides is not before and not link.gone:
+    def _count_decider(self, link: Link, *, before: bool) -> None:
+        if link.decides is not before:
             self.halves[link.sender].deciders += 1 if link.decides else -1
+            self.changed()
+
+    def ask_terms(self) -> None:
+        """Ask what the rules say to all links."""
+        for link in self.links:
+            before = link.decides
+            link.ask_terms()
+            self._count_decider(link, before=before)
+            self._show(link)
 
     def detach(self, side: Side, performative: Performative) -> Step:
         """Take a detach of either peer."""
@@ -196,9 +221,13 @@ class Conversation:
         link = None if handle is None else half.handles.pop(handle, None)
         if link is None:
             raise Malformed(f"a detach of handle {handle}, which is not attached")
-        if link.sender is side and link.delivery is not None:
-            self._pass_undecided(half, [link.delivery])
-            link.delivery = None
+        if link.sender is side:
+            if link.delivery is not None:
+                self._pass_undecided(half, [link.delivery])
+                self._set_delivery(link, None)
+            scanner = self._shared.scanners.get(side)
+            if scanner is not None and half.channel is not None and handle is not None:
+                scanner.forget_link(half.channel, handle)
 
         def detached() -> None:
             link.told.discard(side)
@@ -213,6 +242,7 @@ class Conversation:
             return
         if link.decides:
             self.halves[link.sender].deciders -= 1
+            self.changed()
         link.end()
         self._shared.links -= 1
         if not any(each.sender is link.sender for each in self.links):
@@ -257,15 +287,43 @@ class Conversation:
             )
         )
 
+    def tell_rejected(self, delivery: Delivery, stream: Stream) -> None:
+        """Tell the sender of a delivery that it is rejected.
+
+        Args:
+            delivery: of this session; it was swallowed.
+            stream: of the receiver, as whose frame it comes.
+        """
+        half = self.halves[stream.side]
+        if half.channel is None or not half.told:
+            return
+        stream.insert(
+            wire.disposition_frame(
+                half.channel,
+                receiver=True,
+                first=delivery.number,
+                state=wire.rejected(wire.RESOURCE_LIMIT_EXCEEDED, delivery.why),
+            )
+        )
+
     # --- Transfers --------------------------------------------------------------------------------
 
     def is_plain(self, side: Side) -> bool:
-        """Say whether a peer's transfers go on as they came, but for those that are to be decided."""
+        """Say whether a peer's transfers go on as they came, but for those that are looked at."""
         half = self.halves[side]
-        return not half.deciders and half.ids.plain and not half.kept
+        return not half.deciders and not half.deciding and half.ids.plain and not half.kept
+
+    def is_plain_disposition(self, side: Side, *, receiver: bool) -> bool:
+        """Say whether a peer's dispositions go on as they came."""
+        half = self.halves[side]
+        # What the other peer has sent changes its numbers only for what comes later.
+        ids = self.halves[side.other].ids if receiver else half.ids
+        if not ids.plain or half.kept or half.deciding:
+            return False
+        return receiver or not half.deciders
 
     def transfer(
-        self, stream: Stream, frame: Frame, performative: Performative, payload: Buffer, *, whole: bool
+        self, stream: Stream, frame: Frame, performative: Performative, begins: int, data: Buffer
     ) -> "tuple[Delivery | None, Step | None]":
         """Take a transfer.
 
@@ -273,8 +331,8 @@ class Conversation:
             stream: of the sender.
             frame: its header.
             performative: the transfer.
-            payload: as far as it has come.
-            whole: all of it has.
+            begins: where its payload begins, from its first byte.
+            data: the frame, as far as it has come.
 
         Returns:
             The delivery if ``payload`` is to be told of the rest, and what becomes of the frame.
@@ -285,104 +343,170 @@ class Conversation:
         link = None if handle is None else half.handles.get(handle)
         if link is None or link.sender is not side:
             raise Malformed(f"a transfer with handle {handle}, on which it does not send")
-        settled, more, aborted = performative.boolean(4), performative.boolean(5), performative.boolean(9)
-        is_last = aborted or not more
+        settled = performative.boolean(4)
+        # RabbitMQ delivers what has come of an aborted delivery, so it counts like any other.
+        is_last = performative.boolean(9) or not performative.boolean(5)
         delivery = link.delivery
         is_first = delivery is None
-        if is_first and number is None:
-            raise Malformed("a delivery without a delivery-id")
-        if delivery is not None and number is not None and number != delivery.number:
+        size_bytes, payload = frame.size, data[begins:]
+        if delivery is None:
+            if number is None:
+                raise Malformed("a delivery without a delivery-id")
+            link.charge_copies(payload, size_bytes)
+            if is_last and self.is_plain(side) and (link.most_bytes is None or size_bytes <= link.most_bytes):
+                # Most of all frames.
+                link.completed(1, size_bytes)
+                stream.run.add_transfer(self, link, number, settled=settled)
+                return None, None
+            delivery = Delivery(link, number, settled=settled)
+            if link.looks_at(delivery):
+                self._look_at(half, delivery)
+        elif number is not None and number != delivery.number:
             raise Malformed(f"delivery {number} on a link within delivery {delivery.number}")
         plain = self.is_plain(side)
-        if plain and is_first and is_last:
-            # Most of all frames.
-            assert number is not None  # noqa: S101 - else it was malformed
-            if not aborted:
-                link.completed(1, frame.size)
-            stream.run.add_transfer(self, link, number, settled=settled)
-            return None, None
-        if delivery is None:
-            assert number is not None  # noqa: S101 - likewise
-            delivery = Delivery(link, number, settled=settled)
-            if link.decides and not aborted:
-                self._begin_deciding(half, delivery)
         delivery.settled = delivery.settled or settled
-        delivery.size_bytes += frame.size
-        link.delivery = None if is_last else delivery
-        if half.undecided:
-            half.kept_bytes += frame.size
-            half.kept_transfers += 1
-        if aborted:
-            self._pass_undecided(half, [delivery])
-        else:
-            self._decide(half, delivery, payload, is_last=is_last and whole)
-        if is_last:
-            link.ended(delivery, aborted=aborted)
+        delivery.size_bytes += size_bytes
+        delivery.complete = is_last
+        self._set_delivery(link, None if is_last else delivery)
+        before = delivery.fate
+        self._decide(half, delivery, payload, is_last=is_last and len(data) == size_bytes)
+        half.kept_transfers += 1
+        self._kept(half, len(data))
+        if is_last and before == PASSES:
+            link.finish(delivery)
         if plain:
-            stream.run.add_transfer(self, link if is_first else None, number if is_first else None, settled=settled)
+            stream.run.add_transfer(self, link if is_first else None, delivery.number, settled=settled)
             return None, None
-        step = TransferStep(self, side, delivery, frame, performative, is_first=is_first, is_last=is_last)
-        step.aborted = aborted
-        return delivery, step
+        return delivery, TransferStep(self, delivery, frame, performative, begins, is_first=is_first)
 
-    def payload(self, side: Side, delivery: Delivery, payload: Buffer) -> Step:
-        """Take more of the payload of a long transfer."""
-        self._decide(self.halves[side], delivery, payload, is_last=False)
+    def payload(self, side: Side, delivery: Delivery, payload: Buffer, *, is_last: bool) -> Step:
+        """Take more of the payload of a long transfer; ``is_last`` says that it ends with that."""
+        half = self.halves[side]
+        self._decide(half, delivery, payload, is_last=is_last and delivery.complete)
+        self._kept(half, len(payload))
         return PayloadStep(self, side, delivery)
+
+    def _set_delivery(self, link: Link, delivery: Delivery | None) -> None:
+        """Take note of the delivery that is under way."""
+        if link.sender is Side.CLIENT:
+            self._shared.under_way += (delivery is not None) - (link.delivery is not None)
+        if link.delivery is not delivery:
+            link.delivery = delivery
+            self._show(link)
+
+    # --- Scans ------------------------------------------------------------------------------------
+
+    def changed(self) -> None:
+        """Take note that it may have become plain, or not to be so any more."""
+        for scanner in self._shared.scanners.values():
+            scanner.changed[self] = None
+
+    def show(self, scanner: "NativeScanner") -> None:
+        """Have a scanner take what is plain from now on, or leave it."""
+        half = self.halves[scanner.side]
+        if half.channel is None or half.ended:
+            return
+        if self.is_plain(scanner.side) and self.is_plain_disposition(scanner.side, receiver=True):
+            scanner.know_session(half.channel, self)
+        else:
+            scanner.leave_session(half.channel)
+
+    def _show(self, link: Link) -> None:
+        """Have a scanner take what is plain of a link from now on, or leave it."""
+        side = link.sender
+        scanner, half, handle = self._shared.scanners.get(side), self.halves[side], link.handles[side]
+        if scanner is None or half.channel is None or handle is None or half.handles.get(handle) is not link:
+            return
+        if link.decides or link.delivery is not None:
+            scanner.forget_link(half.channel, handle)
+        else:
+            scanner.know_link(half.channel, handle, link, most_bytes=link.most_bytes, copies=link.copies)
 
     # --- Deciding ---------------------------------------------------------------------------------
 
-    def _begin_deciding(self, half: Half, delivery: Delivery) -> None:
+    def _look_at(self, half: Half, delivery: Delivery) -> None:
         delivery.fate = UNDECIDED
-        if not half.undecided:
-            half.kept_bytes = half.kept_transfers = 0
+        delivery.looked_at = True
         half.undecided[delivery] = None
+        half.deciding += 1
+        self.changed()
+        half.most_kept_bytes = max(half.most_kept_bytes, delivery.link.keeps_bytes)
+        self._shared.keeping[self] = None
 
     def _decide(self, half: Half, delivery: Delivery, payload: Buffer, *, is_last: bool) -> None:
         """Decide a delivery, or ask for that, as soon as enough is known of it."""
         if delivery.fate == UNDECIDED:
-            delivery.link.decide(delivery, payload, is_last=is_last, must=not self._may_keep(half))
+            delivery.link.decide(delivery, payload, is_last=is_last, must=False)
             if delivery.fate != UNDECIDED:
                 del half.undecided[delivery]
+                self._keep_no_more(half)
         elif delivery.fate == ASKED and delivery.request is not None:
             # As long as it is not decided it is decided as what is known of it.
             delivery.request.size_bytes = delivery.asked_bytes = delivery.size_bytes
-        if half.undecided and not self._may_keep(half):
-            self.decide_now(half)
 
-    def _may_keep(self, half: Half) -> bool:
-        """Say whether what is kept may grow."""
-        return self._shared.may_keep(half.kept_bytes, max(each.link.keeps_bytes for each in half.undecided))
+    def _kept(self, half: Half, size_bytes: int) -> None:
+        """Count what has to be kept back, if something has; if that is too much, decide by what is known."""
+        if not half.undecided:
+            return
+        half.kept_bytes += size_bytes
+        if not self._shared.keep(size_bytes) or half.kept_bytes > half.most_kept_bytes:
+            self._decide_now(half)
 
-    def decide_now(self, half: Half) -> None:
+    def _keep_no_more(self, half: Half) -> None:
+        if not half.undecided:
+            self._shared.keep(-half.kept_bytes)
+            half.kept_bytes = half.kept_transfers = half.most_kept_bytes = 0
+            if not any(each.undecided for each in self.halves.values()):
+                self._shared.keeping.pop(self, None)
+
+    def decide_now(self) -> None:
         """Decide all deliveries by what is known of them, as no more can be kept."""
+        for half in self.halves.values():
+            self._decide_now(half)
+
+    def _decide_now(self, half: Half) -> None:
         undecided, half.undecided = half.undecided, {}
         for delivery in undecided:
             delivery.link.decide(delivery, b"", is_last=False, must=True)
+        self._keep_no_more(half)
+
+    def look_at_window(self, side: Side) -> None:
+        """Have what is not decided be decided, if no more of it can come before what is kept back has gone on."""
+        half = self.halves[side]
+        if half.undecided and half.transfers.left() <= half.kept_transfers:
+            self._shared.forced[self] = None
 
     def _pass_undecided(self, half: Half, deliveries: list[Delivery]) -> None:
         """Let deliveries go on that will never be complete: nobody makes messages of them."""
         for delivery in deliveries:
-            if half.undecided.pop(delivery, delivery) is None:
+            if delivery.fate == UNDECIDED:
+                del half.undecided[delivery]
                 delivery.fate = PASSES
+        self._keep_no_more(half)
 
     def keep(self, piece: Piece) -> None:
         """Keep a piece back, as a copy."""
-        half = self.halves[piece.step.side]
-        half.kept.append(
-            Piece(bytes(piece.buffer[piece.start : piece.stop]), 0, piece.stop - piece.start, piece.step, piece.is_last)
-        )
+        copy = bytes(piece.buffer[piece.start : piece.stop])
+        self.halves[piece.step.side].kept.append(Piece(copy, 0, len(copy), piece.step, piece.is_last))
+        self.changed()
 
     def reject(self, delivery: Delivery) -> None:
-        """Tell the sender of a delivery that was swallowed, and give it its credit again."""
-        link = delivery.link
+        """Have the sender of a delivery that was swallowed hear of that, and of the credit that it has again."""
+        shared, link = self._shared, delivery.link
         link.credit.swallowed()
-        shared = self._shared
         shared.to_tell[link] = None
         shared.due[link] = None
         if not delivery.settled:
-            link.refused += 1
             shared.rejected.append(delivery)
+
+    def forget(self) -> None:
+        """Forget all."""
+        for half in self.halves.values():
+            half.handles.clear()
+            half.awaited.clear()
+            half.kept.clear()
+            half.undecided.clear()
+        self.links.clear()
 
 
 class Mark(Step):
@@ -427,7 +551,7 @@ class FlowStep(Step):
             changes[0] = wire.optional_uint(to_incoming_id)
         if to_outgoing_id != said[1]:
             changes[2] = wire.uint(to_outgoing_id)
-        if link is not None and not link.gone and not self._translate_link(link, changes):
+        if link is not None and not self._translate_link(link, changes):
             return b""
         if not changes:
             return None
@@ -448,7 +572,7 @@ class FlowStep(Step):
                 if not performative.boolean(9):
                     return False
                 # It asks for an answer all the same: of the session, and of the link by a flow of our own.
-                changes |= {number: wire.NULL for number in range(4, 9)}
+                changes |= dict.fromkeys(range(4, 9), wire.NULL)
                 return True
             if not link.credit.shaped:
                 return True
@@ -463,29 +587,28 @@ class FlowStep(Step):
 
 
 class TransferStep(Step):
-    """A transfer of a session in which some are decided, or were swallowed."""
+    """A transfer of a session in which some are looked at, or were swallowed."""
 
-    __slots__ = ("_delivery", "_frame", "_is_first", "_is_last", "_performative", "aborted")
+    __slots__ = ("_begins", "_delivery", "_frame", "_is_first", "_is_last", "_performative")
 
     def __init__(
         self,
         session: Conversation,
-        side: Side,
         delivery: Delivery,
         frame: Frame,
         performative: Performative,
+        begins: int,
         *,
         is_first: bool,
-        is_last: bool,
     ) -> None:
         self.session: Conversation = session
-        self.side = side
-        self.aborted = False
+        self.side = delivery.link.sender
         self._delivery = delivery
         self._frame = frame
         self._performative = performative
+        self._begins = begins
         self._is_first = is_first
-        self._is_last = is_last
+        self._is_last = delivery.complete
 
     @property
     def is_blocked(self) -> bool:
@@ -499,6 +622,9 @@ class TransferStep(Step):
         link, ids = delivery.link, half.ids
         if self._is_first:
             link.came(1)
+        if self._is_last and delivery.looked_at:
+            half.deciding -= 1
+            session.changed()
         if delivery.fate == SWALLOWED:
             half.transfers.swallowed()
             if self._is_first:
@@ -517,9 +643,8 @@ class TransferStep(Step):
         if renumbered == number:
             return None
         body = self._performative.replaced({1: wire.uint(renumbered)})
-        begins = self._payload_at
-        payload = piece.buffer[piece.start + begins : piece.stop]
-        return wire.frame_start(self._frame.channel, body, self._frame.size - begins) + bytes(payload)
+        payload = bytes(piece.buffer[piece.start + self._begins : piece.stop])
+        return wire.frame_start(self._frame.channel, body, self._frame.size - self._begins) + payload
 
 
 class PayloadStep(Step):
@@ -549,13 +674,13 @@ class DispositionStep(Step):
     __slots__ = ("_channel", "_performative", "_range")
 
     def __init__(
-        self, session: Conversation, side: Side, channel: int, performative: Performative, first: int, last: int
+        self, session: Conversation, side: Side, channel: int, performative: Performative, range_: tuple[int, int]
     ) -> None:
         self.session: Conversation = session
         self.side = side
         self._channel = channel
         self._performative = performative
-        self._range = first, last
+        self._range = range_
 
     def apply(self, piece: Piece) -> bytes | None:
         """Translate it: what its receiver says of a range is cut where deliveries were swallowed."""

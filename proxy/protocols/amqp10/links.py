@@ -5,27 +5,36 @@ as it is granted: see ``credit``. Where rules hold what is over them, permits ar
 rules refuse, or where a message has to be seen before anybody can say what it is for, each delivery is decided.
 """
 
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from limiter.rules.resource import Resource
+from proxy.common.buffers import SMALL_FRAME_BYTES, Gathering
 from proxy.deciding.batch import Asks, Charge, ConnectionInfo, Paid, Refuse, Request, Side
-from proxy.protocols.amqp10.credit import Credit
-from proxy.protocols.amqp10.wire import Attached
-from proxy.protocols.base import NO_TERMS, SessionContext, Terms
+from proxy.protocols.amqp.names import EXCHANGE, QUEUE, ROUTING_KEY, Names
+from proxy.protocols.amqp10.address import Address, delivered, published, target_of
+from proxy.protocols.amqp10.credit import Credit, LinkFlow
+from proxy.protocols.amqp10.message import MessageHead, may_name_copies
+from proxy.protocols.amqp10.wire import Attached, Malformed
+from proxy.protocols.base import NO_TERMS, Buffer, SessionContext, Terms
 from proxy.stats.snapshot import LinkState
 
 if TYPE_CHECKING:
     from proxy.protocols.amqp10.conversation import Conversation
+    from proxy.protocols.amqp10.scanning import NativeScanner
 
-#: What becomes of a delivery: more of it has to come before it can be decided; it is to be decided; it goes on; or it is
-#: swallowed.
+#: What becomes of a delivery: more of it has to come before it can be decided; it is to be decided; it goes on; or it
+#: is swallowed.
 UNDECIDED, ASKED, PASSES, SWALLOWED = range(4)
+_NOWHERE: Final = Address("nothing")
+#: In an attach: the sender settles all.
+_SETTLED: Final = 1
 #: Of a name that is shown.
 _NAME_CHARS: Final = 64
 #: How fast the mean size follows: a new delivery counts for one in so many.
 _SIZES: Final = 8
+#: Remembered for what messages are for that say so themselves.
+_MOST_TERMS: Final = 1024
 
 
 @dataclass(slots=True)
@@ -35,26 +44,99 @@ class Shared:
     Attributes:
         context: of the session.
         connection: who the client is, as far as it has said so.
+        names: of what messages are for.
         now_ns: of the call in hand.
+        requests: deliveries that are to be decided.
         to_ask: links that may want credit.
-        to_tell: links whose sender is to hear of credit.
-        due: links that have something to charge.
+        to_tell: links whose sender may have to hear of credit.
+        rejected: deliveries that were swallowed, and whose sender is to hear of that.
+        due: links that may have something to charge.
+        idle: links for which something is paid that may not be needed.
+        forced: sessions that can keep no more: what is not decided is to be decided by what is known of it.
         charges: what is to be charged, besides.
-        paid: links on which something came, or resources that it came for.
+        paid: what came on credit.
+        keeping: sessions that keep something back.
         withheld: no more credit is granted to what clients send.
         rules_version: of the rules that terms were asked by.
+        links: how many there are.
+        under_way: of the client's links, how many are within a delivery.
+        refused: deliveries that were swallowed.
+        scanners: compiled code that takes runs of plain frames of a peer, if there is any.
     """
 
     context: SessionContext
     connection: ConnectionInfo
+    names: Names = field(default_factory=Names)
     now_ns: int = 0
+    requests: list[Request] = field(default_factory=list)
     to_ask: "dict[Link, None]" = field(default_factory=dict)
     to_tell: "dict[Link, None]" = field(default_factory=dict)
+    rejected: "list[Delivery]" = field(default_factory=list)
     due: "dict[Link, None]" = field(default_factory=dict)
+    idle: "dict[Link, None]" = field(default_factory=dict)
+    forced: "dict[Conversation, None]" = field(default_factory=dict)
     charges: list[Charge] = field(default_factory=list)
     paid: dict[tuple[tuple[Resource, ...], bool], Paid] = field(default_factory=dict)
+    keeping: "dict[Conversation, None]" = field(default_factory=dict)
     withheld: bool = False
     rules_version: int = 0
+    links: int = 0
+    under_way: int = 0
+    refused: int = 0
+    scanners: "dict[Side, NativeScanner]" = field(default_factory=dict)
+    _kept_bytes: int = 0
+    _gathering: Gathering | None = None
+    #: What rules say to what messages are for, as long as they are the same.
+    _terms: dict[tuple[Resource, ...], Terms] = field(default_factory=dict)
+
+    def terms(self, resources: tuple[Resource, ...]) -> Terms:
+        """Return what the rules say to messages of the client for some resources."""
+        terms = self._terms.get(resources)
+        if terms is None:
+            if len(self._terms) >= _MOST_TERMS:
+                self._terms.clear()
+            terms = self._terms[resources] = self.context.terms(self.connection, resources, False)
+        return terms
+
+    def forget_terms(self) -> None:
+        """Take note that rules have changed."""
+        self._terms.clear()
+
+    def limits(self) -> bool:
+        """Say whether any message of the client may be limited."""
+        context = self.context
+        if self.connection.exempt or not context.limiting():
+            return False
+        anyhow = self.terms((Resource(QUEUE, ""),)) != NO_TERMS
+        return anyhow or any(map(context.limits_kind, (QUEUE, EXCHANGE, ROUTING_KEY)))
+
+    def keep(self, size_bytes: int) -> bool:
+        """Take room for frames that are kept back, or give some back; return whether there is room."""
+        self._kept_bytes += size_bytes
+        room = self.context.room
+        if self._kept_bytes <= SMALL_FRAME_BYTES:
+            if self._gathering is not None:
+                room.give_back(self._gathering)
+                self._gathering = None
+            return True
+        if self._gathering is None:
+            self._gathering = Gathering(self.connection.address, self._lose)
+        return room.grow(self._gathering, self._kept_bytes, self.now_ns)
+
+    def _lose(self) -> None:
+        """Take note that others have the room now."""
+        self.forced |= self.keeping
+        self.context.wake()
+
+    def forget(self) -> None:
+        """Give back the room, and forget all links."""
+        if self._gathering is not None:
+            self.context.room.give_back(self._gathering)
+            self._gathering = None
+        for known in (self.to_ask, self.to_tell, self.due, self.idle, self.forced, self.paid, self.keeping):
+            known.clear()
+        for kept in (self.requests, self.rejected, self.charges):
+            kept.clear()
 
     def take_charges(self) -> list[Charge]:
         """Hand out, once, what is to be charged."""
@@ -84,40 +166,51 @@ class Delivery:
     """One delivery that takes several transfers, or that is decided.
 
     Attributes:
+        link: on which it comes.
         number: its delivery-id, as its sender counts.
         settled: its sender has settled it; no refusal can be said.
         size_bytes: of its frames so far.
+        complete: all of them have been read.
         fate: what becomes of it.
-        refuse: why it is swallowed: the rule's verdict, or words of our own.
-        resources: what it is for, once that is known.
-        asked_bytes: what it was decided as, in bytes; 0 if nothing decides on it.
-        begun: its first transfer has been written, or swallowed.
+        why: for its sender, if it is swallowed.
+        resources: what it is for, where it says so itself.
+        head: what it says of that; None once nobody asks any more.
+        request: while it is decided.
+        asked_bytes: what it was decided as, in bytes; 0 if nothing decided on it.
+        asks: which rules did.
+        looked_at: it was looked at before it went on.
     """
 
     __slots__ = (
         "asked_bytes",
         "asks",
-        "begun",
+        "complete",
         "fate",
+        "head",
         "link",
+        "looked_at",
         "number",
-        "refuse",
+        "request",
         "resources",
         "settled",
         "size_bytes",
+        "why",
     )
 
-    def __init__(self, link: "Link", number: int | None, *, settled: bool) -> None:
+    def __init__(self, link: "Link", number: int, *, settled: bool) -> None:
         self.link = link
         self.number = number
         self.settled = settled
         self.size_bytes = 0
+        self.complete = False
         self.fate = PASSES
-        self.refuse: Refuse | str = ""
+        self.why = ""
         self.resources: tuple[Resource, ...] = ()
+        self.head: MessageHead | None = None
+        self.request: Request | None = None
         self.asked_bytes = 0
         self.asks: Asks = "all"
-        self.begun = False
+        self.looked_at = False
 
 
 class Link:
@@ -130,40 +223,46 @@ class Link:
         shared: with all others of the connection.
 
     Attributes:
+        session: as given.
         name: for people.
         sender: which peer sends on it.
         handles: its number, by the peer that uses it; None while that has not attached, or has detached.
         told: the peers whose attach has gone on, and whose detach has not.
+        gone: it is at an end.
         credit: of the receiver.
+        address: where messages of the client go.
         resources: what its messages are for; none if each says that, or if it is not limited.
         terms: what the rules say to these.
         delays: credit is asked for.
-        decides: some of its deliveries may have to be decided.
+        decides: all its deliveries are decided, or looked at.
+        most_bytes: larger ones are decided, if it is not None.
         delivery: the one that is under way.
         request: for credit, while it is decided or held.
-        used: deliveries so far; likewise ``refused``.
-        settles: its sender settles all, so that none can be refused.
+        used: deliveries so far.
+        refused: of these, those that were swallowed.
     """
 
     __slots__ = (
         "_bytes",
+        "_is_made",
+        "_settles",
         "_shared",
         "_since_ns",
         "_size_bytes",
+        "address",
         "credit",
         "decides",
         "delays",
         "delivery",
         "gone",
         "handles",
-        "key",
+        "most_bytes",
         "name",
         "refused",
         "request",
         "resources",
         "sender",
         "session",
-        "settles",
         "terms",
         "told",
         "used",
@@ -174,17 +273,22 @@ class Link:
         self.session = session
         self.sender = side.other if attached.receiver else side
         self.name = _shown(attached.name)
-        self.key = b""
         self.handles: dict[Side, int | None] = dict.fromkeys(Side)
         self.told: set[Side] = set()
         self.gone = False
         self.credit = Credit(None if attached.receiver else attached.initial_delivery_count or 0)
+        self.address = _NOWHERE
         self.resources: tuple[Resource, ...] = ()
         self.terms: Terms = NO_TERMS
-        self.delays = self.decides = self.settles = False
+        self.delays = self.decides = False
+        self.most_bytes: int | None = None
         self.delivery: Delivery | None = None
         self.request: Request | None = None
         self.used = self.refused = 0
+        #: Its node is one that the broker makes.
+        self._is_made = False
+        #: Its sender settles all, so that none can be refused.
+        self._settles = False
         #: For how many bytes a permit is paid, if bytes are limited at all; and the mean size of deliveries of late.
         self._bytes = 0
         self._size_bytes = 0
@@ -197,50 +301,79 @@ class Link:
 
     # --- Rules ------------------------------------------------------------------------------------
 
-    def limit_as(self, resources: tuple[Resource, ...]) -> None:
-        """Take what its messages are for, and ask what the rules say."""
-        self.resources = resources
+    def take_attach(self, side: Side, attached: Attached) -> None:
+        """Take what a peer says of it: the client's word counts, but for a node that the broker makes."""
+        terminus = attached.source if self.consumes else attached.target
+        if side is Side.BROKER and self.handles[Side.CLIENT] is not None and not self._is_made:
+            return
+        self._is_made = terminus is not None and terminus.dynamic
+        if side is Side.CLIENT:
+            self._settles = attached.snd_settle_mode == _SETTLED
+        if self.consumes:
+            self.resources = delivered(self._shared.names, terminus)
+        else:
+            self.address = target_of(terminus)
+            self.resources = published(self._shared.names, self.address)
         self.ask_terms()
 
     def ask_terms(self) -> None:
         """Ask what the rules in force say. What they do not limit any more gets all the credit there is."""
         shared = self._shared
+        if self.address.by == "address" and not self.consumes:
+            # With keys or without, as rules have it.
+            self.resources = published(shared.names, self.address)
         terms = NO_TERMS
         if self.resources:
             terms = shared.context.terms(shared.connection, self.resources, self.consumes)
         self.terms = terms
+        says = self._says
         # What cannot be refused is shaped by all rules.
-        shapes = self.consumes or self.settles
+        shapes = self.consumes or self._settles or says
         self.delays = terms.delays or (shapes and terms.refuses)
-        self.decides = not shapes and (terms.refuses or terms.most_bytes is not None)
+        self.decides = says or (not shapes and terms.refuses)
+        self.most_bytes = None if shapes else terms.most_bytes
         if terms.most_bytes is None:
             self._pay_for(0)
-        if not self.delays:
-            self.grant_all()
+        self.wants()
 
     @property
     def asks(self) -> Asks:
         """Which rules decide on its credit."""
-        return "all" if self.consumes or self.settles else "delaying"
+        return "all" if self.consumes or self._settles or self._says else "delaying"
+
+    @property
+    def _says(self) -> bool:
+        """Whether each message says itself what it is for."""
+        return self.address.by in {"to", "subject"}
 
     # --- Credit -----------------------------------------------------------------------------------
 
     def flow_of_receiver(self, delivery_count: int | None, credit: int | None, drain: bool) -> None:  # noqa: FBT001
         """Take what the receiver says, as it is read; what is wanted then is asked for."""
         self.credit.flow_of_receiver(delivery_count, credit, drain)
-        self.wants()
         self._shared.due[self] = None
+        self.wants()
+
+    def flow_of_sender(
+        self,
+        delivery_count: int | None,
+        credit: int | None,
+        available: int | None,
+        drain: bool,  # noqa: FBT001
+    ) -> LinkFlow | None:
+        """Take what the sender says, as ``Credit`` does."""
+        self._shared.due[self] = None
+        said = self.credit.flow_of_sender(delivery_count, credit, available, drain)
+        self.wants()
+        return said
 
     def wants(self) -> None:
         """Have the link ask for credit if it wants some; where none is to be asked for it gets what there is."""
-        if not self.delays:
-            self.grant_all()
-        elif self.request is None:
+        if self.gone or self.request is not None or self._is_withheld():
+            return
+        if self.delays:
             self._shared.to_ask[self] = None
-
-    def grant_all(self) -> None:
-        """Let the sender use all that the receiver said, if it does not anyway."""
-        if self.request is None and not self._is_withheld() and self.credit.grant_all():
+        elif self.credit.grant_all():
             self._shared.to_tell[self] = None
 
     def _is_withheld(self) -> bool:
@@ -269,24 +402,35 @@ class Link:
         )
         return self.request
 
-    def hold(self) -> None:
-        """Take note that the open request waits."""
+    def hold(self, request: Request) -> None:
+        """Take note that a request waits; at the end of the link nobody waits for it any more."""
+        if self.gone:
+            self._shared.context.give_up([request])
         self._since_ns = self._shared.now_ns
 
     def grant(self, request: Request, permits: int) -> None:
-        """Take what was granted to its open request."""
+        """Take what was granted to its request."""
         shared = self._shared
         if self.request is request:
             self.request = None
         self._since_ns = 0
-        shared.due[self] = None
-        if self.gone:
-            shared.charges.append(self._charge(-permits, -permits * request.size_bytes))
-            return
-        if self._bytes != request.size_bytes:
-            shared.charges.append(self._charge(0, permits * (self._bytes - request.size_bytes)))
-        if self.credit.grant(permits, shared.now_ns):
-            shared.to_tell[self] = None
+        if self.gone or request.resources != self.resources or not self.delays:
+            shared.charges.append(
+                Charge(
+                    request.resources,
+                    -permits,
+                    -permits * request.size_bytes,
+                    consumes=request.consumes,
+                    asks=request.asks,
+                    counts=False,
+                )
+            )
+        else:
+            if self._bytes != request.size_bytes:
+                shared.charges.append(self._charge(0, permits * (self._bytes - request.size_bytes)))
+            shared.due[self] = None
+            if self.credit.grant(permits, shared.now_ns):
+                shared.to_tell[self] = None
         self.wants()
 
     def charge_due(self) -> None:
@@ -312,29 +456,178 @@ class Link:
 
     # --- Deliveries -------------------------------------------------------------------------------
 
-    def completed(self, deliveries: int, size_bytes: int) -> None:
-        """Count whole deliveries that nothing decides on."""
-        self.used += deliveries
-        shared = self._shared
-        if self.resources:
-            shared.count(self.resources, deliveries, size_bytes, consumes=self.consumes)
-            self.correct(deliveries, size_bytes)
-
-    def correct(self, deliveries: int, size_bytes: int) -> None:
-        """Charge what deliveries are beyond the size that was paid for."""
-        if self.delays and self.terms.most_bytes is not None:
-            mean = size_bytes // deliveries
-            weight = min(deliveries, _SIZES)
-            self._size_bytes += (mean - self._size_bytes) * weight // _SIZES if self._size_bytes else mean
-            if size_bytes != deliveries * self._bytes:
-                self._shared.charges.append(self._charge(0, size_bytes - deliveries * self._bytes))
-
     def came(self, deliveries: int) -> None:
         """Count deliveries whose first frame goes on, or is swallowed."""
         self.credit.came(deliveries)
         if self.delays:
             self._shared.due[self] = None
             self.wants()
+
+    def completed(self, deliveries: int, size_bytes: int) -> None:
+        """Count whole deliveries that nothing decided on."""
+        self.used += deliveries
+        if self.resources:
+            self._shared.count(self.resources, deliveries, size_bytes, consumes=self.consumes)
+            self._correct(deliveries, size_bytes)
+
+    def _correct(self, deliveries: int, size_bytes: int) -> None:
+        """Charge what deliveries are beyond the size that was paid for."""
+        if self.delays and self.terms.most_bytes is not None:
+            mean = size_bytes // deliveries
+            change = (mean - self._size_bytes) * min(deliveries, _SIZES) // _SIZES
+            self._size_bytes = self._size_bytes + change if self._size_bytes else mean
+            if size_bytes != deliveries * self._bytes:
+                self._shared.charges.append(self._charge(0, size_bytes - deliveries * self._bytes))
+
+    def looks_at(self, delivery: Delivery) -> bool:
+        """Say whether a delivery that begins has to be looked at before it goes on."""
+        if self._says:
+            delivery.head = MessageHead()
+            return True
+        return self.decides or self.most_bytes is not None
+
+    @property
+    def keeps_bytes(self) -> int:
+        """How much may be kept back of a session for one of its deliveries."""
+        return max(SMALL_FRAME_BYTES, self.most_bytes or 0)
+
+    def decide(self, delivery: Delivery, payload: Buffer, *, is_last: bool, must: bool) -> None:
+        """Decide a delivery that is looked at, or ask for that, as soon as enough is known.
+
+        Args:
+            delivery: of this link.
+            payload: what has come of it since the last time.
+            is_last: it ends with that.
+            must: no more of it can be waited for.
+        """
+        shared = self._shared
+        terms, resources = self.terms, self.resources
+        if delivery.head is not None:
+            try:
+                known = delivery.head.take(payload, last=is_last)
+            except Malformed as error:
+                self._decide_unknown(delivery, str(error))
+                return
+            if not known:
+                if must:
+                    self._decide_unknown(delivery, "a message that does not say where it is to go")
+                return
+            resources = delivery.resources = published(shared.names, self.address, delivery.head)
+            terms = shared.terms(resources) if resources else NO_TERMS
+            self._shape_as(resources if delivery.settled else ())
+        most_bytes = terms.most_bytes
+        size_bytes = delivery.size_bytes
+        if delivery.head is None and most_bytes is not None and size_bytes > most_bytes:
+            self._ask_for(delivery, resources, "all")
+        elif most_bytes is not None and size_bytes <= most_bytes and not delivery.complete and not must:
+            # It may still be too large.
+            return
+        elif delivery.head is not None and (terms.delays or terms.refuses):
+            self._ask_for(delivery, resources, "all")
+        elif delivery.head is None and terms.refuses:
+            self._ask_for(delivery, resources, "refusing")
+        else:
+            delivery.fate = PASSES
+        if delivery.fate == PASSES and delivery.complete:
+            self.finish(delivery)
+
+    def _ask_for(self, delivery: Delivery, resources: tuple[Resource, ...], asks: Asks) -> None:
+        """Have a delivery be decided; one that is settled passes."""
+        if delivery.settled:
+            delivery.fate = PASSES
+            if delivery.head is None:
+                self._shared.charges.append(Charge(resources, 1, delivery.size_bytes, asks="refusing", counts=False))
+            return
+        delivery.fate = ASKED
+        delivery.asks = asks
+        delivery.asked_bytes = delivery.size_bytes
+        delivery.request = Request(
+            resources, 1, delivery.size_bytes, "", "answered", None, delivery, asks=asks, may_wait=False
+        )
+        self._shared.requests.append(delivery.request)
+
+    def _decide_unknown(self, delivery: Delivery, why: str) -> None:
+        """Decide a delivery that does not say where it is to go: its broker could read it in another way."""
+        if delivery.settled or not self._shared.limits():
+            delivery.fate = PASSES
+            if delivery.complete:
+                self.finish(delivery)
+        else:
+            self._swallow(delivery, f"SYSTEM_BUSY: {why}")
+
+    def _shape_as(self, resources: tuple[Resource, ...]) -> None:
+        """Ask for credit as for its last deliveries, where these are settled: they cannot be decided."""
+        if resources == self.resources:
+            return
+        self.charge_due()
+        prepaid = self.credit.prepaid
+        if prepaid and self.delays:
+            self._shared.charges.append(self._charge(-prepaid, -prepaid * self._bytes))
+        self.resources = resources
+        self.ask_terms()
+        if prepaid and self.delays:
+            self._shared.charges.append(self._charge(prepaid, prepaid * self._bytes))
+
+    def decided(self, delivery: Delivery, refuse: Refuse | None) -> None:
+        """Take the verdict on a delivery."""
+        delivery.request = None
+        if refuse is None:
+            delivery.fate = PASSES
+            if delivery.complete:
+                self.finish(delivery)
+            return
+        if refuse.most is not None:
+            why = f"it is more than the {refuse.most} {refuse.most_of} that rule {refuse.rule} admits at once"
+        else:
+            why = f"over rule {refuse.rule}; try again in {-(-refuse.wait_us // 1000)} ms"
+        self._swallow(delivery, f"SYSTEM_BUSY: {refuse.resource} {why}")
+
+    def _swallow(self, delivery: Delivery, why: str) -> None:
+        delivery.fate = SWALLOWED
+        delivery.why = why
+        self._shared.refused += 1
+        self.refused += 1
+
+    def finish(self, delivery: Delivery) -> None:
+        """Count a delivery that goes on, and of which all has been read."""
+        size_bytes = delivery.size_bytes
+        if (delivery.head is not None and not delivery.settled) or delivery.asked_bytes:
+            self.used += 1
+        if delivery.asked_bytes:
+            more_bytes = size_bytes - delivery.asked_bytes
+            resources = delivery.resources or self.resources
+            if more_bytes:
+                self._shared.charges.append(Charge(resources, 0, more_bytes, asks=delivery.asks))
+            if delivery.head is None and delivery.asks == "all":
+                # It was charged as credit before.
+                if self.delays:
+                    self._shared.charges.append(self._charge(-1, -self._bytes))
+            elif delivery.head is None:
+                self._correct(1, size_bytes)
+        elif delivery.head is not None and not delivery.settled:
+            if delivery.resources:
+                self._shared.count(delivery.resources, 1, size_bytes, consumes=False)
+        else:
+            self.completed(1, size_bytes)
+
+    @property
+    def copies(self) -> bool:
+        """Whether its messages may name copies."""
+        return self.address.by == "address" and not self.consumes
+
+    def charge_copies(self, payload: Buffer, size_bytes: int) -> None:
+        """Charge the copies that a message names in its first frame, if it does."""
+        if not self.copies or not may_name_copies(payload):
+            return
+        head = MessageHead()
+        try:
+            head.take(payload, last=False)
+        except Malformed:
+            return
+        resources = published(self._shared.names, self.address, head)
+        copies = tuple(each for each in resources if each not in self.resources)
+        if copies:
+            self._shared.charges.append(Charge(copies, 1, size_bytes))
 
     # --- Ends -------------------------------------------------------------------------------------
 
@@ -349,10 +642,14 @@ class Link:
         due = self.credit.close()
         if due and self.delays:
             shared.charges.append(self._charge(due, due * self._bytes))
-        for links in (shared.to_ask, shared.to_tell, shared.due):
+        for links in (shared.to_ask, shared.to_tell, shared.due, shared.idle):
             links.pop(self, None)
 
     # --- For people -------------------------------------------------------------------------------
+
+    def since(self) -> tuple[bool, int]:
+        """Return what puts those first that wait for longest."""
+        return not self._since_ns, self._since_ns
 
     def state(self) -> LinkState:
         """Describe it."""
@@ -375,6 +672,3 @@ class Link:
 def _shown(name: bytes) -> str:
     text = name[: 4 * _NAME_CHARS].decode(errors="replace")
     return "".join(each if each.isprintable() else "?" for each in text)[:_NAME_CHARS]
-
-
-Told = Callable[[Iterable[Link]], None]

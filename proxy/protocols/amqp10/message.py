@@ -15,14 +15,15 @@ from proxy.protocols.base import Buffer
 MAX_HEAD_BYTES: Final = 1 << 16
 #: How many copies a message may name; each takes some microseconds.
 MAX_COPIES: Final = 256
-_COPIES: Final = b"x-cc"
+#: In the annotations of a message: what it is copied to.
+COPIES: Final = b"x-cc"
 _TO, _SUBJECT = 2, 3
 _SECTIONS: Final = range(wire.HEADER, wire.FOOTER + 1)
 
 
 def may_name_copies(payload: Buffer) -> bool:
     """Say whether the payload of a delivery in one frame can name copies: nearly none does, and this is quick."""
-    return _COPIES in (payload if isinstance(payload, bytes) else bytes(payload[:MAX_HEAD_BYTES]))
+    return COPIES in (payload if isinstance(payload, bytes) else bytes(payload[:MAX_HEAD_BYTES]))
 
 
 class MessageHead:
@@ -125,11 +126,11 @@ class MessageHead:
 
     def _read_annotations(self, annotations: bytes) -> None:
         # Looking for the letters takes a fraction of what reading takes.
-        if _COPIES not in annotations:
+        if COPIES not in annotations:
             return
         copies: dict[bytes, None] = {}
         for key, value in wire.pairs(annotations):
-            if wire.octets(key) == _COPIES:
+            if wire.octets(key) == COPIES:
                 copies |= dict.fromkeys(each for each in map(wire.octets, wire.values(value)) if each is not None)
         if len(copies) > MAX_COPIES:
             raise Malformed(f"a message with {len(copies)} copies, {MAX_COPIES} may be")

@@ -1,11 +1,17 @@
 """The scan of the compiled part, ``sluice_native`` (folder ``native``): all plain frames of a chunk in one call.
 
+What it takes must be what the session would call plain, had it read each frame itself: sessions and links say so when
+they become plain, and when they are no longer.
+
 Where it is not installed, or the options say ``python``, every frame is read one by one.
 """
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 from limiter.compiled import COMPILED
+from proxy.deciding.batch import Side
+from proxy.protocols.amqp10.message import COPIES
 from proxy.protocols.amqp10.stream import Scanned
 from proxy.protocols.base import Buffer
 
@@ -20,33 +26,37 @@ _HIGHEST: Final = (1 << 32) - 1
 
 
 class NativeScanner:
-    """As ``stream.Scanner``, in compiled code.
+    """Takes runs of plain frames of one peer's stream. Numbers of channels and handles are that peer's.
 
     Args:
-        copies_key: what in the annotations of a message may have it copied.
+        side: the peer.
+
+    Attributes:
+        side: as given.
+        changed: sessions that are to say anew whether they are plain.
     """
 
-    def __init__(self, copies_key: bytes = b"x-cc") -> None:
+    def __init__(self, side: Side) -> None:
         assert COMPILED is not None  # noqa: S101 - as who made this knows
-        self._frames = COMPILED.Links(copies_key)
+        self.side = side
+        self.changed: dict[Conversation, None] = {}
+        self._frames = COMPILED.Links(COPIES)
         self._links: dict[tuple[int, int], Link] = {}
         self._sessions: dict[int, Conversation] = {}
 
-    def bound(self, most_frame_bytes: int) -> None:
+    def bound_frames(self, most_frame_bytes: int) -> None:
         """Take no longer frames from now on."""
         self._frames.most_frame_bytes = most_frame_bytes
 
-    def know_link(
-        self, channel: int, handle: int, link: "Link", *, most_bytes: int | None = None, copies: bool = False
-    ) -> None:
+    def know_link(self, channel: int, handle: int, link: "Link", *, most_bytes: int | None, copies: bool) -> None:
         """Take transfers of a link from now on; no delivery of it is begun.
 
         Args:
             channel: of its session.
             handle: its number there.
             link: what ``scan`` returns for it.
-            most_bytes: longer transfers are not plain.
-            copies: nor are messages that may be copied by their annotations.
+            most_bytes: longer transfers are not plain, if it is not None.
+            copies: nor are messages that may name copies.
         """
         self._links[channel, handle] = link
         self._frames.mark(channel, handle, most_bytes, copies)
@@ -61,13 +71,29 @@ class NativeScanner:
         self._sessions[channel] = session
         self._frames.begin(channel)
 
-    def forget_session(self, channel: int) -> None:
-        """Take none any more; its links are forgotten one by one."""
-        if self._sessions.pop(channel, None) is not None:
-            self._frames.leave(channel)
+    def leave_session(self, channel: int) -> None:
+        """Take none of these until it is known again."""
+        self._frames.leave(channel)
+
+    def forget_session(self, channel: int, handles: Iterable[int]) -> None:
+        """Forget a session and its links."""
+        self._frames.end(channel)
+        self._sessions.pop(channel, None)
+        for handle in handles:
+            self._links.pop((channel, handle), None)
+
+    def forget(self) -> None:
+        """Forget all."""
+        self.changed.clear()
+        self._links.clear()
+        self._sessions.clear()
 
     def scan(self, buffer: Buffer, at: int) -> Scanned | None:
         """Return the run that begins at a frame's first byte; None if that frame is not plain, or not all there."""
+        if self.changed:
+            changed, self.changed = self.changed, {}
+            for session in changed:
+                session.show(self)
         stop, frames, moved, begun, settled = self._frames.scan(buffer, at, MOST_RUNS)
         if not frames:
             return None

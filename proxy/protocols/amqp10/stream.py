@@ -1,8 +1,8 @@
 """One direction of a connection: cuts what a peer sends into frames, and writes what becomes of them in their order.
 
-A chunk is read by ``feed``, which makes pieces of it, and written by ``write`` once it is decided. In between nothing of
-it is written, and numbers that are counted as frames go on (credit, transfer-ids, delivery-ids) do not change: a frame
-is rewritten with the numbers of the moment at which it goes on.
+A chunk is read by ``feed``, which makes pieces of it, and written by ``write`` once it is decided. In between nothing
+of it is written, and numbers that are counted as frames go on (credit, transfer-ids, delivery-ids) do not change: a
+frame is rewritten with the numbers of the moment at which it goes on.
 
 Frames of up to MOST_WHOLE_BYTES are taken whole. Of longer ones the performative is, and the payload streams.
 
@@ -11,13 +11,13 @@ Frames of our own go between two frames of the peer they seem to come from, neve
 **Plain frames** go on as they came, whatever is decided about the chunk, and are most of all frames: empty ones,
 transfers of links on which nothing is decided for each delivery, in sessions where none was swallowed, and dispositions
 of such sessions. A run of them, one behind the other, is one ``Run``: its bytes, and its sums by link. ``Stream._scan``
-is the one place where a run may be taken by compiled code, see ``Scanner``; in Python it grows frame by frame.
+is the one place where a run may be taken by compiled code, see ``scanning``; in Python it grows frame by frame.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -29,6 +29,7 @@ from proxy.protocols.base import NO_BOUND, Buffer, Close
 if TYPE_CHECKING:
     from proxy.protocols.amqp10.conversation import Conversation
     from proxy.protocols.amqp10.links import Link
+    from proxy.protocols.amqp10.scanning import NativeScanner
 
 #: A frame that is no longer is taken whole.
 MOST_WHOLE_BYTES: Final = 64 * 1024
@@ -37,6 +38,8 @@ MOST_FRAMES: Final = 512
 #: A chunk of so few frames takes so little that larger ones keep nobody waiting; one of more than the other takes long.
 _FEW_FRAMES: Final = 64
 _MANY_FRAMES: Final = 127
+#: So much of what compiled code says of a run takes about as long as a frame that is read.
+_SAID_STEPS: Final = 8
 #: A frame's beginning that is longer is not read once more with the next chunk.
 _MOST_TAKEN_BACK_BYTES: Final = 4096
 _HEADER_BYTES: Final = wire.HEADER_BYTES
@@ -47,7 +50,7 @@ Ranges = Sequence[tuple[int, int]]
 
 
 class Scanned(msgspec.Struct, gc=False):
-    """A run of plain frames as a Scanner returns it.
+    """A run of plain frames as compiled code returns it.
 
     Attributes:
         stop: where it ends in the buffer; it began where the scan did.
@@ -63,31 +66,6 @@ class Scanned(msgspec.Struct, gc=False):
     links: "Sequence[tuple[Link, int, int]]"
     sessions: "Sequence[tuple[Conversation, int, Ranges]]"
     settled: "Sequence[tuple[Conversation, bool, int, int]]"
-
-
-class Scanner(Protocol):
-    """Takes runs of plain frames of one peer's stream. Numbers of channels and handles are that peer's.
-
-    Plain to it are only whole frames of AMQP with a header of 8 bytes: empty ones; transfers with a delivery-id, where
-    ``more``, ``resume`` and ``aborted`` are false or left out, on links it was told of; and dispositions in sessions it
-    was told of. Descriptors and lists in other than the usual forms (``00 53``; ``c0``, ``d0``, ``45``), and fields
-    that are not of their types, end a run. Nothing raises for what a peer sends.
-    """
-
-    def know_link(self, channel: int, handle: int, link: "Link") -> None:
-        """Take transfers of a link from now on."""
-
-    def forget_link(self, channel: int, handle: int) -> None:
-        """Take transfers of a link no more; also of one that it was never told of."""
-
-    def know_session(self, channel: int, session: "Conversation") -> None:
-        """Take dispositions of a session from now on."""
-
-    def forget_session(self, channel: int) -> None:
-        """Take none any more; its links are forgotten one by one."""
-
-    def scan(self, buffer: Buffer, at: int) -> Scanned | None:
-        """Return the run that begins at a frame's first byte; None if that frame is not plain, or not all there."""
 
 
 class Step(ABC):
@@ -182,7 +160,8 @@ class Run(Step):
             self._transfers[session] = self._transfers.get(session, 0) + transfers
             if self.side is Side.CLIENT:
                 self._unsettled += [(session, first, (last - first + 1) & 0xFFFFFFFF) for first, last in unsettled]
-        self._settled += scanned.settled
+        # Of the client's deliveries: of the broker's nobody keeps count.
+        self._settled += [each for each in scanned.settled if each[1] is (self.side is Side.BROKER)]
 
     def apply(self, piece: Piece) -> bytes | None:
         """Count what is in it."""
@@ -230,17 +209,16 @@ class Reader(ABC):
 
     @abstractmethod
     def take_frame(
-        self, stream: "Stream", frame: Frame, performative: Performative, buffer: Buffer, start: int, stop: int
+        self, stream: "Stream", frame: Frame, performative: Performative, begins: int, data: Buffer
     ) -> Step | None:
         """Take a frame of AMQP that is not empty.
 
         Args:
             stream: of which peer.
             frame: its header.
-            performative: what it says; its payload begins where that stops.
-            buffer: where it is.
-            start: where it begins.
-            stop: where it ends, or what is there of it; in the latter case ``take_payload`` follows.
+            performative: what it says.
+            begins: where its payload begins, from its first byte.
+            data: the frame, or as much as is there: then ``take_payload`` follows.
         """
 
     @abstractmethod
@@ -269,6 +247,8 @@ class Stream:
         out: what may be written to the other peer.
         scanner: takes runs of plain frames, if there is one.
         keeping: sessions of which something is kept back.
+        is_opened: the peer's open has gone on.
+        is_closed: so has its close, or one of ours: nothing may follow.
     """
 
     def __init__(self, side: Side, reader: Reader) -> None:
@@ -279,8 +259,9 @@ class Stream:
         self.close: Close | None = None
         self.left_bytes = 0
         self.out: list[Buffer] = []
-        self.scanner: Scanner | None = None
+        self.scanner: NativeScanner | None = None
         self.keeping: dict[Conversation, None] = {}
+        self.is_opened = self.is_closed = False
         self._reader = reader
         #: Of a frame that is not there as far as it has to be.
         self._beginning = bytearray()
@@ -300,6 +281,12 @@ class Stream:
         self.inserted_bytes = 0
 
     # --- Reading ----------------------------------------------------------------------------------
+
+    def bound_frames(self, most_frame_bytes: int) -> None:
+        """Take no longer frames from now on."""
+        self.most_frame_bytes = most_frame_bytes
+        if self.scanner is not None:
+            self.scanner.bound_frames(most_frame_bytes)
 
     def feed(self, chunk: memoryview) -> None:
         """Read a chunk; ``write`` is to come before the next."""
@@ -364,6 +351,8 @@ class Stream:
                 self._reader.take_scanned(self, scanned)
                 self.run.add_scanned(scanned)
                 self._add(buffer, at, scanned.stop, None)
+                said = len(scanned.links) + len(scanned.sessions) + len(scanned.settled)
+                self._steps += said // _SAID_STEPS
                 return scanned.stop
         if self.phase is not Phase.FRAMES and (self.phase is Phase.HEADER or self._is_header(buffer, at)):
             return self._take_header(buffer, at)
@@ -392,7 +381,7 @@ class Stream:
         if self.phase is Phase.SASL:
             step = self._reader.take_sasl(self, performative)
         else:
-            step = self._reader.take_frame(self, frame, performative, buffer, at, there)
+            step = self._reader.take_frame(self, frame, performative, performative.stop - at, buffer[at:there])
         self._payload_left_bytes = ends - there
         self._add(buffer, at, there, step, is_last=whole)
         return there
@@ -464,12 +453,13 @@ class Stream:
         """Write what was kept back, as far as it is decided."""
         for session in list(self.keeping):
             kept = session.halves[self.side].kept
-            while kept and not self._is_within and not kept[0].step.is_blocked:
+            # Within a frame it is that frame which goes on, or another session's, of which more has to come first.
+            going = not self._is_within
+            while going and kept and not kept[0].step.is_blocked:
                 self._put(kept.popleft())
-                while self._is_within and kept:
-                    self._put(kept.popleft())
             if not kept:
                 del self.keeping[session]
+                session.changed()
         self._close_slice()
 
     def _put(self, piece: Piece) -> None:
@@ -499,6 +489,8 @@ class Stream:
 
     def insert(self, frame: bytes) -> None:
         """Write a frame of our own, as soon as it does not come within another one."""
+        if self.is_closed:
+            return
         self._inserts.append(frame)
         self.inserted_bytes += len(frame)
         if not self._is_within:
@@ -517,6 +509,10 @@ class Stream:
         return out
 
     # --- For the driver ---------------------------------------------------------------------------
+
+    def mark_opened(self) -> None:
+        """Take note that the peer's open has gone on."""
+        self.is_opened = True
 
     def is_between_frames(self) -> bool:
         """Say whether the peer has sent whole frames only."""

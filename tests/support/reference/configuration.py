@@ -115,7 +115,7 @@ def _options(declared: type[Any]) -> str:
 
 def _option_rows(declared: type[Any]) -> Iterator[tuple[str, str, str, str]]:
     hints = get_type_hints(declared, include_extras=True)
-    meanings = attributes(declared.__doc__)
+    meanings = {name: text for each in reversed(declared.__mro__) for name, text in attributes(each.__doc__).items()}
     for each in dataclasses.fields(declared):
         bounds = [bound for bound in get_args(hints[each.name])[1:] if isinstance(bound, Ge)]
         inner = get_args(hints[each.name])[0] if get_origin(hints[each.name]) is Annotated else hints[each.name]

@@ -31,7 +31,8 @@ def module() -> str:
     kinds = kinds_of(own_protocols())
     scopes = [kind.name for kind in scope_kinds_of(own_protocols())]
     spelt = ", ".join(f"{kind.spelling} for a {kind.name}" for kind in kinds if kind.spelling)
-    rates = "; ".join(f"{protocol.name}: {_rates(protocol)}" for protocol in own_protocols())
+    limited = ((protocol.name, _rates(protocol)) for protocol in own_protocols())
+    rates = "; ".join((*(f"{name}: {rates}" for name, rates in limited if rates), "others: none"))
     return _MODULE.format(
         default=_text(DEFAULT),
         protocols=_text(", ".join(protocol.name for protocol in own_protocols())),
@@ -47,7 +48,7 @@ def module() -> str:
 
 def _rates(protocol: Protocol) -> str:
     limited = (kind for kind in protocol.kinds if kind.rate_per_s is not None)
-    return " and ".join(f"{kind.name}:*={kind.rate_per_s:g}/s" for kind in limited) or "none"
+    return " and ".join(f"{kind.name}:*={kind.rate_per_s:g}/s" for kind in limited)
 
 
 def _text(value: str) -> str:

@@ -300,3 +300,77 @@ def test_any_frames_come_to_what_they_slowly_do(seed: int) -> None:
         slow.settled = {key: _joined(settled) for key, settled in slow.settled.items()}
         assert fast == slow
         _change(random, drawn)
+
+
+@pytest.mark.parametrize("wide", [False, True])
+def test_numbers_are_changed_and_nothing_else(*, wide: bool) -> None:
+    number = amqp.wide_uint if wide else amqp.uint
+    for role, first, last, others in (
+        (True, 5, None, (6, None)),
+        (True, 255, 256, (256, 257)),
+        (False, 5, None, (3, None)),
+        (False, 1, 300, (NUMBERS - 1, 298)),
+    ):
+        rest = [b"\x41", amqp.ACCEPTED, b"\x42"]
+
+        def disposition(first: int, last: int | None, role: bool = role, rest: list[bytes] = rest) -> bytes:  # noqa: FBT001 - a field
+            numbers = [number(first), amqp.NULL if last is None else number(last)]
+            return amqp.frame(3, amqp.performative(DISPOSITION, amqp.boolean(role), *numbers, *rest, wide=wide))
+
+        chunk, expected = disposition(first, last), disposition(*others)
+        assert sluice_native.renumber(chunk, 0, len(chunk), [(3, None, 2, None, 1)]) == (len(chunk), expected)
+
+
+def test_frames_of_other_sessions_keep_their_numbers() -> None:
+    chunk = amqp.transfer(0, 0, 7, BODY) + amqp.frame(1, b"") + amqp.disposition(2, 1)
+    assert sluice_native.renumber(chunk, 0, len(chunk), [(1, None, 2, None, 1)]) == (len(chunk), chunk)
+
+
+def test_it_ends_where_a_number_is_older_than_the_difference() -> None:
+    sessions = [(0, NUMBERS - 2, 2, 9, 1)]
+    plain = amqp.transfer(0, 0, 0) + amqp.disposition(0, 9)
+    for other in (amqp.transfer(0, 0, NUMBERS - 3), amqp.disposition(0, 8, 10), amqp.disposition(0, NUMBERS - 1)):
+        chunk = plain + other
+        stop, written = sluice_native.renumber(chunk, 0, len(chunk), sessions)
+        assert (stop, written) == (len(plain), amqp.transfer(0, 0, NUMBERS - 2)[:13] + written[13:])
+
+
+def _decoded(chunk: bytes) -> list[object]:
+    frames: list[object] = []
+    at = 0
+    while at < len(chunk):
+        size, doff, kind, channel = struct.unpack_from(">IBBH", chunk, at)
+        body = chunk[at + 8 : at + size]
+        reader = amqp.Reader(body)
+        frames.append((doff, kind, channel, reader.value() if body else None, body[reader.at :]))
+        at += size
+    return frames
+
+
+def _numbered(decoded: object, sessions: dict[int, tuple[int, int]]) -> object:
+    doff, kind, channel, performative, payload = decoded  # type: ignore[misc]  # as _decoded returns it
+    if performative is None or channel not in sessions:
+        return decoded
+    fields = list(performative.value)
+    sent, received = sessions[channel]
+    if performative.descriptor == ("ulong", TRANSFER):
+        numbers, by = (1,), -sent
+    else:
+        numbers, by = (1, 2)[: len(fields) - 1], received if fields[0].value else -sent  # type: ignore[assignment]
+    for at in numbers:
+        if fields[at] is not None:
+            fields[at] = amqp.Typed("uint", (fields[at].value + by) % NUMBERS)
+    return doff, kind, channel, performative._replace(value=fields), payload
+
+
+@given(st.integers(0, 2**32))
+def test_any_plain_frames_are_renumbered_and_nothing_else(seed: int) -> None:
+    random = Random(seed)
+    ids = {channel: random.choice([0, 250, NUMBERS - 3]) for channel in range(3)}
+    chunk = b"".join(_frame(random, ids) for _ in range(random.randrange(12)))
+    by = {channel: (random.choice([0, 1, 7, 300]), random.choice([0, 1, 7, 300])) for channel in range(2)}
+    sessions = [(channel, None, sent, None, received) for channel, (sent, received) in by.items()]
+    random.shuffle(sessions)
+    stop, written = sluice_native.renumber(chunk, 0, len(chunk), sessions)
+    assert stop == len(chunk)
+    assert _decoded(written) == [_numbered(decoded, by) for decoded in _decoded(chunk)]

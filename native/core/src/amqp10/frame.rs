@@ -3,7 +3,11 @@
 //! A performative is a described list. Only what is encoded as all clients and brokers do is read: the descriptor as a
 //! small ulong, and of each field the encodings of its type.
 
+use std::ops::Range;
+
 const HEADER_BYTES: usize = 8;
+/// Where in a frame the list of fields begins.
+const LIST_AT: usize = HEADER_BYTES + 3;
 /// In words of four bytes, where the body of a frame without an extended header begins.
 const PLAIN_DOFF: u8 = 2;
 const AMQP: u8 = 0;
@@ -200,11 +204,55 @@ impl<'a> Fields<'a> {
         }
     }
 
+    /// How many bytes are left, which says where the next field is.
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.rest.len()
+    }
+
     /// Nothing is left.
     #[inline]
     pub fn end(&self) -> Result<(), NotPlain> {
         (self.left == 0 && self.rest.is_empty()).then_some(()).ok_or(NotPlain)
     }
+}
+
+/// Write a uint, in five bytes if that is how long it was.
+pub fn write_uint(number: u32, is_long: bool, out: &mut Vec<u8>) {
+    match u8::try_from(number) {
+        Ok(0) if !is_long => out.push(UINT_0),
+        Ok(small) if !is_long => out.extend_from_slice(&[SMALL_UINT, small]),
+        _ => {
+            out.push(UINT);
+            out.extend_from_slice(&number.to_be_bytes());
+        }
+    }
+}
+
+/// Write a whole frame of a performative with other bytes in place of some of its fields.
+pub fn write_changed(frame: &[u8], gone: Range<usize>, instead: &[u8], out: &mut Vec<u8>) -> Result<(), NotPlain> {
+    let changed = |size: usize| (size + instead.len()).checked_sub(gone.len());
+    let resized = |size: u32| changed(size as usize).and_then(|size| u32::try_from(size).ok()).ok_or(NotPlain);
+    let (of_frame, rest) = word(frame).ok_or(NotPlain)?;
+    let head = rest.get(..LIST_AT - 4).ok_or(NotPlain)?;
+    let (list, behind) = match frame.get(LIST_AT..) {
+        Some([LIST_8, size, ..]) => {
+            let size = changed(usize::from(*size)).and_then(|size| u8::try_from(size).ok()).ok_or(NotPlain)?;
+            ([LIST_8, size, 0, 0, 0], 2)
+        }
+        Some([LIST_32, rest @ ..]) => {
+            let [a, b, c, d] = resized(word(rest).ok_or(NotPlain)?.0)?.to_be_bytes();
+            ([LIST_32, a, b, c, d], 5)
+        }
+        _ => return Err(NotPlain),
+    };
+    let kept = frame.get(LIST_AT + behind..gone.start).ok_or(NotPlain)?;
+    let rest = frame.get(gone.end..).ok_or(NotPlain)?;
+    out.extend_from_slice(&resized(of_frame)?.to_be_bytes());
+    for part in [head, &list[..behind], kept, instead, rest] {
+        out.extend_from_slice(part);
+    }
+    Ok(())
 }
 
 /// Whether the annotations of a message may hold a key, or it cannot be said, as its sections are not there as a whole or

@@ -4,7 +4,7 @@ use super::frame::{self, may_annotate, Fields, Frame, NotPlain};
 use super::slots::Slots;
 
 /// Half of all serial numbers: as far as one may be before another (RFC 1982).
-const HALF: u32 = 1 << 31;
+pub const HALF: u32 = 1 << 31;
 
 /// Which transfers of a link are plain.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -5,8 +5,10 @@
 
 mod frame;
 mod links;
+mod renumbering;
 mod slots;
 #[cfg(test)]
 mod tests;
 
 pub use links::{Begun, Ids, Links, Moved, Settled, Taken, Terms};
+pub use renumbering::{renumber, Difference, Numbers};

@@ -2,6 +2,7 @@
 
 use super::frame::may_annotate;
 use super::links::{Begun, Links, Moved, Settled, Terms};
+use super::renumbering::{renumber, Difference, Numbers};
 
 fn frame(channel: u16, body: &[u8]) -> Vec<u8> {
     let size = u32::try_from(8 + body.len()).unwrap().to_be_bytes();
@@ -64,6 +65,23 @@ fn a_key_is_found_in_annotations_alone() {
 }
 
 #[test]
+fn numbers_get_as_long_as_they_must_be() {
+    let mut chunk = [transfer(1, 2, 0, false, b"payload"), frame(1, b""), transfer(0, 2, 5, false, b"x")].concat();
+    chunk.extend(disposition(1, 254, 255));
+    let all = |by| Difference { from: None, by };
+    let mut out = Vec::new();
+    let numbers = [Numbers { channel: 1, sent: all(1), received: all(1) }];
+    assert_eq!(renumber(&chunk, 0, chunk.len(), &numbers, &mut out), chunk.len());
+    let last = u32::MAX.to_be_bytes();
+    let fields = [&[0x52, 2, 0x70][..], &last, &[0xa0, 2, b't', 0, 0x43, 0x42, 0x42]].concat();
+    let mut expected = frame(1, &[&performative(0x14, 6, &fields)[..], b"payload"].concat());
+    expected.extend([frame(1, b""), transfer(0, 2, 5, false, b"x")].concat());
+    let fields = [0x41, 0x52, 255, 0x70, 0, 0, 1, 0, 0x41, 0x00, 0x53, 0x24, 0x45];
+    expected.extend(frame(1, &performative(0x15, 5, &fields)));
+    assert_eq!(out, expected);
+}
+
+#[test]
 fn no_bytes_are_too_much() {
     let mut state = 1_u64;
     let mut random = |below: usize| {
@@ -101,6 +119,13 @@ fn no_bytes_are_too_much() {
         assert!(taken.moved.len() + ranges + taken.settled.len() <= most_runs);
         let bytes: u64 = taken.moved.iter().map(|moved| moved.bytes).sum();
         assert!(bytes <= (taken.stop - position) as u64);
+        let mut out = Vec::new();
+        let difference = |from, by| Difference { from, by };
+        let (sent, received) = (difference(Some(3), 1), difference((round % 2 == 0).then_some(9), 250));
+        let numbers: Vec<Numbers> = (0..3).map(|channel| Numbers { channel, sent, received }).collect();
+        let stop = renumber(&chunk, position, taken.stop, &numbers, &mut out);
+        assert!(stop >= position && stop <= taken.stop.max(position));
+        assert!(out.len() <= 3 * (stop - position));
         let (channel, handle) = (u16::try_from(random(3)).unwrap(), u32::try_from(random(3)).unwrap());
         let most_bytes = (random(2) == 0).then(|| random(50));
         match random(12) {

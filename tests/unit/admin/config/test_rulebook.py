@@ -250,7 +250,7 @@ def test_a_bad_limit_of_the_environment_names_the_variable() -> None:
 
 
 def test_a_rule_of_an_unknown_kind_is_an_error(write: Write) -> None:
-    of = "it is a kind of amqp091: is the protocol the right one?"
+    of = "it is a kind of amqp, amqp091, amqp10: is the protocol the right one?"
     text = '[[limits]]\nkind = "topics"\nname = "a"\nrate = 1\n[defaults.queue]\nrate = 1\n'
     assert lines(text, write=write) == [
         'sluice.toml:2: limits[0].kind = "topics": unknown; did you mean "topic"?',

@@ -582,6 +582,31 @@ class TestWhatMayNotWait:
         assert world.stored() == -2
         assert world.stored(Resource("total", "line_topic:*")) == 1
 
+    @pytest.mark.parametrize("rate", [20, 1_000])
+    def test_it_takes_turns_with_those_who_stand_in_line(self, rate: int) -> None:
+        world = World(delay("a", rate))
+        world.charge(rate)
+        links = [Link(str(number), window=1_000) for number in range(3)]
+        for link in links:
+            world.ask(link)
+        admitted = 0
+        for at_ms in range(0, 10_000, 2):
+            world.until(at_ms * MS)
+            admitted += not world.decide(self.request()).verdicts
+        assert admitted + sum(link.granted for link in links) == pytest.approx(10 * rate, rel=0.02)
+        assert 4 * rate <= admitted <= 6 * rate
+        assert [link.granted for link in links] == pytest.approx([links[0].granted] * 3, rel=0.1)
+
+    def test_it_is_told_how_long_those_in_line_take(self) -> None:
+        world = World(delay("a", 10))
+        world.charge(10)
+        for number in range(5):
+            world.ask(Link(str(number)))
+        world.decide(self.request())
+        refuse = world.decide(self.request()).verdicts[0]
+        assert isinstance(refuse, Refuse)
+        assert refuse.wait_us > 500_000
+
     def test_rules_that_refuse_are_asked_alone(self) -> None:
         world = World(delay("a", 1), Rule(KIND, "*", 3, shared=True, break_s=0))
         batch = world.decide(*(self.request(asks="refusing") for _ in range(4)))

@@ -68,7 +68,7 @@ class TestRenumbering:
     def test_what_is_unsettled_is_told_right_however_much_was_forgotten(
         self, first: int, seed: int, steps: int
     ) -> None:
-        random = Random(seed)  # noqa: S311 - a test's
+        random = Random(seed)
         deliveries = Renumbering()
         forward: dict[int, int] = {}
         number = here = first
@@ -130,7 +130,7 @@ class TestRenumbering:
             deliveries.swallow(at)
             deliveries.came(at + 1)
             deliveries.settled(at + 1, at + 1)
-        assert len(deliveries._afters) <= 1  # noqa: SLF001 - what it takes
+        assert len(deliveries._afters) <= 1
         assert deliveries.came(100_000) == 50_000
 
     def test_breaks_behind_one_that_is_never_settled_are_few(self) -> None:
@@ -140,7 +140,7 @@ class TestRenumbering:
             deliveries.swallow(at)
             deliveries.came(at + 1)
             deliveries.settled(at + 1, at + 1)
-        assert len(deliveries._afters) <= 64  # noqa: SLF001 - what it takes
+        assert len(deliveries._afters) <= 64
         assert deliveries.back_ranges(0, 0) == [(0, 0)]
         assert deliveries.came(100_001) == 50_001
 
@@ -180,7 +180,7 @@ class TestUnsettled:
         unsettled = Unsettled()
         for at in range(1000):
             unsettled.add(at)
-        assert len(unsettled._starts) == 1  # noqa: SLF001 - what it takes
+        assert len(unsettled._starts) == 1
         assert unsettled.settle(0, 499) == 500
         assert (unsettled.count, unsettled.lowest()) == (500, 500)
         assert unsettled.settle(0, 1 << 40) == 500
@@ -192,7 +192,7 @@ class TestUnsettled:
         unsettled.add(0, 100)
         for at in range(1, 100, 2):
             unsettled.settle(at, at)
-        assert len(unsettled._starts) == 4  # noqa: SLF001 - what it takes
+        assert len(unsettled._starts) == 4
         assert unsettled.lowest() == 0
         assert unsettled.count >= 50
         unsettled.settle(0, 99)
