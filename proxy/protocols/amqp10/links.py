@@ -168,6 +168,7 @@ class Delivery:
     Attributes:
         link: on which it comes.
         number: its delivery-id, as its sender counts.
+        renumbered: likewise as its receiver counts, once its first frame has gone on.
         settled: its sender has settled it; no refusal can be said.
         size_bytes: of its frames so far.
         complete: all of them have been read.
@@ -190,6 +191,7 @@ class Delivery:
         "link",
         "looked_at",
         "number",
+        "renumbered",
         "request",
         "resources",
         "settled",
@@ -199,7 +201,7 @@ class Delivery:
 
     def __init__(self, link: "Link", number: int, *, settled: bool) -> None:
         self.link = link
-        self.number = number
+        self.number = self.renumbered = number
         self.settled = settled
         self.size_bytes = 0
         self.complete = False
@@ -238,6 +240,7 @@ class Link:
         most_bytes: larger ones are decided, if it is not None.
         delivery: the one that is under way.
         request: for credit, while it is decided or held.
+        flows: of either peer, that have been read and have not gone on.
         used: deliveries so far.
         refused: of these, those that were swallowed.
     """
@@ -254,6 +257,7 @@ class Link:
         "decides",
         "delays",
         "delivery",
+        "flows",
         "gone",
         "handles",
         "most_bytes",
@@ -284,7 +288,7 @@ class Link:
         self.most_bytes: int | None = None
         self.delivery: Delivery | None = None
         self.request: Request | None = None
-        self.used = self.refused = 0
+        self.flows = self.used = self.refused = 0
         #: Its node is one that the broker makes.
         self._is_made = False
         #: Its sender settles all, so that none can be refused.
@@ -521,7 +525,6 @@ class Link:
                 return
             resources = delivery.resources = published(shared.names, self.address, delivery.head)
             terms = shared.terms(resources) if resources else NO_TERMS
-            self._shape_as(resources if delivery.settled else ())
         most_bytes = terms.most_bytes
         size_bytes = delivery.size_bytes
         if delivery.head is None and most_bytes is not None and size_bytes > most_bytes:
@@ -562,9 +565,10 @@ class Link:
         else:
             self._swallow(delivery, f"SYSTEM_BUSY: {why}")
 
-    def _shape_as(self, resources: tuple[Resource, ...]) -> None:
-        """Ask for credit as for its last deliveries, where these are settled: they cannot be decided."""
-        if resources == self.resources:
+    def shape_as(self, delivery: Delivery) -> None:
+        """Ask for credit as for a delivery that says itself what it is for, if it is settled: it cannot be decided."""
+        resources = delivery.resources if delivery.settled else ()
+        if delivery.head is None or resources == self.resources:
             return
         self.charge_due()
         prepaid = self.credit.prepaid
@@ -598,24 +602,27 @@ class Link:
     def finish(self, delivery: Delivery) -> None:
         """Count a delivery that goes on, and of which all has been read."""
         size_bytes = delivery.size_bytes
-        if (delivery.head is not None and not delivery.settled) or delivery.asked_bytes:
-            self.used += 1
-        if delivery.asked_bytes:
-            more_bytes = size_bytes - delivery.asked_bytes
-            resources = delivery.resources or self.resources
-            if more_bytes:
-                self._shared.charges.append(Charge(resources, 0, more_bytes, asks=delivery.asks))
-            if delivery.head is None and delivery.asks == "all":
-                # It was charged as credit before.
-                if self.delays:
-                    self._shared.charges.append(self._charge(-1, -self._bytes))
-            elif delivery.head is None:
-                self._correct(1, size_bytes)
-        elif delivery.head is not None and not delivery.settled:
-            if delivery.resources:
-                self._shared.count(delivery.resources, 1, size_bytes, consumes=False)
-        else:
+        says, asked_bytes = delivery.head is not None, delivery.asked_bytes
+        resources = delivery.resources if says else self.resources
+        if not says and not asked_bytes:
             self.completed(1, size_bytes)
+            return
+        self.used += 1
+        if not asked_bytes:
+            if resources:
+                self._shared.count(resources, 1, size_bytes, consumes=False)
+            if resources == self.resources:
+                self._correct(1, size_bytes)
+            return
+        if size_bytes > asked_bytes:
+            self._shared.charges.append(Charge(resources, 0, size_bytes - asked_bytes, asks=delivery.asks))
+        if says:
+            return
+        if delivery.asks == "refusing":
+            self._correct(1, size_bytes)
+        elif self.delays:
+            # It was paid for as credit before.
+            self._shared.charges.append(self._charge(-1, -self._bytes))
 
     @property
     def copies(self) -> bool:
