@@ -344,6 +344,11 @@ class Credit:
 
     # What it costs.
 
+    @property
+    def due(self) -> int:
+        """What ``take_due`` would hand out."""
+        return self._due
+
     def take_due(self) -> int:
         """Hand out, once, how many permits are to be charged beyond those asked for; negative is given back."""
         due = self._due

@@ -354,7 +354,7 @@ class Link:
     def flow_of_receiver(self, delivery_count: int | None, credit: int | None, drain: bool) -> None:  # noqa: FBT001
         """Take what the receiver says, as it is read; what is wanted then is asked for."""
         self.credit.flow_of_receiver(delivery_count, credit, drain)
-        self._shared.due[self] = None
+        self.falls_due()
         self.wants()
 
     def flow_of_sender(
@@ -365,8 +365,8 @@ class Link:
         drain: bool,  # noqa: FBT001
     ) -> LinkFlow | None:
         """Take what the sender says, as ``Credit`` does."""
-        self._shared.due[self] = None
         said = self.credit.flow_of_sender(delivery_count, credit, available, drain)
+        self.falls_due()
         self.wants()
         return said
 
@@ -375,7 +375,9 @@ class Link:
         if self.gone or self.request is not None or self._is_withheld():
             return
         if self.delays:
-            self._shared.to_ask[self] = None
+            # Each look at it later costs more than this.
+            if self.credit.wanted():
+                self._shared.to_ask[self] = None
         elif self.credit.grant_all():
             self._shared.to_tell[self] = None
 
@@ -431,10 +433,15 @@ class Link:
         else:
             if self._bytes != request.size_bytes:
                 shared.charges.append(self._charge(0, permits * (self._bytes - request.size_bytes)))
-            shared.due[self] = None
             if self.credit.grant(permits, shared.now_ns):
                 shared.to_tell[self] = None
+            self.falls_due()
         self.wants()
+
+    def falls_due(self) -> None:
+        """Have charged what is due, if anything is."""
+        if self.credit.due:
+            self._shared.due[self] = None
 
     def charge_due(self) -> None:
         """Charge what came without being paid, or give back what was not needed."""
@@ -455,7 +462,7 @@ class Link:
     def idle(self) -> None:
         """Give back what was paid and not needed, if it is time."""
         self.credit.idle(self._shared.now_ns)
-        self._shared.due[self] = None
+        self.falls_due()
 
     # --- Deliveries -------------------------------------------------------------------------------
 
@@ -463,7 +470,7 @@ class Link:
         """Count deliveries whose first frame goes on, or is swallowed."""
         self.credit.came(deliveries)
         if self.delays:
-            self._shared.due[self] = None
+            self.falls_due()
             self.wants()
 
     def completed(self, deliveries: int, size_bytes: int) -> None:

@@ -159,7 +159,7 @@ class AMQP10Session(Session, Reader):
         if self._in_hand[side] is batch:
             self._in_hand[side] = None
             self._write(stream)
-        else:
+        elif batch.requests:
             for each in self._streams.values():
                 each.release()
             self._tell()
