@@ -138,11 +138,15 @@ class Shared:
         for kept in (self.requests, self.rejected, self.charges):
             kept.clear()
 
-    def take_charges(self) -> list[Charge]:
-        """Hand out, once, what is to be charged."""
+    def charge_due(self) -> None:
+        """Have links charge what is due."""
         due, self.due = self.due, {}
         for link in due:
             link.charge_due()
+
+    def take_charges(self) -> list[Charge]:
+        """Hand out, once, what is to be charged."""
+        self.charge_due()
         charges, self.charges = self.charges, []
         return charges
 
@@ -372,7 +376,8 @@ class Link:
         if self.gone or self.request is not None or self._is_withheld():
             return
         if self.delays:
-            self._shared.to_ask[self] = None
+            if self.credit.wanted():
+                self._shared.to_ask[self] = None
         elif self.credit.grant_all():
             self._shared.to_tell[self] = None
 
