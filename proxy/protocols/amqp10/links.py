@@ -137,11 +137,15 @@ class Shared:
         for kept in (self.requests, self.rejected, self.charges):
             kept.clear()
 
-    def take_charges(self) -> list[Charge]:
-        """Hand out, once, what is to be charged."""
+    def charge_due(self) -> None:
+        """Have links charge what is due."""
         due, self.due = self.due, {}
         for link in due:
             link.charge_due()
+
+    def take_charges(self) -> list[Charge]:
+        """Hand out, once, what is to be charged."""
+        self.charge_due()
         charges, self.charges = self.charges, []
         return charges
 
