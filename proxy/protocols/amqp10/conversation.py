@@ -508,7 +508,7 @@ class Conversation:
         shared, link = self._shared, delivery.link
         link.credit.swallowed()
         shared.to_tell[link] = None
-        shared.due[link] = None
+        link.falls_due()
         if not delivery.settled:
             shared.rejected.append(delivery)
 

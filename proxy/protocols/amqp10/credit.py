@@ -290,6 +290,7 @@ class Credit:
 
         The sender gets their credit again: there is something ``to_tell``.
         """
+        # From here on its numbers differ, even before it is told of that.
         self.shaped = True
         self.sent -= deliveries
         self.offset += deliveries
@@ -342,6 +343,11 @@ class Credit:
         return LinkFlow(wrapped(counted), min(max(0, self.limit - counted), MOST_CREDIT), drain)
 
     # What it costs.
+
+    @property
+    def due(self) -> int:
+        """What ``take_due`` would hand out."""
+        return self._due
 
     def take_due(self) -> int:
         """Hand out, once, how many permits are to be charged beyond those asked for; negative is given back."""

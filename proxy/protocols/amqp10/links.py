@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from limiter.rules.resource import Resource
 from proxy.common.buffers import SMALL_FRAME_BYTES, Gathering
 from proxy.deciding.batch import Asks, Charge, ConnectionInfo, Paid, Refuse, Request, Side
+from proxy.protocols.amqp.about import shown
 from proxy.protocols.amqp.names import EXCHANGE, QUEUE, ROUTING_KEY, Names
 from proxy.protocols.amqp10.address import Address, delivered, published, target_of
 from proxy.protocols.amqp10.credit import Credit, LinkFlow
@@ -29,8 +30,6 @@ UNDECIDED, ASKED, PASSES, SWALLOWED = range(4)
 _NOWHERE: Final = Address("nothing")
 #: In an attach: the sender settles all.
 _SETTLED: Final = 1
-#: Of a name that is shown.
-_NAME_CHARS: Final = 64
 #: How fast the mean size follows: a new delivery counts for one in so many.
 _SIZES: Final = 8
 #: Remembered for what messages are for that say so themselves.
@@ -138,11 +137,15 @@ class Shared:
         for kept in (self.requests, self.rejected, self.charges):
             kept.clear()
 
-    def take_charges(self) -> list[Charge]:
-        """Hand out, once, what is to be charged."""
+    def charge_due(self) -> None:
+        """Have links charge what is due."""
         due, self.due = self.due, {}
         for link in due:
             link.charge_due()
+
+    def take_charges(self) -> list[Charge]:
+        """Hand out, once, what is to be charged."""
+        self.charge_due()
         charges, self.charges = self.charges, []
         return charges
 
@@ -278,7 +281,7 @@ class Link:
         self._shared = shared
         self.session = session
         self.sender = side.other if attached.receiver else side
-        self.name = _shown(attached.name)
+        self.name = shown(attached.name)
         self.handles: dict[Side, int | None] = dict.fromkeys(Side)
         self.told: set[Side] = set()
         self.gone = False
@@ -357,7 +360,7 @@ class Link:
     def flow_of_receiver(self, delivery_count: int | None, credit: int | None, drain: bool) -> None:  # noqa: FBT001
         """Take what the receiver says, as it is read; what is wanted then is asked for."""
         self.credit.flow_of_receiver(delivery_count, credit, drain)
-        self._shared.due[self] = None
+        self.falls_due()
         self.wants()
 
     def flow_of_sender(
@@ -368,8 +371,8 @@ class Link:
         drain: bool,  # noqa: FBT001
     ) -> LinkFlow | None:
         """Take what the sender says, as ``Credit`` does."""
-        self._shared.due[self] = None
         said = self.credit.flow_of_sender(delivery_count, credit, available, drain)
+        self.falls_due()
         self.wants()
         return said
 
@@ -378,7 +381,9 @@ class Link:
         if self.gone or self.request is not None or self._is_withheld():
             return
         if self.delays:
-            self._shared.to_ask[self] = None
+            # Each look at it later costs more than this.
+            if self.credit.wanted():
+                self._shared.to_ask[self] = None
         elif self.credit.grant_all():
             self._shared.to_tell[self] = None
 
@@ -434,10 +439,15 @@ class Link:
         else:
             if self._bytes != request.size_bytes:
                 shared.charges.append(self._charge(0, permits * (self._bytes - request.size_bytes)))
-            shared.due[self] = None
             if self.credit.grant(permits, shared.now_ns):
                 shared.to_tell[self] = None
+            self.falls_due()
         self.wants()
+
+    def falls_due(self) -> None:
+        """Have charged what is due, if anything is."""
+        if self.credit.due:
+            self._shared.due[self] = None
 
     def charge_due(self) -> None:
         """Charge what came without being paid, or give back what was not needed."""
@@ -458,7 +468,7 @@ class Link:
     def idle(self) -> None:
         """Give back what was paid and not needed, if it is time."""
         self.credit.idle(self._shared.now_ns)
-        self._shared.due[self] = None
+        self.falls_due()
 
     # --- Deliveries -------------------------------------------------------------------------------
 
@@ -466,7 +476,7 @@ class Link:
         """Count deliveries whose first frame goes on, or is swallowed."""
         self.credit.came(deliveries)
         if self.delays:
-            self._shared.due[self] = None
+            self.falls_due()
             self.wants()
 
     def completed(self, deliveries: int, size_bytes: int) -> None:
@@ -691,8 +701,3 @@ class Link:
             self.refused,
             waits_ns // 1_000_000,
         )
-
-
-def _shown(name: bytes) -> str:
-    text = name[: 4 * _NAME_CHARS].decode(errors="replace")
-    return "".join(each if each.isprintable() else "?" for each in text)[:_NAME_CHARS]
