@@ -68,7 +68,8 @@ class Half:
         awaited: links that the other peer has attached and this one has not, by name and sender.
         transfers: that it sends.
         ids: of the deliveries that it sends.
-        deciders: links on which it sends and all of whose deliveries are decided.
+        senders: links on which it sends.
+        deciders: of these, those of which all deliveries are decided.
         deciding: its deliveries that are looked at and of which the last frame has not gone on.
         kept: what it has sent behind a delivery that is not decided.
         undecided: its deliveries that wait for more of them.
@@ -89,6 +90,7 @@ class Half:
         "kept_bytes",
         "kept_transfers",
         "most_kept_bytes",
+        "senders",
         "told",
         "transfers",
         "undecided",
@@ -102,7 +104,7 @@ class Half:
         self.awaited: dict[Key, deque[Link]] = {}
         self.transfers = Transfers()
         self.ids = Renumbering()
-        self.deciders = self.deciding = 0
+        self.senders = self.deciders = self.deciding = 0
         self.kept: deque[Piece] = deque()
         self.undecided: dict[Delivery, None] = {}
         self.kept_bytes = self.kept_transfers = self.most_kept_bytes = 0
@@ -190,6 +192,7 @@ class Conversation:
             shared.links += 1
             link = Link(self, attached, side, shared)
             self.links[link] = None
+            self.halves[sender].senders += 1
             self.halves[side.other].awaited.setdefault(key, deque()).append(link)
         link.handles[side] = attached.handle
         half.handles[attached.handle] = link
@@ -248,9 +251,12 @@ class Conversation:
             self.halves[link.sender].deciders -= 1
             self.changed()
         link.end()
+        self._show(link)
         self._shared.links -= 1
-        if not any(each.sender is link.sender for each in self.links):
-            self.halves[link.sender].ids.forget_unsettled()
+        half = self.halves[link.sender]
+        half.senders -= 1
+        if not half.senders:
+            half.ids.forget_unsettled()
 
     # --- Flows ------------------------------------------------------------------------------------
 
@@ -354,7 +360,8 @@ class Conversation:
         link = None if handle is None else half.handles.get(handle)
         if link is None or link.sender is not side:
             raise Malformed(f"a transfer with handle {handle}, on which it does not send")
-        settled = performative.boolean(4)
+        # Of what comes on a link that is at an end nobody hears any more.
+        settled = performative.boolean(4) or link.gone
         # RabbitMQ delivers what has come of an aborted delivery, so it counts like any other.
         is_last = performative.boolean(9) or not performative.boolean(5)
         delivery = link.delivery
@@ -428,7 +435,7 @@ class Conversation:
         scanner, half, handle = self._shared.scanners.get(side), self.halves[side], link.handles[side]
         if scanner is None or half.channel is None or handle is None or half.handles.get(handle) is not link:
             return
-        if link.decides or link.delivery is not None:
+        if link.decides or link.gone or link.delivery is not None:
             scanner.forget_link(half.channel, handle)
         else:
             scanner.know_link(half.channel, handle, link, most_bytes=link.most_bytes, copies=link.copies)
@@ -451,6 +458,7 @@ class Conversation:
             if delivery.fate != UNDECIDED:
                 del half.undecided[delivery]
                 self._keep_no_more(half)
+                self._shared.unblocked[delivery.link.sender][self] = None
         elif delivery.learns:
             delivery.link.learn(delivery, payload, is_last=is_last)
         elif delivery.fate == ASKED and delivery.request is not None:
@@ -481,6 +489,7 @@ class Conversation:
         undecided, half.undecided = half.undecided, {}
         for delivery in undecided:
             delivery.link.decide(delivery, b"", is_last=False, must=True)
+            self._shared.unblocked[delivery.link.sender][self] = None
         self._keep_no_more(half)
 
     def look_at_window(self, side: Side) -> None:
@@ -495,6 +504,7 @@ class Conversation:
             if delivery.fate == UNDECIDED:
                 del half.undecided[delivery]
                 delivery.fate = PASSES
+                self._shared.unblocked[delivery.link.sender][self] = None
         self._keep_no_more(half)
 
     def keep(self, piece: Piece) -> None:
@@ -562,6 +572,8 @@ class FlowStep(Step):
         said = [performative.uint(number) or 0 for number in (1, 2, 3)]
         incoming_id = performative.uint(0)
         to_incoming_id = other.transfers.flow_of_receiver(incoming_id, said[0])
+        if other.undecided:
+            self.session.look_at_window(side.other)
         to_outgoing_id = half.transfers.flow_of_sender(said[1], said[2])
         changes: dict[int, bytes] = {}
         if to_incoming_id != incoming_id:

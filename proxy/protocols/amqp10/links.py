@@ -54,7 +54,8 @@ class Shared:
         forced: sessions that can keep no more: what is not decided is to be decided by what is known of it.
         charges: what is to be charged, besides.
         paid: what came on credit.
-        keeping: sessions that keep something back.
+        keeping: sessions that have deliveries of which more has to come before they can be decided.
+        unblocked: by side, sessions where something was decided that may have been kept back.
         withheld: no more credit is granted to what clients send.
         rules_version: of the rules that terms were asked by.
         links: how many there are.
@@ -77,6 +78,7 @@ class Shared:
     charges: list[Charge] = field(default_factory=list)
     paid: dict[tuple[tuple[Resource, ...], bool], Paid] = field(default_factory=dict)
     keeping: "dict[Conversation, None]" = field(default_factory=dict)
+    unblocked: "dict[Side, dict[Conversation, None]]" = field(default_factory=dict)
     withheld: bool = False
     rules_version: int = 0
     links: int = 0
@@ -602,6 +604,7 @@ class Link:
     def decided(self, delivery: Delivery, refuse: Refuse | None) -> None:
         """Take the verdict on a delivery."""
         delivery.request = None
+        self._shared.unblocked[self.sender][self.session] = None
         if refuse is None:
             delivery.fate = PASSES
             if delivery.complete:
