@@ -552,53 +552,54 @@ class Mark(Step):
 class FlowStep(Step):
     """A flow, of a session or of one of its links."""
 
-    __slots__ = ("_link", "_performative")
+    __slots__ = ("_drains", "_echoes", "_link", "_numbers", "_performative")
 
     def __init__(self, session: Conversation, side: Side, link: Link | None, performative: Performative) -> None:
         self.session: Conversation = session
         self.side = side
         self._link = link
         self._performative = performative
+        #: As they are numbered.
+        self._numbers = [performative.uint(number) for number in range(8)]
+        self._drains, self._echoes = performative.boolean(8), performative.boolean(9)
         if link is not None:
             link.flows += 1
 
     def apply(self, piece: Piece) -> bytes | None:
         """Translate it."""
         del piece
-        side, performative, link = self.side, self._performative, self._link
+        side, link = self.side, self._link
         if link is not None:
             link.flows -= 1
         half, other = self.session.halves[side], self.session.halves[side.other]
-        said = [performative.uint(number) or 0 for number in (1, 2, 3)]
-        incoming_id = performative.uint(0)
-        to_incoming_id = other.transfers.flow_of_receiver(incoming_id, said[0])
+        incoming_id, incoming_window, outgoing_id, outgoing_window = self._numbers[:4]
+        to_incoming_id = other.transfers.flow_of_receiver(incoming_id, incoming_window or 0)
         if other.undecided:
             self.session.look_at_window(side.other)
-        to_outgoing_id = half.transfers.flow_of_sender(said[1], said[2])
+        to_outgoing_id = half.transfers.flow_of_sender(outgoing_id or 0, outgoing_window or 0)
         changes: dict[int, bytes] = {}
         if to_incoming_id != incoming_id:
             changes[0] = wire.optional_uint(to_incoming_id)
-        if to_outgoing_id != said[1]:
+        if to_outgoing_id != outgoing_id:
             changes[2] = wire.uint(to_outgoing_id)
         if link is not None and not self._translate_link(link, changes):
             return b""
         if not changes:
             return None
         assert half.channel is not None  # noqa: S101 - it has begun
-        return wire.frame(half.channel, performative.replaced(changes))
+        return wire.frame(half.channel, self._performative.replaced(changes))
 
     def _translate_link(self, link: Link, changes: dict[int, bytes]) -> bool:
         """Translate what it says of a link; return whether it goes on."""
-        performative = self._performative
-        delivery_count, credit, drain = performative.uint(5), performative.uint(6), performative.boolean(8)
+        delivery_count, credit, available = self._numbers[5:]
         if link.sender is not self.side:
             told = link.credit.to_sender()
             if not link.credit.shaped:
                 return True
         else:
-            answer = link.flow_of_sender(delivery_count, credit, performative.uint(7), drain)
+            answer = link.flow_of_sender(delivery_count, credit, available, self._drains)
             if answer is None:
-                if not performative.boolean(9):
+                if not self._echoes:
                     return False
                 # It asks for an answer all the same: of the session, and of the link by a flow of our own.
                 changes |= dict.fromkeys(range(4, 9), wire.NULL)
@@ -610,7 +611,7 @@ class FlowStep(Step):
             changes[5] = wire.optional_uint(told.delivery_count)
         if told.credit != (credit or 0):
             changes[6] = wire.uint(told.credit)
-        if told.drain is not drain:
+        if told.drain is not self._drains:
             changes[8] = wire.boolean(told.drain)
         return True
 
@@ -701,7 +702,7 @@ class PayloadStep(Step):
 class DispositionStep(Step):
     """A disposition of a session where deliveries were swallowed, or may be."""
 
-    __slots__ = ("_channel", "_performative", "_range")
+    __slots__ = ("_channel", "_performative", "_range", "_receiver", "_settles")
 
     def __init__(
         self, session: Conversation, side: Side, channel: int, performative: Performative, range_: tuple[int, int]
@@ -711,14 +712,15 @@ class DispositionStep(Step):
         self._channel = channel
         self._performative = performative
         self._range = range_
+        self._receiver, self._settles = performative.boolean(0), performative.boolean(3)
 
     def apply(self, piece: Piece) -> bytes | None:
         """Translate it: what its receiver says of a range is cut where deliveries were swallowed."""
         del piece
         performative, session = self._performative, self.session
         first, last = self._range
-        settled = performative.boolean(3)
-        if performative.boolean(0):
+        settled = self._settles
+        if self._receiver:
             ids = session.halves[self.side.other].ids
             ranges = ids.back_ranges(first, last)
             if settled:
