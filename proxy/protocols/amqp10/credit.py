@@ -290,7 +290,6 @@ class Credit:
 
         The sender gets their credit again: there is something ``to_tell``.
         """
-        # From here on its numbers differ, even before it is told of that.
         self.shaped = True
         self.sent -= deliveries
         self.offset += deliveries
