@@ -199,6 +199,9 @@ class AMQP10Session(Session, Reader):
         if self._shared.forced:
             self._context.wake()
         self._tell()
+        if self._shared.overdrawn and stream.close is None:
+            what = f"the client has sent more on link {self._shared.overdrawn} than it had credit for"
+            stream.close = Close("transfer_limit_exceeded", what)
 
     def _tell(self) -> None:
         """Tell senders what was refused, and what credit they have."""
