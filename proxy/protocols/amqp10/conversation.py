@@ -270,6 +270,9 @@ class Conversation:
         receiver = stream.side
         half, other = self.halves[receiver], self.halves[receiver.other]
         handle, channel = link.handles[receiver], half.channel
+        if link.flows and not link.credit.shaped and link.credit.granted == link.credit.limit:
+            # The receiver's own flow says it soon, as it came.
+            return
         if handle is None or channel is None or receiver not in link.told or not half.told:
             return
         to_sender = link.credit.to_sender()
@@ -495,7 +498,7 @@ class Conversation:
         shared, link = self._shared, delivery.link
         link.credit.swallowed()
         shared.to_tell[link] = None
-        shared.due[link] = None
+        link.falls_due()
         if not delivery.settled:
             shared.rejected.append(delivery)
 
@@ -536,11 +539,15 @@ class FlowStep(Step):
         self.side = side
         self._link = link
         self._performative = performative
+        if link is not None:
+            link.flows += 1
 
     def apply(self, piece: Piece) -> bytes | None:
         """Translate it."""
         del piece
         side, performative, link = self.side, self._performative, self._link
+        if link is not None:
+            link.flows -= 1
         half, other = self.session.halves[side], self.session.halves[side.other]
         said = [performative.uint(number) or 0 for number in (1, 2, 3)]
         incoming_id = performative.uint(0)
@@ -621,6 +628,7 @@ class TransferStep(Step):
         half = session.halves[self.side]
         link, ids = delivery.link, half.ids
         if self._is_first:
+            link.shape_as(delivery)
             link.came(1)
         if self._is_last and delivery.looked_at:
             half.deciding -= 1
@@ -635,11 +643,11 @@ class TransferStep(Step):
         half.transfers.came()
         number = self._performative.uint(1)
         if self._is_first:
-            renumbered = ids.came(delivery.number, settled=delivery.settled)
-        elif number is None or ids.plain:
+            # Once it is settled nobody else remembers it.
+            delivery.renumbered = ids.came(delivery.number, settled=delivery.settled)
+        elif number is None:
             return None
-        else:
-            renumbered = ids.forward(number)
+        renumbered = delivery.renumbered
         if renumbered == number:
             return None
         body = self._performative.replaced({1: wire.uint(renumbered)})

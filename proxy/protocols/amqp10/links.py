@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from limiter.rules.resource import Resource
 from proxy.common.buffers import SMALL_FRAME_BYTES, Gathering
 from proxy.deciding.batch import Asks, Charge, ConnectionInfo, Paid, Refuse, Request, Side
+from proxy.protocols.amqp.about import shown
 from proxy.protocols.amqp.names import EXCHANGE, QUEUE, ROUTING_KEY, Names
 from proxy.protocols.amqp10.address import Address, delivered, published, target_of
 from proxy.protocols.amqp10.credit import Credit, LinkFlow
@@ -29,8 +30,6 @@ UNDECIDED, ASKED, PASSES, SWALLOWED = range(4)
 _NOWHERE: Final = Address("nothing")
 #: In an attach: the sender settles all.
 _SETTLED: Final = 1
-#: Of a name that is shown.
-_NAME_CHARS: Final = 64
 #: How fast the mean size follows: a new delivery counts for one in so many.
 _SIZES: Final = 8
 #: Remembered for what messages are for that say so themselves.
@@ -138,11 +137,15 @@ class Shared:
         for kept in (self.requests, self.rejected, self.charges):
             kept.clear()
 
-    def take_charges(self) -> list[Charge]:
-        """Hand out, once, what is to be charged."""
+    def charge_due(self) -> None:
+        """Have links charge what is due."""
         due, self.due = self.due, {}
         for link in due:
             link.charge_due()
+
+    def take_charges(self) -> list[Charge]:
+        """Hand out, once, what is to be charged."""
+        self.charge_due()
         charges, self.charges = self.charges, []
         return charges
 
@@ -168,6 +171,7 @@ class Delivery:
     Attributes:
         link: on which it comes.
         number: its delivery-id, as its sender counts.
+        renumbered: likewise as its receiver counts, once its first frame has gone on.
         settled: its sender has settled it; no refusal can be said.
         size_bytes: of its frames so far.
         complete: all of them have been read.
@@ -190,6 +194,7 @@ class Delivery:
         "link",
         "looked_at",
         "number",
+        "renumbered",
         "request",
         "resources",
         "settled",
@@ -199,7 +204,7 @@ class Delivery:
 
     def __init__(self, link: "Link", number: int, *, settled: bool) -> None:
         self.link = link
-        self.number = number
+        self.number = self.renumbered = number
         self.settled = settled
         self.size_bytes = 0
         self.complete = False
@@ -238,6 +243,7 @@ class Link:
         most_bytes: larger ones are decided, if it is not None.
         delivery: the one that is under way.
         request: for credit, while it is decided or held.
+        flows: of either peer, that have been read and have not gone on.
         used: deliveries so far.
         refused: of these, those that were swallowed.
     """
@@ -254,6 +260,7 @@ class Link:
         "decides",
         "delays",
         "delivery",
+        "flows",
         "gone",
         "handles",
         "most_bytes",
@@ -272,7 +279,7 @@ class Link:
         self._shared = shared
         self.session = session
         self.sender = side.other if attached.receiver else side
-        self.name = _shown(attached.name)
+        self.name = shown(attached.name)
         self.handles: dict[Side, int | None] = dict.fromkeys(Side)
         self.told: set[Side] = set()
         self.gone = False
@@ -284,7 +291,7 @@ class Link:
         self.most_bytes: int | None = None
         self.delivery: Delivery | None = None
         self.request: Request | None = None
-        self.used = self.refused = 0
+        self.flows = self.used = self.refused = 0
         #: Its node is one that the broker makes.
         self._is_made = False
         #: Its sender settles all, so that none can be refused.
@@ -351,7 +358,7 @@ class Link:
     def flow_of_receiver(self, delivery_count: int | None, credit: int | None, drain: bool) -> None:  # noqa: FBT001
         """Take what the receiver says, as it is read; what is wanted then is asked for."""
         self.credit.flow_of_receiver(delivery_count, credit, drain)
-        self._shared.due[self] = None
+        self.falls_due()
         self.wants()
 
     def flow_of_sender(
@@ -362,8 +369,8 @@ class Link:
         drain: bool,  # noqa: FBT001
     ) -> LinkFlow | None:
         """Take what the sender says, as ``Credit`` does."""
-        self._shared.due[self] = None
         said = self.credit.flow_of_sender(delivery_count, credit, available, drain)
+        self.falls_due()
         self.wants()
         return said
 
@@ -372,7 +379,9 @@ class Link:
         if self.gone or self.request is not None or self._is_withheld():
             return
         if self.delays:
-            self._shared.to_ask[self] = None
+            # Each look at it later costs more than this.
+            if self.credit.wanted():
+                self._shared.to_ask[self] = None
         elif self.credit.grant_all():
             self._shared.to_tell[self] = None
 
@@ -428,10 +437,15 @@ class Link:
         else:
             if self._bytes != request.size_bytes:
                 shared.charges.append(self._charge(0, permits * (self._bytes - request.size_bytes)))
-            shared.due[self] = None
             if self.credit.grant(permits, shared.now_ns):
                 shared.to_tell[self] = None
+            self.falls_due()
         self.wants()
+
+    def falls_due(self) -> None:
+        """Have charged what is due, if anything is."""
+        if self.credit.due:
+            self._shared.due[self] = None
 
     def charge_due(self) -> None:
         """Charge what came without being paid, or give back what was not needed."""
@@ -452,7 +466,7 @@ class Link:
     def idle(self) -> None:
         """Give back what was paid and not needed, if it is time."""
         self.credit.idle(self._shared.now_ns)
-        self._shared.due[self] = None
+        self.falls_due()
 
     # --- Deliveries -------------------------------------------------------------------------------
 
@@ -460,7 +474,7 @@ class Link:
         """Count deliveries whose first frame goes on, or is swallowed."""
         self.credit.came(deliveries)
         if self.delays:
-            self._shared.due[self] = None
+            self.falls_due()
             self.wants()
 
     def completed(self, deliveries: int, size_bytes: int) -> None:
@@ -514,7 +528,6 @@ class Link:
                 return
             resources = delivery.resources = published(shared.names, self.address, delivery.head)
             terms = shared.terms(resources) if resources else NO_TERMS
-            self._shape_as(resources if delivery.settled else ())
         most_bytes = terms.most_bytes
         size_bytes = delivery.size_bytes
         if delivery.head is None and most_bytes is not None and size_bytes > most_bytes:
@@ -555,9 +568,10 @@ class Link:
         else:
             self._swallow(delivery, f"SYSTEM_BUSY: {why}")
 
-    def _shape_as(self, resources: tuple[Resource, ...]) -> None:
-        """Ask for credit as for its last deliveries, where these are settled: they cannot be decided."""
-        if resources == self.resources:
+    def shape_as(self, delivery: Delivery) -> None:
+        """Ask for credit as for a delivery that says itself what it is for, if it is settled: it cannot be decided."""
+        resources = delivery.resources if delivery.settled else ()
+        if delivery.head is None or resources == self.resources:
             return
         self.charge_due()
         prepaid = self.credit.prepaid
@@ -591,24 +605,27 @@ class Link:
     def finish(self, delivery: Delivery) -> None:
         """Count a delivery that goes on, and of which all has been read."""
         size_bytes = delivery.size_bytes
-        if (delivery.head is not None and not delivery.settled) or delivery.asked_bytes:
-            self.used += 1
-        if delivery.asked_bytes:
-            more_bytes = size_bytes - delivery.asked_bytes
-            resources = delivery.resources or self.resources
-            if more_bytes:
-                self._shared.charges.append(Charge(resources, 0, more_bytes, asks=delivery.asks))
-            if delivery.head is None and delivery.asks == "all":
-                # It was charged as credit before.
-                if self.delays:
-                    self._shared.charges.append(self._charge(-1, -self._bytes))
-            elif delivery.head is None:
-                self._correct(1, size_bytes)
-        elif delivery.head is not None and not delivery.settled:
-            if delivery.resources:
-                self._shared.count(delivery.resources, 1, size_bytes, consumes=False)
-        else:
+        says, asked_bytes = delivery.head is not None, delivery.asked_bytes
+        resources = delivery.resources if says else self.resources
+        if not says and not asked_bytes:
             self.completed(1, size_bytes)
+            return
+        self.used += 1
+        if not asked_bytes:
+            if resources:
+                self._shared.count(resources, 1, size_bytes, consumes=False)
+            if resources == self.resources:
+                self._correct(1, size_bytes)
+            return
+        if size_bytes > asked_bytes:
+            self._shared.charges.append(Charge(resources, 0, size_bytes - asked_bytes, asks=delivery.asks))
+        if says:
+            return
+        if delivery.asks == "refusing":
+            self._correct(1, size_bytes)
+        elif self.delays:
+            # It was paid for as credit before.
+            self._shared.charges.append(self._charge(-1, -self._bytes))
 
     @property
     def copies(self) -> bool:
@@ -667,8 +684,3 @@ class Link:
             self.refused,
             waits_ns // 1_000_000,
         )
-
-
-def _shown(name: bytes) -> str:
-    text = name[: 4 * _NAME_CHARS].decode(errors="replace")
-    return "".join(each if each.isprintable() else "?" for each in text)[:_NAME_CHARS]

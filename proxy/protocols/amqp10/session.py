@@ -159,7 +159,7 @@ class AMQP10Session(Session, Reader):
         if self._in_hand[side] is batch:
             self._in_hand[side] = None
             self._write(stream)
-        else:
+        elif batch.requests:
             for each in self._streams.values():
                 each.release()
             self._tell()
@@ -187,7 +187,9 @@ class AMQP10Session(Session, Reader):
 
     def _wake_for_more(self) -> None:
         shared = self._shared
-        if shared.to_ask or shared.requests or shared.due or shared.charges or shared.paid:
+        shared.charge_due()
+        # Not without need: a tick takes longer than all that is done for a flow.
+        if shared.to_ask or shared.requests or shared.charges or shared.paid:
             self._context.wake()
 
     def _write(self, stream: Stream) -> None:

@@ -271,6 +271,8 @@ class Stream:
         self._run: Run | None = None
         #: Frames of the last chunk that were read one by one.
         self._steps = 0
+        #: Where in it a scan has ended.
+        self._scanned = -1
         #: The last bytes for ``out``, as long as they may grow: where they are, from and to.
         self._buffer: Buffer = b""
         self._start = self._stop = 0
@@ -291,6 +293,7 @@ class Stream:
     def feed(self, chunk: memoryview) -> None:
         """Read a chunk; ``write`` is to come before the next."""
         self.left_bytes = self._steps = 0
+        self._scanned = -1
         try:
             at, stop = self._complete(chunk), len(chunk)
             while at < stop and self.close is None:
@@ -321,6 +324,7 @@ class Stream:
             whole = bytes(beginning)
             if self._take(whole, 0, wanted):
                 beginning.clear()
+            self._scanned = -1
         return at
 
     def _wanted_bytes(self) -> int:
@@ -344,9 +348,12 @@ class Stream:
             return self._take_payload(buffer, at, stop)
         if stop - at < _HEADER_BYTES:
             return at
-        if self.scanner is not None and self.phase is Phase.FRAMES:
-            scanned = self.scanner.scan(buffer, at)
+        scanner = self.scanner
+        # Where a scan has ended nothing is plain, but for a frame behind very many runs.
+        if scanner is not None and self.phase is Phase.FRAMES and at != self._scanned:
+            scanned = scanner.scan(buffer, at)
             if scanned is not None:
+                self._scanned = scanned.stop
                 self.frames += scanned.frames
                 self._reader.take_scanned(self, scanned)
                 self.run.add_scanned(scanned)

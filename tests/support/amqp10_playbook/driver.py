@@ -92,6 +92,10 @@ class Driver:
             self.given_up.append(request)
 
     @property
+    def given_up_ids(self) -> set[int]:
+        return set(map(id, self.given_up))
+
+    @property
     def requests(self) -> list[Request]:
         return [request for batch in self.batches for request in batch.requests]
 
