@@ -443,6 +443,8 @@ class Conversation:
             if delivery.fate != UNDECIDED:
                 del half.undecided[delivery]
                 self._keep_no_more(half)
+        elif delivery.learns:
+            delivery.link.learn(delivery, payload, is_last=is_last)
         elif delivery.fate == ASKED and delivery.request is not None:
             # As long as it is not decided it is decided as what is known of it.
             delivery.request.size_bytes = delivery.asked_bytes = delivery.size_bytes

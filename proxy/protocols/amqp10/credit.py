@@ -38,9 +38,11 @@ came n                                      ``sent += n``; of them ``min(n, prep
                                             what is beyond granted is granted, up to the limit
 swallowed n        they came                ``sent -= n, offset += n, prepaid += n``: the sender may use n more
 flow_of_sender     dc <= sent               nothing: it says what is known
-dc, less offset    dc > sent                it used up credit for nothing: ``sent = dc``; trim
-and it drains      dc > sent before, and    it had nothing more: ``offset -= limit - granted``,
-                   dc = granted < limit     ``sent = granted = limit``
+dc, less offset    dc > sent                it threw credit away: ``sent = dc``; trim
+both drain         dc = granted < limit,    it had nothing more: ``offset -= limit - granted``,
+                   dc > sent before         ``sent = granted = limit``
+both drain         sent < dc < granted      it had not heard of all that is granted: ``offset += dc - sent``,
+                                            ``granted -= dc - sent``; sent stays
 idle               a second has passed      what of prepaid was not needed in all of it goes to due, negative
 close                                       all of prepaid likewise
 ================== ======================== ===========================================================================
@@ -55,7 +57,7 @@ what is granted. What it answers goes on when
   limit. From there on the receiver's numbers are ahead: the offset sinks.
 
 In all other cases it used up what it had, or answers to what it was told before, so there may be more: that answer goes
-no further. It is told to drain again with each grant.
+no further, and what it threw away can be granted anew. It is told to drain again with each grant.
 
 A delivery counts from its first frame on, be it aborted later. Senders count at the first frame or at the last: so no
 answer that is given between seems to throw credit away.
@@ -122,6 +124,7 @@ class Credit:
     __slots__ = (
         "_attached",
         "_due",
+        "_highest",
         "_initial",
         "_low",
         "_prepaid",
@@ -157,8 +160,8 @@ class Credit:
         self._said: int | None = None
         self._prepaid = 0
         self._due = 0
-        #: The highest delivery-limit that the sender was told, in its own numbers.
-        self._told = self._initial
+        #: The delivery-limit that the sender was told last, in its own numbers, and the highest.
+        self._told = self._highest = self._initial
         #: Deliveries since the window was changed.
         self._used = 0
         #: The least that was prepaid in this second, and when that ends.
@@ -181,6 +184,7 @@ class Credit:
         self.granted += initial_delivery_count
         self.limit += initial_delivery_count
         self._told += initial_delivery_count
+        self._highest += initial_delivery_count
 
     # What the receiver says, and what the sender is told.
 
@@ -206,7 +210,8 @@ class Credit:
 
     def to_sender(self) -> LinkFlow:
         """Return what the sender is told from now on, instead of the receiver's flow, or by a flow of Sluice's own."""
-        self._told = max(self._told, self.granted + self.offset)
+        self._told = self.granted + self.offset
+        self._highest = max(self._highest, self._told)
         said = self._said
         if self.granted == self.limit and not self.offset and (not self.shaped or self.sent == said):
             counted = self._initial if said is None else said
@@ -285,6 +290,7 @@ class Credit:
 
         The sender gets their credit again: there is something ``to_tell``.
         """
+        self.shaped = True
         self.sent -= deliveries
         self.offset += deliveries
         self._prepaid += deliveries
@@ -293,7 +299,7 @@ class Credit:
     @property
     def beyond(self) -> int:
         """How many deliveries came beyond all that the sender was ever told."""
-        return max(0, self.sent + self.offset - self._told)
+        return max(0, self.sent + self.offset - self._highest)
 
     def flow_of_sender(
         self,
@@ -310,8 +316,9 @@ class Credit:
         self.available = available
         if delivery_count is None:
             return LinkFlow(None, max(0, self.limit - self.sent) if self.shaped else credit or 0, drain)
-        counted = unwrapped(delivery_count - self.offset, self.sent)
-        threw_away = counted > self.sent
+        before = self.sent
+        counted = unwrapped(delivery_count - self.offset, before)
+        threw_away = counted > before
         if threw_away:
             self.sent = counted
             self._follow()
@@ -325,8 +332,12 @@ class Credit:
             elif threw_away and counted >= self.granted:
                 self.offset -= self.limit - counted
                 counted = self.sent = self.granted = self.limit
-                self._trim()
             else:
+                if threw_away:
+                    # The receiver does not hear of it, so it can be granted anew.
+                    self.sent = before
+                    self.granted -= counted - before
+                    self.offset += counted - before
                 return None
         return LinkFlow(wrapped(counted), min(max(0, self.limit - counted), MOST_CREDIT), drain)
 

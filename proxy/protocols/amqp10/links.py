@@ -180,6 +180,7 @@ class Delivery:
         asked_bytes: what it was decided as, in bytes; 0 if nothing decided on it.
         asks: which rules did.
         looked_at: it was looked at before it went on.
+        learns: it goes on, though it is not known where it is to go.
     """
 
     __slots__ = (
@@ -188,6 +189,7 @@ class Delivery:
         "complete",
         "fate",
         "head",
+        "learns",
         "link",
         "looked_at",
         "number",
@@ -212,7 +214,7 @@ class Delivery:
         self.request: Request | None = None
         self.asked_bytes = 0
         self.asks: Asks = "all"
-        self.looked_at = False
+        self.looked_at = self.learns = False
 
 
 class Link:
@@ -558,12 +560,27 @@ class Link:
 
     def _decide_unknown(self, delivery: Delivery, why: str) -> None:
         """Decide a delivery that does not say where it is to go: its broker could read it in another way."""
-        if delivery.settled or not self._shared.limits():
-            delivery.fate = PASSES
-            if delivery.complete:
-                self.finish(delivery)
-        else:
+        if not delivery.settled and self._shared.limits():
             self._swallow(delivery, f"SYSTEM_BUSY: {why}")
+            return
+        delivery.fate = PASSES
+        delivery.learns = True
+        if delivery.complete:
+            self.finish(delivery)
+
+    def learn(self, delivery: Delivery, payload: Buffer, *, is_last: bool) -> None:
+        """Charge a delivery that had to go on before it said where it is to go, as soon as it does."""
+        head = delivery.head
+        assert head is not None  # noqa: S101 - else nobody asks
+        try:
+            known = head.take(payload, last=is_last)
+        except Malformed:
+            known, head = True, None
+        if known:
+            delivery.learns = False
+            resources = () if head is None else published(self._shared.names, self.address, head)
+            if resources:
+                self._shared.charges.append(Charge(resources, 1, delivery.size_bytes))
 
     def shape_as(self, delivery: Delivery) -> None:
         """Ask for credit as for a delivery that says itself what it is for, if it is settled: it cannot be decided."""

@@ -301,7 +301,7 @@ class Trial:
         random = self.random
         peer = random.choice([self.client, self.client, self.broker])
         sends, takes = random.choice([*peer.sends.values()]), random.choice([*peer.takes.values()])
-        match random.randrange(12):
+        match random.randrange(15):
             case 0 | 1 | 2:
                 peer.begin_delivery(sends)
             case 3 | 4:
@@ -321,7 +321,7 @@ class Trial:
             case 10:
                 self.driver.now_ns += random.choice([1, 300_000_000])
                 self.driver.tick()
-            case 11:
+            case _:
                 self.deliver(peer, random.randint(1, 4000))
 
     def finish(self) -> None:
@@ -346,10 +346,10 @@ class Trial:
 
 
 @pytest.mark.parametrize("scan", ["python", "compiled"])
-@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("seed", [*range(25), 1000, 1015, 1029, 1048, 1050, 1061, 1077, 1145])
 def test_both_peers_believe_the_same(seed: int, scan: ScanName) -> None:
     trial = Trial(seed, scan, TERMS)
-    for _ in range(4000):
+    for _ in range(3000):
         trial.step()
     trial.finish()
     client, broker = trial.client, trial.broker
@@ -401,7 +401,7 @@ def test_nothing_changes_where_nothing_is_limited(seed: int, scan: ScanName) -> 
 
     before = {side: len(trial.driver.total[side]) for side in Side}
     trial.driver.give = keep  # type: ignore[method-assign]
-    for _ in range(4000):
+    for _ in range(3000):
         trial.step()
     trial.finish()
     for side in Side:
