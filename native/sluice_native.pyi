@@ -530,7 +530,7 @@ class Links:
         int,
         list[tuple[int, int, int, int]],
         list[tuple[int, int, int, list[tuple[int, int]]]],
-        list[tuple[int, bool, int, int]],
+        list[tuple[int, bool, bool, int, int]],
     ]:
         """Step over what is plain from ``position`` on, a frame's beginning, as long as it comes one after the other.
 
@@ -545,8 +545,8 @@ class Links:
             - for each link with transfers: channel, handle, how many there were, and the bytes of their frames;
             - for each session with transfers: channel, first and last id, and in ranges, the first and last ids of
               those that are not settled;
-            - what dispositions settled, in ranges: channel, whether the receiver said it, first and last id. What was
-              settled by its sender may have come in the same scan.
+            - what dispositions say, in ranges: channel, whether the receiver says it, whether that settles them, first
+              and last id. What a sender settles may have come in the same scan.
         """
 
 def renumber(
