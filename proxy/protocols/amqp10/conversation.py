@@ -69,7 +69,8 @@ class Half:
         awaited: links that the other peer has attached and this one has not, by name and sender.
         transfers: that it sends.
         ids: of the deliveries that it sends.
-        deciders: links on which it sends and all of whose deliveries are decided.
+        senders: links on which it sends.
+        deciders: of these, those of which all deliveries are decided.
         deciding: its deliveries that are looked at and of which the last frame has not gone on.
         kept: what it has sent behind a delivery that is not decided.
         undecided: its deliveries that wait for more of them.
@@ -90,6 +91,7 @@ class Half:
         "kept_bytes",
         "kept_transfers",
         "most_kept_bytes",
+        "senders",
         "told",
         "transfers",
         "undecided",
@@ -103,7 +105,7 @@ class Half:
         self.awaited: dict[Key, deque[Link]] = {}
         self.transfers = Transfers()
         self.ids = Renumbering()
-        self.deciders = self.deciding = 0
+        self.senders = self.deciders = self.deciding = 0
         self.kept: deque[Piece] = deque()
         self.undecided: dict[Delivery, None] = {}
         self.kept_bytes = self.kept_transfers = self.most_kept_bytes = 0
@@ -191,6 +193,7 @@ class Conversation:
             shared.links += 1
             link = Link(self, attached, side, shared)
             self.links[link] = None
+            self.halves[sender].senders += 1
             self.halves[side.other].awaited.setdefault(key, deque()).append(link)
         link.handles[side] = attached.handle
         half.handles[attached.handle] = link
@@ -249,9 +252,12 @@ class Conversation:
             self.halves[link.sender].deciders -= 1
             self.changed()
         link.end()
+        self._show(link)
         self._shared.links -= 1
-        if not any(each.sender is link.sender for each in self.links):
-            self.halves[link.sender].ids.forget_unsettled()
+        half = self.halves[link.sender]
+        half.senders -= 1
+        if not half.senders:
+            half.ids.forget_unsettled()
 
     # --- Flows ------------------------------------------------------------------------------------
 
@@ -360,7 +366,8 @@ class Conversation:
         link = None if handle is None else half.handles.get(handle)
         if link is None or link.sender is not side:
             raise Malformed(f"a transfer with handle {handle}, on which it does not send")
-        settled = performative.boolean(4)
+        # Of what comes on a link that is at an end nobody hears any more.
+        settled = performative.boolean(4) or link.gone
         # RabbitMQ delivers what has come of an aborted delivery, so it counts like any other.
         is_last = performative.boolean(9) or not performative.boolean(5)
         delivery = link.delivery
@@ -435,7 +442,7 @@ class Conversation:
         scanner, half, handle = self._shared.scanners.get(side), self.halves[side], link.handles[side]
         if scanner is None or half.channel is None or handle is None or half.handles.get(handle) is not link:
             return
-        if link.decides or link.delivery is not None:
+        if link.decides or link.gone or link.delivery is not None:
             scanner.forget_link(half.channel, handle)
         else:
             scanner.know_link(half.channel, handle, link, most_bytes=link.most_bytes, copies=link.copies)
@@ -458,6 +465,7 @@ class Conversation:
             if delivery.fate != UNDECIDED:
                 del half.undecided[delivery]
                 self._keep_no_more(half)
+                self._shared.unblocked[delivery.link.sender][self] = None
         elif delivery.learns:
             delivery.link.learn(delivery, payload, is_last=is_last)
         elif delivery.fate == ASKED and delivery.request is not None:
@@ -488,6 +496,7 @@ class Conversation:
         undecided, half.undecided = half.undecided, {}
         for delivery in undecided:
             delivery.link.decide(delivery, b"", is_last=False, must=True)
+            self._shared.unblocked[delivery.link.sender][self] = None
         self._keep_no_more(half)
 
     def look_at_window(self, side: Side) -> None:
@@ -502,6 +511,7 @@ class Conversation:
             if delivery.fate == UNDECIDED:
                 del half.undecided[delivery]
                 delivery.fate = PASSES
+                self._shared.unblocked[delivery.link.sender][self] = None
         self._keep_no_more(half)
 
     def keep(self, piece: Piece) -> None:
@@ -549,51 +559,54 @@ class Mark(Step):
 class FlowStep(Step):
     """A flow, of a session or of one of its links."""
 
-    __slots__ = ("_link", "_performative")
+    __slots__ = ("_drains", "_echoes", "_link", "_numbers", "_performative")
 
     def __init__(self, session: Conversation, side: Side, link: Link | None, performative: Performative) -> None:
         self.session: Conversation = session
         self.side = side
         self._link = link
         self._performative = performative
+        #: As they are numbered.
+        self._numbers = [performative.uint(number) for number in range(8)]
+        self._drains, self._echoes = performative.boolean(8), performative.boolean(9)
         if link is not None:
             link.flows += 1
 
     def apply(self, piece: Piece) -> bytes | None:
         """Translate it."""
         del piece
-        side, performative, link = self.side, self._performative, self._link
+        side, link = self.side, self._link
         if link is not None:
             link.flows -= 1
         half, other = self.session.halves[side], self.session.halves[side.other]
-        said = [performative.uint(number) or 0 for number in (1, 2, 3)]
-        incoming_id = performative.uint(0)
-        to_incoming_id = other.transfers.flow_of_receiver(incoming_id, said[0])
-        to_outgoing_id = half.transfers.flow_of_sender(said[1], said[2])
+        incoming_id, incoming_window, outgoing_id, outgoing_window = self._numbers[:4]
+        to_incoming_id = other.transfers.flow_of_receiver(incoming_id, incoming_window or 0)
+        if other.undecided:
+            self.session.look_at_window(side.other)
+        to_outgoing_id = half.transfers.flow_of_sender(outgoing_id or 0, outgoing_window or 0)
         changes: dict[int, bytes] = {}
         if to_incoming_id != incoming_id:
             changes[0] = wire.optional_uint(to_incoming_id)
-        if to_outgoing_id != said[1]:
+        if to_outgoing_id != outgoing_id:
             changes[2] = wire.uint(to_outgoing_id)
         if link is not None and not self._translate_link(link, changes):
             return b""
         if not changes:
             return None
         assert half.channel is not None  # noqa: S101 - it has begun
-        return wire.frame(half.channel, performative.replaced(changes))
+        return wire.frame(half.channel, self._performative.replaced(changes))
 
     def _translate_link(self, link: Link, changes: dict[int, bytes]) -> bool:
         """Translate what it says of a link; return whether it goes on."""
-        performative = self._performative
-        delivery_count, credit, drain = performative.uint(5), performative.uint(6), performative.boolean(8)
+        delivery_count, credit, available = self._numbers[5:]
         if link.sender is not self.side:
             told = link.credit.to_sender()
             if not link.credit.shaped:
                 return True
         else:
-            answer = link.flow_of_sender(delivery_count, credit, performative.uint(7), drain)
+            answer = link.flow_of_sender(delivery_count, credit, available, self._drains)
             if answer is None:
-                if not performative.boolean(9):
+                if not self._echoes:
                     return False
                 # It asks for an answer all the same: of the session, and of the link by a flow of our own.
                 changes |= dict.fromkeys(range(4, 9), wire.NULL)
@@ -605,7 +618,7 @@ class FlowStep(Step):
             changes[5] = wire.optional_uint(told.delivery_count)
         if told.credit != (credit or 0):
             changes[6] = wire.uint(told.credit)
-        if told.drain is not drain:
+        if told.drain is not self._drains:
             changes[8] = wire.boolean(told.drain)
         return True
 
@@ -696,7 +709,7 @@ class PayloadStep(Step):
 class DispositionStep(Step):
     """A disposition of a session where deliveries were swallowed, or may be."""
 
-    __slots__ = ("_channel", "_performative", "_range")
+    __slots__ = ("_channel", "_performative", "_range", "_receiver", "_settles")
 
     def __init__(
         self, session: Conversation, side: Side, channel: int, performative: Performative, range_: tuple[int, int]
@@ -706,15 +719,16 @@ class DispositionStep(Step):
         self._channel = channel
         self._performative = performative
         self._range = range_
+        self._receiver, self._settles = performative.boolean(0), performative.boolean(3)
 
     def apply(self, piece: Piece) -> bytes | None:
         """Count what it settles, and translate it."""
         del piece
-        performative, session = self._performative, self.session
+        session = self.session
         first, last = self._range
         ranges = self._ranges()
-        if performative.boolean(3):
-            if performative.boolean(0):
+        if self._settles:
+            if self._receiver:
                 ids = session.halves[self.side.other].ids
                 for each in ranges:
                     ids.settled(*each)
@@ -729,7 +743,7 @@ class DispositionStep(Step):
     def _ranges(self) -> list[tuple[int, int]]:
         """Return its deliveries: what their receiver says of a range is cut where others were swallowed."""
         halves, side = self.session.halves, self.side
-        if self._performative.boolean(0):
+        if self._receiver:
             return halves[side.other].ids.back_ranges(*self._range)
         return halves[side].ids.forward_ranges(*self._range)
 

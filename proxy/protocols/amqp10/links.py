@@ -54,8 +54,9 @@ class Shared:
         forced: sessions that can keep no more: what is not decided is to be decided by what is known of it.
         charges: what is to be charged, besides.
         paid: what came on credit.
-        keeping: sessions that keep something back.
+        keeping: sessions that have deliveries of which more has to come before they can be decided.
         overdrawn: the link of a client that has sent more than it had credit for, if there is one.
+        unblocked: by side, sessions where something was decided that may have been kept back.
         withheld: no more credit is granted to what clients send.
         rules_version: of the rules that terms were asked by.
         links: how many there are.
@@ -79,6 +80,7 @@ class Shared:
     paid: dict[tuple[tuple[Resource, ...], bool], Paid] = field(default_factory=dict)
     keeping: "dict[Conversation, None]" = field(default_factory=dict)
     overdrawn: str = ""
+    unblocked: "dict[Side, dict[Conversation, None]]" = field(default_factory=dict)
     withheld: bool = False
     rules_version: int = 0
     links: int = 0
@@ -607,6 +609,7 @@ class Link:
     def decided(self, delivery: Delivery, refuse: Refuse | None) -> None:
         """Take the verdict on a delivery."""
         delivery.request = None
+        self._shared.unblocked[self.sender][self.session] = None
         if refuse is None:
             delivery.fate = PASSES
             if delivery.complete:

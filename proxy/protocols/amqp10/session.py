@@ -61,6 +61,7 @@ class AMQP10Session(Session, Reader):
         self._shared.rules_version = context.rules_version()
         self._about = AboutClient()
         self._streams = {side: Stream(side, self) for side in Side}
+        self._shared.unblocked = {side: stream.unblocked for side, stream in self._streams.items()}
         if scans(options.scan):
             for side, stream in self._streams.items():
                 stream.scanner = self._shared.scanners[side] = NativeScanner(side)
@@ -194,8 +195,6 @@ class AMQP10Session(Session, Reader):
 
     def _write(self, stream: Stream) -> None:
         stream.write()
-        for session in stream.keeping:
-            session.look_at_window(stream.side)
         if self._shared.forced:
             self._context.wake()
         self._tell()
@@ -279,8 +278,8 @@ class AMQP10Session(Session, Reader):
             return session.flow(side, performative)
         if code == wire.ATTACH:
             link, step = session.attach(side, performative)
-            if link.sender is Side.CLIENT:
-                self._look_at_alarm()
+            if link.sender is Side.CLIENT and self._shared.withheld:
+                self._context.stage.block(self._shared.now_ns, on=True)
             return step
         if code == wire.DETACH:
             return session.detach(side, performative)
@@ -435,15 +434,11 @@ class AMQP10Session(Session, Reader):
                 link.wants()
             self._tell()
             self._wake_for_more()
-        self._look_at_alarm()
+        if shared.withheld and self._sending():
+            self._context.stage.block(now_ns, on=True)
 
     def _sending(self) -> list[Link]:
         return [link for session in self._sessions for link in session.links if link.sender is Side.CLIENT]
-
-    def _look_at_alarm(self) -> None:
-        shared = self._shared
-        if shared.withheld:
-            self._context.stage.block(shared.now_ns, on=bool(self._sending()))
 
     # --- Ends -------------------------------------------------------------------------------------
 
@@ -494,7 +489,7 @@ class AMQP10Session(Session, Reader):
             self._unanswered[side].clear()
             self._payload[side] = None
             self._in_hand[side] = None
-            self._streams[side].keeping.clear()
+            self._streams[side].unblocked.clear()
         for scanner in shared.scanners.values():
             scanner.forget()
         shared.forget()
@@ -546,7 +541,7 @@ class AMQP10Session(Session, Reader):
 
     def backlog_bytes(self, side: Side) -> int:
         """Return the bytes of our own that wait for that peer."""
-        return self._streams[side.other].inserted_bytes
+        return self._streams[side.other].own_bytes
 
     def in_flight(self) -> int:
         """Return how many of the client's deliveries have no answer."""

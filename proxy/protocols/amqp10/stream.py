@@ -253,8 +253,9 @@ class Stream:
         close: set when the last chunk ended in something that is no frame; what came before it still goes on.
         left_bytes: at the end of the last chunk that are to come again.
         out: what may be written to the other peer.
+        own_bytes: what frames of our own take that was not taken.
         scanner: takes runs of plain frames, if there is one.
-        keeping: sessions of which something is kept back.
+        unblocked: sessions of which something was kept back that may be decided now.
         is_opened: the peer's open has gone on.
         is_closed: so has its close, or one of ours: nothing may follow.
     """
@@ -268,7 +269,7 @@ class Stream:
         self.left_bytes = 0
         self.out: list[Buffer] = []
         self.scanner: NativeScanner | None = None
-        self.keeping: dict[Conversation, None] = {}
+        self.unblocked: dict[Conversation, None] = {}
         self.is_opened = self.is_closed = False
         self._reader = reader
         #: Of a frame that is not there as far as it has to be.
@@ -288,7 +289,7 @@ class Stream:
         self._is_within = False
         #: Frames of our own that wait for its end.
         self._inserts: list[bytes] = []
-        self.inserted_bytes = 0
+        self.own_bytes = 0
 
     # --- Reading ----------------------------------------------------------------------------------
 
@@ -453,28 +454,34 @@ class Stream:
         """Write what becomes of the chunk in hand."""
         pieces, self._pieces, self._run = self._pieces, [], None
         side = self.side
+        keeping: dict[Conversation, None] = {}
         self.release()
         for piece in pieces:
             step = piece.step
             session = step.session
             if session is not None and (session.halves[side].kept or step.is_blocked):
                 session.keep(piece)
-                self.keeping[session] = None
+                keeping[session] = None
             else:
                 self._put(piece)
         self.release()
+        for session in keeping:
+            session.look_at_window(side)
         self._close_slice()
 
     def release(self) -> None:
         """Write what was kept back, as far as it is decided."""
-        for session in list(self.keeping):
+        sessions = list(self.unblocked)
+        self.unblocked.clear()
+        for session in sessions:
             kept = session.halves[self.side].kept
-            # Within a frame it is that frame which goes on, or another session's, of which more has to come first.
-            going = not self._is_within
-            while going and kept and not kept[0].step.is_blocked:
+            if self._is_within:
+                # More of that frame has to come first.
+                self.unblocked[session] = None
+                continue
+            while kept and not kept[0].step.is_blocked:
                 self._put(kept.popleft())
             if not kept:
-                del self.keeping[session]
                 session.changed()
         self._close_slice()
 
@@ -508,7 +515,7 @@ class Stream:
         if self.is_closed:
             return
         self._inserts.append(frame)
-        self.inserted_bytes += len(frame)
+        self.own_bytes += len(frame)
         if not self._is_within:
             self._close_slice()
             self._flush()
@@ -516,12 +523,12 @@ class Stream:
     def _flush(self) -> None:
         self.out += self._inserts
         self._inserts = []
-        self.inserted_bytes = 0
 
     def take(self) -> list[Buffer]:
         """Hand out what may be written."""
         self._close_slice()
         out, self.out = self.out, []
+        self.own_bytes = sum(map(len, self._inserts))
         return out
 
     # --- For the driver ---------------------------------------------------------------------------

@@ -544,6 +544,7 @@ def test_a_link_that_the_broker_detaches_is_at_an_end() -> None:
     assert driver.charged == 0
     # What the client had sent before it heard of that goes on.
     assert len(driver.send(0)) == 1
+    assert driver.session.in_flight() == 0
 
 
 def test_links_are_described() -> None:
