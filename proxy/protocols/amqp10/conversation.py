@@ -62,6 +62,7 @@ class Half:
 
     Attributes:
         channel: its number; None before it has begun.
+        first_id: of its transfers, by its begin.
         told: its begin has gone on, and its end has not.
         ended: its end has been read.
         handles: its links.
@@ -82,6 +83,7 @@ class Half:
         "deciders",
         "deciding",
         "ended",
+        "first_id",
         "handles",
         "ids",
         "kept",
@@ -95,6 +97,7 @@ class Half:
 
     def __init__(self) -> None:
         self.channel: int | None = None
+        self.first_id = 0
         self.told = self.ended = False
         self.handles: dict[int, Link] = {}
         self.awaited: dict[Key, deque[Link]] = {}
@@ -134,6 +137,7 @@ class Conversation:
 
         def begun() -> None:
             half.told = True
+            half.first_id = numbers[0]
             half.transfers.begun(numbers[0], numbers[2])
             self.halves[side.other].transfers.flow_of_receiver(None, numbers[1])
 
@@ -277,10 +281,14 @@ class Conversation:
         if handle is None or channel is None or receiver not in link.told or not half.told:
             return
         to_sender = link.credit.to_sender()
+        incoming_id = other.transfers.incoming_id()
+        if incoming_id is None and other.told:
+            # The receiver has not said it yet, though it knows it by now.
+            incoming_id = other.first_id
         stream.insert(
             wire.flow_frame(
                 channel,
-                next_incoming_id=other.transfers.incoming_id(),
+                next_incoming_id=incoming_id,
                 incoming_window=other.transfers.incoming_window or 0,
                 next_outgoing_id=half.transfers.outgoing_id(),
                 outgoing_window=half.transfers.outgoing_window,

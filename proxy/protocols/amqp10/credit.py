@@ -290,6 +290,7 @@ class Credit:
 
         The sender gets their credit again: there is something ``to_tell``.
         """
+        # From here on its numbers differ, even before it is told of that.
         self.shaped = True
         self.sent -= deliveries
         self.offset += deliveries

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from limiter.rules.resource import Resource
 from proxy.common.buffers import SMALL_FRAME_BYTES, Gathering
 from proxy.deciding.batch import Asks, Charge, ConnectionInfo, Paid, Refuse, Request, Side
+from proxy.protocols.amqp.about import shown
 from proxy.protocols.amqp.names import EXCHANGE, QUEUE, ROUTING_KEY, Names
 from proxy.protocols.amqp10.address import Address, delivered, published, target_of
 from proxy.protocols.amqp10.credit import Credit, LinkFlow
@@ -29,8 +30,6 @@ UNDECIDED, ASKED, PASSES, SWALLOWED = range(4)
 _NOWHERE: Final = Address("nothing")
 #: In an attach: the sender settles all.
 _SETTLED: Final = 1
-#: Of a name that is shown.
-_NAME_CHARS: Final = 64
 #: How fast the mean size follows: a new delivery counts for one in so many.
 _SIZES: Final = 8
 #: Remembered for what messages are for that say so themselves.
@@ -138,11 +137,15 @@ class Shared:
         for kept in (self.requests, self.rejected, self.charges):
             kept.clear()
 
-    def take_charges(self) -> list[Charge]:
-        """Hand out, once, what is to be charged."""
+    def charge_due(self) -> None:
+        """Have links charge what is due."""
         due, self.due = self.due, {}
         for link in due:
             link.charge_due()
+
+    def take_charges(self) -> list[Charge]:
+        """Hand out, once, what is to be charged."""
+        self.charge_due()
         charges, self.charges = self.charges, []
         return charges
 
@@ -278,7 +281,7 @@ class Link:
         self._shared = shared
         self.session = session
         self.sender = side.other if attached.receiver else side
-        self.name = _shown(attached.name)
+        self.name = shown(attached.name)
         self.handles: dict[Side, int | None] = dict.fromkeys(Side)
         self.told: set[Side] = set()
         self.gone = False
@@ -698,8 +701,3 @@ class Link:
             self.refused,
             waits_ns // 1_000_000,
         )
-
-
-def _shown(name: bytes) -> str:
-    text = name[: 4 * _NAME_CHARS].decode(errors="replace")
-    return "".join(each if each.isprintable() else "?" for each in text)[:_NAME_CHARS]

@@ -167,6 +167,8 @@ def _decode(constructor: int, data: bytes, at: int) -> tuple[Any, int]:
             return Symbol(raw.decode()), ends
     count, at = (struct.unpack_from(">I", raw)[0], 4) if wide else (raw[0], 1)
     values = []
+    if count > len(raw):
+        raise ValueError(f"{count} values in {len(raw)} bytes")
     if constructor & 0xEF == 0xE0:
         element, at = raw[at], at + 1
         for _ in range(count):

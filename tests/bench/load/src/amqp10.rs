@@ -279,6 +279,8 @@ pub struct Client {
     /// Deliveries that were answered, and those of them that were not accepted.
     pub answered: u64,
     pub refused: u64,
+    /// Deliveries that came.
+    pub received: u64,
     turn: usize,
 }
 
@@ -342,6 +344,7 @@ impl Client {
             incoming_left: WIDE,
             answered: 0,
             refused: 0,
+            received: 0,
             turn: 0,
         }
     }
@@ -397,7 +400,7 @@ impl Client {
         u64::from(self.next_outgoing_id)
     }
 
-    /// Deliveries of a link so far.
+    /// Deliveries sent on a link so far.
     pub fn count(&self, link: usize) -> u32 {
         self.links[link].count
     }
@@ -494,6 +497,7 @@ impl Client {
         }
         self.next_incoming_id = self.next_incoming_id.wrapping_add(1);
         self.incoming_left -= 1;
+        self.received += 1;
         let link = self.link(handle)?;
         let Way::In { credit } = link.way else {
             return Err("a delivery on a link that sends");

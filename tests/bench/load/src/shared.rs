@@ -37,10 +37,7 @@ struct Sending {
 
 enum Client {
     Old(amqp::Client),
-    New {
-        client: amqp10::Client,
-        consuming: Option<usize>,
-    },
+    New(amqp10::Client),
 }
 
 struct Shared {
@@ -136,14 +133,13 @@ impl Shared {
                         },
                     })
                     .collect();
-                let consuming = receives.map(|_| links.len());
                 links.extend(receives.map(|queue| Link {
                     address: address(queue),
                     way: Way::In {
                         credit: PREFETCH.into(),
                     },
                 }));
-                amqp10::Client::sign_in(&mut stream, &links, body_bytes).map(|client| Client::New { client, consuming })
+                amqp10::Client::sign_in(&mut stream, &links, body_bytes).map(Client::New)
             }
             Protocol::RocketMq => return Err("--protocol must be amqp091 or amqp10".into()),
         };
@@ -210,7 +206,7 @@ impl Shared {
             Ok(0) => Err("the connection was closed by the other side".into()),
             Ok(read) => match &mut self.client {
                 Client::Old(client) => client.take(&buffer[..read], &mut self.unsent),
-                Client::New { client, .. } => client.take(&buffer[..read], &mut self.unsent),
+                Client::New(client) => client.take(&buffer[..read], &mut self.unsent),
             },
             Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(()),
             Err(error) => Err(format!("the connection broke: {error}")),
@@ -252,14 +248,14 @@ impl Shared {
         };
         match &mut self.client {
             Client::Old(client) => client.produce(&mut self.unsent, until, may),
-            Client::New { client, .. } => client.produce(&mut self.unsent, until, may),
+            Client::New(client) => client.produce(&mut self.unsent, until, may),
         }
     }
 
     fn answered(&self) -> u64 {
         match &self.client {
             Client::Old(client) => client.answered(),
-            Client::New { client, .. } => client.answered,
+            Client::New(client) => client.answered,
         }
     }
 
@@ -267,14 +263,12 @@ impl Shared {
         let sent: Vec<u64> = (0..self.sendings.len())
             .map(|number| match &self.client {
                 Client::Old(client) => client.sent(number),
-                Client::New { client, .. } => client.count(number).into(),
+                Client::New(client) => client.count(number).into(),
             })
             .collect();
         let (refused, received) = match &self.client {
             Client::Old(client) => (client.refused, client.received),
-            Client::New { client, consuming } => {
-                (client.refused, consuming.map_or(0, |link| client.count(link).into()))
-            }
+            Client::New(client) => (client.refused, client.received),
         };
         format!(
             "{{\"at_s\": {:.4}, \"sent\": {sent:?}, \"answered\": {}, \"refused\": {refused}, \"received\": {received}}}",

@@ -1,7 +1,9 @@
 """Both versions on one port: which one a connection becomes, and that nothing of its beginning is lost."""
 
+from __future__ import annotations
+
 from dataclasses import fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from amqp_playbook import frames
@@ -14,6 +16,9 @@ from proxy.protocols.amqp10 import PROTOCOL as AMQP10
 from proxy.protocols.amqp10.session import AMQP10Session
 from proxy.protocols.amqp10.wire import AMQP_HEADER, SASL_HEADER
 from proxy.protocols.base import Close, Session, SessionContext, WireCounters
+
+if TYPE_CHECKING:
+    from tests.unit.proxy.conftest import StartRig
 
 CLIENT, BROKER = Side.CLIENT, Side.BROKER
 AMQP091_HEADER = b"AMQP\x00\x00\x09\x01"
@@ -129,3 +134,16 @@ def test_its_options_and_kinds_are_those_of_both() -> None:
         assert (PROTOCOL.default_rules, PROTOCOL.scopes) == (protocol.default_rules, protocol.scopes)
     assert {kind.action for protocol in (PROTOCOL, AMQP10) for kind in protocol.kinds} == {"delay"}
     assert AMQPSession.ticks is False
+
+
+async def test_clients_of_both_versions_are_served_at_once(start_rig: StartRig) -> None:
+    rig = await start_rig("queue:orders=5/s", protocol=PROTOCOL)
+    for header in (AMQP091_HEADER, SASL_HEADER):
+        client, broker = await rig.connect()
+        await client.send(header[:3])
+        await client.send(header[3:])
+        assert await broker.receive(8) == header
+    connections = rig.connections
+    assert [type(connection.session) for connection in connections] == [AMQP091Session, AMQP10Session]
+    # Both want to be called at certain times, which is so from the header on.
+    assert all(connection._ticking for connection in connections)
