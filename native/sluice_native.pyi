@@ -1,7 +1,8 @@
 """The compiled part of Sluice: reads the frames of a chunk, decides what plain limits admit, and counts.
 
 A frame of RocketMQ is *plain* if its header is one send or send-back, JSON or binary, whose meaning is beyond doubt;
-what is plain of AMQP 0.9.1 ``Channels`` says, and of AMQP 1.0 ``Links``. Nothing else is read here: whatever is not plain ends a scan. A limit is
+what is plain of AMQP 0.9.1 ``Channels`` says, and of AMQP 1.0 ``Links``. Nothing else is read here: whatever is not
+plain ends a scan. A limit is
 *plain* if it is a bucket and a breaker, and refuses. What a chunk asks for is decided here as far as all its limits are
 plain and admit all of it; the rest is left to Python, which decides by the same state.
 """
@@ -530,7 +531,7 @@ class Links:
         int,
         list[tuple[int, int, int, int]],
         list[tuple[int, int, int, list[tuple[int, int]]]],
-        list[tuple[int, bool, int, int]],
+        list[tuple[int, bool, bool, int, int]],
     ]:
         """Step over what is plain from ``position`` on, a frame's beginning, as long as it comes one after the other.
 
@@ -545,8 +546,8 @@ class Links:
             - for each link with transfers: channel, handle, how many there were, and the bytes of their frames;
             - for each session with transfers: channel, first and last id, and in ranges, the first and last ids of
               those that are not settled;
-            - what dispositions settled, in ranges: channel, whether the receiver said it, first and last id. What was
-              settled by its sender may have come in the same scan.
+            - what dispositions say, in ranges: channel, whether the receiver says it, whether that settles them, first
+              and last id. What a sender settles may have come in the same scan.
         """
 
 def renumber(

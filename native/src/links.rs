@@ -12,7 +12,7 @@ pub struct Links(amqp10::Links);
 
 type Moved = (u16, u32, u32, u64);
 type Begun = (u16, u32, u32, Vec<Ids>);
-type Settled = (u16, bool, u32, u32);
+type Disposed = (u16, bool, bool, u32, u32);
 
 #[pymethods]
 impl Links {
@@ -59,12 +59,15 @@ impl Links {
         chunk: PyBuffer<u8>,
         position: usize,
         most_runs: usize,
-    ) -> (usize, usize, Vec<Moved>, Vec<Begun>, Vec<Settled>) {
+    ) -> (usize, usize, Vec<Moved>, Vec<Begun>, Vec<Disposed>) {
         let taken = with_bytes(py, &chunk, |bytes| self.0.scan(bytes, position, most_runs));
         let moved = taken.moved.iter().map(|each| (each.channel, each.handle, each.deliveries, each.bytes));
         let begun = taken.begun.into_iter().map(|each| (each.channel, each.ids.0, each.ids.1, each.unsettled));
-        let settled = taken.settled.iter().map(|each| (each.channel, each.is_receiver, each.ids.0, each.ids.1));
-        (taken.stop, taken.frames, moved.collect(), begun.collect(), settled.collect())
+        let disposed = taken.disposed.iter().map(|each| {
+            let (first, last) = each.ids;
+            (each.channel, each.is_receiver, each.is_settled, first, last)
+        });
+        (taken.stop, taken.frames, moved.collect(), begun.collect(), disposed.collect())
     }
 }
 

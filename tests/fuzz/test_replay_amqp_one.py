@@ -4,9 +4,9 @@ from random import Random
 
 import pytest
 from playbook.amqp_one_captures import AMQP_ONE_CAPTURES, OneCapture
-from proxy.protocols.amqp10 import PROTOCOL
 
 from proxy.deciding.batch import ConnectionInfo, Side
+from proxy.protocols.amqp10 import PROTOCOL
 from proxy.protocols.base import Session, SessionContext, WireCounters
 
 

@@ -21,7 +21,7 @@ _LIMITS = """
 kind = "queue"
 name = "limited-*"
 rate = 500
-burst_s = 0.04
+burst_s = 0.2
 
 [[limits]]
 kind = "queue"
@@ -39,6 +39,7 @@ action = "reject"
 kind = "queue"
 name = "small-*"
 bytes_per_s = 4000
+max_debt_s = 1
 rate = "unlimited"
 
 [[limits]]
@@ -48,7 +49,7 @@ rate = 100
 burst_s = 0.1
 """
 _SECONDS = 20
-# 500 a second; the bucket holds 20.
+# 500 a second; the bucket holds 100.
 _LIMITED_PER_S = range(475, 521)
 
 
@@ -141,8 +142,8 @@ def test_two_links_of_a_session_one_of_them_limited(broker: OneBroker, sluice: S
 
         _no_errors(*told)
         print(client, told[0]["accepted"], told[1]["accepted"])
-        # The bucket of 20, and a little at the edges.
-        assert 0.94 * 500 * seconds <= sum(told[0]["accepted"]) <= 520 * seconds + 20
+        # In the first second they connect; the bucket holds 100.
+        assert 0.95 * 500 <= _per_s(told[0]["accepted"], first=1, last=seconds) <= 1.02 * 500 + 100 / (seconds - 1)
         assert sum(told[1]["accepted"]) > 1.5 * sum(told[0]["accepted"])
         _check_stored(broker, limited, told[0])
         _check_stored(broker, free, told[1])
@@ -150,7 +151,7 @@ def test_two_links_of_a_session_one_of_them_limited(broker: OneBroker, sluice: S
 
 def test_settled_messages_keep_the_limit_without_a_loss(broker: OneBroker, sluice: Sluice, client_home: Path) -> None:
     seconds = 4
-    for client in sorted({*broker.clients} - {"rabbitmq", "java"}):
+    for client in sorted({*broker.clients} & {"proton", "rhea", "go"}):
         limited = broker.queue(f"limited-settled-{client}")
 
         (told,) = _run(
@@ -160,7 +161,7 @@ def test_settled_messages_keep_the_limit_without_a_loss(broker: OneBroker, sluic
         )
 
         _no_errors(told)
-        assert 0.9 * 500 * seconds <= told["sent"] <= 540 * seconds + 20
+        assert 0.9 * 500 * seconds <= told["sent"] <= 520 * seconds + 100
         assert len(broker.take_all(limited)) == told["sent"]
 
 
@@ -303,7 +304,7 @@ def test_links_that_come_sit_idle_and_go_leave_their_share_to_the_others(
     print([report["accepted"] for report in reports])
     _no_errors(*reports)
     sent = sum(report["sent"] for report in reports)
-    assert 0.94 * 500 * seconds <= sent <= 520 * (seconds + 1)
+    assert 0.9 * 500 * seconds <= sent <= 520 * (seconds + 1)
     # Alone at last, the first has all of it.
     assert _per_s(reports[0]["accepted"], first=seconds - 3, last=seconds - 1) >= 0.94 * 500
     assert sum(reports[1]["accepted"]) == 300

@@ -279,7 +279,7 @@ def test_client_of_a_sidecar_that_ends_is_told_so(broker: OneBroker, start_sluic
         sluice.process.signal(signal.SIGTERM)
         closed = client.expect("close")
         client.send(frame("close"))
-        assert sluice.stop() == 0
+        assert sluice.process.wait(timeout_s=60) == 0
     error = closed["error"]
     assert isinstance(error, Described)
     assert error.value[0] == "amqp:connection:forced"

@@ -25,7 +25,7 @@ steps, which are applied when it does.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Final
 
@@ -41,7 +41,8 @@ from proxy.protocols.amqp10.links import (
     Shared,
 )
 from proxy.protocols.amqp10.renumbering import Renumbering, Transfers
-from proxy.protocols.amqp10.stream import Piece, Step, Stream
+from proxy.protocols.amqp10.scanning import renumber
+from proxy.protocols.amqp10.stream import Piece, Run, Scanned, Step, Stream
 from proxy.protocols.amqp10.wire import Frame, Malformed, Performative
 from proxy.protocols.base import Buffer, Close
 
@@ -330,6 +331,11 @@ class Conversation:
         half = self.halves[side]
         return not half.deciders and not half.deciding and half.ids.plain and not half.kept
 
+    @property
+    def counts_alike(self) -> bool:
+        """Whether both peers count deliveries alike: none was ever swallowed."""
+        return all(half.ids.plain for half in self.halves.values())
+
     def is_plain_disposition(self, side: Side, *, receiver: bool) -> bool:
         """Say whether a peer's dispositions go on as they came."""
         half = self.halves[side]
@@ -424,7 +430,8 @@ class Conversation:
         half = self.halves[scanner.side]
         if half.channel is None or half.ended:
             return
-        if self.is_plain(scanner.side) and self.is_plain_disposition(scanner.side, receiver=True):
+        # What counts differently is written with other numbers: see NumberedRun.
+        if not half.deciding and not half.kept:
             scanner.know_session(half.channel, self)
         else:
             scanner.leave_session(half.channel)
@@ -715,25 +722,90 @@ class DispositionStep(Step):
         self._receiver, self._settles = performative.boolean(0), performative.boolean(3)
 
     def apply(self, piece: Piece) -> bytes | None:
-        """Translate it: what its receiver says of a range is cut where deliveries were swallowed."""
+        """Count what it settles, and translate it."""
         del piece
-        performative, session = self._performative, self.session
+        session = self.session
         first, last = self._range
-        settled = self._settles
-        if self._receiver:
-            ids = session.halves[self.side.other].ids
-            ranges = ids.back_ranges(first, last)
-            if settled:
+        ranges = self._ranges()
+        if self._settles:
+            if self._receiver:
+                ids = session.halves[self.side.other].ids
                 for each in ranges:
                     ids.settled(*each)
-        else:
-            ids = session.halves[self.side].ids
-            ranges = ids.forward_ranges(first, last)
-            if settled:
-                ids.settled(first, last)
+            else:
+                session.halves[self.side].ids.settled(first, last)
+        return self._written(ranges)
+
+    def translated(self) -> bytes | None:
+        """Translate it; what it settles is counted elsewhere."""
+        return self._written(self._ranges())
+
+    def _ranges(self) -> list[tuple[int, int]]:
+        """Return its deliveries: what their receiver says of a range is cut where others were swallowed."""
+        halves, side = self.session.halves, self.side
+        if self._receiver:
+            return halves[side.other].ids.back_ranges(*self._range)
+        return halves[side].ids.forward_ranges(*self._range)
+
+    def _written(self, ranges: list[tuple[int, int]]) -> bytes | None:
+        performative = self._performative
         if ranges == [self._range]:
             return None
         return b"".join(
             wire.frame(self._channel, performative.replaced({1: wire.uint(begin), 2: wire.uint(stop)}))
             for begin, stop in ranges
         )
+
+
+class NumberedRun(Step):
+    """Plain frames of sessions in which deliveries were swallowed before, as compiled code has taken them.
+
+    Args:
+        side: whose frames.
+        scanned: what is counted of them.
+        sessions: those sessions.
+    """
+
+    __slots__ = ("_run", "_sessions")
+
+    def __init__(self, side: Side, scanned: Scanned, sessions: Iterable[Conversation]) -> None:
+        self.session = None
+        self.side = side
+        self._run = Run(side)
+        self._run.add_scanned(scanned)
+        self._sessions = {session.halves[side].channel or 0: session for session in sessions}
+
+    def apply(self, piece: Piece) -> bytes | None:
+        """Write them with other numbers, and count them."""
+        side = self.side
+        numbers = []
+        for channel, session in self._sessions.items():
+            sent_from, _, sent_by = session.halves[side].ids.latest()
+            _, received_from, received_by = session.halves[side.other].ids.latest()
+            numbers.append((channel, sent_from, sent_by, received_from, received_by))
+        at, stop, parts = piece.start, piece.stop, []
+        while at < stop:
+            at, part = renumber(piece.buffer, at, stop, numbers)
+            parts.append(part)
+            if at < stop:
+                # It speaks of deliveries before the last that was swallowed.
+                ends = at + wire.frame_header(piece.buffer, at).size
+                parts.append(self._translated(bytes(piece.buffer[at:ends])))
+                at = ends
+        self._run.apply(piece)
+        return b"".join(parts)
+
+    def _translated(self, data: bytes) -> bytes:
+        frame = wire.frame_header(data, 0)
+        session = self._sessions[frame.channel]
+        performative = wire.performative(data, frame.doff, len(data))
+        assert performative is not None  # noqa: S101 - all of it is here
+        first, last = performative.uint(1), performative.uint(2)
+        assert first is not None  # noqa: S101 - else it would not be plain
+        if performative.code == wire.TRANSFER:
+            number = session.halves[self.side].ids.forward(first)
+            body = performative.replaced({1: wire.uint(number)})
+            return wire.frame(frame.channel, body, data[performative.stop :])
+        range_ = first, first if last is None else last
+        translated = DispositionStep(session, self.side, frame.channel, performative, range_).translated()
+        return data if translated is None else translated

@@ -55,6 +55,7 @@ class Shared:
         charges: what is to be charged, besides.
         paid: what came on credit.
         keeping: sessions that have deliveries of which more has to come before they can be decided.
+        overdrawn: the link of a client that has sent more than it had credit for, if there is one.
         unblocked: by side, sessions where something was decided that may have been kept back.
         withheld: no more credit is granted to what clients send.
         rules_version: of the rules that terms were asked by.
@@ -78,6 +79,7 @@ class Shared:
     charges: list[Charge] = field(default_factory=list)
     paid: dict[tuple[tuple[Resource, ...], bool], Paid] = field(default_factory=dict)
     keeping: "dict[Conversation, None]" = field(default_factory=dict)
+    overdrawn: str = ""
     unblocked: "dict[Side, dict[Conversation, None]]" = field(default_factory=dict)
     withheld: bool = False
     rules_version: int = 0
@@ -480,6 +482,9 @@ class Link:
         if self.delays:
             self.falls_due()
             self.wants()
+            if self.credit.beyond and not self.consumes:
+                # Its receiver has given more than it was told of, and would take it: a way past all limits.
+                self._shared.overdrawn = self.name or "without a name"
 
     def completed(self, deliveries: int, size_bytes: int) -> None:
         """Count whole deliveries that nothing decided on."""

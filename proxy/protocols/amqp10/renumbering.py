@@ -297,6 +297,16 @@ class Renumbering:
         ranges.append((wrapped(low + self._behind(behind)), wrapped(high + self._behind(end - 1))))
         return ranges
 
+    def latest(self) -> tuple[int | None, int | None, int]:
+        """Return by how much the sender's numbers are higher now, and from which on: the sender's, and the receiver's.
+
+        None stands for all.
+        """
+        afters, positions = self._afters, self._positions
+        if not afters:
+            return None, None, wrapped(self._offset)
+        return wrapped(afters[-1]), wrapped(positions[-1]), wrapped(afters[-1] - positions[-1])
+
     # What is settled.
 
     @property

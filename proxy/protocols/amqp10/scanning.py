@@ -6,7 +6,7 @@ they become plain, and when they are no longer.
 Where it is not installed, or the options say ``python``, every frame is read one by one.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from limiter.compiled import COMPILED
@@ -94,7 +94,7 @@ class NativeScanner:
             changed, self.changed = self.changed, {}
             for session in changed:
                 session.show(self)
-        stop, frames, moved, begun, settled = self._frames.scan(buffer, at, MOST_RUNS)
+        stop, frames, moved, begun, disposed = self._frames.scan(buffer, at, MOST_RUNS)
         if not frames:
             return None
         links, sessions = self._links, self._sessions
@@ -106,5 +106,17 @@ class NativeScanner:
                 (sessions[channel], ((last - first) & _HIGHEST) + 1, unsettled)
                 for channel, first, last, unsettled in begun
             ],
-            [(sessions[channel], receiver, first, last) for channel, receiver, first, last in settled],
+            [
+                (sessions[channel], receiver, settles, first, last)
+                for channel, receiver, settles, first, last in disposed
+            ],
         )
+
+
+def renumber(
+    buffer: Buffer, start: int, stop: int, sessions: Sequence[tuple[int, int | None, int, int | None, int]]
+) -> tuple[int, bytes]:
+    """Write plain frames with other numbers of deliveries, as ``sluice_native.renumber`` does."""
+    assert COMPILED is not None  # noqa: S101 - else nobody has taken them
+    at, written = COMPILED.renumber(buffer, start, stop, sessions)
+    return at, written

@@ -11,7 +11,7 @@ from proxy.deciding.batch import Batch, Grant, Hold, Refuse, Request, Side
 from proxy.protocols.amqp.names import ROUTING_KEY
 from proxy.protocols.amqp10 import wire
 from proxy.protocols.amqp10.about import AboutClient
-from proxy.protocols.amqp10.conversation import Conversation, DispositionStep, Mark
+from proxy.protocols.amqp10.conversation import Conversation, DispositionStep, Mark, NumberedRun
 from proxy.protocols.amqp10.links import Delivery, Link, Shared
 from proxy.protocols.amqp10.options import AMQP10Options
 from proxy.protocols.amqp10.scanning import NativeScanner
@@ -198,6 +198,9 @@ class AMQP10Session(Session, Reader):
         if self._shared.forced:
             self._context.wake()
         self._tell()
+        if self._shared.overdrawn and stream.close is None:
+            what = f"the client has sent more on link {self._shared.overdrawn} than it had credit for"
+            stream.close = Close("transfer_limit_exceeded", what)
 
     def _tell(self) -> None:
         """Tell senders what was refused, and what credit they have."""
@@ -296,11 +299,13 @@ class AMQP10Session(Session, Reader):
         session, delivery = owner
         return session.payload(stream.side, delivery, payload, is_last=is_last)
 
-    def take_scanned(self, stream: Stream, scanned: Scanned) -> None:
-        """Count what compiled code has taken."""
-        del stream
+    def take_scanned(self, stream: Stream, scanned: Scanned) -> Step | None:
+        """Count what compiled code has taken; some of it may need other numbers."""
         for link, deliveries, size_bytes in scanned.links:
             link.completed(deliveries, size_bytes)
+        sessions = [session for session, _, _ in scanned.sessions] + [each[0] for each in scanned.disposed]
+        numbered = {session: None for session in sessions if not session.counts_alike}
+        return NumberedRun(stream.side, scanned, numbered) if numbered else None
 
     def _open(self, stream: Stream, performative: Performative) -> Step | None:
         side, shared = stream.side, self._shared

@@ -58,14 +58,15 @@ class Scanned(msgspec.Struct, gc=False):
         links: of the transfers, by link, each once: the link, its deliveries, and their frames' bytes.
         sessions: likewise by session: the session, its transfers, and the delivery-ids of those that are not settled,
             ascending. Each transfer is one delivery.
-        settled: by disposition that settles: of which session, whether its receiver says so, and which deliveries.
+        disposed: by disposition: of which session, whether the receiver says it, whether that settles, and which
+            deliveries; they may be in the run.
     """
 
     stop: int
     frames: int
     links: "Sequence[tuple[Link, int, int]]"
     sessions: "Sequence[tuple[Conversation, int, Ranges]]"
-    settled: "Sequence[tuple[Conversation, bool, int, int]]"
+    disposed: "Sequence[tuple[Conversation, bool, bool, int, int]]"
 
 
 class Step(ABC):
@@ -160,8 +161,10 @@ class Run(Step):
             self._transfers[session] = self._transfers.get(session, 0) + transfers
             if self.side is Side.CLIENT:
                 self._unsettled += [(session, first, (last - first + 1) & 0xFFFFFFFF) for first, last in unsettled]
-        # Of the client's deliveries: of the broker's nobody keeps count.
-        self._settled += [each for each in scanned.settled if each[1] is (self.side is Side.BROKER)]
+        for session, receiver, settles, first, last in scanned.disposed:
+            # Of the broker's deliveries nobody keeps count.
+            if settles and receiver is (self.side is Side.BROKER):
+                self._settled.append((session, receiver, first, last))
 
     def apply(self, piece: Piece) -> bytes | None:
         """Count what is in it."""
@@ -174,7 +177,12 @@ class Run(Step):
         for link, deliveries in self._came.items():
             link.came(deliveries)
         for session, receiver, first, last in self._settled:
-            session.halves[side.other if receiver else side].ids.settled(first, last)
+            if receiver:
+                ids = session.halves[side.other].ids
+                for each in ids.back_ranges(first, last):
+                    ids.settled(*each)
+            else:
+                session.halves[side].ids.settled(first, last)
         return None
 
 
@@ -222,8 +230,8 @@ class Reader(ABC):
         """
 
     @abstractmethod
-    def take_scanned(self, stream: "Stream", scanned: Scanned) -> None:
-        """Take a run of plain frames; the stream adds it to ``run``."""
+    def take_scanned(self, stream: "Stream", scanned: Scanned) -> Step | None:
+        """Take a run of plain frames."""
 
     @abstractmethod
     def take_payload(self, stream: "Stream", payload: Buffer, *, is_last: bool) -> Step | None:
@@ -356,10 +364,11 @@ class Stream:
             if scanned is not None:
                 self._scanned = scanned.stop
                 self.frames += scanned.frames
-                self._reader.take_scanned(self, scanned)
-                self.run.add_scanned(scanned)
-                self._add(buffer, at, scanned.stop, None)
-                said = len(scanned.links) + len(scanned.sessions) + len(scanned.settled)
+                step = self._reader.take_scanned(self, scanned)
+                if step is None:
+                    self.run.add_scanned(scanned)
+                self._add(buffer, at, scanned.stop, step)
+                said = len(scanned.links) + len(scanned.sessions) + len(scanned.disposed)
                 self._steps += said // _SAID_STEPS
                 return scanned.stop
         if self.phase is not Phase.FRAMES and (self.phase is Phase.HEADER or self._is_header(buffer, at)):

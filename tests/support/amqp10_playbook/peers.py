@@ -1,8 +1,8 @@
 """Two model peers of AMQP 1.0, over bytes: each holds the other to the rules, and has all it does chosen by a test.
 
 What a peer hears and may not, raises ``RuleBrokenError``: frames longer than it takes, channels and handles that are
-not in use or are twice, transfers beyond its session window (2.5.6) or its link credit (2.6.7), delivery-ids that do not
-ascend by one, numbers in flows that are not those that were sent, a credit that sinks or turns negative, a delivery
+not in use or are twice, transfers beyond its session window (2.5.6) or its link credit (2.6.7), delivery-ids that do
+not ascend by one, numbers in flows that are not those that were sent, a credit that sinks or turns negative, a delivery
 settled that never was. All numbers are compared as serial ones (RFC 1982).
 
 A peer's own receivers never take back credit nor window that they gave, so that nothing crosses on its way; and what is

@@ -44,7 +44,7 @@ class Taken:
     deliveries: dict[tuple[int, int], int] = field(default_factory=dict)
     size_bytes: dict[tuple[int, int], int] = field(default_factory=dict)
     begun: dict[int, tuple[int, int, list[int]]] = field(default_factory=dict)
-    settled: dict[tuple[int, bool], list[tuple[int, int]]] = field(default_factory=dict)
+    disposed: dict[tuple[int, bool, bool], list[tuple[int, int]]] = field(default_factory=dict)
 
 
 class SlowLinks:
@@ -118,8 +118,7 @@ class SlowLinks:
             _check(receiver is not None and first is not None)
             last = first if last is None else last
             _check((last - first) % NUMBERS < HALF)
-            if settled:
-                taken.settled.setdefault((channel, receiver), []).append((first, last))
+            taken.disposed.setdefault((channel, receiver, bool(settled)), []).append((first, last))
         else:
             raise NotPlainError
 

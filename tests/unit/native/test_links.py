@@ -34,7 +34,7 @@ def _ids(ranges: list[tuple[int, int]]) -> list[int]:
 
 def taken_by(links: sluice_native.Links, chunk: bytes, position: int = 0) -> Taken:
     """Return all that is said of what was taken."""
-    stop, count, moved, begun, settled = links.scan(chunk, position, MOST_RUNS)
+    stop, count, moved, begun, disposed = links.scan(chunk, position, MOST_RUNS)
     taken = Taken(stop, count)
     for channel, handle, deliveries, size_bytes in moved:
         assert (channel, handle) not in taken.deliveries
@@ -45,8 +45,8 @@ def taken_by(links: sluice_native.Links, chunk: bytes, position: int = 0) -> Tak
         # As few as can be.
         assert all((last + 1) % NUMBERS != first for (_, last), (first, _) in pairwise(unsettled))
         taken.begun[channel] = first, last, _ids(unsettled)
-    for channel, receiver, first, last in settled:
-        taken.settled.setdefault((channel, receiver), []).append((first, last))
+    for channel, receiver, settles, first, last in disposed:
+        taken.disposed.setdefault((channel, receiver, settles), []).append((first, last))
     return taken
 
 
@@ -64,10 +64,10 @@ def test_ids_that_follow_each_other_are_one_range_even_where_they_wrap() -> None
     chunk = b"".join(amqp.transfer(0, 0, number) for number in ids)
     assert links_of(0).scan(chunk, 0, 9)[3] == [(0, NUMBERS - 2, 1, [(NUMBERS - 2, 1)])]
     chunk = b"".join(amqp.disposition(0, number) for number in ids)
-    assert links_of(0).scan(chunk, 0, 9)[4] == [(0, True, NUMBERS - 2, 1)]
+    assert links_of(0).scan(chunk, 0, 9)[4] == [(0, True, True, NUMBERS - 2, 1)]
 
 
-def test_what_each_role_settles_is_said_apart() -> None:
+def test_what_each_role_says_is_said_apart() -> None:
     chunk = [
         amqp.disposition(0, 1, 4),
         amqp.disposition(0, 7, receiver=False),
@@ -75,8 +75,8 @@ def test_what_each_role_settles_is_said_apart() -> None:
         amqp.disposition(0, 3, settled=False),
         amqp.disposition(0, 9, 12),
     ]
-    settled = [(0, True, 1, 5), (0, False, 7, 7), (0, True, 9, 12)]
-    assert links_of().scan(b"".join(chunk), 0, 9)[1:] == (5, [], [], settled)
+    disposed = [(0, True, True, 1, 5), (0, False, True, 7, 7), (0, True, False, 3, 3), (0, True, True, 9, 12)]
+    assert links_of().scan(b"".join(chunk), 0, 9)[1:] == (5, [], [], disposed)
 
 
 def test_empty_frames_are_taken_from_anybody() -> None:
@@ -269,9 +269,9 @@ def _change(random: Random, drawn: Drawn) -> None:
             links.mark(channel, handle, most_bytes, copies)
 
 
-def _joined(settled: list[tuple[int, int]]) -> list[tuple[int, int]]:
+def _joined(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
     joined: list[tuple[int, int]] = []
-    for first, last in settled:
+    for first, last in ranges:
         if joined and (joined[-1][1] + 1) % NUMBERS == first:
             joined[-1] = joined[-1][0], last
         else:
@@ -297,7 +297,7 @@ def test_any_frames_come_to_what_they_slowly_do(seed: int) -> None:
         if random.random() < 0.3:
             del chunk[random.randrange(len(chunk) + 1) :]
         fast, slow = taken_by(drawn.fast, bytes(chunk)), drawn.slow.scan(bytes(chunk), 0)
-        slow.settled = {key: _joined(settled) for key, settled in slow.settled.items()}
+        slow.disposed = {key: _joined(disposed) for key, disposed in slow.disposed.items()}
         assert fast == slow
         _change(random, drawn)
 

@@ -38,11 +38,12 @@ pub struct Begun {
     pub unsettled: Vec<Ids>,
 }
 
-/// Deliveries that who receives them has settled, or who sent them.
+/// Deliveries of which who receives them has said something, or who sent them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Settled {
+pub struct Disposed {
     pub channel: u16,
     pub is_receiver: bool,
+    pub is_settled: bool,
     pub ids: Ids,
 }
 
@@ -55,7 +56,7 @@ pub struct Taken {
     pub moved: Vec<Moved>,
     /// By session, likewise.
     pub begun: Vec<Begun>,
-    pub settled: Vec<Settled>,
+    pub disposed: Vec<Disposed>,
     /// How many links and sessions there are, and ranges of deliveries.
     runs: usize,
 }
@@ -77,8 +78,8 @@ struct Link {
 struct Session {
     is_plain: bool,
     begun: At,
-    /// What who sends has settled last, and who receives.
-    settled: [At; 2],
+    /// The last of what who sends has said of deliveries, and who receives, that does not settle them, and that does.
+    disposed: [[At; 2]; 2],
 }
 
 /// What comes from one peer of a connection.
@@ -229,18 +230,15 @@ impl Links {
         if last.wrapping_sub(first) >= HALF {
             return Err(NotPlain);
         }
-        if !is_settled {
-            return Ok(());
-        }
-        let at = &mut session.settled[usize::from(is_receiver)];
-        let before = if at.scan == self.scan { taken.settled.get_mut(at.place) } else { None };
+        let at = &mut session.disposed[usize::from(is_receiver)][usize::from(is_settled)];
+        let before = if at.scan == self.scan { taken.disposed.get_mut(at.place) } else { None };
         // What is joined is less than half of all numbers, too.
         match before.map(|before| &mut before.ids) {
             Some((begin, end)) if end.wrapping_add(1) == first && last.wrapping_sub(*begin) < HALF => *end = last,
             _ => {
-                *at = At { scan: self.scan, place: taken.settled.len() };
+                *at = At { scan: self.scan, place: taken.disposed.len() };
                 taken.runs += 1;
-                taken.settled.push(Settled { channel, is_receiver, ids: (first, last) });
+                taken.disposed.push(Disposed { channel, is_receiver, is_settled, ids: (first, last) });
             }
         }
         Ok(())

@@ -10,5 +10,5 @@ mod slots;
 #[cfg(test)]
 mod tests;
 
-pub use links::{Begun, Ids, Links, Moved, Settled, Taken, Terms};
+pub use links::{Begun, Disposed, Ids, Links, Moved, Taken, Terms};
 pub use renumbering::{renumber, Difference, Numbers};

@@ -1,7 +1,7 @@
 //! What bytes can do; what scans come to is tested from Python, against a slow reading there.
 
 use super::frame::may_annotate;
-use super::links::{Begun, Links, Moved, Settled, Terms};
+use super::links::{Begun, Disposed, Links, Moved, Terms};
 use super::renumbering::{renumber, Difference, Numbers};
 
 fn frame(channel: u16, body: &[u8]) -> Vec<u8> {
@@ -45,7 +45,8 @@ fn runs_are_summed_by_link() {
     assert_eq!((taken.stop, taken.frames), (chunk.len(), 5));
     assert_eq!(taken.moved, [Moved { channel: 1, handle: 2, deliveries: 2, bytes }]);
     assert_eq!(taken.begun, [Begun { channel: 1, ids: (7, 8), unsettled: vec![(7, 8)] }]);
-    assert_eq!(taken.settled, [Settled { channel: 1, is_receiver: true, ids: (3, 5) }]);
+    let disposed = Disposed { channel: 1, is_receiver: true, is_settled: true, ids: (3, 5) };
+    assert_eq!(taken.disposed, [disposed]);
     links.unmark(1, 2);
     assert_eq!(links.scan(&chunk, 0, 99).frames, 0);
 }
@@ -116,7 +117,7 @@ fn no_bytes_are_too_much() {
         let taken = links.scan(&chunk, position, most_runs);
         assert!(taken.stop >= position && taken.stop <= chunk.len().max(position));
         let ranges: usize = taken.begun.iter().map(|begun| 1 + begun.unsettled.len()).sum();
-        assert!(taken.moved.len() + ranges + taken.settled.len() <= most_runs);
+        assert!(taken.moved.len() + ranges + taken.disposed.len() <= most_runs);
         let bytes: u64 = taken.moved.iter().map(|moved| moved.bytes).sum();
         assert!(bytes <= (taken.stop - position) as u64);
         let mut out = Vec::new();

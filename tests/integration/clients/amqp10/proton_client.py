@@ -4,6 +4,7 @@ import hashlib
 import json
 import sys
 import time
+import uuid
 from typing import Any
 
 from proton import Message
@@ -32,7 +33,9 @@ class Publishing:
     def open(self, container: Any, connection: Any) -> None:
         """Attach the link."""
         options = AtMostOnce() if self.ask.get("settled") else AtLeastOnce()
-        self.link = container.create_sender(connection, self.ask["publish"] or None, options=options)
+        # By itself it names links after their addresses.
+        name = str(uuid.uuid4())
+        self.link = container.create_sender(connection, self.ask["publish"] or None, name=name, options=options)
 
     def go_on(self, since_s: float) -> None:
         """Send what may be sent now."""
@@ -72,7 +75,7 @@ class Consuming:
 
     def open(self, container: Any, connection: Any) -> None:
         """Attach the link."""
-        self.link = container.create_receiver(connection, self.ask["consume"])
+        self.link = container.create_receiver(connection, self.ask["consume"], name=str(uuid.uuid4()))
 
     def go_on(self, since_s: float) -> None:
         """Give credit: at once, and again when half of it is used."""
@@ -105,6 +108,7 @@ class Client(MessagingHandler):
         self.address, self.ask = f"amqp://{host}:{port}", ask
         self.links = [Publishing(link) if "publish" in link else Consuming(link) for link in ask["links"]]
         self.error = ""
+        self.timers: list[Any] = []
 
     def on_start(self, event: Any) -> None:
         """Connect and attach all links."""
@@ -125,7 +129,11 @@ class Client(MessagingHandler):
             link.open(event.container, self.connection)
             link.link.context = link
             if "seconds" in link.ask:
-                event.container.schedule(link.ask["seconds"], Timer(self, link, "over"))
+                self.schedule(event.container, link.ask["seconds"], link, "over")
+
+    def schedule(self, container: Any, seconds: float, link: Any, what: str) -> None:
+        """Have something done to a link later, unless all is over then."""
+        self.timers.append(container.schedule(seconds, Timer(self, link, what)))
 
     def go_on(self, link: Any) -> None:
         """Send or ask for more, and close when all links are done."""
@@ -135,6 +143,8 @@ class Client(MessagingHandler):
                 each.link.close()
             self.connection.close()
             self.connection = None
+            for timer in self.timers:
+                timer.cancel()
 
     def on_link_opened(self, event: Any) -> None:
         """Begin."""
@@ -214,7 +224,7 @@ class Timer:
             return
         if self.what == "over":
             self.link.over = True
-            event.container.schedule(_WAIT_FOR_ANSWERS_S, Timer(self.client, self.link, "lost"))
+            self.client.schedule(event.container, _WAIT_FOR_ANSWERS_S, self.link, "lost")
         elif not self.link.done:
             self.link.report["error"] = "no answers"
         self.client.go_on(self.link)

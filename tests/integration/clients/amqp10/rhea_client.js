@@ -3,6 +3,7 @@
 // Publishes and consumes with rhea, as the README says.
 
 const crypto = require('node:crypto');
+const fs = require('node:fs');
 const rhea = require('rhea');
 
 const WAIT_FOR_ANSWERS_MS = 30_000;
@@ -37,10 +38,11 @@ class Publishing {
     }
   }
 
+  // Whatever has no credit yet would be in the way of the session's other links.
   goOn() {
     const { report, ask: asked } = this;
     while (!this.over && report.sent < (asked.count ?? Infinity) && this.unanswered.size < (asked.outstanding ?? 50)
-      && this.link.sendable()) {
+      && this.link.sendable() && this.link.credit > report.sent - this.link.delivery_count) {
       const number = report.sent;
       const body = Buffer.alloc(asked.size ?? 100, '.');
       body.write(`${number} `);
@@ -129,7 +131,7 @@ function report(error) {
     if (error) link.report.error ||= error;
     if (link.digest) link.report.sha256 = link.digest.digest('hex');
   }
-  console.log(JSON.stringify(links.map(link => link.report)));
+  fs.writeSync(1, `${JSON.stringify(links.map(link => link.report))}\n`);
   process.exit(0);
 }
 

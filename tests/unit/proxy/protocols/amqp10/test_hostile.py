@@ -125,8 +125,15 @@ def test_a_performative_that_does_not_end_is_not_kept() -> None:
 def test_a_long_attach_takes_no_longer_in_small_chunks() -> None:
     driver = Driver().open()
     unsettled = codec.Raw(
-        b"\xd1" + (900_004).to_bytes(4) + (2).to_bytes(4) + b"\xb0" + (449_990).to_bytes(4) + bytes(449_990)
-        + b"\xb0" + (450_000).to_bytes(4) + bytes(450_000)
+        b"\xd1"
+        + (900_004).to_bytes(4)
+        + (2).to_bytes(4)
+        + b"\xb0"
+        + (449_990).to_bytes(4)
+        + bytes(449_990)
+        + b"\xb0"
+        + (450_000).to_bytes(4)
+        + bytes(450_000)
     )
     frame = say(1, "attach", name="a", handle=0, role=False, unsettled=unsettled, initial_delivery_count=0)
     driver.give(CLIENT, frame, Random(1), longest=3000)

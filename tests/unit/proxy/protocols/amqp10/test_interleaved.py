@@ -410,3 +410,36 @@ def test_nothing_changes_where_nothing_is_limited(seed: int, scan: ScanName) -> 
 
 
 _ = UInt
+
+
+def _all_of(trial: Trial) -> tuple[list[Any], list[Any]]:
+    """Return what either peer heard, and what was asked, charged and counted, summed by batch."""
+    heard: list[Any] = []
+    for side in Side:
+        data = bytes(trial.driver.total[side])
+        said, rest = codec.read(data[len(codec.HEADER) :])
+        heard.append([(each.channel, each.name, each.fields, each.payload) for each in said])
+        assert not rest
+    asked = [
+        (
+            batch.side,
+            [(request.resources, request.most, request.asks) for request in batch.requests],
+            sum(charge.messages for charge in batch.charges),
+            [(paid.resources, paid.messages, paid.size_bytes) for paid in batch.paid],
+        )
+        for batch in trial.driver.batches
+    ]
+    return heard, asked
+
+
+@pytest.mark.parametrize("seed", range(200, 212))
+def test_compiled_code_makes_no_difference(seed: int) -> None:
+    said = []
+    scans: tuple[ScanName, ...] = ("python", "compiled")
+    for scan in scans:
+        trial = Trial(seed, scan, TERMS)
+        for _ in range(1500):
+            trial.step()
+        trial.finish()
+        said.append(_all_of(trial))
+    assert said[0] == said[1]

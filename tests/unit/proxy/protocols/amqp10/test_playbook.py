@@ -1,9 +1,6 @@
 """The model peers keep their own rules, and notice when one is broken."""
 
 import pytest
-from amqp10_playbook import codec
-from amqp10_playbook.codec import Described, ULong, say
-from amqp10_playbook.peers import Peer, RuleBrokenError
 from amqp10_playbook.trial import Direct, Trial
 
 

@@ -116,6 +116,26 @@ def test_user_and_vhost_are_scopes() -> None:
 # --- Credit ---------------------------------------------------------------------------------------
 
 
+def test_a_client_that_sends_more_than_it_has_credit_for_is_closed() -> None:
+    driver = shaped(lambda request: Grant(2) if request.most > 2 else None).sends()
+    driver.credit(100)
+    driver.decide = hold
+    driver.send(0)
+    driver.send(1)
+    assert driver.closed is None
+    driver.send(2)
+    assert driver.closed is not None
+    assert driver.closed.reason == "transfer_limit_exceeded"
+
+
+def test_where_nothing_is_limited_that_is_left_to_the_broker() -> None:
+    driver = Driver().open().sends()
+    driver.credit(1)
+    for number in range(3):
+        driver.send(number)
+    assert driver.closed is None
+
+
 def test_a_link_gets_the_credit_that_is_granted() -> None:
     driver = shaped(lambda request: Grant(2) if request.most > 2 else None).sends()
     (flow,) = driver.credit(170)
