@@ -429,7 +429,8 @@ class Link:
         if self.request is request:
             self.request = None
         self._since_ns = 0
-        if self.gone or request.resources != self.resources or not self.delays:
+        if self.gone or self._is_withheld() or request.resources != self.resources or not self.delays:
+            # Nobody is to use it, or it is paid for otherwise.
             shared.charges.append(
                 Charge(
                     request.resources,

@@ -14,6 +14,12 @@ from proxy.protocols.base import Close, Terms
 DELIVERY = Resource("delivery", "orders")
 
 
+@pytest.fixture(autouse=True, params=["python", "compiled"])
+def _scans(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have plain frames be read by either."""
+    monkeypatch.setattr(Driver, "scan", request.param)
+
+
 def shaped(decide: Decide = lambda _: None) -> Driver:
     return Driver(decide, terms={ORDERS: SHAPED, DELIVERY: SHAPED}).open()
 
@@ -253,6 +259,19 @@ def test_no_credit_is_granted_during_an_alarm() -> None:
     driver.tick()
     flows = {flow["handle"]: flow["link_credit"] for flow in driver.to(CLIENT)}
     assert flows == {3: 2, 4: 10}
+
+
+def test_what_is_granted_during_an_alarm_is_given_back() -> None:
+    driver = shaped(hold).sends()
+    driver.credit(170)
+    driver.session.alarm("disk", driver.now_ns)
+    driver.resolve(2)
+    assert driver.to(CLIENT) == []
+    driver.tick()
+    assert driver.charged == 0
+    driver.session.alarm("", driver.now_ns)
+    driver.tick()
+    assert len(driver.held) == 1
 
 
 # --- Consuming ------------------------------------------------------------------------------------
