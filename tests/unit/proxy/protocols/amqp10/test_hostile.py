@@ -78,10 +78,10 @@ def test_whatever_comes_is_relayed_or_ends_the_connection(seed: int, scan: ScanN
             for _ in range(random.choice([0, 1, 3])):
                 at, kind = random.randrange(len(frames)), random.randrange(5)
                 frame = bytearray(frames[at])
-                if kind == 0:
+                if kind == 0 and frame:
                     frame[random.randrange(len(frame))] ^= 1 << random.randrange(8)
                 elif kind == 1:
-                    del frame[random.randrange(len(frame)) :]
+                    del frame[random.randint(0, len(frame)) :]
                 elif kind == 2:
                     frame += random.randbytes(3)
                 elif kind == 3:
