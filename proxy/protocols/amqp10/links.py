@@ -690,6 +690,11 @@ class Link:
 
     # --- For people -------------------------------------------------------------------------------
 
+    @property
+    def waits(self) -> bool:
+        """Whether it waits for credit."""
+        return not self.gone and self._since_ns > 0
+
     def since(self) -> tuple[bool, int]:
         """Return what puts those first that wait for longest."""
         return not self._since_ns, self._since_ns

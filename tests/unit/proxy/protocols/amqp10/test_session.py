@@ -686,3 +686,23 @@ def test_too_many_sessions_end_the_connection(monkeypatch: pytest.MonkeyPatch) -
         driver.client(channel, "begin", next_outgoing_id=0, incoming_window=1, outgoing_window=1)
     assert isinstance(driver.closed, Close)
     assert driver.closed.reason == "too_many_sessions"
+
+
+def test_a_connection_shows_that_a_limit_makes_it_wait() -> None:
+    driver = shaped(hold)
+    driver.now_ns = 1_000_000_000
+    driver.sends().credit(170)
+    assert driver.stage.state(driver.now_ns) == "throttled"
+    (stage,) = driver.session.stages()
+    assert (stage.kind, stage.name) == ("resource", "queue:orders")
+    assert stage in driver.stage.followers()
+    driver.decide = lambda _: None
+    driver.resolve(170)
+    for _ in range(2):
+        due_ns = driver.session.next_tick_ns()
+        assert due_ns is not None
+        driver.now_ns = due_ns
+        driver.tick()
+    assert not driver.session.stages()
+    driver.now_ns += 60_000_000_000
+    assert driver.stage.state(driver.now_ns) == "running"
