@@ -56,6 +56,7 @@ class Shared:
         paid: what came on credit.
         keeping: sessions that have deliveries of which more has to come before they can be decided.
         overdrawn: the link of a client that has sent more than it had credit for, if there is one.
+        short: sessions whose sender may wait for a window that was used by what was swallowed; by the sender's side.
         unblocked: by side, sessions where something was decided that may have been kept back.
         withheld: no more credit is granted to what clients send.
         rules_version: of the rules that terms were asked by.
@@ -80,6 +81,7 @@ class Shared:
     paid: dict[tuple[tuple[Resource, ...], bool], Paid] = field(default_factory=dict)
     keeping: "dict[Conversation, None]" = field(default_factory=dict)
     overdrawn: str = ""
+    short: "dict[tuple[Conversation, Side], None]" = field(default_factory=dict)
     unblocked: "dict[Side, dict[Conversation, None]]" = field(default_factory=dict)
     withheld: bool = False
     rules_version: int = 0
@@ -136,7 +138,7 @@ class Shared:
         if self._gathering is not None:
             self.context.room.give_back(self._gathering)
             self._gathering = None
-        for known in (self.to_ask, self.to_tell, self.due, self.idle, self.forced, self.paid, self.keeping):
+        for known in (self.to_ask, self.to_tell, self.due, self.idle, self.forced, self.short, self.paid, self.keeping):
             known.clear()
         for kept in (self.requests, self.rejected, self.charges):
             kept.clear()

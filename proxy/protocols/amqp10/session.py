@@ -238,6 +238,10 @@ class AMQP10Session(Session, Reader):
             for link in links:
                 if link.credit.to_tell:
                     link.session.tell(link, self._streams[link.sender.other])
+        if shared.short:
+            for session, side in list(shared.short):
+                if session.tell_window(self._streams[side.other]):
+                    del shared.short[session, side]
 
     def _look_at_rules(self) -> None:
         """Ask what rules say to all links, when they have changed."""

@@ -502,6 +502,9 @@ def test_what_is_kept_back_is_decided_before_the_window_is_used_up() -> None:
     assert driver.woken
     driver.forget()
     driver.tick()
+    # What was swallowed is no part of the window: without that the rest could not come.
+    (flow,) = driver.to(CLIENT)
+    assert (flow["next_incoming_id"], flow["incoming_window"], flow["handle"]) == (13, 3, None)
     driver.client(1, "transfer", part[3:], handle=0)
     assert [said.name for said in driver.to(CLIENT)] == ["disposition", "flow"]
 
