@@ -417,6 +417,7 @@ class Conversation:
         if delivery is None:
             if number is None:
                 raise Malformed("a delivery without a delivery-id")
+            link.begins(1)
             link.charge_copies(payload, size_bytes)
             if is_last and self.is_plain(side) and (link.most_bytes is None or size_bytes <= link.most_bytes):
                 # Most of all frames.

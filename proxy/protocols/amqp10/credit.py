@@ -297,10 +297,9 @@ class Credit:
         self._prepaid += deliveries
         self._trim()
 
-    @property
-    def beyond(self) -> int:
-        """How many deliveries came beyond all that the sender was ever told."""
-        return max(0, self.sent + self.offset - self._highest)
+    def beyond(self, deliveries: int) -> int:
+        """Return how many of some that are to come are beyond all that the sender was ever told."""
+        return max(0, self.sent + self.offset + deliveries - self._highest)
 
     def flow_of_sender(
         self,

@@ -17,7 +17,7 @@ from proxy.protocols.amqp10.address import Address, delivered, published, target
 from proxy.protocols.amqp10.credit import Credit, LinkFlow
 from proxy.protocols.amqp10.message import MessageHead, may_name_copies
 from proxy.protocols.amqp10.wire import Attached, Malformed
-from proxy.protocols.base import NO_TERMS, Buffer, SessionContext, Terms
+from proxy.protocols.base import NO_TERMS, Buffer, Close, SessionContext, Terms
 from proxy.stats.snapshot import LinkState
 
 if TYPE_CHECKING:
@@ -55,7 +55,6 @@ class Shared:
         charges: what is to be charged, besides.
         paid: what came on credit.
         keeping: sessions that have deliveries of which more has to come before they can be decided.
-        overdrawn: the link of a client that has sent more than it had credit for, if there is one.
         short: sessions whose sender may wait for a window that was used by what was swallowed; by the sender's side.
         unblocked: by side, sessions where something was decided that may have been kept back.
         withheld: no more credit is granted to what clients send.
@@ -80,7 +79,6 @@ class Shared:
     charges: list[Charge] = field(default_factory=list)
     paid: dict[tuple[tuple[Resource, ...], bool], Paid] = field(default_factory=dict)
     keeping: "dict[Conversation, None]" = field(default_factory=dict)
-    overdrawn: str = ""
     short: "dict[tuple[Conversation, Side], None]" = field(default_factory=dict)
     unblocked: "dict[Side, dict[Conversation, None]]" = field(default_factory=dict)
     withheld: bool = False
@@ -257,6 +255,7 @@ class Link:
     """
 
     __slots__ = (
+        "_begun",
         "_bytes",
         "_is_made",
         "_settles",
@@ -300,6 +299,8 @@ class Link:
         self.delivery: Delivery | None = None
         self.request: Request | None = None
         self.flows = self.used = self.refused = 0
+        #: Deliveries that were read and have not come yet.
+        self._begun = 0
         #: Its node is one that the broker makes.
         self._is_made = False
         #: Its sender settles all, so that none can be refused.
@@ -334,6 +335,8 @@ class Link:
     def ask_terms(self) -> None:
         """Ask what the rules in force say. What they do not limit any more gets all the credit there is."""
         shared = self._shared
+        # What came before is not charged to a rule that was not there.
+        self.charge_due()
         if self.address.by == "address" and not self.consumes:
             # With keys or without, as rules have it.
             self.resources = published(shared.names, self.address)
@@ -404,7 +407,8 @@ class Link:
         if not wanted:
             return None
         if self.terms.most_bytes is not None:
-            self._pay_for(self._size_bytes)
+            # No more than is charged at once: else more would be given back than was charged.
+            self._pay_for(min(self._size_bytes, self.terms.most_bytes))
         self.request = Request(
             self.resources,
             1,
@@ -479,15 +483,25 @@ class Link:
 
     # --- Deliveries -------------------------------------------------------------------------------
 
+    def begins(self, deliveries: int) -> None:
+        """Take note that deliveries are read; ``came`` follows.
+
+        Raises:
+            Close: a client sends more than it was told that it may. Its receiver has given more than that, and would
+                take it: a way past all limits. None of them goes on, nor is any charged.
+        """
+        self._begun += deliveries
+        if self.delays and not self.consumes and self.credit.beyond(self._begun):
+            name = self.name or "without a name"
+            raise Close("transfer_limit_exceeded", f"the client has sent more on link {name} than it had credit for")
+
     def came(self, deliveries: int) -> None:
         """Count deliveries whose first frame goes on, or is swallowed."""
+        self._begun -= deliveries
         self.credit.came(deliveries)
         if self.delays:
             self.falls_due()
             self.wants()
-            if self.credit.beyond and not self.consumes:
-                # Its receiver has given more than it was told of, and would take it: a way past all limits.
-                self._shared.overdrawn = self.name or "without a name"
 
     def completed(self, deliveries: int, size_bytes: int) -> None:
         """Count whole deliveries that nothing decided on."""

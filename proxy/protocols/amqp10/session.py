@@ -221,9 +221,6 @@ class AMQP10Session(Session, Reader):
         if self._shared.forced:
             self._context.wake()
         self._tell()
-        if self._shared.overdrawn and stream.close is None:
-            what = f"the client has sent more on link {self._shared.overdrawn} than it had credit for"
-            stream.close = Close("transfer_limit_exceeded", what)
 
     def _tell(self) -> None:
         """Tell senders what was refused, and what credit they have."""
@@ -249,6 +246,7 @@ class AMQP10Session(Session, Reader):
         version = self._context.rules_version()
         if version != shared.rules_version:
             shared.rules_version = version
+            shared.forget_terms()
             shared.names.with_keys = self._context.limits_kind(ROUTING_KEY)
             for session in self._sessions:
                 session.ask_terms()
@@ -328,6 +326,8 @@ class AMQP10Session(Session, Reader):
 
     def take_scanned(self, stream: Stream, scanned: Scanned) -> Step | None:
         """Count what compiled code has taken; some of it may need other numbers."""
+        for link, deliveries, _ in scanned.links:
+            link.begins(deliveries)
         for link, deliveries, size_bytes in scanned.links:
             link.completed(deliveries, size_bytes)
         sessions = [session for session, _, _ in scanned.sessions] + [each[0] for each in scanned.disposed]

@@ -222,7 +222,7 @@ def test_what_comes_beyond_credit_is_charged_and_known() -> None:
     credit = wide(100, 4)
     granted(credit)
     credit.came(10)
-    assert (credit.beyond, credit.take_due(), credit.granted) == (6, 6, 10)
+    assert (credit.beyond(0), credit.take_due(), credit.granted) == (6, 6, 10)
 
 
 def test_unused_credit_is_given_back_in_the_end() -> None:

@@ -239,7 +239,7 @@ class Link:
             case Transfer(first, last):
                 if first:
                     credit.came()
-                    assert credit.beyond == 0 or self.lowered
+                    assert credit.beyond(0) == 0 or self.lowered
                     self.swallowing = refuse
                     if refuse:
                         credit.swallowed()
