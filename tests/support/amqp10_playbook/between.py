@@ -18,7 +18,6 @@ class Between:
     Args:
         seed: of what it decides.
         terms: what rules say, by resource.
-        compiled: plain frames are read by the compiled part.
 
     Attributes:
         driver: calls the session.

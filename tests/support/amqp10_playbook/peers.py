@@ -592,6 +592,7 @@ class Peer:
         first = said["first"]
         last = first if said["last"] is None else said["last"]
         state = said["state"]
+        check(isinstance(state, Described) and state.descriptor in OUTCOMES, said, "without an outcome")
         outcome = OUTCOMES[state.descriptor]
         detail = state.value[0].value[1] if outcome == "rejected" and state.value else ""
         for number in numbers(first, last):
