@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from limiter.rules.resource import USER, VHOST, Resource
-from proxy.protocols.amqp.names import DEFAULT_VHOST, encoded
+from proxy.protocols.amqp.names import DEFAULT_VHOST, MAX_NAME_BYTES, encoded
 from proxy.stats.snapshot import ClientDescription
 
 _MOST_CHARS: Final = 64
@@ -43,8 +43,8 @@ class Identity:
 
     def scopes(self) -> tuple[Resource, ...]:
         """Return the scopes that its requests belong to."""
-        vhost = Resource(VHOST, "/" if self.vhost == DEFAULT_VHOST else encoded(self.vhost))
-        return (Resource(USER, encoded(self.user)), vhost) if self.user else (vhost,)
+        vhost = Resource(VHOST, "/" if self.vhost == DEFAULT_VHOST else encoded(self.vhost[:MAX_NAME_BYTES]))
+        return (Resource(USER, encoded(self.user[:MAX_NAME_BYTES])), vhost) if self.user else (vhost,)
 
     def describe(self) -> ClientDescription:
         """Return what is known."""

@@ -78,7 +78,7 @@ class Names:
 
     def enter(self, vhost: bytes) -> None:
         """Have all names from now on be those of a vhost."""
-        self._vhost = "" if vhost == DEFAULT_VHOST else encoded(vhost) + "/"
+        self._vhost = "" if vhost == DEFAULT_VHOST else encoded(vhost[:MAX_NAME_BYTES]) + "/"
 
     def target(self, raw: bytes, exchange_bytes: int) -> Target:
         """Return where a publish goes.
@@ -105,6 +105,7 @@ class Names:
 
     def with_copies(self, target: Target, keys: list[bytes]) -> tuple[Resource, ...]:
         """Return what a publish is charged to that goes to other routing keys as well."""
+        keys = [key[:MAX_NAME_BYTES] for key in keys]
         return tuple(dict.fromkeys((*target.resources, *self._charged_to(target.exchange, keys))))
 
     def _charged_to(self, exchange: bytes, keys: list[bytes]) -> list[Resource]:
@@ -118,7 +119,8 @@ class Names:
         return charged_to
 
     def delivery(self, queue: bytes) -> tuple[Resource, ...]:
-        """Return what deliveries of a queue are charged to."""
+        """Return what deliveries of a queue are charged to; likewise."""
+        queue = queue[:MAX_NAME_BYTES]
         resources = self._queues.get(queue)
         if resources is None:
             if len(self._queues) >= MAX_NAMES:

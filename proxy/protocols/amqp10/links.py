@@ -58,6 +58,7 @@ class Shared:
         short: sessions whose sender may wait for a window that was used by what was swallowed; by the sender's side.
         unblocked: by side, sessions where something was decided that may have been kept back.
         withheld: no more credit is granted to what clients send.
+        let_in: the broker has opened the connection, too.
         rules_version: of the rules that terms were asked by.
         links: how many there are.
         under_way: of the client's links, how many are within a delivery.
@@ -82,6 +83,7 @@ class Shared:
     short: "dict[tuple[Conversation, Side], None]" = field(default_factory=dict)
     unblocked: "dict[Side, dict[Conversation, None]]" = field(default_factory=dict)
     withheld: bool = False
+    let_in: bool = False
     rules_version: int = 0
     links: int = 0
     under_way: int = 0
@@ -491,7 +493,9 @@ class Link:
                 take it: a way past all limits. None of them goes on, nor is any charged.
         """
         self._begun += deliveries
-        if self.delays and not self.consumes and self.credit.beyond(self._begun):
+        if self.consumes or not self.credit.beyond(self._begun):
+            return
+        if self.delays or (self.decides and self._shared.limits()):
             name = self.name or "without a name"
             raise Close("transfer_limit_exceeded", f"the client has sent more on link {name} than it had credit for")
 

@@ -27,6 +27,10 @@ _NS_PER_MS: Final = 1_000_000
 _SWEEP_NS: Final = 250_000_000
 #: Of a connection.
 MOST_SESSIONS: Final = 4096
+#: Frames of a client behind its open that are read before the broker has let it in: clients need not wait (2.4.2).
+MOST_AHEAD: Final = 64
+#: No more often is looked whether a heartbeat is due, whatever a peer asks for.
+_LEAST_BEAT_NS: Final = 25_000_000
 _CLOSE: Final = b"\x00\x53\x18"
 
 
@@ -76,6 +80,7 @@ class AMQP10Session(Session, Reader):
         #: The batch of a chunk that is written once it is decided.
         self._in_hand: dict[Side, Batch | None] = dict.fromkeys(Side)
         self._unread = self._begun = False
+        self._ahead = 0
         self._ended: set[Side] = set()
         #: Since the last look: who was heard, and who was written to.
         self._heard: set[Side] = set()
@@ -137,6 +142,9 @@ class AMQP10Session(Session, Reader):
         """Return what is to be decided now: deliveries, and credit that links want."""
         shared = self._shared
         requests, shared.requests = shared.requests, []
+        if not shared.let_in:
+            # It takes no credit from others before.
+            return requests
         links, shared.to_ask = shared.to_ask, {}
         for link in links:
             request = link.ask()
@@ -213,7 +221,7 @@ class AMQP10Session(Session, Reader):
         shared = self._shared
         shared.charge_due()
         # Not without need: a tick takes longer than all that is done for a flow.
-        if shared.to_ask or shared.requests or shared.charges or shared.paid:
+        if (shared.to_ask and shared.let_in) or shared.requests or shared.charges or shared.paid:
             self._context.wake()
 
     def _write(self, stream: Stream) -> None:
@@ -286,6 +294,10 @@ class AMQP10Session(Session, Reader):
             return Mark(None, side, lambda: self._close(stream))
         if side not in self._about.opened:
             raise Malformed("a frame before an open")
+        if not self._shared.let_in and side is Side.CLIENT:
+            # Who may not sign in costs no memory.
+            self._ahead += 1
+            stream.waits = self._ahead >= MOST_AHEAD
         if code == wire.BEGIN:
             return self._begin(side, frame.channel, performative)
         session = self._channels[side].get(frame.channel)
@@ -341,6 +353,9 @@ class AMQP10Session(Session, Reader):
         opened = wire.read_open(performative)
         self._about.open(side, opened)
         self._streams[side.other].bound_frames(max(opened.max_frame_bytes, wire.MIN_MAX_FRAME_BYTES))
+        if side is Side.BROKER:
+            shared.let_in = True
+            self._streams[Side.CLIENT].waits = False
         if side is Side.CLIENT:
             shared.connection = replace(shared.connection, scopes=self._about.scopes())
             shared.names.enter(self._about.vhost)
@@ -398,7 +413,7 @@ class AMQP10Session(Session, Reader):
     def _beat_ns(self, side: Side) -> int:
         # Looked at twice as often as a heartbeat may be due.
         opened = self._about.opened[side]
-        return max(1, (opened.idle_time_out_ms or 0) * _NS_PER_MS // 4)
+        return max(_LEAST_BEAT_NS, (opened.idle_time_out_ms or 0) * _NS_PER_MS // 4)
 
     def next_tick_ns(self) -> int | None:
         """Return when to look at heartbeats, or at credit that nobody needs."""
@@ -587,6 +602,10 @@ class AMQP10Session(Session, Reader):
     def backlog_bytes(self, side: Side) -> int:
         """Return the bytes of our own that wait for that peer."""
         return self._streams[side.other].own_bytes
+
+    def paused(self, side: Side) -> bool:
+        """Say so of a client that has said enough before the broker has let it in."""
+        return side is Side.CLIENT and self._streams[side].waits
 
     def in_flight(self) -> int:
         """Return how many of the client's deliveries have no answer."""

@@ -270,7 +270,7 @@ class Stream:
         self.out: list[Buffer] = []
         self.scanner: NativeScanner | None = None
         self.unblocked: dict[Conversation, None] = {}
-        self.is_opened = self.is_closed = False
+        self.is_opened = self.is_closed = self.waits = False
         self._reader = reader
         #: Of a frame that is not there as far as it has to be.
         self._beginning = bytearray()
@@ -306,7 +306,7 @@ class Stream:
         try:
             at, stop = self._complete(chunk), len(chunk)
             while at < stop and self.close is None:
-                if self._steps >= MOST_FRAMES:
+                if self._steps >= MOST_FRAMES or self.waits:
                     self.left_bytes = stop - at
                     return
                 then = self._take(chunk, at, stop)

@@ -32,6 +32,7 @@ class Driver:
         written: to either side, that was not read.
         terms: what rules say, by resource; those of a request are the first that has some.
         version: of the rules.
+        unread: what a side has sent that is paused.
         held: requests that are held with their tickets, in order.
         given_up: those that the session gave up.
         batches: all that were decided.
@@ -58,6 +59,7 @@ class Driver:
         self.version = 0
         self.written = {side: bytearray() for side in Side}
         self.total = {side: bytearray() for side in Side}
+        self.unread = dict.fromkeys(Side, b"")
         self.held: dict[int, tuple[Request, Ticket]] = {}
         self.given_up: list[Request] = []
         self.batches: list[Batch] = []
@@ -118,8 +120,12 @@ class Driver:
 
     def give(self, side: Side, data: bytes, random: Random | None = None, longest: int = 1 << 20) -> None:
         """Give a peer's bytes, in chunks of random length if there is a random."""
+        data, self.unread[side] = self.unread[side] + data, b""
         at = 0
         while at < len(data) and self.closed is None:
+            if self.session.paused(side):
+                self.unread[side] = data[at:]
+                return
             stop = len(data) if random is None else min(len(data), at + random.randint(1, longest))
             back = self.session.take_back(side) if random is None or random.random() < 0.5 else b""
             chunk = back + data[at:stop]
@@ -127,6 +133,11 @@ class Driver:
             while chunk and self.closed is None:
                 left = self._receive(side, chunk)
                 chunk = chunk[len(chunk) - left :] if left else b""
+                if self.session.paused(side):
+                    self.unread[side] = chunk + data[at:]
+                    return
+        if self.unread[side.other] and self.closed is None and not self.session.paused(side.other):
+            self.give(side.other, b"", random, longest)
 
     def _receive(self, side: Side, chunk: bytes) -> int:
         # What is read next goes into the same room, so that whoever keeps a slice keeps nonsense.

@@ -8,12 +8,14 @@ from amqp10_playbook import codec
 from amqp10_playbook.codec import Described, ULong, say
 from amqp10_playbook.driver import BROKER, CLIENT, ORDERS, REFUSED, Driver, refuse
 
+from limiter.rules.resource import Resource
 from proxy.common.buffers import SMALL_FRAME_BYTES, GatherRoom
 from proxy.protocols.amqp10 import wire
 from proxy.protocols.amqp10.options import AMQP10Options
 from proxy.protocols.base import Terms
 from proxy.protocols.options import ScanName
 
+DELIVERY = Resource("delivery", "orders")
 ANNOTATIONS = codec.encode(Described(ULong(0x72), {codec.Symbol("a"): "b" * 60_000}))
 
 
@@ -215,3 +217,77 @@ def test_many_links_that_come_and_go_cost_the_same_each() -> None:
     spent(100)
     few = min(spent(500) for _ in range(3))
     assert spent(8000) < 16 * few * 4
+
+
+def not_let_in(driver: Driver, hostname: str | None = None) -> Driver:
+    opens = codec.SASL_HEADER + say(0, "sasl_init", mechanism="ANONYMOUS") + codec.HEADER
+    driver.give(CLIENT, opens + say(0, "open", container_id="c", hostname=hostname))
+    return driver.forget()
+
+
+LET_IN = codec.SASL_HEADER + say(0, "sasl_outcome", code=0) + codec.HEADER + say(0, "open", container_id="b")
+
+
+def test_of_a_client_that_is_not_let_in_few_frames_are_read() -> None:
+    driver = not_let_in(Driver())
+    begin = {"next_outgoing_id": 0, "incoming_window": 1, "outgoing_window": 1}
+    driver.give(CLIENT, b"".join(say(number, "begin", **begin) for number in range(200)))
+    driver.give(CLIENT, say(200, "begin", **begin))
+    assert len(driver.to(BROKER)) == 64
+    assert driver.session.paused(CLIENT)
+    assert not driver.session.paused(BROKER)
+    driver.give(BROKER, LET_IN)
+    assert not driver.session.paused(CLIENT)
+    assert len(driver.to(BROKER)) == 201 - 64
+
+
+def test_a_client_that_is_not_let_in_takes_no_credit_from_others() -> None:
+    driver = not_let_in(Driver(terms={DELIVERY: Terms(delays=True)}))
+    windows = {"incoming_window": 400, "outgoing_window": 500}
+    source = Described(ULong(0x28), ["/queues/orders"])
+    driver.client(1, "begin", next_outgoing_id=0, **windows)
+    driver.client(1, "attach", name="c", handle=0, role=True, source=source)
+    (flow,) = driver.client(1, "flow", next_outgoing_id=0, handle=0, link_credit=5, **windows)
+    driver.tick()
+    assert flow["link_credit"] == 0
+    assert not driver.requests
+    driver.give(BROKER, LET_IN)
+    assert [request.most for request in driver.requests] == [2]
+    driver.written[CLIENT].clear()
+    driver.broker(5, "begin", remote_channel=1, next_outgoing_id=0, **windows)
+    driver.broker(5, "attach", name="c", handle=0, role=False, source=source, initial_delivery_count=0)
+    driver.tick()
+    said = driver.to(BROKER)
+    assert [flow["link_credit"] for flow in said] == [2]
+
+
+def test_names_are_no_longer_than_names_can_be() -> None:
+    driver = not_let_in(Driver(), hostname="vhost:" + "v" * 100_000)
+    driver.give(BROKER, LET_IN)
+    windows = {"incoming_window": 400, "outgoing_window": 500}
+    source = Described(ULong(0x28), ["/queues/" + "q" * 100_000])
+    driver.client(1, "begin", next_outgoing_id=0, **windows)
+    driver.client(1, "attach", name="c", handle=0, role=True, source=source)
+    driver.client(1, "attach", name="d", handle=1, role=False, target=source, initial_delivery_count=0)
+    shared = driver.session._shared
+    assert max(len(str(scope)) for scope in shared.connection.scopes) < 300
+    links = [link for session in driver.session._sessions for link in session.links]
+    assert len(links) == 2
+    assert max(len(str(each)) for link in links for each in link.resources) < 600
+
+
+def test_nobody_has_heartbeats_looked_at_all_the_time() -> None:
+    driver = Driver().open(idle_time_out=1)
+    driver.now_ns += 1
+    tick_ns = driver.session.next_tick_ns()
+    assert tick_ns is not None
+    assert tick_ns >= 25_000_000
+
+
+def test_what_is_sent_without_credit_is_not_decided() -> None:
+    driver = Driver(terms={ORDERS: REFUSED}).open().sends()
+    for number in range(3):
+        driver.send(number)
+    assert driver.closed is not None
+    assert driver.closed.reason == "transfer_limit_exceeded"
+    assert not driver.requests
