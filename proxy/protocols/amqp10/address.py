@@ -37,8 +37,8 @@ address. ``/exchanges/…`` is refused.
 The vhost is what stands behind ``vhost:`` in the hostname of ``open``, as it stands (``vhost:%2F`` is refused); any
 other hostname, or none, means the broker's default vhost. A hostname that is a symbol ends the connection.
 
-Other brokers (Artemis, Broker-J) take an address as a queue's name, with whatever is in it. Their ``$management`` is a
-node like RabbitMQ's ``/management``.
+Other brokers (Artemis, Broker-J) take an address as a queue's name, with whatever is in it, so what RabbitMQ refuses is
+charged as a queue. Their ``$management`` is a node like RabbitMQ's ``/management``.
 """
 
 from typing import Final, Literal
@@ -124,8 +124,10 @@ def address_of(address: bytes) -> Address:
             return routed if routed.routing_key else Address("subject", routed.exchange)
         case b"topic":
             return Address(exchange=b"amq.topic", routing_key=_unescaped(name))
-        case _:
+        case b"management" if not rest:
             return _NOTHING
+        case _:
+            return Address(routing_key=address)
 
 
 def _queue(name: bytes) -> Address:
@@ -188,8 +190,10 @@ def source_of(source: Terminus | None) -> bytes | None:
             return _unescaped(name.removeprefix(b"queue/"))
         case b"exchange" | b"exchanges" | b"topic":
             return MADE_BY_BROKER
-        case _:
+        case b"management" if not rest:
             return None
+        case _:
+            return address
 
 
 def delivered(names: Names, source: Terminus | None) -> tuple[Resource, ...]:

@@ -66,9 +66,9 @@ def charged(address: str | None, said: MessageHead | None = None, vhost: bytes =
         ("/topic/a.b", ["exchange:amq.topic", "routing_key:amq.topic/a.b"]),
         ("/management", []),
         ("$management", []),
-        ("/other/q", []),
-        ("/amq/other", []),
-        ("/", []),
+        ("/other/q", ["queue:%2Fother%2Fq"]),
+        ("/amq/other", ["queue:%2Famq%2Fother"]),
+        ("/", ["queue:%2F"]),
     ],
 )
 def test_where_an_address_leads(address: str, resources: list[str]) -> None:
@@ -155,7 +155,7 @@ def test_of_a_long_name_the_beginning_counts() -> None:
         ("/exchanges/ex/k", "amq.gen"),
         ("/management", None),
         ("$management", None),
-        ("/amq/other", None),
+        ("/amq/other", "%2Famq%2Fother"),
         (None, None),
     ],
 )
