@@ -37,7 +37,7 @@ grant_all                                   ``granted = limit``; nothing is paid
 both               a drain is unanswered    nothing: see Draining
 came n                                      ``sent += n``; of them ``min(n, prepaid)`` are paid, the others go to due;
                                             what is beyond granted is granted, up to the limit
-swallowed n        they came                ``sent -= n, offset += n, prepaid += n``: the sender may use n more
+swallowed n        their first frames came  ``sent -= n, offset += n, prepaid += n``: the sender may use n more
 flow_of_sender     dc <= sent               nothing: it says what is known
 dc, less offset    dc > sent                it threw credit away: ``sent = dc``; trim
 both drain         dc = granted < limit,    it had nothing more: ``offset -= limit - granted``,
@@ -63,7 +63,8 @@ wanted or granted before it is where it was told to drain to: else each grant co
 for ever.
 
 A delivery counts from its first frame on, be it aborted later. Senders count at the first frame or at the last: so no
-answer that is given between seems to throw credit away.
+answer that is given between seems to throw credit away. One that is swallowed does not count from its first frame on:
+its receiver does not know of it, and hears the same count wherever its sender counts.
 
 What is unused
 ==============
@@ -122,6 +123,7 @@ class Credit:
         shaped: at some time the sender was told something else than the receiver said. Until then its flows go on as
             they are.
         available: what the sender last said that it has to send; None if it did not.
+        swallowing: a delivery that was ``swallowed`` has not come to its end. Its sender may not have counted it yet.
     """
 
     __slots__ = (
@@ -143,6 +145,7 @@ class Credit:
         "offset",
         "sent",
         "shaped",
+        "swallowing",
         "window",
     )
 
@@ -159,6 +162,7 @@ class Credit:
         self.window = FIRST_WINDOW
         self.draining = False
         self.shaped = False
+        self.swallowing = False
         self.available: int | None = None
         #: The delivery-count that the receiver said last, unwrapped; None if it left it out.
         self._said: int | None = None
@@ -304,7 +308,7 @@ class Credit:
             self._follow()
 
     def swallowed(self, deliveries: int = 1) -> None:
-        """Take back deliveries that came and do not go on.
+        """Take back deliveries that came and do not go on, at their first frame.
 
         The sender gets their credit again: there is something ``to_tell``.
         """
@@ -336,6 +340,8 @@ class Credit:
             return LinkFlow(None, max(0, self.limit - self.sent) if self.shaped else credit or 0, drain)
         before = self.sent
         counted = unwrapped(delivery_count - self.offset, before)
+        if self.swallowing:
+            counted = max(counted, before)
         threw_away = counted > before
         if threw_away:
             self.sent = counted
