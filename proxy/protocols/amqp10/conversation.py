@@ -565,7 +565,6 @@ class Conversation:
     def reject(self, delivery: Delivery) -> None:
         """Have the sender of a delivery that was swallowed hear of that, and of the credit that it has again."""
         shared, link = self._shared, delivery.link
-        link.credit.swallowed()
         shared.to_tell[link] = None
         link.falls_due()
         if not delivery.settled:
@@ -710,6 +709,8 @@ class TransferStep(Step):
             session.count_short(self.side)
             if self._is_first:
                 ids.swallow(delivery.number)
+                link.credit.swallowed()
+            link.credit.swallowing = not self._is_last
             if self._is_last:
                 session.reject(delivery)
             return b""

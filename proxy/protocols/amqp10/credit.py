@@ -34,9 +34,10 @@ flow_of_receiver   limit' >= granted        ``limit = limit'``
 limit' = dc+credit limit' < granted         ``limit = granted = limit'``; trim
 grant n                                     ``k = min(n, limit - granted)``; ``granted += k, prepaid += k, due -= n-k``
 grant_all                                   ``granted = limit``; nothing is paid
+both               a drain is unanswered    nothing: see Draining
 came n                                      ``sent += n``; of them ``min(n, prepaid)`` are paid, the others go to due;
                                             what is beyond granted is granted, up to the limit
-swallowed n        they came                ``sent -= n, offset += n, prepaid += n``: the sender may use n more
+swallowed n        their first frames came  ``sent -= n, offset += n, prepaid += n``: the sender may use n more
 flow_of_sender     dc <= sent               nothing: it says what is known
 dc, less offset    dc > sent                it threw credit away: ``sent = dc``; trim
 both drain         dc = granted < limit,    it had nothing more: ``offset -= limit - granted``,
@@ -57,10 +58,13 @@ what is granted. What it answers goes on when
   limit. From there on the receiver's numbers are ahead: the offset sinks.
 
 In all other cases it used up what it had, or answers to what it was told before, so there may be more: that answer goes
-no further, and what it threw away can be granted anew. It is told to drain again with each grant.
+no further, and what it threw away can be granted anew. It is told to drain again with each grant. So nothing more is
+wanted or granted before it is where it was told to drain to: else each grant could cross the answer to the one before,
+for ever.
 
 A delivery counts from its first frame on, be it aborted later. Senders count at the first frame or at the last: so no
-answer that is given between seems to throw credit away.
+answer that is given between seems to throw credit away. One that is swallowed does not count from its first frame on:
+its receiver does not know of it, and hears the same count wherever its sender counts.
 
 What is unused
 ==============
@@ -119,10 +123,12 @@ class Credit:
         shaped: at some time the sender was told something else than the receiver said. Until then its flows go on as
             they are.
         available: what the sender last said that it has to send; None if it did not.
+        swallowing: a delivery that was ``swallowed`` has not come to its end. Its sender may not have counted it yet.
     """
 
     __slots__ = (
         "_attached",
+        "_drains_to",
         "_due",
         "_highest",
         "_initial",
@@ -139,6 +145,7 @@ class Credit:
         "offset",
         "sent",
         "shaped",
+        "swallowing",
         "window",
     )
 
@@ -155,6 +162,7 @@ class Credit:
         self.window = FIRST_WINDOW
         self.draining = False
         self.shaped = False
+        self.swallowing = False
         self.available: int | None = None
         #: The delivery-count that the receiver said last, unwrapped; None if it left it out.
         self._said: int | None = None
@@ -162,6 +170,8 @@ class Credit:
         self._due = 0
         #: The delivery-limit that the sender was told last, in its own numbers, and the highest.
         self._told = self._highest = self._initial
+        #: Where the sender was told to drain to, in its own numbers; None if it was not told to.
+        self._drains_to: int | None = None
         #: Deliveries since the window was changed.
         self._used = 0
         #: The least that was prepaid in this second, and when that ends.
@@ -185,6 +195,8 @@ class Credit:
         self.limit += initial_delivery_count
         self._told += initial_delivery_count
         self._highest += initial_delivery_count
+        if self._drains_to is not None:
+            self._drains_to += initial_delivery_count
 
     # What the receiver says, and what the sender is told.
 
@@ -212,6 +224,7 @@ class Credit:
         """Return what the sender is told from now on, instead of the receiver's flow, or by a flow of Sluice's own."""
         self._told = self.granted + self.offset
         self._highest = max(self._highest, self._told)
+        self._drains_to = self._told if self.draining else None
         said = self._said
         if self.granted == self.limit and not self.offset and (not self.shaped or self.sent == said):
             counted = self._initial if said is None else said
@@ -237,7 +250,7 @@ class Credit:
         Not for each delivery: the sender may use up half of its window first.
         """
         unused = max(0, self.granted - self.sent)
-        if 2 * unused > self.window:
+        if self._awaits_answer or 2 * unused > self.window:
             return 0
         return max(0, min(self.limit - self.granted, self.window - unused))
 
@@ -260,11 +273,20 @@ class Credit:
     def grant_all(self) -> bool:
         """Let the sender use all that the receiver said, unpaid: nothing limits the link.
 
+        It is to be called again when deliveries came, or the sender's flow, as long as less is granted.
+
         Returns:
             Whether there is something ``to_tell``.
         """
-        self.granted = self.limit
+        if not self.shaped or not self._awaits_answer:
+            self.granted = self.limit
         return self.to_tell
+
+    @property
+    def _awaits_answer(self) -> bool:
+        """Whether the sender was told to drain, and is not where it is to be then."""
+        drains_to = self._drains_to
+        return self.draining and drains_to is not None and self.sent + self.offset < drains_to
 
     # What the sender does.
 
@@ -286,7 +308,7 @@ class Credit:
             self._follow()
 
     def swallowed(self, deliveries: int = 1) -> None:
-        """Take back deliveries that came and do not go on.
+        """Take back deliveries that came and do not go on, at their first frame.
 
         The sender gets their credit again: there is something ``to_tell``.
         """
@@ -318,6 +340,8 @@ class Credit:
             return LinkFlow(None, max(0, self.limit - self.sent) if self.shaped else credit or 0, drain)
         before = self.sent
         counted = unwrapped(delivery_count - self.offset, before)
+        if self.swallowing:
+            counted = max(counted, before)
         threw_away = counted > before
         if threw_away:
             self.sent = counted

@@ -506,6 +506,9 @@ class Link:
         if self.delays:
             self.falls_due()
             self.wants()
+        elif self.credit.granted < self.credit.limit:
+            # It had to drain first what it was told of.
+            self.wants()
 
     def completed(self, deliveries: int, size_bytes: int) -> None:
         """Count whole deliveries that nothing decided on."""

@@ -179,6 +179,42 @@ class TestDrain:
         assert (credit.sent, credit.granted, credit.offset, credit.prepaid) == (0, 3, 4, 3)
         assert credit.flow_of_sender(7, 0, 0, True) == (100, 0, True)
 
+    def test_grants_that_cross_answers_come_to_an_end(self) -> None:
+        credit = wide(100, 8)
+        assert granted(credit, 2) == (0, 2, False)
+        credit.flow_of_receiver(0, 100, True)
+        assert credit.to_sender() == (0, 2, True)
+        # Asked for before it drained, granted while the answer is on its way.
+        assert credit.grant(3, 0)
+        assert credit.to_sender() == (0, 5, True)
+        assert credit.flow_of_sender(2, 0, 0, True) is None
+        # The answer to the second flow is on its way, too: a third one would cross it, and so on.
+        assert credit.wanted() == 0
+        assert credit.flow_of_sender(5, 0, 0, True) == (100, 0, True)
+        assert credit.limit == credit.sent == 100
+
+    def test_all_is_granted_when_the_drain_is_answered(self) -> None:
+        credit = wide(10, 8)
+        granted(credit, 2)
+        credit.flow_of_receiver(0, 10, True)
+        assert credit.to_sender() == (0, 2, True)
+        # From now on nothing limits the link.
+        assert not credit.grant_all()
+        credit.came()
+        assert not credit.grant_all()
+        credit.came()
+        assert credit.grant_all()
+        assert credit.to_sender() == (2, 8, True)
+        assert credit.flow_of_sender(10, 0, 0, True) == (10, 0, True)
+
+    def test_more_is_granted_to_who_does_not_drain_any_more(self) -> None:
+        credit = wide(10, 8)
+        credit.flow_of_receiver(0, 10, True)
+        granted(credit, 2)
+        assert credit.wanted() == 0
+        credit.flow_of_receiver(0, 10, False)
+        assert credit.wanted() == 6
+
     def test_taken_back(self) -> None:
         credit = wide(100, 4)
         granted(credit)

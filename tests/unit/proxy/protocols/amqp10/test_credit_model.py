@@ -112,6 +112,7 @@ class SpecReceiver:
         self.drain = False
         self.out = out
         self.deliveries = 0
+        self.partial = False
         #: What came beyond the credit, and may, as the receiver took credit back that was used already.
         self.lowered = 0
         self.heard: list[Flow] = []
@@ -131,6 +132,7 @@ class SpecReceiver:
             case Transfer(first, last):
                 assert self.delivery_count is not None
                 self.deliveries += last
+                self.partial = not last
                 if first if self.counts_early else last:
                     self.delivery_count = (self.delivery_count + 1) & ALL
                     self._use(1)
@@ -140,6 +142,8 @@ class SpecReceiver:
                 self.heard.append(message)
                 # The delivery-limit stays: credit that was thrown away is gone.
                 advanced = signed(delivery_count - self.delivery_count)
+                # What is under way may not count yet.
+                assert advanced >= -self.partial
                 if advanced > 0:
                     self.delivery_count = delivery_count
                     self._use(advanced)
@@ -246,12 +250,15 @@ class Link:
                         self._tell()
                     else:
                         self.forwarded += 1
+                credit.swallowing = self.swallowing and not last
                 if not self.swallowing:
                     self.to_receiver.append(Transfer(first, last))
             case Flow(delivery_count, link_credit, drain, available):
-                was_shaped, offset = credit.shaped, credit.offset
+                was_shaped, offset, sent = credit.shaped, credit.offset, credit.sent
                 told = credit.flow_of_sender(delivery_count, link_credit, available, drain)
                 assert credit.available == available
+                # Nobody throws credit away within a delivery.
+                assert credit.sent == sent or not credit.swallowing
                 if credit.offset < offset:
                     assert available == 0, "the receiver was told of a drain, and more is there"
                 if told is None:

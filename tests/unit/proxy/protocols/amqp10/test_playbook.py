@@ -1,9 +1,24 @@
-"""The model peers keep their rules, notice when one is broken, and do not notice a session that limits nothing."""
+"""The model peers keep their rules, notice when one is broken, and notice no more of a session between than it says."""
+
+import os
 
 import pytest
 from amqp10_playbook.between import Between
+from amqp10_playbook.driver import ORDERS, REFUSED, SHAPED
 from amqp10_playbook.peers import Peer, RuleBrokenError, Session
 from amqp10_playbook.trial import Direct, Trial
+
+from limiter.rules.resource import Resource
+from proxy.protocols.base import Terms
+
+DELIVERIES = Resource("delivery", "orders")
+#: What rules say.
+LIMITS = {
+    "shaped": {ORDERS: SHAPED, DELIVERIES: SHAPED},
+    "refused": {ORDERS: REFUSED},
+    "both": {ORDERS: Terms(delays=True, refuses=True), DELIVERIES: SHAPED},
+}
+SEEDS = 40 * max(1, int(os.environ.get("SLUICE_FUZZ_FACTOR", "1")))
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -15,6 +30,13 @@ def test_two_peers_without_anything_between(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(30))
 def test_two_peers_with_a_session_between_that_limits_nothing(seed: int) -> None:
     Trial(seed, Between(seed, {}), closes=seed % 3 == 0).run()
+
+
+@pytest.mark.parametrize("limits", LIMITS)
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_two_peers_with_a_session_between_that_limits(seed: int, limits: str) -> None:
+    between = Between(seed, LIMITS[limits])
+    Trial(seed, between, refused=lambda detail: "SYSTEM_BUSY" in detail, closes=seed % 4 == 0).run()
 
 
 class Loses(Direct):
