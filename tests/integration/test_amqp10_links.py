@@ -22,6 +22,7 @@ from harness.amqp_one import (
     frame,
     message,
 )
+from harness.artemis import Artemis
 from harness.one_broker import OneBroker
 from harness.ports import free_port
 from harness.rabbitmq import RabbitMQ
@@ -85,11 +86,28 @@ def _numbers(bodies: list[bytes]) -> list[int]:
     return [int(body.split(b" ", 1)[0]) for body in bodies]
 
 
-def _drained(receiver: Receiver, credit: int, expected: int) -> tuple[list[int], int]:
-    """Give credit and drain it: what came, and by how much the delivery-count is further when the credit is gone."""
+def _drained(receiver: Receiver, credit: int, expected: int, *, may_end_early: bool) -> tuple[list[int], int]:
+    """Give credit and drain it: what came, and by how much the delivery-count is further when the credit is gone.
+
+    Artemis at times answers a drain when it has heard of the next one already, and lets the credit of that one go,
+    whatever is in its queue. Then the rest is asked for anew.
+    """
     before = receiver.count
     receiver.flow(credit, drain=True)
-    came = _numbers([body_of(receiver.receive()) for _ in range(expected)])
+    came: list[int] = []
+    while len(came) < expected:
+        first = receiver.client.wait_for(
+            lambda each: each.get("handle") == receiver.theirs and each.name in {"transfer", "flow"},
+            what="a message or the end of a drain",
+        )
+        if first.name == "transfer":
+            came += _numbers([body_of(receiver.rest_of(first))])
+        elif may_end_early and not first.get("link_credit", 0):
+            receiver.count = first["delivery_count"]
+            more = expected - len(came)
+            before += more
+            receiver.flow(more, drain=True)
+            credit = expected
     if expected < credit:
         receiver.count = receiver.drained()["delivery_count"]
     return came, receiver.count - before & 0xFFFF_FFFF
@@ -104,7 +122,8 @@ def test_drain_ends_as_it_does_directly_however_much_was_used(
     _fill(broker, address, there)
     receiver = client.attach_receiver(address)
 
-    came, by = _drained(receiver, credit, min(there, credit))
+    may_end_early = isinstance(broker.broker, Artemis) and name.startswith("slow")
+    came, by = _drained(receiver, credit, min(there, credit), may_end_early=may_end_early)
 
     assert came == list(range(min(there, credit)))
     assert by == credit
