@@ -69,7 +69,8 @@ its receiver does not know of it, and hears the same count wherever its sender c
 What is unused
 ==============
 Credit that a link has is lost to others that would use it now. So a link gets no more than its ``window`` at a time: a
-few at first; twice as many when it used up a whole window; half when it did not need all of it for a second.
+few at first; twice as many when it used as many and had none left, or got at once all that it asked for, so that nobody
+else waits for that; half when it did not need all of it for a second. So it has no more than it uses in about a second.
 Credit cannot be taken back. But what was paid for it can be, and is, when it was not needed for a second: it is
 charged later, if the credit is used after all.
 """
@@ -254,12 +255,19 @@ class Credit:
             return 0
         return max(0, min(self.limit - self.granted, self.window - unused))
 
-    def grant(self, permits: int, now_ns: int) -> bool:
+    def grant(self, permits: int, now_ns: int, *, plenty: bool = False) -> bool:
         """Let the sender use what was paid for; what the receiver does not want any more is given back.
+
+        Args:
+            permits: how many.
+            now_ns: the time.
+            plenty: these are all that it asked for, and it did not wait for them.
 
         Returns:
             Whether there is something ``to_tell``.
         """
+        if plenty:
+            self._widen()
         granted = max(0, min(permits, self.limit - self.granted))
         self._due -= permits - granted
         self.granted += granted
@@ -302,9 +310,8 @@ class Credit:
         self._low = min(self._low, self._prepaid)
         self._used += deliveries
         if self.sent >= self.granted:
-            if self._used >= self.window and self.granted < self.limit:
-                self.window = min(2 * self.window, MOST_WINDOW)
-                self._used = 0
+            if self.granted < self.limit:
+                self._widen()
             self._follow()
 
     def swallowed(self, deliveries: int = 1) -> None:
@@ -407,6 +414,12 @@ class Credit:
         self._prepaid = self._low = 0
         self._second_ends_ns = None
         return self.take_due()
+
+    def _widen(self) -> None:
+        """Let the sender have more at a time, if it used that much since the last time."""
+        if self._used >= self.window:
+            self.window = min(2 * self.window, MOST_WINDOW)
+            self._used = 0
 
     def _follow(self) -> None:
         """Grant what is used already."""

@@ -436,6 +436,7 @@ class Link:
         shared = self._shared
         if self.request is request:
             self.request = None
+        plenty = permits == request.most and not self._since_ns
         self._since_ns = 0
         if self.gone or self._is_withheld() or request.resources != self.resources or not self.delays:
             # Nobody is to use it, or it is paid for otherwise.
@@ -452,7 +453,7 @@ class Link:
         else:
             if self._bytes != request.size_bytes:
                 shared.charges.append(self._charge(0, permits * (self._bytes - request.size_bytes)))
-            if self.credit.grant(permits, shared.now_ns):
+            if self.credit.grant(permits, shared.now_ns, plenty=plenty):
                 shared.to_tell[self] = None
             self.falls_due()
         self.wants()

@@ -333,9 +333,12 @@ class Renumbering:
         return removed
 
     def forget_unsettled(self) -> None:
-        """Take that nobody speaks of what is unsettled any more: no link is left that it could belong to."""
+        """Take that nobody waits for what is unsettled any more: no link is left that it could belong to.
+
+        What its receiver said of it before it heard of that may still come.
+        """
         self._unsettled.clear()
-        if self._afters:
+        if self.full:
             self._forget()
 
     def _near(self) -> int:

@@ -56,6 +56,23 @@ def test_a_window_doubles_when_it_was_used_up() -> None:
     assert asked == [FIRST_WINDOW << each for each in range(6)]
 
 
+def test_a_window_doubles_where_there_is_plenty() -> None:
+    credit = wide(100, 4)
+    assert credit.wanted() == 4
+    credit.grant(4, 0, plenty=True)
+    # It has to use that much first.
+    assert credit.window == 4
+    credit.came(2)
+    credit.grant(credit.wanted(), 0, plenty=True)
+    assert credit.window == 4
+    credit.came(2)
+    credit.grant(credit.wanted(), 0)
+    assert credit.window == 4
+    credit.came(2)
+    credit.grant(credit.wanted(), 0, plenty=True)
+    assert (credit.window, credit.wanted()) == (8, 4)
+
+
 def test_nothing_is_asked_for_before_half_of_a_window_is_used() -> None:
     credit = wide(1000, 10)
     granted(credit)

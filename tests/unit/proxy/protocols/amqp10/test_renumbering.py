@@ -174,6 +174,17 @@ class TestRenumbering:
         assert deliveries.unsettled == 0
         assert deliveries.came(7) == 5
 
+    def test_what_crossed_the_end_of_the_last_link_is_still_translated(self) -> None:
+        deliveries, _ = numbering(0, "..x..x.")
+        deliveries.forget_unsettled()
+        assert deliveries.back_ranges(1, 4) == [(1, 1), (3, 4), (6, 6)]
+
+    def test_nothing_is_left_of_so_many_breaks_that_no_more_may_be_swallowed(self) -> None:
+        deliveries, _ = numbering(0, ".x" * MOST_BREAKS)
+        assert deliveries.full
+        deliveries.forget_unsettled()
+        assert not deliveries.full
+
 
 class TestUnsettled:
     def test_ascending_ids_are_one_interval(self) -> None:
