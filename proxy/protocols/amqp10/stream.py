@@ -114,7 +114,7 @@ class Piece(msgspec.Struct, gc=False):
 class Run(Step):
     """Plain frames, one behind the other."""
 
-    __slots__ = ("_came", "_settled", "_transfers", "_unsettled")
+    __slots__ = ("_aborted", "_came", "_settled", "_transfers", "_unsettled")
 
     def __init__(self, side: Side) -> None:
         self.session = None
@@ -125,6 +125,7 @@ class Run(Step):
         #: Deliveries that follow each other, by session: the first, and how many.
         self._unsettled: list[tuple[Conversation, int, int]] = []
         self._settled: list[tuple[Conversation, bool, int, int]] = []
+        self._aborted: list[tuple[Conversation, int]] = []
 
     def add_transfer(self, session: "Conversation", link: "Link | None", number: int, *, settled: bool) -> None:
         """Add a transfer.
@@ -148,6 +149,11 @@ class Run(Step):
                     unsettled[-1] = session, first, count + 1
                     return
             unsettled.append((session, number, 1))
+
+    def add_aborted(self, session: "Conversation", number: int) -> None:
+        """Add that a delivery was aborted, by one of its transfers."""
+        if self.side is Side.CLIENT:
+            self._aborted.append((session, number))
 
     def add_settled(self, session: "Conversation", first: int, last: int, *, receiver: bool) -> None:
         """Add a disposition that settles."""
@@ -174,6 +180,8 @@ class Run(Step):
             session.halves[side].transfers.came(transfers)
         for session, number, deliveries in self._unsettled:
             session.halves[side].ids.came(number, deliveries)
+        for session, number in self._aborted:
+            session.halves[side].ids.aborted(number)
         for link, deliveries in self._came.items():
             link.came(deliveries)
         for session, receiver, first, last in self._settled:
