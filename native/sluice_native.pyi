@@ -2,9 +2,9 @@
 
 A frame of RocketMQ is *plain* if its header is one send or send-back, JSON or binary, whose meaning is beyond doubt;
 what is plain of AMQP 0.9.1 ``Channels`` says, and of AMQP 1.0 ``Links``. Nothing else is read here: whatever is not
-plain ends a scan. A limit is
-*plain* if it is a bucket and a breaker, and refuses. What a chunk asks for is decided here as far as all its limits are
-plain and admit all of it; the rest is left to Python, which decides by the same state.
+plain ends a scan. A limit is *plain* if it is a bucket and a breaker, and refuses. What a chunk asks for is decided
+here as far as all its limits are plain and admit all of it; the rest is left to Python, which decides by the same
+state.
 """
 
 from collections.abc import Callable, Mapping, Sequence

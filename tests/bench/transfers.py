@@ -61,6 +61,17 @@ def scanning(module: Any, chunk: bytes, count: int, *, copies: bool = False) -> 
     return scan, count
 
 
+def renumbering(module: Any, chunk: bytes, count: int) -> Work:
+    """Return what writes a chunk with other numbers of deliveries."""
+    view, sessions = memoryview(chunk), [(0, None, 1, None, 1)]
+
+    def renumber() -> None:
+        if module.renumber(view, 0, len(view), sessions)[0] != len(view):
+            raise AssertionError("something was left")
+
+    return renumber, count
+
+
 def reading(chunk: bytes, count: int) -> Work:
     """Return what reads a chunk in Python."""
     view = memoryview(chunk)
@@ -84,6 +95,8 @@ def works(module: Any) -> dict[str, tuple[Work, Work]]:
         "transfers, 1 KiB": (scanning(module, *large), reading(*large)),
         "transfers, 128 bytes, 16 links in turn": (scanning(module, *turns), reading(*turns)),
         "transfers, 128 bytes, annotations looked at": (scanning(module, *small, copies=True), reading(*small)),
+        "transfers, 128 bytes, written with other numbers": (renumbering(module, *small), reading(*small)),
+        "dispositions of one each, written with other numbers": (renumbering(module, *one_each), reading(*one_each)),
         "dispositions of one each": (scanning(module, *one_each), reading(*one_each)),
         "dispositions of two each": (scanning(module, *joined), reading(*joined)),
     }

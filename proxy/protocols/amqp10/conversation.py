@@ -279,29 +279,70 @@ class Conversation:
             stream: of the receiver, as whose frame it comes.
         """
         receiver = stream.side
-        half, other = self.halves[receiver], self.halves[receiver.other]
-        handle, channel = link.handles[receiver], half.channel
+        half = self.halves[receiver]
+        handle = link.handles[receiver]
         if link.flows and not link.credit.shaped and link.credit.granted == link.credit.limit:
             # The receiver's own flow says it soon, as it came.
             return
-        if handle is None or channel is None or receiver not in link.told or not half.told:
+        if handle is None or receiver not in link.told or not half.told:
             return
         to_sender = link.credit.to_sender()
+        self._tell_flow(
+            stream,
+            handle=handle,
+            delivery_count=to_sender.delivery_count,
+            link_credit=to_sender.credit,
+            drain=to_sender.drain,
+        )
+
+    def count_short(self, side: Side) -> None:
+        """Take note that a transfer of that peer was swallowed: it takes it for a part of its window."""
+        self._shared.short[self, side] = None
+
+    def tell_window(self, stream: Stream) -> bool:
+        """Tell the sender of what was swallowed of its window, if it could send no more without that.
+
+        Args:
+            stream: of the receiver, as whose frame it comes.
+
+        Returns:
+            Whether it knows of all now.
+        """
+        half, other = self.halves[stream.side], self.halves[stream.side.other]
+        if not other.transfers.to_tell or not half.told:
+            return True
+        if other.transfers.left():
+            # A flow of a link is likely to say it.
+            return False
+        self._tell_flow(stream)
+        return True
+
+    def _tell_flow(
+        self,
+        stream: Stream,
+        *,
+        handle: int | None = None,
+        delivery_count: int | None = None,
+        link_credit: int | None = None,
+        drain: bool = False,
+    ) -> None:
+        half, other = self.halves[stream.side], self.halves[stream.side.other]
+        assert half.channel is not None  # noqa: S101 - it has begun
         incoming_id = other.transfers.incoming_id()
         if incoming_id is None and other.told:
             # The receiver has not said it yet, though it knows it by now.
             incoming_id = other.first_id
         stream.insert(
             wire.flow_frame(
-                channel,
+                half.channel,
                 next_incoming_id=incoming_id,
                 incoming_window=other.transfers.incoming_window or 0,
                 next_outgoing_id=half.transfers.outgoing_id(),
                 outgoing_window=half.transfers.outgoing_window,
                 handle=handle,
-                delivery_count=to_sender.delivery_count,
-                link_credit=to_sender.credit,
-                drain=to_sender.drain,
+                delivery_count=delivery_count,
+                link_credit=link_credit,
+                drain=drain,
             )
         )
 
@@ -666,6 +707,7 @@ class TransferStep(Step):
             session.changed()
         if delivery.fate == SWALLOWED:
             half.transfers.swallowed()
+            session.count_short(self.side)
             if self._is_first:
                 ids.swallow(delivery.number)
             if self._is_last:

@@ -55,6 +55,7 @@ class Shared:
         charges: what is to be charged, besides.
         paid: what came on credit.
         keeping: sessions that have deliveries of which more has to come before they can be decided.
+        short: sessions whose sender may wait for a window that was used by what was swallowed; by the sender's side.
         unblocked: by side, sessions where something was decided that may have been kept back.
         withheld: no more credit is granted to what clients send.
         let_in: the broker has opened the connection, too.
@@ -79,6 +80,7 @@ class Shared:
     charges: list[Charge] = field(default_factory=list)
     paid: dict[tuple[tuple[Resource, ...], bool], Paid] = field(default_factory=dict)
     keeping: "dict[Conversation, None]" = field(default_factory=dict)
+    short: "dict[tuple[Conversation, Side], None]" = field(default_factory=dict)
     unblocked: "dict[Side, dict[Conversation, None]]" = field(default_factory=dict)
     withheld: bool = False
     let_in: bool = False
@@ -136,7 +138,7 @@ class Shared:
         if self._gathering is not None:
             self.context.room.give_back(self._gathering)
             self._gathering = None
-        for known in (self.to_ask, self.to_tell, self.due, self.idle, self.forced, self.paid, self.keeping):
+        for known in (self.to_ask, self.to_tell, self.due, self.idle, self.forced, self.short, self.paid, self.keeping):
             known.clear()
         for kept in (self.requests, self.rejected, self.charges):
             kept.clear()
@@ -435,7 +437,8 @@ class Link:
         if self.request is request:
             self.request = None
         self._since_ns = 0
-        if self.gone or request.resources != self.resources or not self.delays:
+        if self.gone or self._is_withheld() or request.resources != self.resources or not self.delays:
+            # Nobody is to use it, or it is paid for otherwise.
             shared.charges.append(
                 Charge(
                     request.resources,
@@ -706,6 +709,11 @@ class Link:
             links.pop(self, None)
 
     # --- For people -------------------------------------------------------------------------------
+
+    @property
+    def waits(self) -> bool:
+        """Whether it waits for credit."""
+        return not self.gone and self._since_ns > 0
 
     def since(self) -> tuple[bool, int]:
         """Return what puts those first that wait for longest."""

@@ -112,6 +112,12 @@ class Transfers:
         """Return the next-outgoing-id that the receiver is to be told at this place of the stream."""
         return wrapped(self.next_id)
 
+    @property
+    def to_tell(self) -> bool:
+        """Whether there were transfers swallowed that the sender still takes for a part of its window."""
+        counted = self._initial if self._incoming_id is None else self._incoming_id
+        return counted + self.offset + self.incoming_window > self._told
+
     def left(self) -> int:
         """Return how many transfers the sender may send by what it was told."""
         return max(0, self._told - self.offset - self.next_id)

@@ -1,13 +1,14 @@
 """One AMQP 1.0 connection, sans-IO: its streams, sessions and links, heartbeats and farewells of our own."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from heapq import nsmallest
 from typing import Final
 
 from msgspec.structs import replace
 
 from proxy.deciding.batch import Batch, Grant, Hold, Refuse, Request, Side
+from proxy.flow.credit import Stage
 from proxy.protocols.amqp.names import ROUTING_KEY
 from proxy.protocols.amqp10 import wire
 from proxy.protocols.amqp10.about import AboutClient
@@ -86,6 +87,9 @@ class AMQP10Session(Session, Reader):
         self._written: set[Side] = set()
         self._beats_ns: dict[Side, int] = {}
         self._sweep_ns: int | None = None
+        #: Links that have waited for credit since the last sweep; and what stands for what they wait for.
+        self._waiting: dict[Link, None] = {}
+        self._stages: dict[str, Stage] = {}
         self._closes = False
         self._last_heard = b""
 
@@ -159,6 +163,7 @@ class AMQP10Session(Session, Reader):
             if isinstance(about, Link):
                 if isinstance(verdict, Hold):
                     about.hold(request)
+                    self._throttle(about)
                 else:
                     self._grant(about, request, verdict.messages if isinstance(verdict, Grant) else request.most)
             elif isinstance(about, Delivery):
@@ -180,9 +185,27 @@ class AMQP10Session(Session, Reader):
         link.grant(request, permits)
         if link.credit.idle_ns is not None:
             self._shared.idle[link] = None
-            if self._sweep_ns is None:
-                self._sweep_ns = self._shared.now_ns + _SWEEP_NS
-                self._context.wake()
+            self._sweep_soon()
+
+    def _throttle(self, link: Link) -> None:
+        """Show that a link waits for a limit; that it does no more is seen by a sweep, as it waits again and again."""
+        connection, now_ns = self._context.stage, self._shared.now_ns
+        self._waiting[link] = None
+        name = str(link.resources[0]) if link.resources else ""
+        if name not in self._stages:
+            if not self._stages:
+                connection.throttle(now_ns, on=True)
+            stage = self._stages[name] = Stage("resource", name, connection.gives)
+            stage.throttle(now_ns, on=True)
+            # So that it is known what the connection waits for.
+            connection.send(stage, 1, now_ns)
+            stage.ack(connection, 1, now_ns)
+        self._sweep_soon()
+
+    def _sweep_soon(self) -> None:
+        if self._sweep_ns is None:
+            self._sweep_ns = self._shared.now_ns + _SWEEP_NS
+            self._context.wake()
 
     def resolved(self, request: Request, refuse: Refuse | None, now_ns: int) -> None:
         """Take what was granted to a request that was held."""
@@ -220,6 +243,10 @@ class AMQP10Session(Session, Reader):
             for link in links:
                 if link.credit.to_tell:
                     link.session.tell(link, self._streams[link.sender.other])
+        if shared.short:
+            for session, side in list(shared.short):
+                if session.tell_window(self._streams[side.other]):
+                    del shared.short[session, side]
 
     def _look_at_rules(self) -> None:
         """Ask what rules say to all links, when they have changed."""
@@ -425,7 +452,21 @@ class AMQP10Session(Session, Reader):
             link.idle()
             if link.gone or link.credit.idle_ns is None:
                 del idle[link]
-        self._sweep_ns = now_ns + _SWEEP_NS if idle else None
+        self._look_at_stages(now_ns)
+        self._sweep_ns = now_ns + _SWEEP_NS if idle or self._stages else None
+
+    def _look_at_stages(self, now_ns: int) -> None:
+        """Close the stages of what nothing has waited for since the last look."""
+        names = {str(link.resources[0]) if link.resources else "" for link in self._waiting}
+        for name in [name for name in self._stages if name not in names]:
+            self._stages.pop(name).close(now_ns)
+            if not self._stages:
+                self._context.stage.throttle(now_ns, on=False)
+        self._waiting = {link: None for link in self._waiting if link.waits}
+
+    def stages(self) -> Iterable[Stage]:
+        """Return the stages of what links wait for."""
+        return list(self._stages.values())
 
     def _beat(self, side: Side) -> None:
         """Send a heartbeat to a peer that heard nothing for a while, though the other one is there."""
@@ -507,6 +548,10 @@ class AMQP10Session(Session, Reader):
             self._streams[side].unblocked.clear()
         for scanner in shared.scanners.values():
             scanner.forget()
+        for stage in self._stages.values():
+            stage.close(shared.now_ns)
+        self._stages.clear()
+        self._waiting.clear()
         shared.forget()
         del self._streams
 

@@ -409,6 +409,8 @@ class Stream:
         is_last = not self._payload_left_bytes
         step = self._reader.take_payload(self, buffer[at:stop], is_last=is_last)
         self._add(buffer, at, stop, step, is_last=is_last)
+        # Frames of our own that wait for its end go there: their numbers are those of that moment.
+        self._run = None
         return stop
 
     def _take_header(self, buffer: Buffer, at: int) -> int:

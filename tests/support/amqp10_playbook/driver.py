@@ -11,6 +11,7 @@ from proxy.flow.credit import Stage
 from proxy.protocols.amqp10.options import AMQP10Options
 from proxy.protocols.amqp10.session import AMQP10Session
 from proxy.protocols.base import NO_TERMS, Close, SessionContext, Terms, WireCounters
+from proxy.protocols.options import ScanName
 
 from . import codec
 from .codec import Said, say
@@ -37,7 +38,10 @@ class Driver:
         batches: all that were decided.
         closed: the session's order to close.
         between: called between ``receive`` and ``decided``.
+        scan: what reads plain frames, unless options say it.
     """
+
+    scan: ScanName = "auto"
 
     def __init__(
         self,
@@ -70,7 +74,7 @@ class Driver:
             self._wake,
             False,
             self.limits.__contains__,
-            options or AMQP10Options(),
+            options or AMQP10Options(scan=self.scan),
             give_up=self._give_up,
             room=room or GatherRoom(),
             stage=self.stage,

@@ -14,6 +14,12 @@ from proxy.protocols.base import Close, Terms
 DELIVERY = Resource("delivery", "orders")
 
 
+@pytest.fixture(autouse=True, params=["python", "compiled"])
+def _scans(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have plain frames be read by either."""
+    monkeypatch.setattr(Driver, "scan", request.param)
+
+
 def shaped(decide: Decide = lambda _: None) -> Driver:
     return Driver(decide, terms={ORDERS: SHAPED, DELIVERY: SHAPED}).open()
 
@@ -255,6 +261,19 @@ def test_no_credit_is_granted_during_an_alarm() -> None:
     assert flows == {3: 2, 4: 10}
 
 
+def test_what_is_granted_during_an_alarm_is_given_back() -> None:
+    driver = shaped(hold).sends()
+    driver.credit(170)
+    driver.session.alarm("disk", driver.now_ns)
+    driver.resolve(2)
+    assert driver.to(CLIENT) == []
+    driver.tick()
+    assert driver.charged == 0
+    driver.session.alarm("", driver.now_ns)
+    driver.tick()
+    assert len(driver.held) == 1
+
+
 # --- Consuming ------------------------------------------------------------------------------------
 
 
@@ -483,6 +502,9 @@ def test_what_is_kept_back_is_decided_before_the_window_is_used_up() -> None:
     assert driver.woken
     driver.forget()
     driver.tick()
+    # What was swallowed is no part of the window: without that the rest could not come.
+    (flow,) = driver.to(CLIENT)
+    assert (flow["next_incoming_id"], flow["incoming_window"], flow["handle"]) == (13, 3, None)
     driver.client(1, "transfer", part[3:], handle=0)
     assert [said.name for said in driver.to(CLIENT)] == ["disposition", "flow"]
 
@@ -667,3 +689,23 @@ def test_too_many_sessions_end_the_connection(monkeypatch: pytest.MonkeyPatch) -
         driver.client(channel, "begin", next_outgoing_id=0, incoming_window=1, outgoing_window=1)
     assert isinstance(driver.closed, Close)
     assert driver.closed.reason == "too_many_sessions"
+
+
+def test_a_connection_shows_that_a_limit_makes_it_wait() -> None:
+    driver = shaped(hold)
+    driver.now_ns = 1_000_000_000
+    driver.sends().credit(170)
+    assert driver.stage.state(driver.now_ns) == "throttled"
+    (stage,) = driver.session.stages()
+    assert (stage.kind, stage.name) == ("resource", "queue:orders")
+    assert stage in driver.stage.followers()
+    driver.decide = lambda _: None
+    driver.resolve(170)
+    for _ in range(2):
+        due_ns = driver.session.next_tick_ns()
+        assert due_ns is not None
+        driver.now_ns = due_ns
+        driver.tick()
+    assert not driver.session.stages()
+    driver.now_ns += 60_000_000_000
+    assert driver.stage.state(driver.now_ns) == "running"
