@@ -8,7 +8,8 @@ BIN := $(VENV)/bin
 PARTS := .parts
 RUN_STAMP := $(VENV)/.stamp-run
 VENV_STAMP := $(VENV)/.stamp
-PARTS_STAMPS := $(PARTS)/rocketmq/.stamp $(PARTS)/rabbitmq/.stamp $(PARTS)/node/.stamp $(PARTS)/python/.stamp
+PARTS_STAMPS := $(PARTS)/rocketmq/.stamp $(PARTS)/rabbitmq/.stamp $(PARTS)/artemis/.stamp \
+	$(PARTS)/amqp10/.stamp $(PARTS)/node/.stamp $(PARTS)/python/.stamp
 NATIVE_STAMP := $(VENV)/.stamp-native
 NATIVE_SOURCES := $(wildcard native/*.toml native/*.pyi native/src/*.rs native/core/Cargo.toml native/core/src/*.rs native/core/src/*/*.rs)
 # The compiled part is optional: without a Rust toolchain all is done in Python.
@@ -19,6 +20,7 @@ HELM := v3.18.4
 OPERATOR := v0.83.0
 AMQPLIB_SUITE := 2.2.0
 AMQP_GO_SUITE := v1.16.0
+GO_AMQP_SUITE := v1.7.0
 DEPLOY_STAMPS := $(PARTS)/helm/.stamp-$(HELM) $(PARTS)/definitions/.stamp-$(OPERATOR) $(PARTS)/packaging/.stamp
 
 # The first Python that is new enough and can make virtual environments; PYTHON=… chooses another.
@@ -87,6 +89,20 @@ $(PARTS)/rabbitmq/.stamp: tests/integration/rabbitmq/pom.xml
 	mvn -q -B -f $< dependency:copy-dependencies -DoutputDirectory="$(CURDIR)/$(@D)/lib"
 	@touch $@
 
+# The broker for AMQP 1.0 that is there in a second, without root.
+$(PARTS)/artemis/.stamp: tests/integration/artemis/pom.xml
+	@sh tests/integration/packages.sh rocketmq
+	rm -rf $(@D) && mkdir -p $(@D)
+	mvn -q -B -f $< dependency:copy-dependencies -DoutputDirectory="$(CURDIR)/$(@D)/lib"
+	@touch $@
+
+# RabbitMQ's Java client for AMQP 1.0: apart from the broker, which needs an older Netty.
+$(PARTS)/amqp10/.stamp: tests/integration/clients/amqp10/pom.xml
+	@sh tests/integration/packages.sh rocketmq
+	rm -rf $(@D) && mkdir -p $(@D)
+	mvn -q -B -f $< dependency:copy-dependencies -DoutputDirectory="$(CURDIR)/$(@D)/lib"
+	@touch $@
+
 # Debian 12 has RabbitMQ 3.10.8. What debootstrap mounts is gone with it, however it ends.
 $(PARTS)/rabbitmq4/.stamp:
 	@sh tests/integration/packages.sh rabbitmq4
@@ -119,6 +135,9 @@ $(PARTS)/suites/.stamp: tests/integration/suites/requirements.txt Makefile | $(V
 	set -e; module=github.com/rabbitmq/amqp091-go@$(AMQP_GO_SUITE); cd $(@D); \
 	cp -r "$$(go mod download -json $$module | sed -n 's/.*"Dir": "\(.*\)".*/\1/p')" amqp091-go; \
 	chmod -R u+w amqp091-go; cd amqp091-go; go test -c -vet=off -tags integration -o suite.test .
+	set -e; module=github.com/Azure/go-amqp@$(GO_AMQP_SUITE); cd $(@D); \
+	cp -r "$$(go mod download -json $$module | sed -n 's/.*"Dir": "\(.*\)".*/\1/p')" go-amqp; \
+	chmod -R u+w go-amqp; cd go-amqp; go test -c -vet=off -o suite.test .
 	@touch $@
 
 $(PARTS)/helm/.stamp-$(HELM):
@@ -168,7 +187,7 @@ types: $(VENV_STAMP) $(NATIVE) ## mypy --strict over the packages and the test h
 	$(BIN)/mypy --strict
 	$(if $(CARGO),$(BIN)/stubtest --ignore-missing-stub sluice_native)
 	$(BIN)/mypy --strict tests/integration/harness
-	$(BIN)/mypy --strict tests/support/playbook tests/support/amqp_playbook
+	$(BIN)/mypy --strict tests/support/playbook tests/support/amqp_playbook tests/support/amqp10_playbook
 	$(BIN)/mypy --strict tests/plugin/sluice_lines
 	MYPYPATH=tests/support:tests/integration $(BIN)/mypy --strict tests/support/pictures
 	MYPYPATH=tests/support:tests/integration $(BIN)/mypy --strict tests/bench tests/support/reference \
@@ -193,17 +212,17 @@ AGAIN := --last-failed --last-failed-no-failures none
 # Of each real part (Spark, Chromium, a sluice process, a broker with its clients) the tests that are not marked as long.
 quick: parts ## the quick tests with Spark, a browser, real brokers and real clients
 	@sh tests/integration/packages.sh spark
-	$(BIN)/python -m pytest tests/spark tests/integration tests/browser -m "not long and not alone" -n 2 --dist loadfile --no-loadscope-reorder \
-		|| $(BIN)/python -m pytest tests/spark tests/integration tests/browser -m "not long and not alone" $(AGAIN)
-	$(BIN)/python -m pytest tests/integration -m "alone and not long" \
-		|| $(BIN)/python -m pytest tests/integration -m "alone and not long" $(AGAIN)
+	$(BIN)/python -m pytest tests/spark tests/integration tests/browser -m "not long and not alone and not rabbitmq4" -n 2 --dist loadfile --no-loadscope-reorder \
+		|| $(BIN)/python -m pytest tests/spark tests/integration tests/browser -m "not long and not alone and not rabbitmq4" $(AGAIN)
+	$(BIN)/python -m pytest tests/integration -m "alone and not long and not rabbitmq4" \
+		|| $(BIN)/python -m pytest tests/integration -m "alone and not long and not rabbitmq4" $(AGAIN)
 
 browser: setup ## the page in a real Chromium
 	$(BIN)/python -m pytest tests/browser
 
 # None of these measures a rate, so they may share the machine. Each worker has brokers and sidecars of its own.
 operator: parts ## API, page, rules, edits and attacks against a real sluice, two at a time
-	$(BIN)/python -m pytest tests/integration tests/browser -m "not alone" -n 2 --dist loadfile
+	$(BIN)/python -m pytest tests/integration tests/browser -m "not alone and not rabbitmq4" -n 2 --dist loadfile
 
 # Each of the two has a Spark of its own, whose planner is one thread. Files with few tests are not the quick ones here.
 spark: $(VENV_STAMP) ## the analysis of the rejection log in a real Spark, two tests at a time
@@ -211,11 +230,12 @@ spark: $(VENV_STAMP) ## the analysis of the rejection log in a real Spark, two t
 	$(BIN)/python -m pytest tests/spark -n 2 --dist loadfile --no-loadscope-reorder
 
 integration: parts $(PARTS)/suites/.stamp ## real clients and real brokers through sluice
-	$(BIN)/python -m pytest tests/integration -m alone
+	$(BIN)/python -m pytest tests/integration -m "alone and not rabbitmq4"
 
-rabbitmq4: parts $(PARTS)/rabbitmq4/.stamp ## the quick tests of AMQP with Debian 13's RabbitMQ 4; needs root
+rabbitmq4: parts $(PARTS)/rabbitmq4/.stamp $(PARTS)/suites/.stamp ## AMQP 1.0, and the quick tests of 0.9.1, with Debian 13's RabbitMQ 4; needs root
 	@sh tests/integration/packages.sh rabbitmq4
 	TESTED_RABBITMQ_ROOT=$(PARTS)/rabbitmq4/root $(BIN)/python -m pytest tests/integration/test_amqp_*.py -m "not long"
+	$(BIN)/python -m pytest tests/integration -m rabbitmq4
 
 deploy: $(VENV_STAMP) $(DEPLOY_STAMPS) ## packages, unit, chart, rules and dashboard, each by its own validator
 	@sh tests/integration/packages.sh deploy

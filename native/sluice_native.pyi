@@ -1,9 +1,10 @@
 """The compiled part of Sluice: reads the frames of a chunk, decides what plain limits admit, and counts.
 
 A frame of RocketMQ is *plain* if its header is one send or send-back, JSON or binary, whose meaning is beyond doubt;
-what is plain of AMQP 0.9.1 ``Channels`` says. Nothing else is read here: whatever is not plain ends a scan. A limit is
-*plain* if it is a bucket and a breaker, and refuses. What a chunk asks for is decided here as far as all its limits are
-plain and admit all of it; the rest is left to Python, which decides by the same state.
+what is plain of AMQP 0.9.1 ``Channels`` says, and of AMQP 1.0 ``Links``. Nothing else is read here: whatever is not
+plain ends a scan. A limit is *plain* if it is a bucket and a breaker, and refuses. What a chunk asks for is decided
+here as far as all its limits are plain and admit all of it; the rest is left to Python, which decides by the same
+state.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +24,7 @@ __all__ = [
     "Cell",
     "Channels",
     "Entry",
+    "Links",
     "Opaques",
     "Publishes",
     "Resources",
@@ -31,6 +33,7 @@ __all__ = [
     "Second",
     "Segment",
     "Table",
+    "renumber",
 ]
 
 INTERFACE: Final[int]
@@ -480,3 +483,88 @@ class Publishes:
         Returns:
             The refusals, whole frames one after the other, and how many there are.
         """
+
+@final
+class Links:
+    """What one peer of an AMQP 1.0 connection sends: transfers of plain links, dispositions, and empty frames.
+
+    Of sessions that were begun are taken, as long as they are encoded as the specification's tables say, descriptors
+    are small ulongs, and frames have no extended header and are there as a whole:
+
+    - transfers of marked links that are a whole delivery, not aborted or resumed, and without a state; the ids of those
+      that one scan takes of a session ascend by one;
+    - dispositions, whatever they say.
+
+    Empty frames are taken in any case. Channels and handles are numbers of the peer that sends.
+
+    Args:
+        copies_key: what in the annotations of a message may have it copied.
+
+    Attributes:
+        most_frame_bytes: no longer frame is plain; any is until it is set.
+    """
+
+    most_frame_bytes: int
+    def __new__(cls, copies_key: bytes) -> Self: ...
+    def begin(self, channel: int) -> None:
+        """Let scans take what is plain of a session."""
+    def leave(self, channel: int) -> None:
+        """Let them take nothing of it until it begins again; its links stay as they are."""
+    def end(self, channel: int) -> None:
+        """Forget a session and its links."""
+    def mark(self, channel: int, handle: int, most_bytes: int | None = None, copies: bool = False) -> None:
+        """Let scans take the plain transfers of a link on which no delivery is begun.
+
+        Args:
+            channel: of its session.
+            handle: its number there.
+            most_bytes: longer frames are not plain; None: they are, too.
+            copies: nor is a message with ``copies_key`` in its annotations, or one of which that cannot be said, as its
+                sections are encoded unusually.
+        """
+    def unmark(self, channel: int, handle: int) -> None:
+        """Let them take nothing of a link."""
+    def scan(
+        self, chunk: Buffer, position: int, most_runs: int
+    ) -> tuple[
+        int,
+        int,
+        list[tuple[int, int, int, int]],
+        list[tuple[int, int, int, list[tuple[int, int]]]],
+        list[tuple[int, bool, bool, int, int]],
+    ]:
+        """Step over what is plain from ``position`` on, a frame's beginning, as long as it comes one after the other.
+
+        Args:
+            chunk: what came; nothing of it is kept. No bytes are an error.
+            position: where to begin.
+            most_runs: it ends where there may be more links, sessions and ranges, all together.
+
+        Returns:
+            The offset of the first frame that was not taken, how many were, and
+
+            - for each link with transfers: channel, handle, how many there were, and the bytes of their frames;
+            - for each session with transfers: channel, first and last id, and in ranges, the first and last ids of
+              those that are not settled;
+            - what dispositions say, in ranges: channel, whether the receiver says it, whether that settles them, first
+              and last id. What a sender settles may have come in the same scan.
+        """
+
+def renumber(
+    chunk: Buffer, position: int, stop: int, sessions: Sequence[tuple[int, int | None, int, int | None, int]]
+) -> tuple[int, bytes]:
+    """Write transfers and dispositions of AMQP 1.0 with the numbers that the other peer counts deliveries by.
+
+    All numbers are serial, of 32 bits. Frames of other sessions go on as they are.
+
+    Args:
+        chunk: where the frames are.
+        position: where the first begins.
+        stop: where the last one ends.
+        sessions: channel; the first number that the peer gives its deliveries, None for all, from which so much is
+            taken off; and the first that the other peer gives its own, to which so much is added.
+
+    Returns:
+        The offset of the first frame that was not written, as it has a number before these, or is something else; and
+        those before it.
+    """

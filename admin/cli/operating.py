@@ -133,13 +133,17 @@ def revert(
     return ask.write("POST", "audit", change, "revert", body={"reason": reason, "force": force}, dry_run=dry_run)
 
 
+SearchConnections = Annotated[
+    str, Flag(help="address, client id, user, listener, resource or link contains this", metavar="TEXT")
+]
+All = Annotated[bool, Switch(help="all rows")]
+
+
 @connections.default
 @connections.command(name="list")
 def list_connections(
     *,
-    search: Annotated[
-        str, Flag(help="address, client id, user, listener or resource contains this", metavar="TEXT")
-    ] = "",
+    search: SearchConnections = "",
     sort: Annotated[
         ConnectionColumnWord,
         Flag(
@@ -149,7 +153,7 @@ def list_connections(
     ] = "",
     desc: Annotated[bool, Switch(help="reverse the order")] = False,
     limit: Most = 100,
-    all: Annotated[bool, Switch(help="all rows")] = False,  # noqa: A002 - the flag is called so
+    all: All = False,  # noqa: A002 - the flag is called so
     ask: TargetFlags = ASK,
 ) -> int:
     """List connected clients."""
@@ -158,6 +162,21 @@ def list_connections(
     query = {"search": search, "sort": sort, "order": "desc" if desc else ""}
     most = None if all else positive(limit)
     return ask.print(lambda api: operate.connections(api, query, most, json=ask.json))
+
+
+@connections.command
+def links(
+    *,
+    search: SearchConnections = "",
+    limit: Most = 100,
+    all: All = False,  # noqa: A002 - as above
+    ask: TargetFlags = ASK,
+) -> int:
+    """List the links of connected clients, and their credit; of each client, those that wait first."""
+    from admin.client import operate  # noqa: PLC0415 - as above
+
+    most = None if all else positive(limit)
+    return ask.print(lambda api: operate.links(api, {"search": search}, most, json=ask.json))
 
 
 @connections.command

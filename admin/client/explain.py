@@ -101,7 +101,7 @@ def _lines(explanation: Explanation, *, live: bool) -> Iterator[str]:
     for place, limit in enumerate(explanation.limits, 1):
         yield ""
         yield f"{place}. {_spaced(limit.kind)} {limit.name}: {_admitted(limit)}"
-        details = _details(limit, live=live, refuses=explanation.refuses)
+        details = _details(limit, explanation, live=live)
         yield from (f"   {word:<6} {what}" for word, what in details)
     if explanation.unapplied:
         yield ""
@@ -111,11 +111,11 @@ def _lines(explanation: Explanation, *, live: bool) -> Iterator[str]:
             yield f"   {_spaced(each.kind)} {each.name}: {rule}: {each.why}"
 
 
-def _details(limit: AppliedLimit, *, live: bool, refuses: bool) -> Iterator[tuple[str, str]]:
+def _details(limit: AppliedLimit, explanation: Explanation, *, live: bool) -> Iterator[tuple[str, str]]:
     rule = limit.rule
     yield "rule", f"{rule.name} = {rule.limit} ({rule.source})"
     yield "why", limit.why
-    yield "above", _above(limit, refuses=refuses)
+    yield "above", _above(limit, explanation)
     if limit.state is not None:
         yield "now", _now(limit, limit.state)
         yield from (("share", f"of {share.key}: {_stored(limit, share)}") for share in limit.state.shares)
@@ -142,13 +142,15 @@ def _admitted(limit: AppliedLimit) -> str:
     return ", ".join(parts)
 
 
-def _above(limit: AppliedLimit, *, refuses: bool) -> str:
+def _above(limit: AppliedLimit, explanation: Explanation) -> str:
     figures = limit.limit
     refused = "refused" if figures.busy_code is None else f"refused with code {figures.busy_code}"
     match limit.rule.action:
         case "shadow":
             return "passes, and is counted as what would be refused"
-        case _ if not refuses:
+        case action if explanation.by_credit and (action == "delay" or not explanation.refuses):
+            return "waits for credit until it is admitted"
+        case _ if not explanation.refuses:
             return "held until it is admitted"
         case "delay":
             where = " in the spool" if figures.spool else ""

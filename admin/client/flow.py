@@ -6,7 +6,7 @@ from typing import Final, get_args
 
 from admin.client.api import Api, path
 from admin.client.limits import layout
-from admin.client.words import moment, span
+from admin.client.words import moment, short_span
 from admin.common.errors import SettingsError
 from admin.common.numbers import per_second
 from admin.common.tables import printable
@@ -116,8 +116,7 @@ def _times(total: int, seconds: float) -> str:
     """Write how often and for how long; nothing for never."""
     if not total:
         return ""
-    length = span(seconds) if seconds >= 60 else f"{seconds:.1f} s"
-    return f"{total} time{'s' * (total != 1)}, {length}"
+    return f"{total} time{'s' * (total != 1)}, {short_span(seconds)}"
 
 
 def spool(api: Api, most: int, *, json: bool) -> str:

@@ -1,13 +1,13 @@
 """``sluice switch``, ``reload``, ``state``, ``audit`` and ``connections``."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from admin.client import NotFoundError
 from admin.client.api import Api, Reply, as_json, path
 from admin.client.flow import state as stage_state
 from admin.client.limits import batch, layout, listed
-from admin.client.words import change_lines, moment, span, standing, until
+from admin.client.words import change_lines, moment, short_span, span, standing, until
 from admin.common.numbers import per_second
 from admin.common.tables import Rows
 from admin.edits.model import Change, ReloadReport
@@ -104,8 +104,19 @@ def _audited(change: Change) -> tuple[str, ...]:
 
 def connections(api: Api, query: Mapping[str, Any], most: int | None, *, json: bool) -> str:
     """List the open connections."""
+    return _of_connections(api, query, most, _connections, json=json)
+
+
+def links(api: Api, query: Mapping[str, Any], most: int | None, *, json: bool) -> str:
+    """List the links of open connections; ``most`` connections."""
+    return _of_connections(api, query, most, _links, json=json) or "No link is attached."
+
+
+def _of_connections(
+    api: Api, query: Mapping[str, Any], most: int | None, table: Callable[[list[ConnectionRow]], Rows], *, json: bool
+) -> str:
     nothing = "Nothing matches." if query.get("search") else "Nobody is connected."
-    return listed(api, "connections", query, most, page=ConnectionPage, table=_connections, nothing=nothing, json=json)
+    return listed(api, "connections", query, most, page=ConnectionPage, table=table, nothing=nothing, json=json)
 
 
 def _connections(rows: list[ConnectionRow]) -> Rows:
@@ -121,6 +132,7 @@ def _connections(rows: list[ConnectionRow]) -> Rows:
             "refused",
             "in flight",
             "spooled",
+            "links",
             "uses",
         ),
         (
@@ -135,12 +147,43 @@ def _connections(rows: list[ConnectionRow]) -> Rows:
                 str(row.refused_total),
                 str(row.in_flight),
                 str(row.spooled or ""),
+                _attached(row),
                 ", ".join(row.resources) + (f" and {row.more_resources} more" if row.more_resources else ""),
             )
             for row in rows
         ),
         right=(0, 6, 7, 8, 9),
     )
+
+
+def _attached(row: ConnectionRow) -> str:
+    """Say how many links a connection has, and how many of them wait; nothing if it has none."""
+    waiting = sum(link.waits_ms > 0 for link in row.links)
+    attached = len(row.links) + row.more_links
+    return f"{attached}, {waiting} waiting" if waiting else str(attached or "")
+
+
+def _links(rows: list[ConnectionRow]) -> Rows:
+    columns = "id", "peer", "link", "client", "resource", "credit", "withheld", "used", "refused", "waits"
+    return Rows(columns, (line for row in rows for line in _links_of(row)), right=(0, 5, 6, 7, 8))
+
+
+def _links_of(row: ConnectionRow) -> Iterator[Sequence[str]]:
+    for link in row.links:
+        yield (
+            str(row.id),
+            row.peer,
+            link.name,
+            "sends" if link.sends else "receives",
+            link.resource,
+            str(link.credit),
+            str(link.withheld),
+            str(link.used),
+            str(link.refused or ""),
+            short_span(link.waits_ms / 1000) if link.waits_ms else "",
+        )
+    if row.more_links:
+        yield str(row.id), row.peer, f"and {row.more_links} more", *[""] * 7
 
 
 def _client(client: ClientDescription) -> str:

@@ -73,6 +73,11 @@ def span(seconds: float) -> str:
     return f"{whole} s"
 
 
+def short_span(seconds: float) -> str:
+    """Write a length of time that is mostly short, with tenths of a second."""
+    return span(seconds) if seconds >= 60 else f"{seconds:.1f} s"
+
+
 def change_lines(change: Change, *, dry_run: bool = False) -> Iterator[str]:
     """Say what a write did, or would do."""
     would = "would change: " if dry_run else ""

@@ -61,11 +61,12 @@ def about(settings: Settings, rules: RuleSet, kinds: Sequence[Kind], origins: Or
 def _idle_keys(limit: Limit, kind: Kind, place: Place, origins: Origins) -> Iterable[str]:
     """Name the keys of one limit that are written and change nothing."""
     action = limit.action or kind.action
-    delays = action == "delay" and kind.refuses
+    delays = action == "delay" and kind.refuses and not kind.by_credit
     has_rate = limit.rate not in {None, UNLIMITED}
     limited = has_rate or limit.bytes_per_s is not None
     given = {**limit.model_dump(), "action": action}
     never_refused = f"means nothing here: {kind.waits}"
+    not_sent = "means nothing here: what is over the limit is not sent until the limit admits it"
     # Keys, whether they change something, and what is missing for that.
     conditions = (
         *((each.key, each.matters(given), f"means nothing without {each.needs()}") for each in FIELDS),
@@ -78,11 +79,13 @@ def _idle_keys(limit: Limit, kind: Kind, place: Place, origins: Origins) -> Iter
         ("busy_code", action != "shadow", 'means nothing with action = "shadow", which refuses nothing'),
         ("busy_code", kind.refuses, never_refused),
         ("max_delay_s", kind.refuses or action != "delay", never_refused),
+        ("max_delay_s", not kind.by_credit or not kind.refuses or action != "delay", not_sent),
         (
             "spool",
             not kind.consumes,
             "means nothing here: only what is sent is put aside, not what is consumed",
         ),
+        ("spool", not kind.by_credit or kind.consumes or action != "delay", f"{not_sent}, so nothing is put aside"),
         ("action", kind.refuses or action != "reject", never_refused),
     )
     for key, means_something, why in conditions:
@@ -99,6 +102,9 @@ def _idle_keys(limit: Limit, kind: Kind, place: Place, origins: Origins) -> Iter
     if delays and 0 in {limit.rate, limit.bytes_per_s}:
         what = f"holds everything for {max_delay_s:g} s and then refuses it, since nothing is admitted"
         what += '; "reject" says so'
+        yield origins.problem((*place, "action"), what, "delay")
+    if kind.by_credit and action == "delay" and 0 in {limit.rate, limit.bytes_per_s}:
+        what = 'lets nobody send, who is told nothing; "reject" refuses everything instead'
         yield origins.problem((*place, "action"), what, "delay")
     if limit.bytes_per_s == 0:
         what = "refuses everything; leave it out for no limit on bytes"

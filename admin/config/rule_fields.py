@@ -4,6 +4,7 @@ How rules of several sources are laid over each other is ``admin.config.rulebook
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final, NamedTuple, get_args
 
 from pydantic import ValidationError
@@ -17,7 +18,7 @@ from limiter.rules.patterns import DEFAULT_PATTERN, Matcher
 from limiter.rules.resource import CLIENT, LISTENER, PRODUCER_GROUP, SCOPES, TOTAL, USER, VHOST
 from limiter.rules.rule import MAX_TIME_S, FairBy, Rule
 from limiter.rules.schedule import DAYS, EVERY_DAY, Hours, read_hours
-from proxy.protocols.base import Kind, Protocol, know_no
+from proxy.protocols.base import Kind, Protocol, kinds_of, know_no
 
 SCOPE_KINDS: Final = (
     Kind(CLIENT, "all that is sent from an address; an address or a network"),
@@ -71,19 +72,20 @@ class FieldError(Exception):
         super().__init__("; ".join(f"{field}: {what}" if field else what for field, what in self.problems))
 
 
-def kinds_of(protocols: Iterable[Protocol]) -> tuple[Kind, ...]:
-    """Return the kinds that protocols make, each once, in the order of their own lists."""
-    kinds: dict[str, Kind] = {}
-    for protocol in protocols:
-        for kind in protocol.kinds:
-            kinds.setdefault(kind.name, kind)
-    return tuple(kinds.values())
-
-
 def scope_kinds_of(protocols: Iterable[Protocol]) -> tuple[Kind, ...]:
-    """Return the kinds of scopes that some protocol has, in the order in which they are asked."""
+    """Return the kinds of scopes that some protocol has, in the order in which they are asked.
+
+    What their limits do by default is what those of everything do that is sent, if these are of one mind.
+    """
     protocols = tuple(protocols)
-    return tuple(kind for kind in SCOPE_KINDS if any(protocol.has(kind.name) for protocol in protocols))
+    sent = [kind for kind in kinds_of(protocols) if not kind.consumes]
+    delays = bool(sent) and all(kind.action == "delay" for kind in sent)
+    by_credit = bool(sent) and all(kind.by_credit for kind in sent)
+    return tuple(
+        replace(kind, action="delay" if delays else kind.action, by_credit=by_credit)
+        for kind in SCOPE_KINDS
+        if any(protocol.has(kind.name) for protocol in protocols)
+    )
 
 
 def longest_delay_s(kind: Kind, *, action: str, spool: bool | None) -> float:
@@ -121,7 +123,7 @@ class RuleReader:
         meant = [f'"{word}"' for word in self._meant.get(kind, ()) if word in allowed]
         others = [each.name for each in own_protocols() if kind not in self.kinds and each.has(kind)]
         speak = " and ".join(each.name for each in self.protocols)
-        of = f"unknown to {speak}; it is a kind of {others[0]}" if others else ""
+        of = f"unknown to {speak}; it is a kind of {', '.join(others)}" if others else ""
         if meant:
             return f"{of or 'unknown'}; did you mean {' or '.join(meant)}?"
         if of and kind not in SCOPES:

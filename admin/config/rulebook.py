@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from admin.common.errors import SettingsError
-from admin.config.rule_fields import IDENTITY, RuleReader, key_of, kinds_of, worded
+from admin.config.rule_fields import IDENTITY, RuleReader, key_of, worded
 from admin.config.settings import Limit
 from admin.config.sources import Configuration, LimitText
 from admin.config.toml_lines import Path as Place
@@ -17,7 +17,7 @@ from limiter.rules.limit_text import parse_limit
 from limiter.rules.patterns import DEFAULT_PATTERN
 from limiter.rules.rule import Rule, RuleKey
 from limiter.rules.rule_set import RuleSet, layer_rules
-from proxy.protocols.base import Kind, Protocol
+from proxy.protocols.base import Kind, Protocol, kinds_of
 
 BUILT_IN: Final = "built-in"
 

@@ -87,7 +87,8 @@ def _rejection(record: RejectionRecord) -> Iterator[str]:
     yield f"{record.kind} {record.name}: {_counted(record.requests, 'request')}{by}"
     if record.messages != record.requests:
         yield _counted(record.messages, "message")
-    yield size(record.bytes)
+    # What waits for credit has no size yet.
+    yield "waited for credit" if record.verdict == "hold" and not record.bytes else size(record.bytes)
     who = ", ".join(filter(None, (record.user, record.producer_group, record.product)))
     yield f"from {record.client}" + (f" ({who})" if who else "")
     if record.wait_max_us:

@@ -1,7 +1,7 @@
 """What ``sluice check`` prints: everything that a configuration would put in force, and where it came from."""
 
 import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Any, Final, TextIO
 
@@ -141,7 +141,7 @@ def _rules(plan: Plan, now: datetime) -> RenderableType:
     rules = plan.rule_set.at(now)
     tried = rules.tried
     defaults = [rules.default(kind.name) for kind in plan.kinds]
-    kinds = {kind.name: kind for kind in plan.kinds}
+    kinds = {kind.name: kind for kind in (*plan.kinds, *scope_kinds_of(plan.protocols))}
     rows = Rows(
         columns,
         [
@@ -150,19 +150,37 @@ def _rules(plan: Plan, now: datetime) -> RenderableType:
             *(_rule(rule, kinds.get(rule.kind)) for rule in defaults if rule not in tried),
         ],
     ).used()
-    waits = _waits(plan)
-    return Group(rows, Text(waits)) if waits else rows
+    notes = [*_waits(plan), *_defaults_unlike(plan)]
+    return Group(rows, Text("\n".join(notes))) if notes else rows
 
 
-def _waits(plan: Plan) -> str:
+def _waits(plan: Plan) -> Iterator[str]:
     """Say of which kinds some requests over a limit wait, as they cannot be refused; a line for each reason."""
     stopping = {rule.kind for rule in plan.rule_set.rules if rule.limits and rule.action != "shadow"}
     by_scope = any(kind.name in stopping for kind in scope_kinds_of(plan.protocols))
     reasons: dict[str, list[str]] = {}
-    for kind in plan.kinds:
-        if kind.waits and (kind.name in stopping or (by_scope and not kind.consumes)):
-            reasons.setdefault(kind.waits, []).append(kind.name)
-    return "\n".join(f"{', '.join(names)}: {reason}." for reason, names in reasons.items())
+    for kind in (kind for protocol in plan.protocols for kind in protocol.kinds):
+        names = reasons.setdefault(kind.waits, [])
+        if kind.waits and kind.name not in names and (kind.name in stopping or (by_scope and not kind.consumes)):
+            names.append(kind.name)
+    return (f"{', '.join(names)}: {reason}." for reason, names in reasons.items() if names)
+
+
+def _defaults_unlike(plan: Plan) -> Iterator[str]:
+    """Say which protocols have a kind in common, but not what its limits do by default; a line for each of them."""
+    first = {
+        kind.name: (protocol.name, kind.action) for protocol in reversed(plan.protocols) for kind in protocol.kinds
+    }
+    for protocol in plan.protocols:
+        unlike: dict[tuple[str, str, str], list[str]] = {}
+        for kind in protocol.kinds:
+            if first[kind.name][1] != kind.action:
+                unlike.setdefault((*first[kind.name], kind.action), []).append(kind.name)
+        for (name, action, own), kinds in unlike.items():
+            yield (
+                f"{', '.join(kinds)}: a limit that gives no action has {action} on all listeners, as protocol {name} is"
+                f" listed first; by itself, {protocol.name} has {own}."
+            )
 
 
 def _rule(rule: Rule, kind: Kind | None, *, holds: bool = True) -> Sequence[str]:
@@ -194,6 +212,8 @@ def _of(rule: Rule) -> str:
 def _above(rule: Rule, kind: Kind | None) -> str:
     if rule.action == "shadow":
         return "only count"
+    if kind is not None and kind.by_credit and (rule.action == "delay" or not kind.refuses):
+        return "withhold credit"
     if kind is not None and not kind.refuses:
         return "hold"
     refuse = "refuse" if rule.busy_code is None else f"refuse with code {rule.busy_code}"

@@ -12,7 +12,7 @@ from pathlib import Path
 from admin.common.errors import SettingsError
 from admin.config import lint, plugins, rulebook
 from admin.config.addresses import Endpoint, collides, reaches
-from admin.config.rule_fields import kinds_of, scope_kinds_of
+from admin.config.rule_fields import scope_kinds_of
 from admin.config.rulebook import BUILT_IN, Rulebook
 from admin.config.settings import OFF, ListenerSettings, Settings
 from admin.config.sources import Configuration
@@ -28,7 +28,7 @@ from proxy.deciding.pipeline import HandlerConfig
 from proxy.flow.credit import Credit
 from proxy.net.server import ListenerConfig
 from proxy.protocols import DEFAULT
-from proxy.protocols.base import Kind, Protocol
+from proxy.protocols.base import Kind, Protocol, kinds_of
 from proxy.spool.spool import SpoolSettings
 
 __all__ = ["BUILT_IN", "RATE_LIMIT", "Plan", "PlannedListener", "compose"]
@@ -129,7 +129,7 @@ class Plan:
                 spool_folder,
                 SpoolSettings(
                     memory_bytes=spool.memory_bytes,
-                    most_disk_bytes=spool.max_disk_bytes,
+                    max_disk_bytes=spool.max_disk_bytes,
                     # While the alarm stands, what is here already can still be written.
                     least_free_bytes=alarms.disk_free_bytes // 2,
                     most_age_s=spool.max_age_s,

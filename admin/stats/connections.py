@@ -11,7 +11,7 @@ from admin.common.clock import Clock
 from admin.stats.rows import NS_PER_S, choose, part_in_order
 from proxy.common.cooperative import Pace
 from proxy.control import DataPath
-from proxy.flow.credit import State
+from proxy.flow.credit import STATES
 from proxy.stats.snapshot import ConnectionState, Direction
 
 SAMPLE_NS: Final = 5 * NS_PER_S
@@ -25,7 +25,7 @@ class ConnectionQuery(msgspec.Struct, frozen=True, kw_only=True):
     """Which connections are asked for.
 
     Attributes:
-        search: part of the peer, the client's id, the listener or a resource; empty is all.
+        search: part of the peer, the client's id, the listener, a resource or a link's name; empty is all.
         sort: the column.
         order: of the column.
         offset: of the first row.
@@ -142,15 +142,17 @@ class Connections:
             stage=state.stage,
             channels=state.channels,
             spooled=state.spooled,
+            links=state.links,
+            more_links=state.more_links,
         )
 
 
 def _holds(state: ConnectionState, search: str) -> bool:
     texts = (state.peer, state.client.id, state.client.user, state.listener, *state.resources)
-    return any(search in text.casefold() for text in texts)
+    links = (text for link in state.links for text in (link.name, link.resource))
+    return any(search in text.casefold() for text in (*texts, *links))
 
 
-_STATES: Final[tuple[State, ...]] = ("running", "throttled", "flow", "blocked")
 #: Samples hold connections by their age, which is the order of their ids.
 _KEYS: Final[dict[wire.ConnectionColumn, Callable[[_Seen], Any]]] = {
     "id": lambda seen: seen.state.id,
@@ -163,6 +165,6 @@ _KEYS: Final[dict[wire.ConnectionColumn, Callable[[_Seen], Any]]] = {
     "refused": lambda seen: seen.refused_per_s or 0.0,
     "in_flight": lambda seen: seen.state.in_flight,
     # The more far-reaching, the larger.
-    "state": lambda seen: _STATES.index(seen.state.stage.state),
+    "state": lambda seen: STATES.index(seen.state.stage.state),
     "spooled": lambda seen: seen.state.spooled,
 }

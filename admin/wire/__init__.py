@@ -25,7 +25,7 @@ from proxy.flow.alarms import Scarce
 from proxy.flow.credit import Kind
 from proxy.flow.credit import State as StageWord
 from proxy.stats.flow import ConnectionFlow, FlowFinding, SpoolState, StageState
-from proxy.stats.snapshot import ClientDescription, Direction, Usage
+from proxy.stats.snapshot import ClientDescription, Direction, LinkState, Usage
 
 BASE: Final = "/api/v1"
 """Prefix of the API's paths."""
@@ -346,6 +346,8 @@ class ConnectionRow(Answer, frozen=True, kw_only=True):
         stage: whether it is read: ``running``, ``throttled`` by a limit, in ``flow``, or ``blocked`` by an alarm.
         channels: its channels, its resources with a queue and its writer to the broker, as far as they are not running.
         spooled: messages of it that are in the spool.
+        links: its links, where the protocol has any, those that wait first.
+        more_links: number of further links.
     """
 
     id: int
@@ -367,6 +369,8 @@ class ConnectionRow(Answer, frozen=True, kw_only=True):
     stage: StageState = StageState("connection", "")
     channels: tuple[StageState, ...] = ()
     spooled: int = 0
+    links: tuple[LinkState, ...] = ()
+    more_links: int = 0
 
 
 class ConnectionPage(Answer, frozen=True, kw_only=True):
@@ -652,11 +656,11 @@ class LaneState(msgspec.Struct, frozen=True):
 
 
 class Held(Answer, frozen=True):
-    """Requests that are held back to be sent later.
+    """Requests that are held back, those for credit among them.
 
     Attributes:
         requests: requests held now.
-        bytes: their size in bytes.
+        bytes: their size in bytes; what waits for credit is not here.
         refused: requests refused instead of held, by the bound that was reached.
     """
 

@@ -13,8 +13,9 @@ from limiter.rules.resource import Resource
 Outcome = Literal["admitted", "refused", "held", "shadowed", "bypassed", "exempt", "dropped"]
 """What became of requests. A held request is counted again when it is admitted, shadowed, refused or dropped; all
 other outcomes are counted once for each request. admitted + shadowed + bypassed + exempt went to the broker; with
-refused + dropped they are the demand. Requests are counted when they are decided: if a connection breaks, the broker
-may never have read its last ones, as without Sluice."""
+refused + dropped they are the demand. Who must wait for credit is held, with as many messages as it is then granted;
+these are admitted when they come, if they do. Requests are counted when they are decided: if a connection breaks, the
+broker may never have read its last ones, as without Sluice."""
 OUTCOMES: Final[tuple[Outcome, ...]] = get_args(Outcome)
 """In the order in which they are numbered; see ``limiter.counting.row``."""
 NUMBERS: Final = {outcome: number for number, outcome in enumerate(OUTCOMES)}

@@ -4,6 +4,7 @@ mod buffer;
 mod cell;
 mod channels;
 mod indexes;
+mod links;
 mod opaques;
 mod publishes;
 mod resources;
@@ -19,12 +20,14 @@ use pyo3::prelude::*;
 mod sluice_native {
     /// Told apart by who imports it; another number whenever what is offered, or what it means, changes.
     #[pymodule_export]
-    const INTERFACE: u32 = 6;
+    const INTERFACE: u32 = 7;
 
     #[pymodule_export]
     use crate::cell::Cell;
     #[pymodule_export]
     use crate::channels::Channels;
+    #[pymodule_export]
+    use crate::links::{renumber, Links};
     #[pymodule_export]
     use crate::opaques::Opaques;
     #[pymodule_export]

@@ -18,7 +18,7 @@ from limiter.rules.resource import CLIENT, LISTENER, SCOPES, USER, VHOST, Resour
 from limiter.rules.rule import Count, Rule
 from proxy.common.admission import client_address, in_networks
 from proxy.net.server import ListenerConfig
-from proxy.protocols.base import Kind, Protocol, know_no
+from proxy.protocols.base import Kind, Protocol, kinds_of, know_no
 from proxy.stats.question import (
     AppliedLimit,
     Explanation,
@@ -55,8 +55,10 @@ def explain(
         QuestionError: the question makes no sense.
     """
     protocols = tuple(protocols)
-    kinds_by_name = {kind.name: kind for protocol in protocols for kind in protocol.kinds}
     through = _through(question.listener, listeners)
+    spoken = {listener.protocol.name for listener in through}
+    in_turn = sorted(protocols, key=lambda protocol: protocol.name not in spoken)
+    kinds_by_name = {kind.name: kind for kind in kinds_of(in_turn)}
     named = [scope for scope in SCOPES if getattr(question, scope)]
     scopes = [scope for scope in SCOPES if any(protocol.has(scope) for protocol in protocols)]
     question = _understood(question, kinds_by_name, scopes, listeners, through)
@@ -71,6 +73,7 @@ def explain(
     rule_set = limits.rule_set
     applied = limits.explain(now_ns, (resource,), caller)
     client = question.name if question.kind == CLIENT else question.client
+    spools = not caller.consumes and not (kind is not None and kind.by_credit)
     exempt_on = tuple(listener.name for listener in through if client and in_networks(client, listener.exempt))
     unapplied = {
         (each.resource, id(each.rule)): each
@@ -91,12 +94,13 @@ def explain(
         limiting=rule_set.enabled,
         off_kinds=tuple(sorted(rule_set.off_kinds)),
         exempt_on=exempt_on,
-        limits=tuple(_limit(each, now_ns, spools=not caller.consumes) for each in applied if each.limits),
+        limits=tuple(_limit(each, now_ns, spools=spools) for each in applied if each.limits),
         unapplied=tuple(UnappliedRule(*each.resource, each.why, _rule_view(each.rule)) for each in unapplied.values()),
         ignored=tuple(named) if kind is None or kind.consumes else (),
         refusals=_refusals(resource, through, exempt_on) if rule_set.enabled else (),
         refuses=kind is None or kind.refuses,
         waits="" if kind is None else kind.waits,
+        by_credit=kind is not None and kind.by_credit,
     )
 
 

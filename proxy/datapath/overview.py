@@ -254,4 +254,6 @@ def _connection(connection: Connection, aside: Aside, now_ns: int) -> Connection
         stage=stage_state(connection.stage, now_ns),
         channels=stages_beside(connection, now_ns),
         spooled=sum(aside.by_stage.get(stage, 0) for stage in session.stages()),
+        links=described.links,
+        more_links=described.more_links,
     )

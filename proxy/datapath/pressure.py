@@ -8,14 +8,14 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field
 from heapq import nlargest
 from itertools import chain, islice
-from typing import Final, NamedTuple, get_args
+from typing import Final, NamedTuple
 
 from limiter.rules.resource import Resource
 from proxy.common.cooperative import Pace
 from proxy.datapath.alarm_watch import AlarmWatch
 from proxy.datapath.spooling import Spooling
 from proxy.flow.alarms import Alarm, DiskAlarm, MemoryAlarm
-from proxy.flow.credit import Kind, Stage, State
+from proxy.flow.credit import STATES, Kind, Stage, State
 from proxy.flow.diagnosis import Finding, Survey
 from proxy.net.connection import Connection
 from proxy.net.server import Server
@@ -37,14 +37,12 @@ from proxy.stats.flow import (
 _NS: Final = 1_000_000_000
 #: Above it the event loop is taken to have no time to spare.
 _SATURATED_RATIO: Final = 0.95
-_FAR_REACHING: Final[tuple[State, ...]] = ("running", "throttled", "flow", "blocked")
 _SHOWN_FIRST: Final[tuple[State, ...]] = ("flow", "blocked", "throttled")
-_STATES: Final[tuple[State, ...]] = get_args(State)
 
 
 def worse(one: State, other: State) -> State:
     """Return the more far-reaching of two states."""
-    return max(one, other, key=_FAR_REACHING.index)
+    return max(one, other, key=STATES.index)
 
 
 def stage_state(stage: Stage, now_ns: int) -> StageState:
@@ -363,7 +361,7 @@ def _spool_state(spool: Spool, states: States, resources: Iterable[SpooledResour
         memory_bytes=figures.memory_bytes,
         memory_limit_bytes=figures.memory_limit_bytes,
         disk_bytes=figures.disk_bytes,
-        disk_limit_bytes=spool.settings.most_disk_bytes,
+        disk_limit_bytes=spool.settings.max_disk_bytes,
         writing_bytes=figures.writing_bytes,
         stopped=figures.is_stopped,
         stops_total=figures.stops_total,

@@ -111,6 +111,8 @@ def grouped(requests: "Sequence[Request]") -> Sequence[Group]:
     Those of an ``order_key`` that spans several groups stand alone: whether they must wait depends on what became of
     those before them.
     """
+    if len(requests) < 2:
+        return [group_of(request, [0], [request.messages]) for request in requests]
     keys = list(map(_alike, requests))
     #: Where the requests of an order key go.
     kept: dict[str | int, tuple[object, ...]] = {}

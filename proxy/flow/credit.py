@@ -97,14 +97,15 @@ besides; while it is out of credit it has about 320 bytes more, and of those it 
 # ruff: noqa: SLF001 - a pair belongs to two stages, of which either changes the other's side; nobody else looks in
 
 from collections.abc import Callable, Mapping
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple, get_args
 
 from proxy.flow.spells import Spells
 
 Kind = Literal["connection", "channel", "resource", "writer", "store"]
-State = Literal["running", "flow", "throttled", "blocked"]
-"""How a stage shows: ``flow`` if it is or lately was out of credit, ``throttled`` if a limit of Sluice's own makes
-something wait in it, ``blocked`` if an alarm stops it. Of several the most far-reaching: blocked, flow, throttled."""
+State = Literal["running", "throttled", "flow", "blocked"]
+"""How a stage shows: ``throttled`` if a limit of Sluice's own makes something wait in it, ``flow`` if it is or lately
+was out of credit, ``blocked`` if an alarm stops it. The more far-reaching stand behind; of several the last shows."""
+STATES: Final[tuple[State, ...]] = get_args(State)
 
 
 class Credit(NamedTuple):

@@ -482,6 +482,8 @@ class Kind:
         refuses: there is an answer that refuses such a request. Where there is none, all wait for as long as it takes,
             whatever the action.
         waits: a sentence for people that says which requests have no such answer and wait; empty where all have one.
+        by_credit: what a limit that delays does not admit yet is not sent before it does, as the sender has no credit
+            for it. So it waits for as long as it takes, and not in Sluice: nothing of it is put aside.
     """
 
     name: str
@@ -495,6 +497,7 @@ class Kind:
     in_commands: bool = False
     refuses: bool = True
     waits: str = ""
+    by_credit: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -547,6 +550,18 @@ class Protocol:
     def has(self, kind: str) -> bool:
         """Return whether its requests can be limited by rules of a kind, of resources or of scopes."""
         return kind in (CLIENT, LISTENER, *self.scopes) or any(kind == each.name for each in self.kinds)
+
+
+def kinds_of(protocols: Iterable[Protocol]) -> tuple[Kind, ...]:
+    """Return the kinds that protocols make, each once, in the order of their own lists.
+
+    Protocols may have a kind in common: what the first says of it holds.
+    """
+    kinds: dict[str, Kind] = {}
+    for protocol in protocols:
+        for kind in protocol.kinds:
+            kinds.setdefault(kind.name, kind)
+    return tuple(kinds.values())
 
 
 def know_no(protocols: Sequence[Protocol], kind: str) -> str:

@@ -81,7 +81,7 @@ class SpoolSettings:
 
     Attributes:
         memory_bytes: for what all queues have in memory. From half of it on, queues write what is over their target.
-        most_disk_bytes: for all files together.
+        max_disk_bytes: for all files together.
         least_free_bytes: of the file system, left to others.
         most_age_s: from which age on an entry is too old, as ``Queue.ending`` says; 0 for none. What an earlier process
             left is dropped when nobody has taken it for so long.
@@ -89,7 +89,7 @@ class SpoolSettings:
     """
 
     memory_bytes: int = 32 * 1024 * 1024
-    most_disk_bytes: int = 16 * 1024 * 1024 * 1024
+    max_disk_bytes: int = 16 * 1024 * 1024 * 1024
     least_free_bytes: int = 1024 * 1024 * 1024
     most_age_s: float = 0
     target_s: float = 2
@@ -282,7 +282,7 @@ class Spool:
             nonlocal store
             store = Store(
                 folder,
-                most_bytes=settings.most_disk_bytes,
+                most_bytes=settings.max_disk_bytes,
                 least_free_bytes=settings.least_free_bytes,
                 post=post,
                 done=done,

@@ -201,6 +201,7 @@ class Explanation(msgspec.Struct, frozen=True):
         refusals: refusals of this request that do not depend on limits.
         refuses: such a request can be refused; otherwise it waits for as long as it takes, whatever the action.
         waits: a sentence that says which of such requests wait, whatever the action, since no answer refuses them.
+        by_credit: what waits has not been sent yet, as Sluice gives no credit for it.
     """
 
     question: Question
@@ -214,3 +215,4 @@ class Explanation(msgspec.Struct, frozen=True):
     refusals: tuple[StandingRefusal, ...] = ()
     refuses: bool = True
     waits: str = ""
+    by_credit: bool = False

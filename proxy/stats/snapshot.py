@@ -272,10 +272,14 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = {}
     held_requests: Annotated[
-        int, Metric("sluice_held_requests", "Requests held now.", source="tally.held_requests")
+        int,
+        Metric("sluice_held_requests", "Requests held now, those for credit among them.", source="tally.held_requests"),
     ] = 0
     held_bytes: Annotated[
-        int, Metric("sluice_held_bytes", "Size of the requests held now.", source="tally.held_bytes")
+        int,
+        Metric(
+            "sluice_held_bytes", "Size of the requests held now; those for credit have none.", source="tally.held_bytes"
+        ),
     ] = 0
     hold_refused: Annotated[
         Mapping[BoundName, int],
@@ -615,8 +619,8 @@ class LinkState(msgspec.Struct, frozen=True):
         resource: what it is limited as, as ``kind:name``; empty if each message says that, or it is not limited at all.
         credit: messages that may come now.
         withheld: messages that the receiver would take beyond that.
-        used: messages that came so far.
-        refused: of these, those that were refused.
+        used: messages that came so far and went on.
+        refused: those that came and were refused.
         waits_ms: for how long it waits for credit, in milliseconds; 0 is not at all.
     """
 

@@ -8,7 +8,7 @@ from typing import Any
 import peers
 from peers import BenchError, Running
 from report import Measurement
-from rows import ACCEPT, ANSWERED, CONFIRMS, FLOOD, LOADED, MEMORY, PUBLISHES, QUIET, ROCKETMQ, Row
+from rows import ACCEPT, ANSWERED, CONFIRMS, FLOOD, LOADED, MEMORY, PUBLISHES, QUIET, ROCKETMQ, TRANSFERS, Row
 
 # The load's own deadlines (drain, late answers, all topics) end it long before this.
 LOAD_DEADLINE_S = 480.0
@@ -49,7 +49,7 @@ class Asker:
         if row.kind == QUIET:
             for figure in ("p50", "p99"):
                 measurement[f"{figure}_x_alone"] = measurement[f"{figure}_us"] / measurement[f"alone_{figure}_us"]
-        if row.kind in (FLOOD, ANSWERED, MEMORY, QUIET, PUBLISHES, CONFIRMS):
+        if row.kind in (FLOOD, ANSWERED, MEMORY, QUIET, PUBLISHES, CONFIRMS, TRANSFERS):
             measurement["decided_per_s"] = measurement["frames_per_s"] + measurement["busy_per_s"]
         if row.kind == MEMORY:
             fresh, idle, busy = (measurement[f"{when}_bytes"] for when in ("fresh", "idle", "busy"))
@@ -85,6 +85,9 @@ class Asker:
             mode, more = "flood", [*counted, *window, *pid]
         elif row.kind in (PUBLISHES, CONFIRMS):
             mode, more = "flood", [*counted, *window, *pid, "--protocol", row.protocol]
+        elif row.kind == TRANSFERS:
+            settled = ["--settled"] if row.settled else []
+            mode, more = "flood", [*counted, *pid, "--protocol", row.protocol, *settled]
         elif row.kind == MEMORY:
             mode, more = "flood", [*counted, *window, *pid, "--memory"]
         elif row.kind == QUIET:
@@ -99,7 +102,9 @@ class Asker:
         command += ["--size", str(row.frame_bytes), "--topics", str(row.topics)]
         if row.protocol == ROCKETMQ:
             command += ["--header", row.header]
-        return [*command, "--warmup", str(self.warmup), "--seconds", str(self.seconds * row.stretch), *more]
+        # Sluice has links get more credit step by step, at first.
+        warmup = 4 * self.warmup if row.kind == TRANSFERS else self.warmup
+        return [*command, "--warmup", str(warmup), "--seconds", str(self.seconds * row.stretch), *more]
 
     def measure_loaded(
         self, row: Row, running: Running, saturation: float, haproxy: Running | None

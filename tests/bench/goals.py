@@ -168,6 +168,17 @@ GOALS = (
             ("confirms-1024", "1,024-byte bodies, with confirms", 2.0),
         )
     ),
+    *(
+        Goal(f"CPU us a transfer over the relay, {more}", row, "over_trio_relay_us", _compiled(1.0))
+        for row, more in (
+            ("transfers-128", "128-byte bodies"),
+            ("transfers-1024", "1,024-byte bodies"),
+            ("transfers-settled", "settled"),
+            ("transfers-links-16", "16 links each"),
+            ("transfers-plenty-128", "plenty of credit"),
+            ("transfers-plenty-1024", "1,024-byte bodies, plenty of credit"),
+        )
+    ),
     Goal(
         "decisions/s x Guava, one bucket, batched as the data path does",
         "decisions",

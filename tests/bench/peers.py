@@ -264,10 +264,14 @@ def listens(port: int) -> bool:
 
 
 @contextlib.contextmanager
-def sink(listen: int, control: int, *, swallow: bool, scratch: Path, protocol: str = ROCKETMQ) -> Iterator[None]:
+def sink(
+    listen: int, control: int, *, swallow: bool, scratch: Path, protocol: str = ROCKETMQ, credit: int | None = None
+) -> Iterator[None]:
     """Run the broker's part."""
     command = [str(LOAD), "sink", "--listen", f"127.0.0.1:{listen}", "--control", f"127.0.0.1:{control}"]
     command += ["--protocol", protocol]
+    if credit is not None:
+        command += ["--credit", str(credit), "--session-window", str(credit)]
     if swallow:
         command.append("--swallow")
     with process("the sink", command, LOAD_CORE, control, scratch / "sink.log"):

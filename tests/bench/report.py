@@ -19,6 +19,7 @@ from rows import (
     QUIET,
     REFUSED,
     RTT,
+    TRANSFERS,
     TRIO_RELAY,
     Row,
 )
@@ -40,6 +41,7 @@ MAIN = {
     DECISIONS: "decisions_per_s",
     PUBLISHES: "decided_per_s",
     CONFIRMS: "decided_per_s",
+    TRANSFERS: "decided_per_s",
 }
 
 # What else is compared with HAProxy's.
@@ -139,6 +141,7 @@ COLUMNS = {
     ANSWERED: _throughput("frame", "frames"),
     PUBLISHES: _throughput("publish", "publishes"),
     CONFIRMS: _throughput("publish", "publishes"),
+    TRANSFERS: _throughput("transfer", "transfers"),
     RTT: (
         ("p50_us", "p50 us", ",.1f"),
         ("p99_us", "p99 us", ",.1f"),

@@ -15,6 +15,7 @@ PLAIN = (DIRECT, HAPROXY, NGINX, TRIO_RELAY)
 EVERYBODY = (*PLAIN, UNLIMITED, LIMITED, REFUSED, ALL_FEATURES)
 RELAYED = (HAPROXY, TRIO_RELAY, LIMITED)
 FEW = (DIRECT, *RELAYED)
+TRANSFERRED = (*FEW, UNLIMITED)
 
 FLOOD = "flood"
 ANSWERED = "answered"
@@ -25,10 +26,15 @@ QUIET = "quiet"
 MEMORY = "memory"
 PUBLISHES = "publishes"
 CONFIRMS = "confirms"
+TRANSFERS = "transfers"
 DECISIONS = "decisions"
 
 ROCKETMQ = "rocketmq"
 AMQP = "amqp091"
+AMQP10 = "amqp10"
+
+PLENTY_OF_CREDIT = 100_000
+"""Of a link, and transfers of a session's window: what asks for more next to never."""
 
 SATURATION = "answered-64"
 """The row whose answers/s are a peer's saturation."""
@@ -43,16 +49,19 @@ class Row:
         kind: "flood" (nobody answers), "answered" (so many requests of a connection without an answer), "rtt" (round
             trips at a rate or one at a time), "loaded" (round trips at a share of the peer's saturation), "accept",
             "quiet" (one client's round trips, without and with a flood), "memory", "decisions", or of AMQP 0.9.1
-            "publishes" (nobody answers) and "confirms" (so many publishes of a connection without their confirm).
+            "publishes" (nobody answers) and "confirms" (so many publishes of a connection without their confirm), or of
+            AMQP 1.0 "transfers" (as credit allows).
         peers: whom it is put to; Sluice's names without their scan.
         connections: how many carry the load.
-        frame_bytes: size of every frame; of every body in AMQP 0.9.1.
+        frame_bytes: size of every frame; of every body in AMQP.
         header: "json" or "binary".
-        topics: how many take turns; queues in AMQP 0.9.1.
+        topics: how many take turns; queues in AMQP 0.9.1, links of each connection in AMQP 1.0.
         window: requests of a connection that may be without an answer, where they are answered.
         rate_per_s: of an open loop; None in an rtt row means one request at a time.
         share: of the peer's saturation, in a loaded row.
         stretch: times as long as other measurements: where all connections in turn take long.
+        settled: transfers are, so that nobody answers them.
+        credit: of a link and of a session's window; what RabbitMQ grants if not said.
         last: it leaves the peers larger than they were, so it comes after all others, in processes of its own.
     """
 
@@ -67,6 +76,8 @@ class Row:
     rate_per_s: float | None = None
     share: float | None = None
     stretch: float = 1.0
+    settled: bool = False
+    credit: int | None = None
     last: bool = False
 
     @property
@@ -77,6 +88,8 @@ class Row:
     @property
     def protocol(self) -> str:
         """What load and sink speak, as Sluice calls it."""
+        if self.kind == TRANSFERS:
+            return AMQP10
         return AMQP if self.kind in (PUBLISHES, CONFIRMS) else ROCKETMQ
 
     @property
@@ -89,6 +102,10 @@ class Row:
             return f"AMQP 0.9.1 publishes without confirms, {publishes}"
         if self.kind == CONFIRMS:
             return f"AMQP 0.9.1 publishes with confirms, {self.window} outstanding on each of {publishes}"
+        if self.kind == TRANSFERS:
+            settled, credit = "settled" if self.settled else "unsettled", "plenty of" if self.credit else "RabbitMQ's"
+            links = f"{connections}, links of each: {self.topics}, {self.frame_bytes}-byte bodies"
+            return f"AMQP 1.0 transfers, {settled}, {credit} credit, {links}"
         if self.kind == FLOOD:
             return f"throughput, {connections}, {frames}"
         if self.kind == ANSWERED:
@@ -134,6 +151,14 @@ ROWS = (
     Row("decisions", DECISIONS, ()),
     *(Row(f"publishes-{size}", PUBLISHES, (DIRECT, *RELAYED), frame_bytes=size) for size in (128, 1024)),
     *(Row(f"confirms-{size}", CONFIRMS, (DIRECT, *RELAYED), frame_bytes=size, window=256) for size in (128, 1024)),
+    *(Row(f"transfers-{size}", TRANSFERS, TRANSFERRED, frame_bytes=size) for size in (128, 1024)),
+    Row("transfers-settled", TRANSFERS, TRANSFERRED, frame_bytes=128, settled=True),
+    Row("transfers-links-16", TRANSFERS, TRANSFERRED, frame_bytes=128, topics=16),
+    Row("transfers-1", TRANSFERS, TRANSFERRED, connections=1, frame_bytes=128),
+    *(
+        Row(f"transfers-plenty-{size}", TRANSFERS, TRANSFERRED, frame_bytes=size, credit=PLENTY_OF_CREDIT)
+        for size in (128, 1024)
+    ),
     *(
         Row(f"topics-{count}", FLOOD, (TRIO_RELAY, LIMITED), topics=count, stretch=3.0, last=True)
         for count in (100_000, 1_000_000)

@@ -151,6 +151,8 @@ class Run:
             elif row.kind == rows.DECISIONS:
                 self._decisions(row)
         self._together([row for row in sharing if row.protocol == rows.AMQP])
+        for credit in (None, rows.PLENTY_OF_CREDIT):
+            self._together([row for row in sharing if row.protocol == rows.AMQP10 and row.credit == credit])
         self._together([row for row in sharing if row.last])
 
     def _together(self, together: Sequence[Row]) -> None:
@@ -226,7 +228,14 @@ class Run:
             # A state that another process left behind is none of this one's.
             scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=self.scratch)))
             stack.enter_context(
-                peers.sink(broker, control, swallow=row.swallow, scratch=scratch, protocol=row.protocol)
+                peers.sink(
+                    broker,
+                    control,
+                    swallow=row.swallow,
+                    scratch=scratch,
+                    protocol=row.protocol,
+                    credit=row.credit,
+                )
             )
             running = []
             for number, peer in enumerate(chosen, start=1):

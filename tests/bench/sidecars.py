@@ -6,7 +6,7 @@ from pathlib import Path
 
 from goals import SCANS
 from peers import INSTALL_SLUICE, BenchError, Peer, Place, sluice_program
-from rows import ALL_FEATURES, AMQP, LIMITED, REFUSED, UNLIMITED
+from rows import ALL_FEATURES, AMQP, AMQP10, LIMITED, REFUSED, UNLIMITED
 
 CHECK_DEADLINE_S = 60.0
 # Far above what any load reaches: it is decided, and nothing is refused.
@@ -85,7 +85,7 @@ class Sidecar:
 
     Attributes:
         limits: TOML.
-        amqp: the same in AMQP 0.9.1's kinds; none if empty.
+        amqp: the same in AMQP's kinds; none if empty.
         scan: "python" or "compiled".
     """
 
@@ -100,7 +100,7 @@ class Sidecar:
     def written(self, place: Place) -> Path:
         """Write the configuration."""
         config = place.scratch / "sluice.toml"
-        limits = self.amqp if place.protocol == AMQP else self.limits
+        limits = self.amqp if place.protocol in (AMQP, AMQP10) else self.limits
         # The rejection log is on, in the state's folder, as it is unless an operator turns it off.
         config.write_text(
             f"""state_dir = "{place.scratch / "state"}"

@@ -201,9 +201,9 @@ def measured(
     folder: Path, *, count: int, queues: int, size: int, memory_bytes: int | None = None, is_recoverable: bool = False
 ) -> dict[str, Any]:
     """Put all in, take all out, and return the figures; in a process of its own."""
-    settings = SpoolSettings(least_free_bytes=0, most_disk_bytes=1 << 40)
+    settings = SpoolSettings(least_free_bytes=0, max_disk_bytes=1 << 40)
     if memory_bytes is not None:
-        settings = SpoolSettings(memory_bytes=memory_bytes, least_free_bytes=0, most_disk_bytes=1 << 40)
+        settings = SpoolSettings(memory_bytes=memory_bytes, least_free_bytes=0, max_disk_bytes=1 << 40)
     loop = _Loop(folder, settings)
     made = [loop.spool.queue(b"bench", lambda _: None) for _ in range(queues)]
     before_mib = resident_mib()

@@ -10,9 +10,9 @@ RUN = Path(__file__).with_name("run.py")
 # One of each kind that needs nothing but the load generator.
 ROWS = (
     *("throughput-1", "connections-64", "rtt-low", "rtt-50", "rtt-open", "accept", "quiet", "memory"),
-    *("publishes-128", "confirms-1024"),
+    *("publishes-128", "confirms-1024", "transfers-128", "transfers-settled", "transfers-plenty-1024"),
 )
-FLOODS = ("flood", "answered", "quiet", "memory", "publishes", "confirms")
+FLOODS = ("flood", "answered", "quiet", "memory", "publishes", "confirms", "transfers")
 
 
 def bench(*flags: str) -> subprocess.CompletedProcess[str]:
@@ -34,7 +34,7 @@ def test_every_frame_is_accounted_for_and_every_figure_kept(tmp_path: Path) -> N
             (measured,) = figures["rounds"]
             assert measured["lost"] == 0
             assert measured["sent" if row["kind"] in FLOODS else "requests"] > 0
-            if row["kind"] == "confirms":
+            if row["kind"] in ("confirms", "transfers"):
                 assert measured["unanswered"] == 0
     memory = rows["memory"]["peers"]["trio-relay"]["median"]
     assert 0 < memory["idle_kib"] < memory["busy_kib"]

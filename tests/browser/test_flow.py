@@ -10,7 +10,7 @@ from harness.frames import FrameClient, send
 from harness.sidecar import Sluice, StartSluice
 from playwright.sync_api import Page, Route, expect
 
-from admin.http.api.examples import FLOW, PURGED, SPOOL
+from admin.http.api.examples import CONNECTIONS, FLOW, PURGED, SPOOL
 from admin.wire import Spool, SpoolFolder
 from proxy.stats.flow import FlowFinding
 
@@ -120,6 +120,39 @@ def test_the_connections_show_their_states(open_tab: OpenTab, sluice: Sluice) ->
     shown = page.locator("table.connections tbody tr")
     expect(shown.locator('[data-label="State"]')).to_contain_text("in flow")
     expect(shown.locator('[data-label="Spooled"]')).to_have_text("50,000")
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_the_links_of_a_connection_are_shown_below_it(
+    open_tab: OpenTab, sluice: Sluice, picture: Callable[[Page, str], None], width: int
+) -> None:
+    first = CONNECTIONS.rows[0]
+    (link,) = first.links
+    idle = msgspec.structs.replace(link, name=MARKUP, sends=False, resource="delivery:mail", waits_ms=0, refused=2)
+    rows = (
+        msgspec.structs.replace(first, links=(link, idle), more_links=3),
+        msgspec.structs.replace(first, id=42, links=()),
+    )
+    tab = open_tab(sluice, width=width, height=800)
+    answer(tab.page, "connections?*", msgspec.structs.replace(CONNECTIONS, rows=rows, total=2))
+    page = tab.open("#/connections")
+    fold = page.get_by_role("button", name="5 links, 1 waiting")
+    expect(fold).to_have_count(1)
+    expect(page.locator("table.links")).to_have_count(0)
+    fold.click()
+    expect(fold).to_be_focused()
+    shown = page.locator("table.links tbody tr")
+    expect(shown).to_have_count(2)
+    expect(shown.first).to_contain_text("orders-out")
+    expect(shown.first.locator('[data-label="Withheld"]')).to_have_text("150")
+    expect(shown.first.locator('[data-label="Waits"]')).to_have_text("1.3 s")
+    expect(shown.last.locator("th")).to_contain_text(MARKUP)
+    expect(shown.last).to_contain_text("client receives")
+    expect(page.locator(".links-row")).to_contain_text("and 3 more")
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    picture(page, f"links-{width}")
+    fold.click()
+    expect(page.locator("table.links")).to_have_count(0)
 
 
 def test_an_alarm_that_stands_is_a_banner_wherever_one_looks(

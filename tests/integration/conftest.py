@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from harness.artemis import Artemis, StartArtemis
 from harness.embedded import EmbeddedBroker
 from harness.frames import FrameClient
-from harness.paths import rocketmq_classpath
+from harness.one_broker import OneBroker
+from harness.paths import PARTS, required, rocketmq_classpath
 from harness.ports import free_port
 from harness.rabbitmq import RabbitMQ, StartRabbitMQ
 from harness.rocketmq import RocketMQ, StartRocketMQ
@@ -117,7 +119,8 @@ def start_rabbitmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartRa
 
         def start(**how: Any) -> RabbitMQ:
             home = tmp_path_factory.mktemp("rabbitmq") / "home"
-            return running.enter_context(RabbitMQ(home, root=Path(root).absolute() if root else None, **how))
+            how.setdefault("root", Path(root).absolute() if root else None)
+            return running.enter_context(RabbitMQ(home, **how))
 
         yield start
 
@@ -126,6 +129,36 @@ def start_rabbitmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartRa
 def rabbitmq(start_rabbitmq: StartRabbitMQ) -> RabbitMQ:
     """The broker of most tests; give queues and exchanges names of their own."""
     return start_rabbitmq()
+
+
+@pytest.fixture(scope="session")
+def start_artemis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartArtemis]:
+    """Starts an Artemis broker on a port of its own; all are ended after the session."""
+    with ExitStack() as running:
+
+        def start(**how: Any) -> Artemis:
+            return running.enter_context(Artemis(tmp_path_factory.mktemp("artemis") / "home", **how))
+
+        yield start
+
+
+@pytest.fixture(scope="session")
+def artemis(start_artemis: StartArtemis) -> Artemis:
+    """The broker of most tests of AMQP 1.0; give queues names of their own."""
+    return start_artemis()
+
+
+@pytest.fixture(scope="session")
+def rabbitmq4(start_rabbitmq: StartRabbitMQ) -> RabbitMQ:
+    """A RabbitMQ 4, which speaks AMQP 1.0 as well."""
+    root = required(PARTS / "rabbitmq4" / ".stamp", "make rabbitmq4").parent / "root"
+    return start_rabbitmq(root=root)
+
+
+@pytest.fixture(scope="session", params=["artemis", pytest.param("rabbitmq4", marks=[pytest.mark.rabbitmq4])], ids=str)
+def one_broker(request: pytest.FixtureRequest) -> OneBroker:
+    """Either broker for AMQP 1.0."""
+    return OneBroker(request.getfixturevalue(request.param))
 
 
 @pytest.fixture(scope="session")

@@ -46,6 +46,9 @@ for target in "$@"; do
         command -v npm >/dev/null || need npm
         # What makes a disk slow for the spool is compiled.
         command -v cc >/dev/null || need "gcc libc6-dev"
+        # As is a client of AMQP 1.0, against Python's headers.
+        [ -z "$found_python" ] || "$found_python" -c 'import os, sysconfig as s, sys
+sys.exit(not os.path.exists(s.get_path("include") + "/Python.h"))' || need python3-dev
         command -v promtool >/dev/null || need prometheus
         # What the documentation's commands call.
         command -v curl >/dev/null || need curl

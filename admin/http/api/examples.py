@@ -18,7 +18,7 @@ from admin.edits.model import (
 )
 from proxy.stats.flow import ConnectionFlow, FlowFinding, SpooledResource, SpoolPlace, SpoolState, StageState
 from proxy.stats.question import AppliedLimit, Explanation, LimitState, LimitView, Question, RuleView
-from proxy.stats.snapshot import ClientDescription, Usage
+from proxy.stats.snapshot import ClientDescription, LinkState, Usage
 
 _AT: Final = "2026-01-02T03:04:05.678Z"
 _ETAG: Final = "6c1f0e2b"
@@ -240,6 +240,8 @@ CONNECTIONS: Final = wire.ConnectionPage(
             stage=_PUBLISHER,
             channels=(),
             spooled=50_000,
+            links=(LinkState("orders-out", 0, True, "queue:orders", 20, 150, 48_210, 0, 1250),),
+            more_links=0,
         ),
     ),
     total=1,

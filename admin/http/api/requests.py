@@ -106,7 +106,9 @@ class LimitsQuery(PageQuery):
 class ConnectionsQuery(PageQuery):
     """Which connections."""
 
-    search: str = Field("", max_length=255, description="part of the peer, client id, user, listener or a resource")
+    search: str = Field(
+        "", max_length=255, description="part of the peer, client id, user, listener, a resource or link"
+    )
     sort: ConnectionColumn = Field("id", description="the column to sort by")
     order: Order = Field("asc", description="smallest first, or largest first")
 

@@ -5,7 +5,7 @@ import { app, listenerText, on, writing } from "./app.js";
 import { debounced, fill, h } from "./dom.js";
 import { askReason } from "./dialog.js";
 import { often, stateTag } from "./flow.js";
-import { bytes, count, duration, exact, rate } from "./format.js";
+import { bytes, count, duration, exact, rate, wait } from "./format.js";
 import { navigate } from "./router.js";
 import { pageOf, showPager, sorting } from "./tables.js";
 import { toast } from "./toast.js";
@@ -14,6 +14,16 @@ import { failed } from "./writes.js";
 const PAGE = 100;
 const EVERY_MS = 5000;
 const QUIET_MS = 200;
+/** Label and class of each column of a connection's links. */
+const LINK_COLUMNS = /** @type {[string, string][]} */ ([
+  ["Link", ""],
+  ["Resource", ""],
+  ["Credit", "number"],
+  ["Withheld", "number"],
+  ["Used", "number"],
+  ["Refused", "number"],
+  ["Waits", "number"],
+]);
 /** Label, sort key and class of each column. */
 const COLUMNS = /** @type {[string, string, string][]} */ ([
   ["Peer", "peer", ""],
@@ -33,7 +43,9 @@ export class ConnectionsView {
 
   mount(/** @type {Element} */ main, /** @type {URLSearchParams} */ params) {
     this.params = params;
-    this.search = h("input", { type: "search", "aria-label": "Search peers, clients, listeners and resources", placeholder: "Peer, client, listener or resource", autocomplete: "off", spellcheck: "false" });
+    /** @type {Set<number>} the connections whose links are shown */
+    this.unfolded = new Set();
+    this.search = h("input", { type: "search", "aria-label": "Search peers, clients, listeners, resources and links", placeholder: "Peer, client, listener, resource or link", autocomplete: "off", spellcheck: "false" });
     this.search.addEventListener("input", debounced(() => navigate("connections", this.params, { search: this.search.value, page: "" }), QUIET_MS));
     this.sorting = sorting(
       COLUMNS.map(([label, key, name]) => ({ label, key, ascends: ["peer", "client"].includes(key), attributes: { class: name } })),
@@ -85,7 +97,8 @@ export class ConnectionsView {
     // A row whose button has the focus is not taken away from under it.
     const focused = this.body.contains(document.activeElement) ? document.activeElement?.getAttribute("data-key") : null;
     fill(this.summary, `${count(body.total)} open`);
-    fill(this.body, body.rows.map((/** @type {any} */ each) => this.row(each)));
+    this.shown = body;
+    fill(this.body, body.rows.map((/** @type {any} */ each) => [this.row(each), this.unfolded.has(each.id) && linksRow(each)]));
     if (focused) this.body.querySelector(`[data-key="${CSS.escape(focused)}"]`)?.focus();
     this.empty.hidden = body.rows.length > 0;
     const page = body.offset / PAGE + 1;
@@ -105,7 +118,7 @@ export class ConnectionsView {
       {},
       h("th", { scope: "row" }, h("span", { class: "nowrap" }, each.peer), each.exempt && h("span", { class: "tag" }, "exempt"), h("div", { class: "faint" }, listenerText(each.listener))),
       h("td", { "data-label": "Client", class: "wrap" }, client.id || h("span", { class: "faint" }, "unknown"), about && h("div", { class: "faint" }, about)),
-      h("td", { "data-label": "Resources", class: "wrap", title: each.resources.join("\n") || null }, resources.length ? resources.join(", ") : h("span", { class: "faint" }, "–"), more > 0 && h("span", { class: "faint" }, ` and ${count(more)} more`)),
+      h("td", { "data-label": "Resources", class: "wrap", title: each.resources.join("\n") || null }, resources.length ? resources.join(", ") : h("span", { class: "faint" }, "–"), more > 0 && h("span", { class: "faint" }, ` and ${count(more)} more`), this.fold(each)),
       h("td", { "data-label": "Requests/s", class: "number", title: `${count(each.requests_total)} in all` }, rate(each.requests_per_s)),
       h("td", { "data-label": "Refused/s", class: `number ${each.refused_per_s > 0 ? "refusing" : ""}`, title: `${count(each.refused_total)} in all` }, rate(each.refused_per_s)),
       h("td", { "data-label": "Bytes/s", class: "number" }, perSecond === null ? "–" : bytes(perSecond)),
@@ -117,6 +130,19 @@ export class ConnectionsView {
     );
   }
 
+  /** The button that shows the links of a connection that has any. */
+  fold(/** @type {any} */ each) {
+    const attached = each.links.length + each.more_links;
+    if (!attached) return null;
+    const waiting = each.links.filter((/** @type {any} */ link) => link.waits_ms).length;
+    const text = `${count(attached)} ${attached === 1 ? "link" : "links"}${waiting ? `, ${count(waiting)} waiting` : ""}`;
+    const toggle = () => {
+      if (!this.unfolded.delete(each.id)) this.unfolded.add(each.id);
+      this.show(this.shown);
+    };
+    return h("div", {}, h("button", { type: "button", class: "fold", "aria-expanded": String(this.unfolded.has(each.id)), "data-key": `links ${each.id}`, onclick: toggle }, text));
+  }
+
   askClose(/** @type {any} */ each) {
     const what = each.client.id ? `${each.client.id} loses what is in flight (${count(each.in_flight)}), and will most likely connect again.` : "The client loses what is in flight, and will most likely connect again.";
     askReason(`Close the connection of ${each.peer}`, h("p", {}, what), { label: "Close it", manner: "danger" }, async (reason, dialog) => {
@@ -126,4 +152,32 @@ export class ConnectionsView {
       this.load();
     });
   }
+}
+
+/** The links of one connection, below it. */
+function linksRow(/** @type {any} */ each) {
+  const nobody = () => h("span", { class: "faint" }, "–");
+  const row = (/** @type {any} */ link) =>
+    h(
+      "tr",
+      {},
+      h("th", { scope: "row", class: "wrap" }, link.name || nobody(), h("div", { class: "faint" }, link.sends ? "client sends" : "client receives")),
+      h("td", { "data-label": "Resource", class: "wrap" }, link.resource || nobody()),
+      h("td", { "data-label": "Credit", class: "number" }, count(link.credit)),
+      h("td", { "data-label": "Withheld", class: "number" }, count(link.withheld)),
+      h("td", { "data-label": "Used", class: "number" }, count(link.used)),
+      h("td", { "data-label": "Refused", class: `number ${link.refused ? "refusing" : ""}` }, count(link.refused)),
+      h("td", { "data-label": "Waits", class: "number" }, link.waits_ms ? wait(link.waits_ms * 1000) : nobody()),
+    );
+  const head = LINK_COLUMNS.map(([label, name]) => h("th", { scope: "col", class: name }, label));
+  return h(
+    "tr",
+    { class: "links-row" },
+    h(
+      "td",
+      { colspan: COLUMNS.length + 1 },
+      h("table", { class: "links", "aria-label": `Links of ${each.peer}` }, h("thead", {}, h("tr", {}, head)), h("tbody", {}, each.links.map(row))),
+      each.more_links > 0 && h("p", { class: "faint" }, `and ${count(each.more_links)} more`),
+    ),
+  );
 }

@@ -29,12 +29,12 @@ function show(/** @type {Element} */ content, /** @type {any} */ answer) {
   fill(
     content,
     !answer.limiting && h("p", {}, "Limiting is switched off: nothing here limits."),
-    answer.limits.length ? h("ol", {}, answer.limits.map(limit)) : h("p", { class: "muted" }, "Nothing limits it."),
+    answer.limits.length ? h("ol", {}, answer.limits.map((/** @type {any} */ each) => limit(each, answer.by_credit))) : h("p", { class: "muted" }, "Nothing limits it."),
     answer.unapplied.map((/** @type {any} */ each) => h("p", { class: "muted" }, `${each.rule.name} does not hold: ${each.why}`)),
   );
 }
 
-function limit(/** @type {any} */ each) {
+function limit(/** @type {any} */ each, /** @type {boolean} */ byCredit) {
   const { state, usage } = each;
   const shadow = each.rule.action === "shadow";
   const facts = [];
@@ -46,7 +46,7 @@ function limit(/** @type {any} */ each) {
       facts.push(`${shadow ? "would last have refused" : "last refused"} ${duration(state.last_refused_s)} ago`);
     }
   }
-  if (each.held) facts.push(`${each.held} held`);
+  if (each.held) facts.push(byCredit ? `${each.held} waiting for credit` : `${each.held} held`);
   if (usage) facts.push(`used ${percent(usage.last_10s)} over 10 s, ${percent(usage.last_60s)} over a minute`);
   return h(
     "li",

@@ -21,6 +21,8 @@ DELIVERY: Final = "delivery"
 DEFAULT_VHOST: Final = b"/"
 #: Names that are remembered per connection and direction; beyond it all are forgotten.
 MAX_NAMES: Final = 1024
+#: The longest that a name is under AMQP 0.9.1, and that queues and exchanges of RabbitMQ have in any case.
+MAX_NAME_BYTES: Final = 255
 
 
 def encoded(part: bytes) -> str:
@@ -76,7 +78,7 @@ class Names:
 
     def enter(self, vhost: bytes) -> None:
         """Have all names from now on be those of a vhost."""
-        self._vhost = "" if vhost == DEFAULT_VHOST else encoded(vhost) + "/"
+        self._vhost = "" if vhost == DEFAULT_VHOST else encoded(vhost[:MAX_NAME_BYTES]) + "/"
 
     def target(self, raw: bytes, exchange_bytes: int) -> Target:
         """Return where a publish goes.
@@ -95,8 +97,15 @@ class Names:
             target = known[raw] = Target(exchange, routing_key, resources, hash(raw))
         return target
 
+    def published(self, exchange: bytes, routing_key: bytes) -> Target:
+        """Return where a publish goes; of names longer than one of AMQP 0.9.1 can be, the beginning counts."""
+        exchange, routing_key = exchange[:MAX_NAME_BYTES], routing_key[:MAX_NAME_BYTES]
+        raw = b"%c%b%c%b" % (len(exchange), exchange, len(routing_key), routing_key)
+        return self.target(raw, len(exchange))
+
     def with_copies(self, target: Target, keys: list[bytes]) -> tuple[Resource, ...]:
         """Return what a publish is charged to that goes to other routing keys as well."""
+        keys = [key[:MAX_NAME_BYTES] for key in keys]
         return tuple(dict.fromkeys((*target.resources, *self._charged_to(target.exchange, keys))))
 
     def _charged_to(self, exchange: bytes, keys: list[bytes]) -> list[Resource]:
@@ -110,7 +119,8 @@ class Names:
         return charged_to
 
     def delivery(self, queue: bytes) -> tuple[Resource, ...]:
-        """Return what deliveries of a queue are charged to."""
+        """Return what deliveries of a queue are charged to; likewise."""
+        queue = queue[:MAX_NAME_BYTES]
         resources = self._queues.get(queue)
         if resources is None:
             if len(self._queues) >= MAX_NAMES:

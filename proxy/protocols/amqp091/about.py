@@ -1,32 +1,23 @@
-"""What a client says of itself, and what it and the broker agree on, before anything else is said.
-
-Who it is decides nothing but the scope ``user``; the broker checks it.
-"""
+"""What a client says of itself, and what it and the broker agree on, before anything else is said."""
 
 from typing import Final
 
 from proxy.deciding.batch import Side
+from proxy.protocols.amqp.about import Identity
 from proxy.protocols.amqp.names import encoded
 from proxy.protocols.amqp091 import wire
 from proxy.protocols.amqp091.wire import Malformed, Reader, read_texts, reads_true
-from proxy.stats.snapshot import ClientDescription
 
-_MOST_CHARS: Final = 64
 #: The greatest that a client may ask for.
 _MOST_CHANNELS: Final = 65535
 #: Of fewer that the broker offers none is withheld.
 _LEAST_CHANNELS: Final = 2
 
 
-class AboutClient:
+class AboutClient(Identity):
     """One client.
 
     Attributes:
-        user: as it signs in; empty if the mechanism does not say.
-        vhost: what it opens.
-        language: what it is written in: what its platform begins with, as in ``Python 3.11.2``, without a version
-            since accounts are kept by it; empty until it says so.
-        product: its library or program with the version, as in ``amqplib 2.3.1``; empty until it says so.
         tuned_bytes: the longest frame that both agree to, its framing included; 0 until they do.
         channel_max: how many channels the client may open; 0 until it is agreed on.
         own_channel: the number of one of Sluice's own, which the client was not offered; 0 if there is none.
@@ -39,27 +30,19 @@ class AboutClient:
 
     __slots__ = (
         "_client_closes",
-        "_library",
-        "_name",
         "_offered_channels",
-        "_version",
         "_withheld",
         "channel_max",
         "closed_by",
         "hears_blocked",
         "heartbeat_s",
-        "language",
         "opened",
         "own_channel",
-        "product",
         "tuned_bytes",
-        "user",
-        "vhost",
     )
 
     def __init__(self) -> None:
-        self.user = b""
-        self.vhost = b""
+        super().__init__(b"")
         self.tuned_bytes = 0
         self.channel_max = 0
         self.heartbeat_s = self.own_channel = 0
@@ -68,11 +51,6 @@ class AboutClient:
         self._client_closes = False
         self._withheld = False
         self._offered_channels = 0
-        self._library = self._version = self._name = self.language = self.product = ""
-
-    def describe(self) -> ClientDescription:
-        """Return what is known."""
-        return ClientDescription(self._name, self.language, self._version, self._library, _text(self.user))
 
     def take(self, method: int, arguments: Reader) -> bool:
         """Take a method of the client's; say whether it tells how long frames may be.
@@ -150,11 +128,7 @@ class AboutClient:
     def _start(self, arguments: Reader) -> None:
         begins = arguments.position
         said = read_texts(arguments, b"product", b"version", b"platform", b"connection_name")
-        self._library = _text(said.get(b"product", b""))
-        self._version = _text(said.get(b"version", b""))
-        self.product = f"{self._library} {self._version}".strip()
-        self.language = _text(said.get(b"platform", b"")).partition(" ")[0]
-        self._name = _text(said.get(b"connection_name", b""))
+        self.introduce(said.get(b"connection_name", b""), said)
         arguments.position = begins
         self.hears_blocked = reads_true(arguments, b"capabilities", b"connection.blocked")
         arguments.position = begins
@@ -166,9 +140,3 @@ class AboutClient:
         elif mechanism == b"AMQPLAIN":
             # A table without its length in front, which is that of the string.
             self.user = read_texts(arguments, b"LOGIN").get(b"LOGIN", b"")[: wire.MAX_SHORT_BYTES]
-
-
-def _text(said: bytes) -> str:
-    """Make text of what a client says, short enough and printable."""
-    text = said[: 4 * _MOST_CHARS].decode(errors="replace")
-    return "".join(each if each.isprintable() else "?" for each in text)[:_MOST_CHARS]

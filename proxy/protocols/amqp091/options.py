@@ -5,9 +5,6 @@ from typing import Annotated
 
 from annotated_types import Ge, Le
 
-from limiter.rules.errors import RuleError
-from limiter.rules.rule import Rule
-from proxy.protocols.amqp.names import ROUTING_KEY
 from proxy.protocols.amqp091.reading import MOST_BODY_BYTES, MOST_MESSAGE_BYTES
 from proxy.protocols.options import Scan, Tls
 
@@ -38,26 +35,3 @@ class AMQP091Options:
     max_waiting_bytes_in_all: Annotated[int, Ge(0)] = 128 * _MIB
     max_message_bytes: Annotated[int, Ge(1), Le(MOST_BODY_BYTES)] = MOST_MESSAGE_BYTES
     scan: Scan = "auto"
-
-
-# What a rule cannot say about AMQP 0.9.1; asked once for each when it is read.
-def check_rule(rule: Rule) -> None:
-    """Refuse a rule that cannot be followed, or that can never match.
-
-    Raises:
-        RuleError: it has a ``busy_code``, for which a basic.nack has no place; or it names a routing key without its
-            exchange.
-    """
-    if rule.busy_code is not None:
-        raise RuleError(
-            f"rule {rule.name}: busy_code {rule.busy_code}; AMQP 0.9.1 refuses with a basic.nack, which has no number",
-            "no busy_code",
-            "busy_code",
-        )
-    name = rule.matches.exact_name
-    if rule.kind == ROUTING_KEY and name is not None and "/" not in name:
-        raise RuleError(
-            f"rule {rule.name}: {name} names no routing key of an exchange",
-            f"EXCHANGE/KEY, e.g. {name}/* for the exchange or */{name} for the key",
-            "pattern",
-        )

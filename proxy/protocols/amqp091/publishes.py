@@ -16,7 +16,7 @@ from proxy.protocols.amqp091.confirms import Confirms
 from proxy.protocols.amqp091.memory import Memory
 from proxy.protocols.amqp091.reading import MOST_CHANNEL, MOST_CONTENTS, Shared
 from proxy.protocols.amqp091.scanning import MOST_RUNS, MOST_SCANNED, Gathered, Scanned
-from proxy.protocols.amqp091.spooling import Spooling
+from proxy.protocols.amqp091.spooling import SpoolingStream
 from proxy.protocols.amqp091.wire import Malformed, Reader
 from proxy.protocols.base import Buffer
 from proxy.spool.segments import Piece
@@ -58,7 +58,7 @@ class _Publish(Content):
     target: Target
 
 
-class Publishes(Spooling):
+class Publishes(SpoolingStream):
     """The client's stream.
 
     Args:

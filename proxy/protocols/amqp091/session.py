@@ -6,10 +6,10 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from limiter.rules.resource import USER, VHOST, Resource
+from limiter.rules.resource import Resource
 from proxy.deciding.batch import Batch, ConnectionInfo, Refuse, Request, Side
 from proxy.flow.credit import Stage
-from proxy.protocols.amqp.names import DEFAULT_VHOST, DELIVERY, ROUTING_KEY, encoded
+from proxy.protocols.amqp.names import DELIVERY, ROUTING_KEY
 from proxy.protocols.amqp091 import wire
 from proxy.protocols.amqp091.answers import Answers
 from proxy.protocols.amqp091.channel import PASSING, Channel, Content
@@ -196,7 +196,8 @@ class AMQP091Session(Session):
                 self._answers.out.append(chunk)
                 raise Close(
                     "other_protocol",
-                    f"the client began with {self._header!r}, which the broker or Sluice does not speak",
+                    f"the client began with {self._header!r}, which the broker or Sluice does not speak here; a"
+                    ' listener with protocol = "amqp" takes AMQP 1.0 as well',
                 )
             self._broker_begun = True
             self._answers.limited = self._context.limits_kind(DELIVERY)
@@ -240,10 +241,7 @@ class AMQP091Session(Session):
     def _who(self) -> ConnectionInfo:
         """Return whose requests they are; who has signed in has scopes of its own."""
         if self._about.vhost and not self._connection.scopes:
-            vhost, user = self._about.vhost, self._about.user
-            scopes = [Resource(USER, encoded(user))] if user else []
-            name = "/" if vhost == DEFAULT_VHOST else encoded(vhost)
-            self._connection = replace(self._connection, scopes=(*scopes, Resource(VHOST, name)))
+            self._connection = replace(self._connection, scopes=self._about.scopes())
         return self._connection
 
     def decided(self, batch: Batch, now_ns: int) -> None:

@@ -28,7 +28,7 @@ _LINE_BYTES: Final = 5 * 1024
 _NS: Final = 1_000_000_000
 
 
-class Spooling(Stream):
+class SpoolingStream(Stream):
     """The client's stream.
 
     Args:

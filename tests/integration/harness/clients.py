@@ -14,9 +14,11 @@ from typing import Any
 from harness.java import compiled_java
 from harness.paths import (
     AMQP_CLIENTS,
+    AMQP_ONE_CLIENTS,
     CLIENTS,
     PARTS,
     MissingPartError,
+    amqp_one_classpath,
     program,
     rabbitmq_classpath,
     required,
@@ -80,7 +82,24 @@ def amqp_java(source: str, *arguments: str) -> list[str]:
     return [program("java"), *_JAVA, "-cp", f"{classes}:{rabbitmq_classpath()}", file.stem, *arguments]
 
 
-@functools.cache
+def amqp_one_client(name: str) -> list[str]:
+    """Return the command of a client for AMQP 1.0; what it is told stands in the README beside the clients.
+
+    Args:
+        name: ``proton``, ``rabbitmq`` (its Python client), ``rhea``, ``java`` (RabbitMQ's) or ``go`` (go-amqp).
+    """
+    if name == "rhea":
+        required(PARTS / "node" / ".stamp", "make parts")
+        return [program("node"), str(AMQP_ONE_CLIENTS / "rhea_client.js")]
+    if name == "java":
+        classes = compiled_java(AMQP_ONE_CLIENTS, amqp_one_classpath())
+        return [program("java"), *_JAVA, "-cp", f"{classes}:{amqp_one_classpath()}", "AmqpOneClient"]
+    if name == "go":
+        return _built_go(AMQP_ONE_CLIENTS / "go")
+    required(PARTS / "python" / ".stamp", "make parts")
+    return [str(PARTS / "python" / "bin" / "python"), str(AMQP_ONE_CLIENTS / f"{name}_client.py")]
+
+
 def amqp_go() -> list[str]:
     """Build the flat-out client of amqp091-go, once in a run of the tests, and return its command.
 
@@ -88,13 +107,18 @@ def amqp_go() -> list[str]:
         MissingPartError: there is no Go.
         subprocess.CalledProcessError: it cannot be built; what the compiler says is on standard error.
     """
+    return _built_go(AMQP_CLIENTS / "go")
+
+
+@functools.cache
+def _built_go(sources: Path) -> list[str]:
     compiler = shutil.which("go")
     if compiler is None:
         raise MissingPartError("go is not on PATH: install Go 1.21 or newer, see go.dev/doc/install")
     folder = Path(tempfile.mkdtemp(prefix="sluice-tests-go-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    built = folder / "flat_out"
-    subprocess.run([compiler, "build", "-o", str(built), "."], check=True, cwd=AMQP_CLIENTS / "go")
+    built = folder / "client"
+    subprocess.run([compiler, "build", "-o", str(built), "."], check=True, cwd=sources)
     return [str(built)]
 
 

@@ -1,4 +1,4 @@
-"""Disks for a sidecar: one that is small, and one that is slow."""
+"""Disks for a sidecar or a broker: one that is small, and one that is slow."""
 
 import atexit
 import ctypes
@@ -51,6 +51,26 @@ SLOW2(pwritev2)
 SLOW2(pwritev64v2)
 """
 
+# Whoever asks that something is on the disk.
+_SLOW_SYNCS: Final = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdlib.h>
+#include <time.h>
+
+#define SLOW(name) \\
+    int name(int fd) \\
+    { \\
+        long ms = atol(getenv("TESTED_SYNC_MS")); \\
+        struct timespec pause = {ms / 1000, ms % 1000 * 1000000}; \\
+        nanosleep(&pause, NULL); \\
+        return ((int (*)(int))dlsym(RTLD_NEXT, #name))(fd); \\
+    }
+
+SLOW(fsync)
+SLOW(fdatasync)
+"""
+
 
 class SmallDisk:
     """A file system in memory of so many bytes, which one process and its children see, and which ends with them.
@@ -85,14 +105,19 @@ def fill(folder: Path, *, left_bytes: int) -> Path:
     return path
 
 
+def _built(folder: Path, source: str) -> Path:
+    (folder / "slow.c").write_text(source, encoding="ascii")
+    library = folder / "slow.so"
+    command = [program("cc"), "-shared", "-fPIC", "-o", str(library), str(folder / "slow.c"), "-ldl"]
+    subprocess.run(command, check=True)
+    return library
+
+
 @functools.cache
 def _library() -> Path:
     folder = Path(tempfile.mkdtemp(prefix="sluice-tests-slow-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    (folder / "slow.c").write_text(_SLOW, encoding="ascii")
-    library = folder / "slow.so"
-    command = [program("cc"), "-shared", "-fPIC", "-o", str(library), str(folder / "slow.c"), "-ldl"]
-    subprocess.run(command, check=True)
+    library = _built(folder, _SLOW)
     ctypes.CDLL(str(library))
     return library
 
@@ -104,3 +129,18 @@ def slow_writes(each_ms: int) -> dict[str, str]:
         MissingPartError: there is no C compiler.
     """
     return {"LD_PRELOAD": str(_library()), "TESTED_WRITE_MS": str(each_ms)}
+
+
+def slow_syncs(each_ms: int, folder: Path, *, seen_at: Path) -> list[str]:
+    """Return what to put in front of a command each of whose fsync and fdatasync is to take so much longer.
+
+    Args:
+        each_ms: how much.
+        folder: where the library for that is made.
+        seen_at: where the command sees the folder.
+
+    Raises:
+        MissingPartError: there is no C compiler.
+    """
+    library = seen_at / _built(folder, _SLOW_SYNCS).name
+    return ["env", f"LD_PRELOAD={library}", f"TESTED_SYNC_MS={each_ms}"]

@@ -8,6 +8,8 @@ VENV_BIN = ROOT / ".venv" / "bin"
 PARTS = ROOT / ".parts"
 CLIENTS = ROOT / "tests" / "integration" / "clients"
 AMQP_CLIENTS = CLIENTS / "amqp"
+AMQP_ONE_CLIENTS = CLIENTS / "amqp10"
+ARTEMIS = ROOT / "tests" / "integration" / "artemis"
 ROCKETMQ = ROOT / "tests" / "integration" / "rocketmq"
 _RABBITMQ = Path("/usr/lib/rabbitmq/bin")
 
@@ -73,3 +75,23 @@ def rabbitmq_classpath() -> str:
     """
     required(PARTS / "rabbitmq" / ".stamp", "make parts")
     return f"{PARTS / 'rabbitmq' / 'lib'}/*"
+
+
+def artemis_classpath() -> str:
+    """Return the class path of the Artemis broker.
+
+    Raises:
+        MissingPartError: the jars are not here.
+    """
+    required(PARTS / "artemis" / ".stamp", "make parts")
+    return f"{PARTS / 'artemis' / 'lib'}/*"
+
+
+def amqp_one_classpath() -> str:
+    """Return the class path of RabbitMQ's Java client for AMQP 1.0.
+
+    Raises:
+        MissingPartError: the jars are not here.
+    """
+    required(PARTS / "amqp10" / ".stamp", "make parts")
+    return f"{PARTS / 'amqp10' / 'lib'}/*"

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Final, Self
 
 from harness.amqp import AmqpClient
+from harness.disks import slow_syncs
 from harness.paths import program, rabbitmq_program
 from harness.ports import free_port
 from harness.process import ManagedProcess
@@ -42,6 +43,7 @@ class RabbitMQ:
         home: a directory that does not exist yet.
         settings: further lines of ``rabbitmq.conf``.
         root: of another Debian, whose RabbitMQ runs in place of this one's; needs root.
+        sync_ms: how much longer each fsync takes, as on a slow disk.
 
     Attributes:
         host: the address where it listens.
@@ -54,7 +56,12 @@ class RabbitMQ:
     """
 
     def __init__(
-        self, home: Path, *, settings: Mapping[str, str] = MappingProxyType({}), root: Path | None = None
+        self,
+        home: Path,
+        *,
+        settings: Mapping[str, str] = MappingProxyType({}),
+        root: Path | None = None,
+        sync_ms: int = 0,
     ) -> None:
         server, self._ctl_program = (rabbitmq_program(name, root) for name in ("rabbitmq-server", "rabbitmqctl"))
         names = "epmd" if root else program("epmd")
@@ -89,7 +96,7 @@ class RabbitMQ:
             "RUNNING_UNDER_SYSTEMD": "true",
             "LC_ALL": "C.UTF-8",
         }
-        self._server = server
+        self._server = [*(slow_syncs(sync_ms, home, seen_at=seen) if sync_ms else []), server]
         with contextlib.ExitStack() as starting:
             # Erlang starts one by itself where there is none, which outlives it.
             self._names = ManagedProcess(
@@ -203,7 +210,7 @@ class RabbitMQ:
 
     def _start(self) -> ManagedProcess:
         process = ManagedProcess(
-            "rabbitmq", self._command(self._server), log=self._home / "rabbitmq.log", env=self._env, cwd=self._home
+            "rabbitmq", self._command(*self._server), log=self._home / "rabbitmq.log", env=self._env, cwd=self._home
         )
         try:
             process.wait_for_line("Server startup complete", timeout_s=_START_TIMEOUT_S)

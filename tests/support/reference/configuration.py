@@ -62,6 +62,8 @@ def _kinds(protocol: Protocol) -> str:
 def _above(kind: Kind) -> str:
     if not kind.refuses:
         return "waits"
+    if kind.by_credit and kind.action == "delay":
+        return f"{code(kind.action)}: no credit"
     return code(kind.action) + (f" for {kind.max_delay_s:g} s" if kind.action == "delay" else "")
 
 
@@ -113,7 +115,7 @@ def _options(declared: type[Any]) -> str:
 
 def _option_rows(declared: type[Any]) -> Iterator[tuple[str, str, str, str]]:
     hints = get_type_hints(declared, include_extras=True)
-    meanings = attributes(declared.__doc__)
+    meanings = {name: text for each in reversed(declared.__mro__) for name, text in attributes(each.__doc__).items()}
     for each in dataclasses.fields(declared):
         bounds = [bound for bound in get_args(hints[each.name])[1:] if isinstance(bound, Ge)]
         inner = get_args(hints[each.name])[0] if get_origin(hints[each.name]) is Annotated else hints[each.name]

@@ -6,7 +6,7 @@ from typing import Final
 from admin.config.plugins import own_protocols
 from admin.config.rule_fields import scope_kinds_of
 from proxy.protocols import DEFAULT
-from proxy.protocols.base import Kind, Protocol
+from proxy.protocols.base import Protocol, kinds_of
 
 FILE: Final = Path(__file__).parents[3] / "admin" / "cli" / "protocol_words.py"
 _MODULE: Final = '''\
@@ -28,15 +28,11 @@ RATES = {rates}
 
 def module() -> str:
     """Return the module."""
-    # Protocols may have a kind in common; what the first says of it holds.
-    found: dict[str, Kind] = {}
-    for protocol in own_protocols():
-        for kind in protocol.kinds:
-            found.setdefault(kind.name, kind)
-    kinds = tuple(found.values())
+    kinds = kinds_of(own_protocols())
     scopes = [kind.name for kind in scope_kinds_of(own_protocols())]
     spelt = ", ".join(f"{kind.spelling} for a {kind.name}" for kind in kinds if kind.spelling)
-    rates = "; ".join(f"{protocol.name}: {_rates(protocol)}" for protocol in own_protocols())
+    limited = ((protocol.name, _rates(protocol)) for protocol in own_protocols())
+    rates = "; ".join((*(f"{name}: {rates}" for name, rates in limited if rates), "others: none"))
     return _MODULE.format(
         default=_text(DEFAULT),
         protocols=_text(", ".join(protocol.name for protocol in own_protocols())),
@@ -52,7 +48,7 @@ def module() -> str:
 
 def _rates(protocol: Protocol) -> str:
     limited = (kind for kind in protocol.kinds if kind.rate_per_s is not None)
-    return " and ".join(f"{kind.name}:*={kind.rate_per_s:g}/s" for kind in limited) or "none"
+    return " and ".join(f"{kind.name}:*={kind.rate_per_s:g}/s" for kind in limited)
 
 
 def _text(value: str) -> str:

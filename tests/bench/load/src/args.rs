@@ -7,7 +7,14 @@ use std::time::Duration;
 
 use crate::frames::{Header, Shape};
 
-const FLAGS: [&str; 4] = ["swallow", "one-at-a-time", "memory", "known-topics"];
+const FLAGS: [&str; 5] = ["swallow", "one-at-a-time", "memory", "known-topics", "settled"];
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Protocol {
+    RocketMq,
+    Amqp091,
+    Amqp10,
+}
 
 #[derive(Debug)]
 pub struct Args(HashMap<String, String>);
@@ -54,12 +61,13 @@ impl Args {
         Duration::try_from_secs_f64(seconds).map_err(|error| format!("--{key} {seconds}: {error}"))
     }
 
-    /// Take the protocol; says whether it is AMQP 0.9.1.
-    pub fn amqp(&mut self) -> Result<bool, String> {
+    /// Take the protocol.
+    pub fn protocol(&mut self) -> Result<Protocol, String> {
         match self.optional::<String>("protocol")?.as_deref() {
-            None | Some("rocketmq") => Ok(false),
-            Some("amqp091") => Ok(true),
-            Some(other) => Err(format!("--protocol {other}: must be rocketmq or amqp091")),
+            None | Some("rocketmq") => Ok(Protocol::RocketMq),
+            Some("amqp091") => Ok(Protocol::Amqp091),
+            Some("amqp10") => Ok(Protocol::Amqp10),
+            Some(other) => Err(format!("--protocol {other}: must be rocketmq, amqp091 or amqp10")),
         }
     }
 
@@ -114,7 +122,13 @@ mod tests {
         assert!(args.required::<u32>("rate").unwrap_err().contains("missing"));
         assert!(args.finish().unwrap_err().contains("--extra"));
         assert!(parse("--header xml").unwrap().shape().unwrap_err().contains("xml"));
-        assert!(parse("--protocol mqtt").unwrap().amqp().unwrap_err().contains("mqtt"));
+        assert!(
+            parse("--protocol mqtt")
+                .unwrap()
+                .protocol()
+                .unwrap_err()
+                .contains("mqtt")
+        );
         assert!(parse("--seconds -1").unwrap().seconds("seconds", 1.0).is_err());
     }
 }

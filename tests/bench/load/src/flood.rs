@@ -1,6 +1,6 @@
 //! Throughput: N connections send prebuilt frames; the sink says what arrived.
 //!
-//! With AMQP 0.9.1 a publish is what is a frame elsewhere: it has three.
+//! With AMQP 0.9.1 a publish is what is a frame elsewhere: it has three. AMQP 1.0 is in `transfers`.
 //!
 //! Without `--window` each connection writes as fast as it is taken. With it, each has at most so many requests
 //! without an answer, as producers do: the sink answers, and what comes back counts too.
@@ -15,23 +15,24 @@ use std::time::{Duration, Instant};
 use rustix::net::sockopt::set_socket_send_buffer_size;
 
 use crate::amqp::{self, Confirms, Publishes};
-use crate::args::Args;
+use crate::args::{Args, Protocol};
 use crate::counters::{Control, Counters, connect};
 use crate::cpu::{CpuTime, resident_bytes};
 use crate::frames::Shape;
 use crate::poller::{Interest, Poller, Ready};
 use crate::scanner::{SYSTEM_BUSY, Scanner};
+use crate::transfers;
 
 /// Small enough to stay in a core's second cache, large enough for few system calls.
 pub const BLOCK_BYTES: usize = 256 << 10;
 const MAX_BLOCK_BYTES: usize = 1 << 30;
-const DRAIN: Duration = Duration::from_secs(60);
+pub const DRAIN: Duration = Duration::from_secs(60);
 /// How long the warm-up may last until each topic was sent and each connection served.
-const ALL_WARM: Duration = Duration::from_secs(300);
+pub const ALL_WARM: Duration = Duration::from_secs(300);
 /// Frames that come through before it counts, as many as connections times this.
-const FRAMES_EACH_TO_WARM_UP: u64 = 2;
+pub const FRAMES_EACH_TO_WARM_UP: u64 = 2;
 /// Connections made before what stands between has to have passed them on: fewer than any backlog.
-const CONNECT_AHEAD: u64 = 256;
+pub const CONNECT_AHEAD: u64 = 256;
 /// Beyond so many connections each has a smaller send buffer, so that the kernel's memory for sockets suffices.
 const MANY_CONNECTIONS: usize = 256;
 const SMALL_SEND_BUFFER_BYTES: usize = 32 << 10;
@@ -63,8 +64,8 @@ enum Units {
 }
 
 impl Units {
-    fn taken(args: &mut Args) -> Result<Self, String> {
-        if !args.amqp()? {
+    fn taken(args: &mut Args, protocol: Protocol) -> Result<Self, String> {
+        if protocol == Protocol::RocketMq {
             return Ok(Self::Frames(args.shape()?));
         }
         let body_bytes = args.optional("size")?.unwrap_or(128);
@@ -105,18 +106,20 @@ struct Client {
     answers: Answers,
     interest: Interest,
 }
+
+/// What the load itself saw.
 #[derive(Clone, Copy, Default)]
-struct Seen {
-    sent_bytes: u64,
-    answers: u64,
-    busy: u64,
+pub struct Seen {
+    pub sent_bytes: u64,
+    pub answers: u64,
+    pub busy: u64,
 }
 
 /// Everything read at one end of the window.
 pub struct Reading {
-    sink: Counters,
-    seen: Seen,
-    cpu: Option<CpuTime>,
+    pub sink: Counters,
+    pub seen: Seen,
+    pub cpu: Option<CpuTime>,
 }
 
 pub struct Flood {
@@ -133,9 +136,13 @@ pub struct Flood {
 }
 
 pub fn run(mut args: Args) -> Result<(), String> {
+    let protocol = args.protocol()?;
+    if protocol == Protocol::Amqp10 {
+        return transfers::run(args);
+    }
     let target: SocketAddr = args.required("target")?;
     let mut control = Control::connect(args.required("control")?)?;
-    let units = Units::taken(&mut args)?;
+    let units = Units::taken(&mut args, protocol)?;
     let connections: usize = args.optional("connections")?.unwrap_or(1);
     let warmup = args.seconds("warmup", 0.5)?;
     let seconds = args.seconds("seconds", 3.0)?;

@@ -6,6 +6,7 @@
 
 mod accept;
 mod amqp;
+mod amqp10;
 mod args;
 mod counters;
 mod cpu;
@@ -16,21 +17,28 @@ mod poller;
 mod quiet;
 mod rtt;
 mod scanner;
+mod shared;
 mod sink;
+mod transfers;
 
 use std::process::ExitCode;
 
 use args::Args;
 
 const USAGE: &str = "\
-usage: load sink  --listen ADDR --control ADDR [--protocol PROTOCOL] [--swallow] [--seconds N]
+usage: load sink  --listen ADDR --control ADDR [--protocol PROTOCOL] [--swallow] [--credit N] [--session-window N]
+                  [--seconds N]
        load flood --target ADDR --control ADDR [--connections N] [--window N] [FRAMES] [--warmup S] [--seconds S]
-                  [--pid PID [--memory]] [--known-topics] [--protocol PROTOCOL]
+                  [--pid PID [--memory]] [--known-topics] [--protocol PROTOCOL] [--settled]
        load rtt   --target ADDR (--rate PER_SECOND [--connections N] | --one-at-a-time) [FRAMES] [--warmup S] [--seconds S]
        load accept --target ADDR [--at-once N] [FRAMES] [--warmup S] [--seconds S] [--pid PID]
        load quiet --target ADDR --control ADDR [--connections N] [FRAMES] [--warmup S] [--seconds S] [--pid PID]
 FRAMES: [--size BYTES] [--header json|binary] [--topics N]
-PROTOCOL: rocketmq (if not said) or amqp091: --size is of a body then, --topics are queues, and --window asks for confirms";
+       load shared --target ADDR --protocol amqp091|amqp10 [--send QUEUES] [--batches QUEUE] [--receive QUEUE]
+                  [--pace QUEUE=PER_SECOND] [--size BYTES] [--warmup S] [--seconds S] [--count N]
+PROTOCOL: rocketmq (if not said), amqp091 or amqp10. --size is of a body in AMQP, and --topics are queues: those of all
+connections, of which each sends to one; in amqp10 each connection has a link to every one. --window asks for confirms in
+amqp091";
 
 fn main() -> ExitCode {
     let mut words = std::env::args().skip(1);
@@ -41,6 +49,7 @@ fn main() -> ExitCode {
         "rtt" => rtt::run,
         "accept" => accept::run,
         "quiet" => quiet::run,
+        "shared" => shared::run,
         _ => {
             eprintln!("{USAGE}");
             return ExitCode::from(2);

@@ -5,7 +5,8 @@
 //! of the relay between them. Only the quiet client's connection is answered all the same.
 //!
 //! With AMQP 0.9.1 it lets clients in, and the first publish says how long all are. On a channel with confirms each read
-//! is answered with one ack for all that it completed.
+//! is answered with one ack for all that it completed. With AMQP 1.0 it grants credit, and accepts all transfers of a read
+//! at once.
 
 use std::collections::HashMap;
 use std::io::{self, ErrorKind, Read, Write};
@@ -15,7 +16,8 @@ use std::time::{Duration, Instant};
 use rustix::net::{RecvFlags, recv, sockopt};
 
 use crate::amqp::{Beginning, push_ack};
-use crate::args::Args;
+use crate::amqp10::{Broker, Granting};
+use crate::args::{Args, Protocol};
 use crate::counters::Counters;
 use crate::frames::{is_quiet, push_answer};
 use crate::poller::{Interest, Poller, Ready};
@@ -32,12 +34,18 @@ const BACKLOG: i32 = 4096;
 const DATA_LISTENER: usize = 0;
 const CONTROL_LISTENER: usize = 1;
 const FIRST_CONNECTION: usize = 2;
+/// What `RabbitMQ` 4.0 grants if nobody tells it otherwise.
+const RABBITMQ: Granting = Granting {
+    credit: 170,
+    window: 400,
+};
 
 enum Work {
     Answer(Scanner),
     Swallow(EvenFrames),
     LetIn(Beginning),
     Confirm(EvenFrames),
+    Accept(Box<Broker>),
 }
 
 struct Connection {
@@ -60,7 +68,8 @@ struct Sink {
     poller: Poller,
     started: Instant,
     swallow: bool,
-    amqp: bool,
+    protocol: Protocol,
+    granting: Granting,
     counters: Counters,
     data: HashMap<usize, Connection>,
     control: HashMap<usize, TcpStream>,
@@ -72,25 +81,30 @@ pub fn run(mut args: Args) -> Result<(), String> {
     let control: SocketAddr = args.required("control")?;
     let seconds = args.seconds("seconds", 3600.0)?;
     let swallow = args.flag("swallow");
-    let amqp = args.amqp()?;
+    let protocol = args.protocol()?;
+    let granting = Granting {
+        credit: args.optional("credit")?.unwrap_or(RABBITMQ.credit),
+        window: args.optional("session-window")?.unwrap_or(RABBITMQ.window),
+    };
     args.finish()?;
-    serve(listen, control, swallow, amqp, seconds).map_err(|error| error.to_string())
-}
-
-fn serve(listen: SocketAddr, control: SocketAddr, swallow: bool, amqp: bool, time: Duration) -> io::Result<()> {
-    let data_listener = listener(listen)?;
-    sockopt::set_socket_recv_buffer_size(&data_listener, RECEIVE_BUFFER_BYTES)?;
-    let control_listener = listener(control)?;
-    let mut sink = Sink {
-        poller: Poller::new()?,
+    let sink = Sink {
+        poller: Poller::new().map_err(|error| error.to_string())?,
         started: Instant::now(),
         swallow,
-        amqp,
+        protocol,
+        granting,
         counters: Counters::default(),
         data: HashMap::new(),
         control: HashMap::new(),
         next_token: FIRST_CONNECTION,
     };
+    serve(sink, listen, control, seconds).map_err(|error| error.to_string())
+}
+
+fn serve(mut sink: Sink, listen: SocketAddr, control: SocketAddr, time: Duration) -> io::Result<()> {
+    let data_listener = listener(listen)?;
+    sockopt::set_socket_recv_buffer_size(&data_listener, RECEIVE_BUFFER_BYTES)?;
+    let control_listener = listener(control)?;
     sink.poller.add(&data_listener, DATA_LISTENER, Interest::Read)?;
     sink.poller.add(&control_listener, CONTROL_LISTENER, Interest::Read)?;
     let mut buffer = vec![0; READ_BYTES];
@@ -134,12 +148,11 @@ impl Sink {
             if is_data {
                 self.counters.accepted += 1;
                 self.counters.connections += 1;
-                let work = if self.amqp {
-                    Work::LetIn(Beginning::default())
-                } else if self.swallow {
-                    Work::Swallow(EvenFrames::default())
-                } else {
-                    Work::Answer(Scanner::default())
+                let work = match self.protocol {
+                    Protocol::Amqp10 => Work::Accept(Box::new(Broker::new(self.granting))),
+                    Protocol::Amqp091 => Work::LetIn(Beginning::default()),
+                    Protocol::RocketMq if self.swallow => Work::Swallow(EvenFrames::default()),
+                    Protocol::RocketMq => Work::Answer(Scanner::default()),
                 };
                 let connection = Connection {
                     stream,
@@ -244,6 +257,16 @@ impl Connection {
                 }
                 self.flush()
             }
+            Work::Accept(broker) => {
+                let read = some(self.stream.read(buffer)?)?;
+                let came = broker
+                    .take(&buffer[..read], &mut self.unsent)
+                    .map_err(io::Error::other)?;
+                counters.bytes += read as u64;
+                counters.frames += came.transfers;
+                counters.answered += came.answered;
+                self.flush()
+            }
             Work::Answer(scanner) => {
                 let read = some(self.stream.read(buffer)?)?;
                 counters.bytes += read as u64;
@@ -292,6 +315,7 @@ impl Connection {
         match &self.work {
             Work::Answer(scanner) => scanner.at_boundary(),
             Work::LetIn(beginning) => beginning.at_boundary(),
+            Work::Accept(broker) => broker.at_boundary(),
             Work::Swallow(frames) | Work::Confirm(frames) => {
                 frames.bytes == 0 || frames.frame_len.is_some_and(|len| frames.bytes % len == 0)
             }

@@ -133,6 +133,17 @@ class TestText:
         shadows = tuple(limit for limit in explanation.limits if limit.rule.action == "shadow")
         assert "waits" not in text(msgspec.structs.replace(explanation, waits=waits, limits=shadows), live=True)
 
+    def test_says_what_waits_for_credit(self, explanation: Explanation) -> None:
+        told = text(msgspec.structs.replace(explanation, by_credit=True), live=True)
+        above = [line.removeprefix("   above  ") for line in told.splitlines() if line.startswith("   above")]
+        assert above[0].startswith("refused, ")
+        assert above[1:3] == [
+            "waits for credit until it is admitted",
+            "passes, and is counted as what would be refused",
+        ]
+        told = text(msgspec.structs.replace(explanation, by_credit=True, refuses=False), live=True)
+        assert told.count("waits for credit") == 3
+
     def test_names_the_moment_that_was_asked_about(self, explanation: Explanation) -> None:
         question = Question("topic", "orders", at="2026-11-21T23:00Z")
         at = msgspec.structs.replace(explanation, question=question)

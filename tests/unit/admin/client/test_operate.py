@@ -63,6 +63,31 @@ class TestConnections:
         )
         assert api.asked[0].query["order"] == "desc"
 
+    def test_their_links_are_listed(self, api: Any, sluice: Sluice) -> None:
+        links = [
+            {"name": "out", "session": 0, "sends": True, "resource": "queue:orders", "credit": 20}
+            | {"withheld": 150, "used": 48_210, "refused": 3, "waits_ms": 1250},
+            {"name": "in", "session": 0, "sends": False, "resource": "", "credit": 5}
+            | {"withheld": 0, "used": 7, "refused": 0, "waits_ms": 0},
+        ]
+        rows = [CONNECTION, {**CONNECTION, "id": 4, "links": links, "more_links": 2}]
+        api.answers["GET /connections"] = (200, {"rows": rows, "total": 2})
+        assert [
+            " ".join(line.split()) for line in sluice("connections", "links", "--search", "out").out.splitlines()
+        ] == [
+            "id peer link client resource credit withheld used refused waits",
+            "4 10.0.0.1:5 out sends queue:orders 20 150 48210 3 1.2 s",
+            "4 10.0.0.1:5 in receives 5 0 7",
+            "4 10.0.0.1:5 and 2 more",
+        ]
+        assert api.asked[0].query["search"] == "out"
+        assert " 4, 1 waiting   topic:orders" in sluice("connections").out
+
+    def test_without_links_that_is_said(self, api: Any, sluice: Sluice) -> None:
+        api.answers["GET /connections"] = (200, {"rows": [CONNECTION], "total": 1})
+        assert sluice("connections", "links").out == "No link is attached.\n"
+        assert "links" not in sluice("connections").out
+
     def test_of_nobody_says_so(self, api: Any, sluice: Sluice) -> None:
         api.answers["GET /connections"] = (200, {"rows": [], "total": 0})
         assert sluice("connections").out == "Nobody is connected.\n"

@@ -5,14 +5,14 @@ import pytest
 
 from admin.common.errors import SettingsError
 from admin.config import plugins
-from admin.config.rule_fields import SCOPE_KINDS, FieldError, RuleReader, kinds_of, longest_delay_s
+from admin.config.rule_fields import SCOPE_KINDS, FieldError, RuleReader, longest_delay_s
 from admin.config.rulebook import build
 from admin.config.sources import Flags, load
 from admin.run.composition import Plan, compose
 from limiter.rules.errors import RuleError
 from limiter.rules.resource import SCOPES, Resource
 from limiter.rules.rule import Rule
-from proxy.protocols.base import Kind
+from proxy.protocols.base import Kind, kinds_of
 
 Write = Callable[[str], str]
 PAIR = Flags(listen=["127.0.0.1:1"], broker=["127.0.0.1:2"])
@@ -250,7 +250,7 @@ def test_a_bad_limit_of_the_environment_names_the_variable() -> None:
 
 
 def test_a_rule_of_an_unknown_kind_is_an_error(write: Write) -> None:
-    of = "it is a kind of amqp091: is the protocol the right one?"
+    of = "it is a kind of amqp, amqp091, amqp10: is the protocol the right one?"
     text = '[[limits]]\nkind = "topics"\nname = "a"\nrate = 1\n[defaults.queue]\nrate = 1\n'
     assert lines(text, write=write) == [
         'sluice.toml:2: limits[0].kind = "topics": unknown; did you mean "topic"?',

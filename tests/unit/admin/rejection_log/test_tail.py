@@ -14,7 +14,7 @@ from admin.rejection_log import tail as module
 from admin.rejection_log.aggregate import Aggregate
 from admin.rejection_log.composing import Composer
 from admin.rejection_log.tail import tail
-from limiter.counting.rejections import Rejection
+from limiter.counting.rejections import Amount, Rejection
 
 RUN = "0123456789ab"
 NAME = f"rejections-a-{RUN}-{{:06}}.jsonl"
@@ -70,6 +70,20 @@ def test_a_refusal_names_the_user_the_group_and_the_product_there_are(
     who += ["c (alice)", "c (alice, pika 1.4.4)", "c (alice, g)", "c (alice, g, pika 1.4.4)"]
     shown = [line.partition("from ")[2].partition(", wait")[0] for line in capsys.readouterr().out.splitlines()]
     assert shown == who
+
+
+def test_what_waited_for_credit_is_said_to_have_done_so(
+    tmp_path: Path, make_rejection: Callable[..., Rejection], capsys: pytest.CaptureFixture[str]
+) -> None:
+    held = msgspec.structs.replace(make_rejection(client="c"), verdict="hold", amount=Amount(3, 120, 0))
+    composer = Composer("a", RUN)
+    other = msgspec.structs.replace(held, amount=Amount(3, 120, 2048))
+    (tmp_path / "a.jsonl").write_bytes(b"".join(composer.rejection(AT, each) for each in (held, other)))
+    assert tail([tmp_path]) == 0
+    credit, kept = capsys.readouterr().out.splitlines()
+    assert "3 requests" in credit
+    assert ", 120 messages, waited for credit, from c" in credit
+    assert "credit" not in kept
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])

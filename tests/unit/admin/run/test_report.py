@@ -143,6 +143,54 @@ def test_what_means_nothing_where_all_waits_is_doubtful(write: Write, monkeypatc
     assert doubts("rate = 0") == []
 
 
+def credit(name: str, place: object, origins: object) -> Protocol:
+    """Return a protocol whose clients wait for credit; of name ``held``, one with the same kinds that holds."""
+    del place, origins
+    by_credit = name != "held"
+    kinds = (
+        Kind("queue", "", action="delay" if by_credit else "reject", waits=f"{name} waits", by_credit=by_credit),
+        Kind("delivery", "", action="delay", consumes=True, refuses=False, by_credit=by_credit),
+    )
+    return dataclasses.replace(PROTOCOL, name=name, kinds=kinds, default_rules=(), scopes=("user",))
+
+
+def test_what_waits_for_credit_is_not_said_to_be_held(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plugins, "protocol", credit)
+    listener = LISTENER + 'protocol = "credit"\n'
+
+    def above(kind: str, *fields: str) -> str:
+        rule = section("Rules", write(listener + limit(kind, "a", "rate = 1", *fields)))[1]
+        return rule.removeprefix(f"{kind}:a 1/s this name ").partition(" 1 s")[0]
+
+    assert [above(kind) for kind in ("queue", "delivery", "user")] == ["withhold credit"] * 3
+    assert above("queue", 'action = "reject"') == "refuse"
+    assert above("queue", 'action = "shadow"') == "only count"
+
+    def doubts(*fields: str) -> list[str]:
+        plan = compose(load(write(listener + limit("queue", "a", *fields)), {}, Flags()))
+        return [line.split(": ", 1)[1] for line in plan.lint]
+
+    nothing = "means nothing here: what is over the limit is not sent until the limit admits it"
+    assert doubts("rate = 1", "max_delay_s = 5") == [f"limits[0].max_delay_s = 5.0: {nothing}"]
+    assert doubts("rate = 1", "spool = true") == [f"limits[0].spool = true: {nothing}, so nothing is put aside"]
+    assert doubts("rate = 1", 'action = "reject"') == []
+    (line,) = doubts("rate = 0")
+    assert line.startswith('limits[0].action = "delay": lets nobody send')
+
+
+def test_listeners_that_differ_in_a_default_are_named(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plugins, "protocol", credit)
+    held = '[[listeners]]\nlisten = "127.0.0.1:3"\nbroker = "127.0.0.1:4"\nprotocol = "held"\n'
+    first = LISTENER + 'protocol = "credit"\n'
+    queue = limit("queue", "a", "rate = 1")
+    rules = section("Rules", write(first + held + queue))
+    assert "withhold credit" in rules[1]
+    said = "queue: a limit that gives no action has delay on all listeners, as protocol credit is listed first;"
+    assert rules[-3:] == ["queue: credit waits.", "queue: held waits.", f"{said} by itself, held has reject."]
+    assert "refuse" in section("Rules", write(held + first + queue))[1]
+    assert not [line for line in section("Rules", write(first + queue)) if "no action" in line]
+
+
 def test_without_any_limit_it_is_said_that_all_passes(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     passes = "no limit is given, and the protocol has none of its own: everything passes"
     assert passes not in compose(load(write(LISTENER), {}, Flags())).lint

@@ -18,7 +18,15 @@ from admin.run.composition import compose
 from admin.stats import ConnectionQuery, LiveStats, Query
 from admin.stats.health import Health
 from admin.stats.rows import NS_PER_S, RUN, choose, part_in_order
-from proxy.stats.snapshot import ClientDescription, ConnectionState, ResourceCounts, ResourceState, RuleCounts, Usage
+from proxy.stats.snapshot import (
+    ClientDescription,
+    ConnectionState,
+    LinkState,
+    ResourceCounts,
+    ResourceState,
+    RuleCounts,
+    Usage,
+)
 
 START = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 VERDICTS = ("pass", "refuse", "bypass", "shadow", "exempt", "drop")
@@ -438,6 +446,14 @@ async def test_connections_have_rates_after_two_samples(board: LiveStats, time: 
     assert page.rows[0].opened_at == "2026-01-02T03:04:05.000Z"
     board.connections.forget(1)
     assert [row.id for row in (await board.connections.page(ConnectionQuery())).rows] == [3]
+
+
+async def test_connections_are_found_by_their_links(board: LiveStats, time: Time, data_path: Any) -> None:
+    link = LinkState("Orders-Out", 0, True, "queue:orders", 20, 150, 48_210, 0, 1250)
+    data_path.connections_now = (connection(1, time, links=(link,), more_links=4), connection(2, time))
+    for search in ("orders-out", "queue:"):
+        (row,) = (await board.connections.page(ConnectionQuery(search=search))).rows
+        assert (row.id, row.links, row.more_links) == (1, (link,), 4)
 
 
 async def test_orders_are_stable_over_many_runs() -> None:

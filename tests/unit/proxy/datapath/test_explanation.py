@@ -180,6 +180,25 @@ class TestLimits:
             (True, ""),
         ]
 
+    def test_of_a_kind_that_protocols_share_are_those_of_the_listener(
+        self, listeners: tuple[ListenerConfig, ...]
+    ) -> None:
+        held = replace(listeners[0].protocol, kinds=KINDS)
+        credit = replace(held, name="credit", kinds=(replace(KINDS[0], by_credit=True),))
+        through = (replace(listeners[0], protocol=held), replace(listeners[2], protocol=credit))
+        limits = Limits(RuleSet((Rule("topic", "a", 5, action="delay", spool=True),)))
+
+        def explained(listener: str) -> tuple[bool, bool | None]:
+            explanation = explain(Question("topic", "a", listener=listener), limits, through, (held, credit), 0)
+            (limit,) = explanation.limits
+            return explanation.by_credit, limit.limit.spool
+
+        assert [explained(listener) for listener in ("", "main", "other")] == [
+            (False, True),
+            (False, True),
+            (True, None),
+        ]
+
     def test_of_what_no_rule_matches_are_none(self, listeners: tuple[ListenerConfig, ...]) -> None:
         explanation = ask(Question("topic", "unheard-of"), listeners)
         assert (explanation.limits, explanation.unapplied) == ((), ())

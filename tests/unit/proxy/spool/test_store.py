@@ -164,7 +164,7 @@ def test_a_large_entry_goes_to_disk_as_it_is_and_its_index_is_known_without_it(t
 
 
 def test_a_full_disk_loses_nothing_and_changes_no_order(tmp_path: Path, made: Make) -> None:
-    settings = SpoolSettings(memory_bytes=64 * 1024, least_free_bytes=0, most_disk_bytes=100_000)
+    settings = SpoolSettings(memory_bytes=64 * 1024, least_free_bytes=0, max_disk_bytes=100_000)
     harness = made(tmp_path / "spool", settings)
     queue = harness.queue()
     fill(queue, 2_000)

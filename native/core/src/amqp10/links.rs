@@ -1,0 +1,246 @@
+//! Steps over the plain frames at the front of a chunk, and says what came on which link.
+
+use super::frame::{self, may_annotate, Fields, Frame, NotPlain};
+use super::slots::Slots;
+
+/// Half of all serial numbers: as far as one may be before another (RFC 1982).
+pub const HALF: u32 = 1 << 31;
+
+/// Which transfers of a link are plain.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Terms {
+    /// Frames of at most so many bytes; None is any.
+    pub most_bytes: Option<usize>,
+    /// Annotations can copy its messages: those are that have none with the key that does.
+    pub copies: bool,
+}
+
+/// Deliveries that follow each other, the first and the last.
+pub type Ids = (u32, u32);
+
+/// What came on one link.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Moved {
+    pub channel: u16,
+    pub handle: u32,
+    pub deliveries: u32,
+    /// Of their frames.
+    pub bytes: u64,
+}
+
+/// What came on all links of one session.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Begun {
+    pub channel: u16,
+    /// All follow each other.
+    pub ids: Ids,
+    /// Those that are not settled.
+    pub unsettled: Vec<Ids>,
+}
+
+/// Deliveries of which who receives them has said something, or who sent them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Disposed {
+    pub channel: u16,
+    pub is_receiver: bool,
+    pub is_settled: bool,
+    pub ids: Ids,
+}
+
+/// What one scan took.
+#[derive(Debug, Default)]
+pub struct Taken {
+    pub stop: usize,
+    pub frames: usize,
+    /// By link, in the order in which they came first.
+    pub moved: Vec<Moved>,
+    /// By session, likewise.
+    pub begun: Vec<Begun>,
+    pub disposed: Vec<Disposed>,
+    /// How many links and sessions there are, and ranges of deliveries.
+    runs: usize,
+}
+
+/// Where something is in what a scan took, if it is of that scan.
+#[derive(Clone, Copy, Debug, Default)]
+struct At {
+    scan: u64,
+    place: usize,
+}
+
+#[derive(Debug, Default)]
+struct Link {
+    terms: Terms,
+    at: At,
+}
+
+#[derive(Debug, Default)]
+struct Session {
+    is_plain: bool,
+    begun: At,
+    /// The last of what who sends has said of deliveries, and who receives, that does not settle them, and that does.
+    disposed: [[At; 2]; 2],
+}
+
+/// What comes from one peer of a connection.
+#[derive(Debug, Default)]
+pub struct Links {
+    /// By channel and handle.
+    marked: Slots<(u16, u32), Link>,
+    sessions: Slots<u16, Session>,
+    /// No frame may be longer.
+    pub most_frame_bytes: usize,
+    /// In the annotations of a message: it goes elsewhere, too.
+    copies_key: Vec<u8>,
+    /// Scans are counted from 1 on.
+    scan: u64,
+}
+
+impl Links {
+    #[must_use]
+    pub fn new(copies_key: Vec<u8>) -> Self {
+        Self { copies_key, most_frame_bytes: usize::MAX, ..Self::default() }
+    }
+
+    /// Let scans take dispositions of a session, and transfers of those of its links that are marked.
+    pub fn begin(&mut self, channel: u16) {
+        self.sessions.make(channel).is_plain = true;
+    }
+
+    /// Let them take none of these; its links stay as they are.
+    pub fn leave(&mut self, channel: u16) {
+        if let Some(session) = self.sessions.get(channel) {
+            session.is_plain = false;
+        }
+    }
+
+    /// Forget a session and its links.
+    pub fn end(&mut self, channel: u16) {
+        self.sessions.remove(channel);
+        self.marked.remove_all((channel, 0)..=(channel, u32::MAX));
+    }
+
+    /// Let scans take what is plain of a link on which no delivery is begun.
+    pub fn mark(&mut self, channel: u16, handle: u32, terms: Terms) {
+        self.marked.make((channel, handle)).terms = terms;
+    }
+
+    pub fn unmark(&mut self, channel: u16, handle: u32) {
+        self.marked.remove((channel, handle));
+    }
+
+    /// Take plain frames from `position` on, as long as they come one after the other; of `most_runs` at most.
+    pub fn scan(&mut self, chunk: &[u8], position: usize, most_runs: usize) -> Taken {
+        self.scan += 1;
+        let mut taken = Taken { stop: position, ..Taken::default() };
+        // A transfer may add a link, a session and a range.
+        while taken.runs + 3 <= most_runs {
+            let Some(frame) = Frame::at(chunk, taken.stop) else { break };
+            if frame.size > self.most_frame_bytes {
+                break;
+            }
+            if !frame.body.is_empty() && self.take(&frame, &mut taken).is_err() {
+                break;
+            }
+            taken.stop = frame.stop;
+            taken.frames += 1;
+        }
+        taken
+    }
+
+    #[inline]
+    fn take(&mut self, frame: &Frame, taken: &mut Taken) -> Result<(), NotPlain> {
+        let (code, fields, payload) = frame::performative(frame.body)?;
+        match code {
+            frame::TRANSFER => self.transfer(frame, fields, payload, taken),
+            frame::DISPOSITION if payload.is_empty() => self.disposition(frame.channel, fields, taken),
+            _ => Err(NotPlain),
+        }
+    }
+
+    #[inline]
+    fn transfer(
+        &mut self,
+        frame: &Frame,
+        mut fields: Fields,
+        payload: &[u8],
+        taken: &mut Taken,
+    ) -> Result<(), NotPlain> {
+        let handle = fields.uint()?.ok_or(NotPlain)?;
+        let id = fields.uint()?.ok_or(NotPlain)?;
+        fields.skip_binary()?;
+        fields.uint()?;
+        let is_settled = fields.boolean()?.unwrap_or(false);
+        let has_more = fields.boolean()?.unwrap_or(false);
+        fields.skip_ubyte()?;
+        fields.skip_null()?;
+        let is_resumed = fields.boolean()?.unwrap_or(false);
+        let is_aborted = fields.boolean()?.unwrap_or(false);
+        fields.boolean()?;
+        fields.end()?;
+        let link = self.marked.get((frame.channel, handle)).ok_or(NotPlain)?;
+        let session = self.sessions.get(frame.channel).filter(|session| session.is_plain).ok_or(NotPlain)?;
+        let begun = if session.begun.scan == self.scan { taken.begun.get_mut(session.begun.place) } else { None };
+        if has_more
+            || is_resumed
+            || is_aborted
+            || begun.as_ref().is_some_and(|begun| begun.ids.1.wrapping_add(1) != id)
+            || link.terms.most_bytes.is_some_and(|most| frame.size > most)
+            || (link.terms.copies && may_annotate(payload, &self.copies_key))
+        {
+            return Err(NotPlain);
+        }
+        if let Some(begun) = begun {
+            begun.ids.1 = id;
+            match begun.unsettled.last_mut() {
+                _ if is_settled => {}
+                Some((_, last)) if last.wrapping_add(1) == id => *last = id,
+                _ => {
+                    taken.runs += 1;
+                    begun.unsettled.push((id, id));
+                }
+            }
+        } else {
+            session.begun = At { scan: self.scan, place: taken.begun.len() };
+            taken.runs += if is_settled { 1 } else { 2 };
+            let unsettled = if is_settled { Vec::new() } else { vec![(id, id)] };
+            taken.begun.push(Begun { channel: frame.channel, ids: (id, id), unsettled });
+        }
+        if link.at.scan != self.scan {
+            link.at = At { scan: self.scan, place: taken.moved.len() };
+            taken.runs += 1;
+            taken.moved.push(Moved { channel: frame.channel, handle, deliveries: 0, bytes: 0 });
+        }
+        let moved = taken.moved.get_mut(link.at.place).ok_or(NotPlain)?;
+        moved.deliveries += 1;
+        moved.bytes += frame.size as u64;
+        Ok(())
+    }
+
+    #[inline]
+    fn disposition(&mut self, channel: u16, mut fields: Fields, taken: &mut Taken) -> Result<(), NotPlain> {
+        let is_receiver = fields.boolean()?.ok_or(NotPlain)?;
+        let first = fields.uint()?.ok_or(NotPlain)?;
+        let last = fields.uint()?.unwrap_or(first);
+        let is_settled = fields.boolean()?.unwrap_or(false);
+        fields.skip_described()?;
+        fields.boolean()?;
+        fields.end()?;
+        let session = self.sessions.get(channel).filter(|session| session.is_plain).ok_or(NotPlain)?;
+        if last.wrapping_sub(first) >= HALF {
+            return Err(NotPlain);
+        }
+        let at = &mut session.disposed[usize::from(is_receiver)][usize::from(is_settled)];
+        let before = if at.scan == self.scan { taken.disposed.get_mut(at.place) } else { None };
+        // What is joined is less than half of all numbers, too.
+        match before.map(|before| &mut before.ids) {
+            Some((begin, end)) if end.wrapping_add(1) == first && last.wrapping_sub(*begin) < HALF => *end = last,
+            _ => {
+                *at = At { scan: self.scan, place: taken.disposed.len() };
+                taken.runs += 1;
+                taken.disposed.push(Disposed { channel, is_receiver, is_settled, ids: (first, last) });
+            }
+        }
+        Ok(())
+    }
+}

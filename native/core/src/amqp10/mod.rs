@@ -1,0 +1,14 @@
+//! AMQP 1.0: the transfers of plain links, and dispositions.
+//!
+//! A link is *plain* if the session said so: what comes on it goes on, and is only counted. What else a frame may be is
+//! left to Python.
+
+mod frame;
+mod links;
+mod renumbering;
+mod slots;
+#[cfg(test)]
+mod tests;
+
+pub use links::{Begun, Disposed, Ids, Links, Moved, Taken, Terms};
+pub use renumbering::{renumber, Difference, Numbers};

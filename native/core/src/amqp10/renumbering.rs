@@ -1,0 +1,105 @@
+//! Writes frames anew with the numbers that the other peer counts deliveries by.
+
+use super::frame::{self, write_changed, write_uint, Fields, Frame, NotPlain};
+use super::links::HALF;
+
+/// By how much numbers of deliveries differ, for those that are not before one; None is for all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Difference {
+    pub from: Option<u32>,
+    pub by: u32,
+}
+
+/// The numbers of one session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Numbers {
+    pub channel: u16,
+    /// Of what the peer sends whose frames they are: this is taken off.
+    pub sent: Difference,
+    /// Of what it receives: this is added.
+    pub received: Difference,
+}
+
+impl Difference {
+    fn check(&self, number: u32) -> Result<(), NotPlain> {
+        let is_behind = self.from.is_none_or(|from| number.wrapping_sub(from) < HALF);
+        is_behind.then_some(()).ok_or(NotPlain)
+    }
+}
+
+impl Numbers {
+    fn other(&self, number: u32, is_received: bool) -> Result<u32, NotPlain> {
+        if is_received {
+            self.received.check(number)?;
+            return Ok(number.wrapping_add(self.received.by));
+        }
+        self.sent.check(number)?;
+        Ok(number.wrapping_sub(self.sent.by))
+    }
+}
+
+/// Write the frames from `position` to `stop`: transfers and dispositions of some sessions, whose channels ascend, with
+/// other numbers, and all frames of others as they are.
+///
+/// Returns the offset of the first frame that was not written: it is none of these, or its numbers are older, or longer.
+pub fn renumber(chunk: &[u8], position: usize, stop: usize, sessions: &[Numbers], out: &mut Vec<u8>) -> usize {
+    let mut at = position;
+    let mut instead = Vec::new();
+    while at < stop {
+        let Some(frame) = Frame::at(chunk, at) else { break };
+        let numbers = sessions.binary_search_by_key(&frame.channel, |numbers| numbers.channel);
+        let whole = &chunk[at..frame.stop];
+        match numbers.ok().and_then(|place| sessions.get(place)) {
+            Some(numbers) if !frame.body.is_empty() => {
+                instead.clear();
+                if write(&frame, whole, numbers, &mut instead, out).is_err() {
+                    break;
+                }
+            }
+            _ => out.extend_from_slice(whole),
+        }
+        at = frame.stop;
+    }
+    at
+}
+
+fn write(
+    frame: &Frame,
+    whole: &[u8],
+    numbers: &Numbers,
+    instead: &mut Vec<u8>,
+    out: &mut Vec<u8>,
+) -> Result<(), NotPlain> {
+    let (code, mut fields, payload) = frame::performative(frame.body)?;
+    let at = |fields: &Fields| whole.len() - payload.len() - fields.len();
+    let begins = match code {
+        frame::TRANSFER => {
+            fields.uint()?;
+            let begins = at(&fields);
+            if let Some(id) = fields.uint()? {
+                write_uint(numbers.other(id, false)?, at(&fields) - begins > 2, instead);
+            }
+            begins
+        }
+        frame::DISPOSITION => {
+            let is_received = fields.boolean()?.ok_or(NotPlain)?;
+            let begins = at(&fields);
+            let first = fields.uint()?.ok_or(NotPlain)?;
+            let behind = at(&fields);
+            write_uint(numbers.other(first, is_received)?, behind - begins > 2, instead);
+            let mut rest = fields;
+            if let Some(last) = rest.uint()? {
+                fields = rest;
+                write_uint(numbers.other(last, is_received)?, at(&fields) - behind > 2, instead);
+            }
+            begins
+        }
+        _ => return Err(NotPlain),
+    };
+    if instead.is_empty() {
+        // It goes on with a delivery.
+        out.extend_from_slice(whole);
+        return Ok(());
+    }
+    write_changed(whole, begins..at(&fields), instead, out)
+}

@@ -1,0 +1,140 @@
+//! What bytes can do; what scans come to is tested from Python, against a slow reading there.
+
+use super::frame::may_annotate;
+use super::links::{Begun, Disposed, Links, Moved, Terms};
+use super::renumbering::{renumber, Difference, Numbers};
+
+fn frame(channel: u16, body: &[u8]) -> Vec<u8> {
+    let size = u32::try_from(8 + body.len()).unwrap().to_be_bytes();
+    [&size[..], &[2, 0], &channel.to_be_bytes(), body].concat()
+}
+
+fn performative(code: u8, count: u8, fields: &[u8]) -> Vec<u8> {
+    [&[0, 0x53, code, 0xc0, u8::try_from(fields.len() + 1).unwrap(), count][..], fields].concat()
+}
+
+fn transfer(channel: u16, handle: u8, id: u8, more: bool, payload: &[u8]) -> Vec<u8> {
+    let fields = [0x52, handle, 0x52, id, 0xa0, 2, b't', id, 0x43, 0x42, if more { 0x41 } else { 0x42 }];
+    frame(channel, &[&performative(0x14, 6, &fields)[..], payload].concat())
+}
+
+fn disposition(channel: u16, first: u8, last: u8) -> Vec<u8> {
+    let fields = [0x41, 0x52, first, 0x52, last, 0x41, 0x00, 0x53, 0x24, 0x45];
+    frame(channel, &performative(0x15, 5, &fields))
+}
+
+fn links() -> Links {
+    let mut links = Links::new(b"x-cc".to_vec());
+    for channel in 0..3 {
+        links.begin(channel);
+        for handle in 0..3 {
+            links.mark(channel, handle, Terms::default());
+        }
+    }
+    links
+}
+
+#[test]
+fn runs_are_summed_by_link() {
+    let mut links = links();
+    let one = transfer(1, 2, 7, false, b"payload");
+    let chunk =
+        [&one[..], &transfer(1, 2, 8, false, b""), &frame(0, b""), &disposition(1, 3, 4), &disposition(1, 5, 5)];
+    let (chunk, bytes) = (chunk.concat(), (2 * one.len() - 7) as u64);
+    let taken = links.scan(&[&chunk[..], &transfer(1, 2, 9, true, b"")].concat(), 0, 99);
+    assert_eq!((taken.stop, taken.frames), (chunk.len(), 5));
+    assert_eq!(taken.moved, [Moved { channel: 1, handle: 2, deliveries: 2, bytes }]);
+    assert_eq!(taken.begun, [Begun { channel: 1, ids: (7, 8), unsettled: vec![(7, 8)] }]);
+    let disposed = Disposed { channel: 1, is_receiver: true, is_settled: true, ids: (3, 5) };
+    assert_eq!(taken.disposed, [disposed]);
+    links.unmark(1, 2);
+    assert_eq!(links.scan(&chunk, 0, 99).frames, 0);
+}
+
+#[test]
+fn a_key_is_found_in_annotations_alone() {
+    let section =
+        |code: u8, inside: &[u8]| [&[0, 0x53, code, 0xc1, u8::try_from(inside.len()).unwrap()], inside].concat();
+    let header = [0, 0x53, 0x70, 0x45];
+    let body = [&[0, 0x53, 0x75, 0xa0, 4][..], b"x-cc"].concat();
+    let with = [&header[..], &section(0x72, b"..x-cc.."), &body].concat();
+    assert!(may_annotate(&with, b"x-cc"));
+    let without = [&header[..], &section(0x72, b"..x-cd.."), &section(0x74, b"x-cc"), &body].concat();
+    assert!(!may_annotate(&without, b"x-cc"));
+    assert!((1..body.len()).all(|cut| may_annotate(&without[..without.len() - cut], b"x-cc")));
+    assert!(may_annotate(&[0, 0x80, 0, 0, 0, 0, 0, 0, 0, 0x75, 0xa0, 0], b"x-cc"));
+}
+
+#[test]
+fn numbers_get_as_long_as_they_must_be() {
+    let mut chunk = [transfer(1, 2, 0, false, b"payload"), frame(1, b""), transfer(0, 2, 5, false, b"x")].concat();
+    chunk.extend(disposition(1, 254, 255));
+    let all = |by| Difference { from: None, by };
+    let mut out = Vec::new();
+    let numbers = [Numbers { channel: 1, sent: all(1), received: all(1) }];
+    assert_eq!(renumber(&chunk, 0, chunk.len(), &numbers, &mut out), chunk.len());
+    let last = u32::MAX.to_be_bytes();
+    let fields = [&[0x52, 2, 0x70][..], &last, &[0xa0, 2, b't', 0, 0x43, 0x42, 0x42]].concat();
+    let mut expected = frame(1, &[&performative(0x14, 6, &fields)[..], b"payload"].concat());
+    expected.extend([frame(1, b""), transfer(0, 2, 5, false, b"x")].concat());
+    let fields = [0x41, 0x52, 255, 0x70, 0, 0, 1, 0, 0x41, 0x00, 0x53, 0x24, 0x45];
+    expected.extend(frame(1, &performative(0x15, 5, &fields)));
+    assert_eq!(out, expected);
+}
+
+#[test]
+fn no_bytes_are_too_much() {
+    let mut state = 1_u64;
+    let mut random = |below: usize| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        usize::try_from(state >> 33).unwrap() % below
+    };
+    let small = |number: usize| u8::try_from(number).unwrap();
+    let mut links = links();
+    for round in 0..40_000 {
+        let mut chunk = Vec::new();
+        let mut id = random(250);
+        for _ in 0..random(9) {
+            let (channel, handle) = (u16::try_from(random(4)).unwrap(), small(random(4)));
+            match random(5) {
+                0 => chunk.extend(frame(channel, b"")),
+                1 => chunk.extend(disposition(channel, small(random(20)), small(random(40)))),
+                _ => {
+                    chunk.extend(transfer(channel, handle, small(id), random(4) == 0, &vec![0; random(9)]));
+                    id = (id + 1) % 256;
+                }
+            }
+        }
+        for _ in 0..random(3) {
+            if !chunk.is_empty() {
+                let at = random(chunk.len());
+                chunk[at] = small(random(256));
+            }
+        }
+        chunk.truncate(chunk.len() - random(chunk.len() / 2 + 1));
+        let position = random(chunk.len() + 2) * usize::from(round % 3 == 0);
+        let most_runs = random(12);
+        let taken = links.scan(&chunk, position, most_runs);
+        assert!(taken.stop >= position && taken.stop <= chunk.len().max(position));
+        let ranges: usize = taken.begun.iter().map(|begun| 1 + begun.unsettled.len()).sum();
+        assert!(taken.moved.len() + ranges + taken.disposed.len() <= most_runs);
+        let bytes: u64 = taken.moved.iter().map(|moved| moved.bytes).sum();
+        assert!(bytes <= (taken.stop - position) as u64);
+        let mut out = Vec::new();
+        let difference = |from, by| Difference { from, by };
+        let (sent, received) = (difference(Some(3), 1), difference((round % 2 == 0).then_some(9), 250));
+        let numbers: Vec<Numbers> = (0..3).map(|channel| Numbers { channel, sent, received }).collect();
+        let stop = renumber(&chunk, position, taken.stop, &numbers, &mut out);
+        assert!(stop >= position && stop <= taken.stop.max(position));
+        assert!(out.len() <= 3 * (stop - position));
+        let (channel, handle) = (u16::try_from(random(3)).unwrap(), u32::try_from(random(3)).unwrap());
+        let most_bytes = (random(2) == 0).then(|| random(50));
+        match random(12) {
+            0 => links.end(channel),
+            1 => links.leave(channel),
+            2..=5 => links.begin(channel),
+            6 => links.unmark(channel, handle),
+            _ => links.mark(channel, handle, Terms { most_bytes, copies: random(4) == 0 }),
+        }
+    }
+}

@@ -1,0 +1,57 @@
+"""Who a client of either version is, as far as it says so.
+
+That decides nothing but the scopes ``user`` and ``vhost``; the broker checks it.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+from limiter.rules.resource import USER, VHOST, Resource
+from proxy.protocols.amqp.names import DEFAULT_VHOST, MAX_NAME_BYTES, encoded
+from proxy.stats.snapshot import ClientDescription
+
+_MOST_CHARS: Final = 64
+
+
+class Identity:
+    """One client.
+
+    Args:
+        vhost: where it goes unless it says something else.
+
+    Attributes:
+        user: as it signs in; empty if the mechanism does not say.
+        vhost: where it goes.
+        language: what it is written in: what its platform begins with, as in ``Python 3.11.2``, without a version
+            since accounts are kept by it; empty until it says so.
+        product: its library or program with the version, as in ``amqplib 2.3.1``; empty until it says so.
+    """
+
+    __slots__ = ("_library", "_name", "_version", "language", "product", "user", "vhost")
+
+    def __init__(self, vhost: bytes) -> None:
+        self.user = b""
+        self.vhost = vhost
+        self._library = self._version = self._name = self.language = self.product = ""
+
+    def introduce(self, name: bytes, said: Mapping[bytes, bytes]) -> None:
+        """Take what it says of itself: how it is called, and its properties as both versions name them."""
+        self._name = shown(name)
+        self._library, self._version = shown(said.get(b"product", b"")), shown(said.get(b"version", b""))
+        self.product = f"{self._library} {self._version}".strip()
+        self.language = shown(said.get(b"platform", b"")).partition(" ")[0]
+
+    def scopes(self) -> tuple[Resource, ...]:
+        """Return the scopes that its requests belong to."""
+        vhost = Resource(VHOST, "/" if self.vhost == DEFAULT_VHOST else encoded(self.vhost[:MAX_NAME_BYTES]))
+        return (Resource(USER, encoded(self.user[:MAX_NAME_BYTES])), vhost) if self.user else (vhost,)
+
+    def describe(self) -> ClientDescription:
+        """Return what is known."""
+        return ClientDescription(self._name, self.language, self._version, self._library, shown(self.user))
+
+
+def shown(said: bytes) -> str:
+    """Make text of what a client says, short enough and printable."""
+    text = said[: 4 * _MOST_CHARS].decode(errors="replace")
+    return "".join(each if each.isprintable() else "?" for each in text)[:_MOST_CHARS]

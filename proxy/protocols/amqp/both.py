@@ -1,0 +1,132 @@
+"""Both versions of AMQP on one port, told apart by the header that each client begins with, as RabbitMQ does it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Final
+
+from proxy.deciding.batch import Batch, Refuse, Request, Side
+from proxy.protocols.amqp.kinds import EXEMPT, KINDS_MEANT, SCOPES, check_rule, kinds
+from proxy.protocols.amqp091.memory import Hub
+from proxy.protocols.amqp091.options import AMQP091Options
+from proxy.protocols.amqp091.session import AMQP091Session
+from proxy.protocols.amqp10.session import AMQP10Session
+from proxy.protocols.amqp10.wire import AMQP_HEADER, SASL_HEADER
+from proxy.protocols.base import Buffer, Protocol, Session, SessionContext
+from proxy.protocols.options import read_by
+
+_HEADERS: Final = (SASL_HEADER, AMQP_HEADER)
+_HEADER_BYTES: Final = len(SASL_HEADER)
+
+
+@dataclass(frozen=True, slots=True)
+class AMQPOptions(AMQP091Options):
+    """What can be set for a listener of both versions; what waits in memory is of AMQP 0.9.1 alone."""
+
+
+class AMQPSession(Session):
+    """The session of a client that has not begun yet; with the first bytes it becomes that of the version they are of.
+
+    What is neither is left to AMQP 0.9.1, as it knows what to do about TLS and about versions that nobody speaks.
+
+    Args:
+        context: from the driver; its options are AMQPOptions, its hub is AMQP 0.9.1's.
+    """
+
+    def __init__(self, context: SessionContext) -> None:
+        self._first = context
+        #: What has come of a header that is not whole yet.
+        self._begun = b""
+        self._alarm = ""
+
+    def receive(self, side: Side, chunk: memoryview, now_ns: int) -> Batch | None:
+        """Take the beginning, and have what it is of take all of it."""
+        if side is Side.CLIENT:
+            if self._begun:
+                chunk = memoryview(self._begun + chunk)
+            header = bytes(chunk[:_HEADER_BYTES])
+            if len(header) < _HEADER_BYTES and any(each.startswith(header) for each in _HEADERS):
+                self._begun = header
+                return None
+            self._become(AMQP10Session if header in _HEADERS else AMQP091Session, now_ns)
+        else:
+            # The client is to begin, so this is no answer to anything.
+            self._begin_with_nothing(now_ns)
+        return self.receive(side, chunk, now_ns)
+
+    def end(self, side: Side, now_ns: int) -> None:
+        """Take the end of a stream that comes before anything else was said."""
+        self._begin_with_nothing(now_ns)
+        self.end(side, now_ns)
+
+    def _begin_with_nothing(self, now_ns: int) -> None:
+        begun = memoryview(self._begun)
+        self._become(AMQP091Session, now_ns)
+        if begun:
+            self.receive(Side.CLIENT, begun, now_ns)
+
+    def _become(self, version: type[AMQP091Session | AMQP10Session], now_ns: int) -> None:
+        """Be a session of one version from now on: whoever holds this one need not know, and no call takes longer."""
+        context, alarm = self._first, self._alarm
+        self.__dict__.clear()
+        self.__class__ = version  # type: ignore[assignment] # which is all that is to change
+        self.__init__(context)  # type: ignore[misc] # of that version
+        if self.ticks:
+            context.wake()
+        if alarm:
+            self.alarm(alarm, now_ns)
+
+    def alarm(self, reason: str, now_ns: int) -> None:
+        """Remember what is to be told to the session that this one becomes."""
+        del now_ns
+        self._alarm = reason
+
+    def take(self, side: Side) -> Sequence[Buffer]:
+        """Hand out nothing; of what this one has become, which writers call by this method as well, all there is."""
+        return () if type(self) is AMQPSession else self.take(side)
+
+    def decided(self, batch: Batch, now_ns: int) -> None:
+        """Be told of nothing: nothing is asked before the beginning."""
+
+    def resolved(self, request: Request, refuse: Refuse | None, now_ns: int) -> None:
+        """Be told of nothing, likewise."""
+
+    def backlog_bytes(self, side: Side) -> int:
+        """Return 0: nothing waits."""
+        del side
+        return 0
+
+    def in_flight(self) -> int:
+        """Return 0, likewise."""
+        return 0
+
+    def between_frames(self, side: Side) -> bool:
+        """Say whether no header has begun."""
+        return side is Side.BROKER or not self._begun
+
+    def missing_bytes(self, side: Side) -> int:
+        """Return what is missing of the header."""
+        del side
+        return _HEADER_BYTES - len(self._begun)
+
+
+PROTOCOL = Protocol(
+    name="amqp",
+    kinds=kinds(
+        "delay",
+        "AMQP 0.9.1 cannot refuse a publish without confirms or in a transaction, nor AMQP 1.0 a settled message: it"
+        " waits, whatever the action. With delay, AMQP 1.0 gives no credit for what is over the limit, however long"
+        " that takes",
+    ),
+    default_rules=EXEMPT,
+    open_session=AMQPSession,
+    options=AMQPOptions,
+    check_rule=check_rule,
+    reads_by=lambda options: read_by(options.scan),
+    half_closes=False,
+    scopes=SCOPES,
+    open_hub=Hub,
+    held_bytes=attrgetter("waiting_bytes"),
+    kinds_meant=KINDS_MEANT,
+)
+"""The entry point ``amqp``."""

@@ -1,0 +1,80 @@
+"""What both versions of AMQP limit, and what rules can say about it."""
+
+from collections.abc import Mapping
+from typing import Final
+
+from limiter.rules.errors import RuleError
+from limiter.rules.resource import USER, VHOST
+from limiter.rules.rule import Action, Rule
+from proxy.protocols.amqp.names import DELIVERY, EXCHANGE, QUEUE, ROUTING_KEY
+from proxy.protocols.base import Kind
+
+SCOPES: Final = (USER, VHOST)
+#: Replies to who waits for one, in the default vhost and in others.
+EXEMPT: Final = tuple(
+    Rule(kind, name, None, exempt=True, source="built-in")
+    for kind in (QUEUE, DELIVERY)
+    for name in ("amq.rabbitmq.reply-to*", "*/amq.rabbitmq.reply-to*")
+)
+KINDS_MEANT: Final[Mapping[str, tuple[str, ...]]] = {
+    "topic": (QUEUE, EXCHANGE, ROUTING_KEY),
+    "binding": (ROUTING_KEY,),
+    "key": (ROUTING_KEY,),
+    "consumer": (DELIVERY,),
+}
+_IN_VHOST: Final = "the name of a vhost other than / stands in front, as in tenant1/"
+
+
+def kinds(action: Action, waits: str, *, by_credit: bool = False) -> tuple[Kind, ...]:
+    """Return the kinds of one protocol.
+
+    Args:
+        action: what limits of publishes do that do not say it.
+        waits: says which publishes cannot be refused, as ``Kind.waits``.
+        by_credit: as ``Kind.by_credit``.
+    """
+
+    def published(name: str, meaning: str, spelling: str = "") -> Kind:
+        return Kind(name, meaning, spelling, action=action, waits=waits, by_credit=by_credit)
+
+    return (
+        published(QUEUE, f"messages published straight to a queue; {_IN_VHOST}orders"),
+        published(EXCHANGE, f"messages published to a named exchange; {_IN_VHOST}events"),
+        published(
+            ROUTING_KEY,
+            f"messages published to an exchange with a routing key; {_IN_VHOST}events/eu.created",
+            "EXCHANGE/KEY",
+        ),
+        Kind(
+            DELIVERY,
+            f"messages that a queue hands to consumers; {_IN_VHOST}orders",
+            action="delay",
+            consumes=True,
+            refuses=False,
+            waits="a delivery cannot be refused: it waits, whatever the action",
+            by_credit=by_credit,
+        ),
+    )
+
+
+# What a rule cannot say about AMQP; asked once for each when it is read.
+def check_rule(rule: Rule) -> None:
+    """Refuse a rule that cannot be followed, or that can never match.
+
+    Raises:
+        RuleError: it has a ``busy_code``, for which no refusal has a place; or it names a routing key without its
+            exchange.
+    """
+    if rule.busy_code is not None:
+        raise RuleError(
+            f"rule {rule.name}: busy_code {rule.busy_code}; a refusal of AMQP's has no number",
+            "no busy_code",
+            "busy_code",
+        )
+    name = rule.matches.exact_name
+    if rule.kind == ROUTING_KEY and name is not None and "/" not in name:
+        raise RuleError(
+            f"rule {rule.name}: {name} names no routing key of an exchange",
+            f"EXCHANGE/KEY, e.g. {name}/* for the exchange or */{name} for the key",
+            "pattern",
+        )

@@ -1,0 +1,855 @@
+"""One session of a connection (AMQP 1.0, 2.5): its channels, handles, links and numbers, as both peers use them.
+
+Sessions and links have two halves, one of each peer. Who begins, attaches, detaches or ends does so for its own half,
+with a number of its own:
+
+=========== ================== ===================================================================================
+half        what its peer says then
+=========== ================== ===================================================================================
+session     begin              its channel is the session's: a new one's, or of the one that the other peer has begun,
+                               which it names (``remote-channel``)
+            end                its channel may be begun anew. All links are at an end
+link        attach             its handle is the link's: a new one's, or of the first that the other peer has attached
+                               with the same name and in the same direction, and that waits for an answer
+            detach             its handle may be attached anew. The link is at an end; what its sender had sent before
+                               still goes on
+=========== ================== ===================================================================================
+
+So ends and detaches may cross each other, and a name may be attached again before the other peer has detached it. A
+link that another session of the same client steals is one that the broker detaches.
+
+Frames are read in ``take_`` methods, which say what becomes of them: a ``Step``. What counts what goes on is in the
+steps, which are applied when it does.
+
+**Kept back** are a session's frames of one peer behind a delivery that cannot be decided before more of it has come.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Final
+
+from proxy.deciding.batch import Side
+from proxy.protocols.amqp10 import wire
+from proxy.protocols.amqp10.links import (
+    ASKED,
+    PASSES,
+    SWALLOWED,
+    UNDECIDED,
+    Delivery,
+    Link,
+    Shared,
+)
+from proxy.protocols.amqp10.renumbering import Renumbering, Transfers
+from proxy.protocols.amqp10.scanning import renumber
+from proxy.protocols.amqp10.stream import Piece, Run, Scanned, Step, Stream
+from proxy.protocols.amqp10.wire import Frame, Malformed, Performative
+from proxy.protocols.base import Buffer, Close
+
+if TYPE_CHECKING:
+    from proxy.protocols.amqp10.scanning import NativeScanner
+
+#: Of a connection, all sessions together.
+MOST_LINKS: Final = 16384
+#: A longer name is known by a digest of it.
+_MOST_NAME_BYTES: Final = 64
+
+Key = tuple[bytes, Side]
+
+
+class Half:
+    """What one peer has of a session.
+
+    Attributes:
+        channel: its number; None before it has begun.
+        first_id: of its transfers, by its begin.
+        told: its begin has gone on, and its end has not.
+        ended: its end has been read.
+        handles: its links.
+        awaited: links that the other peer has attached and this one has not, by name and sender.
+        transfers: that it sends.
+        ids: of the deliveries that it sends.
+        senders: links on which it sends.
+        deciders: of these, those of which all deliveries are decided.
+        deciding: its deliveries that are looked at and of which the last frame has not gone on.
+        kept: what it has sent behind a delivery that is not decided.
+        undecided: its deliveries that wait for more of them.
+        kept_bytes: since the first of these; at most so many as ``most_kept_bytes``.
+        kept_transfers: likewise.
+    """
+
+    __slots__ = (
+        "awaited",
+        "channel",
+        "deciders",
+        "deciding",
+        "ended",
+        "first_id",
+        "handles",
+        "ids",
+        "kept",
+        "kept_bytes",
+        "kept_transfers",
+        "most_kept_bytes",
+        "senders",
+        "told",
+        "transfers",
+        "undecided",
+    )
+
+    def __init__(self) -> None:
+        self.channel: int | None = None
+        self.first_id = 0
+        self.told = self.ended = False
+        self.handles: dict[int, Link] = {}
+        self.awaited: dict[Key, deque[Link]] = {}
+        self.transfers = Transfers()
+        self.ids = Renumbering()
+        self.senders = self.deciders = self.deciding = 0
+        self.kept: deque[Piece] = deque()
+        self.undecided: dict[Delivery, None] = {}
+        self.kept_bytes = self.kept_transfers = self.most_kept_bytes = 0
+
+
+class Conversation:
+    """One session.
+
+    Args:
+        shared: with the links of all others.
+    """
+
+    __slots__ = ("_shared", "halves", "links")
+
+    def __init__(self, shared: Shared) -> None:
+        self._shared = shared
+        self.halves = {side: Half() for side in Side}
+        self.links: dict[Link, None] = {}
+
+    # --- Begin and end ----------------------------------------------------------------------------
+
+    def begin(self, side: Side, channel: int, performative: Performative) -> Step:
+        """Take a begin of either peer."""
+        half = self.halves[side]
+        half.channel = channel
+        next_outgoing_id, incoming_window, outgoing_window = map(performative.uint, (1, 2, 3))
+        if next_outgoing_id is None or incoming_window is None or outgoing_window is None:
+            raise Malformed("a begin without next-outgoing-id or windows")
+        numbers = next_outgoing_id, incoming_window, outgoing_window
+        self.changed()
+
+        def begun() -> None:
+            half.told = True
+            half.first_id = numbers[0]
+            half.transfers.begun(numbers[0], numbers[2])
+            self.halves[side.other].transfers.flow_of_receiver(None, numbers[1])
+
+        return Mark(self, side, begun)
+
+    def end(self, side: Side) -> Step:
+        """Take an end of either peer."""
+        half = self.halves[side]
+        half.ended = True
+        self._pass_undecided(half, list(half.undecided))
+        links, half.handles = half.handles, {}
+        for link in links.values():
+            if link.sender is side:
+                self._set_delivery(link, None)
+        scanner = self._shared.scanners.get(side)
+        if scanner is not None and half.channel is not None:
+            scanner.forget_session(half.channel, links)
+
+        def ended() -> None:
+            half.told = False
+            self.end_links()
+
+        return Mark(self, side, ended)
+
+    def end_links(self) -> None:
+        """Let all links be at an end."""
+        links, self.links = self.links, {}
+        for link in links:
+            self._end_link(link)
+
+    # --- Links ------------------------------------------------------------------------------------
+
+    def attach(self, side: Side, performative: Performative) -> tuple[Link, Step]:
+        """Take an attach of either peer."""
+        attached = wire.read_attach(performative)
+        half = self.halves[side]
+        if attached.handle in half.handles:
+            raise Malformed(f"an attach with handle {attached.handle}, which is in use")
+        sender = side.other if attached.receiver else side
+        name = attached.name
+        key = (name if len(name) <= _MOST_NAME_BYTES else blake2b(name, digest_size=32).digest() + b"\0", sender)
+        waiting = half.awaited.get(key)
+        if waiting:
+            link = waiting.popleft()
+            if not waiting:
+                del half.awaited[key]
+        else:
+            shared = self._shared
+            if shared.links >= MOST_LINKS:
+                raise Close("too_many_links", f"the {side.value} attached more than {MOST_LINKS} links")
+            shared.links += 1
+            link = Link(self, attached, side, shared)
+            self.links[link] = None
+            self.halves[sender].senders += 1
+            self.halves[side.other].awaited.setdefault(key, deque()).append(link)
+        link.handles[side] = attached.handle
+        half.handles[attached.handle] = link
+        before = link.decides
+        link.take_attach(side, attached)
+        self._count_decider(link, before=before)
+        self._show(link)
+
+        def told() -> None:
+            link.told.add(side)
+            if sender is side:
+                link.credit.attached(attached.initial_delivery_count or 0)
+
+        return link, Mark(self, side, told)
+
+    def _count_decider(self, link: Link, *, before: bool) -> None:
+        if link.decides is not before:
+            self.halves[link.sender].deciders += 1 if link.decides else -1
+            self.changed()
+
+    def ask_terms(self) -> None:
+        """Ask what the rules say to all links."""
+        for link in self.links:
+            before = link.decides
+            link.ask_terms()
+            self._count_decider(link, before=before)
+            self._show(link)
+
+    def detach(self, side: Side, performative: Performative) -> Step:
+        """Take a detach of either peer."""
+        half = self.halves[side]
+        handle = performative.uint(0)
+        link = None if handle is None else half.handles.pop(handle, None)
+        if link is None:
+            raise Malformed(f"a detach of handle {handle}, which is not attached")
+        if link.sender is side:
+            if link.delivery is not None:
+                self._pass_undecided(half, [link.delivery])
+                self._set_delivery(link, None)
+            scanner = self._shared.scanners.get(side)
+            if scanner is not None and half.channel is not None and handle is not None:
+                scanner.forget_link(half.channel, handle)
+
+        def detached() -> None:
+            link.told.discard(side)
+            link.handles[side] = None
+            self.links.pop(link, None)
+            self._end_link(link)
+
+        return Mark(self, side, detached)
+
+    def _end_link(self, link: Link) -> None:
+        if link.gone:
+            return
+        if link.decides:
+            self.halves[link.sender].deciders -= 1
+            self.changed()
+        link.end()
+        self._show(link)
+        self._shared.links -= 1
+        half = self.halves[link.sender]
+        half.senders -= 1
+        if not half.senders:
+            half.ids.forget_unsettled()
+
+    # --- Flows ------------------------------------------------------------------------------------
+
+    def flow(self, side: Side, performative: Performative) -> Step:
+        """Take a flow of either peer: what it says of its credit is taken at once, so that more can be asked for."""
+        if None in map(performative.uint, (1, 2, 3)):
+            raise Malformed("a flow without next-outgoing-id or windows")
+        handle = performative.uint(4)
+        link = None if handle is None else self.halves[side].handles.get(handle)
+        if link is not None and link.sender is not side:
+            link.flow_of_receiver(performative.uint(5), performative.uint(6), performative.boolean(8))
+        return FlowStep(self, side, link, performative)
+
+    def tell(self, link: Link, stream: Stream) -> None:
+        """Tell a link's sender of its credit.
+
+        Args:
+            link: of this session.
+            stream: of the receiver, as whose frame it comes.
+        """
+        receiver = stream.side
+        half = self.halves[receiver]
+        handle = link.handles[receiver]
+        if link.flows and not link.credit.shaped and link.credit.granted == link.credit.limit:
+            # The receiver's own flow says it soon, as it came.
+            return
+        if handle is None or receiver not in link.told or not half.told:
+            return
+        to_sender = link.credit.to_sender()
+        self._tell_flow(
+            stream,
+            handle=handle,
+            delivery_count=to_sender.delivery_count,
+            link_credit=to_sender.credit,
+            drain=to_sender.drain,
+        )
+
+    def count_short(self, side: Side) -> None:
+        """Take note that a transfer of that peer was swallowed: it takes it for a part of its window."""
+        self._shared.short[self, side] = None
+
+    def tell_window(self, stream: Stream) -> bool:
+        """Tell the sender of what was swallowed of its window, if it could send no more without that.
+
+        Args:
+            stream: of the receiver, as whose frame it comes.
+
+        Returns:
+            Whether it knows of all now.
+        """
+        half, other = self.halves[stream.side], self.halves[stream.side.other]
+        if not other.transfers.to_tell or not half.told:
+            return True
+        if other.transfers.left():
+            # A flow of a link is likely to say it.
+            return False
+        self._tell_flow(stream)
+        return True
+
+    def _tell_flow(
+        self,
+        stream: Stream,
+        *,
+        handle: int | None = None,
+        delivery_count: int | None = None,
+        link_credit: int | None = None,
+        drain: bool = False,
+    ) -> None:
+        half, other = self.halves[stream.side], self.halves[stream.side.other]
+        assert half.channel is not None  # noqa: S101 - it has begun
+        incoming_id = other.transfers.incoming_id()
+        if incoming_id is None and other.told:
+            # The receiver has not said it yet, though it knows it by now.
+            incoming_id = other.first_id
+        stream.insert(
+            wire.flow_frame(
+                half.channel,
+                next_incoming_id=incoming_id,
+                incoming_window=other.transfers.incoming_window or 0,
+                next_outgoing_id=half.transfers.outgoing_id(),
+                outgoing_window=half.transfers.outgoing_window,
+                handle=handle,
+                delivery_count=delivery_count,
+                link_credit=link_credit,
+                drain=drain,
+            )
+        )
+
+    def tell_rejected(self, delivery: Delivery, stream: Stream) -> None:
+        """Tell the sender of a delivery that it is rejected.
+
+        Args:
+            delivery: of this session; it was swallowed.
+            stream: of the receiver, as whose frame it comes.
+        """
+        half = self.halves[stream.side]
+        if half.channel is None or not half.told:
+            return
+        stream.insert(
+            wire.disposition_frame(
+                half.channel,
+                receiver=True,
+                first=delivery.number,
+                state=wire.rejected(wire.RESOURCE_LIMIT_EXCEEDED, delivery.why),
+            )
+        )
+
+    # --- Transfers --------------------------------------------------------------------------------
+
+    def is_plain(self, side: Side) -> bool:
+        """Say whether a peer's transfers go on as they came, but for those that are looked at."""
+        half = self.halves[side]
+        return not half.deciders and not half.deciding and half.ids.plain and not half.kept
+
+    @property
+    def counts_alike(self) -> bool:
+        """Whether both peers count deliveries alike: none was ever swallowed."""
+        return all(half.ids.plain for half in self.halves.values())
+
+    def is_plain_disposition(self, side: Side, *, receiver: bool) -> bool:
+        """Say whether a peer's dispositions go on as they came."""
+        half = self.halves[side]
+        # What the other peer has sent changes its numbers only for what comes later.
+        ids = self.halves[side.other].ids if receiver else half.ids
+        if not ids.plain or half.kept or half.deciding:
+            return False
+        return receiver or not half.deciders
+
+    def transfer(
+        self, stream: Stream, frame: Frame, performative: Performative, begins: int, data: Buffer
+    ) -> "tuple[Delivery | None, Step | None]":
+        """Take a transfer.
+
+        Args:
+            stream: of the sender.
+            frame: its header.
+            performative: the transfer.
+            begins: where its payload begins, from its first byte.
+            data: the frame, as far as it has come.
+
+        Returns:
+            The delivery if ``payload`` is to be told of the rest, and what becomes of the frame.
+        """
+        side = stream.side
+        half = self.halves[side]
+        handle, number = performative.uint(0), performative.uint(1)
+        link = None if handle is None else half.handles.get(handle)
+        if link is None or link.sender is not side:
+            raise Malformed(f"a transfer with handle {handle}, on which it does not send")
+        # Of what comes on a link that is at an end nobody hears any more.
+        settled = performative.boolean(4) or link.gone
+        # RabbitMQ delivers what has come of an aborted delivery, so it counts like any other.
+        is_last = performative.boolean(9) or not performative.boolean(5)
+        delivery = link.delivery
+        is_first = delivery is None
+        size_bytes, payload = frame.size, data[begins:]
+        if delivery is None:
+            if number is None:
+                raise Malformed("a delivery without a delivery-id")
+            link.begins(1)
+            link.charge_copies(payload, size_bytes)
+            if is_last and self.is_plain(side) and (link.most_bytes is None or size_bytes <= link.most_bytes):
+                # Most of all frames.
+                link.completed(1, size_bytes)
+                stream.run.add_transfer(self, link, number, settled=settled)
+                return None, None
+            delivery = Delivery(link, number, settled=settled)
+            if link.looks_at(delivery):
+                self._look_at(half, delivery)
+        elif number is not None and number != delivery.number:
+            raise Malformed(f"delivery {number} on a link within delivery {delivery.number}")
+        plain = self.is_plain(side)
+        delivery.settled = delivery.settled or settled
+        delivery.size_bytes += size_bytes
+        delivery.complete = is_last
+        self._set_delivery(link, None if is_last else delivery)
+        before = delivery.fate
+        self._decide(half, delivery, payload, is_last=is_last and len(data) == size_bytes)
+        half.kept_transfers += 1
+        self._kept(half, len(data))
+        if is_last and before == PASSES:
+            link.finish(delivery)
+        if plain:
+            stream.run.add_transfer(self, link if is_first else None, delivery.number, settled=settled)
+            return None, None
+        return delivery, TransferStep(self, delivery, frame, performative, begins, is_first=is_first)
+
+    def payload(self, side: Side, delivery: Delivery, payload: Buffer, *, is_last: bool) -> Step:
+        """Take more of the payload of a long transfer; ``is_last`` says that it ends with that."""
+        half = self.halves[side]
+        self._decide(half, delivery, payload, is_last=is_last and delivery.complete)
+        self._kept(half, len(payload))
+        return PayloadStep(self, side, delivery)
+
+    def _set_delivery(self, link: Link, delivery: Delivery | None) -> None:
+        """Take note of the delivery that is under way."""
+        if link.sender is Side.CLIENT:
+            self._shared.under_way += (delivery is not None) - (link.delivery is not None)
+        if link.delivery is not delivery:
+            link.delivery = delivery
+            self._show(link)
+
+    # --- Scans ------------------------------------------------------------------------------------
+
+    def changed(self) -> None:
+        """Take note that it may have become plain, or not to be so any more."""
+        for scanner in self._shared.scanners.values():
+            scanner.changed[self] = None
+
+    def show(self, scanner: "NativeScanner") -> None:
+        """Have a scanner take what is plain from now on, or leave it."""
+        half = self.halves[scanner.side]
+        if half.channel is None or half.ended:
+            return
+        # What counts differently is written with other numbers: see NumberedRun.
+        if not half.deciding and not half.kept:
+            scanner.know_session(half.channel, self)
+        else:
+            scanner.leave_session(half.channel)
+
+    def _show(self, link: Link) -> None:
+        """Have a scanner take what is plain of a link from now on, or leave it."""
+        side = link.sender
+        scanner, half, handle = self._shared.scanners.get(side), self.halves[side], link.handles[side]
+        if scanner is None or half.channel is None or handle is None or half.handles.get(handle) is not link:
+            return
+        if link.decides or link.gone or link.delivery is not None:
+            scanner.forget_link(half.channel, handle)
+        else:
+            scanner.know_link(half.channel, handle, link, most_bytes=link.most_bytes, copies=link.copies)
+
+    # --- Deciding ---------------------------------------------------------------------------------
+
+    def _look_at(self, half: Half, delivery: Delivery) -> None:
+        delivery.fate = UNDECIDED
+        delivery.looked_at = True
+        half.undecided[delivery] = None
+        half.deciding += 1
+        self.changed()
+        half.most_kept_bytes = max(half.most_kept_bytes, delivery.link.keeps_bytes)
+        self._shared.keeping[self] = None
+
+    def _decide(self, half: Half, delivery: Delivery, payload: Buffer, *, is_last: bool) -> None:
+        """Decide a delivery, or ask for that, as soon as enough is known of it."""
+        if delivery.fate == UNDECIDED:
+            delivery.link.decide(delivery, payload, is_last=is_last, must=False)
+            if delivery.fate != UNDECIDED:
+                del half.undecided[delivery]
+                self._keep_no_more(half)
+                self._shared.unblocked[delivery.link.sender][self] = None
+        elif delivery.learns:
+            delivery.link.learn(delivery, payload, is_last=is_last)
+        elif delivery.fate == ASKED and delivery.request is not None:
+            # As long as it is not decided it is decided as what is known of it.
+            delivery.request.size_bytes = delivery.asked_bytes = delivery.size_bytes
+
+    def _kept(self, half: Half, size_bytes: int) -> None:
+        """Count what has to be kept back, if something has; if that is too much, decide by what is known."""
+        if not half.undecided:
+            return
+        half.kept_bytes += size_bytes
+        if not self._shared.keep(size_bytes) or half.kept_bytes > half.most_kept_bytes:
+            self._decide_now(half)
+
+    def _keep_no_more(self, half: Half) -> None:
+        if not half.undecided:
+            self._shared.keep(-half.kept_bytes)
+            half.kept_bytes = half.kept_transfers = half.most_kept_bytes = 0
+            if not any(each.undecided for each in self.halves.values()):
+                self._shared.keeping.pop(self, None)
+
+    def decide_now(self) -> None:
+        """Decide all deliveries by what is known of them, as no more can be kept."""
+        for half in self.halves.values():
+            self._decide_now(half)
+
+    def _decide_now(self, half: Half) -> None:
+        undecided, half.undecided = half.undecided, {}
+        for delivery in undecided:
+            delivery.link.decide(delivery, b"", is_last=False, must=True)
+            self._shared.unblocked[delivery.link.sender][self] = None
+        self._keep_no_more(half)
+
+    def look_at_window(self, side: Side) -> None:
+        """Have what is not decided be decided, if no more of it can come before what is kept back has gone on."""
+        half = self.halves[side]
+        if half.undecided and half.transfers.left() <= half.kept_transfers:
+            self._shared.forced[self] = None
+
+    def _pass_undecided(self, half: Half, deliveries: list[Delivery]) -> None:
+        """Let deliveries go on that will never be complete: nobody makes messages of them."""
+        for delivery in deliveries:
+            if delivery.fate == UNDECIDED:
+                del half.undecided[delivery]
+                delivery.fate = PASSES
+                self._shared.unblocked[delivery.link.sender][self] = None
+        self._keep_no_more(half)
+
+    def keep(self, piece: Piece) -> None:
+        """Keep a piece back, as a copy."""
+        copy = bytes(piece.buffer[piece.start : piece.stop])
+        self.halves[piece.step.side].kept.append(Piece(copy, 0, len(copy), piece.step, piece.is_last))
+        self.changed()
+
+    def reject(self, delivery: Delivery) -> None:
+        """Have the sender of a delivery that was swallowed hear of that, and of the credit that it has again."""
+        shared, link = self._shared, delivery.link
+        shared.to_tell[link] = None
+        link.falls_due()
+        if not delivery.settled:
+            shared.rejected.append(delivery)
+
+    def forget(self) -> None:
+        """Forget all."""
+        for half in self.halves.values():
+            half.handles.clear()
+            half.awaited.clear()
+            half.kept.clear()
+            half.undecided.clear()
+        self.links.clear()
+
+
+class Mark(Step):
+    """A frame that goes on as it came, and what follows from that."""
+
+    __slots__ = ("_then",)
+
+    def __init__(self, session: Conversation | None, side: Side, then: Callable[[], None]) -> None:
+        self.session = session
+        self.side = side
+        self._then = then
+
+    def apply(self, piece: Piece) -> bytes | None:
+        """Do what follows."""
+        del piece
+        self._then()
+        return None
+
+
+class FlowStep(Step):
+    """A flow, of a session or of one of its links."""
+
+    __slots__ = ("_drains", "_echoes", "_link", "_numbers", "_performative")
+
+    def __init__(self, session: Conversation, side: Side, link: Link | None, performative: Performative) -> None:
+        self.session: Conversation = session
+        self.side = side
+        self._link = link
+        self._performative = performative
+        #: As they are numbered.
+        self._numbers = [performative.uint(number) for number in range(8)]
+        self._drains, self._echoes = performative.boolean(8), performative.boolean(9)
+        if link is not None:
+            link.flows += 1
+
+    def apply(self, piece: Piece) -> bytes | None:
+        """Translate it."""
+        del piece
+        side, link = self.side, self._link
+        if link is not None:
+            link.flows -= 1
+        half, other = self.session.halves[side], self.session.halves[side.other]
+        incoming_id, incoming_window, outgoing_id, outgoing_window = self._numbers[:4]
+        to_incoming_id = other.transfers.flow_of_receiver(incoming_id, incoming_window or 0)
+        if other.undecided:
+            self.session.look_at_window(side.other)
+        to_outgoing_id = half.transfers.flow_of_sender(outgoing_id or 0, outgoing_window or 0)
+        changes: dict[int, bytes] = {}
+        if to_incoming_id != incoming_id:
+            changes[0] = wire.optional_uint(to_incoming_id)
+        if to_outgoing_id != outgoing_id:
+            changes[2] = wire.uint(to_outgoing_id)
+        if link is not None and not self._translate_link(link, changes):
+            return b""
+        if not changes:
+            return None
+        assert half.channel is not None  # noqa: S101 - it has begun
+        return wire.frame(half.channel, self._performative.replaced(changes))
+
+    def _translate_link(self, link: Link, changes: dict[int, bytes]) -> bool:
+        """Translate what it says of a link; return whether it goes on."""
+        delivery_count, credit, available = self._numbers[5:]
+        if link.sender is not self.side:
+            told = link.credit.to_sender()
+            if not link.credit.shaped:
+                return True
+        else:
+            answer = link.flow_of_sender(delivery_count, credit, available, self._drains)
+            if answer is None:
+                if not self._echoes:
+                    return False
+                # It asks for an answer all the same: of the session, and of the link by a flow of our own.
+                changes |= dict.fromkeys(range(4, 9), wire.NULL)
+                return True
+            if not link.credit.shaped:
+                return True
+            told = answer
+        if told.delivery_count != delivery_count:
+            changes[5] = wire.optional_uint(told.delivery_count)
+        if told.credit != (credit or 0):
+            changes[6] = wire.uint(told.credit)
+        if told.drain is not self._drains:
+            changes[8] = wire.boolean(told.drain)
+        return True
+
+
+class TransferStep(Step):
+    """A transfer of a session in which some are looked at, or were swallowed."""
+
+    __slots__ = ("_begins", "_delivery", "_frame", "_is_first", "_is_last", "_performative")
+
+    def __init__(
+        self,
+        session: Conversation,
+        delivery: Delivery,
+        frame: Frame,
+        performative: Performative,
+        begins: int,
+        *,
+        is_first: bool,
+    ) -> None:
+        self.session: Conversation = session
+        self.side = delivery.link.sender
+        self._delivery = delivery
+        self._frame = frame
+        self._performative = performative
+        self._begins = begins
+        self._is_first = is_first
+        self._is_last = delivery.complete
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether it is not decided."""
+        return self._delivery.fate in {UNDECIDED, ASKED}
+
+    def apply(self, piece: Piece) -> bytes | None:
+        """Swallow it, or let it go on with the numbers that the other peer counts by."""
+        delivery, session = self._delivery, self.session
+        half = session.halves[self.side]
+        link, ids = delivery.link, half.ids
+        if self._is_first:
+            link.shape_as(delivery)
+            link.came(1)
+        if self._is_last and delivery.looked_at:
+            half.deciding -= 1
+            session.changed()
+        if delivery.fate == SWALLOWED:
+            half.transfers.swallowed()
+            session.count_short(self.side)
+            if self._is_first:
+                ids.swallow(delivery.number)
+                link.credit.swallowed()
+            link.credit.swallowing = not self._is_last
+            if self._is_last:
+                session.reject(delivery)
+            return b""
+        half.transfers.came()
+        number = self._performative.uint(1)
+        if self._is_first:
+            # Once it is settled nobody else remembers it.
+            delivery.renumbered = ids.came(delivery.number, settled=delivery.settled)
+        elif number is None:
+            return None
+        renumbered = delivery.renumbered
+        if renumbered == number:
+            return None
+        body = self._performative.replaced({1: wire.uint(renumbered)})
+        payload = bytes(piece.buffer[piece.start + self._begins : piece.stop])
+        return wire.frame_start(self._frame.channel, body, self._frame.size - self._begins) + payload
+
+
+class PayloadStep(Step):
+    """More of a long transfer."""
+
+    __slots__ = ("_delivery",)
+
+    def __init__(self, session: Conversation, side: Side, delivery: Delivery) -> None:
+        self.session = session
+        self.side = side
+        self._delivery = delivery
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether it is not decided."""
+        return self._delivery.fate in {UNDECIDED, ASKED}
+
+    def apply(self, piece: Piece) -> bytes | None:
+        """Go where its beginning went."""
+        del piece
+        return b"" if self._delivery.fate == SWALLOWED else None
+
+
+class DispositionStep(Step):
+    """A disposition of a session where deliveries were swallowed, or may be."""
+
+    __slots__ = ("_channel", "_performative", "_range", "_receiver", "_settles")
+
+    def __init__(
+        self, session: Conversation, side: Side, channel: int, performative: Performative, range_: tuple[int, int]
+    ) -> None:
+        self.session: Conversation = session
+        self.side = side
+        self._channel = channel
+        self._performative = performative
+        self._range = range_
+        self._receiver, self._settles = performative.boolean(0), performative.boolean(3)
+
+    def apply(self, piece: Piece) -> bytes | None:
+        """Count what it settles, and translate it."""
+        del piece
+        session = self.session
+        first, last = self._range
+        ranges = self._ranges()
+        if self._settles:
+            if self._receiver:
+                ids = session.halves[self.side.other].ids
+                for each in ranges:
+                    ids.settled(*each)
+            else:
+                session.halves[self.side].ids.settled(first, last)
+        return self._written(ranges)
+
+    def translated(self) -> bytes | None:
+        """Translate it; what it settles is counted elsewhere."""
+        return self._written(self._ranges())
+
+    def _ranges(self) -> list[tuple[int, int]]:
+        """Return its deliveries: what their receiver says of a range is cut where others were swallowed."""
+        halves, side = self.session.halves, self.side
+        if self._receiver:
+            return halves[side.other].ids.back_ranges(*self._range)
+        return halves[side].ids.forward_ranges(*self._range)
+
+    def _written(self, ranges: list[tuple[int, int]]) -> bytes | None:
+        performative = self._performative
+        if ranges == [self._range]:
+            return None
+        return b"".join(
+            wire.frame(self._channel, performative.replaced({1: wire.uint(begin), 2: wire.uint(stop)}))
+            for begin, stop in ranges
+        )
+
+
+class NumberedRun(Step):
+    """Plain frames of sessions in which deliveries were swallowed before, as compiled code has taken them.
+
+    Args:
+        side: whose frames.
+        scanned: what is counted of them.
+        sessions: those sessions.
+    """
+
+    __slots__ = ("_run", "_sessions")
+
+    def __init__(self, side: Side, scanned: Scanned, sessions: Iterable[Conversation]) -> None:
+        self.session = None
+        self.side = side
+        self._run = Run(side)
+        self._run.add_scanned(scanned)
+        self._sessions = {session.halves[side].channel or 0: session for session in sessions}
+
+    def apply(self, piece: Piece) -> bytes | None:
+        """Write them with other numbers, and count them."""
+        side = self.side
+        numbers = []
+        for channel, session in self._sessions.items():
+            sent_from, _, sent_by = session.halves[side].ids.latest()
+            _, received_from, received_by = session.halves[side.other].ids.latest()
+            numbers.append((channel, sent_from, sent_by, received_from, received_by))
+        at, stop, parts = piece.start, piece.stop, []
+        while at < stop:
+            at, part = renumber(piece.buffer, at, stop, numbers)
+            parts.append(part)
+            if at < stop:
+                # It speaks of deliveries before the last that was swallowed.
+                ends = at + wire.frame_header(piece.buffer, at).size
+                parts.append(self._translated(bytes(piece.buffer[at:ends])))
+                at = ends
+        self._run.apply(piece)
+        return b"".join(parts)
+
+    def _translated(self, data: bytes) -> bytes:
+        frame = wire.frame_header(data, 0)
+        session = self._sessions[frame.channel]
+        performative = wire.performative(data, frame.doff, len(data))
+        assert performative is not None  # noqa: S101 - all of it is here
+        first, last = performative.uint(1), performative.uint(2)
+        assert first is not None  # noqa: S101 - else it would not be plain
+        if performative.code == wire.TRANSFER:
+            number = session.halves[self.side].ids.forward(first)
+            body = performative.replaced({1: wire.uint(number)})
+            return wire.frame(frame.channel, body, data[performative.stop :])
+        range_ = first, first if last is None else last
+        translated = DispositionStep(session, self.side, frame.channel, performative, range_).translated()
+        return data if translated is None else translated

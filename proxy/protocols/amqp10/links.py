@@ -1,0 +1,740 @@
+"""The links of a connection: what each is limited as, the credit it asks for, and what its deliveries cost.
+
+A link has a sender and a receiver, either of which may be the client. Its receiver's credit reaches its sender as far
+as it is granted: see ``credit``. Where rules hold what is over them, permits are asked for before messages come; where
+rules refuse, or where a message has to be seen before anybody can say what it is for, each delivery is decided.
+"""
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from limiter.rules.resource import Resource
+from proxy.common.buffers import SMALL_FRAME_BYTES, Gathering
+from proxy.deciding.batch import Asks, Charge, ConnectionInfo, Paid, Refuse, Request, Side
+from proxy.protocols.amqp.about import shown
+from proxy.protocols.amqp.names import EXCHANGE, QUEUE, ROUTING_KEY, Names
+from proxy.protocols.amqp10.address import Address, delivered, published, target_of
+from proxy.protocols.amqp10.credit import Credit, LinkFlow
+from proxy.protocols.amqp10.message import MessageHead, may_name_copies
+from proxy.protocols.amqp10.wire import Attached, Malformed
+from proxy.protocols.base import NO_TERMS, Buffer, Close, SessionContext, Terms
+from proxy.stats.snapshot import LinkState
+
+if TYPE_CHECKING:
+    from proxy.protocols.amqp10.conversation import Conversation
+    from proxy.protocols.amqp10.scanning import NativeScanner
+
+#: What becomes of a delivery: more of it has to come before it can be decided; it is to be decided; it goes on; or it
+#: is swallowed.
+UNDECIDED, ASKED, PASSES, SWALLOWED = range(4)
+_NOWHERE: Final = Address("nothing")
+#: In an attach: the sender settles all.
+_SETTLED: Final = 1
+#: How fast the mean size follows: a new delivery counts for one in so many.
+_SIZES: Final = 8
+#: Remembered for what messages are for that say so themselves.
+_MOST_TERMS: Final = 1024
+
+
+@dataclass(slots=True)
+class Shared:
+    """What all links of a connection have in common.
+
+    Attributes:
+        context: of the session.
+        connection: who the client is, as far as it has said so.
+        names: of what messages are for.
+        now_ns: of the call in hand.
+        requests: deliveries that are to be decided.
+        to_ask: links that may want credit.
+        to_tell: links whose sender may have to hear of credit.
+        rejected: deliveries that were swallowed, and whose sender is to hear of that.
+        due: links that may have something to charge.
+        idle: links for which something is paid that may not be needed.
+        forced: sessions that can keep no more: what is not decided is to be decided by what is known of it.
+        charges: what is to be charged, besides.
+        paid: what came on credit.
+        keeping: sessions that have deliveries of which more has to come before they can be decided.
+        short: sessions whose sender may wait for a window that was used by what was swallowed; by the sender's side.
+        unblocked: by side, sessions where something was decided that may have been kept back.
+        withheld: no more credit is granted to what clients send.
+        let_in: the broker has opened the connection, too.
+        rules_version: of the rules that terms were asked by.
+        links: how many there are.
+        under_way: of the client's links, how many are within a delivery.
+        refused: deliveries that were swallowed.
+        scanners: compiled code that takes runs of plain frames of a peer, if there is any.
+    """
+
+    context: SessionContext
+    connection: ConnectionInfo
+    names: Names = field(default_factory=Names)
+    now_ns: int = 0
+    requests: list[Request] = field(default_factory=list)
+    to_ask: "dict[Link, None]" = field(default_factory=dict)
+    to_tell: "dict[Link, None]" = field(default_factory=dict)
+    rejected: "list[Delivery]" = field(default_factory=list)
+    due: "dict[Link, None]" = field(default_factory=dict)
+    idle: "dict[Link, None]" = field(default_factory=dict)
+    forced: "dict[Conversation, None]" = field(default_factory=dict)
+    charges: list[Charge] = field(default_factory=list)
+    paid: dict[tuple[tuple[Resource, ...], bool], Paid] = field(default_factory=dict)
+    keeping: "dict[Conversation, None]" = field(default_factory=dict)
+    short: "dict[tuple[Conversation, Side], None]" = field(default_factory=dict)
+    unblocked: "dict[Side, dict[Conversation, None]]" = field(default_factory=dict)
+    withheld: bool = False
+    let_in: bool = False
+    rules_version: int = 0
+    links: int = 0
+    under_way: int = 0
+    refused: int = 0
+    scanners: "dict[Side, NativeScanner]" = field(default_factory=dict)
+    _kept_bytes: int = 0
+    _gathering: Gathering | None = None
+    #: What rules say to what messages are for, as long as they are the same.
+    _terms: dict[tuple[Resource, ...], Terms] = field(default_factory=dict)
+
+    def terms(self, resources: tuple[Resource, ...]) -> Terms:
+        """Return what the rules say to messages of the client for some resources."""
+        terms = self._terms.get(resources)
+        if terms is None:
+            if len(self._terms) >= _MOST_TERMS:
+                self._terms.clear()
+            terms = self._terms[resources] = self.context.terms(self.connection, resources, False)
+        return terms
+
+    def forget_terms(self) -> None:
+        """Take note that rules have changed."""
+        self._terms.clear()
+
+    def limits(self) -> bool:
+        """Say whether any message of the client may be limited."""
+        context = self.context
+        if self.connection.exempt or not context.limiting():
+            return False
+        anyhow = self.terms((Resource(QUEUE, ""),)) != NO_TERMS
+        return anyhow or any(map(context.limits_kind, (QUEUE, EXCHANGE, ROUTING_KEY)))
+
+    def keep(self, size_bytes: int) -> bool:
+        """Take room for frames that are kept back, or give some back; return whether there is room."""
+        self._kept_bytes += size_bytes
+        room = self.context.room
+        if self._kept_bytes <= SMALL_FRAME_BYTES:
+            if self._gathering is not None:
+                room.give_back(self._gathering)
+                self._gathering = None
+            return True
+        if self._gathering is None:
+            self._gathering = Gathering(self.connection.address, self._lose)
+        return room.grow(self._gathering, self._kept_bytes, self.now_ns)
+
+    def _lose(self) -> None:
+        """Take note that others have the room now."""
+        self.forced |= self.keeping
+        self.context.wake()
+
+    def forget(self) -> None:
+        """Give back the room, and forget all links."""
+        if self._gathering is not None:
+            self.context.room.give_back(self._gathering)
+            self._gathering = None
+        for known in (self.to_ask, self.to_tell, self.due, self.idle, self.forced, self.short, self.paid, self.keeping):
+            known.clear()
+        for kept in (self.requests, self.rejected, self.charges):
+            kept.clear()
+
+    def charge_due(self) -> None:
+        """Have links charge what is due."""
+        due, self.due = self.due, {}
+        for link in due:
+            link.charge_due()
+
+    def take_charges(self) -> list[Charge]:
+        """Hand out, once, what is to be charged."""
+        self.charge_due()
+        charges, self.charges = self.charges, []
+        return charges
+
+    def take_paid(self) -> list[Paid]:
+        """Hand out, once, what came on credit."""
+        paid, self.paid = self.paid, {}
+        return list(paid.values())
+
+    def count(self, resources: tuple[Resource, ...], deliveries: int, size_bytes: int, *, consumes: bool) -> None:
+        """Count deliveries that nothing decides on any more."""
+        key = resources, consumes
+        paid = self.paid.get(key)
+        if paid is None:
+            paid = self.paid[key] = Paid(resources, 0, 0, 0, consumes)
+        paid.requests += deliveries
+        paid.messages += deliveries
+        paid.size_bytes += size_bytes
+
+
+class Delivery:
+    """One delivery that takes several transfers, or that is decided.
+
+    Attributes:
+        link: on which it comes.
+        number: its delivery-id, as its sender counts.
+        renumbered: likewise as its receiver counts, once its first frame has gone on.
+        settled: its sender has settled it; no refusal can be said.
+        size_bytes: of its frames so far.
+        complete: all of them have been read.
+        fate: what becomes of it.
+        why: for its sender, if it is swallowed.
+        resources: what it is for, where it says so itself.
+        head: what it says of that; None once nobody asks any more.
+        request: while it is decided.
+        asked_bytes: what it was decided as, in bytes; 0 if nothing decided on it.
+        asks: which rules did.
+        looked_at: it was looked at before it went on.
+        learns: it goes on, though it is not known where it is to go.
+    """
+
+    __slots__ = (
+        "asked_bytes",
+        "asks",
+        "complete",
+        "fate",
+        "head",
+        "learns",
+        "link",
+        "looked_at",
+        "number",
+        "renumbered",
+        "request",
+        "resources",
+        "settled",
+        "size_bytes",
+        "why",
+    )
+
+    def __init__(self, link: "Link", number: int, *, settled: bool) -> None:
+        self.link = link
+        self.number = self.renumbered = number
+        self.settled = settled
+        self.size_bytes = 0
+        self.complete = False
+        self.fate = PASSES
+        self.why = ""
+        self.resources: tuple[Resource, ...] = ()
+        self.head: MessageHead | None = None
+        self.request: Request | None = None
+        self.asked_bytes = 0
+        self.asks: Asks = "all"
+        self.looked_at = self.learns = False
+
+
+class Link:
+    """One link.
+
+    Args:
+        session: that it belongs to.
+        attached: what the peer says that attached first.
+        side: that peer.
+        shared: with all others of the connection.
+
+    Attributes:
+        session: as given.
+        name: for people.
+        sender: which peer sends on it.
+        handles: its number, by the peer that uses it; None while that has not attached, or has detached.
+        told: the peers whose attach has gone on, and whose detach has not.
+        gone: it is at an end.
+        credit: of the receiver.
+        address: where messages of the client go.
+        resources: what its messages are for; none if each says that, or if it is not limited.
+        terms: what the rules say to these.
+        delays: credit is asked for.
+        decides: all its deliveries are decided, or looked at.
+        most_bytes: larger ones are decided, if it is not None.
+        delivery: the one that is under way.
+        request: for credit, while it is decided or held.
+        flows: of either peer, that have been read and have not gone on.
+        used: deliveries so far.
+        refused: of these, those that were swallowed.
+    """
+
+    __slots__ = (
+        "_begun",
+        "_bytes",
+        "_is_made",
+        "_settles",
+        "_shared",
+        "_since_ns",
+        "_size_bytes",
+        "address",
+        "credit",
+        "decides",
+        "delays",
+        "delivery",
+        "flows",
+        "gone",
+        "handles",
+        "most_bytes",
+        "name",
+        "refused",
+        "request",
+        "resources",
+        "sender",
+        "session",
+        "terms",
+        "told",
+        "used",
+    )
+
+    def __init__(self, session: "Conversation", attached: Attached, side: Side, shared: Shared) -> None:
+        self._shared = shared
+        self.session = session
+        self.sender = side.other if attached.receiver else side
+        self.name = shown(attached.name)
+        self.handles: dict[Side, int | None] = dict.fromkeys(Side)
+        self.told: set[Side] = set()
+        self.gone = False
+        self.credit = Credit(None if attached.receiver else attached.initial_delivery_count or 0)
+        self.address = _NOWHERE
+        self.resources: tuple[Resource, ...] = ()
+        self.terms: Terms = NO_TERMS
+        self.delays = self.decides = False
+        self.most_bytes: int | None = None
+        self.delivery: Delivery | None = None
+        self.request: Request | None = None
+        self.flows = self.used = self.refused = 0
+        #: Deliveries that were read and have not come yet.
+        self._begun = 0
+        #: Its node is one that the broker makes.
+        self._is_made = False
+        #: Its sender settles all, so that none can be refused.
+        self._settles = False
+        #: For how many bytes a permit is paid, if bytes are limited at all; and the mean size of deliveries of late.
+        self._bytes = 0
+        self._size_bytes = 0
+        self._since_ns = 0
+
+    @property
+    def consumes(self) -> bool:
+        """Whether the client takes what comes on it."""
+        return self.sender is Side.BROKER
+
+    # --- Rules ------------------------------------------------------------------------------------
+
+    def take_attach(self, side: Side, attached: Attached) -> None:
+        """Take what a peer says of it: the client's word counts, but for a node that the broker makes."""
+        terminus = attached.source if self.consumes else attached.target
+        if side is Side.BROKER and self.handles[Side.CLIENT] is not None and not self._is_made:
+            return
+        self._is_made = terminus is not None and terminus.dynamic
+        if side is Side.CLIENT:
+            self._settles = attached.snd_settle_mode == _SETTLED
+        if self.consumes:
+            self.resources = delivered(self._shared.names, terminus)
+        else:
+            self.address = target_of(terminus)
+            self.resources = published(self._shared.names, self.address)
+        self.ask_terms()
+
+    def ask_terms(self) -> None:
+        """Ask what the rules in force say. What they do not limit any more gets all the credit there is."""
+        shared = self._shared
+        # What came before is not charged to a rule that was not there.
+        self.charge_due()
+        if self.address.by == "address" and not self.consumes:
+            # With keys or without, as rules have it.
+            self.resources = published(shared.names, self.address)
+        terms = NO_TERMS
+        if self.resources:
+            terms = shared.context.terms(shared.connection, self.resources, self.consumes)
+        self.terms = terms
+        says = self._says
+        # What cannot be refused is shaped by all rules.
+        shapes = self.consumes or self._settles or says
+        self.delays = terms.delays or (shapes and terms.refuses)
+        self.decides = says or (not shapes and terms.refuses)
+        self.most_bytes = None if shapes else terms.most_bytes
+        if terms.most_bytes is None:
+            self._pay_for(0)
+        self.wants()
+
+    @property
+    def asks(self) -> Asks:
+        """Which rules decide on its credit."""
+        return "all" if self.consumes or self._settles or self._says else "delaying"
+
+    @property
+    def _says(self) -> bool:
+        """Whether each message says itself what it is for."""
+        return self.address.by in {"to", "subject"}
+
+    # --- Credit -----------------------------------------------------------------------------------
+
+    def flow_of_receiver(self, delivery_count: int | None, credit: int | None, drain: bool) -> None:  # noqa: FBT001
+        """Take what the receiver says, as it is read; what is wanted then is asked for."""
+        self.credit.flow_of_receiver(delivery_count, credit, drain)
+        self.falls_due()
+        self.wants()
+
+    def flow_of_sender(
+        self,
+        delivery_count: int | None,
+        credit: int | None,
+        available: int | None,
+        drain: bool,  # noqa: FBT001
+    ) -> LinkFlow | None:
+        """Take what the sender says, as ``Credit`` does."""
+        said = self.credit.flow_of_sender(delivery_count, credit, available, drain)
+        self.falls_due()
+        self.wants()
+        return said
+
+    def wants(self) -> None:
+        """Have the link ask for credit if it wants some; where none is to be asked for it gets what there is."""
+        if self.gone or self.request is not None or self._is_withheld():
+            return
+        if self.delays:
+            # Each look at it later costs more than this.
+            if self.credit.wanted():
+                self._shared.to_ask[self] = None
+        elif self.credit.grant_all():
+            self._shared.to_tell[self] = None
+
+    def _is_withheld(self) -> bool:
+        return self._shared.withheld and self.sender is Side.CLIENT
+
+    def ask(self) -> Request | None:
+        """Return a request for credit if some is wanted; it is to be decided, and is open until then."""
+        if self.request is not None or self.gone or not self.delays or self._is_withheld():
+            return None
+        wanted = self.credit.wanted()
+        if not wanted:
+            return None
+        if self.terms.most_bytes is not None:
+            # No more than is charged at once: else more would be given back than was charged.
+            self._pay_for(min(self._size_bytes, self.terms.most_bytes))
+        self.request = Request(
+            self.resources,
+            1,
+            self._bytes,
+            "",
+            "impossible",
+            None,
+            self,
+            consumes=self.consumes,
+            most=wanted,
+            asks=self.asks,
+        )
+        return self.request
+
+    def hold(self, request: Request) -> None:
+        """Take note that a request waits; at the end of the link nobody waits for it any more."""
+        if self.gone:
+            self._shared.context.give_up([request])
+        self._since_ns = self._shared.now_ns
+
+    def grant(self, request: Request, permits: int) -> None:
+        """Take what was granted to its request."""
+        shared = self._shared
+        if self.request is request:
+            self.request = None
+        self._since_ns = 0
+        if self.gone or self._is_withheld() or request.resources != self.resources or not self.delays:
+            # Nobody is to use it, or it is paid for otherwise.
+            shared.charges.append(
+                Charge(
+                    request.resources,
+                    -permits,
+                    -permits * request.size_bytes,
+                    consumes=request.consumes,
+                    asks=request.asks,
+                    counts=False,
+                )
+            )
+        else:
+            if self._bytes != request.size_bytes:
+                shared.charges.append(self._charge(0, permits * (self._bytes - request.size_bytes)))
+            if self.credit.grant(permits, shared.now_ns):
+                shared.to_tell[self] = None
+            self.falls_due()
+        self.wants()
+
+    def falls_due(self) -> None:
+        """Have charged what is due, if anything is."""
+        if self.credit.due:
+            self._shared.due[self] = None
+
+    def charge_due(self) -> None:
+        """Charge what came without being paid, or give back what was not needed."""
+        due = self.credit.take_due()
+        if due and self.delays:
+            self._shared.charges.append(self._charge(due, due * self._bytes))
+
+    def _charge(self, messages: int, size_bytes: int) -> Charge:
+        return Charge(self.resources, messages, size_bytes, consumes=self.consumes, asks=self.asks, counts=False)
+
+    def _pay_for(self, size_bytes: int) -> None:
+        """Have a permit be paid for so many bytes, those too that are paid already."""
+        prepaid = self.credit.prepaid
+        if prepaid and self._bytes != size_bytes:
+            self._shared.charges.append(self._charge(0, prepaid * (size_bytes - self._bytes)))
+        self._bytes = size_bytes
+
+    def idle(self) -> None:
+        """Give back what was paid and not needed, if it is time."""
+        self.credit.idle(self._shared.now_ns)
+        self.falls_due()
+
+    # --- Deliveries -------------------------------------------------------------------------------
+
+    def begins(self, deliveries: int) -> None:
+        """Take note that deliveries are read; ``came`` follows.
+
+        Raises:
+            Close: a client sends more than it was told that it may. Its receiver has given more than that, and would
+                take it: a way past all limits. None of them goes on, nor is any charged.
+        """
+        self._begun += deliveries
+        if self.consumes or not self.credit.beyond(self._begun):
+            return
+        if self.delays or (self.decides and self._shared.limits()):
+            name = self.name or "without a name"
+            raise Close("transfer_limit_exceeded", f"the client has sent more on link {name} than it had credit for")
+
+    def came(self, deliveries: int) -> None:
+        """Count deliveries whose first frame goes on, or is swallowed."""
+        self._begun -= deliveries
+        self.credit.came(deliveries)
+        if self.delays:
+            self.falls_due()
+            self.wants()
+        elif self.credit.granted < self.credit.limit:
+            # It had to drain first what it was told of.
+            self.wants()
+
+    def completed(self, deliveries: int, size_bytes: int) -> None:
+        """Count whole deliveries that nothing decided on."""
+        self.used += deliveries
+        if self.resources:
+            self._shared.count(self.resources, deliveries, size_bytes, consumes=self.consumes)
+            self._correct(deliveries, size_bytes)
+
+    def _correct(self, deliveries: int, size_bytes: int) -> None:
+        """Charge what deliveries are beyond the size that was paid for."""
+        if self.delays and self.terms.most_bytes is not None:
+            mean = size_bytes // deliveries
+            change = (mean - self._size_bytes) * min(deliveries, _SIZES) // _SIZES
+            self._size_bytes = self._size_bytes + change if self._size_bytes else mean
+            if size_bytes != deliveries * self._bytes:
+                self._shared.charges.append(self._charge(0, size_bytes - deliveries * self._bytes))
+
+    def looks_at(self, delivery: Delivery) -> bool:
+        """Say whether a delivery that begins has to be looked at before it goes on."""
+        if self._says:
+            delivery.head = MessageHead()
+            return True
+        return self.decides or self.most_bytes is not None
+
+    @property
+    def keeps_bytes(self) -> int:
+        """How much may be kept back of a session for one of its deliveries."""
+        return max(SMALL_FRAME_BYTES, self.most_bytes or 0)
+
+    def decide(self, delivery: Delivery, payload: Buffer, *, is_last: bool, must: bool) -> None:
+        """Decide a delivery that is looked at, or ask for that, as soon as enough is known.
+
+        Args:
+            delivery: of this link.
+            payload: what has come of it since the last time.
+            is_last: it ends with that.
+            must: no more of it can be waited for.
+        """
+        shared = self._shared
+        terms, resources = self.terms, self.resources
+        if delivery.head is not None:
+            try:
+                known = delivery.head.take(payload, last=is_last)
+            except Malformed as error:
+                self._decide_unknown(delivery, str(error))
+                return
+            if not known:
+                if must:
+                    self._decide_unknown(delivery, "a message that does not say where it is to go")
+                return
+            resources = delivery.resources = published(shared.names, self.address, delivery.head)
+            terms = shared.terms(resources) if resources else NO_TERMS
+        most_bytes = terms.most_bytes
+        size_bytes = delivery.size_bytes
+        if delivery.head is None and most_bytes is not None and size_bytes > most_bytes:
+            self._ask_for(delivery, resources, "all")
+        elif most_bytes is not None and size_bytes <= most_bytes and not delivery.complete and not must:
+            # It may still be too large.
+            return
+        elif delivery.head is not None and (terms.delays or terms.refuses):
+            self._ask_for(delivery, resources, "all")
+        elif delivery.head is None and terms.refuses:
+            self._ask_for(delivery, resources, "refusing")
+        else:
+            delivery.fate = PASSES
+        if delivery.fate == PASSES and delivery.complete:
+            self.finish(delivery)
+
+    def _ask_for(self, delivery: Delivery, resources: tuple[Resource, ...], asks: Asks) -> None:
+        """Have a delivery be decided; one that is settled passes."""
+        if delivery.settled:
+            delivery.fate = PASSES
+            if delivery.head is None:
+                self._shared.charges.append(Charge(resources, 1, delivery.size_bytes, asks="refusing", counts=False))
+            return
+        delivery.fate = ASKED
+        delivery.asks = asks
+        delivery.asked_bytes = delivery.size_bytes
+        delivery.request = Request(
+            resources, 1, delivery.size_bytes, "", "answered", None, delivery, asks=asks, may_wait=False
+        )
+        self._shared.requests.append(delivery.request)
+
+    def _decide_unknown(self, delivery: Delivery, why: str) -> None:
+        """Decide a delivery that does not say where it is to go: its broker could read it in another way."""
+        if not delivery.settled and self._shared.limits():
+            self._swallow(delivery, f"SYSTEM_BUSY: {why}")
+            return
+        delivery.fate = PASSES
+        delivery.learns = True
+        if delivery.complete:
+            self.finish(delivery)
+
+    def learn(self, delivery: Delivery, payload: Buffer, *, is_last: bool) -> None:
+        """Charge a delivery that had to go on before it said where it is to go, as soon as it does."""
+        head = delivery.head
+        assert head is not None  # noqa: S101 - else nobody asks
+        try:
+            known = head.take(payload, last=is_last)
+        except Malformed:
+            known, head = True, None
+        if known:
+            delivery.learns = False
+            resources = () if head is None else published(self._shared.names, self.address, head)
+            if resources:
+                self._shared.charges.append(Charge(resources, 1, delivery.size_bytes))
+
+    def shape_as(self, delivery: Delivery) -> None:
+        """Ask for credit as for a delivery that says itself what it is for, if it is settled: it cannot be decided."""
+        resources = delivery.resources if delivery.settled else ()
+        if delivery.head is None or resources == self.resources:
+            return
+        self.charge_due()
+        prepaid = self.credit.prepaid
+        if prepaid and self.delays:
+            self._shared.charges.append(self._charge(-prepaid, -prepaid * self._bytes))
+        self.resources = resources
+        self.ask_terms()
+        if prepaid and self.delays:
+            self._shared.charges.append(self._charge(prepaid, prepaid * self._bytes))
+
+    def decided(self, delivery: Delivery, refuse: Refuse | None) -> None:
+        """Take the verdict on a delivery."""
+        delivery.request = None
+        self._shared.unblocked[self.sender][self.session] = None
+        if refuse is None:
+            delivery.fate = PASSES
+            if delivery.complete:
+                self.finish(delivery)
+            return
+        if refuse.most is not None:
+            why = f"it is more than the {refuse.most} {refuse.most_of} that rule {refuse.rule} admits at once"
+        else:
+            why = f"over rule {refuse.rule}; try again in {-(-refuse.wait_us // 1000)} ms"
+        self._swallow(delivery, f"SYSTEM_BUSY: {refuse.resource} {why}")
+
+    def _swallow(self, delivery: Delivery, why: str) -> None:
+        delivery.fate = SWALLOWED
+        delivery.why = why
+        self._shared.refused += 1
+        self.refused += 1
+
+    def finish(self, delivery: Delivery) -> None:
+        """Count a delivery that goes on, and of which all has been read."""
+        size_bytes = delivery.size_bytes
+        says, asked_bytes = delivery.head is not None, delivery.asked_bytes
+        resources = delivery.resources if says else self.resources
+        if not says and not asked_bytes:
+            self.completed(1, size_bytes)
+            return
+        self.used += 1
+        if not asked_bytes:
+            if resources:
+                self._shared.count(resources, 1, size_bytes, consumes=False)
+            if resources == self.resources:
+                self._correct(1, size_bytes)
+            return
+        if size_bytes > asked_bytes:
+            self._shared.charges.append(Charge(resources, 0, size_bytes - asked_bytes, asks=delivery.asks))
+        if says:
+            return
+        if delivery.asks == "refusing":
+            self._correct(1, size_bytes)
+        elif self.delays:
+            # It was paid for as credit before.
+            self._shared.charges.append(self._charge(-1, -self._bytes))
+
+    @property
+    def copies(self) -> bool:
+        """Whether its messages may name copies."""
+        return self.address.by == "address" and not self.consumes
+
+    def charge_copies(self, payload: Buffer, size_bytes: int) -> None:
+        """Charge the copies that a message names in its first frame, if it does."""
+        if not self.copies or not may_name_copies(payload):
+            return
+        head = MessageHead()
+        try:
+            head.take(payload, last=False)
+        except Malformed:
+            return
+        resources = published(self._shared.names, self.address, head)
+        copies = tuple(each for each in resources if each not in self.resources)
+        if copies:
+            self._shared.charges.append(Charge(copies, 1, size_bytes))
+
+    # --- Ends -------------------------------------------------------------------------------------
+
+    def end(self) -> None:
+        """Give back what was paid, and give up what is asked for: no more is to come."""
+        if self.gone:
+            return
+        self.gone = True
+        shared = self._shared
+        if self.request is not None:
+            shared.context.give_up([self.request])
+        due = self.credit.close()
+        if due and self.delays:
+            shared.charges.append(self._charge(due, due * self._bytes))
+        for links in (shared.to_ask, shared.to_tell, shared.due, shared.idle):
+            links.pop(self, None)
+
+    # --- For people -------------------------------------------------------------------------------
+
+    @property
+    def waits(self) -> bool:
+        """Whether it waits for credit."""
+        return not self.gone and self._since_ns > 0
+
+    def since(self) -> tuple[bool, int]:
+        """Return what puts those first that wait for longest."""
+        return not self._since_ns, self._since_ns
+
+    def state(self) -> LinkState:
+        """Describe it."""
+        credit = self.credit
+        channel = self.session.halves[Side.CLIENT].channel
+        waits_ns = self._shared.now_ns - self._since_ns if self._since_ns else 0
+        return LinkState(
+            self.name,
+            -1 if channel is None else channel,
+            self.sender is Side.CLIENT,
+            str(self.resources[0]) if self.resources else "",
+            max(0, credit.granted - credit.sent),
+            max(0, credit.limit - credit.granted),
+            self.used,
+            self.refused,
+            waits_ns // 1_000_000,
+        )

@@ -1,0 +1,137 @@
+"""What a message says before its body: where it is to go, and where copies of it are to go.
+
+RabbitMQ goes by ``to`` on a link without a target, by ``subject`` where an address of version 1 names an exchange alone
+or is ``/queue``, and from 4.1.0 on by the list ``x-cc`` of the message's annotations, whose routing keys count beside
+that of the address, on all links (4.0.5 lets it pass without a look).
+"""
+
+from typing import Final
+
+from proxy.protocols.amqp10 import wire
+from proxy.protocols.amqp10.wire import CutOff, Malformed
+from proxy.protocols.base import Buffer
+
+#: Within how many bytes a message has said it; also what is kept of one that has not.
+MAX_HEAD_BYTES: Final = 1 << 16
+#: How many copies a message may name; each takes some microseconds.
+MAX_COPIES: Final = 256
+#: In the annotations of a message: what it is copied to.
+COPIES: Final = b"x-cc"
+_TO, _SUBJECT = 2, 3
+_SECTIONS: Final = range(wire.HEADER, wire.FOOTER + 1)
+
+
+def may_name_copies(payload: Buffer) -> bool:
+    """Say whether the payload of a delivery in one frame can name copies: nearly none does, and this is quick."""
+    return COPIES in (payload if isinstance(payload, bytes) else bytes(payload[:MAX_HEAD_BYTES]))
+
+
+class MessageHead:
+    """Reads the sections of one message up to its body, from the payloads of its frames.
+
+    It is strict: a section that is not known, comes twice, or is not where it belongs (3.2) is malformed. A broker
+    could take it for another one than is taken here.
+
+    Attributes:
+        known: all that is asked for was read; the rest of the message is not looked at.
+        to: where the message is to go, None if it does not say.
+        subject: likewise.
+        copies: the routing keys of copies, each once.
+    """
+
+    __slots__ = ("_latest", "_passed_bytes", "_rest", "_wanted_bytes", "copies", "known", "subject", "to")
+
+    def __init__(self) -> None:
+        self.known = False
+        self.to: bytes | None = None
+        self.subject: bytes | None = None
+        self.copies: tuple[bytes, ...] = ()
+        self._latest = 0
+        self._passed_bytes = 0
+        # From the beginning of a section of which not all is there, and how much it takes to look again.
+        self._rest = bytearray()
+        self._wanted_bytes = 0
+
+    def take(self, payload: Buffer, *, last: bool) -> bool:
+        """Read the payload of the message's next frame.
+
+        Args:
+            payload: it is not kept.
+            last: the message ends with it; then all is known.
+
+        Returns:
+            Whether all is known.
+
+        Raises:
+            Malformed: the message cannot be read, or has not said it within MAX_HEAD_BYTES.
+        """
+        known = self.known
+        if known:
+            return True
+        kept = len(self._rest)
+        data: Buffer | bytearray = payload
+        if kept:
+            self._rest += payload[: MAX_HEAD_BYTES + 1 - kept]
+            data = self._rest
+        read = 0
+        if last or len(data) >= self._wanted_bytes:
+            self._wanted_bytes = 0
+            read = self._sections(data, last=last)
+            if self.known or last:
+                self.known = True
+                self._rest = bytearray()
+                return True
+        self._passed_bytes += read
+        if self._passed_bytes + len(data) - read > MAX_HEAD_BYTES:
+            raise Malformed(f"a message that does not say within {MAX_HEAD_BYTES} bytes where it is to go")
+        if not kept:
+            self._rest = bytearray(data[read:])
+        elif read:
+            del self._rest[:read]
+        return False
+
+    def _sections(self, data: Buffer | bytearray, *, last: bool) -> int:
+        """Read the sections that are all there, and return how many bytes they take."""
+        at, stop = 0, len(data)
+        try:
+            while at < stop and not self.known:
+                at = self._section(data, at, stop)
+        except CutOff:
+            if last:
+                raise
+        return at
+
+    def _section(self, data: Buffer | bytearray, at: int, stop: int) -> int:
+        if data[at]:
+            raise Malformed(f"a value of the type 0x{data[at]:02x} where a section belongs")
+        code, begins = wire.descriptor(data, at + 1, stop)
+        if code not in _SECTIONS or code <= self._latest:
+            raise Malformed(f"a section of the descriptor 0x{max(code, 0):02x} behind 0x{self._latest:02x}")
+        if code > wire.PROPERTIES:
+            self.known = True
+            return at
+        ends = wire.ends(data, begins, stop)
+        if ends > stop:
+            self._wanted_bytes = ends - at
+            raise CutOff(f"a section of {ends - at} bytes that is cut off")
+        self._latest = code
+        if code == wire.MESSAGE_ANNOTATIONS:
+            self._read_annotations(bytes(data[begins:ends]))
+        elif code == wire.PROPERTIES:
+            properties = wire.described(bytes(data[at:ends]))
+            if properties is not None:
+                self.to, self.subject = properties.octets(_TO), properties.octets(_SUBJECT)
+            self.known = True
+        return ends
+
+    def _read_annotations(self, annotations: bytes) -> None:
+        # Looking for the letters takes a fraction of what reading takes.
+        if COPIES not in annotations:
+            return
+        copies: dict[bytes, None] = {}
+        for key, value in wire.pairs(annotations):
+            if wire.octets(key) == COPIES:
+                copies |= dict.fromkeys(each for each in map(wire.octets, wire.values(value)) if each is not None)
+        if len(copies) > MAX_COPIES:
+            raise Malformed(f"a message with {len(copies)} copies, {MAX_COPIES} may be")
+        self.copies = tuple(copies)

@@ -1,0 +1,395 @@
+"""The numbers that the two sides of a session count by, where not all that one sends reaches the other.
+
+A session counts in two ways, either direction by itself (AMQP 1.0, 2.5.6 and 2.6.12), all serial numbers of 32 bits
+(RFC 1982) that begin anywhere:
+
+- *transfer-ids*, one for each transfer frame. They are not on the wire but in next-outgoing-id and next-incoming-id,
+  from which the window follows. See ``Transfers``.
+- *delivery-ids*, one for each delivery, in its first transfer and in dispositions. See ``Renumbering``.
+
+A delivery that is swallowed has numbers at the side that sent it, the *sender* here, and none at the other, the
+*receiver*. From then on they count differently.
+
+Transfer-ids
+============
+================ =================================== ===============================================================
+call             when                                then
+================ =================================== ===============================================================
+begun            the sender's begin                  ``next_id`` is its next-outgoing-id
+came n           n transfers go on                   ``next_id += n``
+swallowed n      n do not                            ``offset += n``
+flow_of_sender   the sender's flow                   ``next_id`` is its next-outgoing-id - offset, which goes on
+flow_of_receiver the receiver's begin, or its flow   its next-incoming-id + offset goes on: the sender's window ends
+                                                     later by what was swallowed
+================ =================================== ===============================================================
+
+Delivery-ids
+============
+Both count alike, but for *breaks*: a break is a run of deliveries that were swallowed one behind the other. Behind a
+break the difference is larger by its length. Deliveries that the receiver speaks of are a range of its numbers; such a
+range is cut at each break in it, as the sender's numbers have a gap there. A range of the sender's becomes one of the
+receiver's, as the gap has none.
+
+=================== ============================================== ==============================================
+call                when                                           then
+=================== ============================================== ==============================================
+swallow             nothing went on since the last break           that is longer by one
+                    otherwise                                      a new break
+settled             all before the end of the first break are      that break is forgotten: those before it are
+                    settled                                        spoken of no more
+                    there are many breaks                          those with nothing unsettled behind them, up to
+                                                                   the next one, become one with that
+                    there are as many as are kept all the same     ``full``: nothing may be swallowed
+=================== ============================================== ==============================================
+"""
+
+from array import array
+from bisect import bisect_right
+from typing import Final
+
+from .credit import unwrapped, wrapped
+
+MOST_BREAKS: Final = 8192
+MOST_INTERVALS: Final = 8192
+_SERIAL: Final = 1 << 32
+
+
+class Transfers:
+    """The transfer-ids of one session in one direction, and the window that its receiver leaves.
+
+    Attributes:
+        next_id: the next transfer that goes on, in the receiver's numbers, unwrapped.
+        offset: how many were swallowed: the sender's numbers are higher by so much.
+        incoming_window: of the receiver's last flow, or its begin; 0 before.
+        outgoing_window: of the sender's last flow, or its begin.
+    """
+
+    __slots__ = ("_incoming_id", "_initial", "_told", "incoming_window", "next_id", "offset", "outgoing_window")
+
+    def __init__(self) -> None:
+        self.next_id = self._initial = 0
+        self.offset = 0
+        self.incoming_window = 0
+        self.outgoing_window = 0
+        #: The receiver's last next-incoming-id, unwrapped; None before it named one.
+        self._incoming_id: int | None = None
+        #: The first transfer that is beyond the window that the sender was told, in the sender's numbers.
+        self._told = 0
+
+    def begun(self, next_outgoing_id: int, outgoing_window: int) -> None:
+        """Take the sender's begin."""
+        self.next_id = self._initial = self._told = next_outgoing_id
+        self.outgoing_window = outgoing_window
+
+    def came(self, transfers: int = 1) -> None:
+        """Count transfers that go on."""
+        self.next_id += transfers
+
+    def swallowed(self, transfers: int = 1) -> None:
+        """Count transfers that came and do not go on."""
+        self.offset += transfers
+
+    def flow_of_sender(self, next_outgoing_id: int, outgoing_window: int) -> int:
+        """Take the sender's flow; return its next-outgoing-id for the receiver, which counts on from there (2.5.6)."""
+        self.outgoing_window = outgoing_window
+        self.next_id = unwrapped(next_outgoing_id - self.offset, self.next_id)
+        return wrapped(self.next_id)
+
+    def flow_of_receiver(self, next_incoming_id: int | None, incoming_window: int) -> int | None:
+        """Take the receiver's flow, or its begin, where None is next-incoming-id; return that for the sender."""
+        self.incoming_window = incoming_window
+        self._incoming_id = None if next_incoming_id is None else unwrapped(next_incoming_id, self.next_id)
+        return self.incoming_id()
+
+    def incoming_id(self) -> int | None:
+        """Return the next-incoming-id that the sender is told now: the receiver's last one."""
+        counted = self._initial if self._incoming_id is None else self._incoming_id
+        self._told = counted + self.offset + self.incoming_window
+        # What is left out the sender takes for the number that it began with.
+        return None if self._incoming_id is None and not self.offset else wrapped(counted + self.offset)
+
+    def outgoing_id(self) -> int:
+        """Return the next-outgoing-id that the receiver is to be told at this place of the stream."""
+        return wrapped(self.next_id)
+
+    @property
+    def to_tell(self) -> bool:
+        """Whether there were transfers swallowed that the sender still takes for a part of its window."""
+        counted = self._initial if self._incoming_id is None else self._incoming_id
+        return counted + self.offset + self.incoming_window > self._told
+
+    def left(self) -> int:
+        """Return how many transfers the sender may send by what it was told."""
+        return max(0, self._told - self.offset - self.next_id)
+
+
+class Unsettled:
+    """Delivery-ids that went on and are not settled, as intervals: one, where all is settled in order.
+
+    It is bounded: where it would be more, the oldest intervals become one, with what was settled between them. Then a
+    few that are settled count as unsettled until all before them are.
+    """
+
+    __slots__ = ("_starts", "_stops", "count")
+
+    def __init__(self) -> None:
+        self._starts = array("q")
+        self._stops = array("q")
+        #: How many there are.
+        self.count = 0
+
+    def add(self, first: int, count: int = 1) -> None:
+        """Add some that follow all others; such as do not are ignored."""
+        starts, stops = self._starts, self._stops
+        if stops and stops[-1] >= first:
+            if stops[-1] > first:
+                return
+            stops[-1] += count
+        else:
+            starts.append(first)
+            stops.append(first + count)
+            self._bound()
+        self.count += count
+
+    def settle(self, first: int, last: int) -> int:
+        """Remove all from one to another, both included, however many numbers that are; return how many there were."""
+        starts, stops = self._starts, self._stops
+        stop = last + 1
+        # The first interval that ends behind the beginning, and the first that begins behind the end.
+        at = bisect_right(stops, first)
+        end = bisect_right(starts, last)
+        if at >= end:
+            return 0
+        low, high = starts[at], stops[end - 1]
+        removed = sum(stops[at:end]) - sum(starts[at:end])
+        kept_starts, kept_stops = array("q"), array("q")
+        if low < first:
+            kept_starts.append(low)
+            kept_stops.append(first)
+            removed -= first - low
+        if high > stop:
+            kept_starts.append(stop)
+            kept_stops.append(high)
+            removed -= high - stop
+        starts[at:end] = kept_starts
+        stops[at:end] = kept_stops
+        self.count -= removed
+        self._bound()
+        return removed
+
+    def any_within(self, first: int, stop: int) -> bool:
+        """Say whether one of them is at least ``first`` and below ``stop``."""
+        at = bisect_right(self._stops, first)
+        return at < len(self._starts) and self._starts[at] < stop
+
+    def lowest(self) -> int | None:
+        """Return the lowest; None if there is none."""
+        return self._starts[0] if self._starts else None
+
+    def clear(self) -> None:
+        """Forget all: nobody speaks of them any more."""
+        del self._starts[:], self._stops[:]
+        self.count = 0
+
+    def _bound(self) -> None:
+        if len(self._starts) > MOST_INTERVALS:
+            self.count += self._starts[1] - self._stops[0]
+            del self._starts[1], self._stops[0]
+
+
+class Renumbering:
+    """The delivery-ids of one session in one direction.
+
+    The sender's numbers are those that come with its transfers, the receiver's those that these go on with. All are
+    taken and returned as they are on the wire.
+
+    Attributes:
+        plain: nothing was ever swallowed: both count alike, and all goes on as it is.
+        full: nothing may be swallowed for now.
+    """
+
+    __slots__ = ("_afters", "_compact_at", "_freed", "_next", "_offset", "_positions", "_unsettled", "plain")
+
+    def __init__(self) -> None:
+        self.plain = True
+        #: The sender's next number, unwrapped; None before its first.
+        self._next: int | None = None
+        #: The difference of both before the first break.
+        self._offset = 0
+        #: Of each break, the first number behind it: the receiver's, and the sender's.
+        self._positions = array("q")
+        self._afters = array("q")
+        #: When there are so many, those that nothing is between become one.
+        self._compact_at = 64
+        #: How many were settled since it was full.
+        self._freed = 0
+        #: In the sender's numbers.
+        self._unsettled = Unsettled()
+
+    @property
+    def full(self) -> bool:
+        """Whether there are so many breaks that nothing may be swallowed for now."""
+        return len(self._afters) >= MOST_BREAKS
+
+    # What comes from the sender.
+
+    def came(self, delivery_id: int, deliveries: int = 1, *, settled: bool = False) -> int:
+        """Take deliveries with numbers that follow each other and that go on; return the receiver's first.
+
+        Args:
+            delivery_id: the sender's number of the first.
+            deliveries: how many.
+            settled: they are, by the sender; nobody speaks of them any more.
+        """
+        first = self._unwrap(delivery_id)
+        self._next = max(self._next or first, first + deliveries)
+        if not settled:
+            self._unsettled.add(first, deliveries)
+        return wrapped(first - self._difference(first))
+
+    def swallow(self, delivery_id: int) -> None:
+        """Take a delivery that does not go on. It follows all others, and it is not ``full``."""
+        number = self._unwrap(delivery_id)
+        self._next = number + 1
+        self.plain = False
+        position = number - self._difference(number)
+        positions, afters = self._positions, self._afters
+        if positions and positions[-1] == position:
+            afters[-1] = number + 1
+            return
+        if len(afters) >= self._compact_at:
+            self._compact()
+        positions.append(position)
+        afters.append(number + 1)
+
+    def forward(self, delivery_id: int) -> int:
+        """Return the receiver's number of a delivery that goes on, from the sender's."""
+        number = self._unwrap(delivery_id)
+        return wrapped(number - self._difference(number))
+
+    def forward_ranges(self, first: int, last: int) -> list[tuple[int, int]]:
+        """Return the receiver's numbers of a range of the sender's, both ends included: one range, or none."""
+        if self.plain:
+            return [(first, last)]
+        low, high = self._range(first, last, self._near())
+        if low > high:
+            return []
+        begin, stop = self._forwarded(low), self._forwarded(high + 1)
+        return [(wrapped(begin), wrapped(stop - 1))] if begin < stop else []
+
+    # What comes from the receiver.
+
+    def back_ranges(self, first: int, last: int, most: int = MOST_BREAKS + 1) -> list[tuple[int, int]]:
+        """Return the sender's numbers of a range of the receiver's, both ends included: cut where some were swallowed.
+
+        A receiver that is a client may name any range, again and again: it gets ``most`` ranges, of which the last then
+        covers deliveries that the sender was told to be rejected. To a sender that is a client that may not happen.
+        """
+        if self.plain:
+            return [(first, last)]
+        near = self._near()
+        low, high = self._range(first, last, near - self._difference(near))
+        if low > high:
+            return []
+        positions = self._positions
+        at = bisect_right(positions, low)
+        end = bisect_right(positions, high)
+        ranges = []
+        for each in range(at, min(end, at + most - 1)):
+            position = positions[each]
+            ranges.append((wrapped(low + self._behind(each - 1)), wrapped(position - 1 + self._behind(each - 1))))
+            low = position
+        behind = min(end, at + most - 1) - 1
+        ranges.append((wrapped(low + self._behind(behind)), wrapped(high + self._behind(end - 1))))
+        return ranges
+
+    def latest(self) -> tuple[int | None, int | None, int]:
+        """Return by how much the sender's numbers are higher now, and from which on: the sender's, and the receiver's.
+
+        None stands for all.
+        """
+        afters, positions = self._afters, self._positions
+        if not afters:
+            return None, None, wrapped(self._offset)
+        return wrapped(afters[-1]), wrapped(positions[-1]), wrapped(afters[-1] - positions[-1])
+
+    # What is settled.
+
+    @property
+    def unsettled(self) -> int:
+        """How many deliveries went on and are not settled; a few more than that at times, see ``Unsettled``."""
+        return self._unsettled.count
+
+    def settled(self, first: int, last: int) -> int:
+        """Take that a range of the sender's numbers is settled, by either side; return how many were not before."""
+        low, high = self._range(first, last, self._near())
+        removed = self._unsettled.settle(low, high) if low <= high else 0
+        if removed and self._afters:
+            self._forget()
+            if self.full:
+                self._freed += removed
+                if self._freed >= MOST_BREAKS // 8:
+                    self._compact()
+        return removed
+
+    def forget_unsettled(self) -> None:
+        """Take that nobody speaks of what is unsettled any more: no link is left that it could belong to."""
+        self._unsettled.clear()
+        if self._afters:
+            self._forget()
+
+    def _near(self) -> int:
+        return self._next or 0
+
+    def _unwrap(self, delivery_id: int) -> int:
+        return delivery_id if self._next is None else unwrapped(delivery_id, self._next)
+
+    def _range(self, first: int, last: int, near: int) -> tuple[int, int]:
+        """Unwrap a range, as far as there are deliveries; ``near`` is the first that has not come.
+
+        One of more than half of all numbers is empty to RFC 1982; it is taken at its word here.
+        """
+        low = unwrapped(first, near)
+        return low, min(low + (last - first) % _SERIAL, near - 1)
+
+    def _behind(self, at: int) -> int:
+        """Return the difference of both numbers behind a break; -1 is before the first."""
+        return self._afters[at] - self._positions[at] if at >= 0 else self._offset
+
+    def _difference(self, number: int) -> int:
+        """Return the difference of both numbers for one of the sender's that goes on."""
+        afters = self._afters
+        if not afters:
+            return self._offset
+        if number >= afters[-1]:
+            return afters[-1] - self._positions[-1]
+        return self._behind(bisect_right(afters, number) - 1)
+
+    def _forwarded(self, number: int) -> int:
+        """Return the receiver's number of the first delivery from one of the sender's on that went on."""
+        at = bisect_right(self._afters, number)
+        forwarded = number - self._behind(at - 1)
+        return min(forwarded, self._positions[at]) if at < len(self._afters) else forwarded
+
+    def _forget(self) -> None:
+        """Forget the breaks that nothing unsettled is before."""
+        lowest = self._unsettled.lowest()
+        afters = self._afters
+        # The last one tells where both count now.
+        count = len(afters) if lowest is None else bisect_right(afters, lowest)
+        if count:
+            self._offset = self._behind(count - 1)
+            del afters[:count], self._positions[:count]
+
+    def _compact(self) -> None:
+        """Make breaks one that have nothing unsettled between them; the last stays, as more may come behind it."""
+        afters, positions = self._afters, self._positions
+        kept = [
+            at
+            for at in range(len(afters) - 1)
+            if self._unsettled.any_within(afters[at], positions[at + 1] + self._behind(at))
+        ]
+        kept.append(len(afters) - 1)
+        afters[:], positions[:] = array("q", [afters[at] for at in kept]), array("q", [positions[at] for at in kept])
+        self._compact_at = min(max(64, 2 * len(kept)), MOST_BREAKS)
+        self._freed = 0

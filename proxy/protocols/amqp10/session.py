@@ -1,0 +1,633 @@
+"""One AMQP 1.0 connection, sans-IO: its streams, sessions and links, heartbeats and farewells of our own."""
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from heapq import nsmallest
+from typing import Final
+
+from msgspec.structs import replace
+
+from proxy.deciding.batch import Batch, Grant, Hold, Refuse, Request, Side
+from proxy.flow.credit import Stage
+from proxy.protocols.amqp.names import ROUTING_KEY
+from proxy.protocols.amqp10 import wire
+from proxy.protocols.amqp10.about import AboutClient
+from proxy.protocols.amqp10.conversation import Conversation, DispositionStep, Mark, NumberedRun
+from proxy.protocols.amqp10.links import Delivery, Link, Shared
+from proxy.protocols.amqp10.options import AMQP10Options
+from proxy.protocols.amqp10.scanning import NativeScanner
+from proxy.protocols.amqp10.stream import Piece, Reader, Scanned, Step, Stream
+from proxy.protocols.amqp10.wire import Frame, Malformed, Performative
+from proxy.protocols.base import NO_BOUND, Buffer, Close, Description, Session, SessionContext
+from proxy.protocols.options import relays_unread, scans
+from proxy.stats.snapshot import MAX_LINKS_SHOWN, MAX_RESOURCES_SHOWN
+
+_NS_PER_MS: Final = 1_000_000
+#: How often is looked for credit that nobody needs.
+_SWEEP_NS: Final = 250_000_000
+#: Of a connection.
+MOST_SESSIONS: Final = 4096
+#: Frames of a client behind its open that are read before the broker has let it in: clients need not wait (2.4.2).
+MOST_AHEAD: Final = 64
+#: No more often is looked whether a heartbeat is due, whatever a peer asks for.
+_LEAST_BEAT_NS: Final = 25_000_000
+_CLOSE: Final = b"\x00\x53\x18"
+
+
+class Dropped(Step):
+    """What goes nowhere."""
+
+    __slots__ = ()
+
+    def __init__(self, side: Side) -> None:
+        self.session = None
+        self.side = side
+
+    def apply(self, piece: Piece) -> bytes | None:
+        """Write nothing."""
+        del piece
+        return b""
+
+
+class AMQP10Session(Session, Reader):
+    """The session of one client's connection.
+
+    Args:
+        context: from the driver; its options are AMQP10Options.
+    """
+
+    ticks = True
+
+    def __init__(self, context: SessionContext) -> None:
+        options: AMQP10Options = context.options
+        self._context = context
+        self._tls = options.tls
+        self._shared = Shared(context, context.connection)
+        self._shared.rules_version = context.rules_version()
+        self._about = AboutClient()
+        self._streams = {side: Stream(side, self) for side in Side}
+        self._shared.unblocked = {side: stream.unblocked for side, stream in self._streams.items()}
+        if scans(options.scan):
+            for side, stream in self._streams.items():
+                stream.scanner = self._shared.scanners[side] = NativeScanner(side)
+        #: Sessions that are not over; by each peer's channels; and those that wait for the other peer's begin, by the
+        #: channel of the one that has begun.
+        self._sessions: dict[Conversation, None] = {}
+        self._channels: dict[Side, dict[int, Conversation]] = {side: {} for side in Side}
+        self._unanswered: dict[Side, dict[int, deque[Conversation]]] = {side: {} for side in Side}
+        #: Whose payload comes, by side, if it is to be told.
+        self._payload: dict[Side, tuple[Conversation, Delivery] | None] = dict.fromkeys(Side)
+        #: The batch of a chunk that is written once it is decided.
+        self._in_hand: dict[Side, Batch | None] = dict.fromkeys(Side)
+        self._unread = self._begun = False
+        self._ahead = 0
+        self._ended: set[Side] = set()
+        #: Since the last look: who was heard, and who was written to.
+        self._heard: set[Side] = set()
+        self._written: set[Side] = set()
+        self._beats_ns: dict[Side, int] = {}
+        self._sweep_ns: int | None = None
+        #: Links that have waited for credit since the last sweep; and what stands for what they wait for.
+        self._waiting: dict[Link, None] = {}
+        self._stages: dict[str, Stage] = {}
+        self._closes = False
+        self._last_heard = b""
+
+    # --- Chunks -----------------------------------------------------------------------------------
+
+    @property
+    def language(self) -> str:
+        """What the client says it is written in."""
+        return self._about.language
+
+    @property
+    def product(self) -> str:
+        """The client's library or program, with its version."""
+        return self._about.product
+
+    def receive(self, side: Side, chunk: memoryview, now_ns: int) -> Batch | None:
+        """Take one chunk, as the base class says."""
+        shared, stream = self._shared, self._streams[side]
+        shared.now_ns = now_ns
+        self._heard.add(side)
+        if not self._begun and side is Side.CLIENT:
+            self._begun = True
+            self._unread = relays_unread(chunk[0], self._tls)
+        if self._unread:
+            stream.out.append(chunk)
+            return None
+        self._look_at_rules()
+        before = stream.frames
+        stream.feed(chunk)
+        self._context.counters.frames[side] += stream.frames - before
+        requests = self._ask()
+        if requests:
+            batch = self._in_hand[side] = self._batch(side, requests)
+            return batch
+        self._write(stream)
+        # What came makes links want more.
+        requests = self._ask()
+        charges, paid = shared.take_charges(), shared.take_paid()
+        if requests or charges or paid:
+            return Batch(shared.connection, side, requests, charges, paid)
+        if stream.close is not None:
+            raise stream.close
+        return None
+
+    def _batch(self, side: Side, requests: Sequence[Request]) -> Batch:
+        shared = self._shared
+        return Batch(shared.connection, side, requests, shared.take_charges(), shared.take_paid())
+
+    def _ask(self) -> list[Request]:
+        """Return what is to be decided now: deliveries, and credit that links want."""
+        shared = self._shared
+        requests, shared.requests = shared.requests, []
+        if not shared.let_in:
+            # It takes no credit from others before.
+            return requests
+        links, shared.to_ask = shared.to_ask, {}
+        for link in links:
+            request = link.ask()
+            if request is not None:
+                requests.append(request)
+        return requests
+
+    def decided(self, batch: Batch, now_ns: int) -> None:
+        """Take verdicts, and write what comes of the chunk that they are about."""
+        shared = self._shared
+        shared.now_ns = now_ns
+        verdicts = batch.verdicts
+        for index, request in enumerate(batch.requests):
+            verdict = verdicts.get(index)
+            about = request.handle
+            if isinstance(about, Link):
+                if isinstance(verdict, Hold):
+                    about.hold(request)
+                    self._throttle(about)
+                else:
+                    self._grant(about, request, verdict.messages if isinstance(verdict, Grant) else request.most)
+            elif isinstance(about, Delivery):
+                about.link.decided(about, verdict if isinstance(verdict, Refuse) else None)
+        side = batch.side
+        stream = self._streams[side]
+        if self._in_hand[side] is batch:
+            self._in_hand[side] = None
+            self._write(stream)
+        elif batch.requests:
+            for each in self._streams.values():
+                each.release()
+            self._tell()
+        self._wake_for_more()
+        if stream.close is not None and self._in_hand[side] is None:
+            raise stream.close
+
+    def _grant(self, link: Link, request: Request, permits: int) -> None:
+        link.grant(request, permits)
+        if link.credit.idle_ns is not None:
+            self._shared.idle[link] = None
+            self._sweep_soon()
+
+    def _throttle(self, link: Link) -> None:
+        """Show that a link waits for a limit; that it does no more is seen by a sweep, as it waits again and again."""
+        connection, now_ns = self._context.stage, self._shared.now_ns
+        self._waiting[link] = None
+        name = str(link.resources[0]) if link.resources else ""
+        if name not in self._stages:
+            if not self._stages:
+                connection.throttle(now_ns, on=True)
+            stage = self._stages[name] = Stage("resource", name, connection.gives)
+            stage.throttle(now_ns, on=True)
+            # So that it is known what the connection waits for.
+            connection.send(stage, 1, now_ns)
+            stage.ack(connection, 1, now_ns)
+        self._sweep_soon()
+
+    def _sweep_soon(self) -> None:
+        if self._sweep_ns is None:
+            self._sweep_ns = self._shared.now_ns + _SWEEP_NS
+            self._context.wake()
+
+    def resolved(self, request: Request, refuse: Refuse | None, now_ns: int) -> None:
+        """Take what was granted to a request that was held."""
+        del refuse
+        self._shared.now_ns = now_ns
+        link = request.handle
+        assert isinstance(link, Link)  # noqa: S101 - nothing else is held
+        self._grant(link, request, request.messages)
+        self._tell()
+        self._wake_for_more()
+
+    def _wake_for_more(self) -> None:
+        shared = self._shared
+        shared.charge_due()
+        # Not without need: a tick takes longer than all that is done for a flow.
+        if (shared.to_ask and shared.let_in) or shared.requests or shared.charges or shared.paid:
+            self._context.wake()
+
+    def _write(self, stream: Stream) -> None:
+        stream.write()
+        if self._shared.forced:
+            self._context.wake()
+        self._tell()
+
+    def _tell(self) -> None:
+        """Tell senders what was refused, and what credit they have."""
+        shared = self._shared
+        if shared.rejected:
+            rejected, shared.rejected = shared.rejected, []
+            for delivery in rejected:
+                link = delivery.link
+                link.session.tell_rejected(delivery, self._streams[link.sender.other])
+        if shared.to_tell:
+            links, shared.to_tell = shared.to_tell, {}
+            for link in links:
+                if link.credit.to_tell:
+                    link.session.tell(link, self._streams[link.sender.other])
+        if shared.short:
+            for session, side in list(shared.short):
+                if session.tell_window(self._streams[side.other]):
+                    del shared.short[session, side]
+
+    def _look_at_rules(self) -> None:
+        """Ask what rules say to all links, when they have changed."""
+        shared = self._shared
+        version = self._context.rules_version()
+        if version != shared.rules_version:
+            shared.rules_version = version
+            shared.forget_terms()
+            shared.names.with_keys = self._context.limits_kind(ROUTING_KEY)
+            for session in self._sessions:
+                session.ask_terms()
+
+    # --- Frames -----------------------------------------------------------------------------------
+
+    def take_other_header(self, stream: Stream, header: bytes) -> Step | None:
+        """Say to a client what is spoken here; relay what a broker says to that."""
+        if stream.side is Side.BROKER:
+            stream.close = Close("other_protocol", f"the broker began with {header!r}, which is not AMQP 1.0")
+            return None
+        # As the specification has it (2.2), and without the broker: what it spoke then would not be decoded.
+        self._streams[Side.BROKER].insert(wire.SASL_HEADER)
+        what = "is AMQP 0.9.1: take the protocol amqp091 for its port, or amqp for both versions"
+        if not header.startswith(b"AMQP\x00\x00\x09") and not header.startswith(b"AMQP\x01\x01"):
+            what = "is not AMQP 1.0"
+        stream.close = Close("other_protocol", f"the client began with {header!r}, which {what}")
+        return Dropped(stream.side)
+
+    def take_sasl(self, stream: Stream, performative: Performative) -> Step | None:
+        """Learn who the client is."""
+        if stream.side is Side.CLIENT and performative.code == wire.SASL_INIT:
+            self._about.user = wire.read_sasl_init(performative)[1]
+        return None
+
+    def take_frame(
+        self, stream: Stream, frame: Frame, performative: Performative, begins: int, data: Buffer
+    ) -> Step | None:
+        """Take a frame: those of sessions go to these; what is not known goes on."""
+        side, code = stream.side, performative.code
+        whole = len(data) == frame.size
+        if not whole:
+            self._payload[side] = None
+        if code == wire.OPEN:
+            return self._open(stream, performative)
+        if code == wire.CLOSE:
+            return Mark(None, side, lambda: self._close(stream))
+        if side not in self._about.opened:
+            raise Malformed("a frame before an open")
+        if not self._shared.let_in and side is Side.CLIENT:
+            # Who may not sign in costs no memory.
+            self._ahead += 1
+            stream.waits = self._ahead >= MOST_AHEAD
+        if code == wire.BEGIN:
+            return self._begin(side, frame.channel, performative)
+        session = self._channels[side].get(frame.channel)
+        if session is None:
+            # The other peer says what is wrong with it.
+            return None
+        if code == wire.TRANSFER:
+            delivery, step = session.transfer(stream, frame, performative, begins, data)
+            if delivery is not None and not whole:
+                self._payload[side] = session, delivery
+            return step
+        if code == wire.DISPOSITION:
+            return self._disposition(stream, frame.channel, session, performative)
+        if code == wire.FLOW:
+            return session.flow(side, performative)
+        if code == wire.ATTACH:
+            link, step = session.attach(side, performative)
+            if link.sender is Side.CLIENT and self._shared.withheld:
+                self._context.stage.block(self._shared.now_ns, on=True)
+            return step
+        if code == wire.DETACH:
+            return session.detach(side, performative)
+        if code == wire.END:
+            del self._channels[side][frame.channel]
+            step = session.end(side)
+            if all(each.ended for each in session.halves.values()):
+                self._sessions.pop(session, None)
+            return step
+        return Mark(session, side, _nothing)
+
+    def take_payload(self, stream: Stream, payload: Buffer, *, is_last: bool) -> Step | None:
+        """Take more of a long frame."""
+        owner = self._payload[stream.side]
+        if owner is None:
+            return None
+        session, delivery = owner
+        return session.payload(stream.side, delivery, payload, is_last=is_last)
+
+    def take_scanned(self, stream: Stream, scanned: Scanned) -> Step | None:
+        """Count what compiled code has taken; some of it may need other numbers."""
+        for link, deliveries, _ in scanned.links:
+            link.begins(deliveries)
+        for link, deliveries, size_bytes in scanned.links:
+            link.completed(deliveries, size_bytes)
+        sessions = [session for session, _, _ in scanned.sessions] + [each[0] for each in scanned.disposed]
+        numbered = {session: None for session in sessions if not session.counts_alike}
+        return NumberedRun(stream.side, scanned, numbered) if numbered else None
+
+    def _open(self, stream: Stream, performative: Performative) -> Step | None:
+        side, shared = stream.side, self._shared
+        if side in self._about.opened:
+            raise Malformed("an open on a connection that is open")
+        opened = wire.read_open(performative)
+        self._about.open(side, opened)
+        self._streams[side.other].bound_frames(max(opened.max_frame_bytes, wire.MIN_MAX_FRAME_BYTES))
+        if side is Side.BROKER:
+            shared.let_in = True
+            self._streams[Side.CLIENT].waits = False
+        if side is Side.CLIENT:
+            shared.connection = replace(shared.connection, scopes=self._about.scopes())
+            shared.names.enter(self._about.vhost)
+            shared.names.with_keys = self._context.limits_kind(ROUTING_KEY)
+        if opened.idle_time_out_ms:
+            self._beats_ns[side] = shared.now_ns + self._beat_ns(side)
+            self._context.wake()
+        return Mark(None, side, stream.mark_opened)
+
+    def _close(self, stream: Stream) -> None:
+        """Take note that a peer has said its last word, which has gone on."""
+        stream.is_closed = True
+        self._about.close(stream.side)
+        for session in self._sessions:
+            session.end_links()
+
+    def _begin(self, side: Side, channel: int, performative: Performative) -> Step | None:
+        channels = self._channels[side]
+        if channel in channels:
+            raise Malformed(f"a begin on channel {channel}, which is in use")
+        remote = performative.ushort(0)
+        if remote is None:
+            if len(self._sessions) >= MOST_SESSIONS:
+                raise Close("too_many_sessions", f"the {side.value} began more than {MOST_SESSIONS} sessions")
+            session = Conversation(self._shared)
+            self._sessions[session] = None
+            self._unanswered[side].setdefault(channel, deque()).append(session)
+        else:
+            waiting = self._unanswered[side.other].get(remote)
+            if not waiting:
+                raise Malformed(f"a begin in answer to channel {remote}, on which nothing was begun")
+            session = waiting.popleft()
+            if not waiting:
+                del self._unanswered[side.other][remote]
+        channels[channel] = session
+        return session.begin(side, channel, performative)
+
+    def _disposition(
+        self, stream: Stream, channel: int, session: Conversation, performative: Performative
+    ) -> Step | None:
+        side = stream.side
+        receiver, first, last = performative.boolean(0), performative.uint(1), performative.uint(2)
+        if first is None:
+            raise Malformed("a disposition without a first delivery-id")
+        last = first if last is None else last
+        if not session.is_plain_disposition(side, receiver=receiver):
+            return DispositionStep(session, side, channel, performative, (first, last))
+        if performative.boolean(3) and receiver is (side is Side.BROKER):
+            # Those of the client's deliveries: of the broker's nobody keeps count.
+            stream.run.add_settled(session, first, last, receiver=receiver)
+        return None
+
+    # --- Time -------------------------------------------------------------------------------------
+
+    def _beat_ns(self, side: Side) -> int:
+        # Looked at twice as often as a heartbeat may be due.
+        opened = self._about.opened[side]
+        return max(_LEAST_BEAT_NS, (opened.idle_time_out_ms or 0) * _NS_PER_MS // 4)
+
+    def next_tick_ns(self) -> int | None:
+        """Return when to look at heartbeats, or at credit that nobody needs."""
+        times = [*self._beats_ns.values()]
+        if self._sweep_ns is not None:
+            times.append(self._sweep_ns)
+        return min(times, default=None)
+
+    def tick(self, now_ns: int) -> Batch | None:
+        """Send heartbeats where they are due, ask for credit, and give back what nobody needs."""
+        shared = self._shared
+        shared.now_ns = now_ns
+        self._look_at_rules()
+        for side, due_ns in self._beats_ns.items():
+            if now_ns >= due_ns:
+                self._beats_ns[side] = now_ns + self._beat_ns(side)
+                self._beat(side)
+        if self._sweep_ns is not None and now_ns >= self._sweep_ns:
+            self._sweep(now_ns)
+        forced, shared.forced = shared.forced, {}
+        for session in forced:
+            session.decide_now()
+        requests = self._ask()
+        if forced and not requests:
+            for stream in self._streams.values():
+                stream.release()
+        self._tell()
+        charges, paid = shared.take_charges(), shared.take_paid()
+        if not requests and not charges and not paid:
+            return None
+        return Batch(shared.connection, Side.CLIENT, requests, charges, paid)
+
+    def _sweep(self, now_ns: int) -> None:
+        idle = self._shared.idle
+        for link in list(idle):
+            link.idle()
+            if link.gone or link.credit.idle_ns is None:
+                del idle[link]
+        self._look_at_stages(now_ns)
+        self._sweep_ns = now_ns + _SWEEP_NS if idle or self._stages else None
+
+    def _look_at_stages(self, now_ns: int) -> None:
+        """Close the stages of what nothing has waited for since the last look."""
+        names = {str(link.resources[0]) if link.resources else "" for link in self._waiting}
+        for name in [name for name in self._stages if name not in names]:
+            self._stages.pop(name).close(now_ns)
+            if not self._stages:
+                self._context.stage.throttle(now_ns, on=False)
+        self._waiting = {link: None for link in self._waiting if link.waits}
+
+    def stages(self) -> Iterable[Stage]:
+        """Return the stages of what links wait for."""
+        return list(self._stages.values())
+
+    def _beat(self, side: Side) -> None:
+        """Send a heartbeat to a peer that heard nothing for a while, though the other one is there."""
+        stream = self._streams[side.other]
+        if side not in self._written and side.other in self._heard and stream.is_opened:
+            stream.insert(wire.EMPTY_FRAME)
+        self._heard.discard(side.other)
+        self._written.discard(side)
+
+    # --- Alarms -----------------------------------------------------------------------------------
+
+    def alarm(self, reason: str, now_ns: int) -> None:
+        """Grant clients that send no more credit, or all that they may have had meanwhile."""
+        shared = self._shared
+        if shared.connection.exempt:
+            return
+        shared.now_ns = now_ns
+        before, shared.withheld = shared.withheld, bool(reason)
+        if before and not shared.withheld:
+            for link in self._sending():
+                link.wants()
+            self._tell()
+            self._wake_for_more()
+        if shared.withheld and self._sending():
+            self._context.stage.block(now_ns, on=True)
+
+    def _sending(self) -> list[Link]:
+        return [link for session in self._sessions for link in session.links if link.sender is Side.CLIENT]
+
+    # --- Ends -------------------------------------------------------------------------------------
+
+    def farewell(self, detail: str, now_ns: int) -> None:
+        """Queue a close for either peer that has opened the connection and heard none."""
+        del now_ns
+        for side in Side:
+            stream = self._streams[side.other]
+            if not stream.is_opened or not self._streams[side].is_opened or stream.is_closed or side in self._ended:
+                continue
+            failed = self._streams[side].close
+            condition = wire.CONNECTION_FORCED
+            if failed is not None and failed.reason == "bad_frame":
+                condition = wire.FRAMING_ERROR
+            stream.insert(wire.close_frame(wire.error(condition, detail)))
+            stream.is_closed = True
+            if side is Side.BROKER and stream.can_insert():
+                self._closes = True
+
+    def heard_out(self, side: Side, chunk: memoryview) -> bool:
+        """Wait for the broker's agreement to our close."""
+        if side is Side.CLIENT or not self._closes:
+            return True
+        # It cannot be told from the same bytes in a payload; then the stream only ends sooner.
+        self._last_heard = self._last_heard[1 - len(_CLOSE) :] + bytes(chunk)
+        return _CLOSE in self._last_heard
+
+    @property
+    def closing(self) -> Side | None:
+        """Return which peer has closed the connection."""
+        return self._about.closed_by
+
+    def end(self, side: Side, now_ns: int) -> None:
+        """Write what was held back of an unfinished frame."""
+        del now_ns
+        self._ended.add(side)
+        self._streams[side].end()
+        self._streams[side].is_closed = True
+
+    def close(self) -> None:
+        """Forget all: what goes round in circles would stay for long."""
+        shared = self._shared
+        for session in self._sessions:
+            session.forget()
+        self._sessions.clear()
+        for side in Side:
+            self._channels[side].clear()
+            self._unanswered[side].clear()
+            self._payload[side] = None
+            self._in_hand[side] = None
+            self._streams[side].unblocked.clear()
+        for scanner in shared.scanners.values():
+            scanner.forget()
+        for stage in self._stages.values():
+            stage.close(shared.now_ns)
+        self._stages.clear()
+        self._waiting.clear()
+        shared.forget()
+        del self._streams
+
+    # --- For the driver ---------------------------------------------------------------------------
+
+    def held_back(self, side: Side) -> int:
+        """Return the length of a frame's beginning, if it is worth while to read it once more."""
+        return self._streams[side].held_back()
+
+    def take_back(self, side: Side) -> bytes:
+        """Hand out that beginning."""
+        return self._streams[side].take_back()
+
+    def takes_turns(self, side: Side) -> bool:
+        """Say so of a peer whose chunks take long."""
+        return self._streams[side].takes_turns()
+
+    def reads_fast(self, side: Side) -> bool:
+        """Say so of what is relayed unread, and of streams whose last chunk was read in few steps."""
+        return self._unread or self._streams[side].reads_fast()
+
+    def left_bytes(self, side: Side) -> int:
+        """Return what is left of a chunk with much in it."""
+        return self._streams[side].left_bytes
+
+    def describe(self) -> Description:
+        """Return what is known of the connection."""
+        links = [link for session in self._sessions for link in session.links]
+        shown = nsmallest(MAX_LINKS_SHOWN, links, key=Link.since)
+        resources = dict.fromkeys(str(each) for link in links for each in link.resources)
+        return Description(
+            self._about.describe(),
+            self._streams[Side.CLIENT].frames,
+            self._shared.refused,
+            tuple(resources)[:MAX_RESOURCES_SHOWN],
+            max(0, len(resources) - MAX_RESOURCES_SHOWN),
+            tuple(link.state() for link in shown),
+            len(links) - len(shown),
+        )
+
+    def take(self, side: Side) -> Sequence[Buffer]:
+        """Hand out what may be written now."""
+        out = self._streams[side.other].take()
+        if out:
+            self._written.add(side)
+        return out
+
+    def backlog_bytes(self, side: Side) -> int:
+        """Return the bytes of our own that wait for that peer."""
+        return self._streams[side.other].own_bytes
+
+    def paused(self, side: Side) -> bool:
+        """Say so of a client that has said enough before the broker has let it in."""
+        return side is Side.CLIENT and self._streams[side].waits
+
+    def in_flight(self) -> int:
+        """Return how many of the client's deliveries have no answer."""
+        return sum(
+            session.halves[Side.CLIENT].ids.unsettled + len(session.halves[Side.CLIENT].kept)
+            for session in self._sessions
+        )
+
+    def between_frames(self, side: Side) -> bool:
+        """Return whether that peer's stream may end here; of the client, not within a delivery either."""
+        if self._unread:
+            return False
+        if side is Side.CLIENT and self._shared.under_way:
+            return False
+        return self._streams[side].is_between_frames()
+
+    def missing_bytes(self, side: Side) -> int:
+        """Return what is missing of the client's frame in hand; the broker's and unread streams have no such bound."""
+        if self._unread or side is Side.BROKER:
+            return NO_BOUND
+        return self._streams[side].missing_bytes()
+
+
+def _nothing() -> None:
+    """Do nothing."""

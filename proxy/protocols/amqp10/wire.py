@@ -1,0 +1,853 @@
+"""AMQP 1.0 on the wire: frames, performatives, and what is read of them or written.
+
+Nothing here knows a connection. What is read comes from anybody: ``Malformed`` is the only error, and no value costs
+more than its bytes. Numbers of parts are those of the OASIS specification.
+
+A performative keeps its fields as they are encoded: what is not known goes on as it came, and so does its descriptor.
+RabbitMQ 4.0.5 takes a descriptor as a symbol or as a number of any type, and a map in place of a list of fields; it
+goes by a list's length and not by its count. So all descriptors of the one kind are known here, and what is no list,
+or a list whose count is not that of its fields, is malformed: read in another way than by the broker it would be a way
+past all limits.
+"""
+
+from collections.abc import Iterator, Mapping
+from struct import Struct
+from typing import Final
+
+import msgspec
+
+from proxy.protocols.amqp091 import wire as amqp091
+from proxy.protocols.base import Buffer
+
+# Types of frames.
+AMQP: Final = 0
+SASL: Final = 1
+
+#: Before a frame's body, at least.
+HEADER_BYTES: Final = 8
+EMPTY_FRAME: Final = b"\x00\x00\x00\x08\x02\x00\x00\x00"
+#: What a frame may be before both sides have said what they take (2.4.1), and what each must take in any case.
+MIN_MAX_FRAME_BYTES: Final = 512
+
+PROTOCOL_HEADER_BYTES: Final = 8
+SASL_HEADER: Final = b"AMQP\x03\x01\x00\x00"
+AMQP_HEADER: Final = b"AMQP\x00\x01\x00\x00"
+
+OPEN: Final = 0x10
+BEGIN: Final = 0x11
+ATTACH: Final = 0x12
+FLOW: Final = 0x13
+TRANSFER: Final = 0x14
+DISPOSITION: Final = 0x15
+DETACH: Final = 0x16
+END: Final = 0x17
+CLOSE: Final = 0x18
+ERROR: Final = 0x1D
+RECEIVED: Final = 0x23
+ACCEPTED: Final = 0x24
+REJECTED: Final = 0x25
+RELEASED: Final = 0x26
+MODIFIED: Final = 0x27
+SOURCE: Final = 0x28
+TARGET: Final = 0x29
+COORDINATOR: Final = 0x30
+DECLARE: Final = 0x31
+DISCHARGE: Final = 0x32
+DECLARED: Final = 0x33
+TRANSACTIONAL_STATE: Final = 0x34
+#: Sections of a message (3.2).
+HEADER: Final = 0x70
+DELIVERY_ANNOTATIONS: Final = 0x71
+MESSAGE_ANNOTATIONS: Final = 0x72
+PROPERTIES: Final = 0x73
+APPLICATION_PROPERTIES: Final = 0x74
+DATA: Final = 0x75
+AMQP_SEQUENCE: Final = 0x76
+AMQP_VALUE: Final = 0x77
+FOOTER: Final = 0x78
+SASL_MECHANISMS: Final = 0x40
+SASL_INIT: Final = 0x41
+SASL_CHALLENGE: Final = 0x42
+SASL_RESPONSE: Final = 0x43
+SASL_OUTCOME: Final = 0x44
+#: Of a symbol that is none of those below.
+UNKNOWN: Final = -1
+
+_SYMBOLS: Final = {
+    b"amqp:open:list": OPEN,
+    b"amqp:begin:list": BEGIN,
+    b"amqp:attach:list": ATTACH,
+    b"amqp:flow:list": FLOW,
+    b"amqp:transfer:list": TRANSFER,
+    b"amqp:disposition:list": DISPOSITION,
+    b"amqp:detach:list": DETACH,
+    b"amqp:end:list": END,
+    b"amqp:close:list": CLOSE,
+    b"amqp:error:list": ERROR,
+    b"amqp:received:list": RECEIVED,
+    b"amqp:accepted:list": ACCEPTED,
+    b"amqp:rejected:list": REJECTED,
+    b"amqp:released:list": RELEASED,
+    b"amqp:modified:list": MODIFIED,
+    b"amqp:source:list": SOURCE,
+    b"amqp:target:list": TARGET,
+    b"amqp:coordinator:list": COORDINATOR,
+    b"amqp:declare:list": DECLARE,
+    b"amqp:discharge:list": DISCHARGE,
+    b"amqp:declared:list": DECLARED,
+    b"amqp:transactional-state:list": TRANSACTIONAL_STATE,
+    b"amqp:header:list": HEADER,
+    b"amqp:delivery-annotations:map": DELIVERY_ANNOTATIONS,
+    b"amqp:message-annotations:map": MESSAGE_ANNOTATIONS,
+    b"amqp:properties:list": PROPERTIES,
+    b"amqp:application-properties:map": APPLICATION_PROPERTIES,
+    b"amqp:data:binary": DATA,
+    b"amqp:amqp-sequence:list": AMQP_SEQUENCE,
+    b"amqp:amqp-value:*": AMQP_VALUE,
+    b"amqp:footer:map": FOOTER,
+    b"amqp:sasl-mechanisms:list": SASL_MECHANISMS,
+    b"amqp:sasl-init:list": SASL_INIT,
+    b"amqp:sasl-challenge:list": SASL_CHALLENGE,
+    b"amqp:sasl-response:list": SASL_RESPONSE,
+    b"amqp:sasl-outcome:list": SASL_OUTCOME,
+}
+
+NULL: Final = b"\x40"
+#: Settled states, as they are encoded.
+ACCEPTED_STATE: Final = b"\x00\x53\x24\x45"
+RELEASED_STATE: Final = b"\x00\x53\x26\x45"
+
+RESOURCE_LIMIT_EXCEEDED: Final = "amqp:resource-limit-exceeded"
+DECODE_ERROR: Final = "amqp:decode-error"
+CONNECTION_FORCED: Final = "amqp:connection:forced"
+FRAMING_ERROR: Final = "amqp:connection:framing-error"
+
+#: No performative has half as many.
+MAX_FIELDS: Final = 64
+#: How long one may be: what of it is unsettled can be long in an attach.
+MAX_PERFORMATIVE_BYTES: Final = 1 << 20
+#: How many values of a list or a map are read where it matters what they are: each takes some tenths of a microsecond.
+MAX_VALUES: Final = 4096
+#: How many values may be described by one another; nobody needs two.
+MAX_DESCRIBED: Final = 16
+
+_u16_at: Final = Struct(">H").unpack_from
+_u32_at: Final = Struct(">I").unpack_from
+_u64_at: Final = Struct(">Q").unpack_from
+_header_at: Final = Struct(">IBBH").unpack_from
+_header: Final = Struct(">IBBH").pack
+_u32: Final = Struct(">I").pack
+_constructor_u32: Final = Struct(">BI").pack
+_list32: Final = Struct(">BII").pack
+_integer_at: Final = {
+    0x50: Struct(">B").unpack_from,
+    0x51: Struct(">b").unpack_from,
+    0x52: Struct(">B").unpack_from,
+    0x53: Struct(">B").unpack_from,
+    0x54: Struct(">b").unpack_from,
+    0x55: Struct(">b").unpack_from,
+    0x60: Struct(">H").unpack_from,
+    0x61: Struct(">h").unpack_from,
+    0x70: Struct(">I").unpack_from,
+    0x71: Struct(">i").unpack_from,
+    0x73: Struct(">I").unpack_from,
+    0x80: Struct(">Q").unpack_from,
+    0x81: Struct(">q").unpack_from,
+    0x83: Struct(">q").unpack_from,
+}
+
+_DESCRIBED: Final = 0x00
+_TRUE, _FALSE, _UINT0, _ULONG0, _LIST0 = 0x41, 0x42, 0x43, 0x44, 0x45
+_UBYTE, _SMALL_UINT, _SMALL_ULONG, _BOOLEAN, _UINT = 0x50, 0x52, 0x53, 0x56, 0x70
+_USHORT, _ULONG = 0x60, 0x80
+_BINARY8, _STRING8, _SYMBOL8 = 0xA0, 0xA1, 0xA3
+_BINARY32, _STRING32, _SYMBOL32 = 0xB0, 0xB1, 0xB3
+_LIST8, _MAP8, _LIST32, _MAP32 = 0xC0, 0xC1, 0xD0, 0xD1
+
+_BY_SIZE8, _BY_SIZE32, _BY_DESCRIPTOR, _NO_TYPE = -1, -2, -3, -4
+#: How many bytes follow a constructor, by the first half of it (1.2).
+_WIDTHS: Final = tuple(
+    width
+    for width in (
+        *(_NO_TYPE,) * 4,
+        *(0, 1, 2, 4, 8, 16),
+        *(_BY_SIZE8, _BY_SIZE32) * 3,
+    )
+    for _ in range(16)
+)
+_WIDTH_OF: Final = (_BY_DESCRIPTOR, *_WIDTHS[1:])
+
+
+class Malformed(Exception):  # noqa: N818 - says what the bytes are
+    """Bytes that are not what their place asks for; the message says what was seen."""
+
+
+class CutOff(Malformed):
+    """A value that goes on behind what is there."""
+
+
+class Frame(msgspec.Struct, gc=False):
+    """The header of a frame (2.3.1).
+
+    Attributes:
+        size: of the whole frame in bytes, its header included.
+        doff: where its body begins, in bytes from the frame's first: what is before that is header.
+        type: AMQP, SASL, or another.
+        channel: its number; means nothing in a frame of SASL.
+    """
+
+    size: int
+    doff: int
+    type: int
+    channel: int
+
+
+def frame_header(buffer: Buffer | bytearray, at: int) -> Frame:
+    """Read the header of a frame, of which 8 bytes are there.
+
+    Raises:
+        Malformed: it says that the frame is shorter than its header.
+    """
+    size, doff, kind, channel = _header_at(buffer, at)
+    doff *= 4
+    if doff < HEADER_BYTES or size < doff:
+        raise Malformed(f"a frame of {size} bytes with a header of {doff}")
+    return Frame(size, doff, kind, channel)
+
+
+def skip(buffer: Buffer | bytearray, at: int, stop: int) -> int:
+    """Return where a value of any type ends; what is in a list, a map or an array is not looked at.
+
+    Raises:
+        Malformed: there is none, it is longer than what is there, or described too often.
+    """
+    wanted = 1
+    described = 0
+    while wanted:
+        if at >= stop:
+            raise CutOff("a value that ends too early")
+        constructor = buffer[at]
+        width = _WIDTH_OF[constructor]
+        at += 1
+        if width >= 0:
+            at += width
+        elif width == _BY_SIZE8:
+            if at >= stop:
+                raise CutOff("a value that ends too early")
+            at += 1 + buffer[at]
+        elif width == _BY_SIZE32:
+            if at + 4 > stop:
+                raise CutOff("a value that ends too early")
+            at += 4 + _u32_at(buffer, at)[0]
+        elif width == _BY_DESCRIPTOR:
+            # Its descriptor comes first, then what it describes.
+            described += 1
+            wanted += 2
+            if described > MAX_DESCRIBED:
+                raise Malformed(f"a value that is described more than {MAX_DESCRIBED} times")
+        else:
+            raise Malformed(f"a value of the unknown type 0x{constructor:02x}")
+        wanted -= 1
+    if at > stop:
+        raise CutOff(f"a value that is {at - stop} bytes longer than what is there")
+    return at
+
+
+class Performative:
+    """A described list: a performative, or a source, a target, a state or an error in one.
+
+    Its fields are numbered from 0. Those that are left out are as null; to each method that reads one applies:
+
+    Raises:
+        Malformed: the field is neither null nor of that type.
+
+    Attributes:
+        code: the descriptor's number, UNKNOWN if it is a symbol that is not known here.
+        fields: as they are encoded.
+        stop: where it ends in the buffer that it was read from, which is where a payload begins.
+    """
+
+    __slots__ = ("_descriptor", "code", "fields", "stop")
+
+    def __init__(self, code: int, descriptor: bytes, fields: list[bytes], stop: int) -> None:
+        self.code = code
+        self._descriptor = descriptor
+        self.fields = fields
+        self.stop = stop
+
+    def raw(self, number: int) -> bytes:
+        """Return a field as it is encoded."""
+        fields = self.fields
+        return fields[number] if number < len(fields) else NULL
+
+    def uint(self, number: int) -> int | None:
+        """Return a uint, None if it is null."""
+        fields = self.fields
+        if number >= len(fields):
+            return None
+        raw = fields[number]
+        constructor = raw[0]
+        if constructor == _SMALL_UINT:
+            return raw[1]
+        if constructor == _UINT:
+            value: int = _u32_at(raw, 1)[0]
+            return value
+        if constructor == _UINT0:
+            return 0
+        if raw == NULL:
+            return None
+        raise self._is_no("uint", number)
+
+    def ushort(self, number: int) -> int | None:
+        """Return a ushort, None if it is null."""
+        raw = self.raw(number)
+        if raw == NULL:
+            return None
+        if raw[0] != _USHORT:
+            raise self._is_no("ushort", number)
+        value: int = _u16_at(raw, 1)[0]
+        return value
+
+    def ubyte(self, number: int) -> int | None:
+        """Return a ubyte, None if it is null."""
+        raw = self.raw(number)
+        if raw == NULL:
+            return None
+        if raw[0] != _UBYTE:
+            raise self._is_no("ubyte", number)
+        return raw[1]
+
+    def boolean(self, number: int, default: bool = False) -> bool:  # noqa: FBT001, FBT002 - it is one
+        """Return a boolean, or the default if it is null."""
+        raw = self.raw(number)
+        constructor = raw[0]
+        if raw == NULL:
+            return default
+        if constructor == _BOOLEAN and raw[1] <= 1:
+            return raw[1] == 1
+        if constructor not in {_TRUE, _FALSE}:
+            raise self._is_no("boolean", number)
+        return constructor == _TRUE
+
+    def octets(self, number: int) -> bytes | None:
+        """Return what a string is encoded as, None if it is null."""
+        return self._variable(number, "string", _STRING8, _STRING32)
+
+    def symbol(self, number: int) -> bytes | None:
+        """Return a symbol, None if it is null."""
+        return self._variable(number, "symbol", _SYMBOL8, _SYMBOL32)
+
+    def text(self, number: int) -> str | None:
+        """Return a string or a symbol for people, None if it is null; what is not UTF-8 is replaced."""
+        said = self.raw(number)
+        if said == NULL:
+            return None
+        text = octets(said)
+        if text is None:
+            raise self._is_no("text", number)
+        return text.decode(errors="replace")
+
+    def binary(self, number: int) -> bytes | None:
+        """Return a binary, None if it is null."""
+        return self._variable(number, "binary", _BINARY8, _BINARY32)
+
+    def described(self, number: int) -> "Performative | None":
+        """Return a described list, None if it is null."""
+        return described(self.raw(number))
+
+    def _variable(self, number: int, name: str, short: int, long: int) -> bytes | None:
+        raw = self.raw(number)
+        constructor = raw[0]
+        if constructor == short:
+            return raw[2:]
+        if constructor == long:
+            return raw[5:]
+        if raw == NULL:
+            return None
+        raise self._is_no(name, number)
+
+    def _is_no(self, name: str, number: int) -> Malformed:
+        return Malformed(
+            f"field {number} of 0x{max(self.code, 0):02x} is of the type 0x{self.raw(number)[0]:02x}, no {name}"
+        )
+
+    def replaced(self, changes: Mapping[int, bytes]) -> bytes:
+        """Encode it anew, with some fields changed and nulls at its end left out."""
+        fields = self.fields
+        if changes:
+            fields = fields.copy()
+            for number, raw in changes.items():
+                if number >= len(fields):
+                    fields += [NULL] * (number + 1 - len(fields))
+                fields[number] = raw
+        return self._descriptor + list_of(fields)
+
+
+def performative(buffer: Buffer | bytearray, start: int, stop: int, *, whole: bool = True) -> Performative | None:
+    """Read a performative.
+
+    Args:
+        buffer: what it is in.
+        start: where a frame's body begins.
+        stop: where the frame ends, or what is there of it.
+        whole: the former.
+
+    Returns:
+        None if there is not all of it yet; to say so takes no longer the more there is.
+
+    Raises:
+        Malformed: it is no described list, or longer than the frame or than MAX_PERFORMATIVE_BYTES.
+    """
+    try:
+        return _performative(buffer, start, stop)
+    except CutOff:
+        if whole:
+            raise
+        return None
+
+
+def described(raw: bytes) -> Performative | None:
+    """Read a field that is a described list, such as a source, a state or an error; None if it is null.
+
+    Raises:
+        Malformed: it is something else.
+    """
+    return None if raw == NULL else _performative(raw, 0, len(raw))
+
+
+def _performative(buffer: Buffer | bytearray, start: int, stop: int) -> Performative:
+    if start >= stop:
+        raise CutOff("a frame without a performative")
+    if buffer[start] != _DESCRIBED:
+        raise Malformed(f"a value of the type 0x{buffer[start]:02x} where a described list belongs")
+    if start + 2 < stop and buffer[start + 1] == _SMALL_ULONG:
+        at = start + 3
+        code = buffer[start + 2]
+    else:
+        at = start + 1
+        code, at = descriptor(buffer, at, stop)
+    described_by = bytes(buffer[start:at])
+    stops = ends(buffer, at, stop)
+    kind = buffer[at]
+    if kind == _LIST0:
+        return Performative(code, described_by, [], stops)
+    if kind not in {_LIST8, _LIST32}:
+        raise Malformed(f"a value of the type 0x{kind:02x} where a list of fields belongs")
+    if stops - at > MAX_PERFORMATIVE_BYTES:
+        raise Malformed(f"a performative of {stops - at} bytes, {MAX_PERFORMATIVE_BYTES} may be")
+    if stops > stop:
+        raise CutOff(f"a performative that is {stops - stop} bytes longer than what is there")
+    first = at + (3 if kind == _LIST8 else 9)
+    if first > stops:
+        raise Malformed("a list without a count")
+    count = buffer[first - 1] if kind == _LIST8 else _u32_at(buffer, first - 4)[0]
+    if count > MAX_FIELDS:
+        raise Malformed(f"a performative of {count} fields, {MAX_FIELDS} may be")
+    return Performative(code, described_by, _values(buffer, first, stops, count), stops)
+
+
+def descriptor(buffer: Buffer | bytearray, at: int, stop: int) -> tuple[int, int]:
+    """Return the number that a descriptor stands for, and where it ends.
+
+    Raises:
+        Malformed: it is neither a number nor a symbol; CutOff: it goes on behind what is there.
+    """
+    # Before it is all there, this says whether it can be one at all: nobody waits for a megabyte of it.
+    if at >= stop:
+        raise CutOff("a descriptor that ends too early")
+    constructor = buffer[at]
+    if constructor not in _integer_at and constructor not in {_UINT0, _ULONG0, _SYMBOL8, _SYMBOL32}:
+        raise Malformed(f"a descriptor of the type 0x{constructor:02x}")
+    if constructor == _SYMBOL32 and at + 5 <= stop and _u32_at(buffer, at + 1)[0] > 255:
+        raise Malformed(f"a descriptor of {_u32_at(buffer, at + 1)[0]} bytes")
+    ends = skip(buffer, at, stop)
+    if constructor in {_UINT0, _ULONG0}:
+        return 0, ends
+    if constructor in {_SYMBOL8, _SYMBOL32}:
+        begins = at + (2 if constructor == _SYMBOL8 else 5)
+        return _SYMBOLS.get(bytes(buffer[begins:ends]), UNKNOWN), ends
+    code: int = _integer_at[constructor](buffer, at + 1)[0]
+    return max(code, UNKNOWN), ends
+
+
+def ends(buffer: Buffer | bytearray, at: int, stop: int) -> int:
+    """Return where a list or a map will end, whether or not all of it is there.
+
+    Raises:
+        Malformed: it is neither; CutOff: it has not said yet how long it is.
+    """
+    if at >= stop:
+        raise CutOff("a list or a map that ends too early")
+    constructor = buffer[at]
+    if constructor == _LIST0:
+        return at + 1
+    if constructor in {_LIST8, _MAP8}:
+        if at + 2 > stop:
+            raise CutOff("a list or a map that ends too early")
+        return at + 2 + buffer[at + 1]
+    if constructor in {_LIST32, _MAP32}:
+        if at + 5 > stop:
+            raise CutOff("a list or a map that ends too early")
+        size: int = _u32_at(buffer, at + 1)[0]
+        return at + 5 + size
+    raise Malformed(f"a value of the type 0x{constructor:02x} where a list or a map belongs")
+
+
+def _values(buffer: Buffer | bytearray, at: int, stop: int, count: int) -> list[bytes]:
+    """Return values that fill their place."""
+    body = bytes(buffer[at:stop])
+    at, size = 0, len(body)
+    values = []
+    try:
+        for _ in range(count):
+            # As skip does it, without a call for what nearly all fields are.
+            width = _WIDTH_OF[body[at]] if at < size else _NO_TYPE
+            ends = at + 1 + width if width >= 0 else skip(body, at, size)
+            values.append(body[at:ends])
+            at = ends
+    except CutOff as error:
+        # All of it is here: waiting for more would not help.
+        raise Malformed(f"fewer than {count} values in a list or a map") from error
+    if at != size:
+        raise Malformed(f"{count} values in a list or a map take {at} bytes, {size} are there")
+    return values
+
+
+def pairs(raw: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """Return keys and values of a map as they are encoded; a null is an empty one.
+
+    Raises:
+        Malformed: it is no map, or has more than MAX_VALUES.
+    """
+    found = _compound(raw, _MAP8, _MAP32)
+    if len(found) % 2:
+        raise Malformed(f"a map of {len(found)} values")
+    return zip(found[::2], found[1::2], strict=True)
+
+
+def values(raw: bytes) -> list[bytes]:
+    """Return the values of a list as they are encoded; a null is an empty one, and so is what is no list.
+
+    Raises:
+        Malformed: it has more than MAX_VALUES, or another number than it says.
+    """
+    return _compound(raw, _LIST8, _LIST32) if raw[0] in {_LIST8, _LIST32} else []
+
+
+def _compound(raw: bytes, short: int, long: int) -> list[bytes]:
+    constructor, size = raw[0], len(raw)
+    if raw == NULL:
+        return []
+    if constructor == short and size > 2:
+        begins, count = 3, raw[2]
+    elif constructor == long and size > 8:
+        begins, count = 9, _u32_at(raw, 5)[0]
+    else:
+        raise Malformed(f"a value of the type 0x{constructor:02x} where a list or a map belongs")
+    if count > MAX_VALUES:
+        raise Malformed(f"a list or a map of {count} values, {MAX_VALUES} may be")
+    return _values(raw, begins, size, count)
+
+
+def octets(raw: bytes) -> bytes | None:
+    """Return what is in a string or a symbol; None if it is something else."""
+    constructor = raw[0]
+    if constructor in {_STRING8, _SYMBOL8}:
+        return raw[2:]
+    if constructor in {_STRING32, _SYMBOL32}:
+        return raw[5:]
+    return None
+
+
+def list_of(fields: list[bytes]) -> bytes:
+    """Encode a list in its shortest form; nulls at its end are left out."""
+    count = len(fields)
+    while count and fields[count - 1] == NULL:
+        count -= 1
+    if not count:
+        return b"\x45"
+    values = b"".join(fields[:count])
+    size = len(values)
+    if size < 255 and count < 256:
+        return bytes((_LIST8, size + 1, count)) + values
+    return _list32(_LIST32, size + 4, count) + values
+
+
+def composite(code: int, *fields: bytes) -> bytes:
+    """Encode a described list."""
+    return bytes((_DESCRIBED, _SMALL_ULONG, code)) + list_of([*fields])
+
+
+def uint(value: int) -> bytes:
+    """Encode a uint."""
+    if value > 255:
+        return _constructor_u32(_UINT, value)
+    return bytes((_SMALL_UINT, value)) if value else b"\x43"
+
+
+def optional_uint(value: int | None) -> bytes:
+    """Encode a uint, or a null."""
+    return NULL if value is None else uint(value)
+
+
+def boolean(value: bool) -> bytes:  # noqa: FBT001 - it is one
+    """Encode a boolean."""
+    return b"\x41" if value else b"\x42"
+
+
+def symbol(text: str | bytes) -> bytes:
+    """Encode a symbol."""
+    return _variable(_SYMBOL8, text)
+
+
+def string(text: str | bytes) -> bytes:
+    """Encode a string."""
+    return _variable(_STRING8, text)
+
+
+def _variable(constructor: int, text: str | bytes) -> bytes:
+    raw = text if isinstance(text, bytes) else text.encode(errors="replace")
+    size = len(raw)
+    if size < 256:
+        return bytes((constructor, size)) + raw
+    return _constructor_u32(constructor + 0x10, size) + raw
+
+
+def error(condition: str, description: str) -> bytes:
+    """Encode an error (2.8.14); the description is for people."""
+    return composite(ERROR, symbol(condition), string(description))
+
+
+def rejected(condition: str, description: str) -> bytes:
+    """Encode the outcome rejected (3.4.3), which says why."""
+    return composite(REJECTED, error(condition, description))
+
+
+def frame(channel: int, body: bytes, payload: Buffer = b"") -> bytes:
+    """Make a frame."""
+    return b"".join((_header(HEADER_BYTES + len(body) + len(payload), 2, AMQP, channel), body, payload))
+
+
+def frame_start(channel: int, body: bytes, payload_bytes: int) -> bytes:
+    """Make a frame up to its payload, which follows."""
+    return _header(HEADER_BYTES + len(body) + payload_bytes, 2, AMQP, channel) + body
+
+
+def flow_frame(
+    channel: int,
+    *,
+    next_incoming_id: int | None,
+    incoming_window: int,
+    next_outgoing_id: int,
+    outgoing_window: int,
+    handle: int | None = None,
+    delivery_count: int | None = None,
+    link_credit: int | None = None,
+    available: int | None = None,
+    drain: bool = False,
+    echo: bool = False,
+) -> bytes:
+    """Make a flow (2.7.4), of the session alone if there is no handle."""
+    fields = (
+        optional_uint(next_incoming_id),
+        uint(incoming_window),
+        uint(next_outgoing_id),
+        uint(outgoing_window),
+        optional_uint(handle),
+        optional_uint(delivery_count),
+        optional_uint(link_credit),
+        optional_uint(available),
+        b"\x41" if drain else NULL,
+        b"\x41" if echo else NULL,
+    )
+    return frame(channel, composite(FLOW, *fields))
+
+
+def disposition_frame(
+    channel: int, *, receiver: bool, first: int, last: int | None = None, settled: bool = True, state: bytes = NULL
+) -> bytes:
+    """Make a disposition (2.7.6).
+
+    Args:
+        channel: of the session.
+        receiver: it is said by the receiver of the deliveries.
+        first: the number of the first delivery.
+        last: of the last; None if there is one only.
+        settled: they are.
+        state: of theirs, as it is encoded.
+    """
+    fields = (boolean(receiver), uint(first), optional_uint(last), boolean(settled), state)
+    return frame(channel, composite(DISPOSITION, *fields))
+
+
+def detach_frame(channel: int, handle: int, *, closed: bool = True, why: bytes = NULL) -> bytes:
+    """Make a detach (2.7.7); ``why`` is an error as it is encoded."""
+    return frame(channel, composite(DETACH, uint(handle), boolean(closed), why))
+
+
+def end_frame(channel: int, why: bytes = NULL) -> bytes:
+    """Make an end (2.7.8); ``why`` is an error as it is encoded."""
+    return frame(channel, composite(END, why))
+
+
+def close_frame(why: bytes = NULL) -> bytes:
+    """Make a close (2.7.9); ``why`` is an error as it is encoded."""
+    return frame(0, composite(CLOSE, why))
+
+
+class Opened(msgspec.Struct, frozen=True):
+    """What an open says (2.7.1).
+
+    Attributes:
+        container: the peer's name for itself; likewise the next.
+        hostname: whom it wants to speak to; RabbitMQ's clients name the vhost there. None if it does not say.
+        max_frame_bytes: the longest frame that it takes.
+        channel_max: the highest channel that it takes.
+        idle_time_out_ms: how long it waits for a sign of life; None is for ever.
+        properties: product, version, platform and others of the kind, those that are strings, by their names.
+    """
+
+    container: bytes
+    hostname: bytes | None
+    max_frame_bytes: int
+    channel_max: int
+    idle_time_out_ms: int | None
+    properties: dict[bytes, bytes]
+
+
+def read_open(open_: Performative) -> Opened:
+    """Read an open.
+
+    Raises:
+        Malformed: a field is of another type.
+    """
+    max_frame_bytes, channel_max = open_.uint(2), open_.ushort(3)
+    properties: dict[bytes, bytes] = {}
+    for key, value in pairs(open_.raw(9)):
+        name, said = octets(key), octets(value)
+        if name is not None and said is not None:
+            properties.setdefault(name, said)
+    return Opened(
+        open_.octets(0) or b"",
+        open_.octets(1),
+        (1 << 32) - 1 if max_frame_bytes is None else max_frame_bytes,
+        65535 if channel_max is None else channel_max,
+        # Nought means what leaving it out means, to all that were seen.
+        open_.uint(4) or None,
+        properties,
+    )
+
+
+class Terminus(msgspec.Struct, frozen=True):
+    """One end of a link: a source or a target (3.5.3, 3.5.4), or a coordinator of transactions (4.5.1).
+
+    Attributes:
+        address: its node; None if there is none.
+        dynamic: the node is to be made, or was, by who answers.
+        coordinator: it is one.
+    """
+
+    address: bytes | None = None
+    dynamic: bool = False
+    coordinator: bool = False
+
+
+class Attached(msgspec.Struct, frozen=True):
+    """What an attach says (2.7.3).
+
+    Attributes:
+        name: of the link, one for each direction between two containers.
+        handle: its number in the session, for who says it.
+        receiver: who says it is the receiver.
+        snd_settle_mode: 0 is unsettled, 1 settled, 2 both.
+        rcv_settle_mode: 0 settles at once, 1 after the sender.
+        source: None if there is none.
+        target: likewise.
+        initial_delivery_count: of a sender.
+        max_message_size: in bytes; 0 is any.
+    """
+
+    name: bytes
+    handle: int
+    receiver: bool
+    snd_settle_mode: int
+    rcv_settle_mode: int
+    source: Terminus | None
+    target: Terminus | None
+    initial_delivery_count: int | None
+    max_message_size: int
+
+
+def read_attach(attach: Performative) -> Attached:
+    """Read an attach.
+
+    Raises:
+        Malformed: a field is of another type, or one is missing that must be there.
+    """
+    name, handle = attach.octets(0), attach.uint(1)
+    if name is None or handle is None:
+        raise Malformed("an attach without a name or a handle")
+    snd_settle_mode, max_message_size = attach.ubyte(3), attach.raw(10)
+    return Attached(
+        name,
+        handle,
+        attach.boolean(2),
+        2 if snd_settle_mode is None else snd_settle_mode,
+        attach.ubyte(4) or 0,
+        _terminus(attach.raw(5)),
+        _terminus(attach.raw(6)),
+        attach.uint(9),
+        _integer(max_message_size),
+    )
+
+
+def _terminus(raw: bytes) -> Terminus | None:
+    node = described(raw)
+    if node is None:
+        return None
+    if node.code == COORDINATOR:
+        return Terminus(coordinator=True)
+    if node.code not in {SOURCE, TARGET}:
+        # Another specification's: what it is nobody can say here.
+        raise Malformed(f"a terminus of the descriptor 0x{node.code & 0xFFFF:02x}")
+    return Terminus(node.octets(0), node.boolean(4))
+
+
+def _integer(raw: bytes) -> int:
+    """Return an integer of any type; 0 if it is something else."""
+    read = _integer_at.get(raw[0])
+    return 0 if read is None else read(raw, 1)[0]
+
+
+def read_sasl_init(init: Performative) -> tuple[bytes, bytes]:
+    """Return by which mechanism a client signs in, and as whom if its first response says it (5.3.3.2).
+
+    Raises:
+        Malformed: a field is of another type, or the response to AMQPLAIN is no table.
+    """
+    mechanism, response = init.symbol(0) or b"", init.binary(1) or b""
+    user = b""
+    if mechanism == b"PLAIN":  # RFC 4616
+        _, _, signed = response.partition(b"\0")
+        user = signed.partition(b"\0")[0]
+    elif mechanism == b"AMQPLAIN":
+        # RabbitMQ's own: a table of AMQP 0.9.1 without its length in front.
+        table = len(response).to_bytes(4, "big") + response
+        try:
+            user = amqp091.read_texts(amqp091.Reader(table, 0, len(table)), b"LOGIN").get(b"LOGIN", b"")
+        except amqp091.Malformed as error:
+            raise Malformed(str(error)) from error
+    elif mechanism.startswith(b"SCRAM-"):  # RFC 5802
+        user = _scram_user(response)
+    return mechanism, user[: amqp091.MAX_SHORT_BYTES]
+
+
+#: What stands before the user's name in SCRAM's first message: whether the channel is bound, and whom to act for.
+_BEFORE_USER: Final = 2
+
+
+def _scram_user(message: bytes) -> bytes:
+    for part in message.split(b",", _BEFORE_USER + 2)[_BEFORE_USER:]:
+        if part.startswith(b"n="):
+            return part[2:].replace(b"=2C", b",").replace(b"=3D", b"=")
+    return b""

@@ -1,0 +1,77 @@
+"""A plain relay that keeps what went through it, byte for byte."""
+
+import socket
+import threading
+from typing import Final, Self
+
+from harness.ports import free_port
+
+_HOST: Final = "127.0.0.1"
+_READ: Final = 65_536
+
+
+class Recorder:
+    """A relay in front of one address, while it is entered.
+
+    Args:
+        upstream: ``host:port`` behind it.
+
+    Attributes:
+        address: ``host:port`` where it listens.
+        connections: of each connection, in the order they came, what was read: from the client or not, and the bytes.
+    """
+
+    def __init__(self, upstream: str) -> None:
+        host, _, port = upstream.rpartition(":")
+        self._upstream = host, int(port)
+        self.connections: list[list[tuple[bool, bytes]]] = []
+        own = free_port(_HOST)
+        self.address = f"{_HOST}:{own}"
+        self._listener = socket.create_server((_HOST, own))
+        self._threads: list[threading.Thread] = []
+
+    def __enter__(self) -> Self:
+        """Return itself; leaving the block ends it when all connections have ended."""
+        self._start(self._accept)
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        """Wait for the connections and end it."""
+        self._listener.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join()
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            upstream = socket.create_connection(self._upstream)
+            chunks: list[tuple[bool, bytes]] = []
+            self.connections.append(chunks)
+            self._start(self._relay, client, upstream, chunks, True)
+            self._start(self._relay, upstream, client, chunks, False)
+
+    def _start(self, run: object, *arguments: object) -> None:
+        thread = threading.Thread(target=run, args=arguments, daemon=True)  # type: ignore[arg-type]
+        self._threads.append(thread)
+        thread.start()
+
+    @staticmethod
+    def _relay(source: socket.socket, target: socket.socket, kept: list[tuple[bool, bytes]], from_client: bool) -> None:  # noqa: FBT001
+        while data := _read(source):
+            kept.append((from_client, data))
+            target.sendall(data)
+        try:
+            target.shutdown(socket.SHUT_WR)
+        except OSError:
+            return
+
+
+def _read(source: socket.socket) -> bytes:
+    try:
+        return source.recv(_READ)
+    except OSError:
+        return b""

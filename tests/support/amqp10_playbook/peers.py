@@ -1,0 +1,608 @@
+"""Two model peers of AMQP 1.0, over bytes: each holds the other to the rules, and has all it does chosen by a test.
+
+What a peer hears and may not, raises ``RuleBrokenError``: frames longer than it takes, channels and handles that are
+not in use or are twice, transfers beyond its session window (2.5.6) or its link credit (2.6.7), delivery-ids that do
+not ascend by one, numbers in flows that are not those that were sent, a credit that sinks or turns negative, a delivery
+settled that never was. All numbers are compared as serial ones (RFC 1982).
+
+A peer's own receivers never take back credit nor window that they gave, so that nothing crosses on its way; and what is
+sent through one pipe arrives in its order. So every number that is heard can be held against one that is known.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from . import codec
+from .codec import Described, Said, Symbol, ULong, say
+
+SERIAL = 1 << 32
+OUTCOMES = {0x24: "accepted", 0x25: "rejected", 0x26: "released", 0x27: "modified"}
+STATES = {name: code for code, name in OUTCOMES.items()}
+
+
+class RuleBrokenError(AssertionError):
+    """The other peer, or what is between, did what it may not."""
+
+
+def check(holds: object, *what: object) -> None:
+    if not holds:
+        raise RuleBrokenError(" ".join(map(str, what)))
+
+
+def ahead(serial: int, of: int) -> int:
+    """Return by how much a serial number is ahead of another one; negative if it is behind."""
+    return (serial - of + SERIAL // 2) % SERIAL - SERIAL // 2
+
+
+@dataclass
+class Message:
+    """A message to send, or that came.
+
+    Attributes:
+        payload: all of it.
+        settled: by its sender, when it is sent.
+        frame_bytes: of payload in each frame, at most.
+        aborts: after so many frames, if it is more than 0 and the message has more.
+        number: delivery-id, once it is sent.
+        outcome: what became of it, as its sender hears; ``settled`` if it was sent so, ``aborted`` likewise.
+        detail: the description of the error of the outcome.
+    """
+
+    payload: bytes = field(repr=False)
+    settled: bool = False
+    frame_bytes: int = 1 << 30
+    aborts: int = 0
+    number: int = -1
+    outcome: str = ""
+    detail: str = ""
+
+
+@dataclass(eq=False)
+class Link:
+    """One peer's half of a link.
+
+    Attributes:
+        name: of the link.
+        handle: its own number.
+        sends: it is the sender.
+        address: of the broker's node.
+        theirs: the other peer's number; None until that has attached, or has detached.
+        detached: it has.
+        count: delivery-count: of its own as a sender; as a receiver, what it makes of it.
+        limit: delivery-count + link-credit, as the receiver said last.
+        limits: all that a receiver said.
+        outbox: messages to send.
+        sent: those that were, with those that are under way.
+        received: those that came whole.
+        at: bytes of the first of the outbox that were sent; or, of what is received, that came.
+        frames: likewise.
+        drains: the receiver wants all credit used up or thrown away.
+        flows: sender's flows that a receiver heard.
+    """
+
+    name: str
+    handle: int
+    sends: bool
+    address: str | None
+    theirs: int | None = None
+    detached: bool = False
+    count: int = 0
+    limit: int = 0
+    limits: set[int] = field(default_factory=set)
+    outbox: deque[Message] = field(default_factory=deque)
+    sent: list[Message] = field(default_factory=list)
+    received: list[Message] = field(default_factory=list)
+    under_way: Message | None = None
+    at: int = 0
+    frames: int = 0
+    drains: bool = False
+    flows: list[Said] = field(default_factory=list)
+
+    @property
+    def credit(self) -> int:
+        return ahead(self.limit, self.count)
+
+    @property
+    def is_up(self) -> bool:
+        return self.theirs is not None and not self.detached
+
+
+@dataclass(eq=False)
+class Session:
+    """One peer's half of a session.
+
+    Attributes:
+        channel: its own number.
+        theirs: the other peer's; None until that has begun, or has ended.
+        ended: it has.
+        outgoing_id: of its next transfer; ``incoming_id`` of the other's.
+        outgoing_limit: the first that it may not send, as the other said; ``incoming_limit`` is what it said itself.
+        first_id: its first transfer's.
+        delivery_id: of its next delivery; ``their_delivery_id`` of the other's, None before the first.
+        links: by its own handles; ``their_links`` by the other's.
+        unsettled: its deliveries that are not settled; ``to_settle`` the other's.
+    """
+
+    channel: int
+    outgoing_id: int
+    window: int
+    theirs: int | None = None
+    ended: bool = False
+    incoming_id: int = 0
+    outgoing_limit: int = 0
+    incoming_limit: int | None = None
+    delivery_id: int = 0
+    their_delivery_id: int | None = None
+    links: dict[int, Link] = field(default_factory=dict)
+    their_links: dict[int, Link] = field(default_factory=dict)
+    unsettled: dict[int, Message] = field(default_factory=dict)
+    to_settle: dict[int, Message] = field(default_factory=dict)
+
+    @property
+    def is_up(self) -> bool:
+        return self.theirs is not None and not self.ended
+
+
+class Peer:
+    """A client, or a broker, which answers opens, begins, attaches, detaches, ends and closes by itself.
+
+    Args:
+        name: ``client`` or ``broker``.
+        max_frame_bytes: the longest frame that it takes.
+        hostname: of its open.
+        first: numbers begin there: transfers, deliveries, and the counts of links.
+        counts_at_last: as a sender it counts a delivery when it has sent its last frame, not its first.
+
+    Attributes:
+        out: what it has said and was not taken.
+        sessions: by its own channels.
+        heartbeats: empty frames that it has heard.
+        closed: it has heard a close; ``error`` is what that said.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        max_frame_bytes: int = 1 << 17,
+        hostname: str | None = None,
+        first: int = SERIAL - 5,
+        counts_at_last: bool = False,
+    ) -> None:
+        self.name = name
+        self.is_client = name == "client"
+        self.max_frame_bytes = max_frame_bytes
+        self.out = bytearray()
+        self.sessions: dict[int, Session] = {}
+        self.heartbeats = 0
+        self.opened = self.closed = False
+        self.error: Any = None
+        self._hostname = hostname
+        self._first = first
+        self._counts_at_last = counts_at_last
+        self._their_sessions: dict[int, Session] = {}
+        self._their_max_frame_bytes = 512
+        self._in = b""
+        self._said_close = False
+        # What is heard in turn: headers, then frames.
+        self._awaits = [codec.SASL_HEADER, codec.HEADER]
+
+    # --- What it does ------------------------------------------------------------------------------
+
+    def say(self, channel: int, name: str, payload: bytes = b"", /, **fields: Any) -> None:
+        frame = say(channel, name, payload, **fields)
+        assert len(frame) <= self._their_max_frame_bytes or name in {"open", "sasl_init", "sasl_mechanisms"}, name
+        self.out += frame
+
+    def start(self) -> None:
+        """As a client, begin the connection."""
+        self.out += codec.SASL_HEADER
+        self.say(0, "sasl_init", mechanism="PLAIN", initial_response=b"\0guest\0guest")
+
+    def begin(self, channel: int, window: int) -> Session:
+        """Begin a session of which that many transfers may come at first."""
+        assert channel not in self.sessions
+        session = self.sessions[channel] = Session(channel, self._first, window, delivery_id=self._first)
+        self._say_begin(session, None)
+        return session
+
+    def _say_begin(self, session: Session, theirs: int | None) -> None:
+        self.say(
+            session.channel,
+            "begin",
+            remote_channel=theirs,
+            next_outgoing_id=session.outgoing_id,
+            incoming_window=session.window,
+            outgoing_window=1000,
+        )
+
+    def attach(self, session: Session, name: str, handle: int, *, sends: bool, address: str | None) -> Link:
+        """Attach a link to a node."""
+        assert handle not in session.links
+        link = session.links[handle] = Link(name, handle, sends, address, count=self._first, limit=self._first)
+        self._say_attach(session, link)
+        return link
+
+    def _say_attach(self, session: Session, link: Link) -> None:
+        node, here = (Described(ULong(code), [each]) for code, each in ((0x28, link.address), (0x29, "here")))
+        if link.sends is self.is_client:
+            node, here = Described(ULong(0x29), [link.address]), Described(ULong(0x28), ["here"])
+        source, target = (here, node) if link.sends is self.is_client else (node, here)
+        count = {"initial_delivery_count": link.count} if link.sends else {}
+        self.say(
+            session.channel,
+            "attach",
+            name=link.name,
+            handle=link.handle,
+            role=not link.sends,
+            source=source,
+            target=target,
+            **count,
+        )
+
+    def flow(self, session: Session, link: Link | None = None, **more: Any) -> None:
+        """Say all numbers of a session, and of a link."""
+        known = session.incoming_limit is not None
+        numbers: dict[str, Any] = {
+            "next_incoming_id": session.incoming_id if known else None,
+            "incoming_window": ahead(session.incoming_limit or 0, session.incoming_id) if known else session.window,
+            "next_outgoing_id": session.outgoing_id,
+            "outgoing_window": 1000,
+        }
+        if link is not None:
+            numbers |= {"handle": link.handle, "link_credit": max(0, link.credit)}
+            if link.sends or link.theirs is not None:
+                numbers["delivery_count"] = link.count
+        self.say(session.channel, "flow", **(numbers | more))
+
+    def open_window(self, session: Session, transfers: int) -> None:
+        """Let that many more transfers come."""
+        assert session.incoming_limit is not None
+        session.incoming_limit = (session.incoming_limit + transfers) % SERIAL
+        self.flow(session)
+
+    def grant(self, session: Session, link: Link, credit: int, *, drain: bool = False, echo: bool = False) -> None:
+        """As a receiver, let that many more deliveries come."""
+        assert link.is_up
+        assert not link.sends
+        link.limit = (link.limit + credit) % SERIAL
+        link.limits.add(link.limit)
+        link.drains = drain
+        self.flow(session, link, **({"drain": True} if drain else {}), **({"echo": True} if echo else {}))
+
+    def may_send(self, session: Session, link: Link) -> bool:
+        """Say whether a frame can go on a link now."""
+        if not (session.is_up and link.is_up and link.sends and link.outbox):
+            return False
+        return ahead(session.outgoing_limit, session.outgoing_id) > 0 and (link.frames > 0 or link.credit > 0)
+
+    def send(self, session: Session, link: Link) -> None:
+        """Send the next frame of the first message of a link."""
+        assert self.may_send(session, link)
+        message = link.outbox[0]
+        first = link.frames == 0
+        if first:
+            message.number = session.delivery_id
+            session.delivery_id = (session.delivery_id + 1) % SERIAL
+            link.sent.append(message)
+            if not message.settled:
+                session.unsettled[message.number] = message
+            if not self._counts_at_last:
+                link.count = (link.count + 1) % SERIAL
+        room = min(message.frame_bytes, self._their_max_frame_bytes - 64)
+        piece = message.payload[link.at : link.at + room]
+        aborted = 0 < message.aborts == link.frames
+        last = aborted or link.at + len(piece) >= len(message.payload)
+        fields: dict[str, Any] = {"handle": link.handle}
+        if first or message.number % 2:
+            fields["delivery_id"] = message.number
+        if first:
+            fields |= {"delivery_tag": b"%d" % message.number, "message_format": 0, "settled": message.settled}
+        fields |= {"more": True} if not last else {"aborted": True} if aborted else {}
+        self.say(session.channel, "transfer", b"" if aborted else piece, **fields)
+        session.outgoing_id = (session.outgoing_id + 1) % SERIAL
+        link.at += len(piece)
+        link.frames += 1
+        if last:
+            if aborted:
+                session.unsettled.pop(message.number, None)
+            if aborted or message.settled:
+                message.outcome = "aborted" if aborted else "settled"
+            if self._counts_at_last:
+                link.count = (link.count + 1) % SERIAL
+            link.outbox.popleft()
+            link.at = link.frames = 0
+
+    def answer_drain(self, session: Session, link: Link) -> None:
+        """As a sender that has nothing more, throw away what credit it has, if that is wanted; or say it is used up."""
+        if link.drains and (link.credit == 0 or not link.outbox) and not link.frames and link.is_up and session.is_up:
+            link.count = link.limit
+            link.drains = False
+            self.flow(session, link, drain=True, available=0)
+
+    def range_from(self, session: Session, first: int, most: int) -> int:
+        """Return how far a range of deliveries can go that all came whole; some may be settled already."""
+        under_way = {link.under_way.number for link in session.links.values() if link.under_way}
+        last = first
+        for _ in range(most - 1):
+            following = (last + 1) % SERIAL
+            if following in under_way or ahead(following, session.their_delivery_id or 0) >= 0:
+                break
+            last = following
+        return last
+
+    def settle(self, session: Session, first: int, last: int, outcome: str) -> None:
+        """As a receiver, settle deliveries."""
+        for number in numbers(first, last):
+            message = session.to_settle.pop(number, None)
+            if message is not None:
+                message.outcome = outcome
+        more = {} if last == first else {"last": last}
+        state = Described(ULong(STATES[outcome]), [])
+        self.say(session.channel, "disposition", role=True, first=first, settled=True, state=state, **more)
+
+    def detach(self, session: Session, link: Link) -> None:
+        link.detached = True
+        self.say(session.channel, "detach", handle=link.handle, closed=True)
+        self._forget_link(session, link)
+
+    def end(self, session: Session) -> None:
+        session.ended = True
+        self.say(session.channel, "end")
+        self._forget_session(session)
+
+    def close(self) -> None:
+        self._said_close = True
+        self.say(0, "close")
+
+    # --- What it hears -----------------------------------------------------------------------------
+
+    def take(self, data: bytes) -> None:
+        """Hear what the other peer has sent."""
+        self._in += data
+        while self._in[:4] == b"AMQP" and len(self._in) >= 8:
+            header, self._in = self._in[:8], self._in[8:]
+            check(self._awaits, "a header too many:", header)
+            check(header == self._awaits.pop(0), "the header", header)
+            if not self.is_client:
+                self.out += header
+                if header == codec.SASL_HEADER:
+                    self.say(0, "sasl_mechanisms", mechanisms=codec.Array(["PLAIN"]))
+        while len(self._in) >= 8 and self._in[:4] != b"AMQP":
+            size = int.from_bytes(self._in[:4], "big")
+            check(size <= self.max_frame_bytes, "a frame of", size, "bytes")
+            if len(self._in) < size:
+                return None
+            (said,), _ = codec.read(self._in[:size])
+            self._in = self._in[size:]
+            self._hear(said)
+            if self._in[:4] == b"AMQP":
+                return self.take(b"")
+        return None
+
+    def _hear(self, said: Said) -> None:
+        check(not self.closed, self.name, "hears", said, "behind a close")
+        if not said.name:
+            self.heartbeats += 1
+            return
+        check(
+            self.opened or said.name in {"open", "sasl_mechanisms", "sasl_init", "sasl_outcome"}, said, "before an open"
+        )
+        if said.channel in self._their_sessions and self._their_sessions[said.channel].ended and said.name != "end":
+            return  # It was on its way when this peer ended the session (2.5.5).
+        handler = getattr(self, f"_hear_{said.name}")
+        handler(said)
+
+    def _hear_sasl_mechanisms(self, said: Said) -> None:
+        pass
+
+    def _hear_sasl_init(self, said: Said) -> None:
+        self.say(0, "sasl_outcome", code=0)
+
+    def _hear_sasl_outcome(self, said: Said) -> None:
+        check(said["code"] == 0, said)
+        self.out += codec.HEADER
+        self._say_open()
+
+    def _say_open(self) -> None:
+        self.say(
+            0,
+            "open",
+            container_id=self.name,
+            hostname=self._hostname,
+            max_frame_size=self.max_frame_bytes,
+            properties={Symbol("product"): self.name},
+        )
+
+    def _hear_open(self, said: Said) -> None:
+        check(not self.opened, "a second open")
+        self.opened = True
+        self._their_max_frame_bytes = said["max_frame_size"] or SERIAL - 1
+        if not self.is_client:
+            self._say_open()
+
+    def _hear_close(self, said: Said) -> None:
+        self.closed = True
+        self.error = said["error"]
+        if not self._said_close:
+            self.close()
+
+    def _hear_begin(self, said: Said) -> None:
+        check(said.channel not in self._their_sessions, "a begin on channel", said.channel, "in use")
+        theirs = said["remote_channel"]
+        if theirs is None:
+            check(not self.is_client, "a begin of the broker's own")
+            channel = next(each for each in range(7, 1 << 16) if each not in self.sessions)
+            session = self.sessions[channel] = Session(channel, self._first, 60, delivery_id=self._first)
+            self._say_begin(session, said.channel)
+        else:
+            check(theirs in self.sessions, "a begin for channel", theirs)
+            session = self.sessions[theirs]
+            check(session.theirs is None, "a second begin for channel", theirs)
+        session.theirs = said.channel
+        self._their_sessions[said.channel] = session
+        session.incoming_id = said["next_outgoing_id"]
+        session.incoming_limit = (session.incoming_id + session.window) % SERIAL
+        session.outgoing_limit = (session.outgoing_id + said["incoming_window"]) % SERIAL
+
+    def _session(self, said: Said) -> Session:
+        check(said.channel in self._their_sessions, self.name, "hears", said, "on a channel that is not begun")
+        return self._their_sessions[said.channel]
+
+    def _link(self, session: Session, said: Said) -> Link:
+        check(said["handle"] in session.their_links, self.name, "hears", said, "of a handle that is not attached")
+        return session.their_links[said["handle"]]
+
+    def _hear_attach(self, said: Said) -> None:
+        session = self._session(said)
+        handle, sends = said["handle"], said["role"] is True
+        check(handle not in session.their_links, "an attach of the handle", handle, "in use")
+        link = next(
+            (
+                each
+                for each in session.links.values()
+                if (each.name, each.sends) == (said["name"], sends) and each.theirs is None and not each.detached
+            ),
+            None,
+        )
+        if link is None:
+            check(not self.is_client, "an attach of the broker's own")
+            mine = next(each for each in range(3, 1 << 16) if each not in session.links)
+            node = said["target"] if not sends else said["source"]
+            link = Link(said["name"], mine, sends, node.value[0] if node.value else None, count=self._first)
+            link.limit = link.count
+            session.links[mine] = link
+            self._say_attach(session, link)
+        link.theirs = handle
+        session.their_links[handle] = link
+        if not sends:
+            check(said["initial_delivery_count"] is not None, "a sender without initial-delivery-count")
+            link.count = link.limit = said["initial_delivery_count"]
+            link.limits.add(link.limit)
+
+    def _hear_detach(self, said: Said) -> None:
+        session = self._session(said)
+        link = self._link(session, said)
+        del session.their_links[said["handle"]]
+        link.theirs = None
+        if not link.detached:
+            self.detach(session, link)
+        self._forget_link(session, link)
+
+    def _forget_link(self, session: Session, link: Link) -> None:
+        if link.detached and link.theirs is None:
+            session.links.pop(link.handle, None)
+
+    def _hear_end(self, said: Said) -> None:
+        session = self._session(said)
+        del self._their_sessions[said.channel]
+        session.theirs = None
+        self.error = said["error"]
+        if not session.ended:
+            self.end(session)
+        self._forget_session(session)
+
+    def _forget_session(self, session: Session) -> None:
+        if session.ended and session.theirs is None:
+            self.sessions.pop(session.channel, None)
+
+    def _hear_flow(self, said: Said) -> None:
+        session = self._session(said)
+        check(said["next_outgoing_id"] == session.incoming_id, said, "though the next transfer is", session.incoming_id)
+        incoming_id = said["next_incoming_id"]
+        if incoming_id is not None:
+            check(ahead(incoming_id, session.outgoing_id) <= 0, said, "leads what was sent:", session.outgoing_id)
+            limit = (incoming_id + said["incoming_window"]) % SERIAL
+            check(ahead(limit, session.outgoing_limit) >= 0, said, "takes back a window:", session.outgoing_limit)
+            session.outgoing_limit = limit
+        if said["handle"] is None:
+            if said["echo"]:
+                self.flow(session)
+            return
+        link = self._link(session, said)
+        if link.detached:
+            return
+        if link.sends:
+            self._hear_credit(session, link, said)
+        else:
+            self._hear_sender(session, link, said)
+
+    def _hear_credit(self, session: Session, link: Link, said: Said) -> None:
+        count, credit = said["delivery_count"], said["link_credit"]
+        check(count is not None, said, "without a delivery-count")
+        # Who counts at the last frame, has sent one more than it has counted.
+        check(ahead(count, link.count) <= (link.frames > 0), said, "leads what was counted:", link.count)
+        limit = (count + credit) % SERIAL
+        check(ahead(limit, link.limit) >= 0, said, "takes back credit up to", link.limit)
+        link.limit = limit
+        link.drains = bool(said["drain"])
+        if said["echo"] and not link.drains:
+            self.flow(session, link, available=len(link.outbox))
+
+    def _hear_sender(self, session: Session, link: Link, said: Said) -> None:
+        link.flows.append(said)
+        count, credit = said["delivery_count"], said["link_credit"]
+        came = ahead(count, link.count)
+        # Who counts at the last frame has not counted what is under way.
+        check(came >= -(link.under_way is not None), said, "though there came", link.count)
+        check((count + credit) % SERIAL in link.limits, said, "of a limit that was never given:", sorted(link.limits))
+        if came > 0:
+            check(link.drains and said["drain"], said, "throws credit away that it was not asked for")
+            check(ahead(count, link.limit) <= 0, said, "is beyond the limit", link.limit)
+            link.count = count
+        if said["drain"] and link.credit == 0:
+            link.drains = False
+        if said["echo"]:
+            self.flow(session, link)
+
+    def _hear_transfer(self, said: Said) -> None:
+        session = self._session(said)
+        link = self._link(session, said)
+        check(not link.sends, said, "on a link that sends")
+        check(ahead(session.incoming_limit or 0, session.incoming_id) > 0, said, "beyond the session's window")
+        session.incoming_id = (session.incoming_id + 1) % SERIAL
+        message = link.under_way
+        number = said["delivery_id"]
+        if link.detached:
+            if number is not None and (session.their_delivery_id is None or number == session.their_delivery_id):
+                session.their_delivery_id = (number + 1) % SERIAL
+            return
+        if message is None:
+            check(number is not None and said["delivery_tag"] is not None, said, "that begins without number or tag")
+            check(session.their_delivery_id in {None, number}, said, "is not", session.their_delivery_id)
+            session.their_delivery_id = (number + 1) % SERIAL
+            check(link.credit > 0, said, "beyond the credit", link.limit, link.count)
+            link.count = (link.count + 1) % SERIAL
+            message = link.under_way = Message(b"", bool(said["settled"]), number=number)
+        check(number in {None, message.number}, said, "within", message.number)
+        message.payload += said.payload
+        if said["aborted"] or not said["more"]:
+            link.under_way = None
+            if said["aborted"]:
+                return
+            link.received.append(message)
+            if not message.settled:
+                session.to_settle[message.number] = message
+
+    def _hear_disposition(self, said: Said) -> None:
+        session = self._session(said)
+        check(said["role"] is True, said, "of a sender")
+        check(said["settled"] is True, said, "that does not settle")
+        first = said["first"]
+        last = first if said["last"] is None else said["last"]
+        state = said["state"]
+        check(isinstance(state, Described) and state.descriptor in OUTCOMES, said, "without an outcome")
+        outcome = OUTCOMES[state.descriptor]
+        detail = state.value[0].value[1] if outcome == "rejected" and state.value else ""
+        for number in numbers(first, last):
+            check(ahead(number, session.delivery_id) < 0, said, "was not sent, the next is", session.delivery_id)
+            message = session.unsettled.pop(number, None)
+            if message is not None:
+                message.outcome, message.detail = outcome, detail
+
+
+def numbers(first: int, last: int) -> list[int]:
+    count = ahead(last, first) + 1
+    check(0 < count < 100_000, "a range from", first, "to", last)
+    return [(first + each) % SERIAL for each in range(count)]

@@ -1,0 +1,376 @@
+"""The plain frames of an AMQP 1.0 chunk: which they are, and what came with them."""
+
+import struct
+from itertools import pairwise
+from random import Random
+from typing import NamedTuple
+
+import pytest
+import sluice_native
+from hypothesis import given
+from hypothesis import strategies as st
+from playbook import amqp10_values as amqp
+from playbook.slow_links import SlowLinks, Taken
+
+COPIES = b"x-cc"
+MOST_RUNS = 10_000
+NUMBERS = 1 << 32
+TRANSFER, DISPOSITION = amqp.TRANSFER, amqp.DISPOSITION
+BODY = amqp.described(0x75, amqp.binary(b"hello"))
+
+
+def links_of(*handles: int, channel: int = 0) -> sluice_native.Links:
+    """Return a peer with a session that has begun, and some plain links."""
+    links = sluice_native.Links(COPIES)
+    links.begin(channel)
+    for handle in handles:
+        links.mark(channel, handle)
+    return links
+
+
+def _ids(ranges: list[tuple[int, int]]) -> list[int]:
+    return [(first + at) % NUMBERS for first, last in ranges for at in range((last - first) % NUMBERS + 1)]
+
+
+def taken_by(links: sluice_native.Links, chunk: bytes, position: int = 0) -> Taken:
+    """Return all that is said of what was taken."""
+    stop, count, moved, begun, disposed = links.scan(chunk, position, MOST_RUNS)
+    taken = Taken(stop, count)
+    for channel, handle, deliveries, size_bytes in moved:
+        assert (channel, handle) not in taken.deliveries
+        taken.deliveries[channel, handle] = deliveries
+        taken.size_bytes[channel, handle] = size_bytes
+    for channel, first, last, unsettled in begun:
+        assert channel not in taken.begun
+        # As few as can be.
+        assert all((last + 1) % NUMBERS != first for (_, last), (first, _) in pairwise(unsettled))
+        taken.begun[channel] = first, last, _ids(unsettled)
+    for channel, receiver, settles, first, last in disposed:
+        taken.disposed.setdefault((channel, receiver, settles), []).append((first, last))
+    return taken
+
+
+def test_transfers_are_summed_by_link() -> None:
+    chunk = [amqp.transfer(0, number % 2, number, BODY, settled=number % 3 == 0) for number in range(6)]
+    taken = taken_by(links_of(0, 1), b"".join(chunk))
+    assert (taken.stop, taken.frames) == (sum(map(len, chunk)), 6)
+    assert taken.deliveries == {(0, 0): 3, (0, 1): 3}
+    assert taken.size_bytes == {(0, at): sum(map(len, chunk[at::2])) for at in range(2)}
+    assert taken.begun == {0: (0, 5, [1, 2, 4, 5])}
+
+
+def test_ids_that_follow_each_other_are_one_range_even_where_they_wrap() -> None:
+    ids = [NUMBERS - 2, NUMBERS - 1, 0, 1]
+    chunk = b"".join(amqp.transfer(0, 0, number) for number in ids)
+    assert links_of(0).scan(chunk, 0, 9)[3] == [(0, NUMBERS - 2, 1, [(NUMBERS - 2, 1)])]
+    chunk = b"".join(amqp.disposition(0, number) for number in ids)
+    assert links_of(0).scan(chunk, 0, 9)[4] == [(0, True, True, NUMBERS - 2, 1)]
+
+
+def test_what_each_role_says_is_said_apart() -> None:
+    chunk = [
+        amqp.disposition(0, 1, 4),
+        amqp.disposition(0, 7, receiver=False),
+        amqp.disposition(0, 5),
+        amqp.disposition(0, 3, settled=False),
+        amqp.disposition(0, 9, 12),
+    ]
+    disposed = [(0, True, True, 1, 5), (0, False, True, 7, 7), (0, True, False, 3, 3), (0, True, True, 9, 12)]
+    assert links_of().scan(b"".join(chunk), 0, 9)[1:] == (5, [], [], disposed)
+
+
+def test_empty_frames_are_taken_from_anybody() -> None:
+    chunk = amqp.EMPTY_FRAME + amqp.frame(7, b"")
+    assert sluice_native.Links(COPIES).scan(chunk, 0, 9) == (16, 2, [], [], [])
+
+
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        [amqp.uint(0), amqp.uint(1)],
+        [amqp.wide_uint(0), amqp.wide_uint(1), amqp.NULL, amqp.NULL, amqp.NULL, amqp.NULL],
+        [b"\x52\x00", b"\x52\x01", struct.pack(">BI", 0xB0, 1) + b"t", amqp.uint(300), b"\x56\x01", b"\x56\x00"],
+        [amqp.uint(0), amqp.uint(1), *[amqp.NULL] * 9],
+        [amqp.uint(0), amqp.uint(1), *[amqp.NULL] * 3, b"\x42", b"\x50\x01", amqp.NULL, b"\x42", b"\x42", b"\x41"],
+    ],
+)
+def test_a_transfer_is_plain_in_all_usual_encodings(fields: list[bytes], *, wide: bool) -> None:
+    chunk = amqp.frame(0, amqp.performative(TRANSFER, *fields, wide=wide) + BODY)
+    assert taken_by(links_of(0), chunk).deliveries == {(0, 0): 1}
+
+
+PLAIN = amqp.transfer(0, 0, 4)
+_LATER = [amqp.NULL] * 3
+_OTHER_TRANSFERS = [
+    [],
+    [amqp.NULL, amqp.uint(5)],
+    [amqp.uint(0)],
+    [amqp.uint(0), amqp.uint(6)],
+    [amqp.uint(9), amqp.uint(5)],
+    [b"\x50\x00", amqp.uint(5)],
+    [amqp.uint(0), b"\x80" + bytes(7) + b"\x05"],
+    [amqp.uint(0), amqp.uint(5), amqp.symbol(b"tag")],
+    [amqp.uint(0), amqp.uint(5), *_LATER, b"\x41"],
+    [amqp.uint(0), amqp.uint(5), *_LATER, b"\x56\x02"],
+    [amqp.uint(0), amqp.uint(5), *_LATER, amqp.NULL, amqp.NULL, amqp.ACCEPTED],
+    [amqp.uint(0), amqp.uint(5), *_LATER, *_LATER, b"\x41"],
+    [amqp.uint(0), amqp.uint(5), *_LATER, *_LATER, amqp.NULL, b"\x41"],
+    [amqp.uint(0), amqp.uint(5), *[amqp.NULL] * 10],
+]
+
+
+@pytest.mark.parametrize("fields", _OTHER_TRANSFERS)
+def test_another_transfer_ends_a_scan(fields: list[bytes]) -> None:
+    chunk = PLAIN + amqp.frame(0, amqp.performative(TRANSFER, *fields)) + amqp.EMPTY_FRAME
+    assert taken_by(links_of(0), chunk).stop == len(PLAIN)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        amqp.transfer(0, 0, 5)[:-1],
+        amqp.transfer(1, 0, 5),
+        amqp.frame(0, amqp.performative(amqp.FLOW, amqp.uint(0))),
+        amqp.frame(0, amqp.performative(TRANSFER, amqp.uint(0), amqp.uint(5)), kind=1),
+        amqp.frame(0, bytes(4) + amqp.performative(TRANSFER, amqp.uint(0), amqp.uint(5)), doff=3),
+        amqp.frame(0, b"\0\x80" + bytes(7) + b"\x14" + amqp.list_of([amqp.uint(0), amqp.uint(5)])),
+        amqp.frame(0, b"\0" + amqp.symbol(b"amqp:transfer:list") + amqp.list_of([amqp.uint(0), amqp.uint(5)])),
+        amqp.frame(0, b"\0\x53\x14" + b"\xc0\x05\x03" + amqp.uint(0) + b"\x52\x05"),
+        amqp.frame(0, b"\0\x53\x14" + b"\xc0\x05\x01" + amqp.uint(0) + b"\x52\x05"),
+        amqp.frame(0, b"\0\x53\x14" + b"\xc0\xff\x02" + amqp.uint(0) + b"\x52\x05"),
+        amqp.frame(0, b"\0\x53\x14" + b"\xc0\x00"),
+        amqp.disposition(1, 0),
+        amqp.frame(0, amqp.performative(DISPOSITION, b"\x41", amqp.uint(0)) + b"\0"),
+        amqp.frame(0, amqp.performative(DISPOSITION, b"\x41")),
+        amqp.frame(0, amqp.performative(DISPOSITION, b"\x41", amqp.uint(0), amqp.NULL, b"\x41", b"\x41")),
+        amqp.disposition(0, 5, 4),
+        amqp.frame(0, b"\0"),
+        struct.pack(">IBBH", 7, 2, 0, 0),
+    ],
+)
+def test_the_first_frame_that_is_something_else_ends_it(other: bytes) -> None:
+    taken = taken_by(links_of(0), PLAIN + other + amqp.EMPTY_FRAME)
+    assert (taken.stop, taken.frames) == (len(PLAIN), 1)
+
+
+def test_a_session_that_is_left_has_nothing_plain_until_it_begins_again() -> None:
+    links, settles = links_of(0), amqp.disposition(0, 1)
+    links.leave(0)
+    assert taken_by(links, PLAIN).frames == taken_by(links, settles).frames == 0
+    links.begin(0)
+    assert taken_by(links, PLAIN).frames == taken_by(links, settles).frames == 1
+    links.end(0)
+    links.begin(0)
+    assert (taken_by(links, PLAIN).frames, taken_by(links, settles).frames) == (0, 1)
+    links.mark(0, 0)
+    assert taken_by(links, PLAIN).frames == 1
+    links.unmark(0, 0)
+    assert taken_by(links, PLAIN).frames == 0
+
+
+def test_longer_frames_are_not_plain_where_that_is_asked_for() -> None:
+    links = links_of(0)
+    links.mark(0, 0, len(PLAIN))
+    assert taken_by(links, PLAIN).frames == 1
+    assert taken_by(links, amqp.transfer(0, 0, 4, b"x")).frames == 0
+    links.mark(0, 0)
+    assert taken_by(links, amqp.transfer(0, 0, 4, b"x")).frames == 1
+    links.most_frame_bytes = len(PLAIN)
+    assert taken_by(links, amqp.transfer(0, 0, 4, b"x")).frames == 0
+
+
+def test_messages_that_may_be_copied_are_not_plain_where_that_is_asked_for() -> None:
+    header, properties = amqp.described(0x70, amqp.LIST_0), amqp.described(0x73, amqp.list_of([]))
+    copies = amqp.described(0x72, amqp.map_of(amqp.symbol(b"x-cc"), amqp.list_of([])))
+    other = amqp.described(0x72, amqp.map_of(amqp.symbol(b"x-opt"), amqp.list_of([])))
+    unsaid = amqp.described(0x77, amqp.uint(7)), BODY[:-1], b"\0\x80" + bytes(8)
+    links = links_of(0)
+    for copied, asked in ((False, 0), (True, 1)):
+        links.mark(0, 0, None, copied)
+        for payload in (b"", header + other + properties + BODY, amqp.described(0x75, amqp.binary(b"x-cc"))):
+            assert taken_by(links, amqp.transfer(0, 0, 4, payload)).frames == 1
+        for payload in (copies, header + copies + BODY, BODY + copies, *unsaid):
+            assert taken_by(links, amqp.transfer(0, 0, 4, payload)).frames == 1 - asked
+
+
+def test_a_scan_ends_where_there_is_too_much_to_say() -> None:
+    chunk = b"".join(amqp.transfer(0, number, number) for number in range(9))
+    assert links_of(*range(9)).scan(chunk, 0, 6)[1] == 2
+    chunk = b"".join(amqp.disposition(0, 2 * number) for number in range(9))
+    assert links_of().scan(chunk, 0, 6)[1] == 4
+
+
+class Drawn(NamedTuple):
+    """A random connection."""
+
+    fast: sluice_native.Links
+    slow: SlowLinks
+
+
+def _uint(random: Random, value: int) -> bytes:
+    return random.choice([amqp.uint, amqp.uint, amqp.wide_uint])(value)
+
+
+def _payload(random: Random) -> bytes:
+    sections = [
+        amqp.described(0x70, amqp.LIST_0),
+        amqp.described(0x72, amqp.map_of(amqp.symbol(random.choice([b"x-cc", b"x-other"])), amqp.NULL)),
+        amqp.described(0x77, amqp.uint(1)),
+        BODY,
+    ]
+    return b"".join(section for section in sections if random.random() < 0.4)
+
+
+def _frame(random: Random, ids: dict[int, int]) -> bytes:
+    channel, handle = random.randrange(3), random.randrange(3)
+    kind = random.random()
+    if kind < 0.1:
+        return amqp.frame(channel, b"")
+    wide = random.random() < 0.2
+    if kind < 0.35:
+        first = random.choice([random.randrange(40), NUMBERS - 1 - random.randrange(3)])
+        last = random.choice([amqp.NULL, _uint(random, (first + random.randrange(4)) % NUMBERS)])
+        state = random.choice([amqp.NULL, amqp.ACCEPTED, amqp.described(0x25, amqp.list_of([amqp.ACCEPTED]))])
+        booleans = [amqp.boolean(random.random() < 0.7) for _ in range(2)]
+        fields = [booleans[0], _uint(random, first), last, booleans[1], state]
+        return amqp.frame(channel, amqp.performative(DISPOSITION, *fields[: random.choice([2, 3, 5, 5])], wide=wide))
+    ids[channel] = (ids[channel] + (random.random() < 0.97)) % NUMBERS
+    fields = [
+        _uint(random, handle),
+        _uint(random, ids[channel]),
+        random.choice([amqp.NULL, amqp.binary(b"tag")]),
+        random.choice([amqp.NULL, _uint(random, 0)]),
+        amqp.boolean(random.random() < 0.3),
+        amqp.boolean(random.random() < 0.03),
+    ]
+    return amqp.frame(
+        channel, amqp.performative(TRANSFER, *fields[: random.choice([2, 4, 6])], wide=wide) + _payload(random)
+    )
+
+
+def _change(random: Random, drawn: Drawn) -> None:
+    channel, handle = random.randrange(3), random.randrange(3)
+    most_bytes, copies = random.choice([None, None, 40]), random.random() < 0.3
+    longest = random.choice([NUMBERS, NUMBERS, 50])
+    how = random.random()
+    for links in drawn:
+        if how < 0.1:
+            links.end(channel)
+        elif how < 0.2:
+            links.leave(channel)
+        elif how < 0.5:
+            links.begin(channel)
+        elif how < 0.6:
+            links.unmark(channel, handle)
+        elif how < 0.65:
+            links.most_frame_bytes = longest
+        else:
+            links.mark(channel, handle, most_bytes, copies)
+
+
+def _joined(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    joined: list[tuple[int, int]] = []
+    for first, last in ranges:
+        if joined and (joined[-1][1] + 1) % NUMBERS == first:
+            joined[-1] = joined[-1][0], last
+        else:
+            joined.append((first, last))
+    return joined
+
+
+@given(st.integers(0, 2**32))
+def test_any_frames_come_to_what_they_slowly_do(seed: int) -> None:
+    random = Random(seed)
+    drawn = Drawn(sluice_native.Links(COPIES), SlowLinks(COPIES))
+    for links in drawn:
+        for channel in range(3):
+            links.begin(channel)
+            for handle in range(3):
+                links.mark(channel, handle)
+    for _ in range(random.randrange(1, 8)):
+        ids = {channel: random.choice([0, 250, NUMBERS - 3]) for channel in range(3)}
+        chunk = bytearray(b"".join(_frame(random, ids) for _ in range(random.randrange(12))))
+        for _ in range(random.choice([0, 0, 0, 1, 2])):
+            if chunk:
+                chunk[random.randrange(len(chunk))] = random.choice([0, 1, 2, 0x40, 0x45, 0x53, random.randrange(256)])
+        if random.random() < 0.3:
+            del chunk[random.randrange(len(chunk) + 1) :]
+        fast, slow = taken_by(drawn.fast, bytes(chunk)), drawn.slow.scan(bytes(chunk), 0)
+        slow.disposed = {key: _joined(disposed) for key, disposed in slow.disposed.items()}
+        assert fast == slow
+        _change(random, drawn)
+
+
+@pytest.mark.parametrize("wide", [False, True])
+def test_numbers_are_changed_and_nothing_else(*, wide: bool) -> None:
+    number = amqp.wide_uint if wide else amqp.uint
+    for role, first, last, others in (
+        (True, 5, None, (6, None)),
+        (True, 255, 256, (256, 257)),
+        (False, 5, None, (3, None)),
+        (False, 1, 300, (NUMBERS - 1, 298)),
+    ):
+        rest = [b"\x41", amqp.ACCEPTED, b"\x42"]
+
+        def disposition(first: int, last: int | None, role: bool = role, rest: list[bytes] = rest) -> bytes:  # noqa: FBT001 - a field
+            numbers = [number(first), amqp.NULL if last is None else number(last)]
+            return amqp.frame(3, amqp.performative(DISPOSITION, amqp.boolean(role), *numbers, *rest, wide=wide))
+
+        chunk, expected = disposition(first, last), disposition(*others)
+        assert sluice_native.renumber(chunk, 0, len(chunk), [(3, None, 2, None, 1)]) == (len(chunk), expected)
+
+
+def test_frames_of_other_sessions_keep_their_numbers() -> None:
+    chunk = amqp.transfer(0, 0, 7, BODY) + amqp.frame(1, b"") + amqp.disposition(2, 1)
+    assert sluice_native.renumber(chunk, 0, len(chunk), [(1, None, 2, None, 1)]) == (len(chunk), chunk)
+
+
+def test_it_ends_where_a_number_is_older_than_the_difference() -> None:
+    sessions = [(0, NUMBERS - 2, 2, 9, 1)]
+    plain = amqp.transfer(0, 0, 0) + amqp.disposition(0, 9)
+    for other in (amqp.transfer(0, 0, NUMBERS - 3), amqp.disposition(0, 8, 10), amqp.disposition(0, NUMBERS - 1)):
+        chunk = plain + other
+        stop, written = sluice_native.renumber(chunk, 0, len(chunk), sessions)
+        assert (stop, written) == (len(plain), amqp.transfer(0, 0, NUMBERS - 2)[:13] + written[13:])
+
+
+def _decoded(chunk: bytes) -> list[object]:
+    frames: list[object] = []
+    at = 0
+    while at < len(chunk):
+        size, doff, kind, channel = struct.unpack_from(">IBBH", chunk, at)
+        body = chunk[at + 8 : at + size]
+        reader = amqp.Reader(body)
+        frames.append((doff, kind, channel, reader.value() if body else None, body[reader.at :]))
+        at += size
+    return frames
+
+
+def _numbered(decoded: object, sessions: dict[int, tuple[int, int]]) -> object:
+    doff, kind, channel, performative, payload = decoded  # type: ignore[misc]  # as _decoded returns it
+    if performative is None or channel not in sessions:
+        return decoded
+    fields = list(performative.value)
+    sent, received = sessions[channel]
+    if performative.descriptor == ("ulong", TRANSFER):
+        numbers, by = (1,), -sent
+    else:
+        numbers, by = (1, 2)[: len(fields) - 1], received if fields[0].value else -sent  # type: ignore[assignment]
+    for at in numbers:
+        if fields[at] is not None:
+            fields[at] = amqp.Typed("uint", (fields[at].value + by) % NUMBERS)
+    return doff, kind, channel, performative._replace(value=fields), payload
+
+
+@given(st.integers(0, 2**32))
+def test_any_plain_frames_are_renumbered_and_nothing_else(seed: int) -> None:
+    random = Random(seed)
+    ids = {channel: random.choice([0, 250, NUMBERS - 3]) for channel in range(3)}
+    chunk = b"".join(_frame(random, ids) for _ in range(random.randrange(12)))
+    by = {channel: (random.choice([0, 1, 7, 300]), random.choice([0, 1, 7, 300])) for channel in range(2)}
+    sessions = [(channel, None, sent, None, received) for channel, (sent, received) in by.items()]
+    random.shuffle(sessions)
+    stop, written = sluice_native.renumber(chunk, 0, len(chunk), sessions)
+    assert stop == len(chunk)
+    assert _decoded(written) == [_numbered(decoded, by) for decoded in _decoded(chunk)]

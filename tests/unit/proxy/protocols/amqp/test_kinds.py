@@ -1,0 +1,55 @@
+import pytest
+
+from limiter.rules.errors import RuleError
+from limiter.rules.resource import Resource
+from limiter.rules.rule import Rule
+from limiter.rules.rule_set import RuleSet
+from proxy.protocols.amqp.both import PROTOCOL as BOTH
+from proxy.protocols.amqp091 import PROTOCOL as AMQP091
+from proxy.protocols.amqp10 import PROTOCOL as AMQP10
+from proxy.protocols.base import Protocol
+
+PROTOCOLS = pytest.mark.parametrize("protocol", [AMQP091, AMQP10, BOTH], ids=lambda protocol: protocol.name)
+
+
+@PROTOCOLS
+@pytest.mark.parametrize(
+    ("rule", "said"),
+    [
+        (Rule("routing_key", "eu.created", 5), "EXCHANGE/KEY, e.g. eu.created/"),
+        (Rule("queue", "orders", 5, busy_code=2), "no busy_code"),
+    ],
+)
+def test_a_rule_that_cannot_be_followed_is_refused(protocol: Protocol, rule: Rule, said: str) -> None:
+    with pytest.raises(RuleError) as caught:
+        protocol.check_rule(rule)
+    assert said in caught.value.allowed
+
+
+@PROTOCOLS
+@pytest.mark.parametrize(
+    "rule",
+    [
+        Rule("routing_key", "events/eu.created", 5),
+        Rule("routing_key", "*", 5),
+        Rule("queue", "orders", 5),
+    ],
+)
+def test_other_rules_are_not(protocol: Protocol, rule: Rule) -> None:
+    protocol.check_rule(rule)
+
+
+# A reply is published to a queue of its own, and delivered by the one that every client names alike.
+@PROTOCOLS
+@pytest.mark.parametrize(
+    ("kind", "queue"), [("queue", "amq.rabbitmq.reply-to.g1h2AA"), ("delivery", "amq.rabbitmq.reply-to")]
+)
+def test_replies_are_exempt_in_all_vhosts(protocol: Protocol, kind: str, queue: str) -> None:
+    rules = RuleSet([*protocol.default_rules, Rule(kind, "*", 5)])
+    for name in (queue, f"tenant1/{queue}"):
+        assert rules.match(Resource(kind, name)).exempt
+
+
+def test_only_what_1_0_alone_limits_waits_for_credit() -> None:
+    waits = {protocol.name: {kind.by_credit for kind in protocol.kinds} for protocol in (AMQP091, AMQP10, BOTH)}
+    assert waits == {"amqp091": {False}, "amqp10": {True}, "amqp": {False}}

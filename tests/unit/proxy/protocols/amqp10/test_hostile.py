@@ -1,0 +1,293 @@
+"""What peers send that is wrong, or meant to cost much."""
+
+from random import Random
+from time import perf_counter
+
+import pytest
+from amqp10_playbook import codec
+from amqp10_playbook.codec import Described, ULong, say
+from amqp10_playbook.driver import BROKER, CLIENT, ORDERS, REFUSED, Driver, refuse
+
+from limiter.rules.resource import Resource
+from proxy.common.buffers import SMALL_FRAME_BYTES, GatherRoom
+from proxy.protocols.amqp10 import wire
+from proxy.protocols.amqp10.options import AMQP10Options
+from proxy.protocols.base import Terms
+from proxy.protocols.options import ScanName
+
+DELIVERY = Resource("delivery", "orders")
+ANNOTATIONS = codec.encode(Described(ULong(0x72), {codec.Symbol("a"): "b" * 60_000}))
+
+
+def talk() -> dict:
+    """Return what both peers say in a connection with a bit of everything."""
+    target, source = Described(ULong(0x29), ["/queues/orders"]), Described(ULong(0x28), ["/queues/orders"])
+    windows = {"incoming_window": 400, "outgoing_window": 500}
+    client = [
+        codec.SASL_HEADER,
+        say(0, "sasl_init", mechanism="PLAIN", initial_response=b"\0guest\0guest"),
+        codec.HEADER,
+        say(0, "open", container_id="c", hostname="vhost:a", properties={codec.Symbol("product"): "p"}),
+        say(1, "begin", next_outgoing_id=0, **windows),
+        say(1, "attach", name="a", handle=0, role=False, target=target, initial_delivery_count=0),
+        say(1, "attach", name="b", handle=1, role=False, target=Described(ULong(0x29), []), initial_delivery_count=0),
+        say(1, "attach", name="c", handle=2, role=True, source=source),
+        say(1, "flow", next_outgoing_id=0, handle=2, link_credit=5, drain=True, **windows),
+    ]
+    payload = codec.message(b"x" * 50, to="/queues/orders")
+    for number in range(0, 8, 2):
+        client.append(say(1, "transfer", payload, handle=0, delivery_id=number, delivery_tag=b"t"))
+        client.append(say(1, "transfer", payload[:9], handle=1, delivery_id=number + 1, delivery_tag=b"t", more=True))
+        client.append(say(1, "transfer", payload[9:], handle=1, aborted=number == 2))
+    client += [
+        say(1, "disposition", role=True, first=0, last=3, settled=True),
+        say(1, "disposition", role=False, first=0, last=9, settled=True),
+        say(1, "detach", handle=0, closed=True),
+        say(1, "end"),
+        say(0, "close"),
+    ]
+    broker = [
+        codec.SASL_HEADER,
+        say(0, "sasl_outcome", code=0),
+        codec.HEADER,
+        say(0, "open", container_id="b", idle_time_out=100),
+        say(5, "begin", remote_channel=1, next_outgoing_id=0, **windows),
+        say(5, "attach", name="a", handle=4, role=True, target=target),
+        say(5, "attach", name="b", handle=5, role=True),
+        say(5, "attach", name="c", handle=6, role=False, source=source, initial_delivery_count=0),
+        say(5, "flow", next_incoming_id=0, next_outgoing_id=0, handle=4, delivery_count=0, link_credit=9, **windows),
+        say(5, "flow", next_incoming_id=0, next_outgoing_id=0, handle=5, delivery_count=0, link_credit=9, **windows),
+        say(5, "transfer", payload, handle=6, delivery_id=0, delivery_tag=b"t"),
+        say(5, "flow", next_incoming_id=0, next_outgoing_id=1, handle=6, delivery_count=5, drain=True, **windows),
+        say(5, "disposition", role=True, first=0, last=5, settled=True),
+        say(5, "detach", handle=4),
+        say(5, "end"),
+        say(0, "close"),
+    ]
+    return {CLIENT: client, BROKER: broker}
+
+
+@pytest.mark.parametrize("scan", ["python", "compiled"])
+@pytest.mark.parametrize("seed", range(60))
+def test_whatever_comes_is_relayed_or_ends_the_connection(seed: int, scan: ScanName) -> None:
+    random = Random(seed)
+    for _ in range(10):
+        terms = {ORDERS: random.choice([Terms(), Terms(delays=True), REFUSED, Terms(True, True, 60)])}
+        driver = Driver(refuse if random.random() < 0.5 else lambda _: None, terms=terms)
+        said = talk()
+        rest = {}
+        for side, frames in said.items():
+            for _ in range(random.choice([0, 1, 3])):
+                at, kind = random.randrange(len(frames)), random.randrange(5)
+                frame = bytearray(frames[at])
+                if kind == 0 and frame:
+                    frame[random.randrange(len(frame))] ^= 1 << random.randrange(8)
+                elif kind == 1:
+                    del frame[random.randint(0, len(frame)) :]
+                elif kind == 2:
+                    frame += random.randbytes(3)
+                elif kind == 3:
+                    other = random.randrange(len(frames))
+                    frames[at], frames[other] = frames[other], frames[at]
+                    continue
+                else:
+                    frames.insert(at, bytes(frame))
+                frames[at] = bytes(frame)
+            rest[side] = b"".join(frames)
+        while any(rest.values()) and driver.closed is None:
+            side = random.choice([CLIENT, BROKER])
+            size = random.randint(1, 400)
+            driver.give(side, rest[side][:size], random, longest=200)
+            rest[side] = rest[side][size:]
+            driver.now_ns += 10_000_000
+            driver.tick()
+        driver.session.describe()
+        driver.session.farewell("over", driver.now_ns)
+        driver.session.in_flight()
+        driver.take()
+        driver.session.close()
+
+
+def test_a_frame_longer_than_the_other_peer_takes_is_not_relayed() -> None:
+    driver = Driver().open(max_frame_size=1000)
+    driver.give(BROKER, codec.frame(5, b"", b"x" * 2000))
+    assert driver.closed is not None
+    assert driver.closed.reason == "bad_frame"
+    assert not driver.written[CLIENT]
+
+
+def test_a_performative_that_does_not_end_is_not_kept() -> None:
+    driver = Driver().open()
+    begins = b"\0\x53\x12\xd0" + (wire.MAX_PERFORMATIVE_BYTES + 1).to_bytes(4) + b"\0\0\0\x01"
+    driver.give(CLIENT, (1 << 30).to_bytes(4) + b"\x02\0\0\x01" + begins + b"x" * 100)
+    assert driver.closed is not None
+    assert driver.closed.reason == "bad_frame"
+
+
+def test_a_long_attach_takes_no_longer_in_small_chunks() -> None:
+    driver = Driver().open()
+    unsettled = codec.Raw(
+        b"\xd1"
+        + (900_004).to_bytes(4)
+        + (2).to_bytes(4)
+        + b"\xb0"
+        + (449_990).to_bytes(4)
+        + bytes(449_990)
+        + b"\xb0"
+        + (450_000).to_bytes(4)
+        + bytes(450_000)
+    )
+    frame = say(1, "attach", name="a", handle=0, role=False, unsettled=unsettled, initial_delivery_count=0)
+    driver.give(CLIENT, frame, Random(1), longest=3000)
+    assert driver.closed is None
+    assert driver.written[BROKER] == frame
+    assert len(driver.session.describe().links) == 1
+
+
+def test_what_is_kept_back_is_bounded() -> None:
+    terms = {ORDERS: Terms(delays=True, most_bytes=10_000_000)}
+    room = GatherRoom(2 * SMALL_FRAME_BYTES)
+    driver = Driver(terms=terms, room=room).open().sends()
+    driver.credit(100, incoming_window=1 << 30)
+    driver.forget()
+    for number in range(100):
+        first = {"delivery_id": 0, "delivery_tag": b"t"} if number == 0 else {}
+        driver.client(1, "transfer", b"x" * 5000, handle=0, more=True, **first)
+        driver.tick()
+    # There is no room for more, so it goes on, and is charged as what it is.
+    assert len(driver.total[BROKER]) > 100 * 5000
+    assert room.taken_bytes == 0
+    assert not driver.session._streams[CLIENT].unblocked
+
+
+def test_those_who_need_the_room_get_it() -> None:
+    terms = {ORDERS: Terms(delays=True, most_bytes=10_000_000)}
+    room = GatherRoom()
+    driver = Driver(terms=terms, room=room).open().sends()
+    driver.credit(100, incoming_window=1 << 30)
+    for number in range(30):
+        first = {"delivery_id": 0, "delivery_tag": b"t"} if number == 0 else {}
+        driver.client(1, "transfer", b"x" * 5000, handle=0, more=True, **first)
+    assert room.taken_bytes > 0
+    assert not driver.to(BROKER)
+    driver.session._shared._lose()
+    driver.tick()
+    assert len(driver.to(BROKER)) == 30
+    assert room.taken_bytes == 0
+
+
+def test_all_room_is_given_back_at_the_end() -> None:
+    terms = {ORDERS: Terms(delays=True, most_bytes=10_000_000)}
+    room = GatherRoom()
+    driver = Driver(terms=terms, room=room).open().sends()
+    driver.credit(100, incoming_window=1 << 30)
+    for number in range(30):
+        first = {"delivery_id": 0, "delivery_tag": b"t"} if number == 0 else {}
+        driver.client(1, "transfer", b"x" * 5000, handle=0, more=True, **first)
+    driver.session.close()
+    assert room.taken_bytes == 0
+
+
+def test_frames_of_our_own_that_are_not_written_are_counted() -> None:
+    driver = Driver(refuse, terms={ORDERS: REFUSED}).open().sends()
+    driver.credit(1000)
+    driver.take = lambda: None  # type: ignore[method-assign]
+    for number in range(50):
+        driver.send(number)
+    assert driver.session.backlog_bytes(CLIENT) > 50 * 100
+    Driver.take(driver)
+    assert driver.session.backlog_bytes(CLIENT) == 0
+
+
+def test_many_links_that_come_and_go_cost_the_same_each() -> None:
+    def spent(count: int) -> float:
+        driver = Driver(options=AMQP10Options(scan="python")).open()
+        target = Described(ULong(0x29), ["/queues/orders"])
+        both = [(handle, handle % 2 == 1) for handle in range(count)]
+        frames = [
+            say(1, "attach", name=f"{handle}", handle=handle, role=role, target=target, source=target)
+            for handle, role in sorted(both, key=lambda each: not each[1])
+        ]
+        frames += [say(1, "detach", handle=handle) for handle in range(0, count, 2)]
+        data = b"".join(frames)
+        begins = perf_counter()
+        driver.give(CLIENT, data)
+        return perf_counter() - begins
+
+    spent(100)
+    few = min(spent(500) for _ in range(3))
+    assert spent(8000) < 16 * few * 4
+
+
+def not_let_in(driver: Driver, hostname: str | None = None) -> Driver:
+    opens = codec.SASL_HEADER + say(0, "sasl_init", mechanism="ANONYMOUS") + codec.HEADER
+    driver.give(CLIENT, opens + say(0, "open", container_id="c", hostname=hostname))
+    return driver.forget()
+
+
+LET_IN = codec.SASL_HEADER + say(0, "sasl_outcome", code=0) + codec.HEADER + say(0, "open", container_id="b")
+
+
+def test_of_a_client_that_is_not_let_in_few_frames_are_read() -> None:
+    driver = not_let_in(Driver())
+    begin = {"next_outgoing_id": 0, "incoming_window": 1, "outgoing_window": 1}
+    driver.give(CLIENT, b"".join(say(number, "begin", **begin) for number in range(200)))
+    driver.give(CLIENT, say(200, "begin", **begin))
+    assert len(driver.to(BROKER)) == 64
+    assert driver.session.paused(CLIENT)
+    assert not driver.session.paused(BROKER)
+    driver.give(BROKER, LET_IN)
+    assert not driver.session.paused(CLIENT)
+    assert len(driver.to(BROKER)) == 201 - 64
+
+
+def test_a_client_that_is_not_let_in_takes_no_credit_from_others() -> None:
+    driver = not_let_in(Driver(terms={DELIVERY: Terms(delays=True)}))
+    windows = {"incoming_window": 400, "outgoing_window": 500}
+    source = Described(ULong(0x28), ["/queues/orders"])
+    driver.client(1, "begin", next_outgoing_id=0, **windows)
+    driver.client(1, "attach", name="c", handle=0, role=True, source=source)
+    (flow,) = driver.client(1, "flow", next_outgoing_id=0, handle=0, link_credit=5, **windows)
+    driver.tick()
+    assert flow["link_credit"] == 0
+    assert not driver.requests
+    driver.give(BROKER, LET_IN)
+    assert [request.most for request in driver.requests] == [2]
+    driver.written[CLIENT].clear()
+    driver.broker(5, "begin", remote_channel=1, next_outgoing_id=0, **windows)
+    driver.broker(5, "attach", name="c", handle=0, role=False, source=source, initial_delivery_count=0)
+    driver.tick()
+    said = driver.to(BROKER)
+    assert [flow["link_credit"] for flow in said] == [2]
+
+
+def test_names_are_no_longer_than_names_can_be() -> None:
+    driver = not_let_in(Driver(), hostname="vhost:" + "v" * 100_000)
+    driver.give(BROKER, LET_IN)
+    windows = {"incoming_window": 400, "outgoing_window": 500}
+    source = Described(ULong(0x28), ["/queues/" + "q" * 100_000])
+    driver.client(1, "begin", next_outgoing_id=0, **windows)
+    driver.client(1, "attach", name="c", handle=0, role=True, source=source)
+    driver.client(1, "attach", name="d", handle=1, role=False, target=source, initial_delivery_count=0)
+    shared = driver.session._shared
+    assert max(len(str(scope)) for scope in shared.connection.scopes) < 300
+    links = [link for session in driver.session._sessions for link in session.links]
+    assert len(links) == 2
+    assert max(len(str(each)) for link in links for each in link.resources) < 600
+
+
+def test_nobody_has_heartbeats_looked_at_all_the_time() -> None:
+    driver = Driver().open(idle_time_out=1)
+    driver.now_ns += 1
+    tick_ns = driver.session.next_tick_ns()
+    assert tick_ns is not None
+    assert tick_ns >= 25_000_000
+
+
+def test_what_is_sent_without_credit_is_not_decided() -> None:
+    driver = Driver(terms={ORDERS: REFUSED}).open().sends()
+    for number in range(3):
+        driver.send(number)
+    assert driver.closed is not None
+    assert driver.closed.reason == "transfer_limit_exceeded"
+    assert not driver.requests

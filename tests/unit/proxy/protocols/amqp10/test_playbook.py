@@ -1,0 +1,128 @@
+"""The model peers keep their rules, notice when one is broken, and notice no more of a session between than it says."""
+
+import os
+
+import pytest
+from amqp10_playbook.between import Between
+from amqp10_playbook.driver import ORDERS, REFUSED, SHAPED
+from amqp10_playbook.peers import Peer, RuleBrokenError, Session
+from amqp10_playbook.trial import Direct, Trial
+
+from limiter.rules.resource import Resource
+from proxy.protocols.base import Terms
+
+DELIVERIES = Resource("delivery", "orders")
+#: What rules say.
+LIMITS = {
+    "shaped": {ORDERS: SHAPED, DELIVERIES: SHAPED},
+    "refused": {ORDERS: REFUSED},
+    "both": {ORDERS: Terms(delays=True, refuses=True), DELIVERIES: SHAPED},
+}
+SEEDS = 40 * max(1, int(os.environ.get("SLUICE_FUZZ_FACTOR", "1")))
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_two_peers_without_anything_between(seed: int) -> None:
+    trial = Trial(seed, Direct(), closes=seed % 3 == 0).run()
+    assert seed % 3 == 0 or sum(trial.outcomes.values()) > 0
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_two_peers_with_a_session_between_that_limits_nothing(seed: int) -> None:
+    Trial(seed, Between(seed, {}), closes=seed % 3 == 0).run()
+
+
+@pytest.mark.parametrize("limits", LIMITS)
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_two_peers_with_a_session_between_that_limits(seed: int, limits: str) -> None:
+    between = Between(seed, LIMITS[limits])
+    Trial(seed, between, refused=lambda detail: "SYSTEM_BUSY" in detail, closes=seed % 4 == 0).run()
+
+
+class Loses(Direct):
+    """Loses every seventh frame of a performative."""
+
+    def __init__(self, performative: int) -> None:
+        super().__init__()
+        self._begins = b"\x00\x53" + bytes((performative,))
+        self._seen = 0
+
+    def take(self, to_client: bool) -> bytes:  # noqa: FBT001 - as Relay has it
+        data, kept = super().take(to_client), b""
+        while data[:4] != b"AMQP" and len(data) >= 8:
+            size = int.from_bytes(data[:4], "big")
+            if len(data) < size:
+                break
+            self._seen += data[8:11] == self._begins
+            if data[8:11] != self._begins or self._seen % 7:
+                kept += data[:size]
+            data = data[size:]
+        if data[:4] != b"AMQP" and data:
+            self._out[to_client] = data
+            data = b""
+        return kept + data
+
+
+def test_a_transfer_that_is_lost_is_noticed() -> None:
+    with pytest.raises((RuleBrokenError, AssertionError)):
+        Trial(4, Loses(0x14)).run()
+
+
+def connected() -> tuple[Peer, Peer, Session]:
+    """Return a client, a broker, and the client's session, with a link that has a credit of one."""
+    client, broker = Peer("client"), Peer("broker")
+    client.start()
+    exchange(client, broker)
+    session = client.begin(0, 10)
+    exchange(client, broker)
+    client.attach(session, "l", 0, sends=True, address="/queues/q")
+    exchange(client, broker)
+    (theirs,) = broker.sessions.values()
+    broker.grant(theirs, theirs.links[3], 1)
+    exchange(client, broker)
+    return client, broker, session
+
+
+def exchange(client: Peer, broker: Peer) -> None:
+    for _ in range(6):
+        for one, other in ((client, broker), (broker, client)):
+            said, one.out = bytes(one.out), bytearray()
+            other.take(said)
+
+
+@pytest.mark.parametrize(
+    ("channel", "name", "fields"),
+    [
+        (0, "transfer", {"handle": 1, "delivery_id": 9, "delivery_tag": b"t"}),
+        (1, "transfer", {"handle": 0, "delivery_id": 9, "delivery_tag": b"t"}),
+        (0, "transfer", {"handle": 0}),
+        (0, "attach", {"name": "other", "handle": 0, "role": False, "initial_delivery_count": 0}),
+        (0, "begin", {"next_outgoing_id": 0, "incoming_window": 1, "outgoing_window": 1}),
+        (0, "detach", {"handle": 1}),
+        (0, "open", {"container_id": "c"}),
+        (0, "flow", {"incoming_window": 1, "next_outgoing_id": 5, "outgoing_window": 1}),
+        (0, "disposition", {"role": True, "first": 5, "settled": True}),
+    ],
+)
+def test_what_a_peer_may_not_say_is_noticed(channel: int, name: str, fields: dict[str, object]) -> None:
+    client, broker, _ = connected()
+    client.say(channel, name, **fields)
+    with pytest.raises(RuleBrokenError):
+        exchange(client, broker)
+
+
+@pytest.mark.parametrize("broken", ["number", "credit"])
+def test_numbers_and_credit_are_held_to(broken: str) -> None:
+    client, broker, session = connected()
+    number = session.delivery_id
+    client.say(0, "transfer", b"x", handle=0, delivery_id=number, delivery_tag=b"1", settled=True)
+    session.outgoing_id = (session.outgoing_id + 1) % (1 << 32)
+    exchange(client, broker)
+    following = number + (2 if broken == "number" else 1)
+    client.say(0, "transfer", b"x", handle=0, delivery_id=following, delivery_tag=b"2", settled=True)
+    with pytest.raises(RuleBrokenError, match="is not" if broken == "number" else "beyond the credit"):
+        exchange(client, broker)
+
+
+def test_a_seed_says_all() -> None:
+    assert Trial(7, Direct()).run().outcomes == Trial(7, Direct()).run().outcomes

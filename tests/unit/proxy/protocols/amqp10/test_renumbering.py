@@ -1,0 +1,236 @@
+"""Numbers of transfers and deliveries on both sides of a session in which some are swallowed."""
+
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.protocols.amqp10 import renumbering
+from proxy.protocols.amqp10.renumbering import MOST_BREAKS, Renumbering, Transfers, Unsettled
+
+ALL = 0xFFFFFFFF
+NEAR_WRAP = [0, 1, 5, 1 << 31, (1 << 31) - 3, ALL, ALL - 1, ALL - 7]
+
+
+def serial(number: int) -> int:
+    return number & ALL
+
+
+def ids(ranges: list[tuple[int, int]]) -> list[int]:
+    listed: list[int] = []
+    for first, last in ranges:
+        length = serial(last - first)
+        assert length < 10_000
+        listed += [serial(first + each) for each in range(length + 1)]
+    return listed
+
+
+def numbering(first: int, swallowed: str) -> tuple[Renumbering, dict[int, int]]:
+    """Have deliveries come, those marked ``x`` in vain; return the receiver's numbers by the sender's."""
+    deliveries = Renumbering()
+    forward: dict[int, int] = {}
+    here = first
+    for at, mark in enumerate(swallowed):
+        number = serial(first + at)
+        if mark == "x":
+            deliveries.swallow(number)
+        else:
+            assert deliveries.came(number) == here
+            forward[number] = here
+            here = serial(here + 1)
+    return deliveries, forward
+
+
+class TestRenumbering:
+    @given(st.sampled_from(NEAR_WRAP), st.text("x.", max_size=40), st.data())
+    def test_ranges_are_those_of_a_table(self, first: int, swallowed: str, data: st.DataObject) -> None:
+        deliveries, forward = numbering(first, swallowed)
+        back = {there: here for here, there in forward.items()}
+        for here, there in forward.items():
+            assert deliveries.forward(here) == there
+        if forward:
+            start = data.draw(st.integers(0, len(forward) - 1))
+            length = data.draw(st.integers(1, len(forward) - start))
+            low = serial(first + start)
+            ranges = deliveries.back_ranges(low, serial(low + length - 1))
+            assert ids(ranges) == [back[serial(low + each)] for each in range(length)]
+        if swallowed:
+            start = data.draw(st.integers(0, len(swallowed) - 1))
+            length = data.draw(st.integers(1, len(swallowed) - start))
+            low = serial(first + start)
+            there_ranges = deliveries.forward_ranges(low, serial(low + length - 1))
+            wanted = [forward[each] for each in (serial(low + at) for at in range(length)) if each in forward]
+            assert ids(there_ranges) == wanted
+            assert len(there_ranges) <= 1
+
+    @given(st.sampled_from(NEAR_WRAP), st.integers(0, 2**32), st.integers(1, 300))
+    def test_what_is_unsettled_is_told_right_however_much_was_forgotten(
+        self, first: int, seed: int, steps: int
+    ) -> None:
+        random = Random(seed)
+        deliveries = Renumbering()
+        forward: dict[int, int] = {}
+        number = here = first
+        for _ in range(steps):
+            step = random.random()
+            if step < 0.3:
+                deliveries.swallow(serial(number))
+                number += 1
+            elif step < 0.7:
+                count = random.choice([1, 1, 1, 5])
+                settled = random.random() < 0.2
+                assert deliveries.came(serial(number), count, settled=settled) == serial(here)
+                if not settled:
+                    forward.update({number + each: here + each for each in range(count)})
+                number, here = number + count, here + count
+            elif forward:
+                some = random.choice(sorted(forward)[: random.choice([1, 100])])
+                upto = some + random.choice([0, 0, 3, 50])
+                gone = [each for each in forward if some <= each <= upto]
+                assert deliveries.settled(serial(some), serial(upto)) == len(gone)
+                for each in gone:
+                    del forward[each]
+            assert deliveries.unsettled == len(forward)
+        for each, there in forward.items():
+            assert deliveries.forward(serial(each)) == serial(there)
+            assert deliveries.back_ranges(serial(there), serial(there)) == [(serial(each), serial(each))]
+        if forward and not deliveries.plain:
+            everything = ids(deliveries.back_ranges(serial(min(forward.values())), serial(here - 1)))
+            assert {serial(each) for each in forward} <= set(everything)
+
+    def test_while_nothing_is_swallowed_all_goes_on_as_it_is(self) -> None:
+        deliveries = Renumbering()
+        assert deliveries.came(7, 100) == 7
+        assert deliveries.plain
+        assert deliveries.back_ranges(0, ALL) == [(0, ALL)]
+        assert deliveries.forward_ranges(50, 3) == [(50, 3)]
+
+    def test_a_range_of_all_numbers_takes_no_time_and_names_no_delivery_that_was_swallowed(self) -> None:
+        deliveries, _ = numbering(0, "..x..")
+        assert deliveries.back_ranges(0, ALL) == [(0, 1), (3, 4)]
+        assert deliveries.forward_ranges(0, ALL) == [(0, 3)]
+        assert deliveries.settled(0, ALL) == 4
+        assert deliveries.unsettled == 0
+
+    def test_a_range_of_what_has_not_come_is_none(self) -> None:
+        deliveries, _ = numbering(0, "..x..")
+        assert deliveries.back_ranges(4, 20) == []
+        assert deliveries.back_ranges(3, 20) == [(4, 4)]
+        assert deliveries.forward_ranges(2, 2) == []
+
+    def test_a_client_gets_few_ranges_of_a_range(self) -> None:
+        deliveries, _ = numbering(0, ".x" * 100)
+        ranges = deliveries.back_ranges(0, 99, most=3)
+        assert ranges == [(0, 0), (2, 2), (4, 198)]
+
+    def test_breaks_that_nothing_unsettled_is_before_are_forgotten(self) -> None:
+        deliveries = Renumbering()
+        for at in range(0, 100_000, 2):
+            deliveries.swallow(at)
+            deliveries.came(at + 1)
+            deliveries.settled(at + 1, at + 1)
+        assert len(deliveries._afters) <= 1
+        assert deliveries.came(100_000) == 50_000
+
+    def test_breaks_behind_one_that_is_never_settled_are_few(self) -> None:
+        deliveries = Renumbering()
+        deliveries.came(0)
+        for at in range(1, 100_001, 2):
+            deliveries.swallow(at)
+            deliveries.came(at + 1)
+            deliveries.settled(at + 1, at + 1)
+        assert len(deliveries._afters) <= 64
+        assert deliveries.back_ranges(0, 0) == [(0, 0)]
+        assert deliveries.came(100_001) == 50_001
+
+    def test_where_nothing_is_settled_nothing_can_be_swallowed_in_the_end(self) -> None:
+        deliveries = Renumbering()
+        at = 0
+        while not deliveries.full:
+            deliveries.swallow(at)
+            deliveries.came(at + 1)
+            at += 2
+        assert at == 2 * MOST_BREAKS
+        assert len(deliveries.back_ranges(0, MOST_BREAKS - 1)) == MOST_BREAKS
+        deliveries.settled(0, MOST_BREAKS)
+        assert not deliveries.full
+        assert deliveries.back_ranges(MOST_BREAKS - 1, MOST_BREAKS - 1) == [(2 * MOST_BREAKS - 1, 2 * MOST_BREAKS - 1)]
+
+    def test_what_is_settled_out_of_order_frees_what_is_full(self) -> None:
+        deliveries = Renumbering()
+        for at in range(0, 2 * MOST_BREAKS, 2):
+            deliveries.swallow(at)
+            deliveries.came(at + 1)
+        assert deliveries.full
+        for at in range(101, 2 * MOST_BREAKS, 4):
+            deliveries.settled(at, at)
+        assert not deliveries.full
+        assert deliveries.back_ranges(0, 0) == [(1, 1)]
+
+    def test_deliveries_of_links_that_are_gone_are_not_waited_for(self) -> None:
+        deliveries, _ = numbering(0, "..x..x.")
+        deliveries.forget_unsettled()
+        assert deliveries.unsettled == 0
+        assert deliveries.came(7) == 5
+
+
+class TestUnsettled:
+    def test_ascending_ids_are_one_interval(self) -> None:
+        unsettled = Unsettled()
+        for at in range(1000):
+            unsettled.add(at)
+        assert len(unsettled._starts) == 1
+        assert unsettled.settle(0, 499) == 500
+        assert (unsettled.count, unsettled.lowest()) == (500, 500)
+        assert unsettled.settle(0, 1 << 40) == 500
+        assert (unsettled.count, unsettled.lowest()) == (0, None)
+
+    def test_it_is_bounded(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(renumbering, "MOST_INTERVALS", 4)
+        unsettled = Unsettled()
+        unsettled.add(0, 100)
+        for at in range(1, 100, 2):
+            unsettled.settle(at, at)
+        assert len(unsettled._starts) == 4
+        assert unsettled.lowest() == 0
+        assert unsettled.count >= 50
+        unsettled.settle(0, 99)
+        assert unsettled.count == 0
+
+    @given(st.lists(st.tuples(st.booleans(), st.integers(0, 60), st.integers(1, 10))))
+    def test_it_is_a_set(self, steps: list[tuple[bool, int, int]]) -> None:
+        unsettled, plain = Unsettled(), set[int]()
+        upto = 0
+        for adds, at, count in steps:
+            if adds:
+                first = upto + at % 3
+                unsettled.add(first, count)
+                plain.update(range(first, first + count))
+                upto = first + count
+            else:
+                gone = {each for each in plain if at <= each < at + count}
+                assert unsettled.settle(at, at + count - 1) == len(gone)
+                plain -= gone
+            assert unsettled.count == len(plain)
+            assert unsettled.lowest() == min(plain, default=None)
+            assert unsettled.any_within(at, at + count) == any(at <= each < at + count for each in plain)
+
+
+class TestTransfers:
+    def test_both_sides_hear_numbers_of_their_own(self) -> None:
+        transfers = Transfers()
+        transfers.begun(ALL - 1, 1000)
+        assert transfers.flow_of_receiver(None, 10) is None
+        assert transfers.left() == 10
+        transfers.came(2)
+        transfers.swallowed(3)
+        assert transfers.left() == 5
+        assert transfers.outgoing_id() == 0
+        # A flow of Sluice's own says what the receiver said; the window is what it was before the three.
+        assert transfers.incoming_id() == 1
+        assert transfers.left() == 8
+        assert transfers.flow_of_receiver(0, 10) == 3
+        assert transfers.left() == 10
+        assert transfers.flow_of_sender(3, 900) == 0
+        assert transfers.outgoing_window == 900

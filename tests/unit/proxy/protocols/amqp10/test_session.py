@@ -1,0 +1,726 @@
+from random import Random
+from typing import Any
+
+import pytest
+from amqp10_playbook import codec
+from amqp10_playbook.codec import Described, ULong, say
+from amqp10_playbook.driver import BROKER, CLIENT, ORDERS, REFUSED, SHAPED, Decide, Driver, hold, refuse
+
+from limiter.rules.resource import Resource
+from proxy.deciding.batch import Grant
+from proxy.protocols.amqp10.options import AMQP10Options
+from proxy.protocols.base import Close, Terms
+
+DELIVERY = Resource("delivery", "orders")
+
+
+@pytest.fixture(autouse=True, params=["python", "compiled"])
+def _scans(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have plain frames be read by either."""
+    monkeypatch.setattr(Driver, "scan", request.param)
+
+
+def shaped(decide: Decide = lambda _: None) -> Driver:
+    return Driver(decide, terms={ORDERS: SHAPED, DELIVERY: SHAPED}).open()
+
+
+# --- What passes ----------------------------------------------------------------------------------
+
+
+def test_all_goes_on_as_it_came_while_nothing_is_limited() -> None:
+    given = codec.SASL_HEADER + say(0, "sasl_init", mechanism="ANONYMOUS") + codec.HEADER
+    driver = Driver()
+    driver.give(CLIENT, given)
+    assert driver.written[BROKER] == given
+    driver = Driver().open().sends()
+    flow = say(
+        5,
+        "flow",
+        next_incoming_id=10,
+        incoming_window=400,
+        next_outgoing_id=3,
+        outgoing_window=5,
+        handle=3,
+        delivery_count=0,
+        link_credit=170,
+        properties={},
+    )
+    driver.give(BROKER, flow)
+    assert driver.written[CLIENT] == flow
+    sent = b"".join(
+        say(1, "transfer", codec.message(b"x"), handle=0, delivery_id=n, delivery_tag=b"t") for n in range(20)
+    )
+    driver.give(CLIENT, sent)
+    assert driver.written[BROKER] == sent
+    assert driver.paid == 20
+    assert not driver.requests
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_chunks_of_any_length_go_on_the_same(seed: int) -> None:
+    random = Random(seed)
+    driver = Driver().open().sends().sends(1, None).takes(2)
+    driver.credit(1000, incoming_window=1 << 20)
+    driver.credit(1000, handle=1, incoming_window=1 << 20)
+    driver.forget()
+    frames = []
+    for number in range(60):
+        handle = random.choice([0, 1])
+        payload = codec.message(random.randbytes(random.choice([1, 300, 70_000])), to="/queues/free")
+        parts = list(codec.in_chunks(payload, random.choice([17, 512, 200_000])))[:40]
+        for at, part in enumerate(parts):
+            first = {"delivery_id": number, "delivery_tag": b"tag"} if at == 0 else {}
+            frames.append(say(1, "transfer", part, handle=handle, more=at + 1 < len(parts), **first))
+        if random.random() < 0.3:
+            frames.append(codec.EMPTY)
+    data = b"".join(frames)
+    driver.give(CLIENT, data, random, longest=random.choice([30, 1000, 100_000]) if len(data) < 50_000 else 100_000)
+    assert driver.written[BROKER] == data
+    assert driver.paid == 60
+    assert driver.session.between_frames(CLIENT)
+
+
+def test_a_connection_without_sasl() -> None:
+    driver = Driver()
+    driver.give(CLIENT, codec.HEADER + say(0, "open", container_id="c"))
+    driver.give(BROKER, codec.SASL_HEADER)
+    assert driver.written[BROKER][:8] == codec.HEADER
+    assert driver.written[CLIENT] == codec.SASL_HEADER
+    assert driver.closed is None
+
+
+def test_the_older_version_is_told_what_is_spoken_here() -> None:
+    driver = Driver()
+    driver.give(CLIENT, b"AMQP\x00\x00\x09\x01")
+    assert driver.closed is not None
+    assert driver.closed.reason == "other_protocol"
+    assert "amqp091" in driver.closed.detail
+    driver.take()
+    assert driver.written == {CLIENT: codec.SASL_HEADER, BROKER: b""}
+
+
+def test_tls_is_refused_or_relayed_unread() -> None:
+    driver = Driver()
+    driver.give(CLIENT, b"\x16\x03\x01 hello")
+    assert driver.closed is not None
+    assert driver.closed.reason == "tls"
+    driver = Driver(options=AMQP10Options(tls="pass"))
+    driver.give(CLIENT, b"\x16\x03\x01 hello")
+    driver.give(BROKER, b"\x16\x03\x01 hi")
+    assert driver.written == {CLIENT: b"\x16\x03\x01 hi", BROKER: b"\x16\x03\x01 hello"}
+
+
+def test_user_and_vhost_are_scopes() -> None:
+    driver = Driver().open(hostname="vhost:tenant1", user="joe").sends()
+    driver.credit(5)
+    driver.send(0)
+    (batch,) = driver.batches
+    assert [str(scope) for scope in batch.connection.scopes] == ["user:joe", "vhost:tenant1"]
+    assert batch.paid[0].resources == (Resource("queue", "tenant1/orders"),)
+
+
+# --- Credit ---------------------------------------------------------------------------------------
+
+
+def test_a_client_that_sends_more_than_it_has_credit_for_is_closed() -> None:
+    driver = shaped(lambda request: Grant(2) if request.most > 2 else None).sends()
+    driver.credit(100)
+    driver.decide = hold
+    driver.send(0)
+    driver.send(1)
+    assert driver.closed is None
+    driver.send(2)
+    assert driver.closed is not None
+    assert driver.closed.reason == "transfer_limit_exceeded"
+
+
+def test_where_nothing_is_limited_that_is_left_to_the_broker() -> None:
+    driver = Driver().open().sends()
+    driver.credit(1)
+    for number in range(3):
+        driver.send(number)
+    assert driver.closed is None
+
+
+def test_a_link_gets_the_credit_that_is_granted() -> None:
+    driver = shaped(lambda request: Grant(2) if request.most > 2 else None).sends()
+    (flow,) = driver.credit(170)
+    assert (flow["delivery_count"], flow["link_credit"]) == (0, 2)
+    assert driver.requests[0].most == 2
+
+
+def test_a_held_request_becomes_a_flow_of_our_own() -> None:
+    driver = shaped(hold).sends()
+    (flow,) = driver.credit(170)
+    assert flow["link_credit"] == 0
+    driver.resolve(2)
+    (flow,) = driver.to(CLIENT)
+    assert flow.channel == 5
+    assert (flow["handle"], flow["delivery_count"] + flow["link_credit"]) == (3, 2)
+    assert (flow["next_incoming_id"], flow["incoming_window"]) == (10, 400)
+    assert (flow["next_outgoing_id"], flow["outgoing_window"]) == (2**32 - 4, 500)
+    driver.send(0)
+    driver.send(1)
+    driver.tick()
+    driver.resolve(1)
+    (flow,) = driver.to(CLIENT)
+    assert flow["delivery_count"] + flow["link_credit"] == 3
+    assert driver.paid == 2
+    assert driver.charged == 3
+
+
+def test_another_link_of_the_session_goes_on_at_full_speed() -> None:
+    driver = shaped(hold).sends().sends(1, "/queues/free")
+    driver.credit(170)
+    (flow,) = driver.credit(170, handle=1)
+    assert flow["link_credit"] == 170
+    assert len(driver.send(0, handle=1)) == 1
+
+
+def test_credit_that_is_not_used_is_given_back() -> None:
+    driver = shaped().sends()
+    driver.credit(170)
+    assert driver.charged == 2
+    driver.tick()
+    for _ in range(12):
+        driver.now_ns += 250_000_000
+        driver.tick()
+    assert driver.charged == 0
+    driver.send(0)
+    driver.tick()
+    assert driver.paid == 1
+    driver.client(1, "detach", handle=0, closed=True)
+    driver.tick()
+    assert driver.charged == 1
+
+
+def test_a_link_that_detaches_gives_up_what_it_asks_for() -> None:
+    driver = shaped(hold).sends()
+    driver.credit(170)
+    driver.client(1, "detach", handle=0, closed=True)
+    assert len(driver.given_up) == 1
+    assert not driver.held
+
+
+def test_a_session_that_ends_gives_back_what_its_links_have() -> None:
+    driver = shaped().sends().sends(1)
+    driver.credit(170)
+    driver.credit(170, handle=1)
+    assert driver.charged == 4
+    driver.client(1, "end")
+    driver.tick()
+    assert driver.charged == 0
+    assert driver.broker(5, "end")[0].name == "end"
+    assert not driver.session.describe().links
+
+
+def test_rules_that_end_let_all_credit_go() -> None:
+    driver = shaped(hold).sends().sends(1)
+    driver.credit(170)
+    driver.terms.clear()
+    driver.version = 1
+    driver.tick()
+    driver.resolve(1)
+    (flow,) = driver.to(CLIENT)
+    assert flow["delivery_count"] + flow["link_credit"] == 170
+    driver.tick()
+    assert driver.charged == 0
+
+
+def test_a_new_rule_shapes_a_link_that_is_there() -> None:
+    driver = Driver(hold).open().sends()
+    driver.credit(2)
+    driver.terms[ORDERS] = SHAPED
+    driver.version = 1
+    driver.send(0)
+    driver.send(1)
+    (flow,) = driver.credit(170, count=2)
+    assert flow["delivery_count"] + flow["link_credit"] == 2
+
+
+def test_no_credit_is_granted_during_an_alarm() -> None:
+    driver = shaped().sends().sends(1, "/queues/free").takes(2)
+    driver.session.alarm("disk", driver.now_ns)
+    assert driver.credit(10)[0]["link_credit"] == 0
+    assert driver.credit(10, handle=1)[0]["link_credit"] == 0
+    (flow,) = driver.client(
+        1,
+        "flow",
+        next_incoming_id=2**32 - 4,
+        incoming_window=9,
+        next_outgoing_id=10,
+        outgoing_window=9,
+        handle=2,
+        delivery_count=2**32 - 5,
+        link_credit=1,
+    )
+    assert flow["link_credit"] == 1
+    driver.session.alarm("", driver.now_ns)
+    driver.tick()
+    flows = {flow["handle"]: flow["link_credit"] for flow in driver.to(CLIENT)}
+    assert flows == {3: 2, 4: 10}
+
+
+def test_what_is_granted_during_an_alarm_is_given_back() -> None:
+    driver = shaped(hold).sends()
+    driver.credit(170)
+    driver.session.alarm("disk", driver.now_ns)
+    driver.resolve(2)
+    assert driver.to(CLIENT) == []
+    driver.tick()
+    assert driver.charged == 0
+    driver.session.alarm("", driver.now_ns)
+    driver.tick()
+    assert len(driver.held) == 1
+
+
+# --- Consuming ------------------------------------------------------------------------------------
+
+
+def consumes(driver: Driver, credit: int, count: int | None = 2**32 - 5, **fields: Any) -> list[codec.Said]:
+    return driver.client(
+        1,
+        "flow",
+        next_incoming_id=2**32 - 4,
+        incoming_window=9,
+        next_outgoing_id=10,
+        outgoing_window=9,
+        handle=0,
+        delivery_count=count,
+        link_credit=credit,
+        **fields,
+    )
+
+
+def deliver(driver: Driver, number: int) -> list[codec.Said]:
+    return driver.broker(5, "transfer", codec.message(b"x"), handle=3, delivery_id=number, delivery_tag=b"t")
+
+
+def test_a_consumers_credit_reaches_the_broker_as_far_as_it_is_granted() -> None:
+    driver = shaped(hold).takes()
+    (flow,) = consumes(driver, 100)
+    assert flow["link_credit"] == 0
+    assert driver.requests[0].consumes
+    driver.resolve(2)
+    (flow,) = driver.to(BROKER)
+    assert flow.channel == 1
+    assert (flow["handle"], flow["delivery_count"], flow["link_credit"]) == (0, 2**32 - 5, 2)
+    assert len(deliver(driver, 0)) == len(deliver(driver, 1)) == 1
+    driver.tick()
+    driver.resolve(3)
+    (flow,) = driver.to(BROKER)
+    assert (flow["delivery_count"] + flow["link_credit"]) % 2**32 == 0
+    assert driver.paid == 2
+    assert driver.batches[-1].paid == [] or driver.batches[-1].paid[0].consumes
+
+
+def test_a_consumer_that_drains_hears_of_it_once_all_was_granted() -> None:
+    driver = shaped(hold).takes()
+    consumes(driver, 3, drain=True)
+    driver.resolve(2)
+    (flow,) = driver.to(BROKER)
+    assert flow["drain"] is True
+    assert flow["link_credit"] == 2
+    deliver(driver, 0)
+    driver.to(CLIENT)
+    # The queue is empty: the broker throws away what is left.
+    (flow,) = driver.broker(
+        5,
+        "flow",
+        next_incoming_id=10,
+        incoming_window=9,
+        next_outgoing_id=2**32 - 3,
+        outgoing_window=9,
+        handle=3,
+        delivery_count=2**32 - 3,
+        link_credit=0,
+        drain=True,
+    )
+    assert (flow["delivery_count"], flow["link_credit"] or 0, flow["drain"]) == (2**32 - 2, 0, True)
+
+
+# --- Rejecting ------------------------------------------------------------------------------------
+
+
+def refused(decide: Decide = refuse, terms: Terms = REFUSED) -> Driver:
+    driver = Driver(decide, terms={ORDERS: terms}).open().sends()
+    driver.credit(100)
+    return driver.forget()
+
+
+def test_a_refused_message_is_rejected_and_its_credit_given_again() -> None:
+    driver = refused()
+    assert driver.send(0) == []
+    rejected, flow = driver.to(CLIENT)
+    assert rejected.channel == 5
+    assert rejected.name == "disposition"
+    assert (rejected["role"], rejected["first"], rejected["settled"]) == (True, 0, True)
+    assert int(rejected["state"].descriptor) == 0x25
+    error = rejected["state"].value[0].value
+    assert error[0] == "amqp:resource-limit-exceeded"
+    assert error[1] == "SYSTEM_BUSY: queue:orders over rule queue:orders; try again in 2 ms"
+    assert flow["delivery_count"] + flow["link_credit"] == 101
+    assert (flow["next_incoming_id"], flow["incoming_window"]) == (11, 400)
+
+
+def test_numbers_differ_from_then_on() -> None:
+    refuses = {1, 2, 4}
+    driver = refused(lambda request: refuse(request) if request.size_bytes in refuses else None)
+    sizes = iter(range(10))
+    driver.decide = lambda request: refuse(request) if next(sizes) in refuses else None
+    heard = [driver.send(number) for number in range(6)]
+    assert [[said["delivery_id"] for said in each] for each in heard] == [[0], [], [], [1], [], [2]]
+    driver.forget()
+    # The broker accepts all it knows: three ranges of the client's.
+    ranges = [
+        (said["first"], said["last"])
+        for said in driver.broker(5, "disposition", role=True, first=0, last=2, settled=True)
+    ]
+    assert ranges == [(0, 0), (3, 3), (5, 5)]
+    (flow,) = driver.client(
+        1,
+        "flow",
+        next_incoming_id=2**32 - 4,
+        incoming_window=9,
+        next_outgoing_id=16,
+        outgoing_window=9,
+        handle=0,
+        delivery_count=6,
+        link_credit=97,
+    )
+    assert (flow["next_outgoing_id"], flow["delivery_count"]) == (13, 3)
+    (flow,) = driver.credit(100, count=3, next_incoming_id=13)
+    assert (flow["next_incoming_id"], flow["delivery_count"], flow["link_credit"]) == (16, 6, 100)
+    assert driver.session.in_flight() == 0
+
+
+def test_all_frames_of_a_refused_delivery_are_swallowed() -> None:
+    driver = refused()
+    assert driver.client(1, "transfer", b"a" * 50, handle=0, delivery_id=0, delivery_tag=b"t", more=True) == []
+    assert driver.to(CLIENT) == []
+    assert driver.client(1, "transfer", b"a" * 50, handle=0, more=True) == []
+    assert driver.client(1, "transfer", b"a" * 50, handle=0) == []
+    assert [said.name for said in driver.to(CLIENT)] == ["disposition", "flow"]
+    driver.decide = lambda _: None
+    (passed,) = driver.send(1)
+    assert passed["delivery_id"] == 0
+
+
+@pytest.mark.parametrize("counts_at_last", [False, True])
+def test_a_flow_within_a_refused_delivery_does_not_count_it(counts_at_last: bool) -> None:  # noqa: FBT001
+    driver = refused()
+    driver.client(1, "transfer", b"a" * 50, handle=0, delivery_id=0, delivery_tag=b"t", more=True)
+    numbers = {"next_incoming_id": 2**32 - 4, "incoming_window": 9, "outgoing_window": 9, "handle": 0}
+    count = 0 if counts_at_last else 1
+    (flow,) = driver.client(
+        1, "flow", **numbers, next_outgoing_id=11, delivery_count=count, link_credit=100 - count, available=0
+    )
+    assert (flow["delivery_count"], flow["link_credit"]) == (0, 100)
+    driver.client(1, "transfer", b"a" * 50, handle=0)
+    (flow,) = driver.client(1, "flow", **numbers, next_outgoing_id=12, delivery_count=1, link_credit=100, available=0)
+    assert (flow["delivery_count"], flow["link_credit"]) == (0, 100)
+
+
+def test_a_refused_delivery_in_a_long_frame_is_swallowed() -> None:
+    driver = refused()
+    frame = say(1, "transfer", b"a" * 300_000, handle=0, delivery_id=0, delivery_tag=b"t")
+    driver.give(CLIENT, frame, Random(1), longest=50_000)
+    assert not driver.written[BROKER]
+    assert [said.name for said in driver.to(CLIENT)] == ["disposition", "flow"]
+    driver.decide = lambda _: None
+    driver.give(
+        CLIENT,
+        say(1, "transfer", b"b" * 300_000, handle=0, delivery_id=1, delivery_tag=b"t"),
+        Random(2),
+        longest=50_000,
+    )
+    (passed,) = driver.to(BROKER)
+    assert passed["delivery_id"] == 0
+    assert passed.payload == b"b" * 300_000
+
+
+def test_settled_messages_are_never_refused() -> None:
+    driver = refused()
+    assert len(driver.send(0, settled=True)) == 1
+    assert not driver.requests
+    driver.tick()
+    assert driver.paid == 1
+
+
+def test_a_message_larger_than_its_limit_is_decided() -> None:
+    driver = refused(terms=Terms(delays=True, most_bytes=1000))
+    driver.tick()
+    driver.forget()
+    assert len(driver.send(0, b"x" * 100)) == 1
+    assert driver.send(1, b"x" * 2000) == []
+    # As long as it may be small enough, what comes of it is kept.
+    driver.forget()
+    assert driver.client(1, "transfer", b"a" * 500, handle=0, delivery_id=2, delivery_tag=b"t", more=True) == []
+    (sent,) = driver.client(1, "transfer", b"a" * 300, handle=0)[1:]
+    assert len(sent.payload) == 300
+    driver.client(1, "transfer", b"a" * 500, handle=0, delivery_id=3, delivery_tag=b"t", more=True)
+    assert driver.client(1, "transfer", b"a" * 600, handle=0, more=True) == []
+    assert driver.client(1, "transfer", b"a" * 600, handle=0) == []
+    dispositions = [said for said in driver.to(CLIENT) if said.name == "disposition"]
+    assert [said["first"] for said in dispositions] == [3]
+
+
+# --- Each message says where it is to go ----------------------------------------------------------
+
+
+def anonymous(decide: Decide = refuse) -> Driver:
+    driver = Driver(decide, terms={ORDERS: REFUSED}).open().sends(0, None)
+    driver.credit(100)
+    return driver.forget()
+
+
+def test_messages_of_an_anonymous_link_are_decided_by_their_own_address() -> None:
+    driver = anonymous()
+    assert driver.send(0, payload=codec.message(b"x", to="/queues/orders")) == []
+    (passed,) = driver.send(1, payload=codec.message(b"x", to="/queues/free"))
+    assert passed["delivery_id"] == 0
+    assert [request.resources for request in driver.requests] == [(ORDERS,)]
+    assert driver.batches[-1].paid[0].resources == (Resource("queue", "free"),)
+
+
+def test_frames_are_kept_back_until_an_address_is_known() -> None:
+    driver = anonymous(lambda _: None).sends(1, "/queues/free")
+    driver.credit(100, handle=1)
+    driver.forget()
+    payload = codec.message(b"x" * 10, to="/queues/orders", annotations={codec.Symbol("a"): "b" * 100})
+    assert driver.client(1, "transfer", payload[:50], handle=0, delivery_id=0, delivery_tag=b"t", more=True) == []
+    # All of the channel waits behind it, in order.
+    assert driver.send(1, handle=1) == []
+    heard = driver.client(1, "transfer", payload[50:], handle=0)
+    assert [(said["handle"], said["delivery_id"]) for said in heard] == [(0, 0), (1, 1), (0, None)]
+    assert heard[0].payload + heard[2].payload == payload
+
+
+def test_a_delivery_that_never_says_its_address_is_rejected() -> None:
+    driver = anonymous(lambda _: None)
+    part = codec.encode(Described(ULong(0x72), {codec.Symbol("a"): "b" * 80_000}))
+    for at, each in enumerate(codec.in_chunks(part, 5000)):
+        first = {"delivery_id": 0, "delivery_tag": b"t"} if at == 0 else {}
+        driver.client(1, "transfer", each, handle=0, more=True, **first)
+    driver.client(1, "transfer", b"", handle=0)
+    assert not driver.written[BROKER]
+    assert [said.name for said in driver.to(CLIENT)] == ["disposition", "flow"]
+
+
+def test_what_is_kept_back_is_decided_before_the_window_is_used_up() -> None:
+    driver = anonymous(lambda _: None)
+    driver.credit(100, incoming_window=3)
+    part = codec.encode(Described(ULong(0x72), {codec.Symbol("a"): "b" * 80}))
+    for number in range(3):
+        first = {"delivery_id": 0, "delivery_tag": b"t"} if number == 0 else {}
+        driver.client(1, "transfer", part[number : number + 1], handle=0, more=True, **first)
+    assert driver.woken
+    driver.forget()
+    driver.tick()
+    # What was swallowed is no part of the window: without that the rest could not come.
+    (flow,) = driver.to(CLIENT)
+    assert (flow["next_incoming_id"], flow["incoming_window"], flow["handle"]) == (13, 3, None)
+    driver.client(1, "transfer", part[3:], handle=0)
+    assert [said.name for said in driver.to(CLIENT)] == ["disposition", "flow"]
+
+
+def test_settled_messages_of_an_anonymous_link_shape_its_credit() -> None:
+    driver = anonymous(hold)
+    payload = codec.message(b"x", to="/queues/orders")
+    assert len(driver.send(0, payload=payload, settled=True)) == 1
+    driver.tick()
+    assert driver.charged == 1
+    assert driver.paid == 1
+    (flow,) = driver.credit(200, count=1)
+    assert flow["delivery_count"] + flow["link_credit"] == 100
+
+
+# --- Sessions and links ---------------------------------------------------------------------------
+
+
+def test_detaches_that_cross_and_handles_that_are_used_again() -> None:
+    driver = shaped().sends()
+    driver.credit(170)
+    assert driver.client(1, "detach", handle=0)[0].name == "detach"
+    assert driver.broker(5, "detach", handle=3)[0].name == "detach"
+    driver.sends()
+    (flow,) = driver.credit(170)
+    assert flow["link_credit"] == 2
+    assert len(driver.session.describe().links) == 1
+
+
+def test_a_name_is_attached_again_before_the_broker_has_answered() -> None:
+    driver = shaped(hold)
+    target = Described(ULong(0x29), ["/queues/orders"])
+    driver.client(1, "attach", name="n", handle=0, role=False, target=target, initial_delivery_count=0)
+    driver.client(1, "detach", handle=0)
+    driver.client(1, "attach", name="n", handle=0, role=False, target=target, initial_delivery_count=0)
+    driver.broker(5, "attach", name="n", handle=3, role=True, target=target)
+    driver.broker(5, "detach", handle=3)
+    driver.broker(5, "attach", name="n", handle=4, role=True, target=target)
+    assert driver.credit(9, handle=1)[0]["link_credit"] == 0
+    driver.resolve(1)
+    assert driver.to(CLIENT)[0]["link_credit"] == 1
+
+
+def test_channels_are_used_again() -> None:
+    driver = shaped().sends()
+    driver.client(1, "end")
+    driver.client(1, "begin", next_outgoing_id=0, incoming_window=1, outgoing_window=1)
+    driver.broker(5, "end")
+    driver.broker(5, "begin", remote_channel=1, next_outgoing_id=0, incoming_window=1, outgoing_window=1)
+    driver.sends()
+    assert driver.credit(170)[0]["link_credit"] == 2
+
+
+def test_a_link_that_the_broker_detaches_is_at_an_end() -> None:
+    driver = shaped().sends()
+    driver.credit(170)
+    driver.broker(5, "detach", handle=3, closed=True)
+    driver.tick()
+    assert driver.charged == 0
+    # What the client had sent before it heard of that goes on.
+    assert len(driver.send(0)) == 1
+    assert driver.session.in_flight() == 0
+
+
+def test_links_are_described() -> None:
+    driver = shaped(hold).sends().takes(1)
+    driver.credit(170)
+    driver.now_ns = 5_000_000
+    (first, second) = driver.session.describe().links
+    assert (first.name, first.session, first.sends, first.resource) == ("sender-0", 1, True, "queue:orders")
+    assert (first.credit, first.withheld, first.used) == (0, 170, 0)
+    assert (second.name, second.sends, second.resource) == ("receiver-1", False, "delivery:orders")
+
+
+# --- Ends -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        b"\0\0\0\x04\x02\0\0\0",
+        b"\0\0\0\x08\x01\0\0\0",
+        b"\0\0\0\x0c\x02\x01\0\x01aaaa",
+        codec.frame(1, b"\0\x53\x14\xc0\x02\x09\x40"),
+        say(1, "begin", next_outgoing_id=0, incoming_window=1, outgoing_window=1),
+        say(1, "transfer", handle=77, delivery_id=0),
+        say(0, "open", container_id="again"),
+    ],
+)
+def test_a_bad_frame_ends_the_connection(frame: bytes) -> None:
+    driver = Driver().open().sends()
+    driver.credit(10)
+    driver.send(0)
+    driver.forget()
+    good = say(1, "transfer", handle=0, delivery_id=1, delivery_tag=b"t")
+    driver.give(CLIENT, good + frame + good)
+    assert driver.closed is not None
+    assert driver.closed.reason == "bad_frame"
+    assert driver.written[BROKER] == good
+    driver.forget()
+    driver.session.farewell(driver.closed.detail, 0)
+    driver.take()
+    to_client, to_broker = driver.to(CLIENT)[0], driver.to(BROKER)[0]
+    assert to_client.name == to_broker.name == "close"
+    assert to_client["error"].value[0] == "amqp:connection:framing-error"
+    assert to_broker["error"].value[0] == "amqp:connection:forced"
+
+
+def test_farewell_says_why() -> None:
+    driver = Driver().open()
+    driver.session.farewell("Sluice is shutting down", 0)
+    driver.take()
+    (said,) = driver.to(CLIENT)
+    assert said["error"].value == ["amqp:connection:forced", "Sluice is shutting down"]
+    assert not driver.session.heard_out(BROKER, memoryview(b""))
+    assert driver.session.heard_out(BROKER, memoryview(say(0, "close")))
+
+
+def test_closing_is_who_closed_first() -> None:
+    driver = Driver().open()
+    driver.client(0, "close")
+    assert driver.session.closing is None
+    driver.broker(0, "close")
+    assert driver.session.closing is CLIENT
+
+
+def test_a_long_frame_is_never_interrupted() -> None:
+    driver = shaped(hold).sends().takes(1)
+    driver.credit(170)
+    driver.client(
+        1,
+        "flow",
+        next_incoming_id=2**32 - 4,
+        incoming_window=9,
+        next_outgoing_id=10,
+        outgoing_window=9,
+        handle=1,
+        delivery_count=2**32 - 5,
+        link_credit=1,
+    )
+    driver.forget()
+    frame = say(5, "transfer", b"x" * 100_000, handle=4, delivery_id=0, delivery_tag=b"t")
+    driver.give(BROKER, frame[:70_000])
+    driver.resolve(1)
+    assert driver.written[CLIENT] == frame[:70_000]
+    assert driver.session.backlog_bytes(CLIENT) > 0
+    driver.give(BROKER, frame[70_000:])
+    assert [said.name for said in driver.to(CLIENT)] == ["transfer", "flow"]
+
+
+def test_heartbeats_are_sent_to_who_would_hear_nothing() -> None:
+    driver = Driver().open(idle_time_out=1000)
+    beats = 0
+    # The broker is there, though the client hears nothing of it.
+    for _ in range(8):
+        driver.now_ns += 250_000_000
+        driver.session.receive(BROKER, memoryview(b""), driver.now_ns)
+        driver.tick()
+        beats += bytes(driver.written[CLIENT]) == codec.EMPTY
+        driver.forget()
+    assert beats == 4
+    assert not driver.written[BROKER]
+
+
+def test_a_drain_waits_for_what_is_not_settled() -> None:
+    driver = Driver().open().sends()
+    driver.credit(10)
+    for number in range(4):
+        driver.send(number)
+    driver.send(4, settled=True)
+    assert driver.session.in_flight() == 4
+    driver.broker(5, "disposition", role=True, first=0, last=2, settled=True)
+    assert driver.session.in_flight() == 1
+    driver.broker(5, "detach", handle=3, closed=True)
+    assert driver.session.in_flight() == 0
+
+
+def test_too_many_sessions_end_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("proxy.protocols.amqp10.session.MOST_SESSIONS", 3)
+    driver = Driver().open()
+    for channel in range(2, 6):
+        driver.client(channel, "begin", next_outgoing_id=0, incoming_window=1, outgoing_window=1)
+    assert isinstance(driver.closed, Close)
+    assert driver.closed.reason == "too_many_sessions"
+
+
+def test_a_connection_shows_that_a_limit_makes_it_wait() -> None:
+    driver = shaped(hold)
+    driver.now_ns = 1_000_000_000
+    driver.sends().credit(170)
+    assert driver.stage.state(driver.now_ns) == "throttled"
+    (stage,) = driver.session.stages()
+    assert (stage.kind, stage.name) == ("resource", "queue:orders")
+    assert stage in driver.stage.followers()
+    driver.decide = lambda _: None
+    driver.resolve(170)
+    for _ in range(2):
+        due_ns = driver.session.next_tick_ns()
+        assert due_ns is not None
+        driver.now_ns = due_ns
+        driver.tick()
+    assert not driver.session.stages()
+    driver.now_ns += 60_000_000_000
+    assert driver.stage.state(driver.now_ns) == "running"
