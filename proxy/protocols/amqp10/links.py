@@ -32,6 +32,8 @@ _NOWHERE: Final = Address("nothing")
 _SETTLED: Final = 1
 #: How fast the mean size follows: a new delivery counts for one in so many.
 _SIZES: Final = 8
+#: Of what pays for the credit of a link whose messages say themselves what they are for.
+_MOST_SHAPES: Final = 8
 #: Remembered for what messages are for that say so themselves.
 _MOST_TERMS: Final = 1024
 
@@ -618,18 +620,31 @@ class Link:
                 self._shared.charges.append(Charge(resources, 1, delivery.size_bytes))
 
     def shape_as(self, delivery: Delivery) -> None:
-        """Ask for credit as for a delivery that says itself what it is for, if it is settled: it cannot be decided."""
-        resources = delivery.resources if delivery.settled else ()
-        if delivery.head is None or resources == self.resources:
+        """Have credit be paid by what settled deliveries are for, if they say that themselves: none can be decided.
+
+        It is paid by all that some of late were for and that is limited. What a delivery is not for gets its part back.
+        """
+        if delivery.head is None or delivery.fate == SWALLOWED:
+            # The latter takes nothing: its credit is given again.
             return
-        self.charge_due()
-        prepaid = self.credit.prepaid
-        if prepaid and self.delays:
-            self._shared.charges.append(self._charge(-prepaid, -prepaid * self._bytes))
-        self.resources = resources
-        self.ask_terms()
-        if prepaid and self.delays:
-            self._shared.charges.append(self._charge(prepaid, prepaid * self._bytes))
+        resources = delivery.resources if delivery.settled else ()
+        if resources and not self._is_shaped_as(resources) and self._shared.terms(resources) != NO_TERMS:
+            self.charge_due()
+            prepaid = self.credit.prepaid
+            new = tuple(each for each in resources if each not in self.resources)
+            self.resources = (*self.resources, *new)[-_MOST_SHAPES:]
+            self.ask_terms()
+            if prepaid and self.delays:
+                self._shared.charges.append(self._charge_to(new, prepaid))
+        others = tuple(each for each in self.resources if each not in resources)
+        if others and self.delays:
+            self._shared.charges.append(self._charge_to(others, -1))
+
+    def _is_shaped_as(self, resources: tuple[Resource, ...]) -> bool:
+        return all(each in self.resources for each in resources)
+
+    def _charge_to(self, resources: tuple[Resource, ...], messages: int) -> Charge:
+        return Charge(resources, messages, messages * self._bytes, asks=self.asks, counts=False)
 
     def decided(self, delivery: Delivery, refuse: Refuse | None) -> None:
         """Take the verdict on a delivery."""
@@ -673,8 +688,10 @@ class Link:
         if not asked_bytes:
             if resources:
                 self._shared.count(resources, 1, size_bytes, consumes=False)
-            if resources == self.resources:
-                self._correct(1, size_bytes)
+            if resources and self._is_shaped_as(resources) and self.delays and self.terms.most_bytes is not None:
+                self._shared.charges.append(
+                    Charge(resources, 0, size_bytes - self._bytes, asks=self.asks, counts=False)
+                )
             return
         if size_bytes > asked_bytes:
             self._shared.charges.append(Charge(resources, 0, size_bytes - asked_bytes, asks=delivery.asks))

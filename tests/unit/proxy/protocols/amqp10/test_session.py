@@ -608,6 +608,20 @@ def test_settled_messages_of_an_anonymous_link_shape_its_credit() -> None:
     assert flow["delivery_count"] + flow["link_credit"] == 100
 
 
+def test_settled_messages_to_elsewhere_do_not_end_that() -> None:
+    driver = anonymous(hold)
+    driver.send(0, payload=codec.message(b"x", to="/queues/orders"), settled=True)
+    driver.tick()
+    for number in range(1, 4):
+        driver.send(number, payload=codec.message(b"x", to="/queues/free"), settled=True)
+    driver.tick()
+    # Only what was for the limited queue is charged to it.
+    assert driver.charged == 1
+    assert driver.paid == 4
+    (flow,) = driver.credit(200, count=4)
+    assert flow["delivery_count"] + flow["link_credit"] == 100
+
+
 # --- Sessions and links ---------------------------------------------------------------------------
 
 
