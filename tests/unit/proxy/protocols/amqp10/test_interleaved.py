@@ -374,10 +374,12 @@ def test_both_peers_believe_the_same(seed: int, scan: ScanName) -> None:
         for index, request in enumerate(batch.requests):
             passes = index not in batch.verdicts or isinstance(batch.verdicts[index], Grant)
             if request.most or (request.asks == "all" and passes):
-                charged[request.resources[0]] += 0 if id(request) in driver.given_up_ids else request.messages
+                for resource in request.resources:
+                    charged[resource] += 0 if id(request) in driver.given_up_ids else request.messages
         for charge in batch.charges:
-            if charge.asks != "refusing" and charge.resources[0] in charged:
-                charged[charge.resources[0]] += charge.messages
+            for resource in charge.resources:
+                if charge.asks != "refusing" and resource in charged:
+                    charged[resource] += charge.messages
     for resource in list(TERMS)[:3]:
         address = f"/queues/{resource.name}"
         came[resource] = sum(
