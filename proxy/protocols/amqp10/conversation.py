@@ -844,12 +844,13 @@ class NumberedRun(Step):
         session = self._sessions[frame.channel]
         performative = wire.performative(data, frame.doff, len(data))
         assert performative is not None  # noqa: S101 - all of it is here
-        first, last = performative.uint(1), performative.uint(2)
+        first = performative.uint(1)
         assert first is not None  # noqa: S101 - else it would not be plain
         if performative.code == wire.TRANSFER:
             number = session.halves[self.side].ids.forward(first)
             body = performative.replaced({1: wire.uint(number)})
             return wire.frame(frame.channel, body, data[performative.stop :])
+        last = performative.uint(2)
         range_ = first, first if last is None else last
         translated = DispositionStep(session, self.side, frame.channel, performative, range_).translated()
         return data if translated is None else translated

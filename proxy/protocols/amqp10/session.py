@@ -342,7 +342,7 @@ class AMQP10Session(Session, Reader):
             link.begins(deliveries)
         for link, deliveries, size_bytes in scanned.links:
             link.completed(deliveries, size_bytes)
-        sessions = [session for session, _, _ in scanned.sessions] + [each[0] for each in scanned.disposed]
+        sessions = [session for session, *_ in scanned.sessions] + [each[0] for each in scanned.disposed]
         numbered = {session: None for session in sessions if not session.counts_alike}
         return NumberedRun(stream.side, scanned, numbered) if numbered else None
 

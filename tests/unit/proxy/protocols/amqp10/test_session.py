@@ -10,6 +10,7 @@ from limiter.rules.resource import Resource
 from proxy.deciding.batch import Grant
 from proxy.protocols.amqp10.options import AMQP10Options
 from proxy.protocols.base import Close, Terms
+from proxy.protocols.options import ScanName
 
 DELIVERY = Resource("delivery", "orders")
 
@@ -724,3 +725,27 @@ def test_a_connection_shows_that_a_limit_makes_it_wait() -> None:
     assert not driver.session.stages()
     driver.now_ns += 60_000_000_000
     assert driver.stage.state(driver.now_ns) == "running"
+
+
+# --- Numbers over long times ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scan", ["python", "compiled"])
+def test_numbers_stay_right_over_many_settled(scan: ScanName) -> None:
+    driver = (
+        Driver(refuse, terms={ORDERS: REFUSED}, options=AMQP10Options(scan=scan))
+        .open()
+        .sends(0)
+        .sends(1, "/queues/free")
+    )
+    driver.credit(1000)
+    driver.credit(1 << 31, handle=1, incoming_window=1 << 31)
+    driver.forget()
+    driver.send(0, handle=1)
+    driver.send(1)
+    driver.forget()  # 1 was swallowed
+    number = 2
+    for step in range(6):
+        (heard,) = driver.send(number, handle=1, settled=True)
+        assert heard["delivery_id"] == (number - 1) & 0xFFFFFFFF, step
+        number = (number + (1 << 29)) & 0xFFFFFFFF  # as if so many had been sent between
