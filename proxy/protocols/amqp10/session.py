@@ -291,6 +291,8 @@ class AMQP10Session(Session, Reader):
         if code == wire.OPEN:
             return self._open(stream, performative)
         if code == wire.CLOSE:
+            for each in self._sessions:
+                each.pass_undecided(side)
             return Mark(None, side, lambda: self._close(stream))
         if side not in self._about.opened:
             raise Malformed("a frame before an open")
