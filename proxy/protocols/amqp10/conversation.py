@@ -51,6 +51,8 @@ if TYPE_CHECKING:
 
 #: Of a connection, all sessions together.
 MOST_LINKS: Final = 16384
+#: Into how many a disposition is cut at most.
+MOST_RANGES: Final = 64
 #: A longer name is known by a digest of it.
 _MOST_NAME_BYTES: Final = 64
 
@@ -412,7 +414,8 @@ class Conversation:
         # Of what comes on a link that is at an end nobody hears any more.
         settled = performative.boolean(4) or link.gone
         # RabbitMQ delivers what has come of an aborted delivery, so it counts like any other.
-        is_last = performative.boolean(9) or not performative.boolean(5)
+        aborted = performative.boolean(9)
+        is_last = aborted or not performative.boolean(5)
         delivery = link.delivery
         is_first = delivery is None
         size_bytes, payload = frame.size, data[begins:]
@@ -425,6 +428,8 @@ class Conversation:
                 # Most of all frames.
                 link.completed(1, size_bytes)
                 stream.run.add_transfer(self, link, number, settled=settled)
+                if aborted:
+                    stream.run.add_aborted(self, number)
                 return None, None
             delivery = Delivery(link, number, settled=settled)
             if link.looks_at(delivery):
@@ -443,6 +448,8 @@ class Conversation:
             link.finish(delivery)
         if plain:
             stream.run.add_transfer(self, link if is_first else None, delivery.number, settled=settled)
+            if aborted:
+                stream.run.add_aborted(self, delivery.number)
             return None, None
         return delivery, TransferStep(self, delivery, frame, performative, begins, is_first=is_first)
 
@@ -723,7 +730,9 @@ class TransferStep(Step):
         if self._is_first:
             # Once it is settled nobody else remembers it.
             delivery.renumbered = ids.came(delivery.number, settled=delivery.settled)
-        elif number is None:
+        if self._performative.boolean(9):
+            ids.aborted(delivery.number)
+        if number is None:
             return None
         renumbered = delivery.renumbered
         if renumbered == number:
@@ -792,7 +801,12 @@ class DispositionStep(Step):
         """Return its deliveries: what their receiver says of a range is cut where others were swallowed."""
         halves, side = self.session.halves, self.side
         if self._receiver:
-            return halves[side.other].ids.back_ranges(*self._range)
+            other = halves[side.other]
+            if other.deciding:
+                # What is being swallowed was not rejected yet: nothing else may be said of it.
+                return other.ids.back_ranges(*self._range)
+            # To who is told of more than a few ranges, the last one speaks of what was rejected, too; that is settled.
+            return other.ids.back_ranges(*self._range, MOST_RANGES)
         return halves[side].ids.forward_ranges(*self._range)
 
     def _written(self, ranges: list[tuple[int, int]]) -> bytes | None:

@@ -595,7 +595,7 @@ class Link:
 
     def _decide_unknown(self, delivery: Delivery, why: str) -> None:
         """Decide a delivery that does not say where it is to go: its broker could read it in another way."""
-        if not delivery.settled and self._shared.limits():
+        if not delivery.settled and self._shared.limits() and self._may_swallow():
             self._swallow(delivery, f"SYSTEM_BUSY: {why}")
             return
         delivery.fate = PASSES
@@ -633,8 +633,13 @@ class Link:
 
     def decided(self, delivery: Delivery, refuse: Refuse | None) -> None:
         """Take the verdict on a delivery."""
-        delivery.request = None
+        request, delivery.request = delivery.request, None
         self._shared.unblocked[self.sender][self.session] = None
+        if refuse is not None and not self._may_swallow():
+            refuse = None
+            if request is not None:
+                # It goes on, and costs and counts what it would have if it had not been over a rule.
+                self._shared.charges.append(Charge(request.resources, 1, request.size_bytes, asks=delivery.asks))
         if refuse is None:
             delivery.fate = PASSES
             if delivery.complete:
@@ -645,6 +650,10 @@ class Link:
         else:
             why = f"over rule {refuse.rule}; try again in {-(-refuse.wait_us // 1000)} ms"
         self._swallow(delivery, f"SYSTEM_BUSY: {refuse.resource} {why}")
+
+    def _may_swallow(self) -> bool:
+        """Return whether one more delivery may be swallowed: how many numbers are kept for that is bounded."""
+        return self.session.halves[self.sender].ids.reserve()
 
     def _swallow(self, delivery: Delivery, why: str) -> None:
         delivery.fate = SWALLOWED

@@ -39,12 +39,14 @@ settled             all before the end of the first break are      that break is
                     settled                                        spoken of no more
                     there are many breaks                          those with nothing unsettled behind them, up to
                                                                    the next one, become one with that
-                    there are as many as are kept all the same     ``full``: nothing may be swallowed
+                    there are as many as are kept all the same     ``full``: nothing may be swallowed; what is over a
+                                                                   rule goes on, and is charged
+aborted             its sender has aborted a delivery              nobody waits for its answer; it may come
 =================== ============================================== ==============================================
 """
 
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from typing import Final
 
 from .credit import unwrapped, wrapped
@@ -208,7 +210,18 @@ class Renumbering:
         full: nothing may be swallowed for now.
     """
 
-    __slots__ = ("_afters", "_compact_at", "_freed", "_next", "_offset", "_positions", "_unsettled", "plain")
+    __slots__ = (
+        "_aborted",
+        "_afters",
+        "_compact_at",
+        "_freed",
+        "_next",
+        "_offset",
+        "_positions",
+        "_reserved",
+        "_unsettled",
+        "plain",
+    )
 
     def __init__(self) -> None:
         self.plain = True
@@ -223,13 +236,23 @@ class Renumbering:
         self._compact_at = 64
         #: How many were settled since it was full.
         self._freed = 0
-        #: In the sender's numbers.
+        #: Deliveries that are to be swallowed, and have not been yet.
+        self._reserved = 0
+        #: In the sender's numbers; and of these, in order, those that were aborted.
         self._unsettled = Unsettled()
+        self._aborted: list[int] = []
 
     @property
     def full(self) -> bool:
         """Whether there are so many breaks that nothing may be swallowed for now."""
-        return len(self._afters) >= MOST_BREAKS
+        return len(self._afters) + self._reserved >= MOST_BREAKS
+
+    def reserve(self) -> bool:
+        """Return whether one more delivery may be swallowed; if so, ``swallow`` is to follow."""
+        if self.full:
+            return False
+        self._reserved += 1
+        return True
 
     # What comes from the sender.
 
@@ -253,7 +276,8 @@ class Renumbering:
         self._next = following if self._next is None else max(self._next, following)
 
     def swallow(self, delivery_id: int) -> None:
-        """Take a delivery that does not go on. It follows all others, and it is not ``full``."""
+        """Take a delivery that does not go on. It follows all others, and there was room for it: see ``reserve``."""
+        self._reserved = max(0, self._reserved - 1)
         number = self._unwrap(delivery_id)
         self._next = number + 1
         self.plain = False
@@ -322,16 +346,30 @@ class Renumbering:
 
     @property
     def unsettled(self) -> int:
-        """How many deliveries went on and are not settled; a few more than that at times, see ``Unsettled``."""
-        return self._unsettled.count
+        """How many deliveries went on and wait for an answer; a few more than that at times, see ``Unsettled``."""
+        return self._unsettled.count - len(self._aborted)
+
+    def aborted(self, delivery_id: int) -> None:
+        """Take that a delivery was aborted by its sender: it is settled by that, and many receivers do not answer it.
+
+        Those that do speak of it by its number, so that is not forgotten.
+        """
+        number = self._unwrap(delivery_id)
+        aborted = self._aborted
+        at = bisect_left(aborted, number)
+        known = at < len(aborted) and aborted[at] == number
+        if not known and len(aborted) < MOST_INTERVALS and self._unsettled.any_within(number, number + 1):
+            aborted.insert(at, number)
 
     def settled(self, first: int, last: int) -> int:
         """Take that a range of the sender's numbers is settled, by either side; return how many were not before."""
         low, high = self._range(first, last, self._near())
         removed = self._unsettled.settle(low, high) if low <= high else 0
+        if removed and self._aborted:
+            del self._aborted[bisect_left(self._aborted, low) : bisect_right(self._aborted, high)]
         if removed and self._afters:
             self._forget()
-            if self.full:
+            if len(self._afters) >= MOST_BREAKS:
                 self._freed += removed
                 if self._freed >= MOST_BREAKS // 8:
                     self._compact()
@@ -343,6 +381,7 @@ class Renumbering:
         What its receiver said of it before it heard of that may still come.
         """
         self._unsettled.clear()
+        self._aborted.clear()
         if self.full:
             self._forget()
 

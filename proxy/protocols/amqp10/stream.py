@@ -114,7 +114,7 @@ class Piece(msgspec.Struct, gc=False):
 class Run(Step):
     """Plain frames, one behind the other."""
 
-    __slots__ = ("_came", "_last", "_settled", "_transfers", "_unsettled")
+    __slots__ = ("_aborted", "_came", "_last", "_settled", "_transfers", "_unsettled")
 
     def __init__(self, side: Side) -> None:
         self.session = None
@@ -127,6 +127,7 @@ class Run(Step):
         self._settled: list[tuple[Conversation, bool, int, int]] = []
         #: The last delivery that need not be unsettled, by session.
         self._last: dict[Conversation, int] = {}
+        self._aborted: list[tuple[Conversation, int]] = []
 
     def add_transfer(self, session: "Conversation", link: "Link | None", number: int, *, settled: bool) -> None:
         """Add a transfer.
@@ -154,6 +155,11 @@ class Run(Step):
                     unsettled[-1] = session, first, count + 1
                     return
             unsettled.append((session, number, 1))
+
+    def add_aborted(self, session: "Conversation", number: int) -> None:
+        """Add that a delivery was aborted, by one of its transfers."""
+        if self.side is Side.CLIENT:
+            self._aborted.append((session, number))
 
     def add_settled(self, session: "Conversation", first: int, last: int, *, receiver: bool) -> None:
         """Add a disposition that settles."""
@@ -183,6 +189,8 @@ class Run(Step):
             session.halves[side].ids.came(number, deliveries)
         for session, number in self._last.items():
             session.halves[side].ids.reached(number)
+        for session, number in self._aborted:
+            session.halves[side].ids.aborted(number)
         for link, deliveries in self._came.items():
             link.came(deliveries)
         for session, receiver, first, last in self._settled:

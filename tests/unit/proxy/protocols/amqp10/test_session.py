@@ -9,9 +9,10 @@ from amqp10_playbook.driver import BROKER, CLIENT, ORDERS, REFUSED, SHAPED, Deci
 
 from limiter.rules.resource import Resource
 from proxy.deciding.batch import Grant
+from proxy.protocols.amqp10 import conversation, renumbering
 from proxy.protocols.amqp10.links import Link
 from proxy.protocols.amqp10.options import AMQP10Options
-from proxy.protocols.base import Close, Terms
+from proxy.protocols.base import NO_TERMS, Close, Terms
 from proxy.protocols.options import ScanName
 
 DELIVERY = Resource("delivery", "orders")
@@ -394,6 +395,78 @@ def test_numbers_differ_from_then_on() -> None:
     assert (flow["next_outgoing_id"], flow["delivery_count"]) == (13, 3)
     (flow,) = driver.credit(100, count=3, next_incoming_id=13)
     assert (flow["next_incoming_id"], flow["delivery_count"], flow["link_credit"]) == (16, 6, 100)
+    assert driver.session.in_flight() == 0
+
+
+def test_what_cannot_be_swallowed_goes_on_and_is_charged(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(renumbering, "MOST_BREAKS", 4)
+    driver = refused()
+    for number in range(0, 8, 2):
+        driver.decide = refuse
+        assert driver.send(number) == []
+        driver.decide = lambda _: None
+        assert len(driver.send(number + 1)) == 1
+    driver.decide = refuse
+    driver.tick()
+    charged = [charge for batch in driver.batches for charge in batch.charges]
+    (passed,) = driver.send(8)
+    assert passed["delivery_id"] == 4
+    driver.tick()
+    (charge,) = [charge for batch in driver.batches for charge in batch.charges][len(charged) :]
+    assert (charge.resources, charge.messages, charge.asks, charge.counts) == ((ORDERS,), 1, "refusing", True)
+    assert charge.size_bytes == driver.requests[-1].size_bytes
+    # Once the broker has answered, there is room again.
+    driver.broker(5, "disposition", role=True, first=0, last=4, settled=True)
+    assert driver.session.in_flight() == 0
+    assert driver.send(9) == []
+
+
+def test_no_more_is_swallowed_in_one_chunk_than_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(renumbering, "MOST_BREAKS", 4)
+    driver = refused()
+    chunk = b"".join(say(1, "transfer", b"x", handle=0, delivery_id=number, delivery_tag=b"t") for number in range(10))
+    driver.give(CLIENT, chunk)
+    assert [said["delivery_id"] for said in driver.to(BROKER)] == list(range(6))
+    assert [said["first"] for said in driver.to(CLIENT) if said.name == "disposition"] == list(range(4))
+
+
+def test_a_disposition_is_cut_into_no_more_than_a_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conversation, "MOST_RANGES", 3)
+    driver = refused()
+    for number in range(10):
+        driver.decide = (lambda _: None) if number % 2 else refuse
+        driver.send(number)
+    driver.forget()
+    accepted = {"role": True, "first": 0, "last": 4, "settled": True}
+    # One that is being refused is not accepted.
+    driver.decide = refuse
+    driver.client(1, "transfer", b"x", handle=0, delivery_id=10, delivery_tag=b"t", more=True)
+    ranges = [
+        (said["first"], said["last"]) for said in driver.broker(5, "disposition", **accepted | {"settled": False})
+    ]
+    assert ranges == [(1, 1), (3, 3), (5, 5), (7, 7), (9, 9)]
+    driver.client(1, "transfer", b"x", handle=0)
+    driver.forget()
+    ranges = [(said["first"], said["last"]) for said in driver.broker(5, "disposition", **accepted)]
+    assert ranges == [(1, 1), (3, 3), (5, 9)]
+    assert driver.session.in_flight() == 0
+
+
+@pytest.mark.parametrize("terms", [NO_TERMS, REFUSED])
+def test_nobody_waits_for_an_answer_to_what_was_aborted(terms: Terms) -> None:
+    driver = refused(lambda _: None, terms)
+    driver.send(0)
+    driver.client(1, "transfer", b"a" * 50, handle=0, delivery_id=1, delivery_tag=b"t", more=True)
+    assert driver.session.in_flight() == 2
+    driver.client(1, "transfer", handle=0, aborted=True)
+    assert driver.session.in_flight() == 1
+    driver.send(2)
+    driver.client(1, "transfer", handle=0, delivery_id=3, delivery_tag=b"t", aborted=True)
+    assert driver.session.in_flight() == 2
+    # Some brokers answer all the same.
+    driver.broker(5, "disposition", role=True, first=0, last=1, settled=True)
+    assert driver.session.in_flight() == 1
+    driver.broker(5, "disposition", role=True, first=2, last=2, settled=True)
     assert driver.session.in_flight() == 0
 
 
