@@ -151,7 +151,7 @@ class Conversation:
         """Take an end of either peer."""
         half = self.halves[side]
         half.ended = True
-        self._pass_undecided(half, list(half.undecided))
+        self.pass_undecided(side)
         links, half.handles = half.handles, {}
         for link in links.values():
             if link.sender is side:
@@ -196,7 +196,9 @@ class Conversation:
             link = Link(self, attached, side, shared)
             self.links[link] = None
             self.halves[sender].senders += 1
-            self.halves[side.other].awaited.setdefault(key, deque()).append(link)
+            other = self.halves[side.other]
+            if not other.ended:
+                other.awaited.setdefault(key, deque()).append(link)
         link.handles[side] = attached.handle
         half.handles[attached.handle] = link
         before = link.decides
@@ -441,8 +443,7 @@ class Conversation:
         self._set_delivery(link, None if is_last else delivery)
         before = delivery.fate
         self._decide(half, delivery, payload, is_last=is_last and len(data) == size_bytes)
-        half.kept_transfers += 1
-        self._kept(half, len(data))
+        self._kept(half, len(data), 1)
         if is_last and before == PASSES:
             link.finish(delivery)
         if plain:
@@ -521,10 +522,11 @@ class Conversation:
             # As long as it is not decided it is decided as what is known of it.
             delivery.request.size_bytes = delivery.asked_bytes = delivery.size_bytes
 
-    def _kept(self, half: Half, size_bytes: int) -> None:
+    def _kept(self, half: Half, size_bytes: int, transfers: int = 0) -> None:
         """Count what has to be kept back, if something has; if that is too much, decide by what is known."""
         if not half.undecided:
             return
+        half.kept_transfers += transfers
         half.kept_bytes += size_bytes
         if not self._shared.keep(size_bytes) or half.kept_bytes > half.most_kept_bytes:
             self._decide_now(half)
@@ -553,6 +555,11 @@ class Conversation:
         half = self.halves[side]
         if half.undecided and half.transfers.left() <= half.kept_transfers:
             self._shared.forced[self] = None
+
+    def pass_undecided(self, side: Side) -> None:
+        """Let all of a peer's go on that are not decided: it says no more."""
+        half = self.halves[side]
+        self._pass_undecided(half, list(half.undecided))
 
     def _pass_undecided(self, half: Half, deliveries: list[Delivery]) -> None:
         """Let deliveries go on that will never be complete: nobody makes messages of them."""
@@ -607,7 +614,7 @@ class Mark(Step):
 class FlowStep(Step):
     """A flow, of a session or of one of its links."""
 
-    __slots__ = ("_drains", "_echoes", "_link", "_numbers", "_performative")
+    __slots__ = ("_drains", "_link", "_numbers", "_performative")
 
     def __init__(self, session: Conversation, side: Side, link: Link | None, performative: Performative) -> None:
         self.session: Conversation = session
@@ -616,7 +623,7 @@ class FlowStep(Step):
         self._performative = performative
         #: As they are numbered.
         self._numbers = [performative.uint(number) for number in range(8)]
-        self._drains, self._echoes = performative.boolean(8), performative.boolean(9)
+        self._drains = performative.boolean(8)
         if link is not None:
             link.flows += 1
 
@@ -637,30 +644,28 @@ class FlowStep(Step):
             changes[0] = wire.optional_uint(to_incoming_id)
         if to_outgoing_id != outgoing_id:
             changes[2] = wire.uint(to_outgoing_id)
-        if link is not None and not self._translate_link(link, changes):
-            return b""
+        if link is not None:
+            self._translate_link(link, changes)
         if not changes:
             return None
         assert half.channel is not None  # noqa: S101 - it has begun
         return wire.frame(half.channel, self._performative.replaced(changes))
 
-    def _translate_link(self, link: Link, changes: dict[int, bytes]) -> bool:
-        """Translate what it says of a link; return whether it goes on."""
+    def _translate_link(self, link: Link, changes: dict[int, bytes]) -> None:
+        """Translate what it says of a link, or leave that out."""
         delivery_count, credit, available = self._numbers[5:]
         if link.sender is not self.side:
             told = link.credit.to_sender()
             if not link.credit.shaped:
-                return True
+                return
         else:
             answer = link.flow_of_sender(delivery_count, credit, available, self._drains)
             if answer is None:
-                if not self._echoes:
-                    return False
-                # It asks for an answer all the same: of the session, and of the link by a flow of our own.
+                # It says how much of the session it takes all the same (2.5.6), and may ask for an answer.
                 changes |= dict.fromkeys(range(4, 9), wire.NULL)
-                return True
+                return
             if not link.credit.shaped:
-                return True
+                return
             told = answer
         if told.delivery_count != delivery_count:
             changes[5] = wire.optional_uint(told.delivery_count)
@@ -668,7 +673,6 @@ class FlowStep(Step):
             changes[6] = wire.uint(told.credit)
         if told.drain is not self._drains:
             changes[8] = wire.boolean(told.drain)
-        return True
 
 
 class TransferStep(Step):
@@ -858,12 +862,13 @@ class NumberedRun(Step):
         session = self._sessions[frame.channel]
         performative = wire.performative(data, frame.doff, len(data))
         assert performative is not None  # noqa: S101 - all of it is here
-        first, last = performative.uint(1), performative.uint(2)
+        first = performative.uint(1)
         assert first is not None  # noqa: S101 - else it would not be plain
         if performative.code == wire.TRANSFER:
             number = session.halves[self.side].ids.forward(first)
             body = performative.replaced({1: wire.uint(number)})
             return wire.frame(frame.channel, body, data[performative.stop :])
+        last = performative.uint(2)
         range_ = first, first if last is None else last
         translated = DispositionStep(session, self.side, frame.channel, performative, range_).translated()
         return data if translated is None else translated

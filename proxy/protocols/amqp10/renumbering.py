@@ -270,6 +270,11 @@ class Renumbering:
             self._unsettled.add(first, deliveries)
         return wrapped(first - self._difference(first))
 
+    def reached(self, delivery_id: int) -> None:
+        """Take that a delivery went on, and all before it: so the next is near, whether those were settled or not."""
+        following = self._unwrap(delivery_id) + 1
+        self._next = following if self._next is None else max(self._next, following)
+
     def swallow(self, delivery_id: int) -> None:
         """Take a delivery that does not go on. It follows all others, and there was room for it: see ``reserve``."""
         self._reserved = max(0, self._reserved - 1)

@@ -103,7 +103,7 @@ class NativeScanner:
             frames,
             [(links[channel, handle], deliveries, size_bytes) for channel, handle, deliveries, size_bytes in moved],
             [
-                (sessions[channel], ((last - first) & _HIGHEST) + 1, unsettled)
+                (sessions[channel], ((last - first) & _HIGHEST) + 1, last, unsettled)
                 for channel, first, last, unsettled in begun
             ],
             [

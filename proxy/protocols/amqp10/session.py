@@ -291,6 +291,8 @@ class AMQP10Session(Session, Reader):
         if code == wire.OPEN:
             return self._open(stream, performative)
         if code == wire.CLOSE:
+            for each in self._sessions:
+                each.pass_undecided(side)
             return Mark(None, side, lambda: self._close(stream))
         if side not in self._about.opened:
             raise Malformed("a frame before an open")
@@ -342,7 +344,7 @@ class AMQP10Session(Session, Reader):
             link.begins(deliveries)
         for link, deliveries, size_bytes in scanned.links:
             link.completed(deliveries, size_bytes)
-        sessions = [session for session, _, _ in scanned.sessions] + [each[0] for each in scanned.disposed]
+        sessions = [session for session, *_ in scanned.sessions] + [each[0] for each in scanned.disposed]
         numbered = {session: None for session in sessions if not session.counts_alike}
         return NumberedRun(stream.side, scanned, numbered) if numbered else None
 

@@ -56,8 +56,8 @@ class Scanned(msgspec.Struct, gc=False):
         stop: where it ends in the buffer; it began where the scan did.
         frames: how many, empty ones and dispositions among them.
         links: of the transfers, by link, each once: the link, its deliveries, and their frames' bytes.
-        sessions: likewise by session: the session, its transfers, and the delivery-ids of those that are not settled,
-            ascending. Each transfer is one delivery.
+        sessions: likewise by session: the session, its transfers, the last delivery-id, and those of all that are
+            not settled, ascending. Each transfer is one delivery.
         disposed: by disposition: of which session, whether the receiver says it, whether that settles, and which
             deliveries; they may be in the run.
     """
@@ -65,7 +65,7 @@ class Scanned(msgspec.Struct, gc=False):
     stop: int
     frames: int
     links: "Sequence[tuple[Link, int, int]]"
-    sessions: "Sequence[tuple[Conversation, int, Ranges]]"
+    sessions: "Sequence[tuple[Conversation, int, int, Ranges]]"
     disposed: "Sequence[tuple[Conversation, bool, bool, int, int]]"
 
 
@@ -114,7 +114,7 @@ class Piece(msgspec.Struct, gc=False):
 class Run(Step):
     """Plain frames, one behind the other."""
 
-    __slots__ = ("_aborted", "_came", "_settled", "_transfers", "_unsettled")
+    __slots__ = ("_aborted", "_came", "_last", "_settled", "_transfers", "_unsettled")
 
     def __init__(self, side: Side) -> None:
         self.session = None
@@ -125,6 +125,8 @@ class Run(Step):
         #: Deliveries that follow each other, by session: the first, and how many.
         self._unsettled: list[tuple[Conversation, int, int]] = []
         self._settled: list[tuple[Conversation, bool, int, int]] = []
+        #: The last delivery that need not be unsettled, by session.
+        self._last: dict[Conversation, int] = {}
         self._aborted: list[tuple[Conversation, int]] = []
 
     def add_transfer(self, session: "Conversation", link: "Link | None", number: int, *, settled: bool) -> None:
@@ -141,7 +143,11 @@ class Run(Step):
         if link is None:
             return
         self._came[link] = self._came.get(link, 0) + 1
-        if not settled and self.side is Side.CLIENT:
+        if self.side is not Side.CLIENT:
+            return
+        if settled:
+            self._last[session] = number
+        else:
             unsettled = self._unsettled
             if unsettled:
                 of, first, count = unsettled[-1]
@@ -163,9 +169,10 @@ class Run(Step):
         """Add what compiled code has taken."""
         for link, deliveries, _ in scanned.links:
             self._came[link] = self._came.get(link, 0) + deliveries
-        for session, transfers, unsettled in scanned.sessions:
+        for session, transfers, last, unsettled in scanned.sessions:
             self._transfers[session] = self._transfers.get(session, 0) + transfers
             if self.side is Side.CLIENT:
+                self._last[session] = last
                 self._unsettled += [(session, first, (last - first + 1) & 0xFFFFFFFF) for first, last in unsettled]
         for session, receiver, settles, first, last in scanned.disposed:
             # Of the broker's deliveries nobody keeps count.
@@ -180,6 +187,8 @@ class Run(Step):
             session.halves[side].transfers.came(transfers)
         for session, number, deliveries in self._unsettled:
             session.halves[side].ids.came(number, deliveries)
+        for session, number in self._last.items():
+            session.halves[side].ids.reached(number)
         for session, number in self._aborted:
             session.halves[side].ids.aborted(number)
         for link, deliveries in self._came.items():

@@ -1,3 +1,4 @@
+import gc
 from random import Random
 from typing import Any
 
@@ -9,8 +10,10 @@ from amqp10_playbook.driver import BROKER, CLIENT, ORDERS, REFUSED, SHAPED, Deci
 from limiter.rules.resource import Resource
 from proxy.deciding.batch import Grant
 from proxy.protocols.amqp10 import conversation, renumbering
+from proxy.protocols.amqp10.links import Link
 from proxy.protocols.amqp10.options import AMQP10Options
 from proxy.protocols.base import NO_TERMS, Close, Terms
+from proxy.protocols.options import ScanName
 
 DELIVERY = Resource("delivery", "orders")
 
@@ -811,3 +814,105 @@ def test_a_connection_shows_that_a_limit_makes_it_wait() -> None:
     assert not driver.session.stages()
     driver.now_ns += 60_000_000_000
     assert driver.stage.state(driver.now_ns) == "running"
+
+
+# --- Numbers over long times ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scan", ["python", "compiled"])
+def test_numbers_stay_right_over_many_settled(scan: ScanName) -> None:
+    driver = (
+        Driver(refuse, terms={ORDERS: REFUSED}, options=AMQP10Options(scan=scan))
+        .open()
+        .sends(0)
+        .sends(1, "/queues/free")
+    )
+    driver.credit(1000)
+    driver.credit(1 << 31, handle=1, incoming_window=1 << 31)
+    driver.forget()
+    driver.send(0, handle=1)
+    driver.send(1)
+    driver.forget()  # 1 was swallowed
+    number = 2
+    for step in range(6):
+        (heard,) = driver.send(number, handle=1, settled=True)
+        assert heard["delivery_id"] == (number - 1) & 0xFFFFFFFF, step
+        number = (number + (1 << 29)) & 0xFFFFFFFF  # as if so many had been sent between
+
+
+# --- What must go on ----------------------------------------------------------------------------------
+
+
+def test_a_senders_flow_that_would_mislead_still_says_its_window() -> None:
+    driver = Driver(lambda r: Grant(2) if r.most > 2 else None, terms={ORDERS: SHAPED}).open().sends()
+    driver.credit(100, drain=True)
+    driver.decide = hold
+    driver.forget()
+    heard = driver.client(
+        1,
+        "flow",
+        next_incoming_id=2**32 - 4,
+        incoming_window=77,
+        next_outgoing_id=10,
+        outgoing_window=500,
+        handle=0,
+        delivery_count=1,
+        link_credit=1,
+        drain=True,
+    )
+    assert [each["incoming_window"] for each in heard] == [77]
+
+
+def test_only_transfers_that_are_kept_back_use_up_the_window() -> None:
+    driver = (
+        Driver(lambda _: None, terms={ORDERS: REFUSED}, options=AMQP10Options(scan="python"))
+        .open()
+        .sends(0, None)
+        .sends(1, "/queues/free")
+    )
+    driver.credit(100)
+    driver.credit(400, handle=1)
+    for n in range(300):
+        driver.send(n, handle=1)
+    driver.broker(5, "flow", next_incoming_id=310, incoming_window=100, next_outgoing_id=2**32 - 4, outgoing_window=500)
+    driver.forget()
+    payload = codec.message(b"x" * 10, to="/queues/orders", annotations={codec.Symbol("a"): "b" * 100})
+    driver.client(1, "transfer", payload[:50], handle=0, delivery_id=300, delivery_tag=b"t", more=True)
+    assert not driver.woken
+    driver.tick()
+    assert len(driver.client(1, "transfer", payload[50:], handle=0)) == 2
+
+
+def test_what_was_kept_back_goes_on_before_a_close() -> None:
+    driver = Driver(lambda _: None, terms={ORDERS: REFUSED}).open().sends(0, None).sends(1, "/queues/free")
+    driver.credit(100)
+    driver.credit(100, handle=1)
+    driver.forget()
+    part = codec.encode(Described(ULong(0x72), {codec.Symbol("a"): "b" * 80}))
+    driver.client(1, "transfer", part[:5], handle=0, delivery_id=0, delivery_tag=b"t", more=True)
+    assert driver.send(1, handle=1, settled=True) == []
+    heard = driver.client(0, "close")
+    driver.tick()
+    heard += driver.to(BROKER)
+    assert [s.name for s in heard] == ["transfer", "transfer", "close"]
+
+
+def test_links_of_a_session_that_the_broker_has_ended_are_not_remembered() -> None:
+    driver = Driver().open()
+    driver.broker(5, "end")
+    gc.collect()
+    before = sum(isinstance(o, Link) for o in gc.get_objects())
+    for n in range(500):
+        driver.client(
+            1,
+            "attach",
+            name=f"l{n}",
+            handle=0,
+            role=False,
+            target=Described(ULong(0x29), ["/queues/o"]),
+            initial_delivery_count=0,
+        )
+        driver.client(1, "detach", handle=0, closed=True)
+    gc.collect()
+    after = sum(isinstance(o, Link) for o in gc.get_objects())
+    assert after - before < 10
