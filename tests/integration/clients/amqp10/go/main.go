@@ -123,7 +123,8 @@ func publish(session *amqp.Session, asked ask, told *report, started time.Time) 
 				unanswered <- sent{told.Sent, receipt}
 			}
 		}
-		if errors.Is(err, context.DeadlineExceeded) {
+		// When the time is over while there is no credit, it says that the credit is exceeded.
+		if err != nil && sending.Err() != nil {
 			break
 		}
 		if err != nil {
