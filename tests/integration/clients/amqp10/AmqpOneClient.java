@@ -106,6 +106,10 @@ public final class AmqpOneClient {
             while (sent < most && System.nanoTime() - started < endNanos) {
                 free.acquire();
                 int number = sent++;
+                long dueNanos = started + number * 1_000_000_000L / number("per_s", Integer.MAX_VALUE);
+                if (dueNanos > System.nanoTime()) {
+                    TimeUnit.NANOSECONDS.sleep(dueNanos - System.nanoTime());
+                }
                 byte[] body = new byte[number("size", 100)];
                 Arrays.fill(body, (byte) '.');
                 byte[] head = (number + " ").getBytes(StandardCharsets.US_ASCII);

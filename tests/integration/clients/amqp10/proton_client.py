@@ -12,6 +12,7 @@ from proton.handlers import MessagingHandler
 from proton.reactor import AtLeastOnce, AtMostOnce, Container
 
 _WAIT_FOR_ANSWERS_S = 30
+_PACE_S = 0.01
 
 
 def count_now(counts: list[int], since_s: float) -> None:
@@ -45,6 +46,7 @@ class Publishing:
             and self.link.credit > 0
             and len(self.unanswered) < ask.get("outstanding", 50)
             and report["sent"] < ask.get("count", 1 << 40)
+            and report["sent"] <= (time.monotonic() - since_s) * ask.get("per_s", 1 << 40)
         ):
             number = report["sent"]
             message = Message(body=(b"%d " % number).ljust(ask.get("size", 100), b"."), inferred=True)
@@ -130,10 +132,14 @@ class Client(MessagingHandler):
             link.link.context = link
             if "seconds" in link.ask:
                 self.schedule(event.container, link.ask["seconds"], link, "over")
+            if "per_s" in link.ask:
+                self.schedule(event.container, _PACE_S, link, "due")
 
     def schedule(self, container: Any, seconds: float, link: Any, what: str) -> None:
         """Have something done to a link later, unless all is over then."""
-        self.timers.append(container.schedule(seconds, Timer(self, link, what)))
+        if self.connection is not None:
+            self.timers = self.timers[-100:]
+            self.timers.append(container.schedule(seconds, Timer(self, link, what)))
 
     def go_on(self, link: Any) -> None:
         """Send or ask for more, and close when all links are done."""
@@ -221,6 +227,10 @@ class Timer:
     def on_timer_task(self, event: Any) -> None:
         """End it."""
         if self.client.connection is None:
+            return
+        if self.what == "due":
+            self.client.schedule(event.container, _PACE_S, self.link, "due")
+            self.client.go_on(self.link)
             return
         if self.what == "over":
             self.link.over = True

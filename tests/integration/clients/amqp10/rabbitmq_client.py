@@ -37,7 +37,13 @@ class Publishing:
         report, ask = self.report, self.ask
         for delivery in [delivery for delivery in self.unanswered if delivery.settled or delivery.remote_state]:
             self._answered(delivery, self.unanswered.pop(delivery))
-        while not self.sent_all and self.link.credit > 0 and len(self.unanswered) < ask.get("outstanding", 50):
+        due = (time.monotonic() - self.since_s) * ask.get("per_s", 1 << 40)
+        while (
+            not self.sent_all
+            and report["sent"] <= due
+            and self.link.credit > 0
+            and len(self.unanswered) < ask.get("outstanding", 50)
+        ):
             number = report["sent"]
             message = Message(body=(b"%d " % number).ljust(ask.get("size", 100), b"."), inferred=True)
             if ask.get("to"):
@@ -116,7 +122,7 @@ def main(host: str, port: str, ask: dict[str, Any]) -> None:
                 link.go_on()
             if all(link.done for link in links):
                 break
-            blocking.container.timeout = 0.05
+            blocking.container.timeout = 0.01
             blocking.container.process()
             if blocking.disconnected:
                 raise ConnectionError(blocking.disconnected)  # noqa: TRY301

@@ -42,7 +42,7 @@ class Publishing {
   goOn() {
     const { report, ask: asked } = this;
     while (!this.over && report.sent < (asked.count ?? Infinity) && this.unanswered.size < (asked.outstanding ?? 50)
-      && this.link.sendable() && this.link.credit > report.sent - this.link.delivery_count) {
+      && report.sent <= Number(process.hrtime.bigint() - started) / 1e9 * (asked.per_s ?? Infinity) && this.link.sendable() && this.link.credit > report.sent - this.link.delivery_count) {
       const number = report.sent;
       const body = Buffer.alloc(asked.size ?? 100, '.');
       body.write(`${number} `);
@@ -142,6 +142,7 @@ connection.on('connection_open', () => {
     for (const name of ['sender_error', 'receiver_error']) {
       link.link.on(name, context => { link.report.error = String(context[name.split('_')[0]].error); finish(); });
     }
+    if (link.ask.per_s) setInterval(() => link.goOn(), 10);
     if (link.ask.seconds !== undefined) {
       setTimeout(() => {
         link.over = true;

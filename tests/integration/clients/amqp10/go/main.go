@@ -18,7 +18,10 @@ import (
 	"github.com/Azure/go-amqp"
 )
 
-const waitForAnswers = 30 * time.Second
+const (
+	waitForAnswers = 30 * time.Second
+	noCredit       = 5 * time.Second
+)
 
 type ask struct {
 	Publish     *string  `json:"publish"`
@@ -28,6 +31,7 @@ type ask struct {
 	Seconds     float64  `json:"seconds"`
 	Outstanding int      `json:"outstanding"`
 	Size        int      `json:"size"`
+	PerSecond   float64  `json:"per_s"`
 	Settled     bool     `json:"settled"`
 	Credit      int32    `json:"credit"`
 	Drain       int      `json:"drain"`
@@ -86,7 +90,9 @@ func publish(session *amqp.Session, asked ask, told *report, started time.Time) 
 	if err != nil {
 		return err
 	}
-	sending, cancel := context.WithDeadline(context.Background(), started.Add(time.Duration(asked.Seconds*float64(time.Second))))
+	end := started.Add(time.Duration(asked.Seconds * float64(time.Second)))
+	// A deadline that comes between a message and its answer fails: only who has no credit for long shall meet it.
+	sending, cancel := context.WithDeadline(context.Background(), end.Add(noCredit))
 	defer cancel()
 	waiting, answering := context.WithTimeout(context.Background(), time.Until(started.Add(time.Hour)))
 	defer answering()
@@ -104,7 +110,10 @@ func publish(session *amqp.Session, asked ask, told *report, started time.Time) 
 			told.answered(each.number, state, started)
 		}
 	}()
-	for told.Sent < asked.Count && sending.Err() == nil {
+	for told.Sent < asked.Count && time.Now().Before(end) {
+		if asked.PerSecond > 0 {
+			time.Sleep(time.Until(started.Add(time.Duration(float64(told.Sent) / asked.PerSecond * float64(time.Second)))))
+		}
 		body := []byte(strconv.Itoa(told.Sent) + " ")
 		for len(body) < asked.Size {
 			body = append(body, '.')
