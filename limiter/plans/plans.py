@@ -80,6 +80,22 @@ def gate_of(limiter: Limiter, caller: Caller, now_ns: int) -> Gate:
     return limiter.share(caller.share_key(fair_by), now_ns)
 
 
+class Confirming(NamedTuple):
+    """A rule has what is published confirmed by those who consume it.
+
+    Attributes:
+        below_bytes: of smaller bodies, in bytes.
+        within_ns: for how long a message waits for its consumers, in nanoseconds.
+        queues: to how many queues each message goes; None if that is not known.
+        persists: what is not consumed in time is then published as it came; otherwise it is refused.
+    """
+
+    below_bytes: int
+    within_ns: int
+    queues: int | None
+    persists: bool
+
+
 class Terms(NamedTuple):
     """What rules in force say to messages for some resources, before one comes.
 
@@ -87,11 +103,13 @@ class Terms(NamedTuple):
         delays: some rule holds what is over it, so that credit for them is to be asked for.
         refuses: some rule refuses what is over it, or shadows, so that each message is to be decided.
         most_bytes: the largest message that the limits of bytes admit at once, in bytes; None is any.
+        confirm: how they are confirmed; None is by the broker.
     """
 
     delays: bool = False
     refuses: bool = False
     most_bytes: int | None = None
+    confirm: Confirming | None = None
 
 
 NO_TERMS: Final = Terms()

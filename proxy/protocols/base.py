@@ -35,7 +35,7 @@ from proxy.control import LimitCommandReply, LimitCommandVerb
 from proxy.deciding.batch import Batch, ConnectionInfo, Refuse, Request, Response, Side
 from proxy.flow.credit import Stage
 from proxy.spool.spool import QueueName, Spool
-from proxy.stats.snapshot import ClientDescription, LinkState
+from proxy.stats.snapshot import ClientDescription, ConfirmState, LinkState
 from proxy.stats.timing import Histogram
 
 if TYPE_CHECKING:
@@ -515,6 +515,8 @@ class Protocol:
             the ``wake`` of those whom that concerns.
         held_bytes: says, given that, what these sessions hold in memory for their clients or the broker, outside of
             the spool; 0 if nobody counts it.
+        confirm_states: says, given the same, how what is published is confirmed where a rule has consumers do that, and
+            the time in monotonic nanoseconds; by destination.
         options: a pydantic model or dataclass; the listener's ``options`` table is read into it.
         check_rule: raises RuleError for a rule that the protocol cannot follow, or that can never match.
         reads_by: says of a listener's options what will read its frames, where there is a choice; empty where not.
@@ -538,6 +540,7 @@ class Protocol:
     options: type[Any]
     open_hub: Callable[[], Any] = lambda: None
     held_bytes: Callable[[Any], int] = lambda _: 0
+    confirm_states: Callable[[Any, int], Sequence[ConfirmState]] = lambda *_: ()
     check_rule: Callable[[Rule], None] = lambda _: None
     reads_by: Callable[[Any], str] = lambda _: ""
     always_refuses: Callable[[Any, Resource], str] = lambda *_: ""
