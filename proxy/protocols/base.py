@@ -125,6 +125,7 @@ class Replayed(NamedTuple):
     reason: str = ""
 
 
+Confirming = plans.Confirming
 Terms = plans.Terms
 NO_TERMS: Final = plans.NO_TERMS
 
@@ -486,6 +487,8 @@ class Kind:
         waits: a sentence for people that says which requests have no such answer and wait; empty where all have one.
         by_credit: what a limit that delays does not admit yet is not sent before it does, as the sender has no credit
             for it. So it waits for as long as it takes, and not in Sluice: nothing of it is put aside.
+        after_consume: the ack of consumers can confirm such a message to its sender, in place of the broker's; a rule
+            with ``confirm = "after_consume"`` for another kind is an error.
     """
 
     name: str
@@ -500,6 +503,7 @@ class Kind:
     refuses: bool = True
     waits: str = ""
     by_credit: bool = False
+    after_consume: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,6 +117,7 @@ PROTOCOL = Protocol(
         "AMQP 0.9.1 cannot refuse a publish without confirms or in a transaction, nor AMQP 1.0 a settled message: it"
         " waits, whatever the action. With delay, AMQP 1.0 gives no credit for what is over the limit, however long"
         " that takes",
+        after_consume=True,
     ),
     default_rules=EXEMPT,
     open_session=AMQPSession,

@@ -12,7 +12,9 @@ from proxy.protocols.options import read_by
 PROTOCOL = Protocol(
     name="amqp091",
     kinds=kinds(
-        "reject", "a publish without confirms or in a transaction cannot be refused: it waits, whatever the action"
+        "reject",
+        "a publish without confirms or in a transaction cannot be refused: it waits, whatever the action",
+        after_consume=True,
     ),
     default_rules=EXEMPT,
     open_session=AMQP091Session,
