@@ -440,6 +440,7 @@ class SessionContext:
         hear_of_writes: has ``written`` called from now on, or no more. Nobody hears of writes at first.
         replayed: writes down what became of a queue of an earlier process.
         terms: what the rules in force say to messages for some resources.
+        after_consume: says whether any rule in force has consumers confirm what is published.
         rules_version: changes when the rules in force do, so that ``terms`` may say something else.
     """
 
@@ -463,6 +464,7 @@ class SessionContext:
     hear_of_writes: Callable[[bool], None] = lambda _: None
     replayed: Callable[[Replayed], None] = lambda _: None
     terms: TermsOf = no_terms
+    after_consume: Callable[[], bool] = lambda: False
     rules_version: Callable[[], int] = lambda: 0
 
 

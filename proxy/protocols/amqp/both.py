@@ -7,7 +7,7 @@ from typing import Final
 
 from proxy.deciding.batch import Batch, Refuse, Request, Side
 from proxy.protocols.amqp.kinds import EXEMPT, KINDS_MEANT, SCOPES, check_rule, kinds
-from proxy.protocols.amqp091.memory import Hub
+from proxy.protocols.amqp091.memory import Hub, confirm_states
 from proxy.protocols.amqp091.options import AMQP091Options
 from proxy.protocols.amqp091.session import AMQP091Session
 from proxy.protocols.amqp10.session import AMQP10Session
@@ -127,7 +127,8 @@ PROTOCOL = Protocol(
     half_closes=False,
     scopes=SCOPES,
     open_hub=Hub,
-    held_bytes=attrgetter("waiting_bytes"),
+    held_bytes=attrgetter("held_bytes"),
+    confirm_states=confirm_states,
     kinds_meant=KINDS_MEANT,
 )
 """The entry point ``amqp``."""
