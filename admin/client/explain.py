@@ -108,10 +108,12 @@ def _lines(explanation: Explanation, *, live: bool) -> Iterator[str]:
     if explanation.confirm is not None:
         yield ""
         yield from _confirm(explanation.confirm, live=live)
-    if explanation.unapplied:
+    # The one that says what confirms is said above.
+    confirming = None if explanation.confirm is None else explanation.confirm.rule
+    if unapplied := [each for each in explanation.unapplied if each.rule != confirming]:
         yield ""
         yield "These rules match but do not apply:"
-        for each in explanation.unapplied:
+        for each in unapplied:
             rule = f"{each.rule.name} = {each.rule.limit} ({each.rule.source})"
             yield f"   {_spaced(each.kind)} {each.name}: {rule}: {each.why}"
 
@@ -151,8 +153,9 @@ def _confirm(confirm: ConfirmView, *, live: bool) -> Iterator[str]:
         yield from ["   now    nothing was published of late"] if live else []
         return
     by = "by its consumers" if now.mode == "after_consume" else f"by the broker: {REASONS.get(now.reason, now.reason)}"
-    waiting = f", the oldest for {measured(now.oldest_ms / 1000)} s" if now.pending else ""
-    yield f"   now    {by}; {now.pending} wait{waiting}"
+    oldest = f", the oldest for {measured(now.oldest_ms / 1000)} s"
+    waiting = f"{now.pending} {'waits' if now.pending == 1 else 'wait'}{oldest}" if now.pending else "none waits"
+    yield f"   now    {by}; {waiting}"
     yield f"   so far {_ways(now)}"
 
 

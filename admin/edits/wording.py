@@ -93,7 +93,8 @@ def fields(change: Change) -> Iterator[str]:
     for key in dict.fromkeys((*before, *after)):
         # What matters only beside another field comes and goes with that; by itself it has not changed.
         if change.old.get(key) != change.new.get(key) and before.get(key) != after.get(key):
-            yield f"{key} {before.get(key, 'not set')} → {after.get(key, 'not set')}"
+            otherwise = _NOT_SAID[1] if key == _NOT_SAID[0] else "not set"
+            yield f"{key} {before.get(key, otherwise)} → {after.get(key, otherwise)}"
 
 
 def _side(limit: Mapping[str, Any] | None, rule: RuleInForce | None) -> str:

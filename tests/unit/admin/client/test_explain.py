@@ -10,7 +10,15 @@ from admin.client.api import Api
 from admin.client.explain import ask_file, ask_sidecar, text
 from admin.client.target import Target
 from admin.common.errors import SettingsError
-from proxy.stats.question import ConfirmView, Explanation, LimitState, Question, RuleView, StandingRefusal
+from proxy.stats.question import (
+    ConfirmView,
+    Explanation,
+    LimitState,
+    Question,
+    RuleView,
+    StandingRefusal,
+    UnappliedRule,
+)
 from proxy.stats.snapshot import ConfirmState
 
 Write = Callable[[str], str]
@@ -390,8 +398,26 @@ class TestConfirms:
     def test_why_the_broker_does_it_is_said(self, reason: str, why: str) -> None:
         now = ConfirmState("queue", "orders", "broker", reason, 0, 0, 16, 0, 0, 0, 0)
         assert self.said(msgspec.structs.replace(self.VIEW, now=now))[2:] == [
-            f"   now    by the broker: {why}; 0 wait",
+            f"   now    by the broker: {why}; none waits",
             "   so far none",
+        ]
+
+    def test_its_rule_is_not_said_to_be_of_no_use(self) -> None:
+        other = RuleView("queue:o*", "sluice.toml:9", "5/s", "off", None)
+        unapplied = tuple(UnappliedRule("queue", "orders", "unlimited", rule) for rule in (self.VIEW.rule, other))
+        explanation = Explanation(
+            Question("queue", "orders"),
+            1,
+            limiting=True,
+            exempt_on=(),
+            limits=(),
+            unapplied=unapplied,
+            confirm=self.VIEW,
+        )
+        lines = text(explanation, live=True).splitlines()
+        assert lines[-2:] == [
+            "These rules match but do not apply:",
+            "   queue orders: queue:o* = 5/s (sluice.toml:9): unlimited",
         ]
 
     def test_without_traffic_there_is_no_state(self) -> None:

@@ -49,6 +49,11 @@ def test_a_limit_is_written_in_short(limit: dict[str, Any] | None, text: str) ->
             {"rate": 5, "fair_by": "client", "max_fair_keys": 64},
             "5/s, fair_by not set → client, max_fair_keys not set → 64",
         ),
+        (
+            {"rate": 5, "confirm": "broker", "fallback": "persist"},
+            {"rate": 5, "confirm": "after_consume", "fallback": "nack"},
+            "5/s, confirm broker → after_consume, fallback not set → nack",
+        ),
         ({"rate": 0.0001}, {"rate": 2.00005}, "0.0001/s → 2.00005/s"),
     ],
 )
