@@ -423,8 +423,9 @@ class Conversation:
             if number is None:
                 raise Malformed("a delivery without a delivery-id")
             link.begins(1)
-            link.charge_copies(payload, size_bytes)
-            if is_last and self.is_plain(side) and (link.most_bytes is None or size_bytes <= link.most_bytes):
+            copies = link.copies and link.may_name_copies(payload, is_last=is_last and len(data) == size_bytes)
+            plain = not copies and (link.most_bytes is None or size_bytes <= link.most_bytes)
+            if is_last and plain and self.is_plain(side):
                 # Most of all frames.
                 link.completed(1, size_bytes)
                 stream.run.add_transfer(self, link, number, settled=settled)
@@ -432,7 +433,7 @@ class Conversation:
                     stream.run.add_aborted(self, number)
                 return None, None
             delivery = Delivery(link, number, settled=settled)
-            if link.looks_at(delivery):
+            if link.looks_at(delivery, names_copies=copies):
                 self._look_at(half, delivery)
         elif number is not None and number != delivery.number:
             raise Malformed(f"delivery {number} on a link within delivery {delivery.number}")
@@ -710,7 +711,6 @@ class TransferStep(Step):
         half = session.halves[self.side]
         link, ids = delivery.link, half.ids
         if self._is_first:
-            link.shape_as(delivery)
             link.came(1)
         if self._is_last and delivery.looked_at:
             half.deciding -= 1

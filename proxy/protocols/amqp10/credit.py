@@ -278,6 +278,25 @@ class Credit:
             self._low = self._prepaid
         return self.to_tell
 
+    def grant_some(self) -> bool:
+        """Let the sender use some of what the receiver said, unpaid: what its deliveries cost is not known before.
+
+        It is to be called as ``grant_all``. The sender may use more at a time as long as ``narrow`` is not called.
+
+        Returns:
+            Whether there is something ``to_tell``.
+        """
+        wanted = self.wanted()
+        if wanted:
+            self._widen()
+            self.granted += wanted
+        return self.to_tell
+
+    def narrow(self) -> None:
+        """Have the sender use less at a time: what it has used was not to be had at once."""
+        self.window = max(FIRST_WINDOW, self.window // 2)
+        self._used = 0
+
     def grant_all(self) -> bool:
         """Let the sender use all that the receiver said, unpaid: nothing limits the link.
 
@@ -403,8 +422,7 @@ class Credit:
         if self._low > 0:
             self._prepaid -= self._low
             self._due -= self._low
-            self.window = max(FIRST_WINDOW, self.window // 2)
-            self._used = 0
+            self.narrow()
         self._low = self._prepaid
         self._second_ends_ns = now_ns + IDLE_NS if self._prepaid else None
 
