@@ -37,6 +37,8 @@ _SETTLED: Final = 1
 _SIZES: Final = 8
 #: For so many different things a link may owe at a time; what is for others is charged at once.
 _MOST_OWED: Final = 8
+#: How many messages all links of a connection may send by credit that they did not use and that is not charged.
+MOST_UNPAID: Final = 512
 #: Remembered for what messages are for that say so themselves.
 _MOST_TERMS: Final = 1024
 
@@ -66,6 +68,7 @@ class Shared:
         withheld: no more credit is granted to what clients send.
         let_in: the broker has opened the connection, too.
         rules_version: of the rules that terms were asked by.
+        unpaid: how many messages its links may send that are not charged; of those that are limited.
         links: how many there are.
         under_way: of the client's links, how many are within a delivery.
         refused: deliveries that were swallowed.
@@ -92,6 +95,7 @@ class Shared:
     withheld: bool = False
     let_in: bool = False
     rules_version: int = 0
+    unpaid: int = 0
     links: int = 0
     under_way: int = 0
     refused: int = 0
@@ -275,6 +279,7 @@ class Link:
         "_shared",
         "_since_ns",
         "_size_bytes",
+        "_unpaid",
         "address",
         "credit",
         "decides",
@@ -326,6 +331,8 @@ class Link:
         self._bytes = 0
         self._size_bytes = 0
         self._since_ns = 0
+        #: Its part of what the connection has ``unpaid``.
+        self._unpaid = 0
 
     @property
     def consumes(self) -> bool:
@@ -370,6 +377,7 @@ class Link:
         self.most_bytes = None if shapes else terms.most_bytes
         if terms.most_bytes is None:
             self._pay_for(0)
+        self._count_unpaid()
         self.wants()
 
     @property
@@ -413,8 +421,14 @@ class Link:
             # Each look at it later costs more than this.
             if self.credit.wanted():
                 self._shared.to_ask[self] = None
-        elif self.credit.grant_some() if self.meters else self.credit.grant_all():
+        elif self._grant_some() if self.meters else self.credit.grant_all():
             self._shared.to_tell[self] = None
+
+    def _grant_some(self) -> bool:
+        # One may come on each link in any case, since it is not known which of them will be used.
+        told = self.credit.grant_some(MOST_WINDOW if self._shared.unpaid < MOST_UNPAID else 1)
+        self._count_unpaid()
+        return told
 
     def _is_withheld(self) -> bool:
         return self._shared.withheld and self.sender is Side.CLIENT
@@ -519,6 +533,17 @@ class Link:
         """Have charged what is due, if anything is."""
         if self.credit.due:
             self._shared.due[self] = None
+        if self._unpaid:
+            self._count_unpaid()
+
+    def _count_unpaid(self) -> None:
+        """Count what it has of the connection's ``unpaid``."""
+        unpaid = 0
+        if (self.delays or self.meters) and not self.gone:
+            credit = self.credit
+            unpaid = max(0, credit.granted - credit.sent - (credit.prepaid if self.delays else 0))
+        self._shared.unpaid += unpaid - self._unpaid
+        self._unpaid = unpaid
 
     def charge_due(self) -> None:
         """Charge what came without being paid, or give back what was not needed."""
@@ -538,7 +563,8 @@ class Link:
 
     def idle(self) -> None:
         """Give back what was paid and not needed, if it is time."""
-        self.credit.idle(self._shared.now_ns)
+        self.credit.idle(self._shared.now_ns, max(0, MOST_UNPAID - self._shared.unpaid))
+        self._count_unpaid()
         self.falls_due()
 
     # --- Deliveries -------------------------------------------------------------------------------
@@ -565,7 +591,7 @@ class Link:
             self.falls_due()
             self.wants()
         elif self.credit.granted < self.credit.limit:
-            # It had to drain first what it was told of.
+            # It had to drain first what it was told of, or gets it bit by bit.
             self.wants()
 
     def completed(self, deliveries: int, size_bytes: int) -> None:
@@ -786,6 +812,7 @@ class Link:
         self._owed.clear()
         self._pays = False
         self.request = None
+        self._count_unpaid()
         due = self.credit.close()
         if due and self.delays:
             shared.charges.append(self._charge(due, due * self._bytes))

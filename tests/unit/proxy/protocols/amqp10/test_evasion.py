@@ -7,6 +7,7 @@ from amqp10_playbook.driver import BROKER, CLIENT, ORDERS, REFUSED, SHAPED, Driv
 
 from limiter.rules.resource import Resource
 from proxy.deciding.batch import Charge
+from proxy.protocols.amqp10 import links
 from proxy.protocols.amqp10.options import AMQP10Options
 from proxy.protocols.base import Terms
 from proxy.protocols.options import ScanName
@@ -159,3 +160,46 @@ def test_an_anonymous_link_of_settled_messages_pays_for_all_that_they_name() -> 
     driver.send(0, payload=payload, settled=True)
     driver.tick()
     assert driver.charged == 1
+
+
+# --- Credit that is not used ----------------------------------------------------------------------
+
+
+def test_links_of_a_connection_hoard_no_more_than_so_much_credit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links, "MOST_UNPAID", 9)
+    driver = Driver(terms={ORDERS: SHAPED}).open()
+    number = 0
+    for turn in range(2):
+        for handle in range(20):
+            driver.sends(handle)
+            driver.credit(170, handle=handle)
+        assert driver.charged == 20 * turn + 40
+        for _ in range(20):
+            driver.now_ns += 300_000_000
+            driver.tick()
+        # What is over that stays charged.
+        assert driver.charged == 20 * turn + 40 - 9
+        for handle in range(20):
+            driver.send(number, handle=handle)
+            number += 1
+        for handle in range(20):
+            driver.client(1, "detach", handle=handle, closed=True)
+            driver.broker(5, "detach", handle=handle + 3, closed=True)
+        driver.tick()
+        assert driver.charged == driver.paid == 20 * turn + 20
+
+
+def test_anonymous_links_of_a_connection_hoard_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links, "MOST_UNPAID", 9)
+    driver = Driver(terms={ORDERS: SHAPED}).open()
+    told = []
+    for handle in range(20):
+        driver.sends(handle, None)
+        told += [said["link_credit"] for said in driver.credit(170, handle=handle)]
+    assert told == [2] * 5 + [1] * 15
+    number = 0
+    for _ in range(3):
+        for handle in range(20):
+            driver.send(number, handle=handle, payload=codec.message(b"x", to="/queues/free"), settled=True)
+            number += 1
+    assert driver.closed is None
