@@ -64,6 +64,7 @@ class Shared:
         paid: what came on credit.
         keeping: sessions that have deliveries of which more has to come before they can be decided.
         short: sessions whose sender may wait for a window that was used by what was swallowed; by the sender's side.
+        orphaned: sessions with a link that the client no longer has, and with deliveries that are not settled.
         unblocked: by side, sessions where something was decided that may have been kept back.
         withheld: no more credit is granted to what clients send.
         let_in: the broker has opened the connection, too.
@@ -92,6 +93,7 @@ class Shared:
     keeping: "dict[Conversation, None]" = field(default_factory=dict)
     short: "dict[tuple[Conversation, Side], None]" = field(default_factory=dict)
     unblocked: "dict[Side, dict[Conversation, None]]" = field(default_factory=dict)
+    orphaned: "dict[Conversation, None]" = field(default_factory=dict)
     withheld: bool = False
     let_in: bool = False
     rules_version: int = 0
@@ -149,6 +151,7 @@ class Shared:
             self._gathering = None
         for known in (self.to_ask, self.to_tell, self.due, self.idle, self.forced, self.short, self.paid, self.keeping):
             known.clear()
+        self.orphaned.clear()
         for kept in (self.requests, self.rejected, self.charges):
             kept.clear()
 

@@ -325,6 +325,7 @@ class AMQP10Session(Session, Reader):
             step = session.end(side)
             if all(each.ended for each in session.halves.values()):
                 self._sessions.pop(session, None)
+                self._shared.orphaned.pop(session, None)
             return step
         return Mark(session, side, _nothing)
 
@@ -420,6 +421,7 @@ class AMQP10Session(Session, Reader):
         times = [*self._beats_ns.values()]
         if self._sweep_ns is not None:
             times.append(self._sweep_ns)
+        times += [session.orphaned_ns for session in self._shared.orphaned]
         return min(times, default=None)
 
     def tick(self, now_ns: int) -> Batch | None:
@@ -433,6 +435,8 @@ class AMQP10Session(Session, Reader):
                 self._beat(side)
         if self._sweep_ns is not None and now_ns >= self._sweep_ns:
             self._sweep(now_ns)
+        for session in list(shared.orphaned):
+            session.abandon(now_ns)
         forced, shared.forced = shared.forced, {}
         for session in forced:
             session.decide_now()

@@ -812,6 +812,27 @@ def test_a_drain_waits_for_what_is_not_settled() -> None:
     assert driver.session.in_flight() == 0
 
 
+def test_nobody_waits_for_long_for_what_a_link_had_sent_that_has_ended() -> None:
+    driver = Driver(terms={ORDERS: REFUSED}).open().sends().sends(1)
+    for handle in range(2):
+        driver.credit(10, handle=handle)
+    driver.send(0)
+    driver.send(1)
+    driver.client(1, "detach", handle=0, closed=True)
+    driver.broker(5, "detach", handle=3, closed=True)
+    driver.send(2, handle=1)
+    assert driver.session.in_flight() == 3
+    due_ns = driver.session.next_tick_ns()
+    assert due_ns is not None
+    driver.now_ns = due_ns
+    driver.tick()
+    # The first two may have belonged to either link; the last has not.
+    assert driver.session.in_flight() == 1
+    driver.broker(5, "disposition", role=True, first=0, last=2, settled=True)
+    assert driver.session.in_flight() == 0
+    assert driver.session.next_tick_ns() is None
+
+
 def test_too_many_sessions_end_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("proxy.protocols.amqp10.session.MOST_SESSIONS", 3)
     driver = Driver().open()
