@@ -345,7 +345,7 @@ class AMQP10Session(Session, Reader):
             link.completed(deliveries, size_bytes)
         sessions = [session for session, *_ in scanned.sessions] + [each[0] for each in scanned.disposed]
         numbered = {session: None for session in sessions if not session.counts_alike}
-        return NumberedRun(stream.side, scanned, numbered) if numbered else None
+        return NumberedRun(stream.side, scanned, numbered, stream.most_frame_bytes) if numbered else None
 
     def _open(self, stream: Stream, performative: Performative) -> Step | None:
         side, shared = stream.side, self._shared
@@ -403,7 +403,7 @@ class AMQP10Session(Session, Reader):
             raise Malformed("a disposition without a first delivery-id")
         last = first if last is None else last
         if not session.is_plain_disposition(side, receiver=receiver):
-            return DispositionStep(session, side, channel, performative, (first, last))
+            return DispositionStep(session, side, channel, performative, (first, last), most_bytes=stream.most_frame_bytes)
         if performative.boolean(3) and receiver is (side is Side.BROKER):
             # Those of the client's deliveries: of the broker's nobody keeps count.
             stream.run.add_settled(session, first, last, receiver=receiver)
