@@ -20,14 +20,14 @@ use pyo3::prelude::*;
 mod sluice_native {
     /// Told apart by who imports it; another number whenever what is offered, or what it means, changes.
     #[pymodule_export]
-    const INTERFACE: u32 = 7;
+    const INTERFACE: u32 = 8;
 
     #[pymodule_export]
     use crate::cell::Cell;
     #[pymodule_export]
     use crate::channels::Channels;
     #[pymodule_export]
-    use crate::links::{renumber, Links};
+    use crate::links::{reflow, renumber, Links};
     #[pymodule_export]
     use crate::opaques::Opaques;
     #[pymodule_export]

@@ -25,7 +25,7 @@ steps, which are applied when it does.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Final
 
@@ -41,8 +41,8 @@ from proxy.protocols.amqp10.links import (
     Shared,
 )
 from proxy.protocols.amqp10.renumbering import Renumbering, Transfers
-from proxy.protocols.amqp10.scanning import renumber
-from proxy.protocols.amqp10.stream import Piece, Run, Scanned, Step, Stream
+from proxy.protocols.amqp10.scanning import reflow, renumber
+from proxy.protocols.amqp10.stream import Flowed, Piece, Scanned, Step, Stream
 from proxy.protocols.amqp10.wire import Frame, Malformed, Performative
 from proxy.protocols.base import Buffer, Close
 
@@ -115,6 +115,15 @@ class Half:
         self.kept: deque[Piece] = deque()
         self.undecided: dict[Delivery, None] = {}
         self.kept_bytes = self.kept_transfers = self.most_kept_bytes = 0
+
+    def settle(self, first: int, last: int, *, receiver: bool) -> None:
+        """Take that some of its deliveries are settled, by their numbers as who says it counts."""
+        ids = self.ids
+        if receiver and not ids.plain:
+            for each in ids.back_ranges(first, last):
+                ids.settled(*each)
+        else:
+            ids.settled(first, last)
 
 
 class Conversation:
@@ -411,7 +420,8 @@ class Conversation:
     @property
     def counts_alike(self) -> bool:
         """Whether both peers count deliveries alike: none was ever swallowed."""
-        return all(half.ids.plain for half in self.halves.values())
+        halves = self.halves
+        return halves[Side.CLIENT].ids.plain and halves[Side.BROKER].ids.plain
 
     def is_plain_disposition(self, side: Side, *, receiver: bool) -> bool:
         """Say whether a peer's dispositions go on as they came."""
@@ -669,46 +679,82 @@ class FlowStep(Step):
         side, link = self.side, self._link
         if link is not None:
             link.flows -= 1
-        half, other = self.session.halves[side], self.session.halves[side.other]
-        incoming_id, incoming_window, outgoing_id, outgoing_window = self._numbers[:4]
-        to_incoming_id = other.transfers.flow_of_receiver(incoming_id, incoming_window or 0)
-        if other.undecided:
-            self.session.look_at_window(side.other)
-        to_outgoing_id = half.transfers.flow_of_sender(outgoing_id or 0, outgoing_window or 0)
-        changes: dict[int, bytes] = {}
-        if to_incoming_id != incoming_id:
-            changes[0] = wire.optional_uint(to_incoming_id)
-        if to_outgoing_id != outgoing_id:
-            changes[2] = wire.uint(to_outgoing_id)
-        if link is not None:
-            self._translate_link(link, changes)
+        changes = _translate_flow(self.session, side, link, self._numbers, drains=self._drains)
         if not changes:
             return None
-        assert half.channel is not None  # noqa: S101 - it has begun
-        return wire.frame(half.channel, self._performative.replaced(changes))
+        channel = self.session.halves[side].channel
+        assert channel is not None  # noqa: S101 - it has begun
+        return wire.frame(channel, self._performative.replaced(changes))
 
-    def _translate_link(self, link: Link, changes: dict[int, bytes]) -> None:
-        """Translate what it says of a link, or leave that out."""
-        delivery_count, credit, available = self._numbers[5:]
-        if link.sender is not self.side:
-            told = link.credit.to_sender()
-            if not link.credit.shaped:
-                return
-        else:
-            answer = link.flow_of_sender(delivery_count, credit, available, self._drains)
-            if answer is None:
-                # It says how much of the session it takes all the same (2.5.6), and may ask for an answer.
-                changes |= dict.fromkeys(range(4, 9), wire.NULL)
-                return
-            if not link.credit.shaped:
-                return
-            told = answer
-        if told.delivery_count != delivery_count:
-            changes[5] = wire.optional_uint(told.delivery_count)
-        if told.credit != (credit or 0):
-            changes[6] = wire.uint(told.credit)
-        if told.drain is not self._drains:
-            changes[8] = wire.boolean(told.drain)
+
+class ScannedFlows(Step):
+    """Flows, one behind the other, as compiled code has taken them."""
+
+    __slots__ = ("_flows",)
+
+    def __init__(self, side: Side, flows: Sequence[Flowed]) -> None:
+        self.session = None
+        self.side = side
+        self._flows: list[tuple[Flowed, Link | None]] = []
+        for flow in flows:
+            handle = flow.numbers[4]
+            link = None if handle is None else flow.session.halves[side].handles.get(handle)
+            if link is not None:
+                link.flows += 1
+                if link.sender is not side:
+                    link.flow_of_receiver(flow.numbers[5], flow.numbers[6], flow.drains)
+            self._flows.append((flow, link))
+
+    def apply(self, piece: Piece) -> bytes | None:
+        """Translate them."""
+        side, buffer, at = self.side, piece.buffer, piece.start
+        parts: list[Buffer] = []
+        for flow, link in self._flows:
+            if link is not None:
+                link.flows -= 1
+            changes = _translate_flow(flow.session, side, link, flow.numbers, drains=flow.drains)
+            if changes:
+                parts += (buffer[at : flow.start], reflow(buffer, flow.start, flow.stop, changes))
+                at = flow.stop
+        return b"".join((*parts, buffer[at : piece.stop])) if parts else None
+
+
+def _translate_flow(
+    session: Conversation, side: Side, link: Link | None, numbers: Sequence[int | None], *, drains: bool
+) -> dict[int, bytes]:
+    """Take a flow of a session, or of one of its links, as it goes on; return which fields are others then."""
+    half, other = session.halves[side], session.halves[side.other]
+    incoming_id, incoming_window, outgoing_id, outgoing_window, _, delivery_count, credit, available = numbers
+    to_incoming_id = other.transfers.flow_of_receiver(incoming_id, incoming_window or 0)
+    if other.undecided:
+        session.look_at_window(side.other)
+    to_outgoing_id = half.transfers.flow_of_sender(outgoing_id or 0, outgoing_window or 0)
+    changes: dict[int, bytes] = {}
+    if to_incoming_id != incoming_id:
+        changes[0] = wire.optional_uint(to_incoming_id)
+    if to_outgoing_id != outgoing_id:
+        changes[2] = wire.uint(to_outgoing_id)
+    if link is None:
+        return changes
+    if link.sender is not side:
+        told = link.credit.to_sender()
+        if not link.credit.shaped:
+            return changes
+    else:
+        answer = link.flow_of_sender(delivery_count, credit, available, drains)
+        if answer is None:
+            # It says how much of the session it takes all the same (2.5.6), and may ask for an answer.
+            return changes | dict.fromkeys(range(4, 9), wire.NULL)
+        if not link.credit.shaped:
+            return changes
+        told = answer
+    if told.delivery_count != delivery_count:
+        changes[5] = wire.optional_uint(told.delivery_count)
+    if told.credit != (credit or 0):
+        changes[6] = wire.uint(told.credit)
+    if told.drain is not drains:
+        changes[8] = wire.boolean(told.drain)
+    return changes
 
 
 class TransferStep(Step):
@@ -863,8 +909,7 @@ class DispositionStep(Step):
         if ranges == [self._range]:
             return None
         return b"".join(
-            wire.disposition_of(self._channel, performative, begin, stop, self._most_bytes)
-            for begin, stop in ranges
+            wire.disposition_of(self._channel, performative, begin, stop, self._most_bytes) for begin, stop in ranges
         )
 
 
@@ -878,14 +923,13 @@ class NumberedRun(Step):
         most_bytes: no longer frame may be written.
     """
 
-    __slots__ = ("_most_bytes", "_run", "_sessions")
+    __slots__ = ("_most_bytes", "_scanned", "_sessions")
 
     def __init__(self, side: Side, scanned: Scanned, sessions: Iterable[Conversation], most_bytes: int) -> None:
         self._most_bytes = most_bytes
         self.session = None
         self.side = side
-        self._run = Run(side)
-        self._run.add_scanned(scanned)
+        self._scanned = scanned
         self._sessions = {session.halves[side].channel or 0: session for session in sessions}
 
     def apply(self, piece: Piece) -> bytes | None:
@@ -905,7 +949,7 @@ class NumberedRun(Step):
                 ends = at + wire.frame_header(piece.buffer, at).size
                 parts.append(self._translated(bytes(piece.buffer[at:ends])))
                 at = ends
-        self._run.apply(piece)
+        self._scanned.apply(piece)
         return b"".join(parts)
 
     def _translated(self, data: bytes) -> bytes:
@@ -918,9 +962,7 @@ class NumberedRun(Step):
         if performative.code == wire.TRANSFER:
             half = session.halves[self.side]
             number, payload = half.ids.forward(first), data[performative.stop :]
-            start, transfers = wire.transfer_start(
-                frame.channel, performative, number, len(payload), self._most_bytes
-            )
+            start, transfers = wire.transfer_start(frame.channel, performative, number, len(payload), self._most_bytes)
             half.transfers.added(transfers - 1)
             return start + payload
         last = performative.uint(2)

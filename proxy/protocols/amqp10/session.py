@@ -11,11 +11,11 @@ from proxy.deciding.batch import Batch, Grant, Hold, Refuse, Request, Side
 from proxy.flow.credit import Stage
 from proxy.protocols.amqp10 import wire
 from proxy.protocols.amqp10.about import AboutClient
-from proxy.protocols.amqp10.conversation import Conversation, DispositionStep, Mark, NumberedRun
+from proxy.protocols.amqp10.conversation import Conversation, DispositionStep, Mark, NumberedRun, ScannedFlows
 from proxy.protocols.amqp10.links import Delivery, Link, Shared
 from proxy.protocols.amqp10.options import AMQP10Options
 from proxy.protocols.amqp10.scanning import NativeScanner
-from proxy.protocols.amqp10.stream import Piece, Reader, Scanned, Step, Stream
+from proxy.protocols.amqp10.stream import Flowed, Piece, Reader, Scanned, Step, Stream
 from proxy.protocols.amqp10.wire import Frame, Malformed, Performative
 from proxy.protocols.base import NO_BOUND, Buffer, Close, Description, Session, SessionContext
 from proxy.protocols.options import relays_unread, scans
@@ -337,15 +337,25 @@ class AMQP10Session(Session, Reader):
         session, delivery = owner
         return session.payload(stream.side, delivery, payload, is_last=is_last)
 
-    def take_scanned(self, stream: Stream, scanned: Scanned) -> Step | None:
+    def take_scanned(self, stream: Stream, scanned: Scanned) -> Step:
         """Count what compiled code has taken; some of it may need other numbers."""
-        for link, deliveries, _ in scanned.links:
+        links = scanned.links
+        for link, deliveries, _ in links:
             link.begins(deliveries)
-        for link, deliveries, size_bytes in scanned.links:
+        for link, deliveries, size_bytes in links:
             link.completed(deliveries, size_bytes)
-        sessions = [session for session, *_ in scanned.sessions] + [each[0] for each in scanned.disposed]
-        numbered = {session: None for session in sessions if not session.counts_alike}
-        return NumberedRun(stream.side, scanned, numbered, stream.most_frame_bytes) if numbered else None
+        numbered: dict[Conversation, None] = {}
+        for session, *_ in scanned.sessions:
+            if not session.counts_alike:
+                numbered[session] = None
+        for session, *_ in scanned.disposed:
+            if not session.counts_alike:
+                numbered[session] = None
+        return NumberedRun(stream.side, scanned, numbered, stream.most_frame_bytes) if numbered else scanned
+
+    def take_flows(self, stream: Stream, flows: Sequence[Flowed]) -> Step:
+        """Take flows as compiled code has read them."""
+        return ScannedFlows(stream.side, flows)
 
     def _open(self, stream: Stream, performative: Performative) -> Step | None:
         side, shared = stream.side, self._shared
@@ -357,6 +367,9 @@ class AMQP10Session(Session, Reader):
         if side is Side.BROKER:
             shared.let_in = True
             self._streams[Side.CLIENT].waits = False
+            for scanner in shared.scanners.values():
+                # Before, frames of the client are counted one by one.
+                scanner.take_flows()
         if side is Side.CLIENT:
             shared.connection = replace(shared.connection, scopes=self._about.scopes())
             shared.names.enter(self._about.vhost)
@@ -403,7 +416,8 @@ class AMQP10Session(Session, Reader):
             raise Malformed("a disposition without a first delivery-id")
         last = first if last is None else last
         if not session.is_plain_disposition(side, receiver=receiver):
-            return DispositionStep(session, side, channel, performative, (first, last), most_bytes=stream.most_frame_bytes)
+            range_, most_bytes = (first, last), stream.most_frame_bytes
+            return DispositionStep(session, side, channel, performative, range_, most_bytes=most_bytes)
         if performative.boolean(3) and receiver is (side is Side.BROKER):
             # Those of the client's deliveries: of the broker's nobody keeps count.
             stream.run.add_settled(session, first, last, receiver=receiver)

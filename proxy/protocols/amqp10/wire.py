@@ -658,7 +658,7 @@ def transfer_start(
 
 
 def disposition_of(channel: int, performative: Performative, first: int, last: int, most_bytes: int) -> bytes:
-    """Make a disposition with another range; without the error of a rejection where it would be above ``most_bytes``."""
+    """Make a disposition with another range; a rejection that would be above ``most_bytes`` goes without its error."""
     changes = {_FIRST: uint(first), _LAST: uint(last)}
     body = performative.replaced(changes)
     state = performative.raw(_STATE)
