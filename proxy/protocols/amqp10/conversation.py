@@ -51,8 +51,6 @@ if TYPE_CHECKING:
 
 #: Of a connection, all sessions together.
 MOST_LINKS: Final = 16384
-#: Into how many a disposition is cut at most.
-MOST_RANGES: Final = 64
 #: A longer name is known by a digest of it.
 _MOST_NAME_BYTES: Final = 64
 
@@ -896,12 +894,8 @@ class DispositionStep(Step):
         """Return its deliveries: what their receiver says of a range is cut where others were swallowed."""
         halves, side = self.session.halves, self.side
         if self._receiver:
-            other = halves[side.other]
-            if other.deciding:
-                # What is being swallowed was not rejected yet: nothing else may be said of it.
-                return other.ids.back_ranges(*self._range)
-            # To who is told of more than a few ranges, the last one speaks of what was rejected, too; that is settled.
-            return other.ids.back_ranges(*self._range, MOST_RANGES)
+            # However many that are: each has a delivery of a client that its broker answers.
+            return halves[side.other].ids.back_ranges(*self._range)
         return halves[side].ids.forward_ranges(*self._range)
 
     def _written(self, ranges: list[tuple[int, int]]) -> bytes | None:

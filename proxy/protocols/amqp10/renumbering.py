@@ -42,7 +42,8 @@ settled             all before the end of the first break are      that break is
                                                                    the next one, become one with that
                     there are as many as are kept all the same     ``full``: nothing may be swallowed; what is over a
                                                                    rule goes on, and is charged
-aborted             its sender has aborted a delivery              nobody waits for its answer; it may come
+aborted             its sender has aborted a delivery              nobody waits for its answer; it may come, unless
+                                                                   there are many: then the oldest count as settled
 =================== ============================================== ==============================================
 """
 
@@ -54,6 +55,9 @@ from .credit import unwrapped, wrapped
 
 MOST_BREAKS: Final = 8192
 MOST_INTERVALS: Final = 8192
+MOST_ABORTED: Final = 2048
+#: Of what was aborted, so many are taken for settled at a time.
+_MOST_SETTLED: Final = 512
 _SERIAL: Final = 1 << 32
 
 
@@ -271,6 +275,16 @@ class Renumbering:
         self._reserved += 1
         return True
 
+    def _settle_aborted(self) -> None:
+        """Take the oldest of what was aborted for settled: a receiver that answers it would have done so by now."""
+        oldest = self._aborted[:_MOST_SETTLED]
+        for number in oldest:
+            self._unsettled.settle(number, number)
+        del self._aborted[: len(oldest)]
+        self._forget()
+        if self._afters:
+            self._compact()
+
     # What comes from the sender.
 
     def came(self, delivery_id: int, deliveries: int = 1, *, settled: bool = False) -> int:
@@ -325,12 +339,8 @@ class Renumbering:
 
     # What comes from the receiver.
 
-    def back_ranges(self, first: int, last: int, most: int = MOST_BREAKS + 1) -> list[tuple[int, int]]:
-        """Return the sender's numbers of a range of the receiver's, both ends included: cut where some were swallowed.
-
-        A receiver that is a client may name any range, again and again: it gets ``most`` ranges, of which the last then
-        covers deliveries that the sender was told to be rejected. To a sender that is a client that may not happen.
-        """
+    def back_ranges(self, first: int, last: int) -> list[tuple[int, int]]:
+        """Return the sender's numbers of a range of the receiver's, ends included, cut where some were swallowed."""
         if self.plain:
             return [(first, last)]
         near = self._near()
@@ -341,12 +351,11 @@ class Renumbering:
         at = bisect_right(positions, low)
         end = bisect_right(positions, high)
         ranges = []
-        for each in range(at, min(end, at + most - 1)):
+        for each in range(at, end):
             position = positions[each]
             ranges.append((wrapped(low + self._behind(each - 1)), wrapped(position - 1 + self._behind(each - 1))))
             low = position
-        behind = min(end, at + most - 1) - 1
-        ranges.append((wrapped(low + self._behind(behind)), wrapped(high + self._behind(end - 1))))
+        ranges.append((wrapped(low + self._behind(end - 1)), wrapped(high + self._behind(end - 1))))
         return ranges
 
     def latest(self) -> tuple[int | None, int | None, int]:
@@ -386,8 +395,10 @@ class Renumbering:
         aborted = self._aborted
         at = bisect_left(aborted, number)
         known = at < len(aborted) and aborted[at] == number
-        if not known and len(aborted) < MOST_INTERVALS and self._unsettled.any_within(number, number + 1):
+        if not known and self._unsettled.any_within(number, number + 1):
             aborted.insert(at, number)
+            if len(aborted) >= MOST_ABORTED:
+                self._settle_aborted()
 
     def settled(self, first: int, last: int) -> int:
         """Take that a range of the sender's numbers is settled, by either side; return how many were not before."""
