@@ -504,6 +504,14 @@ class Conversation:
         self._kept(half, len(payload))
         return PayloadStep(self, side, delivery)
 
+    def time(self, number: int) -> None:
+        """Time a delivery of the client that goes on and is not settled, if none is."""
+        shared = self._shared
+        if shared.timed is None:
+            ids = self.halves[Side.CLIENT].ids
+            ids.watch(number)
+            shared.timed = ids, shared.now_ns
+
     def _set_delivery(self, link: Link, delivery: Delivery | None) -> None:
         """Take note of the delivery that is under way."""
         if link.sender is Side.CLIENT:
@@ -813,6 +821,8 @@ class TransferStep(Step):
             delivery.renumbered = ids.came(delivery.number, settled=delivery.settled)
         if self._performative.boolean(9):
             ids.aborted(delivery.number)
+        elif self._is_last and not delivery.settled and self.side is Side.CLIENT:
+            session.time(delivery.number)
         if number is None:
             return None
         renumbered = delivery.renumbered

@@ -25,6 +25,7 @@ from proxy.stats.snapshot import LinkState
 
 if TYPE_CHECKING:
     from proxy.protocols.amqp10.conversation import Conversation
+    from proxy.protocols.amqp10.renumbering import Renumbering
     from proxy.protocols.amqp10.scanning import NativeScanner
 
 #: What becomes of a delivery: more of it has to come before it can be decided; it is to be decided; it goes on; or it
@@ -73,6 +74,7 @@ class Shared:
         links: how many there are.
         under_way: of the client's links, how many are within a delivery.
         refused: deliveries that were swallowed.
+        timed: the numbers among which one delivery of the client is watched, and since when.
         scanners: compiled code that takes runs of plain frames of a peer, if there is any.
     """
 
@@ -101,6 +103,7 @@ class Shared:
     links: int = 0
     under_way: int = 0
     refused: int = 0
+    timed: "tuple[Renumbering, int] | None" = None
     scanners: "dict[Side, NativeScanner]" = field(default_factory=dict)
     _kept_bytes: int = 0
     _gathering: Gathering | None = None

@@ -226,6 +226,9 @@ class Renumbering:
     Attributes:
         plain: nothing was ever swallowed: both count alike, and all goes on as it is.
         full: nothing may be swallowed for now.
+        watched: a delivery of which it is asked when it is settled, in the sender's numbers, unwrapped; None once it is,
+            or nobody waits for it any more.
+        answered: the last one that was watched has been settled.
     """
 
     __slots__ = (
@@ -239,11 +242,15 @@ class Renumbering:
         "_positions",
         "_reserved",
         "_unsettled",
+        "answered",
         "plain",
+        "watched",
     )
 
     def __init__(self) -> None:
         self.plain = True
+        self.watched: int | None = None
+        self.answered = False
         #: The sender's next number, unwrapped; None before its first.
         self._next: int | None = None
         #: The difference of both before the first break.
@@ -385,6 +392,13 @@ class Renumbering:
     def abandon(self, below: int) -> None:
         """Have no deliveries before some place be waited for. What is said of them is translated all the same."""
         self._abandoned = below
+        if self.watched is not None and self.watched < below:
+            self.watched = None
+
+    def watch(self, delivery_id: int) -> None:
+        """Watch a delivery that has gone on, instead of any other."""
+        self.watched = self._unwrap(delivery_id)
+        self.answered = False
 
     def aborted(self, delivery_id: int) -> None:
         """Take that a delivery was aborted by its sender: it is settled by that, and many receivers do not answer it.
@@ -395,6 +409,8 @@ class Renumbering:
         aborted = self._aborted
         at = bisect_left(aborted, number)
         known = at < len(aborted) and aborted[at] == number
+        if number == self.watched:
+            self.watched = None
         if not known and self._unsettled.any_within(number, number + 1):
             aborted.insert(at, number)
             if len(aborted) >= MOST_ABORTED:
@@ -404,6 +420,9 @@ class Renumbering:
         """Take that a range of the sender's numbers is settled, by either side; return how many were not before."""
         low, high = self._range(first, last, self._near())
         removed = self._unsettled.settle(low, high) if low <= high else 0
+        if self.watched is not None and low <= self.watched <= high:
+            self.watched = None
+            self.answered = True
         if removed and self._aborted:
             del self._aborted[bisect_left(self._aborted, low) : bisect_right(self._aborted, high)]
         if removed and self._afters:
@@ -421,6 +440,7 @@ class Renumbering:
         """
         self._unsettled.clear()
         self._aborted.clear()
+        self.watched = None
         if self.full:
             self._forget()
 

@@ -225,9 +225,21 @@ class AMQP10Session(Session, Reader):
 
     def _write(self, stream: Stream) -> None:
         stream.write()
+        if self._shared.timed is not None:
+            self._look_at_timed(stream.side)
         if self._shared.forced:
             self._context.wake()
         self._tell()
+
+    def _look_at_timed(self, side: Side) -> None:
+        """Take how long the broker took for the delivery that is timed, if that is settled."""
+        shared = self._shared
+        assert shared.timed is not None  # noqa: S101 - as who calls this knows
+        ids, since_ns = shared.timed
+        if ids.watched is None:
+            shared.timed = None
+            if ids.answered and side is Side.BROKER:
+                self._context.counters.round_trip.observe(shared.now_ns - since_ns)
 
     def _tell(self) -> None:
         """Tell senders what was refused, and what credit they have."""

@@ -848,6 +848,30 @@ def test_a_drain_waits_for_what_is_not_settled() -> None:
     assert driver.session.in_flight() == 0
 
 
+@pytest.mark.parametrize("terms", [NO_TERMS, REFUSED])
+def test_one_delivery_at_a_time_is_timed_until_it_is_settled(terms: Terms) -> None:
+    driver = refused(lambda _: None, terms)
+    driver.send(0, settled=True)
+    for number in range(1, 4):
+        driver.now_ns = number * 1000
+        driver.send(number)
+    answered = {"role": True, "settled": True}
+    driver.now_ns = 10_000
+    driver.broker(5, "disposition", first=2, last=3, **answered)
+    assert not any(driver.counters.round_trip.durations().counts)
+    driver.broker(5, "disposition", first=1, **answered)
+    timed = driver.counters.round_trip.durations()
+    assert (sum(timed.counts), timed.sum_s) == (1, 9e-6)
+    # The next one that comes, unless its link ends before.
+    driver.send(4)
+    driver.now_ns += 5000
+    driver.broker(5, "disposition", first=4, **answered)
+    assert sum(driver.counters.round_trip.durations().counts) == 2
+    driver.send(5)
+    driver.broker(5, "detach", handle=3, closed=True)
+    assert sum(driver.counters.round_trip.durations().counts) == 2
+
+
 def test_nobody_waits_for_long_for_what_a_link_had_sent_that_has_ended() -> None:
     driver = Driver(terms={ORDERS: REFUSED}).open().sends().sends(1)
     for handle in range(2):
