@@ -226,8 +226,8 @@ class Renumbering:
     Attributes:
         plain: nothing was ever swallowed: both count alike, and all goes on as it is.
         full: nothing may be swallowed for now.
-        watched: a delivery of which it is asked when it is settled, in the sender's numbers, unwrapped; None once it is,
-            or nobody waits for it any more.
+        watched: a delivery of which it is asked when it is settled, in the sender's numbers, unwrapped; None once it
+            is, or nobody waits for it any more.
         answered: the last one that was watched has been settled.
     """
 
