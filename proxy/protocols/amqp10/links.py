@@ -18,7 +18,7 @@ from proxy.protocols.amqp.about import shown
 from proxy.protocols.amqp.names import EXCHANGE, QUEUE, ROUTING_KEY, Names
 from proxy.protocols.amqp10.address import Address, delivered, published, target_of
 from proxy.protocols.amqp10.credit import MOST_WINDOW, Credit, LinkFlow
-from proxy.protocols.amqp10.message import MessageHead, TooLongError, may_name_copies
+from proxy.protocols.amqp10.message import MAX_HEAD_BYTES, MessageHead, may_name_copies
 from proxy.protocols.amqp10.wire import Attached, Malformed
 from proxy.protocols.base import NO_TERMS, Buffer, Close, SessionContext, Terms
 from proxy.stats.snapshot import LinkState
@@ -625,7 +625,7 @@ class Link:
         """
         if not self.copies or not self._shared.limits:
             return False
-        if is_last:
+        if is_last and len(payload) <= MAX_HEAD_BYTES:
             return may_name_copies(payload)
         head = MessageHead()
         try:
@@ -714,7 +714,7 @@ class Link:
         """Decide a delivery that does not say where it is to go: its broker could read it in another way.
 
         Raises:
-            Close: it says so much that it could be for anything, and it cannot be refused.
+            Close: it cannot be read, so that it could be for anything, and it cannot be refused.
         """
         limits = self._shared.limits
         if not delivery.settled and limits and self._may_swallow():
@@ -723,8 +723,8 @@ class Link:
             return
         delivery.fate = PASSES
         delivery.learns = True
-        if limits and isinstance(error, TooLongError):
-            raise Close("unreadable_message", f"the client has sent {error}, and it cannot be refused")
+        if limits and error is not None:
+            raise _unreadable(error)
         if delivery.complete:
             self.finish(delivery)
 
@@ -740,11 +740,9 @@ class Link:
             if head.take(payload, last=is_last):
                 delivery.learns = False
                 self._owe(self._named(head), delivery.size_bytes)
-        except TooLongError as error:
+        except Malformed as error:
             if self._shared.limits:
-                raise Close("unreadable_message", f"the client has sent {error}, and it cannot be refused") from None
-            delivery.learns = False
-        except Malformed:
+                raise _unreadable(error) from None
             delivery.learns = False
 
     def decided(self, delivery: Delivery, refuse: Refuse | None) -> None:
@@ -858,3 +856,7 @@ class Link:
             self.refused,
             waits_ns // 1_000_000,
         )
+
+
+def _unreadable(error: Malformed) -> Close:
+    return Close("unreadable_message", f"the client has sent {error}; a message that is settled cannot be refused")

@@ -118,10 +118,18 @@ def test_copies_named_behind_the_first_frame_are_found() -> None:
 
 
 @pytest.mark.parametrize("settled", [False, True])
-def test_too_many_copies_are_no_way_past_a_limit(settled: bool) -> None:  # noqa: FBT001
+@pytest.mark.parametrize(
+    "payload",
+    [
+        copied(*map(str, range(256)), "other"),
+        codec.message(b"x", annotations={codec.Symbol("x-cc"): ["other"]} | {str(at): at for at in range(5000)}),
+        copied("other", before=70_000),
+    ],
+    ids=["too many copies", "too many annotations", "too long"],
+)
+def test_what_is_not_read_is_no_way_past_a_limit(payload: bytes, settled: bool) -> None:  # noqa: FBT001
     driver = Driver(terms={OTHER: SHAPED}).open().sends()
     driver.credit(170)
-    payload = copied(*map(str, range(256)), "other")
     assert driver.send(0, payload=payload, settled=settled) == []
     if settled:
         assert driver.closed is not None
