@@ -56,6 +56,10 @@ MOST_RANGES: Final = 64
 #: A longer name is known by a digest of it.
 _MOST_NAME_BYTES: Final = 64
 
+#: For how long a delivery is waited for once a link has ended that it may belong to; and how exactly that is kept.
+_ORPHANED_NS: Final = 2_000_000_000
+_ORPHANED_APART_NS: Final = 250_000_000
+
 Key = tuple[bytes, Side]
 
 
@@ -129,12 +133,14 @@ class Conversation:
         shared: with the links of all others.
     """
 
-    __slots__ = ("_shared", "halves", "links")
+    __slots__ = ("_orphaned", "_shared", "halves", "links")
 
     def __init__(self, shared: Shared) -> None:
         self._shared = shared
         self.halves = {side: Half() for side in Side}
         self.links: dict[Link, None] = {}
+        #: Behind which of the client's deliveries a link has ended, and until when those before are waited for.
+        self._orphaned: deque[tuple[int, int]] = deque()
 
     # --- Begin and end ----------------------------------------------------------------------------
 
@@ -271,6 +277,32 @@ class Conversation:
         half.senders -= 1
         if not half.senders:
             half.ids.forget_unsettled()
+        elif link.sender is Side.CLIENT and half.ids.unsettled:
+            self._orphan(half.ids.reached_by())
+
+    def _orphan(self, before: int) -> None:
+        """Take note that what is not settled may belong to a link that has ended: then it gets no answer."""
+        shared, orphaned = self._shared, self._orphaned
+        until_ns = shared.now_ns + _ORPHANED_NS
+        if orphaned and until_ns - orphaned[-1][1] < _ORPHANED_APART_NS:
+            _, until_ns = orphaned.pop()
+        orphaned.append((before, until_ns))
+        shared.orphaned[self] = None
+        shared.context.wake()
+
+    @property
+    def orphaned_ns(self) -> int:
+        """Until when deliveries of links that have ended are waited for."""
+        return self._orphaned[0][1]
+
+    def abandon(self, now_ns: int) -> None:
+        """Wait no longer for those whose time is over."""
+        orphaned, ids = self._orphaned, self.halves[Side.CLIENT].ids
+        while orphaned and orphaned[0][1] <= now_ns:
+            ids.abandon(orphaned.popleft()[0])
+        if not orphaned or not ids.unsettled:
+            orphaned.clear()
+            del self._shared.orphaned[self]
 
     # --- Flows ------------------------------------------------------------------------------------
 
@@ -433,8 +465,9 @@ class Conversation:
             if number is None:
                 raise Malformed("a delivery without a delivery-id")
             link.begins(1)
-            link.charge_copies(payload, size_bytes)
-            if is_last and self.is_plain(side) and (link.most_bytes is None or size_bytes <= link.most_bytes):
+            copies = link.copies and link.may_name_copies(payload, is_last=is_last and len(data) == size_bytes)
+            plain = not copies and (link.most_bytes is None or size_bytes <= link.most_bytes)
+            if is_last and plain and self.is_plain(side):
                 # Most of all frames.
                 link.completed(1, size_bytes)
                 stream.run.add_transfer(self, link, number, settled=settled)
@@ -442,7 +475,7 @@ class Conversation:
                     stream.run.add_aborted(self, number)
                 return None, None
             delivery = Delivery(link, number, settled=settled)
-            if link.looks_at(delivery):
+            if link.looks_at(delivery, names_copies=copies):
                 self._look_at(half, delivery)
         elif number is not None and number != delivery.number:
             raise Malformed(f"delivery {number} on a link within delivery {delivery.number}")
@@ -756,7 +789,6 @@ class TransferStep(Step):
         half = session.halves[self.side]
         link, ids = delivery.link, half.ids
         if self._is_first:
-            link.shape_as(delivery)
             link.came(1)
         if self._is_last and delivery.looked_at:
             half.deciding -= 1

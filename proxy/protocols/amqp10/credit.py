@@ -72,7 +72,8 @@ Credit that a link has is lost to others that would use it now. So a link gets n
 few at first; twice as many when it used as many and had none left, or got at once all that it asked for, so that nobody
 else waits for that; half when it did not need all of it for a second. So it has no more than it uses in about a second.
 Credit cannot be taken back. But what was paid for it can be, and is, when it was not needed for a second: it is
-charged later, if the credit is used after all.
+charged later, if the credit is used after all. As that is a debt for which others wait, a connection may have only so
+much of it: what is beyond that stays paid.
 """
 
 from typing import Final, NamedTuple
@@ -278,6 +279,28 @@ class Credit:
             self._low = self._prepaid
         return self.to_tell
 
+    def grant_some(self, most: int) -> bool:
+        """Let the sender use some of what the receiver said, unpaid: what its deliveries cost is not known before.
+
+        It is to be called as ``grant_all``. The sender may use more at a time as long as ``narrow`` is not called.
+
+        Args:
+            most: it is to have no more that it has not used.
+
+        Returns:
+            Whether there is something ``to_tell``.
+        """
+        wanted = min(self.wanted(), most - max(0, self.granted - self.sent))
+        if wanted > 0:
+            self._widen()
+            self.granted += wanted
+        return self.to_tell
+
+    def narrow(self) -> None:
+        """Have the sender use less at a time: what it has used was not to be had at once."""
+        self.window = max(FIRST_WINDOW, self.window // 2)
+        self._used = 0
+
     def grant_all(self) -> bool:
         """Let the sender use all that the receiver said, unpaid: nothing limits the link.
 
@@ -395,18 +418,24 @@ class Credit:
         """When ``idle`` is to be called; None while nothing can come of it."""
         return self._second_ends_ns
 
-    def idle(self, now_ns: int) -> None:
-        """Give back what was paid and not needed for a second, if that is over."""
+    def idle(self, now_ns: int, most: int = MOST_CREDIT) -> None:
+        """Give back what was paid and not needed for a second, if that is over.
+
+        Args:
+            now_ns: the time.
+            most: no more than that; the rest stays paid, and is not looked at again before more is granted.
+        """
         ends_ns = self._second_ends_ns
         if ends_ns is None or now_ns < ends_ns:
             return
+        low = min(self._low, most)
+        looks_again = low == self._low
         if self._low > 0:
-            self._prepaid -= self._low
-            self._due -= self._low
-            self.window = max(FIRST_WINDOW, self.window // 2)
-            self._used = 0
+            self._prepaid -= low
+            self._due -= low
+            self.narrow()
         self._low = self._prepaid
-        self._second_ends_ns = now_ns + IDLE_NS if self._prepaid else None
+        self._second_ends_ns = now_ns + IDLE_NS if self._prepaid and looks_again else None
 
     def close(self) -> int:
         """End the link; return what is due then, as ``take_due`` does: all that was not used is given back."""

@@ -21,6 +21,10 @@ _TO, _SUBJECT = 2, 3
 _SECTIONS: Final = range(wire.HEADER, wire.FOOTER + 1)
 
 
+class TooLongError(Malformed):
+    """A message that says more before its body than is read of it."""
+
+
 def may_name_copies(payload: Buffer) -> bool:
     """Say whether the payload of a delivery in one frame can name copies: nearly none does, and this is quick."""
     return COPIES in (payload if isinstance(payload, bytes) else bytes(payload[:MAX_HEAD_BYTES]))
@@ -63,7 +67,8 @@ class MessageHead:
             Whether all is known.
 
         Raises:
-            Malformed: the message cannot be read, or has not said it within MAX_HEAD_BYTES.
+            Malformed: the message cannot be read.
+            TooLongError: it has not said it within MAX_HEAD_BYTES, or names more than MAX_COPIES.
         """
         known = self.known
         if known:
@@ -83,7 +88,7 @@ class MessageHead:
                 return True
         self._passed_bytes += read
         if self._passed_bytes + len(data) - read > MAX_HEAD_BYTES:
-            raise Malformed(f"a message that does not say within {MAX_HEAD_BYTES} bytes where it is to go")
+            raise TooLongError(f"a message that does not say within {MAX_HEAD_BYTES} bytes where it is to go")
         if not kept:
             self._rest = bytearray(data[read:])
         elif read:
@@ -133,5 +138,5 @@ class MessageHead:
             if wire.octets(key) == COPIES:
                 copies |= dict.fromkeys(each for each in map(wire.octets, wire.values(value)) if each is not None)
         if len(copies) > MAX_COPIES:
-            raise Malformed(f"a message with {len(copies)} copies, {MAX_COPIES} may be")
+            raise TooLongError(f"a message with {len(copies)} copies, {MAX_COPIES} may be")
         self.copies = tuple(copies)

@@ -195,6 +195,14 @@ class Unsettled:
         at = bisect_right(self._stops, first)
         return at < len(self._starts) and self._starts[at] < stop
 
+    def count_from(self, first: int) -> int:
+        """Return how many of them are at least ``first``."""
+        starts, stops = self._starts, self._stops
+        at = bisect_right(stops, first)
+        if at == len(starts):
+            return 0
+        return sum(stops[at:]) - sum(starts[at:]) - max(0, first - starts[at])
+
     def lowest(self) -> int | None:
         """Return the lowest; None if there is none."""
         return self._starts[0] if self._starts else None
@@ -222,6 +230,7 @@ class Renumbering:
     """
 
     __slots__ = (
+        "_abandoned",
         "_aborted",
         "_afters",
         "_compact_at",
@@ -252,6 +261,8 @@ class Renumbering:
         #: In the sender's numbers; and of these, in order, those that were aborted.
         self._unsettled = Unsettled()
         self._aborted: list[int] = []
+        #: Nobody waits for those before.
+        self._abandoned: int | None = None
 
     @property
     def full(self) -> bool:
@@ -358,7 +369,18 @@ class Renumbering:
     @property
     def unsettled(self) -> int:
         """How many deliveries went on and wait for an answer; a few more than that at times, see ``Unsettled``."""
-        return self._unsettled.count - len(self._aborted)
+        below = self._abandoned
+        if below is None:
+            return self._unsettled.count - len(self._aborted)
+        return self._unsettled.count_from(below) - len(self._aborted) + bisect_left(self._aborted, below)
+
+    def reached_by(self) -> int:
+        """Return what ``abandon`` takes: here, behind all deliveries so far."""
+        return self._near()
+
+    def abandon(self, below: int) -> None:
+        """Have no deliveries before some place be waited for. What is said of them is translated all the same."""
+        self._abandoned = below
 
     def aborted(self, delivery_id: int) -> None:
         """Take that a delivery was aborted by its sender: it is settled by that, and many receivers do not answer it.

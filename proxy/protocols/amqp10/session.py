@@ -9,7 +9,6 @@ from msgspec.structs import replace
 
 from proxy.deciding.batch import Batch, Grant, Hold, Refuse, Request, Side
 from proxy.flow.credit import Stage
-from proxy.protocols.amqp.names import ROUTING_KEY
 from proxy.protocols.amqp10 import wire
 from proxy.protocols.amqp10.about import AboutClient
 from proxy.protocols.amqp10.conversation import Conversation, DispositionStep, Mark, NumberedRun, ScannedFlows
@@ -194,7 +193,7 @@ class AMQP10Session(Session, Reader):
         """Show that a link waits for a limit; that it does no more is seen by a sweep, as it waits again and again."""
         connection, now_ns = self._context.stage, self._shared.now_ns
         self._waiting[link] = None
-        name = str(link.resources[0]) if link.resources else ""
+        name = link.limited_as
         if name not in self._stages:
             if not self._stages:
                 connection.throttle(now_ns, on=True)
@@ -258,8 +257,7 @@ class AMQP10Session(Session, Reader):
         version = self._context.rules_version()
         if version != shared.rules_version:
             shared.rules_version = version
-            shared.forget_terms()
-            shared.names.with_keys = self._context.limits_kind(ROUTING_KEY)
+            shared.look_at_rules()
             for session in self._sessions:
                 session.ask_terms()
 
@@ -331,6 +329,7 @@ class AMQP10Session(Session, Reader):
             step = session.end(side)
             if all(each.ended for each in session.halves.values()):
                 self._sessions.pop(session, None)
+                self._shared.orphaned.pop(session, None)
             return step
         return Mark(session, side, _nothing)
 
@@ -378,7 +377,7 @@ class AMQP10Session(Session, Reader):
         if side is Side.CLIENT:
             shared.connection = replace(shared.connection, scopes=self._about.scopes())
             shared.names.enter(self._about.vhost)
-            shared.names.with_keys = self._context.limits_kind(ROUTING_KEY)
+            shared.look_at_rules()
         if opened.idle_time_out_ms:
             self._beats_ns[side] = shared.now_ns + self._beat_ns(side)
             self._context.wake()
@@ -439,6 +438,7 @@ class AMQP10Session(Session, Reader):
         times = [*self._beats_ns.values()]
         if self._sweep_ns is not None:
             times.append(self._sweep_ns)
+        times += [session.orphaned_ns for session in self._shared.orphaned]
         return min(times, default=None)
 
     def tick(self, now_ns: int) -> Batch | None:
@@ -452,6 +452,8 @@ class AMQP10Session(Session, Reader):
                 self._beat(side)
         if self._sweep_ns is not None and now_ns >= self._sweep_ns:
             self._sweep(now_ns)
+        for session in list(shared.orphaned):
+            session.abandon(now_ns)
         forced, shared.forced = shared.forced, {}
         for session in forced:
             session.decide_now()
@@ -474,7 +476,7 @@ class AMQP10Session(Session, Reader):
 
     def _look_at_stages(self, now_ns: int) -> None:
         """Close the stages of what nothing has waited for since the last look."""
-        names = {str(link.resources[0]) if link.resources else "" for link in self._waiting}
+        names = {link.limited_as for link in self._waiting}
         for name in [name for name in self._stages if name not in names]:
             self._stages.pop(name).close(now_ns)
             if not self._stages:

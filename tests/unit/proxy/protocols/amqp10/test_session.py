@@ -580,7 +580,7 @@ def test_a_delivery_that_never_says_its_address_is_rejected() -> None:
         driver.client(1, "transfer", each, handle=0, more=True, **first)
     driver.client(1, "transfer", b"", handle=0)
     assert not driver.written[BROKER]
-    assert [said.name for said in driver.to(CLIENT)] == ["disposition", "flow"]
+    assert [said.name for said in driver.to(CLIENT)] == ["flow", "disposition"]
 
 
 def test_what_is_kept_back_is_decided_before_the_window_is_used_up() -> None:
@@ -595,34 +595,59 @@ def test_what_is_kept_back_is_decided_before_the_window_is_used_up() -> None:
     driver.tick()
     # What was swallowed is no part of the window: without that the rest could not come.
     (flow,) = driver.to(CLIENT)
-    assert (flow["next_incoming_id"], flow["incoming_window"], flow["handle"]) == (13, 3, None)
+    assert (flow["next_incoming_id"], flow["incoming_window"], flow["link_credit"]) == (13, 3, 3)
     driver.client(1, "transfer", part[3:], handle=0)
-    assert [said.name for said in driver.to(CLIENT)] == ["disposition", "flow"]
+    assert [said.name for said in driver.to(CLIENT)] == ["disposition"]
 
 
-def test_settled_messages_of_an_anonymous_link_shape_its_credit() -> None:
-    driver = anonymous(hold)
+def test_settled_messages_of_an_anonymous_link_are_paid_before_more_credit_comes() -> None:
+    driver = Driver(hold, terms={ORDERS: REFUSED}).open().sends(0, None)
+    driver.now_ns = 1
+    # What they are for is not known before: so it begins with little.
+    (flow,) = driver.credit(170)
+    assert flow["link_credit"] == 2
     payload = codec.message(b"x", to="/queues/orders")
-    assert len(driver.send(0, payload=payload, settled=True)) == 1
+    for number in range(2):
+        assert len(driver.send(number, payload=payload, settled=True)) == 1
+    driver.tick()
+    assert driver.paid == 2
+    ((request, _),) = driver.held.values()
+    assert (request.resources, request.messages, request.most) == ((ORDERS,), 1, 1)
+    (flow,) = [said for said in driver.to(CLIENT) if said.name == "flow"][-1:] or [None]
+    told = 2 if flow is None else flow["delivery_count"] + flow["link_credit"]
+    assert told <= 3
+    driver.resolve(1)
     driver.tick()
     assert driver.charged == 1
-    assert driver.paid == 1
-    (flow,) = driver.credit(200, count=1)
-    assert flow["delivery_count"] + flow["link_credit"] == 100
+    assert not driver.to(CLIENT)
+    driver.resolve(1)
+    assert driver.charged == 2
+    (flow,) = driver.to(CLIENT)
+    assert flow["delivery_count"] + flow["link_credit"] == 4
 
 
-def test_settled_messages_to_elsewhere_do_not_end_that() -> None:
+def test_what_settled_messages_owe_is_charged_at_the_end_of_their_link() -> None:
+    driver = Driver(hold, terms={ORDERS: REFUSED}).open().sends(0, None)
+    driver.credit(170)
+    for number in range(2):
+        driver.send(number, payload=codec.message(b"x", to="/queues/orders"), settled=True)
+    driver.tick()
+    driver.client(1, "detach", handle=0, closed=True)
+    driver.tick()
+    assert not driver.held
+    assert sum(charge.messages for batch in driver.batches for charge in batch.charges) == 2
+
+
+def test_settled_messages_to_elsewhere_get_all_credit() -> None:
     driver = anonymous(hold)
-    driver.send(0, payload=codec.message(b"x", to="/queues/orders"), settled=True)
-    driver.tick()
-    for number in range(1, 4):
+    for number in range(4):
         driver.send(number, payload=codec.message(b"x", to="/queues/free"), settled=True)
-    driver.tick()
-    # Only what was for the limited queue is charged to it.
-    assert driver.charged == 1
+        driver.tick()
+    assert driver.charged == 0
     assert driver.paid == 4
-    (flow,) = driver.credit(200, count=4)
-    assert flow["delivery_count"] + flow["link_credit"] == 100
+    assert not driver.held
+    flow = driver.to(CLIENT)[-1]
+    assert flow["delivery_count"] + flow["link_credit"] > 6
 
 
 # --- Sessions and links ---------------------------------------------------------------------------
@@ -785,6 +810,27 @@ def test_a_drain_waits_for_what_is_not_settled() -> None:
     assert driver.session.in_flight() == 1
     driver.broker(5, "detach", handle=3, closed=True)
     assert driver.session.in_flight() == 0
+
+
+def test_nobody_waits_for_long_for_what_a_link_had_sent_that_has_ended() -> None:
+    driver = Driver(terms={ORDERS: REFUSED}).open().sends().sends(1)
+    for handle in range(2):
+        driver.credit(10, handle=handle)
+    driver.send(0)
+    driver.send(1)
+    driver.client(1, "detach", handle=0, closed=True)
+    driver.broker(5, "detach", handle=3, closed=True)
+    driver.send(2, handle=1)
+    assert driver.session.in_flight() == 3
+    due_ns = driver.session.next_tick_ns()
+    assert due_ns is not None
+    driver.now_ns = due_ns
+    driver.tick()
+    # The first two may have belonged to either link; the last has not.
+    assert driver.session.in_flight() == 1
+    driver.broker(5, "disposition", role=True, first=0, last=2, settled=True)
+    assert driver.session.in_flight() == 0
+    assert driver.session.next_tick_ns() is None
 
 
 def test_too_many_sessions_end_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
