@@ -115,17 +115,18 @@ class AMQP10Session(Session, Reader):
         if self._unread:
             stream.out.append(chunk)
             return None
-        self._look_at_rules()
+        if self._context.rules_version() != shared.rules_version:
+            self._look_at_rules()
         before = stream.frames
         stream.feed(chunk)
         self._context.counters.frames[side] += stream.frames - before
-        requests = self._ask()
+        requests = self._ask() if shared.requests or shared.to_ask else ()
         if requests:
             batch = self._in_hand[side] = self._batch(side, requests)
             return batch
         self._write(stream)
         # What came makes links want more.
-        requests = self._ask()
+        requests = self._ask() if shared.requests or shared.to_ask else ()
         if requests or shared.has_more:
             batch = self._batch(side, requests)
             if requests or batch.charges or batch.paid:
@@ -141,8 +142,6 @@ class AMQP10Session(Session, Reader):
     def _ask(self) -> list[Request]:
         """Return what is to be decided now: deliveries, and credit that links want."""
         shared = self._shared
-        if not shared.requests and not shared.to_ask:
-            return []
         requests, shared.requests = shared.requests, []
         if not shared.let_in:
             # It takes no credit from others before.
@@ -228,10 +227,12 @@ class AMQP10Session(Session, Reader):
             self._context.wake()
 
     def _write(self, stream: Stream) -> None:
+        shared = self._shared
         stream.write()
-        if self._shared.forced:
+        if shared.forced:
             self._context.wake()
-        self._tell()
+        if shared.to_tell or shared.rejected or shared.short:
+            self._tell()
 
     def _tell(self) -> None:
         """Tell senders what was refused, and what credit they have."""
