@@ -8,6 +8,7 @@ Settled deliveries cannot be refused. Where one has to be seen before anybody ca
 what it costs: it asks for that as it would for credit, and waits in the same line, but gets no credit until it is paid.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -161,14 +162,24 @@ class Shared:
         for link in due:
             link.charge_due()
 
-    def take_charges(self) -> list[Charge]:
+    @property
+    def has_more(self) -> bool:
+        """Whether there may be something to charge, or to count."""
+        return bool(self.paid or self.due or self.charges)
+
+    def take_charges(self) -> Sequence[Charge]:
         """Hand out, once, what is to be charged."""
-        self.charge_due()
+        if self.due:
+            self.charge_due()
+        if not self.charges:
+            return ()
         charges, self.charges = self.charges, []
         return charges
 
-    def take_paid(self) -> list[Paid]:
+    def take_paid(self) -> Sequence[Paid]:
         """Hand out, once, what came on credit."""
+        if not self.paid:
+            return ()
         paid, self.paid = self.paid, {}
         return list(paid.values())
 
