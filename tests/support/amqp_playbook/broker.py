@@ -144,7 +144,7 @@ class ModelBroker:
         channel: Channel,
         exchange: str,
         key: str,
-        mandatory: bool,
+        mandatory: bool,  # noqa: FBT001 - a bit of the method
         header: bytes,
         body: bytes,
     ) -> None:

@@ -124,7 +124,7 @@ def delivered(driver: Driver) -> list[frames.Message]:
 
 
 def waiting(world: World, bodies: int = 1, **more: object) -> tuple[Driver, Driver]:
-    """Return a publisher whose messages 0.. wait, with the broker's acks swallowed, and a consumer that was given them."""
+    """Return a publisher whose messages wait, the broker's acks withheld, and a consumer that was given them."""
     publisher, consumer = world.publisher(**more), world.consumer()
     for number in range(bodies):
         publisher.give(CLIENT, frames.durable(1, "orders", b"%d" % number))
