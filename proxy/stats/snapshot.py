@@ -10,6 +10,7 @@ from typing import Annotated, Final, Literal, NamedTuple
 import msgspec
 
 from limiter.counting.rejections import Outcome, RejectionVerdict
+from limiter.rules.resource import Resource
 from limiter.rules.rule import Dimension
 from limiter.waiting.holding import BoundName
 from proxy.flow.credit import Kind, State
@@ -719,6 +720,34 @@ class ResourceState(msgspec.Struct, frozen=True, gc=False):
     rule_counts: RuleCounts | None = None
     state: State = "running"
     spooled: int = 0
+
+
+class ConfirmState(msgspec.Struct, frozen=True):
+    """How what is published to one destination is confirmed at this moment, where a rule says by those who consume it.
+
+    Attributes:
+        destination: the queue or exchange.
+        mode: who confirms what comes now.
+        reason: why that is the broker, in one word; empty if it is not.
+        pending: messages that wait for their consumers.
+        oldest_ms: for how long the oldest of these does, in milliseconds.
+        window: how many may.
+        after_consume_total: messages that their consumers confirmed so far.
+        broker_total: messages that went on as they came, so that the broker confirms them.
+        persisted_total: messages that were not consumed in time, or could not be, and were published once more.
+        nacked_total: likewise, and were refused.
+    """
+
+    destination: Resource
+    mode: Literal["after_consume", "broker"]
+    reason: str
+    pending: int
+    oldest_ms: int
+    window: int
+    after_consume_total: int
+    broker_total: int
+    persisted_total: int
+    nacked_total: int
 
 
 class BrokerReach(msgspec.Struct, frozen=True):

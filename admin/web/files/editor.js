@@ -200,8 +200,12 @@ class Editor {
     const was = this.entry.limit;
     const changed = (/** @type {string} */ key) => body[key] !== undefined && body[key] !== (was[key] ?? null);
     if (changed("spool") && !changed("max_delay_s")) body.max_delay_s = null;
-    // It is shown as it is in force, but belongs to the limit only where requests are held.
-    for (const each of FIELDS) if (each.withAction && body.action && body.action !== each.withAction) body[each.key] = null;
+    // It is shown as it is in force, but belongs to the limit only beside one value of another field.
+    for (const { key, onlyWith } of FIELDS) {
+      const [other, wanted] = onlyWith ?? [];
+      const is = other && (body[other] ?? FIELDS.find((each) => each.key === other)?.otherwise);
+      if (is && is !== wanted) body[key] = null;
+    }
     if (this.reason.value.trim()) body.reason = this.reason.value.trim();
     const seconds = this.ttl?.seconds();
     if (seconds !== undefined) body.ttl_s = seconds;

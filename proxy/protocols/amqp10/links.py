@@ -124,7 +124,7 @@ class Shared:
         self.names.with_keys = context.limits_kind(ROUTING_KEY)
         self.limits = False
         if not self.connection.exempt and context.limiting():
-            anyhow = self.terms((Resource(QUEUE, ""),)) != NO_TERMS
+            anyhow = self.terms((Resource(QUEUE, ""),)).limits
             self.limits = anyhow or any(map(context.limits_kind, (QUEUE, EXCHANGE, ROUTING_KEY)))
 
     def keep(self, size_bytes: int) -> bool:
@@ -494,7 +494,7 @@ class Link:
 
     def _owe(self, resources: tuple[Resource, ...], size_bytes: int) -> None:
         """Take note that a delivery goes on that is not paid for."""
-        if not resources or self._shared.terms(resources) == NO_TERMS:
+        if not resources or not self._shared.terms(resources).limits:
             return
         owed = self._owed
         if self.gone or (resources not in owed and len(owed) >= _MOST_OWED):
