@@ -8,6 +8,7 @@ Settled deliveries cannot be refused. Where one has to be seen before anybody ca
 what it costs: it asks for that as it would for credit, and waits in the same line, but gets no credit until it is paid.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -126,7 +127,7 @@ class Shared:
         self.names.with_keys = context.limits_kind(ROUTING_KEY)
         self.limits = False
         if not self.connection.exempt and context.limiting():
-            anyhow = self.terms((Resource(QUEUE, ""),)) != NO_TERMS
+            anyhow = self.terms((Resource(QUEUE, ""),)).limits
             self.limits = anyhow or any(map(context.limits_kind, (QUEUE, EXCHANGE, ROUTING_KEY)))
 
     def keep(self, size_bytes: int) -> bool:
@@ -164,14 +165,24 @@ class Shared:
         for link in due:
             link.charge_due()
 
-    def take_charges(self) -> list[Charge]:
+    @property
+    def has_more(self) -> bool:
+        """Whether there may be something to charge, or to count."""
+        return bool(self.paid or self.due or self.charges)
+
+    def take_charges(self) -> Sequence[Charge]:
         """Hand out, once, what is to be charged."""
-        self.charge_due()
+        if self.due:
+            self.charge_due()
+        if not self.charges:
+            return ()
         charges, self.charges = self.charges, []
         return charges
 
-    def take_paid(self) -> list[Paid]:
+    def take_paid(self) -> Sequence[Paid]:
         """Hand out, once, what came on credit."""
+        if not self.paid:
+            return ()
         paid, self.paid = self.paid, {}
         return list(paid.values())
 
@@ -486,7 +497,7 @@ class Link:
 
     def _owe(self, resources: tuple[Resource, ...], size_bytes: int) -> None:
         """Take note that a delivery goes on that is not paid for."""
-        if not resources or self._shared.terms(resources) == NO_TERMS:
+        if not resources or not self._shared.terms(resources).limits:
             return
         owed = self._owed
         if self.gone or (resources not in owed and len(owed) >= _MOST_OWED):

@@ -173,6 +173,17 @@ class Unsettled:
         if at >= end:
             return 0
         low, high = starts[at], stops[end - 1]
+        if end - at == 1 and (first <= low or stop >= high):
+            # As a rule.
+            if stop < high:
+                starts[at] = stop
+            elif first > low:
+                stops[at] = first
+            else:
+                del starts[at], stops[at]
+            removed = min(stop, high) - max(first, low)
+            self.count -= removed
+            return removed
         removed = sum(stops[at:end]) - sum(starts[at:end])
         kept_starts, kept_stops = array("q"), array("q")
         if low < first:
