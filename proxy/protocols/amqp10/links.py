@@ -20,7 +20,7 @@ from proxy.protocols.amqp.names import EXCHANGE, QUEUE, ROUTING_KEY, Names
 from proxy.protocols.amqp10.address import Address, delivered, published, target_of
 from proxy.protocols.amqp10.credit import MOST_WINDOW, Credit, LinkFlow
 from proxy.protocols.amqp10.message import MAX_HEAD_BYTES, MessageHead, may_name_copies
-from proxy.protocols.amqp10.wire import Attached, Malformed
+from proxy.protocols.amqp10.wire import Attached, CutOff, Malformed
 from proxy.protocols.base import NO_TERMS, Buffer, Close, SessionContext, Terms
 from proxy.stats.snapshot import LinkState
 
@@ -735,7 +735,7 @@ class Link:
         delivery.fate = PASSES
         delivery.learns = True
         if limits and error is not None:
-            raise _unreadable(error)
+            _check_unread(error)
         if delivery.complete:
             self.finish(delivery)
 
@@ -753,7 +753,7 @@ class Link:
                 self._owe(self._named(head), delivery.size_bytes)
         except Malformed as error:
             if self._shared.limits:
-                raise _unreadable(error) from None
+                _check_unread(error)
             delivery.learns = False
 
     def decided(self, delivery: Delivery, refuse: Refuse | None) -> None:
@@ -869,5 +869,7 @@ class Link:
         )
 
 
-def _unreadable(error: Malformed) -> Close:
-    return Close("unreadable_message", f"the client has sent {error}; a message that is settled cannot be refused")
+def _check_unread(error: Malformed) -> None:
+    """End the connection for a message that cannot be refused, unless it is cut off, so that nobody can read it."""
+    if not isinstance(error, CutOff):
+        raise Close("unreadable_message", f"the client has sent {error}; settled ones cannot be refused") from None

@@ -158,6 +158,15 @@ def test_copies_named_late_in_a_long_frame_are_found(settled: bool, longest: int
         assert driver.charged == 1 or driver.closed is not None
 
 
+def test_a_settled_message_that_is_aborted_before_it_says_where_it_is_to_go_ends_nothing() -> None:
+    driver = Driver(terms={ORDERS: SHAPED}).open().sends(0, None)
+    driver.credit(170)
+    part = codec.message(b"x", to="/queues/orders")[:9]
+    driver.client(1, "transfer", part, handle=0, delivery_id=0, delivery_tag=b"t", settled=True, more=True)
+    driver.client(1, "transfer", b"", handle=0, aborted=True)
+    assert driver.closed is None
+
+
 @pytest.mark.parametrize("scan", ["python", "compiled"])
 def test_a_link_of_settled_messages_waits_until_their_copies_are_paid(scan: ScanName) -> None:
     driver = Driver(hold, terms={OTHER: SHAPED}, options=AMQP10Options(scan=scan)).open().sends()
