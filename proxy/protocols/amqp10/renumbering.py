@@ -110,8 +110,13 @@ class Transfers:
     def flow_of_receiver(self, next_incoming_id: int | None, incoming_window: int) -> int | None:
         """Take the receiver's flow, or its begin, where None is next-incoming-id; return that for the sender."""
         self.incoming_window = incoming_window
-        self._incoming_id = None if next_incoming_id is None else unwrapped(next_incoming_id, self.next_id)
-        return self.incoming_id()
+        if next_incoming_id is None:
+            self._incoming_id = None
+            return self.incoming_id()
+        # As incoming_id does it, without a call more: most of all flows come here.
+        counted = self._incoming_id = unwrapped(next_incoming_id, self.next_id)
+        self._told = counted + self.offset + incoming_window
+        return wrapped(counted + self.offset) if self.offset else next_incoming_id
 
     def incoming_id(self) -> int | None:
         """Return the next-incoming-id that the sender is told now: the receiver's last one."""
@@ -321,8 +326,8 @@ class Renumbering:
 
     def reached(self, delivery_id: int) -> None:
         """Take that a delivery went on, and all before it: so the next is near, whether those were settled or not."""
-        following = self._unwrap(delivery_id) + 1
-        self._next = following if self._next is None else max(self._next, following)
+        near = self._next
+        self._next = delivery_id + 1 if near is None else max(near, unwrapped(delivery_id, near) + 1)
 
     def swallow(self, delivery_id: int) -> None:
         """Take a delivery that does not go on. It follows all others, and there was room for it: see ``reserve``."""
