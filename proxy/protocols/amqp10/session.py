@@ -306,6 +306,7 @@ class AMQP10Session(Session, Reader):
         if code == wire.OPEN:
             return self._open(stream, performative)
         if code == wire.CLOSE:
+            stream.is_over = True
             for each in self._sessions:
                 each.pass_undecided(side)
             return Mark(None, side, lambda: self._close(stream))

@@ -323,6 +323,7 @@ class Stream:
         scanner: takes runs of plain frames, if there is one.
         unblocked: sessions of which something was kept back that may be decided now.
         is_opened: the peer's open has gone on.
+        is_over: its close was read: what comes behind it says nothing (2.4.3), and is dropped.
         is_closed: so has its close, or one of ours: nothing may follow.
     """
 
@@ -336,7 +337,7 @@ class Stream:
         self.out: list[Buffer] = []
         self.scanner: NativeScanner | None = None
         self.unblocked: dict[Conversation, None] = {}
-        self.is_opened = self.is_closed = self.waits = False
+        self.is_opened = self.is_over = self.is_closed = self.waits = False
         self._reader = reader
         #: Of a frame that is not there as far as it has to be.
         self._beginning = bytearray()
@@ -371,7 +372,7 @@ class Stream:
         self._scanned = -1
         try:
             at, stop = self._complete(chunk) if self._beginning else 0, len(chunk)
-            while at < stop and self.close is None:
+            while at < stop and self.close is None and not self.is_over:
                 if self._steps >= MOST_FRAMES or self.waits:
                     self.left_bytes = stop - at
                     return

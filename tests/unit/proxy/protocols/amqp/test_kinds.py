@@ -28,11 +28,37 @@ def test_a_rule_that_cannot_be_followed_is_refused(protocol: Protocol, rule: Rul
 
 @PROTOCOLS
 @pytest.mark.parametrize(
+    ("kind", "address", "meant"),
+    [
+        ("queue", "/queues/orders", "queue:orders"),
+        ("queue", "/queues/*", "queue:*"),
+        ("delivery", "/queues/orders", "delivery:orders"),
+        ("queue", "/amq/queue/orders", "queue:orders"),
+        ("exchange", "/exchanges/events", "exchange:events"),
+        ("exchange", "/exchanges/events/eu.created", "routing_key:events/eu.created"),
+        ("routing_key", "/exchanges/events/eu.created", "routing_key:events/eu.created"),
+        ("routing_key", "/topic/eu.created", "routing_key:amq.topic/eu.created"),
+        ("queue", "/orders", "queue:%2Forders"),
+        ("queue", "/queues/", "queue:%2Fqueues%2F"),
+    ],
+)
+def test_a_rule_that_is_named_by_an_address_is_told_its_name(
+    protocol: Protocol, kind: str, address: str, meant: str
+) -> None:
+    with pytest.raises(RuleError, match="is an address") as caught:
+        protocol.check_rule(Rule(kind, address, 5))
+    assert f"did you mean {meant}?" in caught.value.what
+
+
+@PROTOCOLS
+@pytest.mark.parametrize(
     "rule",
     [
         Rule("routing_key", "events/eu.created", 5),
         Rule("routing_key", "*", 5),
         Rule("queue", "orders", 5),
+        Rule("queue", "tenant1/orders", 5),
+        Rule("vhost", "/", 5),
     ],
 )
 def test_other_rules_are_not(protocol: Protocol, rule: Rule) -> None:

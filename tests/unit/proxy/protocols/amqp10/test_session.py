@@ -1003,6 +1003,27 @@ def test_what_was_kept_back_goes_on_before_a_close() -> None:
     assert [s.name for s in heard] == ["transfer", "transfer", "close"]
 
 
+@pytest.mark.parametrize("at_once", [False, True])
+@pytest.mark.parametrize("terms", [NO_TERMS, REFUSED, SHAPED])
+def test_what_comes_behind_a_close_goes_nowhere_and_is_not_charged(terms: Terms, at_once: bool) -> None:  # noqa: FBT001
+    driver = Driver(lambda _: None, terms={ORDERS: terms}).open().sends(0, None).sends(1)
+    driver.credit(100)
+    driver.credit(100, handle=1)
+    driver.send(0, handle=1)
+    driver.forget()
+    paid, asked = driver.paid, len(driver.requests)
+    behind = b"".join(
+        say(1, "transfer", codec.message(b"x", to="/queues/orders"), handle=n % 2, delivery_id=n, delivery_tag=b"t")
+        for n in range(1, 40)
+    )
+    for given in [say(0, "close") + behind] if at_once else [say(0, "close"), behind[:50], behind[50:]]:
+        driver.give(CLIENT, given)
+    driver.tick()
+    assert [said.name for said in driver.to(BROKER)] == ["close"]
+    assert (driver.paid, len(driver.requests)) == (paid, asked)
+    assert driver.session.between_frames(CLIENT)
+
+
 def test_links_of_a_session_that_the_broker_has_ended_are_not_remembered() -> None:
     driver = Driver().open()
     driver.broker(5, "end")
