@@ -5,7 +5,7 @@
 
 The record has one id in each line: the publisher's those that were confirmed to it, the consumer's those of messages
 that it is about to acknowledge; a line is written before anything else is done, and stays when the process is killed.
-Bodies begin with their id, which is the publisher's name and a number. Both connect again and again until they are killed.
+Bodies begin with their id, which is the publisher's name and a number. Both connect again and again, until killed.
 """
 
 import contextlib
