@@ -209,8 +209,8 @@ def counted(sluice: Sluice) -> dict[str, float]:
     """Return how many publishes Sluice says to have confirmed which way, so far."""
     metrics = sluice.metrics()
     return {
-        how: metrics.total("sluice_confirms_total", how=how)
-        for how in ("after_consume", "broker", "persisted", "nacked")
+        way: metrics.total("sluice_confirms_total", way=way)
+        for way in ("after_consume", "broker", "persisted", "nacked")
     }
 
 

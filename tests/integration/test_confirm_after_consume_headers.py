@@ -136,7 +136,7 @@ def declare(rabbitmq: RabbitMQ) -> Iterator[Callable[..., str]]:
 
 
 def _after_consume(sluice: Sluice) -> float:
-    return sluice.metrics().total("sluice_confirms_total", how="after_consume")
+    return sluice.metrics().total("sluice_confirms_total", way="after_consume")
 
 
 def _publish(address: str, queue: str) -> None:

@@ -173,7 +173,7 @@ class Stage:
 
 
 def _after_consume(metrics: Metrics) -> float:
-    return metrics.total("sluice_confirms_total", how="after_consume")
+    return metrics.total("sluice_confirms_total", way="after_consume")
 
 
 @pytest.fixture(scope="module")
