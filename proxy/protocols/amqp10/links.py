@@ -114,7 +114,7 @@ class Shared:
         context = self.context
         if self.connection.exempt or not context.limiting():
             return False
-        anyhow = self.terms((Resource(QUEUE, ""),)) != NO_TERMS
+        anyhow = self.terms((Resource(QUEUE, ""),)).limits
         return anyhow or any(map(context.limits_kind, (QUEUE, EXCHANGE, ROUTING_KEY)))
 
     def keep(self, size_bytes: int) -> bool:
@@ -628,7 +628,7 @@ class Link:
             # The latter takes nothing: its credit is given again.
             return
         resources = delivery.resources if delivery.settled else ()
-        if resources and not self._is_shaped_as(resources) and self._shared.terms(resources) != NO_TERMS:
+        if resources and not self._is_shaped_as(resources) and self._shared.terms(resources).limits:
             self.charge_due()
             prepaid = self.credit.prepaid
             new = tuple(each for each in resources if each not in self.resources)
