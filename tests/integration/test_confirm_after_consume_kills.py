@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final, Self
 
 import pytest
-from harness import confirmed_child
+from harness import confirmed_child, confirms_at_once
 from harness.confirmed_child import read_id, read_record
 from harness.ports import free_port
 from harness.process import ManagedProcess
@@ -221,6 +221,18 @@ def _check_block(start_stage: StartStage, kills: list[str], seed: int, inside: t
 
 def test_what_was_confirmed_is_consumed_or_on_disk_whoever_is_killed(start_stage: StartStage) -> None:
     _check_block(start_stage, ["consumer", "publisher", "sluice", "consumer", "publisher", "broker"], seed=0)
+
+
+@pytest.mark.long
+def test_a_sluice_that_does_not_wait_for_consumers_is_found(start_stage: StartStage) -> None:
+    """The check itself: what is confirmed at once is lost with the broker, as it is not on its disk."""
+    at_once = (sys.executable, confirms_at_once.__file__)
+    with start_stage(0, at_once) as stage:
+        stage.kill("broker")
+        stage.end()
+        with pytest.raises(AssertionError, match="are lost"):
+            stage.check()
+        assert stage.after_consume > 0
 
 
 @pytest.mark.long
