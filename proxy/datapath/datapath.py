@@ -195,6 +195,7 @@ class LocalDataPath(DataPath):
             self._limits.resources,
             credit=config.credit.stages,
             terms=self._terms,
+            after_consume=lambda: self._limits.rule_set.confirms_after_consume,
             rules_version=lambda: self._limits.swaps,
         )
         self.server = Server(

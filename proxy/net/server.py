@@ -340,6 +340,7 @@ class Server:
                 hear_of_writes=calls.hear_of_writes,
                 replayed=partial(_log_replayed, info),
                 terms=services.terms,
+                after_consume=services.after_consume,
                 rules_version=services.rules_version,
             )
             return config.protocol.open_session(context)

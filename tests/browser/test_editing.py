@@ -381,3 +381,6 @@ def test_what_goes_with_another_choice_is_asked_for_with_it_only(
     limit = limit_of(sidecar, "events", "exchange")["limit"]
     fields = ("rate", "confirm", "confirm_within_s", "confirm_queues", "fallback")
     assert [limit[field] for field in fields] == ["unlimited", "after_consume", 2.5, 3, "nack"]
+    page.get_by_role("link", name="Rules", exact=True).click()
+    row = page.locator("table.rules tbody tr").filter(has_text="events")
+    expect(row.locator('[data-label="Limit"]')).to_have_text("unlimited confirmed by consumers")
