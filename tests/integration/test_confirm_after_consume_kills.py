@@ -30,12 +30,14 @@ kind = "queue"
 name = "*"
 rate = "unlimited"
 confirm = "after_consume"
+confirm_within_s = 2
 
 [[limits]]
 kind = "exchange"
 name = "*"
 rate = "unlimited"
 confirm = "after_consume"
+confirm_within_s = 2
 confirm_queues = 2
 """
 _QUEUES: Final = ("one", "fan-a", "fan-b")
