@@ -13,7 +13,8 @@ Confirmed messages a second are the mean of a PerfTest's seconds once Java is wa
 confirm are the medians of what PerfTest says of each of these seconds. A figure is the median of its rounds; ratios are
 within a round. Broker, PerfTest and Sluice share all cores: where these are full the disk is not what is waited for.
 ``after`` is the share of the publishes that were confirmed by the consumers' ack, by Sluice's own count; the others
-went as they came. ``syncs`` are the broker's fsyncs for each message confirmed, which the slow disk counts.
+went as they came. ``syncs`` are the broker's fsyncs for each message confirmed, which the slow disk counts. ``CPU us``
+is Sluice's processor time for each.
 """
 
 import argparse
@@ -34,6 +35,7 @@ import machine
 import script
 from load_generator import WARMUP_S
 from peers import BenchError
+from perf_test import cpu_s
 from report import aligned
 from rows import DIRECT
 
@@ -87,6 +89,7 @@ class Measured:
         p99_ms: likewise.
         after_share: of the publishes that were confirmed by the consumers' ack; None where Sluice does not.
         syncs_each: fsyncs of the broker for each confirmed message; None where nothing counts them.
+        cpu_us: processor time of Sluice for each confirmed message; None without it.
     """
 
     confirmed_per_s: float
@@ -94,6 +97,7 @@ class Measured:
     p99_ms: float
     after_share: float | None = None
     syncs_each: float | None = None
+    cpu_us: float | None = None
 
 
 @dataclass(frozen=True)
@@ -193,16 +197,19 @@ def measured(broker: RabbitMQ, way: Way, cell: Cell, given: argparse.Namespace, 
         *("--consumers", str(CONSUMERS * cell.queues), "--consumer-channel-count", str(CONSUMER_CHANNELS)),
     ]
     before = counted(way.sluice) if way.sluice else {}
+    used_s = cpu_s(way.sluice.process.pid) if way.sluice else 0.0
     syncs = broker.syncs if cell.disk == SLOW else 0
     lines = load_generator.ran(way.address, *arguments, seconds=given.seconds, scratch=scratch)
     try:
         confirmed_per_s, p50_ms, p99_ms = confirms(lines)
     except ValueError as error:
         raise BenchError(f"PerfTest, {way.name}, {cell.title}: {error}; it said:\n" + "\n".join(lines[-20:])) from error
-    each = (broker.syncs - syncs) / (confirmed_per_s * given.seconds) if cell.disk == SLOW else None
+    messages = confirmed_per_s * given.seconds
+    each = (broker.syncs - syncs) / messages if cell.disk == SLOW else None
+    cpu_us = (cpu_s(way.sluice.process.pid) - used_s) * 1e6 / messages if way.sluice else None
     after = {name: count - before[name] for name, count in counted(way.sluice).items()} if way.sluice else {}
     share = after.get("after_consume", 0.0) / sum(after.values()) if sum(after.values()) else None
-    return Measured(confirmed_per_s, p50_ms, p99_ms, share, each)
+    return Measured(confirmed_per_s, p50_ms, p99_ms, share, each, cpu_us)
 
 
 def counted(sluice: Sluice) -> dict[str, float]:
@@ -242,14 +249,16 @@ def said(values: Sequence[float]) -> str:
 
 def table(cell: Cell, rounds: Rounds) -> str:
     """Lay out one comparison."""
-    lines = [["way", "confirmed/s", "x direct", "x without", "p50 ms", "p99 ms", "after", "syncs each"]]
+    lines = [["way", "confirmed/s", "x direct", "x without", "p50 ms", "p99 ms", "after", "syncs each", "CPU us"]]
     for name, each in rounds.items():
         row = [name, f"{median(one.confirmed_per_s for one in each):,.0f}"]
         row += [said(ratios(rounds, name, other)) for other in (DIRECT, WITHOUT)]
         row += [f"{median(getattr(one, key) for one in each):,.1f}" for key in ("p50_ms", "p99_ms")]
         shares = [one.after_share for one in each if one.after_share is not None]
-        syncs = [one.syncs_each for one in each if one.syncs_each is not None]
-        row += [f"{median(shares):.0%}" if shares else "-", f"{median(syncs):.2f}" if syncs else "-"]
+        row.append(f"{median(shares):.0%}" if shares else "-")
+        for key, digits in (("syncs_each", 2), ("cpu_us", 0)):
+            values = [getattr(one, key) for one in each if getattr(one, key) is not None]
+            row.append(f"{median(values):.{digits}f}" if values else "-")
         lines.append(row)
     return f"{cell.title} (median of {len(next(iter(rounds.values())))})\n{aligned(lines)}"
 

@@ -42,7 +42,7 @@ def _rounds(without: float, with_: float) -> Rounds:
     return {
         DIRECT: [Measured(100, 10, 20, None, 1.0), Measured(200, 10, 20, None, 1.0)],
         WITHOUT: [Measured(without, 10, 20, None, 1.0), Measured(2 * without, 10, 20, None, 1.0)],
-        WITH: [Measured(with_, 2, 4, 0.9, 0.1), Measured(2 * with_, 2, 4, 0.9, 0.1)],
+        WITH: [Measured(with_, 2, 4, 0.9, 0.1, 60), Measured(2 * with_, 2, 4, 0.9, 0.1, 60)],
     }
 
 
@@ -50,7 +50,7 @@ def test_ways_are_compared_within_rounds() -> None:
     title, _, direct, _, with_ = table(Cell(1, 100, SLOW), _rounds(80, 320)).splitlines()
     assert title == "queues: 1, window: 100, disk: slow (median of 2)"
     assert direct.split()[1:5] == ["150", "1.00", "(1.00", "to"]
-    assert with_.endswith("  480  3.20 (3.20 to 3.20)  4.00 (4.00 to 4.00)     2.0     4.0    90%        0.10")
+    assert with_.endswith("  480  3.20 (3.20 to 3.20)  4.00 (4.00 to 4.00)     2.0     4.0    90%        0.10      60")
 
 
 def test_one_queue_and_a_slow_disk_have_a_goal_of_their_own() -> None:
