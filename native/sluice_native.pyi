@@ -579,7 +579,11 @@ def reflow(chunk: Buffer, start: int, stop: int, changes: Sequence[tuple[int, by
     """
 
 def renumber(
-    chunk: Buffer, position: int, stop: int, sessions: Sequence[tuple[int, int | None, int, int | None, int]]
+    chunk: Buffer,
+    position: int,
+    stop: int,
+    sessions: Sequence[tuple[int, int | None, int, int | None, int]],
+    most_bytes: int | None = None,
 ) -> tuple[int, bytes]:
     """Write transfers and dispositions of AMQP 1.0 with the numbers that the other peer counts deliveries by.
 
@@ -591,8 +595,9 @@ def renumber(
         stop: where the last one ends.
         sessions: channel; the first number that the peer gives its deliveries, None for all, from which so much is
             taken off; and the first that the other peer gives its own, to which so much is added.
+        most_bytes: no longer frame is written; None is any.
 
     Returns:
-        The offset of the first frame that was not written, as it has a number before these, or is something else; and
-        those before it.
+        The offset of the first frame that was not written, as it has a number before these, would be too long, or is
+        something else; and those before it.
     """

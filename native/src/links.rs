@@ -113,12 +113,14 @@ type Session = (u16, Option<u32>, u32, Option<u32>, u32);
 
 #[pyfunction]
 #[allow(clippy::needless_pass_by_value)]
+#[pyo3(signature = (chunk, position, stop, sessions, most_bytes = None))]
 pub fn renumber(
     py: Python<'_>,
     chunk: PyBuffer<u8>,
     position: usize,
     stop: usize,
     sessions: Vec<Session>,
+    most_bytes: Option<usize>,
 ) -> (usize, Bound<'_, PyBytes>) {
     let numbers = |(channel, sent_from, sent_by, received_from, received_by)| Numbers {
         channel,
@@ -128,6 +130,7 @@ pub fn renumber(
     let mut numbers: Vec<_> = sessions.into_iter().map(numbers).collect();
     numbers.sort_unstable_by_key(|numbers| numbers.channel);
     let mut out = Vec::with_capacity(stop.saturating_sub(position).min(chunk.len_bytes()));
-    let stop = with_bytes(py, &chunk, |bytes| amqp10::renumber(bytes, position, stop, &numbers, &mut out));
+    let most_bytes = most_bytes.unwrap_or(usize::MAX);
+    let stop = with_bytes(py, &chunk, |bytes| amqp10::renumber(bytes, position, stop, &numbers, most_bytes, &mut out));
     (stop, PyBytes::new(py, &out))
 }

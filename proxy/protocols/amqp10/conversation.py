@@ -494,7 +494,10 @@ class Conversation:
             if aborted:
                 stream.run.add_aborted(self, delivery.number)
             return None, None
-        return delivery, TransferStep(self, delivery, frame, performative, begins, is_first=is_first)
+        most_bytes = stream.most_frame_bytes
+        return delivery, TransferStep(
+            self, delivery, frame, performative, begins, most_bytes=most_bytes, is_first=is_first
+        )
 
     def payload(self, side: Side, delivery: Delivery, payload: Buffer, *, is_last: bool) -> Step:
         """Take more of the payload of a long transfer; ``is_last`` says that it ends with that."""
@@ -757,7 +760,7 @@ def _translate_flow(
 class TransferStep(Step):
     """A transfer of a session in which some are looked at, or were swallowed."""
 
-    __slots__ = ("_begins", "_delivery", "_frame", "_is_first", "_is_last", "_performative")
+    __slots__ = ("_begins", "_delivery", "_frame", "_is_first", "_is_last", "_most_bytes", "_performative")
 
     def __init__(
         self,
@@ -767,6 +770,7 @@ class TransferStep(Step):
         performative: Performative,
         begins: int,
         *,
+        most_bytes: int,
         is_first: bool,
     ) -> None:
         self.session: Conversation = session
@@ -775,6 +779,7 @@ class TransferStep(Step):
         self._frame = frame
         self._performative = performative
         self._begins = begins
+        self._most_bytes = most_bytes
         self._is_first = is_first
         self._is_last = delivery.complete
 
@@ -815,9 +820,13 @@ class TransferStep(Step):
         renumbered = delivery.renumbered
         if renumbered == number:
             return None
-        body = self._performative.replaced({1: wire.uint(renumbered)})
-        payload = bytes(piece.buffer[piece.start + self._begins : piece.stop])
-        return wire.frame_start(self._frame.channel, body, self._frame.size - self._begins) + payload
+        frame, payload = self._frame, bytes(piece.buffer[piece.start + self._begins : piece.stop])
+        payload_bytes = frame.size - self._begins
+        start, transfers = wire.transfer_start(
+            frame.channel, self._performative, renumbered, payload_bytes, self._most_bytes
+        )
+        half.transfers.added(transfers - 1)
+        return start + payload
 
 
 class PayloadStep(Step):
@@ -844,11 +853,19 @@ class PayloadStep(Step):
 class DispositionStep(Step):
     """A disposition of a session where deliveries were swallowed, or may be."""
 
-    __slots__ = ("_channel", "_performative", "_range", "_receiver", "_settles")
+    __slots__ = ("_channel", "_most_bytes", "_performative", "_range", "_receiver", "_settles")
 
     def __init__(
-        self, session: Conversation, side: Side, channel: int, performative: Performative, range_: tuple[int, int]
+        self,
+        session: Conversation,
+        side: Side,
+        channel: int,
+        performative: Performative,
+        range_: tuple[int, int],
+        *,
+        most_bytes: int,
     ) -> None:
+        self._most_bytes = most_bytes
         self.session: Conversation = session
         self.side = side
         self._channel = channel
@@ -892,8 +909,7 @@ class DispositionStep(Step):
         if ranges == [self._range]:
             return None
         return b"".join(
-            wire.frame(self._channel, performative.replaced({1: wire.uint(begin), 2: wire.uint(stop)}))
-            for begin, stop in ranges
+            wire.disposition_of(self._channel, performative, begin, stop, self._most_bytes) for begin, stop in ranges
         )
 
 
@@ -904,11 +920,13 @@ class NumberedRun(Step):
         side: whose frames.
         scanned: what is counted of them.
         sessions: those sessions.
+        most_bytes: no longer frame may be written.
     """
 
-    __slots__ = ("_scanned", "_sessions")
+    __slots__ = ("_most_bytes", "_scanned", "_sessions")
 
-    def __init__(self, side: Side, scanned: Scanned, sessions: Iterable[Conversation]) -> None:
+    def __init__(self, side: Side, scanned: Scanned, sessions: Iterable[Conversation], most_bytes: int) -> None:
+        self._most_bytes = most_bytes
         self.session = None
         self.side = side
         self._scanned = scanned
@@ -924,10 +942,10 @@ class NumberedRun(Step):
             numbers.append((channel, sent_from, sent_by, received_from, received_by))
         at, stop, parts = piece.start, piece.stop, []
         while at < stop:
-            at, part = renumber(piece.buffer, at, stop, numbers)
+            at, part = renumber(piece.buffer, at, stop, numbers, self._most_bytes)
             parts.append(part)
             if at < stop:
-                # It speaks of deliveries before the last that was swallowed.
+                # It speaks of deliveries before the last that was swallowed, or would be longer.
                 ends = at + wire.frame_header(piece.buffer, at).size
                 parts.append(self._translated(bytes(piece.buffer[at:ends])))
                 at = ends
@@ -942,10 +960,13 @@ class NumberedRun(Step):
         first = performative.uint(1)
         assert first is not None  # noqa: S101 - else it would not be plain
         if performative.code == wire.TRANSFER:
-            number = session.halves[self.side].ids.forward(first)
-            body = performative.replaced({1: wire.uint(number)})
-            return wire.frame(frame.channel, body, data[performative.stop :])
+            half = session.halves[self.side]
+            number, payload = half.ids.forward(first), data[performative.stop :]
+            start, transfers = wire.transfer_start(frame.channel, performative, number, len(payload), self._most_bytes)
+            half.transfers.added(transfers - 1)
+            return start + payload
         last = performative.uint(2)
         range_ = first, first if last is None else last
-        translated = DispositionStep(session, self.side, frame.channel, performative, range_).translated()
+        step = DispositionStep(session, self.side, frame.channel, performative, range_, most_bytes=self._most_bytes)
+        translated = step.translated()
         return data if translated is None else translated

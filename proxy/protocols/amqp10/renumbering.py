@@ -18,6 +18,7 @@ call             when                                then
 begun            the sender's begin                  ``next_id`` is its next-outgoing-id
 came n           n transfers go on                   ``next_id += n``
 swallowed n      n do not                            ``offset += n``
+added n          n go on that did not come           ``next_id += n, offset -= n``
 flow_of_sender   the sender's flow                   ``next_id`` is its next-outgoing-id - offset, which goes on
 flow_of_receiver the receiver's begin, or its flow   its next-incoming-id + offset goes on: the sender's window ends
                                                      later by what was swallowed
@@ -90,6 +91,11 @@ class Transfers:
     def swallowed(self, transfers: int = 1) -> None:
         """Count transfers that came and do not go on."""
         self.offset += transfers
+
+    def added(self, transfers: int) -> None:
+        """Count transfers that go on and did not come."""
+        self.next_id += transfers
+        self.offset -= transfers
 
     def flow_of_sender(self, next_outgoing_id: int, outgoing_window: int) -> int:
         """Take the sender's flow; return its next-outgoing-id for the receiver, which counts on from there (2.5.6)."""

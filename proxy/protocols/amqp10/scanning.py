@@ -128,11 +128,15 @@ class NativeScanner:
 
 
 def renumber(
-    buffer: Buffer, start: int, stop: int, sessions: Sequence[tuple[int, int | None, int, int | None, int]]
+    buffer: Buffer,
+    start: int,
+    stop: int,
+    sessions: Sequence[tuple[int, int | None, int, int | None, int]],
+    most_bytes: int,
 ) -> tuple[int, bytes]:
     """Write plain frames with other numbers of deliveries, as ``sluice_native.renumber`` does."""
     assert COMPILED is not None  # noqa: S101 - else nobody has taken them
-    at, written = COMPILED.renumber(buffer, start, stop, sessions)
+    at, written = COMPILED.renumber(buffer, start, stop, sessions, most_bytes)
     return at, written
 
 

@@ -356,7 +356,7 @@ class AMQP10Session(Session, Reader):
         for disposed in scanned.disposed:
             if not disposed[0].counts_alike:
                 numbered[disposed[0]] = None
-        return NumberedRun(stream.side, scanned, numbered) if numbered else scanned
+        return NumberedRun(stream.side, scanned, numbered, stream.most_frame_bytes) if numbered else scanned
 
     def take_flows(self, stream: Stream, flows: Sequence[Flowed]) -> Step:
         """Take flows as compiled code has read them."""
@@ -421,7 +421,8 @@ class AMQP10Session(Session, Reader):
             raise Malformed("a disposition without a first delivery-id")
         last = first if last is None else last
         if not session.is_plain_disposition(side, receiver=receiver):
-            return DispositionStep(session, side, channel, performative, (first, last))
+            range_, most_bytes = (first, last), stream.most_frame_bytes
+            return DispositionStep(session, side, channel, performative, range_, most_bytes=most_bytes)
         if performative.boolean(3) and receiver is (side is Side.BROKER):
             # Those of the client's deliveries: of the broker's nobody keeps count.
             stream.run.add_settled(session, first, last, receiver=receiver)

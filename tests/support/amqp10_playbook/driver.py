@@ -218,8 +218,17 @@ class Driver:
             written.clear()
         return self
 
-    def open(self, hostname: str | None = None, user: str = "guest", **opens: Any) -> "Driver":
-        """Have the connection opened, with the client's channel 1 and the broker's channel 5 for one session."""
+    def open(
+        self, hostname: str | None = None, user: str = "guest", broker: dict[str, Any] | None = None, **opens: Any
+    ) -> "Driver":
+        """Have the connection opened, with the client's channel 1 and the broker's channel 5 for one session.
+
+        Args:
+            hostname: of the client's open.
+            user: who signs in.
+            broker: what the broker's open says besides.
+            opens: what the client's does.
+        """
         start = codec.SASL_HEADER + say(
             0, "sasl_init", mechanism="PLAIN", initial_response=b"\0" + user.encode() + b"\0pw"
         )
@@ -237,7 +246,7 @@ class Driver:
             + say(0, "sasl_mechanisms", mechanisms=codec.Array(["PLAIN"]))
             + say(0, "sasl_outcome", code=0)
             + codec.HEADER
-            + say(0, "open", container_id="broker")
+            + say(0, "open", container_id="broker", **(broker or {}))
             + say(5, "begin", remote_channel=1, next_outgoing_id=2**32 - 4, **begin),
         )
         return self.forget()

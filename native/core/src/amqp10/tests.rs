@@ -92,7 +92,7 @@ fn numbers_get_as_long_as_they_must_be() {
     let all = |by| Difference { from: None, by };
     let mut out = Vec::new();
     let numbers = [Numbers { channel: 1, sent: all(1), received: all(1) }];
-    assert_eq!(renumber(&chunk, 0, chunk.len(), &numbers, &mut out), chunk.len());
+    assert_eq!(renumber(&chunk, 0, chunk.len(), &numbers, usize::MAX, &mut out), chunk.len());
     let last = u32::MAX.to_be_bytes();
     let fields = [&[0x52, 2, 0x70][..], &last, &[0xa0, 2, b't', 0, 0x43, 0x42, 0x42]].concat();
     let mut expected = frame(1, &[&performative(0x14, 6, &fields)[..], b"payload"].concat());
@@ -151,7 +151,7 @@ fn no_bytes_are_too_much() {
         let difference = |from, by| Difference { from, by };
         let (sent, received) = (difference(Some(3), 1), difference((round % 2 == 0).then_some(9), 250));
         let numbers: Vec<Numbers> = (0..3).map(|channel| Numbers { channel, sent, received }).collect();
-        let stop = renumber(&chunk, position, taken.stop, &numbers, &mut out);
+        let stop = renumber(&chunk, position, taken.stop, &numbers, usize::MAX, &mut out);
         assert!(stop >= position && stop <= taken.stop.max(position));
         assert!(out.len() <= 3 * (stop - position));
         let (channel, handle) = (u16::try_from(random(3)).unwrap(), u32::try_from(random(3)).unwrap());

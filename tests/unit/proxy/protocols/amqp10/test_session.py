@@ -398,6 +398,51 @@ def test_numbers_differ_from_then_on() -> None:
     assert driver.session.in_flight() == 0
 
 
+def test_no_frame_is_longer_than_the_other_peer_takes_because_its_numbers_are() -> None:
+    driver = Driver(refuse, terms={ORDERS: REFUSED}).open(max_frame_size=600, broker={"max_frame_size": 600})
+    driver.sends().sends(1, "/queues/free")
+    for handle in range(2):
+        driver.credit(100, handle=handle)
+    driver.forget()
+    last = 2**32 - 1
+    for number in (last - 1, last):
+        assert driver.send(number) == []
+    driver.to(CLIENT)
+    driver.decide = lambda _: None
+    frames, sent = b"", {0: b"", 1: b""}
+    for number, handle in enumerate((1, 0, 1)):
+        fields = {"handle": handle, "delivery_id": number, "delivery_tag": b"0"}
+        left = 600 - len(say(1, "transfer", codec.message(bytes(300)), **fields))
+        payload = codec.message(bytes(300 + left))
+        sent[handle] += payload
+        frames += say(1, "transfer", payload, **fields)
+    driver.give(CLIENT, frames)
+    sizes, data = [], bytes(driver.written[BROKER])
+    while data:
+        sizes.append(int.from_bytes(data[:4], "big"))
+        data = data[sizes[-1] :]
+    assert max(sizes) <= 600
+    said = driver.to(BROKER)
+    assert [each["delivery_id"] for each in said if each["delivery_id"] is not None] == [last - 1, last, 0]
+    for handle, payload in sent.items():
+        assert b"".join(each.payload for each in said if each["handle"] == handle) == payload
+    (flow,) = driver.client(
+        1, "flow", next_incoming_id=2**32 - 4, incoming_window=9, next_outgoing_id=15, outgoing_window=9
+    )
+    assert flow["next_outgoing_id"] == 10 + len(said)
+    # The other way round.
+    driver.to(CLIENT)
+    state = Described(ULong(0x25), [Described(ULong(0x1D), [codec.Symbol("amqp:a"), "e" * 500])])
+    frame = say(5, "disposition", role=True, first=0, last=0, settled=True, state=state)
+    state.value[0].value[1] += "e" * (600 - len(frame))
+    frame = say(5, "disposition", role=True, first=0, last=0, settled=True, state=state)
+    assert len(frame) == 600
+    driver.give(BROKER, frame)
+    assert len(driver.written[CLIENT]) <= 600
+    (told,) = driver.to(CLIENT)
+    assert (told["first"], told["last"]) == (2, 2)
+
+
 def test_what_cannot_be_swallowed_goes_on_and_is_charged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(renumbering, "MOST_BREAKS", 4)
     driver = refused()
