@@ -489,6 +489,8 @@ class Kind:
             for it. So it waits for as long as it takes, and not in Sluice: nothing of it is put aside.
         after_consume: the ack of consumers can confirm such a message to its sender, in place of the broker's; a rule
             with ``confirm = "after_consume"`` for another kind is an error.
+        queues: to how many queues each such message goes; None is what the rule says. Where it does not say that,
+            its messages are left to the broker.
     """
 
     name: str
@@ -504,6 +506,7 @@ class Kind:
     waits: str = ""
     by_credit: bool = False
     after_consume: bool = False
+    queues: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -129,7 +129,7 @@ class Editor {
           "details",
           { open: further },
           h("summary", {}, "More"),
-          h("div", { class: "fields" }, shown.map((each) => fieldElement(each, this.controls?.get(each.key)))),
+          this.further(shown),
         ),
         field("Reason", this.reason),
         this.ttl.element,
@@ -149,6 +149,20 @@ class Editor {
     fill(this.content, form);
     (write.disabled ? this.dialog.element.querySelector("h2") : this.rate)?.focus();
     if (!write.disabled) this.rate.select();
+  }
+
+  /** All fields but the rate; those that go with one value of another field are there while that has it. */
+  further(/** @type {any[]} */ shown) {
+    const elements = shown.map((each) => /** @type {const} */ ([each, fieldElement(each, this.controls?.get(each.key))]));
+    const show = () => {
+      for (const [{ onlyWith }, element] of elements) {
+        const other = onlyWith && this.controls?.get(onlyWith[0]).value;
+        // An empty one is the default of the kind, whichever that is.
+        element.hidden = Boolean(other && other !== onlyWith[1]);
+      }
+    };
+    show();
+    return h("div", { class: "fields", onchange: show }, elements.map(([, element]) => element));
   }
 
   /** What is in force, where it comes from, and what the file says. */

@@ -36,9 +36,10 @@ def kinds(action: Action, waits: str, *, by_credit: bool = False, after_consume:
         after_consume: as ``Kind.after_consume``, of queues and exchanges.
     """
     published = partial(Kind, action=action, waits=waits, by_credit=by_credit)
+    confirmed = partial(published, after_consume=after_consume)
     return (
-        published(QUEUE, f"messages published straight to a queue; {_IN_VHOST}orders", after_consume=after_consume),
-        published(EXCHANGE, f"messages published to a named exchange; {_IN_VHOST}events", after_consume=after_consume),
+        confirmed(QUEUE, f"messages published straight to a queue; {_IN_VHOST}orders", queues=1),
+        confirmed(EXCHANGE, f"messages published to a named exchange; {_IN_VHOST}events"),
         published(
             ROUTING_KEY,
             f"messages published to an exchange with a routing key; {_IN_VHOST}events/eu.created",

@@ -370,7 +370,8 @@ class AfterConsume:
         oldest = next(iter(each.waiting.values()), None)
         waits = state == "after_consume"
         return ConfirmState(
-            each.resource,
+            each.resource.kind,
+            each.resource.name,
             "after_consume" if waits else "broker",
             "" if waits else state,
             len(each.waiting),
