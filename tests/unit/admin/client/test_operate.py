@@ -1,9 +1,12 @@
 import json
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from admin.cli import main
 from admin.client.words import moment
 
 Make = Callable[..., dict[str, Any]]
@@ -151,3 +154,32 @@ def test_state_says_what_an_operator_looks_for(api: Any, sluice: Sluice) -> None
         "             sluice.toml:3: limits[0].rate: must be a number",
         "warning      doubtful",
     ]
+
+
+def test_tail_reads_the_log_of_the_sidecar_that_is_asked(
+    api: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own, other = tmp_path / "own" / "rejections", tmp_path / "usual" / "other" / "rejections"
+    for folder in (own, other):
+        folder.mkdir(parents=True)
+        file = folder / "rejections-a-000000000000-000001.jsonl"
+        file.touch()
+        os.utime(file, (0, 0))
+    monkeypatch.setenv("STATE_DIRECTORY", str(tmp_path / "usual"))
+    monkeypatch.setenv("SLUICE_URL", api.url)
+
+    def tail_of(directory: Path | None) -> tuple[int, str]:
+        log = {"directory": directory and str(directory)}
+        api.answers["GET /state"] = (200, {"version": "1", "rejection_log": log})
+        code = main(["report", "tail"])
+        return code, capsys.readouterr().err.splitlines()[0]
+
+    code, said = tail_of(own)
+    assert code == 0
+    assert said.startswith(f"sluice: reading {own}, last written ")
+    code, said = tail_of(tmp_path / "elsewhere")
+    assert code == 2
+    assert said.endswith(f"keeps its log in {tmp_path / 'elsewhere'}, which is not on this machine")
+    code, said = tail_of(None)
+    assert code == 2
+    assert "keeps no rejection log" in said
