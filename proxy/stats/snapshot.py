@@ -115,6 +115,7 @@ class ListenerState(msgspec.Struct, frozen=True):
         broker: ``address:port`` it connects to.
         connections: open now.
         listening: clients can connect; not while the broker does not take connections, nor in a drain.
+        error: what was wrong when the broker was last tried; None if it took the connection.
     """
 
     name: str
@@ -122,6 +123,7 @@ class ListenerState(msgspec.Struct, frozen=True):
     broker: str
     connections: int
     listening: bool
+    error: str | None = None
 
 
 class Usage(msgspec.Struct, frozen=True, gc=False):
