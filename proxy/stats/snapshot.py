@@ -624,6 +624,7 @@ class LinkState(msgspec.Struct, frozen=True):
         used: messages that came so far and went on.
         refused: those that came and were refused.
         waits_ms: for how long it waits for credit, in milliseconds; 0 is not at all.
+        address: of the broker's node, as its peers write it; empty if each message has its own, or there is none.
     """
 
     name: str
@@ -635,6 +636,7 @@ class LinkState(msgspec.Struct, frozen=True):
     used: int
     refused: int
     waits_ms: int
+    address: str = ""
 
 
 class ConnectionState(msgspec.Struct, frozen=True):

@@ -69,8 +69,10 @@ class TestConnections:
     def test_their_links_are_listed(self, api: Any, sluice: Sluice) -> None:
         links = [
             {"name": "out", "session": 0, "sends": True, "resource": "queue:orders", "credit": 20}
-            | {"withheld": 150, "used": 48_210, "refused": 3, "waits_ms": 1250},
+            | {"withheld": 150, "used": 48_210, "refused": 3, "waits_ms": 1250, "address": "/queues/orders"},
             {"name": "in", "session": 0, "sends": False, "resource": "", "credit": 5}
+            | {"withheld": 0, "used": 7, "refused": 0, "waits_ms": 0},
+            {"name": "any", "session": 0, "sends": True, "resource": "", "credit": 5}
             | {"withheld": 0, "used": 7, "refused": 0, "waits_ms": 0},
         ]
         rows = [CONNECTION, {**CONNECTION, "id": 4, "links": links, "more_links": 2}]
@@ -78,13 +80,14 @@ class TestConnections:
         assert [
             " ".join(line.split()) for line in sluice("connections", "links", "--search", "out").out.splitlines()
         ] == [
-            "id peer link client resource credit withheld used refused waits",
-            "4 10.0.0.1:5 out sends queue:orders 20 150 48210 3 1.2 s",
+            "id peer link address does resource credit withheld used refused waits",
+            "4 10.0.0.1:5 out /queues/orders sends queue:orders 20 150 48210 3 1.2 s",
             "4 10.0.0.1:5 in receives 5 0 7",
+            "4 10.0.0.1:5 any anonymous sends 5 0 7",
             "4 10.0.0.1:5 and 2 more",
         ]
         assert api.asked[0].query["search"] == "out"
-        assert " 4, 1 waiting   topic:orders" in sluice("connections").out
+        assert " 5, 1 waiting   topic:orders" in sluice("connections").out
 
     def test_without_links_that_is_said(self, api: Any, sluice: Sluice) -> None:
         api.answers["GET /connections"] = (200, {"rows": [CONNECTION], "total": 1})
