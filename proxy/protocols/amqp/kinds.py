@@ -19,6 +19,7 @@ EXEMPT: Final = tuple(
 )
 KINDS_MEANT: Final[Mapping[str, tuple[str, ...]]] = {
     "topic": (QUEUE, EXCHANGE, ROUTING_KEY),
+    "address": (QUEUE, EXCHANGE),
     "binding": (ROUTING_KEY,),
     "key": (ROUTING_KEY,),
     "consumer": (DELIVERY,),

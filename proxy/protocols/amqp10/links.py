@@ -267,6 +267,7 @@ class Link:
     Attributes:
         session: as given.
         name: for people.
+        node: the address that it was attached to, for people; empty without one.
         sender: which peer sends on it.
         handles: its number, by the peer that uses it; None while that has not attached, or has detached.
         told: the peers whose attach has gone on, and whose detach has not.
@@ -308,6 +309,7 @@ class Link:
         "meters",
         "most_bytes",
         "name",
+        "node",
         "refused",
         "request",
         "resources",
@@ -323,6 +325,7 @@ class Link:
         self.session = session
         self.sender = side.other if attached.receiver else side
         self.name = shown(attached.name)
+        self.node = ""
         self.handles: dict[Side, int | None] = dict.fromkeys(Side)
         self.told: set[Side] = set()
         self.gone = False
@@ -364,6 +367,7 @@ class Link:
         if side is Side.BROKER and self.handles[Side.CLIENT] is not None and not self._is_made:
             return
         self._is_made = terminus is not None and terminus.dynamic
+        self.node = "" if terminus is None or terminus.address is None else shown(terminus.address)
         if side is Side.CLIENT:
             self._settles = attached.snd_settle_mode == _SETTLED
         if self.consumes:
@@ -771,7 +775,8 @@ class Link:
                 self.finish(delivery)
             return
         if refuse.most is not None:
-            why = f"it is more than the {refuse.most} {refuse.most_of} that rule {refuse.rule} admits at once"
+            most = f"{refuse.most} {refuse.most_of}"
+            why = f"takes no message of more than the {most} that rule {refuse.rule} admits at once"
         else:
             why = f"over rule {refuse.rule}; try again in {-(-refuse.wait_us // 1000)} ms"
         self._swallow(delivery, f"SYSTEM_BUSY: {refuse.resource} {why}")
@@ -866,6 +871,7 @@ class Link:
             self.used,
             self.refused,
             waits_ns // 1_000_000,
+            self.node,
         )
 
 

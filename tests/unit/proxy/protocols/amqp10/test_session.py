@@ -8,7 +8,7 @@ from amqp10_playbook.codec import Described, ULong, say
 from amqp10_playbook.driver import BROKER, CLIENT, ORDERS, REFUSED, SHAPED, Decide, Driver, hold, refuse
 
 from limiter.rules.resource import Resource
-from proxy.deciding.batch import Grant
+from proxy.deciding.batch import Grant, Refuse
 from proxy.protocols.amqp10 import renumbering
 from proxy.protocols.amqp10.links import Link
 from proxy.protocols.amqp10.options import AMQP10Options
@@ -559,6 +559,16 @@ def test_settled_messages_are_never_refused() -> None:
     assert driver.paid == 1
 
 
+def test_a_message_that_is_too_large_is_told_the_size() -> None:
+    too_large = Refuse(ORDERS, "queue:orders", 0, most=1000, most_of="bytes")
+    driver = refused(lambda _: too_large)
+    driver.send(0, b"x" * 2000)
+    error = driver.to(CLIENT)[0]["state"].value[0].value
+    assert error[1] == (
+        "SYSTEM_BUSY: queue:orders takes no message of more than the 1000 bytes that rule queue:orders admits at once"
+    )
+
+
 def test_a_message_larger_than_its_limit_is_decided() -> None:
     driver = refused(terms=Terms(delays=True, most_bytes=1000))
     driver.tick()
@@ -741,6 +751,7 @@ def test_links_are_described() -> None:
     driver.now_ns = 5_000_000
     (first, second) = driver.session.describe().links
     assert (first.name, first.session, first.sends, first.resource) == ("sender-0", 1, True, "queue:orders")
+    assert (first.address, second.address) == ("/queues/orders", "/queues/orders")
     assert (first.credit, first.withheld, first.used) == (0, 170, 0)
     assert (second.name, second.sends, second.resource) == ("receiver-1", False, "delivery:orders")
 
