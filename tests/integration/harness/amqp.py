@@ -480,12 +480,16 @@ class AmqpClient:
         self._socket.close()
 
     def __enter__(self) -> Self:
-        """Return itself; leaving the block closes it."""
+        """Return itself; leaving the block closes it, and without a word if that is by an error."""
         return self
 
-    def __exit__(self, *exc_info: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *more: object) -> None:
         """Close it."""
-        self.close()
+        # A peer that reads nothing would keep the close, and the error, for ever.
+        if kind is None:
+            self.close()
+        else:
+            self.abort()
 
     def _shake_hands(self, vhost: str, user: str, heartbeat_s: int, capabilities: list[str]) -> None:
         self.send(PROTOCOL_HEADER)
