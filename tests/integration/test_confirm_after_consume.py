@@ -338,12 +338,17 @@ def test_what_is_dead_lettered_falls_back_at_once(scene: MakeScene, why: str) ->
         if why == "ttl":
             _told(each.publish("a"), "acked", after_s=0.2, before_s=0.2 + _AT_ONCE_S)
         else:
-            with each.rabbitmq.connect() as client:
-                channel = client.open_channel()
-                pushing = threading.Timer(0.4, lambda: client.publish(channel, each.queue, _BLOCKER.encode()))
-                pushing.start()
-                _told(each.publish("a"), "acked", after_s=0.05, before_s=_WITHIN_S)
-                pushing.join()
+
+            def push() -> None:
+                while each.rabbitmq.messages(each.queue) == 0:
+                    time.sleep(0.02)
+                with each.rabbitmq.connect() as client:
+                    client.publish(client.open_channel(), each.queue, _BLOCKER.encode())
+
+            pushing = threading.Thread(target=push)
+            pushing.start()
+            _told(each.publish("a"), "acked", before_s=_WITHIN_S)
+            pushing.join()
     (death, *_) = [one["headers"]["x-death"] for one in seen(last, 1) if one["body"] == "a"]
     assert death[0]["queue"] == each.queue
     assert each.ways() == {"persisted": 1}
