@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 import pytest
-from harness.amqp import AmqpClient, publish
-from harness.clients import amqp_python, run_client, start_client
+from harness.amqp import AmqpClient, method, publish
+from harness.clients import amqp_go, amqp_java, amqp_node, amqp_python, run_client, start_client
 from harness.ports import free_port
 from harness.process import ManagedProcess
 from harness.rabbitmq import RabbitMQ, StartRabbitMQ
@@ -338,12 +338,17 @@ def test_what_is_dead_lettered_falls_back_at_once(scene: MakeScene, why: str) ->
         if why == "ttl":
             _told(each.publish("a"), "acked", after_s=0.2, before_s=0.2 + _AT_ONCE_S)
         else:
-            with each.rabbitmq.connect() as client:
-                channel = client.open_channel()
-                pushing = threading.Timer(0.4, lambda: client.publish(channel, each.queue, _BLOCKER.encode()))
-                pushing.start()
-                _told(each.publish("a"), "acked", after_s=0.05, before_s=_WITHIN_S)
-                pushing.join()
+
+            def push() -> None:
+                while each.rabbitmq.messages(each.queue) == 0:
+                    time.sleep(0.02)
+                with each.rabbitmq.connect() as client:
+                    client.publish(client.open_channel(), each.queue, _BLOCKER.encode())
+
+            pushing = threading.Thread(target=push)
+            pushing.start()
+            _told(each.publish("a"), "acked", before_s=_WITHIN_S)
+            pushing.join()
     (death, *_) = [one["headers"]["x-death"] for one in seen(last, 1) if one["body"] == "a"]
     assert death[0]["queue"] == each.queue
     assert each.ways() == {"persisted": 1}
@@ -396,6 +401,87 @@ def test_an_exchange_whose_queues_are_not_known_is_left_alone(scene: MakeScene) 
     each.take("keep", queue=queue)
     _told(each.publish("a", exchange="unknown-fan"), "acked", before_s=_AT_ONCE_S)
     assert each.ways().keys() <= {"broker"}
+
+
+# --- Publishers of each language -----------------------------------------------------------------------
+
+_PUBLISHERS: Final[dict[str, Callable[[], list[str]]]] = {
+    "pika": lambda: amqp_python("pika_flat_out.py"),
+    "aio-pika": lambda: amqp_python("aio_pika_flat_out.py"),
+    "amqplib": lambda: amqp_node("flat_out.js"),
+    "java": lambda: amqp_java("FlatOut.java"),
+    "go": amqp_go,
+}
+_PUBLISHING_S: Final = 4
+#: Of what a consumer gets for the first time, this message of each so many is refused.
+_REFUSED, _OF = 100, 1000
+
+
+class Consumer:
+    """Acknowledges what it takes from a queue, but for a few, in a thread; the harness's own client.
+
+    Attributes:
+        taken: the bodies that it acknowledged.
+        refused: those that it did not want when they came first.
+    """
+
+    def __init__(self, address: str, queue: str) -> None:
+        self._client = AmqpClient(address)
+        self._channel = self._client.open_channel(prefetch=500)
+        self._client.call(self._channel, "basic.consume", queue=queue)
+        self.taken: set[int] = set()
+        self.refused: set[int] = set()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._over.wait(0.002):
+            for event in self._client.take("basic.deliver"):
+                number, tag = int(event.body), event["delivery_tag"]
+                if number % _OF == _REFUSED and number not in self.refused:
+                    self.refused.add(number)
+                    self._client.send(method(self._channel, "basic.reject", delivery_tag=tag))
+                else:
+                    self.taken.add(number)
+                    self._client.send(method(self._channel, "basic.ack", delivery_tag=tag))
+
+    def close(self) -> None:
+        """Take no more."""
+        self._over.set()
+        self._thread.join(_PATIENCE_S)
+        self._client.close()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", _PUBLISHERS)
+def test_every_client_is_told_of_each_message_once(name: str, scene: MakeScene, client_home: Path) -> None:
+    """Flat out to two queues on one channel, while confirms of consumers, of the broker and nacks are mixed."""
+    persist, nack = scene(f"persist-of-{name}"), scene(f"nack-of-{name}")
+    address = persist.sluice.routes[0].listen
+    host, _, port = address.rpartition(":")
+    consumers = {}
+    for each in (persist, nack):
+        each.declare()
+        consumers[each] = Consumer(address, each.queue)
+    command = [*_PUBLISHERS[name](), host, port, str(_PUBLISHING_S), persist.queue, nack.queue]
+    report = run_client(command, home=client_home, seconds=_PUBLISHING_S, env={"DELIVERY_MODE": "2"})
+    for each, consumer in consumers.items():
+        told = report[each.queue]
+        left = set(map(int, each.rabbitmq.drain(each.queue)))
+        consumer.close()
+        ways = each.ways()
+        print(each.queue, {how: len(numbers) for how, numbers in told.items()}, len(left), consumer.refused, ways)
+        assert told["failed"] == []
+        answered = told["acked"] + told["nacked"]
+        assert sorted(answered) == list(range(len(answered)))
+        assert set(told["acked"]) <= consumer.taken | consumer.refused | left
+        assert sum(ways.values()) == len(answered)
+        assert ways["after_consume"] > 0
+        assert len(told["nacked"]) == ways.get("nacked", 0)
+        # Refused are those alone that a consumer did not want and that were not on disk.
+        assert set(told["nacked"]) <= consumer.refused
+    assert report[persist.queue]["nacked"] == []
 
 
 # --- Ends ----------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 What a consumer acknowledges it has written down before, and what was confirmed to a publisher that writes down after.
 In between are kills at random moments, of one process at a time; at the end of each block the broker is killed once
 more and started again, so that what is in its queues then is what was on its disk. A block is a seed: one that failed
-runs again by its name, and a long run goes on where it ended with ``-k 'broker and (7 or 8)'``.
+runs again by its name, and a long run goes on where it ended with ``-k '7-broker or 8-'``.
 """
 
 import random
@@ -47,7 +47,7 @@ _WAYS: Final = {"queue": ("", "one", ("one",)), "exchange": (_FANOUT, "", ("fan-
 _CONSUMED: Final = ("one", "one", "fan-a", "fan-b")
 _HOLD_MS: Final = 60
 _PATIENCE_S: Final = 60.0
-_KILLS, _BLOCKS = 10, 20
+_KILLS, _BLOCKS = 20, 10
 TARGETS: Final = ("broker", "sluice", "consumer", "publisher")
 
 
@@ -238,7 +238,7 @@ def test_a_sluice_that_does_not_wait_for_consumers_is_found(start_stage: StartSt
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("seed", range(1, _BLOCKS + 1))
 @pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("seed", range(1, _BLOCKS + 1))
 def test_what_was_confirmed_is_consumed_or_on_disk(target: str, seed: int, start_stage: StartStage) -> None:
     _check_block(start_stage, [target] * _KILLS, seed)

@@ -26,7 +26,7 @@ AT_ONCE, OUTSTANDING, PAUSE_S = 10, 100, 0.01
 PREFETCH = 200
 #: Of the messages that a consumer gets, one in so many is given back first.
 _ONE_IN = 50
-_CONNECT_PAUSE_S = 0.05
+_CONNECT_PAUSE_S = 0.2
 _LOOK_S = 0.004
 
 
