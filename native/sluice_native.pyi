@@ -372,7 +372,7 @@ class Channels:
     def forward(self, channel: int, number: int) -> None:
         """Note that a publish with this number goes on to the broker, behind those that did before."""
     def unconfirmed(self, channel: int) -> int:
-        """Return how many publishes of a channel went on to the broker and are not confirmed yet."""
+        """Return how many publishes of a channel went on and are not confirmed yet, without those withheld."""
     def forwarded(self, channel: int) -> int:
         """Return how many publishes of a channel went on to the broker, which is its number of the last."""
     def is_open(self, channel: int, number: int) -> bool:
@@ -392,13 +392,20 @@ class Channels:
             most_publishes: when it has so many, no other begins.
             routing_keys: what goes to an exchange is for its routing key, too.
         """
-    def answered(self, channel: int, number: int, multiple: bool) -> list[int] | None:
+    def withhold(self, channel: int) -> int:
+        """Withhold the broker's ack of the last publish of a channel that went on; return the broker's number of it."""
+    def settle_withheld(self, channel: int, number: int) -> None:
+        """Withhold its nack as well: somebody else has answered the publish to which the broker gave that number."""
+    def release(self, channel: int, number: int) -> None:
+        """Withhold nothing of it any more."""
+    def answered(self, channel: int, number: int, multiple: bool, refused: bool) -> list[int] | None:
         """Take a confirm of the broker's, which is its ack or nack.
 
         Args:
             channel: where it came.
             number: that of a publish, as the broker counts those that went on to it.
             multiple: it is for all up to that; with 0 for all.
+            refused: it is a nack.
 
         Returns:
             The client's numbers of publishes that nothing was heard of yet, or None if it is right as it is, as long as
@@ -412,7 +419,7 @@ class Channels:
         Args:
             chunk: what came from the broker.
             position: where to begin, at a frame's beginning.
-            contents: step over deliveries and returns as well that are there as a whole.
+            contents: step over deliveries and returns as well that are there as a whole, and not marked.
 
         Returns:
             The offset of the first frame that is something else; how many frames were stepped over; and what goes on of

@@ -17,7 +17,14 @@ from limiter.counting.rejections import TrafficSecond
 from limiter.rules.rule_set import RuleSet
 from proxy.stats.flow import FlowState, Purged, SpoolState
 from proxy.stats.question import Explanation, Question
-from proxy.stats.snapshot import BrokerReach, ConnectionState, ResourceCounts, ResourceState, Snapshot
+from proxy.stats.snapshot import (
+    BrokerReach,
+    ConfirmState,
+    ConnectionState,
+    ResourceCounts,
+    ResourceState,
+    Snapshot,
+)
 
 
 class Event(msgspec.Struct, frozen=True):
@@ -157,6 +164,9 @@ class DataPath(Protocol):
 
     async def flow(self, most_connections: int = 100) -> FlowState:
         """Return what waits for what, and which stage is the bottleneck; gathered in small steps."""
+
+    async def confirms(self) -> tuple[ConfirmState, ...]:
+        """Return how messages are confirmed of which rules say that their consumers do that, by destination."""
 
     async def spool(self, most_resources: int = 100) -> SpoolState | None:
         """Return what the spool holds, gathered in small steps; None if there is no spool."""

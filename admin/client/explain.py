@@ -11,12 +11,14 @@ import msgspec
 
 from admin.client.api import Api, flag, path
 from admin.common import numbers
+from admin.common.confirms import REASONS, promise
 from admin.common.errors import SettingsError
 from admin.common.numbers import measured, number
 from admin.wire import FieldProblem
 from limiter.rules.resource import SCOPES
 from limiter.rules.rule import DEFAULT_MAX_DEBT_S
-from proxy.stats.question import AppliedLimit, Explanation, LimitState, Question, QuestionError, ShareView
+from proxy.stats.question import AppliedLimit, ConfirmView, Explanation, LimitState, Question, QuestionError, ShareView
+from proxy.stats.snapshot import ConfirmState
 
 
 def ask_sidecar(api: Api, question: Question) -> Explanation:
@@ -103,6 +105,9 @@ def _lines(explanation: Explanation, *, live: bool) -> Iterator[str]:
         yield f"{place}. {_spaced(limit.kind)} {limit.name}: {_admitted(limit)}"
         details = _details(limit, explanation, live=live)
         yield from (f"   {word:<6} {what}" for word, what in details)
+    if explanation.confirm is not None:
+        yield ""
+        yield from _confirm(explanation.confirm, live=live)
     if explanation.unapplied:
         yield ""
         yield "These rules match but do not apply:"
@@ -126,6 +131,40 @@ def _details(limit: AppliedLimit, explanation: Explanation, *, live: bool) -> It
         yield "used", ", ".join(f"{share:.0%} over {window}" for window, share in used)
     if limit.held:
         yield "held", "1 request waits for it" if limit.held == 1 else f"{limit.held} requests wait for it"
+
+
+def _confirm(confirm: ConfirmView, *, live: bool) -> Iterator[str]:
+    rule = f"{confirm.rule.name} ({confirm.rule.source})"
+    if confirm.left_alone or confirm.queues is None:
+        yield f"The broker confirms it, although {rule} says after_consume: {confirm.left_alone}."
+        return
+    yield f"Confirmed by its consumers, as {rule} says:"
+    promised = promise(
+        below_bytes=confirm.below_bytes,
+        within_s=confirm.within_s,
+        queues=confirm.queues,
+        fallback=confirm.fallback,
+    )
+    yield f"   {promised}"
+    now = confirm.now
+    if now is None:
+        yield from ["   now    nothing was published of late"] if live else []
+        return
+    by = "by its consumers" if now.mode == "after_consume" else f"by the broker: {REASONS.get(now.reason, now.reason)}"
+    waiting = f", the oldest for {measured(now.oldest_ms / 1000)} s" if now.pending else ""
+    yield f"   now    {by}; {now.pending} wait{waiting}"
+    yield f"   so far {_ways(now)}"
+
+
+def _ways(state: ConfirmState) -> str:
+    """Say how many messages of a destination were confirmed in which way."""
+    counted = (
+        (state.after_consume_total, "by consumers"),
+        (state.broker_total, "by the broker"),
+        (state.persisted_total, "published again"),
+        (state.nacked_total, "refused"),
+    )
+    return ", ".join(f"{count} {way}" for count, way in counted if count) or "none"
 
 
 def _admitted(limit: AppliedLimit) -> str:

@@ -291,7 +291,7 @@ def _as_written(rule: RuleRow) -> dict[str, Any]:
     table: dict[str, Any] = {"kind": rule.kind, "name": rule.pattern} | ({"shared": True} if rule.shared else {})
     for each in FIELDS:
         value = rule.limit.get(each.key)
-        if each.with_action in {None, rule.limit.get("action")} and value is not None and value != each.default:
+        if each.fits(rule.limit) and value is not None and value != each.default:
             table[each.key] = value
     if not table.keys() & {"rate", "bytes_per_s", "exempt"} and table.get("action") != "off":
         table["rate"] = "unlimited"

@@ -7,6 +7,7 @@ from typing import Final, get_args
 from admin.client.api import Api, path
 from admin.client.limits import layout
 from admin.client.words import moment, short_span
+from admin.common.confirms import REASONS
 from admin.common.errors import SettingsError
 from admin.common.numbers import per_second
 from admin.common.tables import printable
@@ -14,6 +15,7 @@ from admin.wire import Alarm, Flow, PurgedSpool, Spool
 from proxy.flow.alarms import size_text
 from proxy.flow.credit import Kind, State
 from proxy.stats.flow import SpooledResource, SpoolPlace, SpoolState, StageState
+from proxy.stats.snapshot import ConfirmState
 
 PLACES: Final[tuple[SpoolPlace, ...]] = get_args(SpoolPlace)
 _KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
@@ -25,6 +27,8 @@ _WORDS: Final[Mapping[State, str]] = {
     "blocked": "blocked",
 }
 """How a state is said."""
+_WAYS: Final = ("by consumers", "by broker", "persisted", "nacked")
+"""What has confirmed messages, or refused them."""
 _WHERE: Final[Mapping[SpoolPlace, str]] = {
     "alpha": "all in memory",
     "beta": "content on disk, index in memory",
@@ -71,6 +75,28 @@ def _flow(now: Flow) -> Iterator[str]:
     if now.more_connections:
         yield ""
         yield f"and {now.more_connections} more connections; --limit N shows more"
+    if now.confirms:
+        yield ""
+        titles = ("after consume", "confirmed by", "waiting", "oldest", "window", *_WAYS)
+        yield layout(titles, map(_confirmed, now.confirms), right=range(2, 9))
+    if now.more_confirms:
+        yield ""
+        yield f"and {_count(now.more_confirms, 'more destination')}; --limit N shows more"
+
+
+def _confirmed(each: ConfirmState) -> tuple[str, ...]:
+    return (
+        f"{each.kind} {each.name}",
+        "consumers" if each.mode == "after_consume" else f"broker: {REASONS.get(each.reason, each.reason)}",
+        str(each.pending),
+        _oldest(each) if each.pending else "",
+        str(each.window),
+        *map(str, (each.after_consume_total, each.broker_total, each.persisted_total, each.nacked_total)),
+    )
+
+
+def _oldest(each: ConfirmState) -> str:
+    return f"{each.oldest_ms} ms" if each.oldest_ms < 1000 else short_span(each.oldest_ms / 1000)
 
 
 def _stages(kind: Kind) -> str:

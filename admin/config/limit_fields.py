@@ -13,10 +13,22 @@ from typing import Annotated, Any, Final, Literal, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, MinLen
 
-from limiter.rules.rule import MAX_FAIR_KEYS, Action, Count, FairBy, Rule
+from limiter.rules.rule import (
+    MAX_CONFIRM_BELOW_BYTES,
+    MAX_CONFIRM_QUEUES,
+    MAX_FAIR_KEYS,
+    Action,
+    Confirm,
+    Count,
+    FairBy,
+    Fallback,
+    Rule,
+)
 
 _Number = _Seconds = Annotated[float, Ge(0)]
 _Burst = Annotated[float, Gt(0)]
+_DELAY: Final = ("action", "delay")
+_AFTER_CONSUME: Final = ("confirm", "after_consume")
 _Day = Literal["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
 
 
@@ -31,7 +43,7 @@ class LimitField:
         meaning: what it is, and in which unit.
         meant: for words that are not values, the value that was probably meant.
         beside: the field has no effect unless one of these is given.
-        with_action: the field has no effect with any other action.
+        only_with: another field and its value, without which the field has no effect.
         named: only the limit of a name or a pattern has it, not the default of a kind.
         flag: help text of its flag on the command line; empty if there is no such flag.
         metavar: placeholder for the flag's value; a boolean has none.
@@ -49,7 +61,7 @@ class LimitField:
     _: KW_ONLY
     meant: Mapping[str, str] = field(default_factory=dict)
     beside: tuple[str, ...] = ()
-    with_action: Action | None = None
+    only_with: tuple[str, str] | None = None
     named: bool = False
     flag: str = ""
     metavar: str = ""
@@ -81,13 +93,17 @@ class LimitField:
 
     def matters(self, limit: Mapping[str, Any]) -> bool:
         """Return whether it has an effect, given the other fields of a limit."""
-        if self.with_action is not None and limit.get("action") != self.with_action:
+        if not self.fits(limit):
             return False
         return not self.beside or any(limit.get(key) is not None for key in self.beside)
 
+    def fits(self, limit: Mapping[str, Any]) -> bool:
+        """Return whether the other fields of a limit have the one value that it goes with, if there is one."""
+        return self.only_with is None or limit.get(self.only_with[0]) == self.only_with[1]
+
     def needs(self) -> str:
         """Return what must be set for it to have an effect."""
-        return " or ".join(self.beside) if self.with_action is None else f'action = "{self.with_action}"'
+        return " or ".join(self.beside) if self.only_with is None else '{} = "{}"'.format(*self.only_with)
 
 
 def _default(key: str) -> Any:
@@ -128,14 +144,14 @@ FIELDS: Final = (
                help="Largest debt of one request; a request above it is refused alone."),
     LimitField("max_delay_s", _Seconds, None,
                "with delay: longest time a request is held, in seconds; default: depends on the kind, and on spool",
-               with_action="delay", flag="with delay: longest time that a request is held", metavar="S",
+               only_with=_DELAY, flag="with delay: longest time that a request is held", metavar="S",
                place=5, label="Longest delay, seconds",
                help="With delay. Empty: the default of the kind, or 3600 for what is put aside if its clients wait."),
     LimitField("spool", bool, None,
                "with delay: true puts everything above the limit aside in the spool, in order, for up to 3600 s if"
                " clients of the kind wait that long, unless max_delay_s is given; false puts nothing aside; default:"
                " only what the bounds on held requests have no room for",
-               with_action="delay", flag="with delay: put everything above the limit aside in the spool, or nothing",
+               only_with=_DELAY, flag="with delay: put everything above the limit aside in the spool, or nothing",
                place=6, label="Put aside in the spool",
                words={"": "what memory has no room for", "true": "everything above the limit", "false": "nothing"},
                help="With delay, for what is sent: it waits in memory and on disk, in order."),
@@ -163,14 +179,43 @@ FIELDS: Final = (
                flag="seconds for which everything is refused once it is hit", metavar="S",
                place=3, label="Break, seconds",
                help="Refuse everything for this time once the limit is hit; 0 is a plain bucket. Empty: the default."),
+    LimitField("confirm", Confirm, _default("confirm"),
+               "what confirms a small message to its sender: the broker, or after_consume, the acks of its consumers;"
+               " needs no rate",
+               meant={"consumer": "after_consume", "consumers": "after_consume", "ack": "after_consume",
+                      "disk": "broker"},
+               flag="what confirms a publish: broker or after_consume", metavar="WHAT",
+               place=18, label="Confirmed by", help="Of AMQP 0.9.1, for messages published with confirms.",
+               words={"broker": "the broker", "after_consume": "the consumers, by their acks"}, telling=True),
+    LimitField("confirm_below_bytes", Annotated[int, Ge(1), Le(MAX_CONFIRM_BELOW_BYTES)],
+               _default("confirm_below_bytes"),
+               "with after_consume: size in bytes from which on the broker confirms a message",
+               only_with=_AFTER_CONSUME, flag="with after_consume: only messages smaller than this", metavar="BYTES",
+               place=19, label="Only messages below, bytes", help="With consumers that confirm."),
+    LimitField("confirm_within_s", Annotated[float, Gt(0)], _default("confirm_within_s"),
+               "with after_consume: how long the consumers have, in seconds",
+               only_with=_AFTER_CONSUME, flag="with after_consume: how long the consumers have", metavar="S",
+               place=20, label="Consumers have, seconds", help="What they do not confirm by then falls back."),
+    LimitField("confirm_queues", Annotated[int, Ge(1), Le(MAX_CONFIRM_QUEUES)], None,
+               "with after_consume, of an exchange: number of queues that each message goes to; without it, messages of"
+               " an exchange are left alone; must be exact, or confirms come too early or never",
+               only_with=_AFTER_CONSUME, flag="with after_consume, of an exchange: queues that each message goes to",
+               metavar="N", place=21, label="Queues for each message",
+               help="Of an exchange: exactly so many. Empty: its messages are left alone."),
+    LimitField("fallback", Fallback, _default("fallback"),
+               "with after_consume, for what the consumers do not confirm: persist publishes it again, for the broker"
+               " to confirm; nack refuses it",
+               only_with=_AFTER_CONSUME, flag="with after_consume, for what consumers do not confirm: persist or nack",
+               metavar="WHAT", place=22, label="What consumers do not confirm",
+               words={"persist": "is published again, for the broker to confirm", "nack": "is refused"}),
     LimitField("allow_under_limit", bool, _default("allow_under_limit"),
                "accept a break longer than the burst, although clients then get less than the rate",
                flag="accept a break longer than the burst",
-               place=17, label="Accept a break longer than the burst: clients get less than the rate"),
+               place=23, label="Accept a break longer than the burst: clients get less than the rate"),
     LimitField("exempt", bool, _default("exempt"),
                "true: never limited, not even by shared limits and scopes; replaces the rate", named=True,
                flag="never limited; replaces the rate",
-               place=18, label="Exempt: never limited; replaces the rate", telling=True),
+               place=24, label="Exempt: never limited; replaces the rate", telling=True),
     LimitField("between", str, None,
                "hours in which the limit applies, HH:MM-HH:MM; hours across midnight belong to the first day",
                named=True, flag="applies only in these hours", metavar="HH:MM-HH:MM",

@@ -87,6 +87,7 @@ def _idle_keys(limit: Limit, kind: Kind, place: Place, origins: Origins) -> Iter
         ),
         ("spool", not kind.by_credit or kind.consumes or action != "delay", f"{not_sent}, so nothing is put aside"),
         ("action", kind.refuses or action != "reject", never_refused),
+        ("confirm", action != "off" or limit.confirm == "broker", 'means nothing with action = "off"'),
     )
     for key, means_something, why in conditions:
         if key in limit.model_fields_set and not means_something:
@@ -109,6 +110,9 @@ def _idle_keys(limit: Limit, kind: Kind, place: Place, origins: Origins) -> Iter
     if limit.bytes_per_s == 0:
         what = "refuses everything; leave it out for no limit on bytes"
         yield origins.problem((*place, "bytes_per_s"), what, 0)
+    if limit.confirm == "after_consume" and kind.queues is None and limit.confirm_queues is None:
+        what = "leaves all to the broker: confirm_queues must say to how many queues each message goes"
+        yield origins.problem((*place, "confirm"), what, limit.confirm)
     if limit.fair_by is not None and limit.max_fair_keys == 1:
         yield origins.problem((*place, "max_fair_keys"), "makes one share for all, so fair_by changes nothing", 1)
     if limit.fair_by == "producer_group" and kind.consumes:

@@ -221,6 +221,8 @@ class RuleReader:
             what = f'rule {rule.name}: fair_by "{rule.fair_by}", but {know_no(concerned, rule.fair_by)}'
             known = {kind.name for kind in scope_kinds_of(concerned)}
             raise RuleError(what, ", ".join(word for word in get_args(FairBy) if word in known), "fair_by")
+        if rule.confirm == "after_consume":
+            _check_confirmed(rule, concerned)
         if rule.kind == LISTENER and self._scopes:
             matcher = Matcher([(rule.matches, rule)])
             if not any(matcher.match(scope) for scope in self._scopes):
@@ -275,6 +277,16 @@ class RuleReader:
             raise FieldError([_field_problem(error)]) from None
 
 
+def _check_confirmed(rule: Rule, protocols: Sequence[Protocol]) -> None:
+    """Refuse to have consumers confirm what no protocol has them confirm."""
+    able = dict.fromkeys(kind.name for each in protocols for kind in each.kinds if kind.after_consume)
+    if rule.kind not in able:
+        names = " and ".join(protocol.name for protocol in protocols)
+        cannot = f"{names} cannot do that" + (f" for a {rule.kind.replace('_', ' ')}" if able else "")
+        what = f'rule {rule.name}: confirm "after_consume", but {cannot}'
+        raise RuleError(what, f"after_consume for a rule of kind {' or '.join(able)}" if able else "broker", "confirm")
+
+
 def target_of(rule: Rule) -> Target:
     """Return what a rule is for, in its one spelling."""
     exact = rule.exact_name
@@ -314,8 +326,7 @@ def patched(fields: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, An
         gone = {"rate", "bytes_per_s"}
     elif patch.get("rate") is not None or patch.get("bytes_per_s") is not None:
         gone = {"exempt"}
-    if "action" in patch:
-        gone |= {each.key for each in FIELDS if each.with_action not in {None, found.get("action")}}
+    gone |= {each.key for each in FIELDS if each.only_with and each.only_with[0] in patch and not each.fits(found)}
     if "spool" in patch and bool(patch["spool"]) != bool(fields.get("spool")):
         gone.add("max_delay_s")
     return {key: value for key, value in found.items() if key not in gone or key in patch}

@@ -175,8 +175,9 @@ class Limit(_LimitFields):
 
     @model_validator(mode="after")
     def _limits_something(self) -> "Limit":
-        if self.rate is None and self.bytes_per_s is None and self.action != OFF and not self._is_exempt:
-            raise ValueError('must have a rate or bytes_per_s, or action = "off"')
+        limited = self.rate is not None or self.bytes_per_s is not None
+        if not limited and self.action != OFF and not self._is_exempt and self.confirm != "after_consume":
+            raise ValueError('must have a rate or bytes_per_s, or action = "off", or confirm = "after_consume"')
         return self
 
 

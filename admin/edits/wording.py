@@ -14,6 +14,8 @@ from limiter.rules.patterns import DEFAULT_PATTERN
 
 _SMALL: Final = {"rate", "bytes_per_s", "count", "exempt"}
 """What a limit's short form says already."""
+_NOT_SAID: Final = ("confirm", "broker")
+"""What is so of nearly every limit."""
 
 
 def short(limit: Mapping[str, Any] | None) -> str:
@@ -44,6 +46,7 @@ def further(limit: Mapping[str, Any] | None) -> dict[str, str]:
         and (value := limit.get(each.key)) is not None
         # What is nothing by default, and what another field would have to give a meaning, is not worth a word.
         and (value or value != each.default)
+        and (each.key, value) != _NOT_SAID
         and each.matters(limit)
     }
 

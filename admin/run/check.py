@@ -1,7 +1,7 @@
 """What ``sluice check`` prints: everything that a configuration would put in force, and where it came from."""
 
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final, TextIO
 
@@ -9,6 +9,7 @@ from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
+from admin.common.confirms import promise
 from admin.common.numbers import number
 from admin.common.tables import Rows
 from admin.config.rule_fields import scope_kinds_of
@@ -137,7 +138,7 @@ def _handlers(plan: Plan) -> Rows:
 
 
 def _rules(plan: Plan, now: datetime) -> RenderableType:
-    columns = "rule", "limit", "of", "above it", "burst", "break", "fair by", "warm-up", "holds", "from"
+    columns = "rule", "limit", "of", "above it", "burst", "break", "fair by", "warm-up", "confirmed by", "holds", "from"
     rules = plan.rule_set.at(now)
     tried = rules.tried
     defaults = [rules.default(kind.name) for kind in plan.kinds]
@@ -150,8 +151,24 @@ def _rules(plan: Plan, now: datetime) -> RenderableType:
             *(_rule(rule, kinds.get(rule.kind)) for rule in defaults if rule not in tried),
         ],
     ).used()
-    notes = [*_waits(plan), *_defaults_unlike(plan)]
+    notes = [*_waits(plan), *_defaults_unlike(plan), *_confirms(rules.rules, kinds)]
     return Group(rows, Text("\n".join(notes))) if notes else rows
+
+
+def _confirms(rules: Sequence[Rule], kinds: Mapping[str, Kind]) -> Iterator[str]:
+    """Say what rules promise to publishers whose messages consumers confirm; a line for each promise."""
+    promises: dict[str, list[str]] = {}
+    for rule in rules:
+        queues = kinds[rule.kind].queues or rule.confirm_queues
+        if rule.confirms_after_consume and queues is not None:
+            promised = promise(
+                below_bytes=rule.confirm_below_bytes,
+                within_s=rule.confirm_within_s,
+                queues=queues,
+                fallback=rule.fallback,
+            )
+            promises.setdefault(promised, []).append(rule.name)
+    return (f"{', '.join(names)}: {promised}." for promised, names in promises.items())
 
 
 def _waits(plan: Plan) -> Iterator[str]:
@@ -195,6 +212,7 @@ def _rule(rule: Rule, kind: Kind | None, *, holds: bool = True) -> Sequence[str]
         _by_dimension(rule, "break_ns") if live else "",
         f"{rule.fair_by}, {rule.max_fair_keys} at most" if live and rule.fair_by else "",
         f"{rule.warm_up_s:g} s" if live and rule.warm_up_s else "",
+        "consumers" if rule.confirms_after_consume else "",
         "" if rule.hours is None and holds else "now" if holds else "not now",
         rule.source,
     )

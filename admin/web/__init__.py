@@ -56,7 +56,7 @@ def _field(of: LimitField) -> dict[str, Any]:
         "named": of.named,
         "telling": of.telling,
         "beside": of.beside,
-        "withAction": of.with_action,
+        "onlyWith": of.only_with,
     }
 
 

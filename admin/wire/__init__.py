@@ -25,7 +25,7 @@ from proxy.flow.alarms import Scarce
 from proxy.flow.credit import Kind
 from proxy.flow.credit import State as StageWord
 from proxy.stats.flow import ConnectionFlow, FlowFinding, SpoolState, StageState
-from proxy.stats.snapshot import ClientDescription, Direction, LinkState, Usage
+from proxy.stats.snapshot import ClientDescription, ConfirmState, Direction, LinkState, Usage
 
 BASE: Final = "/api/v1"
 """Prefix of the API's paths."""
@@ -452,6 +452,9 @@ class Flow(Answer, frozen=True, kw_only=True):
         store: the spool's disk; None if there is no spool.
         alarms: of memory and disk.
         busy_ratio: share of the last second in which Sluice was working; 1 is all of it.
+        confirms: destinations whose messages consumers confirm by a rule, as far as something was published there:
+            first those where the broker does so now all the same, then those with the most messages that wait.
+        more_confirms: number of further ones.
     """
 
     findings: tuple[FlowFinding, ...] = ()
@@ -461,6 +464,8 @@ class Flow(Answer, frozen=True, kw_only=True):
     store: StageState | None = None
     alarms: tuple[Alarm, ...] = ()
     busy_ratio: float = 0
+    confirms: tuple[ConfirmState, ...] = ()
+    more_confirms: int = 0
 
 
 class SpoolFolder(Answer, frozen=True):

@@ -184,10 +184,11 @@ class Asking:
         return Granted(messages)
 
     def _take_all(self, now_ns: int, parts: Sequence[ApplicableLimit], caller: Caller, credit: Credit) -> bool:
-        """Take all that is asked for, if all limits have it; else take nothing."""
-        if credit.most < credit.least:
+        """Take all that is asked for, if all limits surely have it; else take nothing."""
+        _, most, size_bytes = credit
+        if most < credit.least:
             return False
-        prices = (1, 1, credit.size_bytes)
+        prices = (1, 1, size_bytes)
         taken: list[tuple[ApplicableLimit, Gate, int]] = []
         for part in parts:
             limiter = part.registry.get(part.resource, now_ns)
@@ -195,14 +196,15 @@ class Asking:
             if limiter is None or not price:
                 continue
             gate: Gate = limiter if part.fair_by is None else gate_of(limiter, caller, now_ns)
-            price = min(price, gate.rule.most_permits)
-            if gate.affords(now_ns, price, credit.most) < credit.most:
+            if price > 1:
+                price = min(price, gate.rule.most_permits)
+            if not gate.admits(now_ns, (most - 1) * price, most * price):
                 return False
-            taken.append((part, gate, price))
+            taken.append((part, gate, most * price))
         second = self._accounts.at(now_ns)
-        for part, gate, price in taken:
-            gate.take(now_ns, price, credit.most)
-            part.spend_on_credit(second, now_ns, credit.most * price)
+        for part, gate, permits in taken:
+            gate.spend(permits)
+            part.spend_on_credit(second, now_ns, permits)
         return True
 
     def _take_of_shadows(

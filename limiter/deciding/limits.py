@@ -323,7 +323,7 @@ class Limits:
             return terms
         more = self._plans.of_scopes(caller, plan).terms
         most = min((most for most in (terms.most_bytes, more.most_bytes) if most is not None), default=None)
-        return Terms(terms.delays or more.delays, terms.refuses or more.refuses, most)
+        return Terms(terms.delays or more.delays, terms.refuses or more.refuses, most, terms.confirm)
 
     def spools_behind(self, held: Held, leader: Held) -> bool:
         """Say whether a request is to be put aside behind another; as ``Delays.spools_behind``."""

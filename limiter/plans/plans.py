@@ -80,6 +80,23 @@ def gate_of(limiter: Limiter, caller: Caller, now_ns: int) -> Gate:
     return limiter.share(caller.share_key(fair_by), now_ns)
 
 
+class Confirming(NamedTuple):
+    """Which messages their consumers confirm to the sender, in place of the broker.
+
+    Attributes:
+        below_bytes: those that are smaller than this, in bytes.
+        within_ns: how long the consumers have, in nanoseconds.
+        queues: how many queues each message goes to, and so how many acks confirm it; None if the rule does not say it.
+        persists: one that they do not confirm the broker is to store, and then confirms; otherwise the sender is told
+            that it failed.
+    """
+
+    below_bytes: int
+    within_ns: int
+    queues: int | None
+    persists: bool
+
+
 class Terms(NamedTuple):
     """What rules in force say to messages for some resources, before one comes.
 
@@ -87,11 +104,18 @@ class Terms(NamedTuple):
         delays: some rule holds what is over it, so that credit for them is to be asked for.
         refuses: some rule refuses what is over it, or shadows, so that each message is to be decided.
         most_bytes: the largest message that the limits of bytes admit at once, in bytes; None is any.
+        confirm: which of them consumers confirm; None is none. It limits nothing.
     """
 
     delays: bool = False
     refuses: bool = False
     most_bytes: int | None = None
+    confirm: Confirming | None = None
+
+    @property
+    def limits(self) -> bool:
+        """Whether any of them may be limited."""
+        return self.delays or self.refuses or self.most_bytes is not None
 
 
 NO_TERMS: Final = Terms()
@@ -201,7 +225,9 @@ class Plan:
 
     __slots__ = ("_asked", "doubled", "enforcing", "exempt", "has_bytes", "only", "parts", "shadows", "terms")
 
-    def __init__(self, parts: Iterable[ApplicableLimit], *, exempt: bool = False) -> None:
+    def __init__(
+        self, parts: Iterable[ApplicableLimit], *, exempt: bool = False, confirm: Confirming | None = None
+    ) -> None:
         self.exempt = exempt
         self.parts = self.enforcing = tuple(parts)
         self.shadows: tuple[tuple[ApplicableLimit, ...], ...] = ()
@@ -223,6 +249,7 @@ class Plan:
             any(part.delays for part in self.parts),
             not all(part.delays for part in self.parts),
             min(most, default=None),
+            confirm,
         )
 
     def asked(self, asks: Asks) -> "Plan":
@@ -287,10 +314,20 @@ class Plans:
         plan = self.by_resources.get(resources)
         if plan is None:
             exempt = bool(resources) and all(self._rule_set.match(resource).exempt for resource in resources)
-            plan = Plan((part for resource in resources for part in self._of(resource)), exempt=exempt)
+            parts = (part for resource in resources for part in self._of(resource))
+            plan = Plan(parts, exempt=exempt, confirm=self._confirming(resources))
             if len(resources) <= _MOST_RESOURCES:
                 _remember(self.by_resources, resources, plan)
         return plan
+
+    def _confirming(self, resources: Sequence[Resource]) -> Confirming | None:
+        """Return what the first of some resources that has a rule for it says of confirms."""
+        for resource in resources:
+            rule = self._rule_set.match(resource)
+            if rule.confirms_after_consume and self._rule_set.limiting(resource):
+                persists = rule.fallback == "persist"
+                return Confirming(rule.confirm_below_bytes, rule.confirm_within_ns, rule.confirm_queues, persists)
+        return None
 
     def of_scopes(self, caller: Caller, plan: Plan) -> Plan:
         """Return what applies to a caller besides the plan of what is asked for."""

@@ -25,6 +25,10 @@ Count = Literal["messages", "requests"]
 """What one permit stands for: a message, or a request however many messages it holds."""
 FairBy = Literal["client", "producer_group", "user"]
 """Whose shares of one limit are kept apart."""
+Confirm = Literal["broker", "after_consume"]
+"""What a sender is told that its message is safe by: the broker, or the consumers, which have acknowledged it."""
+Fallback = Literal["persist", "nack"]
+"""What becomes of a message that the consumers do not confirm: the broker is to store it, or the sender is told."""
 Dimension = Literal["messages", "bytes"]
 """The two things that a rule can limit; the first counts requests if the rule says so."""
 DIMENSIONS: Final[tuple[Dimension, ...]] = get_args(Dimension)
@@ -32,12 +36,17 @@ DIMENSIONS: Final[tuple[Dimension, ...]] = get_args(Dimension)
 MAX_RATE_PER_S: Final = 1_000_000_000
 """With ``MAX_TIME_S`` as the burst this still fits a signed 64-bit integer of micro-permits."""
 MAX_TIME_S: Final = 3600
-"""The longest burst, break, debt, delay or warm-up, in seconds."""
+"""The longest burst, break, debt, delay or warm-up, or wait for consumers, in seconds."""
 MAX_FAIR_KEYS: Final = 256
 DEFAULT_MAX_FAIR_KEYS: Final = 32
 DEFAULT_BREAK_S: Final = 1.0
 DEFAULT_MAX_DELAY_S: Final = 2.0
 DEFAULT_MAX_DEBT_S: Final = 10.0
+MAX_CONFIRM_BELOW_BYTES: Final = 1_048_576
+"""Each message is kept until it is confirmed."""
+MAX_CONFIRM_QUEUES: Final = 1_000
+DEFAULT_CONFIRM_BELOW_BYTES: Final = 4_096
+DEFAULT_CONFIRM_WITHIN_S: Final = 5.0
 
 _KIND = re.compile(r"[a-z][a-z0-9_]*")
 _RATES_ALLOWED: Final = f"0 to {MAX_RATE_PER_S} messages per second, or unlimited"
@@ -89,6 +98,13 @@ class Rule:
         fair_by: whose shares of this limit are kept apart; None makes no difference between callers.
         max_fair_keys: how many are told apart; the rest share one share.
         warm_up_s: seconds in which the rate rises to the full one after idleness; 0 is always the full one.
+        confirm: what confirms a message to its sender: the broker, or the ack of those who consumed it. With ``off`` as
+            the action it is always the broker. It needs no limit, and has nothing to do with one.
+        confirm_below_bytes: with ``after_consume``, what is as large as this or larger the broker confirms, in bytes.
+        confirm_within_s: likewise, how long the consumers have, in seconds.
+        confirm_queues: likewise, how many queues each message goes to, and so how many acks confirm it; None is what
+            the protocol knows by itself.
+        fallback: likewise, what becomes of a message that the consumers do not confirm.
         hours: when the rule holds; None is always. While it does not, it is as if it were not there.
         allow_under_limit: allow a break longer than the burst, which admits less than the rate on average.
         exempt: what matches is never limited: not by this rule, nor by the scopes and totals it would belong to.
@@ -104,6 +120,7 @@ class Rule:
         max_debt_ns: ``max_debt_s`` in nanoseconds.
         max_delay_ns: ``max_delay_s`` in nanoseconds.
         warm_up_ns: ``warm_up_s`` in nanoseconds.
+        confirm_within_ns: ``confirm_within_s`` in nanoseconds.
         matches: the pattern as read.
         bytes_rule: the same rule with the bytes as its only limit; None if they are not limited.
         key: what tells the rule from the others of its source.
@@ -129,6 +146,11 @@ class Rule:
     fair_by: FairBy | None = None
     max_fair_keys: int = DEFAULT_MAX_FAIR_KEYS
     warm_up_s: float = 0.0
+    confirm: Confirm = "broker"
+    confirm_below_bytes: int = DEFAULT_CONFIRM_BELOW_BYTES
+    confirm_within_s: float = DEFAULT_CONFIRM_WITHIN_S
+    confirm_queues: int | None = None
+    fallback: Fallback = "persist"
     hours: Hours | None = None
     allow_under_limit: bool = False
     exempt: bool = False
@@ -143,6 +165,7 @@ class Rule:
     max_debt_ns: int = field(init=False, repr=False, compare=False)
     max_delay_ns: int = field(init=False, repr=False, compare=False)
     warm_up_ns: int = field(init=False, repr=False, compare=False)
+    confirm_within_ns: int = field(init=False, repr=False, compare=False)
     matches: Pattern = field(init=False, repr=False, compare=False)
     bytes_rule: "Rule | None" = field(init=False, repr=False, compare=False)
     key: RuleKey = field(init=False, repr=False, compare=False)
@@ -172,8 +195,10 @@ class Rule:
         self._derive("most_permits", (capacity + self.max_debt_upermits) // UPERMITS_PER_PERMIT)
         self._derive("max_delay_ns", self._seconds("max_delay_s"))
         self._derive("warm_up_ns", self._seconds("warm_up_s"))
+        self._derive("confirm_within_ns", self._seconds("confirm_within_s"))
         self._derive("break_ns", self._checked_break_ns())
         self._check_words()
+        self._check_confirm()
         self._derive("bytes_rule", self._of_bytes())
 
     def __str__(self) -> str:
@@ -221,6 +246,11 @@ class Rule:
         return self.action != "off" and (self.rate_per_s is not None or self.bytes_per_s is not None)
 
     @property
+    def confirms_after_consume(self) -> bool:
+        """Whether consumers confirm what it is for."""
+        return self.confirm == "after_consume" and self.action != "off"
+
+    @property
     def break_in_force_s(self) -> float:
         """The break that holds, in seconds, whether written or not."""
         return self.break_ns / NS_PER_S
@@ -262,6 +292,8 @@ class Rule:
             ("action", self.action, get_args(Action)),
             ("count", self.count, get_args(Count)),
             ("fair_by", self.fair_by, get_args(FairBy)),
+            ("confirm", self.confirm, get_args(Confirm)),
+            ("fallback", self.fallback, get_args(Fallback)),
         )
         for attribute, value, allowed in words:
             if value not in allowed and not (attribute == "fair_by" and value is None):
@@ -278,6 +310,20 @@ class Rule:
         if not 1 <= self.max_fair_keys <= MAX_FAIR_KEYS:
             what = f"rule {self.name}: max_fair_keys {self.max_fair_keys}"
             raise RuleError(what, f"1 to {MAX_FAIR_KEYS}", "max_fair_keys")
+
+    def _check_confirm(self) -> None:
+        if self.confirm == "after_consume" and (self.shared or self.kind in SCOPES):
+            what = f'rule {self.name}: confirm "after_consume", which is for each resource, not for scopes and totals'
+            raise RuleError(what, "a kind of resource, without shared", "confirm")
+        if not self.confirm_within_ns:
+            what = f"rule {self.name}: confirm_within_s {self.confirm_within_s}: no consumer is as quick"
+            raise RuleError(what, f"above 0, up to {MAX_TIME_S} seconds", "confirm_within_s")
+        if not 1 <= self.confirm_below_bytes <= MAX_CONFIRM_BELOW_BYTES:
+            what = f"rule {self.name}: confirm_below_bytes {self.confirm_below_bytes}"
+            raise RuleError(what, f"1 to {MAX_CONFIRM_BELOW_BYTES} bytes", "confirm_below_bytes")
+        if self.confirm_queues is not None and not 1 <= self.confirm_queues <= MAX_CONFIRM_QUEUES:
+            what = f"rule {self.name}: confirm_queues {self.confirm_queues}"
+            raise RuleError(what, f"1 to {MAX_CONFIRM_QUEUES}", "confirm_queues")
 
     def _check_exempt(self) -> None:
         if self.rate_per_s is not None or self.bytes_per_s is not None:

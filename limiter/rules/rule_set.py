@@ -114,6 +114,7 @@ class RuleSet:
     """
 
     __slots__ = (
+        "_after_consume",
         "_edits",
         "_enabled",
         "_limited",
@@ -169,6 +170,7 @@ class RuleSet:
         """Put together the rules that hold now for one name or total; the limited kinds are found when asked for."""
         self._own = self._plain | self._patterns.exact if self._patterns.exact else self._plain
         self._limited: frozenset[str] | None = None
+        self._after_consume: bool | None = None
 
     def __repr__(self) -> str:
         """Return what tells it from others."""
@@ -264,6 +266,14 @@ class RuleSet:
         if self._limited is None:
             self._limited = frozenset(rule.kind for rule in self.in_force if rule.limits) - self._off_kinds
         return self._limited if self._enabled else frozenset()
+
+    @property
+    def confirms_after_consume(self) -> bool:
+        """Whether some rule that holds now has consumers confirm what is published."""
+        if self._after_consume is None:
+            kinds = {rule.kind for rule in self.in_force if rule.confirms_after_consume}
+            self._after_consume = not kinds <= self._off_kinds
+        return self._after_consume and self._enabled
 
     def ends(self, kind: str) -> tuple[tuple[str, str], ...] | None:
         """Return how names begin and end that may fall under more than the kind's default alone; None if anyhow.

@@ -93,8 +93,20 @@ impl Channels {
         self.state.forward(channel, number);
     }
 
-    fn answered(&mut self, channel: u16, number: u64, multiple: bool) -> Option<Vec<u64>> {
-        self.state.answered(channel, number, multiple)
+    fn answered(&mut self, channel: u16, number: u64, multiple: bool, refused: bool) -> Option<Vec<u64>> {
+        self.state.answered(channel, number, multiple, refused)
+    }
+
+    fn withhold(&mut self, channel: u16) -> u64 {
+        self.state.withhold(channel)
+    }
+
+    fn settle_withheld(&mut self, channel: u16, number: u64) {
+        self.state.settle_withheld(channel, number);
+    }
+
+    fn release(&mut self, channel: u16, number: u64) {
+        self.state.release(channel, number);
     }
 
     fn unconfirmed(&self, channel: u16) -> usize {

@@ -25,6 +25,7 @@ from proxy.common.buffers import BufferPool
 from proxy.common.cooperative import Pace
 from proxy.control import Cleared, DataPath, Event, LimitCommand, LimitCommandReply
 from proxy.datapath.alarm_watch import AlarmConfig, AlarmWatch
+from proxy.datapath.confirms import by_destination, told_apart
 from proxy.datapath.explanation import explain
 from proxy.datapath.overview import Overview, direction
 from proxy.datapath.pressure import Pressure
@@ -48,6 +49,7 @@ from proxy.stats.metric import described
 from proxy.stats.question import Explanation, Question
 from proxy.stats.snapshot import (
     BrokerReach,
+    ConfirmState,
     ConnectionState,
     LaneDepth,
     ListenerState,
@@ -193,6 +195,7 @@ class LocalDataPath(DataPath):
             self._limits.resources,
             credit=config.credit.stages,
             terms=self._terms,
+            after_consume=lambda: self._limits.rule_set.confirms_after_consume,
             rules_version=lambda: self._limits.swaps,
         )
         self.server = Server(
@@ -369,6 +372,7 @@ class LocalDataPath(DataPath):
             | {finding.cause.name: finding.stages for finding in surveyed.findings},
             "waited_seconds": await self._pressure.seconds(),
             "spool": await self._pressure.spool(0),
+            "confirms": told_apart(await self.confirms(), self._max_resource_labels),
         }
 
     def _kept(self) -> dict[str, Any]:
@@ -421,6 +425,10 @@ class LocalDataPath(DataPath):
         """Return what waits for what."""
         return await self._pressure.flow(most_connections)
 
+    async def confirms(self) -> tuple[ConfirmState, ...]:
+        """Return how messages are confirmed of which rules say that their consumers do that."""
+        return by_destination(self.server.confirm_states())
+
     async def spool(self, most_resources: int = 100) -> SpoolState | None:
         """Return what the spool holds."""
         return await self._pressure.spool(most_resources)
@@ -432,7 +440,8 @@ class LocalDataPath(DataPath):
     async def explain(self, question: Question) -> Explanation:
         """Return what would limit a request."""
         protocols = [config.protocol for config in self.server.listeners]
-        return explain(question, self._limits, self.server.listeners, protocols, self._now_ns())
+        confirms = {Resource(state.kind, state.name): state for state in await self.confirms()}
+        return explain(question, self._limits, self.server.listeners, protocols, self._now_ns(), confirms=confirms)
 
     async def take_traffic(self, *, unfinished: bool = False) -> tuple[TrafficSecond, ...]:
         """Return what became of requests in the seconds that are over."""

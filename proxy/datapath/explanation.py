@@ -4,8 +4,9 @@ A function of the limits and the listeners, for a running data path as well as f
 only being looked at. It changes nothing: what has no live state gets none.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
+from types import MappingProxyType
 from typing import Any, Final, Literal
 
 import msgspec
@@ -16,11 +17,13 @@ from limiter.plans.plans import Caller
 from limiter.rules.errors import RuleError
 from limiter.rules.resource import CLIENT, LISTENER, SCOPES, USER, VHOST, Resource
 from limiter.rules.rule import Count, Rule
+from limiter.rules.rule_set import RuleSet
 from proxy.common.admission import client_address, in_networks
 from proxy.net.server import ListenerConfig
 from proxy.protocols.base import Kind, Protocol, kinds_of, know_no
 from proxy.stats.question import (
     AppliedLimit,
+    ConfirmView,
     Explanation,
     LimitState,
     LimitView,
@@ -31,7 +34,7 @@ from proxy.stats.question import (
     StandingRefusal,
     UnappliedRule,
 )
-from proxy.stats.snapshot import Usage
+from proxy.stats.snapshot import ConfirmState, Usage
 
 _US_PER_S: Final = 1e6
 _NS_PER_S: Final = 1e9
@@ -40,7 +43,13 @@ _FIRST_YEAR, _LAST_YEAR = 1970, 9998
 
 
 def explain(
-    question: Question, limits: Limits, listeners: Sequence[ListenerConfig], protocols: Iterable[Protocol], now_ns: int
+    question: Question,
+    limits: Limits,
+    listeners: Sequence[ListenerConfig],
+    protocols: Iterable[Protocol],
+    now_ns: int,
+    *,
+    confirms: Mapping[Resource, ConfirmState] = MappingProxyType({}),
 ) -> Explanation:
     """Say what would limit a request.
 
@@ -50,6 +59,7 @@ def explain(
         listeners: that it may come through.
         protocols: whose kinds its resource may be of, besides the scopes.
         now_ns: the time.
+        confirms: how messages are confirmed of which rules say that their consumers do that.
 
     Raises:
         QuestionError: the question makes no sense.
@@ -101,6 +111,42 @@ def explain(
         refuses=kind is None or kind.refuses,
         waits="" if kind is None else kind.waits,
         by_credit=kind is not None and kind.by_credit,
+        confirm=_confirm(
+            resource, rule_set, through, confirms.get(resource), exempt=len(exempt_on) == len(through) > 0
+        ),
+    )
+
+
+def _confirm(
+    resource: Resource,
+    rule_set: RuleSet,
+    through: Iterable[ListenerConfig],
+    now: ConfirmState | None,
+    *,
+    exempt: bool,
+) -> ConfirmView | None:
+    """Return what a rule says of messages that their consumers confirm, if one of the listeners has them do that."""
+    kinds = (kind for listener in through for kind in listener.protocol.kinds if kind.name == resource.kind)
+    kind = next((kind for kind in kinds if kind.after_consume), None)
+    rule = rule_set.match(resource)
+    if kind is None or not rule.confirms_after_consume:
+        return None
+    queues = rule.confirm_queues if kind.queues is None else kind.queues
+    left_alone = ""
+    if not rule_set.limiting(resource):
+        left_alone = "limiting is switched off"
+    elif exempt:
+        left_alone = "the client is exempt"
+    elif queues is None:
+        left_alone = "confirm_queues does not say to how many queues each message goes"
+    return ConfirmView(
+        rule=_rule_view(rule),
+        below_bytes=rule.confirm_below_bytes,
+        within_s=rule.confirm_within_s,
+        queues=queues,
+        fallback=rule.fallback,
+        left_alone=left_alone,
+        now=now,
     )
 
 

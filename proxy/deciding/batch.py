@@ -515,9 +515,12 @@ class Batch:
         """Whether all requests ask for credit, of which there is one at least."""
         alone = self._asks_credit_alone
         if alone is None:
-            requests = self.requests
-            some = self._columns is None and len(requests) > 0
-            alone = self._asks_credit_alone = some and all(request.most for request in requests)
+            alone = self._columns is None and len(self.requests) > 0
+            for request in self.requests if alone else ():
+                if not request.most:
+                    alone = False
+                    break
+            self._asks_credit_alone = alone
         return alone
 
     @property

@@ -112,6 +112,7 @@ class Services:
         decoding: stands for what is done in turns, since it takes long.
         limiter: stands for the handlers' lanes.
         terms: as SessionContext has it.
+        after_consume: likewise.
         rules_version: likewise.
         ended: the connections' stages that are no more.
     """
@@ -133,6 +134,7 @@ class Services:
     limiter: Stage = field(default_factory=lambda: Stage("resource", "limiter"))
     ended: EndedStages = field(default_factory=EndedStages)
     terms: TermsOf = no_terms
+    after_consume: Callable[[], bool] = lambda: False
     rules_version: Callable[[], int] = lambda: 0
     log_rate: LogRate = field(default_factory=LogRate)
 

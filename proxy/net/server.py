@@ -5,7 +5,7 @@ A listener belongs to a data path; connections belong to a listener. What a conn
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from select import EPOLLOUT
@@ -24,6 +24,7 @@ from proxy.net.connection import Calls, Connection, Services
 from proxy.net.reactor import Timer, Watched
 from proxy.net.sockets import Address, Connecting, ListeningSocket, Wire, format_address
 from proxy.protocols.base import Protocol, Replayed, Session, SessionContext, WireCounters
+from proxy.stats.snapshot import ConfirmState
 
 _log = structlog.get_logger(__name__)
 
@@ -198,8 +199,17 @@ class Server:
 
     def held_bytes(self) -> int:
         """Return what the sessions of all brokers say that they hold in memory."""
-        hubs = {id(hub): (self._protocols[name], hub) for name, hub in self._hubs.items()}
-        return sum(protocol.held_bytes(hub) for protocol, hub in hubs.values())
+        return sum(protocol.held_bytes(hub) for protocol, hub in self._by_hub())
+
+    def confirm_states(self) -> Iterator[ConfirmState]:
+        """Yield what the sessions of all brokers say of the confirms that consumers give."""
+        now_ns = self.services.now_ns()
+        for protocol, hub in self._by_hub():
+            yield from protocol.confirm_states(hub, now_ns)
+
+    def _by_hub(self) -> Iterable[tuple[Protocol, Any]]:
+        """Return what the sessions of each broker share, with the protocol that knows what it is."""
+        return {id(hub): (self._protocols[name], hub) for name, hub in self._hubs.items()}.values()
 
     async def drain(self, grace_s: float) -> None:
         """Stop accepting, let what is in flight finish, and end what is left after ``grace_s`` seconds."""
@@ -334,6 +344,7 @@ class Server:
                 hear_of_writes=calls.hear_of_writes,
                 replayed=partial(_log_replayed, info),
                 terms=services.terms,
+                after_consume=services.after_consume,
                 rules_version=services.rules_version,
             )
             return config.protocol.open_session(context)

@@ -35,7 +35,7 @@ from proxy.control import LimitCommandReply, LimitCommandVerb
 from proxy.deciding.batch import Batch, ConnectionInfo, Refuse, Request, Response, Side
 from proxy.flow.credit import Stage
 from proxy.spool.spool import QueueName, Spool
-from proxy.stats.snapshot import ClientDescription, LinkState
+from proxy.stats.snapshot import ClientDescription, ConfirmState, LinkState
 from proxy.stats.timing import Histogram
 
 if TYPE_CHECKING:
@@ -125,6 +125,7 @@ class Replayed(NamedTuple):
     reason: str = ""
 
 
+Confirming = plans.Confirming
 Terms = plans.Terms
 NO_TERMS: Final = plans.NO_TERMS
 
@@ -439,6 +440,7 @@ class SessionContext:
         hear_of_writes: has ``written`` called from now on, or no more. Nobody hears of writes at first.
         replayed: writes down what became of a queue of an earlier process.
         terms: what the rules in force say to messages for some resources.
+        after_consume: says whether any rule in force has consumers confirm what is published.
         rules_version: changes when the rules in force do, so that ``terms`` may say something else.
     """
 
@@ -462,6 +464,7 @@ class SessionContext:
     hear_of_writes: Callable[[bool], None] = lambda _: None
     replayed: Callable[[Replayed], None] = lambda _: None
     terms: TermsOf = no_terms
+    after_consume: Callable[[], bool] = lambda: False
     rules_version: Callable[[], int] = lambda: 0
 
 
@@ -484,6 +487,10 @@ class Kind:
         waits: a sentence for people that says which requests have no such answer and wait; empty where all have one.
         by_credit: what a limit that delays does not admit yet is not sent before it does, as the sender has no credit
             for it. So it waits for as long as it takes, and not in Sluice: nothing of it is put aside.
+        after_consume: the ack of consumers can confirm such a message to its sender, in place of the broker's; a rule
+            with ``confirm = "after_consume"`` for another kind is an error.
+        queues: to how many queues each such message goes; None is what the rule says. Where it does not say that,
+            its messages are left to the broker.
     """
 
     name: str
@@ -498,6 +505,8 @@ class Kind:
     refuses: bool = True
     waits: str = ""
     by_credit: bool = False
+    after_consume: bool = False
+    queues: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -515,6 +524,8 @@ class Protocol:
             the ``wake`` of those whom that concerns.
         held_bytes: says, given that, what these sessions hold in memory for their clients or the broker, outside of
             the spool; 0 if nobody counts it.
+        confirm_states: says, given the same, how what is published is confirmed where a rule has consumers do that, and
+            the time in monotonic nanoseconds; by destination.
         options: a pydantic model or dataclass; the listener's ``options`` table is read into it.
         check_rule: raises RuleError for a rule that the protocol cannot follow, or that can never match.
         reads_by: says of a listener's options what will read its frames, where there is a choice; empty where not.
@@ -538,6 +549,7 @@ class Protocol:
     options: type[Any]
     open_hub: Callable[[], Any] = lambda: None
     held_bytes: Callable[[Any], int] = lambda _: 0
+    confirm_states: Callable[[Any, int], Sequence[ConfirmState]] = lambda *_: ()
     check_rule: Callable[[Rule], None] = lambda _: None
     reads_by: Callable[[Any], str] = lambda _: ""
     always_refuses: Callable[[Any, Resource], str] = lambda *_: ""

@@ -7,8 +7,8 @@ from typing import Literal
 
 import msgspec
 
-from limiter.rules.rule import Action, Count, FairBy
-from proxy.stats.snapshot import Usage
+from limiter.rules.rule import Action, Count, FairBy, Fallback
+from proxy.stats.snapshot import ConfirmState, Usage
 
 
 class Question(msgspec.Struct, frozen=True):
@@ -158,6 +158,29 @@ class AppliedLimit(msgspec.Struct, frozen=True):
     usage: Usage | None
 
 
+class ConfirmView(msgspec.Struct, frozen=True):
+    """What a rule says of messages that their consumers confirm.
+
+    Attributes:
+        rule: the rule.
+        below_bytes: they confirm messages that are smaller than this, in bytes.
+        within_s: how long they have, in seconds.
+        queues: to how many queues each message goes, so many acks confirm it; None if that is not said.
+        fallback: what becomes of a message that they do not confirm: it is published again for the broker to confirm,
+            or refused.
+        left_alone: why the broker confirms such messages all the same; empty if it does not.
+        now: how it is at this moment; None if nothing was published of late.
+    """
+
+    rule: RuleView
+    below_bytes: int
+    within_s: float
+    queues: int | None
+    fallback: Fallback
+    left_alone: str = ""
+    now: ConfirmState | None = None
+
+
 class UnappliedRule(msgspec.Struct, frozen=True):
     """A rule that matches but does not apply.
 
@@ -202,6 +225,7 @@ class Explanation(msgspec.Struct, frozen=True):
         refuses: such a request can be refused; otherwise it waits for as long as it takes, whatever the action.
         waits: a sentence that says which of such requests wait, whatever the action, since no answer refuses them.
         by_credit: what waits has not been sent yet, as Sluice gives no credit for it.
+        confirm: what confirms such a message to its publisher, if a rule says that its consumers do.
     """
 
     question: Question
@@ -216,3 +240,4 @@ class Explanation(msgspec.Struct, frozen=True):
     refuses: bool = True
     waits: str = ""
     by_credit: bool = False
+    confirm: ConfirmView | None = None

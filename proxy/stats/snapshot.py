@@ -164,6 +164,36 @@ class Limit(msgspec.Struct, frozen=True, gc=False):
     origin: Origin
 
 
+class ConfirmState(msgspec.Struct, frozen=True, gc=False):
+    """How what is published to one destination is confirmed at this moment, where a rule says by those who consume it.
+
+    Attributes:
+        kind: of the destination.
+        name: of the destination, as it is limited.
+        mode: who confirms what comes now.
+        reason: why that is the broker, in one word; empty if it is not.
+        pending: messages that wait for their consumers.
+        oldest_ms: for how long the oldest of these does, in milliseconds.
+        window: how many may.
+        after_consume_total: messages that their consumers confirmed so far.
+        broker_total: messages that went on as they came, so that the broker confirms them.
+        persisted_total: messages that were not consumed in time, or could not be, and were published once more.
+        nacked_total: likewise, and were refused.
+    """
+
+    kind: str
+    name: str
+    mode: Literal["after_consume", "broker"]
+    reason: str
+    pending: int
+    oldest_ms: int
+    window: int
+    after_consume_total: int
+    broker_total: int
+    persisted_total: int
+    nacked_total: int
+
+
 _ALWAYS_SHOWN: Final = frozenset(ending.verdict for ending in ENDINGS if ending.always_shown)
 _RESOURCE_LABELS: Final = ("kind", "resource", "verdict")
 
@@ -194,6 +224,23 @@ def _of_listeners(field: str) -> Callable[[tuple[ListenerState, ...]], Samples]:
     return lambda listeners: (((), ((each.name, int(getattr(each, field))),)) for each in listeners)
 
 
+def _of_confirms(value: Callable[[ConfirmState], float]) -> Callable[[tuple[ConfirmState, ...]], Samples]:
+    return lambda confirms: (((each.kind,), ((each.name, value(each)),)) for each in confirms)
+
+
+def _confirms_by_way(confirms: tuple[ConfirmState, ...]) -> Samples:
+    for each in confirms:
+        yield (
+            (each.kind, each.name),
+            (
+                ("after_consume", each.after_consume_total),
+                ("broker", each.broker_total),
+                ("persisted", each.persisted_total),
+                ("nacked", each.nacked_total),
+            ),
+        )
+
+
 def _of_alarms(value: Callable[[AlarmState], float]) -> Callable[[tuple[AlarmState, ...]], Samples]:
     return lambda alarms: (((), ((alarm.scarce, value(alarm)),)) for alarm in alarms)
 
@@ -221,8 +268,10 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         listeners: in the order of the configuration.
         limiting: the global switch.
         off_kinds: kinds whose limiting is switched off, in alphabetical order.
-        spool: None if there is none, and if the snapshot is not whole; likewise ``stages``, ``waited_seconds`` and
-            ``bottlenecks`` are empty.
+        spool: None if there is none, and if the snapshot is not whole; likewise ``stages``, ``waited_seconds``,
+            ``bottlenecks`` and ``confirms`` are empty.
+        confirms: of destinations whose messages consumers confirm by a rule, as far as something was published there;
+            what is beyond the label cap is under ``_other``.
     """
 
     resources: Annotated[
@@ -588,6 +637,30 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
             _of_spool(lambda spool: spool.too_old_total),
         ),
     ] = None
+    confirms: Annotated[
+        tuple[ConfirmState, ...],
+        Metric(
+            "sluice_confirms_total",
+            "Messages published with confirms where a rule says after_consume, by what confirms them: after_consume "
+            "(their consumers), broker (they went on as they came), persisted (their consumers did not, so they were "
+            "published again for the broker to confirm), nacked (likewise, and they were refused).",
+            ("kind", "resource", "way"),
+            _confirms_by_way,
+        ),
+        Metric(
+            "sluice_confirms_pending",
+            "Messages that wait for their consumers to confirm them.",
+            ("kind", "resource"),
+            _of_confirms(lambda each: each.pending),
+        ),
+        Metric(
+            "sluice_confirms_after_consume",
+            "1 while consumers confirm what is published there; 0 while the broker does, though a rule says "
+            "after_consume, as there is no consumer that acknowledges, say, or they do not keep up.",
+            ("kind", "resource"),
+            _of_confirms(lambda each: int(each.mode == "after_consume")),
+        ),
+    ] = ()
     draining: Annotated[
         bool, Metric("sluice_draining", "1 while no new connections are accepted.", source="server.draining")
     ] = False

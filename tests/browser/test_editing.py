@@ -351,3 +351,36 @@ def test_what_is_put_aside_is_chosen_in_the_form(
     expect(drawer).to_be_hidden()
     limit = limit_of(sidecar, topic)["limit"]
     assert (limit["spool"], limit["max_delay_s"]) == (False, 2)
+
+
+def test_what_goes_with_another_choice_is_asked_for_with_it_only(
+    start_sluice: Callable[..., Sluice],
+    open_tab: Callable[..., Any],
+    limit_of: Callable[..., Any],
+    picture: Callable[..., None],
+) -> None:
+    sidecar = start_sluice(protocol="amqp091")
+    page = open_tab(sidecar).open("#/limits?edit=exchange/events")
+    drawer = page.get_by_role("dialog")
+    drawer.get_by_text("More", exact=True).click()
+    within, longest = drawer.get_by_label("Consumers have, seconds"), drawer.get_by_label("Longest delay, seconds")
+    expect(within).to_be_hidden()
+    for action, is_there in (("delay, then reject", True), ("reject", False), ("default of the kind", True)):
+        drawer.get_by_label("Above the limit").select_option(action)
+        expect(longest).to_be_visible(visible=is_there)
+    drawer.get_by_label("Confirmed by").select_option("the consumers, by their acks")
+    within.fill("2.5")
+    drawer.get_by_label("Queues for each message").fill("3")
+    drawer.get_by_label("What consumers do not confirm").select_option("is refused")
+    within.scroll_into_view_if_needed()
+    picture(page, "confirms-form")
+    drawer.get_by_role("button", name="Preview").click()
+    expect(drawer.locator(".differences")).to_contain_text("after_consume")
+    drawer.get_by_role("button", name="Apply").click()
+    expect(drawer).to_be_hidden()
+    limit = limit_of(sidecar, "events", "exchange")["limit"]
+    fields = ("rate", "confirm", "confirm_within_s", "confirm_queues", "fallback")
+    assert [limit[field] for field in fields] == ["unlimited", "after_consume", 2.5, 3, "nack"]
+    page.get_by_role("link", name="Rules", exact=True).click()
+    row = page.locator("table.rules tbody tr").filter(has_text="events")
+    expect(row.locator('[data-label="Limit"]')).to_have_text("unlimited confirmed by consumers")

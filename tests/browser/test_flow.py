@@ -101,6 +101,40 @@ def test_names_of_clients_are_text_and_no_markup(open_tab: OpenTab, sluice: Slui
     assert page.locator("main img").count() == 0
 
 
+@pytest.mark.parametrize("width", [1280, 390])
+def test_what_confirms_messages_is_shown_with_the_reason(
+    open_tab: OpenTab, sluice: Sluice, picture: Callable[[Page, str], None], width: int
+) -> None:
+    behind, kept_up = FLOW.confirms
+    marked = msgspec.structs.replace(behind, name=MARKUP, reason="falls_back", nacked_total=9)
+    page = opened(
+        open_tab,
+        sluice,
+        msgspec.structs.replace(FLOW, confirms=(behind, marked, kept_up), more_confirms=2),
+        width=width,
+    )
+    section = page.get_by_role("region", name="Confirms")
+    rows = section.locator("tbody tr")
+    expect(rows).to_have_count(3)
+    expect(rows.first.locator('[data-label="Confirmed by"]')).to_have_text("the broker its consumers do not keep up")
+    expect(rows.first.locator('[data-label="Oldest"]')).to_have_text("1.5 s")
+    expect(rows.nth(1).locator("th")).to_contain_text(MARKUP)
+    expect(rows.nth(1).locator('[data-label="Refused"]')).to_have_text("9")
+    expect(rows.last).to_contain_text("queueorders")
+    expect(rows.last.locator('[data-label="Confirmed by"]')).to_have_text("consumers")
+    expect(rows.last.locator('[data-label="By consumers"]')).to_have_text("4,811,020")
+    expect(section).to_contain_text("and 2 more")
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    section.scroll_into_view_if_needed()
+    picture(page, f"confirms-{width}")
+
+
+def test_without_such_rules_there_is_no_table_of_confirms(open_tab: OpenTab, sluice: Sluice) -> None:
+    page = opened(open_tab, sluice, msgspec.structs.replace(FLOW, confirms=()))
+    expect(page.locator(".findings")).to_have_text(FLOW.findings[0].text)
+    expect(page.get_by_role("heading", name="Confirmed after consume")).to_be_hidden()
+
+
 def test_it_fits_a_phone(open_tab: OpenTab, sluice: Sluice, picture: Callable[[Page, str], None]) -> None:
     page = opened(open_tab, sluice, width=390, height=800)
     expect(page.locator(".spooled tbody tr")).to_have_count(1)

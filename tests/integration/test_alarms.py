@@ -21,7 +21,7 @@ from harness.sidecar import Route, Sluice, StartSluice
 
 from proxy.protocols.rocketmq.wire.codes import ResponseCode
 
-pytestmark = [pytest.mark.integration, pytest.mark.alone]
+pytestmark = [pytest.mark.integration]
 
 _DISK_BYTES = 64 * 1024 * 1024
 _LEAST_FREE_BYTES = 16 * 1024 * 1024

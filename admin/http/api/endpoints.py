@@ -548,11 +548,13 @@ class _Flow:
     async def get_flow(self, _: Request, query: FlowQuery) -> Response:
         """Say what waits for what.
 
-        The bottlenecks in words, how many stages show which state, the connections that wait, alarms, and the spool's
-        disk. A stage is `throttled` if a limit makes its messages wait, in `flow` if it was stopped within the last
-        seconds because a later stage takes no more, and `blocked` if an alarm stops it.
+        The bottlenecks in words, how many stages show which state, the connections that wait, alarms, the spool's
+        disk, and what confirms messages where a rule says `confirm = "after_consume"`. A stage is `throttled` if a
+        limit makes its messages wait, in `flow` if it was stopped within the last seconds because a later stage takes
+        no more, and `blocked` if an alarm stops it.
         """
-        return answer(flow_of(await self._data_path.flow(query.limit), self._clock))
+        flow, confirms = await self._data_path.flow(query.limit), await self._data_path.confirms()
+        return answer(flow_of(flow, confirms, query.limit, self._clock))
 
     @endpoint("GET", "/spool", "What is put aside.", examples.SPOOL)
     async def get_spool(self, _: Request, query: FlowQuery) -> Response:

@@ -18,7 +18,7 @@ from admin.edits.model import (
 )
 from proxy.stats.flow import ConnectionFlow, FlowFinding, SpooledResource, SpoolPlace, SpoolState, StageState
 from proxy.stats.question import AppliedLimit, Explanation, LimitState, LimitView, Question, RuleView
-from proxy.stats.snapshot import ClientDescription, LinkState, Usage
+from proxy.stats.snapshot import ClientDescription, ConfirmState, LinkState, Usage
 
 _AT: Final = "2026-01-02T03:04:05.678Z"
 _ETAG: Final = "6c1f0e2b"
@@ -186,6 +186,10 @@ FLOW: Final = wire.Flow(
     store=StageState("store", "spool"),
     alarms=_ALARMS,
     busy_ratio=0.25,
+    confirms=(
+        ConfirmState("exchange", "events", "broker", "behind", 12, 1_480, 16, 902_114, 40_310, 7, 0),
+        ConfirmState("queue", "orders", "after_consume", "", 310, 18, 2_048, 4_811_020, 65, 3, 0),
+    ),
 )
 _MESSAGES: Final[dict[SpoolPlace, int]] = {"alpha": 800, "beta": 200, "gamma": 0, "delta": 49_000}
 _BYTES: Final[dict[SpoolPlace, int]] = {"alpha": 120_000, "beta": 30_000, "gamma": 0, "delta": 7_350_000}

@@ -31,7 +31,7 @@ from admin.wire import (
 from proxy.common.cooperative import Pace
 from proxy.control import DataPath
 from proxy.stats.flow import AlarmState, FlowState
-from proxy.stats.snapshot import Snapshot
+from proxy.stats.snapshot import ConfirmState, Snapshot
 
 
 def _none() -> Sequence[str]:
@@ -175,8 +175,9 @@ def alarm_of(alarm: AlarmState, clock: Clock) -> Alarm:
     return Alarm(since=None if since_ns is None else clock.iso_of(since_ns), **fields)
 
 
-def flow_of(flow: FlowState, clock: Clock) -> Flow:
-    """Write what waits for what as it is sent."""
+def flow_of(flow: FlowState, confirms: Sequence[ConfirmState], most_confirms: int, clock: Clock) -> Flow:
+    """Write what waits for what, and what confirms messages, as it is sent."""
+    ordered = sorted(confirms, key=lambda each: (each.mode != "broker", -each.pending, each.kind, each.name))
     return Flow(
         findings=flow.findings,
         counts=tuple(StageCount(kind, state, stages) for (kind, state), stages in flow.counts.items()),
@@ -185,6 +186,8 @@ def flow_of(flow: FlowState, clock: Clock) -> Flow:
         store=flow.store,
         alarms=tuple(alarm_of(alarm, clock) for alarm in flow.alarms),
         busy_ratio=flow.busy_ratio,
+        confirms=tuple(ordered[:most_confirms]),
+        more_confirms=max(0, len(ordered) - most_confirms),
     )
 
 

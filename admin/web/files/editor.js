@@ -129,7 +129,7 @@ class Editor {
           "details",
           { open: further },
           h("summary", {}, "More"),
-          h("div", { class: "fields" }, shown.map((each) => fieldElement(each, this.controls?.get(each.key)))),
+          this.further(shown),
         ),
         field("Reason", this.reason),
         this.ttl.element,
@@ -149,6 +149,20 @@ class Editor {
     fill(this.content, form);
     (write.disabled ? this.dialog.element.querySelector("h2") : this.rate)?.focus();
     if (!write.disabled) this.rate.select();
+  }
+
+  /** All fields but the rate; those that go with one value of another field are there while that has it. */
+  further(/** @type {any[]} */ shown) {
+    const elements = shown.map((each) => /** @type {const} */ ([each, fieldElement(each, this.controls?.get(each.key))]));
+    const show = () => {
+      for (const [{ onlyWith }, element] of elements) {
+        const other = onlyWith && this.controls?.get(onlyWith[0]).value;
+        // An empty one is the default of the kind, whichever that is.
+        element.hidden = Boolean(other && other !== onlyWith[1]);
+      }
+    };
+    show();
+    return h("div", { class: "fields", onchange: show }, elements.map(([, element]) => element));
   }
 
   /** What is in force, where it comes from, and what the file says. */
@@ -200,8 +214,12 @@ class Editor {
     const was = this.entry.limit;
     const changed = (/** @type {string} */ key) => body[key] !== undefined && body[key] !== (was[key] ?? null);
     if (changed("spool") && !changed("max_delay_s")) body.max_delay_s = null;
-    // It is shown as it is in force, but belongs to the limit only where requests are held.
-    for (const each of FIELDS) if (each.withAction && body.action && body.action !== each.withAction) body[each.key] = null;
+    // It is shown as it is in force, but belongs to the limit only beside one value of another field.
+    for (const { key, onlyWith } of FIELDS) {
+      const [other, wanted] = onlyWith ?? [];
+      const is = other && (body[other] ?? FIELDS.find((each) => each.key === other)?.otherwise);
+      if (is && is !== wanted) body[key] = null;
+    }
     if (this.reason.value.trim()) body.reason = this.reason.value.trim();
     const seconds = this.ttl?.seconds();
     if (seconds !== undefined) body.ttl_s = seconds;

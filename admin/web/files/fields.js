@@ -15,7 +15,7 @@ import { readNumber } from "./numbers.js";
  * @property {boolean} [named] not for defaults
  * @property {boolean} [telling] a limit that has it is shown with all its fields unfolded
  * @property {string[]} [beside] it says nothing unless one of these is set
- * @property {string | null} [withAction] it says nothing with another action
+ * @property {[string, string] | null} [onlyWith] another field, and the one value with which it says anything
  */
 
 /** @type {FieldKind[]} In order; whoever serves this file puts them in, from ``admin.config.limit_fields``. */
@@ -23,7 +23,7 @@ export const FIELDS = [];
 
 /** @returns {boolean} whether a field says anything beside the others of a limit. */
 export function matters(/** @type {FieldKind} */ kind, /** @type {Record<string, any>} */ limit) {
-  if (kind.withAction && limit.action !== kind.withAction) return false;
+  if (kind.onlyWith && limit[kind.onlyWith[0]] !== kind.onlyWith[1]) return false;
   return !kind.beside?.length || kind.beside.some((key) => (limit[key] ?? null) !== null);
 }
 

@@ -35,6 +35,26 @@ const RESOURCES = /** @type {[string, string][]} */ ([
   ["Queues", "number"],
 ]);
 
+const CONFIRMS = /** @type {[string, string][]} */ ([
+  ["Destination", ""],
+  ["Confirmed by", ""],
+  ["Waiting", "number"],
+  ["Oldest", "number"],
+  ["Window", "number"],
+  ["By consumers", "number"],
+  ["By the broker", "number"],
+  ["Published again", "number"],
+  ["Refused", "number"],
+]);
+/** Why the broker confirms what consumers are to confirm. */
+const REASONS = /** @type {Record<string, string>} */ ({
+  no_consumer: "no consumer of it is connected through Sluice",
+  auto_ack: "a consumer of it acknowledges nothing",
+  behind: "its consumers do not keep up",
+  falls_back: "messages fell back just now",
+  memory: "what waits takes all the memory that it may",
+});
+
 /** @returns {any} a state as a tag; nothing for one that is running. */
 export function stateTag(/** @type {string | undefined} */ state, /** @type {string} */ more = "") {
   const [text, manner, meaning] = STATES[state ?? "running"] ?? [state, "", ""];
@@ -53,6 +73,15 @@ export class FlowView {
     this.more = h("p", { class: "pager" });
     this.spool = h("div", {});
     this.resources = h("tbody");
+    this.confirms = h("tbody");
+    this.moreConfirms = h("p", { class: "pager" });
+    this.confirmed = h(
+      "section",
+      { class: "panel wide", "aria-label": "Confirms", hidden: true },
+      h("h2", {}, "Confirmed after consume"),
+      h("div", { class: "sheet" }, h("table", { class: "confirms cards-on-phones" }, h("thead", {}, h("tr", {}, CONFIRMS.map(([label, name]) => h("th", { scope: "col", class: name || null }, label)))), this.confirms)),
+      this.moreConfirms,
+    );
     this.table = h(
       "div",
       { class: "sheet", hidden: true },
@@ -64,6 +93,7 @@ export class FlowView {
       h("section", { class: "panel wide", "aria-label": "Bottleneck" }, h("h2", {}, "Bottleneck"), this.findings),
       this.stages,
       h("section", { class: "panel wide" }, h("h2", {}, "Connections that wait"), h("div", { class: "sheet" }, h("table", { class: "waiting cards-on-phones" }, h("thead", {}, h("tr", {}, ["Stage", "State", "How often, how long", "Waits for"].map((text) => h("th", { scope: "col" }, text)))), this.waiting), this.nobody), this.more),
+      this.confirmed,
       h("section", { class: "panel wide", "aria-label": "Spool" }, h("h2", {}, "Spool: what is put aside"), this.spool, this.table),
     );
     const timer = setInterval(() => !document.hidden && app.status === "live" && this.load(), EVERY_MS);
@@ -103,6 +133,9 @@ export class FlowView {
     fill(this.waiting, flow.connections.map(connectionRows));
     this.nobody.hidden = flow.connections.length > 0;
     fill(this.more, flow.more_connections > 0 && `and ${count(flow.more_connections)} more`);
+    this.confirmed.hidden = !flow.confirms.length;
+    fill(this.confirms, flow.confirms.map(confirmRow));
+    fill(this.moreConfirms, flow.more_confirms > 0 && `and ${count(flow.more_confirms)} more`);
   }
 
   showSpool(/** @type {any} */ body) {
@@ -181,6 +214,21 @@ function connectionRows(/** @type {any} */ each) {
       h("td", { "data-label": "How often, how long" }, often(stage) || h("span", { class: "faint" }, "–")),
       h("td", { "data-label": "Waits for", class: "wrap" }, stage.waits_for.join(", ") || h("span", { class: "faint" }, "–")),
     ),
+  );
+}
+
+/** What confirms messages for one destination. */
+function confirmRow(/** @type {any} */ each) {
+  const consumers = each.mode === "after_consume";
+  const seconds = each.oldest_ms / 1000;
+  const oldest = !each.pending ? "–" : seconds < 1 ? `${each.oldest_ms} ms` : seconds < 60 ? `${seconds.toFixed(1)} s` : duration(seconds);
+  const figures = [count(each.pending), oldest, count(each.window), count(each.after_consume_total), count(each.broker_total), count(each.persisted_total), count(each.nacked_total)];
+  return h(
+    "tr",
+    {},
+    h("th", { scope: "row", class: "wrap" }, h("span", { class: "tag kind" }, each.kind), each.name),
+    h("td", { "data-label": CONFIRMS[1][0], class: "wrap" }, consumers ? "consumers" : [h("span", { class: "tag warn" }, "the broker"), ` ${REASONS[each.reason] ?? each.reason}`]),
+    figures.map((text, index) => h("td", { "data-label": CONFIRMS[index + 2][0], class: "number" }, text)),
   );
 }
 

@@ -113,7 +113,7 @@ function ruleRow(/** @type {any} */ row, /** @type {any} */ entry = null) {
     "tr",
     {},
     h("th", { scope: "row", class: "rule" }, h("span", { class: "tag kind" }, kind), h("span", { class: "wrap" }, name), !row.holds && h("span", { class: "tag" }, "not now")),
-    h("td", { "data-label": "Limit" }, shortLimit(row)),
+    h("td", { "data-label": "Limit" }, shortLimit(row), row.limit?.confirm === "after_consume" && [" ", h("span", { class: "tag", title: "The acks of consumers confirm what is published." }, "confirmed by consumers")]),
     h("td", { "data-label": "Above it" }, row.limit?.exempt ? "–" : row.action),
     h("td", { class: row.hours ? "" : "faint", "data-label": "Hours" }, row.hours ?? "always"),
     h("td", { class: "muted wrap", "data-label": "Written" }, entry?.edit ? edited(entry) : place(row.source)),

@@ -7,7 +7,7 @@ from typing import Final
 
 from proxy.deciding.batch import Batch, Refuse, Request, Side
 from proxy.protocols.amqp.kinds import EXEMPT, KINDS_MEANT, SCOPES, check_rule, kinds
-from proxy.protocols.amqp091.memory import Hub
+from proxy.protocols.amqp091.memory import Hub, confirm_states
 from proxy.protocols.amqp091.options import AMQP091Options
 from proxy.protocols.amqp091.session import AMQP091Session
 from proxy.protocols.amqp10.session import AMQP10Session
@@ -117,6 +117,7 @@ PROTOCOL = Protocol(
         "AMQP 0.9.1 cannot refuse a publish without confirms or in a transaction, nor AMQP 1.0 a settled message: it"
         " waits, whatever the action. With delay, AMQP 1.0 gives no credit for what is over the limit, however long"
         " that takes",
+        after_consume=True,
     ),
     default_rules=EXEMPT,
     open_session=AMQPSession,
@@ -126,7 +127,8 @@ PROTOCOL = Protocol(
     half_closes=False,
     scopes=SCOPES,
     open_hub=Hub,
-    held_bytes=attrgetter("waiting_bytes"),
+    held_bytes=attrgetter("held_bytes"),
+    confirm_states=confirm_states,
     kinds_meant=KINDS_MEANT,
 )
 """The entry point ``amqp``."""

@@ -1,6 +1,7 @@
 """What both versions of AMQP limit, and what rules can say about it."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Final
 
 from limiter.rules.errors import RuleError
@@ -27,21 +28,20 @@ _NAMED: Final = (QUEUE, EXCHANGE, ROUTING_KEY, DELIVERY)
 _IN_VHOST: Final = "the name of a vhost other than / stands in front, as in tenant1/"
 
 
-def kinds(action: Action, waits: str, *, by_credit: bool = False) -> tuple[Kind, ...]:
+def kinds(action: Action, waits: str, *, by_credit: bool = False, after_consume: bool = False) -> tuple[Kind, ...]:
     """Return the kinds of one protocol.
 
     Args:
         action: what limits of publishes do that do not say it.
         waits: says which publishes cannot be refused, as ``Kind.waits``.
         by_credit: as ``Kind.by_credit``.
+        after_consume: as ``Kind.after_consume``, of queues and exchanges.
     """
-
-    def published(name: str, meaning: str, spelling: str = "") -> Kind:
-        return Kind(name, meaning, spelling, action=action, waits=waits, by_credit=by_credit)
-
+    published = partial(Kind, action=action, waits=waits, by_credit=by_credit)
+    confirmed = partial(published, after_consume=after_consume)
     return (
-        published(QUEUE, f"messages published straight to a queue; {_IN_VHOST}orders"),
-        published(EXCHANGE, f"messages published to a named exchange; {_IN_VHOST}events"),
+        confirmed(QUEUE, f"messages published straight to a queue; {_IN_VHOST}orders", queues=1),
+        confirmed(EXCHANGE, f"messages published to a named exchange; {_IN_VHOST}events"),
         published(
             ROUTING_KEY,
             f"messages published to an exchange with a routing key; {_IN_VHOST}events/eu.created",
@@ -64,14 +64,20 @@ def check_rule(rule: Rule) -> None:
     """Refuse a rule that cannot be followed, or that can never match.
 
     Raises:
-        RuleError: it has a ``busy_code``, for which no refusal has a place; it names a routing key without its
-            exchange; or it is named by an address of AMQP 1.0.
+        RuleError: it has a ``busy_code``, for which no refusal has a place; it says of messages for one queue that
+            they go to several; it names a routing key without its exchange; or it is named by an address of AMQP 1.0.
     """
     if rule.busy_code is not None:
         raise RuleError(
             f"rule {rule.name}: busy_code {rule.busy_code}; a refusal of AMQP's has no number",
             "no busy_code",
             "busy_code",
+        )
+    if rule.kind == QUEUE and rule.confirm_queues not in {None, 1}:
+        raise RuleError(
+            f"rule {rule.name}: confirm_queues {rule.confirm_queues}; what is published to a queue goes to it alone",
+            "1, or no confirm_queues; more are for a rule of kind exchange",
+            "confirm_queues",
         )
     if rule.kind in _NAMED and rule.pattern.startswith("/"):
         raise RuleError(

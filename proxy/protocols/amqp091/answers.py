@@ -1,15 +1,15 @@
 """Broker to client: confirms get the client's numbers, deliveries are limited, and all else passes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from proxy.deciding.batch import Request
 from proxy.protocols.amqp091 import wire
-from proxy.protocols.amqp091.channel import UNTOLD, Channel, Content
+from proxy.protocols.amqp091.channel import UNTOLD, Channel, Content, Lane
 from proxy.protocols.amqp091.memory import Memory
 from proxy.protocols.amqp091.reading import Shared
 from proxy.protocols.amqp091.stream import Stream
-from proxy.protocols.amqp091.wire import Reader
+from proxy.protocols.amqp091.wire import Mark, Reader
 from proxy.protocols.base import Buffer
 
 _ARGUMENTS_AT: Final = wire.PREFIX_BYTES + 4
@@ -18,6 +18,21 @@ _ACK: Final = wire.BASIC_ACK
 _NACK: Final = wire.BASIC_NACK
 #: Those that must not overtake deliveries that wait.
 _BEHIND_DELIVERIES: Final = frozenset((wire.BASIC_CANCEL, wire.BASIC_CANCEL_OK, wire.BASIC_RECOVER_OK))
+_method_at = wire.method_at
+
+
+class _Delivery(Content):
+    """One message for the client.
+
+    Attributes:
+        method: the frame that begins it, as long as the chunk is in hand where it came.
+    """
+
+    __slots__ = ("method",)
+
+    def __init__(self, lane: Lane, method: Buffer) -> None:
+        super().__init__(lane)
+        self.method = method
 
 
 class Answers(Stream):
@@ -37,6 +52,8 @@ class Answers(Stream):
         withholds: asked whether there is to be such a channel.
         reason: why the client is to publish nothing more for now, of Sluice's own; empty if it may. It is told as soon
             as a frame can be written.
+        nacked: told of the publishes of a channel, by the client's numbers, of which it hears that they are refused.
+        returned: told of each marked publish that comes back, with its mark.
         brokers_reason: likewise of the broker's, which it tells itself; None if the client may.
         silent: the client is told nothing of this any more, since the connection is being closed.
     """
@@ -52,6 +69,8 @@ class Answers(Stream):
         self.ends: Callable[[Reader], None] = lambda _: None
         self.own: Callable[[int, Reader], None] = lambda *_: None
         self.withholds: Callable[[], bool] = lambda: False
+        self.nacked: Callable[[Channel, Sequence[int]], None] = lambda *_: None
+        self.returned: Callable[[Channel, Mark], None] = lambda *_: None
         self.reason = b""
         self.brokers_reason: bytes | None = None
         self.silent = False
@@ -60,11 +79,12 @@ class Answers(Stream):
         self._names = shared.names
         self._channels = shared.channels
         self._about = shared.about
+        self._takers = shared.takers
 
     def part(self) -> None:
         """Forget all contents and channels, as the base class says, and the session."""
         super().part()
-        del self.opened, self.dies, self.closed, self.ends, self.own, self.withholds
+        del self.opened, self.dies, self.closed, self.ends, self.own, self.withholds, self.nacked, self.returned
 
     def _take_method(self, method: int, buffer: Buffer, position: int, stop: int, number: int) -> None:
         """Take a method frame, as the base class says."""
@@ -147,18 +167,21 @@ class Answers(Stream):
         reader = Reader(buffer, position + _ARGUMENTS_AT, stop - 1)
         tag, multiple = reader.longlong(), reader.octet() & wire.MULTIPLE != 0
         assert channel.confirms is not None  # noqa: S101 - only then it is a confirm
-        numbers = channel.confirms.answered(tag, multiple=multiple)
+        refused = method == _NACK
+        numbers = channel.confirms.answered(tag, multiple=multiple, refused=refused)
         if numbers is None:
             self._pass(buffer, position, stop, None)
             return
         self._special = True
         if numbers:
-            make = wire.ack if method == _ACK else wire.nack
+            make = wire.nack if refused else wire.ack
+            if refused and channel.waiting:
+                self.nacked(channel, numbers)
             frames = b"".join([make(channel.number, each) for each in numbers])
             self._pass(frames, 0, len(frames), None)
 
     def _take_content(self, method: int, channel: Channel, buffer: Buffer, position: int, stop: int) -> None:
-        content = Content(channel.to_client)
+        content = _Delivery(channel.to_client, buffer[position:stop])
         self._open_content(content, buffer, position, stop)
         if method == wire.BASIC_RETURN:
             return
@@ -185,6 +208,7 @@ class Answers(Stream):
         if method in _BEHIND_DELIVERIES:
             if method != wire.BASIC_RECOVER_OK:
                 tag = Reader(buffer, position + _ARGUMENTS_AT, stop - 1).short_string()
+                self._takers.end(channel, tag, self._stages.now_ns)
                 channel.consumed.pop(tag, None)
                 if tag in channel.following:
                     channel.consumed[tag] = channel.following.pop(tag)
@@ -195,8 +219,9 @@ class Answers(Stream):
             return
         if method == wire.BASIC_CONSUME_OK and channel.consuming:
             tag = Reader(buffer, position + _ARGUMENTS_AT, stop - 1).short_string()
-            queue, wants = channel.consuming.popleft()
+            queue, wants, automatic = channel.consuming.popleft()
             channel.latest = channel.consumed[tag] = channel.resolve(queue)
+            self._takers.begin(channel, tag, channel.latest, automatic=automatic)
             if not wants:
                 self._special = True
                 return
@@ -220,6 +245,24 @@ class Answers(Stream):
         if left > 1:
             channel.cancelling[tag] = left - 1
         return left > 0
+
+    def _restore(self, content: Content, lead: Buffer, buffer: Buffer, position: int, stop: int) -> bytes:
+        """Restore the header of a message that is marked, and note who was given it."""
+        header = bytes(buffer[position + wire.PREFIX_BYTES : stop - 1])
+        if wire.CONFIRM_FIELD not in header:
+            return b""
+        mark = wire.read_mark(header)
+        if mark is None:
+            return b""
+        assert isinstance(content, _Delivery)  # noqa: S101 - there is no other content from a broker
+        method, channel = lead or content.method, content.lane.channel
+        arguments, kind = Reader(method, _ARGUMENTS_AT, len(method) - 1), _method_at(method, wire.PREFIX_BYTES)[0]
+        if kind == wire.BASIC_RETURN:
+            self.returned(channel, mark)
+        else:
+            consumer = arguments.short_string() if kind == _DELIVER else None
+            self._takers.delivered(channel, mark, consumer, arguments.longlong(), self._stages.now_ns)
+        return wire.header_frame(channel.number, mark.header)
 
     def _limit(self, content: Content, keys: list[bytes]) -> bool:
         """Take a content, as the base class says."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from limiter.rules.resource import Resource
 from proxy.deciding.batch import Request
+from proxy.protocols.amqp091.after_consume import Deliveries, Waiting
 from proxy.protocols.amqp091.confirms import Confirms
 from proxy.spool.segments import Piece
 
@@ -81,6 +82,8 @@ class Content:
         since_ns: when it came, if it waits where something can be put aside; otherwise 0.
         expires_ns: when it is of no use any more, once that is known; 0 before.
         aside: its bytes are in the spool, at the head of its line's queue.
+        gathers: it goes on as a whole, and is asked about when all of it has come; until then that is its ``data``.
+        marked: what goes instead of its bytes; empty if they do.
     """
 
     __slots__ = (
@@ -89,9 +92,11 @@ class Content:
         "done",
         "expires_ns",
         "fate",
+        "gathers",
         "key",
         "lane",
         "left_bytes",
+        "marked",
         "number",
         "request",
         "resources",
@@ -113,7 +118,8 @@ class Content:
         self.number = 0
         self.data: Piece = b""
         self.request: Request | None = None
-        self.spools = self.aside = False
+        self.spools = self.aside = self.gathers = False
+        self.marked = b""
         self.since_ns = self.expires_ns = 0
 
     def waiting_bytes(self) -> int:
@@ -172,30 +178,39 @@ class Channel:
         consumed: the queues of its consumers, by their tags.
         following: the queues of those to come with a tag of ``consumed`` whose consumer has not ended yet, as
             far as the broker has said; until then what comes is charged to both.
-        consuming: the queues of its consumers that the broker has not agreed to yet, in order, and whether the client
-            wants to hear of it; at most MOST_UNANSWERED, as of the next two.
+        consuming: the queues of its consumers that the broker has not agreed to yet, in order, whether the client
+            wants to hear of it, and whether they acknowledge nothing; at most MOST_UNANSWERED, as of the next two.
         cancelling: how many ends of a consumer, by its tag, the client does not want to hear of.
         getting: the queues it has asked for a message, in order.
         declared: the queue that the client has declared last; empty if the broker is to name it.
         named: the last name that a broker has made.
         latest: the queue that was consumed last.
+        closes: the client wants it closed.
+        waiting: publishes that wait for consumers, by the client's numbers.
+        deliveries: what its consumers were given of such publishes.
+        takers: its consumers by their tags, those with one tag in order: their queue's name, and whether they
+            acknowledge nothing.
     """
 
     __slots__ = (
         "cancelling",
+        "closes",
         "confirms",
         "consumed",
         "consuming",
         "dead",
         "declared",
+        "deliveries",
         "following",
         "getting",
         "latest",
         "named",
         "number",
+        "takers",
         "to_broker",
         "to_client",
         "transacts",
+        "waiting",
     )
 
     def __init__(self, number: int) -> None:
@@ -203,13 +218,16 @@ class Channel:
         self.to_broker = Lane(self)
         self.to_client = Lane(self)
         self.confirms: Confirms | None = None
-        self.dead = self.transacts = False
+        self.dead = self.transacts = self.closes = False
         self.consumed: dict[bytes, bytes] = {}
         self.following: dict[bytes, bytes] = {}
-        self.consuming: deque[tuple[bytes, bool]] = deque()
+        self.consuming: deque[tuple[bytes, bool, bool]] = deque()
         self.cancelling: dict[bytes, int] = {}
         self.getting: deque[bytes] = deque()
         self.declared = self.named = self.latest = b""
+        self.waiting: dict[int, Waiting] = {}
+        self.deliveries = Deliveries()
+        self.takers: dict[bytes, list[tuple[str, bool]]] = {}
 
     def resolve(self, queue: bytes) -> bytes:
         """Return the queue that the broker takes for a name, which is empty if it was to make one."""

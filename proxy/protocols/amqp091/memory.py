@@ -1,8 +1,11 @@
 """How much the copies of what waits may take: of one direction of a connection, and of all connections of a broker."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
+
+from proxy.protocols.amqp091.after_consume import AfterConsume
+from proxy.stats.snapshot import ConfirmState
 
 #: With so much more than twice of what may be taken a direction is not read, though what waits may then never go on.
 _SLACK_BYTES: Final = 1024 * 1024
@@ -17,12 +20,24 @@ class Hub:
         takers: how many directions of connections take some.
         wakers: call those who wait until others take less.
         failures: how often connections were closed over a queue that is replayed, by its number.
+        after_consume: the messages that wait for their consumers.
     """
 
     waiting_bytes: int = 0
     takers: int = 0
     wakers: dict[Callable[[], None], None] = field(default_factory=dict)
     failures: dict[int, int] = field(default_factory=dict)
+    after_consume: AfterConsume = field(default_factory=AfterConsume)
+
+    @property
+    def held_bytes(self) -> int:
+        """What all takes that is held in memory."""
+        return self.waiting_bytes + self.after_consume.waiting_bytes
+
+
+def confirm_states(hub: Hub, now_ns: int) -> Sequence[ConfirmState]:
+    """Return how publishes are confirmed for which a rule was asked."""
+    return hub.after_consume.states(now_ns)
 
 
 class Memory:

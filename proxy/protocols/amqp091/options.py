@@ -25,6 +25,8 @@ class AMQP091Options:
         max_message_bytes: a publish that announces a longer body counts as one message without a body, since the broker
             refuses it and none of it may ever come. It should be no less than the broker's own ``max_message_size``:
             128 MiB in RabbitMQ 3, 16 MiB in RabbitMQ 4, unless it is set there.
+        max_pending_bytes: what messages may take in memory, of all connections to a broker, that wait for the acks of
+            their consumers because of a rule with ``confirm = "after_consume"``; over it messages go as they came.
         scan: what reads plain publishes, and confirms: ``compiled`` is the compiled part (the package sluice_native),
             ``python`` reads frame by frame and is always available, ``auto`` takes the compiled part if it is
             installed.
@@ -34,4 +36,5 @@ class AMQP091Options:
     max_waiting_bytes: Annotated[int, Ge(0)] = 16 * _MIB
     max_waiting_bytes_in_all: Annotated[int, Ge(0)] = 128 * _MIB
     max_message_bytes: Annotated[int, Ge(1), Le(MOST_BODY_BYTES)] = MOST_MESSAGE_BYTES
+    max_pending_bytes: Annotated[int, Ge(0)] = 64 * _MIB
     scan: Scan = "auto"

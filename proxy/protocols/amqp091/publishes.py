@@ -11,12 +11,15 @@ from limiter.rules.resource import Resource
 from proxy.deciding.batch import Batch, Refuse, Request, Shadow, Verdicts
 from proxy.protocols.amqp.names import Target, encoded
 from proxy.protocols.amqp091 import wire
+from proxy.protocols.amqp091.after_consume import Waiting
 from proxy.protocols.amqp091.channel import MOST_CONSUMERS, MOST_UNANSWERED, UNTOLD, Channel, Content, Lane, Method
 from proxy.protocols.amqp091.confirms import Confirms
+from proxy.protocols.amqp091.marking import Marking
 from proxy.protocols.amqp091.memory import Memory
 from proxy.protocols.amqp091.reading import MOST_CHANNEL, MOST_CONTENTS, Shared
 from proxy.protocols.amqp091.scanning import MOST_RUNS, MOST_SCANNED, Gathered, Scanned
 from proxy.protocols.amqp091.spooling import SpoolingStream
+from proxy.protocols.amqp091.takers import SETTLES
 from proxy.protocols.amqp091.wire import Malformed, Reader
 from proxy.protocols.base import Buffer
 from proxy.spool.segments import Piece
@@ -44,6 +47,7 @@ _ALL_LANES: Final = 1 << 16
 _FEW_LANES: Final = 16
 #: Bounds the keys that nobody else has, for whatever keeps them.
 _KEY_BITS: Final = (1 << 62) - 1
+_SETTLES: Final = SETTLES
 
 
 class _Publish(Content):
@@ -51,11 +55,16 @@ class _Publish(Content):
 
     Attributes:
         target: where it goes.
+        again: it was published before.
     """
 
-    __slots__ = ("target",)
+    __slots__ = ("again", "target")
 
     target: Target
+
+    def __init__(self, lane: Lane, *, again: bool = False) -> None:
+        super().__init__(lane)
+        self.again = again
 
 
 class Publishes(SpoolingStream):
@@ -65,6 +74,7 @@ class Publishes(SpoolingStream):
         memory: as for every stream.
         shared: likewise.
         answer: sends a frame of our own to the client, in a channel.
+        marking: what of it waits for consumers.
 
     Attributes:
         opened: told of each channel that the client opens.
@@ -74,7 +84,9 @@ class Publishes(SpoolingStream):
 
     peer = "client"
 
-    def __init__(self, memory: Memory, shared: Shared, answer: Callable[[Channel, bytes], None]) -> None:
+    def __init__(
+        self, memory: Memory, shared: Shared, answer: Callable[[Channel, bytes], None], marking: Marking
+    ) -> None:
         super().__init__(memory, shared, answer)
         self._names = shared.names
         self._channels = shared.channels
@@ -83,6 +95,8 @@ class Publishes(SpoolingStream):
         self.closed: Callable[[int], None] = lambda _: None
         self.published = False
         self._native = shared.native
+        self._takers = shared.takers
+        self._marking = marking
         #: Until it is let in the client may use channel 0 only.
         self.last_channel = 0
         self.most_body_bytes = shared.max_message_bytes
@@ -122,11 +136,15 @@ class Publishes(SpoolingStream):
                 raise Malformed("a publish that is not as long as its exchange and routing key, and one octet")
             raw = bytes(buffer[exchange_at:bits_at])
             content.target = self._names.target(raw, key_at - exchange_at - 1)
+            content.gathers = self._marking.active and self._marking.may_wait(lane.channel, content.target)
             self._open_content(content, buffer, position, stop)
         elif method in _GOES_ON:
             if method in {wire.BASIC_CONSUME, wire.BASIC_CANCEL} and not lane.channel.dead:
                 self._take_consumer(method, lane, buffer, position, stop)
             else:
+                if lane.channel.deliveries.by_tag and method in _SETTLES:
+                    arguments = Reader(buffer, position + _ARGUMENTS_AT, stop - 1)
+                    self._takers.settled(method, lane.channel, arguments, self._stages.now_ns)
                 self._pass(buffer, position, stop, lane.behind)
         elif method == wire.CHANNEL_FLOW_OK:
             self._pass(buffer, position, stop, None)
@@ -143,8 +161,13 @@ class Publishes(SpoolingStream):
                 if lane.channel.confirms is None:
                     native = self._native
                     lane.channel.confirms = Confirms() if native is None else native.confirms_of(number)
+                    if native is not None and native.marks:
+                        native.leave(lane)
             elif method == wire.TX_SELECT:
                 lane.channel.transacts = True
+            elif method == wire.CHANNEL_CLOSE:
+                lane.channel.closes = True
+                self._marking.forget(lane.channel)
             elif method in {wire.BASIC_GET, wire.QUEUE_DECLARE} and not lane.channel.dead:
                 self._take_queue(method, lane.channel, Reader(buffer, position + _ARGUMENTS_AT, stop - 1))
             self._pass(buffer, position, stop, lane.barrier)
@@ -155,6 +178,7 @@ class Publishes(SpoolingStream):
         if method == wire.CONNECTION_CLOSE:
             if not self.finished:
                 self._last_words = bytes(buffer[position:stop])
+                self._marking.forget_all()
             self.finished = self._special = True
             return
         if tuned:
@@ -197,16 +221,18 @@ class Publishes(SpoolingStream):
         bits_at = arguments.position
         bits = arguments.octet()
         wants = not bits & no_wait
+        automatic = bits & wire.CONSUME_NO_ACK != 0
         if begins and len(channel.consumed) >= MOST_CONSUMERS:
             raise self._stop(wire.RESOURCE_ERROR, f"more than {MOST_CONSUMERS} consumers in one channel")
         if begins and not wants and tag:
             # RabbitMQ 3.10 fails where it is to answer this and a cancel follows at once.
             known = channel.following if tag in channel.consumed else channel.consumed
             channel.latest = known[tag] = channel.resolve(queue or channel.declared)
+            self._takers.begin(channel, tag, channel.latest, automatic=automatic)
             wants = True
         elif begins:
             self._check_unanswered(len(channel.consuming))
-            channel.consuming.append((queue or channel.declared, wants))
+            channel.consuming.append((queue or channel.declared, wants, automatic))
         elif not wants:
             self._check_unanswered(len(channel.cancelling))
             channel.cancelling[tag] = channel.cancelling.get(tag, 0) + 1
@@ -226,12 +252,24 @@ class Publishes(SpoolingStream):
     def feed(self, chunk: memoryview) -> Sequence[Request]:
         """Read the frames of one chunk, as the base class says."""
         self._runs = None
+        self._look_at_rules()
         if not self.last_channel and self._about.opened:
             # Until now the client may be anybody: nothing is limited, nor are frames longer than by default.
             self.last_channel = self._about.own_channel - 1 if self._about.own_channel else MOST_CHANNEL
             if self._about.tuned_bytes:
                 self.most_payload_bytes = self._about.tuned_bytes - wire.FRAME_BYTES
         return super().feed(chunk)
+
+    def _look_at_rules(self) -> None:
+        """Have the compiled part read no publishes that may have to be marked."""
+        marking, native = self._marking, self._native
+        marking.look()
+        if native is not None and native.marks is not marking.active:
+            native.marks = marking.active
+            if native.marks:
+                for lane in self._lanes.values():
+                    if lane.channel.confirms is not None:
+                        native.leave(lane)
 
     def _scan(self, chunk: memoryview, position: int) -> int:
         native = self._native
@@ -421,11 +459,31 @@ class Publishes(SpoolingStream):
             since_ns=since_ns,
         )
 
-    def _goes_on(self, content: Content) -> None:
-        """Count a publish with confirms as the broker does."""
-        confirms = content.lane.channel.confirms
-        if content.number and confirms is not None:
+    def _still_gathers(self, content: Content) -> bool:
+        """Say so of publishes that are small enough to wait for consumers."""
+        assert isinstance(content, _Publish)  # noqa: S101 - as above
+        return self._marking.is_small(content.target, content.left_bytes)
+
+    def _goes_on(self, content: Content, frames: Piece) -> None:
+        """Count a publish with confirms as the broker does, and mark it if it is to wait for consumers."""
+        channel = content.lane.channel
+        confirms, marking = channel.confirms, self._marking
+        if not content.number or confirms is None:
+            return
+        assert isinstance(content, _Publish)  # noqa: S101 - as above
+        if marking.active and not content.again:
+            content.marked = marking.mark(
+                channel, content.target, content.number, bytes(frames), self.most_payload_bytes, self._stages.now_ns
+            )
+        else:
             confirms.sent(content.number)
+
+    def publish_again(self, message: Waiting) -> None:
+        """Publish a message as it came that has waited for consumers."""
+        content = _Publish(message.channel.to_broker, again=True)
+        content.number, content.size_bytes = message.sequence, len(message.frames)
+        self._leave(content.lane)
+        self._send_again(content, message.frames)
 
     def _refuse(self, content: Content) -> None:
         """Answer a publish with confirms that is refused."""
@@ -446,11 +504,17 @@ class Publishes(SpoolingStream):
     def awaits_answers(self) -> bool:
         """Say whether the client waits for a confirm, or for the answer to a method that waits itself."""
         return any(
-            lane.after or (confirms is not None and (lane.lines or lane.ready or confirms.outstanding()))
+            lane.after
+            or lane.channel.waiting
+            or (confirms is not None and (lane.lines or lane.ready or confirms.outstanding()))
             for lane in self._lanes.values()
             for confirms in (lane.channel.confirms,)
         )
 
     def outstanding(self) -> int:
-        """Return how many publishes wait for the broker's confirm."""
-        return sum(channel.confirms.outstanding() for channel in self._channels.values() if channel.confirms)
+        """Return how many publishes wait for a confirm of the broker or of consumers."""
+        return sum(
+            channel.confirms.outstanding() + len(channel.waiting)
+            for channel in self._channels.values()
+            if channel.confirms
+        )

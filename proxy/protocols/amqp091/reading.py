@@ -16,6 +16,7 @@ from proxy.protocols.amqp091.about import AboutClient
 from proxy.protocols.amqp091.channel import DROPPED, LATER, NEW, PASSING, Channel, Content, Lane, Method
 from proxy.protocols.amqp091.scanning import Gathered, Native, Scanned
 from proxy.protocols.amqp091.stages import Stages
+from proxy.protocols.amqp091.takers import Takers
 from proxy.protocols.amqp091.wire import Malformed
 from proxy.protocols.base import Buffer, Close, nobody_waits
 from proxy.spool.spool import Spool
@@ -67,11 +68,13 @@ class Shared:
         spool: where what waits can be put aside, if there is one.
         listener: that accepted the connection.
         pass_on: drops the tickets of held requests that go on all the same.
+        takers: the consumers.
     """
 
     give_up: Callable[[Sequence[Request]], None]
     lose: Callable[[Sequence[Request]], None]
     wake: Callable[[], None]
+    takers: Takers
     names: Names = field(default_factory=Names)
     about: AboutClient = field(default_factory=AboutClient)
     channels: dict[int, Channel] = field(default_factory=dict)
@@ -152,6 +155,24 @@ class Reading(ABC):
             content: its resources and its number are to be set, as far as it has some.
             keys: the other routing keys that its header names.
         """
+
+    def _still_gathers(self, content: Content) -> bool:
+        """Say whether a content that is to go on as a whole still is, now that its header has come."""
+        del content
+        return False
+
+    def _restore(self, content: Content, lead: Buffer, buffer: Buffer, position: int, stop: int) -> bytes:
+        """Return the header frame that goes on instead of a content's; empty if that goes as it is.
+
+        Args:
+            content: the content.
+            lead: its method, if that came in an earlier chunk.
+            buffer: what the header is in.
+            position: where it begins.
+            stop: where it ends.
+        """
+        del content, lead, buffer, position, stop
+        return b""
 
     @abstractmethod
     def _make_request(self, content: Content) -> Request:
@@ -321,18 +342,33 @@ class Reading(ABC):
             raise self._unexpected(f"a content header of class {class_id}", number)
         content.left_bytes = body_bytes
         content.done = not body_bytes
+        if content.gathers:
+            content.gathers = content.fate == NEW and not keys and self._still_gathers(content)
+            if content.gathers:
+                self._gather(content, buffer, position, stop)
+                return
         lead = self._take_lead(content)
+        restored = self._restore(content, lead, buffer, position, stop)
         if lead:
             self._pass(lead, 0, len(lead), content)
             self._special = True
-        self._pass(buffer, position, stop, content)
+        if restored:
+            self._pass(restored, 0, len(restored), content)
+            self._special = True
+        else:
+            self._pass(buffer, position, stop, content)
+        self._begin_content(content, keys, len(restored) or stop - position, fields)
+
+    def _begin_content(self, content: Content, keys: list[bytes], header_bytes: int, fields: int) -> None:
+        """Take a content of which the header has come, or all of it if it is gathered."""
         if content.fate != NEW:
             self._special = True
             return
+        body_bytes = content.left_bytes
         if body_bytes > self.most_body_bytes:
             body_bytes = 0
         bodies = -(-body_bytes // self.most_payload_bytes)
-        content.size_bytes += stop - position + body_bytes + bodies * _FRAME_BYTES
+        content.size_bytes += header_bytes + body_bytes + bodies * _FRAME_BYTES
         self._begun.append(content)
         self._steps += fields + _STEPS_OF_KEY * len(keys)
         asks = self._limit(content, keys)
@@ -363,11 +399,13 @@ class Reading(ABC):
             if buffer[stop - 1] != _FRAME_END:
                 raise self._bad_end(buffer[stop - 1])
             content.done = not content.left_bytes
-            self._pass(buffer, position, stop, content)
         else:
             self._frame_left_bytes = stop - size
             self._frame_owner = content
-            self._pass(buffer, position, size, content)
+        if content.gathers:
+            self._gather(content, buffer, position, min(stop, size))
+            return
+        self._pass(buffer, position, min(stop, size), content)
         if content.fate > PASSING:
             self._special = True
 
@@ -388,6 +426,9 @@ class Reading(ABC):
                 raise self._bad_end(chunk[count - 1])
             content.done = not content.left_bytes
             self._frame_owner = None
+        if content.gathers:
+            self._gather(content, chunk, 0, count)
+            return count
         self._pass(chunk if buffer is None else buffer, offset, offset + count, content)
         if content.fate > PASSING or buffer is not None:
             self._special = True
@@ -418,7 +459,25 @@ class Reading(ABC):
         if lane.channel.dead or self.finished:
             content.fate = DROPPED
             self._special = True
+            content.gathers = False
+        if content.gathers:
+            self._gather(content, buffer, position, stop)
+            return
         self._pass(buffer, position, stop, content)
+
+    def _gather(self, content: Content, buffer: Buffer, position: int, stop: int) -> None:
+        """Keep what has come of a content that goes on as a whole; once that is there it begins."""
+        self._special = True
+        if isinstance(content.data, bytearray):
+            content.data += buffer[position:stop]
+        else:
+            content.data = bytearray(buffer[position:stop])
+        if not content.done:
+            return
+        lead = self._take_lead(content)
+        content.size_bytes = len(lead)
+        self._pass(lead, 0, len(lead), content)
+        self._begin_content(content, [], 0, 0)
 
     def _take_lead(self, content: Content) -> Buffer:
         """Return the method of a content of which only that has come, if it was kept; it is no more."""

@@ -63,9 +63,21 @@ class NativeConfirms(Confirms):
         """Say whether nothing was said yet of the publish with that number of the broker's."""
         return self._channels.is_open(self._channel, tag)
 
-    def answered(self, tag: int, *, multiple: bool) -> Sequence[int] | None:
+    def withhold(self) -> int:
+        """Withhold what the broker says of the latest that has gone to it, as ``Confirms`` does."""
+        return self._channels.withhold(self._channel)
+
+    def settle(self, tag: int) -> None:
+        """Note that a publish that is withheld is answered."""
+        self._channels.settle_withheld(self._channel, tag)
+
+    def release(self, tag: int) -> None:
+        """Withhold what the broker says of it no more."""
+        self._channels.release(self._channel, tag)
+
+    def answered(self, tag: int, *, multiple: bool, refused: bool = False) -> Sequence[int] | None:
         """Take an ack or a nack of the broker's, as ``Confirms`` does."""
-        return self._channels.answered(self._channel, tag, multiple)
+        return self._channels.answered(self._channel, tag, multiple, refused)
 
 
 class Native:
@@ -77,12 +89,13 @@ class Native:
     Attributes:
         channels: once the vhost is known.
         confirms: some channel has asked for confirms.
+        marks: publishes with confirms may have to be marked, which it does not do.
     """
 
     def __init__(self, resources: "Resources") -> None:
         self._resources = resources
         self.channels: Channels | None = None
-        self.confirms = False
+        self.confirms = self.marks = False
         #: Lanes that it does not read.
         self._left: dict[Lane, None] = {}
 
@@ -113,14 +126,15 @@ class Native:
         """Take publishes of those lanes again that are plain, if so many at most are to be looked at."""
         if self.channels is None or len(self._left) > most:
             return
-        for lane in [lane for lane in self._left if _is_plain(lane)]:
+        for lane in [lane for lane in self._left if self._is_plain(lane)]:
             del self._left[lane]
             self.channels.mark(lane.channel.number)
 
-
-def _is_plain(lane: Lane) -> bool:
-    content = lane.content
-    return (content is None or content.done) and not lane.channel.dead and not lane.stirs() and not lane.ready
+    def _is_plain(self, lane: Lane) -> bool:
+        content, channel = lane.content, lane.channel
+        if (self.marks and channel.confirms is not None) or channel.dead:
+            return False
+        return (content is None or content.done) and not lane.stirs() and not lane.ready
 
 
 class Scanned(gathered.Scanned["Publishes"]):

@@ -9,11 +9,12 @@ from msgspec.structs import replace
 from limiter.rules.resource import Resource
 from proxy.deciding.batch import Batch, ConnectionInfo, Refuse, Request, Side
 from proxy.flow.credit import Stage
-from proxy.protocols.amqp.names import DELIVERY, ROUTING_KEY
+from proxy.protocols.amqp.names import DELIVERY, ROUTING_KEY, Names
 from proxy.protocols.amqp091 import wire
 from proxy.protocols.amqp091.answers import Answers
 from proxy.protocols.amqp091.channel import PASSING, Channel, Content
 from proxy.protocols.amqp091.confirms import Confirms
+from proxy.protocols.amqp091.marking import Marking
 from proxy.protocols.amqp091.memory import Memory
 from proxy.protocols.amqp091.options import AMQP091Options
 from proxy.protocols.amqp091.publishes import Publishes
@@ -22,6 +23,7 @@ from proxy.protocols.amqp091.replay import Replay
 from proxy.protocols.amqp091.scanning import Native, last_handle
 from proxy.protocols.amqp091.stages import Stages
 from proxy.protocols.amqp091.stream import Stream
+from proxy.protocols.amqp091.takers import Takers
 from proxy.protocols.amqp091.wire import Reader
 from proxy.protocols.base import NO_BOUND, Buffer, Close, Description, Session, SessionContext
 from proxy.protocols.options import relays_unread, scans
@@ -70,6 +72,10 @@ class AMQP091Session(Session):
             side: Memory(context.hub, options.max_waiting_bytes, options.max_waiting_bytes_in_all, context.wake)
             for side in Side
         }
+        after_consume, names = context.hub.after_consume, Names()
+        after_consume.most_bytes = options.max_pending_bytes
+        self._marking = Marking(context, self._who, after_consume)
+        self._takers = Takers(names, after_consume)
         resources = context.resources
         native = None if resources is None or not scans(options.scan) else Native(resources)
         self._listeners = _Listeners(context.hear_of_writes)
@@ -78,6 +84,8 @@ class AMQP091Session(Session):
             context.give_up,
             context.lose,
             context.wake,
+            self._takers,
+            names,
             native=native,
             max_message_bytes=options.max_message_bytes,
             stages=self._stages,
@@ -87,7 +95,7 @@ class AMQP091Session(Session):
         )
         self._about, self._names, self._channels = shared.about, shared.names, shared.channels
         self._answers = Answers(self._memory[Side.BROKER], shared)
-        self._publishes = Publishes(self._memory[Side.CLIENT], shared, self._answer)
+        self._publishes = Publishes(self._memory[Side.CLIENT], shared, self._answer, self._marking)
         self._streams: dict[Side, Stream] = {Side.CLIENT: self._publishes, Side.BROKER: self._answers}
         self._publishes.opened = self._answers.opened = self._channel_opens
         self._publishes.unread_bytes = partial(self.backlog_bytes, Side.CLIENT)
@@ -96,6 +104,8 @@ class AMQP091Session(Session):
         self._answers.ends = self._broker_ends
         self._answers.withholds = self._withholds
         self._answers.own = self._hear_own
+        self._answers.nacked = self._marking.nacked
+        self._answers.returned = self._marking.returned
         self._replay: Replay | None = None
         self._replays_next = False
         #: The batch of what was asked later, by side, while it is decided.
@@ -138,6 +148,8 @@ class AMQP091Session(Session):
     def _channel_dies(self, channel: Channel) -> None:
         """Take note that the broker has closed a channel, which the client is to agree to."""
         channel.dead = True
+        self._marking.forget(channel)
+        self._takers.close(channel, self._stages.now_ns)
         # The broker still answers a close of the client's.
         self._publishes.give_up(channel.to_broker, methods=False)
         self._answers.give_up(channel.to_client)
@@ -147,6 +159,8 @@ class AMQP091Session(Session):
         channel = self._channels.pop(number, None)
         if channel is not None:
             channel.dead = True
+            self._marking.forget(channel)
+            self._takers.close(channel, self._stages.now_ns)
             if self._timed is not None and self._timed[0] is channel.confirms:
                 self._timed = None
             self._publishes.close_lane(number)
@@ -161,6 +175,7 @@ class AMQP091Session(Session):
             over = arguments.short() << 16 | arguments.short()
             self._replay.stop(*((code, text) if over in {0, wire.BASIC_PUBLISH} else ()))
         self._publishes.finished = True
+        self._marking.forget_all()
         self._publishes.give_up_all()
         self._answers.give_up_all()
 
@@ -319,13 +334,15 @@ class AMQP091Session(Session):
         """Return when to look at heartbeats, or to ask again."""
         replay_ns = None if self._replay is None else self._replay.again_ns
         publishes, answers = self._publishes, self._answers
-        times = (self._heartbeat_ns, publishes.again_ns, publishes.old_ns, answers.again_ns, replay_ns)
+        waiting_ns = self._marking.due_ns()
+        times = (self._heartbeat_ns, publishes.again_ns, publishes.old_ns, answers.again_ns, replay_ns, waiting_ns)
         return min((time for time in times if time is not None), default=None)
 
     def tick(self, now_ns: int) -> Batch | None:
         """Send heartbeats where they are due, and ask about what waits."""
         self._stages.now_ns = now_ns
         self._look_at_spool(now_ns)
+        self._answer_waiting(now_ns)
         if self._heartbeat_ns is not None and now_ns >= self._heartbeat_ns:
             self._heartbeat_ns = now_ns + self._half_ns()
             self._beat()
@@ -349,6 +366,16 @@ class AMQP091Session(Session):
             return None
         batch = self._asked[side] = Batch(self._who(), side, requests, charges)
         return batch
+
+    def _answer_waiting(self, now_ns: int) -> None:
+        """Tell the client what has become of publishes that waited for consumers, and publish some again."""
+        answers, again = self._marking.answer(now_ns)
+        for message in again:
+            self._publishes.publish_again(message)
+        for channel, frames in answers.items():
+            self._answer(channel, b"".join(frames))
+        if again:
+            self._flush()
 
     def written(self, side: Side, now_ns: int) -> None:
         """Let more go on of what waits for the broker to read, or the client."""
@@ -468,6 +495,7 @@ class AMQP091Session(Session):
     def dismisses_client(self, detail: str, now_ns: int) -> bool:
         """Do so where all that is in flight is what the client takes for delivered."""
         del now_ns
+        self._marking.end()
         if not self._about.opened or self._publishes.finished or self._about.closed_by is not None:
             return False
         if self._answers.waiting or self._publishes.awaits_answers() or not self.between_frames(Side.CLIENT):
@@ -479,6 +507,7 @@ class AMQP091Session(Session):
         """Queue a connection.close for either side that has not said or heard one."""
         del now_ns
         self._stop_replay()
+        self._marking.forget_all()
         if self._publishes.finished or self._about.closed_by is not None:
             return
         self._answers.silent = True
@@ -514,6 +543,7 @@ class AMQP091Session(Session):
         if side not in self._gone:
             self._gone.add(side)
             self._stop_replay()
+            self._marking.forget_all()
             self._publishes.forget_incomplete(refusable=True)
             self._context.wake()
         return self._publishes.keeps()
@@ -523,6 +553,7 @@ class AMQP091Session(Session):
         del now_ns
         self._ended.add(side)
         self._stop_replay()
+        self._marking.forget_all()
         if side is Side.BROKER:
             self._answers.silent = True
         if side is Side.CLIENT and 0 < len(self._header) < _HEADER_BYTES:
@@ -533,6 +564,7 @@ class AMQP091Session(Session):
         """Give back the room of what waits, and forget the rest: what goes round in circles would stay for long."""
         self._stop_replay()
         self._replay = None
+        self._marking.forget_all()
         for stream in self._streams.values():
             stream.forget_all()
         channels = list(self._channels.values())
@@ -541,6 +573,7 @@ class AMQP091Session(Session):
             channel.part()
         for stream in self._streams.values():
             stream.part()
+        self._marking.part()
         for memory in self._memory.values():
             memory.forget()
         self._look_at_spool(self._stages.now_ns)

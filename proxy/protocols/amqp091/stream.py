@@ -42,7 +42,7 @@ class Stream(Waiting):
                     continue
                 content.fate = PASSING
                 content.lane.writing = content
-                self._goes_on(content)
+                self._goes_on(content, b"")
             buffer, start = pieces[0][:2]
             self.out.append(buffer[start : pieces[-1][2]])
         self._pieces, self._begun = [], []
@@ -59,7 +59,8 @@ class Stream(Waiting):
         out = self.out
         run: Buffer = b""
         run_start = run_stop = 0
-        for buffer, start, stop, owner in self._pieces:
+        for piece in self._pieces:
+            buffer, start, stop, owner = piece
             if isinstance(owner, Scanned):
                 owner.pass_on()
             elif owner is not None:
@@ -75,6 +76,9 @@ class Stream(Waiting):
                     else self._content_goes(owner, buffer, start, stop)
                 ):
                     continue
+                if isinstance(owner, Content) and owner.marked:
+                    # It is one piece.
+                    buffer, start, stop, owner.marked = owner.marked, 0, len(owner.marked), b""
             if run is buffer and run_stop == start:
                 run_stop = stop
             else:
@@ -104,7 +108,7 @@ class Stream(Waiting):
             fate = content.fate = self._fate(content)
             if fate == PASSING:
                 content.lane.writing = content
-                self._goes_on(content)
+                self._goes_on(content, buffer[start:stop] if content.gathers else b"")
             elif fate == WAITING:
                 self._wait(content, bytearray(buffer[start:stop]))
             return fate == PASSING

@@ -77,8 +77,13 @@ class Waiting(Reading):
 
     # --- What the two directions do differently ---------------------------------------------------
 
-    def _goes_on(self, content: Content) -> None:
-        """Note that a content begins to be written."""
+    def _goes_on(self, content: Content, frames: Piece) -> None:
+        """Note that a content begins to be written; one that is gathered may be ``marked``.
+
+        Args:
+            content: the content.
+            frames: its frames, if it is gathered.
+        """
 
     def _refuse(self, content: Content) -> None:
         """Answer a content that is refused."""
@@ -121,6 +126,11 @@ class Waiting(Reading):
             self.refused += 1
             self._refuse(content)
         content.verdict = REFUSED
+
+    def _gather(self, content: Content, buffer: Buffer, position: int, stop: int) -> None:
+        """Keep what has come of a content, as the base class says."""
+        self._memory.take(stop - position + (0 if content.data else OBJECT_BYTES))
+        super()._gather(content, buffer, position, stop)
 
     def _take_lead(self, content: Content) -> Buffer:
         """Return what is kept of a content that has begun, as the base class says."""
@@ -348,6 +358,14 @@ class Waiting(Reading):
                 self._let_go(lane, item[0])
                 self._set_aside_no_more(item[0])
 
+    def _send_again(self, content: Content, frames: bytes) -> None:
+        """Let a content go on, all of which is there, in front of all that waits."""
+        content.left_bytes, content.done, content.fate = 0, True, WAITING
+        content.data = frames
+        self.waiting += 1
+        self._memory.take(content.waiting_bytes())
+        self._let_go(content.lane, content)
+
     def _let_go(self, lane: Lane, item: Content | bytes) -> None:
         lane.ready.append(item)
         self._ready[lane] = None
@@ -412,9 +430,10 @@ class Waiting(Reading):
                 continue
             data = self._waits_no_more(item)
             item.fate = PASSING
-            self.out.append(memoryview(data))
             lane.writing = item
-            self._goes_on(item)
+            self._goes_on(item, data if item.gathers else b"")
+            self.out.append(memoryview(item.marked or data))
+            item.marked = b""
             if item is owner or not item.done:
                 break
         if not ready:

@@ -93,6 +93,11 @@ TX_SELECT: Final = method(90, 10)
 
 #: A bit of ack and nack.
 MULTIPLE: Final = 1
+#: A bit of each that gives a delivery back to its queue.
+NACK_REQUEUE: Final = 2
+REJECT_REQUEUE: Final = 1
+#: A bit of a consumer that acknowledges nothing.
+CONSUME_NO_ACK: Final = 2
 #: A bit of each that keeps the broker from answering.
 DECLARE_NO_WAIT: Final = 16
 CONSUME_NO_WAIT: Final = 8
@@ -101,6 +106,7 @@ CANCEL_NO_WAIT: Final = 1
 _FLAG_CONTENT_TYPE: Final = 1 << 15
 _FLAG_CONTENT_ENCODING: Final = 1 << 14
 _FLAG_HEADERS: Final = 1 << 13
+_FLAG_DELIVERY_MODE: Final = 1 << 12
 _FLAG_MORE_FLAGS: Final = 1
 _CONTENT_HEADER_BYTES: Final = 14
 #: How long the values of a field table are, by their type; None is a length of four bytes and so many more.
@@ -186,18 +192,19 @@ class Reader:
 
     def table(self) -> Iterator[tuple[bytes, int, "Reader"]]:
         """Read a field table: names, types and readers of the values; what a value holds is not looked at."""
-        inner = self._inner()
-        for _ in inner._fields():
+        inner = self.inner()
+        for _ in inner.fields():
             name = inner.short_string()
-            yield name, *inner._value()  # noqa: SLF001 - its own
+            yield name, *inner.value()
 
     def array(self) -> Iterator[tuple[int, "Reader"]]:
         """Read an array's values as those of a table."""
-        inner = self._inner()
-        for _ in inner._fields():
-            yield inner._value()  # noqa: SLF001 - its own
+        inner = self.inner()
+        for _ in inner.fields():
+            yield inner.value()
 
-    def _fields(self) -> Iterator[None]:
+    def fields(self) -> Iterator[None]:
+        """Go on from field to field up to the end; they are for the caller to read."""
         for _ in range(MAX_FIELDS):
             if self.position >= self.stop:
                 return
@@ -205,12 +212,14 @@ class Reader:
         if self.position < self.stop:
             raise Malformed(f"a table or an array of more than {MAX_FIELDS} fields")
 
-    def _inner(self) -> "Reader":
+    def inner(self) -> "Reader":
+        """Return a reader of what a length of four bytes stands in front of."""
         length = self.long()
         begins = self.step(length)
         return Reader(self._buffer, begins, begins + length)
 
-    def _value(self) -> tuple[int, "Reader"]:
+    def value(self) -> tuple[int, "Reader"]:
+        """Read a field's type; return it, and a reader of the value."""
         kind = self.octet()
         if kind not in _FIELD_BYTES:
             raise Malformed(f"a field of the unknown type {chr(kind)!r}")
@@ -401,12 +410,8 @@ def _marked(header: bytes) -> bytes:
     flags: int = _u16_at(header, _CONTENT_HEADER_BYTES - 2)[0]
     if flags & _FLAG_MORE_FLAGS:
         raise Malformed("a content header with properties that no message has")
-    reader = Reader(header, _CONTENT_HEADER_BYTES, len(header))
-    if flags & _FLAG_CONTENT_TYPE:
-        reader.short_string()
-    if flags & _FLAG_CONTENT_ENCODING:
-        reader.short_string()
-    begins = reader.position
+    begins = _headers_at(header, flags)
+    reader = Reader(header, begins, len(header))
     table = _MARK + (reader.long_string() if flags & _FLAG_HEADERS else b"")
     before = header[: _CONTENT_HEADER_BYTES - 2] + (flags | _FLAG_HEADERS).to_bytes(2, "big")
     return b"".join(
@@ -418,6 +423,143 @@ def _marked(header: bytes) -> bytes:
             header[reader.position :],
         )
     )
+
+
+#: The field in front of the headers of a message whose consumers confirm it.
+CONFIRM_FIELD: Final = b"\x10x-sluice-confirm"
+_TRANSIENT: Final = 1
+_DURABLE: Final = 2
+#: Two numbers, and whether there were headers before; all in ASCII.
+_CONFIRM_VALUE_BYTES: Final = 33
+_HEX: Final = frozenset(b"0123456789abcdef")
+_DEATHS: Final = b"\x07x-death"
+
+
+class Mark(NamedTuple):
+    """What a marked header says.
+
+    Attributes:
+        header: the payload of its frame as it was before, but for what a broker has added to the headers since.
+        maker: the number of the process that has marked it.
+        number: that process's number of the message.
+        died: it was dead-lettered since, or may have been.
+    """
+
+    header: bytes
+    maker: int
+    number: int
+    died: bool
+
+
+def _headers_at(header: Buffer, flags: int) -> int:
+    """Return where the headers of a content header begin, or would."""
+    reader = Reader(header, _CONTENT_HEADER_BYTES, len(header))
+    if flags & _FLAG_CONTENT_TYPE:
+        reader.short_string()
+    if flags & _FLAG_CONTENT_ENCODING:
+        reader.short_string()
+    return reader.position
+
+
+def mark_header(header: bytes, maker: int, number: int) -> bytes | None:
+    """Make a message transient, and mark it so that ``read_mark`` restores it.
+
+    Args:
+        header: the payload of its header frame.
+        maker: of 64 bits.
+        number: likewise.
+
+    Returns:
+        The payload of another one; None if the message is not durable, expires of itself or is marked already.
+
+    Raises:
+        Malformed: the header cannot be read.
+    """
+    if len(header) < _CONTENT_HEADER_BYTES:
+        raise Malformed(f"a content header of {len(header)} bytes")
+    flags: int = _u16_at(header, _CONTENT_HEADER_BYTES - 2)[0]
+    if flags & (_FLAG_MORE_FLAGS | _FLAG_EXPIRATION) or not flags & _FLAG_DELIVERY_MODE or CONFIRM_FIELD in header:
+        return None
+    begins = _headers_at(header, flags)
+    has_headers = flags & _FLAG_HEADERS != 0
+    reader = Reader(header, begins, len(header))
+    fields = reader.long_string() if has_headers else b""
+    mode_at = reader.step(1)
+    if header[mode_at] != _DURABLE:
+        return None
+    value = b"%016x%016x%c" % (maker, number, b"nt"[has_headers])
+    fields = CONFIRM_FIELD + b"S" + len(value).to_bytes(4, "big") + value + fields
+    return b"".join(
+        (
+            header[: _CONTENT_HEADER_BYTES - 2],
+            (flags | _FLAG_HEADERS).to_bytes(2, "big"),
+            header[_CONTENT_HEADER_BYTES:begins],
+            len(fields).to_bytes(4, "big"),
+            fields,
+            bytes((_TRANSIENT,)),
+            header[mode_at + 1 :],
+        )
+    )
+
+
+def read_mark(header: bytes) -> Mark | None:
+    """Restore the header of a marked message; None if it is not marked, as nobody else may write such a field.
+
+    Args:
+        header: the payload of its header frame.
+
+    Raises:
+        Malformed: the header cannot be read.
+    """
+    if CONFIRM_FIELD not in header:
+        return None
+    if len(header) < _CONTENT_HEADER_BYTES:
+        raise Malformed(f"a content header of {len(header)} bytes")
+    flags: int = _u16_at(header, _CONTENT_HEADER_BYTES - 2)[0]
+    if not flags & _FLAG_HEADERS or not flags & _FLAG_DELIVERY_MODE:
+        return None
+    begins = _headers_at(header, flags)
+    outer = Reader(header, begins, len(header))
+    value, before, behind = b"", 0, 0
+    reader = outer.inner()
+    fields_at, ends = reader.position, reader.stop
+    for _ in reader.fields():
+        at = reader.position
+        name, (kind, inside) = reader.short_string(), reader.value()
+        if name == CONFIRM_FIELD[1:] and kind == _LONG_STRING:
+            value, before, behind = inside.long_string(), at, reader.position
+            break
+    digits, had_headers = value[:-1], value[-1:]
+    if len(value) != _CONFIRM_VALUE_BYTES or not _HEX.issuperset(digits) or had_headers not in {b"t", b"n"}:
+        return None
+    fields = header[fields_at:before] + header[behind:ends]
+    keeps = bool(fields) or had_headers == b"t"
+    mode_at = outer.step(1)
+    restored = b"".join(
+        (
+            header[: _CONTENT_HEADER_BYTES - 2],
+            (flags if keeps else flags & ~_FLAG_HEADERS).to_bytes(2, "big"),
+            header[_CONTENT_HEADER_BYTES:begins],
+            len(fields).to_bytes(4, "big") + fields if keeps else b"",
+            bytes((_DURABLE,)),
+            header[mode_at + 1 :],
+        )
+    )
+    half = len(digits) // 2
+    return Mark(restored, int(digits[:half], 16), int(digits[half:], 16), _DEATHS in fields)
+
+
+def with_header(content: bytes, start: int, stop: int, header: bytes) -> bytes:
+    """Return the frames of a content with another header.
+
+    Args:
+        content: its frames.
+        start: where the payload of its header begins in them.
+        stop: where it ends.
+        header: the payload that is to stand there.
+    """
+    length = len(header).to_bytes(4, "big")
+    return b"".join((content[: start - 4], length, header, content[stop:]))
 
 
 _ANSWER: Final = Struct(">BHIIQBB")
@@ -459,6 +601,11 @@ def _method_frame(channel: int, payload: bytes) -> bytes:
 
 def _frame(kind: int, channel: int, payload: Buffer) -> bytes:
     return b"".join((Struct(">BHI").pack(kind, channel, len(payload)), payload, bytes((FRAME_END,))))
+
+
+def header_frame(channel: int, header: bytes) -> bytes:
+    """Make a content's header frame."""
+    return _frame(HEADER, channel, header)
 
 
 def channel_open(channel: int) -> bytes:

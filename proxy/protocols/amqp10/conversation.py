@@ -51,8 +51,6 @@ if TYPE_CHECKING:
 
 #: Of a connection, all sessions together.
 MOST_LINKS: Final = 16384
-#: Into how many a disposition is cut at most.
-MOST_RANGES: Final = 64
 #: A longer name is known by a digest of it.
 _MOST_NAME_BYTES: Final = 64
 
@@ -506,6 +504,14 @@ class Conversation:
         self._kept(half, len(payload))
         return PayloadStep(self, side, delivery)
 
+    def time(self, number: int) -> None:
+        """Time a delivery of the client that goes on and is not settled, if none is."""
+        shared = self._shared
+        if shared.timed is None:
+            ids = self.halves[Side.CLIENT].ids
+            ids.watch(number)
+            shared.timed = ids, shared.now_ns
+
     def _set_delivery(self, link: Link, delivery: Delivery | None) -> None:
         """Take note of the delivery that is under way."""
         if link.sender is Side.CLIENT:
@@ -815,6 +821,8 @@ class TransferStep(Step):
             delivery.renumbered = ids.came(delivery.number, settled=delivery.settled)
         if self._performative.boolean(9):
             ids.aborted(delivery.number)
+        elif self._is_last and not delivery.settled and self.side is Side.CLIENT:
+            session.time(delivery.number)
         if number is None:
             return None
         renumbered = delivery.renumbered
@@ -896,12 +904,8 @@ class DispositionStep(Step):
         """Return its deliveries: what their receiver says of a range is cut where others were swallowed."""
         halves, side = self.session.halves, self.side
         if self._receiver:
-            other = halves[side.other]
-            if other.deciding:
-                # What is being swallowed was not rejected yet: nothing else may be said of it.
-                return other.ids.back_ranges(*self._range)
-            # To who is told of more than a few ranges, the last one speaks of what was rejected, too; that is settled.
-            return other.ids.back_ranges(*self._range, MOST_RANGES)
+            # However many that are: each has a delivery of a client that its broker answers.
+            return halves[side.other].ids.back_ranges(*self._range)
         return halves[side].ids.forward_ranges(*self._range)
 
     def _written(self, ranges: list[tuple[int, int]]) -> bytes | None:

@@ -251,10 +251,14 @@ class Credit:
 
         Not for each delivery: the sender may use up half of its window first.
         """
-        unused = max(0, self.granted - self.sent)
-        if self._awaits_answer or 2 * unused > self.window:
+        left = self.limit - self.granted
+        if left <= 0:
+            # Before all else: it is asked for each chunk, and each call in it would be a good part of that.
             return 0
-        return max(0, min(self.limit - self.granted, self.window - unused))
+        unused, window = max(0, self.granted - self.sent), self.window
+        if 2 * unused > window or (self.draining and self._awaits_answer):
+            return 0
+        return min(left, window - unused)
 
     def grant(self, permits: int, now_ns: int, *, plenty: bool = False) -> bool:
         """Let the sender use what was paid for; what the receiver does not want any more is given back.
@@ -324,13 +328,12 @@ class Credit:
     def came(self, deliveries: int = 1) -> None:
         """Count deliveries at their first frame; those too that are swallowed or aborted later."""
         self.sent += deliveries
-        unpaid = deliveries - self._prepaid
-        if unpaid >= 0:
-            self._due += unpaid
-            self._prepaid = 0
-        else:
-            self._prepaid = -unpaid
-        self._low = min(self._low, self._prepaid)
+        prepaid = self._prepaid - deliveries
+        if prepaid < 0:
+            self._due -= prepaid
+            prepaid = 0
+        self._prepaid = prepaid
+        self._low = min(self._low, prepaid)
         self._used += deliveries
         if self.sent >= self.granted:
             if self.granted < self.limit:

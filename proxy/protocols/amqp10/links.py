@@ -8,6 +8,7 @@ Settled deliveries cannot be refused. Where one has to be seen before anybody ca
 what it costs: it asks for that as it would for credit, and waits in the same line, but gets no credit until it is paid.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -18,13 +19,14 @@ from proxy.protocols.amqp.about import shown
 from proxy.protocols.amqp.names import EXCHANGE, QUEUE, ROUTING_KEY, Names
 from proxy.protocols.amqp10.address import Address, delivered, published, target_of
 from proxy.protocols.amqp10.credit import MOST_WINDOW, Credit, LinkFlow
-from proxy.protocols.amqp10.message import MessageHead, TooLongError, may_name_copies
-from proxy.protocols.amqp10.wire import Attached, Malformed
+from proxy.protocols.amqp10.message import MAX_HEAD_BYTES, MessageHead, may_name_copies
+from proxy.protocols.amqp10.wire import Attached, CutOff, Malformed
 from proxy.protocols.base import NO_TERMS, Buffer, Close, SessionContext, Terms
 from proxy.stats.snapshot import LinkState
 
 if TYPE_CHECKING:
     from proxy.protocols.amqp10.conversation import Conversation
+    from proxy.protocols.amqp10.renumbering import Renumbering
     from proxy.protocols.amqp10.scanning import NativeScanner
 
 #: What becomes of a delivery: more of it has to come before it can be decided; it is to be decided; it goes on; or it
@@ -73,6 +75,7 @@ class Shared:
         links: how many there are.
         under_way: of the client's links, how many are within a delivery.
         refused: deliveries that were swallowed.
+        timed: the numbers among which one delivery of the client is watched, and since when.
         scanners: compiled code that takes runs of plain frames of a peer, if there is any.
     """
 
@@ -101,6 +104,7 @@ class Shared:
     links: int = 0
     under_way: int = 0
     refused: int = 0
+    timed: "tuple[Renumbering, int] | None" = None
     scanners: "dict[Side, NativeScanner]" = field(default_factory=dict)
     _kept_bytes: int = 0
     _gathering: Gathering | None = None
@@ -123,7 +127,7 @@ class Shared:
         self.names.with_keys = context.limits_kind(ROUTING_KEY)
         self.limits = False
         if not self.connection.exempt and context.limiting():
-            anyhow = self.terms((Resource(QUEUE, ""),)) != NO_TERMS
+            anyhow = self.terms((Resource(QUEUE, ""),)).limits
             self.limits = anyhow or any(map(context.limits_kind, (QUEUE, EXCHANGE, ROUTING_KEY)))
 
     def keep(self, size_bytes: int) -> bool:
@@ -161,14 +165,24 @@ class Shared:
         for link in due:
             link.charge_due()
 
-    def take_charges(self) -> list[Charge]:
+    @property
+    def has_more(self) -> bool:
+        """Whether there may be something to charge, or to count."""
+        return bool(self.paid or self.due or self.charges)
+
+    def take_charges(self) -> Sequence[Charge]:
         """Hand out, once, what is to be charged."""
-        self.charge_due()
+        if self.due:
+            self.charge_due()
+        if not self.charges:
+            return ()
         charges, self.charges = self.charges, []
         return charges
 
-    def take_paid(self) -> list[Paid]:
+    def take_paid(self) -> Sequence[Paid]:
         """Hand out, once, what came on credit."""
+        if not self.paid:
+            return ()
         paid, self.paid = self.paid, {}
         return list(paid.values())
 
@@ -487,7 +501,7 @@ class Link:
 
     def _owe(self, resources: tuple[Resource, ...], size_bytes: int) -> None:
         """Take note that a delivery goes on that is not paid for."""
-        if not resources or self._shared.terms(resources) == NO_TERMS:
+        if not resources or not self._shared.terms(resources).limits:
             return
         owed = self._owed
         if self.gone or (resources not in owed and len(owed) >= _MOST_OWED):
@@ -626,7 +640,7 @@ class Link:
         """
         if not self.copies or not self._shared.limits:
             return False
-        if is_last:
+        if is_last and len(payload) <= MAX_HEAD_BYTES:
             return may_name_copies(payload)
         head = MessageHead()
         try:
@@ -715,7 +729,7 @@ class Link:
         """Decide a delivery that does not say where it is to go: its broker could read it in another way.
 
         Raises:
-            Close: it says so much that it could be for anything, and it cannot be refused.
+            Close: it cannot be read, so that it could be for anything, and it cannot be refused.
         """
         limits = self._shared.limits
         if not delivery.settled and limits and self._may_swallow():
@@ -724,8 +738,8 @@ class Link:
             return
         delivery.fate = PASSES
         delivery.learns = True
-        if limits and isinstance(error, TooLongError):
-            raise Close("unreadable_message", f"the client has sent {error}, and it cannot be refused")
+        if limits and error is not None:
+            _check_unread(error)
         if delivery.complete:
             self.finish(delivery)
 
@@ -741,11 +755,9 @@ class Link:
             if head.take(payload, last=is_last):
                 delivery.learns = False
                 self._owe(self._named(head), delivery.size_bytes)
-        except TooLongError as error:
+        except Malformed as error:
             if self._shared.limits:
-                raise Close("unreadable_message", f"the client has sent {error}, and it cannot be refused") from None
-            delivery.learns = False
-        except Malformed:
+                _check_unread(error)
             delivery.learns = False
 
     def decided(self, delivery: Delivery, refuse: Refuse | None) -> None:
@@ -861,3 +873,9 @@ class Link:
             waits_ns // 1_000_000,
             self.node,
         )
+
+
+def _check_unread(error: Malformed) -> None:
+    """End the connection for a message that cannot be refused, unless it is cut off, so that nobody can read it."""
+    if not isinstance(error, CutOff):
+        raise Close("unreadable_message", f"the client has sent {error}; settled ones cannot be refused") from None

@@ -21,10 +21,6 @@ _TO, _SUBJECT = 2, 3
 _SECTIONS: Final = range(wire.HEADER, wire.FOOTER + 1)
 
 
-class TooLongError(Malformed):
-    """A message that says more before its body than is read of it."""
-
-
 def may_name_copies(payload: Buffer) -> bool:
     """Say whether the payload of a delivery in one frame can name copies: nearly none does, and this is quick."""
     return COPIES in (payload if isinstance(payload, bytes) else bytes(payload[:MAX_HEAD_BYTES]))
@@ -67,8 +63,7 @@ class MessageHead:
             Whether all is known.
 
         Raises:
-            Malformed: the message cannot be read.
-            TooLongError: it has not said it within MAX_HEAD_BYTES, or names more than MAX_COPIES.
+            Malformed: the message cannot be read, has not said it within MAX_HEAD_BYTES, or names more than MAX_COPIES.
         """
         known = self.known
         if known:
@@ -78,6 +73,8 @@ class MessageHead:
         if kept:
             self._rest += payload[: MAX_HEAD_BYTES + 1 - kept]
             data = self._rest
+            # The rest of it is not looked at.
+            last = last and len(data) == kept + len(payload)
         read = 0
         if last or len(data) >= self._wanted_bytes:
             self._wanted_bytes = 0
@@ -88,7 +85,7 @@ class MessageHead:
                 return True
         self._passed_bytes += read
         if self._passed_bytes + len(data) - read > MAX_HEAD_BYTES:
-            raise TooLongError(f"a message that does not say within {MAX_HEAD_BYTES} bytes where it is to go")
+            raise Malformed(f"a message that does not say within {MAX_HEAD_BYTES} bytes where it is to go")
         if not kept:
             self._rest = bytearray(data[read:])
         elif read:
@@ -138,5 +135,5 @@ class MessageHead:
             if wire.octets(key) == COPIES:
                 copies |= dict.fromkeys(each for each in map(wire.octets, wire.values(value)) if each is not None)
         if len(copies) > MAX_COPIES:
-            raise TooLongError(f"a message with {len(copies)} copies, {MAX_COPIES} may be")
+            raise Malformed(f"a message with {len(copies)} copies, {MAX_COPIES} may be")
         self.copies = tuple(copies)

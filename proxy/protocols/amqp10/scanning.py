@@ -106,19 +106,24 @@ class NativeScanner:
             self.side,
             stop,
             frames,
-            [(links[channel, handle], deliveries, size_bytes) for channel, handle, deliveries, size_bytes in moved],
+            [(links[channel, handle], deliveries, size_bytes) for channel, handle, deliveries, size_bytes in moved]
+            if moved
+            else (),
             [
                 (sessions[channel], ((last - first) & _HIGHEST) + 1, last, unsettled)
                 for channel, first, last, unsettled in begun
-            ],
+            ]
+            if begun
+            else (),
             [
                 (sessions[channel], receiver, settles, first, last)
                 for channel, receiver, settles, first, last in disposed
-            ],
-            [
-                Flowed(sessions[channel], start, stop, numbers, drains)
-                for channel, start, stop, numbers, drains in flows
-            ],
+            ]
+            if disposed
+            else (),
+            [Flowed(sessions[channel], start, stop, numbers, drains) for channel, start, stop, numbers, drains in flows]
+            if flows
+            else (),
         )
 
 

@@ -115,20 +115,22 @@ class AMQP10Session(Session, Reader):
         if self._unread:
             stream.out.append(chunk)
             return None
-        self._look_at_rules()
+        if self._context.rules_version() != shared.rules_version:
+            self._look_at_rules()
         before = stream.frames
         stream.feed(chunk)
         self._context.counters.frames[side] += stream.frames - before
-        requests = self._ask()
+        requests = self._ask() if shared.requests or shared.to_ask else ()
         if requests:
             batch = self._in_hand[side] = self._batch(side, requests)
             return batch
         self._write(stream)
         # What came makes links want more.
-        requests = self._ask()
-        charges, paid = shared.take_charges(), shared.take_paid()
-        if requests or charges or paid:
-            return Batch(shared.connection, side, requests, charges, paid)
+        requests = self._ask() if shared.requests or shared.to_ask else ()
+        if requests or shared.has_more:
+            batch = self._batch(side, requests)
+            if requests or batch.charges or batch.paid:
+                return batch
         if stream.close is not None:
             raise stream.close
         return None
@@ -218,16 +220,31 @@ class AMQP10Session(Session, Reader):
 
     def _wake_for_more(self) -> None:
         shared = self._shared
-        shared.charge_due()
+        if shared.due:
+            shared.charge_due()
         # Not without need: a tick takes longer than all that is done for a flow.
         if (shared.to_ask and shared.let_in) or shared.requests or shared.charges or shared.paid:
             self._context.wake()
 
     def _write(self, stream: Stream) -> None:
+        shared = self._shared
         stream.write()
-        if self._shared.forced:
+        if shared.timed is not None:
+            self._look_at_timed(stream.side)
+        if shared.forced:
             self._context.wake()
-        self._tell()
+        if shared.to_tell or shared.rejected or shared.short:
+            self._tell()
+
+    def _look_at_timed(self, side: Side) -> None:
+        """Take how long the broker took for the delivery that is timed, if that is settled."""
+        shared = self._shared
+        assert shared.timed is not None  # noqa: S101 - as who calls this knows
+        ids, since_ns = shared.timed
+        if ids.watched is None:
+            shared.timed = None
+            if ids.answered and side is Side.BROKER:
+                self._context.counters.round_trip.observe(shared.now_ns - since_ns)
 
     def _tell(self) -> None:
         """Tell senders what was refused, and what credit they have."""
@@ -346,12 +363,12 @@ class AMQP10Session(Session, Reader):
         for link, deliveries, size_bytes in links:
             link.completed(deliveries, size_bytes)
         numbered: dict[Conversation, None] = {}
-        for session, *_ in scanned.sessions:
-            if not session.counts_alike:
-                numbered[session] = None
-        for session, *_ in scanned.disposed:
-            if not session.counts_alike:
-                numbered[session] = None
+        for of_session in scanned.sessions:
+            if not of_session[0].counts_alike:
+                numbered[of_session[0]] = None
+        for disposed in scanned.disposed:
+            if not disposed[0].counts_alike:
+                numbered[disposed[0]] = None
         return NumberedRun(stream.side, scanned, numbered, stream.most_frame_bytes) if numbered else scanned
 
     def take_flows(self, stream: Stream, flows: Sequence[Flowed]) -> Step:
@@ -460,10 +477,8 @@ class AMQP10Session(Session, Reader):
             for stream in self._streams.values():
                 stream.release()
         self._tell()
-        charges, paid = shared.take_charges(), shared.take_paid()
-        if not requests and not charges and not paid:
-            return None
-        return Batch(shared.connection, Side.CLIENT, requests, charges, paid)
+        batch = self._batch(Side.CLIENT, requests)
+        return batch if requests or batch.charges or batch.paid else None
 
     def _sweep(self, now_ns: int) -> None:
         idle = self._shared.idle

@@ -159,6 +159,8 @@ class Scanned(Step):
             if side is Side.CLIENT:
                 for first, last_of_range in unsettled:
                     half.ids.came(first, (last_of_range - first + 1) & _SERIALS)
+                if unsettled:
+                    session.time(unsettled[-1][1])
                 if not unsettled or unsettled[-1][1] != last:
                     half.ids.reached(last)
         for link, deliveries, _ in self.links:
@@ -232,6 +234,9 @@ class Run(Step):
             session.halves[side].transfers.came(transfers)
         for session, number, deliveries in self._unsettled:
             session.halves[side].ids.came(number, deliveries)
+        if self._unsettled:
+            session, number, deliveries = self._unsettled[-1]
+            session.time(number + deliveries - 1)
         for session, number in self._last.items():
             session.halves[side].ids.reached(number)
         for session, number in self._aborted:

@@ -37,6 +37,7 @@ class Driver:
         given_up: those that the session gave up.
         batches: all that were decided.
         closed: the session's order to close.
+        counters: of what came, and how long answers took.
         between: called between ``receive`` and ``decided``.
         scan: what reads plain frames, unless options say it.
     """
@@ -68,9 +69,10 @@ class Driver:
         self.closed: Close | None = None
         self.between: Callable[[], None] = lambda: None
         self.stage = Stage("connection")
+        self.counters = WireCounters()
         context = SessionContext(
             ConnectionInfo(1, "main", "default", "192.0.2.1:4000", "192.0.2.1", exempt),
-            WireCounters(),
+            self.counters,
             self._wake,
             False,
             self.limits.__contains__,

@@ -1,6 +1,6 @@
 """A stand-in for the driver: it calls one session as ``proxy.net.connection`` does, and decides its batches."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,7 @@ from proxy.protocols.amqp091 import PROTOCOL
 from proxy.protocols.amqp091.memory import Hub
 from proxy.protocols.amqp091.options import AMQP091Options
 from proxy.protocols.amqp091.session import AMQP091Session
-from proxy.protocols.base import Replayed, SessionContext, WireCounters
+from proxy.protocols.base import Confirming, Replayed, SessionContext, Terms, WireCounters
 from proxy.spool.spool import Spool
 
 from . import frames
@@ -44,6 +44,8 @@ class Driver:
         requests: all that were decided.
         batches: likewise.
         scans: new sessions have the compiled part read what it can.
+        confirming: what a rule says of the confirms of what is published, by what it is charged to, as ``kind:name``.
+        rules_version: to be counted up when that is changed.
     """
 
     scans = False
@@ -59,9 +61,12 @@ class Driver:
         spool: Spool | None = None,
         keeps_order: bool = True,
         resources: "Resources | None" = None,
+        confirming: Mapping[str, Confirming] | None = None,
     ) -> None:
         self.decide = decide
         self.limits = set(limits)
+        self.confirming = {} if confirming is None else confirming
+        self.rules_version = 0
         self.written = {side: bytearray() for side in Side}
         self.held: dict[int, tuple[Request, Ticket]] = {}
         self.given_up: list[Request] = []
@@ -102,6 +107,9 @@ class Driver:
             spool=spool,
             hear_of_writes=self._hear_of_writes,
             replayed=self.replayed.append,
+            terms=self._terms,
+            after_consume=lambda: bool(self.confirming),
+            rules_version=lambda: self.rules_version,
         )
         session = PROTOCOL.open_session(context)
         assert isinstance(session, AMQP091Session)
@@ -109,6 +117,10 @@ class Driver:
 
     def _hear_of_writes(self, on: bool) -> None:  # noqa: FBT001 - as SessionContext has it
         self.hears_of_writes = on
+
+    def _terms(self, connection: ConnectionInfo, resources: tuple[Resource, ...], consumes: bool) -> Terms:  # noqa: FBT001 - as SessionContext has it
+        del connection, consumes
+        return Terms(confirm=self.confirming.get(str(resources[0])))
 
     def _wake(self) -> None:
         self.woken = True

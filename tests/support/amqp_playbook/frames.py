@@ -4,6 +4,23 @@ import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+#: In the order of their flags and their values.
+PROPERTIES = (
+    "content_type",
+    "content_encoding",
+    "headers",
+    "delivery_mode",
+    "priority",
+    "correlation_id",
+    "reply_to",
+    "expiration",
+    "message_id",
+    "timestamp",
+    "type",
+    "user_id",
+    "app_id",
+    "cluster_id",
+)
 HEADER = b"AMQP\0\0\x09\x01"
 FRAME_MAX = 4096
 
@@ -58,6 +75,55 @@ def content(
 def publish(channel: int, exchange: str | bytes, key: str | bytes, body: bytes = b"", **more: object) -> list[bytes]:
     begin = method(channel, 60, 40, b"\0\0" + short(exchange) + short(key) + b"\0")
     return content(channel, begin, body, **more)  # type: ignore[arg-type]  # as content's
+
+
+def header(size: int, *, mode: int | None = 2, headers: bytes | None = None, **others: bytes) -> bytes:
+    """Return the payload of a header frame.
+
+    Args:
+        size: of the body.
+        mode: the delivery mode, if there is one.
+        headers: the fields of the table, if there is one.
+        others: other properties, as they are on the wire, by names out of PROPERTIES.
+    """
+    if mode is not None:
+        others["delivery_mode"] = bytes((mode,))
+    if headers is not None:
+        others["headers"] = struct.pack(">I", len(headers)) + headers
+    flags = sum(1 << 15 - at for at, name in enumerate(PROPERTIES) if name in others)
+    return struct.pack(">HHQH", 60, 0, size, flags) + b"".join(others[name] for name in PROPERTIES if name in others)
+
+
+def with_header(channel: int, begin: bytes, header: bytes, body: bytes, body_bytes: int = FRAME_MAX - 8) -> bytes:
+    """Return a content with a header made by ``header``."""
+    bodies = [frame(3, channel, body[at : at + body_bytes]) for at in range(0, len(body), body_bytes)]
+    return b"".join((begin, frame(2, channel, header), *bodies))
+
+
+def durable(
+    channel: int, key: str, body: bytes, exchange: str = "", *, mandatory: bool = False, **properties: bytes
+) -> bytes:
+    """Return a publish of a durable message; the properties are those of ``header``."""
+    begin = method(channel, 60, 40, b"\0\0" + short(exchange) + short(key) + bytes((mandatory,)))
+    return with_header(channel, begin, header(len(body), **properties), body)  # type: ignore[arg-type]  # as header's
+
+
+def reject(channel: int, tag: int, *, requeue: bool) -> bytes:
+    return method(channel, 60, 90, struct.pack(">QB", tag, requeue))
+
+
+def give_back(channel: int, tag: int, *, multiple: bool = False, requeue: bool = True) -> bytes:
+    """Return a consumer's basic.nack."""
+    return method(channel, 60, 120, struct.pack(">QB", tag, multiple | requeue << 1))
+
+
+def recover(channel: int) -> bytes:
+    return method(channel, 60, 110, b"\1")
+
+
+def subscribe(channel: int, queue: str, tag: str, *, automatic: bool = False) -> bytes:
+    """Return a basic.consume."""
+    return method(channel, 60, 20, b"\0\0" + short(queue) + short(tag) + bytes((automatic << 1,)) + table({}))
 
 
 def deliver(channel: int, tag: int, body: bytes = b"", consumer: str = "c") -> list[bytes]:

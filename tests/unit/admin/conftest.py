@@ -31,6 +31,7 @@ from proxy.stats.question import (
 )
 from proxy.stats.snapshot import (
     BrokerReach,
+    ConfirmState,
     ConnectionState,
     Durations,
     LaneDepth,
@@ -94,6 +95,7 @@ SNAPSHOT = Snapshot(
     spool=SpoolState(queues=1, messages={"delta": 7}, memory_limit_bytes=32, disk_limit_bytes=64, lost_total=1),
     held=Durations((0,) * 12 + (4,) + (0,) * 5, 1.0),
     round_trip=Durations(),
+    confirms=(ConfirmState("queue", "a/b", "broker", "behind", 5, 1500, 16, 10, 20, 30, 40),),
 )
 
 
@@ -127,6 +129,7 @@ class FakeDataPath(DataPath):
         self.unfinished: list[TrafficSecond] = []
         self.traffic_taken: list[bool] = []
         self.flow_now = FlowState()
+        self.confirms_now: tuple[ConfirmState, ...] = ()
         self.spool_now: SpoolState | None = SpoolState()
         self.purged = Purged(refused=3, dropped=1)
         self.purges: list[tuple[str, str]] = []
@@ -172,6 +175,9 @@ class FakeDataPath(DataPath):
         now = self.flow_now
         more = now.more_connections + len(now.connections[most_connections:])
         return msgspec.structs.replace(now, connections=now.connections[:most_connections], more_connections=more)
+
+    async def confirms(self) -> tuple[ConfirmState, ...]:
+        return self.confirms_now
 
     async def spool(self, most_resources: int = 100) -> SpoolState | None:
         now = self.spool_now

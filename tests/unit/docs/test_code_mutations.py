@@ -105,6 +105,7 @@ def complaints(project: Path) -> list[str]:
     return [*forgotten.stdout.splitlines(), *_complaints(project)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("what", CHANGES)
 def test_a_name_that_the_code_changes_is_found_on_the_pages(what: str, complaints: list[str]) -> None:
     old, new, expected = CHANGES[what]

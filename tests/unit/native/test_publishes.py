@@ -360,7 +360,7 @@ def test_a_stream_is_read_alike_however_it_is_cut(seed: int, routing_keys: bool)
             position += pair.read(stream[position:end], routing_keys=routing_keys)
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_a_stream_is_read_alike_when_it_is_cut_anywhere(seed: int) -> None:
     stream = _stream(Random(seed))
     for cut in range(len(stream)):

@@ -127,8 +127,27 @@ impl Channels {
     }
 
     /// Take a confirm of the broker's; returns the client's numbers that it is for, or None if it is right as it is.
-    pub fn answered(&mut self, number: u16, publish: u64, multiple: bool) -> Option<Vec<u64>> {
-        self.get(number)?.confirms.as_mut()?.answered(publish, multiple)
+    pub fn answered(&mut self, number: u16, publish: u64, multiple: bool, refused: bool) -> Option<Vec<u64>> {
+        self.get(number)?.confirms.as_mut()?.answered(publish, multiple, refused)
+    }
+
+    /// Withhold what the broker says of the last publish that went on, but for a nack; returns the broker's number.
+    pub fn withhold(&mut self, number: u16) -> u64 {
+        self.get(number).and_then(|channel| channel.confirms.as_mut()).map_or(0, Confirms::withhold)
+    }
+
+    /// Withhold not only an ack.
+    pub fn settle_withheld(&mut self, number: u16, publish: u64) {
+        if let Some(confirms) = self.get(number).and_then(|channel| channel.confirms.as_mut()) {
+            confirms.settle_withheld(publish);
+        }
+    }
+
+    /// Withhold nothing any more.
+    pub fn release(&mut self, number: u16, publish: u64) {
+        if let Some(confirms) = self.get(number).and_then(|channel| channel.confirms.as_mut()) {
+            confirms.release(publish);
+        }
     }
 
     fn confirms(&self, number: u16) -> Option<&Confirms> {

@@ -9,6 +9,9 @@ use super::frame::{self, Frame};
 /// A set that held more is made smaller when it is empty.
 const KEPT: usize = 1024;
 const MULTIPLE: u8 = 1;
+/// The bit of a number of the client's of which the broker's answer is withheld; without a number once it is answered
+/// by somebody else.
+const WITHHELD: u64 = 1 << 63;
 
 /// The publishes of one channel that the broker has not confirmed.
 #[derive(Debug, Default)]
@@ -18,13 +21,16 @@ pub struct Confirms {
     /// How many there are before the first that waits.
     before: u64,
     count: usize,
+    /// How many of these are withheld.
+    withheld: usize,
     /// Up to this number both count alike; None while they always did.
     alike: Option<u64>,
 }
 
 impl Confirms {
+    /// How many the broker is to confirm to the client.
     pub fn len(&self) -> usize {
-        self.count
+        self.count - self.withheld
     }
 
     /// How many went on to the broker, which is its number of the last.
@@ -40,6 +46,37 @@ impl Confirms {
         }
         self.waiting.push_back(publish);
         self.count += 1;
+    }
+
+    /// Withhold what the broker says of the last, but for a nack; returns its number.
+    pub fn withhold(&mut self) -> u64 {
+        let sent = self.sent();
+        if let Some(publish) = self.waiting.back_mut().filter(|publish| **publish & WITHHELD == 0 && **publish != 0) {
+            *publish |= WITHHELD;
+            self.withheld += 1;
+            self.alike.get_or_insert(sent - 1);
+        }
+        sent
+    }
+
+    fn withheld(&mut self, number: u64) -> Option<&mut u64> {
+        let at = self.at(number)?;
+        self.waiting.get_mut(at).filter(|publish| **publish & WITHHELD != 0)
+    }
+
+    /// Note that one that is withheld is answered: not even a nack goes on.
+    pub fn settle_withheld(&mut self, number: u64) {
+        if let Some(publish) = self.withheld(number) {
+            *publish = WITHHELD;
+        }
+    }
+
+    /// Withhold no more what the broker says of one.
+    pub fn release(&mut self, number: u64) {
+        if let Some(publish) = self.withheld(number).filter(|publish| **publish != WITHHELD) {
+            *publish &= !WITHHELD;
+            self.withheld -= 1;
+        }
     }
 
     /// Where a broker's number stands in `waiting`.
@@ -61,9 +98,9 @@ impl Confirms {
             && (multiple || self.at(number).is_some_and(|at| self.waiting[at] != 0))
     }
 
-    /// Take out what the broker confirms; `each` gets the client's numbers.
+    /// Take out what the broker confirms, or refuses; `each` gets the client's numbers that it is to hear of.
     #[inline]
-    fn settle(&mut self, number: u64, multiple: bool, mut each: impl FnMut(u64)) {
+    fn settle(&mut self, number: u64, multiple: bool, refused: bool, mut each: impl FnMut(u64)) {
         let settled = match self.at(number) {
             Some(at) if multiple => 0..at + 1,
             Some(at) => at..at + 1,
@@ -72,9 +109,17 @@ impl Confirms {
         };
         for publish in self.waiting.range_mut(settled) {
             let publish = mem::take(publish);
-            if publish != 0 {
-                self.count -= 1;
+            if publish == 0 {
+                continue;
+            }
+            self.count -= 1;
+            if publish & WITHHELD == 0 {
                 each(publish);
+                continue;
+            }
+            self.withheld -= 1;
+            if refused && publish != WITHHELD {
+                each(publish & !WITHHELD);
             }
         }
         while self.waiting.front() == Some(&0) {
@@ -87,10 +132,10 @@ impl Confirms {
     }
 
     /// Take a confirm of the broker's; returns the client's numbers that it is for, or None if it is right as it is.
-    pub fn answered(&mut self, number: u64, multiple: bool) -> Option<Vec<u64>> {
+    pub fn answered(&mut self, number: u64, multiple: bool, refused: bool) -> Option<Vec<u64>> {
         let is_right = self.is_right(number, multiple);
         let mut numbers = Vec::new();
-        self.settle(number, multiple, |publish| numbers.push(publish));
+        self.settle(number, multiple, refused, |publish| numbers.push(publish));
         (!is_right).then_some(numbers)
     }
 }
@@ -141,10 +186,29 @@ impl Parts {
     }
 }
 
-/// Where the content that a method begins ends, and how many frames it is; None if it is not there as a whole.
+/// The name of the field of a message that is to be restored.
+const MARK: &[u8] = b"\x10x-sluice-confirm";
+/// The high byte of the flags that say what properties there are, and the bit of a table in it.
+const FLAGS_AT: usize = 12;
+const TABLE: u8 = 1 << 5;
+
+/// Whether a content header may hold a mark.
+fn is_marked(header: &[u8]) -> bool {
+    if header.get(FLAGS_AT).is_none_or(|flags| flags & TABLE == 0) {
+        return false;
+    }
+    let begins = header.iter().enumerate().filter(|(_, byte)| **byte == MARK[0]);
+    begins.into_iter().any(|(at, _)| header[at..].starts_with(MARK))
+}
+
+/// Where the content that a method begins ends, and how many frames it is; None if it is not there as a whole, or
+/// marked.
 fn whole(chunk: &[u8], method: &Frame) -> Option<(usize, usize)> {
     let header = Frame::at(chunk, method.stop).filter(|frame| frame.kind == frame::HEADER)?;
     let size = header.payload?.get(4..12)?.first_chunk::<8>()?;
+    if is_marked(header.payload?) {
+        return None;
+    }
     let (mut rest, mut at, mut frames) = (u64::from_be_bytes(*size), header.stop, 2);
     let mut last = header;
     while rest > 0 {
@@ -190,11 +254,16 @@ impl Channels {
         let (publish, &[bits]) = arguments.split_first_chunk::<8>()? else { return None };
         let (publish, multiple) = (u64::from_be_bytes(*publish), bits & MULTIPLE != 0);
         let confirms = self.get(frame.channel)?.confirms.as_mut()?;
+        let refused = method == frame::NACK;
+        if refused && confirms.withheld > 0 {
+            // The session is to know which of them are refused.
+            return None;
+        }
         if confirms.is_right(publish, multiple) {
-            confirms.settle(publish, multiple, |_| ());
+            confirms.settle(publish, multiple, refused, |_| ());
         } else {
             let out = parts.instead(frame.start, frame.stop);
-            confirms.settle(publish, multiple, |publish| frame::confirm(frame.channel, method, publish, out));
+            confirms.settle(publish, multiple, refused, |publish| frame::confirm(frame.channel, method, publish, out));
         }
         Some(())
     }

@@ -100,9 +100,9 @@ fn confirms_are_found_however_many_there_are() {
     for number in 3..100_000 {
         channels.forward(1, number);
     }
-    assert_eq!(channels.answered(1, 99_998, false), Some(vec![99_999]));
-    assert_eq!(channels.answered(1, 99_998, true).map(|numbers| numbers.len()), Some(99_997));
+    assert_eq!(channels.answered(1, 99_998, false, false), Some(vec![99_999]));
+    assert_eq!(channels.answered(1, 99_998, true, false).map(|numbers| numbers.len()), Some(99_997));
     assert_eq!(channels.unconfirmed(1), 0);
     channels.forward(1, 100_000);
-    assert_eq!(channels.answered(1, 0, true), Some(vec![100_000]));
+    assert_eq!(channels.answered(1, 0, true, false), Some(vec![100_000]));
 }

@@ -10,7 +10,8 @@ from admin.client.api import Api
 from admin.client.explain import ask_file, ask_sidecar, text
 from admin.client.target import Target
 from admin.common.errors import SettingsError
-from proxy.stats.question import Explanation, LimitState, Question, StandingRefusal
+from proxy.stats.question import ConfirmView, Explanation, LimitState, Question, RuleView, StandingRefusal
+from proxy.stats.snapshot import ConfirmState
 
 Write = Callable[[str], str]
 ORDERS = Question("topic", "orders", "10.1.2.3", "g", "main")
@@ -359,3 +360,57 @@ class TestAskingAFile:
     def test_is_a_command(self, write: Write, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["limits", "explain", "topic", "orders", "--config", write(FILE)]) == 0
         assert "1. topic orders: 500 messages per second, burst 1 s" in capsys.readouterr().out
+
+
+class TestConfirms:
+    """What is said of messages that their consumers confirm."""
+
+    NOW = ConfirmState("queue", "orders", "after_consume", "", 7, 250, 64, 1000, 20, 3, 0)
+    VIEW = ConfirmView(
+        rule=RuleView("queue:orders", "sluice.toml:3", "unlimited", "reject", None),
+        below_bytes=4096,
+        within_s=5.0,
+        queues=1,
+        fallback="persist",
+        now=NOW,
+    )
+
+    def said(self, view: ConfirmView, *, live: bool = True) -> list[str]:
+        explanation = Explanation(Question("queue", "orders"), 1, limiting=True, exempt_on=(), limits=(), unapplied=())
+        return text(msgspec.structs.replace(explanation, confirm=view), live=live).splitlines()[4:]
+
+    def test_promise_and_state_are_said(self) -> None:
+        assert self.said(self.VIEW) == [
+            "Confirmed by its consumers, as queue:orders (sluice.toml:3) says:",
+            (
+                "   a message below 4096 bytes is confirmed once its consumers have acknowledged it or the broker has"
+                " stored it, never before; what consumers do not acknowledge within 5 s is published again for the"
+                " broker to confirm"
+            ),
+            "   now    by its consumers; 7 wait, the oldest for 0.25 s",
+            "   so far 1000 by consumers, 20 by the broker, 3 published again",
+        ]
+
+    @pytest.mark.parametrize(
+        ("reason", "why"), [("behind", "its consumers do not keep up"), ("something_new", "something_new")]
+    )
+    def test_why_the_broker_does_it_is_said(self, reason: str, why: str) -> None:
+        now = ConfirmState("queue", "orders", "broker", reason, 0, 0, 16, 0, 0, 0, 0)
+        assert self.said(msgspec.structs.replace(self.VIEW, now=now))[2:] == [
+            f"   now    by the broker: {why}; 0 wait",
+            "   so far none",
+        ]
+
+    def test_without_traffic_there_is_no_state(self) -> None:
+        view = msgspec.structs.replace(self.VIEW, now=None)
+        assert self.said(view)[2:] == ["   now    nothing was published of late"]
+        assert self.said(view, live=False)[2:] == []
+
+    def test_what_is_left_alone_is_said(self) -> None:
+        view = msgspec.structs.replace(self.VIEW, queues=None, left_alone="confirm_queues does not say it")
+        assert self.said(view) == [
+            (
+                "The broker confirms it, although queue:orders (sluice.toml:3) says after_consume: confirm_queues does"
+                " not say it."
+            )
+        ]

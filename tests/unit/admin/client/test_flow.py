@@ -29,7 +29,15 @@ class TestFlow:
             "id listener stage state in flow waits for",
             "41 main connection 41 in flow 3 times, 2.5 s resource topic orders",
             "resource topic orders in flow 3 times, 2.5 s store spool",
+            "",
+            "after consume confirmed by waiting oldest window by consumers by broker persisted nacked",
+            "exchange events broker: its consumers do not keep up 12 1.5 s 16 902114 40310 7 0",
+            "queue orders consumers 310 18 ms 2048 4811020 65 3 0",
         ]
+
+    def test_says_how_many_more_destinations_consumers_confirm(self, api: Any, sluice: Sluice) -> None:
+        api.answers["GET /flow"] = (200, body(msgspec.structs.replace(FLOW, more_confirms=2)))
+        assert sluice("flow").out.splitlines()[-1] == "and 2 more destinations; --limit N shows more"
 
     def test_of_nobody_who_waits_says_so(self, api: Any, sluice: Sluice) -> None:
         api.answers["GET /flow"] = (200, {})

@@ -153,3 +153,37 @@ def test_a_scope_that_nothing_uses_is_named(write: Write, used: str) -> None:
 def test_what_is_meant_is_not_doubted(write: Write) -> None:
     assert warnings(write(LISTENER + TOPIC)) == []
     assert warnings(write(LISTENER + "[defaults.retry_group]\nrate = 5\nmax_delay_s = 1\n")) == []
+
+
+QUEUE = LISTENER + 'protocol = "amqp091"\n[[limits]]\nkind = "queue"\nname = "a"\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        (
+            QUEUE.replace("queue", "exchange") + 'confirm = "after_consume"',
+            (
+                '8: limits[0].confirm = "after_consume": leaves all to the broker: confirm_queues must say to how many'
+                " queues each message goes"
+            ),
+        ),
+        (
+            QUEUE + 'rate = 5\naction = "off"\nconfirm = "after_consume"',
+            '10: limits[0].confirm = "after_consume": means nothing with action = "off"',
+        ),
+        (
+            QUEUE + 'rate = 5\nfallback = "nack"',
+            '9: limits[0].fallback = "nack": means nothing without confirm = "after_consume"',
+        ),
+    ],
+)
+def test_confirms_that_are_left_to_the_broker_are_named(write: Write, text: str, line: str) -> None:
+    assert warnings(write(text)) == [f"sluice.toml:{line}"]
+
+
+def test_confirms_by_consumers_need_no_limit(write: Write) -> None:
+    says = 'confirm = "after_consume"\nconfirm_within_s = 1\nconfirm_below_bytes = 100\n'
+    exchange = QUEUE.replace("queue", "exchange") + says + "confirm_queues = 2\n"
+    for text in (QUEUE + says, exchange):
+        assert warnings(write(text)) == []

@@ -5,7 +5,7 @@ import pytest
 
 from admin.common.errors import SettingsError
 from admin.config import plugins
-from admin.config.rule_fields import SCOPE_KINDS, FieldError, RuleReader, longest_delay_s
+from admin.config.rule_fields import SCOPE_KINDS, FieldError, RuleReader, fields_of, longest_delay_s, written
 from admin.config.rulebook import build
 from admin.config.sources import Flags, load
 from admin.run.composition import Plan, compose
@@ -131,6 +131,11 @@ def test_everything_that_a_rule_can_say_comes_from_the_file(write: Write) -> Non
         "fair_by": "client",
         "max_fair_keys": 7,
         "warm_up_s": 0,
+        "confirm": "broker",
+        "confirm_below_bytes": 4096,
+        "confirm_within_s": 5,
+        "confirm_queues": None,
+        "fallback": "persist",
         "allow_under_limit": True,
         "exempt": False,
         "source": "sluice.toml:1",
@@ -223,6 +228,40 @@ def test_a_protocol_says_which_scopes_there_are() -> None:
     for kind, word in (("topic", "user"), ("queue", "producer_group")):
         with pytest.raises(FieldError, match=f"knows no {word.replace('_', ' ')}"):
             reader.read(kind, "a", {"rate": 1, "fair_by": word}, "an edit")
+
+
+@pytest.mark.parametrize("name", ["amqp", "amqp091"])
+def test_consumers_confirm_what_is_sent_with_a_rule_that_needs_no_rate(name: str) -> None:
+    reader = RuleReader([plugins.protocol(name, (), load(None, {}, PAIR).origins)], ())
+    says = {"confirm": "after_consume", "confirm_queues": 3, "fallback": "nack", "confirm_within_s": 1}
+    found = reader.read("exchange", "*", says, "an edit")
+    assert (found.confirms_after_consume, found.rate_per_s, found.confirm_queues) == (True, None, 3)
+    assert written(fields_of(found)) == {"rate": "unlimited", "action": reader.kinds["exchange"].action, **says} | {
+        "max_delay_s": 2.0
+    }
+    with pytest.raises(FieldError, match="1, or no confirm_queues; more are for a rule of kind exchange") as error:
+        reader.read("queue", "orders", says, "an edit")
+    assert error.value.problems[0][0] == "confirm_queues"
+
+
+@pytest.mark.parametrize(
+    ("names", "kind", "why"),
+    [
+        (["rocketmq"], "topic", "rocketmq cannot do that; allowed: broker"),
+        (["amqp10"], "queue", "amqp10 cannot do that; allowed: broker"),
+        (["amqp091"], "routing_key", "amqp091 cannot do that for a routing key; allowed: .* of kind queue or exchange"),
+        (["amqp10", "amqp091"], "delivery", "amqp10 and amqp091 cannot do that for a delivery; allowed: after_consume"),
+        (["amqp091"], "user", "not for scopes and totals"),
+        (["amqp091"], "total", "not for scopes and totals"),
+    ],
+)
+def test_consumers_confirm_only_what_a_protocol_has_them_confirm(names: list[str], kind: str, why: str) -> None:
+    reader = RuleReader([plugins.protocol(name, (), load(None, {}, PAIR).origins) for name in names], ())
+    with pytest.raises(FieldError, match=why) as error:
+        reader.read(kind, "queue:*" if kind == "total" else "*", {"rate": 1, "confirm": "after_consume"}, "an edit")
+    assert [field for field, _ in error.value.problems] == ["confirm"]
+    if names == ["amqp10", "amqp091"]:
+        assert reader.read("queue", "*", {"confirm": "after_consume"}, "an edit").confirms_after_consume
 
 
 def test_a_flag_wins_over_hours_of_the_file(write: Write) -> None:

@@ -223,6 +223,7 @@ NETWORK = 'must be an address or a network: "10.1.2.3", "10.0.0.0/8" or "2001:db
 LEVEL = 'must be "debug", "info", "warning" or "error"'
 LISTENER = '[[listeners]]\nlisten = "{}"\nbroker = "{}"'
 LIMIT = '[[limits]]\nkind = "topic"\nname = "a"\n'
+NOTHING_SAID = 'must have a rate or bytes_per_s, or action = "off", or confirm = "after_consume"'
 HANDLER = '[[handlers]]\nname = "rate_limit"\n'
 
 
@@ -251,8 +252,8 @@ HANDLER = '[[handlers]]\nname = "rate_limit"\n'
         ("[admin]\nlisten = 'x'", f'2: admin.listen = "x": {ENDPOINT}; or "off"'),
         (LIMIT + "rate = -1", f"4: limits[0].rate = -1: {RATE}"),
         (LIMIT + "rte = 1\nrate = 1", '4: limits[0].rte: unknown; did you mean "rate"?'),
-        (LIMIT, '1: limits[0]: must have a rate or bytes_per_s, or action = "off"'),
-        ("[defaults.topic]\n", '1: defaults.topic: must have a rate or bytes_per_s, or action = "off"'),
+        (LIMIT, f"1: limits[0]: {NOTHING_SAID}"),
+        ("[defaults.topic]\n", f"1: defaults.topic: {NOTHING_SAID}"),
         (LIMIT + "rate = true", f"4: limits[0].rate = true: {RATE}"),
         (LIMIT + "bytes_per_s = '2 MiB/s'", '4: limits[0].bytes_per_s = "2 MiB/s": must be a number; write 2097152'),
         (LIMIT + "bytes_per_s = 'much'", '4: limits[0].bytes_per_s = "much": must be a number'),

@@ -106,6 +106,30 @@ def test_hours_say_whether_they_hold_now(write: Write) -> None:
     ]
 
 
+def test_what_consumers_confirm_is_shown_with_what_is_promised(write: Write) -> None:
+    confirm = 'confirm = "after_consume"'
+    text = LISTENER + 'protocol = "amqp091"\n'
+    text += limit("queue", "a", confirm) + limit("queue", "b", "rate = 5", confirm)
+    text += limit("exchange", "e", confirm, "confirm_queues = 3", "confirm_below_bytes = 100", 'fallback = "nack"')
+    text += limit("exchange", "left alone", confirm)
+    rules = section("Rules", write(text))
+    assert rules[:2] == [
+        "rule limit of above it burst break confirmed by from",
+        "queue:a unlimited this name consumers sluice.toml:6",
+    ]
+    assert rules[-2:] == [
+        (
+            "queue:a, queue:b: a message below 4096 bytes is confirmed once its consumers have acknowledged it or the"
+            " broker has stored it, never before; what consumers do not acknowledge within 5 s is published again for"
+            " the broker to confirm."
+        ),
+        (
+            "exchange:e: a message below 100 bytes is confirmed once consumers of 3 queues have acknowledged it or the"
+            " broker has stored it, never before; what consumers do not acknowledge within 5 s is refused."
+        ),
+    ]
+
+
 def queues(name: str, place: object, origins: object) -> Protocol:
     """Return a protocol without limits of its own, not all of whose requests can be refused."""
     del name, place, origins

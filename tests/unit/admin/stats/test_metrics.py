@@ -109,6 +109,12 @@ async def test_every_counter_of_the_snapshot_is_there(
         ("sluice_alarms_total", (("scarce", "memory"),)): 0,
         ("sluice_alarms_total", (("scarce", "disk"),)): 2,
         ("sluice_loop_busy_ratio", ()): 0.25,
+        **{
+            ("sluice_confirms_total", (("kind", "queue"), ("resource", "a/b"), ("way", way))): count
+            for way, count in (("after_consume", 10), ("broker", 20), ("persisted", 30), ("nacked", 40))
+        },
+        ("sluice_confirms_pending", (("kind", "queue"), ("resource", "a/b"))): 5,
+        ("sluice_confirms_after_consume", (("kind", "queue"), ("resource", "a/b"))): 0,
         ("sluice_stages", (("kind", "connection"), ("state", "flow"))): 3,
         ("sluice_bottleneck_connections", (("cause", "disk"),)): 3,
         ("sluice_spool_queues", ()): 1,

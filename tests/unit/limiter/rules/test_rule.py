@@ -180,7 +180,7 @@ def test_rate_that_is_no_number_of_permits_is_refused(rate: Any) -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1, 3601, "1", False])
-@pytest.mark.parametrize("field", ["burst_s", "break_s", "max_delay_s", "warm_up_s"])
+@pytest.mark.parametrize("field", ["burst_s", "break_s", "max_delay_s", "warm_up_s", "confirm_within_s"])
 def test_time_out_of_range_is_refused(field: str, value: Any) -> None:
     with pytest.raises(RuleError, match=f"topic:orders: {field} .*; allowed: 0 to 3600 seconds") as error:
         Rule("topic", "orders", 1, allow_under_limit=True, **{field: value})
@@ -210,6 +210,13 @@ def test_kind_that_is_no_word_is_refused(kind: str) -> None:
         ("fair_by", "", "client, producer_group, user"),
         ("max_fair_keys", 0, f"1 to {MAX_FAIR_KEYS}"),
         ("max_fair_keys", MAX_FAIR_KEYS + 1, f"1 to {MAX_FAIR_KEYS}"),
+        ("confirm", "consumer", "broker, after_consume"),
+        ("fallback", "drop", "persist, nack"),
+        ("confirm_below_bytes", 0, "1 to 1048576 bytes"),
+        ("confirm_below_bytes", 1_048_577, "1 to 1048576 bytes"),
+        ("confirm_queues", 0, "1 to 1000"),
+        ("confirm_queues", 1001, "1 to 1000"),
+        ("confirm_within_s", 0, "above 0, up to 3600 seconds"),
     ],
 )
 def test_word_that_is_none_of_its_field_is_refused_with_those_that_are(field: str, value: Any, allowed: str) -> None:
@@ -298,3 +305,22 @@ def test_rules_are_told_apart_by_kind_name_sharing_and_hours() -> None:
 )
 def test_two_spellings_of_one_pattern_are_one_key(kind: str, one: str, other: str) -> None:
     assert Rule(kind, one, 1).key == Rule(kind, other, 2, action="shadow").key
+
+
+def test_consumers_may_confirm_what_has_no_limit_and_what_is_exempt() -> None:
+    for more in ({}, {"exempt": True}, {"action": "shadow"}):
+        rule = Rule("queue", "orders", None, confirm="after_consume", confirm_within_s=0.5, **more)
+        assert (rule.confirms_after_consume, rule.limits, rule.confirm_within_ns) == (True, False, 500_000_000)
+
+
+def test_rule_that_is_off_leaves_confirms_to_the_broker() -> None:
+    assert not Rule("queue", "orders", 5, action="off", confirm="after_consume").confirms_after_consume
+    assert not Rule("queue", "orders", 5).confirms_after_consume
+
+
+@pytest.mark.parametrize("values", [{"kind": "queue", "shared": True}, {"kind": "client"}])
+def test_consumers_confirm_for_each_resource_only(values: dict[str, Any]) -> None:
+    with pytest.raises(RuleError, match="not for scopes and totals") as error:
+        Rule(pattern="*", rate_per_s=1, confirm="after_consume", **values)
+
+    assert error.value.attribute == "confirm"

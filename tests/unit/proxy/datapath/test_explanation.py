@@ -16,7 +16,8 @@ from limiter.rules.schedule import read_hours
 from proxy.datapath.explanation import explain
 from proxy.net.server import ListenerConfig
 from proxy.protocols.base import Kind, Protocol
-from proxy.stats.question import Explanation, Question, QuestionError
+from proxy.stats.question import ConfirmView, Explanation, Question, QuestionError
+from proxy.stats.snapshot import ConfirmState
 
 NS_PER_S = 1_000_000_000
 HOST = "127.0.0.1"
@@ -337,3 +338,64 @@ class TestSenselessQuestions:
         with pytest.raises(QuestionError) as caught:
             ask(question, listeners)
         assert (caught.value.parameter, caught.value.detail) == (parameter, detail)
+
+
+class TestConfirm:
+    """What confirms messages, where a rule says that their consumers do."""
+
+    RULES = (
+        Rule("queue", "orders", 5, confirm="after_consume", confirm_within_s=2.0, fallback="nack", source="file:1"),
+        Rule("queue", "kept", None, action="off", confirm="after_consume"),
+        Rule("queue", "plain", 5),
+        Rule("exchange", "*", None, confirm="after_consume"),
+        Rule("exchange", "three", None, confirm="after_consume", confirm_queues=3),
+    )
+    KINDS = (
+        Kind("queue", "", after_consume=True, queues=1),
+        Kind("exchange", "", after_consume=True),
+    )
+
+    def ask(
+        self, listeners: tuple[ListenerConfig, ...], kind: str, name: str, *, enabled: bool = True, **question: str
+    ) -> ConfirmView | None:
+        able = replace(listeners[0].protocol, name="able", kinds=self.KINDS)
+        unable = replace(able, name="unable", kinds=tuple(replace(each, after_consume=False) for each in self.KINDS))
+        main, vip, other = listeners
+        # What the first listener's protocol cannot do, another one's may.
+        listeners = (replace(other, protocol=unable), replace(main, protocol=able), replace(vip, protocol=able))
+        limits = Limits(RuleSet(self.RULES, enabled=enabled))
+        confirms = {
+            Resource("queue", "orders"): ConfirmState("queue", "orders", "broker", "behind", 1, 2, 3, 4, 5, 6, 7)
+        }
+        asked = Question(kind, name, **question)
+        return explain(asked, limits, listeners, (unable, able), 0, confirms=confirms).confirm
+
+    def test_rule_and_state_are_told(self, listeners: tuple[ListenerConfig, ...]) -> None:
+        found = self.ask(listeners, "queue", "orders")
+        assert found is not None
+        assert (found.rule.name, found.rule.source) == ("queue:orders", "file:1")
+        assert (found.below_bytes, found.within_s, found.queues, found.fallback) == (4096, 2.0, 1, "nack")
+        assert (found.left_alone, found.now and found.now.reason) == ("", "behind")
+
+    def test_of_an_exchange_the_rule_says_how_many_queues_there_are(
+        self, listeners: tuple[ListenerConfig, ...]
+    ) -> None:
+        three, others = self.ask(listeners, "exchange", "three"), self.ask(listeners, "exchange", "events")
+        assert three is not None
+        assert (three.queues, three.left_alone, three.now) == (3, "", None)
+        assert others is not None
+        assert others.left_alone == "confirm_queues does not say to how many queues each message goes"
+
+    @pytest.mark.parametrize("name", ["kept", "plain", "unknown"])
+    def test_nothing_is_told_where_no_rule_says_it(self, listeners: tuple[ListenerConfig, ...], name: str) -> None:
+        assert self.ask(listeners, "queue", name) is None
+
+    def test_nothing_is_told_of_a_listener_that_cannot_do_it(self, listeners: tuple[ListenerConfig, ...]) -> None:
+        assert self.ask(listeners, "queue", "orders", listener="other") is None
+
+    def test_exempt_clients_and_limiting_that_is_off_are_named(self, listeners: tuple[ListenerConfig, ...]) -> None:
+        off = self.ask(listeners, "queue", "orders", enabled=False)
+        exempt = self.ask(listeners, "queue", "orders", client="10.9.1.1", listener="main")
+        assert off is not None
+        assert exempt is not None
+        assert (off.left_alone, exempt.left_alone) == ("limiting is switched off", "the client is exempt")

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from limiter.counting.accounts import Accounts
 from limiter.counting.rejections import Amount, Outcome
 from limiter.deciding.limits import Limits
+from limiter.plans.plans import NO_TERMS, Confirming, Terms
 from limiter.rules.resource import Resource
 from limiter.rules.rule import Action, Rule
 from limiter.rules.rule_set import RuleSet
@@ -665,15 +666,15 @@ class TestTerms:
     @pytest.mark.parametrize(
         ("actions", "terms"),
         [
-            ([], (False, False, None)),
-            (["delay"], (True, False, None)),
-            (["reject"], (False, True, None)),
-            (["shadow"], (False, True, None)),
-            (["delay", "reject"], (True, True, None)),
-            (["off"], (False, False, None)),
+            ([], Terms()),
+            (["delay"], Terms(delays=True)),
+            (["reject"], Terms(refuses=True)),
+            (["shadow"], Terms(refuses=True)),
+            (["delay", "reject"], Terms(delays=True, refuses=True)),
+            (["off"], Terms()),
         ],
     )
-    def test_rules_say_what_they_do(self, actions: list[Action], terms: object) -> None:
+    def test_rules_say_what_they_do(self, actions: list[Action], terms: Terms) -> None:
         names = ["a", "*"]
         world = World(
             *(
@@ -685,13 +686,46 @@ class TestTerms:
 
     def test_scopes_have_their_say_but_to_what_is_taken(self) -> None:
         world = World(Rule("client", "*", 1), delay("a", None, bytes_per_s=1000, max_debt_s=0.5))
-        assert world.limits.terms((A,), caller_of(info())) == (True, True, 1500)
-        assert world.limits.terms((A,), caller_of(info(), consumes=True)) == (True, False, 1500)
-        assert world.limits.terms((B,), caller_of(info())) == (False, True, None)
+        assert world.limits.terms((A,), caller_of(info())) == Terms(delays=True, refuses=True, most_bytes=1500)
+        assert world.limits.terms((A,), caller_of(info(), consumes=True)) == Terms(delays=True, most_bytes=1500)
+        assert world.limits.terms((B,), caller_of(info())) == Terms(refuses=True)
 
     def test_they_change_with_the_rules(self) -> None:
         world = World(delay("a", 1))
         swaps = world.limits.swaps
         world.limits.swap(world.limits.rule_set.replace(enabled=False), 0)
         assert world.limits.swaps == swaps + 1
-        assert world.limits.terms((A,), caller_of(info())) == (False, False, None)
+        assert world.limits.terms((A,), caller_of(info())) == NO_TERMS
+
+    def test_consumers_confirm_where_a_rule_says_so_whatever_limits_there_are(self) -> None:
+        confirming = Confirming(100, 2_500_000_000, 2, persists=False)
+        says: dict[str, Any] = {
+            "confirm": "after_consume",
+            "confirm_below_bytes": 100,
+            "confirm_within_s": 2.5,
+            "confirm_queues": 2,
+            "fallback": "nack",
+        }
+        world = World(Rule(KIND, "a", None, **says), Rule("client", "*", 1), Rule(KIND, "b", None))
+        assert world.limits.terms((A,), caller_of(info(), consumes=True)) == Terms(confirm=confirming)
+        assert world.limits.terms((A,), caller_of(info())) == Terms(refuses=True, confirm=confirming)
+        assert world.limits.terms((B, A), caller_of(info())).confirm == confirming
+        assert world.limits.terms((B,), caller_of(info())).confirm is None
+        assert not Terms(confirm=confirming).limits
+
+    @pytest.mark.parametrize("name", ["a", "[ab]", "*"])
+    def test_name_pattern_and_default_have_consumers_confirm(self, name: str) -> None:
+        world = World(Rule(KIND, name, None, confirm="after_consume"))
+        confirming = Confirming(4096, 5_000_000_000, None, persists=True)
+        assert world.limits.terms((A,), caller_of(info())).confirm == confirming
+
+    def test_consumers_confirm_nothing_where_limiting_or_the_rule_is_off(self) -> None:
+        world = World(
+            Rule(KIND, "a", None, confirm="after_consume"), Rule(KIND, "b", 1, action="off", confirm="after_consume")
+        )
+        assert world.limits.terms((B,), caller_of(info())) == NO_TERMS
+        for switches in ({"enabled": False}, {"off_kinds": [KIND]}):
+            world.limits.swap(world.limits.rule_set.replace(**switches), 0)
+            assert world.limits.terms((A,), caller_of(info())) == NO_TERMS
+            world.limits.swap(world.limits.rule_set.replace(enabled=True, off_kinds=[]), 0)
+            assert world.limits.terms((A,), caller_of(info())).confirm is not None

@@ -21,7 +21,7 @@ from proxy.deciding.pipeline import HandlerConfig
 from proxy.deciding.rate_limit import PLUGIN as RATE_LIMIT
 from proxy.deciding.rate_limit import RateLimitOptions
 from proxy.net.server import ListenerConfig
-from proxy.protocols.base import Buffer, Protocol, Session, SessionContext
+from proxy.protocols.base import NO_TERMS, Buffer, Protocol, Session, SessionContext, Terms
 
 if TYPE_CHECKING:
     from tests.unit.proxy.conftest import Peer, Rig, ScriptedBroker, StartRig
@@ -245,15 +245,15 @@ class TestTerms:
         context = session_of(rig).context
         resources = (Resource(KIND, "d"),)
 
-        def says() -> tuple[bool, bool, int | None]:
+        def says() -> Terms:
             return context.terms(context.connection, resources, False)
 
-        assert says() == (True, False, None)
+        assert says() == Terms(delays=True)
         versions = [context.rules_version()]
         for enabled in (False, True):
             await rig.path.apply(rig.path._rule_set.replace(enabled=enabled))
             versions.append(context.rules_version())
-            assert says() == (enabled, False, None)
+            assert says() == Terms(delays=enabled)
         assert len(set(versions)) == 3
 
     async def test_the_clock_changes_them(
@@ -283,7 +283,7 @@ class TestTerms:
         rig = await start_rig(listeners=(listener,), rules=[delay("d", 1)])
         client, _ = await rig.connect()
         context = session_of(rig).context
-        assert context.terms(context.connection, (Resource(KIND, "d"),), False) == (False, False, None)
+        assert context.terms(context.connection, (Resource(KIND, "d"),), False) == NO_TERMS
         await client.send(b"credit d 100\npaid d 2\n")
         assert await client.receive_line() == b"granted 100\n"
         assert await rig.requests("d") == {"exempt": 2}

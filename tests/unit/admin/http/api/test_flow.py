@@ -38,6 +38,15 @@ async def test_flow_reads_back_with_states_in_words_and_the_time_of_day(served: 
     assert flow.store == NOW.store
 
 
+async def test_what_the_broker_confirms_in_place_of_consumers_comes_first(served: Any) -> None:
+    behind, kept_up = FLOW.confirms
+    more, fewer = msgspec.structs.replace(kept_up, name="z", pending=400), msgspec.structs.replace(kept_up, name="a")
+    served.data_path.confirms_now = (kept_up, fewer, more, behind)
+    for limit, shown in ((50, (behind, more, fewer, kept_up)), (3, (behind, more, fewer))):
+        flow = msgspec.json.decode((await served.get(f"flow?limit={limit}")).content, type=Flow)
+        assert (flow.confirms, flow.more_confirms) == (shown, 4 - len(shown))
+
+
 async def test_the_spool_reads_back(served: Any) -> None:
     served.data_path.spool_now = SPOOL.holds
     spool = msgspec.json.decode((await served.get("spool")).content, type=Spool)

@@ -1,5 +1,7 @@
 """What a client may try to get past a limit, or to have others pay for it."""
 
+from random import Random
+
 import pytest
 from amqp10_playbook import codec
 from amqp10_playbook.codec import say
@@ -118,16 +120,51 @@ def test_copies_named_behind_the_first_frame_are_found() -> None:
 
 
 @pytest.mark.parametrize("settled", [False, True])
-def test_too_many_copies_are_no_way_past_a_limit(settled: bool) -> None:  # noqa: FBT001
+@pytest.mark.parametrize(
+    "payload",
+    [
+        copied(*map(str, range(256)), "other"),
+        codec.message(b"x", annotations={codec.Symbol("x-cc"): ["other"]} | {str(at): at for at in range(5000)}),
+    ],
+    ids=["too many copies", "too many annotations"],
+)
+def test_what_is_not_read_is_no_way_past_a_limit(payload: bytes, settled: bool) -> None:  # noqa: FBT001
     driver = Driver(terms={OTHER: SHAPED}).open().sends()
     driver.credit(170)
-    payload = copied(*map(str, range(256)), "other")
     assert driver.send(0, payload=payload, settled=settled) == []
     if settled:
         assert driver.closed is not None
         assert driver.closed.reason == "unreadable_message"
     else:
         assert driver.to(CLIENT)[0].name == "disposition"
+
+
+@pytest.mark.parametrize("settled", [False, True])
+@pytest.mark.parametrize("longest", [None, 50_000])
+def test_copies_named_late_in_a_long_frame_are_found(settled: bool, longest: int | None) -> None:  # noqa: FBT001
+    driver = Driver(refuse, terms={OTHER: SHAPED}).open().sends()
+    driver.credit(170)
+    driver.forget()
+    frame = say(
+        1, "transfer", copied("other", before=70_000), handle=0, delivery_id=0, delivery_tag=b"t", settled=settled
+    )
+    random = None if longest is None else Random(1)
+    driver.give(CLIENT, frame, random, longest=longest or 1 << 20)
+    driver.tick()
+    if not settled:
+        assert driver.to(BROKER) == []
+        assert driver.to(CLIENT)[0].name == "disposition"
+    else:
+        assert driver.charged == 1 or driver.closed is not None
+
+
+def test_a_settled_message_that_is_aborted_before_it_says_where_it_is_to_go_ends_nothing() -> None:
+    driver = Driver(terms={ORDERS: SHAPED}).open().sends(0, None)
+    driver.credit(170)
+    part = codec.message(b"x", to="/queues/orders")[:9]
+    driver.client(1, "transfer", part, handle=0, delivery_id=0, delivery_tag=b"t", settled=True, more=True)
+    driver.client(1, "transfer", b"", handle=0, aborted=True)
+    assert driver.closed is None
 
 
 @pytest.mark.parametrize("scan", ["python", "compiled"])

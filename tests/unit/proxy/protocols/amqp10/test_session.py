@@ -9,7 +9,7 @@ from amqp10_playbook.driver import BROKER, CLIENT, ORDERS, REFUSED, SHAPED, Deci
 
 from limiter.rules.resource import Resource
 from proxy.deciding.batch import Grant, Refuse
-from proxy.protocols.amqp10 import conversation, renumbering
+from proxy.protocols.amqp10 import renumbering
 from proxy.protocols.amqp10.links import Link
 from proxy.protocols.amqp10.options import AMQP10Options
 from proxy.protocols.base import NO_TERMS, Close, Terms
@@ -475,25 +475,16 @@ def test_no_more_is_swallowed_in_one_chunk_than_may_be(monkeypatch: pytest.Monke
     assert [said["first"] for said in driver.to(CLIENT) if said.name == "disposition"] == list(range(4))
 
 
-def test_a_disposition_is_cut_into_no_more_than_a_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conversation, "MOST_RANGES", 3)
+def test_a_disposition_says_nothing_of_what_was_refused_however_often_that_was() -> None:
     driver = refused()
-    for number in range(10):
+    for number in range(400):
         driver.decide = (lambda _: None) if number % 2 else refuse
+        if number % 100 == 0:
+            driver.credit(100, count=number // 2)
         driver.send(number)
     driver.forget()
-    accepted = {"role": True, "first": 0, "last": 4, "settled": True}
-    # One that is being refused is not accepted.
-    driver.decide = refuse
-    driver.client(1, "transfer", b"x", handle=0, delivery_id=10, delivery_tag=b"t", more=True)
-    ranges = [
-        (said["first"], said["last"]) for said in driver.broker(5, "disposition", **accepted | {"settled": False})
-    ]
-    assert ranges == [(1, 1), (3, 3), (5, 5), (7, 7), (9, 9)]
-    driver.client(1, "transfer", b"x", handle=0)
-    driver.forget()
-    ranges = [(said["first"], said["last"]) for said in driver.broker(5, "disposition", **accepted)]
-    assert ranges == [(1, 1), (3, 3), (5, 9)]
+    heard = driver.broker(5, "disposition", role=True, first=0, last=199, settled=True)
+    assert [(said["first"], said["last"]) for said in heard] == [(number, number) for number in range(1, 400, 2)]
     assert driver.session.in_flight() == 0
 
 
@@ -866,6 +857,30 @@ def test_a_drain_waits_for_what_is_not_settled() -> None:
     assert driver.session.in_flight() == 1
     driver.broker(5, "detach", handle=3, closed=True)
     assert driver.session.in_flight() == 0
+
+
+@pytest.mark.parametrize("terms", [NO_TERMS, REFUSED])
+def test_one_delivery_at_a_time_is_timed_until_it_is_settled(terms: Terms) -> None:
+    driver = refused(lambda _: None, terms)
+    driver.send(0, settled=True)
+    for number in range(1, 4):
+        driver.now_ns = number * 1000
+        driver.send(number)
+    answered = {"role": True, "settled": True}
+    driver.now_ns = 10_000
+    driver.broker(5, "disposition", first=2, last=3, **answered)
+    assert not any(driver.counters.round_trip.durations().counts)
+    driver.broker(5, "disposition", first=1, **answered)
+    timed = driver.counters.round_trip.durations()
+    assert (sum(timed.counts), timed.sum_s) == (1, 9e-6)
+    # The next one that comes, unless its link ends before.
+    driver.send(4)
+    driver.now_ns += 5000
+    driver.broker(5, "disposition", first=4, **answered)
+    assert sum(driver.counters.round_trip.durations().counts) == 2
+    driver.send(5)
+    driver.broker(5, "detach", handle=3, closed=True)
+    assert sum(driver.counters.round_trip.durations().counts) == 2
 
 
 def test_nobody_waits_for_long_for_what_a_link_had_sent_that_has_ended() -> None:

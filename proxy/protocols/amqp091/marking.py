@@ -1,0 +1,204 @@
+"""A publisher's side of confirms by consumers: which of its publishes wait for them, and what it is told in the end.
+
+Such a publish goes on as transient, with a mark that is taken out again when it is delivered. What the broker says of
+it is withheld from the client, but for a nack.
+"""
+
+from collections.abc import Callable, Sequence
+
+from limiter.plans.plans import Confirming
+from limiter.rules.resource import Resource
+from proxy.deciding.batch import ConnectionInfo
+from proxy.protocols.amqp.names import MAX_NAMES, Target
+from proxy.protocols.amqp091 import wire
+from proxy.protocols.amqp091.after_consume import AfterConsume, Inbox, Waiting
+from proxy.protocols.amqp091.channel import Channel
+from proxy.protocols.amqp091.wire import Malformed
+from proxy.protocols.base import SessionContext
+
+
+class Marking:
+    """The publishes of one connection that wait for consumers, or may be to.
+
+    Args:
+        context: of the session.
+        who: returns whose requests they are.
+        hub: of all sessions of the broker.
+
+    Attributes:
+        active: some rule may want it.
+    """
+
+    def __init__(self, context: SessionContext, who: Callable[[], ConnectionInfo], hub: AfterConsume) -> None:
+        self.active = False
+        self._context = context
+        self._who = who
+        self._hub = hub
+        self._inbox = Inbox(context.wake)
+        #: What the rules of that version say, by what a publish is charged to.
+        self._rules: dict[tuple[Resource, ...], Confirming | None] = {}
+        self._version = -1
+        #: Nothing new is to wait, and what does falls back.
+        self._ends = False
+
+    def part(self) -> None:
+        """Forget who it is for."""
+        del self._who, self._context
+
+    # --- What is published ------------------------------------------------------------------------
+
+    def look(self) -> None:
+        """Look whether the rules have changed."""
+        context = self._context
+        self.active = context.after_consume()
+        version = context.rules_version()
+        if version != self._version:
+            self._version = version
+            self._rules.clear()
+
+    def _rule(self, target: Target) -> Confirming | None:
+        resources = target.resources
+        if resources not in self._rules:
+            if len(self._rules) >= MAX_NAMES:
+                self._rules.clear()
+            self._rules[resources] = self._context.terms(self._who(), resources[:1], False).confirm
+        return self._rules[resources]
+
+    def may_wait(self, channel: Channel, target: Target) -> bool:
+        """Say of a publish that begins to come whether it may be one that waits."""
+        if channel.confirms is None or channel.transacts or channel.closes or self._ends:
+            return False
+        rule = self._rule(target)
+        return rule is not None and _queues(target, rule) > 0
+
+    def is_small(self, target: Target, body_bytes: int) -> bool:
+        """Say whether a publish with such a body is one of those that may wait."""
+        rule = self._rule(target)
+        return rule is not None and body_bytes < rule.below_bytes
+
+    def mark(  # noqa: PLR0917 - two numbers of different things
+        self, channel: Channel, target: Target, sequence: int, frames: bytes, most_payload_bytes: int, now_ns: int
+    ) -> bytes:
+        """Take a publish with confirms that goes on to the broker.
+
+        Args:
+            channel: where.
+            target: to what.
+            sequence: the client's number of it.
+            frames: all of it; empty if it cannot wait.
+            most_payload_bytes: of one frame.
+            now_ns: on the monotonic clock.
+
+        Returns:
+            What is to go instead if it is to wait, and empty otherwise.
+        """
+        if self._context.rules_version() != self._version:
+            self.look()
+        confirms, rule = channel.confirms, self._rule(target)
+        assert confirms is not None  # noqa: S101 - as it has confirms
+        confirms.sent(sequence)
+        if rule is None:
+            return b""
+        hub = self._hub
+        destination = hub.destination(target.resources[0], is_queue=not target.exchange)
+        number = hub.takes(destination, now_ns) if frames and self.may_wait(channel, target) else 0
+        marked = _marked(frames, hub.maker, number, most_payload_bytes) if number else b""
+        if not marked:
+            destination.broker_total += 1
+            return b""
+        queues = _queues(target, rule)
+        message = Waiting(number, destination, self._inbox, channel, sequence, frames, now_ns, rule, queues)
+        message.tag = confirms.withhold()
+        channel.waiting[sequence] = message
+        hub.begin(message)
+        return marked
+
+    # --- What the broker says ---------------------------------------------------------------------
+
+    def nacked(self, channel: Channel, sequences: Sequence[int]) -> None:
+        """Note that the client hears that the broker has refused some publishes."""
+        for sequence in sequences:
+            message = channel.waiting.pop(sequence, None)
+            if message is not None:
+                self._hub.forget(message)
+
+    def returned(self, channel: Channel, mark: wire.Mark) -> None:
+        """Note that the broker could route a publish nowhere, and leave its confirm to the broker."""
+        message = self._hub.find(mark.maker, mark.number)
+        if message is not None and message.channel is channel:
+            del channel.waiting[message.sequence]
+            self._hub.forget(message)
+            assert channel.confirms is not None  # noqa: S101 - as it has confirms
+            channel.confirms.release(message.tag)
+
+    # --- What becomes of it -----------------------------------------------------------------------
+
+    def due_ns(self) -> int | None:
+        """Return when ``answer`` is to be called, if nobody wakes the session before."""
+        return self._inbox.due_ns()
+
+    def answer(self, now_ns: int) -> tuple[dict[Channel, list[bytes]], list[Waiting]]:
+        """Be done with what waits no more, or for too long.
+
+        Returns:
+            The answers for the client, by channel; and what is to be published again.
+        """
+        inbox = self._inbox
+        late = inbox.all() if self._ends else inbox.due(now_ns)
+        for message in late:
+            self._hub.fall_back(message, "parted" if self._ends else "late", now_ns)
+        answers: dict[Channel, list[bytes]] = {}
+        again: list[Waiting] = []
+        while inbox.ended:
+            message, outcome = inbox.ended.popleft()
+            channel, sequence = message.channel, message.sequence
+            if channel.waiting.pop(sequence, None) is None:
+                # The broker has refused it meanwhile, or the channel is closed.
+                continue
+            assert channel.confirms is not None  # noqa: S101 - as it has confirms
+            channel.confirms.settle(message.tag)
+            if outcome != "consumed" and message.persists:
+                again.append(message)
+                continue
+            make = wire.ack if outcome == "consumed" else wire.nack
+            answers.setdefault(channel, []).append(make(channel.number, sequence))
+        return answers, again
+
+    def end(self) -> None:
+        """Have all that waits fall back soon, and nothing wait any more: the connection is about to end."""
+        if not self._ends:
+            self._ends = True
+            self._context.wake()
+
+    def forget_all(self) -> None:
+        """Forget all that waits: nothing was promised to a client that goes, or has gone."""
+        self._ends = True
+        for message in self._inbox.all():
+            message.channel.waiting.pop(message.sequence, None)
+            self._hub.forget(message)
+        for message, _ in self._inbox.ended:
+            message.channel.waiting.pop(message.sequence, None)
+        self._inbox.ended.clear()
+
+    def forget(self, channel: Channel) -> None:
+        """Forget what waits in a channel that is closed: nothing was promised."""
+        for message in channel.waiting.values():
+            self._hub.forget(message)
+        channel.waiting.clear()
+
+
+def _queues(target: Target, rule: Confirming) -> int:
+    """Return to how many queues a publish goes; 0 if that is not known."""
+    return rule.queues or 0 if target.exchange else 1
+
+
+def _marked(frames: bytes, maker: int, number: int, most_payload_bytes: int) -> bytes:
+    """Return the frames of a marked publish; empty if it cannot be marked."""
+    try:
+        start, stop = wire.content_header_at(frames)
+        header = wire.mark_header(frames[start:stop], maker, number)
+    except Malformed:
+        return b""
+    if header is None or len(header) > most_payload_bytes:
+        return b""
+    return wire.with_header(frames, start, stop, header)

@@ -1,0 +1,89 @@
+"""A consumer's side of confirms by consumers: who takes what from which queue, and what becomes of it there."""
+
+from typing import Final
+
+from proxy.protocols.amqp.names import Names
+from proxy.protocols.amqp091 import wire
+from proxy.protocols.amqp091.after_consume import AfterConsume
+from proxy.protocols.amqp091.channel import Channel
+from proxy.protocols.amqp091.wire import Mark, Reader
+
+#: Those of a consumer that say what becomes of its deliveries.
+SETTLES: Final = frozenset(
+    (wire.BASIC_ACK, wire.BASIC_NACK, wire.BASIC_REJECT, wire.BASIC_RECOVER, wire.BASIC_RECOVER_ASYNC)
+)
+
+
+class Takers:
+    """The consumers of one connection.
+
+    Args:
+        names: of its queues.
+        hub: of all sessions of the broker.
+    """
+
+    def __init__(self, names: Names, hub: AfterConsume) -> None:
+        self._names = names
+        self._hub = hub
+
+    def _name(self, queue: bytes) -> str:
+        return self._names.delivery(queue)[0].name
+
+    def begin(self, channel: Channel, tag: bytes, queue: bytes, *, automatic: bool) -> None:
+        """Note that a consumer has begun."""
+        channel.takers.setdefault(tag, []).append((self._name(queue), automatic))
+        self._hub.add_consumer(self._name(queue), automatic=automatic)
+
+    def end(self, channel: Channel, tag: bytes, now_ns: int) -> None:
+        """Note that the consumer with that tag has ended that began first."""
+        takers = channel.takers.get(tag)
+        if takers:
+            name, automatic = takers.pop(0)
+            if not takers:
+                del channel.takers[tag]
+            self._hub.remove_consumer(name, now_ns, automatic=automatic)
+
+    def close(self, channel: Channel, now_ns: int) -> None:
+        """Note that a channel is closed: what it was given is for others again."""
+        for tag in list(channel.takers):
+            while tag in channel.takers:
+                self.end(channel, tag, now_ns)
+        deliveries = channel.deliveries
+        self._hub.given_back(deliveries, list(deliveries.by_tag), now_ns)
+
+    def delivered(self, channel: Channel, mark: Mark, consumer: bytes | None, tag: int, now_ns: int) -> None:
+        """Note that a consumer was given a message that may wait for it.
+
+        Args:
+            channel: where.
+            mark: of the message.
+            consumer: its tag; None if the message was asked for.
+            tag: the number of the delivery.
+            now_ns: on the monotonic clock.
+        """
+        message = self._hub.find(mark.maker, mark.number)
+        if message is None:
+            return
+        takers = [] if consumer is None else channel.takers.get(consumer, [])
+        if mark.died or channel.transacts or not takers or any(automatic for _, automatic in takers):
+            self._hub.fall_back(message, "undone", now_ns)
+        elif not channel.dead:
+            assert consumer is not None  # noqa: S101 - or there were none
+            queue = channel.consumed.get(consumer, channel.latest)
+            self._hub.delivered(message, channel.deliveries, tag, queue)
+
+    def settled(self, method: int, channel: Channel, arguments: Reader, now_ns: int) -> None:
+        """Take what a consumer says of its deliveries."""
+        deliveries, hub = channel.deliveries, self._hub
+        if method in {wire.BASIC_RECOVER, wire.BASIC_RECOVER_ASYNC}:
+            hub.given_back(deliveries, list(deliveries.by_tag), now_ns)
+            return
+        tag, bits = arguments.longlong(), arguments.octet()
+        multiple = method != wire.BASIC_REJECT and bits & wire.MULTIPLE != 0
+        tags = deliveries.upto(tag, multiple=multiple)
+        if method == wire.BASIC_ACK:
+            hub.acknowledged(deliveries, tags, now_ns)
+        elif bits & (wire.REJECT_REQUEUE if method == wire.BASIC_REJECT else wire.NACK_REQUEUE):
+            hub.given_back(deliveries, tags, now_ns)
+        else:
+            hub.rejected(deliveries, tags, now_ns)

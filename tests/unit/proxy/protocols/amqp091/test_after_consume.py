@@ -1,0 +1,621 @@
+"""Publishes that wait for their consumers: what the publisher is told, when, and what it is published again as."""
+
+from collections.abc import Callable
+
+import pytest
+from amqp_playbook import frames
+from amqp_playbook.broker import mode_of
+from amqp_playbook.driver import BROKER, CLIENT, Driver, hold
+from amqp_playbook.world import NACK, PERSIST, QUEUE, World
+
+from limiter.rules.resource import Resource
+from proxy.protocols.amqp091 import wire
+from proxy.protocols.amqp091.after_consume import FIRST_WINDOW, AfterConsume, Deliveries
+
+
+def answers(driver: Driver) -> list[tuple[str, int]]:
+    """Return what the publisher was told since the last call, with ``multiple`` made single."""
+    told = [
+        ({80: "ack", 120: "nack"}[message.method[1]], int.from_bytes(message.arguments[:8], "big"))
+        for message in driver.to_client()
+        if message.method in {(60, 80), (60, 120)}
+    ]
+    del driver.written[CLIENT][:]
+    return told
+
+
+def delivered(driver: Driver) -> list[frames.Message]:
+    """Return the messages that the client was given since the last call."""
+    given = [each for each in driver.to_client() if each.method in {(60, 60), (60, 71), (60, 50)}]
+    del driver.written[CLIENT][:]
+    return given
+
+
+def waiting(world: World, bodies: int = 1, **more: object) -> tuple[Driver, Driver]:
+    """Return a publisher whose messages wait, the broker's acks withheld, and a consumer that was given them."""
+    publisher, consumer = world.publisher(**more), world.consumer()
+    for number in range(bodies):
+        publisher.give(CLIENT, frames.durable(1, "orders", b"%d" % number))
+    world.broker.confirm(publisher, 1, bodies)
+    for _ in range(bodies):
+        assert world.broker.deliver(consumer, 1, "c")
+    assert answers(publisher) == []
+    return publisher, consumer
+
+
+# --- The way it is meant --------------------------------------------------------------------------
+
+
+def test_a_consumers_ack_confirms_a_publish() -> None:
+    world = World()
+    publisher, consumer = world.publisher(), world.consumer()
+    sent = frames.header(5, headers=frames.short("a") + b"S" + frames.long("b"))
+    publisher.give(CLIENT, frames.durable(1, "orders", b"hello", headers=frames.short("a") + b"S" + frames.long("b")))
+    world.broker.hear()
+    (stored,) = world.broker.queues["orders"]
+    assert mode_of(stored.header) == 1
+    assert wire.CONFIRM_FIELD in stored.header
+    world.broker.confirm(publisher, 1)
+    assert publisher.written[CLIENT] == b""
+    assert publisher.session.in_flight() == 1
+    world.broker.deliver(consumer, 1, "c")
+    (message,) = delivered(consumer)
+    assert (message.header, message.body) == (sent, b"hello")
+    consumer.give(CLIENT, frames.ack(1, 1))
+    assert publisher.woken
+    world.settle()
+    assert answers(publisher) == [("ack", 1)]
+    assert publisher.session.in_flight() == 0
+    assert world.broker.acked == {b"hello": {"orders"}}
+    assert world.state().after_consume_total == 1
+    world.close()
+
+
+def test_the_brokers_ack_may_come_after_the_consumers() -> None:
+    world = World()
+    publisher, consumer = world.publisher(), world.consumer()
+    publisher.give(CLIENT, frames.durable(1, "orders", b"0") + frames.durable(1, "orders", b"1"))
+    world.broker.deliver(consumer, 1, "c")
+    consumer.give(CLIENT, frames.ack(1, 1))
+    world.settle()
+    assert answers(publisher) == [("ack", 1)]
+    world.broker.confirm(publisher, 1, 2, multiple=True)
+    assert answers(publisher) == []
+    world.broker.deliver(consumer, 1, "c")
+    consumer.give(CLIENT, frames.ack(1, 0, multiple=True))
+    world.settle()
+    assert answers(publisher) == [("ack", 2)]
+    world.close()
+
+
+def test_one_ack_of_a_consumer_confirms_the_publishes_of_several_channels() -> None:
+    world = World()
+    publisher, consumer = world.publisher(1, 2), world.consumer()
+    for number in range(6):
+        publisher.give(CLIENT, frames.durable(number % 2 + 1, "orders", b"%d" % number))
+        world.broker.deliver(consumer, 1, "c")
+    consumer.give(CLIENT, frames.ack(1, 5, multiple=True))
+    world.settle()
+    assert sorted(answers(publisher)) == sorted([("ack", 1), ("ack", 2), ("ack", 3), ("ack", 1), ("ack", 2)])
+    consumer.give(CLIENT, frames.ack(1, 6))
+    world.settle()
+    assert answers(publisher) == [("ack", 3)]
+    world.close()
+
+
+@pytest.mark.parametrize("cut", range(1, len(frames.durable(1, "orders", b"hello", content_type=frames.short("text")))))
+def test_a_publish_is_gathered_wherever_it_is_cut(cut: int) -> None:
+    world = World()
+    publisher, consumer = world.publisher(), world.consumer()
+    data = frames.durable(1, "orders", b"hello", content_type=frames.short("text"))
+    publisher.give(CLIENT, data[:cut])
+    assert not publisher.written[BROKER]
+    publisher.give(CLIENT, data[cut:])
+    world.broker.deliver(consumer, 1, "c")
+    (message,) = delivered(consumer)
+    assert message.header == frames.header(5, content_type=frames.short("text"))
+    consumer.give(CLIENT, frames.ack(1, 1))
+    world.settle()
+    assert answers(publisher) == [("ack", 1)]
+    world.close()
+
+
+@pytest.mark.parametrize("cut", range(0, 200, 3))
+def test_a_delivery_is_restored_wherever_it_is_cut(cut: int) -> None:
+    world = World()
+    publisher, consumer = world.publisher(), world.consumer()
+    publisher.give(CLIENT, frames.durable(1, "orders", b"hello"))
+    world.broker.hear()
+    (stored,) = world.broker.queues["orders"]
+    begin = frames.deliver(1, 1)[0]
+    data = frames.with_header(1, begin, stored.header, stored.body)
+    consumer.give(BROKER, data[:cut])
+    consumer.give(BROKER, data[cut:])
+    (message,) = delivered(consumer)
+    assert (message.header, message.body) == (frames.header(5), b"hello")
+    consumer.give(CLIENT, frames.ack(1, 1))
+    world.settle()
+    assert answers(publisher) == [("ack", 1)]
+
+
+# --- What does not wait ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "publish",
+    [
+        frames.durable(1, "orders", b"x" * 4096),
+        frames.durable(1, "orders", b"x", mode=1),  # type: ignore[arg-type]  # a mode
+        frames.durable(1, "orders", b"x", mode=None),  # type: ignore[arg-type]  # likewise
+        frames.durable(1, "orders", b"x", expiration=frames.short("1000")),
+        frames.durable(1, "orders", b"x", headers=frames.short("CC") + b"A" + frames.long(b"S" + frames.long("k"))),
+        frames.durable(1, "orders", b"x", headers=frames.short("x-sluice-confirm") + b"S" + frames.long("k")),
+        frames.durable(1, "other", b"x"),
+        frames.durable(1, "", b"x", "events"),
+    ],
+)
+def test_what_a_rule_does_not_mean_goes_as_it_came(publish: bytes) -> None:
+    world = World({**QUEUE, "exchange:events": PERSIST})
+    publisher, _ = world.publisher(), world.consumer()
+    publisher.give(CLIENT, publish)
+    assert publisher.written[BROKER] == publish
+    world.broker.confirm(publisher, 1)
+    assert answers(publisher) == [("ack", 1)]
+    world.close()
+
+
+def test_a_publish_without_confirms_or_in_a_transaction_goes_as_it_came() -> None:
+    world = World()
+    driver, _ = world.connect(1, 2), world.consumer()
+    data = frames.durable(1, "orders", b"x") + frames.method(2, 90, 10) + frames.durable(2, "orders", b"y")
+    driver.give(CLIENT, data)
+    assert driver.written[BROKER] == data
+
+
+def test_a_header_that_would_not_fit_its_frame_goes_as_it_came() -> None:
+    world = World()
+    publisher, _ = world.publisher(), world.consumer()
+    data = frames.durable(1, "orders", b"x", headers=frames.short("a") + b"S" + frames.long(b"y" * 4040))
+    publisher.give(CLIENT, data)
+    assert publisher.written[BROKER] == data
+    assert world.state().broker_total == 1
+
+
+# --- What falls back ------------------------------------------------------------------------------
+
+
+def reject(consumer: Driver, world: World) -> None:
+    del world
+    consumer.give(CLIENT, frames.reject(1, 1, requeue=False))
+
+
+def nack(consumer: Driver, world: World) -> None:
+    del world
+    consumer.give(CLIENT, frames.give_back(1, 0, multiple=True, requeue=False))
+
+
+def wait(consumer: Driver, world: World) -> None:
+    del consumer
+    world.pass_time(5)
+
+
+def leave(consumer: Driver, world: World) -> None:
+    world.broker.lose(consumer)
+    world.drivers.remove(consumer)
+
+
+def drain(consumer: Driver, world: World) -> None:
+    del consumer
+    for driver in world.drivers:
+        driver.session.dismisses_client("bye", world.now_ns)
+
+
+FALLS_BACK = [reject, nack, wait, leave, drain]
+
+
+@pytest.mark.parametrize("fails", FALLS_BACK)
+def test_what_falls_back_is_published_again_as_it_came_and_the_broker_confirms_it(
+    fails: Callable[[Driver, World], None],
+) -> None:
+    world = World()
+    publisher, consumer = waiting(world)
+    fails(consumer, world)
+    world.settle()
+    assert answers(publisher) == []
+    assert world.state().persisted_total == 1
+    assert world.is_empty()
+    (again,) = (each for each in world.broker.queues["orders"] if each.is_durable)
+    assert again.header == frames.header(1)
+    assert publisher.session.in_flight() == 1
+    world.broker.confirm(publisher, 1)
+    assert answers(publisher) == [("ack", 1)]
+    assert publisher.session.in_flight() == 0
+    world.close()
+
+
+@pytest.mark.parametrize("fails", FALLS_BACK)
+def test_what_falls_back_is_refused_if_the_rule_says_so(fails: Callable[[Driver, World], None]) -> None:
+    world = World({"queue:orders": NACK})
+    publisher, consumer = waiting(world)
+    fails(consumer, world)
+    world.settle()
+    assert answers(publisher) == [("nack", 1)]
+    assert world.state().nacked_total == 1
+    assert not any(each.is_durable for each in world.broker.queues["orders"])
+    world.close()
+
+
+def test_an_ack_after_a_fall_back_says_nothing() -> None:
+    world = World()
+    publisher, consumer = waiting(world)
+    world.pass_time(5)
+    consumer.give(CLIENT, frames.ack(1, 1))
+    world.settle()
+    assert answers(publisher) == []
+    world.broker.confirm(publisher, 1)
+    assert answers(publisher) == [("ack", 1)]
+    world.close()
+
+
+def test_a_message_that_was_asked_for_falls_back() -> None:
+    world = World()
+    publisher, consumer = world.publisher(), world.consumer()
+    publisher.give(CLIENT, frames.durable(1, "orders", b"x"))
+    consumer.give(CLIENT, frames.get(1, "orders"))
+    world.broker.confirm(publisher, 1)
+    (message,) = delivered(consumer)
+    assert message.header == frames.header(1)
+    consumer.give(CLIENT, frames.ack(1, 1))
+    world.settle()
+    world.broker.confirm(publisher, 1)
+    assert answers(publisher) == [("ack", 1)]
+    assert world.state().persisted_total == 1
+    world.close()
+
+
+def test_a_message_for_a_consumer_that_acknowledges_nothing_falls_back() -> None:
+    world = World()
+    publisher, _ = world.publisher(), world.consumer()
+    publisher.give(CLIENT, frames.durable(1, "orders", b"x"))
+    automatic = world.consumer(automatic=True)
+    world.broker.deliver(automatic, 1, "c")
+    world.settle()
+    assert world.state().persisted_total == 1
+    assert world.state().reason == "auto_ack"
+    world.close()
+
+
+def test_a_message_in_a_transaction_of_its_consumer_falls_back() -> None:
+    world = World()
+    publisher, consumer = world.publisher(), world.consumer()
+    consumer.give(CLIENT, frames.method(1, 90, 10))
+    publisher.give(CLIENT, frames.durable(1, "orders", b"x"))
+    world.broker.deliver(consumer, 1, "c")
+    consumer.give(CLIENT, frames.ack(1, 1))
+    world.settle()
+    assert answers(publisher) == []
+    assert world.state().persisted_total == 1
+
+
+def test_a_message_that_was_dead_lettered_falls_back() -> None:
+    world = World()
+    publisher, consumer = world.publisher(), world.consumer()
+    publisher.give(CLIENT, frames.durable(1, "orders", b"x"))
+    world.broker.hear()
+    (stored,) = world.broker.queues["orders"]
+    at = stored.header.index(wire.CONFIRM_FIELD)
+    death = frames.short("x-death") + b"A" + frames.long(b"")
+    length = int.from_bytes(stored.header[at - 4 : at], "big") + len(death)
+    stored.header = stored.header[: at - 4] + length.to_bytes(4, "big") + death + stored.header[at:]
+    world.broker.deliver(consumer, 1, "c")
+    consumer.give(CLIENT, frames.ack(1, 1))
+    world.settle()
+    assert world.state().persisted_total == 1
+    (message,) = delivered(consumer)
+    assert message.header == frames.header(1, headers=death)
+
+
+def test_a_refusal_of_the_broker_reaches_the_client() -> None:
+    world = World()
+    publisher, consumer = waiting(world, 0)
+    publisher.give(CLIENT, frames.durable(1, "orders", b"0") + frames.durable(1, "orders", b"1"))
+    world.broker.confirm(publisher, 1, 2, multiple=True, nack=True)
+    assert answers(publisher) == [("nack", 1), ("nack", 2)]
+    assert world.is_empty()
+    world.broker.deliver(consumer, 1, "c")
+    consumer.give(CLIENT, frames.ack(1, 1))
+    world.settle()
+    assert answers(publisher) == []
+
+
+def test_a_refusal_of_the_broker_after_the_answer_is_withheld() -> None:
+    world = World()
+    publisher, consumer = world.publisher(), world.consumer()
+    publisher.give(CLIENT, frames.durable(1, "orders", b"0"))
+    world.broker.deliver(consumer, 1, "c")
+    consumer.give(CLIENT, frames.ack(1, 1))
+    world.settle()
+    world.broker.confirm(publisher, 1, nack=True)
+    assert answers(publisher) == [("ack", 1)]
+
+
+def test_a_publish_that_comes_back_is_restored_and_confirmed_by_the_broker() -> None:
+    world = World()
+    publisher, _ = world.publisher(), world.consumer("orders")
+    world.broker.queues.clear()
+    publisher.give(CLIENT, frames.durable(1, "orders", b"x", mandatory=True))
+    world.broker.hear()
+    (message,) = delivered(publisher)
+    assert (message.method, message.header) == ((60, 50), frames.header(1))
+    world.broker.confirm(publisher, 1)
+    assert answers(publisher) == [("ack", 1)]
+    assert world.is_empty()
+
+
+# --- What goes on waiting -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "gives_back",
+    [
+        frames.reject(1, 1, requeue=True),
+        frames.give_back(1, 1),
+        frames.give_back(1, 0, multiple=True),
+        frames.recover(1),
+        frames.close(1),
+    ],
+)
+def test_a_message_that_is_given_back_goes_on_waiting(gives_back: bytes) -> None:
+    world = World()
+    publisher, consumer = waiting(world)
+    other = world.consumer()
+    consumer.give(CLIENT, gives_back)
+    world.settle()
+    assert answers(publisher) == []
+    assert world.broker.deliver(other, 1, "c")
+    other.give(CLIENT, frames.ack(1, 1))
+    world.settle()
+    assert answers(publisher) == [("ack", 1)]
+    assert world.state().persisted_total == 0
+    world.close()
+
+
+def test_a_message_of_a_consumer_that_is_lost_goes_on_waiting_for_another() -> None:
+    world = World()
+    publisher, consumer = waiting(world)
+    other = world.consumer()
+    world.broker.lose(consumer)
+    assert world.broker.deliver(other, 1, "c")
+    other.give(CLIENT, frames.ack(1, 1))
+    world.settle()
+    assert answers(publisher) == [("ack", 1)]
+
+
+def test_a_consumer_that_ends_can_still_acknowledge() -> None:
+    world = World()
+    publisher, consumer = waiting(world, 2)
+    consumer.give(CLIENT, frames.cancel(1, "c"))
+    world.broker.hear()
+    assert world.state().reason == "no_consumer"
+    consumer.give(CLIENT, frames.ack(1, 1) + frames.close(1))
+    world.settle()
+    assert answers(publisher) == [("ack", 1)]
+    assert world.state().persisted_total == 1
+    world.close()
+
+
+# --- Several queues -------------------------------------------------------------------------------
+
+
+def test_what_goes_to_several_queues_is_confirmed_once_consumers_of_all_have_acknowledged_it() -> None:
+    rules = {"exchange:events": PERSIST._replace(queues=2)}
+    world = World(rules, queues=("a", "b"), bindings={"events": ("a", "b")})
+    publisher, first, second = world.publisher(), world.consumer("a"), world.consumer("b")
+    publisher.give(CLIENT, frames.durable(1, "", b"x", "events"))
+    world.broker.confirm(publisher, 1)
+    world.broker.deliver(first, 1, "c")
+    first.give(CLIENT, frames.ack(1, 1))
+    world.settle()
+    assert answers(publisher) == []
+    world.broker.deliver(second, 1, "c")
+    second.give(CLIENT, frames.ack(1, 1))
+    world.settle()
+    assert answers(publisher) == [("ack", 1)]
+    world.close()
+
+
+def test_one_queue_does_not_count_twice() -> None:
+    rules = {"exchange:events": PERSIST._replace(queues=2)}
+    world = World(rules, queues=("a", "b"), bindings={"events": ("a", "b")})
+    publisher, first, second = world.publisher(), world.consumer("a"), world.consumer("a")
+    publisher.give(CLIENT, frames.durable(1, "", b"x", "events"))
+    world.broker.deliver(first, 1, "c")
+    # The broker has not heard of the ack when the connection is lost.
+    first.give(CLIENT, frames.ack(1, 1))
+    first.written[BROKER].clear()
+    world.broker.lose(first)
+    world.broker.deliver(second, 1, "c")
+    second.give(CLIENT, frames.ack(1, 1))
+    world.settle()
+    assert answers(publisher) == []
+
+
+# --- Who is told nothing --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ends", [frames.close(1), frames.close(0)])
+def test_a_client_that_closes_was_promised_nothing(ends: bytes) -> None:
+    world = World()
+    publisher, consumer = waiting(world)
+    publisher.give(CLIENT, ends)
+    consumer.give(CLIENT, frames.reject(1, 1, requeue=False))
+    world.settle()
+    assert answers(publisher) == []
+    assert world.is_empty()
+    assert not any(each.is_durable for each in world.broker.queues["orders"])
+    assert not world.broker.errors
+
+
+def test_a_channel_that_the_broker_closes_was_promised_nothing() -> None:
+    world = World()
+    publisher, consumer = waiting(world)
+    world.broker.close_channel(publisher, 1)
+    consumer.give(CLIENT, frames.ack(1, 1))
+    world.settle()
+    assert answers(publisher) == []
+    assert world.is_empty()
+
+
+def test_a_connection_that_is_lost_was_promised_nothing() -> None:
+    world = World()
+    publisher, consumer = waiting(world)
+    world.broker.lose(publisher)
+    assert world.is_empty()
+    consumer.give(CLIENT, frames.ack(1, 1))
+    world.close()
+
+
+# --- Other marks ----------------------------------------------------------------------------------
+
+
+def test_a_mark_of_another_process_is_taken_out_and_waits_for_nobody() -> None:
+    world = World()
+    consumer = world.consumer()
+    header = wire.mark_header(frames.header(1, headers=b""), 1, 1)
+    assert header is not None
+    consumer.give(BROKER, frames.with_header(1, frames.deliver(1, 1)[0], header, b"x"))
+    (message,) = delivered(consumer)
+    assert message.header == frames.header(1, headers=b"")
+    consumer.give(CLIENT, frames.ack(1, 1))
+    world.close()
+
+
+# --- Limits ---------------------------------------------------------------------------------------
+
+
+def test_a_publish_that_was_held_waits_for_its_consumers_once_it_goes() -> None:
+    world = World()
+    publisher, consumer = world.publisher(decide=hold), world.consumer()
+    publisher.give(CLIENT, frames.durable(1, "orders", b"x"))
+    assert not publisher.written[BROKER]
+    publisher.resolve()
+    world.broker.deliver(consumer, 1, "c")
+    consumer.give(CLIENT, frames.ack(1, 1))
+    world.settle()
+    assert answers(publisher) == [("ack", 1)]
+    world.close()
+
+
+def test_a_rule_holds_for_what_comes_from_now_on() -> None:
+    world = World()
+    publisher, consumer = waiting(world)
+    del world.rules["queue:orders"]
+    publisher.rules_version += 1
+    publisher.give(CLIENT, frames.durable(1, "orders", b"1"))
+    world.broker.confirm(publisher, 1)
+    assert answers(publisher) == [("ack", 2)]
+    consumer.give(CLIENT, frames.ack(1, 1))
+    world.settle()
+    assert answers(publisher) == [("ack", 1)]
+    world.rules["queue:orders"] = PERSIST
+    publisher.rules_version += 1
+    publisher.give(CLIENT, frames.durable(1, "orders", b"2"))
+    world.broker.confirm(publisher, 1)
+    assert answers(publisher) == []
+    world.close()
+
+
+# --- Whether messages wait ------------------------------------------------------------------------
+
+
+def test_without_a_consumer_nothing_waits() -> None:
+    world = World()
+    publisher = world.publisher()
+    data = frames.durable(1, "orders", b"x")
+    publisher.give(CLIENT, data)
+    assert publisher.written[BROKER] == data
+    state = world.state()
+    assert (state.mode, state.reason, state.broker_total) == ("broker", "no_consumer", 1)
+    world.consumer()
+    assert world.state().mode == "after_consume"
+
+
+def test_as_many_wait_as_the_window_and_it_doubles_with_what_is_consumed() -> None:
+    world = World()
+    publisher, consumer = world.publisher(), world.consumer()
+    for _ in range(2 * FIRST_WINDOW):
+        publisher.give(CLIENT, frames.durable(1, "orders", b"x"))
+    assert (world.state().pending, world.state().broker_total) == (FIRST_WINDOW, FIRST_WINDOW)
+    for _ in range(FIRST_WINDOW):
+        world.broker.deliver(consumer, 1, "c")
+    consumer.give(CLIENT, frames.ack(1, 0, multiple=True))
+    world.settle()
+    assert (world.state().pending, world.state().window) == (0, 2 * FIRST_WINDOW)
+    world.close()
+
+
+def test_consumers_that_do_not_keep_up_are_not_waited_for() -> None:
+    world = World()
+    publisher, consumer = waiting(world)
+    world.pass_time(1.1)
+    state = world.state()
+    assert (state.mode, state.reason, state.pending, state.oldest_ms) == ("broker", "behind", 1, 1100)
+    publisher.give(CLIENT, frames.durable(1, "orders", b"1"))
+    assert world.state().broker_total == 1
+    consumer.give(CLIENT, frames.ack(1, 1))
+    assert world.state().mode == "after_consume"
+    world.close()
+
+
+@pytest.mark.parametrize(("fails", "reason"), [(reject, "falls_back"), (wait, "behind")])
+def test_the_pause_doubles_each_time_that_messages_fall_back(
+    fails: Callable[[Driver, World], None], reason: str
+) -> None:
+    world = World()
+    publisher, consumer = world.publisher(), world.consumer()
+    for tag, pause_s in enumerate((1, 2, 4, 8, 16, 32, 60, 60), 1):
+        publisher.give(CLIENT, frames.durable(1, "orders", b"x"))
+        assert world.state().pending == 1
+        assert world.broker.deliver(consumer, 1, "c")
+        if fails is reject:
+            consumer.give(CLIENT, frames.reject(1, tag, requeue=False))
+        else:
+            wait(consumer, world)
+            consumer.give(CLIENT, frames.ack(1, tag))
+        world.settle()
+        world.broker.queues["orders"].clear()
+        assert world.state().reason == reason
+        world.pass_time(pause_s - 0.1)
+        assert world.state().reason == reason
+        world.pass_time(0.2)
+        assert world.state().mode == "after_consume"
+    world.close()
+
+
+def test_what_waits_is_bounded_in_memory() -> None:
+    world = World(max_pending_bytes=4000)
+    publisher, _ = world.publisher(), world.consumer()
+    for _ in range(10):
+        publisher.give(CLIENT, frames.durable(1, "orders", b"x" * 1000))
+    state = world.state()
+    assert (state.pending, state.reason) == (2, "memory")
+    world.close()
+
+
+def test_names_of_clients_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("proxy.protocols.amqp091.after_consume.MOST_DESTINATIONS", 10)
+    hub = AfterConsume()
+    for number in range(100):
+        hub.destination(Resource("queue", str(number)), is_queue=True)
+    assert len(hub.states(0)) <= 10
+    assert len(hub._consumers) <= 10
+
+
+def test_an_answer_is_for_one_delivery_or_all_up_to_it() -> None:
+    deliveries = Deliveries()
+    for tag in (2, 3, 7):
+        deliveries.by_tag[tag] = None  # type: ignore[assignment]  # it is not looked at
+    assert deliveries.upto(3, multiple=False) == [3]
+    assert deliveries.upto(4, multiple=False) == []
+    assert deliveries.upto(4, multiple=True) == [2, 3]
+    assert deliveries.upto(0, multiple=True) == [2, 3, 7]
