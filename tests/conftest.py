@@ -17,7 +17,7 @@ _FACTOR = max(1, int(os.environ.get("SLUICE_FUZZ_FACTOR", "1")))
 # that is slow, or busy with something else, is no failure.
 settings.register_profile(
     "sluice",
-    max_examples=50 * _FACTOR,
+    max_examples=100 * _FACTOR,
     derandomize=_FACTOR == 1,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
