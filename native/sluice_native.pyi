@@ -391,6 +391,10 @@ class Channels:
             most_publishes: when it has so many, no other begins.
             routing_keys: what goes to an exchange is for its routing key, too.
         """
+    def take_named(self, only: bool) -> None:
+        """Let scans take publishes with numbers only if their keys are named from now on; or all again."""
+    def name(self, key: bytes) -> None:
+        """Let scans take publishes of a key, which is exchange and routing key as they come; 1024 are remembered."""
     def withhold(self, channel: int) -> int:
         """Withhold the broker's ack of the last publish of a channel that went on; return the broker's number of it."""
     def settle_withheld(self, channel: int, number: int) -> None:

@@ -47,14 +47,16 @@ class Marking:
 
     # --- What is published ------------------------------------------------------------------------
 
-    def look(self) -> None:
-        """Look whether the rules have changed."""
+    def look(self) -> bool:
+        """Look whether the rules have changed; say whether that may make a difference."""
         context = self._context
+        version, before = context.rules_version(), self.active
         self.active = context.after_consume()
-        version = context.rules_version()
-        if version != self._version:
-            self._version = version
-            self._rules.clear()
+        if version == self._version and self.active is before:
+            return False
+        self._version = version
+        self._rules.clear()
+        return before or self.active
 
     def _rule(self, target: Target) -> Confirming | None:
         resources = target.resources
@@ -63,6 +65,10 @@ class Marking:
                 self._rules.clear()
             self._rules[resources] = self._context.terms(self._who(), resources[:1], False).confirm
         return self._rules[resources]
+
+    def concerns(self, target: Target) -> bool:
+        """Say whether some rule is for what is published to a target."""
+        return self._rule(target) is not None
 
     def may_wait(self, channel: Channel, target: Target) -> bool:
         """Say of a publish that begins to come whether it may be one that waits."""
@@ -93,7 +99,7 @@ class Marking:
             What is to go instead if it is to wait, and empty otherwise.
         """
         if self._context.rules_version() != self._version:
-            self.look()
+            self._rules.clear()
         confirms, rule = channel.confirms, self._rule(target)
         assert confirms is not None  # noqa: S101 - as it has confirms
         confirms.sent(sequence)

@@ -136,7 +136,10 @@ class Publishes(SpoolingStream):
                 raise Malformed("a publish that is not as long as its exchange and routing key, and one octet")
             raw = bytes(buffer[exchange_at:bits_at])
             content.target = self._names.target(raw, key_at - exchange_at - 1)
-            content.gathers = self._marking.active and self._marking.may_wait(lane.channel, content.target)
+            if self._marking.active:
+                content.gathers = self._marking.may_wait(lane.channel, content.target)
+                if self._native is not None and not self._marking.concerns(content.target):
+                    self._native.name(raw)
             self._open_content(content, buffer, position, stop)
         elif method in _GOES_ON:
             if method in {wire.BASIC_CONSUME, wire.BASIC_CANCEL} and not lane.channel.dead:
@@ -161,8 +164,6 @@ class Publishes(SpoolingStream):
                 if lane.channel.confirms is None:
                     native = self._native
                     lane.channel.confirms = Confirms() if native is None else native.confirms_of(number)
-                    if native is not None and native.marks:
-                        native.leave(lane)
             elif method == wire.TX_SELECT:
                 lane.channel.transacts = True
             elif method == wire.CHANNEL_CLOSE:
@@ -191,6 +192,7 @@ class Publishes(SpoolingStream):
             self._names.enter(self._about.vhost)
             if self._native is not None and not self._lanes:
                 self._native.enter(self._names.before)
+                self._take_named()
         self._pass(buffer, position, stop, None)
 
     def _open_channel(self, number: int) -> None:
@@ -261,15 +263,13 @@ class Publishes(SpoolingStream):
         return super().feed(chunk)
 
     def _look_at_rules(self) -> None:
-        """Have the compiled part read no publishes that may have to be marked."""
-        marking, native = self._marking, self._native
-        marking.look()
-        if native is not None and native.marks is not marking.active:
-            native.marks = marking.active
-            if native.marks:
-                for lane in self._lanes.values():
-                    if lane.channel.confirms is not None:
-                        native.leave(lane)
+        """Have the compiled part read no publishes that a rule may have wait for consumers."""
+        if self._marking.look():
+            self._take_named()
+
+    def _take_named(self) -> None:
+        if self._native is not None and self._native.channels is not None:
+            self._native.channels.take_named(self._marking.active)
 
     def _scan(self, chunk: memoryview, position: int) -> int:
         native = self._native

@@ -89,13 +89,12 @@ class Native:
     Attributes:
         channels: once the vhost is known.
         confirms: some channel has asked for confirms.
-        marks: publishes with confirms may have to be marked, which it does not do.
     """
 
     def __init__(self, resources: "Resources") -> None:
         self._resources = resources
         self.channels: Channels | None = None
-        self.confirms = self.marks = False
+        self.confirms = False
         #: Lanes that it does not read.
         self._left: dict[Lane, None] = {}
 
@@ -109,6 +108,11 @@ class Native:
         """Return what counts the publishes of a channel from now on."""
         self.confirms = True
         return Confirms() if self.channels is None else NativeConfirms(self.channels, number)
+
+    def name(self, key: bytes) -> None:
+        """Have it take publishes of a key, though some publishes with confirms are not for it."""
+        if self.channels is not None:
+            self.channels.name(key)
 
     def leave(self, lane: Lane) -> None:
         """Take no publishes of a lane until it is plain again."""
@@ -132,9 +136,7 @@ class Native:
 
     def _is_plain(self, lane: Lane) -> bool:
         content, channel = lane.content, lane.channel
-        if (self.marks and channel.confirms is not None) or channel.dead:
-            return False
-        return (content is None or content.done) and not lane.stirs() and not lane.ready
+        return (content is None or content.done) and not channel.dead and not lane.stirs() and not lane.ready
 
 
 class Scanned(gathered.Scanned["Publishes"]):

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 
-from limiter.rules.resource import Resource
 from proxy.protocols.amqp091.memory import Hub
 from proxy.protocols.amqp091.options import AMQP091Options
 from proxy.protocols.base import Confirming
@@ -85,9 +84,8 @@ class World:
                 return
 
     def state(self, resource: str = "queue:orders") -> ConfirmState:
-        kind, name = resource.split(":", 1)
-        states = {each.destination: each for each in self.hub.after_consume.states(self.now_ns)}
-        return states[Resource(kind, name)]
+        states = {f"{each.kind}:{each.name}": each for each in self.hub.after_consume.states(self.now_ns)}
+        return states[resource]
 
     def is_empty(self) -> bool:
         """Say whether nothing waits, and nothing of it is left."""

@@ -11,6 +11,7 @@ from amqp_playbook.world import NACK, PERSIST, QUEUE, World
 from limiter.rules.resource import Resource
 from proxy.protocols.amqp091 import wire
 from proxy.protocols.amqp091.after_consume import FIRST_WINDOW, AfterConsume, Deliveries
+from proxy.protocols.amqp091.scanning import Gathered
 
 
 def answers(driver: Driver) -> list[tuple[str, int]]:
@@ -619,3 +620,28 @@ def test_an_answer_is_for_one_delivery_or_all_up_to_it() -> None:
     assert deliveries.upto(4, multiple=False) == []
     assert deliveries.upto(4, multiple=True) == [2, 3]
     assert deliveries.upto(0, multiple=True) == [2, 3, 7]
+
+
+def test_what_no_rule_is_for_is_scanned_all_the_same(scan: str) -> None:
+    world = World(queues=("orders", "other"))
+    publisher, _ = world.publisher(), world.consumer()
+    data = frames.durable(1, "other", b"x") * 20
+    publisher.give(CLIENT, data + frames.durable(1, "orders", b"y") + data)
+    publisher.forget()
+    publisher.give(CLIENT, data)
+    assert publisher.written[BROKER] == data
+    assert type(publisher.batches[-1].requests[0].handle).__name__ == "_Publish"
+    assert isinstance(publisher.batches[-1].requests, Gathered) is (scan == "compiled")
+    assert world.state().pending == 1
+    # A rule that comes is for what comes then.
+    world.rules["queue:other"] = PERSIST
+    publisher.rules_version += 1
+    world.consumer("other")
+    publisher.forget()
+    publisher.give(CLIENT, frames.durable(1, "other", b"x"))
+    assert wire.CONFIRM_FIELD in publisher.written[BROKER]
+    publisher.rules_version += 1
+    world.rules.clear()
+    publisher.forget()
+    publisher.give(CLIENT, data)
+    assert publisher.written[BROKER] == data

@@ -5,7 +5,9 @@ and what the broker has had on disk.
 """
 
 from collections.abc import Sequence
+from random import Random
 
+import pytest
 from amqp_playbook import frames
 from amqp_playbook.broker import mode_of
 from amqp_playbook.driver import BUSY, CLIENT, ORDERS, Driver
@@ -46,7 +48,7 @@ class AfterConsumeMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.rules = {"queue:orders": RULE, "exchange:events": RULE._replace(queues=2)}
-        self.world = World(self.rules, queues=QUEUES, bindings={"events": QUEUES}, max_pending_bytes=40_000)
+        self.world = World(self.rules, queues=QUEUES, bindings={"events": QUEUES}, max_pending_bytes=60_000)
         self.rules = self.world.rules
         self.publishers: list[Publisher] = []
         self.consumers: list[Driver] = []
@@ -71,8 +73,9 @@ class AfterConsumeMachine(RuleBasedStateMachine):
     def connect_publisher(self) -> None:
         self.publishers.append(Publisher(self.world.publisher(*CHANNELS, decide=self._decide)))
 
-    @rule(queue=st.sampled_from(QUEUES), automatic=st.sampled_from((False, False, False, True)))
+    @rule(queue=st.sampled_from(QUEUES), automatic=st.sampled_from((False,) * 9 + (True,)))
     def connect_consumer(self, queue: str, automatic: bool) -> None:  # noqa: FBT001 - as Hypothesis gives it
+        self.consumers = [driver for driver in self.consumers if self.takes(driver) or self.unacked[driver]]
         if len(self.consumers) < 5:
             driver = self.world.consumer(queue, automatic=automatic)
             self.consumers.append(driver)
@@ -88,7 +91,7 @@ class AfterConsumeMachine(RuleBasedStateMachine):
         mode=st.sampled_from((2, 2, 2, 1, None)),
         headers=st.sampled_from((None, *HEADERS)),
         cut=st.integers(1, 400),
-        verdict=st.sampled_from(("pass", "pass", "pass", "hold", "refuse")),
+        verdict=st.sampled_from(("pass",) * 6 + ("hold", "refuse")),
     )
     def publish(  # noqa: PLR0917 - as Hypothesis gives them
         self,
@@ -126,7 +129,7 @@ class AfterConsumeMachine(RuleBasedStateMachine):
         channel=st.sampled_from(CHANNELS),
         count=st.integers(1, 20),
         multiple=st.booleans(),
-        nack=st.sampled_from((False, False, False, True)),
+        nack=st.sampled_from((False,) * 9 + (True,)),
     )
     def confirm(self, which: int, channel: int, count: int, multiple: bool, nack: bool) -> None:  # noqa: FBT001 - likewise
         publisher = self.publishers[which % len(self.publishers)]
@@ -154,6 +157,11 @@ class AfterConsumeMachine(RuleBasedStateMachine):
             if channel is None or "c" not in channel.consumers or not broker.deliver(driver, 1, "c"):
                 break
         self._hear(driver)
+
+    def takes(self, driver: Driver) -> list[str]:
+        """Return the queues that a consumer takes from."""
+        channel = self.world.broker.channels[driver].get(1)
+        return [] if channel is None else [queue for queue, _ in channel.consumers.values()]
 
     def _hear(self, driver: Driver) -> None:
         """Have a consumer look at what it was given."""
@@ -200,10 +208,12 @@ class AfterConsumeMachine(RuleBasedStateMachine):
         self._hear(driver)
 
     @precondition(lambda self: self.consumers)
-    @rule(which=st.integers(0, 10), how=st.sampled_from(("lost", "channel", "cancel", "fault")))
+    @rule(which=st.integers(0, 10), how=st.sampled_from(("lost", "channel", "cancel", "fault", *["nothing"] * 3)))
     def end_consumer(self, which: int, how: str) -> None:
         driver = self.consumers[which % len(self.consumers)]
         broker = self.world.broker
+        if how == "nothing":
+            return
         if how == "lost":
             broker.lose(driver)
         elif 1 not in broker.channels[driver]:
@@ -228,11 +238,13 @@ class AfterConsumeMachine(RuleBasedStateMachine):
     @rule(
         which=st.integers(0, 10),
         channel=st.sampled_from(CHANNELS),
-        how=st.sampled_from(("lost", "close", "fault", "drain")),
+        how=st.sampled_from(("lost", "lost", "close", "fault", "drain", *["nothing"] * 3)),
     )
     def end_publisher(self, which: int, channel: int, how: str) -> None:
         publisher = self.publishers[which % len(self.publishers)]
         broker, driver = self.world.broker, publisher.driver
+        if how == "nothing":
+            return
         if how == "lost":
             self._look(publisher)
             self.publishers.remove(publisher)
@@ -255,11 +267,11 @@ class AfterConsumeMachine(RuleBasedStateMachine):
             self.world.settle()
             driver.written[CLIENT].clear()
 
-    @rule(seconds=st.sampled_from((0.01, 0.5, 1.5, 6.0, 70.0)))
+    @rule(seconds=st.sampled_from((0.01, 0.01, 0.5, 1.5, 6.0, 70.0)))
     def pass_time(self, seconds: float) -> None:
         self.world.pass_time(seconds)
 
-    @rule(on=st.booleans(), persists=st.booleans())
+    @rule(on=st.sampled_from((True,) * 6 + (False,)), persists=st.booleans())
     def change_rules(self, on: bool, persists: bool) -> None:  # noqa: FBT001 - likewise
         self.rules.clear()
         if on:
@@ -298,7 +310,7 @@ class AfterConsumeMachine(RuleBasedStateMachine):
             self._look(publisher)
         assert not self.world.broker.errors
         hub = self.world.hub.after_consume
-        assert hub.waiting_bytes <= 40_000 + 5000
+        assert hub.waiting_bytes <= 60_000 + 5000
         for driver in self.world.drivers:
             for channel in driver.session._channels.values():
                 for message in channel.waiting.values():
@@ -329,10 +341,48 @@ class AfterConsumeMachine(RuleBasedStateMachine):
         self.world.close()
 
 
-def test_nothing_is_confirmed_that_was_neither_written_nor_consumed() -> None:
+def test_the_promise_is_kept_whatever_happens() -> None:
     run_state_machine_as_test(
         AfterConsumeMachine,
         settings=settings(
-            max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+            max_examples=40, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
         ),
     )
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_the_promise_is_kept_when_most_is_consumed(seed: int) -> None:
+    """Do likewise, mostly what happens most: it is published, confirmed, delivered and acknowledged."""
+    random = Random(seed)
+    machine = AfterConsumeMachine()
+    for _ in range(250):
+        which, channel, dice = random.randrange(10), random.choice(CHANNELS), random.random()
+        some, queue = random.randint(1, 6), random.choice(QUEUES)
+        if not any(queue in machine.takes(driver) for driver in machine.consumers):
+            machine.connect_consumer(queue, random.random() < 0.02)
+        elif dice < 0.24:
+            verdict, exchange = random.choice(("pass",) * 8 + ("hold", "refuse")), random.choice(("", "events"))
+            mode, headers = random.choice((2, 2, 2, 2, 1)), random.choice(HEADERS)
+            machine.publish(which, channel, exchange, some, mode, headers, random.randint(1, 400), verdict)
+        elif dice < 0.36:
+            machine.confirm(which, channel, 2 * some, random.random() < 0.5, random.random() < 0.05)
+        elif dice < 0.4:
+            machine.confirm_out_of_order(which, channel, some)
+        elif dice < 0.44:
+            machine.resolve(which, random.random() < 0.3)
+        elif dice < 0.68:
+            machine.deliver(which, 5 * some)
+        elif dice < 0.93:
+            what = random.choice(("ack",) * 30 + ("reject", "nack", "requeue", "requeue", "recover"))
+            machine.settle_delivery(which, random.choice((0, 3, -1, -1)), random.random() < 0.8, what)
+        elif dice < 0.97:
+            machine.pass_time(random.choice((0.001, 0.01, 0.2) * 4 + (1.5, 6.0)))
+        elif random.random() < 0.4:
+            machine.end_publisher(which, channel, random.choice(("lost", "lost", "close", "fault", "drain")))
+        elif random.random() < 0.6:
+            machine.end_consumer(which, random.choice(("lost", "channel", "cancel", "fault")))
+        else:
+            machine.connect_consumer(queue, random.random() < 0.05)
+            machine.change_rules(random.random() < 0.9, random.random() < 0.7)
+        machine.keeps_its_promise()
+    machine.teardown()
