@@ -136,7 +136,10 @@ def declare(rabbitmq: RabbitMQ) -> Iterator[Callable[..., str]]:
 
 
 def _after_consume(sluice: Sluice) -> float:
-    return sluice.metrics().total("sluice_confirms_total", way="after_consume")
+    """Return how many consumers have confirmed; none has fallen back."""
+    metrics = sluice.metrics()
+    assert metrics.total("sluice_confirms_total", way="persisted") == 0
+    return metrics.total("sluice_confirms_total", way="after_consume")
 
 
 def _publish(address: str, queue: str) -> None:

@@ -222,7 +222,7 @@ def _check_block(start_stage: StartStage, kills: list[str], seed: int, inside: t
 
 
 def test_what_was_confirmed_is_consumed_or_on_disk_whoever_is_killed(start_stage: StartStage) -> None:
-    _check_block(start_stage, ["consumer", "publisher", "sluice", "consumer", "publisher", "broker"], seed=0)
+    _check_block(start_stage, ["consumer", "publisher", "sluice", "broker"], seed=0)
 
 
 @pytest.mark.long

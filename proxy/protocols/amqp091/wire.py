@@ -470,7 +470,8 @@ def mark_header(header: bytes, maker: int, number: int) -> bytes | None:
         number: likewise.
 
     Returns:
-        The payload of another one; None if the message is not durable, expires of itself or is marked already.
+        The payload of another one; None if the message is not durable, expires of itself, is marked already, or was
+            dead-lettered once: that could not be told from one that is from now on.
 
     Raises:
         Malformed: the header cannot be read.
@@ -485,7 +486,7 @@ def mark_header(header: bytes, maker: int, number: int) -> bytes | None:
     reader = Reader(header, begins, len(header))
     fields = reader.long_string() if has_headers else b""
     mode_at = reader.step(1)
-    if header[mode_at] != _DURABLE:
+    if header[mode_at] != _DURABLE or _DEATHS in fields:
         return None
     value = b"%016x%016x%c" % (maker, number, b"nt"[has_headers])
     fields = CONFIRM_FIELD + b"S" + len(value).to_bytes(4, "big") + value + fields
