@@ -101,6 +101,10 @@ impl Channels {
         self.state.take_named(only);
     }
 
+    fn take_all(&mut self, channel: u16, all: bool) {
+        self.state.take_all(channel, all);
+    }
+
     fn name(&mut self, key: &[u8]) {
         self.state.name(key);
     }

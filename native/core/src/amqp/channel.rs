@@ -30,6 +30,8 @@ pub struct Channel {
     /// The last run, and of which scan and key it is.
     pub run: (u64, usize, u32),
     pub confirms: Option<Confirms>,
+    /// Publishes are taken whatever their key.
+    pub takes_all: bool,
 }
 
 /// The channels of one connection, by number.
@@ -131,6 +133,13 @@ impl Channels {
     pub fn take_named(&mut self, only: bool) {
         self.only_named = only;
         self.named.clear();
+    }
+
+    /// Take publishes of a channel whatever their key, or only as of all channels again.
+    pub fn take_all(&mut self, number: u16, all: bool) {
+        if let Some(channel) = self.get(number) {
+            channel.takes_all = all;
+        }
     }
 
     pub fn name(&mut self, raw: &[u8]) {

@@ -11,6 +11,7 @@ from amqp_playbook.world import NACK, PERSIST, QUEUE, World
 from limiter.rules.resource import Resource
 from proxy.protocols.amqp091 import wire
 from proxy.protocols.amqp091.after_consume import FIRST_WINDOW, AfterConsume, Deliveries
+from proxy.protocols.amqp091.marking import MOST_UNCONFIRMED
 from proxy.protocols.amqp091.scanning import Gathered
 
 
@@ -625,7 +626,7 @@ def test_an_answer_is_for_one_delivery_or_all_up_to_it() -> None:
 def test_what_no_rule_is_for_is_scanned_all_the_same(scan: str) -> None:
     world = World(queues=("orders", "other"))
     publisher, _ = world.publisher(), world.consumer()
-    data = frames.durable(1, "other", b"x") * 20
+    data = frames.durable(1, "other", b"x") * 3
     publisher.give(CLIENT, data + frames.durable(1, "orders", b"y") + data)
     publisher.forget()
     publisher.give(CLIENT, data)
@@ -645,3 +646,40 @@ def test_what_no_rule_is_for_is_scanned_all_the_same(scan: str) -> None:
     publisher.forget()
     publisher.give(CLIENT, data)
     assert publisher.written[BROKER] == data
+
+
+def test_publishes_of_who_does_not_wait_for_each_confirm_go_as_they_come(scan: str) -> None:
+    world = World()
+    publisher, consumer = world.publisher(1, 2), world.consumer()
+    data = frames.durable(1, "orders", b"x")
+    for _ in range(MOST_UNCONFIRMED):
+        publisher.give(CLIENT, data)
+    assert world.state().pending == MOST_UNCONFIRMED
+    world.broker.hear()
+    publisher.give(CLIENT, data)
+    publisher.give(CLIENT, data * 20)
+    assert publisher.written[BROKER] == data * 21
+    assert isinstance(publisher.batches[-1].requests, Gathered) is (scan == "compiled")
+    assert (world.state().pending, world.state().broker_total) == (MOST_UNCONFIRMED, 21)
+    # It is so for each channel.
+    for _ in range(MOST_UNCONFIRMED):
+        assert world.broker.deliver(consumer, 1, "c")
+    consumer.give(CLIENT, frames.ack(1, 0, multiple=True))
+    world.settle()
+    publisher.give(CLIENT, frames.durable(2, "orders", b"y"))
+    assert wire.CONFIRM_FIELD in publisher.written[BROKER]
+    while world.broker.deliver(consumer, 1, "c"):
+        pass
+    consumer.give(CLIENT, frames.ack(1, 0, multiple=True))
+    world.settle()
+    # And for a moment, even if it has heard of all meanwhile.
+    world.broker.confirm(publisher, 1, MOST_UNCONFIRMED + 21, multiple=True)
+    publisher.forget()
+    publisher.give(CLIENT, data)
+    assert publisher.written[BROKER] == data
+    world.broker.confirm(publisher, 1, MOST_UNCONFIRMED + 22)
+    world.pass_time(1.1)
+    publisher.forget()
+    publisher.give(CLIENT, data)
+    assert wire.CONFIRM_FIELD in publisher.written[BROKER]
+    world.close()
