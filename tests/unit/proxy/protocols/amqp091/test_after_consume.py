@@ -491,6 +491,25 @@ def test_a_mark_of_another_process_is_taken_out_and_waits_for_nobody() -> None:
     world.close()
 
 
+MANY = b"\x01aV" * wire.MAX_FIELDS
+
+
+@pytest.mark.parametrize("last", [wire.CONFIRM_FIELD + b"V", b"\x02CCV"])
+def test_a_message_with_more_headers_than_are_read_reaches_its_consumer_as_it_is(last: bytes) -> None:
+    consumer = Driver().open(frame_max=wire.DEFAULT_FRAME_MAX)
+    data = frames.with_header(1, frames.deliver(1, 1)[0], frames.header(1, headers=MANY + last), b"x")
+    consumer.give(BROKER, data)
+    assert consumer.written[CLIENT] == data
+
+
+def test_headers_in_front_of_a_mark_count_as_steps() -> None:
+    consumer = Driver().open(frame_max=wire.DEFAULT_FRAME_MAX)
+    fields = MANY[: 3 * (wire.MAX_FIELDS - 1)] + wire.CONFIRM_FIELD + b"V"
+    data = frames.with_header(1, frames.deliver(1, 1)[0], frames.header(1, headers=fields), b"x")
+    consumer.session.receive(BROKER, memoryview(3 * data), 0)
+    assert consumer.session.left_bytes(BROKER) > len(data)
+
+
 # --- Limits ---------------------------------------------------------------------------------------
 
 
