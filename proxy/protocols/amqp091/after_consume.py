@@ -108,7 +108,7 @@ class Waiting:
     """One message that waits for its consumers.
 
     Attributes:
-        number: of this process.
+        number: of this process; nobody can guess it.
         destination: where it was published.
         inbox: of the session that has published it.
         channel: where that did.
@@ -330,10 +330,10 @@ class AfterConsume:
     """
 
     def __init__(self) -> None:
-        self.maker = SystemRandom().getrandbits(_BITS)
+        self._random = SystemRandom()
+        self.maker = self._random.getrandbits(_BITS)
         self.waiting_bytes = 0
         self.most_bytes = 0
-        self._last = 0
         self._waiting: dict[int, Waiting] = {}
         self._destinations: OrderedDict[Resource, Destination] = OrderedDict()
         self._consumers: dict[str, Consumers] = {}
@@ -393,8 +393,8 @@ class AfterConsume:
         state = destination.look(now_ns, is_full=self._is_full())
         if state != "after_consume" or len(destination.waiting) >= destination.window:
             return 0
-        self._last += 1
-        return self._last
+        # Who sees a mark cannot guess others.
+        return self._random.getrandbits(_BITS) or 1
 
     def begin(self, message: Waiting) -> None:
         """Have a message wait, numbered by ``takes``."""

@@ -491,6 +491,18 @@ def test_a_mark_of_another_process_is_taken_out_and_waits_for_nobody() -> None:
     world.close()
 
 
+def test_who_sees_marks_cannot_guess_another() -> None:
+    world = World()
+    publisher, _ = world.publisher(), world.consumer()
+    publisher.give(CLIENT, frames.durable(1, "orders", b"x") * 3)
+    world.broker.hear()
+    marks = [wire.read_mark(stored.header) for stored in world.broker.queues["orders"]]
+    numbers = [mark.number for mark in marks if mark is not None]
+    assert len(numbers) == 3
+    assert min(abs(one - other) for one in numbers for other in numbers if one is not other) > 1 << 20
+    world.close()
+
+
 MANY = b"\x01aV" * wire.MAX_FIELDS
 
 
