@@ -72,6 +72,10 @@ class Takers:
             queue = channel.consumed.get(consumer, channel.latest)
             self._hub.delivered(message, channel.deliveries, tag, queue)
 
+    def transact(self, channel: Channel, now_ns: int) -> None:
+        """Note that what a channel says of its deliveries counts only once it is committed."""
+        self._hub.rejected(channel.deliveries, list(channel.deliveries.by_tag), now_ns)
+
     def settled(self, method: int, channel: Channel, arguments: Reader, now_ns: int) -> None:
         """Take what a consumer says of its deliveries."""
         deliveries, hub = channel.deliveries, self._hub

@@ -298,6 +298,22 @@ def test_a_message_in_a_transaction_of_its_consumer_falls_back() -> None:
     assert world.state().persisted_total == 1
 
 
+def test_a_message_whose_consumer_begins_a_transaction_falls_back() -> None:
+    world = World()
+    publisher, consumer = waiting(world)
+    consumer.give(CLIENT, frames.method(1, 90, 10) + frames.ack(1, 1) + frames.method(1, 90, 30))
+    world.settle()
+    assert answers(publisher) == []
+    assert world.state().persisted_total == 1
+
+
+def test_an_ack_behind_the_close_of_its_channel_says_nothing() -> None:
+    world = World()
+    _, consumer = waiting(world)
+    consumer.give(CLIENT, frames.close(1) + frames.ack(1, 1))
+    assert world.state().pending == 1
+
+
 def test_a_message_that_was_dead_lettered_falls_back() -> None:
     world = World()
     publisher, consumer = world.publisher(), world.consumer()
