@@ -53,6 +53,8 @@ _MOST_PAUSE_NS: Final = 60 * _FIRST_PAUSE_NS
 _OBJECT_BYTES: Final = 1536
 #: Destinations that are remembered; beyond it those of which nothing waits are forgotten, and their sums.
 MOST_DESTINATIONS: Final = 4096
+#: How many are looked at when there are more.
+_LOOKED_AT: Final = 64
 _MS: Final = 1_000_000
 _BITS: Final = 64
 
@@ -353,13 +355,14 @@ class AfterConsume:
         return destination
 
     def _forget_some(self) -> None:
-        """Forget destinations of which nothing waits, half of them at most."""
-        idle = [each for each in self._destinations.values() if not each.waiting]
-        for each in idle[: MOST_DESTINATIONS // 2]:
-            del self._destinations[each.resource]
-            if each.consumers is not None:
+        """Forget those of the oldest destinations of which nothing waits; however many there are, few are looked at."""
+        for _ in range(min(_LOOKED_AT, len(self._destinations) // 2)):
+            resource, each = self._destinations.popitem(last=False)
+            if each.waiting:
+                self._destinations[resource] = each
+            elif each.consumers is not None:
                 each.consumers.destination = None
-                self._forget_unused(each.resource.name)
+                self._forget_unused(resource.name)
 
     def states(self, now_ns: int) -> Sequence[ConfirmState]:
         """Return how all of them are at a time."""
@@ -454,7 +457,7 @@ class AfterConsume:
         consumers = self._consumers_of(queue)
         consumers.automatic -= automatic
         consumers.acknowledging -= not automatic
-        if consumers.destination is not None and not consumers.acknowledging:
+        if consumers.destination is not None and not (automatic or consumers.acknowledging):
             for message in [each for each in consumers.destination.waiting.values() if not each.deliveries]:
                 self.fall_back(message, "parted", now_ns)
         self._forget_unused(queue)

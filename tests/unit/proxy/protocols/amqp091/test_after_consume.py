@@ -659,6 +659,42 @@ def test_names_of_clients_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch
     assert len(hub._consumers) <= 10
 
 
+def test_destinations_of_which_something_waits_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("proxy.protocols.amqp091.after_consume.MOST_DESTINATIONS", 10)
+    rules = {f"exchange:{number}": PERSIST._replace(queues=1) for number in range(30)}
+    world = World(rules, bindings={str(number): ("orders",) for number in range(30)})
+    publisher, consumer = world.publisher(), world.consumer()
+    for number in range(30):
+        publisher.give(CLIENT, frames.durable(1, "", b"x", str(number)))
+    assert sum(state.pending for state in world.hub.after_consume.states(0)) == 30
+    for _ in range(30):
+        world.broker.deliver(consumer, 1, "c")
+    consumer.give(CLIENT, frames.ack(1, 0, multiple=True))
+    world.settle()
+    assert len(answers(publisher)) == 30
+    publisher.give(CLIENT, frames.durable(1, "", b"x", "0"))
+    hub = world.hub.after_consume
+    for number in range(100):
+        hub.destination(Resource("exchange", f"more {number}"), is_queue=False)
+    assert len(hub.states(0)) <= 10
+    assert world.state("exchange:0").pending == 1
+    world.close()
+
+
+def test_the_end_of_a_consumer_that_acknowledges_nothing_costs_nothing_of_what_waits() -> None:
+    world = World()
+    publisher, consumer = waiting(world)
+    automatic = world.consumer(automatic=True)
+    consumer.give(CLIENT, frames.cancel(1, "c"))
+    world.broker.hear()
+    world.broker.lose(automatic)
+    assert world.state().pending == 1
+    consumer.give(CLIENT, frames.ack(1, 1))
+    world.settle()
+    assert answers(publisher) == [("ack", 1)]
+    world.close()
+
+
 def test_an_answer_is_for_one_delivery_or_all_up_to_it() -> None:
     deliveries = Deliveries()
     for tag in (2, 3, 7):
