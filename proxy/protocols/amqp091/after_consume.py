@@ -25,7 +25,7 @@ it is wide were consumed soon, and then the next pause is 1 s again; it begins a
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import takewhile
 from random import SystemRandom
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
@@ -302,19 +302,17 @@ class Inbox:
             self._wake()
         self.ended.append((message, outcome))
 
-    def all(self) -> list[Waiting]:
-        """Return all that wait."""
-        return [message for of_time in self._waiting.values() for message in of_time.values()]
+    def all(self) -> Iterator[Waiting]:
+        """Go through all that wait."""
+        return (message for of_time in self._waiting.values() for message in of_time.values())
 
-    def due(self, now_ns: int) -> list[Waiting]:
-        """Return those that have waited for as long as they may."""
-        late: list[Waiting] = []
+    def due(self, now_ns: int) -> Iterator[Waiting]:
+        """Go through those that have waited for as long as they may."""
         for within_ns, of_time in self._waiting.items():
             for message in of_time.values():
                 if message.since_ns + within_ns > now_ns:
                     break
-                late.append(message)
-        return late
+                yield message
 
     def due_ns(self) -> int | None:
         """Return when the first will have; None if nothing waits."""

@@ -695,6 +695,27 @@ def test_the_end_of_a_consumer_that_acknowledges_nothing_costs_nothing_of_what_w
     world.close()
 
 
+@pytest.mark.parametrize("ends", ["time", "drain", "ack"])
+def test_what_ends_at_once_is_answered_in_parts(monkeypatch: pytest.MonkeyPatch, ends: str) -> None:
+    monkeypatch.setattr("proxy.protocols.amqp091.marking.MOST_ANSWERED", 4)
+    world = World({"queue:orders": NACK})
+    publisher, consumer = waiting(world, 10)
+    publisher.woken = False
+    if ends == "ack":
+        consumer.give(CLIENT, frames.ack(1, 0, multiple=True))
+    elif ends == "drain":
+        publisher.session.dismisses_client("", 0)
+    else:
+        publisher.now_ns = 5 * 10**9
+        publisher.woken = True
+    told = []
+    while publisher.woken:
+        publisher.tick()
+        told.append(len(answers(publisher)))
+    assert [count for count in told if count] == [4, 4, 2]
+    world.close()
+
+
 def test_an_answer_is_for_one_delivery_or_all_up_to_it() -> None:
     deliveries = Deliveries()
     for tag in (2, 3, 7):
