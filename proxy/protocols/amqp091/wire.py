@@ -478,7 +478,8 @@ def mark_header(header: bytes, maker: int, number: int) -> bytes | None:
         number: likewise.
 
     Returns:
-        The payload of another one; None if the message is not durable, expires of itself or is marked already.
+        The payload of another one; None if the message is not durable, expires of itself, is marked already, or was
+        dead-lettered before, which could not be told from later.
 
     Raises:
         Malformed: the header cannot be read.
@@ -486,7 +487,9 @@ def mark_header(header: bytes, maker: int, number: int) -> bytes | None:
     if len(header) < _CONTENT_HEADER_BYTES:
         raise Malformed(f"a content header of {len(header)} bytes")
     flags: int = _u16_at(header, _CONTENT_HEADER_BYTES - 2)[0]
-    if flags & (_FLAG_MORE_FLAGS | _FLAG_EXPIRATION) or not flags & _FLAG_DELIVERY_MODE or CONFIRM_FIELD in header:
+    if flags & (_FLAG_MORE_FLAGS | _FLAG_EXPIRATION) or not flags & _FLAG_DELIVERY_MODE:
+        return None
+    if CONFIRM_FIELD in header or _DEATHS in header:
         return None
     begins = _headers_at(header, flags)
     has_headers = flags & _FLAG_HEADERS != 0

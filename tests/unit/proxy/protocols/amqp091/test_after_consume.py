@@ -151,6 +151,7 @@ def test_a_delivery_is_restored_wherever_it_is_cut(cut: int) -> None:
         frames.durable(1, "orders", b"x", expiration=frames.short("1000")),
         frames.durable(1, "orders", b"x", headers=frames.short("CC") + b"A" + frames.long(b"S" + frames.long("k"))),
         frames.durable(1, "orders", b"x", headers=frames.short("x-sluice-confirm") + b"S" + frames.long("k")),
+        frames.durable(1, "orders", b"x", headers=frames.short("x-death") + b"A" + frames.long(b"")),
         frames.durable(1, "other", b"x"),
         frames.durable(1, "", b"x", "events"),
     ],
