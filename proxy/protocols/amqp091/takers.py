@@ -45,9 +45,10 @@ class Takers:
 
     def close(self, channel: Channel, now_ns: int) -> None:
         """Note that a channel is closed: what it was given is for others again."""
-        for tag in list(channel.takers):
-            while tag in channel.takers:
-                self.end(channel, tag, now_ns)
+        for takers in channel.takers.values():
+            for name, automatic in takers:
+                self._hub.remove_consumer(name, now_ns, automatic=automatic)
+        channel.takers.clear()
         deliveries = channel.deliveries
         self._hub.given_back(deliveries, list(deliveries.by_tag), now_ns)
 

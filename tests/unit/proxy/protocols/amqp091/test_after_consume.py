@@ -696,6 +696,16 @@ def test_the_end_of_a_consumer_that_acknowledges_nothing_costs_nothing_of_what_w
     world.close()
 
 
+def test_all_consumers_of_a_channel_end_with_it_those_with_one_tag_too() -> None:
+    world = World()
+    consumer = world.connect(1)
+    consumer.give(CLIENT, frames.consume(1, "orders", "c", no_wait=True) * 3 + frames.subscribe(1, "orders", "d"))
+    world.broker.hear()
+    consumers = world.hub.after_consume._consumers["orders"]
+    assert (consumers.automatic, consumers.acknowledging) == (3, 1)
+    world.close()
+
+
 @pytest.mark.parametrize("ends", ["time", "drain", "ack"])
 def test_what_ends_at_once_is_answered_in_parts(monkeypatch: pytest.MonkeyPatch, ends: str) -> None:
     monkeypatch.setattr("proxy.protocols.amqp091.marking.MOST_ANSWERED", 4)
