@@ -5,6 +5,7 @@ it is withheld from the client, but for a nack.
 """
 
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import Final
 
 from limiter.plans.plans import Confirming
@@ -22,6 +23,8 @@ from proxy.protocols.base import SessionContext
 MOST_UNCONFIRMED: Final = 16
 #: For so long after that, too.
 _AHEAD_NS: Final = 1_000_000_000
+#: How many are answered, or published again, at once: some milliseconds.
+MOST_ANSWERED: Final = 512
 
 
 class Marking:
@@ -180,18 +183,18 @@ class Marking:
         return self._inbox.due_ns()
 
     def answer(self, now_ns: int) -> tuple[dict[Channel, list[bytes]], list[Waiting]]:
-        """Be done with what waits no more, or for too long.
+        """Be done with what waits no more, or for too long; if that is much the rest comes with the next call, soon.
 
         Returns:
             The answers for the client, by channel; and what is to be published again.
         """
         inbox = self._inbox
         late = inbox.all() if self._ends else inbox.due(now_ns)
-        for message in late:
+        for message in list(islice(late, MOST_ANSWERED)):
             self._hub.fall_back(message, "parted" if self._ends else "late", now_ns)
         answers: dict[Channel, list[bytes]] = {}
         again: list[Waiting] = []
-        while inbox.ended:
+        for _ in range(min(len(inbox.ended), MOST_ANSWERED)):
             message, outcome = inbox.ended.popleft()
             channel, sequence = message.channel, message.sequence
             if channel.waiting.pop(sequence, None) is None:
@@ -204,6 +207,8 @@ class Marking:
                 continue
             make = wire.ack if outcome == "consumed" else wire.nack
             answers.setdefault(channel, []).append(make(channel.number, sequence))
+        if inbox.ended:
+            self._context.wake()
         return answers, again
 
     def end(self) -> None:
@@ -215,7 +220,7 @@ class Marking:
     def forget_all(self) -> None:
         """Forget all that waits: nothing was promised to a client that goes, or has gone."""
         self._ends = True
-        for message in self._inbox.all():
+        for message in list(self._inbox.all()):
             message.channel.waiting.pop(message.sequence, None)
             self._hub.forget(message)
         for message, _ in self._inbox.ended:

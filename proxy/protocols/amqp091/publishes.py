@@ -147,7 +147,7 @@ class Publishes(SpoolingStream):
             if method in {wire.BASIC_CONSUME, wire.BASIC_CANCEL} and not lane.channel.dead:
                 self._take_consumer(method, lane, buffer, position, stop)
             else:
-                if lane.channel.deliveries.by_tag and method in _SETTLES:
+                if lane.channel.deliveries.by_tag and method in _SETTLES and not lane.channel.closes:
                     arguments = Reader(buffer, position + _ARGUMENTS_AT, stop - 1)
                     self._takers.settled(method, lane.channel, arguments, self._stages.now_ns)
                 self._pass(buffer, position, stop, lane.behind)
@@ -168,6 +168,7 @@ class Publishes(SpoolingStream):
                     lane.channel.confirms = Confirms() if native is None else native.confirms_of(number)
             elif method == wire.TX_SELECT:
                 lane.channel.transacts = True
+                self._takers.transact(lane.channel, self._stages.now_ns)
             elif method == wire.CHANNEL_CLOSE:
                 lane.channel.closes = True
                 self._marking.forget(lane.channel)

@@ -152,6 +152,7 @@ def test_a_delivery_is_restored_wherever_it_is_cut(cut: int) -> None:
         frames.durable(1, "orders", b"x", expiration=frames.short("1000")),
         frames.durable(1, "orders", b"x", headers=frames.short("CC") + b"A" + frames.long(b"S" + frames.long("k"))),
         frames.durable(1, "orders", b"x", headers=frames.short("x-sluice-confirm") + b"S" + frames.long("k")),
+        frames.durable(1, "orders", b"x", headers=frames.short("x-death") + b"A" + frames.long(b"")),
         frames.durable(1, "other", b"x"),
         frames.durable(1, "", b"x", "events"),
     ],
@@ -297,6 +298,22 @@ def test_a_message_in_a_transaction_of_its_consumer_falls_back() -> None:
     world.settle()
     assert answers(publisher) == []
     assert world.state().persisted_total == 1
+
+
+def test_a_message_whose_consumer_begins_a_transaction_falls_back() -> None:
+    world = World()
+    publisher, consumer = waiting(world)
+    consumer.give(CLIENT, frames.method(1, 90, 10) + frames.ack(1, 1) + frames.method(1, 90, 30))
+    world.settle()
+    assert answers(publisher) == []
+    assert world.state().persisted_total == 1
+
+
+def test_an_ack_behind_the_close_of_its_channel_says_nothing() -> None:
+    world = World()
+    _, consumer = waiting(world)
+    consumer.give(CLIENT, frames.close(1) + frames.ack(1, 1))
+    assert world.state().pending == 1
 
 
 def test_a_message_that_was_dead_lettered_falls_back() -> None:
@@ -492,6 +509,37 @@ def test_a_mark_of_another_process_is_taken_out_and_waits_for_nobody() -> None:
     world.close()
 
 
+def test_who_sees_marks_cannot_guess_another() -> None:
+    world = World()
+    publisher, _ = world.publisher(), world.consumer()
+    publisher.give(CLIENT, frames.durable(1, "orders", b"x") * 3)
+    world.broker.hear()
+    marks = [wire.read_mark(stored.header) for stored in world.broker.queues["orders"]]
+    numbers = [mark.number for mark in marks if mark is not None]
+    assert len(numbers) == 3
+    assert min(abs(one - other) for one in numbers for other in numbers if one is not other) > 1 << 20
+    world.close()
+
+
+MANY = b"\x01aV" * wire.MAX_FIELDS
+
+
+@pytest.mark.parametrize("last", [wire.CONFIRM_FIELD + b"V", b"\x02CCV"])
+def test_a_message_with_more_headers_than_are_read_reaches_its_consumer_as_it_is(last: bytes) -> None:
+    consumer = Driver().open(frame_max=wire.DEFAULT_FRAME_MAX)
+    data = frames.with_header(1, frames.deliver(1, 1)[0], frames.header(1, headers=MANY + last), b"x")
+    consumer.give(BROKER, data)
+    assert consumer.written[CLIENT] == data
+
+
+def test_headers_in_front_of_a_mark_count_as_steps() -> None:
+    consumer = Driver().open(frame_max=wire.DEFAULT_FRAME_MAX)
+    fields = MANY[: 3 * (wire.MAX_FIELDS - 1)] + wire.CONFIRM_FIELD + b"V"
+    data = frames.with_header(1, frames.deliver(1, 1)[0], frames.header(1, headers=fields), b"x")
+    consumer.session.receive(BROKER, memoryview(3 * data), 0)
+    assert consumer.session.left_bytes(BROKER) > len(data)
+
+
 # --- Limits ---------------------------------------------------------------------------------------
 
 
@@ -611,6 +659,73 @@ def test_names_of_clients_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch
         hub.destination(Resource("queue", str(number)), is_queue=True)
     assert len(hub.states(0)) <= 10
     assert len(hub._consumers) <= 10
+
+
+def test_destinations_of_which_something_waits_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("proxy.protocols.amqp091.after_consume.MOST_DESTINATIONS", 10)
+    rules = {f"exchange:{number}": PERSIST._replace(queues=1) for number in range(30)}
+    world = World(rules, bindings={str(number): ("orders",) for number in range(30)})
+    publisher, consumer = world.publisher(1, 2), world.consumer()
+    for number in range(30):
+        publisher.give(CLIENT, frames.durable(number % 2 + 1, "", b"x", str(number)))
+    assert sum(state.pending for state in world.hub.after_consume.states(0)) == 30
+    for _ in range(30):
+        world.broker.deliver(consumer, 1, "c")
+    consumer.give(CLIENT, frames.ack(1, 0, multiple=True))
+    world.settle()
+    assert len(answers(publisher)) == 30
+    publisher.give(CLIENT, frames.durable(1, "", b"x", "0"))
+    hub = world.hub.after_consume
+    for number in range(100):
+        hub.destination(Resource("exchange", f"more {number}"), is_queue=False)
+    assert len(hub.states(0)) <= 10
+    assert world.state("exchange:0").pending == 1
+    world.close()
+
+
+def test_the_end_of_a_consumer_that_acknowledges_nothing_costs_nothing_of_what_waits() -> None:
+    world = World()
+    publisher, consumer = waiting(world)
+    automatic = world.consumer(automatic=True)
+    consumer.give(CLIENT, frames.cancel(1, "c"))
+    world.broker.hear()
+    world.broker.lose(automatic)
+    assert world.state().pending == 1
+    consumer.give(CLIENT, frames.ack(1, 1))
+    world.settle()
+    assert answers(publisher) == [("ack", 1)]
+    world.close()
+
+
+def test_all_consumers_of_a_channel_end_with_it_those_with_one_tag_too() -> None:
+    world = World()
+    consumer = world.connect(1)
+    consumer.give(CLIENT, frames.consume(1, "orders", "c", no_wait=True) * 3 + frames.subscribe(1, "orders", "d"))
+    world.broker.hear()
+    consumers = world.hub.after_consume._consumers["orders"]
+    assert (consumers.automatic, consumers.acknowledging) == (3, 1)
+    world.close()
+
+
+@pytest.mark.parametrize("ends", ["time", "drain", "ack"])
+def test_what_ends_at_once_is_answered_in_parts(monkeypatch: pytest.MonkeyPatch, ends: str) -> None:
+    monkeypatch.setattr("proxy.protocols.amqp091.marking.MOST_ANSWERED", 4)
+    world = World({"queue:orders": NACK})
+    publisher, consumer = waiting(world, 10)
+    publisher.woken = False
+    if ends == "ack":
+        consumer.give(CLIENT, frames.ack(1, 0, multiple=True))
+    elif ends == "drain":
+        publisher.session.dismisses_client("", 0)
+    else:
+        publisher.now_ns = 5 * 10**9
+        publisher.woken = True
+    told = []
+    while publisher.woken:
+        publisher.tick()
+        told.append(len(answers(publisher)))
+    assert [count for count in told if count] == [4, 4, 2]
+    world.close()
 
 
 def test_an_answer_is_for_one_delivery_or_all_up_to_it() -> None:

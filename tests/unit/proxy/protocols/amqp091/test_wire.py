@@ -160,13 +160,18 @@ def test_a_content_says_when_it_expires(flags: int, properties: bytes, expiratio
 
 # What holds the field by chance is left alone; the longest that may not.
 short_strings = st.binary(max_size=len(wire.CONFIRM_FIELD) - 1).map(frames.short)
-fields = st.lists(
-    st.tuples(
-        st.sampled_from((b"a", b"n", b"x-deat", b"x-sluice-confir", b"CC")),
-        st.sampled_from((b"t\1", b"V", b"I" + bytes(4), b"F" + bytes(4), b"A" + frames.long(b"S" + frames.long("k")))),
-    ),
-    max_size=4,
-).map(lambda pairs: b"".join(frames.short(name) + value for name, value in pairs))
+NAMES = (b"a", b"n", b"x-deat", b"x-sluice-confir", b"CC")
+
+
+def tables(*names: bytes) -> st.SearchStrategy[bytes]:
+    """Make fields with some names."""
+    values = (b"t\1", b"V", b"I" + bytes(4), b"F" + bytes(4), b"A" + frames.long(b"S" + frames.long("k")))
+    pairs = st.tuples(st.sampled_from(names), st.sampled_from(values))
+    return st.lists(pairs, max_size=4).map(lambda pairs: b"".join(frames.short(name) + value for name, value in pairs))
+
+
+fields = tables(*NAMES)
+added_fields = tables(*NAMES, b"x-death")
 properties = st.fixed_dictionaries(
     {},
     optional={
@@ -181,6 +186,9 @@ properties = st.fixed_dictionaries(
         "priority": st.binary(min_size=1, max_size=1),
         "timestamp": st.binary(min_size=8, max_size=8),
     },
+).filter(
+    # What holds such a name is not marked.
+    lambda said: not any(name in value for name in (b"x-sluice-confirm", b"x-death") for value in said.values())
 )
 numbers = st.integers(0, (1 << 64) - 1)
 
@@ -215,7 +223,7 @@ def test_what_was_dead_lettered_before_is_not_marked_and_what_is_on_the_way_is_t
     assert mark.died
 
 
-@given(properties, fields, fields)
+@given(properties, added_fields, added_fields)
 def test_what_a_broker_has_added_to_the_headers_stays(said: dict[str, bytes], before: bytes, behind: bytes) -> None:
     header = frames.header(7, **said)  # type: ignore[arg-type]  # as it takes them
     marked = wire.mark_header(header, 1, 2)
@@ -226,6 +234,7 @@ def test_what_a_broker_has_added_to_the_headers_stays(said: dict[str, bytes], be
     changed = b"".join((marked[: at - 4], added, before, marked[at : at + length], behind, marked[at + length :]))
     mark = wire.read_mark(changed)
     assert mark is not None
+    assert mark.died is (b"\7x-death" in before + behind)
     own, has_more = said.pop("headers", None), bool(before or behind)
     expected = before + (own or b"") + behind if own is not None or has_more else None
     assert mark.header == frames.header(7, headers=expected, **said)  # type: ignore[arg-type]  # likewise
