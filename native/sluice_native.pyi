@@ -394,7 +394,7 @@ class Channels:
         """
     def take_named(self, only: bool) -> None:
         """Let scans take publishes with numbers only if their keys are named from now on; or all again."""
-    def take_all(self, channel: int, all: bool) -> None:
+    def take_all(self, channel: int, on: bool) -> None:
         """Let scans take publishes of a channel whatever their key, or as of all channels again."""
     def name(self, key: bytes) -> None:
         """Let scans take publishes of a key, which is exchange and routing key as they come; 1024 are remembered."""

@@ -101,8 +101,8 @@ impl Channels {
         self.state.take_named(only);
     }
 
-    fn take_all(&mut self, channel: u16, all: bool) {
-        self.state.take_all(channel, all);
+    fn take_all(&mut self, channel: u16, on: bool) {
+        self.state.take_all(channel, on);
     }
 
     fn name(&mut self, key: &[u8]) {
