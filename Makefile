@@ -176,6 +176,8 @@ demo-rabbitmq: $(RUN_STAMP) $(PARTS)/rabbitmq/.stamp ## the same with a real Rab
 
 test: lint types rust fast quick ## what CI runs: lint, types, Rust, unit and fuzz tests, and the quick ones of each real part
 
+# Generated cases, twice as many and drawn anew.
+test-all: export SLUICE_FUZZ_FACTOR ?= 2
 test-all: lint types rust fast rare deploy spark operator integration rabbitmq4 ## everything; an hour
 
 lint: $(VENV_STAMP) ## ruff, formatting, the import contracts
@@ -194,10 +196,10 @@ types: $(VENV_STAMP) $(NATIVE) ## mypy --strict over the packages and the test h
 		tests/support/claims.py tests/support/page_commands.py tests/support/guides.py tests/support/credit_processes.py
 
 fast: $(VENV_STAMP) $(NATIVE) ## unit and fuzz tests
-	$(BIN)/python -m pytest tests/unit tests/fuzz $(WITHOUT_NATIVE) -m "not long" -n auto --maxprocesses 4
+	$(BIN)/python -m pytest tests/unit tests/fuzz $(WITHOUT_NATIVE) -m "not long" -n auto --maxprocesses 4 --dist worksteal
 
-rare: $(VENV_STAMP) $(NATIVE) ## unit tests that prove a rare case, by trying very many
-	$(BIN)/python -m pytest tests/unit $(WITHOUT_NATIVE) -m long -n auto --maxprocesses 4
+rare: $(VENV_STAMP) $(NATIVE) ## unit and fuzz tests that prove a rare case, by trying very many
+	$(BIN)/python -m pytest tests/unit tests/fuzz $(WITHOUT_NATIVE) -m long -n auto --maxprocesses 4 --dist worksteal
 
 unit: $(VENV_STAMP) $(NATIVE) ## unit tests alone
 	$(BIN)/python -m pytest tests/unit $(WITHOUT_NATIVE)
@@ -234,7 +236,7 @@ integration: parts $(PARTS)/suites/.stamp ## real clients and real brokers throu
 
 rabbitmq4: parts $(PARTS)/rabbitmq4/.stamp $(PARTS)/suites/.stamp ## AMQP 1.0, and the quick tests of 0.9.1, with Debian 13's RabbitMQ 4; needs root
 	@sh tests/integration/packages.sh rabbitmq4
-	TESTED_RABBITMQ_ROOT=$(PARTS)/rabbitmq4/root $(BIN)/python -m pytest tests/integration/test_amqp_*.py -m "not long"
+	TESTED_RABBITMQ_ROOT=$(PARTS)/rabbitmq4/root $(BIN)/python -m pytest tests/integration/test_amqp_*.py tests/integration/test_confirm_*.py -m "not long"
 	$(BIN)/python -m pytest tests/integration -m rabbitmq4
 
 deploy: $(VENV_STAMP) $(DEPLOY_STAMPS) ## packages, unit, chart, rules and dashboard, each by its own validator

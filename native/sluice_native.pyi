@@ -33,6 +33,7 @@ __all__ = [
     "Second",
     "Segment",
     "Table",
+    "reflow",
     "renumber",
 ]
 
@@ -391,6 +392,12 @@ class Channels:
             most_publishes: when it has so many, no other begins.
             routing_keys: what goes to an exchange is for its routing key, too.
         """
+    def take_named(self, only: bool) -> None:
+        """Let scans take publishes with numbers only if their keys are named from now on; or all again."""
+    def take_all(self, channel: int, on: bool) -> None:
+        """Let scans take publishes of a channel whatever their key, or as of all channels again."""
+    def name(self, key: bytes) -> None:
+        """Let scans take publishes of a key, which is exchange and routing key as they come; 1024 are remembered."""
     def withhold(self, channel: int) -> int:
         """Withhold the broker's ack of the last publish of a channel that went on; return the broker's number of it."""
     def settle_withheld(self, channel: int, number: int) -> None:
@@ -493,14 +500,15 @@ class Publishes:
 
 @final
 class Links:
-    """What one peer of an AMQP 1.0 connection sends: transfers of plain links, dispositions, and empty frames.
+    """What one peer of an AMQP 1.0 connection sends: transfers of plain links, dispositions, flows, and empty frames.
 
     Of sessions that were begun are taken, as long as they are encoded as the specification's tables say, descriptors
     are small ulongs, and frames have no extended header and are there as a whole:
 
     - transfers of marked links that are a whole delivery, not aborted or resumed, and without a state; the ids of those
       that one scan takes of a session ascend by one;
-    - dispositions, whatever they say.
+    - dispositions, whatever they say;
+    - flows without properties, once that is asked for. Behind one only flows and empty frames are taken.
 
     Empty frames are taken in any case. Channels and handles are numbers of the peer that sends.
 
@@ -509,9 +517,11 @@ class Links:
 
     Attributes:
         most_frame_bytes: no longer frame is plain; any is until it is set.
+        takes_flows: flows are taken; none are until it is set.
     """
 
     most_frame_bytes: int
+    takes_flows: bool
     def __new__(cls, copies_key: bytes) -> Self: ...
     def begin(self, channel: int) -> None:
         """Let scans take what is plain of a session."""
@@ -539,13 +549,22 @@ class Links:
         list[tuple[int, int, int, int]],
         list[tuple[int, int, int, list[tuple[int, int]]]],
         list[tuple[int, bool, bool, int, int]],
+        list[
+            tuple[
+                int,
+                int,
+                int,
+                tuple[int | None, int, int, int, int | None, int | None, int | None, int | None],
+                bool,
+            ]
+        ],
     ]:
         """Step over what is plain from ``position`` on, a frame's beginning, as long as it comes one after the other.
 
         Args:
             chunk: what came; nothing of it is kept. No bytes are an error.
             position: where to begin.
-            most_runs: it ends where there may be more links, sessions and ranges, all together.
+            most_runs: it ends where there may be more links, sessions and ranges, all together; a flow is as three.
 
         Returns:
             The offset of the first frame that was not taken, how many were, and
@@ -554,11 +573,30 @@ class Links:
             - for each session with transfers: channel, first and last id, and in ranges, the first and last ids of
               those that are not settled;
             - what dispositions say, in ranges: channel, whether the receiver says it, whether that settles them, first
-              and last id. What a sender settles may have come in the same scan.
+              and last id. What a sender settles may have come in the same scan;
+            - for each flow: channel, the offsets at which it begins and ends, its first eight fields, all numbers, and
+              whether it drains.
         """
 
+def reflow(chunk: Buffer, start: int, stop: int, changes: Sequence[tuple[int, bytes]]) -> bytes:
+    """Write a flow of AMQP 1.0 with other fields, in the shortest form; nulls at its end are left out.
+
+    Args:
+        chunk: where it is.
+        start: where it begins.
+        stop: where it ends.
+        changes: numbers of fields, from 0, and how each is encoded instead.
+
+    Raises:
+        ValueError: it is none that ``Links.scan`` would take, or has no such field.
+    """
+
 def renumber(
-    chunk: Buffer, position: int, stop: int, sessions: Sequence[tuple[int, int | None, int, int | None, int]]
+    chunk: Buffer,
+    position: int,
+    stop: int,
+    sessions: Sequence[tuple[int, int | None, int, int | None, int]],
+    most_bytes: int | None = None,
 ) -> tuple[int, bytes]:
     """Write transfers and dispositions of AMQP 1.0 with the numbers that the other peer counts deliveries by.
 
@@ -570,8 +608,9 @@ def renumber(
         stop: where the last one ends.
         sessions: channel; the first number that the peer gives its deliveries, None for all, from which so much is
             taken off; and the first that the other peer gives its own, to which so much is added.
+        most_bytes: no longer frame is written; None is any.
 
     Returns:
-        The offset of the first frame that was not written, as it has a number before these, or is something else; and
-        those before it.
+        The offset of the first frame that was not written, as it has a number before these, would be too long, or is
+        something else; and those before it.
     """

@@ -6,6 +6,7 @@ Only this imports ``admin.analytics``, and only when it is run: Spark is an opti
 import re
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -41,7 +42,9 @@ _EPILOGUE: Final = (
     "Exit codes: 0 done, 1 not possible here or now, 2 wrong command line, 128 + N ended by signal N."
 )
 TAIL_EPILOGUE: Final = (
-    "It needs neither Spark nor Java. It also reads unfinished files.\n\nExit codes: 0 done, 1 the log cannot be read."
+    "It needs neither Spark nor Java. It also reads unfinished files.\n\n"
+    "Without PATHS it reads the log of the sidecar that other commands ask (SLUICE_URL, SLUICE_PROFILE), or, if that "
+    "does not answer, all logs of this machine and user.\n\nExit codes: 0 done, 1 the log cannot be read."
 )
 
 app = App(
@@ -141,7 +144,7 @@ def report(
 def tail(
     paths: Annotated[
         tuple[FileName, ...],
-        Parameter(help="folders or files of the log (this machine's log)", show_default=False, negative=""),
+        Parameter(help="folders or files of the log (the sidecar's log)", show_default=False, negative=""),
     ] = (),
     /,
     *,
@@ -156,11 +159,49 @@ def tail(
         raise SettingsError(f"--lines {lines}: must be at least 0")
     folders = [Path(path) for path in paths]
     if not folders:
-        folders = usual_logs()
+        folders = _own_log() or usual_logs()
         for folder in folders:
-            # Not among the records, which may be on their way into a pipe.
-            print(f"sluice: reading {printable(str(folder))}", file=sys.stderr)  # noqa: T201 - for people
+            _tell(f"reading {folder}{_age(folder)}")
     return show(folders, lines, follow)
+
+
+def _own_log() -> list[Path]:
+    """Return the log of the sidecar that other commands ask; nothing if that does not say it.
+
+    Raises:
+        SettingsError: it has none, or on another machine; or what says which sidecar it is, is wrong.
+    """
+    from admin.cli.options import ASK  # noqa: PLC0415 - as in report
+    from admin.client import NoAnswerError, NotPermittedError  # noqa: PLC0415 - as in report
+    from admin.client.api import Api, path  # noqa: PLC0415 - as in report
+    from admin.wire import State  # noqa: PLC0415 - as in report
+
+    try:
+        with Api(ASK.target()) as api:
+            directory = api.get(path("state")).read(State).rejection_log.directory
+            url = api.url
+    except (NoAnswerError, NotPermittedError) as error:
+        _tell(f"{error}; until then, these are all logs of this machine and user")
+        return []
+    if directory is None:
+        raise SettingsError(f"the Sluice at {url} keeps no rejection log; see `sluice state`, or name a folder")
+    if not Path(directory).is_dir():
+        raise SettingsError(f"the Sluice at {url} keeps its log in {directory}, which is not on this machine")
+    return [Path(directory)]
+
+
+def _age(folder: Path) -> str:
+    """Say how long ago a log was written to; nothing if it has no files."""
+    from admin.client.words import span  # noqa: PLC0415 - as in report
+
+    files = (file for file in folder.iterdir() if ".jsonl" in file.name)
+    newest_s = max((file.stat().st_mtime for file in files), default=None)
+    return "" if newest_s is None else f", last written {span(max(0.0, time.time() - newest_s))} ago"
+
+
+def _tell(line: str) -> None:
+    # Not among the records, which may be on their way into a pipe.
+    print(f"sluice: {printable(line)}", file=sys.stderr)  # noqa: T201 - for people
 
 
 def read_time(text: str | None, flag: str, now: datetime) -> int | None:

@@ -191,7 +191,7 @@ def _above(limit: AppliedLimit, explanation: Explanation) -> str:
         case "shadow":
             return "passes, and is counted as what would be refused"
         case action if explanation.by_credit and (action == "delay" or not explanation.refuses):
-            return "waits for credit until it is admitted"
+            return "waits for credit until it is admitted" if figures.rate_per_s else "gets no credit"
         case _ if not explanation.refuses:
             return "held until it is admitted"
         case "delay":
@@ -220,7 +220,7 @@ def _stored(limit: AppliedLimit, state: LimitState | ShareView) -> str:
     shadow = limit.rule.action == "shadow"
     refuses, admits = ("would refuse", "would admit") if shadow else ("refuses", "admits")
     if not limit.limit.rate_per_s:
-        return f"{refuses} everything"
+        return f"{admits} nothing" if limit.rule.action == "delay" else f"{refuses} everything"
     if state.open:
         return f"{refuses} everything for another {measured(state.wait_s)} s"
     if state.wait_s:

@@ -128,7 +128,7 @@ def _connections(rows: list[ConnectionRow]) -> Rows:
             "listener",
             "open for",
             "state",
-            "requests",
+            "frames",
             "refused",
             "in flight",
             "spooled",
@@ -164,8 +164,8 @@ def _attached(row: ConnectionRow) -> str:
 
 
 def _links(rows: list[ConnectionRow]) -> Rows:
-    columns = "id", "peer", "link", "client", "resource", "credit", "withheld", "used", "refused", "waits"
-    return Rows(columns, (line for row in rows for line in _links_of(row)), right=(0, 5, 6, 7, 8))
+    columns = "id", "peer", "link", "address", "does", "resource", "credit", "withheld", "used", "refused", "waits"
+    return Rows(columns, (line for row in rows for line in _links_of(row)), right=(0, 6, 7, 8, 9))
 
 
 def _links_of(row: ConnectionRow) -> Iterator[Sequence[str]]:
@@ -174,6 +174,7 @@ def _links_of(row: ConnectionRow) -> Iterator[Sequence[str]]:
             str(row.id),
             row.peer,
             link.name,
+            link.address or ("anonymous" if link.sends else ""),
             "sends" if link.sends else "receives",
             link.resource,
             str(link.credit),
@@ -183,7 +184,7 @@ def _links_of(row: ConnectionRow) -> Iterator[Sequence[str]]:
             short_span(link.waits_ms / 1000) if link.waits_ms else "",
         )
     if row.more_links:
-        yield str(row.id), row.peer, f"and {row.more_links} more", *[""] * 7
+        yield str(row.id), row.peer, f"and {row.more_links} more", *[""] * 8
 
 
 def _client(client: ClientDescription) -> str:

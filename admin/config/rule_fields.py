@@ -115,7 +115,10 @@ class RuleReader:
         kinds = (*kinds_of(protocols), *scope_kinds_of(protocols))
         self.kinds: Mapping[str, Kind] = {kind.name: kind for kind in kinds}
         self._scopes = frozenset(scopes)
-        self._meant = {word: meant for each in protocols for word, meant in each.kinds_meant.items()} | _KINDS_MEANT
+        self._meant = dict(_KINDS_MEANT)
+        for word, meant in (pair for each in protocols for pair in each.kinds_meant.items()):
+            # What else a protocol knows by that word comes first.
+            self._meant[word] = tuple(dict.fromkeys((*meant, *self._meant.get(word, ()))))
 
     def unknown(self, kind: str, allowed: Collection[str] = ()) -> str:
         """Say that there is no such kind, and which one may have been meant; if none are given, all are allowed."""

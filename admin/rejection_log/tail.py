@@ -118,7 +118,9 @@ def _limit(limit: LimitFields) -> str:
 
 def _change(record: LimitChangeRecord) -> str:
     target = f"{record.kind} {record.name}".strip() or "configuration"
-    rates = "" if not record.name else f" {_rate(record.rate_before_per_s)} -> {_rate(record.rate_after_per_s)}"
+    # Of what else a limit can say the record has nothing.
+    same = not record.name or record.rate_before_per_s == record.rate_after_per_s
+    rates = "" if same else f" {_rate(record.rate_before_per_s)} -> {_rate(record.rate_after_per_s)}"
     reason = f": {record.reason}" if record.reason else ""
     return f"{target}{rates}, {record.action} by {record.by or 'nobody'}, change {record.change_id}{reason}"
 

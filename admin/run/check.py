@@ -276,8 +276,8 @@ def _rest(plan: Plan, place: Place | None) -> Rows:
     settings = plan.settings
     rows = []
     rows.append(("limiting", "on" if settings.limiting else "off"))
-    read_by = {each.protocol.reads_by(each.options): each.protocol.name for each in plan.listeners}
-    rows += [(f"{name} read by", reader) for reader, name in read_by.items() if reader]
+    read_by = dict.fromkeys((each.protocol.name, each.protocol.reads_by(each.options)) for each in plan.listeners)
+    rows += [(f"{name} read by", reader) for name, reader in read_by if reader]
     admin = settings.admin.listen
     scheme = "http" if plan.certificate is None else "https"
     rows.append(("admin", OFF if admin == OFF else f"{scheme}://{admin}/: page, API, /metrics, /healthz, /readyz"))

@@ -336,7 +336,7 @@ class ConnectionRow(Answer, frozen=True, kw_only=True):
         age_s: seconds since then.
         bytes_total: bytes read, by the peer that sent them.
         bytes_per_s: bytes per second, likewise; None until there are two samples.
-        requests_total: requests of the client.
+        requests_total: frames of the client, e.g. three for a publish of AMQP 0.9.1 and one for a request of RocketMQ.
         requests_per_s: requests per second; None until there are two samples.
         refused_total: requests that were refused.
         refused_per_s: refused requests per second; None until there are two samples.

@@ -158,6 +158,13 @@ class Asking:
             held: the request, if it waits already.
         """
         parts = plan.enforcing + scoped.enforcing if scoped.enforcing else plan.enforcing
+        shadows = plan.shadows + scoped.shadows
+        alone = held is None and not plan.doubled and self._delays.nobody_is_before(now_ns)
+        # As a rule. All the rest is for those who wait, or would have to.
+        if alone and self._take_all(now_ns, parts, caller, credit):
+            if shadows:
+                self._take_of_shadows(now_ns, shadows, caller, credit, credit.most)
+            return Granted(credit.most)
         asked = self._credit_demands(now_ns, parts, caller, credit)
         distinct = _distinct_of_credit(asked) if plan.doubled else asked
         messages, stops = credit.most, []
@@ -173,12 +180,47 @@ class Asking:
         second = self._accounts.at(now_ns)
         for part, _, price, *_ in asked:
             part.spend_on_credit(second, now_ns, messages * price)
-        for shadows in plan.shadows + scoped.shadows:
-            for part, gate, price, *_ in self._credit_demands(now_ns, shadows, caller, credit):
+        self._take_of_shadows(now_ns, shadows, caller, credit, messages)
+        return Granted(messages)
+
+    def _take_all(self, now_ns: int, parts: Sequence[ApplicableLimit], caller: Caller, credit: Credit) -> bool:
+        """Take all that is asked for, if all limits surely have it; else take nothing."""
+        _, most, size_bytes = credit
+        if most < credit.least:
+            return False
+        prices = (1, 1, size_bytes)
+        taken: list[tuple[ApplicableLimit, Gate, int]] = []
+        for part in parts:
+            limiter = part.registry.get(part.resource, now_ns)
+            price = prices[part.unit]
+            if limiter is None or not price:
+                continue
+            gate: Gate = limiter if part.fair_by is None else gate_of(limiter, caller, now_ns)
+            if price > 1:
+                price = min(price, gate.rule.most_permits)
+            if not gate.admits(now_ns, (most - 1) * price, most * price):
+                return False
+            taken.append((part, gate, most * price))
+        second = self._accounts.at(now_ns)
+        for part, gate, permits in taken:
+            gate.spend(permits)
+            part.spend_on_credit(second, now_ns, permits)
+        return True
+
+    def _take_of_shadows(
+        self,
+        now_ns: int,
+        shadows: Sequence[Sequence[ApplicableLimit]],
+        caller: Caller,
+        credit: Credit,
+        messages: int,
+    ) -> None:
+        second = self._accounts.at(now_ns)
+        for parts in shadows:
+            for part, gate, price, *_ in self._credit_demands(now_ns, parts, caller, credit):
                 count = gate.affords(now_ns, price, messages)
                 gate.take(now_ns, price, count)
                 part.spend_on_credit(second, now_ns, count * price)
-        return Granted(messages)
 
     def _credit_demands(
         self, now_ns: int, parts: Sequence[ApplicableLimit], caller: Caller, credit: Credit

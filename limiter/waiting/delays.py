@@ -154,6 +154,7 @@ class Delays:
         self._answers = ExpectedCosts()
         #: When something was last refused that may not wait.
         self._refused_ns: dict[QueueKey, int] = {}
+        self._last_refused_ns = -REGARD_NS
         #: All lines in which somebody waits; the usual question is whether there are any.
         self.lines = holding.lines
 
@@ -176,6 +177,13 @@ class Delays:
             return True
         ahead = self._ahead(now_ns, part, caller, line)
         return ahead > 0 and gate.wait_us_behind(now_ns, ahead) > 0
+
+    def nobody_is_before(self, now_ns: int) -> bool:
+        """Say whether nobody waits for any limit, nor was refused of late since it may not wait.
+
+        Then who asks for credit is granted all that he asks for if it is there: see ``credit_of``.
+        """
+        return not self.lines and self._last_refused_ns + REGARD_NS <= now_ns
 
     def credit_of(
         self, now_ns: int, demand: CreditDemand, credit: Credit, held: Held | None
@@ -240,7 +248,7 @@ class Delays:
         """Note that something was refused since it may not wait."""
         if len(self._refused_ns) >= _MAX_LINES:
             self._refused_ns.clear()
-        self._refused_ns[part.line(gate)] = now_ns
+        self._refused_ns[part.line(gate)] = self._last_refused_ns = now_ns
 
     def given_back(self, now_ns: int, part: ApplicableLimit, gate: Gate) -> None:
         """Note that there is more in store than was: it may be the turn of the next that waits."""

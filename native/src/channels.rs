@@ -97,6 +97,18 @@ impl Channels {
         self.state.answered(channel, number, multiple, refused)
     }
 
+    fn take_named(&mut self, only: bool) {
+        self.state.take_named(only);
+    }
+
+    fn take_all(&mut self, channel: u16, on: bool) {
+        self.state.take_all(channel, on);
+    }
+
+    fn name(&mut self, key: &[u8]) {
+        self.state.name(key);
+    }
+
     fn withhold(&mut self, channel: u16) -> u64 {
         self.state.withhold(channel)
     }

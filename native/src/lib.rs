@@ -27,7 +27,7 @@ mod sluice_native {
     #[pymodule_export]
     use crate::channels::Channels;
     #[pymodule_export]
-    use crate::links::{renumber, Links};
+    use crate::links::{reflow, renumber, Links};
     #[pymodule_export]
     use crate::opaques::Opaques;
     #[pymodule_export]

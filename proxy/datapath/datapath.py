@@ -394,6 +394,7 @@ class LocalDataPath(DataPath):
             format_address(config.broker),
             self.server.open_connections(config.name),
             self.server.listening(config.name),
+            self.server.broker_error(config.name),
         )
 
     async def totals(self) -> ResourceCounts:

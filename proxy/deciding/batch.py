@@ -173,10 +173,11 @@ class Side(Enum):
     # Members are singletons compared by identity; Enum's own hash is Python code, and costs several times a lookup.
     __hash__ = object.__hash__
 
-    @property
-    def other(self) -> "Side":
-        """Return the opposite peer."""
-        return Side.BROKER if self is Side.CLIENT else Side.CLIENT
+    #: The opposite peer. As an attribute: a property of an enum costs several times as much.
+    other: "Side"
+
+
+Side.CLIENT.other, Side.BROKER.other = Side.BROKER, Side.CLIENT
 
 
 class ConnectionInfo(msgspec.Struct, frozen=True):
@@ -464,6 +465,7 @@ class Batch:
     """
 
     __slots__ = (
+        "_asks_credit_alone",
         "_columns",
         "_distinct",
         "_groups",
@@ -495,6 +497,7 @@ class Batch:
         self._columns = cast("Columns", requests) if Columns in type(requests).__mro__ else None
         self._groups: Sequence[Group] | None = None
         self._distinct: Collection[Verdict] | None = None
+        self._asks_credit_alone: bool | None = None
 
     @property
     def spools(self) -> bool:
@@ -506,6 +509,19 @@ class Batch:
         """Whether it was put aside before; then all of it was."""
         requests = self.requests
         return self._columns is None and self.connection.spools and len(requests) > 0 and requests[0].since_ns > 0
+
+    @property
+    def asks_credit_alone(self) -> bool:
+        """Whether all requests ask for credit, of which there is one at least."""
+        alone = self._asks_credit_alone
+        if alone is None:
+            alone = self._columns is None and len(self.requests) > 0
+            for request in self.requests if alone else ():
+                if not request.most:
+                    alone = False
+                    break
+            self._asks_credit_alone = alone
+        return alone
 
     @property
     def distinct(self) -> Collection[Verdict]:

@@ -36,12 +36,27 @@ class Tally:
         """
         tell, exempt = self._accounts.count, batch.connection.exempt
         passed: Outcome = "exempt" if exempt else "bypassed" if batch.bypassed else "admitted"
+        if batch.asks_credit_alone:
+            # What comes on credit is counted, not the credit.
+            if batch.verdicts:
+                self._count_credit(range(len(batch.requests)), batch, now_ns, sender)
+        elif batch.requests:
+            self._count_requests(batch, now_ns, sender, passed)
+        for charge in batch.charges:
+            if charge.counts and (charge.messages or charge.size_bytes):
+                what: Outcome = "exempt" if exempt else "admitted"
+                tell(now_ns, charge.resources, sender, what, (0, charge.messages, charge.size_bytes))
+        for paid in batch.paid:
+            tell(now_ns, paid.resources, sender, passed, (paid.requests, paid.messages, paid.size_bytes))
+
+    def _count_requests(self, batch: Batch, now_ns: int, sender: Sender, passed: Outcome) -> None:
+        tell = self._accounts.count
         second, number = self._accounts.at(now_ns), NUMBERS[passed]
         left = batch.uncounted(lambda segment, judged: segment.count(second, now_ns, sender, number, judged))
         if batch.verdicts:
             for group in left:
                 if group.most:
-                    self._count_credit(group, batch, now_ns, sender)
+                    self._count_credit(group.indexes, batch, now_ns, sender)
                     continue
                 for verdict, indexes, messages in _runs(group, batch):
                     if isinstance(verdict, Later):
@@ -55,26 +70,19 @@ class Tally:
         else:
             for group in left:
                 if group.most:
-                    # What comes on credit is counted, not the credit.
                     continue
                 size_bytes = sum(batch.size_bytes(group.indexes)) if group.size_bytes is None else group.size_bytes
                 tell(now_ns, group.resources, sender, passed, (len(group.indexes), sum(group.messages), size_bytes))
         if batch.came_back:
             self._count_waited(batch, now_ns, sender)
-        for charge in batch.charges:
-            if charge.counts and (charge.messages or charge.size_bytes):
-                what = "exempt" if exempt else "admitted"
-                tell(now_ns, charge.resources, sender, what, (0, charge.messages, charge.size_bytes))
-        for paid in batch.paid:
-            tell(now_ns, paid.resources, sender, passed, (paid.requests, paid.messages, paid.size_bytes))
 
-    def _count_credit(self, group: Group, batch: Batch, now_ns: int, sender: Sender) -> None:
+    def _count_credit(self, indexes: Sequence[int], batch: Batch, now_ns: int, sender: Sender) -> None:
         """Count the requests for credit that must wait, as so many messages as they ask for at least."""
-        for index in group.indexes:
+        for index in indexes:
             verdict, request = batch.verdicts.get(index), batch.requests[index]
             if isinstance(verdict, Hold):
-                judged = Judged("hold", verdict.rule, group.producer_group)
-                self._accounts.count(now_ns, group.resources, sender, judged, (1, request.messages, 0))
+                judged = Judged("hold", verdict.rule, request.producer_group)
+                self._accounts.count(now_ns, request.resources, sender, judged, (1, request.messages, 0))
                 self._credit[id(request)] = (judged, request.messages)
                 self.held_requests += 1
 

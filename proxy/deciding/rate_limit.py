@@ -138,9 +138,12 @@ class RateLimit(Handler):
         verdicts: dict[int, Verdict] = {}
         connection = batch.connection
         try:
-            begun: set[tuple[tuple[Resource, ...], str]] = set()
-            for group in batch.undecided(partial(self._limits.admit, now_ns, caller_of(connection))):
-                self._decide(batch, group, now_ns, verdicts, begun)
+            if batch.asks_credit_alone and not batch.verdicts:
+                self._grant_all(batch, now_ns, verdicts)
+            elif batch.requests:
+                begun: set[tuple[tuple[Resource, ...], str]] = set()
+                for group in batch.undecided(partial(self._limits.admit, now_ns, caller_of(connection))):
+                    self._decide(batch, group, now_ns, verdicts, begun)
             for charge in batch.charges:
                 consumes = charge.consumes
                 # What corrects a charge for credit is no answer, and each message of it was charged as a request.
@@ -233,6 +236,28 @@ class RateLimit(Handler):
             if end == len(indexes):
                 return
             indexes, messages = indexes[end:], messages[end:]
+
+    def _grant_all(self, batch: Batch, now_ns: int, verdicts: dict[int, Verdict]) -> None:
+        """Decide requests for credit one by one, in the order of the wire; there are no others."""
+        connection = batch.connection
+        caller, before = None, batch.requests[0]
+        for index, request in enumerate(batch.requests):
+            if caller is None or not _asked_alike(request, before):
+                caller, before = (
+                    caller_of(
+                        connection,
+                        request.producer_group,
+                        consumes=request.consumes,
+                        by_answer=request.by_answer,
+                        refusable=request.refusal != "impossible",
+                        asks=request.asks,
+                        may_wait=request.may_wait,
+                    ),
+                    request,
+                )
+            verdict = self._grant(connection, request, caller, now_ns)
+            if verdict is not None:
+                verdicts[index] = verdict
 
     def _grant(self, connection: ConnectionInfo, request: Request, caller: Caller, now_ns: int) -> Verdict | None:
         """Grant some of the credit that is asked for, or let it wait; None if all is granted."""
@@ -350,6 +375,18 @@ class RateLimit(Handler):
 
     def _wake_up(self) -> None:
         self._woken.set()
+
+
+def _asked_alike(one: Request, other: Request) -> bool:
+    """Say whether one caller asks for both."""
+    return (
+        one.asks == other.asks
+        and one.consumes is other.consumes
+        and one.by_answer is other.by_answer
+        and one.may_wait is other.may_wait
+        and one.refusal == other.refusal
+        and one.producer_group == other.producer_group
+    )
 
 
 def caller_of(

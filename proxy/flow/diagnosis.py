@@ -78,7 +78,7 @@ CAUSES: Final = (
         None,
         None,
         "throttled",
-        "a limit of ours lets no more through",
+        "a limit of yours lets no more through",
         "That is what the rule asks for. Raise the limit if more should pass.",
     ),
     Cause(

@@ -115,6 +115,7 @@ class ListenerState(msgspec.Struct, frozen=True):
         broker: ``address:port`` it connects to.
         connections: open now.
         listening: clients can connect; not while the broker does not take connections, nor in a drain.
+        error: what was wrong when the broker was last tried; None if it took the connection.
     """
 
     name: str
@@ -122,6 +123,7 @@ class ListenerState(msgspec.Struct, frozen=True):
     broker: str
     connections: int
     listening: bool
+    error: str | None = None
 
 
 class Usage(msgspec.Struct, frozen=True, gc=False):
@@ -695,6 +697,7 @@ class LinkState(msgspec.Struct, frozen=True):
         used: messages that came so far and went on.
         refused: those that came and were refused.
         waits_ms: for how long it waits for credit, in milliseconds; 0 is not at all.
+        address: of the broker's node, as its peers write it; empty if each message has its own, or there is none.
     """
 
     name: str
@@ -706,6 +709,7 @@ class LinkState(msgspec.Struct, frozen=True):
     used: int
     refused: int
     waits_ms: int
+    address: str = ""
 
 
 class ConnectionState(msgspec.Struct, frozen=True):

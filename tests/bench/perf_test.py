@@ -20,7 +20,6 @@ import json
 import os
 import re
 import resource
-import signal
 import sys
 import tempfile
 import time
@@ -29,17 +28,19 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import mean, median
 
+import load_generator
 import machine
 import peers
+import script
+from load_generator import WARMUP_S
 from peers import BenchError, Place
 from report import aligned
 from rows import DIRECT, HAPROXY
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
 
-from harness.paths import MissingPartError, program, rabbitmq_classpath
 from harness.ports import free_port
-from harness.process import ManagedProcess, ProcessFailedError
+from harness.process import ManagedProcess
 from harness.rabbitmq import RabbitMQ
 from harness.sidecar import Route, Sluice
 
@@ -52,16 +53,9 @@ PLENTY = 1_000_000_000
 GOAL = 0.9
 """Messages a second through Sluice against HAProxy's."""
 UNCONFIRMED = 256
-#: Seconds of each PerfTest that do not count: Java compiles.
-WARMUP_S = 2
 START_DEADLINE_S = 20.0
-#: Beyond what it was told to run: Java's start, and its threads' end.
-END_DEADLINE_S = 45.0
-_SECOND = re.compile(r"time:? [\d.]+ ?s, .*")
 _RATE = re.compile(r"(sent|received): ([\d.]+) msg/s")
 _AVERAGE = re.compile(r"receiving rate avg: ([\d.]+) msg/s")
-# It is warm at once, and keeps its threads to itself.
-_JAVA = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
@@ -159,18 +153,14 @@ def measured(way: Way, given: argparse.Namespace, scratch: Path, *, confirms: bo
     Raises:
         BenchError: it says nothing to go by.
     """
-    command = [
-        *(program("java"), *_JAVA, "-cp", rabbitmq_classpath(), "com.rabbitmq.perf.PerfTest"),
-        *("--uri", f"amqp://{way.address}", "--time", str(given.seconds), "--size", str(given.size)),
-        *("--predeclared", "--exchange", "", "--routing-key", QUEUE, "--queue", QUEUE, "--autoack"),
+    arguments = [
+        *("--size", str(given.size), "--routing-key", QUEUE, "--queue", QUEUE, "--autoack"),
         *("--producers", str(given.producers), "--consumers", str(given.consumers)),
     ]
     if confirms:
-        command += ["--confirm", str(UNCONFIRMED)]
+        arguments += ["--confirm", str(UNCONFIRMED)]
     before = way.cpu_s()
-    with ManagedProcess("PerfTest", command, log=scratch / "perf-test.log", cwd=scratch) as perf_test:
-        perf_test.wait(timeout_s=given.seconds + END_DEADLINE_S)
-        lines = perf_test.lines
+    lines = load_generator.ran(way.address, *arguments, seconds=given.seconds, scratch=scratch)
     after = way.cpu_s()
     try:
         received_per_s, sent_per_s, average_per_s = rates(lines)
@@ -190,7 +180,7 @@ def rates(lines: Sequence[str]) -> tuple[float, float, float]:
     Raises:
         ValueError: nothing was received, or it did not say.
     """
-    seconds = [dict(_RATE.findall(line)) for line in lines if _SECOND.search(line)][WARMUP_S:]
+    seconds = [dict(_RATE.findall(line)) for line in load_generator.warm(lines)]
     received = [float(each.get("received", 0)) for each in seconds]
     sent = [float(each.get("sent", 0)) for each in seconds]
     average = next((float(found[1]) for line in lines if (found := _AVERAGE.search(line))), 0.0)
@@ -250,19 +240,5 @@ def bench(given: argparse.Namespace) -> int:
     return 0
 
 
-def main() -> int:
-    """Run it for the command line; every child has ended when this returns."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    try:
-        return bench(options(sys.argv[1:]))
-    except (BenchError, MissingPartError, ProcessFailedError) as error:
-        print(f"perf_test: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("perf_test: interrupted", file=sys.stderr)
-        return 128 + signal.SIGINT
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(script.status("perf_test", lambda: bench(options(sys.argv[1:]))))

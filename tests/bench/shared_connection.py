@@ -23,7 +23,6 @@ processor is what is full.
 import argparse
 import contextlib
 import json
-import signal
 import subprocess
 import sys
 import tempfile
@@ -36,6 +35,7 @@ from typing import Any
 
 import machine
 import peers
+import script
 from peers import BenchError, Place
 from perf_test import PLENTY, START_DEADLINE_S, cpu_s
 from report import aligned
@@ -44,9 +44,8 @@ from rows import DIRECT, HAPROXY
 sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
 
 from harness.amqp import AmqpClient
-from harness.paths import MissingPartError
 from harness.ports import free_port
-from harness.process import ManagedProcess, ProcessFailedError
+from harness.process import ManagedProcess
 from harness.rabbitmq import RabbitMQ
 from harness.sidecar import Route, Sluice
 
@@ -372,19 +371,5 @@ def bench(given: argparse.Namespace) -> int:
     return 0
 
 
-def main() -> int:
-    """Run it for the command line; every child has ended when this returns."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    try:
-        return bench(options(sys.argv[1:]))
-    except (BenchError, MissingPartError, ProcessFailedError) as error:
-        print(f"shared_connection: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("shared_connection: interrupted", file=sys.stderr)
-        return 128 + signal.SIGINT
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(script.status("shared_connection", lambda: bench(options(sys.argv[1:]))))

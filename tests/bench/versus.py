@@ -22,7 +22,7 @@ from typing import Any
 
 from peers import BenchError
 from report import aligned
-from rows import ACCEPT, ANSWERED, CONFIRMS, FLOOD, MEMORY, PUBLISHES, RTT
+from rows import ACCEPT, ANSWERED, CONFIRMS, FLOOD, MEMORY, PUBLISHES, RTT, TRANSFERS
 
 HERE = Path(__file__).resolve().parents[2]
 ROWS = (
@@ -45,6 +45,7 @@ FIGURES = {
     ANSWERED: ("cpu_us_per_frame",),
     PUBLISHES: ("cpu_us_per_frame",),
     CONFIRMS: ("cpu_us_per_frame",),
+    TRANSFERS: ("cpu_us_per_frame",),
     RTT: ("p50_us",),
     ACCEPT: ("cpu_us_per_connection",),
     MEMORY: ("fresh_mb", "idle_kib", "busy_kib"),

@@ -45,7 +45,7 @@ def messages(whole: bytes) -> int:
 
 @pytest.mark.parametrize("capture", CAPTURES, ids=str)
 def test_recorded_connections(capture: Capture, factor: int) -> None:
-    for seed in range(4 * factor):
+    for seed in range(2 * factor):
         random = Random(seed)
         trial = chooses(seed)
         trial.play_and_resolve(capture.to_broker, capture.to_client, random, random.choice(LONGEST[1:]))
@@ -70,7 +70,7 @@ def generated(random: Random, opaque: int) -> bytes:
             return frames.send(random.choice("abc"), opaque, body=body, flag=flag)
 
 
-@pytest.mark.parametrize("block", range(8))
+@pytest.mark.parametrize("block", [pytest.param(block, marks=[pytest.mark.long] * (block > 1)) for block in range(8)])
 def test_generated_connections(block: int, factor: int) -> None:
     for case in range(60 * factor):
         seed = block * 1_000_000 + case

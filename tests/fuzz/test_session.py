@@ -20,6 +20,10 @@ from proxy.deciding.batch import Side
 
 TO_BROKER = distinct_frames("to_broker")
 TO_CLIENT = distinct_frames("to_client")
+#: Of those that take their cases at random.
+BLOCKS = [pytest.param(block, marks=[pytest.mark.long] * (block > 1)) for block in range(8)]
+#: One of nine is tried each time, and all of them by who tries rare cases.
+NINTHS = [pytest.param(first, marks=[pytest.mark.long] * (first > 0)) for first in range(9)]
 
 
 def refuses_share(share: float, seed: int) -> Refuses:
@@ -47,35 +51,38 @@ def relay(side: Side, data: bytes, *, refused: bool = False) -> tuple[bytes, byt
     return b"".join(session.take(Side.BROKER)), b"".join(session.take(Side.CLIENT))
 
 
-@pytest.mark.parametrize("whole", TO_BROKER, ids=lambda whole: f"{len(whole)}_bytes")
-def test_request_cut_off_anywhere(whole: bytes) -> None:
-    ((_, _, header),), _ = read_stream(whole)
-    assert header is not None
-    known_from = len(whole) if header.is_batch else 8 + int.from_bytes(whole[5:8])
-    answered = busy(header.name, header.opaque, kind=header.kind)
-    for stop in range(1, len(whole) + 1):
-        assert relay(Side.CLIENT, whole[:stop]) == (whole[:stop], b"")
-        if header.kind and stop >= known_from:
-            expected = (b"", b"" if header.flag & frames.ONEWAY else answered)
-        else:
-            expected = (whole[:stop], b"")
-        assert relay(Side.CLIENT, whole[:stop], refused=True) == expected
+@pytest.mark.parametrize("first", NINTHS)
+def test_request_cut_off_anywhere(first: int) -> None:
+    for whole in TO_BROKER[first::9]:
+        ((_, _, header),), _ = read_stream(whole)
+        assert header is not None
+        known_from = len(whole) if header.is_batch else 8 + int.from_bytes(whole[5:8])
+        answered = busy(header.name, header.opaque, kind=header.kind)
+        for stop in range(1, len(whole) + 1):
+            assert relay(Side.CLIENT, whole[:stop]) == (whole[:stop], b"")
+            if header.kind and stop >= known_from:
+                expected = (b"", b"" if header.flag & frames.ONEWAY else answered)
+            else:
+                expected = (whole[:stop], b"")
+            assert relay(Side.CLIENT, whole[:stop], refused=True) == expected
 
 
-@pytest.mark.parametrize("whole", TO_CLIENT, ids=lambda whole: f"{len(whole)}_bytes")
-def test_answer_cut_off_anywhere(whole: bytes) -> None:
-    for stop in range(1, len(whole) + 1):
-        assert relay(Side.BROKER, whole[:stop]) == (b"", whole[:stop])
+@pytest.mark.parametrize("first", NINTHS)
+def test_answer_cut_off_anywhere(first: int) -> None:
+    for whole in TO_CLIENT[first::9]:
+        for stop in range(1, len(whole) + 1):
+            assert relay(Side.BROKER, whole[:stop]) == (b"", whole[:stop])
 
 
-@pytest.mark.parametrize("whole", TO_BROKER, ids=lambda whole: f"{len(whole)}_bytes")
-def test_request_cut_off_anywhere_with_more_behind_it(whole: bytes) -> None:
-    random = Random(len(whole))
-    for stop in range(random.randrange(8), len(whole), 8):
-        trial = Trial(refuses_share(0.5, stop))
-        trial.play(whole[:stop] + random.choice(TO_BROKER) + random.choice(TO_BROKER), b"", random, 400)
-        trial.end()
-        trial.check(ended=True)
+@pytest.mark.parametrize("first", NINTHS)
+def test_request_cut_off_anywhere_with_more_behind_it(first: int) -> None:
+    for whole in TO_BROKER[first::9]:
+        random = Random(len(whole))
+        for stop in range(random.randrange(8), len(whole), 8):
+            trial = Trial(refuses_share(0.5, stop))
+            trial.play(whole[:stop] + random.choice(TO_BROKER) + random.choice(TO_BROKER), b"", random, 400)
+            trial.end()
+            trial.check(ended=True)
 
 
 # --- Changed, dropped and repeated ----------------------------------------------------------------
@@ -112,7 +119,7 @@ def some_frames(stream: bytes, random: Random, most: int) -> bytes:
     return b"".join(whole[first : first + random.randint(1, most)])
 
 
-@pytest.mark.parametrize("block", range(8))
+@pytest.mark.parametrize("block", BLOCKS)
 def test_spoiled_connections(block: int, factor: int) -> None:
     for case in range(400 * factor):
         seed = block * 1_000_000 + case
@@ -135,7 +142,7 @@ def test_spoiled_connections(block: int, factor: int) -> None:
 
 @pytest.mark.parametrize("capture", CAPTURES, ids=str)
 def test_whole_connections_spoiled(capture: Capture, factor: int) -> None:
-    for seed in range(10 * factor):
+    for seed in range(3 * factor):
         random = Random(seed)
         trial = Trial(refuses_share(0.3, seed))
         trial.play(spoil(capture.to_broker, random), capture.to_client, random, random.choice((100, 5_000)))
@@ -239,7 +246,7 @@ def messages(trial: Trial) -> dict[tuple[Resource, ...], int]:
     return total
 
 
-@pytest.mark.parametrize("block", range(4))
+@pytest.mark.parametrize("block", BLOCKS[:4])
 def test_any_chunking_is_as_good_as_none(block: int, factor: int) -> None:
     for case in range(250 * factor):
         random = Random(block * 1_000_000 + case)

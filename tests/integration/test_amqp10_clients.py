@@ -136,7 +136,7 @@ def test_limited_link_keeps_its_limit_and_the_other_of_its_session_its_speed(
 
 
 def test_two_links_of_a_session_one_of_them_limited(broker: OneBroker, sluice: Sluice, client_home: Path) -> None:
-    seconds = 6
+    seconds = 4
     for client in broker.clients:
         limited, free = broker.queue(f"limited-two-{client}"), broker.queue(f"free-two-{client}")
 
@@ -156,7 +156,7 @@ def test_two_links_of_a_session_one_of_them_limited(broker: OneBroker, sluice: S
 
 
 def test_settled_messages_keep_the_limit_without_a_loss(broker: OneBroker, sluice: Sluice, client_home: Path) -> None:
-    seconds = 4
+    seconds = 3
     for client in sorted({*broker.clients} & {"proton", "rhea", "go"}):
         limited = broker.queue(f"limited-settled-{client}")
 
@@ -174,7 +174,7 @@ def test_settled_messages_keep_the_limit_without_a_loss(broker: OneBroker, sluic
 def test_over_the_limit_with_reject_each_client_is_told_so(
     broker: OneBroker, sluice: Sluice, client_home: Path
 ) -> None:
-    seconds = 4
+    seconds = 3
     for client in broker.clients:
         refused, beside = broker.queue(f"refused-{client}"), broker.queue(f"beside-{client}")
 
@@ -200,7 +200,7 @@ def test_over_the_limit_with_reject_each_client_is_told_so(
 def test_anonymous_link_is_told_of_the_queue_that_is_over_its_limit(
     broker: OneBroker, sluice: Sluice, client_home: Path
 ) -> None:
-    seconds = 4
+    seconds = 3
     for client in broker.clients:
         limited, free = broker.queue(f"limited-to-{client}"), broker.queue(f"free-to-{client}")
 
@@ -240,7 +240,7 @@ def test_message_that_is_too_large_for_its_limit_is_refused(
 def test_consuming_link_keeps_its_limit_and_the_other_its_speed(
     broker: OneBroker, sluice: Sluice, client_home: Path
 ) -> None:
-    seconds, count = 5, 1500
+    seconds, count = 4, 1500
     for client in broker.clients:
         slow, free = broker.queue(f"slow-{client}"), broker.queue(f"fast-{client}")
         filling = [{"publish": queue, "count": count} for queue in (slow, free)]

@@ -13,9 +13,9 @@ from harness.sidecar import Route, Sluice, StartSluice
 
 pytestmark = [pytest.mark.integration, pytest.mark.alone]
 
-_SENDING_S = 10
-# 50 permits a second for ten seconds, from a bucket that starts full, and a little at the edges.
-_STORED_AT_THE_LIMIT = range(475, 561)
+_SENDING_S = 6
+# 50 permits a second for six seconds, from a bucket that starts full, and a little at the edges.
+_STORED_AT_THE_LIMIT = range(285, 361)
 _CLIENTS: dict[str, Callable[[], list[str]]] = {
     "pika": lambda: amqp_python("pika_flat_out.py"),
     "aio-pika": lambda: amqp_python("aio_pika_flat_out.py"),

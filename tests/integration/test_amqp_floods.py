@@ -11,7 +11,7 @@ from harness.ports import free_port
 from harness.rabbitmq import RabbitMQ
 from harness.sidecar import Route, Sluice, StartSluice
 
-pytestmark = [pytest.mark.integration, pytest.mark.alone]
+pytestmark = [pytest.mark.integration]
 
 _LIMITS = """
 [[limits]]
@@ -130,11 +130,13 @@ def _check_flood(rabbitmq: RabbitMQ, sluice: Sluice, action: str, messages: int)
     assert grown < 64 * 1024 * 1024
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("action", ["reject", "delay"])
 def test_flood_without_confirms_is_slowed_and_loses_nothing(rabbitmq: RabbitMQ, sluice: Sluice, action: str) -> None:
     _check_flood(rabbitmq, sluice, action, 15_000)
 
 
+@pytest.mark.alone
 @pytest.mark.long
 @pytest.mark.parametrize("action", ["reject", "delay"])
 def test_long_flood_without_confirms_is_slowed_and_loses_nothing(
@@ -218,11 +220,13 @@ def _check_heartbeats(rabbitmq: RabbitMQ, sluice: Sluice, seconds: int) -> None:
     assert all(heard[what.__name__] >= seconds // 4 for what in (_held, _not_read, _silent)), heard
 
 
+@pytest.mark.alone
 @pytest.mark.long
 def test_connections_without_traffic_stay_alive_for_a_minute(rabbitmq: RabbitMQ, sluice: Sluice) -> None:
     _check_heartbeats(rabbitmq, sluice, 60)
 
 
+@pytest.mark.alone
 @pytest.mark.long
 def test_client_that_is_gone_is_not_kept_alive(sluice: Sluice) -> None:
     """One that sends no heartbeats, though it promised to, is ended as the broker would."""
@@ -259,6 +263,7 @@ def test_limited_deliveries_come_once_and_in_order(rabbitmq: RabbitMQ, sluice: S
     assert sluice.metrics().total("sluice_rule_held_total", rule="delivery:delivered-100*") > 0
 
 
+@pytest.mark.alone
 @pytest.mark.long
 def test_limited_deliveries_keep_their_rate(rabbitmq: RabbitMQ, sluice: Sluice) -> None:
     queue, prefetch, seconds = "delivered-100-many", 50, 20

@@ -19,7 +19,7 @@ from harness.publisher import Publisher, read_numbered
 from harness.rabbitmq import RabbitMQ
 from harness.sidecar import Route, Sluice, StartSluice, run_sluice
 
-pytestmark = [pytest.mark.integration, pytest.mark.alone]
+pytestmark = [pytest.mark.integration]
 
 _FLOOD_S = float(os.environ.get("TESTED_FLOOD_S", "6"))
 _RATE, _TIMES = 500, 10
@@ -119,6 +119,7 @@ def _report(logs: Path, cwd: Path) -> dict[str, Any]:
     return dict(json.loads(answer.stdout))
 
 
+@pytest.mark.alone
 @pytest.mark.long
 def test_flood_of_ten_times_the_limit_is_confirmed_without_any_error(
     rabbitmq: RabbitMQ, start: Any, tmp_path: Path

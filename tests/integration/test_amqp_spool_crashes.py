@@ -21,7 +21,7 @@ from harness.sidecar import Route, Sluice, StartSluice
 
 from proxy.spool.spool import Hooks, Spool, SpoolSettings
 
-pytestmark = [pytest.mark.integration, pytest.mark.alone]
+pytestmark = [pytest.mark.integration]
 
 _PATIENCE_S = 60.0
 _MESSAGES = 4000

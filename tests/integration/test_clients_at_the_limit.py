@@ -12,12 +12,12 @@ from harness.sidecar import Metrics, Sluice
 
 pytestmark = [pytest.mark.integration, pytest.mark.alone]
 
-_SENDING_S = 10
+_SENDING_S = 6
 # Messages to the unlimited topic before the seconds begin: neither client nor broker is fast from the first one.
 _WARM_UP = 500
-# 50 permits a second for ten seconds, from a bucket that starts full and at most one burst from the edges. That there
+# 50 permits a second for six seconds, from a bucket that starts full and at most one burst from the edges. That there
 # are fewer only says that the client was slow, which a busy machine makes it; half would be another limit.
-_STORED_AT_THE_LIMIT = range(300, 561)
+_STORED_AT_THE_LIMIT = range(200, 361)
 
 
 def _java_json(*arguments: str, home: Path) -> list[str]:

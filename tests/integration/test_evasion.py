@@ -25,7 +25,7 @@ from proxy.protocols.rocketmq.batch_body import BatchMessage, BatchReader
 from proxy.protocols.rocketmq.wire.codes import RequestCode
 from proxy.protocols.rocketmq.wire.command import RemotingCommand, encode
 
-pytestmark = [pytest.mark.integration, pytest.mark.alone]
+pytestmark = [pytest.mark.integration]
 
 _PER_S = 50
 _TIMES = 2000

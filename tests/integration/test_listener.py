@@ -6,7 +6,7 @@ import pytest
 from harness.rocketmq import RocketMQ
 from harness.sidecar import Route, Sluice, StartSluice
 
-pytestmark = [pytest.mark.integration, pytest.mark.alone]
+pytestmark = [pytest.mark.integration]
 
 # The start of a TLS record: handshake, TLS 1.0 record version, 512 bytes.
 _CLIENT_HELLO_START = b"\x16\x03\x01\x02\x00\x01"

@@ -21,7 +21,7 @@ from harness.sidecar import Sluice, StartSluice
 
 from proxy.protocols.rocketmq.wire.codes import ResponseCode
 
-pytestmark = [pytest.mark.integration, pytest.mark.alone]
+pytestmark = [pytest.mark.integration]
 
 _FLOOD_S = float(os.environ.get("TESTED_FLOOD_S", "6"))
 _RATE, _TIMES, _AT_ONCE = 500, 10, 50
@@ -100,6 +100,7 @@ def _flood(client: FrameClient, topic: str, count: int, *, oneway: bool) -> None
         time.sleep(max(0.0, begun_s + (first + _AT_ONCE) / (_RATE * _TIMES) - time.monotonic()))
 
 
+@pytest.mark.alone
 @pytest.mark.long
 @pytest.mark.parametrize("oneway", [False, True], ids=["answered", "oneway"])
 def test_flood_of_ten_times_the_limit_is_stored_without_any_error(

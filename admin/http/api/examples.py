@@ -244,7 +244,7 @@ CONNECTIONS: Final = wire.ConnectionPage(
             stage=_PUBLISHER,
             channels=(),
             spooled=50_000,
-            links=(LinkState("orders-out", 0, True, "queue:orders", 20, 150, 48_210, 0, 1250),),
+            links=(LinkState("orders-out", 0, True, "queue:orders", 20, 150, 48_210, 0, 1250, "/queues/orders"),),
             more_links=0,
         ),
     ),

@@ -136,8 +136,9 @@ class Status:
                 broker=listener.broker,
                 connections=listener.connections,
                 listening=listener.listening,
-                reachable=None if (reach := reaches.get(listener.name)) is None else reach.error is None,
-                error=None if reach is None else reach.error,
+                # Of the same moment as whether it listens.
+                reachable=listener.error is None if listener.name in reaches else None,
+                error=listener.error if listener.name in reaches else None,
             )
             for listener in snapshot.listeners
         )

@@ -53,5 +53,6 @@ class Identity:
 
 def shown(said: bytes) -> str:
     """Make text of what a client says, short enough and printable."""
-    text = said[: 4 * _MOST_CHARS].decode(errors="replace")
-    return "".join(each if each.isprintable() else "?" for each in text)[:_MOST_CHARS]
+    text = said[: 4 * _MOST_CHARS + 1].decode(errors="replace")
+    text = "".join(each if each.isprintable() else "?" for each in text)
+    return text if len(text) <= _MOST_CHARS else text[: _MOST_CHARS - 1] + "…"

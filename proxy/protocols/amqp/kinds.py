@@ -19,10 +19,12 @@ EXEMPT: Final = tuple(
 )
 KINDS_MEANT: Final[Mapping[str, tuple[str, ...]]] = {
     "topic": (QUEUE, EXCHANGE, ROUTING_KEY),
+    "address": (QUEUE, EXCHANGE),
     "binding": (ROUTING_KEY,),
     "key": (ROUTING_KEY,),
     "consumer": (DELIVERY,),
 }
+_NAMED: Final = (QUEUE, EXCHANGE, ROUTING_KEY, DELIVERY)
 _IN_VHOST: Final = "the name of a vhost other than / stands in front, as in tenant1/"
 
 
@@ -63,7 +65,7 @@ def check_rule(rule: Rule) -> None:
 
     Raises:
         RuleError: it has a ``busy_code``, for which no refusal has a place; it says of messages for one queue that
-            they go to several; or it names a routing key without its exchange.
+            they go to several; it names a routing key without its exchange; or it is named by an address of AMQP 1.0.
     """
     if rule.busy_code is not None:
         raise RuleError(
@@ -77,6 +79,12 @@ def check_rule(rule: Rule) -> None:
             "1, or no confirm_queues; more are for a rule of kind exchange",
             "confirm_queues",
         )
+    if rule.kind in _NAMED and rule.pattern.startswith("/"):
+        raise RuleError(
+            f"rule {rule.name}: {rule.pattern} is an address; did you mean {_meant(rule)}?",
+            "a name, in which no part is empty and / is written %2F",
+            "pattern",
+        )
     name = rule.matches.exact_name
     if rule.kind == ROUTING_KEY and name is not None and "/" not in name:
         raise RuleError(
@@ -84,3 +92,19 @@ def check_rule(rule: Rule) -> None:
             f"EXCHANGE/KEY, e.g. {name}/* for the exchange or */{name} for the key",
             "pattern",
         )
+
+
+def _meant(rule: Rule) -> str:
+    """Return the ``kind:name`` of what an address leads to."""
+    _, node, *rest = rule.pattern.split("/", 2)
+    name = rest[0] if rest else ""
+    queue = DELIVERY if rule.kind == DELIVERY else QUEUE
+    if node in ("queues", "queue") and name:
+        return f"{queue}:{name}"
+    if node == "amq" and name.removeprefix("queue/") not in ("", name):
+        return f"{queue}:{name.removeprefix('queue/')}"
+    if node in ("exchanges", "exchange") and name:
+        return f"{ROUTING_KEY if '/' in name else EXCHANGE}:{name}"
+    if node == "topic" and name:
+        return f"{ROUTING_KEY}:amq.topic/{name}"
+    return f"{rule.kind}:{rule.pattern.replace('/', '%2F')}"

@@ -25,7 +25,7 @@ it is wide were consumed soon, and then the next pause is 1 s again; it begins a
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import takewhile
 from random import SystemRandom
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
@@ -53,6 +53,8 @@ _MOST_PAUSE_NS: Final = 60 * _FIRST_PAUSE_NS
 _OBJECT_BYTES: Final = 1536
 #: Destinations that are remembered; beyond it those of which nothing waits are forgotten, and their sums.
 MOST_DESTINATIONS: Final = 4096
+#: How many are looked at when there are more.
+_LOOKED_AT: Final = 64
 _MS: Final = 1_000_000
 _BITS: Final = 64
 
@@ -108,7 +110,7 @@ class Waiting:
     """One message that waits for its consumers.
 
     Attributes:
-        number: of this process.
+        number: of this process; nobody can guess it.
         destination: where it was published.
         inbox: of the session that has published it.
         channel: where that did.
@@ -300,19 +302,17 @@ class Inbox:
             self._wake()
         self.ended.append((message, outcome))
 
-    def all(self) -> list[Waiting]:
-        """Return all that wait."""
-        return [message for of_time in self._waiting.values() for message in of_time.values()]
+    def all(self) -> Iterator[Waiting]:
+        """Go through all that wait."""
+        return (message for of_time in self._waiting.values() for message in of_time.values())
 
-    def due(self, now_ns: int) -> list[Waiting]:
-        """Return those that have waited for as long as they may."""
-        late: list[Waiting] = []
+    def due(self, now_ns: int) -> Iterator[Waiting]:
+        """Go through those that have waited for as long as they may."""
         for within_ns, of_time in self._waiting.items():
             for message in of_time.values():
                 if message.since_ns + within_ns > now_ns:
                     break
-                late.append(message)
-        return late
+                yield message
 
     def due_ns(self) -> int | None:
         """Return when the first will have; None if nothing waits."""
@@ -330,10 +330,10 @@ class AfterConsume:
     """
 
     def __init__(self) -> None:
-        self.maker = SystemRandom().getrandbits(_BITS)
+        self._random = SystemRandom()
+        self.maker = self._random.getrandbits(_BITS)
         self.waiting_bytes = 0
         self.most_bytes = 0
-        self._last = 0
         self._waiting: dict[int, Waiting] = {}
         self._destinations: OrderedDict[Resource, Destination] = OrderedDict()
         self._consumers: dict[str, Consumers] = {}
@@ -353,13 +353,14 @@ class AfterConsume:
         return destination
 
     def _forget_some(self) -> None:
-        """Forget destinations of which nothing waits, half of them at most."""
-        idle = [each for each in self._destinations.values() if not each.waiting]
-        for each in idle[: MOST_DESTINATIONS // 2]:
-            del self._destinations[each.resource]
-            if each.consumers is not None:
+        """Forget those of the oldest destinations of which nothing waits; however many there are, few are looked at."""
+        for _ in range(min(_LOOKED_AT, len(self._destinations) // 2)):
+            resource, each = self._destinations.popitem(last=False)
+            if each.waiting:
+                self._destinations[resource] = each
+            elif each.consumers is not None:
                 each.consumers.destination = None
-                self._forget_unused(each.resource.name)
+                self._forget_unused(resource.name)
 
     def states(self, now_ns: int) -> Sequence[ConfirmState]:
         """Return how all of them are at a time."""
@@ -393,8 +394,8 @@ class AfterConsume:
         state = destination.look(now_ns, is_full=self._is_full())
         if state != "after_consume" or len(destination.waiting) >= destination.window:
             return 0
-        self._last += 1
-        return self._last
+        # Who sees a mark cannot guess others.
+        return self._random.getrandbits(_BITS) or 1
 
     def begin(self, message: Waiting) -> None:
         """Have a message wait, numbered by ``takes``."""
@@ -454,7 +455,7 @@ class AfterConsume:
         consumers = self._consumers_of(queue)
         consumers.automatic -= automatic
         consumers.acknowledging -= not automatic
-        if consumers.destination is not None and not consumers.acknowledging:
+        if consumers.destination is not None and not (automatic or consumers.acknowledging):
             for message in [each for each in consumers.destination.waiting.values() if not each.deliveries]:
                 self.fall_back(message, "parted", now_ns)
         self._forget_unused(queue)

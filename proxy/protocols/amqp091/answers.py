@@ -9,7 +9,7 @@ from proxy.protocols.amqp091.channel import UNTOLD, Channel, Content, Lane
 from proxy.protocols.amqp091.memory import Memory
 from proxy.protocols.amqp091.reading import Shared
 from proxy.protocols.amqp091.stream import Stream
-from proxy.protocols.amqp091.wire import Mark, Reader
+from proxy.protocols.amqp091.wire import Malformed, Mark, Reader
 from proxy.protocols.base import Buffer
 
 _ARGUMENTS_AT: Final = wire.PREFIX_BYTES + 4
@@ -18,6 +18,8 @@ _ACK: Final = wire.BASIC_ACK
 _NACK: Final = wire.BASIC_NACK
 #: Those that must not overtake deliveries that wait.
 _BEHIND_DELIVERIES: Final = frozenset((wire.BASIC_CANCEL, wire.BASIC_CANCEL_OK, wire.BASIC_RECOVER_OK))
+#: So many bytes of headers in front of a mark count as a step: about a field.
+_BYTES_OF_STEP: Final = 8
 _method_at = wire.method_at
 
 
@@ -59,6 +61,7 @@ class Answers(Stream):
     """
 
     peer = "broker"
+    reads_copies = False
 
     def __init__(self, memory: Memory, shared: Shared) -> None:
         super().__init__(memory, shared)
@@ -249,9 +252,15 @@ class Answers(Stream):
     def _restore(self, content: Content, lead: Buffer, buffer: Buffer, position: int, stop: int) -> bytes:
         """Restore the header of a message that is marked, and note who was given it."""
         header = bytes(buffer[position + wire.PREFIX_BYTES : stop - 1])
-        if wire.CONFIRM_FIELD not in header:
+        at = header.find(wire.CONFIRM_FIELD)
+        if at < 0:
             return b""
-        mark = wire.read_mark(header)
+        self._steps += at // _BYTES_OF_STEP
+        try:
+            mark = wire.read_mark(header)
+        except Malformed:
+            # Whoever published it wrote that: its consumers are not to lose their connections over it.
+            return b""
         if mark is None:
             return b""
         assert isinstance(content, _Delivery)  # noqa: S101 - there is no other content from a broker

@@ -186,6 +186,7 @@ class Channel:
         named: the last name that a broker has made.
         latest: the queue that was consumed last.
         closes: the client wants it closed.
+        runs_ahead_until_ns: until then its publishes go on as they come, as the client waits for no single confirm.
         waiting: publishes that wait for consumers, by the client's numbers.
         deliveries: what its consumers were given of such publishes.
         takers: its consumers by their tags, those with one tag in order: their queue's name, and whether they
@@ -206,6 +207,7 @@ class Channel:
         "latest",
         "named",
         "number",
+        "runs_ahead_until_ns",
         "takers",
         "to_broker",
         "to_client",
@@ -225,6 +227,7 @@ class Channel:
         self.cancelling: dict[bytes, int] = {}
         self.getting: deque[bytes] = deque()
         self.declared = self.named = self.latest = b""
+        self.runs_ahead_until_ns = 0
         self.waiting: dict[int, Waiting] = {}
         self.deliveries = Deliveries()
         self.takers: dict[bytes, list[tuple[str, bool]]] = {}

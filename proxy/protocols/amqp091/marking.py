@@ -5,6 +5,8 @@ it is withheld from the client, but for a nack.
 """
 
 from collections.abc import Callable, Sequence
+from itertools import islice
+from typing import Final
 
 from limiter.plans.plans import Confirming
 from limiter.rules.resource import Resource
@@ -15,6 +17,14 @@ from proxy.protocols.amqp091.after_consume import AfterConsume, Inbox, Waiting
 from proxy.protocols.amqp091.channel import Channel
 from proxy.protocols.amqp091.wire import Malformed
 from proxy.protocols.base import SessionContext
+
+#: Who has so many publishes unanswered on one channel does not wait for the disk each time: the broker writes many at
+#: once then, and confirms by consumers gain little for what they cost. Its publishes go on as they come.
+MOST_UNCONFIRMED: Final = 16
+#: For so long after that, too.
+_AHEAD_NS: Final = 1_000_000_000
+#: How many are answered, or published again, at once: some milliseconds.
+MOST_ANSWERED: Final = 512
 
 
 class Marking:
@@ -27,10 +37,12 @@ class Marking:
 
     Attributes:
         active: some rule may want it.
+        take_all: has the compiled part read all publishes of a channel, or no more those that may wait.
     """
 
     def __init__(self, context: SessionContext, who: Callable[[], ConnectionInfo], hub: AfterConsume) -> None:
         self.active = False
+        self.take_all: Callable[[Channel, bool], None] = lambda *_: None
         self._context = context
         self._who = who
         self._hub = hub
@@ -38,23 +50,28 @@ class Marking:
         #: What the rules of that version say, by what a publish is charged to.
         self._rules: dict[tuple[Resource, ...], Confirming | None] = {}
         self._version = -1
+        #: Channels of clients that do not wait for a confirm before they publish on.
+        self._ahead: dict[Channel, None] = {}
         #: Nothing new is to wait, and what does falls back.
         self._ends = False
 
     def part(self) -> None:
         """Forget who it is for."""
-        del self._who, self._context
+        self._ahead.clear()
+        del self._who, self._context, self.take_all
 
     # --- What is published ------------------------------------------------------------------------
 
-    def look(self) -> None:
-        """Look whether the rules have changed."""
+    def look(self) -> bool:
+        """Look whether the rules have changed; say whether that may make a difference."""
         context = self._context
+        version, before = context.rules_version(), self.active
         self.active = context.after_consume()
-        version = context.rules_version()
-        if version != self._version:
-            self._version = version
-            self._rules.clear()
+        if version == self._version and self.active is before:
+            return False
+        self._version = version
+        self._rules.clear()
+        return before or self.active
 
     def _rule(self, target: Target) -> Confirming | None:
         resources = target.resources
@@ -64,12 +81,40 @@ class Marking:
             self._rules[resources] = self._context.terms(self._who(), resources[:1], False).confirm
         return self._rules[resources]
 
-    def may_wait(self, channel: Channel, target: Target) -> bool:
+    def concerns(self, target: Target) -> bool:
+        """Say whether some rule is for what is published to a target."""
+        return self._rule(target) is not None
+
+    def may_wait(self, channel: Channel, target: Target, now_ns: int) -> bool:
         """Say of a publish that begins to come whether it may be one that waits."""
+        return self._can_wait(channel, target) and not self._runs_ahead(channel, now_ns)
+
+    def _can_wait(self, channel: Channel, target: Target) -> bool:
         if channel.confirms is None or channel.transacts or channel.closes or self._ends:
             return False
         rule = self._rule(target)
         return rule is not None and _queues(target, rule) > 0
+
+    def _runs_ahead(self, channel: Channel, now_ns: int) -> bool:
+        """Say of a channel whether its client does not wait for single confirms, now or a moment ago."""
+        confirms = channel.confirms
+        if confirms is not None and confirms.outstanding() + len(channel.waiting) >= MOST_UNCONFIRMED:
+            channel.runs_ahead_until_ns = now_ns + _AHEAD_NS
+            if channel not in self._ahead:
+                self._ahead[channel] = None
+                self.take_all(channel, True)
+        return now_ns < channel.runs_ahead_until_ns
+
+    def look_at_channels(self, now_ns: int) -> None:
+        """See who waits for single confirms again."""
+        for channel in [each for each in self._ahead if not self._runs_ahead(each, now_ns)]:
+            del self._ahead[channel]
+            self.take_all(channel, False)
+
+    def passed(self, target: Target, count: int) -> None:
+        """Count publishes with confirms that the compiled part has read, and that have gone on."""
+        if self._rule(target) is not None:
+            self._hub.destination(target.resources[0], is_queue=not target.exchange).broker_total += count
 
     def is_small(self, target: Target, body_bytes: int) -> bool:
         """Say whether a publish with such a body is one of those that may wait."""
@@ -93,7 +138,7 @@ class Marking:
             What is to go instead if it is to wait, and empty otherwise.
         """
         if self._context.rules_version() != self._version:
-            self.look()
+            self._rules.clear()
         confirms, rule = channel.confirms, self._rule(target)
         assert confirms is not None  # noqa: S101 - as it has confirms
         confirms.sent(sequence)
@@ -101,7 +146,7 @@ class Marking:
             return b""
         hub = self._hub
         destination = hub.destination(target.resources[0], is_queue=not target.exchange)
-        number = hub.takes(destination, now_ns) if frames and self.may_wait(channel, target) else 0
+        number = hub.takes(destination, now_ns) if frames and self._can_wait(channel, target) else 0
         marked = _marked(frames, hub.maker, number, most_payload_bytes) if number else b""
         if not marked:
             destination.broker_total += 1
@@ -138,18 +183,18 @@ class Marking:
         return self._inbox.due_ns()
 
     def answer(self, now_ns: int) -> tuple[dict[Channel, list[bytes]], list[Waiting]]:
-        """Be done with what waits no more, or for too long.
+        """Be done with what waits no more, or for too long; if that is much the rest comes with the next call, soon.
 
         Returns:
             The answers for the client, by channel; and what is to be published again.
         """
         inbox = self._inbox
         late = inbox.all() if self._ends else inbox.due(now_ns)
-        for message in late:
+        for message in list(islice(late, MOST_ANSWERED)):
             self._hub.fall_back(message, "parted" if self._ends else "late", now_ns)
         answers: dict[Channel, list[bytes]] = {}
         again: list[Waiting] = []
-        while inbox.ended:
+        for _ in range(min(len(inbox.ended), MOST_ANSWERED)):
             message, outcome = inbox.ended.popleft()
             channel, sequence = message.channel, message.sequence
             if channel.waiting.pop(sequence, None) is None:
@@ -162,6 +207,8 @@ class Marking:
                 continue
             make = wire.ack if outcome == "consumed" else wire.nack
             answers.setdefault(channel, []).append(make(channel.number, sequence))
+        if inbox.ended:
+            self._context.wake()
         return answers, again
 
     def end(self) -> None:
@@ -173,7 +220,7 @@ class Marking:
     def forget_all(self) -> None:
         """Forget all that waits: nothing was promised to a client that goes, or has gone."""
         self._ends = True
-        for message in self._inbox.all():
+        for message in list(self._inbox.all()):
             message.channel.waiting.pop(message.sequence, None)
             self._hub.forget(message)
         for message, _ in self._inbox.ended:
@@ -185,6 +232,7 @@ class Marking:
         for message in channel.waiting.values():
             self._hub.forget(message)
         channel.waiting.clear()
+        self._ahead.pop(channel, None)
 
 
 def _queues(target: Target, rule: Confirming) -> int:

@@ -4,6 +4,7 @@ With confirms a publish that is refused is answered with a basic.nack; without, 
 """
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -97,6 +98,7 @@ class Publishes(SpoolingStream):
         self._native = shared.native
         self._takers = shared.takers
         self._marking = marking
+        marking.take_all = self._take_all
         #: Until it is let in the client may use channel 0 only.
         self.last_channel = 0
         self.most_body_bytes = shared.max_message_bytes
@@ -136,13 +138,16 @@ class Publishes(SpoolingStream):
                 raise Malformed("a publish that is not as long as its exchange and routing key, and one octet")
             raw = bytes(buffer[exchange_at:bits_at])
             content.target = self._names.target(raw, key_at - exchange_at - 1)
-            content.gathers = self._marking.active and self._marking.may_wait(lane.channel, content.target)
+            if self._marking.active:
+                content.gathers = self._marking.may_wait(lane.channel, content.target, self._stages.now_ns)
+                if self._native is not None and not self._marking.concerns(content.target):
+                    self._native.name(raw)
             self._open_content(content, buffer, position, stop)
         elif method in _GOES_ON:
             if method in {wire.BASIC_CONSUME, wire.BASIC_CANCEL} and not lane.channel.dead:
                 self._take_consumer(method, lane, buffer, position, stop)
             else:
-                if lane.channel.deliveries.by_tag and method in _SETTLES:
+                if lane.channel.deliveries.by_tag and method in _SETTLES and not lane.channel.closes:
                     arguments = Reader(buffer, position + _ARGUMENTS_AT, stop - 1)
                     self._takers.settled(method, lane.channel, arguments, self._stages.now_ns)
                 self._pass(buffer, position, stop, lane.behind)
@@ -161,10 +166,9 @@ class Publishes(SpoolingStream):
                 if lane.channel.confirms is None:
                     native = self._native
                     lane.channel.confirms = Confirms() if native is None else native.confirms_of(number)
-                    if native is not None and native.marks:
-                        native.leave(lane)
             elif method == wire.TX_SELECT:
                 lane.channel.transacts = True
+                self._takers.transact(lane.channel, self._stages.now_ns)
             elif method == wire.CHANNEL_CLOSE:
                 lane.channel.closes = True
                 self._marking.forget(lane.channel)
@@ -191,6 +195,7 @@ class Publishes(SpoolingStream):
             self._names.enter(self._about.vhost)
             if self._native is not None and not self._lanes:
                 self._native.enter(self._names.before)
+                self._take_named()
         self._pass(buffer, position, stop, None)
 
     def _open_channel(self, number: int) -> None:
@@ -261,15 +266,20 @@ class Publishes(SpoolingStream):
         return super().feed(chunk)
 
     def _look_at_rules(self) -> None:
-        """Have the compiled part read no publishes that may have to be marked."""
-        marking, native = self._marking, self._native
-        marking.look()
-        if native is not None and native.marks is not marking.active:
-            native.marks = marking.active
-            if native.marks:
-                for lane in self._lanes.values():
-                    if lane.channel.confirms is not None:
-                        native.leave(lane)
+        """Have the compiled part read no publishes that a rule may have wait for consumers."""
+        marking = self._marking
+        if marking.look():
+            self._take_named()
+        if marking.active:
+            marking.look_at_channels(self._stages.now_ns)
+
+    def _take_named(self) -> None:
+        if self._native is not None and self._native.channels is not None:
+            self._native.channels.take_named(self._marking.active)
+
+    def _take_all(self, channel: Channel, on: bool) -> None:  # noqa: FBT001 - as Marking has it
+        if self._native is not None:
+            self._native.take_all(channel.number, on=on)
 
     def _scan(self, chunk: memoryview, position: int) -> int:
         native = self._native
@@ -300,6 +310,8 @@ class Publishes(SpoolingStream):
             self._make_content,
             self._make_request,
         )
+        if self._marking.active:
+            scanned.passed = self._count_passed
         self._requests.extend(scanned)
         self._begun.append(scanned)
         self._pass(chunk, position, min(stop, len(chunk)), scanned)
@@ -311,6 +323,16 @@ class Publishes(SpoolingStream):
         if self._runs >= MOST_RUNS or len(segment) >= most:
             self.left_bytes = max(0, len(chunk) - stop)
         return stop
+
+    def _count_passed(self, scanned: Scanned) -> None:
+        """Count what goes on as it came of publishes that could have waited for consumers."""
+        segment = scanned.segment
+        refused = Counter(segment.publish(index)[0] for index in scanned.refused)
+        for run in range(segment.runs):
+            if segment.channel(run)[1]:
+                raw = segment.key(run)
+                count = len(segment.run(run)[0]) - refused[run]
+                self._marking.passed(self._names.target(raw, raw[0]), count)
 
     def scanned_names(self) -> Sequence[Resource]:
         """Return what the publishes were for that scans remember."""

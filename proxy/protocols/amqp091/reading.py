@@ -102,6 +102,8 @@ class Reading(ABC):
 
     #: Who sends it, for people to read.
     peer: str
+    #: What its contents say of other routing keys matters.
+    reads_copies = True
 
     def __init__(self) -> None:
         self.frames = 0
@@ -337,7 +339,9 @@ class Reading(ABC):
                 self._special = True
                 return
             raise self._unexpected("a content header without its method", number)
-        class_id, body_bytes, keys, fields = wire.read_content_header(buffer, position + _PREFIX_BYTES, stop - 1)
+        class_id, body_bytes, keys, fields = wire.read_content_header(
+            buffer, position + _PREFIX_BYTES, stop - 1, copies=self.reads_copies
+        )
         if class_id != wire.BASIC:
             raise self._unexpected(f"a content header of class {class_id}", number)
         content.left_bytes = body_bytes

@@ -89,13 +89,12 @@ class Native:
     Attributes:
         channels: once the vhost is known.
         confirms: some channel has asked for confirms.
-        marks: publishes with confirms may have to be marked, which it does not do.
     """
 
     def __init__(self, resources: "Resources") -> None:
         self._resources = resources
         self.channels: Channels | None = None
-        self.confirms = self.marks = False
+        self.confirms = False
         #: Lanes that it does not read.
         self._left: dict[Lane, None] = {}
 
@@ -109,6 +108,16 @@ class Native:
         """Return what counts the publishes of a channel from now on."""
         self.confirms = True
         return Confirms() if self.channels is None else NativeConfirms(self.channels, number)
+
+    def name(self, key: bytes) -> None:
+        """Have it take publishes of a key, though some publishes with confirms are not for it."""
+        if self.channels is not None:
+            self.channels.name(key)
+
+    def take_all(self, number: int, *, on: bool) -> None:
+        """Have it take all publishes of a channel, or only those of keys that were named."""
+        if self.channels is not None:
+            self.channels.take_all(number, on)
 
     def leave(self, lane: Lane) -> None:
         """Take no publishes of a lane until it is plain again."""
@@ -132,9 +141,7 @@ class Native:
 
     def _is_plain(self, lane: Lane) -> bool:
         content, channel = lane.content, lane.channel
-        if (self.marks and channel.confirms is not None) or channel.dead:
-            return False
-        return (content is None or content.done) and not lane.stirs() and not lane.ready
+        return (content is None or content.done) and not channel.dead and not lane.stirs() and not lane.ready
 
 
 class Scanned(gathered.Scanned["Publishes"]):
@@ -153,9 +160,20 @@ class Scanned(gathered.Scanned["Publishes"]):
         chunk: as given.
         start: as given.
         refused: those that are, if all else passes.
+        passed: told once all else has gone on, if somebody wants to hear that.
     """
 
-    __slots__ = ("_contents", "_goes_on", "_lanes", "_make_content", "_make_request", "chunk", "refused", "start")
+    __slots__ = (
+        "_contents",
+        "_goes_on",
+        "_lanes",
+        "_make_content",
+        "_make_request",
+        "chunk",
+        "passed",
+        "refused",
+        "start",
+    )
 
     def __init__(  # noqa: PLR0917 - three things that are given together, twice
         self,
@@ -171,6 +189,7 @@ class Scanned(gathered.Scanned["Publishes"]):
         self.chunk = chunk
         self.start = start
         self.refused: Sequence[int] = ()
+        self.passed: Callable[[Scanned], None] | None = None
         self._lanes = [lane_of(segment.channel(run)[0]) for run in range(segment.runs)]
         self._make_content = make_content
         self._make_request = make_request
@@ -210,6 +229,8 @@ class Scanned(gathered.Scanned["Publishes"]):
         """Note that all goes on that is not refused."""
         self.segment.forward(self.refused)
         self._goes_on = True
+        if self.passed is not None:
+            self.passed(self)
         refused = set(self.refused)
         # More of those that were open may be in the chunk, or come later.
         for index, content in self._contents.items():

@@ -31,6 +31,8 @@ from proxy.protocols.options import relays_unread, scans
 #: With which a broker's answer begins that names the version it speaks: it then closes, and no frame follows.
 _OTHER_VERSION: Final = wire.PROTOCOL_HEADERS[0][0]
 _HEADER_BYTES: Final = wire.PROTOCOL_HEADER_BYTES
+#: How clients of that version begin, with SASL and without.
+_AMQP_1_0: Final = (b"AMQP\x03\x01\x00\x00", b"AMQP\x00\x01\x00\x00")
 _NS: Final = 1_000_000_000
 
 
@@ -209,11 +211,7 @@ class AMQP091Session(Session):
         else:
             if self._foreign or (not self._broker_begun and chunk[0] == _OTHER_VERSION):
                 self._answers.out.append(chunk)
-                raise Close(
-                    "other_protocol",
-                    f"the client began with {self._header!r}, which the broker or Sluice does not speak here; a"
-                    ' listener with protocol = "amqp" takes AMQP 1.0 as well',
-                )
+                raise Close("other_protocol", f"the client began with {self._header!r}, {self._why_not()}")
             self._broker_begun = True
             self._answers.limited = self._context.limits_kind(DELIVERY)
         stream = self._streams[side]
@@ -252,6 +250,14 @@ class AMQP091Session(Session):
                 self._foreign = True
                 return chunk[:0]
         return chunk[missing:]
+
+    def _why_not(self) -> str:
+        """Say what is wrong with the client's protocol header."""
+        if self._header in _AMQP_1_0:
+            return 'which is AMQP 1.0: take protocol = "amqp" for its listener, or "amqp10"'
+        if self._header in wire.PROTOCOL_HEADERS:
+            return "which is AMQP 0.9.1, but the broker speaks something else"
+        return "which is not AMQP 0.9.1"
 
     def _who(self) -> ConnectionInfo:
         """Return whose requests they are; who has signed in has scopes of its own."""

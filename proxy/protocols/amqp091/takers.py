@@ -45,9 +45,10 @@ class Takers:
 
     def close(self, channel: Channel, now_ns: int) -> None:
         """Note that a channel is closed: what it was given is for others again."""
-        for tag in list(channel.takers):
-            while tag in channel.takers:
-                self.end(channel, tag, now_ns)
+        for takers in channel.takers.values():
+            for name, automatic in takers:
+                self._hub.remove_consumer(name, now_ns, automatic=automatic)
+        channel.takers.clear()
         deliveries = channel.deliveries
         self._hub.given_back(deliveries, list(deliveries.by_tag), now_ns)
 
@@ -71,6 +72,10 @@ class Takers:
             assert consumer is not None  # noqa: S101 - or there were none
             queue = channel.consumed.get(consumer, channel.latest)
             self._hub.delivered(message, channel.deliveries, tag, queue)
+
+    def transact(self, channel: Channel, now_ns: int) -> None:
+        """Note that what a channel says of its deliveries counts only once it is committed."""
+        self._hub.rejected(channel.deliveries, list(channel.deliveries.by_tag), now_ns)
 
     def settled(self, method: int, channel: Channel, arguments: Reader, now_ns: int) -> None:
         """Take what a consumer says of its deliveries."""

@@ -254,8 +254,16 @@ def reads_true(reader: Reader, table: bytes, name: bytes) -> bool:
     return False
 
 
-def read_content_header(buffer: Buffer | bytearray, start: int, stop: int) -> tuple[int, int, list[bytes], int]:
+def read_content_header(
+    buffer: Buffer | bytearray, start: int, stop: int, *, copies: bool = True
+) -> tuple[int, int, list[bytes], int]:
     """Read the payload of a header frame.
+
+    Args:
+        buffer: what it is in.
+        start: where it begins.
+        stop: where it ends.
+        copies: look for routing keys; otherwise none are found, whatever its headers are.
 
     Returns:
         Its class, the size of the body to come in bytes, the routing keys in CC and BCC, each once, and how many fields
@@ -269,7 +277,7 @@ def read_content_header(buffer: Buffer | bytearray, start: int, stop: int) -> tu
     class_id: int = _u16_at(buffer, start)[0]
     body_bytes: int = _u64_at(buffer, start + 4)[0]
     flags: int = _u16_at(buffer, start + 12)[0]
-    if not flags & _FLAG_HEADERS:
+    if not copies or not flags & _FLAG_HEADERS:
         return class_id, body_bytes, [], 0
     # Looking for the letters takes a fraction of what reading takes.
     if b"CC" not in bytes(buffer[start + _CONTENT_HEADER_BYTES : stop]):
@@ -470,7 +478,8 @@ def mark_header(header: bytes, maker: int, number: int) -> bytes | None:
         number: likewise.
 
     Returns:
-        The payload of another one; None if the message is not durable, expires of itself or is marked already.
+        The payload of another one; None if the message is not durable, expires of itself, is marked already, or was
+        dead-lettered before, which could not be told from later.
 
     Raises:
         Malformed: the header cannot be read.
@@ -478,7 +487,9 @@ def mark_header(header: bytes, maker: int, number: int) -> bytes | None:
     if len(header) < _CONTENT_HEADER_BYTES:
         raise Malformed(f"a content header of {len(header)} bytes")
     flags: int = _u16_at(header, _CONTENT_HEADER_BYTES - 2)[0]
-    if flags & (_FLAG_MORE_FLAGS | _FLAG_EXPIRATION) or not flags & _FLAG_DELIVERY_MODE or CONFIRM_FIELD in header:
+    if flags & (_FLAG_MORE_FLAGS | _FLAG_EXPIRATION) or not flags & _FLAG_DELIVERY_MODE:
+        return None
+    if CONFIRM_FIELD in header or _DEATHS in header:
         return None
     begins = _headers_at(header, flags)
     has_headers = flags & _FLAG_HEADERS != 0

@@ -25,7 +25,7 @@ steps, which are applied when it does.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Final
 
@@ -41,8 +41,8 @@ from proxy.protocols.amqp10.links import (
     Shared,
 )
 from proxy.protocols.amqp10.renumbering import Renumbering, Transfers
-from proxy.protocols.amqp10.scanning import renumber
-from proxy.protocols.amqp10.stream import Piece, Run, Scanned, Step, Stream
+from proxy.protocols.amqp10.scanning import reflow, renumber
+from proxy.protocols.amqp10.stream import Flowed, Piece, Scanned, Step, Stream
 from proxy.protocols.amqp10.wire import Frame, Malformed, Performative
 from proxy.protocols.base import Buffer, Close
 
@@ -51,10 +51,12 @@ if TYPE_CHECKING:
 
 #: Of a connection, all sessions together.
 MOST_LINKS: Final = 16384
-#: Into how many a disposition is cut at most.
-MOST_RANGES: Final = 64
 #: A longer name is known by a digest of it.
 _MOST_NAME_BYTES: Final = 64
+
+#: For how long a delivery is waited for once a link has ended that it may belong to; and how exactly that is kept.
+_ORPHANED_NS: Final = 2_000_000_000
+_ORPHANED_APART_NS: Final = 250_000_000
 
 Key = tuple[bytes, Side]
 
@@ -112,6 +114,15 @@ class Half:
         self.undecided: dict[Delivery, None] = {}
         self.kept_bytes = self.kept_transfers = self.most_kept_bytes = 0
 
+    def settle(self, first: int, last: int, *, receiver: bool) -> None:
+        """Take that some of its deliveries are settled, by their numbers as who says it counts."""
+        ids = self.ids
+        if receiver and not ids.plain:
+            for each in ids.back_ranges(first, last):
+                ids.settled(*each)
+        else:
+            ids.settled(first, last)
+
 
 class Conversation:
     """One session.
@@ -120,12 +131,14 @@ class Conversation:
         shared: with the links of all others.
     """
 
-    __slots__ = ("_shared", "halves", "links")
+    __slots__ = ("_orphaned", "_shared", "halves", "links")
 
     def __init__(self, shared: Shared) -> None:
         self._shared = shared
         self.halves = {side: Half() for side in Side}
         self.links: dict[Link, None] = {}
+        #: Behind which of the client's deliveries a link has ended, and until when those before are waited for.
+        self._orphaned: deque[tuple[int, int]] = deque()
 
     # --- Begin and end ----------------------------------------------------------------------------
 
@@ -262,6 +275,32 @@ class Conversation:
         half.senders -= 1
         if not half.senders:
             half.ids.forget_unsettled()
+        elif link.sender is Side.CLIENT and half.ids.unsettled:
+            self._orphan(half.ids.reached_by())
+
+    def _orphan(self, before: int) -> None:
+        """Take note that what is not settled may belong to a link that has ended: then it gets no answer."""
+        shared, orphaned = self._shared, self._orphaned
+        until_ns = shared.now_ns + _ORPHANED_NS
+        if orphaned and until_ns - orphaned[-1][1] < _ORPHANED_APART_NS:
+            _, until_ns = orphaned.pop()
+        orphaned.append((before, until_ns))
+        shared.orphaned[self] = None
+        shared.context.wake()
+
+    @property
+    def orphaned_ns(self) -> int:
+        """Until when deliveries of links that have ended are waited for."""
+        return self._orphaned[0][1]
+
+    def abandon(self, now_ns: int) -> None:
+        """Wait no longer for those whose time is over."""
+        orphaned, ids = self._orphaned, self.halves[Side.CLIENT].ids
+        while orphaned and orphaned[0][1] <= now_ns:
+            ids.abandon(orphaned.popleft()[0])
+        if not orphaned or not ids.unsettled:
+            orphaned.clear()
+            del self._shared.orphaned[self]
 
     # --- Flows ------------------------------------------------------------------------------------
 
@@ -379,7 +418,8 @@ class Conversation:
     @property
     def counts_alike(self) -> bool:
         """Whether both peers count deliveries alike: none was ever swallowed."""
-        return all(half.ids.plain for half in self.halves.values())
+        halves = self.halves
+        return halves[Side.CLIENT].ids.plain and halves[Side.BROKER].ids.plain
 
     def is_plain_disposition(self, side: Side, *, receiver: bool) -> bool:
         """Say whether a peer's dispositions go on as they came."""
@@ -423,8 +463,9 @@ class Conversation:
             if number is None:
                 raise Malformed("a delivery without a delivery-id")
             link.begins(1)
-            link.charge_copies(payload, size_bytes)
-            if is_last and self.is_plain(side) and (link.most_bytes is None or size_bytes <= link.most_bytes):
+            copies = link.copies and link.may_name_copies(payload, is_last=is_last and len(data) == size_bytes)
+            plain = not copies and (link.most_bytes is None or size_bytes <= link.most_bytes)
+            if is_last and plain and self.is_plain(side):
                 # Most of all frames.
                 link.completed(1, size_bytes)
                 stream.run.add_transfer(self, link, number, settled=settled)
@@ -432,7 +473,7 @@ class Conversation:
                     stream.run.add_aborted(self, number)
                 return None, None
             delivery = Delivery(link, number, settled=settled)
-            if link.looks_at(delivery):
+            if link.looks_at(delivery, names_copies=copies):
                 self._look_at(half, delivery)
         elif number is not None and number != delivery.number:
             raise Malformed(f"delivery {number} on a link within delivery {delivery.number}")
@@ -451,7 +492,10 @@ class Conversation:
             if aborted:
                 stream.run.add_aborted(self, delivery.number)
             return None, None
-        return delivery, TransferStep(self, delivery, frame, performative, begins, is_first=is_first)
+        most_bytes = stream.most_frame_bytes
+        return delivery, TransferStep(
+            self, delivery, frame, performative, begins, most_bytes=most_bytes, is_first=is_first
+        )
 
     def payload(self, side: Side, delivery: Delivery, payload: Buffer, *, is_last: bool) -> Step:
         """Take more of the payload of a long transfer; ``is_last`` says that it ends with that."""
@@ -459,6 +503,14 @@ class Conversation:
         self._decide(half, delivery, payload, is_last=is_last and delivery.complete)
         self._kept(half, len(payload))
         return PayloadStep(self, side, delivery)
+
+    def time(self, number: int) -> None:
+        """Time a delivery of the client that goes on and is not settled, if none is."""
+        shared = self._shared
+        if shared.timed is None:
+            ids = self.halves[Side.CLIENT].ids
+            ids.watch(number)
+            shared.timed = ids, shared.now_ns
 
     def _set_delivery(self, link: Link, delivery: Delivery | None) -> None:
         """Take note of the delivery that is under way."""
@@ -633,52 +685,88 @@ class FlowStep(Step):
         side, link = self.side, self._link
         if link is not None:
             link.flows -= 1
-        half, other = self.session.halves[side], self.session.halves[side.other]
-        incoming_id, incoming_window, outgoing_id, outgoing_window = self._numbers[:4]
-        to_incoming_id = other.transfers.flow_of_receiver(incoming_id, incoming_window or 0)
-        if other.undecided:
-            self.session.look_at_window(side.other)
-        to_outgoing_id = half.transfers.flow_of_sender(outgoing_id or 0, outgoing_window or 0)
-        changes: dict[int, bytes] = {}
-        if to_incoming_id != incoming_id:
-            changes[0] = wire.optional_uint(to_incoming_id)
-        if to_outgoing_id != outgoing_id:
-            changes[2] = wire.uint(to_outgoing_id)
-        if link is not None:
-            self._translate_link(link, changes)
+        changes = _translate_flow(self.session, side, link, self._numbers, drains=self._drains)
         if not changes:
             return None
-        assert half.channel is not None  # noqa: S101 - it has begun
-        return wire.frame(half.channel, self._performative.replaced(changes))
+        channel = self.session.halves[side].channel
+        assert channel is not None  # noqa: S101 - it has begun
+        return wire.frame(channel, self._performative.replaced(changes))
 
-    def _translate_link(self, link: Link, changes: dict[int, bytes]) -> None:
-        """Translate what it says of a link, or leave that out."""
-        delivery_count, credit, available = self._numbers[5:]
-        if link.sender is not self.side:
-            told = link.credit.to_sender()
-            if not link.credit.shaped:
-                return
-        else:
-            answer = link.flow_of_sender(delivery_count, credit, available, self._drains)
-            if answer is None:
-                # It says how much of the session it takes all the same (2.5.6), and may ask for an answer.
-                changes |= dict.fromkeys(range(4, 9), wire.NULL)
-                return
-            if not link.credit.shaped:
-                return
-            told = answer
-        if told.delivery_count != delivery_count:
-            changes[5] = wire.optional_uint(told.delivery_count)
-        if told.credit != (credit or 0):
-            changes[6] = wire.uint(told.credit)
-        if told.drain is not self._drains:
-            changes[8] = wire.boolean(told.drain)
+
+class ScannedFlows(Step):
+    """Flows, one behind the other, as compiled code has taken them."""
+
+    __slots__ = ("_flows",)
+
+    def __init__(self, side: Side, flows: Sequence[Flowed]) -> None:
+        self.session = None
+        self.side = side
+        self._flows: list[tuple[Flowed, Link | None]] = []
+        for flow in flows:
+            handle = flow.numbers[4]
+            link = None if handle is None else flow.session.halves[side].handles.get(handle)
+            if link is not None:
+                link.flows += 1
+                if link.sender is not side:
+                    link.flow_of_receiver(flow.numbers[5], flow.numbers[6], flow.drains)
+            self._flows.append((flow, link))
+
+    def apply(self, piece: Piece) -> bytes | None:
+        """Translate them."""
+        side, buffer, at = self.side, piece.buffer, piece.start
+        parts: list[Buffer] = []
+        for flow, link in self._flows:
+            if link is not None:
+                link.flows -= 1
+            changes = _translate_flow(flow.session, side, link, flow.numbers, drains=flow.drains)
+            if changes:
+                parts += (buffer[at : flow.start], reflow(buffer, flow.start, flow.stop, changes))
+                at = flow.stop
+        return b"".join((*parts, buffer[at : piece.stop])) if parts else None
+
+
+def _translate_flow(
+    session: Conversation, side: Side, link: Link | None, numbers: Sequence[int | None], *, drains: bool
+) -> dict[int, bytes]:
+    """Take a flow of a session, or of one of its links, as it goes on; return which fields are others then."""
+    half, other = session.halves[side], session.halves[side.other]
+    incoming_id, incoming_window, outgoing_id, outgoing_window, _, delivery_count, credit, available = numbers
+    to_incoming_id = other.transfers.flow_of_receiver(incoming_id, incoming_window or 0)
+    if other.undecided:
+        session.look_at_window(side.other)
+    to_outgoing_id = half.transfers.flow_of_sender(outgoing_id or 0, outgoing_window or 0)
+    changes: dict[int, bytes] = {}
+    if to_incoming_id != incoming_id:
+        changes[0] = wire.optional_uint(to_incoming_id)
+    if to_outgoing_id != outgoing_id:
+        changes[2] = wire.uint(to_outgoing_id)
+    if link is None:
+        return changes
+    if link.sender is not side:
+        told = link.credit.to_sender()
+        if not link.credit.shaped:
+            return changes
+    else:
+        answer = link.flow_of_sender(delivery_count, credit, available, drains)
+        if answer is None:
+            # It says how much of the session it takes all the same (2.5.6), and may ask for an answer.
+            return changes | dict.fromkeys(range(4, 9), wire.NULL)
+        if not link.credit.shaped:
+            return changes
+        told = answer
+    if told.delivery_count != delivery_count:
+        changes[5] = wire.optional_uint(told.delivery_count)
+    if told.credit != (credit or 0):
+        changes[6] = wire.uint(told.credit)
+    if told.drain is not drains:
+        changes[8] = wire.boolean(told.drain)
+    return changes
 
 
 class TransferStep(Step):
     """A transfer of a session in which some are looked at, or were swallowed."""
 
-    __slots__ = ("_begins", "_delivery", "_frame", "_is_first", "_is_last", "_performative")
+    __slots__ = ("_begins", "_delivery", "_frame", "_is_first", "_is_last", "_most_bytes", "_performative")
 
     def __init__(
         self,
@@ -688,6 +776,7 @@ class TransferStep(Step):
         performative: Performative,
         begins: int,
         *,
+        most_bytes: int,
         is_first: bool,
     ) -> None:
         self.session: Conversation = session
@@ -696,6 +785,7 @@ class TransferStep(Step):
         self._frame = frame
         self._performative = performative
         self._begins = begins
+        self._most_bytes = most_bytes
         self._is_first = is_first
         self._is_last = delivery.complete
 
@@ -710,7 +800,6 @@ class TransferStep(Step):
         half = session.halves[self.side]
         link, ids = delivery.link, half.ids
         if self._is_first:
-            link.shape_as(delivery)
             link.came(1)
         if self._is_last and delivery.looked_at:
             half.deciding -= 1
@@ -732,14 +821,20 @@ class TransferStep(Step):
             delivery.renumbered = ids.came(delivery.number, settled=delivery.settled)
         if self._performative.boolean(9):
             ids.aborted(delivery.number)
+        elif self._is_last and not delivery.settled and self.side is Side.CLIENT:
+            session.time(delivery.number)
         if number is None:
             return None
         renumbered = delivery.renumbered
         if renumbered == number:
             return None
-        body = self._performative.replaced({1: wire.uint(renumbered)})
-        payload = bytes(piece.buffer[piece.start + self._begins : piece.stop])
-        return wire.frame_start(self._frame.channel, body, self._frame.size - self._begins) + payload
+        frame, payload = self._frame, bytes(piece.buffer[piece.start + self._begins : piece.stop])
+        payload_bytes = frame.size - self._begins
+        start, transfers = wire.transfer_start(
+            frame.channel, self._performative, renumbered, payload_bytes, self._most_bytes
+        )
+        half.transfers.added(transfers - 1)
+        return start + payload
 
 
 class PayloadStep(Step):
@@ -766,11 +861,19 @@ class PayloadStep(Step):
 class DispositionStep(Step):
     """A disposition of a session where deliveries were swallowed, or may be."""
 
-    __slots__ = ("_channel", "_performative", "_range", "_receiver", "_settles")
+    __slots__ = ("_channel", "_most_bytes", "_performative", "_range", "_receiver", "_settles")
 
     def __init__(
-        self, session: Conversation, side: Side, channel: int, performative: Performative, range_: tuple[int, int]
+        self,
+        session: Conversation,
+        side: Side,
+        channel: int,
+        performative: Performative,
+        range_: tuple[int, int],
+        *,
+        most_bytes: int,
     ) -> None:
+        self._most_bytes = most_bytes
         self.session: Conversation = session
         self.side = side
         self._channel = channel
@@ -801,12 +904,8 @@ class DispositionStep(Step):
         """Return its deliveries: what their receiver says of a range is cut where others were swallowed."""
         halves, side = self.session.halves, self.side
         if self._receiver:
-            other = halves[side.other]
-            if other.deciding:
-                # What is being swallowed was not rejected yet: nothing else may be said of it.
-                return other.ids.back_ranges(*self._range)
-            # To who is told of more than a few ranges, the last one speaks of what was rejected, too; that is settled.
-            return other.ids.back_ranges(*self._range, MOST_RANGES)
+            # However many that are: each has a delivery of a client that its broker answers.
+            return halves[side.other].ids.back_ranges(*self._range)
         return halves[side].ids.forward_ranges(*self._range)
 
     def _written(self, ranges: list[tuple[int, int]]) -> bytes | None:
@@ -814,8 +913,7 @@ class DispositionStep(Step):
         if ranges == [self._range]:
             return None
         return b"".join(
-            wire.frame(self._channel, performative.replaced({1: wire.uint(begin), 2: wire.uint(stop)}))
-            for begin, stop in ranges
+            wire.disposition_of(self._channel, performative, begin, stop, self._most_bytes) for begin, stop in ranges
         )
 
 
@@ -826,15 +924,16 @@ class NumberedRun(Step):
         side: whose frames.
         scanned: what is counted of them.
         sessions: those sessions.
+        most_bytes: no longer frame may be written.
     """
 
-    __slots__ = ("_run", "_sessions")
+    __slots__ = ("_most_bytes", "_scanned", "_sessions")
 
-    def __init__(self, side: Side, scanned: Scanned, sessions: Iterable[Conversation]) -> None:
+    def __init__(self, side: Side, scanned: Scanned, sessions: Iterable[Conversation], most_bytes: int) -> None:
+        self._most_bytes = most_bytes
         self.session = None
         self.side = side
-        self._run = Run(side)
-        self._run.add_scanned(scanned)
+        self._scanned = scanned
         self._sessions = {session.halves[side].channel or 0: session for session in sessions}
 
     def apply(self, piece: Piece) -> bytes | None:
@@ -847,14 +946,14 @@ class NumberedRun(Step):
             numbers.append((channel, sent_from, sent_by, received_from, received_by))
         at, stop, parts = piece.start, piece.stop, []
         while at < stop:
-            at, part = renumber(piece.buffer, at, stop, numbers)
+            at, part = renumber(piece.buffer, at, stop, numbers, self._most_bytes)
             parts.append(part)
             if at < stop:
-                # It speaks of deliveries before the last that was swallowed.
+                # It speaks of deliveries before the last that was swallowed, or would be longer.
                 ends = at + wire.frame_header(piece.buffer, at).size
                 parts.append(self._translated(bytes(piece.buffer[at:ends])))
                 at = ends
-        self._run.apply(piece)
+        self._scanned.apply(piece)
         return b"".join(parts)
 
     def _translated(self, data: bytes) -> bytes:
@@ -865,10 +964,13 @@ class NumberedRun(Step):
         first = performative.uint(1)
         assert first is not None  # noqa: S101 - else it would not be plain
         if performative.code == wire.TRANSFER:
-            number = session.halves[self.side].ids.forward(first)
-            body = performative.replaced({1: wire.uint(number)})
-            return wire.frame(frame.channel, body, data[performative.stop :])
+            half = session.halves[self.side]
+            number, payload = half.ids.forward(first), data[performative.stop :]
+            start, transfers = wire.transfer_start(frame.channel, performative, number, len(payload), self._most_bytes)
+            half.transfers.added(transfers - 1)
+            return start + payload
         last = performative.uint(2)
         range_ = first, first if last is None else last
-        translated = DispositionStep(session, self.side, frame.channel, performative, range_).translated()
+        step = DispositionStep(session, self.side, frame.channel, performative, range_, most_bytes=self._most_bytes)
+        translated = step.translated()
         return data if translated is None else translated

@@ -72,7 +72,8 @@ Credit that a link has is lost to others that would use it now. So a link gets n
 few at first; twice as many when it used as many and had none left, or got at once all that it asked for, so that nobody
 else waits for that; half when it did not need all of it for a second. So it has no more than it uses in about a second.
 Credit cannot be taken back. But what was paid for it can be, and is, when it was not needed for a second: it is
-charged later, if the credit is used after all.
+charged later, if the credit is used after all. As that is a debt for which others wait, a connection may have only so
+much of it: what is beyond that stays paid.
 """
 
 from typing import Final, NamedTuple
@@ -250,10 +251,14 @@ class Credit:
 
         Not for each delivery: the sender may use up half of its window first.
         """
-        unused = max(0, self.granted - self.sent)
-        if self._awaits_answer or 2 * unused > self.window:
+        left = self.limit - self.granted
+        if left <= 0:
+            # Before all else: it is asked for each chunk, and each call in it would be a good part of that.
             return 0
-        return max(0, min(self.limit - self.granted, self.window - unused))
+        unused, window = max(0, self.granted - self.sent), self.window
+        if 2 * unused > window or (self.draining and self._awaits_answer):
+            return 0
+        return min(left, window - unused)
 
     def grant(self, permits: int, now_ns: int, *, plenty: bool = False) -> bool:
         """Let the sender use what was paid for; what the receiver does not want any more is given back.
@@ -278,6 +283,28 @@ class Credit:
             self._low = self._prepaid
         return self.to_tell
 
+    def grant_some(self, most: int) -> bool:
+        """Let the sender use some of what the receiver said, unpaid: what its deliveries cost is not known before.
+
+        It is to be called as ``grant_all``. The sender may use more at a time as long as ``narrow`` is not called.
+
+        Args:
+            most: it is to have no more that it has not used.
+
+        Returns:
+            Whether there is something ``to_tell``.
+        """
+        wanted = min(self.wanted(), most - max(0, self.granted - self.sent))
+        if wanted > 0:
+            self._widen()
+            self.granted += wanted
+        return self.to_tell
+
+    def narrow(self) -> None:
+        """Have the sender use less at a time: what it has used was not to be had at once."""
+        self.window = max(FIRST_WINDOW, self.window // 2)
+        self._used = 0
+
     def grant_all(self) -> bool:
         """Let the sender use all that the receiver said, unpaid: nothing limits the link.
 
@@ -301,13 +328,12 @@ class Credit:
     def came(self, deliveries: int = 1) -> None:
         """Count deliveries at their first frame; those too that are swallowed or aborted later."""
         self.sent += deliveries
-        unpaid = deliveries - self._prepaid
-        if unpaid >= 0:
-            self._due += unpaid
-            self._prepaid = 0
-        else:
-            self._prepaid = -unpaid
-        self._low = min(self._low, self._prepaid)
+        prepaid = self._prepaid - deliveries
+        if prepaid < 0:
+            self._due -= prepaid
+            prepaid = 0
+        self._prepaid = prepaid
+        self._low = min(self._low, prepaid)
         self._used += deliveries
         if self.sent >= self.granted:
             if self.granted < self.limit:
@@ -395,18 +421,24 @@ class Credit:
         """When ``idle`` is to be called; None while nothing can come of it."""
         return self._second_ends_ns
 
-    def idle(self, now_ns: int) -> None:
-        """Give back what was paid and not needed for a second, if that is over."""
+    def idle(self, now_ns: int, most: int = MOST_CREDIT) -> None:
+        """Give back what was paid and not needed for a second, if that is over.
+
+        Args:
+            now_ns: the time.
+            most: no more than that; the rest stays paid, and is not looked at again before more is granted.
+        """
         ends_ns = self._second_ends_ns
         if ends_ns is None or now_ns < ends_ns:
             return
+        low = min(self._low, most)
+        looks_again = low == self._low
         if self._low > 0:
-            self._prepaid -= self._low
-            self._due -= self._low
-            self.window = max(FIRST_WINDOW, self.window // 2)
-            self._used = 0
+            self._prepaid -= low
+            self._due -= low
+            self.narrow()
         self._low = self._prepaid
-        self._second_ends_ns = now_ns + IDLE_NS if self._prepaid else None
+        self._second_ends_ns = now_ns + IDLE_NS if self._prepaid and looks_again else None
 
     def close(self) -> int:
         """End the link; return what is due then, as ``take_due`` does: all that was not used is given back."""

@@ -3,8 +3,12 @@
 A link has a sender and a receiver, either of which may be the client. Its receiver's credit reaches its sender as far
 as it is granted: see ``credit``. Where rules hold what is over them, permits are asked for before messages come; where
 rules refuse, or where a message has to be seen before anybody can say what it is for, each delivery is decided.
+
+Settled deliveries cannot be refused. Where one has to be seen before anybody can say what it is for, its link *owes*
+what it costs: it asks for that as it would for credit, and waits in the same line, but gets no credit until it is paid.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -14,14 +18,15 @@ from proxy.deciding.batch import Asks, Charge, ConnectionInfo, Paid, Refuse, Req
 from proxy.protocols.amqp.about import shown
 from proxy.protocols.amqp.names import EXCHANGE, QUEUE, ROUTING_KEY, Names
 from proxy.protocols.amqp10.address import Address, delivered, published, target_of
-from proxy.protocols.amqp10.credit import Credit, LinkFlow
-from proxy.protocols.amqp10.message import MessageHead, may_name_copies
-from proxy.protocols.amqp10.wire import Attached, Malformed
+from proxy.protocols.amqp10.credit import MOST_WINDOW, Credit, LinkFlow
+from proxy.protocols.amqp10.message import MAX_HEAD_BYTES, MessageHead, may_name_copies
+from proxy.protocols.amqp10.wire import Attached, CutOff, Malformed
 from proxy.protocols.base import NO_TERMS, Buffer, Close, SessionContext, Terms
 from proxy.stats.snapshot import LinkState
 
 if TYPE_CHECKING:
     from proxy.protocols.amqp10.conversation import Conversation
+    from proxy.protocols.amqp10.renumbering import Renumbering
     from proxy.protocols.amqp10.scanning import NativeScanner
 
 #: What becomes of a delivery: more of it has to come before it can be decided; it is to be decided; it goes on; or it
@@ -32,8 +37,10 @@ _NOWHERE: Final = Address("nothing")
 _SETTLED: Final = 1
 #: How fast the mean size follows: a new delivery counts for one in so many.
 _SIZES: Final = 8
-#: Of what pays for the credit of a link whose messages say themselves what they are for.
-_MOST_SHAPES: Final = 8
+#: For so many different things a link may owe at a time; what is for others is charged at once.
+_MOST_OWED: Final = 8
+#: How many messages all links of a connection may send by credit that they did not use and that is not charged.
+MOST_UNPAID: Final = 512
 #: Remembered for what messages are for that say so themselves.
 _MOST_TERMS: Final = 1024
 
@@ -47,6 +54,7 @@ class Shared:
         connection: who the client is, as far as it has said so.
         names: of what messages are for.
         now_ns: of the call in hand.
+        limits: any message of the client may be limited.
         requests: deliveries that are to be decided.
         to_ask: links that may want credit.
         to_tell: links whose sender may have to hear of credit.
@@ -58,13 +66,16 @@ class Shared:
         paid: what came on credit.
         keeping: sessions that have deliveries of which more has to come before they can be decided.
         short: sessions whose sender may wait for a window that was used by what was swallowed; by the sender's side.
+        orphaned: sessions with a link that the client no longer has, and with deliveries that are not settled.
         unblocked: by side, sessions where something was decided that may have been kept back.
         withheld: no more credit is granted to what clients send.
         let_in: the broker has opened the connection, too.
         rules_version: of the rules that terms were asked by.
+        unpaid: how many messages its links may send that are not charged; of those that are limited.
         links: how many there are.
         under_way: of the client's links, how many are within a delivery.
         refused: deliveries that were swallowed.
+        timed: the numbers among which one delivery of the client is watched, and since when.
         scanners: compiled code that takes runs of plain frames of a peer, if there is any.
     """
 
@@ -72,6 +83,7 @@ class Shared:
     connection: ConnectionInfo
     names: Names = field(default_factory=Names)
     now_ns: int = 0
+    limits: bool = False
     requests: list[Request] = field(default_factory=list)
     to_ask: "dict[Link, None]" = field(default_factory=dict)
     to_tell: "dict[Link, None]" = field(default_factory=dict)
@@ -84,12 +96,15 @@ class Shared:
     keeping: "dict[Conversation, None]" = field(default_factory=dict)
     short: "dict[tuple[Conversation, Side], None]" = field(default_factory=dict)
     unblocked: "dict[Side, dict[Conversation, None]]" = field(default_factory=dict)
+    orphaned: "dict[Conversation, None]" = field(default_factory=dict)
     withheld: bool = False
     let_in: bool = False
     rules_version: int = 0
+    unpaid: int = 0
     links: int = 0
     under_way: int = 0
     refused: int = 0
+    timed: "tuple[Renumbering, int] | None" = None
     scanners: "dict[Side, NativeScanner]" = field(default_factory=dict)
     _kept_bytes: int = 0
     _gathering: Gathering | None = None
@@ -105,17 +120,15 @@ class Shared:
             terms = self._terms[resources] = self.context.terms(self.connection, resources, False)
         return terms
 
-    def forget_terms(self) -> None:
-        """Take note that rules have changed."""
+    def look_at_rules(self) -> None:
+        """Take note that rules have changed, or that it is known who the client is."""
         self._terms.clear()
-
-    def limits(self) -> bool:
-        """Say whether any message of the client may be limited."""
         context = self.context
-        if self.connection.exempt or not context.limiting():
-            return False
-        anyhow = self.terms((Resource(QUEUE, ""),)).limits
-        return anyhow or any(map(context.limits_kind, (QUEUE, EXCHANGE, ROUTING_KEY)))
+        self.names.with_keys = context.limits_kind(ROUTING_KEY)
+        self.limits = False
+        if not self.connection.exempt and context.limiting():
+            anyhow = self.terms((Resource(QUEUE, ""),)).limits
+            self.limits = anyhow or any(map(context.limits_kind, (QUEUE, EXCHANGE, ROUTING_KEY)))
 
     def keep(self, size_bytes: int) -> bool:
         """Take room for frames that are kept back, or give some back; return whether there is room."""
@@ -142,6 +155,7 @@ class Shared:
             self._gathering = None
         for known in (self.to_ask, self.to_tell, self.due, self.idle, self.forced, self.short, self.paid, self.keeping):
             known.clear()
+        self.orphaned.clear()
         for kept in (self.requests, self.rejected, self.charges):
             kept.clear()
 
@@ -151,14 +165,24 @@ class Shared:
         for link in due:
             link.charge_due()
 
-    def take_charges(self) -> list[Charge]:
+    @property
+    def has_more(self) -> bool:
+        """Whether there may be something to charge, or to count."""
+        return bool(self.paid or self.due or self.charges)
+
+    def take_charges(self) -> Sequence[Charge]:
         """Hand out, once, what is to be charged."""
-        self.charge_due()
+        if self.due:
+            self.charge_due()
+        if not self.charges:
+            return ()
         charges, self.charges = self.charges, []
         return charges
 
-    def take_paid(self) -> list[Paid]:
+    def take_paid(self) -> Sequence[Paid]:
         """Hand out, once, what came on credit."""
+        if not self.paid:
+            return ()
         paid, self.paid = self.paid, {}
         return list(paid.values())
 
@@ -185,16 +209,18 @@ class Delivery:
         complete: all of them have been read.
         fate: what becomes of it.
         why: for its sender, if it is swallowed.
-        resources: what it is for, where it says so itself.
+        resources: what it is for, where it says so itself; of one that names copies, these.
         head: what it says of that; None once nobody asks any more.
         request: while it is decided.
-        asked_bytes: what it was decided as, in bytes; 0 if nothing decided on it.
+        asked: for what it was decided.
+        asked_bytes: as how many; 0 if nothing decided on it.
         asks: which rules did.
         looked_at: it was looked at before it went on.
         learns: it goes on, though it is not known where it is to go.
     """
 
     __slots__ = (
+        "asked",
         "asked_bytes",
         "asks",
         "complete",
@@ -223,6 +249,7 @@ class Delivery:
         self.resources: tuple[Resource, ...] = ()
         self.head: MessageHead | None = None
         self.request: Request | None = None
+        self.asked: tuple[Resource, ...] = ()
         self.asked_bytes = 0
         self.asks: Asks = "all"
         self.looked_at = self.learns = False
@@ -240,6 +267,7 @@ class Link:
     Attributes:
         session: as given.
         name: for people.
+        node: the address that it was attached to, for people; empty without one.
         sender: which peer sends on it.
         handles: its number, by the peer that uses it; None while that has not attached, or has detached.
         told: the peers whose attach has gone on, and whose detach has not.
@@ -249,10 +277,11 @@ class Link:
         resources: what its messages are for; none if each says that, or if it is not limited.
         terms: what the rules say to these.
         delays: credit is asked for.
+        meters: credit is not asked for, but it gets it bit by bit, as what it may owe is not known before.
         decides: all its deliveries are decided, or looked at.
         most_bytes: larger ones are decided, if it is not None.
         delivery: the one that is under way.
-        request: for credit, while it is decided or held.
+        request: for credit, or for what it owes, while it is decided or held.
         flows: of either peer, that have been read and have not gone on.
         used: deliveries so far.
         refused: of these, those that were swallowed.
@@ -262,10 +291,13 @@ class Link:
         "_begun",
         "_bytes",
         "_is_made",
+        "_owed",
+        "_pays",
         "_settles",
         "_shared",
         "_since_ns",
         "_size_bytes",
+        "_unpaid",
         "address",
         "credit",
         "decides",
@@ -274,8 +306,10 @@ class Link:
         "flows",
         "gone",
         "handles",
+        "meters",
         "most_bytes",
         "name",
+        "node",
         "refused",
         "request",
         "resources",
@@ -291,6 +325,7 @@ class Link:
         self.session = session
         self.sender = side.other if attached.receiver else side
         self.name = shown(attached.name)
+        self.node = ""
         self.handles: dict[Side, int | None] = dict.fromkeys(Side)
         self.told: set[Side] = set()
         self.gone = False
@@ -298,7 +333,7 @@ class Link:
         self.address = _NOWHERE
         self.resources: tuple[Resource, ...] = ()
         self.terms: Terms = NO_TERMS
-        self.delays = self.decides = False
+        self.delays = self.meters = self.decides = False
         self.most_bytes: int | None = None
         self.delivery: Delivery | None = None
         self.request: Request | None = None
@@ -309,10 +344,15 @@ class Link:
         self._is_made = False
         #: Its sender settles all, so that none can be refused.
         self._settles = False
+        #: What it owes, by what it was for: messages, and bytes. ``request`` is for the first.
+        self._owed: dict[tuple[Resource, ...], tuple[int, int]] = {}
+        self._pays = False
         #: For how many bytes a permit is paid, if bytes are limited at all; and the mean size of deliveries of late.
         self._bytes = 0
         self._size_bytes = 0
         self._since_ns = 0
+        #: Its part of what the connection has ``unpaid``.
+        self._unpaid = 0
 
     @property
     def consumes(self) -> bool:
@@ -327,6 +367,7 @@ class Link:
         if side is Side.BROKER and self.handles[Side.CLIENT] is not None and not self._is_made:
             return
         self._is_made = terminus is not None and terminus.dynamic
+        self.node = "" if terminus is None or terminus.address is None else shown(terminus.address)
         if side is Side.CLIENT:
             self._settles = attached.snd_settle_mode == _SETTLED
         if self.consumes:
@@ -352,10 +393,12 @@ class Link:
         # What cannot be refused is shaped by all rules.
         shapes = self.consumes or self._settles or says
         self.delays = terms.delays or (shapes and terms.refuses)
+        self.meters = says and shared.limits
         self.decides = says or (not shapes and terms.refuses)
         self.most_bytes = None if shapes else terms.most_bytes
         if terms.most_bytes is None:
             self._pay_for(0)
+        self._count_unpaid()
         self.wants()
 
     @property
@@ -393,21 +436,31 @@ class Link:
         """Have the link ask for credit if it wants some; where none is to be asked for it gets what there is."""
         if self.gone or self.request is not None or self._is_withheld():
             return
-        if self.delays:
+        if self._owed:
+            self._shared.to_ask[self] = None
+        elif self.delays:
             # Each look at it later costs more than this.
             if self.credit.wanted():
                 self._shared.to_ask[self] = None
-        elif self.credit.grant_all():
+        elif self._grant_some() if self.meters else self.credit.grant_all():
             self._shared.to_tell[self] = None
+
+    def _grant_some(self) -> bool:
+        # One may come on each link in any case, since it is not known which of them will be used.
+        told = self.credit.grant_some(MOST_WINDOW if self._shared.unpaid < MOST_UNPAID else 1)
+        self._count_unpaid()
+        return told
 
     def _is_withheld(self) -> bool:
         return self._shared.withheld and self.sender is Side.CLIENT
 
     def ask(self) -> Request | None:
         """Return a request for credit if some is wanted; it is to be decided, and is open until then."""
-        if self.request is not None or self.gone or not self.delays or self._is_withheld():
+        if self.request is not None or self.gone or self._is_withheld():
             return None
-        wanted = self.credit.wanted()
+        if self._owed:
+            return self._ask_for_owed()
+        wanted = self.credit.wanted() if self.delays else 0
         if not wanted:
             return None
         if self.terms.most_bytes is not None:
@@ -427,6 +480,37 @@ class Link:
         )
         return self.request
 
+    def _ask_for_owed(self) -> Request:
+        resources, (messages, size_bytes) = next(iter(self._owed.items()))
+        most_bytes = self._shared.terms(resources).most_bytes
+        # More than is admitted at once would never be granted.
+        each_bytes = 0 if most_bytes is None else min(size_bytes // messages, most_bytes)
+        self._pays = True
+        self.request = Request(resources, 1, each_bytes, "", "impossible", None, self, most=min(messages, MOST_WINDOW))
+        return self.request
+
+    def _paid(self, request: Request, permits: int) -> None:
+        """Take what was granted of what it owes."""
+        resources, each_bytes = request.resources, request.size_bytes
+        messages, size_bytes = self._owed.pop(resources)
+        left, left_bytes = messages - permits, size_bytes - permits * each_bytes
+        if left > 0:
+            self._owed[resources] = left, left_bytes
+        elif left_bytes and self._shared.terms(resources).most_bytes is not None:
+            self._shared.charges.append(Charge(resources, 0, left_bytes, counts=False))
+
+    def _owe(self, resources: tuple[Resource, ...], size_bytes: int) -> None:
+        """Take note that a delivery goes on that is not paid for."""
+        if not resources or not self._shared.terms(resources).limits:
+            return
+        owed = self._owed
+        if self.gone or (resources not in owed and len(owed) >= _MOST_OWED):
+            self._shared.charges.append(Charge(resources, 1, size_bytes, counts=False))
+            return
+        messages, owed_bytes = owed.get(resources, (0, 0))
+        owed[resources] = messages + 1, owed_bytes + size_bytes
+        self.wants()
+
     def hold(self, request: Request) -> None:
         """Take note that a request waits; at the end of the link nobody waits for it any more."""
         if self.gone:
@@ -436,11 +520,17 @@ class Link:
     def grant(self, request: Request, permits: int) -> None:
         """Take what was granted to its request."""
         shared = self._shared
+        pays = False
         if self.request is request:
             self.request = None
+            pays, self._pays = self._pays, False
         plenty = permits == request.most and not self._since_ns
         self._since_ns = 0
-        if self.gone or self._is_withheld() or request.resources != self.resources or not self.delays:
+        if pays:
+            self._paid(request, permits)
+            if not plenty:
+                self.credit.narrow()
+        elif self.gone or self._is_withheld() or request.resources != self.resources or not self.delays:
             # Nobody is to use it, or it is paid for otherwise.
             shared.charges.append(
                 Charge(
@@ -464,6 +554,17 @@ class Link:
         """Have charged what is due, if anything is."""
         if self.credit.due:
             self._shared.due[self] = None
+        if self._unpaid:
+            self._count_unpaid()
+
+    def _count_unpaid(self) -> None:
+        """Count what it has of the connection's ``unpaid``."""
+        unpaid = 0
+        if (self.delays or self.meters) and not self.gone:
+            credit = self.credit
+            unpaid = max(0, credit.granted - credit.sent - (credit.prepaid if self.delays else 0))
+        self._shared.unpaid += unpaid - self._unpaid
+        self._unpaid = unpaid
 
     def charge_due(self) -> None:
         """Charge what came without being paid, or give back what was not needed."""
@@ -483,7 +584,8 @@ class Link:
 
     def idle(self) -> None:
         """Give back what was paid and not needed, if it is time."""
-        self.credit.idle(self._shared.now_ns)
+        self.credit.idle(self._shared.now_ns, max(0, MOST_UNPAID - self._shared.unpaid))
+        self._count_unpaid()
         self.falls_due()
 
     # --- Deliveries -------------------------------------------------------------------------------
@@ -498,7 +600,7 @@ class Link:
         self._begun += deliveries
         if self.consumes or not self.credit.beyond(self._begun):
             return
-        if self.delays or (self.decides and self._shared.limits()):
+        if self.delays or self._owed or (self.decides and self._shared.limits):
             name = self.name or "without a name"
             raise Close("transfer_limit_exceeded", f"the client has sent more on link {name} than it had credit for")
 
@@ -510,7 +612,7 @@ class Link:
             self.falls_due()
             self.wants()
         elif self.credit.granted < self.credit.limit:
-            # It had to drain first what it was told of.
+            # It had to drain first what it was told of, or gets it bit by bit.
             self.wants()
 
     def completed(self, deliveries: int, size_bytes: int) -> None:
@@ -529,9 +631,27 @@ class Link:
             if size_bytes != deliveries * self._bytes:
                 self._shared.charges.append(self._charge(0, size_bytes - deliveries * self._bytes))
 
-    def looks_at(self, delivery: Delivery) -> bool:
+    def may_name_copies(self, payload: Buffer, *, is_last: bool) -> bool:
+        """Say whether a delivery that begins may name copies of itself that are limited.
+
+        Args:
+            payload: as far as it has come.
+            is_last: that is all of it.
+        """
+        if not self.copies or not self._shared.limits:
+            return False
+        if is_last and len(payload) <= MAX_HEAD_BYTES:
+            return may_name_copies(payload)
+        head = MessageHead()
+        try:
+            return not head.take(payload, last=False) or bool(head.copies)
+        except Malformed:
+            # What is no section at all is for the broker to refuse.
+            return payload[0] == 0
+
+    def looks_at(self, delivery: Delivery, *, names_copies: bool) -> bool:
         """Say whether a delivery that begins has to be looked at before it goes on."""
-        if self._says:
+        if self._says or names_copies:
             delivery.head = MessageHead()
             return True
         return self.decides or self.most_bytes is not None
@@ -550,101 +670,95 @@ class Link:
             is_last: it ends with that.
             must: no more of it can be waited for.
         """
-        shared = self._shared
         terms, resources = self.terms, self.resources
+        asks: Asks | None = "refusing" if self.decides and terms.refuses else None
+        most_bytes = self.most_bytes
         if delivery.head is not None:
             try:
                 known = delivery.head.take(payload, last=is_last)
             except Malformed as error:
-                self._decide_unknown(delivery, str(error))
+                self._decide_unknown(delivery, error)
                 return
             if not known:
                 if must:
-                    self._decide_unknown(delivery, "a message that does not say where it is to go")
+                    self._decide_unknown(delivery, None)
                 return
-            resources = delivery.resources = published(shared.names, self.address, delivery.head)
-            terms = shared.terms(resources) if resources else NO_TERMS
-        most_bytes = terms.most_bytes
+            delivery.resources = self._named(delivery.head)
+            named = self._shared.terms(delivery.resources) if delivery.resources else NO_TERMS
+            if named.delays or named.refuses:
+                # A link's own resources are paid for by its credit, unless each of its deliveries is decided.
+                resources = (*resources, *delivery.resources) if asks else delivery.resources
+                asks = "all"
+            most_bytes = min((most for most in (most_bytes, named.most_bytes) if most is not None), default=None)
         size_bytes = delivery.size_bytes
-        if delivery.head is None and most_bytes is not None and size_bytes > most_bytes:
-            self._ask_for(delivery, resources, "all")
-        elif most_bytes is not None and size_bytes <= most_bytes and not delivery.complete and not must:
+        if most_bytes is not None and size_bytes <= most_bytes and not delivery.complete and not must:
             # It may still be too large.
             return
-        elif delivery.head is not None and (terms.delays or terms.refuses):
-            self._ask_for(delivery, resources, "all")
-        elif delivery.head is None and terms.refuses:
-            self._ask_for(delivery, resources, "refusing")
-        else:
+        if self.most_bytes is not None and size_bytes > self.most_bytes:
+            resources, asks = (*self.resources, *delivery.resources), "all"
+        if asks is None:
             delivery.fate = PASSES
+        else:
+            self._ask_for(delivery, resources, asks)
         if delivery.fate == PASSES and delivery.complete:
             self.finish(delivery)
+
+    def _named(self, head: MessageHead) -> tuple[Resource, ...]:
+        """Return what a message is for besides what its link is for."""
+        resources = published(self._shared.names, self.address, head)
+        return tuple(each for each in resources if each not in self.resources) if self.resources else resources
 
     def _ask_for(self, delivery: Delivery, resources: tuple[Resource, ...], asks: Asks) -> None:
         """Have a delivery be decided; one that is settled passes."""
         if delivery.settled:
             delivery.fate = PASSES
-            if delivery.head is None:
-                self._shared.charges.append(Charge(resources, 1, delivery.size_bytes, asks="refusing", counts=False))
+            if self.decides and self.resources:
+                charge = Charge(self.resources, 1, delivery.size_bytes, asks="refusing", counts=False)
+                self._shared.charges.append(charge)
             return
         delivery.fate = ASKED
         delivery.asks = asks
+        delivery.asked = resources
         delivery.asked_bytes = delivery.size_bytes
         delivery.request = Request(
             resources, 1, delivery.size_bytes, "", "answered", None, delivery, asks=asks, may_wait=False
         )
         self._shared.requests.append(delivery.request)
 
-    def _decide_unknown(self, delivery: Delivery, why: str) -> None:
-        """Decide a delivery that does not say where it is to go: its broker could read it in another way."""
-        if not delivery.settled and self._shared.limits() and self._may_swallow():
+    def _decide_unknown(self, delivery: Delivery, error: Malformed | None) -> None:
+        """Decide a delivery that does not say where it is to go: its broker could read it in another way.
+
+        Raises:
+            Close: it cannot be read, so that it could be for anything, and it cannot be refused.
+        """
+        limits = self._shared.limits
+        if not delivery.settled and limits and self._may_swallow():
+            why = "a message that does not say where it is to go" if error is None else str(error)
             self._swallow(delivery, f"SYSTEM_BUSY: {why}")
             return
         delivery.fate = PASSES
         delivery.learns = True
+        if limits and error is not None:
+            _check_unread(error)
         if delivery.complete:
             self.finish(delivery)
 
     def learn(self, delivery: Delivery, payload: Buffer, *, is_last: bool) -> None:
-        """Charge a delivery that had to go on before it said where it is to go, as soon as it does."""
+        """Have a delivery be paid that had to go on before it said where it is to go, as soon as it does.
+
+        Raises:
+            Close: as before.
+        """
         head = delivery.head
         assert head is not None  # noqa: S101 - else nobody asks
         try:
-            known = head.take(payload, last=is_last)
-        except Malformed:
-            known, head = True, None
-        if known:
+            if head.take(payload, last=is_last):
+                delivery.learns = False
+                self._owe(self._named(head), delivery.size_bytes)
+        except Malformed as error:
+            if self._shared.limits:
+                _check_unread(error)
             delivery.learns = False
-            resources = () if head is None else published(self._shared.names, self.address, head)
-            if resources:
-                self._shared.charges.append(Charge(resources, 1, delivery.size_bytes))
-
-    def shape_as(self, delivery: Delivery) -> None:
-        """Have credit be paid by what settled deliveries are for, if they say that themselves: none can be decided.
-
-        It is paid by all that some of late were for and that is limited. What a delivery is not for gets its part back.
-        """
-        if delivery.head is None or delivery.fate == SWALLOWED:
-            # The latter takes nothing: its credit is given again.
-            return
-        resources = delivery.resources if delivery.settled else ()
-        if resources and not self._is_shaped_as(resources) and self._shared.terms(resources).limits:
-            self.charge_due()
-            prepaid = self.credit.prepaid
-            new = tuple(each for each in resources if each not in self.resources)
-            self.resources = (*self.resources, *new)[-_MOST_SHAPES:]
-            self.ask_terms()
-            if prepaid and self.delays:
-                self._shared.charges.append(self._charge_to(new, prepaid))
-        others = tuple(each for each in self.resources if each not in resources)
-        if others and self.delays:
-            self._shared.charges.append(self._charge_to(others, -1))
-
-    def _is_shaped_as(self, resources: tuple[Resource, ...]) -> bool:
-        return all(each in self.resources for each in resources)
-
-    def _charge_to(self, resources: tuple[Resource, ...], messages: int) -> Charge:
-        return Charge(resources, messages, messages * self._bytes, asks=self.asks, counts=False)
 
     def decided(self, delivery: Delivery, refuse: Refuse | None) -> None:
         """Take the verdict on a delivery."""
@@ -661,7 +775,8 @@ class Link:
                 self.finish(delivery)
             return
         if refuse.most is not None:
-            why = f"it is more than the {refuse.most} {refuse.most_of} that rule {refuse.rule} admits at once"
+            most = f"{refuse.most} {refuse.most_of}"
+            why = f"takes no message of more than the {most} that rule {refuse.rule} admits at once"
         else:
             why = f"over rule {refuse.rule}; try again in {-(-refuse.wait_us // 1000)} ms"
         self._swallow(delivery, f"SYSTEM_BUSY: {refuse.resource} {why}")
@@ -678,49 +793,29 @@ class Link:
 
     def finish(self, delivery: Delivery) -> None:
         """Count a delivery that goes on, and of which all has been read."""
-        size_bytes = delivery.size_bytes
-        says, asked_bytes = delivery.head is not None, delivery.asked_bytes
-        resources = delivery.resources if says else self.resources
-        if not says and not asked_bytes:
+        size_bytes, asked_bytes = delivery.size_bytes, delivery.asked_bytes
+        named, asked = delivery.resources, delivery.asked
+        if asked_bytes and size_bytes > asked_bytes:
+            self._shared.charges.append(Charge(asked, 0, size_bytes - asked_bytes, asks=delivery.asks))
+        if any(each not in asked for each in named):
+            self._shared.count(named, 1, size_bytes, consumes=False)
+            self._owe(named, size_bytes)
+        if self._says:
+            self.used += 1
+        elif not asked_bytes or asked == named:
             self.completed(1, size_bytes)
-            return
-        self.used += 1
-        if not asked_bytes:
-            if resources:
-                self._shared.count(resources, 1, size_bytes, consumes=False)
-            if resources and self._is_shaped_as(resources) and self.delays and self.terms.most_bytes is not None:
-                self._shared.charges.append(
-                    Charge(resources, 0, size_bytes - self._bytes, asks=self.asks, counts=False)
-                )
-            return
-        if size_bytes > asked_bytes:
-            self._shared.charges.append(Charge(resources, 0, size_bytes - asked_bytes, asks=delivery.asks))
-        if says:
-            return
-        if delivery.asks == "refusing":
-            self._correct(1, size_bytes)
-        elif self.delays:
-            # It was paid for as credit before.
-            self._shared.charges.append(self._charge(-1, -self._bytes))
+        else:
+            self.used += 1
+            if delivery.asks == "refusing":
+                self._correct(1, size_bytes)
+            elif self.delays:
+                # It was paid for as credit before.
+                self._shared.charges.append(self._charge(-1, -self._bytes))
 
     @property
     def copies(self) -> bool:
         """Whether its messages may name copies."""
         return self.address.by == "address" and not self.consumes
-
-    def charge_copies(self, payload: Buffer, size_bytes: int) -> None:
-        """Charge the copies that a message names in its first frame, if it does."""
-        if not self.copies or not may_name_copies(payload):
-            return
-        head = MessageHead()
-        try:
-            head.take(payload, last=False)
-        except Malformed:
-            return
-        resources = published(self._shared.names, self.address, head)
-        copies = tuple(each for each in resources if each not in self.resources)
-        if copies:
-            self._shared.charges.append(Charge(copies, 1, size_bytes))
 
     # --- Ends -------------------------------------------------------------------------------------
 
@@ -732,6 +827,12 @@ class Link:
         shared = self._shared
         if self.request is not None:
             shared.context.give_up([self.request])
+        for resources, (messages, size_bytes) in self._owed.items():
+            shared.charges.append(Charge(resources, messages, size_bytes, counts=False))
+        self._owed.clear()
+        self._pays = False
+        self.request = None
+        self._count_unpaid()
         due = self.credit.close()
         if due and self.delays:
             shared.charges.append(self._charge(due, due * self._bytes))
@@ -744,6 +845,12 @@ class Link:
     def waits(self) -> bool:
         """Whether it waits for credit."""
         return not self.gone and self._since_ns > 0
+
+    @property
+    def limited_as(self) -> str:
+        """What it waits for, or would wait for; empty if that is not known."""
+        resources = self.resources if self.request is None else self.request.resources
+        return str(resources[0]) if resources else ""
 
     def since(self) -> tuple[bool, int]:
         """Return what puts those first that wait for longest."""
@@ -758,10 +865,17 @@ class Link:
             self.name,
             -1 if channel is None else channel,
             self.sender is Side.CLIENT,
-            str(self.resources[0]) if self.resources else "",
+            self.limited_as,
             max(0, credit.granted - credit.sent),
             max(0, credit.limit - credit.granted),
             self.used,
             self.refused,
             waits_ns // 1_000_000,
+            self.node,
         )
+
+
+def _check_unread(error: Malformed) -> None:
+    """End the connection for a message that cannot be refused, unless it is cut off, so that nobody can read it."""
+    if not isinstance(error, CutOff):
+        raise Close("unreadable_message", f"the client has sent {error}; settled ones cannot be refused") from None

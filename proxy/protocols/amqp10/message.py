@@ -63,7 +63,7 @@ class MessageHead:
             Whether all is known.
 
         Raises:
-            Malformed: the message cannot be read, or has not said it within MAX_HEAD_BYTES.
+            Malformed: the message cannot be read, has not said it within MAX_HEAD_BYTES, or names more than MAX_COPIES.
         """
         known = self.known
         if known:
@@ -73,6 +73,8 @@ class MessageHead:
         if kept:
             self._rest += payload[: MAX_HEAD_BYTES + 1 - kept]
             data = self._rest
+            # The rest of it is not looked at.
+            last = last and len(data) == kept + len(payload)
         read = 0
         if last or len(data) >= self._wanted_bytes:
             self._wanted_bytes = 0

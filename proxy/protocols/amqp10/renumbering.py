@@ -18,6 +18,7 @@ call             when                                then
 begun            the sender's begin                  ``next_id`` is its next-outgoing-id
 came n           n transfers go on                   ``next_id += n``
 swallowed n      n do not                            ``offset += n``
+added n          n go on that did not come           ``next_id += n, offset -= n``
 flow_of_sender   the sender's flow                   ``next_id`` is its next-outgoing-id - offset, which goes on
 flow_of_receiver the receiver's begin, or its flow   its next-incoming-id + offset goes on: the sender's window ends
                                                      later by what was swallowed
@@ -41,7 +42,8 @@ settled             all before the end of the first break are      that break is
                                                                    the next one, become one with that
                     there are as many as are kept all the same     ``full``: nothing may be swallowed; what is over a
                                                                    rule goes on, and is charged
-aborted             its sender has aborted a delivery              nobody waits for its answer; it may come
+aborted             its sender has aborted a delivery              nobody waits for its answer; it may come, unless
+                                                                   there are many: then the oldest count as settled
 =================== ============================================== ==============================================
 """
 
@@ -53,6 +55,9 @@ from .credit import unwrapped, wrapped
 
 MOST_BREAKS: Final = 8192
 MOST_INTERVALS: Final = 8192
+MOST_ABORTED: Final = 2048
+#: Of what was aborted, so many are taken for settled at a time.
+_MOST_SETTLED: Final = 512
 _SERIAL: Final = 1 << 32
 
 
@@ -91,6 +96,11 @@ class Transfers:
         """Count transfers that came and do not go on."""
         self.offset += transfers
 
+    def added(self, transfers: int) -> None:
+        """Count transfers that go on and did not come."""
+        self.next_id += transfers
+        self.offset -= transfers
+
     def flow_of_sender(self, next_outgoing_id: int, outgoing_window: int) -> int:
         """Take the sender's flow; return its next-outgoing-id for the receiver, which counts on from there (2.5.6)."""
         self.outgoing_window = outgoing_window
@@ -100,8 +110,13 @@ class Transfers:
     def flow_of_receiver(self, next_incoming_id: int | None, incoming_window: int) -> int | None:
         """Take the receiver's flow, or its begin, where None is next-incoming-id; return that for the sender."""
         self.incoming_window = incoming_window
-        self._incoming_id = None if next_incoming_id is None else unwrapped(next_incoming_id, self.next_id)
-        return self.incoming_id()
+        if next_incoming_id is None:
+            self._incoming_id = None
+            return self.incoming_id()
+        # As incoming_id does it, without a call more: most of all flows come here.
+        counted = self._incoming_id = unwrapped(next_incoming_id, self.next_id)
+        self._told = counted + self.offset + incoming_window
+        return wrapped(counted + self.offset) if self.offset else next_incoming_id
 
     def incoming_id(self) -> int | None:
         """Return the next-incoming-id that the sender is told now: the receiver's last one."""
@@ -163,6 +178,17 @@ class Unsettled:
         if at >= end:
             return 0
         low, high = starts[at], stops[end - 1]
+        if end - at == 1 and (first <= low or stop >= high):
+            # As a rule.
+            if stop < high:
+                starts[at] = stop
+            elif first > low:
+                stops[at] = first
+            else:
+                del starts[at], stops[at]
+            removed = min(stop, high) - max(first, low)
+            self.count -= removed
+            return removed
         removed = sum(stops[at:end]) - sum(starts[at:end])
         kept_starts, kept_stops = array("q"), array("q")
         if low < first:
@@ -183,6 +209,14 @@ class Unsettled:
         """Say whether one of them is at least ``first`` and below ``stop``."""
         at = bisect_right(self._stops, first)
         return at < len(self._starts) and self._starts[at] < stop
+
+    def count_from(self, first: int) -> int:
+        """Return how many of them are at least ``first``."""
+        starts, stops = self._starts, self._stops
+        at = bisect_right(stops, first)
+        if at == len(starts):
+            return 0
+        return sum(stops[at:]) - sum(starts[at:]) - max(0, first - starts[at])
 
     def lowest(self) -> int | None:
         """Return the lowest; None if there is none."""
@@ -208,9 +242,13 @@ class Renumbering:
     Attributes:
         plain: nothing was ever swallowed: both count alike, and all goes on as it is.
         full: nothing may be swallowed for now.
+        watched: a delivery of which it is asked when it is settled, in the sender's numbers, unwrapped; None once it
+            is, or nobody waits for it any more.
+        answered: the last one that was watched has been settled.
     """
 
     __slots__ = (
+        "_abandoned",
         "_aborted",
         "_afters",
         "_compact_at",
@@ -220,11 +258,15 @@ class Renumbering:
         "_positions",
         "_reserved",
         "_unsettled",
+        "answered",
         "plain",
+        "watched",
     )
 
     def __init__(self) -> None:
         self.plain = True
+        self.watched: int | None = None
+        self.answered = False
         #: The sender's next number, unwrapped; None before its first.
         self._next: int | None = None
         #: The difference of both before the first break.
@@ -241,6 +283,8 @@ class Renumbering:
         #: In the sender's numbers; and of these, in order, those that were aborted.
         self._unsettled = Unsettled()
         self._aborted: list[int] = []
+        #: Nobody waits for those before.
+        self._abandoned: int | None = None
 
     @property
     def full(self) -> bool:
@@ -253,6 +297,16 @@ class Renumbering:
             return False
         self._reserved += 1
         return True
+
+    def _settle_aborted(self) -> None:
+        """Take the oldest of what was aborted for settled: a receiver that answers it would have done so by now."""
+        oldest = self._aborted[:_MOST_SETTLED]
+        for number in oldest:
+            self._unsettled.settle(number, number)
+        del self._aborted[: len(oldest)]
+        self._forget()
+        if self._afters:
+            self._compact()
 
     # What comes from the sender.
 
@@ -272,8 +326,8 @@ class Renumbering:
 
     def reached(self, delivery_id: int) -> None:
         """Take that a delivery went on, and all before it: so the next is near, whether those were settled or not."""
-        following = self._unwrap(delivery_id) + 1
-        self._next = following if self._next is None else max(self._next, following)
+        near = self._next
+        self._next = delivery_id + 1 if near is None else max(near, unwrapped(delivery_id, near) + 1)
 
     def swallow(self, delivery_id: int) -> None:
         """Take a delivery that does not go on. It follows all others, and there was room for it: see ``reserve``."""
@@ -308,12 +362,8 @@ class Renumbering:
 
     # What comes from the receiver.
 
-    def back_ranges(self, first: int, last: int, most: int = MOST_BREAKS + 1) -> list[tuple[int, int]]:
-        """Return the sender's numbers of a range of the receiver's, both ends included: cut where some were swallowed.
-
-        A receiver that is a client may name any range, again and again: it gets ``most`` ranges, of which the last then
-        covers deliveries that the sender was told to be rejected. To a sender that is a client that may not happen.
-        """
+    def back_ranges(self, first: int, last: int) -> list[tuple[int, int]]:
+        """Return the sender's numbers of a range of the receiver's, ends included, cut where some were swallowed."""
         if self.plain:
             return [(first, last)]
         near = self._near()
@@ -324,12 +374,11 @@ class Renumbering:
         at = bisect_right(positions, low)
         end = bisect_right(positions, high)
         ranges = []
-        for each in range(at, min(end, at + most - 1)):
+        for each in range(at, end):
             position = positions[each]
             ranges.append((wrapped(low + self._behind(each - 1)), wrapped(position - 1 + self._behind(each - 1))))
             low = position
-        behind = min(end, at + most - 1) - 1
-        ranges.append((wrapped(low + self._behind(behind)), wrapped(high + self._behind(end - 1))))
+        ranges.append((wrapped(low + self._behind(end - 1)), wrapped(high + self._behind(end - 1))))
         return ranges
 
     def latest(self) -> tuple[int | None, int | None, int]:
@@ -347,7 +396,25 @@ class Renumbering:
     @property
     def unsettled(self) -> int:
         """How many deliveries went on and wait for an answer; a few more than that at times, see ``Unsettled``."""
-        return self._unsettled.count - len(self._aborted)
+        below = self._abandoned
+        if below is None:
+            return self._unsettled.count - len(self._aborted)
+        return self._unsettled.count_from(below) - len(self._aborted) + bisect_left(self._aborted, below)
+
+    def reached_by(self) -> int:
+        """Return what ``abandon`` takes: here, behind all deliveries so far."""
+        return self._near()
+
+    def abandon(self, below: int) -> None:
+        """Have no deliveries before some place be waited for. What is said of them is translated all the same."""
+        self._abandoned = below
+        if self.watched is not None and self.watched < below:
+            self.watched = None
+
+    def watch(self, delivery_id: int) -> None:
+        """Watch a delivery that has gone on, instead of any other."""
+        self.watched = self._unwrap(delivery_id)
+        self.answered = False
 
     def aborted(self, delivery_id: int) -> None:
         """Take that a delivery was aborted by its sender: it is settled by that, and many receivers do not answer it.
@@ -358,13 +425,20 @@ class Renumbering:
         aborted = self._aborted
         at = bisect_left(aborted, number)
         known = at < len(aborted) and aborted[at] == number
-        if not known and len(aborted) < MOST_INTERVALS and self._unsettled.any_within(number, number + 1):
+        if number == self.watched:
+            self.watched = None
+        if not known and self._unsettled.any_within(number, number + 1):
             aborted.insert(at, number)
+            if len(aborted) >= MOST_ABORTED:
+                self._settle_aborted()
 
     def settled(self, first: int, last: int) -> int:
         """Take that a range of the sender's numbers is settled, by either side; return how many were not before."""
         low, high = self._range(first, last, self._near())
         removed = self._unsettled.settle(low, high) if low <= high else 0
+        if self.watched is not None and low <= self.watched <= high:
+            self.watched = None
+            self.answered = True
         if removed and self._aborted:
             del self._aborted[bisect_left(self._aborted, low) : bisect_right(self._aborted, high)]
         if removed and self._afters:
@@ -382,6 +456,7 @@ class Renumbering:
         """
         self._unsettled.clear()
         self._aborted.clear()
+        self.watched = None
         if self.full:
             self._forget()
 

@@ -6,13 +6,13 @@ they become plain, and when they are no longer.
 Where it is not installed, or the options say ``python``, every frame is read one by one.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from limiter.compiled import COMPILED
 from proxy.deciding.batch import Side
 from proxy.protocols.amqp10.message import COPIES
-from proxy.protocols.amqp10.stream import Scanned
+from proxy.protocols.amqp10.stream import Flowed, Scanned
 from proxy.protocols.base import Buffer
 
 if TYPE_CHECKING:
@@ -43,6 +43,10 @@ class NativeScanner:
         self._frames = COMPILED.Links(COPIES)
         self._links: dict[tuple[int, int], Link] = {}
         self._sessions: dict[int, Conversation] = {}
+
+    def take_flows(self) -> None:
+        """Take flows from now on."""
+        self._frames.takes_flows = True
 
     def bound_frames(self, most_frame_bytes: int) -> None:
         """Take no longer frames from now on."""
@@ -94,29 +98,50 @@ class NativeScanner:
             changed, self.changed = self.changed, {}
             for session in changed:
                 session.show(self)
-        stop, frames, moved, begun, disposed = self._frames.scan(buffer, at, MOST_RUNS)
+        stop, frames, moved, begun, disposed, flows = self._frames.scan(buffer, at, MOST_RUNS)
         if not frames:
             return None
         links, sessions = self._links, self._sessions
         return Scanned(
+            self.side,
             stop,
             frames,
-            [(links[channel, handle], deliveries, size_bytes) for channel, handle, deliveries, size_bytes in moved],
+            [(links[channel, handle], deliveries, size_bytes) for channel, handle, deliveries, size_bytes in moved]
+            if moved
+            else (),
             [
                 (sessions[channel], ((last - first) & _HIGHEST) + 1, last, unsettled)
                 for channel, first, last, unsettled in begun
-            ],
+            ]
+            if begun
+            else (),
             [
                 (sessions[channel], receiver, settles, first, last)
                 for channel, receiver, settles, first, last in disposed
-            ],
+            ]
+            if disposed
+            else (),
+            [Flowed(sessions[channel], start, stop, numbers, drains) for channel, start, stop, numbers, drains in flows]
+            if flows
+            else (),
         )
 
 
 def renumber(
-    buffer: Buffer, start: int, stop: int, sessions: Sequence[tuple[int, int | None, int, int | None, int]]
+    buffer: Buffer,
+    start: int,
+    stop: int,
+    sessions: Sequence[tuple[int, int | None, int, int | None, int]],
+    most_bytes: int,
 ) -> tuple[int, bytes]:
     """Write plain frames with other numbers of deliveries, as ``sluice_native.renumber`` does."""
     assert COMPILED is not None  # noqa: S101 - else nobody has taken them
-    at, written = COMPILED.renumber(buffer, start, stop, sessions)
+    at, written = COMPILED.renumber(buffer, start, stop, sessions, most_bytes)
     return at, written
+
+
+def reflow(buffer: Buffer, start: int, stop: int, changes: Mapping[int, bytes]) -> bytes:
+    """Write a flow with other fields, as ``sluice_native.reflow`` does."""
+    assert COMPILED is not None  # noqa: S101 - else nobody has taken it
+    written: bytes = COMPILED.reflow(buffer, start, stop, list(changes.items()))
+    return written

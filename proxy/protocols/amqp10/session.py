@@ -9,14 +9,13 @@ from msgspec.structs import replace
 
 from proxy.deciding.batch import Batch, Grant, Hold, Refuse, Request, Side
 from proxy.flow.credit import Stage
-from proxy.protocols.amqp.names import ROUTING_KEY
 from proxy.protocols.amqp10 import wire
 from proxy.protocols.amqp10.about import AboutClient
-from proxy.protocols.amqp10.conversation import Conversation, DispositionStep, Mark, NumberedRun
+from proxy.protocols.amqp10.conversation import Conversation, DispositionStep, Mark, NumberedRun, ScannedFlows
 from proxy.protocols.amqp10.links import Delivery, Link, Shared
 from proxy.protocols.amqp10.options import AMQP10Options
 from proxy.protocols.amqp10.scanning import NativeScanner
-from proxy.protocols.amqp10.stream import Piece, Reader, Scanned, Step, Stream
+from proxy.protocols.amqp10.stream import Flowed, Piece, Reader, Scanned, Step, Stream
 from proxy.protocols.amqp10.wire import Frame, Malformed, Performative
 from proxy.protocols.base import NO_BOUND, Buffer, Close, Description, Session, SessionContext
 from proxy.protocols.options import relays_unread, scans
@@ -116,20 +115,22 @@ class AMQP10Session(Session, Reader):
         if self._unread:
             stream.out.append(chunk)
             return None
-        self._look_at_rules()
+        if self._context.rules_version() != shared.rules_version:
+            self._look_at_rules()
         before = stream.frames
         stream.feed(chunk)
         self._context.counters.frames[side] += stream.frames - before
-        requests = self._ask()
+        requests = self._ask() if shared.requests or shared.to_ask else ()
         if requests:
             batch = self._in_hand[side] = self._batch(side, requests)
             return batch
         self._write(stream)
         # What came makes links want more.
-        requests = self._ask()
-        charges, paid = shared.take_charges(), shared.take_paid()
-        if requests or charges or paid:
-            return Batch(shared.connection, side, requests, charges, paid)
+        requests = self._ask() if shared.requests or shared.to_ask else ()
+        if requests or shared.has_more:
+            batch = self._batch(side, requests)
+            if requests or batch.charges or batch.paid:
+                return batch
         if stream.close is not None:
             raise stream.close
         return None
@@ -191,7 +192,7 @@ class AMQP10Session(Session, Reader):
         """Show that a link waits for a limit; that it does no more is seen by a sweep, as it waits again and again."""
         connection, now_ns = self._context.stage, self._shared.now_ns
         self._waiting[link] = None
-        name = str(link.resources[0]) if link.resources else ""
+        name = link.limited_as
         if name not in self._stages:
             if not self._stages:
                 connection.throttle(now_ns, on=True)
@@ -219,16 +220,31 @@ class AMQP10Session(Session, Reader):
 
     def _wake_for_more(self) -> None:
         shared = self._shared
-        shared.charge_due()
+        if shared.due:
+            shared.charge_due()
         # Not without need: a tick takes longer than all that is done for a flow.
         if (shared.to_ask and shared.let_in) or shared.requests or shared.charges or shared.paid:
             self._context.wake()
 
     def _write(self, stream: Stream) -> None:
+        shared = self._shared
         stream.write()
-        if self._shared.forced:
+        if shared.timed is not None:
+            self._look_at_timed(stream.side)
+        if shared.forced:
             self._context.wake()
-        self._tell()
+        if shared.to_tell or shared.rejected or shared.short:
+            self._tell()
+
+    def _look_at_timed(self, side: Side) -> None:
+        """Take how long the broker took for the delivery that is timed, if that is settled."""
+        shared = self._shared
+        assert shared.timed is not None  # noqa: S101 - as who calls this knows
+        ids, since_ns = shared.timed
+        if ids.watched is None:
+            shared.timed = None
+            if ids.answered and side is Side.BROKER:
+                self._context.counters.round_trip.observe(shared.now_ns - since_ns)
 
     def _tell(self) -> None:
         """Tell senders what was refused, and what credit they have."""
@@ -254,8 +270,7 @@ class AMQP10Session(Session, Reader):
         version = self._context.rules_version()
         if version != shared.rules_version:
             shared.rules_version = version
-            shared.forget_terms()
-            shared.names.with_keys = self._context.limits_kind(ROUTING_KEY)
+            shared.look_at_rules()
             for session in self._sessions:
                 session.ask_terms()
 
@@ -291,6 +306,7 @@ class AMQP10Session(Session, Reader):
         if code == wire.OPEN:
             return self._open(stream, performative)
         if code == wire.CLOSE:
+            stream.is_over = True
             for each in self._sessions:
                 each.pass_undecided(side)
             return Mark(None, side, lambda: self._close(stream))
@@ -327,6 +343,7 @@ class AMQP10Session(Session, Reader):
             step = session.end(side)
             if all(each.ended for each in session.halves.values()):
                 self._sessions.pop(session, None)
+                self._shared.orphaned.pop(session, None)
             return step
         return Mark(session, side, _nothing)
 
@@ -338,15 +355,25 @@ class AMQP10Session(Session, Reader):
         session, delivery = owner
         return session.payload(stream.side, delivery, payload, is_last=is_last)
 
-    def take_scanned(self, stream: Stream, scanned: Scanned) -> Step | None:
+    def take_scanned(self, stream: Stream, scanned: Scanned) -> Step:
         """Count what compiled code has taken; some of it may need other numbers."""
-        for link, deliveries, _ in scanned.links:
+        links = scanned.links
+        for link, deliveries, _ in links:
             link.begins(deliveries)
-        for link, deliveries, size_bytes in scanned.links:
+        for link, deliveries, size_bytes in links:
             link.completed(deliveries, size_bytes)
-        sessions = [session for session, *_ in scanned.sessions] + [each[0] for each in scanned.disposed]
-        numbered = {session: None for session in sessions if not session.counts_alike}
-        return NumberedRun(stream.side, scanned, numbered) if numbered else None
+        numbered: dict[Conversation, None] = {}
+        for of_session in scanned.sessions:
+            if not of_session[0].counts_alike:
+                numbered[of_session[0]] = None
+        for disposed in scanned.disposed:
+            if not disposed[0].counts_alike:
+                numbered[disposed[0]] = None
+        return NumberedRun(stream.side, scanned, numbered, stream.most_frame_bytes) if numbered else scanned
+
+    def take_flows(self, stream: Stream, flows: Sequence[Flowed]) -> Step:
+        """Take flows as compiled code has read them."""
+        return ScannedFlows(stream.side, flows)
 
     def _open(self, stream: Stream, performative: Performative) -> Step | None:
         side, shared = stream.side, self._shared
@@ -358,10 +385,13 @@ class AMQP10Session(Session, Reader):
         if side is Side.BROKER:
             shared.let_in = True
             self._streams[Side.CLIENT].waits = False
+            for scanner in shared.scanners.values():
+                # Before, frames of the client are counted one by one.
+                scanner.take_flows()
         if side is Side.CLIENT:
             shared.connection = replace(shared.connection, scopes=self._about.scopes())
             shared.names.enter(self._about.vhost)
-            shared.names.with_keys = self._context.limits_kind(ROUTING_KEY)
+            shared.look_at_rules()
         if opened.idle_time_out_ms:
             self._beats_ns[side] = shared.now_ns + self._beat_ns(side)
             self._context.wake()
@@ -404,7 +434,8 @@ class AMQP10Session(Session, Reader):
             raise Malformed("a disposition without a first delivery-id")
         last = first if last is None else last
         if not session.is_plain_disposition(side, receiver=receiver):
-            return DispositionStep(session, side, channel, performative, (first, last))
+            range_, most_bytes = (first, last), stream.most_frame_bytes
+            return DispositionStep(session, side, channel, performative, range_, most_bytes=most_bytes)
         if performative.boolean(3) and receiver is (side is Side.BROKER):
             # Those of the client's deliveries: of the broker's nobody keeps count.
             stream.run.add_settled(session, first, last, receiver=receiver)
@@ -422,6 +453,7 @@ class AMQP10Session(Session, Reader):
         times = [*self._beats_ns.values()]
         if self._sweep_ns is not None:
             times.append(self._sweep_ns)
+        times += [session.orphaned_ns for session in self._shared.orphaned]
         return min(times, default=None)
 
     def tick(self, now_ns: int) -> Batch | None:
@@ -435,6 +467,8 @@ class AMQP10Session(Session, Reader):
                 self._beat(side)
         if self._sweep_ns is not None and now_ns >= self._sweep_ns:
             self._sweep(now_ns)
+        for session in list(shared.orphaned):
+            session.abandon(now_ns)
         forced, shared.forced = shared.forced, {}
         for session in forced:
             session.decide_now()
@@ -443,10 +477,8 @@ class AMQP10Session(Session, Reader):
             for stream in self._streams.values():
                 stream.release()
         self._tell()
-        charges, paid = shared.take_charges(), shared.take_paid()
-        if not requests and not charges and not paid:
-            return None
-        return Batch(shared.connection, Side.CLIENT, requests, charges, paid)
+        batch = self._batch(Side.CLIENT, requests)
+        return batch if requests or batch.charges or batch.paid else None
 
     def _sweep(self, now_ns: int) -> None:
         idle = self._shared.idle
@@ -459,7 +491,7 @@ class AMQP10Session(Session, Reader):
 
     def _look_at_stages(self, now_ns: int) -> None:
         """Close the stages of what nothing has waited for since the last look."""
-        names = {str(link.resources[0]) if link.resources else "" for link in self._waiting}
+        names = {link.limited_as for link in self._waiting}
         for name in [name for name in self._stages if name not in names]:
             self._stages.pop(name).close(now_ns)
             if not self._stages:

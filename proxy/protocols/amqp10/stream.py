@@ -10,8 +10,9 @@ Frames of our own go between two frames of the peer they seem to come from, neve
 
 **Plain frames** go on as they came, whatever is decided about the chunk, and are most of all frames: empty ones,
 transfers of links on which nothing is decided for each delivery, in sessions where none was swallowed, and dispositions
-of such sessions. A run of them, one behind the other, is one ``Run``: its bytes, and its sums by link. ``Stream._scan``
-is the one place where a run may be taken by compiled code, see ``scanning``; in Python it grows frame by frame.
+of such sessions. A run of them, one behind the other, is one step: its bytes, and its sums by link. Compiled code takes
+all of it in one call and with it the flows behind it, see ``scanning`` and ``Scanned``; in Python it is a ``Run`` that
+grows frame by frame.
 """
 
 from abc import ABC, abstractmethod
@@ -40,33 +41,16 @@ _FEW_FRAMES: Final = 64
 _MANY_FRAMES: Final = 127
 #: So much of what compiled code says of a run takes about as long as a frame that is read.
 _SAID_STEPS: Final = 8
+#: How much is said of a flow.
+_SAID_OF_FLOW: Final = 4
 #: A frame's beginning that is longer is not read once more with the next chunk.
 _MOST_TAKEN_BACK_BYTES: Final = 4096
 _HEADER_BYTES: Final = wire.HEADER_BYTES
 _AMQP: Final = b"AMQP"
+_SERIALS: Final = (1 << 32) - 1
 
 Ranges = Sequence[tuple[int, int]]
 """Delivery-ids, from the first to the last of each range, both included."""
-
-
-class Scanned(msgspec.Struct, gc=False):
-    """A run of plain frames as compiled code returns it.
-
-    Attributes:
-        stop: where it ends in the buffer; it began where the scan did.
-        frames: how many, empty ones and dispositions among them.
-        links: of the transfers, by link, each once: the link, its deliveries, and their frames' bytes.
-        sessions: likewise by session: the session, its transfers, the last delivery-id, and those of all that are
-            not settled, ascending. Each transfer is one delivery.
-        disposed: by disposition: of which session, whether the receiver says it, whether that settles, and which
-            deliveries; they may be in the run.
-    """
-
-    stop: int
-    frames: int
-    links: "Sequence[tuple[Link, int, int]]"
-    sessions: "Sequence[tuple[Conversation, int, int, Ranges]]"
-    disposed: "Sequence[tuple[Conversation, bool, bool, int, int]]"
 
 
 class Step(ABC):
@@ -111,8 +95,85 @@ class Piece(msgspec.Struct, gc=False):
     is_last: bool = True
 
 
+class Flowed(msgspec.Struct, gc=False):
+    """A flow as compiled code returns it.
+
+    Attributes:
+        session: whose.
+        start: where its frame begins in the buffer.
+        stop: where it ends.
+        numbers: its first eight fields.
+        drains: the ninth.
+    """
+
+    session: "Conversation"
+    start: int
+    stop: int
+    numbers: "Sequence[int | None]"
+    drains: bool
+
+
+class Scanned(Step):
+    """A run of plain frames as compiled code returns it, and the flows behind it.
+
+    Args:
+        side: who sent them.
+        stop: where it ends in the buffer; it began where the scan did.
+        frames: how many, empty ones, dispositions and flows among them.
+        links: of the transfers, by link, each once: the link, its deliveries, and their frames' bytes.
+        sessions: likewise by session: the session, its transfers, the last delivery-id, and those of all that are
+            not settled, ascending. Each transfer is one delivery.
+        disposed: by disposition: of which session, whether the receiver says it, whether that settles, and which
+            deliveries; they may be in the run.
+        flows: what else it says; nothing of the run is behind the first of them.
+    """
+
+    __slots__ = ("disposed", "flows", "frames", "links", "sessions", "stop")
+
+    def __init__(  # noqa: PLR0917 - as compiled code returns them
+        self,
+        side: Side,
+        stop: int,
+        frames: int,
+        links: "Sequence[tuple[Link, int, int]]",
+        sessions: "Sequence[tuple[Conversation, int, int, Ranges]]",
+        disposed: "Sequence[tuple[Conversation, bool, bool, int, int]]",
+        flows: "Sequence[Flowed]",
+    ) -> None:
+        self.session = None
+        self.side = side
+        self.stop = stop
+        self.frames = frames
+        self.links = links
+        self.sessions = sessions
+        self.disposed = disposed
+        self.flows = flows
+
+    def apply(self, piece: "Piece") -> bytes | None:
+        """Count what is in the run."""
+        del piece
+        side = self.side
+        for session, transfers, last, unsettled in self.sessions:
+            half = session.halves[side]
+            half.transfers.came(transfers)
+            if side is Side.CLIENT:
+                for first, last_of_range in unsettled:
+                    half.ids.came(first, (last_of_range - first + 1) & _SERIALS)
+                if unsettled:
+                    session.time(unsettled[-1][1])
+                if not unsettled or unsettled[-1][1] != last:
+                    half.ids.reached(last)
+        for link, deliveries, _ in self.links:
+            link.came(deliveries)
+        for session, receiver, settles, first, last in self.disposed:
+            # Of the broker's deliveries nobody keeps count.
+            if settles and receiver is (side is Side.BROKER):
+                session.halves[Side.CLIENT].settle(first, last, receiver=receiver)
+        return None
+
+
 class Run(Step):
-    """Plain frames, one behind the other."""
+    """Plain frames that were read one by one, one behind the other."""
 
     __slots__ = ("_aborted", "_came", "_last", "_settled", "_transfers", "_unsettled")
 
@@ -165,20 +226,6 @@ class Run(Step):
         """Add a disposition that settles."""
         self._settled.append((session, receiver, first, last))
 
-    def add_scanned(self, scanned: Scanned) -> None:
-        """Add what compiled code has taken."""
-        for link, deliveries, _ in scanned.links:
-            self._came[link] = self._came.get(link, 0) + deliveries
-        for session, transfers, last, unsettled in scanned.sessions:
-            self._transfers[session] = self._transfers.get(session, 0) + transfers
-            if self.side is Side.CLIENT:
-                self._last[session] = last
-                self._unsettled += [(session, first, (last - first + 1) & 0xFFFFFFFF) for first, last in unsettled]
-        for session, receiver, settles, first, last in scanned.disposed:
-            # Of the broker's deliveries nobody keeps count.
-            if settles and receiver is (self.side is Side.BROKER):
-                self._settled.append((session, receiver, first, last))
-
     def apply(self, piece: Piece) -> bytes | None:
         """Count what is in it."""
         del piece
@@ -187,6 +234,9 @@ class Run(Step):
             session.halves[side].transfers.came(transfers)
         for session, number, deliveries in self._unsettled:
             session.halves[side].ids.came(number, deliveries)
+        if self._unsettled:
+            session, number, deliveries = self._unsettled[-1]
+            session.time(number + deliveries - 1)
         for session, number in self._last.items():
             session.halves[side].ids.reached(number)
         for session, number in self._aborted:
@@ -194,12 +244,7 @@ class Run(Step):
         for link, deliveries in self._came.items():
             link.came(deliveries)
         for session, receiver, first, last in self._settled:
-            if receiver:
-                ids = session.halves[side.other].ids
-                for each in ids.back_ranges(first, last):
-                    ids.settled(*each)
-            else:
-                session.halves[side].ids.settled(first, last)
+            session.halves[side.other if receiver else side].settle(first, last, receiver=receiver)
         return None
 
 
@@ -247,8 +292,12 @@ class Reader(ABC):
         """
 
     @abstractmethod
-    def take_scanned(self, stream: "Stream", scanned: Scanned) -> Step | None:
-        """Take a run of plain frames."""
+    def take_scanned(self, stream: "Stream", scanned: Scanned) -> Step:
+        """Take a run of plain frames; the flows behind it are taken by ``take_flows``."""
+
+    @abstractmethod
+    def take_flows(self, stream: "Stream", flows: Sequence[Flowed]) -> Step:
+        """Take flows, one behind the other but for empty frames."""
 
     @abstractmethod
     def take_payload(self, stream: "Stream", payload: Buffer, *, is_last: bool) -> Step | None:
@@ -274,6 +323,7 @@ class Stream:
         scanner: takes runs of plain frames, if there is one.
         unblocked: sessions of which something was kept back that may be decided now.
         is_opened: the peer's open has gone on.
+        is_over: its close was read: what comes behind it says nothing (2.4.3), and is dropped.
         is_closed: so has its close, or one of ours: nothing may follow.
     """
 
@@ -287,7 +337,7 @@ class Stream:
         self.out: list[Buffer] = []
         self.scanner: NativeScanner | None = None
         self.unblocked: dict[Conversation, None] = {}
-        self.is_opened = self.is_closed = self.waits = False
+        self.is_opened = self.is_over = self.is_closed = self.waits = False
         self._reader = reader
         #: Of a frame that is not there as far as it has to be.
         self._beginning = bytearray()
@@ -321,8 +371,8 @@ class Stream:
         self.left_bytes = self._steps = 0
         self._scanned = -1
         try:
-            at, stop = self._complete(chunk), len(chunk)
-            while at < stop and self.close is None:
+            at, stop = self._complete(chunk) if self._beginning else 0, len(chunk)
+            while at < stop and self.close is None and not self.is_over:
                 if self._steps >= MOST_FRAMES or self.waits:
                     self.left_bytes = stop - at
                     return
@@ -379,15 +429,7 @@ class Stream:
         if scanner is not None and self.phase is Phase.FRAMES and at != self._scanned:
             scanned = scanner.scan(buffer, at)
             if scanned is not None:
-                self._scanned = scanned.stop
-                self.frames += scanned.frames
-                step = self._reader.take_scanned(self, scanned)
-                if step is None:
-                    self.run.add_scanned(scanned)
-                self._add(buffer, at, scanned.stop, step)
-                said = len(scanned.links) + len(scanned.sessions) + len(scanned.disposed)
-                self._steps += said // _SAID_STEPS
-                return scanned.stop
+                return self._take_scanned(buffer, at, scanned)
         if self.phase is not Phase.FRAMES and (self.phase is Phase.HEADER or self._is_header(buffer, at)):
             return self._take_header(buffer, at)
         frame = wire.frame_header(buffer, at)
@@ -419,6 +461,23 @@ class Stream:
         self._payload_left_bytes = ends - there
         self._add(buffer, at, there, step, is_last=whole)
         return there
+
+    def _take_scanned(self, buffer: Buffer, at: int, scanned: Scanned) -> int:
+        stop, flows = scanned.stop, scanned.flows
+        said = len(scanned.links) + len(scanned.sessions) + len(scanned.disposed)
+        self.frames += scanned.frames
+        self._run = None
+        runs_to = flows[0].start if flows else stop
+        if at < runs_to:
+            self._pieces.append(Piece(buffer, at, runs_to, self._reader.take_scanned(self, scanned)))
+        if flows:
+            said += _SAID_OF_FLOW * len(flows)
+            self._pieces.append(Piece(buffer, runs_to, stop, self._reader.take_flows(self, flows)))
+        else:
+            # Behind flows there may be plain frames again.
+            self._scanned = stop
+        self._steps += said // _SAID_STEPS
+        return stop
 
     def _take_payload(self, buffer: Buffer, at: int, stop: int) -> int:
         stop = min(stop, at + self._payload_left_bytes)
@@ -474,7 +533,8 @@ class Stream:
         pieces, self._pieces, self._run = self._pieces, [], None
         side = self.side
         keeping: dict[Conversation, None] = {}
-        self.release()
+        if self.unblocked:
+            self.release()
         for piece in pieces:
             step = piece.step
             session = step.session
@@ -483,7 +543,8 @@ class Stream:
                 keeping[session] = None
             else:
                 self._put(piece)
-        self.release()
+        if self.unblocked:
+            self.release()
         for session in keeping:
             session.look_at_window(side)
         self._close_slice()
@@ -511,7 +572,8 @@ class Stream:
             if piece.buffer is self._buffer and piece.start == self._stop:
                 self._stop = piece.stop
             else:
-                self._close_slice()
+                if self._stop > self._start:
+                    self._close_slice()
                 self._buffer, self._start, self._stop = piece.buffer, piece.start, piece.stop
         elif instead:
             self._close_slice()
@@ -545,9 +607,14 @@ class Stream:
 
     def take(self) -> list[Buffer]:
         """Hand out what may be written."""
-        self._close_slice()
-        out, self.out = self.out, []
-        self.own_bytes = sum(map(len, self._inserts))
+        if self._stop > self._start:
+            self._close_slice()
+        out = self.out
+        if not out:
+            return out
+        self.out = []
+        if self.own_bytes:
+            self.own_bytes = sum(map(len, self._inserts))
         return out
 
     # --- For the driver ---------------------------------------------------------------------------

@@ -157,6 +157,10 @@ _integer_at: Final = {
 }
 
 _DESCRIBED: Final = 0x00
+#: Fields of a transfer, and of a disposition.
+_DELIVERY_ID, _DELIVERY_TAG, _MESSAGE_FORMAT, _MORE = 1, 2, 3, 5
+_FIRST, _LAST, _STATE = 1, 2, 4
+_REJECTED: Final = bytes((0x00, 0x53, REJECTED))
 _TRUE, _FALSE, _UINT0, _ULONG0, _LIST0 = 0x41, 0x42, 0x43, 0x44, 0x45
 _UBYTE, _SMALL_UINT, _SMALL_ULONG, _BOOLEAN, _UINT = 0x50, 0x52, 0x53, 0x56, 0x70
 _USHORT, _ULONG = 0x60, 0x80
@@ -631,6 +635,36 @@ def frame(channel: int, body: bytes, payload: Buffer = b"") -> bytes:
 def frame_start(channel: int, body: bytes, payload_bytes: int) -> bytes:
     """Make a frame up to its payload, which follows."""
     return _header(HEADER_BYTES + len(body) + payload_bytes, 2, AMQP, channel) + body
+
+
+def transfer_start(
+    channel: int, performative: Performative, delivery_id: int, payload_bytes: int, most_bytes: int
+) -> tuple[bytes, int]:
+    """Make a transfer with another delivery-id, up to its payload, which follows.
+
+    Numbers may take more bytes than before. Where that makes it longer than ``most_bytes``, its payload is made to come
+    with a transfer of its own.
+
+    Returns:
+        The bytes, and how many transfers they are.
+    """
+    body = performative.replaced({_DELIVERY_ID: uint(delivery_id)})
+    if HEADER_BYTES + len(body) + payload_bytes <= most_bytes:
+        return frame_start(channel, body, payload_bytes), 1
+    first = performative.replaced({_DELIVERY_ID: uint(delivery_id), _MORE: boolean(True)})
+    left_out = (_DELIVERY_ID, _DELIVERY_TAG, _MESSAGE_FORMAT)
+    rest = performative.replaced(dict.fromkeys(left_out, NULL))
+    return frame(channel, first) + frame_start(channel, rest, payload_bytes), 2
+
+
+def disposition_of(channel: int, performative: Performative, first: int, last: int, most_bytes: int) -> bytes:
+    """Make a disposition with another range; a rejection that would be above ``most_bytes`` goes without its error."""
+    changes = {_FIRST: uint(first), _LAST: uint(last)}
+    body = performative.replaced(changes)
+    state = performative.raw(_STATE)
+    if HEADER_BYTES + len(body) > most_bytes and state.startswith(_REJECTED):
+        body = performative.replaced(changes | {_STATE: _REJECTED + bytes((_LIST0,))})
+    return frame(channel, body)
 
 
 def flow_frame(

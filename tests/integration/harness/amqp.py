@@ -128,6 +128,7 @@ class Event:
         arguments: by their names in the specification, with ``_``; strings are decoded.
         properties: those of the content that are there.
         body: the content's.
+        header: the payload of its content header, as it came.
         at_s: when its last frame was read, by the monotonic clock.
     """
 
@@ -137,6 +138,7 @@ class Event:
     properties: Mapping[str, Any] = field(default_factory=dict)
     body: bytes = b""
     at_s: float = 0.0
+    header: bytes = b""
 
     def __getitem__(self, argument: str) -> Any:
         """Return one argument."""
@@ -170,7 +172,10 @@ def method(channel: int, name: str, **arguments: Any) -> bytes:
 
 
 def content(channel: int, body: bytes, *, frame_max: int = 131_072, **properties: Any) -> bytes:
-    """Return the frames of a content: its header, and its body in as few frames as fit."""
+    """Return the frames of a content: its header, and its body in as few frames as fit.
+
+    ``headers`` may be the bytes of a table's fields.
+    """
     flags, values = 0, []
     for place, (name, kind) in enumerate(_PROPERTIES):
         if name in properties:
@@ -475,12 +480,16 @@ class AmqpClient:
         self._socket.close()
 
     def __enter__(self) -> Self:
-        """Return itself; leaving the block closes it."""
+        """Return itself; leaving the block closes it, and without a word if that is by an error."""
         return self
 
-    def __exit__(self, *exc_info: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *more: object) -> None:
         """Close it."""
-        self.close()
+        # A peer that reads nothing would keep the close, and the error, for ever.
+        if kind is None:
+            self.close()
+        else:
+            self.abort()
 
     def _shake_hands(self, vhost: str, user: str, heartbeat_s: int, capabilities: list[str]) -> None:
         self.send(PROTOCOL_HEADER)
@@ -563,7 +572,7 @@ class _Reading:
 
     def __init__(self) -> None:
         self._data = bytearray()
-        self._open: dict[int, tuple[Event, list[bytes], int, Mapping[str, Any]]] = {}
+        self._open: dict[int, tuple[Event, list[bytes], int, bytes]] = {}
 
     def events(self, data: bytes) -> list[Event]:
         """Return what is complete with this."""
@@ -595,23 +604,24 @@ class _Reading:
         layout = _BY_NUMBERS[numbers]
         event = Event(layout.name, channel, _arguments(layout, payload), at_s=now_s)
         if layout.name in _WITH_CONTENT:
-            self._open[channel] = event, [], -1, {}
+            self._open[channel] = event, [], -1, b""
         else:
             found.append(event)
 
     def _content(self, kind: int, channel: int, payload: bytes, now_s: float, found: list[Event]) -> None:
-        event, body, left, properties = self._open[channel]
+        event, body, left, header = self._open[channel]
         if kind == HEADER_FRAME:
-            _, _, left, flags = struct.unpack_from(">HHQH", payload)
-            properties = _properties(flags, payload)
+            header = payload
+            _, _, left, _ = struct.unpack_from(">HHQH", payload)
         else:
             body.append(payload)
             left -= len(payload)
         if left:
-            self._open[channel] = event, body, left, properties
+            self._open[channel] = event, body, left, header
             return
         del self._open[channel]
-        found.append(Event(event.name, channel, event.arguments, properties, b"".join(body), now_s))
+        properties = _properties(int.from_bytes(header[12:14], "big"), header)
+        found.append(Event(event.name, channel, event.arguments, properties, b"".join(body), now_s, header))
 
 
 def _packed_bits(bits: list[bool]) -> bytes:
@@ -622,7 +632,11 @@ def _encoded(kind: str, value: Any) -> bytes:
     if kind in _NUMBERS:
         return struct.pack(_NUMBERS[kind], value or 0)
     if kind == "t":
-        fields = b"".join(_short(name) + _field(each) for name, each in (value or {}).items())
+        fields = (
+            value
+            if isinstance(value, bytes)
+            else b"".join(_short(name) + _field(each) for name, each in (value or {}).items())
+        )
         return struct.pack(">I", len(fields)) + fields
     text = value.encode() if isinstance(value, str) else value or b""
     return (struct.pack(">B", len(text)) if kind == "s" else struct.pack(">I", len(text))) + text

@@ -100,25 +100,28 @@ def amqp_one_client(name: str) -> list[str]:
     return [str(PARTS / "python" / "bin" / "python"), str(AMQP_ONE_CLIENTS / f"{name}_client.py")]
 
 
-def amqp_go() -> list[str]:
-    """Build the flat-out client of amqp091-go, once in a run of the tests, and return its command.
+def amqp_go(package: str = ".") -> list[str]:
+    """Build a client of amqp091-go, once in a run of the tests, and return its command.
+
+    Args:
+        package: its folder below that of the flat-out client.
 
     Raises:
         MissingPartError: there is no Go.
         subprocess.CalledProcessError: it cannot be built; what the compiler says is on standard error.
     """
-    return _built_go(AMQP_CLIENTS / "go")
+    return _built_go(AMQP_CLIENTS / "go", package)
 
 
 @functools.cache
-def _built_go(sources: Path) -> list[str]:
+def _built_go(sources: Path, package: str = ".") -> list[str]:
     compiler = shutil.which("go")
     if compiler is None:
         raise MissingPartError("go is not on PATH: install Go 1.21 or newer, see go.dev/doc/install")
     folder = Path(tempfile.mkdtemp(prefix="sluice-tests-go-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     built = folder / "client"
-    subprocess.run([compiler, "build", "-o", str(built), "."], check=True, cwd=sources)
+    subprocess.run([compiler, "build", "-o", str(built), f"./{package}"], check=True, cwd=sources)
     return [str(built)]
 
 

@@ -6,6 +6,7 @@ import functools
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import Final
@@ -15,6 +16,8 @@ from harness.process import ManagedProcess
 
 #: Mounts what only the command behind it sees, and becomes that command.
 _MOUNT: Final = 'mount -t tmpfs -o "size=$1" sluice "$2"; shift 2; exec "$@"'
+
+_SYNC_COUNT: Final = "syncs"
 
 # Only the spool writes with these: Python's os.pwritev is the one or the other, by how it was built.
 _SLOW: Final = """
@@ -55,8 +58,23 @@ SLOW2(pwritev64v2)
 _SLOW_SYNCS: Final = """
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <fcntl.h>
+#include <stdint.h>
 #include <stdlib.h>
+#include <sys/mman.h>
 #include <time.h>
+#include <unistd.h>
+
+static uint64_t nowhere, *count = &nowhere;
+
+__attribute__((constructor)) static void share_count(void)
+{
+    int fd = open(getenv("TESTED_SYNC_COUNT"), O_RDWR);
+    void *shared = mmap(NULL, sizeof *count, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (shared != MAP_FAILED)
+        count = shared;
+    close(fd);
+}
 
 #define SLOW(name) \\
     int name(int fd) \\
@@ -64,6 +82,7 @@ _SLOW_SYNCS: Final = """
         long ms = atol(getenv("TESTED_SYNC_MS")); \\
         struct timespec pause = {ms / 1000, ms % 1000 * 1000000}; \\
         nanosleep(&pause, NULL); \\
+        __atomic_fetch_add(count, 1, __ATOMIC_RELAXED); \\
         return ((int (*)(int))dlsym(RTLD_NEXT, #name))(fd); \\
     }
 
@@ -136,11 +155,18 @@ def slow_syncs(each_ms: int, folder: Path, *, seen_at: Path) -> list[str]:
 
     Args:
         each_ms: how much.
-        folder: where the library for that is made.
+        folder: where the library for that is made, and where they are counted.
         seen_at: where the command sees the folder.
 
     Raises:
         MissingPartError: there is no C compiler.
     """
     library = seen_at / _built(folder, _SLOW_SYNCS).name
-    return ["env", f"LD_PRELOAD={library}", f"TESTED_SYNC_MS={each_ms}"]
+    (folder / _SYNC_COUNT).write_bytes(bytes(8))
+    counted = f"TESTED_SYNC_COUNT={seen_at / _SYNC_COUNT}"
+    return ["env", f"LD_PRELOAD={library}", f"TESTED_SYNC_MS={each_ms}", counted]
+
+
+def syncs(folder: Path) -> int:
+    """Return how many times a command behind `slow_syncs` has called fsync or fdatasync."""
+    return int.from_bytes((folder / _SYNC_COUNT).read_bytes(), sys.byteorder)

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Final, Self
 
 from harness.amqp import AmqpClient
-from harness.disks import slow_syncs
+from harness.disks import slow_syncs, syncs
 from harness.paths import program, rabbitmq_program
 from harness.ports import free_port
 from harness.process import ManagedProcess
@@ -115,6 +115,11 @@ class RabbitMQ:
     def pid(self) -> int:
         """The process id of the broker."""
         return self._broker.pid
+
+    @property
+    def syncs(self) -> int:
+        """How many times it has called fsync or fdatasync; counted with ``sync_ms`` only."""
+        return syncs(self._home)
 
     @property
     def log_lines(self) -> list[str]:

@@ -5,7 +5,9 @@ from random import Random
 
 from limiter.rules.resource import Resource
 from proxy.deciding.batch import Grant, Hold, Request, Ticket, Verdict
+from proxy.protocols.amqp10.options import AMQP10Options
 from proxy.protocols.base import Terms
+from proxy.protocols.options import ScanName
 
 from .driver import BROKER, BUSY, CLIENT, ORDERS, Driver
 
@@ -18,15 +20,28 @@ class Between:
     Args:
         seed: of what it decides.
         terms: what rules say, by resource.
+        scan: what reads plain frames; by default as the driver has it.
+        changes: the terms of one resource become those of another now and then.
+        refusals: the share of messages that are refused, of those that can be.
 
     Attributes:
         driver: calls the session.
     """
 
-    def __init__(self, seed: int, terms: Mapping[Resource, Terms]) -> None:
+    def __init__(
+        self,
+        seed: int,
+        terms: Mapping[Resource, Terms],
+        *,
+        scan: ScanName | None = None,
+        changes: bool = False,
+        refusals: float = 0.5,
+    ) -> None:
         self._random = Random(seed)
         self._resting = False
-        self.driver = Driver(self._decide, terms=dict(terms))
+        self._changes = changes
+        self._refusals = refusals
+        self.driver = Driver(self._decide, terms=dict(terms), options=AMQP10Options(scan=scan) if scan else None)
 
     def _decide(self, request: Request) -> Verdict | None:
         random = self._random
@@ -37,7 +52,7 @@ class Between:
             if kind == "part":
                 return Grant(random.randint(1, request.most))
             return Hold(ORDERS, "rule", Ticket(lambda: None))
-        if request.refusal == "answered" and random.random() < 0.5 and not self._resting:
+        if request.refusal == "answered" and random.random() < self._refusals and not self._resting:
             return BUSY
         return None
 
@@ -54,11 +69,19 @@ class Between:
 
     def step(self, random: Random) -> None:
         driver = self.driver
+        if self._changes and random.random() < 0.1:
+            self._change(random)
         if driver.held and random.random() < 0.7:
             request = next(iter(driver.held.values()))[0]
             driver.resolve(random.randint(1, request.most))
         driver.now_ns += random.choice([0, 0, 1000, SECOND_NS // 2, 2 * SECOND_NS])
         driver.tick()
+
+    def _change(self, random: Random) -> None:
+        terms = self.driver.terms
+        resource = random.choice(list(terms))
+        terms[resource] = random.choice([each for other, each in terms.items() if other.kind == resource.kind])
+        self.driver.version += 1
 
     def rest(self) -> None:
         self._resting = True

@@ -37,6 +37,7 @@ class Driver:
         given_up: those that the session gave up.
         batches: all that were decided.
         closed: the session's order to close.
+        counters: of what came, and how long answers took.
         between: called between ``receive`` and ``decided``.
         scan: what reads plain frames, unless options say it.
     """
@@ -68,9 +69,10 @@ class Driver:
         self.closed: Close | None = None
         self.between: Callable[[], None] = lambda: None
         self.stage = Stage("connection")
+        self.counters = WireCounters()
         context = SessionContext(
             ConnectionInfo(1, "main", "default", "192.0.2.1:4000", "192.0.2.1", exempt),
-            WireCounters(),
+            self.counters,
             self._wake,
             False,
             self.limits.__contains__,
@@ -218,8 +220,17 @@ class Driver:
             written.clear()
         return self
 
-    def open(self, hostname: str | None = None, user: str = "guest", **opens: Any) -> "Driver":
-        """Have the connection opened, with the client's channel 1 and the broker's channel 5 for one session."""
+    def open(
+        self, hostname: str | None = None, user: str = "guest", broker: dict[str, Any] | None = None, **opens: Any
+    ) -> "Driver":
+        """Have the connection opened, with the client's channel 1 and the broker's channel 5 for one session.
+
+        Args:
+            hostname: of the client's open.
+            user: who signs in.
+            broker: what the broker's open says besides.
+            opens: what the client's does.
+        """
         start = codec.SASL_HEADER + say(
             0, "sasl_init", mechanism="PLAIN", initial_response=b"\0" + user.encode() + b"\0pw"
         )
@@ -237,7 +248,7 @@ class Driver:
             + say(0, "sasl_mechanisms", mechanisms=codec.Array(["PLAIN"]))
             + say(0, "sasl_outcome", code=0)
             + codec.HEADER
-            + say(0, "open", container_id="broker")
+            + say(0, "open", container_id="broker", **(broker or {}))
             + say(5, "begin", remote_channel=1, next_outgoing_id=2**32 - 4, **begin),
         )
         return self.forget()

@@ -45,7 +45,8 @@ class Message:
         frame_bytes: of payload in each frame, at most.
         aborts: after so many frames, if it is more than 0 and the message has more.
         number: delivery-id, once it is sent.
-        outcome: what became of it, as its sender hears; ``settled`` if it was sent so, ``aborted`` likewise.
+        outcome: what became of it, as its receiver says and its sender hears; ``settled`` if it was sent so,
+            ``aborted`` likewise.
         detail: the description of the error of the outcome.
     """
 
@@ -67,6 +68,8 @@ class Link:
         handle: its own number.
         sends: it is the sender.
         address: of the broker's node.
+        mode: snd-settle-mode, if the client says one.
+        first: delivery-count that it begins with.
         theirs: the other peer's number; None until that has attached, or has detached.
         detached: it has.
         count: delivery-count: of its own as a sender; as a receiver, what it makes of it.
@@ -85,6 +88,8 @@ class Link:
     handle: int
     sends: bool
     address: str | None
+    mode: int | None = None
+    first: int = 0
     theirs: int | None = None
     detached: bool = False
     count: int = 0
@@ -121,7 +126,8 @@ class Session:
         first_id: its first transfer's.
         delivery_id: of its next delivery; ``their_delivery_id`` of the other's, None before the first.
         links: by its own handles; ``their_links`` by the other's.
-        unsettled: its deliveries that are not settled; ``to_settle`` the other's.
+        unsettled: its deliveries that are not settled; ``to_settle`` the other's. Either has an outcome already
+            if that was said without settling it.
     """
 
     channel: int
@@ -151,7 +157,7 @@ class Peer:
         name: ``client`` or ``broker``.
         max_frame_bytes: the longest frame that it takes.
         hostname: of its open.
-        first: numbers begin there: transfers, deliveries, and the counts of links.
+        first: numbers begin there: transfers, and the counts of links; deliveries a little further on.
         counts_at_last: as a sender it counts a delivery when it has sent its last frame, not its first.
 
     Attributes:
@@ -180,6 +186,7 @@ class Peer:
         self.error: Any = None
         self._hostname = hostname
         self._first = first
+        self._first_delivery = (first + 4) % SERIAL
         self._counts_at_last = counts_at_last
         self._their_sessions: dict[int, Session] = {}
         self._their_max_frame_bytes = 512
@@ -203,7 +210,7 @@ class Peer:
     def begin(self, channel: int, window: int) -> Session:
         """Begin a session of which that many transfers may come at first."""
         assert channel not in self.sessions
-        session = self.sessions[channel] = Session(channel, self._first, window, delivery_id=self._first)
+        session = self.sessions[channel] = Session(channel, self._first, window, delivery_id=self._first_delivery)
         self._say_begin(session, None)
         return session
 
@@ -217,10 +224,13 @@ class Peer:
             outgoing_window=1000,
         )
 
-    def attach(self, session: Session, name: str, handle: int, *, sends: bool, address: str | None) -> Link:
+    def attach(
+        self, session: Session, name: str, handle: int, *, sends: bool, address: str | None, mode: int | None = None
+    ) -> Link:
         """Attach a link to a node."""
         assert handle not in session.links
-        link = session.links[handle] = Link(name, handle, sends, address, count=self._first, limit=self._first)
+        first = self._first
+        link = session.links[handle] = Link(name, handle, sends, address, mode, first, count=first, limit=first)
         self._say_attach(session, link)
         return link
 
@@ -229,7 +239,9 @@ class Peer:
         if link.sends is self.is_client:
             node, here = Described(ULong(0x29), [link.address]), Described(ULong(0x28), ["here"])
         source, target = (here, node) if link.sends is self.is_client else (node, here)
-        count = {"initial_delivery_count": link.count} if link.sends else {}
+        more: dict[str, Any] = {"initial_delivery_count": link.count} if link.sends else {}
+        if link.mode is not None:
+            more["snd_settle_mode"] = codec.UByte(link.mode)
         self.say(
             session.channel,
             "attach",
@@ -238,7 +250,7 @@ class Peer:
             role=not link.sends,
             source=source,
             target=target,
-            **count,
+            **more,
         )
 
     def flow(self, session: Session, link: Link | None = None, **more: Any) -> None:
@@ -254,6 +266,8 @@ class Peer:
             numbers |= {"handle": link.handle, "link_credit": max(0, link.credit)}
             if link.sends or link.theirs is not None:
                 numbers["delivery_count"] = link.count
+            if link.drains and not link.sends:
+                numbers["drain"] = True
         self.say(session.channel, "flow", **(numbers | more))
 
     def open_window(self, session: Session, transfers: int) -> None:
@@ -263,13 +277,13 @@ class Peer:
         self.flow(session)
 
     def grant(self, session: Session, link: Link, credit: int, *, drain: bool = False, echo: bool = False) -> None:
-        """As a receiver, let that many more deliveries come."""
-        assert link.is_up
+        """As a receiver, let that many more deliveries come; also before the sender has attached."""
+        assert not link.detached
         assert not link.sends
         link.limit = (link.limit + credit) % SERIAL
         link.limits.add(link.limit)
         link.drains = drain
-        self.flow(session, link, **({"drain": True} if drain else {}), **({"echo": True} if echo else {}))
+        self.flow(session, link, **({"echo": True} if echo else {}))
 
     def may_send(self, session: Session, link: Link) -> bool:
         """Say whether a frame can go on a link now."""
@@ -327,20 +341,34 @@ class Peer:
         last = first
         for _ in range(most - 1):
             following = (last + 1) % SERIAL
+            if following in session.to_settle and session.to_settle[following].outcome:
+                break  # Its sender may settle it at any time.
             if following in under_way or ahead(following, session.their_delivery_id or 0) >= 0:
                 break
             last = following
         return last
 
-    def settle(self, session: Session, first: int, last: int, outcome: str) -> None:
-        """As a receiver, settle deliveries."""
+    def settle(self, session: Session, first: int, last: int, outcome: str, *, settled: bool = True) -> None:
+        """As a receiver, say what became of deliveries; the sender settles them if they are not settled with it."""
+        detail = "no" if outcome == "rejected" else ""
         for number in numbers(first, last):
-            message = session.to_settle.pop(number, None)
+            message = session.to_settle.get(number)
             if message is not None:
-                message.outcome = outcome
-        more = {} if last == first else {"last": last}
-        state = Described(ULong(STATES[outcome]), [])
-        self.say(session.channel, "disposition", role=True, first=first, settled=True, state=state, **more)
+                message.outcome, message.detail = outcome, detail
+            if settled:
+                session.to_settle.pop(number, None)
+        more: dict[str, Any] = {} if last == first else {"last": last}
+        if settled:
+            more["settled"] = True
+        error = [Described(ULong(0x1D), [Symbol("amqp:not-found"), detail])] if detail else []
+        state = Described(ULong(STATES[outcome]), error)
+        self.say(session.channel, "disposition", role=True, first=first, state=state, **more)
+
+    def settle_sent(self, session: Session, first: int, last: int) -> None:
+        """As a sender, settle deliveries of which the receiver has said what became of them."""
+        for number in numbers(first, last):
+            assert session.unsettled.pop(number).outcome
+        self.say(session.channel, "disposition", role=False, first=first, last=last, settled=True)
 
     def detach(self, session: Session, link: Link) -> None:
         link.detached = True
@@ -434,7 +462,7 @@ class Peer:
         if theirs is None:
             check(not self.is_client, "a begin of the broker's own")
             channel = next(each for each in range(7, 1 << 16) if each not in self.sessions)
-            session = self.sessions[channel] = Session(channel, self._first, 60, delivery_id=self._first)
+            session = self.sessions[channel] = Session(channel, self._first, 60, delivery_id=self._first_delivery)
             self._say_begin(session, said.channel)
         else:
             check(theirs in self.sessions, "a begin for channel", theirs)
@@ -470,16 +498,18 @@ class Peer:
             check(not self.is_client, "an attach of the broker's own")
             mine = next(each for each in range(3, 1 << 16) if each not in session.links)
             node = said["target"] if not sends else said["source"]
-            link = Link(said["name"], mine, sends, node.value[0] if node.value else None, count=self._first)
-            link.limit = link.count
+            address = node.value[0] if node.value else None
+            first = self._first
+            link = Link(said["name"], mine, sends, address, said["snd_settle_mode"], first, count=first, limit=first)
             session.links[mine] = link
             self._say_attach(session, link)
         link.theirs = handle
         session.their_links[handle] = link
         if not sends:
             check(said["initial_delivery_count"] is not None, "a sender without initial-delivery-count")
-            link.count = link.limit = said["initial_delivery_count"]
-            link.limits.add(link.limit)
+            early, link.count = link.credit, said["initial_delivery_count"]
+            link.limit = (link.count + early) % SERIAL
+            link.limits = {link.count, link.limit}
 
     def _hear_detach(self, said: Said) -> None:
         session = self._session(said)
@@ -529,8 +559,9 @@ class Peer:
             self._hear_sender(session, link, said)
 
     def _hear_credit(self, session: Session, link: Link, said: Said) -> None:
-        count, credit = said["delivery_count"], said["link_credit"]
-        check(count is not None, said, "without a delivery-count")
+        # The receiver does not know the count before it has heard the sender's attach.
+        count = link.first if said["delivery_count"] is None else said["delivery_count"]
+        credit = said["link_credit"]
         # Who counts at the last frame, has sent one more than it has counted.
         check(ahead(count, link.count) <= (link.frames > 0), said, "leads what was counted:", link.count)
         limit = (count + credit) % SERIAL
@@ -587,19 +618,25 @@ class Peer:
 
     def _hear_disposition(self, said: Said) -> None:
         session = self._session(said)
-        check(said["role"] is True, said, "of a sender")
-        check(said["settled"] is True, said, "that does not settle")
         first = said["first"]
         last = first if said["last"] is None else said["last"]
+        if not said["role"]:
+            check(said["settled"], said, "of a sender that settles nothing")
+            for number in numbers(first, last):
+                check(number in session.to_settle, said, "of a delivery that is settled, or never came")
+                check(session.to_settle.pop(number).outcome, said, "before an outcome")
+            return
         state = said["state"]
         check(isinstance(state, Described) and state.descriptor in OUTCOMES, said, "without an outcome")
         outcome = OUTCOMES[state.descriptor]
         detail = state.value[0].value[1] if outcome == "rejected" and state.value else ""
         for number in numbers(first, last):
             check(ahead(number, session.delivery_id) < 0, said, "was not sent, the next is", session.delivery_id)
-            message = session.unsettled.pop(number, None)
+            message = session.unsettled.get(number)
             if message is not None:
                 message.outcome, message.detail = outcome, detail
+            if said["settled"]:
+                session.unsettled.pop(number, None)
 
 
 def numbers(first: int, last: int) -> list[int]:

@@ -12,7 +12,7 @@ from random import Random
 from typing import Protocol
 
 from . import codec
-from .peers import Link, Message, Peer, RuleBrokenError, Session, ahead, check
+from .peers import SERIAL, Link, Message, Peer, RuleBrokenError, Session, ahead, check
 
 #: Nobody needs half of it to come to rest.
 _MOST_ROUNDS = 3000
@@ -67,6 +67,12 @@ class Addresses:
     targets: tuple[str | None, ...] = ("/queues/orders", "/queues/free", None)
     to: tuple[str, ...] = ("/queues/orders", "/queues/free")
     sources: tuple[str, ...] = ("/queues/orders", "/queues/free")
+
+    @classmethod
+    def of(cls, *queues: str) -> "Addresses":
+        """Return those of queues, and the anonymous one."""
+        names = tuple(f"/queues/{queue}" for queue in queues)
+        return cls((*names, None), names, names)
 
 
 ADDRESSES = Addresses()
@@ -140,11 +146,21 @@ class Trial:
                     found[message.outcome] = found.get(message.outcome, 0) + 1
         return found
 
+    @property
+    def refused(self) -> int:
+        """How many of the client's messages the relay has refused, as far as the client heard."""
+        return sum(
+            message.outcome == "rejected" and self._refused(message.detail)
+            for peer, link in self._made
+            if peer is self.client
+            for message in link.sent
+        )
+
     # --- Steps -------------------------------------------------------------------------------------
 
     def _step(self) -> None:
         random = self.random
-        match random.randrange(24):
+        match random.randrange(27):
             case 0 if len(self.client.sessions) < 3:
                 free = next(each for each in range(4) if each not in self.client.sessions)
                 self.client.begin(free, random.choice([1, 3, 20, 400]))
@@ -166,6 +182,10 @@ class Trial:
                 random.choice(self.peers).out += codec.EMPTY if self.client.opened else b""
             case 19 | 20:
                 self.relay.step(random)
+            case 21:
+                self._settle_sent()
+            case 22 if random.random() < 0.3:
+                self._tell()
             case _:
                 self._move()
 
@@ -191,10 +211,13 @@ class Trial:
             sends = self.random.random() < 0.6
             address = self.random.choice(self._addresses.targets if sends else self._addresses.sources)
             self._names += 1
+            mode = self.random.choice([None, None, 0, 1, 2]) if sends else None
             link = self.client.attach(
-                session, f"l{self._names}", self.random.choice(handles), sends=sends, address=address
+                session, f"l{self._names}", self.random.choice(handles), sends=sends, address=address, mode=mode
             )
             self._made.append((self.client, link))
+            if not sends and self.random.random() < 0.3:
+                self.client.grant(session, link, self.random.choice([1, 50]))
 
     def _write_message(self) -> None:
         random = self.random
@@ -204,10 +227,11 @@ class Trial:
         peer, _, link = random.choice(links)
         self._note(peer, link)
         self._bodies += 1
-        body = b"%d:" % self._bodies + random.randbytes(random.choice([0, 10, 10, 600, 3000]))
+        body = b"%d:" % self._bodies + random.randbytes(random.choice([0, 10, 10, 10, 600, 600, 3000, 70_000]))
         to = random.choice(self._addresses.to) if peer is self.client and link.address is None else None
         payload = codec.message(body, to=to, durable=random.random() < 0.3)
-        message = Message(payload, settled=random.random() < 0.3, frame_bytes=random.choice([9, 100, 1 << 20, 1 << 20]))
+        settled = link.mode == 1 or (link.mode != 0 and random.random() < 0.3)
+        message = Message(payload, settled=settled, frame_bytes=random.choice([9, 100, 1 << 20, 1 << 20]))
         if random.random() < 0.1:
             message.aborts = random.choice([1, 2])
         message.frame_bytes = max(message.frame_bytes, len(payload) // 50)
@@ -252,9 +276,27 @@ class Trial:
         if not sessions:
             return
         peer, session = random.choice(sessions)
-        first = random.choice(list(session.to_settle))
-        last = peer.range_from(session, first, random.choice([1, 1, 5, 50]))
-        peer.settle(session, first, last, random.choice(["accepted"] * 8 + ["released", "rejected", "modified"]))
+        first = random.choice([number for number, each in session.to_settle.items() if not each.outcome] or [-1])
+        if first >= 0:
+            last = peer.range_from(session, first, random.choice([1, 1, 5, 50]))
+            outcome = random.choice(["accepted"] * 8 + ["released", "rejected", "modified"])
+            peer.settle(session, first, last, outcome, settled=random.random() < 0.8)
+
+    def _settle_sent(self) -> None:
+        for peer in self.peers:
+            for session in self._sessions(peer):
+                while known := [number for number, each in session.unsettled.items() if each.outcome]:
+                    last = known[0]
+                    while (last + 1) % SERIAL in known:
+                        last = (last + 1) % SERIAL
+                    peer.settle_sent(session, known[0], last)
+
+    def _tell(self) -> None:
+        """Have a sender say its numbers."""
+        links = self._links(sends=True)
+        if links:
+            peer, session, link = self.random.choice(links)
+            peer.flow(session, link, available=len(link.outbox), echo=self.random.random() < 0.3 or None)
 
     def _leave(self) -> None:
         peer = self.random.choice(self.peers)
@@ -315,9 +357,10 @@ class Trial:
                     if ahead(session.incoming_limit or 0, session.incoming_id) < 200:
                         peer.open_window(session, 1000)
                         busy = True
-                    for number in list(session.to_settle):
+                    for number in [number for number, each in session.to_settle.items() if not each.outcome]:
                         peer.settle(session, number, number, "accepted")
                         busy = True
+            self._settle_sent()
             self.relay.rest()
             waits = self._waiting()
             if not busy and not waits:
@@ -361,6 +404,7 @@ class Trial:
             message = next(message for message in link.sent if message.payload == each.payload)
             if not self._closes or message.outcome:
                 check(message.outcome == (each.outcome or "settled"), message, each)
+                check(message.detail == each.detail, message, each)
 
     def _is_refused(self, message: Message) -> bool:
         refused = message.outcome == "rejected" and self._refused(message.detail)

@@ -75,13 +75,12 @@ class ModelBroker:
         self.acked: dict[bytes, set[str]] = {}
         self.errors: list[str] = []
         self.channels: dict[Driver, dict[int, Channel]] = {}
-        self._read: dict[Driver, int] = {}
+        self._closing: set[tuple[Driver, int]] = set()
 
     def serve(self, driver: Driver, *channels: int, confirms: bool = False) -> Driver:
         """Have a driver's connection open, with some channels."""
         driver.open(channels, confirms=channels if confirms else ())
         self.channels[driver] = {number: Channel(number, confirms) for number in channels}
-        self._read[driver] = 0
         return driver
 
     def hear(self) -> None:
@@ -102,6 +101,11 @@ class ModelBroker:
         number, method, arguments = message.channel, message.method, message.arguments
         if method == (20, 10):
             channels[number] = Channel(number)
+            return
+        if (driver, number) in self._closing:
+            # Nothing counts until the client has agreed.
+            if method == (20, 41):
+                self._closing.remove((driver, number))
             return
         if number and number not in channels:
             self.errors.append(f"{method} on channel {number}, which is not open")
@@ -144,7 +148,7 @@ class ModelBroker:
         channel: Channel,
         exchange: str,
         key: str,
-        mandatory: bool,
+        mandatory: bool,  # noqa: FBT001 - a bit of the method
         header: bytes,
         body: bytes,
     ) -> None:
@@ -248,6 +252,7 @@ class ModelBroker:
         """Close a channel for a fault."""
         self.hear()
         channel = self.channels[driver].pop(number)
+        self._closing.add((driver, number))
         self._requeue(channel, list(channel.unacked))
         self._say(driver, frames.close(number, 406, "PRECONDITION_FAILED"))
 

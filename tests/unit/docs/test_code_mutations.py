@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 from claims import ROOT
 
+pytestmark = pytest.mark.long
+
 _CODE = ("admin", "proxy", "limiter")
 _COPIED = (*_CODE, "docs", "tests/support")
 

@@ -152,9 +152,9 @@ def test_a_closed_channel_has_no_confirms() -> None:
     assert channels.settle(frames.confirm(1, 1), 0, True) == (0, 0, None)
     channels.select(1)
     channels.forward(1, 1)
-    assert channels.answered(1, 1, True) is None
+    assert channels.answered(1, 1, True, refused=False) is None
     channels.forward(9, 1)
-    assert channels.answered(9, 1, True) is None
+    assert channels.answered(9, 1, True, refused=False) is None
 
 
 @given(st.integers(0, 2**32))

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from playbook import amqp10_values as amqp
 from playbook.slow_links import SlowLinks, Taken
 
+from proxy.protocols.amqp10 import wire
+
 COPIES = b"x-cc"
 MOST_RUNS = 10_000
 NUMBERS = 1 << 32
@@ -34,7 +36,8 @@ def _ids(ranges: list[tuple[int, int]]) -> list[int]:
 
 def taken_by(links: sluice_native.Links, chunk: bytes, position: int = 0) -> Taken:
     """Return all that is said of what was taken."""
-    stop, count, moved, begun, disposed = links.scan(chunk, position, MOST_RUNS)
+    stop, count, moved, begun, disposed, flows = links.scan(chunk, position, MOST_RUNS)
+    assert not flows
     taken = Taken(stop, count)
     for channel, handle, deliveries, size_bytes in moved:
         assert (channel, handle) not in taken.deliveries
@@ -76,12 +79,12 @@ def test_what_each_role_says_is_said_apart() -> None:
         amqp.disposition(0, 9, 12),
     ]
     disposed = [(0, True, True, 1, 5), (0, False, True, 7, 7), (0, True, False, 3, 3), (0, True, True, 9, 12)]
-    assert links_of().scan(b"".join(chunk), 0, 9)[1:] == (5, [], [], disposed)
+    assert links_of().scan(b"".join(chunk), 0, 9)[1:] == (5, [], [], disposed, [])
 
 
 def test_empty_frames_are_taken_from_anybody() -> None:
     chunk = amqp.EMPTY_FRAME + amqp.frame(7, b"")
-    assert sluice_native.Links(COPIES).scan(chunk, 0, 9) == (16, 2, [], [], [])
+    assert sluice_native.Links(COPIES).scan(chunk, 0, 9) == (16, 2, [], [], [], [])
 
 
 @pytest.mark.parametrize("wide", [False, True])
@@ -374,3 +377,103 @@ def test_any_plain_frames_are_renumbered_and_nothing_else(seed: int) -> None:
     stop, written = sluice_native.renumber(chunk, 0, len(chunk), sessions)
     assert stop == len(chunk)
     assert _decoded(written) == [_numbered(decoded, by) for decoded in _decoded(chunk)]
+
+
+# --- Flows ----------------------------------------------------------------------------------------
+
+
+def _flow(random: Random, channel: int) -> tuple[bytes, tuple[int | None, ...], bool]:
+    """Return a flow that is plain, its first eight fields, and whether it drains."""
+    numbers: list[int | None] = [random.choice([0, 5, 255, 256, NUMBERS - 1]) for _ in range(8)]
+    for at in (0, 4, 5, 6, 7):
+        if random.random() < 0.2:
+            numbers[at] = None
+    drain = random.choice([None, False, True])
+    echo = random.choice([None, False, True])
+    flags = [amqp.NULL if flag is None else amqp.boolean(flag) for flag in (drain, echo)]
+    fields = [amqp.NULL if number is None else _uint(random, number) for number in numbers]
+    fields = [*fields, *flags, amqp.NULL]
+    while fields[-1] == amqp.NULL and random.random() < 0.8:
+        del fields[-1]
+    performative = amqp.performative(amqp.FLOW, *fields, wide=random.random() < 0.3)
+    return amqp.frame(channel, performative), tuple(numbers), bool(drain)
+
+
+def _takes_flows() -> sluice_native.Links:
+    links = links_of(0)
+    links.takes_flows = True
+    return links
+
+
+@given(st.integers(0, 2**32))
+def test_flows_behind_others_are_taken_with_what_they_say(seed: int) -> None:
+    random = Random(seed)
+    flows = [_flow(random, 0) for _ in range(random.randrange(1, 4))]
+    before = PLAIN + amqp.disposition(0, 7)
+    between = random.choice([b"", amqp.EMPTY_FRAME])
+    chunk, expected = before, []
+    for frame, numbers, drains in flows:
+        expected.append((0, len(chunk), len(chunk) + len(frame), numbers, drains))
+        chunk += frame + between
+    links = _takes_flows()
+    for other in (b"", PLAIN, amqp.disposition(0, 7), _flow(random, 1)[0]):
+        stop, _, moved, _, disposed, found = links.scan(chunk + other, 0, MOST_RUNS)
+        assert (stop, found) == (len(chunk), expected)
+        assert (len(moved), len(disposed)) == (1, 1)
+    assert links.scan(chunk, 0, 3)[5] == []
+    assert links_of(0).scan(chunk, 0, MOST_RUNS)[0] == len(before)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        [],
+        [amqp.uint(0), amqp.uint(1), amqp.uint(2)],
+        [amqp.uint(0), amqp.NULL, amqp.uint(2), amqp.uint(3)],
+        [amqp.uint(0), amqp.uint(1), amqp.NULL, amqp.uint(3)],
+        [amqp.uint(0), amqp.uint(1), amqp.uint(2), amqp.uint(3), b"\x50\x01"],
+        [amqp.uint(0), amqp.uint(1), amqp.uint(2), amqp.uint(3), *[amqp.NULL] * 4, amqp.uint(1)],
+        [amqp.uint(0), amqp.uint(1), amqp.uint(2), amqp.uint(3), *[amqp.NULL] * 6, amqp.map_of()],
+        [amqp.uint(0), amqp.uint(1), amqp.uint(2), amqp.uint(3), *[amqp.NULL] * 8],
+    ],
+)
+def test_another_flow_is_not_taken(fields: list[bytes]) -> None:
+    other = amqp.frame(0, amqp.performative(amqp.FLOW, *fields))
+    assert _takes_flows().scan(PLAIN + other, 0, MOST_RUNS)[0] == len(PLAIN)
+
+
+def test_a_flow_of_a_session_that_is_left_is_not_taken() -> None:
+    flow = _flow(Random(1), 0)[0]
+    links = _takes_flows()
+    assert links.scan(flow, 0, MOST_RUNS)[0] == len(flow)
+    assert links.scan(flow[:-1], 0, MOST_RUNS)[0] == 0
+    assert links.scan(flow[:3] + bytes([flow[3] + 1]) + flow[4:] + b"x", 0, MOST_RUNS)[0] == 0
+    links.leave(0)
+    assert links.scan(flow, 0, MOST_RUNS)[0] == 0
+
+
+@given(st.integers(0, 2**32))
+def test_a_flow_is_written_anew_as_python_does(seed: int) -> None:
+    random = Random(seed)
+    flow = _flow(random, 3)[0]
+    changes = {
+        number: random.choice([wire.NULL, wire.uint(random.choice([0, 7, 300])), wire.boolean(True)])
+        for number in random.sample(range(9), random.randrange(6))
+    }
+    read = wire.performative(flow, 8, len(flow))
+    assert read is not None
+    chunk = b"before" + flow + b"behind"
+    written = sluice_native.reflow(chunk, 6, 6 + len(flow), list(changes.items()))
+    assert written == wire.frame(3, read.replaced(changes))
+
+
+@pytest.mark.parametrize("other", [b"", amqp.EMPTY_FRAME, PLAIN, amqp.disposition(0, 1), _flow(Random(1), 0)[0][:-1]])
+def test_what_is_no_flow_is_not_written(other: bytes) -> None:
+    with pytest.raises(ValueError, match="no flow"):
+        sluice_native.reflow(other, 0, len(other), [])
+
+
+def test_a_flow_has_no_more_fields_than_the_specification_says() -> None:
+    flow = _flow(Random(1), 0)[0]
+    with pytest.raises(ValueError, match="no such field"):
+        sluice_native.reflow(flow, 0, len(flow), [(11, amqp.NULL)])

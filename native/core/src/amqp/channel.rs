@@ -1,5 +1,7 @@
 //! What is known of the channels of one connection.
 
+use std::collections::HashSet;
+
 use super::confirms::Confirms;
 use super::publishes::Scan;
 
@@ -28,6 +30,8 @@ pub struct Channel {
     /// The last run, and of which scan and key it is.
     pub run: (u64, usize, u32),
     pub confirms: Option<Confirms>,
+    /// Publishes are taken whatever their key.
+    pub takes_all: bool,
 }
 
 /// The channels of one connection, by number.
@@ -38,7 +42,14 @@ pub struct Channels {
     pub(super) all: Vec<Channel>,
     free: Vec<u16>,
     pub(super) scan: Scan,
+    /// Of channels with confirms, publishes are taken only of keys that were named.
+    pub(super) only_named: bool,
+    /// Exchange and routing key of each as they came, each with its length in front.
+    pub(super) named: HashSet<Vec<u8>>,
 }
+
+/// When there are so many names, all are forgotten.
+const MOST_NAMED: usize = 1024;
 
 impl Channels {
     /// `before_names`: how all names begin.
@@ -116,6 +127,26 @@ impl Channels {
         let Some(channel) = self.get(number).filter(|channel| channel.confirms.is_some()) else { return 0 };
         channel.published += 1;
         channel.published
+    }
+
+    /// Take publishes of channels with confirms only as far as they are for keys that are named from now on; or all.
+    pub fn take_named(&mut self, only: bool) {
+        self.only_named = only;
+        self.named.clear();
+    }
+
+    /// Take publishes of a channel whatever their key, or only as of all channels again.
+    pub fn take_all(&mut self, number: u16, all: bool) {
+        if let Some(channel) = self.get(number) {
+            channel.takes_all = all;
+        }
+    }
+
+    pub fn name(&mut self, raw: &[u8]) {
+        if self.named.len() >= MOST_NAMED {
+            self.named.clear();
+        }
+        self.named.insert(raw.to_vec());
     }
 
     /// Note that a publish goes on to the broker now.

@@ -242,6 +242,13 @@ impl Channels {
         let (frame::PUBLISH, arguments) = frame::method(frame.payload?)? else { return None };
         let (exchange, rest) = frame::short_string(arguments.get(2..)?)?;
         let (routing_key, &[bits]) = frame::short_string(rest)? else { return None };
+        let channel = self.all.get(place)?;
+        if self.only_named && channel.confirms.is_some() && !channel.takes_all {
+            let (_, raw) = arguments.split_last()?;
+            if !self.named.contains(raw.get(2..)?) {
+                return None;
+            }
+        }
         if bits & !MANDATORY != 0 {
             return None;
         }

@@ -12,6 +12,7 @@ const LIST_AT: usize = HEADER_BYTES + 3;
 const PLAIN_DOFF: u8 = 2;
 const AMQP: u8 = 0;
 
+pub const FLOW: u8 = 0x13;
 pub const TRANSFER: u8 = 0x14;
 pub const DISPOSITION: u8 = 0x15;
 
@@ -91,6 +92,9 @@ pub struct Fields<'a> {
 }
 
 impl<'a> Fields<'a> {
+    /// As a field is encoded that is left out.
+    pub const LEFT_OUT: &'static [u8] = &[NULL];
+
     /// The fields of the list that bytes begin with, and what is behind it.
     #[inline]
     fn of(bytes: &'a [u8]) -> Option<(Self, &'a [u8])> {
@@ -204,6 +208,28 @@ impl<'a> Fields<'a> {
         }
     }
 
+    /// The next field as it is encoded, if it is not described; None if there is none.
+    #[inline]
+    pub fn raw(&mut self) -> Result<Option<&'a [u8]>, NotPlain> {
+        if self.left == 0 {
+            return self.rest.is_empty().then_some(None).ok_or(NotPlain);
+        }
+        let before = self.rest;
+        let size = match self.next()? >> 4 {
+            4 => 0,
+            5 => 1,
+            6 => 2,
+            7 => 4,
+            8 => 8,
+            9 => 16,
+            0xa | 0xc | 0xe => usize::from(self.byte()?),
+            0xb | 0xd | 0xf => self.word()? as usize,
+            _ => return Err(NotPlain),
+        };
+        self.skip(size)?;
+        Ok(before.get(..before.len() - self.rest.len()))
+    }
+
     /// How many bytes are left, which says where the next field is.
     #[inline]
     pub fn len(&self) -> usize {
@@ -251,6 +277,30 @@ pub fn write_changed(frame: &[u8], gone: Range<usize>, instead: &[u8], out: &mut
     out.extend_from_slice(&resized(of_frame)?.to_be_bytes());
     for part in [head, &list[..behind], kept, instead, rest] {
         out.extend_from_slice(part);
+    }
+    Ok(())
+}
+
+/// Write a frame without a payload: a performative of some fields, in its shortest form.
+pub fn write_frame(channel: u16, code: u8, fields: &[&[u8]], out: &mut Vec<u8>) -> Result<(), NotPlain> {
+    let size: usize = fields.iter().map(|field| field.len()).sum();
+    let count = u8::try_from(fields.len()).map_err(|_| NotPlain)?;
+    let (list, behind) = match u8::try_from(size + 1) {
+        _ if count == 0 => ([LIST_0, 0, 0, 0, 0, 0, 0, 0, 0], 1),
+        Ok(size) => ([LIST_8, size, count, 0, 0, 0, 0, 0, 0], 3),
+        Err(_) => {
+            let [a, b, c, d] = u32::try_from(size + 4).map_err(|_| NotPlain)?.to_be_bytes();
+            ([LIST_32, a, b, c, d, 0, 0, 0, count], 9)
+        }
+    };
+    let of_frame = u32::try_from(LIST_AT + behind + size).map_err(|_| NotPlain)?;
+    out.extend_from_slice(&of_frame.to_be_bytes());
+    out.extend_from_slice(&[PLAIN_DOFF, AMQP]);
+    out.extend_from_slice(&channel.to_be_bytes());
+    out.extend_from_slice(&[DESCRIBED, SMALL_ULONG, code]);
+    out.extend_from_slice(&list[..behind]);
+    for field in fields {
+        out.extend_from_slice(field);
     }
     Ok(())
 }

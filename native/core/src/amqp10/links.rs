@@ -1,10 +1,13 @@
 //! Steps over the plain frames at the front of a chunk, and says what came on which link.
 
+use super::flows::Flow;
 use super::frame::{self, may_annotate, Fields, Frame, NotPlain};
 use super::slots::Slots;
 
 /// Half of all serial numbers: as far as one may be before another (RFC 1982).
 pub const HALF: u32 = 1 << 31;
+/// What a flow counts for in `most_runs`: so much more is said of it.
+const RUNS_OF_FLOW: usize = 3;
 
 /// Which transfers of a link are plain.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -57,6 +60,8 @@ pub struct Taken {
     /// By session, likewise.
     pub begun: Vec<Begun>,
     pub disposed: Vec<Disposed>,
+    /// In order. Behind the first nothing else comes but empty frames.
+    pub flows: Vec<Flow>,
     /// How many links and sessions there are, and ranges of deliveries.
     runs: usize,
 }
@@ -88,6 +93,8 @@ pub struct Links {
     /// By channel and handle.
     marked: Slots<(u16, u32), Link>,
     sessions: Slots<u16, Session>,
+    /// Flows are taken, too.
+    pub takes_flows: bool,
     /// No frame may be longer.
     pub most_frame_bytes: usize,
     /// In the annotations of a message: it goes elsewhere, too.
@@ -152,6 +159,8 @@ impl Links {
     fn take(&mut self, frame: &Frame, taken: &mut Taken) -> Result<(), NotPlain> {
         let (code, fields, payload) = frame::performative(frame.body)?;
         match code {
+            frame::FLOW if payload.is_empty() => self.flow(frame, fields, taken),
+            _ if !taken.flows.is_empty() => Err(NotPlain),
             frame::TRANSFER => self.transfer(frame, fields, payload, taken),
             frame::DISPOSITION if payload.is_empty() => self.disposition(frame.channel, fields, taken),
             _ => Err(NotPlain),
@@ -214,6 +223,15 @@ impl Links {
         let moved = taken.moved.get_mut(link.at.place).ok_or(NotPlain)?;
         moved.deliveries += 1;
         moved.bytes += frame.size as u64;
+        Ok(())
+    }
+
+    #[inline]
+    fn flow(&mut self, frame: &Frame, fields: Fields, taken: &mut Taken) -> Result<(), NotPlain> {
+        let session = self.sessions.get(frame.channel).filter(|session| session.is_plain);
+        session.filter(|_| self.takes_flows).ok_or(NotPlain)?;
+        taken.flows.push(Flow::of(frame, taken.stop, fields)?);
+        taken.runs += RUNS_OF_FLOW;
         Ok(())
     }
 

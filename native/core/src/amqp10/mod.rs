@@ -1,8 +1,9 @@
-//! AMQP 1.0: the transfers of plain links, and dispositions.
+//! AMQP 1.0: the transfers of plain links, dispositions, and flows.
 //!
 //! A link is *plain* if the session said so: what comes on it goes on, and is only counted. What else a frame may be is
 //! left to Python.
 
+mod flows;
 mod frame;
 mod links;
 mod renumbering;
@@ -10,5 +11,6 @@ mod slots;
 #[cfg(test)]
 mod tests;
 
+pub use flows::{reflow, Flow};
 pub use links::{Begun, Disposed, Ids, Links, Moved, Taken, Terms};
 pub use renumbering::{renumber, Difference, Numbers};

@@ -41,8 +41,16 @@ impl Numbers {
 /// Write the frames from `position` to `stop`: transfers and dispositions of some sessions, whose channels ascend, with
 /// other numbers, and all frames of others as they are.
 ///
-/// Returns the offset of the first frame that was not written: it is none of these, or its numbers are older, or longer.
-pub fn renumber(chunk: &[u8], position: usize, stop: usize, sessions: &[Numbers], out: &mut Vec<u8>) -> usize {
+/// Returns the offset of the first frame that was not written: it is none of these, or its numbers are older, or it would
+/// take more than `most_bytes` with them.
+pub fn renumber(
+    chunk: &[u8],
+    position: usize,
+    stop: usize,
+    sessions: &[Numbers],
+    most_bytes: usize,
+    out: &mut Vec<u8>,
+) -> usize {
     let mut at = position;
     let mut instead = Vec::new();
     while at < stop {
@@ -52,7 +60,9 @@ pub fn renumber(chunk: &[u8], position: usize, stop: usize, sessions: &[Numbers]
         match numbers.ok().and_then(|place| sessions.get(place)) {
             Some(numbers) if !frame.body.is_empty() => {
                 instead.clear();
-                if write(&frame, whole, numbers, &mut instead, out).is_err() {
+                let written = out.len();
+                if write(&frame, whole, numbers, &mut instead, out).is_err() || out.len() - written > most_bytes {
+                    out.truncate(written);
                     break;
                 }
             }

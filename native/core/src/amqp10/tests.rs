@@ -1,5 +1,6 @@
 //! What bytes can do; what scans come to is tested from Python, against a slow reading there.
 
+use super::flows::reflow;
 use super::frame::may_annotate;
 use super::links::{Begun, Disposed, Links, Moved, Terms};
 use super::renumbering::{renumber, Difference, Numbers};
@@ -65,6 +66,25 @@ fn a_key_is_found_in_annotations_alone() {
     assert!(may_annotate(&[0, 0x80, 0, 0, 0, 0, 0, 0, 0, 0x75, 0xa0, 0], b"x-cc"));
 }
 
+fn flow(channel: u16, handle: u8) -> Vec<u8> {
+    frame(channel, &performative(0x13, 8, &[0x43, 0x52, 9, 0x43, 0x52, 9, 0x52, handle, 0x43, 0x52, 5, 0x40]))
+}
+
+#[test]
+fn flows_are_taken_behind_all_others() {
+    let mut links = links();
+    let chunk = [transfer(1, 2, 7, false, b""), flow(1, 2), frame(0, b""), flow(2, 0)].concat();
+    assert_eq!(links.scan(&chunk, 0, 99).frames, 1);
+    links.takes_flows = true;
+    let taken = links.scan(&[&chunk[..], &disposition(1, 3, 4)].concat(), 0, 99);
+    assert_eq!((taken.stop, taken.frames, taken.flows.len()), (chunk.len(), 4, 2));
+    let (first, size) = (taken.flows[0], flow(1, 2).len());
+    assert_eq!((first.handle, first.link_credit, first.available), (Some(2), Some(5), None));
+    let written = reflow(&chunk[first.start..first.stop], &[(6, &[0x70, 0, 0, 1, 0])]).unwrap();
+    // The null at its end is left out.
+    assert_eq!((written.len(), &written[size - 3..]), (size + 2, &[0x70, 0, 0, 1, 0][..]));
+}
+
 #[test]
 fn numbers_get_as_long_as_they_must_be() {
     let mut chunk = [transfer(1, 2, 0, false, b"payload"), frame(1, b""), transfer(0, 2, 5, false, b"x")].concat();
@@ -72,7 +92,7 @@ fn numbers_get_as_long_as_they_must_be() {
     let all = |by| Difference { from: None, by };
     let mut out = Vec::new();
     let numbers = [Numbers { channel: 1, sent: all(1), received: all(1) }];
-    assert_eq!(renumber(&chunk, 0, chunk.len(), &numbers, &mut out), chunk.len());
+    assert_eq!(renumber(&chunk, 0, chunk.len(), &numbers, usize::MAX, &mut out), chunk.len());
     let last = u32::MAX.to_be_bytes();
     let fields = [&[0x52, 2, 0x70][..], &last, &[0xa0, 2, b't', 0, 0x43, 0x42, 0x42]].concat();
     let mut expected = frame(1, &[&performative(0x14, 6, &fields)[..], b"payload"].concat());
@@ -96,7 +116,8 @@ fn no_bytes_are_too_much() {
         let mut id = random(250);
         for _ in 0..random(9) {
             let (channel, handle) = (u16::try_from(random(4)).unwrap(), small(random(4)));
-            match random(5) {
+            match random(6) {
+                5 => chunk.extend(flow(channel, handle)),
                 0 => chunk.extend(frame(channel, b"")),
                 1 => chunk.extend(disposition(channel, small(random(20)), small(random(40)))),
                 _ => {
@@ -114,17 +135,23 @@ fn no_bytes_are_too_much() {
         chunk.truncate(chunk.len() - random(chunk.len() / 2 + 1));
         let position = random(chunk.len() + 2) * usize::from(round % 3 == 0);
         let most_runs = random(12);
+        links.takes_flows = random(2) == 0;
         let taken = links.scan(&chunk, position, most_runs);
         assert!(taken.stop >= position && taken.stop <= chunk.len().max(position));
         let ranges: usize = taken.begun.iter().map(|begun| 1 + begun.unsettled.len()).sum();
         assert!(taken.moved.len() + ranges + taken.disposed.len() <= most_runs);
         let bytes: u64 = taken.moved.iter().map(|moved| moved.bytes).sum();
         assert!(bytes <= (taken.stop - position) as u64);
+        for flow in &taken.flows {
+            let number = random(13);
+            assert_eq!(reflow(&chunk[flow.start..flow.stop], &[(number, &[0x40])]).is_some(), number < 11);
+        }
+        let _ = reflow(&chunk, &[]);
         let mut out = Vec::new();
         let difference = |from, by| Difference { from, by };
         let (sent, received) = (difference(Some(3), 1), difference((round % 2 == 0).then_some(9), 250));
         let numbers: Vec<Numbers> = (0..3).map(|channel| Numbers { channel, sent, received }).collect();
-        let stop = renumber(&chunk, position, taken.stop, &numbers, &mut out);
+        let stop = renumber(&chunk, position, taken.stop, &numbers, usize::MAX, &mut out);
         assert!(stop >= position && stop <= taken.stop.max(position));
         assert!(out.len() <= 3 * (stop - position));
         let (channel, handle) = (u16::try_from(random(3)).unwrap(), u32::try_from(random(3)).unwrap());

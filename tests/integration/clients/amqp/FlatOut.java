@@ -1,7 +1,9 @@
 import com.google.gson.Gson;
+import com.rabbitmq.client.AMQP.BasicProperties;
 import com.rabbitmq.client.Channel;
 import com.rabbitmq.client.Connection;
 import com.rabbitmq.client.ConnectionFactory;
+import com.rabbitmq.client.MessageProperties;
 import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
 import java.util.LinkedHashMap;
@@ -16,7 +18,8 @@ import java.util.concurrent.TimeUnit;
  * Publishes to several queues in turn over one channel, with many publishes waiting for their confirms.
  *
  * <p>Arguments: host, port, seconds, queue… The body of a message is its number, for each queue from 0. Prints one line
- * of JSON: for each queue the numbers that were acked, those that were nacked, and what else went wrong.
+ * of JSON: for each queue the numbers that were acked, those that were nacked, and what else went wrong. With
+ * DELIVERY_MODE=2 in the environment messages are persistent.
  */
 public final class FlatOut {
     /** How many publishes to all queues wait at a time. */
@@ -30,6 +33,8 @@ public final class FlatOut {
         factory.setPort(Integer.parseInt(args[1]));
         factory.setAutomaticRecoveryEnabled(false);
         long runNanos = Long.parseLong(args[2]) * 1_000_000_000L;
+        BasicProperties properties =
+                "2".equals(System.getenv("DELIVERY_MODE")) ? MessageProperties.MINIMAL_PERSISTENT_BASIC : null;
         Map<String, Counts> report = new LinkedHashMap<>();
         for (int i = 3; i < args.length; i++) {
             report.put(args[i], new Counts());
@@ -50,7 +55,7 @@ public final class FlatOut {
                     free.acquire();
                     open.put(channel.getNextPublishSeqNo(), new Sent(queue, number));
                     byte[] body = String.valueOf(number).getBytes(StandardCharsets.US_ASCII);
-                    channel.basicPublish("", queue, null, body);
+                    channel.basicPublish("", queue, properties, body);
                 }
             }
             if (!free.tryAcquire(AT_ONCE, 60, TimeUnit.SECONDS)) {

@@ -1,12 +1,14 @@
 """Publishes to several queues at once with aio-pika over one channel, with many publishes waiting for their confirms.
 
 Arguments: host, port, seconds, queue… The body of a message is its number, for each queue from 0. Prints one line of
-JSON: for each queue the numbers that were acked, those that were nacked, and what else went wrong.
+JSON: for each queue the numbers that were acked, those that were nacked, and what else went wrong. With
+DELIVERY_MODE=2 in the environment messages are persistent.
 """
 
 import asyncio
 import itertools
 import json
+import os
 import sys
 import time
 
@@ -24,13 +26,15 @@ async def main(host: str, port: str, seconds: str, *queues: str) -> None:
     for queue in queues:
         await channel.declare_queue(queue, durable=True)
     report: dict[str, dict[str, list]] = {queue: {"acked": [], "nacked": [], "failed": []} for queue in queues}
+    mode = aio_pika.DeliveryMode(int(os.environ.get("DELIVERY_MODE", "1")))
     end = time.monotonic() + float(seconds)
 
     async def publish(queue: str, numbers: "itertools.count[int]") -> None:
         while time.monotonic() < end:
             number = next(numbers)
             try:
-                await channel.default_exchange.publish(aio_pika.Message(b"%d" % number), routing_key=queue)
+                message = aio_pika.Message(b"%d" % number, delivery_mode=mode)
+                await channel.default_exchange.publish(message, routing_key=queue)
             except DeliveryError:
                 report[queue]["nacked"].append(number)
             except AMQPError as error:

@@ -1,10 +1,12 @@
 """Publishes to several queues in turn with pika's blocking connection, each publish waiting for its confirm.
 
 Arguments: host, port, seconds, queue… The body of a message is its number, for each queue from 0. Prints one line of
-JSON: for each queue the numbers that were acked, those that were nacked, and what else went wrong.
+JSON: for each queue the numbers that were acked, those that were nacked, and what else went wrong. With
+DELIVERY_MODE=2 in the environment messages are persistent.
 """
 
 import json
+import os
 import sys
 import time
 
@@ -21,11 +23,12 @@ def main(host: str, port: str, seconds: str, *queues: str) -> None:
     channel.confirm_delivery()
     report: dict[str, dict[str, list]] = {queue: {"acked": [], "nacked": [], "failed": []} for queue in queues}
     end = time.monotonic() + float(seconds)
+    properties = pika.BasicProperties(delivery_mode=int(os.environ.get("DELIVERY_MODE", "1")))
     number = 0
     while time.monotonic() < end:
         for queue in queues:
             try:
-                channel.basic_publish("", queue, b"%d" % number)
+                channel.basic_publish("", queue, b"%d" % number, properties)
             except pika.exceptions.NackError:
                 report[queue]["nacked"].append(number)
             except pika.exceptions.AMQPError as error:

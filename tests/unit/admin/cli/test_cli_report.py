@@ -121,5 +121,9 @@ def test_tail_says_which_folder_of_this_machine_it_reads(
     folder = tmp_path / "a-1" / "rejections"
     folder.mkdir(parents=True)
     monkeypatch.setenv("STATE_DIRECTORY", str(tmp_path))
+    monkeypatch.setenv("SLUICE_URL", "127.0.0.1:1")
     main(["report", "tail"])
-    assert capsys.readouterr().err.startswith(f"sluice: reading {folder}\n")
+    nobody, reading, *_ = capsys.readouterr().err.splitlines()
+    assert nobody.startswith("sluice: nobody answers at http://127.0.0.1:1")
+    assert nobody.endswith("these are all logs of this machine and user")
+    assert reading == f"sluice: reading {folder}"

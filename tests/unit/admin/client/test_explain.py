@@ -153,6 +153,13 @@ class TestText:
         told = text(msgspec.structs.replace(explanation, by_credit=True, refuses=False), live=True)
         assert told.count("waits for credit") == 3
 
+    def test_of_nothing_at_all_no_credit_comes(self, explanation: Explanation) -> None:
+        (limit,) = [limit for limit in explanation.limits if limit.rule.action == "delay"]
+        nothing = msgspec.structs.replace(limit, limit=msgspec.structs.replace(limit.limit, rate_per_s=0.0))
+        told = text(msgspec.structs.replace(explanation, by_credit=True, limits=(nothing,)), live=True)
+        assert "   above  gets no credit\n" in told
+        assert "refuses everything" not in told
+
     def test_names_the_moment_that_was_asked_about(self, explanation: Explanation) -> None:
         question = Question("topic", "orders", at="2026-11-21T23:00Z")
         at = msgspec.structs.replace(explanation, question=question)

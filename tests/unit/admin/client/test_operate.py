@@ -1,9 +1,12 @@
 import json
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from admin.cli import main
 from admin.client.words import moment
 
 Make = Callable[..., dict[str, Any]]
@@ -66,8 +69,10 @@ class TestConnections:
     def test_their_links_are_listed(self, api: Any, sluice: Sluice) -> None:
         links = [
             {"name": "out", "session": 0, "sends": True, "resource": "queue:orders", "credit": 20}
-            | {"withheld": 150, "used": 48_210, "refused": 3, "waits_ms": 1250},
+            | {"withheld": 150, "used": 48_210, "refused": 3, "waits_ms": 1250, "address": "/queues/orders"},
             {"name": "in", "session": 0, "sends": False, "resource": "", "credit": 5}
+            | {"withheld": 0, "used": 7, "refused": 0, "waits_ms": 0},
+            {"name": "any", "session": 0, "sends": True, "resource": "", "credit": 5}
             | {"withheld": 0, "used": 7, "refused": 0, "waits_ms": 0},
         ]
         rows = [CONNECTION, {**CONNECTION, "id": 4, "links": links, "more_links": 2}]
@@ -75,13 +80,14 @@ class TestConnections:
         assert [
             " ".join(line.split()) for line in sluice("connections", "links", "--search", "out").out.splitlines()
         ] == [
-            "id peer link client resource credit withheld used refused waits",
-            "4 10.0.0.1:5 out sends queue:orders 20 150 48210 3 1.2 s",
+            "id peer link address does resource credit withheld used refused waits",
+            "4 10.0.0.1:5 out /queues/orders sends queue:orders 20 150 48210 3 1.2 s",
             "4 10.0.0.1:5 in receives 5 0 7",
+            "4 10.0.0.1:5 any anonymous sends 5 0 7",
             "4 10.0.0.1:5 and 2 more",
         ]
         assert api.asked[0].query["search"] == "out"
-        assert " 4, 1 waiting   topic:orders" in sluice("connections").out
+        assert " 5, 1 waiting   topic:orders" in sluice("connections").out
 
     def test_without_links_that_is_said(self, api: Any, sluice: Sluice) -> None:
         api.answers["GET /connections"] = (200, {"rows": [CONNECTION], "total": 1})
@@ -151,3 +157,32 @@ def test_state_says_what_an_operator_looks_for(api: Any, sluice: Sluice) -> None
         "             sluice.toml:3: limits[0].rate: must be a number",
         "warning      doubtful",
     ]
+
+
+def test_tail_reads_the_log_of_the_sidecar_that_is_asked(
+    api: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own, other = tmp_path / "own" / "rejections", tmp_path / "usual" / "other" / "rejections"
+    for folder in (own, other):
+        folder.mkdir(parents=True)
+        file = folder / "rejections-a-000000000000-000001.jsonl"
+        file.touch()
+        os.utime(file, (0, 0))
+    monkeypatch.setenv("STATE_DIRECTORY", str(tmp_path / "usual"))
+    monkeypatch.setenv("SLUICE_URL", api.url)
+
+    def tail_of(directory: Path | None) -> tuple[int, str]:
+        log = {"directory": directory and str(directory)}
+        api.answers["GET /state"] = (200, {"version": "1", "rejection_log": log})
+        code = main(["report", "tail"])
+        return code, capsys.readouterr().err.splitlines()[0]
+
+    code, said = tail_of(own)
+    assert code == 0
+    assert said.startswith(f"sluice: reading {own}, last written ")
+    code, said = tail_of(tmp_path / "elsewhere")
+    assert code == 2
+    assert said.endswith(f"keeps its log in {tmp_path / 'elsewhere'}, which is not on this machine")
+    code, said = tail_of(None)
+    assert code == 2
+    assert "keeps no rejection log" in said

@@ -13,7 +13,8 @@ from admin.common.errors import StartError
 from admin.rejection_log import tail as module
 from admin.rejection_log.aggregate import Aggregate
 from admin.rejection_log.composing import Composer
-from admin.rejection_log.tail import tail
+from admin.rejection_log.records import LimitChangeRecord
+from admin.rejection_log.tail import tail, worded
 from limiter.counting.rejections import Amount, Rejection
 
 RUN = "0123456789ab"
@@ -268,3 +269,13 @@ def test_following_goes_on_across_rotation_cuts_and_new_files(
 def test_an_empty_folder_is_said(tmp_path: Path) -> None:
     with pytest.raises(StartError, match="no file of a rejection log in it"):
         tail([tmp_path])
+
+
+@pytest.mark.parametrize(
+    ("after_per_s", "said"), [(60.0, "queue orders 50/s -> 60/s, set"), (50.0, "queue orders, set")]
+)
+def test_a_change_of_something_else_says_nothing_of_the_rate(after_per_s: float, said: str) -> None:
+    about = {"v": 1, "instance": "i", "run": "r", "n": 1, "at_s": 60, "change_id": 1, "action": "set"}
+    change = {"kind": "queue", "name": "orders", "rate_before_per_s": 50.0, "rate_after_per_s": after_per_s}
+    record = msgspec.convert({"type": "limit_change", **about, **change}, LimitChangeRecord)
+    assert worded(record).text.startswith(said)

@@ -46,6 +46,12 @@ def test_plain_limits_have_no_columns_for_what_they_do_not_say(write: Write) -> 
     ]
 
 
+def test_each_protocol_is_said_to_be_read_by_something(write: Write) -> None:
+    second = '[[listeners]]\nlisten = "127.0.0.1:3"\nbroker = "127.0.0.1:4"\nname = "other"\nprotocol = "amqp10"\n'
+    told = section("Everything else", write(LISTENER + second))
+    assert [line.split()[0] for line in told if " read by " in line] == ["rocketmq", "amqp10"]
+
+
 def test_everything_that_a_rule_says_is_shown(write: Write) -> None:
     text = LISTENER + "".join(
         [

@@ -449,17 +449,29 @@ def test_batch_is_its_single_calls_and_check_changes_nothing(
     now_ns = 0
     for step_ns, key, costs in calls:
         now_ns += step_ns
-        share = batched.share(key, now_ns)
-        before = everything(batched)
-        assert share.check(now_ns, costs) == share.check(now_ns, costs)
-        assert everything(batched) == before
-        batch = acquire(share, now_ns, costs)
-        one = single.share(key, now_ns)
-        singles = [acquire(one, now_ns, [cost]) for cost in costs]
+        share, one = batched.share(key, now_ns), single.share(key, now_ns)
+        at = 0
+        while True:
+            rest = costs[at:]
+            before = everything(batched)
+            assert share.check(now_ns, rest) == share.check(now_ns, rest)
+            assert everything(batched) == before
+            batch = acquire(share, now_ns, rest)
+            end = at + batch.admitted + batch.alone if batch.alone else len(costs)
+            singles = [acquire(one, now_ns, [cost]) for cost in costs[at:end]]
 
-        assert [bool(each.admitted) for each in singles] == [at < batch.admitted for at in range(len(costs))]
-        assert batch.wait_us == (singles[-1].wait_us if singles else 0)
-        assert everything(batched) == everything(single)
+            assert [bool(each.admitted) for each in singles] == [at < batch.admitted for at in range(len(singles))]
+            if not batch.alone:
+                # Behind one that stops all, one that costs too much is told of that and not of itself.
+                if not any(each.alone for each in singles):
+                    assert batch.wait_us == (singles[-1].wait_us if singles else 0)
+                    assert everything(batched) == everything(single)
+                single.last_wait_us = batched.last_wait_us
+                break
+            assert [each.alone for each in singles[batch.admitted :]] == [1] * batch.alone
+            single.last_wait_us = batched.last_wait_us
+            assert everything(batched) == everything(single)
+            at = end
 
 
 @settings(max_examples=200)

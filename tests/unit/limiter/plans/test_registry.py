@@ -144,10 +144,11 @@ def test_eviction_looks_at_more_than_the_first_limiter() -> None:
 
 
 @pytest.mark.no_cover
-def test_a_million_made_up_names_stay_bounded_and_real_limits_hold() -> None:
+@pytest.mark.parametrize("names", [100_000, pytest.param(1_000_000, marks=pytest.mark.long)])
+def test_many_made_up_names_stay_bounded_and_real_limits_hold(names: int) -> None:
     registry = Registry(rule_set("topic:*=2000/s", "topic:orders=50/s"), max_live=10_000)
     passed = now_ns = 0
-    for number in range(1_000_000):
+    for number in range(names):
         now_ns += 5_000
         limiter = registry.get(Resource("topic", f"made-up-{number}"), now_ns)
         assert limiter is not None
@@ -156,9 +157,9 @@ def test_a_million_made_up_names_stay_bounded_and_real_limits_hold() -> None:
             passed += admitted(registry, "orders", now_ns, 10)
 
     assert registry.live == 10_001
-    assert registry.evicted_total == 990_000
+    assert registry.evicted_total == names - 10_000
     assert registry.overflowed_total == 0
-    assert passed <= 50 * 5 + 50
+    assert passed <= 50 * now_ns / 1e9 + 50
 
 
 # --- overflow

@@ -35,7 +35,7 @@ KINDS = 8
 REFUSED, HELD, UNFINISHED = 0, 1, 2
 CLOSES, FAULTY = 250, 251
 #: Schedules that are tried in one go.
-SOME = 10_000
+SOME = 5_000
 ORDERLY = {"client_closed", "broker_closed", "enough", "drained"}
 
 

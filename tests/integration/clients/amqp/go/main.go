@@ -1,7 +1,8 @@
 // Publishes to several queues in turn with amqp091-go over one confirm channel, with many publishes waiting.
 //
 // Arguments: host, port, seconds, queue… The body of a message is its number, for each queue from 0. Prints one line of
-// JSON: for each queue the numbers that were acked, those that were nacked, and what else went wrong.
+// JSON: for each queue the numbers that were acked, those that were nacked, and what else went wrong. With DELIVERY_MODE=2
+// in the environment messages are persistent.
 package main
 
 import (
@@ -49,6 +50,10 @@ func run(host, port, seconds string, queues []string) (map[string]*counts, error
 	if err := channel.Confirm(false); err != nil {
 		return nil, err
 	}
+	mode := amqp.Transient
+	if os.Getenv("DELIVERY_MODE") == "2" {
+		mode = amqp.Persistent
+	}
 	var lock sync.Mutex
 	var waiting sync.WaitGroup
 	free := make(chan struct{}, atOnce)
@@ -56,7 +61,7 @@ func run(host, port, seconds string, queues []string) (map[string]*counts, error
 	for number := 0; time.Now().Before(end); number++ {
 		for _, queue := range queues {
 			free <- struct{}{}
-			message := amqp.Publishing{Body: []byte(strconv.Itoa(number))}
+			message := amqp.Publishing{DeliveryMode: mode, Body: []byte(strconv.Itoa(number))}
 			confirmation, err := channel.PublishWithDeferredConfirm("", queue, false, false, message)
 			if err != nil {
 				return nil, err

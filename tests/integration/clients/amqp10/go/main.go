@@ -91,18 +91,18 @@ func publish(session *amqp.Session, asked ask, told *report, started time.Time) 
 		return err
 	}
 	end := started.Add(time.Duration(asked.Seconds * float64(time.Second)))
-	// A deadline that comes between a message and its answer fails: only who has no credit for long shall meet it.
-	sending, cancel := context.WithDeadline(context.Background(), end.Add(noCredit))
+	// It ends for who has had no credit for long after the others are done. A deadline would also be one for the write
+	// of each frame, which fails then with an error of its own.
+	sending, cancel := context.WithCancel(context.Background())
 	defer cancel()
-	waiting, answering := context.WithTimeout(context.Background(), time.Until(started.Add(time.Hour)))
-	defer answering()
+	defer time.AfterFunc(time.Until(end.Add(noCredit)), cancel).Stop()
 	// One that is taken out and waited for is not in it any more.
 	unanswered := make(chan sent, max(0, asked.Outstanding-1))
 	failed := make(chan error, 1)
 	go func() {
 		defer close(failed)
 		for each := range unanswered {
-			state, err := each.receipt.Wait(waiting)
+			state, err := each.receipt.Wait(context.Background())
 			if err != nil {
 				failed <- err
 				return

@@ -174,6 +174,17 @@ async def test_the_state_reads_back(served: Any) -> None:
     assert state.etag == served.desk.etag
 
 
+async def test_what_a_state_says_of_a_broker_is_of_one_moment(served: Any) -> None:
+    # The last probe found it there.
+    await trio.testing.wait_all_tasks_blocked()
+    (listener,) = served.data_path.snapshot_now.listeners
+    gone = msgspec.structs.replace(listener, listening=False, error="Connection refused")
+    served.data_path.snapshot_now = msgspec.structs.replace(served.data_path.snapshot_now, listeners=(gone,))
+    served.board.snapshot = None
+    (reach,) = (await served.get("state")).json()["listeners"]
+    assert (reach["listening"], reach["reachable"], reach["error"]) == (False, False, "Connection refused")
+
+
 async def test_who_asks_is_who_the_guard_says(served: Any) -> None:
     assert (await served.get("whoami")).json() == {
         "name": "alice",

@@ -1,5 +1,6 @@
 import pytest
 
+from admin.config.rule_fields import RuleReader
 from limiter.rules.errors import RuleError
 from limiter.rules.resource import Resource
 from limiter.rules.rule import Rule
@@ -28,11 +29,37 @@ def test_a_rule_that_cannot_be_followed_is_refused(protocol: Protocol, rule: Rul
 
 @PROTOCOLS
 @pytest.mark.parametrize(
+    ("kind", "address", "meant"),
+    [
+        ("queue", "/queues/orders", "queue:orders"),
+        ("queue", "/queues/*", "queue:*"),
+        ("delivery", "/queues/orders", "delivery:orders"),
+        ("queue", "/amq/queue/orders", "queue:orders"),
+        ("exchange", "/exchanges/events", "exchange:events"),
+        ("exchange", "/exchanges/events/eu.created", "routing_key:events/eu.created"),
+        ("routing_key", "/exchanges/events/eu.created", "routing_key:events/eu.created"),
+        ("routing_key", "/topic/eu.created", "routing_key:amq.topic/eu.created"),
+        ("queue", "/orders", "queue:%2Forders"),
+        ("queue", "/queues/", "queue:%2Fqueues%2F"),
+    ],
+)
+def test_a_rule_that_is_named_by_an_address_is_told_its_name(
+    protocol: Protocol, kind: str, address: str, meant: str
+) -> None:
+    with pytest.raises(RuleError, match="is an address") as caught:
+        protocol.check_rule(Rule(kind, address, 5))
+    assert f"did you mean {meant}?" in caught.value.what
+
+
+@PROTOCOLS
+@pytest.mark.parametrize(
     "rule",
     [
         Rule("routing_key", "events/eu.created", 5),
         Rule("routing_key", "*", 5),
         Rule("queue", "orders", 5),
+        Rule("queue", "tenant1/orders", 5),
+        Rule("vhost", "/", 5),
     ],
 )
 def test_other_rules_are_not(protocol: Protocol, rule: Rule) -> None:
@@ -48,6 +75,12 @@ def test_replies_are_exempt_in_all_vhosts(protocol: Protocol, kind: str, queue: 
     rules = RuleSet([*protocol.default_rules, Rule(kind, "*", 5)])
     for name in (queue, f"tenant1/{queue}"):
         assert rules.match(Resource(kind, name)).exempt
+
+
+@PROTOCOLS
+def test_who_writes_address_may_mean_a_queue(protocol: Protocol) -> None:
+    said = RuleReader([protocol], []).unknown("address")
+    assert said == 'unknown; did you mean "queue" or "exchange" or "client"?'
 
 
 def test_only_what_1_0_alone_limits_waits_for_credit() -> None:

@@ -1,108 +1,18 @@
 """Publishes that wait for their consumers: what the publisher is told, when, and what it is published again as."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import pytest
 from amqp_playbook import frames
-from amqp_playbook.broker import ModelBroker, mode_of
+from amqp_playbook.broker import mode_of
 from amqp_playbook.driver import BROKER, CLIENT, Driver, hold
+from amqp_playbook.world import NACK, PERSIST, QUEUE, World
 
 from limiter.rules.resource import Resource
 from proxy.protocols.amqp091 import wire
 from proxy.protocols.amqp091.after_consume import FIRST_WINDOW, AfterConsume, Deliveries
-from proxy.protocols.amqp091.memory import Hub
-from proxy.protocols.amqp091.options import AMQP091Options
-from proxy.protocols.base import Confirming
-from proxy.stats.snapshot import ConfirmState
-
-NS = 1_000_000_000
-PERSIST = Confirming(4096, 5 * NS, None, True)
-NACK = PERSIST._replace(persists=False)
-QUEUE = {"queue:orders": PERSIST}
-
-
-class World:
-    """A broker, and sessions that share a hub.
-
-    Attributes:
-        hub: of the sessions.
-        broker: of the connections.
-        rules: of all sessions.
-        drivers: them.
-        now_ns: of all.
-    """
-
-    def __init__(
-        self,
-        rules: Mapping[str, Confirming] = QUEUE,
-        *,
-        queues: tuple[str, ...] = ("orders",),
-        bindings: dict[str, tuple[str, ...]] | None = None,
-        max_pending_bytes: int = 1 << 20,
-    ) -> None:
-        self.hub = Hub()
-        self.broker = ModelBroker(queues, bindings)
-        self.rules = dict(rules)
-        self.drivers: list[Driver] = []
-        self.now_ns = 0
-        self._options = AMQP091Options(max_pending_bytes=max_pending_bytes)
-
-    def connect(self, *channels: int, confirms: bool = False, **more: object) -> Driver:
-        driver = Driver(hub=self.hub, options=self._options, confirming=self.rules, **more)  # type: ignore[arg-type]  # the driver's
-        driver.now_ns = self.now_ns
-        self.drivers.append(driver)
-        return self.broker.serve(driver, *channels, confirms=confirms)
-
-    def publisher(self, *channels: int, **more: object) -> Driver:
-        return self.connect(*(channels or (1,)), confirms=True, **more)
-
-    def consumer(self, queue: str = "orders", tag: str = "c", *, automatic: bool = False) -> Driver:
-        driver = self.connect(1)
-        driver.give(CLIENT, frames.subscribe(1, queue, tag, automatic=automatic))
-        self.broker.hear()
-        return driver.forget()
-
-    def settle(self) -> None:
-        """Have all sessions do what they were woken for."""
-        while any(driver.woken for driver in self.drivers):
-            for driver in self.drivers:
-                if driver.woken:
-                    driver.tick()
-        self.broker.hear()
-
-    def pass_time(self, seconds: float) -> None:
-        """Let time pass, and call sessions when they want it."""
-        until_ns = self.now_ns + round(seconds * NS)
-        while True:
-            due_ns = min((each.session.next_tick_ns() or until_ns + 1 for each in self.drivers), default=until_ns + 1)
-            self.now_ns = max(self.now_ns, min(due_ns, until_ns))
-            for driver in self.drivers:
-                driver.now_ns = self.now_ns
-                if (driver.session.next_tick_ns() or until_ns + 1) <= self.now_ns:
-                    driver.woken = True
-            self.settle()
-            if due_ns > until_ns:
-                self.now_ns = until_ns
-                for driver in self.drivers:
-                    driver.now_ns = until_ns
-                return
-
-    def state(self, resource: str = "queue:orders") -> ConfirmState:
-        kind, name = resource.split(":", 1)
-        states = {each.destination: each for each in self.hub.after_consume.states(self.now_ns)}
-        return states[Resource(kind, name)]
-
-    def is_empty(self) -> bool:
-        """Say whether nothing waits, and nothing of it is left."""
-        return self.hub.held_bytes == 0 and not self.hub.after_consume._waiting
-
-    def close(self) -> None:
-        """Close all that is open; nothing is left then."""
-        for driver in self.drivers:
-            if driver in self.broker.channels:
-                self.broker.lose(driver)
-        assert self.is_empty()
-        assert not any(each.acknowledging or each.automatic for each in self.hub.after_consume._consumers.values())
+from proxy.protocols.amqp091.marking import MOST_UNCONFIRMED
+from proxy.protocols.amqp091.scanning import Gathered
 
 
 def answers(driver: Driver) -> list[tuple[str, int]]:
@@ -124,7 +34,7 @@ def delivered(driver: Driver) -> list[frames.Message]:
 
 
 def waiting(world: World, bodies: int = 1, **more: object) -> tuple[Driver, Driver]:
-    """Return a publisher whose messages 0.. wait, with the broker's acks swallowed, and a consumer that was given them."""
+    """Return a publisher whose messages wait, the broker's acks withheld, and a consumer that was given them."""
     publisher, consumer = world.publisher(**more), world.consumer()
     for number in range(bodies):
         publisher.give(CLIENT, frames.durable(1, "orders", b"%d" % number))
@@ -242,6 +152,7 @@ def test_a_delivery_is_restored_wherever_it_is_cut(cut: int) -> None:
         frames.durable(1, "orders", b"x", expiration=frames.short("1000")),
         frames.durable(1, "orders", b"x", headers=frames.short("CC") + b"A" + frames.long(b"S" + frames.long("k"))),
         frames.durable(1, "orders", b"x", headers=frames.short("x-sluice-confirm") + b"S" + frames.long("k")),
+        frames.durable(1, "orders", b"x", headers=frames.short("x-death") + b"A" + frames.long(b"")),
         frames.durable(1, "other", b"x"),
         frames.durable(1, "", b"x", "events"),
     ],
@@ -387,6 +298,22 @@ def test_a_message_in_a_transaction_of_its_consumer_falls_back() -> None:
     world.settle()
     assert answers(publisher) == []
     assert world.state().persisted_total == 1
+
+
+def test_a_message_whose_consumer_begins_a_transaction_falls_back() -> None:
+    world = World()
+    publisher, consumer = waiting(world)
+    consumer.give(CLIENT, frames.method(1, 90, 10) + frames.ack(1, 1) + frames.method(1, 90, 30))
+    world.settle()
+    assert answers(publisher) == []
+    assert world.state().persisted_total == 1
+
+
+def test_an_ack_behind_the_close_of_its_channel_says_nothing() -> None:
+    world = World()
+    _, consumer = waiting(world)
+    consumer.give(CLIENT, frames.close(1) + frames.ack(1, 1))
+    assert world.state().pending == 1
 
 
 def test_a_message_that_was_dead_lettered_falls_back() -> None:
@@ -582,6 +509,37 @@ def test_a_mark_of_another_process_is_taken_out_and_waits_for_nobody() -> None:
     world.close()
 
 
+def test_who_sees_marks_cannot_guess_another() -> None:
+    world = World()
+    publisher, _ = world.publisher(), world.consumer()
+    publisher.give(CLIENT, frames.durable(1, "orders", b"x") * 3)
+    world.broker.hear()
+    marks = [wire.read_mark(stored.header) for stored in world.broker.queues["orders"]]
+    numbers = [mark.number for mark in marks if mark is not None]
+    assert len(numbers) == 3
+    assert min(abs(one - other) for one in numbers for other in numbers if one is not other) > 1 << 20
+    world.close()
+
+
+MANY = b"\x01aV" * wire.MAX_FIELDS
+
+
+@pytest.mark.parametrize("last", [wire.CONFIRM_FIELD + b"V", b"\x02CCV"])
+def test_a_message_with_more_headers_than_are_read_reaches_its_consumer_as_it_is(last: bytes) -> None:
+    consumer = Driver().open(frame_max=wire.DEFAULT_FRAME_MAX)
+    data = frames.with_header(1, frames.deliver(1, 1)[0], frames.header(1, headers=MANY + last), b"x")
+    consumer.give(BROKER, data)
+    assert consumer.written[CLIENT] == data
+
+
+def test_headers_in_front_of_a_mark_count_as_steps() -> None:
+    consumer = Driver().open(frame_max=wire.DEFAULT_FRAME_MAX)
+    fields = MANY[: 3 * (wire.MAX_FIELDS - 1)] + wire.CONFIRM_FIELD + b"V"
+    data = frames.with_header(1, frames.deliver(1, 1)[0], frames.header(1, headers=fields), b"x")
+    consumer.session.receive(BROKER, memoryview(3 * data), 0)
+    assert consumer.session.left_bytes(BROKER) > len(data)
+
+
 # --- Limits ---------------------------------------------------------------------------------------
 
 
@@ -703,6 +661,73 @@ def test_names_of_clients_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch
     assert len(hub._consumers) <= 10
 
 
+def test_destinations_of_which_something_waits_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("proxy.protocols.amqp091.after_consume.MOST_DESTINATIONS", 10)
+    rules = {f"exchange:{number}": PERSIST._replace(queues=1) for number in range(30)}
+    world = World(rules, bindings={str(number): ("orders",) for number in range(30)})
+    publisher, consumer = world.publisher(1, 2), world.consumer()
+    for number in range(30):
+        publisher.give(CLIENT, frames.durable(number % 2 + 1, "", b"x", str(number)))
+    assert sum(state.pending for state in world.hub.after_consume.states(0)) == 30
+    for _ in range(30):
+        world.broker.deliver(consumer, 1, "c")
+    consumer.give(CLIENT, frames.ack(1, 0, multiple=True))
+    world.settle()
+    assert len(answers(publisher)) == 30
+    publisher.give(CLIENT, frames.durable(1, "", b"x", "0"))
+    hub = world.hub.after_consume
+    for number in range(100):
+        hub.destination(Resource("exchange", f"more {number}"), is_queue=False)
+    assert len(hub.states(0)) <= 10
+    assert world.state("exchange:0").pending == 1
+    world.close()
+
+
+def test_the_end_of_a_consumer_that_acknowledges_nothing_costs_nothing_of_what_waits() -> None:
+    world = World()
+    publisher, consumer = waiting(world)
+    automatic = world.consumer(automatic=True)
+    consumer.give(CLIENT, frames.cancel(1, "c"))
+    world.broker.hear()
+    world.broker.lose(automatic)
+    assert world.state().pending == 1
+    consumer.give(CLIENT, frames.ack(1, 1))
+    world.settle()
+    assert answers(publisher) == [("ack", 1)]
+    world.close()
+
+
+def test_all_consumers_of_a_channel_end_with_it_those_with_one_tag_too() -> None:
+    world = World()
+    consumer = world.connect(1)
+    consumer.give(CLIENT, frames.consume(1, "orders", "c", no_wait=True) * 3 + frames.subscribe(1, "orders", "d"))
+    world.broker.hear()
+    consumers = world.hub.after_consume._consumers["orders"]
+    assert (consumers.automatic, consumers.acknowledging) == (3, 1)
+    world.close()
+
+
+@pytest.mark.parametrize("ends", ["time", "drain", "ack"])
+def test_what_ends_at_once_is_answered_in_parts(monkeypatch: pytest.MonkeyPatch, ends: str) -> None:
+    monkeypatch.setattr("proxy.protocols.amqp091.marking.MOST_ANSWERED", 4)
+    world = World({"queue:orders": NACK})
+    publisher, consumer = waiting(world, 10)
+    publisher.woken = False
+    if ends == "ack":
+        consumer.give(CLIENT, frames.ack(1, 0, multiple=True))
+    elif ends == "drain":
+        publisher.session.dismisses_client("", 0)
+    else:
+        publisher.now_ns = 5 * 10**9
+        publisher.woken = True
+    told = []
+    while publisher.woken:
+        publisher.tick()
+        told.append(len(answers(publisher)))
+    assert [count for count in told if count] == [4, 4, 2]
+    world.close()
+
+
 def test_an_answer_is_for_one_delivery_or_all_up_to_it() -> None:
     deliveries = Deliveries()
     for tag in (2, 3, 7):
@@ -711,3 +736,65 @@ def test_an_answer_is_for_one_delivery_or_all_up_to_it() -> None:
     assert deliveries.upto(4, multiple=False) == []
     assert deliveries.upto(4, multiple=True) == [2, 3]
     assert deliveries.upto(0, multiple=True) == [2, 3, 7]
+
+
+def test_what_no_rule_is_for_is_scanned_all_the_same(scan: str) -> None:
+    world = World(queues=("orders", "other"))
+    publisher, _ = world.publisher(), world.consumer()
+    data = frames.durable(1, "other", b"x") * 3
+    publisher.give(CLIENT, data + frames.durable(1, "orders", b"y") + data)
+    publisher.forget()
+    publisher.give(CLIENT, data)
+    assert publisher.written[BROKER] == data
+    assert type(publisher.batches[-1].requests[0].handle).__name__ == "_Publish"
+    assert isinstance(publisher.batches[-1].requests, Gathered) is (scan == "compiled")
+    assert world.state().pending == 1
+    # A rule that comes is for what comes then.
+    world.rules["queue:other"] = PERSIST
+    publisher.rules_version += 1
+    world.consumer("other")
+    publisher.forget()
+    publisher.give(CLIENT, frames.durable(1, "other", b"x"))
+    assert wire.CONFIRM_FIELD in publisher.written[BROKER]
+    publisher.rules_version += 1
+    world.rules.clear()
+    publisher.forget()
+    publisher.give(CLIENT, data)
+    assert publisher.written[BROKER] == data
+
+
+def test_publishes_of_who_does_not_wait_for_each_confirm_go_as_they_come(scan: str) -> None:
+    world = World()
+    publisher, consumer = world.publisher(1, 2), world.consumer()
+    data = frames.durable(1, "orders", b"x")
+    for _ in range(MOST_UNCONFIRMED):
+        publisher.give(CLIENT, data)
+    assert world.state().pending == MOST_UNCONFIRMED
+    world.broker.hear()
+    publisher.give(CLIENT, data)
+    publisher.give(CLIENT, data * 20)
+    assert publisher.written[BROKER] == data * 21
+    assert isinstance(publisher.batches[-1].requests, Gathered) is (scan == "compiled")
+    assert (world.state().pending, world.state().broker_total) == (MOST_UNCONFIRMED, 21)
+    # It is so for each channel.
+    for _ in range(MOST_UNCONFIRMED):
+        assert world.broker.deliver(consumer, 1, "c")
+    consumer.give(CLIENT, frames.ack(1, 0, multiple=True))
+    world.settle()
+    publisher.give(CLIENT, frames.durable(2, "orders", b"y"))
+    assert wire.CONFIRM_FIELD in publisher.written[BROKER]
+    while world.broker.deliver(consumer, 1, "c"):
+        pass
+    consumer.give(CLIENT, frames.ack(1, 0, multiple=True))
+    world.settle()
+    # And for a moment, even if it has heard of all meanwhile.
+    world.broker.confirm(publisher, 1, MOST_UNCONFIRMED + 21, multiple=True)
+    publisher.forget()
+    publisher.give(CLIENT, data)
+    assert publisher.written[BROKER] == data
+    world.broker.confirm(publisher, 1, MOST_UNCONFIRMED + 22)
+    world.pass_time(1.1)
+    publisher.forget()
+    publisher.give(CLIENT, data)
+    assert wire.CONFIRM_FIELD in publisher.written[BROKER]
+    world.close()

@@ -56,10 +56,7 @@ def spoiled(random: Random, pieces: list[bytes]) -> bytes:
     return bytes(out)
 
 
-@pytest.mark.parametrize("seed", range(300))
-def test_nothing_but_close_comes_of_bad_bytes(seed: int) -> None:
-    random = Random(seed)
-
+def relay_bad_bytes(random: Random) -> None:
     def decide(request: Request) -> Verdict | None:
         dice = random.random()
         if dice < 0.5:
@@ -96,16 +93,22 @@ def test_nothing_but_close_comes_of_bad_bytes(seed: int) -> None:
     assert session._publishes.waiting == session._answers.waiting == 0
 
 
-@pytest.mark.parametrize("seed", range(100))
-def test_a_greeting_that_is_changed_only_ends_the_connection(seed: int) -> None:
-    random = Random(seed)
-    driver = Driver()
-    reasons = {""}
-    try:
-        for side, greeting in ((CLIENT, frames.greeting()), (BROKER, frames.welcome())):
-            raw = bytearray(greeting)
-            raw[random.randrange(1 if side is CLIENT else 0, len(raw))] = random.randrange(256)
-            driver.give(side, bytes(raw), random, 1000)
-    except Close as close:
-        reasons.add(close.reason)
-    assert reasons <= {"", "bad_frame", "other_protocol"}
+@pytest.mark.parametrize("seeds", [range(100), pytest.param(range(100, 500), marks=pytest.mark.long)], ids=str)
+def test_nothing_but_close_comes_of_bad_bytes(seeds: range) -> None:
+    for seed in seeds:
+        relay_bad_bytes(Random(seed))
+
+
+def test_a_greeting_that_is_changed_only_ends_the_connection() -> None:
+    for seed in range(100):
+        random = Random(seed)
+        driver = Driver()
+        reasons = {""}
+        try:
+            for side, greeting in ((CLIENT, frames.greeting()), (BROKER, frames.welcome())):
+                raw = bytearray(greeting)
+                raw[random.randrange(1 if side is CLIENT else 0, len(raw))] = random.randrange(256)
+                driver.give(side, bytes(raw), random, 1000)
+        except Close as close:
+            reasons.add(close.reason)
+        assert reasons <= {"", "bad_frame", "other_protocol"}

@@ -362,8 +362,11 @@ class Model:
         assert nacked == refused_numbers
 
 
+SEEDS = [pytest.param(seed, marks=[pytest.mark.long] * (seed > 3)) for seed in range(10)]
+
+
 @pytest.mark.parametrize("limits", [(), ("delivery",)], ids=["publishes", "deliveries"])
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_what_goes_on_is_what_was_sent(seed: int, limits: tuple[str, ...]) -> None:
     model = Model(Random(seed), limits)
     model.play(400)
@@ -371,7 +374,7 @@ def test_what_goes_on_is_what_was_sent(seed: int, limits: tuple[str, ...]) -> No
     assert any(request.consumes for request in model.driver.requests) is bool(limits)
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_what_goes_on_is_what_was_sent_though_it_was_put_aside(seed: int) -> None:
     put_aside = 0
     for random in (Random(seed), Random(100 + seed), Random(200 + seed)):
@@ -387,7 +390,7 @@ def test_what_goes_on_is_what_was_sent_though_it_was_put_aside(seed: int) -> Non
     assert put_aside
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_what_passes_is_passed_on_as_it_is(seed: int) -> None:
     random = Random(seed)
     model = Model(random)

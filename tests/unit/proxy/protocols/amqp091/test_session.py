@@ -742,6 +742,23 @@ def test_what_was_never_decided_is_counted_as_lost() -> None:
     assert {request.refusal for request in driver.lost} == {"impossible"}
 
 
+@pytest.mark.parametrize(
+    ("header", "said"),
+    [
+        (b"AMQP\3\1\0\0", 'is AMQP 1.0: take protocol = "amqp"'),
+        (b"AMQP\0\1\0\0", 'is AMQP 1.0: take protocol = "amqp"'),
+        (b"AMQP\0\0\x09\1", "is AMQP 0.9.1, but the broker speaks something else"),
+        (b"GET / HT", "is not AMQP 0.9.1"),
+    ],
+)
+def test_what_is_said_of_another_protocol_is_of_use(header: bytes, said: str) -> None:
+    driver = Driver()
+    driver.give(CLIENT, header)
+    with pytest.raises(Close) as closed:
+        driver.give(BROKER, b"AMQP\0\1\0\0")
+    assert said in closed.value.detail
+
+
 def test_another_version_gets_the_brokers_answer_and_no_more() -> None:
     driver = Driver()
     driver.give(CLIENT, b"AMQP\3\1\0\0 and more")

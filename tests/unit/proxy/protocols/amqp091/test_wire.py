@@ -1,8 +1,13 @@
 import struct
+from contextlib import suppress
 
 import pytest
 from amqp_playbook import frames
+from amqp_playbook.broker import mode_of
+from hypothesis import given
+from hypothesis import strategies as st
 
+from proxy.protocols.amqp091 import wire
 from proxy.protocols.amqp091.about import AboutClient
 from proxy.protocols.amqp091.wire import (
     CONNECTION_START_OK,
@@ -149,3 +154,102 @@ def test_a_content_says_when_it_expires(flags: int, properties: bytes, expiratio
     assert read_expiration(content) == expiration_ms
     for stop in range(len(content)):
         assert read_expiration(content[:stop]) in {None, expiration_ms}
+
+
+# --- The mark of what waits for consumers ---------------------------------------------------------
+
+# What holds the field by chance is left alone; the longest that may not.
+short_strings = st.binary(max_size=len(wire.CONFIRM_FIELD) - 1).map(frames.short)
+NAMES = (b"a", b"n", b"x-deat", b"x-sluice-confir", b"CC")
+
+
+def tables(*names: bytes) -> st.SearchStrategy[bytes]:
+    """Make fields with some names."""
+    values = (b"t\1", b"V", b"I" + bytes(4), b"F" + bytes(4), b"A" + frames.long(b"S" + frames.long("k")))
+    pairs = st.tuples(st.sampled_from(names), st.sampled_from(values))
+    return st.lists(pairs, max_size=4).map(lambda pairs: b"".join(frames.short(name) + value for name, value in pairs))
+
+
+fields = tables(*NAMES)
+added_fields = tables(*NAMES, b"x-death")
+properties = st.fixed_dictionaries(
+    {},
+    optional={
+        **dict.fromkeys(
+            (
+                *("content_type", "content_encoding", "correlation_id", "reply_to", "message_id"),
+                *("type", "user_id", "app_id", "cluster_id"),
+            ),
+            short_strings,
+        ),
+        "headers": fields,
+        "priority": st.binary(min_size=1, max_size=1),
+        "timestamp": st.binary(min_size=8, max_size=8),
+    },
+).filter(
+    # What holds such a name is not marked.
+    lambda said: not any(name in value for name in (b"x-sluice-confirm", b"x-death") for value in said.values())
+)
+numbers = st.integers(0, (1 << 64) - 1)
+
+
+@given(properties, numbers, numbers, st.integers(0, 1 << 20))
+def test_a_marked_header_is_restored_byte_for_byte(said: dict[str, bytes], maker: int, number: int, size: int) -> None:
+    header = frames.header(size, **said)  # type: ignore[arg-type]  # as it takes them
+    marked = wire.mark_header(header, maker, number)
+    assert marked is not None
+    assert mode_of(marked) == 1
+    assert wire.read_content_header(marked, 0, len(marked))[:2] == (60, size)
+    assert wire.mark_header(marked, maker, number) is None
+    mark = wire.read_mark(marked)
+    assert mark is not None
+    assert mark == (header, maker, number, False)
+
+
+@given(properties, fields, fields)
+def test_what_was_dead_lettered_before_is_not_marked_and_what_is_on_the_way_is_told(
+    said: dict[str, bytes], before: bytes, behind: bytes
+) -> None:
+    death = b"\7x-deathA\0\0\0\0"
+    dead = frames.header(7, **said | {"headers": before + death + behind})  # type: ignore[arg-type]  # as it takes them
+    assert wire.mark_header(dead, 1, 2) is None
+    marked = wire.mark_header(frames.header(7, headers=before), 1, 2)
+    assert marked is not None
+    at = marked.index(wire.CONFIRM_FIELD)
+    length = int.from_bytes(marked[at - 4 : at], "big")
+    died = b"".join((marked[: at - 4], (length + len(death)).to_bytes(4, "big"), death, marked[at:]))
+    mark = wire.read_mark(died)
+    assert mark is not None
+    assert mark.died
+
+
+@given(properties, added_fields, added_fields)
+def test_what_a_broker_has_added_to_the_headers_stays(said: dict[str, bytes], before: bytes, behind: bytes) -> None:
+    header = frames.header(7, **said)  # type: ignore[arg-type]  # as it takes them
+    marked = wire.mark_header(header, 1, 2)
+    assert marked is not None
+    at = marked.index(wire.CONFIRM_FIELD)
+    length = int.from_bytes(marked[at - 4 : at], "big")
+    added = (length + len(before) + len(behind)).to_bytes(4, "big")
+    changed = b"".join((marked[: at - 4], added, before, marked[at : at + length], behind, marked[at + length :]))
+    mark = wire.read_mark(changed)
+    assert mark is not None
+    assert mark.died is (b"\7x-death" in before + behind)
+    own, has_more = said.pop("headers", None), bool(before or behind)
+    expected = before + (own or b"") + behind if own is not None or has_more else None
+    assert mark.header == frames.header(7, headers=expected, **said)  # type: ignore[arg-type]  # likewise
+
+
+@given(st.data(), properties)
+def test_no_header_makes_more_than_malformed(data: st.DataObject, said: dict[str, bytes]) -> None:
+    header = frames.header(7, **said)  # type: ignore[arg-type]  # as it takes them
+    marked = wire.mark_header(header, 1, 2)
+    assert marked is not None
+    for each in (header, marked):
+        broken = bytearray(each[: data.draw(st.integers(0, len(each)))])
+        for at, byte in data.draw(st.lists(st.tuples(st.integers(0, 200), st.integers(0, 255)), max_size=4)):
+            if at < len(broken):
+                broken[at] = byte
+        for edit in (lambda raw: wire.mark_header(raw, 1, 2), wire.read_mark):
+            with suppress(Malformed):
+                edit(bytes(broken))

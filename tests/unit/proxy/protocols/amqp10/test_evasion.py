@@ -1,12 +1,15 @@
 """What a client may try to get past a limit, or to have others pay for it."""
 
+from random import Random
+
 import pytest
 from amqp10_playbook import codec
 from amqp10_playbook.codec import say
-from amqp10_playbook.driver import BROKER, CLIENT, ORDERS, REFUSED, SHAPED, Driver, hold
+from amqp10_playbook.driver import BROKER, CLIENT, ORDERS, REFUSED, SHAPED, Driver, hold, refuse
 
 from limiter.rules.resource import Resource
 from proxy.deciding.batch import Charge
+from proxy.protocols.amqp10 import links
 from proxy.protocols.amqp10.options import AMQP10Options
 from proxy.protocols.base import Terms
 from proxy.protocols.options import ScanName
@@ -69,3 +72,171 @@ def test_no_more_is_given_back_than_was_charged() -> None:
     prepaid = sum(request.messages for request in driver.requests) - 2
     (back,) = [each for batch in driver.batches for each in batch.charges if isinstance(each, Charge) and each.messages]
     assert (back.messages, back.size_bytes) == (-prepaid, -100 * prepaid)
+
+
+# --- Copies ---------------------------------------------------------------------------------------
+
+OTHER = Resource("queue", "other")
+
+
+def copied(*keys: str, before: int = 0) -> bytes:
+    """Return a message that names copies, behind so many bytes of other annotations."""
+    annotations = {codec.Symbol("x-a"): "a" * before, codec.Symbol("x-cc"): list(keys)}
+    return codec.message(b"x", annotations=annotations)
+
+
+@pytest.mark.parametrize("scan", ["python", "compiled"])
+@pytest.mark.parametrize("own", [None, SHAPED, REFUSED])
+def test_a_message_whose_copies_are_over_a_limit_is_rejected(scan: ScanName, own: Terms | None) -> None:
+    terms = {OTHER: SHAPED} | ({} if own is None else {ORDERS: own})
+    driver = Driver(terms=terms, options=AMQP10Options(scan=scan)).open().sends()
+    driver.credit(170)
+    assert len(driver.send(0, payload=copied("other"))) == 1
+    decided = [request for request in driver.requests if not request.most]
+    assert [request.resources for request in decided] == [(ORDERS, OTHER) if own is REFUSED else (OTHER,)]
+    assert (decided[0].asks, decided[0].may_wait) == ("all", False)
+    driver.decide = refuse
+    driver.to(CLIENT)
+    assert driver.send(1, payload=copied("other")) == []
+    assert "disposition" in [said.name for said in driver.to(CLIENT)]
+    # Those that name none that is limited go on.
+    driver.decide = lambda _: None
+    for number, payload in ((2, copied("free")), (3, codec.message(b"x"))):
+        assert len(driver.send(number, payload=payload)) == 1
+
+
+def test_copies_named_behind_the_first_frame_are_found() -> None:
+    driver = Driver(refuse, terms={OTHER: SHAPED}).open().sends()
+    driver.credit(170)
+    payload = copied("other", before=5000)
+    chunks = list(codec.in_chunks(payload, 1000))
+    for at, each in enumerate(chunks):
+        first = {"delivery_id": 0, "delivery_tag": b"t"} if at == 0 else {}
+        assert driver.client(1, "transfer", each, handle=0, more=at < len(chunks) - 1, **first) == []
+    assert driver.to(CLIENT)[0].name == "disposition"
+    # Of others nothing is kept once it is known that they name none.
+    chunks = list(codec.in_chunks(codec.message(b"x" * 5000), 1000))
+    assert len(driver.client(1, "transfer", chunks[0], handle=0, delivery_id=1, delivery_tag=b"t", more=True)) == 1
+
+
+@pytest.mark.parametrize("settled", [False, True])
+@pytest.mark.parametrize(
+    "payload",
+    [
+        copied(*map(str, range(256)), "other"),
+        codec.message(b"x", annotations={codec.Symbol("x-cc"): ["other"]} | {str(at): at for at in range(5000)}),
+    ],
+    ids=["too many copies", "too many annotations"],
+)
+def test_what_is_not_read_is_no_way_past_a_limit(payload: bytes, settled: bool) -> None:  # noqa: FBT001
+    driver = Driver(terms={OTHER: SHAPED}).open().sends()
+    driver.credit(170)
+    assert driver.send(0, payload=payload, settled=settled) == []
+    if settled:
+        assert driver.closed is not None
+        assert driver.closed.reason == "unreadable_message"
+    else:
+        assert driver.to(CLIENT)[0].name == "disposition"
+
+
+@pytest.mark.parametrize("settled", [False, True])
+@pytest.mark.parametrize("longest", [None, 50_000])
+def test_copies_named_late_in_a_long_frame_are_found(settled: bool, longest: int | None) -> None:  # noqa: FBT001
+    driver = Driver(refuse, terms={OTHER: SHAPED}).open().sends()
+    driver.credit(170)
+    driver.forget()
+    frame = say(
+        1, "transfer", copied("other", before=70_000), handle=0, delivery_id=0, delivery_tag=b"t", settled=settled
+    )
+    random = None if longest is None else Random(1)
+    driver.give(CLIENT, frame, random, longest=longest or 1 << 20)
+    driver.tick()
+    if not settled:
+        assert driver.to(BROKER) == []
+        assert driver.to(CLIENT)[0].name == "disposition"
+    else:
+        assert driver.charged == 1 or driver.closed is not None
+
+
+def test_a_settled_message_that_is_aborted_before_it_says_where_it_is_to_go_ends_nothing() -> None:
+    driver = Driver(terms={ORDERS: SHAPED}).open().sends(0, None)
+    driver.credit(170)
+    part = codec.message(b"x", to="/queues/orders")[:9]
+    driver.client(1, "transfer", part, handle=0, delivery_id=0, delivery_tag=b"t", settled=True, more=True)
+    driver.client(1, "transfer", b"", handle=0, aborted=True)
+    assert driver.closed is None
+
+
+@pytest.mark.parametrize("scan", ["python", "compiled"])
+def test_a_link_of_settled_messages_waits_until_their_copies_are_paid(scan: ScanName) -> None:
+    driver = Driver(hold, terms={OTHER: SHAPED}, options=AMQP10Options(scan=scan)).open().sends()
+    driver.now_ns = 1
+    driver.credit(10)
+    for number in range(10):
+        assert len(driver.send(number, payload=copied("other"), settled=True)) == 1
+    driver.tick()
+    driver.forget()
+    (flow,) = driver.credit(10, count=10)
+    assert flow["delivery_count"] + flow["link_credit"] == 10
+    while driver.held:
+        assert driver.charged < 10
+        assert driver.to(CLIENT) == []
+        driver.resolve(next(iter(driver.held.values()))[0].most)
+        driver.tick()
+    assert driver.charged == 10
+    (flow,) = driver.to(CLIENT)
+    assert flow["delivery_count"] + flow["link_credit"] == 20
+
+
+def test_an_anonymous_link_of_settled_messages_pays_for_all_that_they_name() -> None:
+    driver = Driver(terms={ORDERS: SHAPED}).open().sends(0, None)
+    driver.credit(170)
+    payload = codec.message(
+        b"x", to="/queues/orders", annotations={codec.Symbol("x-cc"): [str(number) for number in range(20)]}
+    )
+    driver.send(0, payload=payload, settled=True)
+    driver.tick()
+    assert driver.charged == 1
+
+
+# --- Credit that is not used ----------------------------------------------------------------------
+
+
+def test_links_of_a_connection_hoard_no_more_than_so_much_credit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links, "MOST_UNPAID", 9)
+    driver = Driver(terms={ORDERS: SHAPED}).open()
+    number = 0
+    for turn in range(2):
+        for handle in range(20):
+            driver.sends(handle)
+            driver.credit(170, handle=handle)
+        assert driver.charged == 20 * turn + 40
+        for _ in range(20):
+            driver.now_ns += 300_000_000
+            driver.tick()
+        # What is over that stays charged.
+        assert driver.charged == 20 * turn + 40 - 9
+        for handle in range(20):
+            driver.send(number, handle=handle)
+            number += 1
+        for handle in range(20):
+            driver.client(1, "detach", handle=handle, closed=True)
+            driver.broker(5, "detach", handle=handle + 3, closed=True)
+        driver.tick()
+        assert driver.charged == driver.paid == 20 * turn + 20
+
+
+def test_anonymous_links_of_a_connection_hoard_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links, "MOST_UNPAID", 9)
+    driver = Driver(terms={ORDERS: SHAPED}).open()
+    told = []
+    for handle in range(20):
+        driver.sends(handle, None)
+        told += [said["link_credit"] for said in driver.credit(170, handle=handle)]
+    assert told == [2] * 5 + [1] * 15
+    number = 0
+    for _ in range(3):
+        for handle in range(20):
+            driver.send(number, handle=handle, payload=codec.message(b"x", to="/queues/free"), settled=True)
+            number += 1
+    assert driver.closed is None

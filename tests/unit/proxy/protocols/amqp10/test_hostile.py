@@ -68,44 +68,44 @@ def talk() -> dict:
 
 
 @pytest.mark.parametrize("scan", ["python", "compiled"])
-@pytest.mark.parametrize("seed", range(60))
-def test_whatever_comes_is_relayed_or_ends_the_connection(seed: int, scan: ScanName) -> None:
-    random = Random(seed)
-    for _ in range(10):
-        terms = {ORDERS: random.choice([Terms(), Terms(delays=True), REFUSED, Terms(True, True, 60)])}
-        driver = Driver(refuse if random.random() < 0.5 else lambda _: None, terms=terms)
-        said = talk()
-        rest = {}
-        for side, frames in said.items():
-            for _ in range(random.choice([0, 1, 3])):
-                at, kind = random.randrange(len(frames)), random.randrange(5)
-                frame = bytearray(frames[at])
-                if kind == 0 and frame:
-                    frame[random.randrange(len(frame))] ^= 1 << random.randrange(8)
-                elif kind == 1:
-                    del frame[random.randint(0, len(frame)) :]
-                elif kind == 2:
-                    frame += random.randbytes(3)
-                elif kind == 3:
-                    other = random.randrange(len(frames))
-                    frames[at], frames[other] = frames[other], frames[at]
-                    continue
-                else:
-                    frames.insert(at, bytes(frame))
-                frames[at] = bytes(frame)
-            rest[side] = b"".join(frames)
-        while any(rest.values()) and driver.closed is None:
-            side = random.choice([CLIENT, BROKER])
-            size = random.randint(1, 400)
-            driver.give(side, rest[side][:size], random, longest=200)
-            rest[side] = rest[side][size:]
-            driver.now_ns += 10_000_000
-            driver.tick()
-        driver.session.describe()
-        driver.session.farewell("over", driver.now_ns)
-        driver.session.in_flight()
-        driver.take()
-        driver.session.close()
+def test_whatever_comes_is_relayed_or_ends_the_connection(scan: ScanName) -> None:
+    for seed in range(60):
+        random = Random(seed)
+        for _ in range(10):
+            terms = {ORDERS: random.choice([Terms(), Terms(delays=True), REFUSED, Terms(True, True, 60)])}
+            driver = Driver(refuse if random.random() < 0.5 else lambda _: None, terms=terms)
+            said = talk()
+            rest = {}
+            for side, frames in said.items():
+                for _ in range(random.choice([0, 1, 3])):
+                    at, kind = random.randrange(len(frames)), random.randrange(5)
+                    frame = bytearray(frames[at])
+                    if kind == 0 and frame:
+                        frame[random.randrange(len(frame))] ^= 1 << random.randrange(8)
+                    elif kind == 1:
+                        del frame[random.randint(0, len(frame)) :]
+                    elif kind == 2:
+                        frame += random.randbytes(3)
+                    elif kind == 3:
+                        other = random.randrange(len(frames))
+                        frames[at], frames[other] = frames[other], frames[at]
+                        continue
+                    else:
+                        frames.insert(at, bytes(frame))
+                    frames[at] = bytes(frame)
+                rest[side] = b"".join(frames)
+            while any(rest.values()) and driver.closed is None:
+                side = random.choice([CLIENT, BROKER])
+                size = random.randint(1, 400)
+                driver.give(side, rest[side][:size], random, longest=200)
+                rest[side] = rest[side][size:]
+                driver.now_ns += 10_000_000
+                driver.tick()
+            driver.session.describe()
+            driver.session.farewell("over", driver.now_ns)
+            driver.session.in_flight()
+            driver.take()
+            driver.session.close()
 
 
 def test_a_frame_longer_than_the_other_peer_takes_is_not_relayed() -> None:

@@ -1,15 +1,18 @@
 """The model peers keep their rules, notice when one is broken, and notice no more of a session between than it says."""
 
 import os
+from collections.abc import Callable
+from random import Random
 
 import pytest
 from amqp10_playbook.between import Between
 from amqp10_playbook.driver import ORDERS, REFUSED, SHAPED
 from amqp10_playbook.peers import Peer, RuleBrokenError, Session
-from amqp10_playbook.trial import Direct, Trial
+from amqp10_playbook.trial import Addresses, Direct, Trial
 
 from limiter.rules.resource import Resource
 from proxy.protocols.base import Terms
+from proxy.protocols.options import ScanName
 
 DELIVERIES = Resource("delivery", "orders")
 #: What rules say.
@@ -18,25 +21,71 @@ LIMITS = {
     "refused": {ORDERS: REFUSED},
     "both": {ORDERS: Terms(delays=True, refuses=True), DELIVERIES: SHAPED},
 }
-SEEDS = 40 * max(1, int(os.environ.get("SLUICE_FUZZ_FACTOR", "1")))
+FACTOR = max(1, int(os.environ.get("SLUICE_FUZZ_FACTOR", "1")))
+#: Queues of all sorts, and what rules say of what is sent to them.
+QUEUES = {
+    "free": Terms(),
+    "shaped": SHAPED,
+    "refused": REFUSED,
+    "both": Terms(delays=True, refuses=True),
+    "bytes": Terms(delays=True, most_bytes=1000),
+}
 
 
-@pytest.mark.parametrize("seed", range(60))
-def test_two_peers_without_anything_between(seed: int) -> None:
-    trial = Trial(seed, Direct(), closes=seed % 3 == 0).run()
-    assert seed % 3 == 0 or sum(trial.outcomes.values()) > 0
+def busy(detail: str) -> bool:
+    return "SYSTEM_BUSY" in detail
 
 
-@pytest.mark.parametrize("seed", range(30))
-def test_two_peers_with_a_session_between_that_limits_nothing(seed: int) -> None:
-    Trial(seed, Between(seed, {}), closes=seed % 3 == 0).run()
+def with_seeds(run: Callable[[int], object], first: int, count: int) -> None:
+    """Run several seeds; an error says which."""
+    for seed in range(first, first + count):
+        try:
+            run(seed)
+        except Exception as error:
+            error.add_note(f"seed {seed}")
+            raise
+
+
+def test_two_peers_without_anything_between() -> None:
+    def run(seed: int) -> None:
+        trial = Trial(seed, Direct(), closes=seed % 3 == 0).run()
+        assert seed % 3 == 0 or sum(trial.outcomes.values()) > 0
+
+    with_seeds(run, 0, 40)
+
+
+def test_two_peers_with_a_session_between_that_limits_nothing() -> None:
+    with_seeds(lambda seed: Trial(seed, Between(seed, {}), closes=seed % 3 == 0).run(), 0, 30)
 
 
 @pytest.mark.parametrize("limits", LIMITS)
-@pytest.mark.parametrize("seed", range(SEEDS))
-def test_two_peers_with_a_session_between_that_limits(seed: int, limits: str) -> None:
-    between = Between(seed, LIMITS[limits])
-    Trial(seed, between, refused=lambda detail: "SYSTEM_BUSY" in detail, closes=seed % 4 == 0).run()
+@pytest.mark.parametrize("block", range(2))
+def test_two_peers_with_a_session_between_that_limits(block: int, limits: str) -> None:
+    def run(seed: int) -> None:
+        Trial(seed, Between(seed, LIMITS[limits]), refused=busy, closes=seed % 4 == 0).run()
+
+    with_seeds(run, block * 1_000_000, 10 * FACTOR)
+
+
+@pytest.mark.parametrize("scan", ["python", "auto"])
+@pytest.mark.parametrize("block", range(4))
+def test_neither_peer_sees_a_rule_broken(block: int, scan: ScanName) -> None:
+    """Queues of all sorts, rules that change, and links and sessions that come and go."""
+
+    def run(seed: int) -> None:
+        random = Random(seed)
+        closes = random.random() < 0.3
+        terms = {Resource("queue", name): each for name, each in QUEUES.items()}
+        terms |= {Resource("delivery", "shaped"): SHAPED, Resource("delivery", "free"): Terms()}
+        refusals = random.choice([0.0, 0.1, 0.5, 1.0])
+        between = Between(seed, terms, scan=scan, changes=random.random() < 0.3, refusals=refusals)
+        trial = Trial(seed, between, addresses=Addresses.of(*QUEUES), refused=busy, closes=closes).run(600)
+        said = between.driver.session.describe().refused
+        assert trial.refused <= said
+        # One that was aborted may have been refused before.
+        assert closes or said <= trial.refused + trial.outcomes.get("aborted", 0)
+
+    with_seeds(run, block * 1_000_000, 6 * FACTOR)
 
 
 class Loses(Direct):
@@ -118,7 +167,7 @@ def test_numbers_and_credit_are_held_to(broken: str) -> None:
     client.say(0, "transfer", b"x", handle=0, delivery_id=number, delivery_tag=b"1", settled=True)
     session.outgoing_id = (session.outgoing_id + 1) % (1 << 32)
     exchange(client, broker)
-    following = number + (2 if broken == "number" else 1)
+    following = (number + (2 if broken == "number" else 1)) % (1 << 32)
     client.say(0, "transfer", b"x", handle=0, delivery_id=following, delivery_tag=b"2", settled=True)
     with pytest.raises(RuleBrokenError, match="is not" if broken == "number" else "beyond the credit"):
         exchange(client, broker)

@@ -119,11 +119,6 @@ class TestRenumbering:
         assert deliveries.back_ranges(3, 20) == [(4, 4)]
         assert deliveries.forward_ranges(2, 2) == []
 
-    def test_a_client_gets_few_ranges_of_a_range(self) -> None:
-        deliveries, _ = numbering(0, ".x" * 100)
-        ranges = deliveries.back_ranges(0, 99, most=3)
-        assert ranges == [(0, 0), (2, 2), (4, 198)]
-
     def test_breaks_that_nothing_unsettled_is_before_are_forgotten(self) -> None:
         deliveries = Renumbering()
         for at in range(0, 100_000, 2):
@@ -245,3 +240,20 @@ class TestTransfers:
         assert transfers.left() == 10
         assert transfers.flow_of_sender(3, 900) == 0
         assert transfers.outgoing_window == 900
+
+
+def test_what_was_aborted_and_never_answered_does_not_end_refusals() -> None:
+    ids = Renumbering()
+    number = 0
+    for _ in range(3 * renumbering.MOST_BREAKS):
+        assert ids.reserve()
+        ids.swallow(number)
+        ids.came(number + 1)
+        ids.aborted(number + 1)
+        number += 2
+    assert ids.unsettled == 0
+    # What was answered late is told by its number all the same.
+    first = ids.forward(number - 1)
+    assert ids.back_ranges(first, first) == [(number - 1, number - 1)]
+    assert ids.settled(number - 1, number - 1) == 1
+    assert ids.unsettled == 0

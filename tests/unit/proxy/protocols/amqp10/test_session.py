@@ -8,8 +8,8 @@ from amqp10_playbook.codec import Described, ULong, say
 from amqp10_playbook.driver import BROKER, CLIENT, ORDERS, REFUSED, SHAPED, Decide, Driver, hold, refuse
 
 from limiter.rules.resource import Resource
-from proxy.deciding.batch import Grant
-from proxy.protocols.amqp10 import conversation, renumbering
+from proxy.deciding.batch import Grant, Refuse
+from proxy.protocols.amqp10 import renumbering
 from proxy.protocols.amqp10.links import Link
 from proxy.protocols.amqp10.options import AMQP10Options
 from proxy.protocols.base import NO_TERMS, Close, Terms
@@ -398,6 +398,51 @@ def test_numbers_differ_from_then_on() -> None:
     assert driver.session.in_flight() == 0
 
 
+def test_no_frame_is_longer_than_the_other_peer_takes_because_its_numbers_are() -> None:
+    driver = Driver(refuse, terms={ORDERS: REFUSED}).open(max_frame_size=600, broker={"max_frame_size": 600})
+    driver.sends().sends(1, "/queues/free")
+    for handle in range(2):
+        driver.credit(100, handle=handle)
+    driver.forget()
+    last = 2**32 - 1
+    for number in (last - 1, last):
+        assert driver.send(number) == []
+    driver.to(CLIENT)
+    driver.decide = lambda _: None
+    frames, sent = b"", {0: b"", 1: b""}
+    for number, handle in enumerate((1, 0, 1)):
+        fields = {"handle": handle, "delivery_id": number, "delivery_tag": b"0"}
+        left = 600 - len(say(1, "transfer", codec.message(bytes(300)), **fields))
+        payload = codec.message(bytes(300 + left))
+        sent[handle] += payload
+        frames += say(1, "transfer", payload, **fields)
+    driver.give(CLIENT, frames)
+    sizes, data = [], bytes(driver.written[BROKER])
+    while data:
+        sizes.append(int.from_bytes(data[:4], "big"))
+        data = data[sizes[-1] :]
+    assert max(sizes) <= 600
+    said = driver.to(BROKER)
+    assert [each["delivery_id"] for each in said if each["delivery_id"] is not None] == [last - 1, last, 0]
+    for handle, payload in sent.items():
+        assert b"".join(each.payload for each in said if each["handle"] == handle) == payload
+    (flow,) = driver.client(
+        1, "flow", next_incoming_id=2**32 - 4, incoming_window=9, next_outgoing_id=15, outgoing_window=9
+    )
+    assert flow["next_outgoing_id"] == 10 + len(said)
+    # The other way round.
+    driver.to(CLIENT)
+    state = Described(ULong(0x25), [Described(ULong(0x1D), [codec.Symbol("amqp:a"), "e" * 500])])
+    frame = say(5, "disposition", role=True, first=0, last=0, settled=True, state=state)
+    state.value[0].value[1] += "e" * (600 - len(frame))
+    frame = say(5, "disposition", role=True, first=0, last=0, settled=True, state=state)
+    assert len(frame) == 600
+    driver.give(BROKER, frame)
+    assert len(driver.written[CLIENT]) <= 600
+    (told,) = driver.to(CLIENT)
+    assert (told["first"], told["last"]) == (2, 2)
+
+
 def test_what_cannot_be_swallowed_goes_on_and_is_charged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(renumbering, "MOST_BREAKS", 4)
     driver = refused()
@@ -430,25 +475,16 @@ def test_no_more_is_swallowed_in_one_chunk_than_may_be(monkeypatch: pytest.Monke
     assert [said["first"] for said in driver.to(CLIENT) if said.name == "disposition"] == list(range(4))
 
 
-def test_a_disposition_is_cut_into_no_more_than_a_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conversation, "MOST_RANGES", 3)
+def test_a_disposition_says_nothing_of_what_was_refused_however_often_that_was() -> None:
     driver = refused()
-    for number in range(10):
+    for number in range(400):
         driver.decide = (lambda _: None) if number % 2 else refuse
+        if number % 100 == 0:
+            driver.credit(100, count=number // 2)
         driver.send(number)
     driver.forget()
-    accepted = {"role": True, "first": 0, "last": 4, "settled": True}
-    # One that is being refused is not accepted.
-    driver.decide = refuse
-    driver.client(1, "transfer", b"x", handle=0, delivery_id=10, delivery_tag=b"t", more=True)
-    ranges = [
-        (said["first"], said["last"]) for said in driver.broker(5, "disposition", **accepted | {"settled": False})
-    ]
-    assert ranges == [(1, 1), (3, 3), (5, 5), (7, 7), (9, 9)]
-    driver.client(1, "transfer", b"x", handle=0)
-    driver.forget()
-    ranges = [(said["first"], said["last"]) for said in driver.broker(5, "disposition", **accepted)]
-    assert ranges == [(1, 1), (3, 3), (5, 9)]
+    heard = driver.broker(5, "disposition", role=True, first=0, last=199, settled=True)
+    assert [(said["first"], said["last"]) for said in heard] == [(number, number) for number in range(1, 400, 2)]
     assert driver.session.in_flight() == 0
 
 
@@ -523,6 +559,16 @@ def test_settled_messages_are_never_refused() -> None:
     assert driver.paid == 1
 
 
+def test_a_message_that_is_too_large_is_told_the_size() -> None:
+    too_large = Refuse(ORDERS, "queue:orders", 0, most=1000, most_of="bytes")
+    driver = refused(lambda _: too_large)
+    driver.send(0, b"x" * 2000)
+    error = driver.to(CLIENT)[0]["state"].value[0].value
+    assert error[1] == (
+        "SYSTEM_BUSY: queue:orders takes no message of more than the 1000 bytes that rule queue:orders admits at once"
+    )
+
+
 def test_a_message_larger_than_its_limit_is_decided() -> None:
     driver = refused(terms=Terms(delays=True, most_bytes=1000))
     driver.tick()
@@ -580,7 +626,7 @@ def test_a_delivery_that_never_says_its_address_is_rejected() -> None:
         driver.client(1, "transfer", each, handle=0, more=True, **first)
     driver.client(1, "transfer", b"", handle=0)
     assert not driver.written[BROKER]
-    assert [said.name for said in driver.to(CLIENT)] == ["disposition", "flow"]
+    assert [said.name for said in driver.to(CLIENT)] == ["flow", "disposition"]
 
 
 def test_what_is_kept_back_is_decided_before_the_window_is_used_up() -> None:
@@ -595,34 +641,59 @@ def test_what_is_kept_back_is_decided_before_the_window_is_used_up() -> None:
     driver.tick()
     # What was swallowed is no part of the window: without that the rest could not come.
     (flow,) = driver.to(CLIENT)
-    assert (flow["next_incoming_id"], flow["incoming_window"], flow["handle"]) == (13, 3, None)
+    assert (flow["next_incoming_id"], flow["incoming_window"], flow["link_credit"]) == (13, 3, 3)
     driver.client(1, "transfer", part[3:], handle=0)
-    assert [said.name for said in driver.to(CLIENT)] == ["disposition", "flow"]
+    assert [said.name for said in driver.to(CLIENT)] == ["disposition"]
 
 
-def test_settled_messages_of_an_anonymous_link_shape_its_credit() -> None:
-    driver = anonymous(hold)
+def test_settled_messages_of_an_anonymous_link_are_paid_before_more_credit_comes() -> None:
+    driver = Driver(hold, terms={ORDERS: REFUSED}).open().sends(0, None)
+    driver.now_ns = 1
+    # What they are for is not known before: so it begins with little.
+    (flow,) = driver.credit(170)
+    assert flow["link_credit"] == 2
     payload = codec.message(b"x", to="/queues/orders")
-    assert len(driver.send(0, payload=payload, settled=True)) == 1
+    for number in range(2):
+        assert len(driver.send(number, payload=payload, settled=True)) == 1
+    driver.tick()
+    assert driver.paid == 2
+    ((request, _),) = driver.held.values()
+    assert (request.resources, request.messages, request.most) == ((ORDERS,), 1, 1)
+    (flow,) = [said for said in driver.to(CLIENT) if said.name == "flow"][-1:] or [None]
+    told = 2 if flow is None else flow["delivery_count"] + flow["link_credit"]
+    assert told <= 3
+    driver.resolve(1)
     driver.tick()
     assert driver.charged == 1
-    assert driver.paid == 1
-    (flow,) = driver.credit(200, count=1)
-    assert flow["delivery_count"] + flow["link_credit"] == 100
+    assert not driver.to(CLIENT)
+    driver.resolve(1)
+    assert driver.charged == 2
+    (flow,) = driver.to(CLIENT)
+    assert flow["delivery_count"] + flow["link_credit"] == 4
 
 
-def test_settled_messages_to_elsewhere_do_not_end_that() -> None:
+def test_what_settled_messages_owe_is_charged_at_the_end_of_their_link() -> None:
+    driver = Driver(hold, terms={ORDERS: REFUSED}).open().sends(0, None)
+    driver.credit(170)
+    for number in range(2):
+        driver.send(number, payload=codec.message(b"x", to="/queues/orders"), settled=True)
+    driver.tick()
+    driver.client(1, "detach", handle=0, closed=True)
+    driver.tick()
+    assert not driver.held
+    assert sum(charge.messages for batch in driver.batches for charge in batch.charges) == 2
+
+
+def test_settled_messages_to_elsewhere_get_all_credit() -> None:
     driver = anonymous(hold)
-    driver.send(0, payload=codec.message(b"x", to="/queues/orders"), settled=True)
-    driver.tick()
-    for number in range(1, 4):
+    for number in range(4):
         driver.send(number, payload=codec.message(b"x", to="/queues/free"), settled=True)
-    driver.tick()
-    # Only what was for the limited queue is charged to it.
-    assert driver.charged == 1
+        driver.tick()
+    assert driver.charged == 0
     assert driver.paid == 4
-    (flow,) = driver.credit(200, count=4)
-    assert flow["delivery_count"] + flow["link_credit"] == 100
+    assert not driver.held
+    flow = driver.to(CLIENT)[-1]
+    assert flow["delivery_count"] + flow["link_credit"] > 6
 
 
 # --- Sessions and links ---------------------------------------------------------------------------
@@ -680,6 +751,7 @@ def test_links_are_described() -> None:
     driver.now_ns = 5_000_000
     (first, second) = driver.session.describe().links
     assert (first.name, first.session, first.sends, first.resource) == ("sender-0", 1, True, "queue:orders")
+    assert (first.address, second.address) == ("/queues/orders", "/queues/orders")
     assert (first.credit, first.withheld, first.used) == (0, 170, 0)
     assert (second.name, second.sends, second.resource) == ("receiver-1", False, "delivery:orders")
 
@@ -785,6 +857,51 @@ def test_a_drain_waits_for_what_is_not_settled() -> None:
     assert driver.session.in_flight() == 1
     driver.broker(5, "detach", handle=3, closed=True)
     assert driver.session.in_flight() == 0
+
+
+@pytest.mark.parametrize("terms", [NO_TERMS, REFUSED])
+def test_one_delivery_at_a_time_is_timed_until_it_is_settled(terms: Terms) -> None:
+    driver = refused(lambda _: None, terms)
+    driver.send(0, settled=True)
+    for number in range(1, 4):
+        driver.now_ns = number * 1000
+        driver.send(number)
+    answered = {"role": True, "settled": True}
+    driver.now_ns = 10_000
+    driver.broker(5, "disposition", first=2, last=3, **answered)
+    assert not any(driver.counters.round_trip.durations().counts)
+    driver.broker(5, "disposition", first=1, **answered)
+    timed = driver.counters.round_trip.durations()
+    assert (sum(timed.counts), timed.sum_s) == (1, 9e-6)
+    # The next one that comes, unless its link ends before.
+    driver.send(4)
+    driver.now_ns += 5000
+    driver.broker(5, "disposition", first=4, **answered)
+    assert sum(driver.counters.round_trip.durations().counts) == 2
+    driver.send(5)
+    driver.broker(5, "detach", handle=3, closed=True)
+    assert sum(driver.counters.round_trip.durations().counts) == 2
+
+
+def test_nobody_waits_for_long_for_what_a_link_had_sent_that_has_ended() -> None:
+    driver = Driver(terms={ORDERS: REFUSED}).open().sends().sends(1)
+    for handle in range(2):
+        driver.credit(10, handle=handle)
+    driver.send(0)
+    driver.send(1)
+    driver.client(1, "detach", handle=0, closed=True)
+    driver.broker(5, "detach", handle=3, closed=True)
+    driver.send(2, handle=1)
+    assert driver.session.in_flight() == 3
+    due_ns = driver.session.next_tick_ns()
+    assert due_ns is not None
+    driver.now_ns = due_ns
+    driver.tick()
+    # The first two may have belonged to either link; the last has not.
+    assert driver.session.in_flight() == 1
+    driver.broker(5, "disposition", role=True, first=0, last=2, settled=True)
+    assert driver.session.in_flight() == 0
+    assert driver.session.next_tick_ns() is None
 
 
 def test_too_many_sessions_end_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -895,6 +1012,27 @@ def test_what_was_kept_back_goes_on_before_a_close() -> None:
     driver.tick()
     heard += driver.to(BROKER)
     assert [s.name for s in heard] == ["transfer", "transfer", "close"]
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+@pytest.mark.parametrize("terms", [NO_TERMS, REFUSED, SHAPED])
+def test_what_comes_behind_a_close_goes_nowhere_and_is_not_charged(terms: Terms, at_once: bool) -> None:  # noqa: FBT001
+    driver = Driver(lambda _: None, terms={ORDERS: terms}).open().sends(0, None).sends(1)
+    driver.credit(100)
+    driver.credit(100, handle=1)
+    driver.send(0, handle=1)
+    driver.forget()
+    paid, asked = driver.paid, len(driver.requests)
+    behind = b"".join(
+        say(1, "transfer", codec.message(b"x", to="/queues/orders"), handle=n % 2, delivery_id=n, delivery_tag=b"t")
+        for n in range(1, 40)
+    )
+    for given in [say(0, "close") + behind] if at_once else [say(0, "close"), behind[:50], behind[50:]]:
+        driver.give(CLIENT, given)
+    driver.tick()
+    assert [said.name for said in driver.to(BROKER)] == ["close"]
+    assert (driver.paid, len(driver.requests)) == (paid, asked)
+    assert driver.session.between_frames(CLIENT)
 
 
 def test_links_of_a_session_that_the_broker_has_ended_are_not_remembered() -> None:

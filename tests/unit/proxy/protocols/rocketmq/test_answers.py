@@ -16,17 +16,31 @@ FIRST, SECOND = answer(1, body=b"first body"), answer(2)
 OWN = b"<our own>"
 
 
-@pytest.fixture
-def owed() -> Pending:
+def two_requests() -> Pending:
     owed = Pending()
     owed.add(1, 310, (Resource("topic", "a"),))
     owed.add(2, 34, ())
     return owed
 
 
+def answers_to(owed: Pending) -> AnswerStream:
+    return AnswerStream(owed, Transactions(), wants_responses=True)
+
+
+def taking_answers_to(owed: Pending) -> AnswerStream:
+    for opaque, code in ((5, 11), (6, 361), (7, 200_050)):
+        owed.add(opaque, code, SUBSCRIPTION)
+    return AnswerStream(owed, Transactions(), wants_responses=False)
+
+
+@pytest.fixture
+def owed() -> Pending:
+    return two_requests()
+
+
 @pytest.fixture
 def stream(owed: Pending) -> AnswerStream:
-    return AnswerStream(owed, Transactions(), wants_responses=True)
+    return answers_to(owed)
 
 
 def feed(stream: AnswerStream, data: bytes, *waiting: bytes) -> tuple[list[bytes], bool]:
@@ -51,18 +65,20 @@ def test_what_waits_goes_before_a_chunk_that_begins_with_a_frame(stream: AnswerS
     assert feed(stream, FIRST + SECOND, OWN, OWN) == ([OWN, OWN, FIRST + SECOND], True)
 
 
-@pytest.mark.parametrize("at", range(1, len(FIRST)))
-def test_what_waits_goes_behind_the_frame_that_was_begun(stream: AnswerStream, at: int) -> None:
-    feed(stream, FIRST[:at])
-    assert not stream.between_frames()
-    assert feed(stream, FIRST[at:] + SECOND, OWN) == ([FIRST[at:], OWN, SECOND], True)
+def test_what_waits_goes_behind_the_frame_that_was_begun() -> None:
+    for at in range(1, len(FIRST)):
+        stream = answers_to(two_requests())
+        feed(stream, FIRST[:at])
+        assert not stream.between_frames()
+        assert feed(stream, FIRST[at:] + SECOND, OWN) == ([FIRST[at:], OWN, SECOND], True)
 
 
-@pytest.mark.parametrize("at", range(1, len(FIRST)))
-def test_what_waits_goes_behind_a_chunk_that_ends_with_its_frame(stream: AnswerStream, at: int) -> None:
-    feed(stream, FIRST[:at])
-    assert feed(stream, FIRST[at:], OWN) == ([FIRST[at:], OWN], True)
-    assert stream.between_frames()
+def test_what_waits_goes_behind_a_chunk_that_ends_with_its_frame() -> None:
+    for at in range(1, len(FIRST)):
+        stream = answers_to(two_requests())
+        feed(stream, FIRST[:at])
+        assert feed(stream, FIRST[at:], OWN) == ([FIRST[at:], OWN], True)
+        assert stream.between_frames()
 
 
 def test_chunk_in_the_middle_of_a_frame_has_no_gap(stream: AnswerStream) -> None:
@@ -110,13 +126,15 @@ def test_answers_are_matched_with_their_requests(stream: AnswerStream, owed: Pen
     assert len(owed) == 0
 
 
-@pytest.mark.parametrize("at", range(1, len(FIRST)))
-def test_answer_in_two_pieces_is_matched_once(stream: AnswerStream, owed: Pending, at: int) -> None:
-    feed(stream, FIRST[:at])
-    feed(stream, FIRST[at:])
-    assert len(owed) == 1
-    assert len(stream.responses) == 1
-    assert stream.frames == 1
+def test_answer_in_two_pieces_is_matched_once() -> None:
+    for at in range(1, len(FIRST)):
+        owed = two_requests()
+        stream = answers_to(owed)
+        feed(stream, FIRST[:at])
+        feed(stream, FIRST[at:])
+        assert len(owed) == 1
+        assert len(stream.responses) == 1
+        assert stream.frames == 1
 
 
 def test_answers_in_single_bytes_are_matched(stream: AnswerStream, owed: Pending) -> None:
@@ -196,9 +214,7 @@ THREE = answer(5, body=records(91, 200, 120))
 
 @pytest.fixture
 def consuming(owed: Pending) -> AnswerStream:
-    for opaque, code in ((5, 11), (6, 361), (7, 200_050)):
-        owed.add(opaque, code, SUBSCRIPTION)
-    return AnswerStream(owed, Transactions(), wants_responses=False)
+    return taking_answers_to(owed)
 
 
 @pytest.mark.parametrize("opaque", [5, 6, 7])
@@ -225,12 +241,13 @@ def test_other_answers_are_no_charge(consuming: AnswerStream, owed: Pending) -> 
     assert consuming.charges == []
 
 
-@pytest.mark.parametrize("at", range(1, len(THREE), 7))
-def test_a_body_is_charged_when_it_is_complete(consuming: AnswerStream, at: int) -> None:
-    feed(consuming, FIRST + THREE[:at])
-    assert consuming.charges == []
-    feed(consuming, THREE[at:] + answer(6, 19) + answer(7, body=records(91)))
-    assert [charge.messages for charge in consuming.charges] == [3, 0, 1]
+def test_a_body_is_charged_when_it_is_complete() -> None:
+    for at in range(1, len(THREE), 7):
+        consuming = taking_answers_to(two_requests())
+        feed(consuming, FIRST + THREE[:at])
+        assert consuming.charges == []
+        feed(consuming, THREE[at:] + answer(6, 19) + answer(7, body=records(91)))
+        assert [charge.messages for charge in consuming.charges] == [3, 0, 1]
 
 
 def test_a_body_is_neither_copied_nor_held(consuming: AnswerStream) -> None:

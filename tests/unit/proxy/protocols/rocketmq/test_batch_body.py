@@ -160,9 +160,9 @@ def test_a_message_that_says_what_is_for_the_broker_to_say_is_found(properties: 
 
 
 @pytest.mark.parametrize("name", ["INNER_NUM", "INNER_MULTI_DISPATCH", "INNER_MULTI_QUEUE_OFFSET"])
-@pytest.mark.parametrize("before", range(430, 520))
-def test_a_name_is_found_where_two_steps_of_the_search_meet(before: int, name: str) -> None:
-    assert _read(_with_properties(f"{name}\x011\x02", bytes(before)), 1).sets_inner
+def test_a_name_is_found_where_two_steps_of_the_search_meet(name: str) -> None:
+    for before in range(430, 520):
+        assert _read(_with_properties(f"{name}\x011\x02", bytes(before)), 1).sets_inner
 
 
 def test_a_step_searches_no_more_than_it_may() -> None:

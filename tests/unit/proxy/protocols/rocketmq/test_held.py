@@ -95,12 +95,12 @@ def test_send_backs_are_held_like_sends() -> None:
     assert Playbook(hold("g")) >> Client(send_back("g", 4)) >> Release(0) << ToBroker(send_back("g", 4))
 
 
-@pytest.mark.parametrize("at", range(1, len(A)))
-def test_a_frame_that_came_in_two_pieces_is_held_whole(at: int) -> None:
-    play = Playbook(hold("a"))
-    assert play >> Client(A[:at])
-    assert play >> Client(A[at:] + B) << ToBroker(B)
-    assert play >> Release(0) << ToBroker(A)
+def test_a_frame_that_came_in_two_pieces_is_held_whole() -> None:
+    for at in range(1, len(A)):
+        play = Playbook(hold("a"))
+        assert play >> Client(A[:at])
+        assert play >> Client(A[at:] + B) << ToBroker(B)
+        assert play >> Release(0) << ToBroker(A)
 
 
 # --- Bodies that are still to come ----------------------------------------------------------------

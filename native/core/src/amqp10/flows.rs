@@ -1,0 +1,74 @@
+//! Flows: what they say, and how one is written with other fields.
+
+use super::frame::{self, Fields, Frame, NotPlain, FLOW};
+
+/// How many fields a flow has.
+const FIELDS: usize = 11;
+
+/// What a flow says of its session, and of one of its links.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Flow {
+    pub channel: u16,
+    /// Where its frame begins and ends.
+    pub start: usize,
+    pub stop: usize,
+    pub next_incoming_id: Option<u32>,
+    pub incoming_window: u32,
+    pub next_outgoing_id: u32,
+    pub outgoing_window: u32,
+    pub handle: Option<u32>,
+    pub delivery_count: Option<u32>,
+    pub link_credit: Option<u32>,
+    pub available: Option<u32>,
+    pub drain: bool,
+}
+
+impl Flow {
+    /// A flow without properties.
+    #[inline]
+    pub(super) fn of(frame: &Frame, start: usize, mut fields: Fields) -> Result<Self, NotPlain> {
+        let flow = Self {
+            channel: frame.channel,
+            start,
+            stop: frame.stop,
+            next_incoming_id: fields.uint()?,
+            incoming_window: fields.uint()?.ok_or(NotPlain)?,
+            next_outgoing_id: fields.uint()?.ok_or(NotPlain)?,
+            outgoing_window: fields.uint()?.ok_or(NotPlain)?,
+            handle: fields.uint()?,
+            delivery_count: fields.uint()?,
+            link_credit: fields.uint()?,
+            available: fields.uint()?,
+            drain: fields.boolean()?.unwrap_or(false),
+        };
+        fields.boolean()?;
+        fields.skip_null()?;
+        fields.end()?;
+        Ok(flow)
+    }
+}
+
+/// A flow's frame with other encodings of some fields, by their numbers; nulls at the end are left out.
+///
+/// None if it is no flow as a scan takes it, or if there is no such field.
+#[must_use]
+pub fn reflow(frame: &[u8], changes: &[(usize, &[u8])]) -> Option<Vec<u8>> {
+    let whole = Frame::at(frame, 0)?;
+    let (code, mut fields, payload) = frame::performative(whole.body).ok()?;
+    if code != FLOW || !payload.is_empty() {
+        return None;
+    }
+    let mut raw: [&[u8]; FIELDS] = [Fields::LEFT_OUT; FIELDS];
+    let mut count = 0;
+    while let Some(field) = fields.raw().ok()? {
+        *raw.get_mut(count)? = field;
+        count += 1;
+    }
+    for &(number, instead) in changes {
+        *raw.get_mut(number)? = instead;
+    }
+    let count = raw.iter().rposition(|field| *field != Fields::LEFT_OUT).map_or(0, |last| last + 1);
+    let mut out = Vec::with_capacity(frame.len() + 4 * changes.len());
+    frame::write_frame(whole.channel, FLOW, &raw[..count], &mut out).ok()?;
+    Some(out)
+}

@@ -1,0 +1,96 @@
+"""Takes messages from a queue with pika and does one thing or another with them, until it is killed.
+
+Arguments: host, port, queue, prefetch, what to do:
+
+    ack, ack-later      acknowledge, at once or after 0.3 s
+    requeue, recover    give it back when it comes for the first time, and acknowledge it when it is redelivered
+    reject, nack        have it dropped when it comes for the first time; acknowledge another one with this body
+    transaction         acknowledge within a transaction
+    keep                nothing
+    auto                consume without acknowledgements
+    get, get-auto       ask again and again, and acknowledge; or without acknowledgements
+    cancel, close       keep the first, and then cancel the consumer, or close the channel
+    vanish              keep the first, and end without a word
+
+Prints ``started`` when it consumes, and one line of JSON for each message: ``body``, ``redelivered``, ``mode`` (its
+delivery mode), ``headers``, and ``seconds`` since it started.
+"""
+
+import json
+import os
+import sys
+import time
+
+import pika
+
+
+class Taker:
+    """One consumer."""
+
+    def __init__(self, channel: pika.adapters.blocking_connection.BlockingChannel, what: str) -> None:
+        self._channel, self._what = channel, what
+        self._seen: set[bytes] = set()
+        self._since_s = time.monotonic()
+
+    def take(self, _: object, deliver: pika.spec.Basic.Deliver, properties: pika.BasicProperties, body: bytes) -> None:
+        """Do it."""
+        said = {
+            "body": body.decode(),
+            "redelivered": deliver.redelivered,
+            "mode": properties.delivery_mode,
+            "headers": properties.headers,
+            "seconds": time.monotonic() - self._since_s,
+        }
+        print(json.dumps(said, default=str), flush=True)
+        channel, tag, what, is_new = self._channel, deliver.delivery_tag, self._what, body not in self._seen
+        self._seen.add(body)
+        if what == "ack-later":
+            time.sleep(0.3)
+        if what in {"keep", "auto", "get-auto"}:
+            return
+        if what == "requeue" and is_new:
+            channel.basic_nack(tag, requeue=True)
+        elif what == "recover" and is_new:
+            channel.basic_recover(requeue=True)
+        elif what == "reject" and is_new:
+            channel.basic_reject(tag, requeue=False)
+        elif what == "nack" and is_new:
+            channel.basic_nack(tag, requeue=False)
+        elif what == "cancel":
+            channel.basic_cancel("consumer")
+        elif what == "close":
+            channel.close()
+        elif what == "vanish":
+            os._exit(0)
+        else:
+            channel.basic_ack(tag)
+            if what == "transaction":
+                channel.tx_commit()
+
+
+def main(host: str, port: str, queue: str, prefetch: str, what: str) -> None:
+    """Consume until the end."""
+    connection = pika.BlockingConnection(pika.ConnectionParameters(host, int(port), heartbeat=0))
+    channel = connection.channel()
+    channel.basic_qos(prefetch_count=int(prefetch))
+    if what == "transaction":
+        channel.tx_select()
+    taker = Taker(channel, what)
+    if what.startswith("get"):
+        print("started", flush=True)
+        while True:
+            deliver, properties, body = channel.basic_get(queue, auto_ack=what == "get-auto")
+            if deliver is not None:
+                taker.take(channel, deliver, properties, body)
+            connection.sleep(0.02)
+    channel.basic_consume(queue, taker.take, auto_ack=what == "auto", consumer_tag="consumer")
+    print("started", flush=True)
+    while True:
+        connection.process_data_events(time_limit=None)
+        if not channel.is_open or not channel.consumer_tags:
+            # What it was given goes back with the channel.
+            connection.sleep(3600)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
