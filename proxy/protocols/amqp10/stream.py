@@ -323,7 +323,7 @@ class Stream:
         scanner: takes runs of plain frames, if there is one.
         unblocked: sessions of which something was kept back that may be decided now.
         is_opened: the peer's open has gone on.
-        is_over: its close was read: what comes behind it says nothing (2.4.3), and is dropped.
+        is_over: its close was read: what comes behind it says nothing (2.4.3), and goes on unread.
         is_closed: so has its close, or one of ours: nothing may follow.
     """
 
@@ -381,6 +381,8 @@ class Stream:
                     self._beginning += chunk[at:]
                     return
                 at = then
+            if self.is_over and at < stop:
+                self._add(chunk, at, stop, None)
         except Malformed as error:
             self.close = Close("bad_frame", f"the {self.side.value} sent {error}")
         except Close as close:
