@@ -37,7 +37,7 @@ endef
 
 TESTED := proxy limiter admin native tests
 
-.PHONY: help setup packages native no-native rust parts demo demo-rocketmq demo-rabbitmq pictures test test-all lint types fast unit fuzz quick browser operator spark integration rabbitmq4 deploy chroot dist coverage bench reference constraints format clean
+.PHONY: help setup packages native no-native rust parts demo demo-rocketmq demo-rabbitmq pictures test test-all lint types fast unit fuzz quick browser operator spark integration soak rabbitmq4 deploy chroot dist coverage bench reference constraints format clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -224,7 +224,7 @@ browser: setup ## the page in a real Chromium
 
 # None of these measures a rate, so they may share the machine. Each worker has brokers and sidecars of its own.
 operator: parts ## API, page, rules, edits and attacks against a real sluice, two at a time
-	$(BIN)/python -m pytest tests/integration tests/browser -m "not alone and not rabbitmq4" -n 2 --dist loadfile
+	$(BIN)/python -m pytest tests/integration tests/browser -m "not alone and not rabbitmq4 and not soak" -n 2 --dist loadfile
 
 # Each of the two has a Spark of its own, whose planner is one thread. Files with few tests are not the quick ones here.
 spark: $(VENV_STAMP) ## the analysis of the rejection log in a real Spark, two tests at a time
@@ -232,7 +232,10 @@ spark: $(VENV_STAMP) ## the analysis of the rejection log in a real Spark, two t
 	$(BIN)/python -m pytest tests/spark -n 2 --dist loadfile --no-loadscope-reorder
 
 integration: parts $(PARTS)/suites/.stamp ## real clients and real brokers through sluice
-	$(BIN)/python -m pytest tests/integration -m "alone and not rabbitmq4"
+	$(BIN)/python -m pytest tests/integration -m "alone and not rabbitmq4 and not soak"
+
+soak: parts ## brokers, clients and Sluice killed 200 times each; two hours
+	$(BIN)/python -m pytest tests/integration -m soak
 
 rabbitmq4: parts $(PARTS)/rabbitmq4/.stamp $(PARTS)/suites/.stamp ## AMQP 1.0, and the quick tests of 0.9.1, with Debian 13's RabbitMQ 4; needs root
 	@sh tests/integration/packages.sh rabbitmq4

@@ -239,6 +239,6 @@ def test_a_sluice_that_does_not_wait_for_consumers_is_found(start_stage: StartSt
 
 @pytest.mark.long
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("seed", range(1, _BLOCKS + 1))
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(2, _BLOCKS + 1))])
 def test_what_was_confirmed_is_consumed_or_on_disk(target: str, seed: int, start_stage: StartStage) -> None:
     _check_block(start_stage, [target] * _KILLS, seed)
