@@ -22,7 +22,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from harness.amqp import AmqpClient, AmqpError, Event, method, publish
 
-AT_ONCE, OUTSTANDING, PAUSE_S = 10, 100, 0.01
+#: Fewer than those with which Sluice leaves the confirms of a channel to the broker; but now and then a burst is more.
+AT_ONCE, OUTSTANDING, PAUSE_S = 6, 12, 0.01
+BURST, BURST_EVERY = 40, 100
 PREFETCH = 200
 #: Of the messages that a consumer gets, one in so many is given back first.
 _ONE_IN = 50
@@ -58,9 +60,10 @@ def publish_on(client: AmqpClient, record: Record, exchange: str, key: str, ids:
     channel = client.open_channel(confirms=True)
     names = [""]
     written = 0
-    while True:
+    for turn in itertools.count(1):
+        at_once = BURST if turn % BURST_EVERY == 0 else AT_ONCE
         frames = []
-        for name in itertools.islice(ids, AT_ONCE):
+        for name in itertools.islice(ids, at_once):
             client.number_publish(channel)
             names.append(name)
             size = 20 + len(names) * 37 % 1500
