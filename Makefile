@@ -177,7 +177,7 @@ demo-rabbitmq: $(RUN_STAMP) $(PARTS)/rabbitmq/.stamp ## the same with a real Rab
 test: lint types rust fast quick ## what CI runs: lint, types, Rust, unit and fuzz tests, and the quick ones of each real part
 
 # Generated cases, twice as many and drawn anew.
-test-all: export SLUICE_FUZZ_FACTOR ?= 2
+test-all: export FUZZ_FACTOR ?= 2
 test-all: lint types rust fast rare deploy spark operator integration rabbitmq4 ## everything; an hour
 
 lint: $(VENV_STAMP) ## ruff, formatting, the import contracts
@@ -204,7 +204,7 @@ rare: $(VENV_STAMP) $(NATIVE) ## unit and fuzz tests that prove a rare case, by 
 unit: $(VENV_STAMP) $(NATIVE) ## unit tests alone
 	$(BIN)/python -m pytest tests/unit $(WITHOUT_NATIVE)
 
-fuzz: $(VENV_STAMP) ## fuzz tests alone; SLUICE_FUZZ_FACTOR=20 makes 20 times the cases
+fuzz: $(VENV_STAMP) ## fuzz tests alone; FUZZ_FACTOR=20 makes 20 times the cases
 	$(BIN)/python -m pytest tests/fuzz
 
 # What failed is tried once more, with nothing beside it: brokers, browsers and Spark share the cores with each other, and

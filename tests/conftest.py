@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-_FACTOR = max(1, int(os.environ.get("SLUICE_FUZZ_FACTOR", "1")))
-"""SLUICE_FUZZ_FACTOR=20 makes twenty times the fuzz cases of a normal run, all of them drawn anew."""
+_FACTOR = max(1, int(os.environ.get("FUZZ_FACTOR", "1")))
+"""FUZZ_FACTOR=20 makes twenty times the fuzz cases of a normal run, all of them drawn anew."""
 
 # A run that passes here passes there: what a change broke is told apart from what a new draw has found, and a machine
 # that is slow, or busy with something else, is no failure.

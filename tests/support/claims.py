@@ -69,7 +69,6 @@ _OTHER_VARIABLES: Final = {
     ENV_PROTOCOL,
     ENV_CONFIG,
 }
-_OF_DEVELOPERS: Final = frozenset({"SLUICE_FUZZ_FACTOR"})
 _OF_MESSAGES: Final = frozenset({"SLUICE_REPLAYED"})
 """Properties of messages, in RocketMQ's spelling."""
 _PACKAGES: Final = frozenset({"sluice_lines", "sluice_native", "sluice_scan"})
@@ -213,7 +212,7 @@ def wrong_settings(text: str) -> Iterator[str]:
         if _ANOTHER_FILE.match(block):
             continue
         yield from _wrong_keys(block, data)
-    known = {*environment_names(), *_OTHER_VARIABLES, *_OF_DEVELOPERS, *_OF_MESSAGES}
+    known = {*environment_names(), *_OTHER_VARIABLES, *_OF_MESSAGES}
     yield from (f"{name}: no such variable" for name in _VARIABLE.findall(text) if name not in known)
 
 

@@ -125,7 +125,7 @@ NOT_RUN: Final = (
     NotRun("/opt/sluice/bin/pip install ./native", _NETWORK, "make native"),
     NotRun("/opt/sluice/bin/pip install -c constraints.txt '.[spark]'", _NETWORK, "make setup"),
     NotRun("apt-get install openjdk-17-jre-headless", _SYSTEM, "make packages"),
-    NotRun("SLUICE_FUZZ_FACTOR=20 .venv/bin/python -m pytest tests/fuzz", _MINUTES, "make fuzz"),
+    NotRun("FUZZ_FACTOR=20 .venv/bin/python -m pytest tests/fuzz", _MINUTES, "make fuzz"),
     NotRun(".venv/bin/python -m pytest tests/integration/test_send_back.py", _ITSELF, "make integration"),
     NotRun("sh deploy/systemd/install.sh", _SYSTEM, "make chroot"),
     NotRun("systemctl enable --now sluice", _SYSTEM, "make chroot"),

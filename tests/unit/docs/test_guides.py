@@ -41,8 +41,6 @@ def test_the_command_of_a_guide_finds_the_package(
 ) -> None:
     folder = install(guide)
     monkeypatch.setenv("XDG_STATE_HOME", str(folder))
-    # The tests' own, which no sluice knows.
-    monkeypatch.delenv("SLUICE_FUZZ_FACTOR", raising=False)
     (command,) = COMMAND.findall((DOCS / guide).read_text(encoding="utf-8"))
     assert main(shlex.split(command)[1:]) == 0, capsys.readouterr().err
     assert "topic:orders" in (out := capsys.readouterr().out) or "queue:orders" in out

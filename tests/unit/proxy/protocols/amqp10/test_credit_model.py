@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from proxy.protocols.amqp10.credit import IDLE_NS, Credit
 
 ALL = 0xFFFFFFFF
-SEEDS = 150 * max(1, int(os.environ.get("SLUICE_FUZZ_FACTOR", "1")))
+SEEDS = 150 * max(1, int(os.environ.get("FUZZ_FACTOR", "1")))
 
 
 def signed(serial: int) -> int:

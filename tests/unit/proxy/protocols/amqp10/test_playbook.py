@@ -21,7 +21,7 @@ LIMITS = {
     "refused": {ORDERS: REFUSED},
     "both": {ORDERS: Terms(delays=True, refuses=True), DELIVERIES: SHAPED},
 }
-FACTOR = max(1, int(os.environ.get("SLUICE_FUZZ_FACTOR", "1")))
+FACTOR = max(1, int(os.environ.get("FUZZ_FACTOR", "1")))
 #: Queues of all sorts, and what rules say of what is sent to them.
 QUEUES = {
     "free": Terms(),
