@@ -39,7 +39,7 @@ RECORDED: Final = [
     for rule in group["rules"]
 ]
 #: Told only where a rule for AMQP asks for confirms after consume.
-OF_CONFIRMS: Final = frozenset({"sluice_confirms_after_consume"})
+OF_CONFIRMS: Final = frozenset({"sluice_confirms_after_consume", "sluice_confirms_total"})
 #: What Grafana puts in, long enough for two scrapes here.
 RATE_INTERVAL: Final = "1m"
 #: Shorter than that, and than the minute for which the use of a limit is told.
