@@ -413,6 +413,8 @@ _PUBLISHERS: Final[dict[str, Callable[[], list[str]]]] = {
     "go": amqp_go,
 }
 _PUBLISHING_S: Final = 4
+_AT_ONCE: Final = 10
+"""Publishes that wait at a time: with 16 on a channel their confirms would be left to the broker."""
 #: Of what a consumer gets for the first time, this message of each so many is refused.
 _REFUSED, _OF = 100, 1000
 
@@ -456,7 +458,7 @@ class Consumer:
 @pytest.mark.long
 @pytest.mark.parametrize("name", _PUBLISHERS)
 def test_every_client_is_told_of_each_message_once(name: str, scene: MakeScene, client_home: Path) -> None:
-    """Flat out to two queues on one channel, while confirms of consumers, of the broker and nacks are mixed."""
+    """To two queues on one channel, while confirms of consumers, of the broker and nacks are mixed."""
     persist, nack = scene(f"persist-of-{name}"), scene(f"nack-of-{name}")
     address = persist.sluice.routes[0].listen
     host, _, port = address.rpartition(":")
@@ -465,12 +467,14 @@ def test_every_client_is_told_of_each_message_once(name: str, scene: MakeScene, 
         each.declare()
         consumers[each] = Consumer(address, each.queue)
     command = [*_PUBLISHERS[name](), host, port, str(_PUBLISHING_S), persist.queue, nack.queue]
-    report = run_client(command, home=client_home, seconds=_PUBLISHING_S, env={"DELIVERY_MODE": "2"})
+    report = run_client(
+        command, home=client_home, seconds=_PUBLISHING_S, env={"DELIVERY_MODE": "2", "AT_ONCE": str(_AT_ONCE)}
+    )
     for each, consumer in consumers.items():
         told = report[each.queue]
-        left = set(map(int, each.rabbitmq.drain(each.queue)))
-        consumer.close()
         ways = each.ways()
+        consumer.close()
+        left = set(map(int, each.rabbitmq.drain(each.queue)))
         print(each.queue, {how: len(numbers) for how, numbers in told.items()}, len(left), consumer.refused, ways)
         assert told["failed"] == []
         answered = told["acked"] + told["nacked"]

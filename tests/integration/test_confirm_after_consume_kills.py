@@ -47,7 +47,7 @@ _WAYS: Final = {"queue": ("", "one", ("one",)), "exchange": (_FANOUT, "", ("fan-
 _CONSUMED: Final = ("one", "one", "fan-a", "fan-b")
 _HOLD_MS: Final = 60
 _PATIENCE_S: Final = 60.0
-_KILLS, _BLOCKS = 20, 10
+_KILLS, _BLOCKS = 10, 20
 TARGETS: Final = ("broker", "sluice", "consumer", "publisher")
 
 

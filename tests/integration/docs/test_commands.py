@@ -11,6 +11,7 @@ import subprocess
 import tomllib
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,8 @@ rate = 500
 instance = "small-1"
 """
 """The instance is that of the log that a report is made of."""
+_AMQP_PAGES = {"docs/confirm-after-consume.md"}
+"""Their commands are asked of a sidecar with queues; none of them needs a broker."""
 
 _ADDRESS = re.compile(r"(--broker )?\b(\d+\.\d+\.\d+\.\d+:\d+)\b")
 _ADMIN = "127.0.0.1:9870"
@@ -189,11 +192,17 @@ def _shape(text: str) -> str:
 def reader(tmp_path: Path, broker: EmbeddedBroker) -> Iterator[Callable[[str], Reader]]:
     """Someone who has a page before him, whatever it takes for granted, and a sidecar that has had some traffic."""
     sidecar = Sluice(tmp_path, (broker.route(),), config=_CONFIG)
-    with sidecar, FrameClient(sidecar.routes[0].listen) as client:
+    with ExitStack() as stack:
+        stack.enter_context(sidecar)
+        client = stack.enter_context(FrameClient(sidecar.routes[0].listen))
         assert refused(client.ask(*sends(600, "orders")))
 
         def read(page: str) -> Reader:
-            reader = Reader(tmp_path, sidecar, client, broker.address)
+            asked = sidecar
+            if page in _AMQP_PAGES:
+                (folder := tmp_path / "amqp").mkdir()
+                asked = stack.enter_context(Sluice(folder, (broker.route(),), protocol="amqp091"))
+            reader = Reader(tmp_path, asked, client, broker.address)
             if "pyproject.toml" in files_of(_TEXTS[page]):
                 (tmp_path / "pyproject.toml").unlink()
                 write_package(_TEXTS[page], tmp_path)

@@ -19,11 +19,10 @@ import java.util.concurrent.TimeUnit;
  *
  * <p>Arguments: host, port, seconds, queue… The body of a message is its number, for each queue from 0. Prints one line
  * of JSON: for each queue the numbers that were acked, those that were nacked, and what else went wrong. With
- * DELIVERY_MODE=2 in the environment messages are persistent.
+ * DELIVERY_MODE=2 in the environment messages are persistent; AT_ONCE is how many publishes to all queues wait at a time.
  */
 public final class FlatOut {
-    /** How many publishes to all queues wait at a time. */
-    private static final int AT_ONCE = 500;
+    private static final int AT_ONCE = Integer.parseInt(System.getenv().getOrDefault("AT_ONCE", "500"));
 
     private FlatOut() {}
 

@@ -2,7 +2,7 @@
 
 Arguments: host, port, seconds, queue… The body of a message is its number, for each queue from 0. Prints one line of
 JSON: for each queue the numbers that were acked, those that were nacked, and what else went wrong. With
-DELIVERY_MODE=2 in the environment messages are persistent.
+DELIVERY_MODE=2 in the environment messages are persistent; AT_ONCE is how many publishes to all queues wait at a time.
 """
 
 import asyncio
@@ -15,8 +15,7 @@ import time
 import aio_pika
 from aio_pika.exceptions import AMQPError, DeliveryError
 
-# How many publishes to each queue wait at a time.
-_AT_ONCE = 50
+_AT_ONCE = int(os.environ.get("AT_ONCE", "100"))
 
 
 async def main(host: str, port: str, seconds: str, *queues: str) -> None:
@@ -43,7 +42,7 @@ async def main(host: str, port: str, seconds: str, *queues: str) -> None:
                 report[queue]["acked"].append(number)
 
     counts = {queue: itertools.count() for queue in queues}
-    await asyncio.gather(*(publish(queue, counts[queue]) for queue in queues for _ in range(_AT_ONCE)))
+    await asyncio.gather(*(publish(queue, counts[queue]) for queue in queues for _ in range(_AT_ONCE // len(queues))))
     await connection.close()
     print(json.dumps(report), flush=True)
 

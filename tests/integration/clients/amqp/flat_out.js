@@ -4,12 +4,11 @@
 //
 // Arguments: host, port, seconds, queue… The body of a message is its number, for each queue from 0. Prints one line of
 // JSON: for each queue the numbers that were acked, those that were nacked, and what else went wrong. With DELIVERY_MODE=2 in
-// the environment messages are persistent.
+// the environment messages are persistent; AT_ONCE is how many publishes to all queues wait at a time.
 
 const amqp = require('amqplib');
 
-// How many publishes to all queues wait at a time.
-const AT_ONCE = 500;
+const AT_ONCE = Number(process.env.AT_ONCE || 500);
 const persistent = process.env.DELIVERY_MODE === '2';
 
 async function main([host, port, seconds, ...queues]) {

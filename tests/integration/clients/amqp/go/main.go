@@ -2,7 +2,7 @@
 //
 // Arguments: host, port, seconds, queue… The body of a message is its number, for each queue from 0. Prints one line of
 // JSON: for each queue the numbers that were acked, those that were nacked, and what else went wrong. With DELIVERY_MODE=2
-// in the environment messages are persistent.
+// in the environment messages are persistent; AT_ONCE is how many publishes to all queues wait at a time.
 package main
 
 import (
@@ -16,9 +16,6 @@ import (
 
 	amqp "github.com/rabbitmq/amqp091-go"
 )
-
-// How many publishes to all queues wait at a time.
-const atOnce = 500
 
 type counts struct {
 	Acked  []int    `json:"acked"`
@@ -53,6 +50,12 @@ func run(host, port, seconds string, queues []string) (map[string]*counts, error
 	mode := amqp.Transient
 	if os.Getenv("DELIVERY_MODE") == "2" {
 		mode = amqp.Persistent
+	}
+	atOnce := 500
+	if text := os.Getenv("AT_ONCE"); text != "" {
+		if atOnce, err = strconv.Atoi(text); err != nil {
+			return nil, err
+		}
 	}
 	var lock sync.Mutex
 	var waiting sync.WaitGroup
