@@ -176,7 +176,8 @@ class Limit(_LimitFields):
     @model_validator(mode="after")
     def _limits_something(self) -> "Limit":
         limited = self.rate is not None or self.bytes_per_s is not None
-        if not limited and self.action != OFF and not self._is_exempt and self.confirm != "after_consume":
+        # "broker" says something, too: of a limit whose after_consume is taken back it is all that is left.
+        if not limited and self.action != OFF and not self._is_exempt and "confirm" not in self.model_fields_set:
             raise ValueError('must have a rate or bytes_per_s, or action = "off", or confirm = "after_consume"')
         return self
 
