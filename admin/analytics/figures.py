@@ -62,6 +62,87 @@ class Limit:
         return None if self.action == "off" else self.bytes_per_s
 
 
+Seconds = tuple[tuple[float, int], ...]
+"""A histogram: values, ascending, and for how many seconds each was asked for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HourDemand:
+    """What was asked for of one resource in one hour: all that recommendations need of it.
+
+    Per-second values and sums without a unit in their names are in what the limit counts, messages or requests.
+    *Wanted* is what is left without the retries of what was refused, see ``retries``. A minute is *loud* if something
+    was refused in it, and calm otherwise. Values of messages are exact up to 9,999 and have four digits beyond; those
+    of bytes have three, and are there only where bytes are limited.
+
+    Attributes:
+        rates: that were in force, each once, the last one last; None is unlimited.
+        active_s: seconds with demand.
+        refused_s: seconds of refusals: from the first to the last of each minute.
+        refused_active_s: seconds with demand among these.
+        quiet_s: seconds with demand outside of refusals; of a minute with messages that a limit would have refused,
+            since it only shadows, none.
+        near_s: seconds in which at least 80% of the limit, and nothing was refused.
+        loud_from_s: the first minute with something refused, or shadowed; None without one.
+        loud_until_s: the end of the last such minute.
+        requests: asked for, retries among them.
+        messages: in them.
+        refused_messages: of these; would have been, if the limit only shadows.
+        wanted_messages: without retries.
+        asked: requests or messages.
+        wanted: likewise, without retries.
+        refusing: of these, in the seconds of refusals.
+        minute_wanted: of the busiest minute.
+        calm_minute: likewise, of calm minutes.
+        quiet_minute: likewise, of minutes in which nothing would have been refused either.
+        minute_bytes: as ``minute_wanted``, of bytes.
+        calm_minute_bytes: likewise.
+        quiet_minute_bytes: likewise.
+        refused_requests: refused and dropped.
+        identified_requests: of these, those with a message id, so that a repeat of theirs was counted.
+        repeated_messages: that had been refused a moment before, and came again.
+        calm: demand by second in calm minutes.
+        loud_asked: likewise, in loud ones.
+        loud_wanted: likewise, without retries.
+        loud_outside: of these, before a minute's first refusal and after its last one.
+        calm_bytes: as ``calm``, of bytes.
+        loud_wanted_bytes: likewise.
+        loud_outside_bytes: likewise.
+    """
+
+    rates: tuple[float | None, ...] = ()
+    active_s: int = 0
+    refused_s: int = 0
+    refused_active_s: int = 0
+    quiet_s: int = 0
+    near_s: int = 0
+    loud_from_s: int | None = None
+    loud_until_s: int | None = None
+    requests: int = 0
+    messages: int = 0
+    refused_messages: int = 0
+    wanted_messages: float = 0.0
+    asked: int = 0
+    wanted: float = 0.0
+    refusing: float = 0.0
+    minute_wanted: float = 0.0
+    calm_minute: float = 0.0
+    quiet_minute: float = 0.0
+    minute_bytes: float = 0.0
+    calm_minute_bytes: float = 0.0
+    quiet_minute_bytes: float = 0.0
+    refused_requests: int = 0
+    identified_requests: int = 0
+    repeated_messages: int = 0
+    calm: Seconds = ()
+    loud_asked: Seconds = ()
+    loud_wanted: Seconds = ()
+    loud_outside: Seconds = ()
+    calm_bytes: Seconds = ()
+    loud_wanted_bytes: Seconds = ()
+    loud_outside_bytes: Seconds = ()
+
+
 @dataclass(frozen=True, slots=True)
 class Storms:
     """The refusals of a resource.
