@@ -4,6 +4,21 @@ Where logs come from, where tables go and how Spark runs is not among them. Plai
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class Try(NamedTuple):
+    """A rate that is asked about: what would it have refused?
+
+    Attributes:
+        kind: of the resource.
+        name: of the resource.
+        rate_per_s: of the limit.
+    """
+
+    kind: str
+    name: str
+    rate_per_s: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +34,7 @@ class Options:
         top: so many clients, users and producer groups of a storm, and so many culprits of a resource and day.
         headroom: a recommended limit is so much above what is needed, as a share: 0.2 is 20% more.
         capacity_per_s: messages per second that the broker of each instance can take; None is not known.
+        tries: rates that are asked about.
     """
 
     storm_gap_s: int = 30
@@ -27,3 +43,4 @@ class Options:
     top: int = 10
     headroom: float = 0.2
     capacity_per_s: float | None = None
+    tries: tuple[Try, ...] = ()
