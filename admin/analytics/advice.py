@@ -205,7 +205,7 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
         """
         if self.most is None:
             raise ValueError("nobody asked for most")
-        share = (self.most.count - 1) / self.most.count
+        share = (self.most.callers - 1) / self.most.callers
         rate, size = (None if each is None else each * share for each in _both(self.now))
         return Candidate(rate, size, wanted=False, part=1.0 - self.most.share)
 
@@ -372,7 +372,7 @@ def recommendation(advice: Advice, refused: Sequence[int] | None, error: int) ->
         backtest=test,
         only_with=only_with,
         fair_by=fair.fair_by if fair else None,
-        max_fair_keys=fair.count if fair and fair.count > DEFAULT_MAX_FAIR_KEYS else None,
+        max_fair_keys=fair.callers if fair and fair.callers > DEFAULT_MAX_FAIR_KEYS else None,
         retries=advice.retries,
         what_if=replayed.what_if(),
     )
@@ -565,7 +565,7 @@ def _most(demand: Demand) -> Most | None:
         each
         for each in storms.most
         if each.share >= MOST_SHARE
-        and LEAST_CALLERS <= each.count <= MAX_FAIR_KEYS
+        and LEAST_CALLERS <= each.callers <= MAX_FAIR_KEYS
         and each.fair_by != demand.kind
         and each.share < 1.0
     ]
