@@ -29,9 +29,8 @@ def check_requirements(environ: Mapping[str, str] = os.environ) -> None:
     Raises:
         StartError: what is missing, and how to install it.
     """
-    missing = [package for package in ("pyspark", "bokeh") if importlib.util.find_spec(package) is None]
-    if missing:
-        raise StartError(f"this needs {' and '.join(missing)}; install with: {INSTALL_SPARK}")
+    if importlib.util.find_spec("pyspark") is None:
+        raise StartError(f"this needs pyspark; install with: {INSTALL_SPARK}")
     with suppress(PackageNotFoundError):
         found = version("pyspark")
         if not found.startswith("4."):
