@@ -1,7 +1,7 @@
 """From hours to recommendations, on the executors: what is read from batches of Arrow, and what is put into them.
 
 Three steps, each a function of sorted batches, for ``mapInArrow``: ``judge`` goes through the hours of each resource
-and finds its storms and what to do about its limit; ``replay_weeks`` replays limits over the loud minutes, week by week;
+and finds its storms and what to do about its limit; ``replay_weeks`` replays limits over loud minutes, week by week;
 ``settle`` puts both together. What is decided, and why, is in ``advice``, ``demand`` and ``backtest``.
 """
 
