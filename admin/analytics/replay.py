@@ -131,7 +131,7 @@ class Replay:
         while at < requests:
             now_ns = times_ns[at]
             # Most pass, and are to cost little.
-            if all([each.open_next_free_ns is None and each.refill(now_ns) > 0 for each in limiters]):  # noqa: C419
+            if all([each.open_next_free_ns is None and each.refill(now_ns) > 0 for each in limiters]):  # noqa: C419 - takes less time
                 for gate in self._gates:
                     gate.spend(at)
                 at += 1
