@@ -51,7 +51,7 @@ from admin.analytics.tables import (
     Table,
     ddl_of,
 )
-from admin.analytics.words import DAY_S, MINUTE_S
+from admin.analytics.words import DAY_S, MINUTE_S, WEEK_S
 from admin.wire.recommendations import ACTIONS, Period, Recommendation
 
 if TYPE_CHECKING:
@@ -74,7 +74,6 @@ _MOST_RULES: Final = 10_000
 MOST_RECOMMENDED: Final = 100
 _STEPS_S: Final = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14_400, 21_600, 43_200, 86_400)
 """Steps that a curve may have."""
-_WEEK_S: Final = 7 * DAY_S
 _REACHED: Final = ("admitted", "shadowed", "bypassed", "exempt")
 _NOT: Final = ("refused", "dropped")
 
@@ -176,8 +175,8 @@ class Digest:
         return self._store.read(table, self._days)
 
     def _resources(self, from_s: int | None, until_s: int | None) -> "_Resources":
-        week_s = None if until_s is None else until_s - _WEEK_S
-        before_s = None if week_s is None else week_s - _WEEK_S
+        week_s = None if until_s is None else until_s - WEEK_S
+        before_s = None if week_s is None else week_s - WEEK_S
         messages = "demand_messages"
         refused = "refused_messages + dropped_messages"
         hours = self._read(HOURS).where("minutes > 0")
@@ -355,7 +354,7 @@ def _new_since_s(from_s: int | None, until_s: int | None) -> int:
     """Return from when on something counts as new: the last week, or the last day of less than two."""
     if from_s is None or until_s is None:
         return sys.maxsize
-    for back_s in (_WEEK_S, DAY_S):
+    for back_s in (WEEK_S, DAY_S):
         if until_s - from_s >= 2 * back_s:
             return until_s - back_s
     return sys.maxsize
@@ -438,13 +437,13 @@ class _Resources(msgspec.Struct):
         )
 
     def week(self, from_s: int | None, until_s: int | None) -> Week | None:
-        if from_s is None or until_s is None or until_s - from_s < 2 * _WEEK_S:
+        if from_s is None or until_s is None or until_s - from_s < 2 * WEEK_S:
             return None
-        week_s = until_s - _WEEK_S
+        week_s = until_s - WEEK_S
         return Week(
             from_s=week_s,
             until_s=until_s,
-            before_from_s=week_s - _WEEK_S,
+            before_from_s=week_s - WEEK_S,
             before_until_s=week_s,
             resources=tuple(
                 WeekOf(

@@ -101,6 +101,8 @@ def report_logs(wish: Wish) -> int:
         OperatorError: what is wrong.
     """
     place = Place.of(wish.out, wish.html)
+    if wish.once and "://" in wish.out:
+        raise SettingsError(f"--out {wish.out}: must be a directory with --once")
     logs = wish.logs or tuple(map(str, usual_logs()))
     _check_places(place, logs)
     found = inputs.find(logs, wish.options.since_s, wish.options.until_s)

@@ -23,7 +23,7 @@ from admin.analytics.findings import Coverage
 from admin.analytics.options import Options
 from admin.analytics.storms import storms
 from admin.analytics.tables import COVERAGE, LIMIT_KEY, RESOURCE_KEY, STORMS, arrow_struct
-from admin.analytics.words import DAY_S, HOUR_S, MINUTE_S
+from admin.analytics.words import DAY_S, HOUR_S, MINUTE_S, WEEK_S
 from admin.wire.recommendations import Recommendation
 
 Kernel = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
@@ -257,7 +257,7 @@ def replay_weeks(attempts: Mapping[str, int]) -> Kernel:
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         found: list[dict[str, Any]] = []
-        for key, rows in groupby(rows_of(batches, MINUTES_COLUMNS), key=_key):
+        for (*key, _), rows in groupby(rows_of(batches, MINUTES_COLUMNS), key=_week):
             first, minutes = _peek(rows)
             decided = read_advice(first[3])
             of_it = backtest.replay((_minute(row, attempts) for row in minutes), decided.limit, decided.candidates)
@@ -363,6 +363,11 @@ def _limit(values: Sequence[Any]) -> Limit:
 
 def _key(row: Sequence[Any]) -> tuple[str, str, str]:
     return row[0], row[1], row[2]
+
+
+def _week(row: Sequence[Any]) -> tuple[str, str, str, int]:
+    # Several weeks of a resource may come to one task; each begins with full buckets, so that it makes no difference.
+    return row[0], row[1], row[2], row[4] // WEEK_S
 
 
 def _peek(rows: Iterator[Sequence[Any]]) -> tuple[Sequence[Any], Iterator[Sequence[Any]]]:

@@ -211,25 +211,43 @@ def _nobody(_line: None, _file: str, _reason: str) -> None:
 
 def _unpacked(content: bytes, file: str, bad: Callable[[None, str, str], None]) -> Iterator[bytes]:
     """Yield the lines of a gzip file as far as it is whole; say where it is not."""
-    reader = zlib.decompressobj(_GZIP)
-    left = b""
+    left, why = b"", None
     try:
-        for at in range(0, len(content), _READ_BYTES):
-            data = content[at : at + _READ_BYTES]
-            while data:
-                left += reader.decompress(data)
-                data = reader.unused_data
-                if reader.eof and data:
-                    reader = zlib.decompressobj(_GZIP)
-            *lines, left = left.split(b"\n")
+        for piece in _inflated(content, zlib.decompressobj(_GZIP), _READ_BYTES):
+            *lines, left = (left + piece).split(b"\n")
             yield from lines
     except zlib.error:
-        yield from left.split(b"\n")
-        bad(None, file, "is no gzip, or damaged; what is before the damage was read")
-        return
+        why = "is no gzip, or damaged; what is before the damage was read"
+    except EOFError:
+        why = "ends in the middle; what is there was read"
     yield left
+    if why is not None:
+        bad(None, file, why)
+
+
+def _inflated(content: bytes, reader: "zlib._Decompress", step: int) -> Iterator[bytes]:
+    """Yield what is packed, in pieces.
+
+    Raises:
+        zlib.error: it is damaged here.
+        EOFError: it ends in the middle.
+    """
+    for at in range(0, len(content), step):
+        data = content[at : at + step]
+        while data:
+            before = reader.copy() if step > 1 else None
+            try:
+                yield reader.decompress(data)
+            except zlib.error:
+                if before is not None:
+                    # Byte by byte it gives what is before the damage.
+                    yield from _inflated(data, before, 1)
+                raise
+            data = reader.unused_data
+            if reader.eof and data:
+                reader = zlib.decompressobj(_GZIP)
     if content and not reader.eof:
-        bad(None, file, "ends in the middle; what is there was read")
+        raise EOFError
 
 
 _NOT_AN_OBJECT: Final = "not one JSON object with fields of the right types"

@@ -111,6 +111,9 @@ class Seen:
             # What a file that has changed had before is made anew, too.
             touched = (*read.values(), *(kept.files[path] for path in read if path in kept.files))
             hours = frozenset(hour for each in touched for hour in each.hours())
+            if hours and not self.path.exists():
+                # Killed from here on, what is there by then is known to be of this kind.
+                self._write()
             kept.files |= read
             again = tuple(
                 file for file in found.files if file.path in new or not hours.isdisjoint(kept.files[file.path].hours())
@@ -119,7 +122,7 @@ class Seen:
             for file in again:
                 of_it = tuple(each for each in its.set_aside if each.file == path_of(file.path))
                 kept.files[file.path] = msgspec.structs.replace(kept.files[file.path], set_aside=of_it)
-            write_file(self.path, [msgspec.json.encode(kept)])
+            self._write()
         set_aside = (*(each for file in kept.files.values() for each in file.set_aside), *found.skipped)
         return Inputs(
             logs=found.logs,
@@ -129,6 +132,9 @@ class Seen:
             skipped_files=len({each.file for each in set_aside if not each.lines}),
             set_aside=set_aside,
         )
+
+    def _write(self) -> None:
+        write_file(self.path, [msgspec.json.encode(self.kept)])
 
     def _is_known(self, file: File) -> bool:
         read = self.kept.files.get(file.path)

@@ -8,8 +8,9 @@ they are moved to where they are needed, sorted, and written.
 import re
 import urllib.parse
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date
 from math import inf
 from typing import TYPE_CHECKING, Final
 
@@ -29,6 +30,7 @@ from admin.analytics.tables import (
     COVERAGE,
     CULPRITS,
     HOURS,
+    LIMIT_CHANGES,
     LIMIT_KEY,
     LIMITS,
     MINUTES,
@@ -40,9 +42,10 @@ from admin.analytics.tables import (
     Days,
     Store,
     Table,
+    day_of,
     ddl_of,
 )
-from admin.analytics.words import DAY_S, HOUR_S, MINUTE_S
+from admin.analytics.words import HOUR_S, MINUTE_S, WEEK_S
 from admin.common.errors import StartError
 from admin.wire.recommendations import Recommendation
 
@@ -60,7 +63,6 @@ _MOST_NAMED: Final = 5
 _KEY: Final = list(RESOURCE_KEY)
 _QUIET_SHARE: Final = 0.99
 """A second with less than this share of rate and capacity cannot empty a full bucket."""
-_WEEK_S: Final = 7 * DAY_S
 
 
 @dataclass(frozen=True)
@@ -96,13 +98,14 @@ def make_tables(tools: Tools, found: Found, options: Options, wanted: Wanted) ->
         tools: with which.
         found: the files.
         options: what is asked for.
-        wanted: the time that is asked for; of its days, other hours stay if it names hours.
+        wanted: the time that is asked for; if it names hours, all others stay as they are.
 
     Returns:
         what was read.
 
     Raises:
-        StartError: there is nothing to report; the tables are as they were.
+        StartError: there is nothing to report, and there is no report to which nothing is added; the tables are as they
+            were.
     """
     tools.step(f"reading {words.counted(len(found.files), 'file')}")
     seen = Observation()
@@ -132,13 +135,13 @@ def make_tables(tools: Tools, found: Found, options: Options, wanted: Wanted) ->
     skipped = [*found.skipped, *found.vanished()]
     bad, damaged = _bad(staged) if counts["reasons"] else ([], [])
     set_aside = [*bad, *damaged, *skipped]
-    if not counts["wanted"]:
+    if counts["wanted"]:
+        tools.step(f"adding up {counts['wanted']:,} records")
+        frames = {table: staged.where(F.col("made") == table.name).select(f"{table.name}.*") for table in MADE}
+        tools.store.write(_tables(frames, tools.store, wanted), _days(wanted))
+    elif wanted.hours is None or tools.store.read(COVERAGE).isEmpty():
         raise StartError(_why_nothing(counts["first_s"], counts["last_s"], found, set_aside))
-    tools.step(f"adding up {counts['wanted']:,} records")
-    frames = {table: staged.where(F.col("made") == table.name).select(f"{table.name}.*") for table in MADE}
     copies = added.get["copies"]
-    days = Days.of_seconds(wanted.since_s, wanted.until_s)
-    tools.store.write(_tables(frames, tools.store, wanted), days)
     return Inputs(
         logs=found.logs,
         files=len(found.files),
@@ -149,6 +152,13 @@ def make_tables(tools: Tools, found: Found, options: Options, wanted: Wanted) ->
         skipped_files=len(skipped) + len({each.file for each in damaged}),
         set_aside=tuple(set_aside),
     )
+
+
+def _days(wanted: Wanted) -> Container[date]:
+    """Return the days that are made anew, though there may be nothing of them any more."""
+    if wanted.hours is None:
+        return Days.of_seconds(wanted.since_s, wanted.until_s)
+    return frozenset(map(day_of, wanted.hours))
 
 
 def lines_in(session: "SparkSession", found: Found) -> "DataFrame":
@@ -202,9 +212,9 @@ def _tables(made: Mapping[Table, "DataFrame"], store: Store, wanted: Wanted) -> 
     frames = dict(made)
     if wanted.hours is not None:
         hours = sorted(wanted.hours)
+        touched = F.col("dt").isin(sorted(map(day_of, hours)))
         for table, at in _HOUR_OF.items():
-            days = Days.of_seconds(hours[0], hours[-1] + HOUR_S)
-            kept = store.read(table, days).where(~F.expr(f"{at} - {at} % {HOUR_S}").isin(hours))
+            kept = store.read(table).where(touched & ~F.expr(f"{at} - {at} % {HOUR_S}").isin(hours))
             frames[table] = made[table].unionByName(kept.select(*table.names))
     of_rule = [name for name in LIMIT_KEY if name != "rule"]
     frames[LIMITS] = (
@@ -231,8 +241,9 @@ def _tables(made: Mapping[Table, "DataFrame"], store: Store, wanted: Wanted) -> 
 
 
 _HOUR_OF: Final = {
-    table: "minute_s" if table is MINUTES else "hour_s" for table in (MINUTES, HOURS, REFUSALS, COVERAGE)
-}
+    MINUTES: "minute_s", HOURS: "hour_s", REFUSALS: "hour_s", LIMITS: "seen_s", LIMIT_CHANGES: "at_s",
+    COVERAGE: "hour_s",
+}  # fmt: skip
 _MOST_CULPRITS: Final = 10
 
 
@@ -388,7 +399,7 @@ def _loud(minutes: "DataFrame", decided: "DataFrame", tasks: int) -> "DataFrame"
         F.col("burst_s").alias("least_burst_s"),
         F.col("bytes_burst_s").alias("least_bytes_burst_s"),
     )
-    week = F.expr(f"minute_s DIV {_WEEK_S}").alias("week")
+    week = F.expr(f"minute_s DIV {WEEK_S}").alias("week")
     in_order = Window.partitionBy(*_KEY, "week").orderBy("minute_s")
     return (
         minutes.join(least, _KEY)

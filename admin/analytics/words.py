@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 MINUTE_S: Final = 60
 HOUR_S: Final = 3600
 DAY_S: Final = 86_400
+WEEK_S: Final = 7 * DAY_S
 
 
 def moment(at_s: int) -> str:

@@ -6,5 +6,3 @@ ENV_URL, ENV_TOKEN, ENV_TOKEN_FILE = "SLUICE_URL", "SLUICE_TOKEN", "SLUICE_TOKEN
 ENV_CA_FILE, ENV_PROFILE = "SLUICE_CA_FILE", "SLUICE_PROFILE"
 CLIENT_VARIABLES: Final = (ENV_URL, ENV_TOKEN, ENV_TOKEN_FILE, ENV_CA_FILE, ENV_PROFILE)
 """What the environment says to the commands that ask a sidecar; to ``sluice run`` it says nothing."""
-ENV_WEBHOOK_TOKEN: Final = "SLUICE_WEBHOOK_TOKEN"  # noqa: S105 - a name, no password
-"""What ``sluice report --webhook`` shows to who takes its alerts; no sidecar is asked with it."""

@@ -10,7 +10,7 @@ separated by white space, limits by commas too; ``SLUICE_PROTOCOL`` and ``SLUICE
 key is named after its place in the file: ``bounds.max_connections`` is ``SLUICE_BOUNDS_MAX_CONNECTIONS``;
 ``admin.listen`` is also ``SLUICE_ADMIN``, like its flag. Other variables that begin with ``SLUICE_`` are errors,
 apart from those that Kubernetes makes of a service called ``sluice``, and those of other commands (``SLUICE_URL``,
-``SLUICE_WEBHOOK_TOKEN`` and so on), which are no settings.
+``SLUICE_TOKEN`` and so on), which are no settings.
 
 In the file's addresses (``listen`` and ``broker`` of listeners, ``admin.listen``) ``${NAME}`` is the value of a
 variable: a container learns its address only when it starts.
@@ -26,7 +26,7 @@ from typing import Any, Final
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from admin.common.environment import CLIENT_VARIABLES, ENV_WEBHOOK_TOKEN
+from admin.common.environment import CLIENT_VARIABLES
 from admin.common.errors import SettingsError
 from admin.config.faults import SECRET_KEYS, Origins, describe, given, show, spell, unknown_key
 from admin.config.settings import KEY_HINTS, UNLIMITED, VALUE_HINTS, LimitSettings, Settings
@@ -321,9 +321,8 @@ def _merge_environment(
     replaced = []
     keys = environment_names()
     others = {ENV_LISTEN, ENV_BROKER, ENV_LIMIT, ENV_PROTOCOL, ENV_CONFIG}
-    elsewhere = {*CLIENT_VARIABLES, ENV_WEBHOOK_TOKEN}
     for name, text in sorted(environ.items()):
-        if not name.startswith(ENV_PREFIX) or name in others or name in elsewhere or _KUBERNETES.fullmatch(name):
+        if not name.startswith(ENV_PREFIX) or name in others or name in CLIENT_VARIABLES or _KUBERNETES.fullmatch(name):
             continue
         if name not in keys:
             what = unknown_key(name, {*keys, *others}, prefix=ENV_PREFIX)

@@ -19,7 +19,7 @@ from reference.cli import commands
 from reference.metrics import described
 
 from admin.cli import app
-from admin.common.environment import CLIENT_VARIABLES, ENV_WEBHOOK_TOKEN
+from admin.common.environment import CLIENT_VARIABLES
 from admin.common.errors import SettingsError
 from admin.config.settings import Settings
 from admin.config.sources import (
@@ -62,7 +62,6 @@ _PAIR: Final = Flags(listen=["127.0.0.1:1"], broker=["127.0.0.1:2"])
 _SETTINGS: Final = frozenset(Settings.model_fields)
 _OTHER_VARIABLES: Final = {
     *CLIENT_VARIABLES,
-    ENV_WEBHOOK_TOKEN,
     ENV_LISTEN,
     ENV_BROKER,
     ENV_LIMIT,

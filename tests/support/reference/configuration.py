@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, Literal, get_args, get_origin, get_typ
 from annotated_types import Ge
 from pydantic import BaseModel
 
-from admin.common.environment import CLIENT_VARIABLES, ENV_WEBHOOK_TOKEN
+from admin.common.environment import CLIENT_VARIABLES
 from admin.config.addresses import Endpoint
 from admin.config.plugins import own_protocols
 from admin.config.settings import HandlerSettings, Limit, LimitSettings, ListenerSettings, Settings
@@ -155,7 +155,7 @@ def _parts() -> Iterator[str]:
         if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
             yield f"## `[{key}]`\n\n{head(info.annotation.__doc__)}"
             yield _keys(info.annotation, (key,))
-    variables = ", ".join(map(code, sorted((*CLIENT_VARIABLES, ENV_WEBHOOK_TOKEN))))
+    variables = ", ".join(map(code, sorted(CLIENT_VARIABLES)))
     yield (
         "## Variables of other commands\n\n"
         f"No settings, and left alone by `sluice run` and `sluice check`: {variables}; see [the commands](cli.md)."

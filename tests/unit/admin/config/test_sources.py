@@ -168,7 +168,7 @@ def test_every_single_key_has_a_variable() -> None:
     }
 
 
-@pytest.mark.parametrize("name", ["URL", "TOKEN", "TOKEN_FILE", "CA_FILE", "PROFILE", "WEBHOOK_TOKEN"])
+@pytest.mark.parametrize("name", ["URL", "TOKEN", "TOKEN_FILE", "CA_FILE", "PROFILE"])
 def test_variables_of_the_commands_are_no_settings(name: str) -> None:
     assert load(None, {f"SLUICE_{name}": "x"}, Flags()).settings == load(None, {}, Flags()).settings
 

@@ -7,7 +7,7 @@ import duckdb
 from admin.analytics import tables
 
 
-def differences(ours: Path, theirs: Path) -> dict[str, tuple[int, int]]:
+def unequal(ours: Path, theirs: Path) -> dict[str, tuple[int, int]]:
     """Return, of each table, how many rows only the one and only the other has; of equal tables nothing.
 
     Rows that are there twice count twice.
