@@ -1,10 +1,10 @@
 """What a report costs: time, processor and Spark's jobs for a small log and for one of five days, in one run.
 
-`sluice report` is run as people run it, with Spark's event log on, and beside it the floor: a Spark that starts,
-counts one row and stops; and a count of the same log in plain Python, which gives no advice (see
-``tests/support/log_truth``). CPU seconds are those of all processes, whoever their parent was in the end. Of these,
-tasks have what Spark says of its executors' threads, and Python workers what their processes took, looked at several
-times a second.
+`sluice report` is run as people run it, with Spark's event log on. Beside it are the floor, a Spark that starts, counts
+one row and stops, as it comes and with Java's first compiler alone, which is enough for little work; and a count of the
+same log in plain Python, which gives no advice (see ``tests/support/log_truth``). CPU seconds are those of all
+processes, whoever their parent was in the end. Of these, tasks have what Spark says of its executors' threads, and
+Python workers what their processes took, looked at several times a second.
 
 ``--growth`` puts reports of made-up logs next to DuckDB's tables as well, see ``report_growth.py``.
 
@@ -23,6 +23,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -117,6 +118,7 @@ def _measure(given: argparse.Namespace, folder: Path) -> dict[str, Cost]:
 
     for _ in range(given.rounds):
         note("an empty Spark", floor(folder))
+        note("an empty Spark, Java's first compiler", floor(folder, "-XX:TieredStopAtLevel=1"))
         for name in given.logs.split(","):
             logs, records = _logs(name, folder)
             note(f"report, {name}: {records}", report(logs, folder, given.conf))
@@ -147,12 +149,18 @@ def _logs(name: str, folder: Path) -> tuple[Path, str]:
     return logs, told.read_text()
 
 
-def floor(folder: Path) -> Cost:
-    """Measure a Spark that does next to nothing, as the report starts it."""
+def floor(folder: Path, java: str = "") -> Cost:
+    """Measure a Spark that does next to nothing.
+
+    Args:
+        folder: for what it needs.
+        java: options of Java.
+    """
     conf = folder / "floor-conf"
     conf.mkdir(exist_ok=True)
     events = _fresh(folder / "events")
     settings = {**_event_log(events), **_LOCAL, "spark.ui.enabled": "false", "spark.driver.memory": "1g"}
+    settings["spark.driver.extraJavaOptions"] = f"-Dlog4j2.level=off {java}".strip()
     lines = "".join(f"{key} {value}\n" for key, value in settings.items())
     (conf / "spark-defaults.conf").write_text(lines)
     (conf / "log4j2.properties").write_text("rootLogger.level = off\n")
@@ -288,14 +296,12 @@ class _Looking:
 
 def _below(pid: int) -> list[int]:
     """Return the processes below one."""
-    found = []
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        try:
-            children = [int(word) for word in task.read_text(encoding="ascii").split()]
-        except OSError:
-            continue
-        for child in children:
-            found += [child, *_below(child)]
+    found: list[int] = []
+    # Any of these may have ended meanwhile.
+    with suppress(OSError):
+        for task in list(Path(f"/proc/{pid}/task").iterdir()):
+            for word in (task / "children").read_text(encoding="ascii").split():
+                found += [int(word), *_below(int(word))]
     return found
 
 
